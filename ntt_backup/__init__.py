@@ -1,3 +1,3 @@
-"""A multi-worker remote backup daemon for a content-addressed store."""
+"""A remote backup daemon sends a content-addressed store by several workers."""
 
 __version__ = "0.1.0"

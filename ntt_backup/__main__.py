@@ -1,4 +1,4 @@
-"""The beginning of `ntt-backup-remote`, and of `python -m ntt_backup`, and their end.
+"""`ntt-backup-remote` and `python -m ntt_backup` begin and end here.
 
 Loading the rest takes a moment. A Ctrl-C in that time ends the program as it does later, and shows
 nobody the inside of it. What is loaded stays, so it is seldom looked through for what could be

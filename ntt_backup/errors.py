@@ -1,4 +1,4 @@
-"""One hierarchy of errors, so that every failure has an exit code and a next step.
+"""All errors are of one hierarchy, so that each failure has an exit code and a next step.
 
 An operator reads three things: what happened, what the system answered, and what to do about it.
 They are the fields of every error (`message`, `detail`, `hint`). The daemon reads two more: whether

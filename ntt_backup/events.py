@@ -1,4 +1,4 @@
-"""The events of a run: one class each, with its level, its fields, and its line for people.
+"""A run has these events: one class each, with its level, its fields, and its line for people.
 
 The lines of the JSONL log, the lines on a terminal and docs/jsonl.schema.json come from these
 classes, so a new event is one class: its docstring and the descriptions of its fields go into the

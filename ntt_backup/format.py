@@ -1,4 +1,4 @@
-"""Sizes, durations, moments, counts and errors as people read them, safe to print; JSON values."""
+"""Sizes, durations, moments, counts and errors become text for people, safe to print, or JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The nouns of the system: never changed, plain, imported by everyone.
+"""The nouns of the system are plain, never changed, and imported by everyone.
 
 The catalog may hold other things than a blobid in that column (it belongs to another program), so a
 `Blob` carries whatever text it finds; `layout.relative_path` checks it before it becomes a path.

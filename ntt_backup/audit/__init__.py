@@ -1,1 +1,1 @@
-"""Checks of what was stored: hashes, and the comparison of catalog, store and remote."""
+"""What was stored is checked: by its hashes, and by comparing catalog, store and remote."""

@@ -1,4 +1,4 @@
-"""The three ways to hash a batch of blobs: by the remote, after fetching them, or in the store.
+"""A batch of blobs is hashed in one of three ways: by the remote, once fetched, or in the store.
 
 The cheapest is to ask the remote for its hashes: only names go over the link. Where the remote has
 no BLAKE3, fetching the content proves as much and costs the whole transfer. Each way runs in

@@ -1,4 +1,4 @@
-"""Reconcile: compares the catalog, the store and the remote in one pass over all names.
+"""Reconcile compares the catalog, the store and the remote in one pass over all names.
 
 All three lists come in the order of blobids, range by range: the catalog's rows of one range are
 read and sorted, the store's directories and the remote's listing are sorted as they come. A merge

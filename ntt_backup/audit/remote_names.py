@@ -1,4 +1,4 @@
-"""The names and sizes that a remote has, in order, whatever kind it is."""
+"""A remote of any kind lists the names and sizes that it has, in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scan: registers in the catalog the blobs that the store has and the catalog lacks.
+"""A scan registers in the catalog the blobs that the store has and the catalog lacks.
 
 Names go to the catalog in thousands, and only those that it lacks are looked at again for their
 size. After each batch the last finished directory is saved in the catalog, where an interrupted

@@ -1,4 +1,4 @@
-"""Verify: checks that what the catalog calls copied is on the remote, and right.
+"""Verify checks that what the catalog calls copied is on the remote, and right.
 
 The catalog and the disks drift apart: bits rot, a disk is lost, somebody cleans up. Listings show
 names and sizes; only hashing the content proves it. All of it takes days, so a check can be a

@@ -1,4 +1,4 @@
-"""Verify, where the remote is a bucket: pack by pack, those first that were checked longest ago.
+"""Verify checks a bucket pack by pack, those first that were checked longest ago.
 
 A bucket hashes nothing. Asked for the size and the checksum of each object it tells what is missing
 or was replaced, for little money; only reading the packs proves their contents, and costs what all

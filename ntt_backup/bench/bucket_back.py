@@ -1,4 +1,4 @@
-"""The ways back from a bucket that `bench strategies` compares.
+"""`bench strategies` compares these ways back from a bucket.
 
 Each ends with all blobs of the sample as files, synced; with the mount, when all were read once.
 After its clock has stopped every blob is compared with its name, whatever the way itself compares.

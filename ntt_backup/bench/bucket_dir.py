@@ -1,4 +1,4 @@
-"""The prefix in a bucket that a bench fills and leaves empty, and the speed of the way there.
+"""A bench fills a prefix in a bucket, tells the speed of the way there, and leaves it empty.
 
 It lies below the target's own prefix, as `bench/<owner>-<pid>/`. What a killed bench leaves is
 removed by the next one a day later. An append-only bucket removes nothing: then a bench runs only

@@ -1,4 +1,4 @@
-"""The ways into a bucket that `bench strategies` compares, and what one worker does in them.
+"""`bench strategies` compares these ways into a bucket; one worker does this in each.
 
 A tar archive is made by tar and goes up in parts. Packs go as a run sends them, each blob hashed on
 its way; for the others nothing but the SHA-256 of the requests is computed.

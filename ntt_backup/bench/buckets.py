@@ -1,4 +1,4 @@
-"""`bench strategies` for a bucket: the ways in and back, on a sample of the user's blobs.
+"""`bench strategies` sends a sample of the user's blobs into a bucket, and fetches it back.
 
 Every way out sends the same blobs below a prefix of its own; the ways back read what a way out of
 the same round has sent. Ceilings are random parts of an upload that is dropped, and ranges that are

@@ -1,4 +1,4 @@
-"""Helper processes that measure side by side, all from the same moment on.
+"""Helper processes measure side by side, all from the same moment on.
 
 Several streams in one process would share one interpreter, and the figure would be its speed. So
 each task has a process of its own, as each worker of a run has. A task opens its connection first

@@ -1,4 +1,4 @@
-"""What a person sees of a bench: a line for each step on stderr, tables on stdout at the end."""
+"""A bench shows a person a line for each step on stderr, and tables on stdout at the end."""
 
 from __future__ import annotations
 

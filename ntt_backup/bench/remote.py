@@ -1,4 +1,4 @@
-"""Connections for a measurement: by the job's own ssh, so that what is measured is what it uses."""
+"""A measurement connects by the job's own ssh, so that what is measured is what the job uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The directory on the remote that a bench fills and leaves empty.
+"""A bench fills a directory on the remote, and leaves it empty.
 
 It lies below remote.path, on the backup's own file system, and is named like the preflight's. It is
 removed when the connection that made it ends, for whatever reason; where the remote went down, the

@@ -1,4 +1,4 @@
-"""Figures: values with their median, least and greatest, and the machine that they are from."""
+"""Figures are values with their median, least and greatest, and the machine they are from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The runs of `bench strategies`, and the figures that they make. Pure."""
+"""`bench strategies` makes its figures by these runs. Pure."""
 
 from __future__ import annotations
 

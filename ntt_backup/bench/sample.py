@@ -1,4 +1,4 @@
-"""Which blobs a measurement sends: few, of all sizes, in the store's own proportions.
+"""A measurement sends a sample of blobs: few, of all sizes, in the store's own proportions.
 
 A random handful of a store whose sizes span eight powers of ten is either all small blobs or one
 film. So each class of sizes gets its share of the count, and within a class blobs are taken from

@@ -1,4 +1,4 @@
-"""The ways to send that `bench strategies` compares, and what one worker does in it.
+"""`bench strategies` compares these ways to send; one worker does this in each.
 
 Every strategy that is registered is compared. It is used through its `Session`, as a run uses it,
 with the same window and the same checks; only the catalog is left out. A plain `tar | ssh tar` is

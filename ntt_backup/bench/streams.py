@@ -1,4 +1,4 @@
-"""Random bytes to the remote, from the remote, and one byte to and fro: the speed of a link.
+"""The speed of a link is that of random bytes each way, and of one byte to and fro.
 
 TCP begins slowly, so the clock starts when the remote has read the first `warm` bytes. Kernels and
 ssh buffer megabytes, so the clock stops when the remote says that it has read everything. The time

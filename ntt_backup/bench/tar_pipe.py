@@ -1,4 +1,4 @@
-"""`tar | ssh tar`, as a measure for the strategies.
+"""`tar | ssh tar` is a measure for the strategies.
 
 Each has finished when the remote has synced and has said so. No hash is checked, and where one
 breaks, nobody knows what has arrived.

@@ -1,4 +1,4 @@
-"""What the figures mean, in words. Pure."""
+"""A verdict says in words what the figures mean. Pure."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A directory of blobs, `aa/bb/<blobid>`, and the system calls that it takes."""
+"""A directory of blobs has the layout `aa/bb/<blobid>`, and needs system calls of its own."""

@@ -1,4 +1,4 @@
-"""The layout of a blob directory, `aa/bb/<blobid>`, and the names for whatever else lies in it.
+"""A blob directory has the layout `aa/bb/<blobid>`; whatever else lies in it has a name, too.
 
 A blobid is the BLAKE3-256 of a blob's content as 64 lowercase hex digits.
 """

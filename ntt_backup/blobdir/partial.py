@@ -1,4 +1,4 @@
-"""Large blobs that outlive their connection: the bytes that have arrived, and how many are durable.
+"""Large blobs outlive their connection: the bytes that have arrived, and how many are durable.
 
 Such a blob is written to `.ntt-incoming/partial/<hex>`, locked by its session, and the length that
 has been synced is noted in `<hex>.mark`. The file's own length would not do: after a crash of this

@@ -1,4 +1,4 @@
-"""One batch in the staging directory: which file holds which blob, and which blobs went otherwise.
+"""A staged batch knows which of its files holds which blob, and which blobs went otherwise.
 
 A blob takes 32 bytes here: file names follow from a counter or from the digest.
 """

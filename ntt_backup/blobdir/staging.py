@@ -1,4 +1,4 @@
-"""The staging directory of a session, `.ntt-incoming/<owner>.<run>.<slot>.<pid>`.
+"""Each session has a staging directory, `.ntt-incoming/<owner>.<run>.<slot>.<pid>`.
 
 It lives as long as its lock is held. The leftovers of a dead session are removed by the next one of
 the same owner.

@@ -1,4 +1,4 @@
-"""Two system calls that Python lacks, syncfs and renameat2, each with a substitute.
+"""Python lacks two system calls, syncfs and renameat2; here they are, each with a substitute.
 
 They are called through ctypes, because nothing may be compiled on the remote. A kernel, libc or
 file system without one of them is remembered, and a slower way of the same meaning is taken.

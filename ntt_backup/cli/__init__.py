@@ -1,1 +1,1 @@
-"""The command line: one module for each command, and what they share."""
+"""The command line has one module for each command, and some that they share."""

@@ -1,4 +1,4 @@
-"""The program: its commands, the options before them, its streams, its signals, its exit code.
+"""The program loads a command and ends it well: options, streams, signals, exit code.
 
 A command may be started with its output closed, or on a full disk, or with signals ignored, and may
 end by any error, or by a signal. Whatever happens, the program ends with one line that says what

@@ -1,4 +1,4 @@
-"""What commands share: the options before the command, settings, the catalog, common options.
+"""Commands share this: the options before the command, settings, the catalog, common options.
 
 `--help` loads this module, and none of what reads settings or speaks to the catalog.
 """

@@ -1,4 +1,4 @@
-"""Types of values on the command line: durations, sizes, parts of a whole, prefixes of blobids."""
+"""Values on the command line have types: durations, sizes, parts of a whole, prefixes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The result of `verify`, `restore`, `reconcile` and `drill`: one JSON object, or lines of text."""
+"""`verify`, `restore`, `reconcile` and `drill` print a result: a JSON object, or lines of text."""
 
 from __future__ import annotations
 

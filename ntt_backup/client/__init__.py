@@ -1,1 +1,1 @@
-"""Our end of a connection to the remote: ssh, channels, sessions that read, and their pool."""
+"""The client is our end of a connection: ssh, channels, sessions that read, and their pool."""

@@ -1,4 +1,4 @@
-"""How long to wait before another attempt, and when to give up. Pure."""
+"""These rules say how long to wait before another attempt, and when to give up. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The receiver's source for a remote where nothing of ours is installed.
+"""The receiver's source goes to a remote where nothing of ours is installed.
 
 The remote command is one short line without anything that csh or fish would read differently: no
 backslash, no dollar, no quote within the quotes. So the loader in it is Python without a string

@@ -1,4 +1,4 @@
-"""One remote command as a two-way channel: bytes go out, bytes come back, and silence has an end.
+"""A channel is a remote command: bytes go out, bytes come back, and silence has an end.
 
 Each step is one poll(2): write what the pipe takes, read what has come, keep the end of stderr. So
 two pipes that are both full do not block each other, and what the remote said before its end is

@@ -1,4 +1,4 @@
-"""A connection to the receiver on the remote: greeting, hello, frames, and what violates them.
+"""A connection to the receiver begins with a greeting and a hello, then frames go both ways.
 
 There are two beginnings. An account with a shell runs our loader, which asks for the receiver's
 program; a forced command (`ntt-backup-receive`) runs the installed one, whatever was asked for. The

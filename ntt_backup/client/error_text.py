@@ -1,4 +1,4 @@
-"""The errors that the words of the remote's tools mean.
+"""The words of the remote's tools become errors.
 
 mkdir, tar, cp and sync have exit status 1 for everything; the reason is in their words, those of
 the C library in the C locale. Distinguished are what stops a run (full, read-only, no permission, a

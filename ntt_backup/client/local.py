@@ -1,4 +1,4 @@
-"""This machine as the remote: the receiver, and the scripts, run as children of ours.
+"""This machine is the remote: the receiver, and the scripts, run as children of ours.
 
 A disk of this machine gets what another machine gets: the same receiver with its own checks, syncs
 and receipts, which dies alone. It runs with our own Python, so that it has our BLAKE3, and with our

@@ -1,4 +1,4 @@
-"""Sessions that reconnect, for the commands that read the remote.
+"""Sessions of a pool reconnect, for the commands that read the remote.
 
 `verify`, `restore` and `reconcile` run for hours over a link that drops. Each of their threads has
 a session and hands it to a piece of work. When the remote becomes unavailable, the thread waits as

@@ -1,4 +1,4 @@
-"""A session of questions, the client's end: a frame asks, and frames bring the answer.
+"""In a session of questions, the client's end asks by a frame, and frames bring the answer.
 
 The wait for an answer is bounded, also where signs of life come but no answer.
 """

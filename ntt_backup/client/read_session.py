@@ -1,4 +1,4 @@
-"""A session that reads from the remote: names, verdicts of hashes, and contents.
+"""A session that reads asks the remote for names, verdicts of hashes, and contents.
 
 It uses the same ssh and the same receiver as a session that sends. The caller asks, sometimes a few
 questions ahead, and takes the answers in the order of asking.

@@ -1,4 +1,4 @@
-"""Scripts for the remote's shell, and their answers.
+"""Scripts run in the remote's shell, and their answers are read.
 
 Small questions go the same way as data, over `Transport.argv`: another ssh implementation would
 read the configuration, keys and known hosts in another way, and a check could pass where the job

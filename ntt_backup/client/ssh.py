@@ -1,4 +1,4 @@
-"""The OpenSSH client as the transport, with everything interactive switched off.
+"""The OpenSSH client is the transport, with everything interactive switched off.
 
 Operators' ssh configurations are written for people. A `Host *` with `ForwardX11 yes` and an xauth
 that does not exist makes a scripted ssh hang; `RemoteCommand exec zsh` replaces our command;

@@ -1,4 +1,4 @@
-"""A limit on what several processes send together, without messages between them.
+"""A limit bounds what several processes send together, without messages between them.
 
 A fixed share for each would leave unused what one of them does not need. So all count what they
 send in shared memory, and each sends while the sum is below the limit. There is no lock: each

@@ -1,4 +1,4 @@
-"""How bytes reach the remote and come back.
+"""A transport says how bytes reach the remote and come back.
 
 A transport turns a remote command into an argv for a local process whose stdin and stdout are the
 remote command's, and explains that process's failures. So the same strategy runs over ssh, or

@@ -1,4 +1,4 @@
-"""The remote's verdicts on its blobs, as failures and in words."""
+"""The remote's verdicts on its blobs become failures, and words."""
 
 from __future__ import annotations
 

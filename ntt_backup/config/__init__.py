@@ -1,4 +1,4 @@
-"""Settings: read once, validated once, frozen.
+"""Settings are read once, validated once, and frozen.
 
 Flags win over the environment, the environment over the TOML file, the file over the defaults. With
 layered settings it is hard to find out where a wrong value came from. So each value keeps the name

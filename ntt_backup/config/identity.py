@@ -1,4 +1,4 @@
-"""The names of this host's work for a target, on the remote and in the catalog.
+"""This host's work for a target has names, on the remote and in the catalog.
 
 A session's directory on the remote carries `owner`, so that the next run removes what a dead one of
 this host has left, and nothing else. Connections to the catalog carry `application`, so that

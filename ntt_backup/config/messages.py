@@ -1,4 +1,4 @@
-"""Problems of settings in the operator's words, one sentence each.
+"""Problems of settings are told in the operator's words, one sentence each.
 
 A sentence names the value's origin, shows the value, and says what is needed. What may hold a
 password is not shown: neither `catalog.url` nor anything that looks like a database URL, since that

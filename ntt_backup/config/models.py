@@ -1,4 +1,4 @@
-"""What can be set: the tables together, and what each command needs of them."""
+"""These tables have all that can be set, and say what each command needs of them."""
 
 from __future__ import annotations
 

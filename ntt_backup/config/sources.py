@@ -1,4 +1,4 @@
-"""Where settings come from: flags, environment, file. Each value keeps the name its operator wrote.
+"""Settings come from flags, environment and file. Each value keeps the name its operator wrote.
 
 A layer is what one of them says, by `table.key`, with an origin for each value: `--workers`,
 `NTT_WORKERS`, `run.workers in /etc/ntt/backup-remote.toml`. A layer has the right form; its values

@@ -1,4 +1,4 @@
-"""The types of settings: each reads a value, and says in the operator's words what it needs.
+"""The type of a setting reads its value, and says in the operator's words what it needs.
 
 pydantic alone takes `true` for 1, reads "1,5GB" as one byte, and explains itself to programmers. So
 numbers, sizes and durations are read by functions of our own, and pydantic's wording is never

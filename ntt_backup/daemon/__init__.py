@@ -1,1 +1,1 @@
-"""The coordinator of a run: lock, preflight, workers, signals, and the log of events."""
+"""The coordinator of a run has a lock, a preflight, workers, signals, and a log of events."""

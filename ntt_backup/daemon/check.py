@@ -1,4 +1,4 @@
-"""What `check` looks at: all that the preflight does, and what no run need wait for.
+"""`check` looks at all that the preflight does, and at what no run need wait for.
 
 Of the work beside the workers that is whether the catalog can be dumped, and the sets be taken.
 """

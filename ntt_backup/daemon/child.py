@@ -1,4 +1,4 @@
-"""A child process that sends messages as lines of JSON on its stdout: a worker, or a side job."""
+"""A child process, a worker or a side job, sends messages as lines of JSON on its stdout."""
 
 from __future__ import annotations
 

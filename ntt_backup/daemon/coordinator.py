@@ -1,4 +1,4 @@
-"""The daemon's head: holds the lock, keeps the workers alive, writes the log, answers signals.
+"""The coordinator holds the lock, keeps the workers alive, writes the log, answers signals.
 
 It moves no data. The workers are processes of their own, each in its own session, so that a Ctrl-C
 on the terminal reaches only the coordinator, and so that everything a worker has started can be

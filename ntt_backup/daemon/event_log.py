@@ -1,4 +1,4 @@
-"""The JSONL log: one event a line, for `tail -f`, jq and whatever collects logs.
+"""The JSONL log has one event a line, for `tail -f`, jq and whatever collects logs.
 
 Only the coordinator writes it, so lines never interleave, and a batch's line comes after its
 commit. The ledger is the truth and this file is derived from it: when it cannot be written, the

@@ -1,4 +1,4 @@
-"""The progress of a run, from the messages of its workers, for the log and the screen.
+"""The progress of a run is known from its workers' messages, for the log and the screen.
 
 Pure: it takes in messages and the time, and returns snapshots. The number of pending blobs comes
 from the catalog, at the start and again during the work, since other programs insert rows: counted,

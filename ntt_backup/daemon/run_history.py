@@ -1,4 +1,4 @@
-"""The run's row in the catalog, and the number of pending blobs.
+"""A run has a row in the catalog, and is told the number of pending blobs.
 
 No blob needs either to be copied, so neither may stop a run: while the catalog is away, what cannot
 be written is skipped, and the connection is tried again with the next progress event. Counting

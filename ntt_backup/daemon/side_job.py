@@ -1,4 +1,4 @@
-"""Work beside the workers, a dump or snapshots: a process that is started when due, heard, killed.
+"""A side job, a dump or snapshots, is a process that is started when due, heard, and killed.
 
 The coordinator may wait for nothing: it answers signals and the watchdog while gigabytes are sent,
 and no failure of such work stops the blobs. The process is a copy of it, since mostly nothing is

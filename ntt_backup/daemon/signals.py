@@ -1,4 +1,4 @@
-"""Signals as something to wait for, beside pipes and the clock.
+"""Signals can be waited for, beside pipes and the clock.
 
 A handler that acts may run between any two instructions; here handlers only note what came, and a
 pipe wakes poll(2). The one exception is `time_limit`, for a call into a library that knows no

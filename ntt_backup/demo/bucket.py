@@ -1,4 +1,4 @@
-"""The demo's bucket, and what the story tells of it: objects, requests, and a store that lost half.
+"""The demo has a bucket, and tells of objects, requests, and a store that lost half.
 
 The figures come from the server, by another client than ours.
 """

@@ -1,4 +1,4 @@
-"""The drill of the demo: the store and the database are lost, and the remote gives them back.
+"""In the demo's drill store and database are lost, and the remote gives them back.
 
 The demo's store and database are nobody's, so they can be lost on purpose. Every file and row is
 noted, everything is removed, and it is brought back by the commands that docs/restore-drill.md

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as an exception, but never between starting a process and noting it.
+"""Ctrl-C and SIGTERM raise an exception, but never between starting a process and noting it.
 
 The demo starts servers and fills a directory; whenever it is stopped, all of it must go. An
 exception out of a signal handler unwinds to the cleaning up from anywhere, except in the few lines

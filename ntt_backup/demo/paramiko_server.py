@@ -1,4 +1,4 @@
-"""An ssh server inside this process, for machines without OpenSSH's sshd.
+"""An ssh server runs inside this process, for machines without OpenSSH's sshd.
 
 It does what sshd does for `ssh host command`, and nothing else: it lets one public key in, runs
 each command under `/bin/sh -c`, and passes on its three streams and its exit status. It listens on

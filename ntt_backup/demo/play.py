@@ -1,4 +1,4 @@
-"""`play` in a kept demo: its servers run again while a shell is open.
+"""`play` runs the servers of a kept demo again while a shell is open.
 
 Ports and socket may be others than before, so the settings are written anew. The script that
 `demo --keep` leaves runs this as `python -m ntt_backup.demo.play DIRECTORY`.

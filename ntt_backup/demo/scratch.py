@@ -1,4 +1,4 @@
-"""The demo's directory: where everything lies in it, and how it is removed.
+"""The demo's directory has a place for everything, and is removed as a whole.
 
 Everything that the demo makes is below one directory. PostgreSQL's home may have to be elsewhere:
 the path of its socket may have 107 bytes at most, and started by root it works as another user, who

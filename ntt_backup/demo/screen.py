@@ -1,4 +1,4 @@
-"""What the demo prints between the commands that it shows: steps, remarks, tables.
+"""The demo prints steps, remarks and tables between the commands that it shows.
 
 It is printed at once, so that it stands in the right order among what the commands print.
 """

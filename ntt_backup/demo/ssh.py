@@ -1,4 +1,4 @@
-"""The demo's ssh server, and the files that a client needs for it.
+"""The demo has an ssh server, and the files that a client needs for it.
 
 OpenSSH's sshd is what most remotes run, so it is taken where it is installed. It may still refuse
 (a locked account, a login shell that is none), so a login is tried first; where that fails, the

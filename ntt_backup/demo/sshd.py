@@ -1,4 +1,4 @@
-"""OpenSSH's sshd on loopback, started by whoever wants to log in to it; it needs no privileges."""
+"""OpenSSH's sshd runs on loopback for whoever wants to log in to it; it needs no privileges."""
 
 from __future__ import annotations
 

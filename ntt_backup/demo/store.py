@@ -1,4 +1,4 @@
-"""A store made of this machine's own files, and the comparison of two stores.
+"""A store is made of this machine's own files, and two stores are compared.
 
 Real files have the mix of sizes, the empty files and the duplicates of a real store. They are
 copied, never linked, so nothing that the demo does can reach the originals. The comparison shares

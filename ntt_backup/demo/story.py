@@ -1,4 +1,4 @@
-"""The steps of the demo, and what it shows of them.
+"""The demo takes these steps, and shows something of each.
 
 The commands are the real ones, run as processes of their own with nothing but the settings file
 that is printed before. The figures at the end are taken from the files on both sides, from the

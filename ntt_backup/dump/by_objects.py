@@ -1,4 +1,4 @@
-"""`pgdump/` in a bucket; see `remote_dir`.
+"""A bucket keeps `pgdump/`; see `remote_dir`.
 
 A dump goes up in parts as pg_dump writes it, and the bucket compares each part with its SHA-256. It
 becomes an object, under its name, only when it is asked to: until then its parts are

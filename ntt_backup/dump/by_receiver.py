@@ -1,4 +1,4 @@
-"""`pgdump/` by the receiver, over one connection; see `remote_dir`."""
+"""The receiver keeps `pgdump/`, over one connection; see `remote_dir`."""
 
 from __future__ import annotations
 

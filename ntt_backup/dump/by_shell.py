@@ -1,4 +1,4 @@
-"""`pgdump/` by the remote's own sh; see `remote_dir`.
+"""The remote's own sh keeps `pgdump/`; see `remote_dir`.
 
 Each question is a connection. A dump travels as all that follows a script on stdin, and its end is
 the end of the input; its name is asked for over another connection, while the first one stays.

@@ -1,4 +1,4 @@
-"""Dumps that need others: an increment of a series and all before it, back to a full dump.
+"""A dump may need others: an increment needs all before it in its series, back to a full dump.
 
 A dump comes back as what pg_dump wrote. The increments it needs are fetched first, and proved,
 before anything is done with them: into temporary files, since a chain is replayed in one go. Only

@@ -1,4 +1,4 @@
-"""The events of a dump of the catalog; see `ntt_backup.events`."""
+"""A dump of the catalog has these events; see `ntt_backup.events`."""
 
 from __future__ import annotations
 

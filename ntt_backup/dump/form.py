@@ -1,4 +1,4 @@
-"""In which form a dump is stored: as pg_dump compresses it, or as one of a series."""
+"""A dump is stored in one of two forms: as pg_dump compresses it, or as one of a series."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A dump of the catalog's database: pg_dump's output straight to the remote, or a reason not to.
+"""A dump of the catalog's database goes from pg_dump straight to the remote, if there is need.
 
 Blobs can be restored without the catalog, since their names are their hashes; what other programs
 keep in its database cannot. A dump made here and copied later needs room for a copy, and a second

@@ -1,4 +1,4 @@
-"""The last dump of a series on this machine, so that the next one can be an increment on it.
+"""This machine keeps the last dump of a series, so that the next can be an increment on it.
 
 It is a help and nothing more: where it is missing, damaged or not the newest one, a full dump is
 made. It holds what pg_dump wrote, compressed and by segments, for the user of the program only.

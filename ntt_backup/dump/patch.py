@@ -1,4 +1,4 @@
-"""A text as a patch of another one that has most of its lines.
+"""A text is written as a patch of another one that has most of its lines.
 
 Lines that the old text has are runs of it; the others are compressed by zstd, with those lines of
 the old text before them that no run has: a row that was updated is nearly the same as the row that

@@ -1,4 +1,4 @@
-"""pg_dump and pg_restore on this machine: which ones, whether they are new enough, and their calls.
+"""pg_dump and pg_restore of this machine are found: those that are new enough, and their calls.
 
 pg_dump refuses a server whose major version is above its own, with words about a mismatch that do
 not say what to install. And a machine may have several: Debian keeps one a major version in

@@ -1,4 +1,4 @@
-"""What is known about a dump: the small JSON file that lies beside it on the remote.
+"""A record says what is known about a dump: a small JSON file beside it on the remote.
 
 It stands there and not only in the catalog, because it is needed on the day when there is no
 catalog: what it is a dump of, how many bytes it must have, and their SHA-256.

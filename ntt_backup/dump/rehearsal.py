@@ -1,4 +1,4 @@
-"""A dump without its rows and without a trace, so that `check` knows what a run will find.
+"""A dump is rehearsed without its rows and without a trace: `check` knows what a run will find.
 
 What looks like a dump that can be made, a pg_dump that is new enough, says little: the job once
 failed at a table of another program that it may not read, and at a directory on the remote that was

@@ -1,4 +1,4 @@
-"""The directory `pgdump/` on the remote: the dumps in it, and how one gets into it.
+"""The directory `pgdump/` on the remote has dumps, and takes new ones.
 
 In a bucket it is a prefix, see `by_objects`. Otherwise:
 

@@ -1,4 +1,4 @@
-"""The catalog's database back from the remote, into an empty one.
+"""The catalog's database comes back from the remote, into an empty one.
 
 The obvious way, a dump copied here and given to pg_restore, needs room for it on the day on which a
 disk has died. So what the remote sends goes straight into pg_restore; and since nothing proves the

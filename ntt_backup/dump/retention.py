@@ -1,4 +1,4 @@
-"""Which dumps of the catalog are kept: the last few, one a day, one a week. Pure.
+"""A retention says which dumps of the catalog are kept: the last few, one a day, one a week. Pure.
 
 A rule by age alone ("older than 30 days") empties the shelf when dumps begin to fail and nobody
 notices. So nothing here looks at the clock: days and weeks are counted only where they have a dump,

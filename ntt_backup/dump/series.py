@@ -1,4 +1,4 @@
-"""A dump as one of a series: a full one is all segments, an increment what changed in them.
+"""A dump may be one of a series: a full one is all segments, an increment what changed in them.
 
 The file is one frame of zstd after the other. Each is preceded by a skippable one, which says what
 becomes of it: a segment of its own, or a patch of some segments of the dump before. Segments that

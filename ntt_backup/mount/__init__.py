@@ -1,1 +1,1 @@
-"""Packs as a read-only file system: an EROFS image that points into them, and what mounts it."""
+"""Packs become a read-only file system: an EROFS image that points into them is mounted."""

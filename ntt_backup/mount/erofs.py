@@ -1,4 +1,4 @@
-"""The bytes of an EROFS image: a tree of blobs whose contents lie in other files, its devices.
+"""An EROFS image is a tree of blobs whose contents lie in other files, its devices.
 
 An image holds names and inodes. A blob's content is a run of blocks of a device: what begins at a
 multiple of 512 bytes in a pack is not copied. The kernel reads it without help, and compares

@@ -1,4 +1,4 @@
-"""What the kernel does for a mount: it attaches a file system, and makes a file a loop device.
+"""The kernel attaches a file system for a mount, and makes a file a loop device.
 
 The calls are those that mount(8) makes. The older one, mount(2), takes one page of options, which
 is enough for some dozen devices.

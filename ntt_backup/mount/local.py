@@ -1,4 +1,4 @@
-"""Packs in a directory of this machine."""
+"""Packs are found in a directory of this machine."""
 
 from __future__ import annotations
 

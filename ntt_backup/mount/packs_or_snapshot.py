@@ -1,4 +1,4 @@
-"""A mount of packs, those in a directory or in a bucket; and of a snapshot's version."""
+"""Mounts packs, those in a directory or in a bucket, or the tree of a snapshot's version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pieces of volumes, fetched from the bucket when they are asked for, and the last of them kept."""
+"""Pieces of volumes are fetched from the bucket when they are asked for, and the last kept."""
 
 from __future__ import annotations
 

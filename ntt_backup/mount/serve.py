@@ -1,4 +1,4 @@
-"""The process that shows files by FUSE as long as they are mounted: volumes, or a version's tree.
+"""A process shows files by FUSE as long as they are mounted: volumes, or a version's tree.
 
 Nobody else sees volumes of a bucket: they are mounted in a view of its own, and are detached there
 once the image's loop devices have them open. When the image is unmounted the devices go, with them

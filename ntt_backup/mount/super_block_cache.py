@@ -1,4 +1,4 @@
-"""Super blocks of a version, fetched when they are asked for, and the last of them kept."""
+"""Super blocks of a version are fetched when they are asked for, and the last of them kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tree of a snapshot's version, from its manifest: what a path is, and what a directory has.
+"""The manifest of a version makes a tree: it tells what a path is, and what a directory has.
 
 The manifest's lines lie in a file, in their order, and only where each begins is in memory: eight
 bytes an entry. A path is found by halving; what is in a directory stands right behind it.

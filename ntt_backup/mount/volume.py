@@ -1,4 +1,4 @@
-"""Objects of a bucket, laid one behind the other: so a mount needs few devices, not one a pack."""
+"""A volume joins objects of a bucket: so a mount needs few devices, not one a pack."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The pack format: many blobs in one file, which is a tar archive with an index at its end."""
+"""A pack is many blobs in one file, a tar archive with an index at its end."""

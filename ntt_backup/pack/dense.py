@@ -1,4 +1,4 @@
-"""Small blobs on their way into a pack: gathered, and compressed where a sample says it pays.
+"""Small blobs are gathered into a member of a pack, compressed where a sample says it pays.
 
 The first blobs of a pack are its sample: some of them train a dictionary, the others tell what is
 saved with it, and without. A dictionary is part of its pack, so it must save more than its own

@@ -1,4 +1,4 @@
-"""The bytes of a pack: the table, the trailer, and what bounds them.
+"""A pack ends with a table and a trailer, and all of its lengths are bounded.
 
 A pack is an ustar archive whose last member, `.ntt/index`, is a table of its blobs and a trailer of
 512 bytes. After it come the two zero blocks that end an archive, so the trailer always begins 1536

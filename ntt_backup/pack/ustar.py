@@ -1,4 +1,4 @@
-"""Headers of an ustar archive, as a pack has them: written, and read where a pack is damaged."""
+"""A pack has headers of an ustar archive: they are written, and read where it is damaged."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Child processes: programs in pipelines, and copies of this process; and threads."""
+"""Child processes are programs in pipelines, or copies of this process; threads are here, too."""

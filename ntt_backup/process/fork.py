@@ -1,4 +1,4 @@
-"""A child that is a copy of this process: it runs a function of ours instead of a program.
+"""A fork is a child that copies this process: it runs a function of ours, not a program.
 
 A worker as a program of its own costs 0.4 s of CPU each time, nearly all of it for loading what the
 coordinator has loaded already, and an upgrade while a run lasts would mix two versions. The copy is

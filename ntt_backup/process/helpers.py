@@ -1,4 +1,4 @@
-"""Several processes that each do a part of one work, and tell their parent how far they are."""
+"""Several processes each do a part of one work, and tell their parent how far they are."""
 
 from __future__ import annotations
 

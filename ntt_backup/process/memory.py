@@ -1,4 +1,4 @@
-"""Memory that a process takes only while it needs it."""
+"""A buffer takes memory of a process only while it is needed."""
 
 from __future__ import annotations
 

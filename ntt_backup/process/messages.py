@@ -1,4 +1,4 @@
-"""What the processes of a run tell each other: on a pipe, a message is one line of JSON.
+"""The processes of a run send each other messages: on a pipe, each is one line of JSON.
 
 Each message is one class. Messages that are also logged are `events`; those here stay between the
 processes.

@@ -1,4 +1,4 @@
-"""One process at a time on this host for a target, or for a snapshot set: a PID file with flock(2).
+"""A PID file with flock(2) allows one process at a time for a target, or for a snapshot set.
 
 A PID file alone goes stale when its writer is killed, and then needs hands. The kernel's lock ends
 with the process, so what a dead coordinator leaves is an unlocked file that means nothing; the PID

@@ -1,4 +1,4 @@
-"""Child processes: programs joined by pipes, each with its exit status and the end of its stderr.
+"""Child processes are programs joined by pipes; each has its exit status and its last words.
 
 A pipeline started through a shell loses what matters: which member failed, and what it said. So
 members are started one by one, joined by pipes that we hold, each one's exit status is looked at,

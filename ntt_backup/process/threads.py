@@ -1,4 +1,4 @@
-"""Threads that do one command's work side by side: started, fed, heard, ended together."""
+"""Threads do one command's work side by side: they start, are fed and heard, and end together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The receiver as a program: its options, its banner, and the report of a defect.
+"""The receiver is a program with options and a banner, which reports its defects.
 
 It starts in two ways. Sent along with the connection, `serve` restricts nothing: a client that can
 do that has a shell on this machine. Installed as a forced command (`ntt-backup-receive`), `main`

@@ -1,4 +1,4 @@
-"""BLAKE3 by the program b3sum, for a machine whose Python has none: one small package of Debian.
+"""The program b3sum computes BLAKE3 where Python cannot: one small package of Debian has it.
 
 A process takes milliseconds to start, so it hashes many files, which it reads where they were
 stored. It is trusted little: each line must be a digest and a name that was given; a file counts as

@@ -1,4 +1,4 @@
-"""Decompression that never gives more than was announced.
+"""Decompression never gives more than was announced.
 
 A few bytes can decompress to gigabytes, so output is bounded by the raw length in the frame, and
 zstd's window by what a frame may hold, or a stream over many frames may look back. zstd is used

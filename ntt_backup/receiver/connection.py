@@ -1,4 +1,4 @@
-"""The receiver's end of a connection: frames over two descriptors, neither of which ever blocks.
+"""The receiver's end of a connection has frames on two descriptors, and never blocks.
 
 All that can grow is bounded: the inbox, and the answers that the client does not take. What takes
 long runs in threads, which end with a byte on a pipe that wakes up `wait`.

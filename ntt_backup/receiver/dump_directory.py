@@ -1,4 +1,4 @@
-"""The directory `pgdump/` below the root: dumps of the catalog, their records, and one on its way.
+"""The directory `pgdump/` below the root has dumps of the catalog, records, one on its way.
 
 A dump gets its name as `incoming` says. The record, JSON that lies beside it, goes first: a record
 without its dump is told from a good one, a dump without a record is not.

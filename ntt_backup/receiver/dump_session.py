@@ -1,4 +1,4 @@
-"""A session for dumps of the catalog: it lists, sends and removes them, and receives one at a time.
+"""A session for dumps of the catalog lists, sends and removes them, and receives one at a time.
 
 The client asks for a dump's name when it has seen pg_dump end well.
 """

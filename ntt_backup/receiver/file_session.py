@@ -1,4 +1,4 @@
-"""A session that receives one file at a time, a dump or a file of a snapshot.
+"""A file session receives one file at a time, a dump or a file of a snapshot.
 
 The end of a file looks like the end of a link that was cut, so no file gets a name by itself. One
 without a name is removed when the session ends. Work that waits for the disk runs in a thread, and

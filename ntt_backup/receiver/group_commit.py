@@ -1,4 +1,4 @@
-"""Group commit: from a committed batch to its receipt, with one sync for many batches.
+"""A group commit turns committed batches into receipts, with one sync for many of them.
 
 A batch is written, synced, published (named), synced and answered. A sync covers all that was done
 before it began. So one sync serves every batch at once: those that are written are published when

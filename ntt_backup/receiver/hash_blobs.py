@@ -1,4 +1,4 @@
-"""VERIFY: several threads hash blobs from the disk, and each blob gets a verdict.
+"""VERIFY has several threads hash blobs from the disk, and each blob gets a verdict.
 
 Reading and hashing let go of the interpreter's lock, so a few threads keep processors and disks
 busy, with a buffer each, however large a blob is. Blobs are read from the disk, not from the page

@@ -1,4 +1,4 @@
-"""The hashes that this machine can compute: SHA-256, and BLAKE3 where one is installed.
+"""This machine can compute these hashes: SHA-256, and BLAKE3 where one is installed.
 
 The standard library has no BLAKE3, and pure Python would hash a megabyte a second. So the `blake3`
 module is used, else BLAKE3's C library through ctypes, if it gives the right answer for a known

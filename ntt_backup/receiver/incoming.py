@@ -1,4 +1,4 @@
-"""Files on their way into a directory of ours below the root, each with a temporary name.
+"""A file that comes into a directory of ours below the root has a temporary name meanwhile.
 
 All is reached through one descriptor, so nothing outside can be named. A file is written as
 `.incoming-<token>`, and gets its name when it is on stable storage and was read from there. That

@@ -1,4 +1,4 @@
-"""A blob that comes in pieces, and the offer to resume it where an earlier session stopped.
+"""A large blob comes in pieces, and may be resumed where an earlier session stopped.
 
 Memory is constant: each piece is hashed and written as it comes. What an earlier session has left
 is hashed again before it is offered, so the check at the end covers all of the blob.

@@ -1,4 +1,4 @@
-"""LIST: the names below `by-hash`, in order, with their sizes, in constant memory.
+"""LIST gives the names below `by-hash`, in order, with their sizes, in constant memory.
 
 There may be tens of millions, so one directory `aa/bb` is read and sorted at a time. What is no
 blob is counted, and named up to a bound.

@@ -1,4 +1,4 @@
-"""The check of staged blobs against their names by the program b3sum, where Python has no BLAKE3.
+"""The program b3sum checks staged blobs against their names, where Python has no BLAKE3.
 
 A process a blob would be too much, so a batch is checked as a whole once it is committed, before it
 is synced and published: a thousand files a process, read from the stage. Blobs that are wrong leave

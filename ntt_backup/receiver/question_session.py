@@ -1,4 +1,4 @@
-"""A session of questions, the receiver's end: one question at a time, answered in frames.
+"""In a session of questions, the receiver's end takes one at a time, and answers in frames.
 
 An answer may be long (the names of 42 million blobs, a blob of gigabytes), so each is a generator
 of frames, and the next frame is made when the client has taken most of the last.

@@ -1,4 +1,4 @@
-"""A session that reads: questions about blobs.
+"""A session that reads answers questions about blobs.
 
 What a client may ask is listed by `--allow`. Nothing that this module imports can write below the
 root.

@@ -1,4 +1,4 @@
-"""GET, SUMS and BLOCKS: blobs, or the parts of one that differ, for a client that asks by name.
+"""GET, SUMS and BLOCKS send blobs, or the parts of one that differ, to a client that names them.
 
 Small blobs travel together, large ones in pieces; memory is one pack or one piece. Nothing is
 checked here: the client hashes what arrives, which proves the disk, this machine and the link in

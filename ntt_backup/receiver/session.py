@@ -1,4 +1,4 @@
-"""One session of the receiver: a loop that takes frames, and never waits for a disk.
+"""A session of the receiver is a loop that takes frames, and never waits for a disk.
 
 HELLO says whether the session writes, reads, or is for dumps of the catalog or for snapshots; the
 frames that may follow are handled by `write_session`, `read_session`, `dump_session` or

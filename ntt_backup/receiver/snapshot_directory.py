@@ -1,4 +1,4 @@
-"""The directory `snapshots/` below the root: `<set>/<version>/<file>`, files that never change.
+"""The directory `snapshots/` has `<set>/<version>/<file>` below the root; files never change.
 
 Each level is opened from the one above, without following links and on one file system, and names
 have one form, so nothing outside can be named.

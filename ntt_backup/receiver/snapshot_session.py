@@ -1,4 +1,4 @@
-"""A session for snapshots: it lists, receives, reads and removes files below `snapshots/`."""
+"""A session for snapshots lists, receives, reads and removes files below `snapshots/`."""
 
 from __future__ import annotations
 

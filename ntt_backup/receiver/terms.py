@@ -1,4 +1,4 @@
-"""The terms of a session: what a client may do, and what this machine can compute."""
+"""The terms of a session say what a client may do, and what this machine can compute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The workspace of a session that reads: the root and `by-hash`, by descriptor.
+"""The workspace of a session that reads has the root and `by-hash`, by descriptor.
 
 Both are opened once, and all below them is reached through these descriptors: no path is resolved
 again, so nothing that is swapped meanwhile leads elsewhere.

@@ -1,4 +1,4 @@
-"""A session that writes: frames become files in its stage, batch after batch.
+"""A session that writes turns frames into files in its stage, batch after batch.
 
 Small blobs come many in a frame, a large one comes in pieces. Content that does not have its
 checksum is never published. When storing fails, the batch is answered at once, and what still comes

@@ -1,4 +1,4 @@
-"""The workspace of a session that writes: that of a reading one, and a staging directory."""
+"""The workspace of a session that writes adds a staging directory to that of a reading one."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Blobs and catalog back from the remote, and the drill that proves it."""
+"""Blobs and catalog come back from the remote, and the drill proves it."""

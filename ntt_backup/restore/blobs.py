@@ -1,4 +1,4 @@
-"""Restore: fetches blobs from the remote into a directory.
+"""A restore fetches blobs from the remote into a directory.
 
 It needs no catalog: what the remote lists says what there is, and a blob's name what it must be.
 One thread lists, as fast as the others take what it has found; they leave out what the directory

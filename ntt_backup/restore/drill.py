@@ -1,4 +1,4 @@
-"""Drill: proves in scratch space that everything can be restored.
+"""A drill proves in scratch space that everything can be restored.
 
 One call restores the catalog from the newest good dump into an empty database, and the blobs (all,
 or those of a prefix) into an empty directory. Then a check that shares no code with the restore

@@ -1,4 +1,4 @@
-"""Blobs from a bucket: the packs' own tables say what there is, ranges of packs bring it.
+"""Blobs come from a bucket: the packs' own tables say what there is, ranges of packs bring it.
 
 One thread lists packs and reads their tables. Packs may overlap, and a blob may be in several: what
 one of them has not right is looked for in the others.

@@ -1,4 +1,4 @@
-"""Blobs from a receiver: its own listing, and their contents over several sessions.
+"""Blobs come from a receiver: its listing says what there is, several sessions bring it.
 
 One session lists, page by page, as fast as batches are taken. On the others the next batch is asked
 for before the last has come, so that no round trip is waited for.

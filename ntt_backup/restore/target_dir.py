@@ -1,4 +1,4 @@
-"""The target directory of a restore, in which every name that is seen is complete and right.
+"""In the target directory of a restore, every name that is seen is complete and right.
 
 Content goes into scratch space below the target; once it hashes to its name and a sync has covered
 the whole batch, each file is published as `aa/bb/<blobid>`, or replaces a wrong one. A large

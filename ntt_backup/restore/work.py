@@ -1,4 +1,4 @@
-"""What is wanted, and the work that the threads of a restore share, wherever the blobs come from.
+"""The threads of a restore share what is wanted, and the work, wherever the blobs come from.
 
 A blob that is missing, unreadable, or does not hash to its name is reported and left out; all
 others are restored.

@@ -1,1 +1,1 @@
-"""Snapshots of what changes in place: files and trees as versions, in packs of their own."""
+"""Snapshots keep what changes in place: files and trees as versions, in packs of their own."""

@@ -1,4 +1,4 @@
-"""What differs between two versions: their manifests, merged line by line."""
+"""A diff tells what differs between two versions: their manifests are merged line by line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The events of snapshots that a run takes; see `ntt_backup.events`."""
+"""The snapshots that a run takes have these events; see `ntt_backup.events`."""
 
 from __future__ import annotations
 

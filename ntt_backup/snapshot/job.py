@@ -1,4 +1,4 @@
-"""A take as a command and the daemon make it: alone for its set, on the target of the settings."""
+"""A command and the daemon take a version so: alone for its set, on the target of the settings."""
 
 from __future__ import annotations
 

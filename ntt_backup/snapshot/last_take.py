@@ -1,4 +1,4 @@
-"""What `status` shows of a set: its last version and its last failure, in a file beside the log.
+"""`status` shows a set's last version and its last failure, from a file beside the log.
 
 It is told without asking the remote. Nothing else goes by it.
 """

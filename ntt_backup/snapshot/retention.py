@@ -1,4 +1,4 @@
-"""Which versions of a set go, and which stay because others need them. Pure.
+"""A retention says which versions of a set go, and which stay because others need them. Pure.
 
 A version needs all versions of its chain. So of a chain only increments at its end can go, and the
 whole of it goes when none of its versions is kept. At every instant of a removal all versions that

@@ -1,4 +1,4 @@
-"""The snapshots of a run: of each set that has `every`, a version once the last is as old as that.
+"""A run takes a version of each set that has `every`, once the last is as old as that.
 
 When that was taken the target is asked, not a memory of ours: a version that was taken by hand or
 by another host counts, one that was lost does not.

@@ -1,4 +1,4 @@
-"""The versions of a set in a repository: which there are, and the bytes of their manifests."""
+"""The versions of a set lie in a repository: it tells which there are, and their manifests."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The local store: inspected and read, never changed."""
+"""The local store is inspected and read, and never changed."""

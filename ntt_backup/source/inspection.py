@@ -1,4 +1,4 @@
-"""The source store: inspected before a batch is sent, and never changed.
+"""The source store is inspected before a batch is sent, and never changed.
 
 A blob that cannot be read may be lost, or its disk not be mounted; to fail it in the second case
 would mark millions failed in an hour. So where nothing of a batch could be read, some other blob

@@ -1,4 +1,4 @@
-"""The local store as a blob directory, which tells of a store that is away by SourceError."""
+"""The local store is a blob directory, which tells of a store that is away by SourceError."""
 
 from __future__ import annotations
 

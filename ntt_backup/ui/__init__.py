@@ -1,1 +1,1 @@
-"""What a person sees on a terminal."""
+"""A person sees a run on a terminal, or all targets on a web page."""

@@ -1,4 +1,4 @@
-"""A run as a live picture on a terminal: share, speeds, a line for each worker, recent events.
+"""A run is a live picture on a terminal: share, speeds, a line for each worker, recent events.
 
 A view never ends a run: once the terminal is closed, it is silent. There is no thread; `refresh` is
 to be called a few times a second.

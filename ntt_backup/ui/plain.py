@@ -1,4 +1,4 @@
-"""A run as plain lines, for a cron mail, the journal, or a pipe; or live, on a terminal.
+"""A run is shown as plain lines, for a cron mail, the journal, a pipe; or live, on a terminal.
 
 A view never ends a run: once nobody reads any more, it is silent.
 """

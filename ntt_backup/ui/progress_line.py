@@ -1,4 +1,4 @@
-"""How far a long command is: one line kept up to date on a terminal, a line a minute elsewhere."""
+"""A long command tells how far it is: by one line on a terminal, else by a line a minute."""
 
 from __future__ import annotations
 

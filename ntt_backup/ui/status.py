@@ -1,4 +1,4 @@
-"""The catalog's status as a table for people and as JSON for programs."""
+"""The catalog's status becomes a table for people, and JSON for programs."""
 
 from __future__ import annotations
 

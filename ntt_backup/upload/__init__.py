@@ -1,1 +1,1 @@
-"""The way of blobs to the remote: a worker, its queue, and the strategies that send batches."""
+"""Workers bring blobs to the remote: each has a queue, and strategies send its batches."""

@@ -1,4 +1,4 @@
-"""Decisions on batches: where one ends, and whether it is sent again, split or given up.
+"""These decisions are made on batches: where one ends, whether it is sent again, split, given up.
 
 These are the rules that an operator asks about ("why was this batch split?"). They are pure
 functions of plain values; whoever calls them decides nothing itself.

@@ -1,4 +1,4 @@
-"""A worker's connection to the catalog: its claims and its ledger.
+"""A worker has a connection to the catalog, for its claims and its ledger.
 
 Claims vanish with their connection, so what was claimed and where it is recorded must never be on
 two connections.

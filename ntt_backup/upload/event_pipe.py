@@ -1,4 +1,4 @@
-"""The pipes between a worker and the coordinator: messages out, the word to stop in."""
+"""Pipes lie between a worker and the coordinator: messages go out, the word to stop comes in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The send queue of a worker: what it has claimed and not yet sent.
+"""The send queue of a worker has what is claimed and not yet sent.
 
 That is blobs, batches to be sent again, and ranges to be tried again later.
 

@@ -1,4 +1,4 @@
-"""The judgement on blobs that cannot be read: either they are bad, or their store is not whole.
+"""Blobs that cannot be read are judged: either they are bad, or their store is not whole.
 
 A disk that is not mounted, or a wrong root, looks like thousands of missing blobs. Once most of
 what is tried cannot be read, the store is suspect, and from then on no blob is failed for what the

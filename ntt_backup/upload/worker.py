@@ -1,4 +1,4 @@
-"""The send loop: claim, send, collect, record, emit. One process a worker, one thread, one loop.
+"""A worker claims, sends, collects, records, emits. One process a worker, one thread, one loop.
 
 The order within one batch is what the invariants rest on: the receipt comes from the remote after
 its sync, then the ledger is committed, then the event is emitted. When the remote is away, batches

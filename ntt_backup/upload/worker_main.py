@@ -1,4 +1,4 @@
-"""A worker as a process of its own: it can be watched and killed by itself, and lost.
+"""A worker is a process of its own: it can be watched and killed by itself, and lost.
 
 It gets its `WorkerSpec` when it is made. On stdin comes the word `go` once it is known that there
 is work, and at most the word `stop` after it; its events go out as JSON lines on stdout. Before

@@ -1,1 +1,1 @@
-"""The messages of the protocol between client and receiver, for both ends."""
+"""Client and receiver send each other the messages of the protocol; both ends have them."""

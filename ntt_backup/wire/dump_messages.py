@@ -1,4 +1,4 @@
-"""The messages of a session for dumps of the catalog: what a client may do in `pgdump/`.
+"""A session for dumps of the catalog has messages: what a client may do in `pgdump/`.
 
 A dump goes by its name alone, which has one form and so one length. Functions are named as in
 `write_messages`. `docs/protocol.md` says who may send what when.

@@ -1,4 +1,4 @@
-"""The messages of a session for snapshots: what a client may do with files below `snapshots/`.
+"""A session for snapshots has messages: what a client may do with files below `snapshots/`.
 
 A file goes by its name alone, `<set>/<version>/<file>`, whose form leads nowhere else. Functions
 are named as in `write_messages`. `docs/protocol.md` says who may send what when.

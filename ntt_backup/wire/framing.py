@@ -1,4 +1,4 @@
-"""Frames: their header, kinds and limits, and the buffer that cuts a stream of bytes into them.
+"""Frames have a header, kinds and limits, and are cut from a stream of bytes by a buffer.
 
 A frame is a length, a kind and a payload. Everything is bounded, and a length is judged as soon as
 the header has arrived: a peer that announces too much is refused at once and costs no memory. What

@@ -1,4 +1,4 @@
-"""The messages of a session that reads: what a client may ask about `by-hash`, and the answers.
+"""A session that reads has messages: what a client may ask about `by-hash`, and the answers.
 
 Content has a CRC-32 here too, although the client checks every blob against its name: a bit that
 flips on the way must cost a second try, and may not pass for a blob that is corrupt on the remote.

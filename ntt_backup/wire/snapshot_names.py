@@ -1,4 +1,4 @@
-"""The form of the names below `snapshots/`: `<set>/<version>/<file>`. None leads anywhere else."""
+"""A name below `snapshots/` has one form: `<set>/<version>/<file>`. None leads anywhere else."""
 
 from __future__ import annotations
 

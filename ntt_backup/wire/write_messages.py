@@ -1,4 +1,4 @@
-"""The messages of a session that writes, and those that both kinds of session have.
+"""A session that writes has these messages, and some that both kinds of session have.
 
 A payload is a fixed binary layout (nothing of it is evaluated). HELLO and READY, once a session,
 are flat JSON objects of bounded size, so that a later version can add a field. Functions named

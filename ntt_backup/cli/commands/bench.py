@@ -1,4 +1,4 @@
-"""`ntt-backup-remote bench`: measures the link, and the ways to send blobs over it."""
+"""The command `bench` measures the link, and the ways to send blobs over it."""
 
 from __future__ import annotations
 

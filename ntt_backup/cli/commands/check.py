@@ -1,4 +1,4 @@
-"""The command `check`."""
+"""The command `check` checks everything that a run needs."""
 
 from __future__ import annotations
 

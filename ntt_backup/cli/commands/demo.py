@@ -1,4 +1,4 @@
-"""The command `demo`."""
+"""The command `demo` backs up an example store, all on this machine."""
 
 from __future__ import annotations
 

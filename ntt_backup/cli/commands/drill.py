@@ -1,4 +1,4 @@
-"""The command `drill`."""
+"""The command `drill` proves that everything can be restored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `dump`."""
+"""The command `dump` dumps the catalog to the remote, and removes old dumps."""
 
 from __future__ import annotations
 

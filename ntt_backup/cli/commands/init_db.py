@@ -1,4 +1,4 @@
-"""The command `init-db`."""
+"""The command `init-db` creates the catalog, or adds what an existing one lacks."""
 
 from __future__ import annotations
 

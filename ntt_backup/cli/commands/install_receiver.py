@@ -1,4 +1,4 @@
-"""The command `install-receiver`: how the receiver comes to the remote as a forced command.
+"""The command `install-receiver` prepares an ssh key that can only back up.
 
 A key that may run anything on the remote makes whoever holds this host the master of its backups,
 too. A forced command takes that away, but its line in authorized_keys is easily got wrong: quotes

@@ -1,4 +1,4 @@
-"""The command `mount`."""
+"""The command `mount` shows packs as a directory of blobs, or a snapshot as a tree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `pack`."""
+"""The command `pack` packs blobs into one file, or looks into one."""
 
 from __future__ import annotations
 

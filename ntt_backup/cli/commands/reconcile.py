@@ -1,4 +1,4 @@
-"""The command `reconcile`."""
+"""The command `reconcile` compares catalog, store and remote by name and size."""
 
 from __future__ import annotations
 

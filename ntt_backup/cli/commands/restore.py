@@ -1,4 +1,4 @@
-"""The command `restore`."""
+"""The command `restore` fetches blobs, or the catalog, from the remote."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `run`, and its plan for --dry-run."""
+"""The command `run` sends the pending blobs, or tells with --dry-run what it would send."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `scan`."""
+"""The command `scan` registers in the catalog what only the store has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`snapshot`: versions of files and trees that change in place."""
+"""The command `snapshot` keeps versions of files and trees that change in place."""
 
 from __future__ import annotations
 

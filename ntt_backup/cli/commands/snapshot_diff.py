@@ -1,4 +1,4 @@
-"""The command `snapshot diff`."""
+"""The command `snapshot diff` shows what differs between two versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `snapshot forget`."""
+"""The command `snapshot forget` removes versions that are not to be kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `snapshot list`."""
+"""The command `snapshot list` lists the versions of a set, or of all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `snapshot restore`."""
+"""The command `snapshot restore` restores a version, or a part of it, into a directory."""
 
 from __future__ import annotations
 

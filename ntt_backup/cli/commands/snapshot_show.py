@@ -1,4 +1,4 @@
-"""The command `snapshot show`."""
+"""The command `snapshot show` shows a version, and with --files what is in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `snapshot take`."""
+"""The command `snapshot take` makes a version of a set on the target."""
 
 from __future__ import annotations
 

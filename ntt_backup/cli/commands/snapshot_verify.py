@@ -1,4 +1,4 @@
-"""The command `snapshot verify`."""
+"""The command `snapshot verify` checks that versions are there as they were taken."""
 
 from __future__ import annotations
 

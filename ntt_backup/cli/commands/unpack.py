@@ -1,4 +1,4 @@
-"""The command `unpack`."""
+"""The command `unpack` unpacks pack files into a directory."""
 
 from __future__ import annotations
 

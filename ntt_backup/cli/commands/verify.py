@@ -1,4 +1,4 @@
-"""The command `verify`."""
+"""The command `verify` checks the blobs on the remote by their hashes."""
 
 from __future__ import annotations
 

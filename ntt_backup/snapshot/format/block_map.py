@@ -1,4 +1,4 @@
-"""The map of a version: a sum of eight bytes for each block of its files, as one zstd stream.
+"""A map has a sum of eight bytes for each block of a version's files, as one zstd stream.
 
 A sum is the beginning of the block's BLAKE3, keyed with the version's key; eight zero bytes are a
 block that is all zeros, and has no content. Equal sums mean equal blocks to a take, and to a delta

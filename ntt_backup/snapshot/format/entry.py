@@ -1,4 +1,4 @@
-"""An entry of a manifest: a file of a version, and where its content lies.
+"""An entry of a manifest describes a file of a version, and says where its content lies.
 
 What is read here may come from a hostile target: every field has its type and its bounds. What a
 path may lead to is for those who write files to decide.

@@ -1,4 +1,4 @@
-"""The manifest of a version: one line for each file, in the order of a walk.
+"""The manifest of a version has one line for each file, in the order of a walk.
 
 It is JSON lines, compressed by zstd: a header, the entries, a trailer. Header and trailer are
 frames of their own, and the last bytes tell how long the last one is, so both are read without the

@@ -1,4 +1,4 @@
-"""Small files of a manifest, read many at once.
+"""Small files of a manifest are read many at once.
 
 Most lines of a manifest are files without anything special, whose content lies in one super block,
 as do its neighbours. One pattern reads all such lines of a block of text, and those in a row that

@@ -1,4 +1,4 @@
-"""Super blocks: content of files, many pieces in one zstd frame; and packs, which hold them.
+"""A super block has content of files, many pieces in one zstd frame; packs hold super blocks.
 
 A pack is eight bytes of magic, and frames one after the other. Each frame has its checksum and says
 the size of its content, so it is read alone, and in bounded memory. Which content lies where stands

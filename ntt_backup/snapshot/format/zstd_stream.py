@@ -1,4 +1,4 @@
-"""zstd frames from a target, read piece by piece, however much a few bytes of it would become."""
+"""zstd frames from a target are read in pieces, however much a few of their bytes would become."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Snapshots read from a directory of this machine, without a receiver.
+"""Snapshots are read from a directory of this machine, without a receiver.
 
 The contract is `contract.RepositoryToRead`. Everything that writes goes by the receiver, which is
 told what to make durable.

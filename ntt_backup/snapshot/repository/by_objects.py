@@ -1,4 +1,4 @@
-"""Snapshots in a bucket, each file an object below `snapshots/`; see `contract.Repository`.
+"""A bucket keeps snapshots, each file as an object below `snapshots/`; see `contract.Repository`.
 
 Where there are recipients, files are sealed on their way, and their objects end with `.sealed`.
 """

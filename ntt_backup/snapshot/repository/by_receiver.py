@@ -1,4 +1,4 @@
-"""Snapshots by the receiver, over one connection; see `contract.Repository`.
+"""The receiver keeps snapshots, over one connection; see `contract.Repository`.
 
 Questions are sent before earlier ones are answered, and the answers come in the order of asking.
 Whatever comes is handed to the oldest question, whoever waits for what.

@@ -1,4 +1,4 @@
-"""The contract of a repository: the files of snapshots below `snapshots/` of one target.
+"""A repository has the files of snapshots below `snapshots/` of one target.
 
 A file is visible all at once, durable and compared by SHA-256, or not at all; it is never written
 again. Names are those of `names.FileName`, and relative to `snapshots/`.

@@ -1,4 +1,4 @@
-"""The names of snapshot sets, of their versions, and of the files that make up a version.
+"""Snapshot sets, their versions, and the files that make up a version have these names.
 
 A version is `<set>/<version>/` with `pack-00001` and so on, `map`, and `manifest`, which comes
 last: a version without its manifest does not exist. <version> sorts by time. All of it lies below

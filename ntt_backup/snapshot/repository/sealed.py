@@ -1,4 +1,4 @@
-"""Files of snapshots in a bucket that only an identity of age opens.
+"""Files of snapshots in a bucket are sealed: only an identity of age opens them.
 
 A head of a fixed length holds the file's key, sealed for the recipients; behind it come the pieces
 of a sealed pack, so any range is read by itself, and the length of the content is known from that

@@ -1,4 +1,4 @@
-"""Content of a file that may have changed: read, compared with the last version, and stored.
+"""A file that may have changed is read, compared with the last version, and stored.
 
 A file is read as often as it changes meanwhile, three times at most; of what was read before, only
 the blocks that changed since are stored again.

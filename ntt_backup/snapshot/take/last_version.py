@@ -1,5 +1,4 @@
-"""The last version of a set: its entries and sums, passed beside a walk; and this machine's copies
-of its manifest and map.
+"""The last version of a set is read beside a walk; this machine has copies of its manifest and map.
 
 The repository has the truth. A copy here saves fetching it, and may be deleted at any time.
 """

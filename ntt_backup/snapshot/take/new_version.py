@@ -1,4 +1,4 @@
-"""A new version of a set: what is on the disk now, merged with the last version.
+"""A new version of a set is what is on the disk now, merged with the last version.
 
 A walk and the last manifest have one order. An entry that would begin as it did then is taken over
 as it is, and no content is read. Of everything else, what differs is stored. Packs come first, then

@@ -1,4 +1,4 @@
-"""Snapshot sets: which files are taken together, from the settings or from a command line."""
+"""A snapshot set says which files are taken together, by the settings or a command line."""
 
 from __future__ import annotations
 

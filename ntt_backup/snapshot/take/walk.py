@@ -1,4 +1,4 @@
-"""The files of a set, in the order of a manifest.
+"""A walk finds the files of a set, in the order of a manifest.
 
 Directories are entered by their descriptors. What the set names is found as its operator would find
 it, so a symlink on the way there, and at its end, is followed; below that none is. Other file

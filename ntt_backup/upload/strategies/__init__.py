@@ -1,4 +1,4 @@
-"""The strategies: how batches travel. Another strategy registers here, and nothing else changes."""
+"""Strategies say how batches travel. Another strategy registers here, and nothing else changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compression of `stream`, which follows the data and the link.
+"""The compression of `stream` follows the data and the link.
 
 Most blobs do not compress (pictures, archives, media); some do, by a factor of three. So with
 `run.codec = auto` a sample of each pack is tried, and where samples do not shrink they are taken

@@ -1,4 +1,4 @@
-"""The part of a session that all strategies share: batches in flight, and their answers in time.
+"""All strategies share this part of a session: batches in flight, and their answers in time.
 
 A batch that was put stays in flight until its answer comes. Answers come while the next batch is
 sent, or when they are asked for. One that is late, or a channel that ends or violates the protocol,

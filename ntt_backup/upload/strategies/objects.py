@@ -1,4 +1,4 @@
-"""The `objects` strategy: batches as packs in a bucket, each blob checked on its way.
+"""The `objects` strategy sends batches as packs into a bucket, each blob checked on its way.
 
 A batch is one pack; its large blobs are objects of their own. Each blob is hashed while it is read,
 and nothing becomes visible before all of its object is right: one bad blob, and the upload is

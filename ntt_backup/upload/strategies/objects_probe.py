@@ -1,4 +1,4 @@
-"""The probe of the `objects` strategy; see `probe.Probe`.
+"""The `objects` strategy has this probe; see `probe.Probe`.
 
 What a bucket allows is known by trying alone: policies, locks and tokens are a store's own affair,
 and may not be read with the credentials of a sender. So a trial object goes the way of a pack, and

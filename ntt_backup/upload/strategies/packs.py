@@ -1,4 +1,4 @@
-"""Small blobs gathered into packs, one frame for hundreds of them, compressed where that pays.
+"""Small blobs are gathered into packs, one frame for hundreds, compressed where that pays.
 
 A frame, a write and a checksum for every blob of a few hundred bytes would cost more than the blob.
 So contents are read one behind the other into one buffer that is never reallocated; before them, on

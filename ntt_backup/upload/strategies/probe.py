@@ -1,4 +1,4 @@
-"""The contract of a probe, which examines the remote before a run, and may send trial blobs."""
+"""A probe examines the remote before a run, and may send trial blobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of a session: what the worker asks of a strategy, and what it is given back.
+"""The contract of a session says what the worker asks of a strategy, and what it is given back.
 
 The worker knows batches, receipts and errors; it does not know how a strategy sends them.
 """

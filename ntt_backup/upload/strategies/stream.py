@@ -1,4 +1,4 @@
-"""The `stream` strategy: verified blobs back to back over one connection, durable when answered.
+"""The `stream` strategy sends verified blobs over one connection, durable when answered.
 
 A receiver of ours runs on the remote (its source travels with the connection). It checks what it
 writes, gives names only to what is on disk, and answers with a verdict for every blob. A local blob

@@ -1,4 +1,4 @@
-"""The probe of the `stream` strategy; see `probe.Probe`.
+"""The `stream` strategy has this probe; see `probe.Probe`.
 
 One connection answers everything: the receiver says what it is and how much is free, and takes two
 trial batches, which it reads, checks and writes into its workspace. They are called back then, so

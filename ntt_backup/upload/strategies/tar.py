@@ -1,4 +1,4 @@
-"""The `tar` strategy: batches as tar archives, back to back over one ssh connection.
+"""The `tar` strategy sends batches as tar archives, back to back over one ssh connection.
 
 `tar | ssh | tar` pays ssh's handshake for every batch; at 28 ms that is most of the time for small
 blobs. Here a small loop in the remote's shell (`tar_loop.sh`) takes one archive after the other

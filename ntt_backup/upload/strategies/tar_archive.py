@@ -1,4 +1,4 @@
-"""The tar archive of a batch: its length, known before it is made, and the local tar's argv.
+"""A batch becomes a tar archive, whose length is known before the local tar makes it.
 
 With the GNU format and names under 100 characters, an archive is a 512-byte header a file, the
 content padded to 512, two empty blocks, and padding to records of 10 KiB. So its length follows

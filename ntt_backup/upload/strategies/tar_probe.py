@@ -1,4 +1,4 @@
-"""The probe of the `tar` strategy; see `probe.Probe`.
+"""The `tar` strategy has this probe; see `probe.Probe`.
 
 The trial goes into a scratch directory by a session like the run's: two batches in a row, fetched
 back and compared byte by byte, with their modes. The connection that made the directory stays open
