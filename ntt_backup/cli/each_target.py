@@ -17,7 +17,10 @@ T = TypeVar("T")
 
 
 class EachTarget(Generic[T]):
-    """settings: of each target, by name. found and errors: what `do` has found, or met."""
+    """Works on each target, and keeps what was found and what went wrong.
+
+    settings: of each target, by name. found and errors: what `do` has found, or met.
+    """
 
     def __init__(self, common: Common, settings: Mapping[str, CatalogConfig]) -> None:
         self._common = common

@@ -19,7 +19,9 @@ _PACKAGE: Final = "ntt_backup.cli.commands"
 
 
 class LazyGroup(click.Group):
-    """helps: the commands, each with the first sentence of its help. Each is a function of its name
+    """Loads a command when it is asked for.
+
+    helps: the commands, each with the first sentence of its help. Each is a function of its name
     in a module of that name, with _ for -, behind the prefix; homes: the modules of those that
     share one.
     """

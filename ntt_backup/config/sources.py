@@ -57,7 +57,9 @@ Layer = dict[str, Setting]
 
 
 class Problem(NamedTuple):
-    """text: what is wrong with which value. hint: what to do, where the text does not say it."""
+    """Something is wrong in the settings. text: what, with which value. hint: what to do, where the
+    text does not say it.
+    """
 
     text: str
     hint: str = ""

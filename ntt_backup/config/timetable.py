@@ -36,7 +36,9 @@ _TIME: Final = re.compile(r"(\d|[01]\d|2[0-3]):([0-5]\d)")
 
 @dataclass(frozen=True, slots=True)
 class Timetable:
-    """changes: the minutes of the week, from Monday 00:00 on, from which a rate holds, in bytes a
+    """Knows the rate at each time of a week.
+
+    changes: the minutes of the week, from Monday 00:00 on, from which a rate holds, in bytes a
     second, None for no limit; at least one, sorted. text: what the operator wrote.
     """
 

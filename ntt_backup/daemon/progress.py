@@ -63,8 +63,8 @@ class RateWindow:
 
 @dataclass(slots=True)
 class _Worker:
-    """in_flight: content that was sent and is in no sum yet; below zero for a moment where the
-    answer comes before the message about the last bytes.
+    """A worker, as its messages tell of it. in_flight: content that was sent and is in no sum yet;
+    below zero for a moment where the answer comes before the message about the last bytes.
     """
 
     state: str = "starting"

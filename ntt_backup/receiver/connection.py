@@ -23,7 +23,10 @@ _UNREAD_ANSWERS = 1 << 20
 
 
 class Connection:
-    """wake: the descriptor where threads write a byte when they have ended."""
+    """Takes frames from the client, and keeps what it has not taken yet.
+
+    wake: the descriptor where threads write a byte when they have ended.
+    """
 
     def __init__(self, reading: int, writing: int, idle_timeout: float) -> None:
         self._reading = reading

@@ -22,7 +22,9 @@ _FILES = 1000
 
 
 class NameCheck:
-    """stage: the descriptor of the session's stage. alive is called now and then."""
+    """Checks the names of staged blobs. stage: the descriptor of the session's stage. alive is
+    called now and then.
+    """
 
     def __init__(self, b3sum: B3sum, stage: int, alive: Callable[[], None]) -> None:
         self._b3sum = b3sum

@@ -16,8 +16,9 @@ REQUIRED = ("blake3",)
 
 
 class Terms(NamedTuple):
-    """root: the only root that a client may name; None for any. allow and require: the words of
-    `--allow` and `--require`. b3sum: the program that checks names where no hasher of BLAKE3 does.
+    """Says what a client may do. root: the only one that it may name; None for any. allow and
+    require: the words of `--allow` and `--require`. b3sum: the program that checks names where no
+    hasher of BLAKE3 does.
     """
 
     root: str | None

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Last:
-    """version: the last one that was taken on this host, "" where none is known; what follows is of
+    """Tells how the last takes of a set ended.
+
+    version: the last one that was taken on this host, "" where none is known; what follows is of
     it. unreadable: files that it lacks. error: why the last take failed, at failed_at; "" where it
     did not.
     """

@@ -18,11 +18,11 @@ from ntt_backup.upload.strategies.tar_probe import TarProbe
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """open: returns a session that is ready to take batches. probe: returns a look at the remote.
+    """Makes the sessions of one way to send. open: returns a session that is ready to take batches.
 
-    connect: returns a connection that `open` may be given, made before it is known whether there
-    will be batches; None where a session makes its own. to_bucket: the remote is an object store,
-    which runs no command.
+    probe: returns a look at the remote. connect: returns a connection that `open` may be given,
+    made before it is known whether there will be batches; None where a session makes its own.
+    to_bucket: the remote is an object store, which runs no command.
     """
 
     open: Callable[[SessionSpec, Store, Connection | None], Session]
