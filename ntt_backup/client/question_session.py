@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from typing import Final, TypeVar
 
 from ntt_backup.client.channel import PATIENCE_FACTOR
-from ntt_backup.client.connection import Banner, Connection, SessionSpec
+from ntt_backup.client.connection import Connection, SessionSpec
+from ntt_backup.client.greeting import Banner
 from ntt_backup.errors import BackupError, RemoteUnreachable, Unsupported
 
 # A slow disk reads this many bytes a second when it is asked for a sum.
