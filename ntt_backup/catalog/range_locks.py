@@ -196,9 +196,11 @@ class Claims:
                     self._searching = False
                     break
                 self._search = search
-            found, much = self._find(self._search, wanted, deadline)
+            found, much = self._search.full(wanted)
+            if not found:
+                found, much = self._find(self._search, wanted, deadline)
             if much and found[-1].index < RANGES:
-                self._search.share(found[-1], parts(found[-1].index))
+                self._search.share(found[-1], parts(found[-1].index), much)
                 found = found[:-1]
             if found:
                 self._lock({one.index for one in found} - self._held)

@@ -37,10 +37,12 @@ Slices = Sequence[tuple[int, Stretch]]
 
 
 class Found(NamedTuple):
-    """Stretches that begin with a pending blob. much: the last one has far more than was wanted."""
+    """Stretches that begin with a pending blob. much: about how many blobs the last one has, where
+    that is far more than was wanted; else 0.
+    """
 
-    stretches: tuple[Stretch, ...] = ()
-    much: bool = False
+    stretches: Sequence[Stretch] = ()
+    much: int = 0
 
 
 class Search:
@@ -55,6 +57,9 @@ class Search:
         self._later: list[Stretch] = []
         self._again = False
         self._rows = rows
+        # How many of the first stretches need no look, and about how many blobs each of them has.
+        self._full = 0
+        self._each = 1
         # The slices of the next look, and how many stretches are skipped after the next slow one.
         self._most = RANGES
         self._skipped = 0
@@ -84,7 +89,7 @@ class Search:
             of_last += count
         last = slices[len(counts) - 1]
         if begins:
-            return self._found(begins, last, total - wanted, of_last)
+            return self._found(begins, last, total - wanted, (of_last, counts[-1]))
         left = rest_of(self._left, slices, len(counts))
         over = len(counts) < len(slices)
         # Not even the first stretch was looked into as a whole.
@@ -100,6 +105,7 @@ class Search:
         """Has a stretch that took long looked into after all others. Returns whether its upper half
         is the next.
         """
+        self._full = 0
         half = None if self._again else _upper_half(stretch)
         if half is None:
             self._later.append(stretch)
@@ -108,25 +114,50 @@ class Search:
             self._left.insert(0, half)
         return half is not None
 
-    def share(self, stretch: Stretch, parts: Iterable[BlobRange]) -> None:
-        """Looks into the parts of a stretch next, one by one."""
-        self._left[:0] = within(stretch, parts)
+    def share(self, stretch: Stretch, parts: Iterable[BlobRange], blobs: int) -> None:
+        """Makes the parts of a stretch the next ones. It has about so many blobs, and they are
+        hashes: so all parts are taken for full, until one is put off.
+        """
+        pieces = within(stretch, parts)
+        self._left[:0] = pieces
+        self._full, self._each = len(pieces), max(1, blobs // len(pieces))
+
+    def full(self, wanted: int) -> Found:
+        """Returns the next stretches that need no look, as many as have so many blobs, and forgets
+        these.
+        """
+        count = min(self._full, -(-wanted // self._each))
+        some, self._left = self._left[:count], self._left[count:]
+        self._full -= count
+        return Found(some)
 
     def _found(
-        self, begins: dict[int, Stretch], last: tuple[int, Stretch], beyond: int, of_last: int
+        self,
+        begins: dict[int, Stretch],
+        last: tuple[int, Stretch],
+        beyond: int,
+        counted: tuple[int, int],
     ) -> Found:
+        """Forgets what was found. counted: the blobs of the last stretch, and of the last slice."""
         found: dict[int, Stretch] = {}
         for nth, piece in begins.items():
             found.setdefault(piece.index, replace(piece, hi=self._left[nth].hi))
         *_, end = begins
-        if last[0] == end:
-            looked, rest = _span(begins[end].lo, last[1].hi), _span(last[1].hi, self._left[end].hi)
-            beyond += of_last * rest // max(looked, 1)
+        much, of_piece = counted
+        nth, piece = last
+        if nth == end:
+            begin, one = begins[end].lo, piece is begins[end]
+            # The limit may have ended the last slice's count.
+            looked = _span(begin, piece.hi if one else piece.lo)
+            sure = much if one else much - of_piece
+            more = max(0, sure * _span(begin, self._left[end].hi) // max(looked, 1) - much)
+            beyond += more
+            much += more
         self._left = [one for one in self._left[end + 1 :] if one.index not in found]
         if beyond >= 0:
             self._most = max(self._most // 2, FEWEST_SLICES)
         self._skipped = 0
-        return Found(tuple(found.values()), beyond > WORTH_SHARING)
+        return Found(tuple(found.values()), much if beyond > WORTH_SHARING else 0)
 
 
 def cut(stretches: Sequence[Stretch], rows: int, most: int) -> Slices:

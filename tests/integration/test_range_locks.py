@@ -108,6 +108,20 @@ def test_a_range_is_not_walked_from_its_beginning_again(catalog: Connection) -> 
     assert entries_read(catalog) - before < 1000
 
 
+def test_what_is_pending_in_a_full_range_is_walked_once(
+    catalog: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Part by part, without a look at what is then read."""
+    monkeypatch.setattr(range_locks, "_READ_MS", 60_000)
+    add_prefixed(catalog, "ab", 5000)
+    claims = Claims(catalog, "remote", EVERYWHERE)
+    before = entries_read(catalog)
+
+    assert [len(claims.take(500)) for _ in range(11)] == [500] * 10 + [0]
+
+    assert entries_read(catalog) - before < 7000
+
+
 def test_a_range_with_much_in_it_is_shared(catalog: Connection, other: Connection) -> None:
     add_prefixed(catalog, "ab", 1000)
     add(catalog, "0a", "cd")
@@ -133,12 +147,12 @@ def test_a_range_that_is_held_in_parts_is_nobodys_as_a_whole(
     """Until its last part is given back, whoever took it."""
     add_prefixed(catalog, "ab", 1000)
     mine, theirs = (Claims(conn, "remote", EVERYWHERE) for conn in (catalog, other))
-    held = [mine.take(100), theirs.take(100)]
+    assert len(mine.take(100)) == len(theirs.take(100)) == 100
     third = "select pg_try_advisory_lock(%s, 171)"
 
-    for claims, conn, taken in zip((mine, theirs), (other, catalog), held, strict=True):
+    for claims, conn in ((mine, other), (theirs, catalog)):
         assert conn.execute(third, [lock_class("remote")]).fetchall() == [(False,)]
-        claims.release({index for _, index in taken})
+        claims.release([one.index for one in holders(catalog, "remote")])
 
     assert holders(catalog, "remote") == []
     assert catalog.execute(third, [lock_class("remote")]).fetchall() == [(True,)]

@@ -140,3 +140,16 @@ def test_what_is_alive_is_found_after_few_looks(alive: set[str]) -> None:
         pass
 
     assert catalog.looks <= 20
+
+
+def test_the_parts_of_a_full_range_need_no_look_until_one_is_put_off() -> None:
+    search = Search([], ROWS)
+    search.share(Stretch(171, "ab", "ac"), parts(171), 1600)
+
+    first = search.full(250)
+
+    assert [one.index for one in first.stretches] == [one.index for one in parts(171)][:3]
+    search.put_off(first.stretches[-1])
+    assert not search.full(1).stretches
+    left = sorted({piece.index for _, piece in search.slices()})
+    assert left == [one.index for one in parts(171)][2:]
