@@ -95,6 +95,8 @@ class Claims:
         self._searches = self._rounds()
         self._search = self._any = Search((), 0)
         self._searching = False
+        # Whether the last look met a full range: then the next one is probably full, too.
+        self._dense = False
         # Whether anything was read in this round of searches.
         self._found = False
         # Ranges that were locked last, and have given nothing yet.
@@ -198,7 +200,9 @@ class Claims:
                 self._search = search
             found, much = self._search.full(wanted)
             if not found:
-                found, much = self._find(self._search, wanted, deadline)
+                enough = 1 if self._dense else wanted
+                found, much = self._find(self._search, enough, deadline)
+                self._dense = bool(much)
             if much and found[-1].index < RANGES:
                 self._search.share(found[-1], parts(found[-1].index), much)
                 found = found[:-1]
