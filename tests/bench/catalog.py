@@ -13,7 +13,8 @@ and once more with nothing to do; `status`, `run --dry-run`, and a worker of tha
 finds nothing. Claims, searches (all claims up to one that finds something) and marks are measured
 for a time (median, 99 of 100, the longest; CPU of the server's backends and of our own processes,
 in microseconds a blob), for each number of workers.
-`by_hand` is the floor of a mark: the plainest UPDATE of as many rows, in turns with claims.
+`by_hand` are the floors, in turns with claims: the plainest UPDATE of as many rows (`mark`), and
+the plainest SELECT by the same index (`claim`), in the other half of the blobids.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from ntt_backup.upload.catalog_session import CatalogSession
 TARGET = "remote"
 _DONE = "done"  # A target that has everything.
 _WINDOW = 4  # batches that are under way, as with run.window
-_BY_HAND = 50  # updates
+_BY_HAND = 200  # updates
 _DRY_RUN_MS = 1000
 _DIGITS = 4  # of the bounds between which rows are marked beforehand
 # Sizes as they are in production: many small ones, half of the bytes in the largest 0.7 %.
@@ -56,6 +57,11 @@ _BY_HAND_SQL = """
     update blobs set remote_copied = true, remote_last_checked = now(), remote_copy_failed = false
     where blobid between %s and %s
 """
+_CLAIM_BY_HAND_SQL = """
+    select blobid, size from blobs
+    where (remote_copied is false or remote_copied is null) and blobid >= %s
+    order by blobid limit %s
+"""
 
 Times = list[tuple[float, float, float]]
 
@@ -65,7 +71,7 @@ class Clock:
 
     def __init__(self, backend: int) -> None:
         self._backend = backend
-        self.times: dict[str, Times] = {"claim": [], "search": [], "mark": [], "by_hand": []}
+        self.times: dict[str, Times] = {name: [] for name in ("claim", "search", "mark")}
 
     def take(self, name: str, call: Callable[[], Any]) -> Any:
         before = self._now()
@@ -191,20 +197,23 @@ def work(task: tuple[str, int, int, float, int]) -> tuple[int, dict[str, Times]]
     return blobs, clock.times
 
 
-def by_hand(url: str, size: int) -> Times:
-    """Marks batches by a statement that only knows their first and last blobid: nobody else works
-    meanwhile.
+def by_hand(url: str, size: int) -> dict[str, Any]:
+    """Measures statements that only know a first blobid, and a last one or how many: nobody else
+    works meanwhile.
     """
     session = CatalogSession(url, "bench", TARGET, claim_order(0, 1), listen=False)
     conn = session._conn
     clock = Clock(conn.info.backend_pid)
     for _ in range(_BY_HAND):
-        taken = clock.take("claim", partial(session.claims.take, size))
+        taken = session.claims.take(size)
         if len({whole_of(index) for _, index in taken}) == 1:
-            ends = [taken[0][0].blobid, taken[-1][0].blobid]
-            clock.take("by_hand", partial(conn.execute, _BY_HAND_SQL, ends))
+            first, last = taken[0][0].blobid, taken[-1][0].blobid
+            far = [f"{int(first[0], 16) ^ 8:x}{first[1:]}", size]
+            clock.take("claim", partial(conn.execute, _CLAIM_BY_HAND_SQL, far))
+            clock.take("mark", partial(conn.execute, _BY_HAND_SQL, [first, last]))
     session.close()
-    return clock.times["by_hand"]
+    blobs = len(clock.times["mark"]) * size
+    return {name: _costs(clock.times[name], blobs) for name in ("claim", "mark")}
 
 
 def measure(url: str, workers: int, seconds: float, size: int) -> dict[str, Any]:
@@ -271,8 +280,7 @@ def main() -> None:
     found["work"] = [
         measure(asked.url, int(one), asked.seconds, asked.batch) for one in asked.workers.split(",")
     ]
-    times = by_hand(asked.url, asked.batch)
-    found["by_hand"] = _costs(times, len(times) * asked.batch)
+    found["by_hand"] = by_hand(asked.url, asked.batch)
     print(json.dumps(found, indent=1))
 
 
