@@ -262,7 +262,9 @@ class Claims:
         self._found = self._found or bool(taken)
         # Others may have emptied a range before we locked it.
         self._fresh -= {index for _, index in taken.values()}
-        self.release(self._fresh.difference(one.index for one in left))
+        if empty := self._fresh.difference(one.index for one in left):
+            self._search.doubt()
+            self.release(empty)
         return list(taken.values())
 
     def _run(self, name: str, values: dict[str, object]) -> list[tuple[Any, ...]]:

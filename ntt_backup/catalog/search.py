@@ -105,7 +105,7 @@ class Search:
         """Has a stretch that took long looked into after all others. Returns whether its upper half
         is the next.
         """
-        self._full = 0
+        self.doubt()
         half = None if self._again else _upper_half(stretch)
         if half is None:
             self._later.append(stretch)
@@ -116,11 +116,15 @@ class Search:
 
     def share(self, stretch: Stretch, parts: Iterable[BlobRange], blobs: int) -> None:
         """Makes the parts of a stretch the next ones. It has about so many blobs, and they are
-        hashes: so all parts are taken for full, until one is put off.
+        hashes: so all parts are taken for full, until there is a doubt.
         """
         pieces = within(stretch, parts)
         self._left[:0] = pieces
         self._full, self._each = len(pieces), max(1, blobs // len(pieces))
+
+    def doubt(self) -> None:
+        """Has the next stretches looked into: one that was taken for full was not."""
+        self._full = 0
 
     def full(self, wanted: int) -> Found:
         """Returns the next stretches that need no look, as many as have so many blobs, and forgets

@@ -142,7 +142,7 @@ def test_what_is_alive_is_found_after_few_looks(alive: set[str]) -> None:
     assert catalog.looks <= 20
 
 
-def test_the_parts_of_a_full_range_need_no_look_until_one_is_put_off() -> None:
+def test_the_parts_of_a_full_range_need_no_look_until_there_is_a_doubt() -> None:
     search = Search([], ROWS)
     search.share(Stretch(171, "ab", "ac"), parts(171), 1600)
 
