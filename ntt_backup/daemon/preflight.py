@@ -120,7 +120,7 @@ class Preflight:
         yield guarded("remote", self._look_at_remote)
         if (facts := self._facts) is not None and (probe := self._probe) is not None:
             if self._try_out:
-                yield guarded("transfer", lambda: _transfer(probe, warns=not self._prepare))
+                yield guarded("transfer", lambda: _transfer(probe))
             yield guarded("clock", lambda: _clock(facts))
             if catalog is not None:
                 yield guarded("space", lambda: self._look_for_space(catalog, facts))
@@ -278,14 +278,12 @@ def guarded(name: str, work: Callable[[], Step]) -> Step:
         return Step(name, error=error)
 
 
-def _transfer(probe: Probe, *, warns: bool) -> Step:
-    """Sends trial blobs. warns: of a bucket where a thief of the credentials may delete; a run says
-    so, too, and need not warn every time.
-    """
+def _transfer(probe: Probe) -> Step:
+    """Sends trial blobs; warns of a bucket where a thief of the credentials may delete."""
     began = time.monotonic()
     said = probe.try_out()
     text = f"{said}, {time.monotonic() - began:.1f} s"
-    return Step("", text, warning=text if warns and NOT_APPEND_ONLY in said else "")
+    return Step("", text, warning=text if NOT_APPEND_ONLY in said else "")
 
 
 def _clock(facts: Facts) -> Step:

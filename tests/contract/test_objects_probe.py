@@ -78,6 +78,14 @@ def test_a_trial_leaves_nothing_where_it_may_delete(bucket: Bucket) -> None:
     assert [*bucket.list(""), *bucket.uploads("")] == []
 
 
+def test_the_trial_of_a_run_stores_reads_back_and_removes_alone() -> None:
+    bucket, asked = FakeBucket(), list[str]()
+    bucket.before = lambda verb, _: asked.append(verb)
+    assert ObjectsProbe(bucket, OWNER, for_run=True).try_out().endswith("read back")
+    assert asked == ["create_upload", "put_part", "complete", "get_range", "delete"]
+    assert bucket.objects == {}
+
+
 def test_a_trial_in_an_append_only_bucket_leaves_one_object_however_often() -> None:
     bucket = FakeBucket()
     bucket.append_only = True
