@@ -58,10 +58,13 @@ def test_workers_that_little_work_does_not_need_follow_when_more_comes() -> None
     assert due(pool) == [0.0, 5.0, 5.0, 5.0]
 
 
-def test_the_first_worker_of_much_work_has_a_head_start() -> None:
+@pytest.mark.parametrize(("strategy", "others"), [("tar", 3.0), ("objects", 0.0)])
+def test_the_first_worker_of_much_work_has_a_head_start_but_to_a_bucket(
+    strategy: str, others: float
+) -> None:
     pool = WorkerPool(SETTINGS, "run", Backoff(1, 60), watch=False)
-    pool.set_strategy("tar", PendingEstimate(10**6, 10**9, 0, exact=True), 1.0, connect=False)
-    assert due(pool) == [0.0, 3.0, 3.0, 3.0]
+    pool.set_strategy(strategy, PendingEstimate(10**6, 10**9, 0, exact=True), 1.0, connect=False)
+    assert due(pool) == [0.0, others, others, others]
 
 
 def test_workers_that_were_told_to_stop_do_not_follow() -> None:
