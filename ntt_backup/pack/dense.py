@@ -77,14 +77,17 @@ class Dense:
 
     def finish(self) -> tuple[memoryview, Iterator[Entry]]:
         """Returns a member's content and what is in it, with offsets from the member's first byte;
-        both until `clear`.
+        both until `clear`. Raises MemoryError.
         """
-        if self._undecided:
-            self._undecided = False
-            self._decide()
-        stored = self._sizes
-        if self._compress is not None:
-            stored = self._compressed(self._compress)
+        try:
+            if self._undecided:
+                self._undecided = False
+                self._decide()
+            stored = self._sizes
+            if self._compress is not None:
+                stored = self._compressed(self._compress)
+        except zstandard.ZstdError as error:  # There is no other reason.
+            raise MemoryError(str(error)) from error
         return self._room[: sum(stored)], self._entries(stored)
 
     def clear(self) -> None:

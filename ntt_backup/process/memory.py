@@ -3,17 +3,40 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Final
+
+from ntt_backup.errors import SourceError
 
 _M_MMAP_THRESHOLD: Final = -3
 _LARGE: Final = 128 * 1024
+# What Python says where the system gives no memory for a thread's stack.
+_NO_THREAD: Final = "can't start new thread"
 
 
 def new_buffer(size: int) -> mmap.mmap:
     """Returns a buffer of zeros; what was never written to takes no memory."""
     return mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+@contextmanager
+def memory_needed() -> Iterator[None]:
+    """Raises SourceError where there is no memory for what is done meanwhile: that may pass."""
+    try:
+        yield
+    except (MemoryError, OSError, RuntimeError) as error:
+        if isinstance(error, OSError) and error.errno != errno.ENOMEM:
+            raise
+        if isinstance(error, RuntimeError) and str(error) != _NO_THREAD:
+            raise
+        raise SourceError(
+            "this machine has no memory left",
+            detail=str(error),
+            hint="use fewer workers (run.workers), or end other programs",
+        ) from error
 
 
 def give_back_large_blocks() -> None:

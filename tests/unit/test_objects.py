@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import resource
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -15,6 +17,7 @@ import pytest
 
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.config import RunSettings
+from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.errors import RemoteUnreachable, SourceError
 from ntt_backup.model import Batch, Blob, Receipt
 from ntt_backup.objects.bucket import sweep
@@ -47,8 +50,8 @@ class Scene:
         self.open_key: OpenKey = no_key
         self.sessions: list[ObjectsSession] = []
 
-    def session(self, pace: Any = None, part_size: int = PART) -> ObjectsSession:
-        spec = SessionSpec(
+    def spec(self) -> SessionSpec:
+        return SessionSpec(
             cast(Any, None),
             "/nowhere",
             "owner",
@@ -59,9 +62,17 @@ class Scene:
             on_bytes=lambda count: setattr(self, "wire", self.wire + count),
             on_content=lambda count: setattr(self, "content", self.content + count),
         )
-        meter = Meter(pace)
+
+    def opened(self) -> ObjectsSession:
+        remote = RemoteSettings.model_validate({"url": "s3://bucket/backup"})
+        made = objects.open_objects(replace(self.spec(), bucket=remote), Store(self.root))
+        self.sessions.append(made)
+        return made
+
+    def session(self, pace: Any = None, part_size: int = PART) -> ObjectsSession:
+        meter, store = Meter(pace), Store(self.root)
         made = ObjectsSession(
-            spec, Store(self.root), self.bucket, meter, store_id=b"s" * 16, part_size=part_size
+            self.spec(), store, self.bucket, meter, store_id=b"s" * 16, part_size=part_size
         )
         self.sessions.append(made)
         return made
@@ -162,6 +173,32 @@ def test_a_small_batch_takes_no_memory_of_the_size_of_a_part(scene: Scene) -> No
     part_size, before = 512 * 1024**2, _resident()
     receipt(exchange(scene.session(part_size=part_size), batch(scene.blobs(*[300] * 20))))
     assert _resident() - before < part_size // 8
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [MemoryError(), OSError(errno.ENOMEM, "no memory"), RuntimeError("can't start new thread")],
+)
+@pytest.mark.parametrize("of", ["open_bucket", "Outbox", "PackWriter"])
+def test_a_machine_without_memory_is_waited_for(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, failure: Exception, of: str
+) -> None:
+    monkeypatch.setattr("ntt_backup.objects.store_format.read", lambda _: b"s" * 16)
+    blobs, failures = scene.blobs(10, 20), [failure]
+    real = {"open_bucket": lambda *_: scene.bucket}.get(of) or getattr(objects, of)
+
+    def first_fails(*values: Any, **named: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return real(*values, **named)
+
+    monkeypatch.setattr(objects, "open_bucket", lambda *_: scene.bucket)
+    monkeypatch.setattr(objects, of, first_fails)
+    with pytest.raises(SourceError, match="no memory left"):
+        scene.opened().put(batch(blobs))
+    assert not any(session.usable for session in scene.sessions)
+    receipt(exchange(scene.opened(), batch(blobs)))
+    assert scene.stored() == scene.in_store(blobs)
 
 
 def _resident() -> int:

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import zstandard
 from blake3 import blake3
 
 from ntt_backup.blobdir.layout import relative_path
+from ntt_backup.pack import dense
 from ntt_backup.pack.format import RAW, ZSTD, ZSTD_DICTIONARY, PackError, pack_id
 from ntt_backup.pack.reader import PackReader
 from ntt_backup.pack.writer import PackWriter
@@ -133,6 +135,15 @@ def test_a_sample_decides_how_small_blobs_are_compressed(
     data = pack(contents)
     assert codecs(data) == {codec}
     assert len(data) <= len(pack(contents, compress=False))
+
+
+def test_a_compressor_without_memory_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> int:
+        raise zstandard.ZstdError("cannot compress: Allocation error : not enough memory")
+
+    monkeypatch.setattr(dense, "_packed", fails)
+    with pytest.raises(MemoryError, match="not enough memory"):
+        pack([text(n, 8000) for n in range(8)])
 
 
 def test_dense_members_stay_small() -> None:

@@ -33,7 +33,7 @@ from ntt_backup.objects.outbox import Meter, Outbox, Outgoing
 from ntt_backup.objects.s3 import open_bucket
 from ntt_backup.pack.format import pack_id
 from ntt_backup.pack.writer import PackWriter
-from ntt_backup.process.memory import give_back_large_blocks, new_buffer
+from ntt_backup.process.memory import give_back_large_blocks, memory_needed, new_buffer
 from ntt_backup.source.inspection import Store
 from ntt_backup.source.reader import Reader, TooLarge, wrong_content
 from ntt_backup.upload.strategies.session import Outcome, Rejection
@@ -45,6 +45,7 @@ _TURN_SECONDS: Final = 0.2
 _A_BLOB: Final = 4096
 
 
+@memory_needed()
 def open_objects(spec: SessionSpec, store: Store) -> ObjectsSession:
     """Opens a session."""
     assert spec.bucket is not None
@@ -125,6 +126,7 @@ class ObjectsSession:
     def in_flight(self) -> tuple[Batch, ...]:
         return tuple(flight.batch for flight in self._flights)
 
+    @memory_needed()
     def put(self, batch: Batch) -> None:
         look = batch.attempt > 1 or self._looks > 0
         self._looks -= 1
