@@ -28,18 +28,20 @@ from ntt_backup.snapshot.repository.contract import SnapshotDamaged
 
 # Files that may be open at once while those in a row are restored.
 MOST: Final = 250
-_ID: Final = "(?:0|[1-9][0-9]{0,9})"
-_SIGNED: Final = "(?:[1-8][0-9]{18}|-?[1-9][0-9]{0,17}|0)"
-_UNSIGNED: Final = "(?:[1-9][0-9]{0,18}|0)"
+_SUM_BYTES: Final = 32
+_ID: Final = "(?:0|[1-9][0-9]{0,9}+)"
+_SIGNED: Final = "(?:[1-8][0-9]{18}|-?[1-9][0-9]{0,17}+|0)"
+_UNSIGNED: Final = "(?:[1-9][0-9]{0,18}+|0)"
 _LINE: Final = pattern(
     # Directory and name; mode and owner; mtime; size; digest; the frame; skip.
     # So short that it cannot have too many parts.
     r'\["(?!/)(?:([ !#-\[\]-~]{0,998})/)?(?!\.\.?")([ !#-.0-\[\]-~]{1,255}+)","f",'
-    rf"((?:0|[1-9][0-9]{{0,3}}),{_ID},{_ID}),"
-    rf"({_SIGNED}),{_UNSIGNED},{_UNSIGNED},([1-9][0-9]{{0,7}}),"
-    r'\{"b3":"([0-9a-f]{64})","x":\[0,\5,'
-    r"((?:0|[1-9][0-9]{0,5}),[1-9][0-9]{0,4},(?:0|[1-9][0-9]{0,17}),[1-9][0-9]{0,7}),"
-    r"(0|[1-9][0-9]{0,7})\]\}\]\n"
+    rf"((?:0|[1-9][0-9]{{0,3}}+),{_ID},{_ID}),"
+    rf"({_SIGNED}),{_UNSIGNED},{_UNSIGNED},([1-9][0-9]{{0,7}}+),"
+    # Digits are looked at many at once.
+    r'\{"b3":"([^"]{64})","x":\[0,\5,'
+    r"((?:0|[1-9][0-9]{0,5}+),[1-9][0-9]{0,4}+,(?:0|[1-9][0-9]{0,17}+),[1-9][0-9]{0,7}+),"
+    r"(0|[1-9][0-9]{0,7}+)\]\}\]\n"
     # Any other line.
     r"|([^\n]*)\n"
 )
@@ -48,7 +50,7 @@ _SHARED: Final = itemgetter(0, 2, 6)
 
 # Name, bytes, bytes of the super block before the content, mtime, and digest. (A plain tuple: one
 # is made for each of millions.)
-SmallFile = tuple[str, int, int, int, str]
+SmallFile = tuple[str, int, int, int, bytes]
 
 
 class SmallFiles(NamedTuple):
@@ -80,7 +82,7 @@ class SmallFiles(NamedTuple):
         _, size, skip, mtime, digest = file
         numbers = (self.mode, self.uid, self.gid, mtime, 0, 0, size)
         extents = [Extent(0, size, *self.frame, skip)]
-        return Entry(self.path(file), FILE, *numbers, digest=digest, extents=extents)
+        return Entry(self.path(file), FILE, *numbers, digest=digest.hex(), extents=extents)
 
 
 Row = Entry | SmallFiles
@@ -108,7 +110,11 @@ def read_rows(lines: bytes, versions: int, last: str) -> list[Row]:
             starts, lengths = [*map(int, skips)], [*map(int, sizes)]
             ends = [*map(add, starts, lengths)]
             require(max(ends) <= MAX_SUPER_BLOCK)
-            files = [*zip(names, lengths, starts, map(int, mtimes), digests, strict=True)]
+            together = "".join(digests)
+            sums = bytes.fromhex(together)
+            require(sums.hex() == together)  # No blanks, no capitals.
+            each = [sums[at : at + _SUM_BYTES] for at in range(0, len(sums), _SUM_BYTES)]
+            files = [*zip(names, lengths, starts, map(int, mtimes), each, strict=True)]
             row = _row(above, owned, frame, versions, files)
             step = MOST if all(map(le, ends, starts[1:])) else 1
             rows += [row._replace(files=files[at : at + step]) for at in range(0, len(files), step)]

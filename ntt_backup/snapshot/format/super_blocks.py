@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import zstandard
 
@@ -19,6 +18,9 @@ from ntt_backup.snapshot.format.entry import MAX_SUPER_BLOCK, Extent
 from ntt_backup.snapshot.format.manifest import PackSum
 from ntt_backup.snapshot.repository.contract import Buffer, NewFile, Repository, SnapshotDamaged
 from ntt_backup.snapshot.repository.names import pack_name
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 MAGIC: Final = b"NTTSNAP\x01"
 MAX_PACK: Final = 256 << 20
@@ -51,6 +53,8 @@ class SuperBlockWriter:
     """
 
     def __init__(self, repository: Repository, set: str, version: str, *, index: int) -> None:
+        from concurrent.futures import ThreadPoolExecutor  # Who only reads does without.
+
         self._repository = repository
         self._set = set
         self._version = version

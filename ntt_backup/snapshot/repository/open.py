@@ -1,4 +1,8 @@
-"""Opens the repository of snapshots on the target of the settings."""
+"""Opens the repository of snapshots on the target of the settings.
+
+What reaches one kind of target is loaded for that kind alone: it takes longer than to restore a few
+files.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,9 @@ from contextlib import suppress
 from dataclasses import replace
 
 from ntt_backup.blobdir.open import Misplaced
-from ntt_backup.client.connection import SessionSpec
-from ntt_backup.client.throttle import alone
 from ntt_backup.config import RemoteConfig
-from ntt_backup.config.sealing import Keyring
 from ntt_backup.errors import Unsupported
-from ntt_backup.objects.s3 import open_bucket
 from ntt_backup.snapshot.repository.by_directory import RepositoryByDirectory
-from ntt_backup.snapshot.repository.by_objects import RepositoryByObjects
-from ntt_backup.snapshot.repository.by_receiver import RepositoryByReceiver
 from ntt_backup.snapshot.repository.contract import Repository, RepositoryToRead
 
 
@@ -23,14 +21,10 @@ def open_repository(settings: RemoteConfig) -> Repository:
     """Returns the repository; a bucket is asked nothing yet. Raises ConfigError and RemoteDenied
     where the target cannot have snapshots, and RemoteUnreachable.
     """
-    remote, pace = settings.remote, alone(settings.run.bwlimit)
-    if remote.kind == "s3":
-        keyring = Keyring(lambda: settings.pack.identity_file)
-        bucket = open_bucket(remote, pace)
-        return RepositoryByObjects(bucket, remote.part_size, settings.recipients, keyring)
-    spec = SessionSpec.of(settings, f"snapshot-{os.getpid()}", "snapshot")
+    if settings.remote.kind == "s3":
+        return _by_objects(settings)
     try:
-        return RepositoryByReceiver(replace(spec, pace=pace))
+        return _by_receiver(settings)
     except Unsupported as error:
         raise Unsupported(
             "snapshots need Python 3.8 or newer on the remote",
@@ -49,3 +43,24 @@ def open_to_read(settings: RemoteConfig) -> RepositoryToRead:
         with suppress(OSError, Misplaced):
             return RepositoryByDirectory(settings.remote.path)
     return open_repository(settings)
+
+
+def _by_objects(settings: RemoteConfig) -> Repository:
+    from ntt_backup.client.throttle import alone
+    from ntt_backup.config.sealing import Keyring
+    from ntt_backup.objects.s3 import open_bucket
+    from ntt_backup.snapshot.repository.by_objects import RepositoryByObjects
+
+    remote = settings.remote
+    keyring = Keyring(lambda: settings.pack.identity_file)
+    bucket = open_bucket(remote, alone(settings.run.bwlimit))
+    return RepositoryByObjects(bucket, remote.part_size, settings.recipients, keyring)
+
+
+def _by_receiver(settings: RemoteConfig) -> Repository:
+    from ntt_backup.client.connection import SessionSpec
+    from ntt_backup.client.throttle import alone
+    from ntt_backup.snapshot.repository.by_receiver import RepositoryByReceiver
+
+    spec = SessionSpec.of(settings, f"snapshot-{os.getpid()}", "snapshot")
+    return RepositoryByReceiver(replace(spec, pace=alone(settings.run.bwlimit)))

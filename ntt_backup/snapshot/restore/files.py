@@ -283,13 +283,14 @@ class Restorer:
         # Files that are still open: descriptors that follow each other are closed at once.
         ranges: list[tuple[int, int]] = []
         begin = end = -1
+        made = length = 0
         try:
             for name, size, skip, mtime, digest in files:
                 try:
                     data = content[skip - first : skip - first + size]
                     if len(data) != size:
                         raise Refused(MISSING)
-                    if verify and blake3(data).hexdigest() != digest:
+                    if verify and blake3(data).digest() != digest:
                         raise Refused(WRONG)
                     fd = open_(name, NEW, mode, dir_fd=directory)
                     if fd != end:
@@ -300,12 +301,15 @@ class Restorer:
                     if (written := write(fd, data)) != size:
                         write_all(fd, data[written:])
                     utime(fd, ns=(mtime, mtime))
-                    step.files += 1
-                    step.bytes += size
+                    made += 1
+                    length += size
                 except (OSError, Refused, ValueError) as error:
                     step.problem(f"{above}/{name}" if above else name, error)
-                step.passed += size
+                    step.passed += size
         finally:
+            step.files += made
+            step.bytes += length
+            step.passed += length
             if end > 0:  # An empty range at 0 would close all that there is.
                 ranges.append((begin, end))
             for one in ranges:

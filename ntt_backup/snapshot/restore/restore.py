@@ -175,12 +175,12 @@ class _Source:
         self._map: mmap.mmap | None = None
         self._manifest, _ = _keep(repository, version, MANIFEST, to)
         self._last = last
-        reader = self.manifest()
-        for lines in reader.texts():
+        self._proved = ManifestReader(_pieces(self._manifest))
+        for lines in self._proved.texts():
             self._last.writelines(last_lines(lines))
-        assert reader.trailer is not None
-        require_own(reader.header, version)
-        self.trailer = reader.trailer
+        assert self._proved.trailer is not None
+        require_own(self._proved.header, version)
+        self.trailer = self._proved.trailer
         if delta and self.trailer.map_size:
             with suppress(SnapshotDamaged):
                 self._map, digest = _keep(repository, version, MAP, to)
@@ -197,7 +197,7 @@ class _Source:
 
     def manifest(self) -> ManifestReader:
         """Returns a reader, at its beginning."""
-        return ManifestReader(_pieces(self._manifest))
+        return ManifestReader(_pieces(self._manifest), self._proved)
 
     def map(self) -> MapReader | None:
         """Returns a reader, at its beginning."""
