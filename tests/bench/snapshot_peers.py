@@ -48,7 +48,8 @@ def spend(
     argv: Sequence[str], work: Path, environ: dict[str, str] | None = None, **how: Any
 ) -> Spent:
     """Runs a command; raises Failed where it fails. CPU time is that of all it has waited for."""
-    foreign = ("NTT_", "PG", "RESTIC_", "BORG_", "KOPIA_", "TAR_OPTIONS")
+    # What is installed is compiled.
+    foreign = ("NTT_", "PG", "RESTIC_", "BORG_", "KOPIA_", "TAR_OPTIONS", "PYTHONDONTWRITE")
     kept = {key: value for key, value in os.environ.items() if not key.startswith(foreign)}
     with (work / "said").open("w+") as said, (work / "errors").open("w+") as errors:
         began = time.perf_counter()

@@ -21,7 +21,7 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from tests.bench import bare_unpack
+from tests.bench import bare_restore, bare_unpack
 from tests.bench.contender import Failed
 from tests.bench.lab import SHAPES, Lab, describe, lab
 from tests.bench.slots import slot
@@ -144,7 +144,7 @@ class Bench:
 
 
 def unpacking(home: Path, rounds: int) -> Table:
-    """Restores a tree of small files in memory, beside GNU tar and the floor, in turns."""
+    """Restores a tree of small files in memory, beside GNU tar and the floors, in turns."""
     states = tree_files(home / "states", _TREE)
     work, repository, to = home / "work", home / "repository", home / "to"
     for directory in (work, repository):
@@ -158,9 +158,15 @@ def unpacking(home: Path, rounds: int) -> Table:
     listed = home / "files.list"
     bare_unpack.write_list(str(listed), str(archive))
     program = (sys.executable, "-I", "-S", bare_unpack.__file__)
+    bare = (
+        *(sys.executable, bare_restore.__file__, str(work / "settings.toml")),
+        *(str(ours.manifest(version).parent), str(to)),
+    )
     ways = {
         "tar": plain,
         "a bare loop in Python": (*program, str(listed), str(archive), str(to)),
+        "a bare restore": (*bare, "1"),
+        "a bare restore, 2 processes": (*bare, "2"),
         "restore --no-verify": ours.restoring(version, to, "--no-verify"),
         "restore": ours.restoring(version, to),
         "restore --jobs 2": ours.restoring(version, to, "--jobs", "2"),
@@ -169,7 +175,7 @@ def unpacking(home: Path, rounds: int) -> Table:
     for _ in range(rounds):
         for name, argv in ways.items():
             to.mkdir()
-            spent = spend(argv, work)
+            spent = spend(argv, work, ours.environ)
             seen.setdefault(name, []).append((spent.seconds, spent.cpu))
             shutil.rmtree(to)
     table = Table(title=f"{_TREE:,} files, {size_of(states) / _MB:,.0f} MB", title_justify="left")
