@@ -31,7 +31,7 @@ from ntt_backup.format import many, printable
 def check(context: click.Context, as_json: bool) -> None:
     """Check the configuration, for all targets.
 
-    --target, which may name several, has it check these only. All problems are told at once; a
+    With --target, which may name several, check only these. All problems are told at once; a
     missing store is none where there are only snapshot sets. Exit code 2 when there is one.
     """
     common: Common = context.obj

@@ -46,7 +46,8 @@ def probe_objects(spec: SessionSpec) -> ObjectsProbe:
 
 
 class ObjectsProbe:
-    """See `probe.SessionProbe`. owner names this host and target. for_run: a trial only stores.
+    """See `probe.SessionProbe`. owner names this host and target. for_run: a trial only stores,
+    reads back and deletes.
 
     The trial object has one key and one content for each owner, so that where it cannot be removed,
     one stays, however many trials there are.
