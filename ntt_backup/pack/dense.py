@@ -75,26 +75,25 @@ class Dense:
         self._bytes += size
         self._sizes.append(size)
 
-    def finish(self) -> tuple[memoryview, Iterator[Entry]]:
-        """Returns a member's content and what is in it, with offsets from the member's first byte;
-        both until `clear`. Raises MemoryError.
-        """
+    def finish(self) -> memoryview:
+        """Returns a member's content, until `clear`. Raises MemoryError."""
         try:
             if self._undecided:
                 self._undecided = False
                 self._decide()
-            stored = self._sizes
+            self._stored = self._sizes
             if self._compress is not None:
-                stored = self._compressed(self._compress)
+                self._stored = self._compressed(self._compress)
         except zstandard.ZstdError as error:  # There is no other reason.
             raise MemoryError(str(error)) from error
-        return self._room[: sum(stored)], self._entries(stored)
+        return self._room[: sum(self._stored)]
 
     def clear(self) -> None:
         """Forgets what was gathered."""
         self._bytes = 0
         self._digests = bytearray()
-        self._sizes = array("I")
+        self._sizes: array[int] = array("I")
+        self._stored = self._sizes
 
     def _compressed(self, compress: Compress) -> array[int]:
         """Compresses each blob that gets shorter, and moves it up; returns what they have then."""
@@ -110,12 +109,14 @@ class Dense:
             start += size
         return stored
 
-    def _entries(self, stored: array[int]) -> Iterator[Entry]:
-        offset = 0
-        for number, (size, raw) in enumerate(zip(stored, self._sizes, strict=True)):
-            at = number * DIGEST_BYTES
-            digest = bytes(self._digests[at : at + DIGEST_BYTES])
-            yield Entry(digest, offset, size, raw, RAW if size == raw else self._codec)
+    def entries(self, offset: int) -> Iterator[Entry]:
+        """Yields what is in the member that was finished. offset: where its content begins."""
+        digests, at = bytes(self._digests), 0
+        new = tuple.__new__  # A call less for each blob.
+        for size, raw in zip(self._stored, self._sizes, strict=True):
+            digest = digests[at : at + DIGEST_BYTES]
+            yield new(Entry, (digest, offset, size, raw, RAW if size == raw else self._codec))
+            at += DIGEST_BYTES
             offset += size
 
     def _decide(self) -> None:

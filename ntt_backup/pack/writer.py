@@ -59,6 +59,7 @@ class PackWriter:
         self._dictionary_at = 0
         self._dictionary = b""
         self._missing = 0
+        self._room = MAX_ENTRIES
         self.size = 0
 
     def add(self, digest: bytes, content: Buffer) -> None:
@@ -110,22 +111,22 @@ class PackWriter:
         self._put(_END_OF_ARCHIVE)
 
     def _require_room(self) -> None:
-        self._require_whole()
-        if len(self._entries) // ENTRY_BYTES + len(self._dense) == MAX_ENTRIES:
+        if self._missing or not self._room:
+            self._require_whole()
             raise ValueError(f"a pack has at most {MAX_ENTRIES:,} blobs")
+        self._room -= 1
 
     def _require_whole(self) -> None:
         if self._missing:
             raise ValueError("a blob is shorter than was announced")
 
     def _write_dense(self) -> None:
-        content, blobs = self._dense.finish()
+        content = self._dense.finish()
         if self._dense.dictionary and not self._dictionary:
             self._dictionary = self._dense.dictionary
             self._dictionary_at = self._put_member(DICTIONARY_MEMBER, self._dictionary)
         at = self._put_member(DENSE_MEMBER, content)
-        for digest, offset, stored, raw, codec in blobs:
-            self._entries += write_entry(Entry(digest, at + offset, stored, raw, codec))
+        self._entries += b"".join(map(write_entry, self._dense.entries(at)))
         self._dense.clear()
 
     def _put_member(self, name: str, content: Buffer) -> int:
