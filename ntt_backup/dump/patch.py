@@ -16,8 +16,10 @@ import zstandard
 
 # Bytes of the runs, and of the lines, as they are compressed.
 _HEAD: Final = struct.Struct("<I")
-# Of random hex digits level 1 makes less than higher ones do.
+# Of random hex digits level 1 makes less than all up to 15, at 100 MB/s. Level 16 makes a sixth
+# less than that, at 4 MB/s.
 _LEVEL: Final = 1
+_THOROUGH: Final = 16
 _HASH_LOGS: Final = (10, 20)
 _STEP: Final = 64
 _RAW: Final = zstandard.DICT_TYPE_RAWCONTENT
@@ -27,12 +29,13 @@ class PatchDamaged(Exception):
     """What should be a patch of a text is none."""
 
 
-def make(old: bytes, new: bytes) -> bytes:
-    """Returns the patch that makes new of old."""
+def make(old: bytes, new: bytes, *, thorough: bool = False) -> bytes:
+    """Returns the patch that makes new of old. thorough: as small as can be, for a few lines."""
     before, after = old.split(b"\n"), new.split(b"\n")
     runs, rest = _compare(before, after)
     packed = zstandard.ZstdCompressor(level=_LEVEL).compress(_varints(runs))
-    lines = _compress(b"\n".join(_leftover(before, runs)), b"\n".join(rest))
+    level = _THOROUGH if thorough else _LEVEL
+    lines = _compress(b"\n".join(_leftover(before, runs)), b"\n".join(rest), level)
     return _HEAD.pack(len(packed)) + packed + lines
 
 
@@ -117,12 +120,12 @@ def _leftover(before: Sequence[bytes], runs: Iterable[Run]) -> list[bytes]:
     return list(compress(before, left))
 
 
-def _compress(known: bytes, data: bytes) -> bytes:
+def _compress(known: bytes, data: bytes, level: int) -> bytes:
     # In a table much smaller than the text, later lines hide the earlier ones.
     low, high = _HASH_LOGS
     log = min(high, max(low, (len(known) + len(data)).bit_length()))
     parameters = zstandard.ZstdCompressionParameters.from_level(
-        _LEVEL, window_log=log + 1, hash_log=log, chain_log=log
+        level, window_log=log + 1, hash_log=log, chain_log=log
     )
     return zstandard.ZstdCompressor(
         dict_data=_dictionary(known), compression_params=parameters

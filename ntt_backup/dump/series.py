@@ -36,6 +36,7 @@ _LEVEL: Final = 1
 # So many segments of the dump before may go into one patch.
 _NEAR: Final = 4
 _VAIN: Final = 4
+_FEW: Final = 50
 _NOWHERE: Final = -_NEAR
 
 
@@ -84,6 +85,8 @@ class Writer:
         self._far = _NOWHERE
         self._run = (0, 0)
         self._vain = 0
+        # As it is compressed: all of the text so far, and what of it was sent as patches.
+        self._whole = self._patched = 0
 
     def add(self, data: bytes) -> bytes:
         """Returns what is to be sent now; may be nothing."""
@@ -100,10 +103,12 @@ class Writer:
         if kept is not None:
             self._known.add(kept)
             self._at = same + 1
+            self._whole += len(kept.frame)
             return self._same(same, 1)
         mark = crc32(text[text.rfind(b"\n", 0, -1) + 1 :])
         frame = zstandard.ZstdCompressor(level=_LEVEL).compress(text)
         self._known.add(Segment(digest, mark, len(text), frame))
+        self._whole += len(frame)
         first, count = self._beside(mark)
         if count and (changed := self._patch(first, count, text, len(frame))):
             frame = changed
@@ -149,11 +154,14 @@ class Writer:
             return b""
         texts = [self._before.text(first + n) for n in range(count)] if self._before else []
         old = b"".join(one for one in texts if one is not None)
-        made = patch.make(old, text) if None not in texts else b""
+        # Where much has changed, that would take longer than all else.
+        thorough = self._patched <= self._whole // _FEW
+        made = patch.make(old, text, thorough=thorough) if None not in texts else b""
         if not made or len(made) >= most or patch.apply(old, made, len(text)) != text:
             return b""
         if len(made) < most * 3 // 4:
             self._vain = 0
+        self._patched += len(made)
         return made
 
 

@@ -85,11 +85,11 @@ def test_a_text_is_cut_in_the_same_places_however_it_comes(text: bytes, sizes: l
 # --- patches and chains ---------------------------------------------------------------------------
 
 
-@given(texts, texts, st.binary(max_size=200))
+@given(texts, texts, st.booleans(), st.binary(max_size=200))
 def test_a_patch_makes_the_new_text_and_nonsense_is_refused(
-    old: bytes, new: bytes, nonsense: bytes
+    old: bytes, new: bytes, thorough: bool, nonsense: bytes
 ) -> None:
-    made = patch.make(old, new)
+    made = patch.make(old, new, thorough=thorough)
     assert patch.apply(old, made, len(new)) == new
     for damaged in (nonsense, made[:-3], bytes([made[0] ^ 1]) + made[1:]):
         try:

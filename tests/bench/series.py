@@ -1,0 +1,148 @@
+"""What an increment of a series of dumps takes, beside the least that what is new in it takes.
+
+A text like that of pg_dump is made of rows, and written as a full dump. Then 1 % of them, chosen
+at random, are deleted, changed where they stand, changed and moved to the end (as PostgreSQL does
+where a page has no room), or added. The floor is that of a program that knows nothing of a row but
+what stood beside it: the random bytes of its name and of its microseconds, and which rows they are.
+Beside it stands what zstd makes of moved rows where it knows all rows that are gone: start it as
+`python -m tests.bench.series`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from datetime import UTC, datetime, timedelta
+from math import log2
+from typing import Final
+
+import zstandard
+from rich.console import Console
+from rich.table import Table
+
+from ntt_backup.dump.series import Segment, Writer
+
+_SHARE: Final = 100
+_AT_ONCE: Final = 500
+_MICROSECONDS: Final = 10**6
+# Random bytes of a name, and of a time.
+_NAME: Final = 32
+_TIME: Final = log2(_MICROSECONDS) / 8
+_BEGUN: Final = datetime(2026, 3, 2, tzinfo=UTC)
+
+
+class _Known:
+    """Keeps the segments of a dump for the next one, which is an increment on it."""
+
+    def __init__(self) -> None:
+        self._segments: list[Segment] = []
+        self.digests: list[bytes] = []
+        self.marks: list[int] = []
+
+    def add(self, segment: Segment) -> None:
+        self._segments.append(segment)
+        self.digests.append(segment.digest)
+        self.marks.append(segment.mark)
+
+    def segment(self, number: int) -> Segment:
+        return self._segments[number]
+
+    def text(self, number: int) -> bytes:
+        return zstandard.ZstdDecompressor().decompress(self._segments[number].frame)
+
+
+class _Rows:
+    """Makes rows of a catalog's table, each second a few."""
+
+    def __init__(self) -> None:
+        self._chance = random.Random(5)
+
+    def made(self, number: int) -> str:
+        """Returns what stays of a row."""
+        links = self._chance.choice((1, 1, 1, 2))
+        return f"{self._chance.randbytes(_NAME).hex()}\t{links}\t{self._time(number // 10)}"
+
+    def line(self, made: str, second: int | None) -> bytes:
+        """Returns a row that was copied at some second, or is pending."""
+        copied = "f\t\\N" if second is None else f"t\t{self._time(second)}"
+        return f"{made}\t{copied}\n".encode()
+
+    def _time(self, second: int) -> str:
+        micro = self._chance.randrange(_MICROSECONDS)
+        return f"{_BEGUN + timedelta(seconds=second, microseconds=micro):%Y-%m-%d %H:%M:%S.%f}+00"
+
+
+def measure(count: int, *, copied: bool) -> Table:
+    """Writes a full dump and its increments. copied: all rows were copied once already."""
+    rows, chance = _Rows(), random.Random(7)
+    made = [rows.made(number) for number in range(count)]
+    before = [
+        rows.line(one, 600 + number // 10 if copied else None) for number, one in enumerate(made)
+    ]
+    full, known = _write(None, before)
+    changed = sorted(chance.sample(range(count), count // _SHARE))
+    new = {
+        number: rows.line(made[number], count + turn // 10) for turn, number in enumerate(changed)
+    }
+    left = [line for number, line in enumerate(before) if number not in new]
+    added = [rows.line(rows.made(count + number), None) for number in range(len(changed))]
+    share = 1 / _SHARE
+    which = -(share * log2(share) + (1 - share) * log2(1 - share)) * count / 8
+    moved = len(changed) * (_NAME + 2 * _TIME) + which
+    cases = {
+        "deleted": (left, which),
+        "changed in place": (
+            [new.get(number, line) for number, line in enumerate(before)],
+            len(changed) * _TIME + which,
+        ),
+        "changed and moved": (left + list(new.values()), moved),
+        "new": (before + added, len(changed) * (_NAME + _TIME)),
+    }
+    title = f"{count:,} rows, {'all' if copied else 'none'} copied: {full / count:.1f} bytes a row"
+    table = Table(title=title, title_justify="left")
+    for column in ("1 % of the rows", "bytes a row", "of a full dump", "floor"):
+        table.add_column(column, justify="right" if table.columns else "left")
+    for name, (lines, floor) in cases.items():
+        size, _ = _write(known, lines)
+        table.add_row(name, *_cells(size, len(changed), full), f"{floor / full:.2%}")
+    size = _knowing(b"".join(before[number] for number in changed), b"".join(new.values()))
+    table.add_row(
+        "moved, by all that are gone", *_cells(round(size + which), len(changed), full), ""
+    )
+    return table
+
+
+def _write(before: _Known | None, lines: list[bytes]) -> tuple[int, _Known]:
+    """Returns the bytes of a dump, and its segments."""
+    known = _Known()
+    writer = Writer(before, known)
+    starts = range(0, len(lines), _AT_ONCE)
+    size = sum(len(writer.add(b"".join(lines[at : at + _AT_ONCE]))) for at in starts)
+    return size + len(writer.end()), known
+
+
+def _knowing(gone: bytes, lines: bytes) -> int:
+    known = zstandard.ZstdCompressionDict(gone, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+    parameters = zstandard.ZstdCompressionParameters.from_level(3, window_log=27)
+    zstd = zstandard.ZstdCompressor(dict_data=known, compression_params=parameters)
+    return len(zstd.compress(lines))
+
+
+def _cells(size: int, rows: int, full: int) -> tuple[str, str]:
+    return f"{size / rows:.1f}", f"{size / full:.2%}"
+
+
+def main() -> int:
+    """Writes dumps of made up catalogs, and their increments."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.series", description=main.__doc__)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    options = parser.parse_args()
+    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    for copied in (False, True):
+        console.print(measure(options.rows, copied=copied))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
