@@ -44,7 +44,6 @@ _DONE = "done"  # A target that has everything.
 _WINDOW = 4  # batches that are under way, as with run.window
 _BY_HAND = 200  # updates
 _DRY_RUN_MS = 1000
-_DIGITS = 4  # of the bounds between which rows are marked beforehand
 # Sizes as they are in production: many small ones, half of the bytes in the largest 0.7 %.
 _FILL = """
     insert into blobs (blobid, size)
@@ -52,6 +51,14 @@ _FILL = """
         (array[500, 5000, 50000, 500000, 5000000, 40000000])
             [width_bucket(n % 10000, array[0, 2780, 7500, 9070, 9690, 9930])]
     from generate_series({}, {}) as n
+"""
+_MARK_FIRST = """
+    update blobs set remote_copied = true
+    where blobid in (
+        select blobid from blobs
+        where (remote_copied is false or remote_copied is null) and blobid >= '{}'
+        order by blobid limit {}
+    )
 """
 _BY_HAND_SQL = """
     update blobs set remote_copied = true, remote_last_checked = now(), remote_copy_failed = false
@@ -106,20 +113,12 @@ def fill(url: str, rows: int) -> None:
 
 
 def kill(url: str, dead: int) -> None:
-    """Has the first rows of each range marked: their entries in the index of what is pending stay
-    there, dead.
+    """Has the first pending rows of each range marked: their entries in the index of what is
+    pending stay there, dead.
     """
     with connect(url, "bench") as conn:
-        rows = conn.execute("select count(*) from blobs").fetchall()[0][0]
-        share = int(16**_DIGITS / RANGES * dead / rows)
-        _at_once(url, [_front(one.index, share) for one in prefix_ranges()])
+        _at_once(url, [_MARK_FIRST.format(one.lo, dead // RANGES) for one in prefix_ranges()])
         conn.execute("checkpoint")
-
-
-def _front(index: int, share: int) -> str:
-    first = index * 16**_DIGITS // RANGES
-    lo, hi = (f"{first + some:0{_DIGITS}x}" for some in (0, share))
-    return f"update blobs set remote_copied = true where blobid >= '{lo}' and blobid < '{hi}'"
 
 
 def _at_once(url: str, statements: Sequence[str]) -> None:
