@@ -6,10 +6,13 @@ gives a name later. What the other says is trusted: `python -I bare_stream.py se
 `python -I bare_stream.py receive DIRECTORY`.
 """
 
+from __future__ import annotations
+
 import marshal
 import os
 import sys
-from io import BufferedReader
+from io import BufferedReader, FileIO
+from typing import Any, BinaryIO
 
 from blake3 import blake3
 
@@ -18,8 +21,8 @@ _MOST_FILES = 250
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def send(store: str, parts: list[str]) -> None:
-    """Writes frames to standard output: the files of a directory, and the pieces of a large one."""
+def send(out: BinaryIO, store: str, parts: list[str]) -> None:
+    """Writes frames: the files of a directory, and the pieces of a large one."""
     piece = memoryview(bytearray(_MOST_BYTES))
     for part in parts:
         for sub in os.listdir(f"{store}/{part}"):
@@ -32,7 +35,7 @@ def send(store: str, parts: list[str]) -> None:
                 file = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
                 size = os.readv(file, [piece])
                 if size == _MOST_BYTES:
-                    _send_large(place, name, file, piece)
+                    _send_large(out, place, name, file, piece)
                 else:
                     content = bytes(piece[:size])
                     _prove(name, blake3(content).hexdigest())
@@ -40,57 +43,56 @@ def send(store: str, parts: list[str]) -> None:
                     contents.append(content)
                     held += size
                     if len(files) == _MOST_FILES or held > _MOST_BYTES:
-                        _write(place, files, contents)
+                        _write(out, place, files, contents)
                         files, contents, held = [], [], 0
                 os.close(file)
-            _write(place, files, contents)
+            _write(out, place, files, contents)
             os.close(directory)
 
 
-def _send_large(place: str, name: str, file: int, piece: memoryview) -> None:
+def _send_large(out: BinaryIO, place: str, name: str, file: int, piece: memoryview) -> None:
     left = size = os.fstat(file).st_size
     digest, count = blake3(), len(piece)
-    _write(place, [(name, size)], [])
+    _write(out, place, [(name, size)], [])
     while count:
         digest.update(piece[:count])
-        sys.stdout.buffer.write(piece[:count])
+        out.write(piece[:count])
         left -= count
         count = os.readv(file, [piece[: min(left, len(piece))]]) if left else 0
     _prove(name, digest.hexdigest())
 
 
-def _write(place: str, files: list[tuple[str, int]], contents: list[bytes]) -> None:
+def _write(out: BinaryIO, place: str, files: list[tuple[str, int]], contents: list[bytes]) -> None:
     if files:
         head = marshal.dumps((place, files))
-        sys.stdout.buffer.write(b"".join([len(head).to_bytes(4, "big"), head, *contents]))
+        out.write(b"".join([len(head).to_bytes(4, "big"), head, *contents]))
 
 
-def receive(to: str) -> None:
-    """Writes what standard input has into a directory."""
+def receive(source: BufferedReader[Any], to: str) -> None:
+    """Writes what the frames have into a directory."""
     space = memoryview(bytearray(2 * _MOST_BYTES))
-    with open(0, "rb", closefd=False) as source:
-        while size := int.from_bytes(source.read(4), "big"):
-            place, files = marshal.loads(source.read(size))
-            os.makedirs(f"{to}/{place}", exist_ok=True)
-            directory = os.open(f"{to}/{place}", os.O_RDONLY | os.O_DIRECTORY)
-            last, at = directory, 0
-            total = sum(size for _, size in files)
+    while size := int.from_bytes(source.read(4), "big"):
+        place, files = marshal.loads(source.read(size))
+        os.makedirs(f"{to}/{place}", exist_ok=True)
+        directory = os.open(f"{to}/{place}", os.O_RDONLY | os.O_DIRECTORY)
+        last, at = directory, 0
+        total = sum(size for _, size in files)
+        if total <= len(space):
+            source.readinto(space[:total])
+        for name, size in files:
+            last = os.open(name, _NEW, 0o644, dir_fd=directory)
             if total <= len(space):
-                source.readinto(space[:total])
-            for name, size in files:
-                last = os.open(name, _NEW, 0o644, dir_fd=directory)
-                if total <= len(space):
-                    content = space[at : at + size]
-                    _prove(name, blake3(content).hexdigest())
-                    os.write(last, content)
-                    at += size
-                else:
-                    _receive_large(source, name, last, size, space)
-            os.closerange(directory, last + 1)
+                content = space[at : at + size]
+                _prove(name, blake3(content).hexdigest())
+                os.write(last, content)
+                at += size
+            else:
+                _receive_large(source, name, last, size, space)
+        os.closerange(directory, last + 1)
 
 
 def _receive_large(
-    source: BufferedReader, name: str, file: int, left: int, space: memoryview
+    source: BufferedReader[Any], name: str, file: int, left: int, space: memoryview
 ) -> None:
     digest = blake3()
     while left:
@@ -107,7 +109,10 @@ def _prove(name: str, found: str) -> None:
 
 
 if __name__ == "__main__":
+    # A large buffer: what ssh costs grows with the number of the writes.
     if sys.argv[1] == "send":
-        send(sys.argv[2], sys.argv[3:])
+        with open(1, "wb", _MOST_BYTES) as out:
+            send(out, sys.argv[2], sys.argv[3:])
     else:
-        receive(sys.argv[2])
+        with BufferedReader(FileIO(0), _MOST_BYTES) as source:
+            receive(source, sys.argv[2])
