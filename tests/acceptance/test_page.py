@@ -55,6 +55,12 @@ def test_the_page_says_what_the_rows_say_before_and_after_a_run(env: Environment
         assert health(url)[1].startswith("remote: Needs you: 3 blobs could not be copied\n")
 
 
+def test_the_page_shows_a_daemon_at_work(env: Environment) -> None:
+    env.fill_slowly(60, rate="150kB/s")
+    with env.running("run", "--watch"), serving(env) as url:
+        wait_until(lambda: "speed" in figures(url), "the speed of the daemon")
+
+
 # Of all texts that are seen, how the colour of one stands out from what is behind it: the least.
 _CONTRAST = r"""
 (() => {

@@ -18,7 +18,7 @@ from ntt_backup.catalog import check_history, connection, dump_history, glance, 
 from ntt_backup.catalog.failures import FailedBlob
 from ntt_backup.catalog.schema_check import verify_schema
 from ntt_backup.config import CatalogConfig, identity
-from ntt_backup.daemon.control.client import ask
+from ntt_backup.daemon.control.client import report
 from ntt_backup.daemon.signals import time_limit
 from ntt_backup.errors import (
     BackupError,
@@ -95,7 +95,7 @@ class Reader:
         try:
             late = NotRunning("the daemon does not answer: it may be busy, or stopped")
             with time_limit(_PATIENCE_SECONDS, late):
-                found.daemon = ask(settings, "state")
+                found.daemon = report(settings).fields
         except BackupError as error:
             found.silence = error
         found.snapshots = {name: last(settings, name) for name in settings.snapshots}
