@@ -62,7 +62,8 @@ class Account(demo.Account):
 class S3Server:
     """A server. owner may do all; sender may read, write and list; reader may not write.
 
-    data: where its files lie. weak: it ignores If-None-Match, and keeps no SHA-256.
+    data: where its files lie. weak: it ignores If-None-Match, and keeps no SHA-256. ended: says how
+    it ended by itself, if it did.
     """
 
     endpoint: str
@@ -72,6 +73,7 @@ class S3Server:
     data: Path
     pid: int
     weak: bool = False
+    ended: Callable[[], str] = lambda: ""
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def bucket(self, **settings: object) -> RemoteSettings:
@@ -167,7 +169,15 @@ def seaweedfs(address: str = HOST, inside: Sequence[str] = (), disk: int = 0) ->
         try:
             server.start()
             assert server.pid is not None
-            yield S3Server(server.endpoint, owner, sender, reader, server.data, server.pid)
+            yield S3Server(
+                server.endpoint,
+                owner,
+                sender,
+                reader,
+                server.data,
+                server.pid,
+                ended=lambda: server.ended,
+            )
         finally:
             server.stop()
             if server.data.is_mount():

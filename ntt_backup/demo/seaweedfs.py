@@ -12,6 +12,7 @@ import random
 import re
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -41,6 +42,7 @@ _PORTS: Final = range(20_000, 32_000)
 _PARTS: Final = ("master", "volume", "filer", "s3")
 _STARTS: Final = 5
 _START_SECONDS: Final = 300.0
+_LINES_SHOWN: Final = 3
 # It would take seven of its volumes for each bucket, and have none left for the 43rd.
 _ENVIRONMENT: Final = {"WEED_MASTER_VOLUME_GROWTH_COPY_1": "2"}
 _REQUESTS: Final = re.compile(
@@ -95,6 +97,17 @@ class SeaweedFS:
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None else None
 
+    @property
+    def ended(self) -> str:
+        """How it ended although nobody stopped it, and the end of its log; "" else."""
+        status = self._process.poll() if self._process is not None else None
+        if status is None:
+            return ""
+        how = f"with status {status}" if status >= 0 else f"by signal {-status}"
+        if status == -signal.SIGKILL:
+            how += ", as the kernel ends programs where memory is short (`dmesg`)"
+        return f"SeaweedFS ended {how}\n{self._last_lines()}"
+
     def start(self) -> None:
         """Returns once it stores content. Raises ConfigError, RemoteUnreachable."""
         program = _program()
@@ -130,8 +143,7 @@ class SeaweedFS:
             self.stop()
             if not ended:
                 break
-        last = self._log.read_text(errors="replace").strip().splitlines()[-3:]
-        raise RemoteUnreachable("SeaweedFS does not start", detail="\n".join(last))
+        raise RemoteUnreachable("SeaweedFS does not start", detail=self._last_lines())
 
     def stop(self) -> None:
         """Ends it; does nothing where it does not run."""
@@ -158,6 +170,10 @@ class SeaweedFS:
             if name == bucket:
                 found[kind] = found.get(kind, 0) + int(float(count))
         return found
+
+    def _last_lines(self) -> str:
+        lines = self._log.read_text(errors="replace").strip().splitlines()
+        return "\n".join(lines[-_LINES_SHOWN:])
 
     def _url(self, part: str) -> str:
         return f"http://{self._address}:{self._taken[f'{part}.port']}"

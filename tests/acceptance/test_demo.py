@@ -183,8 +183,16 @@ def test_server_finds_its_objects_again_after_it_was_killed(tmp_path: Path) -> N
         server.client().put_object(Bucket="vault", Key="key", Body=b"content")
         # It counts a request once it has answered it.
         wait_until(lambda: server.requests("vault") == {"PUT": 2}, "two requests to be counted")
+        assert server.pid is not None
+        assert not server.ended
+        os.kill(server.pid, signal.SIGKILL)
+        wait_until(lambda: server.ended, "the server to be seen to have ended")
+        said, *lines = server.ended.splitlines()
+        assert said.startswith("SeaweedFS ended by signal 9")
+        assert lines == (tmp_path / "log").read_text().strip().splitlines()[-3:]
         server.stop()
         assert server.pid is None
+        assert not server.ended
         server.start()
         answer = server.client().get_object(Bucket="vault", Key="key")
         assert answer["Body"].read() == b"content"

@@ -72,6 +72,7 @@ def main() -> int:
             print(f"{packs} packs were made in {time.monotonic() - started:.0f} s", flush=True)
             _restore(server, remote, workspace.home)
         finally:
+            print(server.ended, end="", file=sys.stderr)
             server.stop()
     return 0
 

@@ -4,6 +4,8 @@ Each contender sends a store into a new bucket, and then reads all of it back in
 directory, which is compared file by file. Ours also reads back the first 4,000 of its blobs. CPU
 time is that of both ends, SeaweedFS (`weed`) and PostgreSQL included; the shares say whose it is.
 
+A server that ends meanwhile is the error of whoever it served; another one serves the next.
+
 With --requests a proxy counts what is asked of the store; it takes more time than the store does,
 so times are not shown then. With --memory ours alone runs, and sends, and reads back the blobs of
 one prefix; what its processes take together is shown. Start it as `python -m tests.bench.buckets`.
@@ -214,9 +216,13 @@ class Bench:
     ) -> dict[str, Outcome]:
         """Returns what was measured of each way."""
         found: dict[str, Outcome] = {}
-        with lab(case.link, self._home) as link, self._server(link) as server:
+        with lab(case.link, self._home) as link, ExitStack() as stack:
+            server = stack.enter_context(self._server(link))
             for number in range(1, rounds + 1):
                 for contender in contenders:
+                    if server.ended():
+                        stack.close()
+                        server = stack.enter_context(self._server(link))
                     for way, sample in self._turn(contender, number, store, link, server):
                         outcome = found.setdefault(way, Outcome(case, store, None, []))
                         outcome.samples.append(sample)
@@ -252,42 +258,47 @@ class Bench:
                 thorough=True,
                 workers=self._workers,
                 environ=server.sender.environment,
+                server=server.pid,
                 endpoint=proxy.endpoint if self._requests else server.endpoint,
                 bucket=remote.bucket,
             )
+            ways = self._ways(contender)
+            way, memory = next(iter(ways)), Memory()
             try:
                 contender.prepare(job)
-                for way, work in self._ways(contender).items():
+                for way, work in ways.items():
                     proxy.seen.clear()
                     memory = Memory()
                     job.watch = memory.watching if self._memory else None
                     sample = self._sample(contender, number, work, job)
                     _say(way, sample, proxy, memory)
                     yield way, sample
-                    if sample.error:
-                        break
                     for directory in destination.iterdir():
                         shutil.rmtree(directory) if directory.is_dir() else directory.unlink()
+            except Failed as failure:
+                why = server.ended() or str(failure)
+                sample = Sample(contender.name, number, None, why, os.getloadavg()[0])
+                _say(way, sample, proxy, memory)
+                yield way, sample
             finally:
                 contender.finish(job)
                 for directory in (scratch, destination):
                     shutil.rmtree(directory)
-                server.client().delete_bucket(Bucket=remote.bucket)
+                if not server.ended():
+                    server.client().delete_bucket(Bucket=remote.bucket)
 
     def _sample(
         self, contender: Contender, number: int, work: Callable[[BucketJob], float], job: BucketJob
     ) -> Sample:
+        """Returns what one way takes. Raises Failed."""
         load, before = os.getloadavg()[0], self._cpu.seconds()
-        try:
-            with self._cpu.shares() as shares:
-                seconds = work(job)
-            used = self._cpu.seconds() - before
-            if work == contender.run:
-                contender.check(job)
-            elif contender is not _RAW and work.__name__ == "back":
-                compare(job.store, job.destination)
-        except Failed as failure:
-            return Sample(contender.name, number, None, str(failure), load)
+        with self._cpu.shares() as shares:
+            seconds = work(job)
+        used = self._cpu.seconds() - before
+        if work == contender.run:
+            contender.check(job)
+        elif contender is not _RAW and work.__name__ == "back":
+            compare(job.store, job.destination)
         return Sample(contender.name, number, seconds, None, load, used, shares)
 
     def _ways(self, contender: Contender) -> dict[str, Callable[[BucketJob], float]]:
@@ -298,10 +309,13 @@ class Bench:
 
 
 def _say(way: str, sample: Sample, proxy: S3Proxy, memory: Memory) -> None:
-    asked = ", ".join(f"{count} {kind}" for kind, count in sorted(proxy.requests.items()))
-    said = sample.error or f"{sample.seconds:.2f} s, CPU {sample.cpu:.2f} s"
-    said += f", {memory}" if memory.peak else ""
-    print(f"  {sample.contender:14} {way}: {asked or said}", file=sys.stderr, flush=True)
+    said = ", ".join(f"{count} {kind}" for kind, count in sorted(proxy.requests.items()))
+    if sample.error:
+        said = sample.error
+    elif not said:
+        said = f"{sample.seconds:.2f} s, CPU {sample.cpu:.2f} s"
+        said += f", {memory}" if memory.peak else ""
+    print(f"  {sample.contender:14} {way}: {said}", file=sys.stderr, flush=True)
 
 
 def main() -> int:

@@ -17,7 +17,7 @@ import subprocess
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -41,7 +41,8 @@ class Job:
     """One run. scratch is an empty local directory, destination an empty one of the remote.
 
     limit: seconds until it is given up. thorough: read back what keeps files in a form of its own.
-    watch: what is done with the pid of a command while it runs.
+    watch: what is done with the pid of a command while it runs. server: the pid of one that each
+    command needs.
     """
 
     store: Store
@@ -54,6 +55,7 @@ class Job:
     workers: int | None = None
     environ: dict[str, str] = field(default_factory=dict)
     watch: Callable[[int], AbstractContextManager[None]] | None = None
+    server: int | None = None
 
     def call(self, argv: Sequence[str], *, cwd: Path | None = None) -> float:
         """Run a command to its end; the seconds it took. Raises Failed."""
@@ -81,10 +83,10 @@ class Job:
             watch = self.watch(process.pid) if self.watch is not None else nullcontext()
             try:
                 with watch:
-                    ends = _ends(process.pid, self.limit)
-                if not ends:
-                    raise Failed(f"not done after {self.limit:.0f} s")
+                    ends = _ends(process.pid, self.limit, self.server)
                 seconds = time.perf_counter() - started
+                if not ends:
+                    raise Failed(f"not done after {seconds:.0f} s")
                 code = process.wait()
             finally:
                 if process.poll() is None:
@@ -97,16 +99,19 @@ class Job:
         return seconds
 
 
-def _ends(pid: int, limit: float) -> bool:
-    """Wait for the end of a child of ours, at most limit seconds; whether it came.
+def _ends(pid: int, limit: float, server: int | None) -> bool:
+    """Wait for the end of a child of ours, at most limit seconds, and no longer than the server
+    lives; whether it came.
 
     Popen.wait with a limit looks every 50 ms only, which is a tenth of some figures.
     """
-    descriptor = os.pidfd_open(pid)
-    try:
-        return bool(select.select([descriptor], [], [], limit)[0])
-    finally:
-        os.close(descriptor)
+    with ExitStack() as stack:
+        descriptors = []
+        for one in (pid, server):
+            if one is not None:
+                descriptors.append(os.pidfd_open(one))
+                stack.callback(os.close, descriptors[-1])
+        return descriptors[0] in select.select(descriptors, [], [], limit)[0]
 
 
 def _environment(own: Mapping[str, str]) -> dict[str, str]:
