@@ -2,26 +2,30 @@
 
 Lines that the old text has are runs of it; the others are compressed by zstd, with those lines of
 the old text before them that no run has: a row that was updated is nearly the same as the row that
-it was. So a row that was deleted costs two bytes, and one that was updated a few more.
+it was. So a row that was deleted costs two bytes, and one that was updated a few more; also where
+it moved, as long as an earlier patch of the same dump removed it: the patch names such lines.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
-from itertools import compress
+from itertools import accumulate, chain, compress
 from typing import Final
 
 import zstandard
 
-# Bytes of the runs, and of the lines, as they are compressed.
+from ntt_backup.dump.removed import Findable, Removed
+
+# Bytes of the numbers, as they are compressed: removed lines, and runs. Then come the new lines.
 _HEAD: Final = struct.Struct("<I")
 # Of random hex digits level 1 makes less than all up to 15, at 100 MB/s. Level 16 makes a sixth
 # less than that, at 4 MB/s.
 _LEVEL: Final = 1
 _THOROUGH: Final = 16
-_HASH_LOGS: Final = (10, 20)
+_HASH_LOGS: Final = (10, 22)
 _STEP: Final = 64
+_MOST_BITS: Final = 56
 _RAW: Final = zstandard.DICT_TYPE_RAWCONTENT
 
 
@@ -29,27 +33,37 @@ class PatchDamaged(Exception):
     """What should be a patch of a text is none."""
 
 
-def make(old: bytes, new: bytes, *, thorough: bool = False) -> bytes:
+def make(old: bytes, new: bytes, removed: Findable, *, thorough: bool = False) -> bytes:
     """Returns the patch that makes new of old. thorough: as small as can be, for a few lines."""
     before, after = old.split(b"\n"), new.split(b"\n")
     runs, rest = _compare(before, after)
-    packed = zstandard.ZstdCompressor(level=_LEVEL).compress(_varints(runs))
+    like = removed.like(rest)
+    jumps = (number - last for number, last in zip(like, [0, *like], strict=False))
+    numbers = [len(like), *map(_unsigned, jumps), *chain.from_iterable(runs)]
+    packed = zstandard.ZstdCompressor(level=_LEVEL).compress(_varints(numbers))
     level = _THOROUGH if thorough else _LEVEL
-    lines = _compress(b"\n".join(_leftover(before, runs)), b"\n".join(rest), level)
-    return _HEAD.pack(len(packed)) + packed + lines
+    known = b"\n".join([*_left(before, runs)[0], *removed.lines(like)])
+    return _HEAD.pack(len(packed)) + packed + _compress(known, b"\n".join(rest), level)
 
 
-def apply(old: bytes, patch: bytes, most: int) -> bytes:
-    """Returns the text that a patch makes of old. most: bytes that it may have. Raises
-    PatchDamaged.
+def apply(
+    old: bytes, patch: bytes, most: int, removed: Removed | None
+) -> tuple[bytes, list[bytes]]:
+    """Returns the text that a patch makes of old, and the lines of old that it removes. most: bytes
+    that the text may have; removed: the lines that earlier patches removed, None for a patch of the
+    older form, which names none of them. Raises PatchDamaged.
     """
     try:
         (size,) = _HEAD.unpack_from(patch)
         packed, lines = patch[_HEAD.size : _HEAD.size + size], patch[_HEAD.size + size :]
         numbers = _numbers(plain(zstandard.ZstdDecompressor(), packed, 16 * most + 64))
-        runs = list(zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True))
+        count = 0 if removed is None else numbers.pop(0)
+        like = accumulate(map(_signed, numbers[:count]))
+        named = [] if removed is None else removed.lines(like)
+        runs = list(zip(*(numbers[count + n :: 3] for n in range(3)), strict=True))
         before = old.split(b"\n")
-        known = _dictionary(b"\n".join(_leftover(before, runs)))
+        left, between = _left(before, runs)
+        known = _dictionary(b"\n".join([*left, *named]))
         rest = plain(zstandard.ZstdDecompressor(dict_data=known), lines, most).split(b"\n")
     except (struct.error, zstandard.ZstdError, ValueError, IndexError) as error:
         raise PatchDamaged(str(error)) from error
@@ -65,7 +79,7 @@ def apply(old: bytes, patch: bytes, most: int) -> bytes:
         size += length + sum(map(len, run))
         if size > most + 1:
             raise PatchDamaged("it makes a text that is too long")
-    return b"\n".join(after)
+    return b"\n".join(after), between
 
 
 Run = tuple[int, int, int]
@@ -89,7 +103,7 @@ def _compare(before: Sequence[bytes], after: Sequence[bytes]) -> tuple[list[Run]
             continue
         length = _common(before, place, after, number)
         jump = place - at
-        runs.append((given, jump * 2 if jump >= 0 else -jump * 2 - 1, length))
+        runs.append((given, _unsigned(jump), length))
         at, number, given = place + length, number + length, 0
     runs.append((given, 0, 0))
     return runs, rest
@@ -107,17 +121,22 @@ def _common(before: Sequence[bytes], place: int, after: Sequence[bytes], number:
     return length
 
 
-def _leftover(before: Sequence[bytes], runs: Iterable[Run]) -> list[bytes]:
-    """Returns the old lines that no run has."""
+def _left(before: Sequence[bytes], runs: Iterable[Run]) -> tuple[list[bytes], list[bytes]]:
+    """Returns the old lines that no run has, and those of them that are removed: they lie between
+    runs of two lines or more. Those beside may be what the next segment is made of.
+    """
     left = bytearray(b"\1") * len(before)
-    at = 0
+    at, begin, end = 0, len(before), 0
     for _, jump, length in runs:
         at += _signed(jump)
         if not 0 <= at <= at + length <= len(before):
             raise IndexError("a run of lines that are not there")
         left[at : at + length] = bytes(length)
+        if length > 1:
+            begin, end = min(begin, at), max(end, at + length)
         at += length
-    return list(compress(before, left))
+    between = compress(before[begin:end], left[begin:end])
+    return list(compress(before, left)), list(between)
 
 
 def _compress(known: bytes, data: bytes, level: int) -> bytes:
@@ -147,14 +166,17 @@ def _signed(number: int) -> int:
     return -(number + 1 >> 1) if number & 1 else number >> 1
 
 
-def _varints(runs: Iterable[Run]) -> bytes:
+def _unsigned(number: int) -> int:
+    return number * 2 if number >= 0 else -number * 2 - 1
+
+
+def _varints(numbers: Iterable[int]) -> bytes:
     out = bytearray()
-    for run in runs:
-        for number in run:
-            while number > 0x7F:
-                out.append(number & 0x7F | 0x80)
-                number >>= 7
-            out.append(number)
+    for number in numbers:
+        while number > 0x7F:
+            out.append(number & 0x7F | 0x80)
+            number >>= 7
+        out.append(number)
     return bytes(out)
 
 
@@ -166,4 +188,6 @@ def _numbers(data: bytes) -> list[int]:
         if byte < 0x80:
             numbers.append(number)
             number = shift = 0
+        elif shift > _MOST_BITS:
+            raise ValueError("a number is too long")
     return numbers

@@ -5,7 +5,8 @@ becomes of it: a segment of its own, or a patch of some segments of the dump bef
 are the same as there have no frame. So `zstd -dc` makes a full one what pg_dump wrote.
 
 What refers to the dump before does so from its beginning to its end and never backwards. So a
-chain of increments is replayed in one go, and each of them holds a few segments.
+chain of increments is replayed in one go, and each of them holds a few segments, and the lines that
+it removed last. docs/series-format.md is the contract.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import zstandard
 from blake3 import blake3
 
 from ntt_backup.dump import patch
+from ntt_backup.dump.removed import Findable, Removed
 from ntt_backup.dump.segments import MOST, Cutter
 
 K = TypeVar("K")
@@ -30,6 +32,8 @@ K = TypeVar("K")
 # how many, the bytes of the frame that follows, and of the segment.
 _HEAD: Final = struct.Struct("<6I")
 _MAGIC: Final = 0x184D2A5D
+# The same of a patch that names removed lines: what it removes is known to later ones.
+_NAMING: Final = 0x184D2A5E
 _REST: Final = 16
 # Of random hex digits level 1 makes less than higher ones do.
 _LEVEL: Final = 1
@@ -85,6 +89,7 @@ class Writer:
         self._far = _NOWHERE
         self._run = (0, 0)
         self._vain = 0
+        self._removed = Findable()
         # As it is compressed: all of the text so far, and what of it was sent as patches.
         self._whole = self._patched = 0
 
@@ -110,15 +115,11 @@ class Writer:
         self._known.add(Segment(digest, mark, len(text), frame))
         self._whole += len(frame)
         first, count = self._beside(mark)
-        if count and (changed := self._patch(first, count, text, len(frame))):
-            frame = changed
+        if changed := self._patch(first, count, text, len(frame)):
+            head = _HEAD.pack(_NAMING, _REST, first, count, len(changed), len(text))
         else:
-            first = count = 0
-        return (
-            self._same(0, 0)
-            + _HEAD.pack(_MAGIC, _REST, first, count, len(frame), len(text))
-            + frame
-        )
+            head = _HEAD.pack(_MAGIC, _REST, 0, 0, len(frame), len(text))
+        return self._same(0, 0) + head + (changed or frame)
 
     def _same(self, first: int, count: int) -> bytes:
         """Returns the run of segments that are the same, once it ends; another one begins."""
@@ -150,15 +151,22 @@ class Writer:
         """Returns a patch that was proved to make text, and is smaller than most; else nothing."""
         # Rows that stand in another order have little beside them: one in eight is tried.
         self._vain += 1
-        if self._vain > _VAIN and self._vain % 8:
+        if self._before is None or (self._vain > _VAIN and self._vain % 8):
             return b""
-        texts = [self._before.text(first + n) for n in range(count)] if self._before else []
-        old = b"".join(one for one in texts if one is not None)
+        texts = (self._before.text(first + n) for n in range(count))
+        good = [one for one in texts if one is not None]
+        if len(good) < count:
+            return b""
         # Where much has changed, that would take longer than all else.
         thorough = self._patched <= self._whole // _FEW
-        made = patch.make(old, text, thorough=thorough) if None not in texts else b""
-        if not made or len(made) >= most or patch.apply(old, made, len(text)) != text:
+        old = b"".join(good)
+        made = patch.make(old, text, self._removed, thorough=thorough)
+        if len(made) >= most:
             return b""
+        proved, removed = patch.apply(old, made, len(text), self._removed)
+        if proved != text:
+            return b""
+        self._removed.add(removed)
         if len(made) < most * 3 // 4:
             self._vain = 0
         self._patched += len(made)
@@ -169,10 +177,10 @@ def replay(pieces: Iterable[bytes], before: Iterable[bytes] = ()) -> Iterator[by
     """Yields the segments of a dump. pieces: its file; before: the segments of the dump before.
     Raises SeriesDamaged, and what they raise.
     """
-    stream, window = _Stream(pieces), _Window(before)
+    stream, window, removed = _Stream(pieces), _Window(before), Removed()
     while head := stream.take(_HEAD.size):
         magic, rest, first, count, stored, size = _HEAD.unpack(head)
-        if (magic, rest) != (_MAGIC, _REST) or max(size, stored) > 2 * MOST:
+        if magic not in (_MAGIC, _NAMING) or rest != _REST or max(size, stored) > 2 * MOST:
             raise SeriesDamaged("it is no dump of a series")
         if not stored:
             for number in range(first, first + count):
@@ -182,8 +190,10 @@ def replay(pieces: Iterable[bytes], before: Iterable[bytes] = ()) -> Iterator[by
         if count > _NEAR:
             raise SeriesDamaged("it is no dump of a series")
         try:
-            if count:
-                text = patch.apply(window.of(first, count), frame, size)
+            if count or magic == _NAMING:
+                names = removed if magic == _NAMING else None
+                text, lines = patch.apply(window.of(first, count), frame, size, names)
+                removed.add(lines)
             else:
                 text = patch.plain(zstandard.ZstdDecompressor(), frame, size)
         except (patch.PatchDamaged, zstandard.ZstdError, ValueError) as error:

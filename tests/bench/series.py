@@ -1,11 +1,11 @@
 """What an increment of a series of dumps takes, beside the least that what is new in it takes.
 
 A text like that of pg_dump is made of rows, and written as a full dump. Then 1 % of them, chosen
-at random, are deleted, changed where they stand, changed and moved to the end (as PostgreSQL does
-where a page has no room), or added. The floor is that of a program that knows nothing of a row but
-what stood beside it: the random bytes of its name and of its microseconds, and which rows they are.
-Beside it stands what zstd makes of moved rows where it knows all rows that are gone: start it as
-`python -m tests.bench.series`.
+at random, are deleted, changed where they stand, changed and moved (as PostgreSQL does where a page
+has no room: to the end, or to any page that has some), or added. The floor is that of a program
+that reads the dump before only once, and knows of it what came so far: the random bytes of names
+that it has not seen, those of microseconds, and which rows they are. Start it as `python -m
+tests.bench.series`.
 """
 
 from __future__ import annotations
@@ -89,14 +89,26 @@ def measure(count: int, *, copied: bool) -> Table:
     added = [rows.line(rows.made(count + number), None) for number in range(len(changed))]
     share = 1 / _SHARE
     which = -(share * log2(share) + (1 - share) * log2(1 - share)) * count / 8
-    moved = len(changed) * (_NAME + 2 * _TIME) + which
+    anywhere = sorted(
+        (chance.random() * count if number in new else number, new.get(number, line))
+        for number, line in enumerate(before)
+    )
+    # Of half of them the name comes before the row that it was removed from.
+    unseen = (_NAME + _TIME) / 2
     cases = {
         "deleted": (left, which),
         "changed in place": (
             [new.get(number, line) for number, line in enumerate(before)],
             len(changed) * _TIME + which,
         ),
-        "changed and moved": (left + list(new.values()), moved),
+        "changed, moved to the end": (
+            left + list(new.values()),
+            len(changed) * _TIME + which,
+        ),
+        "changed, moved anywhere": (
+            [line for _, line in anywhere],
+            len(changed) * (_TIME + unseen) + 2 * which,
+        ),
         "new": (before + added, len(changed) * (_NAME + _TIME)),
     }
     title = f"{count:,} rows, {'all' if copied else 'none'} copied: {full / count:.1f} bytes a row"
@@ -105,11 +117,8 @@ def measure(count: int, *, copied: bool) -> Table:
         table.add_column(column, justify="right" if table.columns else "left")
     for name, (lines, floor) in cases.items():
         size, _ = _write(known, lines)
-        table.add_row(name, *_cells(size, len(changed), full), f"{floor / full:.2%}")
-    size = _knowing(b"".join(before[number] for number in changed), b"".join(new.values()))
-    table.add_row(
-        "moved, by all that are gone", *_cells(round(size + which), len(changed), full), ""
-    )
+        shares = (f"{part / full:.2%}" for part in (size, floor))
+        table.add_row(name, f"{size / len(changed):.1f}", *shares)
     return table
 
 
@@ -120,17 +129,6 @@ def _write(before: _Known | None, lines: list[bytes]) -> tuple[int, _Known]:
     starts = range(0, len(lines), _AT_ONCE)
     size = sum(len(writer.add(b"".join(lines[at : at + _AT_ONCE]))) for at in starts)
     return size + len(writer.end()), known
-
-
-def _knowing(gone: bytes, lines: bytes) -> int:
-    known = zstandard.ZstdCompressionDict(gone, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
-    parameters = zstandard.ZstdCompressionParameters.from_level(3, window_log=27)
-    zstd = zstandard.ZstdCompressor(dict_data=known, compression_params=parameters)
-    return len(zstd.compress(lines))
-
-
-def _cells(size: int, rows: int, full: int) -> tuple[str, str]:
-    return f"{size / rows:.1f}", f"{size / full:.2%}"
 
 
 def main() -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import random
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +20,8 @@ from ntt_backup.dump.chain import ChainBroken, chain_of, with_bases
 from ntt_backup.dump.form import base_of
 from ntt_backup.dump.last_text import LastText, NewText
 from ntt_backup.dump.record import SERIES, Stored
-from ntt_backup.dump.segments import Cutter
+from ntt_backup.dump.removed import Findable, Removed
+from ntt_backup.dump.segments import MOST, Cutter
 from ntt_backup.dump.series import SeriesDamaged, Writer, replay
 from tests.unit.sample_records import a_dump
 
@@ -31,6 +34,15 @@ def rows(count: int, seed: int = 1) -> list[bytes]:
     """Rows of a catalog: names that do not compress, then what is alike."""
     values = random.Random(seed)
     return [b"%064x\t2026-03-04 12:00:00\tt\n" % values.getrandbits(256) for _ in range(count)]
+
+
+# An increment of 228 bytes, as it was written before patches could name removed lines.
+OLDER = (
+    "T`El&5C8xG000000RR919{>OVbpikY5&!@ID77#BAPGqT0000K00J}s001bpFa00@0RRA9Doq#=0000100002000"
+    "0Y0002~0{{RO0000ewJ-f33}FBO003eD0tWyh0RR91D77#BAOHaX09`6g7!Uve0096100IC20384T0IC2001yBG0"
+    "4TLD{U8T90002g0TKWJ04TLD{U87V003PoO&AaW0009300031001Tc0024w000sI001bpFa011NdN!<00jX60RR9"
+    "1D77#BAO|@B05UKz32tR~"
+)
 
 
 class Series:
@@ -85,17 +97,18 @@ def test_a_text_is_cut_in_the_same_places_however_it_comes(text: bytes, sizes: l
 # --- patches and chains ---------------------------------------------------------------------------
 
 
-@given(texts, texts, st.booleans(), st.binary(max_size=200))
+@given(texts, texts, st.lists(lines), st.booleans(), st.binary(max_size=200))
 def test_a_patch_makes_the_new_text_and_nonsense_is_refused(
-    old: bytes, new: bytes, thorough: bool, nonsense: bytes
+    old: bytes, new: bytes, gone: list[bytes], thorough: bool, nonsense: bytes
 ) -> None:
-    made = patch.make(old, new, thorough=thorough)
-    assert patch.apply(old, made, len(new)) == new
+    removed = Findable()
+    removed.add(gone)
+    made = patch.make(old, new, removed, thorough=thorough)
+    assert patch.apply(old, made, len(new), removed)[0] == new
     for damaged in (nonsense, made[:-3], bytes([made[0] ^ 1]) + made[1:]):
-        try:
-            assert len(patch.apply(old, damaged, 1000)) <= 1001
-        except patch.PatchDamaged:
-            continue
+        for known in (removed, Removed(), None):
+            with suppress(patch.PatchDamaged):
+                assert len(patch.apply(old, damaged, 1000, known)[0]) <= 1001
 
 
 edits = st.lists(st.tuples(st.integers(0, 99), st.integers(0, 20), st.lists(lines, max_size=5)))
@@ -109,14 +122,18 @@ def test_every_dump_of_a_history_comes_back_byte_for_byte(
 ) -> None:
     series, known = Series(tmp_path_factory.mktemp("cache"), **SMALL), [text]
     series.add(text)
-    for changes in history:
-        now = known[-1].split(b"\n")
-        for where, removed, added in changes:
-            at = where * len(now) // 100
-            now[at : at + removed] = added
-        known.append(b"\n".join(now))
-        series.add(known[-1])
-    assert [series.text(number) for number in range(len(known))] == known
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr("ntt_backup.dump.removed.KEPT", 500)
+        for changes in history:
+            now = known[-1].split(b"\n")
+            for where, removed, added in changes:
+                at = where * len(now) // 100
+                moved = [line + b"!" for line in now[at : at + removed]]
+                now[at : at + removed] = added
+                now += moved
+            known.append(b"\n".join(now))
+            series.add(known[-1])
+        assert [series.text(number) for number in range(len(known))] == known
     assert (
         zstandard.ZstdDecompressor().stream_reader(series.files[0], read_across_frames=True).read()
         == text
@@ -138,6 +155,11 @@ def one_percent_moved_near(old: list[bytes], at: set[int]) -> list[bytes]:
     return rows
 
 
+def one_percent_updated_and_moved_to_the_end(old: list[bytes], at: set[int]) -> list[bytes]:
+    moved = [old[n].replace(b"\tt", b"\tf") for n in at]
+    return [*one_percent_deleted(old, at), *moved]
+
+
 def a_third_deleted_and_some(old: list[bytes], at: set[int]) -> list[bytes]:
     return one_percent_deleted(old[: len(old) // 3] + old[2 * len(old) // 3 :], at)
 
@@ -152,7 +174,8 @@ def half_as_much_inserted(old: list[bytes], at: set[int]) -> list[bytes]:
         (one_percent_updated, 0.01),
         (one_percent_deleted, 0.01),
         (one_percent_moved_near, 0.01),
-        # Some segments of the hundred until the places are found again.
+        (one_percent_updated_and_moved_to_the_end, 0.005),
+        # Some segments of the fifty until the places are found again.
         (a_third_deleted_and_some, 0.05),
         (half_as_much_inserted, 0.01),
     ],
@@ -160,13 +183,39 @@ def half_as_much_inserted(old: list[bytes], at: set[int]) -> list[bytes]:
 def test_what_has_changed_is_what_is_sent(
     tmp_path: Path, change: Callable[[list[bytes], set[int]], list[bytes]], share: float
 ) -> None:
-    old, series = rows(40_000), Series(tmp_path, size=1 << 15, most=1 << 17)
+    old, series = rows(40_000), Series(tmp_path, size=1 << 16, most=1 << 18)
     full = series.add(b"".join(old))
     at = set(random.Random(2).sample(range(len(old)), len(old) // 100))
     new = b"".join(change(old, at))
     assert series.add(new) < full * share
     assert series.add(new) < 100
     assert series.text(2) == new
+
+
+def test_an_increment_of_the_older_form_is_read() -> None:
+    old = [b"%d\t%s\n" % (n, b"xyz"[n % 3 : n % 3 + 1] * 5) for n in range(200)]
+    new = [row.replace(b"x", b"w") if n == 50 else row for n, row in enumerate(old)]
+    new = [*new[:20], *new[21:170], *new[171:], b"200\tnew\n"]
+    cutter = Cutter(size=512, most=1024)
+    before = [*cutter.add(b"".join(old)), *cutter.end()]
+    assert b"".join(replay([base64.b85decode(OLDER)], before)) == b"".join(new)
+
+
+def test_removed_lines_are_kept_up_to_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ntt_backup.dump.removed.KEPT", 3 * (64 + 100))
+    removed, names = Findable(), rows(20)
+    for at in range(0, len(names), 2):
+        removed.add(names[at : at + 2])
+    assert removed.like(row.replace(b"\tt", b"\tf") for row in names) == [17, 18, 19]
+    assert removed.lines([19, 17]) == [names[19], names[17]]
+    for unknown in (16, -1, 20, 1 << 60):
+        with pytest.raises(IndexError):
+            removed.lines([unknown])
+    # However often a patch names it.
+    removed.add([bytes(400)])
+    removed.add([bytes(100)])
+    with pytest.raises(ValueError, match="too many"):
+        removed.lines([21] * (MOST // 100 + 1))
 
 
 def test_rows_in_another_order_ship_as_a_full_dump_does(tmp_path: Path) -> None:

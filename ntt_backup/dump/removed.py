@@ -1,0 +1,82 @@
+"""Lines that an increment removed stay known for a while: a row that moved is nearly one of them.
+
+Both sides keep the same lines by the same rule, so that a number is enough to name one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+from zlib import crc32
+
+from ntt_backup.dump.segments import MOST
+
+# Bytes that are kept, and what each line counts beside its own: what Python needs for it.
+KEPT: Final = 32 << 20
+_BESIDE: Final = 64
+
+
+class Removed:
+    """The last of the lines that were removed, numbered from the first one."""
+
+    def __init__(self) -> None:
+        self._lines: list[bytes] = []
+        self._first = 0
+        self._size = 0
+
+    def add(self, lines: Sequence[bytes]) -> None:
+        """Keeps lines, and forgets the oldest ones where there are too many."""
+        self._lines += lines
+        self._size += sum(map(len, lines)) + _BESIDE * len(lines)
+        past = 0
+        while self._size > KEPT:
+            self._size -= len(self._lines[past]) + _BESIDE
+            past += 1
+        del self._lines[:past]
+        self._first += past
+
+    def lines(self, numbers: Iterable[int]) -> list[bytes]:
+        """Returns the lines of these numbers. Raises IndexError for one that is not known, and
+        ValueError where they are too much.
+        """
+        found, size = [], 0
+        for number in numbers:
+            if number < self._first:
+                raise IndexError("a removed line that is not known")
+            found.append(self._lines[number - self._first])
+            size += len(found[-1])
+            if size > MOST:
+                raise ValueError("it needs too many removed lines")
+        return found
+
+
+class Findable(Removed):
+    """Finds removed lines by what tells a row from others, which is mostly its longest column."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._numbers: dict[int, int] = {}
+
+    def add(self, lines: Sequence[bytes]) -> None:
+        begin = self._first + len(self._lines)
+        self._numbers.update((_key(line), begin + n) for n, line in enumerate(lines))
+        super().add(lines)
+        if len(self._numbers) > 2 * len(self._lines):
+            known = self._numbers.items()
+            self._numbers = {key: number for key, number in known if number >= self._first}
+
+    def like(self, lines: Iterable[bytes]) -> list[int]:
+        """Returns the numbers of removed lines of which some of these may be new versions."""
+        found, size = [], 0
+        for line in lines:
+            number = self._numbers.get(_key(line), -1)
+            if number >= self._first:
+                size += len(self._lines[number - self._first])
+                if size > MOST:
+                    break
+                found.append(number)
+        return found
+
+
+def _key(line: bytes) -> int:
+    return crc32(max(line.split(b"\t"), key=len))
