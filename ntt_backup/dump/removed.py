@@ -14,6 +14,8 @@ from ntt_backup.dump.segments import MOST
 # Bytes that are kept, and what each line counts beside its own: what Python needs for it.
 KEPT: Final = 32 << 20
 _BESIDE: Final = 64
+# pg_dump writes the length of a row before its first column, so the end of a column is looked at.
+_TELLING: Final = 16
 
 
 class Removed:
@@ -51,7 +53,7 @@ class Removed:
 
 
 class Findable(Removed):
-    """Finds removed lines by what tells a row from others, which is mostly its longest column."""
+    """Finds removed lines by what tells a row from others: its longest column, mostly."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,4 +81,4 @@ class Findable(Removed):
 
 
 def _key(line: bytes) -> int:
-    return crc32(max(line.split(b"\t"), key=len))
+    return crc32(max(line.split(b"\t"), key=len)[-_TELLING:])

@@ -64,9 +64,10 @@ class _Rows:
         return f"{self._chance.randbytes(_NAME).hex()}\t{links}\t{self._time(number // 10)}"
 
     def line(self, made: str, second: int | None) -> bytes:
-        """Returns a row that was copied at some second, or is pending."""
+        """Returns a row that was copied at some second, or is pending, as pg_dump writes it."""
         copied = "f\t\\N" if second is None else f"t\t{self._time(second)}"
-        return f"{made}\t{copied}\n".encode()
+        line = f"{made}\t{copied}\n".encode()
+        return b"\0" + len(line).to_bytes(4, "little") + line
 
     def _time(self, second: int) -> str:
         micro = self._chance.randrange(_MICROSECONDS)

@@ -33,7 +33,13 @@ texts = st.lists(lines, max_size=60).map(b"\n".join)
 def rows(count: int, seed: int = 1) -> list[bytes]:
     """Rows of a catalog: names that do not compress, then what is alike."""
     values = random.Random(seed)
-    return [b"%064x\t2026-03-04 12:00:00\tt\n" % values.getrandbits(256) for _ in range(count)]
+    names = (b"%064x" % values.getrandbits(256) for _ in range(count))
+    return [a_row(name + b"\t2026-03-04 12:00:00\tt\n") for name in names]
+
+
+def a_row(line: bytes) -> bytes:
+    """A line as pg_dump writes it, with its length before it."""
+    return b"\0" + len(line).to_bytes(4, "little") + line
 
 
 # An increment of 228 bytes, as it was written before patches could name removed lines.
@@ -156,7 +162,7 @@ def one_percent_moved_near(old: list[bytes], at: set[int]) -> list[bytes]:
 
 
 def one_percent_updated_and_moved_to_the_end(old: list[bytes], at: set[int]) -> list[bytes]:
-    moved = [old[n].replace(b"\tt", b"\tf") for n in at]
+    moved = [a_row(old[n][5:-1] + b"\t2026\n") for n in at]
     return [*one_percent_deleted(old, at), *moved]
 
 
