@@ -6,12 +6,16 @@ has no room: to the end, or to any page that has some), or added. The floor is t
 that reads the dump before only once, and knows of it what came so far: the random bytes of names
 that it has not seen, those of microseconds, and which rows they are. Start it as `python -m
 tests.bench.series`.
+
+With --url an empty database is given such rows, and pg_dump of it is measured, day by day: 1 % of
+the rows are marked in batches, as by a run, and the table is vacuumed after each dump.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 from math import log2
@@ -21,6 +25,9 @@ import zstandard
 from rich.console import Console
 from rich.table import Table
 
+from ntt_backup.catalog.connection import connect
+from ntt_backup.catalog.schema import init_db
+from ntt_backup.dump import pg_programs
 from ntt_backup.dump.series import Segment, Writer
 
 _SHARE: Final = 100
@@ -30,6 +37,24 @@ _MICROSECONDS: Final = 10**6
 _NAME: Final = 32
 _TIME: Final = log2(_MICROSECONDS) / 8
 _BEGUN: Final = datetime(2026, 3, 2, tzinfo=UTC)
+_DAYS: Final = 5
+_BATCH: Final = 100
+_INSERT: Final = """
+    insert into blobs (blobid, size, created_at)
+    select encode(sha256(random()::text::bytea), 'hex'), (random() * 1000000)::int,
+        timestamptz '2026-03-02' + interval '1 s' * (n / 10.0 + random())
+    from generate_series(1, %s) as n
+"""
+_CHOOSE: Final = """
+    select array_agg(blobid) from (
+        select blobid, row_number() over (order by random()) as n from blobs
+        where remote_copied is not true order by n limit %s
+    ) as chosen group by n / %s
+"""
+_MARK: Final = """
+    update blobs set remote_copied = true, remote_last_checked = clock_timestamp()
+    where blobid = any(%s)
+"""
 
 
 class _Known:
@@ -123,6 +148,33 @@ def measure(count: int, *, copied: bool) -> Table:
     return table
 
 
+def measure_server(url: str, count: int) -> Table:
+    """Makes a catalog, and writes a full dump and its increments."""
+    with connect(url, "bench") as conn:
+        init_db(conn, "remote")
+        conn.execute(_INSERT, (count,))
+        conn.execute("vacuum analyze blobs")
+        program = pg_programs.find(None, conn.info.server_version).pg_dump
+        argv = [str(program), "-Fc", "--compress=0", f"--dbname={url}"]
+
+        def dumped() -> bytes:
+            return subprocess.run(argv, stdout=subprocess.PIPE, check=True).stdout
+
+        full, before = _write(None, [dumped()])
+        title = f"{count:,} rows of {full / count:.1f} bytes"
+        table = Table(title=title, title_justify="left")
+        for column in ("1 % marked, day", "bytes a row", "of a full dump"):
+            table.add_column(column, justify="right")
+        for day in range(1, _DAYS + 1):
+            chosen = conn.execute(_CHOOSE, (count // _SHARE, _BATCH)).fetchall()
+            for (batch,) in chosen:
+                conn.execute(_MARK, (batch,))
+            size, before = _write(before, [dumped()])
+            table.add_row(str(day), f"{size * _SHARE / count:.1f}", f"{size / full:.2%}")
+            conn.execute("vacuum blobs")
+    return table
+
+
 def _write(before: _Known | None, lines: list[bytes]) -> tuple[int, _Known]:
     """Returns the bytes of a dump, and its segments."""
     known = _Known()
@@ -136,8 +188,12 @@ def main() -> int:
     """Writes dumps of made up catalogs, and their increments."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.series", description=main.__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--url", help="of an empty database, which is filled")
     options = parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    if options.url:
+        console.print(measure_server(options.url, options.rows))
+        return 0
     for copied in (False, True):
         console.print(measure(options.rows, copied=copied))
     return 0
