@@ -143,9 +143,7 @@ class Search:
         counted: tuple[int, int],
     ) -> Found:
         """Forgets what was found. counted: the blobs of the last stretch, and of the last slice."""
-        found: dict[int, Stretch] = {}
-        for nth, piece in begins.items():
-            found.setdefault(piece.index, replace(piece, hi=self._left[nth].hi))
+        found = [replace(piece, hi=self._left[nth].hi) for nth, piece in begins.items()]
         *_, end = begins
         much, of_piece = counted
         nth, piece = last
@@ -157,11 +155,11 @@ class Search:
             more = max(0, sure * _span(begin, self._left[end].hi) // max(looked, 1) - much)
             beyond += more
             much += more
-        self._left = [one for one in self._left[end + 1 :] if one.index not in found]
+        self._left = self._left[end + 1 :]
         if beyond >= 0:
             self._most = max(self._most // 2, FEWEST_SLICES)
         self._skipped = 0
-        return Found(tuple(found.values()), much if beyond > WORTH_SHARING else 0)
+        return Found(found, much if beyond > WORTH_SHARING else 0)
 
 
 def cut(stretches: Sequence[Stretch], rows: int, most: int) -> Slices:

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ntt_backup.catalog.pending import Stretch
@@ -106,6 +106,7 @@ def whole(catalog: Catalog, wanted: int = 1) -> list[str]:
 
 @settings(max_examples=20, deadline=None)
 @given(st.sets(st.integers(0, 255)), st.integers(1, 1000), st.integers(20, 500))
+@example({16 * digit + end for digit in range(16) for end in (7, 15)}, 1, 10)  # Of both halves.
 def test_a_search_finds_all_there_is_and_hands_nothing_out_twice(
     prefixes: set[int], wanted: int, patience: int
 ) -> None:
