@@ -219,7 +219,7 @@ def test_a_search_among_dead_rows_has_pauses_and_finds_what_is_there(
 def test_what_is_under_way_is_not_claimed_again_as_part_of_its_range(
     catalog: Connection, crawling: Claims, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A range that looks thin is held as a whole, and its end, which is found to be full, in parts."""
+    """A range that looks thin is held as a whole; its end, which is found to be full, in parts."""
     monkeypatch.setattr(range_locks, "rows_about", lambda _: 10_000_000)
     add(catalog, "ab5a", "ab5b")
     add_prefixed(catalog, "abf", 1000)
