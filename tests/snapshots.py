@@ -14,8 +14,8 @@ from ntt_backup.snapshot.format.manifest import Header, ManifestWriter, Trailer
 from ntt_backup.snapshot.format.super_blocks import SuperBlockWriter
 from ntt_backup.snapshot.repository.names import MANIFEST, MAP, FileName
 from ntt_backup.snapshot.restore.files import Options
-from ntt_backup.snapshot.restore.restore import Restored
-from ntt_backup.snapshot.restore.restore import restore as restore_version
+from ntt_backup.snapshot.restore.version import Restored
+from ntt_backup.snapshot.restore.version import restore as restore_version
 from tests.memory_repository import MemoryRepository
 
 VERSION = "20260102T030405Z-0123abcd"

@@ -26,7 +26,7 @@ from ntt_backup.snapshot.format import super_blocks
 from ntt_backup.snapshot.format.zstd_stream import ZstdStream
 from ntt_backup.snapshot.repository.contract import SnapshotDamaged
 from ntt_backup.snapshot.restore.files import Options
-from ntt_backup.snapshot.restore.restore import restore
+from ntt_backup.snapshot.restore.version import restore
 from ntt_backup.snapshot.take import changed_file
 from ntt_backup.snapshot.take.last_version import Copies
 from ntt_backup.snapshot.take.new_version import Report, take

@@ -13,7 +13,7 @@ from ntt_backup.errors import BackupError, ProtocolViolation, RemoteDenied, Remo
 from ntt_backup.snapshot.repository.contract import Range
 from ntt_backup.snapshot.repository.patient import PatientRepository
 from ntt_backup.snapshot.restore.files import Options
-from ntt_backup.snapshot.restore.restore import restore
+from ntt_backup.snapshot.restore.version import restore
 from ntt_backup.snapshot.verify import Question, verify
 from tests.memory_repository import MemoryRepository
 from tests.snapshots import directory, file, put_version
