@@ -35,8 +35,10 @@ class GivenPath(click.Path):
     would write there.
     """
 
-    def __init__(self, *, file_okay: bool = True, dir_okay: bool = True) -> None:
-        super().__init__(file_okay=file_okay, dir_okay=dir_okay, path_type=Path)
+    def __init__(
+        self, *, file_okay: bool = True, dir_okay: bool = True, path_type: type = Path
+    ) -> None:
+        super().__init__(file_okay=file_okay, dir_okay=dir_okay, path_type=path_type)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "":

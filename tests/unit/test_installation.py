@@ -89,7 +89,7 @@ def test_the_receiver_as_one_file_runs_on_its_own(tmp_path: Path) -> None:
     assert receiver.stat().st_mode & 0o777 == 0o755
 
 
-def test_a_dash_is_standard_output_for_the_receiver(
+def test_a_bare_dash_is_standard_output_for_the_receiver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -98,6 +98,9 @@ def test_a_dash_is_standard_output_for_the_receiver(
     both = CliRunner().invoke(cli, ["install-receiver", "--write", "-", "--print"])
     assert (both.exit_code, "standard output" in both.output) == (2, True)
     assert list(tmp_path.iterdir()) == []
+    file = CliRunner().invoke(cli, ["install-receiver", "--write", "./-"])
+    assert (file.exit_code, file.output) == (0, "")
+    assert (tmp_path / "-").read_text() == standalone()
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -28,23 +28,23 @@ _NO_KEY: Final = "ssh-ed25519 AAAA... (the public half of the key for this job)"
 @click.option("--print", "show", is_flag=True, help="Print the steps, and the line for sshd.")
 @click.option(
     "--write",
-    type=GivenPath(),
+    type=GivenPath(path_type=str),  # A Path would not tell ./- from -.
     help="Write the receiver to this file, or to standard output (-); copy it to the remote.",
 )
 @click.pass_obj
-def install_receiver(common: Common, show: bool, write: Path | None) -> None:
+def install_receiver(common: Common, show: bool, write: str | None) -> None:
     """Prepare an ssh key that can only back up.
 
     This command installs nothing: it writes the receiver, and says what to do with it.
     """
     if not show and write is None:
         raise click.UsageError("give --print, --write FILE, or both")
-    if write == Path("-"):
+    if write == "-":
         if show:
             raise click.UsageError("--print and --write - would both use standard output: give one")
         click.echo(standalone().encode(), nl=False)
     elif write is not None:
-        write_receiver(write)
+        write_receiver(Path(write))
     if show:
         remote = common.load(Settings).remote
         if remote.kind != "ssh":
