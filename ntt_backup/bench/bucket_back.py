@@ -25,6 +25,7 @@ from ntt_backup.config import RemoteConfig
 from ntt_backup.errors import RemoteCannotStore, SourceError
 from ntt_backup.model import Blob, total_size
 from ntt_backup.mount import kernel
+from ntt_backup.mount.image import Options
 from ntt_backup.mount.packs_or_snapshot import mount_bucket
 from ntt_backup.objects.bucket import Bucket
 from ntt_backup.objects.ranges import LARGEST_RANGE
@@ -173,13 +174,8 @@ def _restore(fetch: Fetch) -> None:
 
 def _mounted(fetch: Fetch, began: float, ready: Ready) -> Answer:
     remote = fetch.settings.remote
-    mount_bucket(
-        lambda: open_bucket(remote),
-        fetch.directory,
-        scratch=fetch.scratch,
-        prefix="",
-        on_left_out=lambda _: None,
-    )
+    options = Options(fetch.scratch, prefix="", on_left_out=lambda _: None)
+    mount_bucket(lambda: open_bucket(remote), fetch.directory, options)
     try:
         ready()
         for path in fetch.directory.glob("??/??/*"):

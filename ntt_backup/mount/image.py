@@ -74,6 +74,19 @@ class Built:
     duration_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How an image is made: of the blobs that begin with prefix. scratch: the directory of what is
+    kept meanwhile. on_left_out is told of each pack and each blob that is damaged: the image lacks
+    them.
+    """
+
+    scratch: Path
+    prefix: str
+    on_left_out: Callable[[str], object]
+    on_progress: Callable[[Built], object] = lambda built: None
+
+
 class _Run(NamedTuple):
     """Blobs of a pack that are read with one request."""
 
@@ -83,22 +96,12 @@ class _Run(NamedTuple):
 
 
 class _Builder:
-    def __init__(
-        self,
-        image: ImageWriter,
-        prefix: str,
-        scratch: Path,
-        on_left_out: Callable[[str], object],
-        on_progress: Callable[[Built], object],
-        files: ExitStack,
-    ) -> None:
+    def __init__(self, image: ImageWriter, options: Options, files: ExitStack) -> None:
         self.built = Built()
         self._image = image
-        self._low = bytes.fromhex(prefix.ljust(2 * DIGEST_BYTES, "0"))
-        self._high = bytes.fromhex(prefix.ljust(2 * DIGEST_BYTES, "f"))
-        self._scratch = scratch
-        self._on_left_out = on_left_out
-        self._on_progress = on_progress
+        self._low = bytes.fromhex(options.prefix.ljust(2 * DIGEST_BYTES, "0"))
+        self._high = bytes.fromhex(options.prefix.ljust(2 * DIGEST_BYTES, "f"))
+        self._options = options
         self._files = files
         self._known: dict[int, IO[bytes]] = {}
 
@@ -107,7 +110,7 @@ class _Builder:
         opened = ahead(pool, _open, sources, _READERS)
         for number, (source, reader) in enumerate(opened, 1):
             self.built.part = number / len(sources)
-            self._on_progress(self.built)
+            self._options.on_progress(self.built)
             if isinstance(reader, PackError):
                 self._leave_out(f"{source.name}: {reader}")
             elif reader is None:
@@ -168,34 +171,25 @@ class _Builder:
             file = self._known.get(first)
             if file is None:
                 file = self._files.enter_context(
-                    tempfile.SpooledTemporaryFile(_SPOOL_BYTES, dir=str(self._scratch))  # noqa: SIM115
+                    tempfile.SpooledTemporaryFile(_SPOOL_BYTES, dir=str(self._options.scratch))  # noqa: SIM115
                 )
                 self._known[first] = file
             file.write(b"".join(group))
 
     def _leave_out(self, text: str) -> None:
         self.built.left_out += 1
-        self._on_left_out(text)
+        self._options.on_left_out(text)
 
 
 def build(
-    file: BinaryIO,
-    devices: Sequence[int],
-    sources: Sequence[Source],
-    *,
-    scratch: Path,
-    prefix: str = "",
-    on_left_out: Callable[[str], object],
-    on_progress: Callable[[Built], object] = lambda built: None,
+    file: BinaryIO, devices: Sequence[int], sources: Sequence[Source], options: Options
 ) -> Built:
-    """Writes the image of the blobs that begin with prefix. devices: their sizes.
-
-    on_left_out is told of each pack and each blob that is damaged; the image lacks them. What a
-    source's `read` raises ends it, except PackError.
+    """Writes the image of the sources' blobs. devices: their sizes. What a source's `read` raises
+    ends it, except PackError.
     """
     image = ImageWriter(file, devices)
     with ThreadPoolExecutor(_READERS) as pool, ExitStack() as files:
-        builder = _Builder(image, prefix, scratch, on_left_out, on_progress, files)
+        builder = _Builder(image, options, files)
         for run, data in ahead(pool, _read, builder.runs(pool, sources), _READERS):
             builder.copy(run, data)
         tree = image.write_tree(builder.records())

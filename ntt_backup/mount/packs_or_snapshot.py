@@ -16,7 +16,7 @@ from typing import BinaryIO, Final
 
 from ntt_backup.errors import MountImpossible
 from ntt_backup.mount import kernel, local
-from ntt_backup.mount.image import Built, Source, build
+from ntt_backup.mount.image import Built, Options, Source, build
 from ntt_backup.mount.super_block_cache import SuperBlockCache
 from ntt_backup.mount.version_tree import VersionTree, write_lines
 from ntt_backup.mount.volume import Volume, lay_out
@@ -32,36 +32,16 @@ from ntt_backup.source.packing import whole_file
 
 _READY_SECONDS: Final = 60.0
 
-OnLeftOut = Callable[[str], object]
-OnProgress = Callable[[Built], object]
 
-
-def mount_packs(
-    packs: Path,
-    directory: Path,
-    *,
-    scratch: Path,
-    prefix: str,
-    on_left_out: OnLeftOut,
-    on_progress: OnProgress = lambda built: None,
-) -> Built:
-    """Mounts the packs of one directory on another; both are absolute paths. scratch: where the
-    image lies meanwhile. No process stays. Raises MountImpossible.
+def mount_packs(packs: Path, directory: Path, options: Options) -> Built:
+    """Mounts the packs of one directory on another; both are absolute paths. The image lies in
+    scratch. No process stays. Raises MountImpossible.
     """
     kernel.require_erofs(kernel.FILES_SINCE)
     kernel.require_mount_point(directory)
-    sources = local.find(packs, prefix)
-    sizes = [one.size for one in sources]
-    with _image(scratch) as file:
-        built = build(
-            file,
-            sizes,
-            sources,
-            scratch=scratch,
-            prefix=prefix,
-            on_left_out=on_left_out,
-            on_progress=on_progress,
-        )
+    sources = local.find(packs, options.prefix)
+    with _image(options.scratch) as file:
+        built = build(file, [one.size for one in sources], sources, options)
         _require_some(built)
         # The kernel takes names of 255 bytes.
         below = packs if packs.is_dir() else packs.parent
@@ -77,21 +57,16 @@ def mount_packs(
     return built
 
 
-def write_image(
-    packs: Path, image: Path, *, prefix: str, replace: bool, on_left_out: OnLeftOut
-) -> Built:
+def write_image(packs: Path, image: Path, options: Options, *, replace: bool) -> Built:
     """Writes the image of packs, a directory of them or one, to a file, which appears whole. Its
     devices are the packs in the order of their paths, and then itself. replace: a file that is
     there is replaced, but never one of the packs. Raises OSError, and MountImpossible.
     """
-    sources = local.find(packs, prefix)
-    sizes = [one.size for one in sources]
+    sources = local.find(packs, options.prefix)
     if image.exists() and any(image.samefile(one.name) for one in sources):
         raise MountImpossible(f"{image} is one of the packs", hint="name another file")
     with whole_file(image, replace=replace) as file:
-        built = build(
-            file, sizes, sources, scratch=image.parent, prefix=prefix, on_left_out=on_left_out
-        )
+        built = build(file, [one.size for one in sources], sources, options)
         _require_some(built)
     return built
 
@@ -99,11 +74,8 @@ def write_image(
 def mount_bucket(
     open_bucket: Callable[[], Bucket],
     directory: Path,
+    options: Options,
     *,
-    scratch: Path,
-    prefix: str,
-    on_left_out: OnLeftOut,
-    on_progress: OnProgress = lambda built: None,
     cache: Cache | None = None,
 ) -> Built:
     """Mounts the packs of a bucket on a directory, an absolute path. A process stays until it is
@@ -119,7 +91,7 @@ def mount_bucket(
     volumes: list[Volume] = []
     sources: list[Source] = []
     for one, volume, start in lay_out(
-        chain(packs_of(bucket, prefix), large_blobs_of(bucket, prefix))
+        chain(packs_of(bucket, options.prefix), large_blobs_of(bucket, options.prefix))
     ):
         if not volumes or volumes[-1] is not volume:
             volumes.append(volume)
@@ -130,17 +102,8 @@ def mount_bucket(
             opened = None if one.name.kind == "sealed" else partial(tables.open, one)
             source = Source(one.key, one.size, read, len(volumes), start, open=opened)
         sources.append(source)
-    with _image(scratch) as file:
-        sizes = [one.size for one in volumes]
-        built = build(
-            file,
-            sizes,
-            sources,
-            scratch=scratch,
-            prefix=prefix,
-            on_left_out=on_left_out,
-            on_progress=on_progress,
-        )
+    with _image(options.scratch) as file:
+        built = build(file, [one.size for one in volumes], sources, options)
         _require_some(built)
         server = Fork(
             lambda: serve.serve(directory, volumes, lambda: open_bucket().get_range),

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ntt_backup.errors import MountImpossible, RemoteUnreachable
-from ntt_backup.mount.image import Built
+from ntt_backup.mount.image import Built, Options
 from ntt_backup.mount.packs_or_snapshot import mount_bucket, mount_packs
 from ntt_backup.objects.cache import Cache
 from ntt_backup.objects.keys import blob_key
@@ -33,11 +33,11 @@ def place() -> Iterator[Path]:
 
 
 def of_bucket(bucket: FakeBucket, place: Path) -> Built:
-    return mount_bucket(lambda: bucket, place, scratch=DISK, prefix="", on_left_out=pytest.fail)
+    return mount_bucket(lambda: bucket, place, Options(DISK, "", pytest.fail))
 
 
 def of_packs(directory: Path, place: Path, scratch: Path = DISK) -> Built:
-    return mount_packs(directory, place, scratch=scratch, prefix="", on_left_out=pytest.fail)
+    return mount_packs(directory, place, Options(scratch, "", pytest.fail))
 
 
 def mounts() -> list[list[str]]:
@@ -165,10 +165,7 @@ def test_tables_that_this_machine_keeps_are_not_fetched_again(tmp_path: Path, pl
         built = mount_bucket(
             lambda: bucket,
             place,
-            scratch=DISK,
-            prefix="",
-            on_left_out=pytest.fail,
-            on_progress=lambda built: parts.append(built.part),
+            Options(DISK, "", pytest.fail, lambda built: parts.append(built.part)),
             cache=cache,
         )
         subprocess.run(["umount", place], check=True)

@@ -11,7 +11,7 @@ from blake3 import blake3
 
 from ntt_backup.errors import MountImpossible
 from ntt_backup.mount.erofs import BLOCK
-from ntt_backup.mount.image import Built, Source, build
+from ntt_backup.mount.image import Built, Options, Source, build
 from ntt_backup.pack.format import (
     MAX_RAW,
     RAW,
@@ -32,14 +32,8 @@ def built(
 ) -> tuple[Built, Image, list[str]]:
     told: list[str] = []
     with (tmp_path / "image").open("w+b") as file:
-        done = build(
-            file,
-            [one.size for one in sources],
-            sources,
-            scratch=tmp_path,
-            prefix=prefix,
-            on_left_out=told.append,
-        )
+        options = Options(tmp_path, prefix, told.append)
+        done = build(file, [one.size for one in sources], sources, options)
         file.seek(0)
         return done, Image(file.read()), told
 

@@ -18,7 +18,7 @@ from ntt_backup.cli.results import FirstLines, fields_of, report
 from ntt_backup.config import RemoteConfig
 from ntt_backup.errors import SOME_FAILED, ConfigError
 from ntt_backup.format import amount, duration, many, size
-from ntt_backup.mount.image import Built
+from ntt_backup.mount.image import Built, Options
 from ntt_backup.mount.packs_or_snapshot import mount_bucket, mount_packs
 from ntt_backup.objects.cache import cache_of
 from ntt_backup.ui.progress_line import ProgressLine, time_left
@@ -77,13 +77,13 @@ def mount(
         _mount_version(common, version, directory.absolute(), where, as_json=as_json)
     work = partial(mount_packs, packs.absolute()) if packs is not None else _mount_bucket(common)
     with ProgressLine(sys.stderr, quiet=quiet) as line:
-        built = work(
-            directory.absolute(),
-            scratch=where,
-            prefix=prefix,
+        options = Options(
+            where,
+            prefix,
             on_left_out=FirstLines(line, quiet=quiet, begin="left out ").say,
             on_progress=lambda built: line.show(lambda: _progress(built, began)),
         )
+        built = work(directory.absolute(), options)
     built.duration_s = time.monotonic() - began
     said = f"mounted on {directory}; umount {directory} ends it"
     report_built(built, said, as_json=as_json)

@@ -137,17 +137,14 @@ def _write_image(
     packs: Path, image: Path, prefix: str, force: bool, as_json: bool, quiet: bool
 ) -> NoReturn:
     from ntt_backup.cli.commands.mount import report_built
+    from ntt_backup.mount.image import Options
     from ntt_backup.mount.packs_or_snapshot import write_image
 
     began = time.monotonic()
     with writing(image), ProgressLine(sys.stderr, quiet=quiet) as line:
-        built = write_image(
-            packs.absolute(),
-            image.absolute(),
-            prefix=prefix,
-            replace=force,
-            on_left_out=FirstLines(line, quiet=quiet, begin="left out ").say,
-        )
+        left_out = FirstLines(line, quiet=quiet, begin="left out ").say
+        options = Options(image.absolute().parent, prefix, left_out)
+        built = write_image(packs.absolute(), image.absolute(), options, replace=force)
     built.duration_s = time.monotonic() - began
     report_built(built, f"written to {image}", as_json=as_json)
 
