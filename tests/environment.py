@@ -35,6 +35,7 @@ from ntt_backup.errors import remember_global_options
 from tests import program, status_schema
 from tests.files import put, tree
 from tests.patience import PATIENCE
+from tests.processes import children
 from tests.sshd import RemoteDir, Sshd
 
 # In the environment of all that an environment's CLI starts, so that none of it can hide.
@@ -384,7 +385,8 @@ class Environment:
 
     def children(self, pid: int) -> dict[int, str]:
         """Those of `processes` that pid has started itself."""
-        return {child: name for child, name in self.processes().items() if _parent(child) == pid}
+        below = children(pid)
+        return {child: name for child, name in self.processes().items() if child in below}
 
     def kill_all(self, chance: random.Random) -> None:
         """kill -9 for all of it, in any order."""
@@ -417,21 +419,6 @@ class Environment:
         """The event that makes it count of that name in the log, once it is there."""
         wait_until(lambda: len(self.events(name)) >= count, f"{count} times {name}")
         return self.events(name)[count - 1]
-
-
-def has_ended(pid: int) -> bool:
-    """Whether a process has ended, though perhaps nobody has reaped it."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
-
-
-def _parent(pid: int) -> int:
-    """The PID of the process that started pid; 0 where it is gone."""
-    with suppress(OSError):
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    return 0
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from ntt_backup.catalog.schema import init_db
 from ntt_backup.demo import postgres as demo
 from ntt_backup.demo.interrupts import Interrupts
 from tests.parallel import memory
+from tests.processes import children
 
 TARGET = "remote"
 # Few, so that a test can use them up.
@@ -82,7 +83,7 @@ class Postgres:
     def processes(self) -> list[int]:
         """The server and its sessions, as long as it runs."""
         server = self.server.pid
-        return [] if server is None else [server, *_children(server)]
+        return [] if server is None else [server, *children(server)]
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
@@ -107,11 +108,6 @@ class Postgres:
         finally:
             self.stop()
             self.start()
-
-
-def _children(pid: int) -> list[int]:
-    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    return [int(child) for child in text.split()]
 
 
 @pytest.fixture(scope="session")

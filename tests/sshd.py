@@ -35,6 +35,7 @@ from ntt_backup.demo import sshd as demo
 from ntt_backup.demo.interrupts import Interrupts
 from tests.parallel import in_turn, ports
 from tests.patience import PATIENCE
+from tests.processes import descendants, kill, name
 
 HOST = "127.0.0.1"
 ALIAS = "ntt-test"
@@ -258,35 +259,21 @@ class LocalServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        _kill(self._listener, signal.SIGSTOP)  # no session is born while they are counted
-        for pid in (*self._descendants(), self._listener):
-            _kill(pid, signal.SIGKILL)
+        kill(self._listener, signal.SIGSTOP)  # no session is born while they are counted
+        for pid in (*descendants(self._listener), self._listener):
+            kill(pid, signal.SIGKILL)
         self._sshd.stop()
         self._mounts.close()
 
     def kill_sessions(self) -> None:
-        for pid in self._descendants():
-            if _name(pid).startswith("sshd"):
-                _kill(pid, signal.SIGKILL)
+        for pid in descendants(self._listener):
+            if name(pid).startswith("sshd"):
+                kill(pid, signal.SIGKILL)
 
     @property
     def _listener(self) -> int:
         assert self._sshd.pid is not None, "the server is stopped"
         return self._sshd.pid
-
-    def _descendants(self) -> list[int]:
-        children: dict[int, list[int]] = {}
-        for entry in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                children.setdefault(parent, []).append(int(entry.name))
-        found: list[int] = []
-        todo = [self._listener]
-        while todo:
-            below = children.get(todo.pop(), [])
-            found += below
-            todo += below
-        return found
 
     def log(self) -> str:
         return self._sshd.log
@@ -312,17 +299,6 @@ class LocalServer:
         unmount = functools.partial(subprocess.run, ["umount", "--lazy", directory.path])
         self._mounts.callback(unmount, check=True)
         return directory
-
-
-def _name(pid: int) -> str:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/comm").read_text()
-    return ""
-
-
-def _kill(pid: int, signum: signal.Signals) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, signum)
 
 
 def _shared_directory(path: Path, uid: int) -> Path:

@@ -22,18 +22,13 @@ from ntt_backup.objects.s3 import open_bucket
 from ntt_backup.snapshot.forget import expire
 from ntt_backup.snapshot.repository.by_objects import RepositoryByObjects
 from tests.acceptance.snapshot_machine import Machine
-from tests.environment import has_ended, wait_until
+from tests.environment import wait_until
 from tests.files import tree
 from tests.patience import PATIENCE
+from tests.processes import children, has_ended
 from tests.s3_proxy import Exchange, S3Proxy, closed
 from tests.s3_proxy import status as answer
 from tests.s3_servers import S3Server
-
-
-def children(pid: int) -> list[int]:
-    with suppress(OSError):
-        return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
-    return []
 
 
 def kill_forget(machine: Machine, left: int, *, receiver: bool = False) -> None:

@@ -24,8 +24,8 @@ from typing import ClassVar
 
 from ntt_backup.demo.postgres import Postgres
 from tests.bench.lab import Lab
-from tests.bench.slots import descendants, kill
 from tests.bench.stores import Store
+from tests.processes import descendants, kill
 
 PROJECT = Path(__file__).resolve().parents[2]
 _SAID = 2000

@@ -30,7 +30,8 @@ from typing import Literal
 from ntt_backup.demo.interrupts import Interrupts
 from ntt_backup.demo.sshd import Sshd, make_key
 from ntt_backup.errors import BackupError
-from tests.bench.slots import Slot, descendants, end_tree, kill, slot
+from tests.bench.slots import Slot, end_tree, slot
+from tests.processes import descendants, kill
 
 Link = Literal["loopback", "slow", "fast"]
 

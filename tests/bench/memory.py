@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.bench.slots import descendants
+from tests.processes import descendants
 
 _SAMPLE_SECONDS = 0.05
 

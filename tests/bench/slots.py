@@ -24,6 +24,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.processes import descendants, has_ended, kill
+
 _SLOTS = 16
 _PREFIX = "ntt-bench-"
 _TERM_SECONDS = 5.0
@@ -132,7 +134,7 @@ def _end(pids: list[int], signum: signal.Signals) -> None:
     for pid in pids:
         kill(pid, signum)
     deadline = time.monotonic() + _TERM_SECONDS
-    while any(_alive(pid) for pid in pids) and time.monotonic() < deadline:
+    while not all(map(has_ended, pids)) and time.monotonic() < deadline:
         time.sleep(0.01)
 
 
@@ -150,36 +152,8 @@ def _of(home: Path) -> list[int]:
     return found
 
 
-def descendants(pid: int) -> list[int]:
-    """The processes that pid has started, and those that they have."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            children.setdefault(parent, []).append(int(entry.name))
-    found: list[int] = []
-    todo = [pid]
-    while todo:
-        below = children.get(todo.pop(), [])
-        found += below
-        todo += below
-    return found
-
-
 def end_tree(process: subprocess.Popen[bytes]) -> None:
     """End a process of ours and all that it has started, at once."""
     for pid in [process.pid, *descendants(process.pid)]:
         kill(pid, signal.SIGKILL)
     process.wait()
-
-
-def kill(pid: int, signum: signal.Signals) -> None:
-    """Send a signal to a process that may be gone."""
-    with suppress(ProcessLookupError):
-        os.kill(pid, signum)
-
-
-def _alive(pid: int) -> bool:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False

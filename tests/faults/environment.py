@@ -148,9 +148,8 @@ class FaultEnvironment:
         """The run's workers that live."""
         if self.run is None:
             return []
-        return sorted(
-            pid for pid in self.env.children(self.run.pid) if _name(pid).startswith("ntt-worker")
-        )
+        found = self.env.children(self.run.pid).items()
+        return sorted(pid for pid, name in found if name.startswith("ntt-worker"))
 
     def kill(self, pids: list[int], how: int = signal.SIGKILL) -> bool:
         """A signal for one of them; False where there is none."""
@@ -244,9 +243,3 @@ class FaultEnvironment:
 def _empty(top: Path) -> None:
     for entry in top.iterdir() if top.exists() else ():
         shutil.rmtree(entry)
-
-
-def _name(pid: int) -> str:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/comm").read_text()
-    return ""

@@ -19,6 +19,7 @@ from tests.bench.plan import Case
 from tests.bench.results import Outcome, Sample
 from tests.bench.slots import slot
 from tests.bench.stores import PRODUCTION, Recipe, Store, cached, sizes
+from tests.processes import has_ended
 
 
 def contents(store: Store) -> dict[str, bytes]:
@@ -170,16 +171,9 @@ with slot(Path({str(tmp_path)!r})) as taken:
         holder.kill()
         holder.wait()
     assert Path(home).exists()
-    assert _runs(int(pid))
+    assert not has_ended(int(pid))
     with slot(tmp_path) as taken:
         assert not Path(home).exists()
         assert taken.home.exists()
-        assert not _runs(int(pid))
+        assert has_ended(int(pid))
     assert not taken.home.exists()
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False

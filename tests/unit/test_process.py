@@ -20,8 +20,9 @@ from ntt_backup.process.pipeline import (
     wait_for,
     write,
 )
-from tests.environment import has_ended, wait_until
+from tests.environment import wait_until
 from tests.patience import PATIENCE
+from tests.processes import has_ended
 
 Start = Callable[..., Child]
 

@@ -17,8 +17,9 @@ from ntt_backup.errors import BackupError, RemoteUnreachable, Unsupported, Worke
 from ntt_backup.process.messages import Drained, Fatal, Message, Tick, WorkerDied, decode
 from ntt_backup.process.pipeline import Child, wait_for
 from ntt_backup.upload.worker_main import WorkerSpec
-from tests.environment import has_ended, wait_until
+from tests.environment import wait_until
 from tests.patience import PATIENCE
+from tests.processes import has_ended
 
 ENDLESS = 500_000
 DEATH = WorkerDied(status=1, detail="killed")
