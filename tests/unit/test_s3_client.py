@@ -1,5 +1,6 @@
 """The client of a bucket, without a server."""
 
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,6 @@ from unittest.mock import Mock
 
 import pytest
 from botocore.exceptions import ClientError
-from botocore.loaders import JSONFileLoader
 
 from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.errors import RemoteDenied
@@ -22,8 +22,8 @@ def test_what_was_loaded_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     remote = RemoteSettings.model_validate({"url": "s3://bucket/prefix"})
     s3.load(remote)
-    read: list[str] = []
-    monkeypatch.setattr(JSONFileLoader, "load_file", lambda _, path: read.append(path))
+    read: list[bytes] = []
+    monkeypatch.setattr(json, "loads", lambda data, **_: read.append(data))
 
     s3.open_bucket(remote)
 
