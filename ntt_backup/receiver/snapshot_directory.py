@@ -42,7 +42,9 @@ class SnapshotDirectory(FileDirectory):
             for one in _directories(top, is_set, of_set):
                 with contextlib.suppress(FileNotFoundError), self._level(top, one) as versions:
                     for each in _directories(versions, is_version, version):
-                        with self._level(versions, each) as files:
+                        # A version that is removed meanwhile hides none of the others.
+                        gone = contextlib.suppress(FileNotFoundError)
+                        with gone, self._level(versions, each) as files:
                             yield from _files(files, f"{one}/{each}/")
 
     def open(self, name: str) -> int:

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from ntt_backup.blobdir.open import closing
 from ntt_backup.receiver import incoming
+from ntt_backup.receiver.snapshot_directory import SnapshotDirectory
 from ntt_backup.receiver.terms import ALLOWED
 from ntt_backup.wire import file_messages, framing
 from tests.receiver_driver import BYE, RemoteReceiver, ScriptedSession, a_file, everything
@@ -43,6 +45,20 @@ def test_what_has_no_name_is_gone_with_its_session(
     client.snapshots(*said)
     assert client.error in ("", "protocol")
     assert everything(root) == {}
+
+
+def test_a_version_that_goes_meanwhile_hides_no_other(root: Path) -> None:
+    names = [f"db/2026030{day}T120000Z-0badcafe/map" for day in (4, 5, 6)]
+    for name in names:
+        (root / "snapshots" / name).parent.mkdir(parents=True)
+        (root / "snapshots" / name).touch()
+    with closing(os.open(root, os.O_RDONLY)) as fd:
+        found = SnapshotDirectory(fd).found("db", "")
+        first = next(found)
+
+        SnapshotDirectory(fd).remove([names[1]])
+
+        assert [first, *found] == [(names[0], 0), (names[2], 0)]
 
 
 def test_what_the_killed_left_is_no_file_and_is_removed_after_an_hour(
