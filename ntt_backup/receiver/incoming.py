@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
 import stat
@@ -16,6 +17,7 @@ import threading
 import time
 
 from ntt_backup.blobdir.open import FILE, open_below
+from ntt_backup.blobdir.partial import lock_file
 from ntt_backup.blobdir.staging import write_all
 from ntt_backup.receiver.open_blob import forget
 
@@ -39,8 +41,8 @@ class FileDirectory:
         self._made = False
 
     def begin(self) -> Incoming:
-        """Returns a new file, without a name. Removes old files without a name: their sessions were
-        killed, since a file that still grows was changed lately.
+        """Returns a new file, without a name. Removes old files without a name whose sessions were
+        killed.
         """
         with contextlib.suppress(FileExistsError):
             os.mkdir(self.called, 0o700, dir_fd=self.root)
@@ -50,9 +52,7 @@ class FileDirectory:
         for name in os.listdir(directory):
             if name.startswith(_INCOMING):
                 with contextlib.suppress(OSError):
-                    status = os.stat(name, dir_fd=directory, follow_symlinks=False)
-                    if status.st_mtime < time.time() - _STALE_SECONDS:
-                        os.unlink(name, dir_fd=directory)
+                    _remove_if_stale(directory, name)
         return Incoming(directory)
 
     def fd(self) -> int:
@@ -82,6 +82,8 @@ class Incoming:
         self.name = _INCOMING + os.urandom(4).hex()
         self.names = [self.name]
         self._fd = os.open(self.name, NEW, 0o600, dir_fd=directory)
+        with contextlib.suppress(OSError):  # Some network file systems have no locks.
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._digest = hashlib.sha256()
         self._written = 0
         self._summed = 0
@@ -138,6 +140,22 @@ class Incoming:
     def _raise(self) -> None:
         if self._problem is not None:
             raise self._problem
+
+
+def _remove_if_stale(directory: int, name: str) -> None:
+    """Removes an old file, unless its session lives and locks it: for hours nothing may come of it.
+    Without locks one that still grows was changed lately.
+    """
+    status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+    if status.st_mtime >= time.time() - _STALE_SECONDS:
+        return
+    with contextlib.ExitStack() as after:
+        with contextlib.suppress(OSError):
+            lock = lock_file(directory, name, create=False)
+            if lock is None:
+                return
+            after.callback(os.close, lock)
+        os.unlink(name, dir_fd=directory)
 
 
 def open_file(directory: int, name: str) -> int:

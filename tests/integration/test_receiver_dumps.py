@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ntt_backup.blobdir.open import closing
 from ntt_backup.receiver.dump_directory import DumpDirectory, Found
 from ntt_backup.receiver.terms import ALLOWED
 from ntt_backup.wire import dump_messages, framing, read_messages
@@ -92,6 +93,22 @@ def test_what_the_killed_left_is_removed_after_an_hour(root: Path, client: Scrip
     client.dumps(DATA)
     left = {path.name for path in (root / "pgdump").iterdir()}
     assert left == {NAME, f"{NAME}.json", ".incoming-1", "by-hand"}
+
+
+def test_what_a_living_session_writes_seldom_stays(root: Path) -> None:
+    """As a snapshot's pack does while hours of unchanged content are read."""
+    with closing(os.open(root, os.O_RDONLY)) as fd:
+        directory = DumpDirectory(fd)
+        seldom = directory.begin()
+        seldom.write(memoryview(b"content"))
+        os.utime(root / "pgdump" / seldom.name, (0, 0))
+
+        DumpDirectory(fd).begin().remove()
+
+        seldom.sync()
+        directory.name(seldom, NAME, b"{}")
+        seldom.remove()
+    assert (root / "pgdump" / NAME).read_bytes() == b"content"
 
 
 @pytest.mark.parametrize("kind", ["symlink", "file"])
