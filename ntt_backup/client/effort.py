@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,25 +19,12 @@ from typing import Final, NamedTuple
 _MOST_STEPS: Final = 16
 # Seconds between two frames that count: what is longer is no time of sending.
 _LONGEST_GAP: Final = 0.2
-# By how many the busy senders differ where rates cannot be compared.
-_ANOTHER: Final = 0.5
 # Of what a sender counts: seconds that it was at work, that it compressed, and that it waited for
 # the link; frames that compressing was tried for, their bytes of content and on the wire; and the
 # bytes of all frames on the wire.
 _NAMES: Final = ("lasted", "worked", "waited", "frames", "raw", "wire", "all")
 # What the senders share; see _State.
-_OF_PERIOD: Final = (
-    "since",
-    "idle",
-    "cpus",
-    "period",
-    "unfelt",
-    "shrinks",
-    "price",
-    "plain",
-    "packed",
-    "busy",
-)
+_OF_PERIOD: Final = ("since", "idle", "cpus", "period", "unfelt", "shrinks", "price")
 
 
 class Load(NamedTuple):
@@ -52,7 +40,8 @@ def cpu_load() -> Load:
         words = Path("/proc/stat").read_text(encoding="ascii").split(maxsplit=9)[1:9]
     except OSError:
         return Load(0.0, time.monotonic())
-    user, nice, system, idle, waiting, *rest = map(int, words)
+    tick = 1 / os.sysconf("SC_CLK_TCK")
+    user, nice, system, idle, waiting, *rest = (int(word) * tick for word in words)
     return Load(idle + waiting, user + nice + system + idle + waiting + sum(rest))
 
 
@@ -72,16 +61,15 @@ class _Counts(ctypes.Structure):
 class _State(ctypes.Structure):
     """What the senders share, apart from their counts.
 
-    since, idle, cpus, before: the clock, the load and the sum of all counts when the period began.
-    unfelt: buffers take in what is sent until so many bytes were sent in all. shrinks, price: what
-    the lowest compression makes of a byte, and its seconds for one. plain, packed: the seconds for
-    a byte without compression, and with the lowest, while so many were busy; 0 where that was not
-    seen. until, pause: when a step that was too high may be tried again, and for how long it then
-    rests.
+    senders: how many have sent anything. since, idle, cpus, before: the clock, the load and the
+    sum of all counts when the period began. unfelt: buffers take in what is sent until so many
+    bytes were sent in all. shrinks, price: what the lowest compression makes of a byte, and its
+    seconds for one. costs: the seconds for a byte with each step; 0 where that was not seen.
     """
 
     step: int
     steps: int
+    senders: int
     since: float
     idle: float
     cpus: float
@@ -89,16 +77,14 @@ class _State(ctypes.Structure):
     unfelt: float
     shrinks: float
     price: float
-    plain: float
-    packed: float
-    busy: float
+    costs: ctypes.Array[ctypes.c_double]
     _fields_ = [
         ("step", ctypes.c_int),
         ("steps", ctypes.c_int),
+        ("senders", ctypes.c_int),
         *((name, ctypes.c_double) for name in _OF_PERIOD),
         ("before", _Counts),
-        ("until", ctypes.c_double * _MOST_STEPS),
-        ("pause", ctypes.c_double * _MOST_STEPS),
+        ("costs", ctypes.c_double * _MOST_STEPS),
     ]
 
 
@@ -106,29 +92,30 @@ class Effort:
     """Chooses a step of compression, 0 for none: higher while the link is the bottleneck, lower
     while the CPUs are. Copies of this process share it.
 
-    It begins with the lowest, and goes one step at a time, after `FRAMES` frames at least and a
-    period of `FIRST_PERIOD`, which doubles up to `PERIOD` while nothing changes. A step that was
-    too high is not tried again for a while, which doubles each time.
+    It begins with the lowest, and goes one step at a time, after a period of `FIRST_PERIOD`, which
+    doubles up to `PERIOD` while nothing changes. What a byte took with each step is remembered: no
+    step is left for one that sent less. That is believed less with time, so such a step is tried
+    again, the more rarely the less it sent.
     """
 
-    FIRST_PERIOD: Final = 0.15
+    FIRST_PERIOD: Final = 0.05
     PERIOD: Final = 0.5
-    FRAMES: Final = 2
+    # The first one without compression: the receiver still unpacks what came before.
+    _PLAIN_PERIOD: Final = 0.1
     # Shares of the time that were spent waiting for the link, or compressing.
     _MUCH: Final = 0.3
     _LITTLE: Final = 0.1
-    # Shares of the CPU that are idle; the first where the link is waited for less than 0.6.
-    _SPARE: Final = 0.25
+    # The share of the CPUs that is idle.
     _USED_UP: Final = 0.05
     # Seconds of waiting that a second of the lowest compression must save where no CPU is idle:
     # what is waited for then may be the CPU, so the saving looks larger than it is.
     _MUST_SAVE: Final = 1.25
-    # Of the time for a byte without compression: one period may err by more than a tenth.
-    _CLEARLY: Final = 0.85
+    # Of the time for a byte with the step below: a period may err by that much.
+    _CLEARLY: Final = 0.95
+    # What was seen of another step becomes so much better with each period: it may have changed.
+    _FADES: Final = 0.98
     # Bytes of a sender that the pipe and ssh's window take in before a slow link is felt.
-    _BUFFERS: Final = 3 << 20
-    # Seconds.
-    _FIRST_PAUSE: Final = 1.0
+    _BUFFERS: Final = 2 << 20
 
     def __init__(
         self,
@@ -143,7 +130,6 @@ class Effort:
         self._clock = clock
         self._load = load
         self._state.step, self._state.period, self._state.shrinks = 1, self.FIRST_PERIOD, 1.0
-        self._state.unfelt = self._BUFFERS
 
     def sender(self, index: int) -> Sender:
         """Returns the sender with this number, counted from 0."""
@@ -158,75 +144,84 @@ class Effort:
     def judge(self, now: float) -> None:
         """Chooses the step, if a period has passed."""
         state = self._state
+        sums = _Counts(*(sum(getattr(one, name) for one in self._counts) for name in _NAMES))
         if not state.since:
             self._begin(_Counts())
-        lasted = now - state.since
-        if lasted < state.period and not state.unfelt:
-            return
-        sums, seen = _Counts(), _Counts()
-        for name in _NAMES:
-            value = sum(getattr(one, name) for one in self._counts)
-            setattr(sums, name, value)
-            setattr(seen, name, value - getattr(state.before, name))
-        busy = max(1.0, seen.lasted / lasted) if lasted else 1.0
+        senders = sum(one.all > 0 for one in self._counts)
+        if senders > state.senders:
+            self._join(senders, sums.all)
         if state.unfelt and sums.all >= state.unfelt:
             state.unfelt = 0.0
             self._begin(sums)
             return
-        if lasted < state.period or seen.frames < self.FRAMES or (state.unfelt and not state.step):
+        seen = _Counts(*(getattr(sums, name) - getattr(state.before, name) for name in _NAMES))
+        # Where nobody had anything to send, no time counts.
+        lasted = min(now - state.since, seen.lasted)
+        # Nearly two frames of each: what a period has of one more or less must not matter.
+        enough = lasted >= state.period and seen.frames >= 2 * senders - 1
+        if not enough or (state.unfelt and not state.step):
             return
         before, idle, cpus = state.step, state.idle, state.cpus
         self._begin(sums)
-        everything = state.cpus - cpus
-        spare = (state.idle - idle) / everything if everything else 0.0
-        # Where compression sent more, the link was full without it, whoever sends.
-        moved = state.busy and abs(busy - state.busy) > _ANOTHER
-        if moved and not self._sends_more:
-            state.plain = state.packed = 0.0
-            state.unfelt = sums.all + busy * self._BUFFERS
-        state.busy = busy
-        self._choose(seen, lasted, spare, now)
+        self._choose(seen, lasted, Load(state.idle - idle, state.cpus - cpus))
         if state.step != before:
-            state.unfelt = 0.0 if state.step else sums.all + busy * self._BUFFERS
+            # The other senders' frames are under way, and full buffers empty into the link.
+            frames = (senders - 1) * seen.all / seen.frames
+            unfelt = frames if state.step else senders * self._BUFFERS
+            state.unfelt = sums.all + unfelt if unfelt else 0.0
         steady = state.step == before and not state.unfelt
-        state.period = min(self.PERIOD, 2 * state.period) if steady else self.FIRST_PERIOD
+        first = self.FIRST_PERIOD if state.step else self._PLAIN_PERIOD
+        state.period = min(self.PERIOD, 2 * state.period) if steady else first
 
-    @property
-    def _sends_more(self) -> bool:
-        """Whether the lowest compression sent clearly more than none."""
-        return 0 < self._state.packed < self._CLEARLY * self._state.plain
+    def _join(self, senders: int, sent: float) -> None:
+        """Takes in that more senders have begun, whose buffers are empty."""
+        state = self._state
+        # Where compression sent more, the link was full without it, whoever sends.
+        if not self._sends_more(1):
+            state.costs[:] = [0.0] * _MOST_STEPS
+        state.unfelt = max(state.unfelt, sent) + (senders - state.senders) * self._BUFFERS
+        state.senders = senders
 
-    def _choose(self, seen: _Counts, lasted: float, spare: float, now: float) -> None:
+    def _sends_more(self, step: int, share: float = 1.0) -> bool:
+        """Whether a byte took less than this share of its time with the step below."""
+        costs = self._state.costs
+        return 0 < costs[step] < share * costs[step - 1]
+
+    def _pays(self, seen: _Counts) -> bool:
+        """Whether the lowest compression saves clearly more time of waiting than it takes."""
+        state = self._state
+        saves = seen.waited / seen.all * (1 - state.shrinks)
+        return saves > self._MUST_SAVE * state.price
+
+    def _choose(self, seen: _Counts, lasted: float, cpus: Load) -> None:
+        """Goes one step down where the CPUs limit, unless that sent less; one up where the link
+        does, if that sent more or, where it is not known, the CPUs have the time for it.
+        """
         state, step = self._state, self._state.step
+        if not state.unfelt:
+            # What was not tried travels as it is.
+            state.costs[step] = lasted / (seen.raw + seen.all - seen.wire)
+        if step == 1:
+            state.shrinks, state.price = seen.wire / seen.raw, seen.worked / seen.raw
         waits, works = seen.waited / seen.lasted, seen.worked / seen.lasted
-        # What a byte waits for the link, and what compressing makes of a byte.
-        wait = seen.waited / seen.all
-        rate = 0.0 if state.unfelt else lasted / seen.raw
-        if step == 0:
-            state.plain = rate
-            pays = wait * (1 - state.shrinks) > state.price
-        else:
-            if step == 1:
-                state.packed = rate
-                state.shrinks, state.price = seen.wire / seen.raw, seen.worked / seen.raw
-            pays = wait * (seen.raw - seen.wire) > self._MUST_SAVE * seen.worked
-        sends_more = self._sends_more
-        # The lowest step can save no more than is waited for.
-        full = step == 1 or works > 1 - self._MUCH
-        cpu_limits = spare < self._USED_UP or (full and waits < self._LITTLE)
-        if step and cpu_limits and works > self._LITTLE:
-            if step > 1 or not (state.unfelt or pays or sends_more):
-                # No pause before it is known what is sent without compression.
-                if step > 1 or state.plain:
-                    pause = 2 * state.pause[step] or self._FIRST_PAUSE
-                    state.pause[step], state.until[step] = pause, now + pause
+        used_up = cpus.idle < self._USED_UP * cpus.all
+        if step and works > self._LITTLE and (used_up or waits < self._LITTLE):
+            stays = self._sends_more(step)
+            # Other work is left the CPUs: what is above the lowest step must not use them up.
+            if (stays and not used_up) if step > 1 else (stays or self._pays(seen)):
+                state.costs[step - 1] *= self._FADES
+            elif not state.unfelt:
                 state.step -= 1
-        elif step == 0 and state.plain and state.packed:
-            state.step = int(sends_more)
-        elif step + 1 < state.steps and now >= state.until[step + 1] and waits > self._MUCH:
-            enough = self._SPARE if waits < 2 * self._MUCH else self._USED_UP
-            if spare > enough or (pays and step == 0):
-                state.step += 1
+        elif step + 1 < state.steps and waits > self._MUCH:
+            if state.costs[step] and state.costs[step + 1]:
+                climbs = self._sends_more(step + 1, self._CLEARLY) and not (step and used_up)
+                state.costs[step + 1] *= self._FADES
+            else:
+                # A step takes about twice the time of the one below.
+                price = seen.worked if step else state.price * seen.raw
+                fits = price < min(seen.waited, cpus.idle)
+                climbs = fits or (step == 0 and self._pays(seen))
+            state.step += climbs
 
 
 class Sender:
