@@ -93,9 +93,9 @@ class Effort:
     while the CPUs are. Copies of this process share it.
 
     It begins with the lowest, and goes one step at a time, after a period of `FIRST_PERIOD`, which
-    doubles up to `PERIOD` while nothing changes. What a byte took with each step is remembered: no
-    step is left for one that sent less. That is believed less with time, so such a step is tried
-    again, the more rarely the less it sent.
+    doubles up to `PERIOD` while nothing changes. What a byte took with each step is remembered:
+    while a CPU is idle, no step is left for one that sent less. That is believed less with time,
+    so such a step is tried again, the more rarely the less it sent.
     """
 
     FIRST_PERIOD: Final = 0.05
@@ -114,7 +114,8 @@ class Effort:
     _CLEARLY: Final = 0.95
     # What was seen of another step becomes so much better with each period: it may have changed.
     _FADES: Final = 0.98
-    # Bytes of a sender that the pipe and ssh's window take in before a slow link is felt.
+    # Bytes of a sender that say nothing about the link: the pipe and ssh's window take them in.
+    # These take in nearly twice as many, for which the first period is long enough.
     _BUFFERS: Final = 2 << 20
 
     def __init__(
