@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from functools import cache
 from typing import Any, Final
 
@@ -31,6 +32,7 @@ from botocore.parsers import ResponseParserError
 from botocore.session import get_session
 from botocore.utils import parse_timestamp
 
+from ntt_backup import __version__
 from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.errors import ConfigError
 
@@ -116,7 +118,8 @@ def _make(remote: RemoteSettings) -> _Ready:
         max_pool_connections=_CONNECTIONS,
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
-        user_agent_extra="ntt-backup",
+        # botocore would put its own together anew, twice for each request.
+        user_agent=f"ntt-backup/{__version__}",
         s3={
             "addressing_style": remote.addressing,
             # The checksum is signed, and it is one of the content.
@@ -163,11 +166,14 @@ def _moment(text: str) -> datetime:
     """Returns a time of an answer; it is in UTC where it names no zone. Raises
     ResponseParserError.
     """
-    # A listing has a thousand: botocore would spend three quarters of its work on them.
+    # A listing has a thousand: botocore would spend three quarters of its work on them. The header
+    # of each object has one, too.
     found: datetime | None = None
-    if text[10:11] == "T":
-        with suppress(ValueError):
+    with suppress(ValueError):
+        if text[10:11] == "T":
             found = datetime.fromisoformat(text)
+        elif text[3:5] == ", ":
+            found = parsedate_to_datetime(text)
     try:
         found = found or parse_timestamp(text)
     except (ValueError, OverflowError, RuntimeError) as error:
