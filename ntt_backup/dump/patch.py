@@ -20,9 +20,10 @@ from ntt_backup.dump.removed import Findable, Removed
 # Bytes of the numbers, as they are compressed: removed lines, and runs. Then come the new lines.
 _HEAD: Final = struct.Struct("<I")
 # Of random hex digits level 1 makes less than all up to 15, at 100 MB/s. Level 16 makes a sixth
-# less than that, at 4 MB/s.
+# less than that, at 4 MB/s; what is known beside the lines takes as long.
 _LEVEL: Final = 1
 _THOROUGH: Final = 16
+_BESIDE: Final = 1 << 16
 _HASH_LOGS: Final = (10, 22)
 _STEP: Final = 64
 _MOST_BITS: Final = 56
@@ -41,9 +42,11 @@ def make(old: bytes, new: bytes, removed: Findable, *, thorough: bool = False) -
     jumps = (number - last for number, last in zip(like, [0, *like], strict=False))
     numbers = [len(like), *map(_unsigned, jumps), *chain.from_iterable(runs)]
     packed = zstandard.ZstdCompressor(level=_LEVEL).compress(_varints(numbers))
-    level = _THOROUGH if thorough else _LEVEL
     known = b"\n".join([*_left(before, runs)[0], *removed.lines(like)])
-    return _HEAD.pack(len(packed)) + packed + _compress(known, b"\n".join(rest), level)
+    lines = b"\n".join(rest)
+    worth = thorough and len(known) <= 8 * len(lines) + _BESIDE
+    packed_lines = _compress(known, lines, _THOROUGH if worth else _LEVEL)
+    return _HEAD.pack(len(packed)) + packed + packed_lines
 
 
 def apply(
