@@ -26,16 +26,18 @@ class Removed:
         self._first = 0
         self._size = 0
 
-    def add(self, lines: Sequence[bytes]) -> None:
-        """Keeps lines, and forgets the oldest ones where there are too many."""
+    def add(self, lines: Sequence[bytes]) -> list[bytes]:
+        """Keeps lines; returns the oldest ones, which are forgotten, where there are too many."""
         self._lines += lines
         self._size += sum(map(len, lines)) + _BESIDE * len(lines)
         past = 0
         while self._size > KEPT:
             self._size -= len(self._lines[past]) + _BESIDE
             past += 1
+        forgotten = self._lines[:past]
         del self._lines[:past]
         self._first += past
+        return forgotten
 
     def lines(self, numbers: Iterable[int]) -> list[bytes]:
         """Returns the lines of these numbers. Raises IndexError for one that is not known, and
@@ -59,13 +61,14 @@ class Findable(Removed):
         super().__init__()
         self._numbers: dict[int, int] = {}
 
-    def add(self, lines: Sequence[bytes]) -> None:
+    def add(self, lines: Sequence[bytes]) -> list[bytes]:
         begin = self._first + len(self._lines)
         self._numbers.update((_key(line), begin + n) for n, line in enumerate(lines))
-        super().add(lines)
-        if len(self._numbers) > 2 * len(self._lines):
-            known = self._numbers.items()
-            self._numbers = {key: number for key, number in known if number >= self._first}
+        forgotten = super().add(lines)
+        for key in map(_key, forgotten):
+            if self._numbers.get(key, self._first) < self._first:
+                del self._numbers[key]
+        return forgotten
 
     def like(self, lines: Iterable[bytes]) -> list[int]:
         """Returns the numbers of removed lines of which some of these may be new versions."""
