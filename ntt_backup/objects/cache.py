@@ -24,9 +24,10 @@ def cache_directory() -> Path:
     """Returns where this user's programs keep what they can do without."""
     if chosen := os.environ.get("XDG_CACHE_HOME"):
         return Path(chosen) / "ntt-backup"
-    if os.geteuid() == 0:
-        return Path("/var/cache/ntt-backup")
-    return Path.home() / ".cache" / "ntt-backup"
+    if os.geteuid() != 0:
+        with suppress(RuntimeError):  # Not every user has a home.
+            return Path.home() / ".cache" / "ntt-backup"
+    return Path("/var/cache/ntt-backup")
 
 
 def directory_for(kind: str, remote: RemoteSettings, *more: str) -> Path:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 from pathlib import Path
 
+import pytest
 from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ntt_backup.client.backoff import Backoff, OutageClock
-from ntt_backup.objects.cache import Cache
+from ntt_backup.objects.cache import Cache, cache_directory
 from ntt_backup.objects.patient import PatientBucket
 from ntt_backup.objects.tables import Tables, names_of, packs_for, packs_of
 from tests.bucket_packs import put_large, put_pack
@@ -53,6 +55,15 @@ def test_names_and_places_are_those_of_a_model(packs: list[set[int]], seed: int)
     some = sorted(chance.sample(sorted(holders), min(len(holders), 5)))
     keys = {pack.key for pack in packs_for(reader, some)}
     assert set().union(*(holders[one] for one in some)) <= keys
+
+
+def test_a_user_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "geteuid", lambda: 1)
+    monkeypatch.setattr(os, "getuid", lambda: 2**31)
+
+    assert cache_directory() == Path("/var/cache/ntt-backup")
 
 
 def test_the_cache_stays_within_its_bound_and_does_without_a_directory(tmp_path: Path) -> None:
