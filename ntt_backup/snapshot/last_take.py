@@ -84,6 +84,13 @@ def note_failure(settings: CatalogConfig, name: str, error: str) -> None:
     _keep(settings, name, replace(last(settings, name), failed_at=now, error=error))
 
 
+def forget_failure(settings: CatalogConfig, name: str) -> None:
+    """Forgets why a take failed, since the target has a version that is young enough."""
+    known = last(settings, name)
+    if known.error:
+        _keep(settings, name, replace(known, failed_at=None, error=""))
+
+
 def _keep(settings: CatalogConfig, name: str, known: Last) -> None:
     path = _path(settings, name)
     new = path.with_name(f"{path.name}.{os.getpid()}")

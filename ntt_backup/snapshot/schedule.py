@@ -24,7 +24,7 @@ from ntt_backup.snapshot.events import (
     SnapshotStart,
 )
 from ntt_backup.snapshot.job import take_version
-from ntt_backup.snapshot.last_take import last, noting
+from ntt_backup.snapshot.last_take import forget_failure, last, noting
 from ntt_backup.snapshot.repository.open import open_repository
 from ntt_backup.snapshot.take.new_version import Report
 from ntt_backup.snapshot.take.sets import of_settings
@@ -58,7 +58,9 @@ def take_due(settings: RemoteConfig, emit: Emit) -> JobOver:
         try:
             with noting(settings, name):
                 left = _look_for(settings, name, every)
-                if not left:
+                if left:
+                    forget_failure(settings, name)
+                else:
                     failed |= not _take(settings, name, emit)
                 wait = left or max(0.0, every - (time.monotonic() - began))
         except LockHeld as error:

@@ -112,6 +112,24 @@ def test_a_failure_keeps_no_other_set_back_and_is_known_until_a_take_goes_well(
     assert last(settings, "etc").error == ""
 
 
+def test_an_outage_before_a_set_was_due_is_forgotten_once_that_is_known(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions = {f"{one}/{new_version(datetime.now(UTC))}/manifest": b"" for one in ("etc", "home")}
+
+    def opened(_: Settings) -> MemoryRepository:
+        if away:
+            raise RemoteUnreachable("it is away")
+        repository = MemoryRepository()
+        repository.files |= versions
+        return repository
+
+    monkeypatch.setattr(schedule, "open_repository", opened)
+    for away, error in ((True, "it is away"), (False, "")):
+        assert take_due(settings, lambda _: None).failed == away
+        assert last(settings, "etc").error == error
+
+
 def test_a_set_that_somebody_takes_now_is_no_failure(
     settings: Settings, take: Callable[[Take], None]
 ) -> None:
