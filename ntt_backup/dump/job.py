@@ -117,6 +117,7 @@ class _Job:
         known = restorable(ours)
         reason = due(known, state.fingerprint, self._begun, settings.dump.max_age, force=force)
         if not reason:
+            self._note_good(known[-1])
             self._emit(DumpSkipped(name=known[-1].name))
             return
         self._emit(DumpStart(reason=reason, program=found.version))
@@ -264,6 +265,18 @@ class _Job:
                 pruned=pruned,
             )
         )
+
+    def _note_good(self, last: Stored) -> None:
+        """Notes that the last dump is as good as a new one, where the last try has failed: else
+        `status` would show that until one is made.
+        """
+        with suppress(CatalogError):
+            with self._connect() as conn:
+                failed = any(
+                    one.error for one in dump_history.last_dumps(conn, self._settings.target)
+                )
+            if failed:
+                self.note(last.name, last.record, "")
 
     def note(self, name: str, made: DumpRecord | None, error: str) -> None:
         """Writes into the catalog what `status` shows. It may be away: then only the log knows."""

@@ -153,6 +153,12 @@ def test_no_dump_is_made_while_nothing_changes(dumping: Environment) -> None:
     assert again.returncode == 0
     (name,) = dumps(dumping)
     assert again.stdout.strip() == f"nobody but us has changed the catalog since {name}"
+    away = dumping.remote.local.rename(dumping.remote.local.with_name("away"))
+    assert dumping.run("dump").returncode == 6
+    assert [bool(one["error"]) for one in dumping.status()["dumps"]] == [False, True]
+    away.rename(dumping.remote.local)
+    assert dumping.run("dump").returncode == 0
+    assert [(one["name"], one["error"]) for one in dumping.status()["dumps"]] == [(name, "")]
     assert dumping.run("dump", "--force").returncode == 0
     assert len(dumps(dumping)) == 2
 
