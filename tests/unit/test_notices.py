@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -94,6 +94,21 @@ def test_the_end_of_a_run_is_told_beside_the_end_of_the_last_one(
 ) -> None:
     heard = ((0, start()), (1, stop(outcome)))
     assert told(*heard, failed_before=failed_before) == ["start", *kinds]
+
+
+@pytest.mark.parametrize("state", [{"pending": 0}, {"pending": 9, "copied": 1}])
+def test_a_daemon_that_copies_or_has_nothing_left_recovers_from_the_failure_of_the_last_run(
+    state: dict[str, int],
+) -> None:
+    """It has no end that could say so, and pings only while it is well."""
+    idle, works = replace(STATE, pending=9, copied=0), replace(STATE, **{"copied": 0, **state})
+    heard: list[At] = [(0, start(watch=True)), (1, idle), (2, works), (3, works), (4, DUMP_FAILED)]
+    kinds = ["start", "recovery", "failure", "first_failure"]
+    assert told(*heard, failed_before=True) == kinds
+    assert told(heard[0], (0, stop("error")), *heard) == [
+        *("start", "failure", "first_failure"),
+        *kinds,
+    ]
 
 
 def test_what_is_away_when_a_daemon_starts_is_told_though_no_worker_works_yet() -> None:

@@ -70,6 +70,9 @@ class Notices:
         one = self._targets.setdefault(target, _Target())
         if isinstance(what, RunState):
             yield from self._long_outages(target, one, now)
+            # A daemon has no good end.
+            if one.watch and (what.copied or what.pending == 0):
+                yield from _over(_RUN, target, one, what.event())
             return
         one.outages.take(what, now)
         for side in events.SIDES:
