@@ -96,12 +96,13 @@ def test_the_end_of_a_run_is_told_beside_the_end_of_the_last_one(
     assert told(*heard, failed_before=failed_before) == ["start", *kinds]
 
 
-@pytest.mark.parametrize("state", [{"pending": 0}, {"pending": 9, "copied": 1}])
+@pytest.mark.parametrize(("pending", "copied"), [(0, 0), (9, 1)])
 def test_a_daemon_that_copies_or_has_nothing_left_recovers_from_the_failure_of_the_last_run(
-    state: dict[str, int],
+    pending: int, copied: int
 ) -> None:
     """It has no end that could say so, and pings only while it is well."""
-    idle, works = replace(STATE, pending=9, copied=0), replace(STATE, **{"copied": 0, **state})
+    idle = replace(STATE, pending=9, copied=0)
+    works = replace(STATE, pending=pending, copied=copied)
     heard: list[At] = [(0, start(watch=True)), (1, idle), (2, works), (3, works), (4, DUMP_FAILED)]
     kinds = ["start", "recovery", "failure", "first_failure"]
     assert told(*heard, failed_before=True) == kinds
