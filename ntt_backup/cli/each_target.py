@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 import click
 
 from ntt_backup.cli.common import Common
+from ntt_backup.cli.results import failed
 from ntt_backup.config import CatalogConfig
 from ntt_backup.errors import BackupError, worst
 from ntt_backup.format import render_error
@@ -46,7 +47,7 @@ class EachTarget(Generic[T]):
     def json(self, fields: Callable[[T], Mapping[str, Any]]) -> dict[str, Any]:
         """Returns plain JSON values: of one target, or of all by their names."""
         told: dict[str, Mapping[str, Any]] = {
-            name: {"target": name, "error": error.fields} for name, error in self.errors.items()
+            name: failed(name, error) for name, error in self.errors.items()
         }
         told |= {name: fields(one) for name, one in self.found.items()}
         if self.several:

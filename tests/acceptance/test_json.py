@@ -53,3 +53,25 @@ def test_a_failed_step_of_a_check_has_its_hint_and_exit_code(env: Environment) -
     first = next(one for one in found["steps"] if one["verdict"] == "failed")
     assert first["error"]["exit_code"] == 6
     assert first["error"]["hint"]
+
+
+def test_what_is_read_back_and_each_command_of_snapshots_name_the_target(env: Environment) -> None:
+    """The target is a directory, which needs no session of ssh."""
+    env.fill_both(1)
+    env.settings["remote"] = {"url": f"file://{env.remote.local}"}
+    env.write_config()
+    back, few = str(env.root / "back"), ("--json", "--quiet")
+    (env.root / "file").write_bytes(b"content")
+
+    restored = object_of(env.call("restore", back, "--workers", "1", *few))
+    taken = object_of(env.call("snapshot", "take", "set", str(env.root / "file"), *few))
+    (listed,) = object_of(env.call("snapshot", "list", "--json"))["versions"]
+    shown = object_of(env.call("snapshot", "show", "set", "--json"))
+    verified = object_of(env.call("snapshot", "verify", *few))
+    # A process of its own, since it may write nowhere else from then on.
+    brought = object_of(env.run("snapshot", "restore", "set", "--to", back, *few))
+    kept = object_of(env.call("snapshot", "forget", "set", "--keep-last", "1", "--json"))
+
+    assert restored["restored"] == brought["files"] == verified["versions"] == 1
+    assert taken["version"] == listed["version"] == shown["version"]
+    assert kept["removed"] is False

@@ -147,6 +147,8 @@ def test_status_shows_each_target_and_what_is_wrong_with_one_hides_no_other(
         assert "away_copied" in found["away"]["error"]["message"]
         assert (found["usb"]["target"], found["usb"]["pending"]) == ("usb", 3)
         assert "target away: error: " in done.stderr
+    asked = json.loads(env.call("--target", "all", "pause", "--json").stdout)["targets"]
+    assert [one["exit_code"] for one in (found["away"], *asked.values())] == [4, 8, 8, 8]
 
 
 @pytest.mark.long

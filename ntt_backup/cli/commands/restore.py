@@ -171,7 +171,8 @@ def restore(
             bwlimit=bwlimit,
         )
         progress(done)
-    report(fields_of(done), lines(done, destination), done.exit_code, as_json=as_json)
+    fields = {"target": common.target, **fields_of(done)}
+    report(fields, lines(done, destination), done.exit_code, as_json=as_json)
 
 
 def _restore_catalog(

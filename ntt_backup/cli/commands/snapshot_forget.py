@@ -86,7 +86,8 @@ def forget(
         if removes:
             repository.do(lambda remote: remote.remove(found.names))
     said = f"removed {size(found.size)}" if removes else "nothing was removed"
-    report({**fields(found), "removed": removes}, [said], 0, as_json=as_json)
+    told = {"target": common.target, **fields(found), "removed": removes}
+    report(told, [said], 0, as_json=as_json)
 
 
 def _agreed() -> bool:

@@ -36,7 +36,7 @@ def list(common: Common, set_name: str, as_json: bool) -> None:
         known = {one.version: one for one in facts(repository, found)}
     rows = [fields(one, known.get(one)) for one in found]
     if as_json:
-        click.echo(json.dumps({"versions": rows}))
+        click.echo(json.dumps({"target": common.target, "versions": rows}))
     else:
         said = [line(one, known.get(one)) for one in found]
         click.echo("\n".join(said or [f"no snapshots{' of ' * bool(set_name)}{set_name}"]))

@@ -82,7 +82,8 @@ def restore(
             on_progress=lambda done: line.show(lambda: progress_text(done)),
             before_writing=lambda: confine([destination]),
         )
-    report(fields_of(done), lines(done, destination), done.exit_code, as_json=as_json)
+    fields = {"target": common.target, **fields_of(done)}
+    report(fields, lines(done, destination), done.exit_code, as_json=as_json)
 
 
 def progress_text(done: Restored) -> str:

@@ -51,7 +51,7 @@ def show(common: Common, version: str, files: bool, as_json: bool) -> None:
         raise SnapshotDamaged(known.problem)
     if as_json:
         more = {"roots": known.header.roots, "chain_versions": known.header.chain}
-        click.echo(json.dumps({**fields(chosen, known), **more}))
+        click.echo(json.dumps({"target": common.target, **fields(chosen, known), **more}))
     else:
         click.echo("\n".join([line(chosen, known), *header_lines(known.header)]))
 

@@ -71,7 +71,8 @@ def take(
                 lambda path, why: told.say(f"{path}: {why}"),
             ),
         )
-    report(fields_of(done), lines(done), done.exit_code, as_json=as_json)
+    fields = {"target": common.target, **fields_of(done)}
+    report(fields, lines(done), done.exit_code, as_json=as_json)
 
 
 @contextmanager

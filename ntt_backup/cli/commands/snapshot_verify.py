@@ -59,7 +59,8 @@ def verify(
         ) as repository,
     ):
         found = check(repository, question, lambda found: line.show(lambda: progress_text(found)))
-    fields = fields_of(found) | {"wrong": [one._asdict() for one in found.wrong]}
+    wrong = [one._asdict() for one in found.wrong]
+    fields = {"target": common.target, **fields_of(found), "wrong": wrong}
     report(fields, lines(found, question), found.exit_code, as_json=as_json)
 
 
