@@ -29,6 +29,7 @@ from ntt_backup.objects.bucket import (
     ObjectInfo,
     ObjectMissing,
     Part,
+    Protection,
     Upload,
     UploadGone,
     checksum,
@@ -72,6 +73,10 @@ class FakeBucket:
     def facts(self) -> BucketFacts:
         with self._request("facts", ""):
             return BucketFacts("a bucket in memory", 0.0)
+
+    def protection(self) -> Protection:
+        with self._request("protection", ""):
+            return Protection()
 
     def put(self, key: str, data: Buffer, sha256: bytes) -> ObjectInfo:
         with self._request("put", key):

@@ -122,7 +122,7 @@ def _keeps(bucket: Bucket, owner: str) -> str:
             if one.modified is not None and one.modified < datetime.fromtimestamp(before, UTC)
         ],
     )
-    return "it keeps old versions" if bucket.facts().versioning == "on" else ""
+    return "it keeps old versions" if bucket.protection().versioning == "on" else ""
 
 
 def _delete(bucket: Bucket, keys: Iterable[str]) -> None:

@@ -152,7 +152,9 @@ def snapshots(settings: Settings, *, reached: bool) -> Step:
     by_hand = sorted(settings.snapshots.keys() - settings.scheduled.keys())
     hand = f"; a run takes none of {', '.join(by_hand)}: `every` is not set" if by_hand else ""
     text = f"{said}, {many(whole, 'version')} on the target{hand}"
-    if settings.remote.kind == "s3" and (lock := open_bucket(settings.remote).facts().lock_days):
+    if settings.remote.kind == "s3" and (
+        lock := open_bucket(settings.remote).protection().lock_days
+    ):
         lives = {name: life(wanted).days for name, wanted in settings.snapshots.items()}
         if short := [f"{name} ({days})" for name, days in lives.items() if days > lock]:
             warning = (

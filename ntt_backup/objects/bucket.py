@@ -88,13 +88,19 @@ class Upload:
 
 @dataclass(frozen=True, slots=True)
 class BucketFacts:
-    """What a bucket says about itself. versioning and lock: `on`, `off`, or "" where it does not
-    say. skew_s: by how much its clock differs from ours. lock_days: for how long its lock protects
-    an object unasked; 0 where it does not, or does not say.
-    """
+    """What a bucket says about itself. skew_s: by how much its clock differs from ours."""
 
     server: str
     skew_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Protection:
+    """How a bucket protects its objects. versioning and lock: `on`, `off`, or "" where it does not
+    say. lock_days: for how long its lock protects an object unasked; 0 where it does not, or does
+    not say.
+    """
+
     versioning: str = ""
     lock: str = ""
     lock_days: int = 0
@@ -115,6 +121,10 @@ class Bucket(Protocol):
 
     def facts(self) -> BucketFacts:
         """Returns what the bucket says about itself."""
+        ...
+
+    def protection(self) -> Protection:
+        """Returns what the bucket says about the protection of its objects."""
         ...
 
     def put(self, key: str, data: Buffer, sha256: bytes) -> ObjectInfo:

@@ -25,6 +25,7 @@ from ntt_backup.objects.bucket import (
     ObjectInfo,
     ObjectMissing,
     Part,
+    Protection,
     ThawUnderWay,
     Upload,
     UploadGone,
@@ -212,13 +213,14 @@ class S3Bucket:
         clock = moment_of(headers)
         # A server's clock is told in whole seconds.
         skew = 0.0 if clock is None else max(0.0, before - clock - 1, clock - after)
+        return BucketFacts(headers.get("server", "unknown server"), skew)
+
+    def protection(self) -> Protection:
         versioning = self._told("get_bucket_versioning")
         lock = self._told("get_object_lock_configuration")
         lock = lock and lock.get("ObjectLockConfiguration", {})
         default = (lock or {}).get("Rule", {}).get("DefaultRetention", {})
-        return BucketFacts(
-            headers.get("server", "unknown server"),
-            skew,
+        return Protection(
             _state(versioning, "Status"),
             _state(lock, "ObjectLockEnabled"),
             default.get("Days", 0) + 365 * default.get("Years", 0),

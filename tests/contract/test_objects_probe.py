@@ -78,11 +78,14 @@ def test_a_trial_leaves_nothing_where_it_may_delete(bucket: Bucket) -> None:
     assert [*bucket.list(""), *bucket.uploads("")] == []
 
 
-def test_the_trial_of_a_run_stores_reads_back_and_removes_alone() -> None:
+def test_a_run_looks_stores_reads_back_and_removes_and_asks_no_more() -> None:
     bucket, asked = FakeBucket(), list[str]()
     bucket.before = lambda verb, _: asked.append(verb)
-    assert ObjectsProbe(bucket, OWNER, for_run=True).try_out().endswith("read back")
-    assert asked == ["create_upload", "put_part", "complete", "get_range", "delete"]
+    probe = ObjectsProbe(bucket, OWNER, for_run=True)
+    probe.facts(will_try_out=True)
+    assert probe.try_out().endswith("read back")
+    trial = ["create_upload", "put_part", "complete", "get_range", "delete"]
+    assert asked == ["facts", "get_range", *trial]
     assert bucket.objects == {}
 
 

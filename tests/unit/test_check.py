@@ -10,6 +10,7 @@ import pytest
 from ntt_backup.config.models import Settings
 from ntt_backup.daemon.check import snapshots
 from ntt_backup.objects import s3
+from ntt_backup.objects.bucket import Protection
 from ntt_backup.snapshot.repository import open as opening
 from tests.memory_repository import MemoryRepository
 
@@ -33,8 +34,8 @@ def test_a_lock_that_ends_before_a_chain_does_is_warned_of(
             },
         }
     )
-    facts = SimpleNamespace(lock_days=days)
-    monkeypatch.setattr(s3, "open_bucket", lambda _: SimpleNamespace(facts=lambda: facts))
+    told = SimpleNamespace(protection=lambda: Protection(lock_days=days))
+    monkeypatch.setattr(s3, "open_bucket", lambda _: told)
     monkeypatch.setattr(opening, "open_repository", lambda _: MemoryRepository())
 
     step = snapshots(settings, reached=True)

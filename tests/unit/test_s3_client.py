@@ -116,10 +116,9 @@ def test_a_bucket_says_for_how_long_it_locks(
     answer = said if isinstance(said, ClientError) else [{"ObjectLockConfiguration": said}]
     client = Mock()
     client.meta.endpoint_url = "http://127.0.0.1"
-    client.list_objects_v2.return_value = {"ResponseMetadata": {"HTTPHeaders": {}}}
     client.get_bucket_versioning.return_value = {"Status": "Enabled"}
     client.get_object_lock_configuration.side_effect = answer
 
-    facts = S3Bucket(client, RemoteSettings.model_validate({"url": "s3://bucket"})).facts()
+    told = S3Bucket(client, RemoteSettings.model_validate({"url": "s3://bucket"})).protection()
 
-    assert (facts.versioning, facts.lock, facts.lock_days) == ("on", state, days)
+    assert (told.versioning, told.lock, told.lock_days) == ("on", state, days)

@@ -23,6 +23,7 @@ from ntt_backup.objects.bucket import (
     ObjectArchived,
     ObjectExists,
     ObjectInfo,
+    Protection,
     UploadGone,
     composite,
     sweep,
@@ -69,9 +70,11 @@ class ObjectsProbe:
 
     def facts(self, *, will_try_out: bool) -> Facts:
         found = self._bucket.facts()
-        self._versioned = found.versioning == "on"
-        said = [f"versioning is {found.versioning}"] if found.versioning else []
-        said += [f"object lock is {found.lock}"] if found.lock else []
+        # Only words for a check.
+        told = Protection() if self._for_run else self._bucket.protection()
+        self._versioned = told.versioning == "on"
+        said = [f"versioning is {told.versioning}"] if told.versioning else []
+        said += [f"object lock is {told.lock}"] if told.lock else []
         return Facts(
             system=found.server,
             program=", ".join(["by boto3", *said]),
