@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Final
 from uuid import UUID
@@ -57,10 +58,12 @@ def duration(seconds: float) -> str:
 
 
 def moment(when: datetime, *, zone: bool = True) -> str:
-    """Returns a point in time as `2026-03-04 06:06 CET`, in the local time zone. zone: whether to
-    say that, which a list of files need not.
+    """Returns a point in time as `2026-03-04 06:06 CET`, in the local time zone, or as it is given
+    where that has no such year. zone: whether to say that, which a list of files need not.
     """
-    local = when.astimezone()
+    local = when
+    with suppress(OverflowError):
+        local = when.astimezone()
     return f"{local:%Y-%m-%d %H:%M %Z}" if zone else f"{local:%Y-%m-%d %H:%M}"
 
 

@@ -46,6 +46,8 @@ def test_a_moment_is_local_and_says_its_zone(monkeypatch: pytest.MonkeyPatch) ->
         when = datetime(2026, 3, 4, 23, 30, tzinfo=UTC)
         assert moment(when) == "2026-03-05 00:30 CET"
         assert moment(when, zone=False) == "2026-03-05 00:30"
+        # Here that is in the year 10000: a remote may name a version so.
+        assert moment(datetime.max.replace(tzinfo=UTC)) == "9999-12-31 23:59 UTC"
     finally:
         monkeypatch.undo()
         time.tzset()
