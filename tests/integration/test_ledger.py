@@ -89,6 +89,20 @@ def test_a_size_that_the_column_cannot_hold_is_left_out(
     }
 
 
+def test_a_failure_that_is_told_late_leaves_alone_what_another_has_copied(
+    catalog: Connection,
+) -> None:
+    """As after an outage of the catalog, in which the claim went to another host."""
+    add(catalog, "0a", "0b")
+    Ledger(catalog, TARGET).record([Blob("0a", 1)], [])
+
+    late = [Failure(one, Reason.UNREADABLE) for one in ("0a", "0b")]
+    Ledger(catalog, TARGET).record([], late)
+
+    assert state(catalog) == {"0a": (True, True, False, 1), "0b": (None, False, True, None)}
+    assert rows(catalog, "select blobid from ntt_backup.failures") == [("0b",)]
+
+
 def test_a_failure_counts_its_attempts_until_it_is_stored(catalog: Connection) -> None:
     add(catalog, "bad")
     book = Ledger(catalog, TARGET)

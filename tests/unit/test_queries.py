@@ -53,7 +53,7 @@ def test_a_statement_says_its_name_and_quotes_identifiers() -> None:
 
     text = statement("mark_failed", counted=fragment("counted"), **parts).as_string(None)
 
-    assert text.startswith("/* ntt_backup mark_failed */ with marked as")
+    assert text.startswith("/* ntt_backup mark_failed */ with failing as")
     assert '"odd""name" = true' in text
 
 

@@ -62,12 +62,15 @@ with marked as (
 select count(*) from marked;
 
 -- name: mark_failed
--- Takes locked rows out of what is pending, until they are requeued.
-with marked as (
-    update blobs set {copy_failed} = true where blobid = any(%(blobids)s::text[])
+-- Takes locked rows out of what is pending, until they are requeued. Those that another session has
+-- copied meanwhile stay copied.
+with failing as (
+    select blobid from blobs where blobid = any(%(blobids)s::text[]) and {copied} is not true
+), marked as (
+    update blobs set {copy_failed} = true where blobid in (select blobid from failing)
     returning blobid, {copy_failed} as done
 ), counted as {counted}, unchanged as (
-    select unnest(%(blobids)s::text[]) as blobid except select blobid from marked where done
+    select blobid from failing except select blobid from marked where done
 )
 select count(*), min(blobid) from unchanged;
 
@@ -77,6 +80,9 @@ insert into ntt_backup.failures as known (target, blobid, reason, detail)
 select %(target)s, f.blobid, f.reason, f.detail
 from unnest(%(blobids)s::text[], %(reasons)s::text[], %(details)s::text[])
     as f (blobid, reason, detail)
+where f.blobid in (
+    select blobid from blobs where blobid = any(%(blobids)s::text[]) and {copied} is not true
+)
 order by f.blobid
 on conflict (target, blobid) do update
 set reason = excluded.reason, detail = excluded.detail,
