@@ -54,8 +54,8 @@ put)
     if [ ! -d "$place" ]; then
         message=$(mkdir "$place" 2>&1) || [ -d "$place" ] || fail "$message"
     fi
-    # What others left that were killed; one that still grows is younger.
-    find "$place/" -maxdepth 1 -name ".incoming-*" -mmin +60 -exec rm -f {} + 2>/dev/null
+    # What others left that were killed; one of a series may stand still for hours.
+    find "$place/" -maxdepth 1 -name ".incoming-*" -mmin +1440 -exec rm -f {} + 2>/dev/null
     if ! message=$({ cat >"$temporary"; } 2>&1); then
         rm -f "$temporary"
         fail "$message"

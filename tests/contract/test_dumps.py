@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from pathlib import Path
 
 import pyrage
@@ -30,6 +33,7 @@ from ntt_backup.objects.bucket import Bucket
 from ntt_backup.objects.s3 import open_bucket
 from tests.contract.dumps import NAME, record_of, send_dump
 from tests.contract.harness import PATIENT, Machine
+from tests.environment import wait_until
 from tests.fake_bucket import SMALLEST_PART, FakeBucket
 from tests.lying_receiver import LYING_RECEIVER
 from tests.packs import Person
@@ -68,6 +72,22 @@ def test_a_dump_goes_comes_back_and_is_dropped(
     assert place.drop([NAME]) == 1
     assert list((root / "pgdump").iterdir()) == []
     place.close()
+
+
+def test_a_dump_that_stands_still_for_hours_is_not_taken_for_a_dead_one(
+    root: Path, spec: SessionSpec
+) -> None:
+    """As one of a series does while nothing has changed: sh locks no file."""
+    still = DumpsByShell(spec).upload("20260305T120000Z-0badcafe.dump")
+    still.send(b"content")
+    wait_until(lambda: any(one.stat().st_size for one in (root / "pgdump").glob("*")), "content")
+    (path,) = (root / "pgdump").iterdir()
+    os.utime(path, (time.time() - 7200,) * 2)
+
+    send_dump(DumpsByShell(spec), b"another one")
+
+    assert still.finish() == (7, sha256(b"content").hexdigest())
+    still.give_up()
 
 
 def test_a_dump_beside_one_that_is_only_tried_out_keeps_its_directory(spec: SessionSpec) -> None:
