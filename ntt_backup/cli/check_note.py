@@ -39,15 +39,19 @@ class CheckNote:
 
 @contextmanager
 def noted(common: Common, command: str, **asked: object) -> Iterator[CheckNote]:
-    """Notes what is done in the context as one call of the command. asked: what limits it to a
-    part, by the names of its options; what is not given is None, "" or False.
+    """Notes what is done in the context as one call of the command; one whose options are wrong is
+    not noted: it has checked nothing. asked: what limits it to a part, by the names of its options;
+    what is not given is None, "" or False.
     """
     note = CheckNote(
         command, ", ".join(f"{name} {value}" for name, value in asked.items() if value)
     )
-    began = time.monotonic()
+    began, understood = time.monotonic(), True
     try:
         yield note
+    except click.UsageError:
+        understood = False
+        raise
     except Exception as error:
         note.exit_code, note.detail = getattr(error, "exit_code", 1), printable(str(error))
         raise
@@ -56,7 +60,8 @@ def noted(common: Common, command: str, **asked: object) -> Iterator[CheckNote]:
         note.exit_code = code if isinstance(code, int) else _INTERRUPTED
         raise
     finally:
-        _write(common, note, time.monotonic() - began)
+        if understood:
+            _write(common, note, time.monotonic() - began)
         if note.wrong or note.exit_code == SOME_FAILED:
             with suppress(BackupError):
                 _tell(common, note)

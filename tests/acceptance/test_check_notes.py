@@ -48,10 +48,19 @@ def test_a_check_that_ends_by_an_error_is_noted_with_its_reason(env: Environment
 
     code = env.call("restore", str(env.root / "back")).returncode
 
-    assert code != 0
+    assert code not in (0, 2)
     ((command, noted, *_, detail),) = notes(env)
     assert (command, noted) == ("restore", code)
     assert "nowhere" in str(detail)
+
+
+def test_a_typing_error_in_a_list_is_no_failed_check(env: Environment) -> None:
+    wanted = env.root / "list"
+    wanted.write_text("no blobid\n")
+
+    done = env.call("restore", str(env.root / "back"), "--list", str(wanted))
+
+    assert (done.returncode, notes(env)) == (2, [])
 
 
 def test_a_dead_database_changes_nothing_about_a_restore(env: Environment) -> None:
