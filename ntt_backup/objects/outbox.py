@@ -123,8 +123,9 @@ class Outbox:
     """The objects that a session sends. hear is called while it waits, and may raise.
 
     Its methods are for one thread. waiting counts requests, answers what has come back, handed_over
-    the bytes of content that the requests carry. trouble is the first error that no single object
-    is to blame for.
+    the bytes of content that the requests carry. written are all bytes that were added to objects,
+    held those that are in a buffer still. trouble is the first error that no single object is to
+    blame for.
     """
 
     def __init__(self, bucket: Bucket, part_size: int, hear: Callable[[], None]) -> None:
@@ -139,6 +140,8 @@ class Outbox:
         self.waiting = 0
         self.answers = 0
         self.handed_over = 0
+        self.written = 0
+        self.held = 0
         self.trouble: Exception | None = None
 
     def begin(self, key: str, size: int = 0, *, look: bool = False) -> Outgoing:
@@ -173,6 +176,9 @@ class Outbox:
     def filled(self, out: Outgoing, count: int) -> None:
         out.used += count
         out.size += count
+        self.written += count
+        with self._lock:
+            self.held += count
 
     def write(self, out: Outgoing, data: Buffer) -> None:
         """Adds bytes to the object."""
@@ -215,7 +221,7 @@ class Outbox:
         self._begun.remove(out)
         out.dropped = True
         if out.buffer is not None:
-            self._release(out.buffer)
+            self._release(out.buffer, out.used)
             out.buffer = None
         if out.upload_id is not None:
             self._submit(self._abort, out)
@@ -258,7 +264,9 @@ class Outbox:
                 self.trouble = self.trouble or error
         self._bell.put(None)
 
-    def _release(self, buffer: mmap) -> None:
+    def _release(self, buffer: mmap, used: int) -> None:
+        with self._lock:
+            self.held -= used
         fits = len(buffer) == self._part_size
         self._free.append(buffer if fits else new_buffer(self._part_size))
 
@@ -282,7 +290,7 @@ class Outbox:
                 raise _Dropped
             return self._bucket.put_part(out.key, upload_id, number, data, digest)
         finally:
-            self._release(buffer)
+            self._release(buffer, count)
 
     def _put(self, out: Outgoing, buffer: mmap) -> ObjectInfo:
         try:
@@ -299,7 +307,7 @@ class Outbox:
                 return self._settle(out, info, parts, checksum(digest), older=older)
             return self._settle(out, info, parts, checksum(digest))
         finally:
-            self._release(buffer)
+            self._release(buffer, out.used)
 
     def _complete(self, out: Outgoing) -> ObjectInfo:
         parts = [part.result() for part in out.parts]

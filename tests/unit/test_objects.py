@@ -456,3 +456,22 @@ def test_a_bad_large_blob_is_left_out_of_what_is_sealed(scene: Scene) -> None:
     assert [one.blobid for one in got.failed] == [bad.blobid]
     assert scene.stored() == scene.in_store((good,))
     assert scene.content == 900
+
+
+def test_content_is_reported_when_it_is_sent_and_not_when_it_is_buffered(scene: Scene) -> None:
+    """Two parts fit into the buffers: on a slow link it takes minutes until they have gone."""
+    blobs = scene.blobs(4_000_000, 4_000_000)
+    go = Event()
+    scene.bucket.before = lambda verb, key: verb == "put_part" and go.wait(PATIENCE)
+    session = scene.session()
+
+    session.put(batch(blobs))
+    while session._outbox.answers < 2:  # a look, and the begin of an upload
+        session._outbox.wait(0.1)
+    assert scene.content == 0
+    session._meter.spend(2_000_000)
+    session._hear()
+    assert scene.content == pytest.approx(2_000_000, rel=0.01)
+
+    go.set()
+    assert receipt(settled(session)).stored_bytes == scene.content == 8_000_000

@@ -36,6 +36,7 @@ from ntt_backup.pack.writer import PackWriter
 from ntt_backup.process.memory import give_back_large_blocks, memory_needed, new_buffer
 from ntt_backup.source.inspection import Store
 from ntt_backup.source.reader import Reader, TooLarge, wrong_content
+from ntt_backup.upload.strategies.content_report import ContentReport
 from ntt_backup.upload.strategies.session import Outcome, Rejection
 
 # What fits a processor's cache is copied and hashed there.
@@ -63,7 +64,7 @@ def open_objects(spec: SessionSpec, store: Store) -> ObjectsSession:
 class _Flight:
     """A batch that was put. look: something of it may be in the bucket already. packed and large:
     the objects on their way, and which blobs are in them; whole: when there were no more to come,
-    0 before. told: bytes of content that were reported.
+    0 before. put: bytes of content that were handed over.
     """
 
     batch: Batch
@@ -72,7 +73,7 @@ class _Flight:
     failed: list[Failure] = field(default_factory=list)
     packed: list[tuple[Outgoing, PackKey, list[Blob]]] = field(default_factory=list)
     large: list[tuple[Outgoing, Blob]] = field(default_factory=list)
-    told: int = 0
+    put: int = 0
     whole: float = 0.0
 
     @property
@@ -105,6 +106,7 @@ class ObjectsSession:
         self._store_id = store_id
         self._meter = meter
         self._outbox = Outbox(bucket, part_size, self._hear)
+        self._content = ContentReport(self._outbox, spec.on_content)
         self._flights: list[_Flight] = []
         self._outcomes: list[Outcome] = []
         self._usable = True
@@ -139,7 +141,7 @@ class ObjectsSession:
         except SourceError:
             # What was finished of it stays, and is found when it is sent again.
             self._flights.remove(flight)
-            self._correct_content(flight, 0)
+            self._settle_content(flight, 0)
             raise
         except BaseException:
             self.abort()
@@ -167,7 +169,7 @@ class ObjectsSession:
         self._usable = False
         self._outbox.abort()
         for flight in self._flights:
-            self._correct_content(flight, 0)
+            self._settle_content(flight, 0)
 
     # --- what is sent -----------------------------------------------------------------------------
 
@@ -255,7 +257,7 @@ class ObjectsSession:
         if bad:
             done = [blob for _, blob in flight.large]
             done += [blob for _, _, some in flight.packed for blob in some]
-            self._correct_content(flight, total_size(done))
+            self._carry(flight, total_size(done) - flight.put)
         return bad
 
     def _pass_on(
@@ -326,7 +328,7 @@ class ObjectsSession:
         packs: list[StoredPack] = []
         if taken := [out.key for out in flight.objects if out.info is None]:
             self._taken.update(taken)
-            self._correct_content(flight, 0)
+            self._settle_content(flight, 0)
             return Rejection(
                 flight.batch,
                 BatchRejected(
@@ -353,12 +355,13 @@ class ObjectsSession:
             tuple(packs),
             now - flight.whole,
         )
-        self._correct_content(flight, receipt.stored_bytes)
+        self._settle_content(flight, receipt.stored_bytes)
         return receipt
 
     def _hear(self) -> None:
         """Tells how much was sent; ends the session where the bucket is in trouble or silent."""
         sent = self._meter.sent
+        self._content.hear(sent)
         self._spec.on_bytes(sent - self._reported)
         self._reported = sent
         if (trouble := self._outbox.trouble) is not None:
@@ -376,18 +379,18 @@ class ObjectsSession:
     # --- what is reported of content --------------------------------------------------------------
 
     def _carry(self, flight: _Flight, count: int) -> None:
-        """Reports content that was handed over for a batch."""
-        flight.told += count
-        self._spec.on_content(count)
+        """Counts content that was handed over for a batch."""
+        flight.put += count
+        self._content.put(count)
         self._unheard += count + _A_BLOB
         if self._unheard >= _PIECE:
             self._unheard = 0
             self._hear()
 
-    def _correct_content(self, flight: _Flight, stored: int) -> None:
+    def _settle_content(self, flight: _Flight, stored: int) -> None:
         """Reports that so many bytes were stored of what was handed over for this batch."""
-        self._spec.on_content(stored - flight.told)
-        flight.told = stored
+        self._content.settle(flight.put, stored)
+        flight.put = 0
 
 
 def _digest(blob: Blob) -> bytes:
