@@ -73,7 +73,8 @@ class Started:
 
     def send_signal(self, signum: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, signum)
+            with suppress(ProcessLookupError):  # It has ended since, and its parent took note.
+                os.kill(self.pid, signum)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
