@@ -16,7 +16,7 @@ from hashlib import sha256
 from typing import Final, NamedTuple
 from zlib import crc32
 
-from ntt_backup.errors import SOME_FAILED, ConfigError
+from ntt_backup.errors import SOME_FAILED, ConfigError, RemoteUnreachable
 from ntt_backup.snapshot.format.entry import Entry, Extent
 from ntt_backup.snapshot.format.manifest import Header, ManifestReader, Trailer
 from ntt_backup.snapshot.repository.contract import FileMissing, RepositoryToRead, SnapshotDamaged
@@ -131,7 +131,29 @@ class _Check:
         self.began = time.monotonic()
 
     def check(self, version: Version, *, alone: bool) -> None:
-        self._found.versions += 1
+        """Checks a version. alone: it was asked for; else one that retention removes meanwhile does
+        not count.
+        """
+        found = self._found
+        damaged, wrong, total = len(found.damaged), len(found.wrong), found.wrong_total
+        found.versions += 1
+        try:
+            self._look_into(version, alone=alone)
+            gone = found.wrong_total > total and not alone and self._is_gone(version)
+        except RemoteUnreachable:
+            gone = not alone and self._is_gone(version)
+            if not gone:
+                raise
+        if gone:
+            found.versions -= 1
+            del found.damaged[damaged:], found.wrong[wrong:]
+            found.wrong_total = total
+
+    def _is_gone(self, version: Version) -> bool:
+        left = versions(self._repository, version.set)
+        return not any(one.whole and one.name == version.name for one in left)
+
+    def _look_into(self, version: Version, *, alone: bool) -> None:
         try:
             said = next(facts(self._repository, [version]))
             if said.trailer is None:

@@ -148,6 +148,27 @@ def test_damaged_content_is_found_by_reading_with_every_version_that_needs_it(
     assert "new" not in harmed(found, taken) | harmed(alone, taken)
 
 
+@pytest.mark.parametrize("reads", [1, 2])
+def test_a_version_that_retention_removes_meanwhile_is_not_damaged(
+    taken: Taker, reads: int
+) -> None:
+    """Before its manifest is read, or between its end and the whole of it."""
+    last, files = name(taken, 2, "manifest"), taken.repository.files
+
+    def forget(_: str, asked: str) -> None:
+        nonlocal reads
+        reads -= asked == last
+        for one in list(files) if not reads else ():
+            if one.startswith(last.removesuffix("manifest")):
+                del files[one]
+
+    taken.repository.before = forget
+
+    found = check(taken)
+
+    assert (found.versions, found.damaged, found.wrong, found.wrong_total) == (2, [], [], 0)
+
+
 def test_a_diff_tells_what_is_new_gone_and_other(taken: Taker) -> None:
     first, second, third = versions(taken.repository, "s")
 
