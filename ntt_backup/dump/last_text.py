@@ -44,6 +44,7 @@ class LastText:
             at += entry[3]
         self.digests = [entry[0] for entry in entries]
         self.marks = [entry[1] for entry in entries]
+        self.sizes = [entry[2] for entry in entries]
 
     @staticmethod
     def find(directory: Path, name: str, sha256: str) -> LastText | None:

@@ -65,6 +65,7 @@ class Before(Protocol):
 
     digests: list[bytes]
     marks: list[int]
+    sizes: list[int]
 
     def text(self, number: int) -> bytes | None: ...
     def segment(self, number: int) -> Segment | None: ...
@@ -114,7 +115,7 @@ class Writer:
         frame = zstandard.ZstdCompressor(level=_LEVEL).compress(text)
         self._known.add(Segment(digest, mark, len(text), frame))
         self._whole += len(frame)
-        first, count = self._beside(mark)
+        first, count = self._beside(mark, len(text))
         if changed := self._patch(first, count, text, len(frame)):
             head = _HEAD.pack(_NAMING, _REST, first, count, len(changed), len(text))
         else:
@@ -130,11 +131,12 @@ class Writer:
         self._run = (first, count)
         return _HEAD.pack(_MAGIC, _REST, begun, so_far, 0, 0) if so_far else b""
 
-    def _beside(self, mark: int) -> tuple[int, int]:
+    def _beside(self, mark: int, size: int) -> tuple[int, int]:
         """Returns which segments of the dump before lie where a new one does: first, and how many.
 
         Both end in the same line, mostly. One that is far ahead is believed only where the last
-        new segment was found there, too: a line may have moved by itself.
+        new segment was found there, too: a line may have moved by itself. Otherwise it begins
+        anywhere in the first one, and may need a little more than its own size of those behind.
         """
         if self._before is None:
             return 0, 0
@@ -145,7 +147,11 @@ class Writer:
         if first <= found < first + _NEAR:
             self._at = found + 1
             return first, found + 1 - first
-        return first, min(2, len(self._before.marks) - first)
+        sizes = self._before.sizes[first : first + _NEAR]
+        count = min(2, len(sizes))
+        while count < len(sizes) and sum(sizes[1:count]) < size + size // 8:
+            count += 1
+        return first, count
 
     def _patch(self, first: int, count: int, text: bytes, most: int) -> bytes:
         """Returns a patch that was proved to make text, and is smaller than most; else nothing."""

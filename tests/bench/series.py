@@ -64,11 +64,13 @@ class _Known:
         self._segments: list[Segment] = []
         self.digests: list[bytes] = []
         self.marks: list[int] = []
+        self.sizes: list[int] = []
 
     def add(self, segment: Segment) -> None:
         self._segments.append(segment)
         self.digests.append(segment.digest)
         self.marks.append(segment.mark)
+        self.sizes.append(segment.size)
 
     def segment(self, number: int) -> Segment:
         return self._segments[number]

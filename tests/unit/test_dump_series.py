@@ -170,6 +170,14 @@ def a_third_deleted_and_some(old: list[bytes], at: set[int]) -> list[bytes]:
     return one_percent_deleted(old[: len(old) // 3] + old[2 * len(old) // 3 :], at)
 
 
+def two_of_three_ends_of_segments_deleted(old: list[bytes], at: set[int]) -> list[bytes]:
+    """Three segments become one, or two that end where none did."""
+    cutter = Cutter(size=1 << 16, most=1 << 18)
+    segments = [*cutter.add(b"".join(old)), *cutter.end()]
+    ends = {one.splitlines(keepends=True)[-1] for n, one in enumerate(segments) if n % 3 < 2}
+    return [row for row in old if row not in ends]
+
+
 def half_as_much_inserted(old: list[bytes], at: set[int]) -> list[bytes]:
     return [*old[: len(old) // 2], *[b"the same\n"] * (len(old) // 2), *old[len(old) // 2 :]]
 
@@ -184,6 +192,7 @@ def half_as_much_inserted(old: list[bytes], at: set[int]) -> list[bytes]:
         # Some segments of the fifty until the places are found again.
         (a_third_deleted_and_some, 0.05),
         (half_as_much_inserted, 0.01),
+        (two_of_three_ends_of_segments_deleted, 0.01),
     ],
 )
 def test_what_has_changed_is_what_is_sent(
