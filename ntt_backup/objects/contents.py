@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Final
 
@@ -26,9 +27,14 @@ _TROUBLES: Final = (ObjectMissing, ObjectUnreadable, PackError)
 
 
 def give_blobs(
-    pack: PackObject, reader: PackReader, entries: Iterable[Entry], sink: ContentSink
+    pack: PackObject,
+    reader: PackReader,
+    entries: Iterable[Entry],
+    sink: ContentSink,
+    turn: AbstractContextManager[object] | None = None,
 ) -> None:
-    """Hands over blobs of one pack, which come in the order of their offsets.
+    """Hands over blobs of one pack, which come in the order of their offsets. turn: is entered
+    whenever some have been fetched, until they are handed over.
 
     Raises ObjectArchived.
     """
@@ -45,15 +51,16 @@ def give_blobs(
                 _refuse(wanted.entries[0].digest, pack.key, trouble, sink)
                 continue
             for entry in wanted.entries:
-                give_blobs(pack, reader, [entry], sink)
+                give_blobs(pack, reader, [entry], sink, turn)
             continue
         except (ObjectMissing, ObjectUnreadable) as trouble:
             for entry in wanted.entries:
                 _refuse(entry.digest, pack.key, trouble, sink)
             continue
-        for entry in wanted.entries:
-            stored = found[entry.offset - wanted.start :][: entry.stored]
-            _give(reader, pack, entry, stored, sink)
+        with turn or nullcontext():
+            for entry in wanted.entries:
+                stored = found[entry.offset - wanted.start :][: entry.stored]
+                _give(reader, pack, entry, stored, sink)
 
 
 def give_large(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Final
 
@@ -41,6 +42,8 @@ from ntt_backup.restore.work import Wanted, Work
 
 # Of a list, looked up at once.
 _CHUNK: Final = 65_536
+# One thread at a time writes blobs of fewer bytes, while others fetch.
+_SMALL: Final = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,9 +219,12 @@ class FromBucket:
                 work.finish(writer, job.part)
 
     def _fetch_blobs(self, work: Work[Job], writer: TargetWriter, job: OfPack) -> None:
-        lacking = [one for one in job.entries if not work.has(writer, (one.digest, one.raw))]
+        small = sum(one.raw for one in job.entries) < _SMALL * len(job.entries)
+        turn = work.target.turn if small else nullcontext()
+        with turn:
+            lacking = [one for one in job.entries if not work.has(writer, (one.digest, one.raw))]
         try:
-            give_blobs(job.pack, job.reader, lacking, writer)
+            give_blobs(job.pack, job.reader, lacking, writer, turn)
         except ObjectArchived:
             self._frozen(work, job.pack.key, job.pack.size)
         if not writer.failures:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -49,10 +50,14 @@ _NEW: Final = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 class RestoreTarget:
     """The target, made if only its last part is missing, and locked against a second restore.
     Raises DestinationError, LockHeld.
+
+    turn: a thread holds it while it makes or names many small files. Several that do take more time
+    to wake each other, a few times for each file, than the files take.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.turn = threading.Lock()
         with destination(root):
             self._made = not root.is_dir()
             if self._made:
@@ -251,22 +256,26 @@ class TargetWriter:
         self._target.sync()
         publisher = Publisher(self._target.fd, self._target.device, may_replace=True)
         try:
-            for digest, directory in staged:
-                name = digest.hex()
-                path = self._target.root / digest[:1].hex() / digest[1:2].hex()
-                with destination(path):
-                    taken = publisher.publish(digest, directory, name.encode())
-                    if taken is not None and taken[0] == REFUSED:
-                        raise DestinationError(
-                            f"cannot restore into {path}",
-                            detail=f"{name}: {taken[1]}",
-                            hint="remove it, and call it again",
-                        )
-                    if taken is not None and taken[0] == PRESENT:
-                        os.unlink(name, dir_fd=directory)
+            with self._target.turn:
+                for digest, directory in staged:
+                    self._publish(publisher, digest, directory)
         finally:
             publisher.close()
         return len(staged)
+
+    def _publish(self, publisher: Publisher, digest: bytes, directory: int) -> None:
+        name = digest.hex()
+        path = self._target.root / digest[:1].hex() / digest[1:2].hex()
+        with destination(path):
+            taken = publisher.publish(digest, directory, name.encode())
+            if taken is not None and taken[0] == REFUSED:
+                raise DestinationError(
+                    f"cannot restore into {path}",
+                    detail=f"{name}: {taken[1]}",
+                    hint="remove it, and call it again",
+                )
+            if taken is not None and taken[0] == PRESENT:
+                os.unlink(name, dir_fd=directory)
 
     def again(self) -> list[bytes]:
         """Returns the blobs that must be asked for once more, from their beginning."""
