@@ -40,6 +40,7 @@ ALL_COPIED = replace(
 )
 RUN = a_run(started_at=NOW - 2 * HOUR, updated_at=NOW - HOUR, ended_at=NOW - HOUR, read_at=NOW)
 DUMP = DumpRun(NOW - HOUR, NOW - HOUR, "a.dump", 1000, "", "")
+AWAY = CatalogUnavailable("it is away")
 HOSTILE = "<script>alert(1)</script>\n\x1b[31m\u202e</title><img src=x onerror=y>'\"`&"
 
 
@@ -92,7 +93,10 @@ def away(since: timedelta) -> list[dict[str, Any]]:
         (facts(daemon=daemon(paused=True)), Level.WAITS, "Somebody paused it"),
         (facts(daemon=daemon(outages=away(HOUR / 2))), Level.WAITS, "The remote has not answered"),
         (facts(daemon=daemon(outages=away(2 * HOUR))), Level.NEEDS_YOU, "for 2 h 0 min"),
-        (facts(trouble=CatalogUnavailable("it is away")), Level.NEEDS_YOU, "are older"),
+        (facts(trouble=AWAY), Level.WAITS, "are older"),
+        (facts(trouble=AWAY, read_at=NOW - 2 * HOUR), Level.NEEDS_YOU, "are older"),
+        (facts(trouble=AWAY, read_at=None), Level.NEEDS_YOU, "It is away"),
+        (facts(trouble=CatalogRefused("no right")), Level.NEEDS_YOU, "No right"),
         (facts(lacks=[CatalogRefused("no table")]), Level.NEEDS_YOU, "No table"),
         (facts(totals=TOTALS, unknown=3), Level.NEEDS_YOU, "3 blobs could not be copied"),
         (

@@ -12,7 +12,7 @@ from typing import Final
 
 from ntt_backup.catalog.failures import UNKNOWN
 from ntt_backup.catalog.history import Run
-from ntt_backup.errors import complete
+from ntt_backup.errors import CatalogUnavailable, complete
 from ntt_backup.format import about, duration, many, moment, printable
 from ntt_backup.ui.page.facts import Facts
 
@@ -64,7 +64,7 @@ class Verdict:
 
 def judge(facts: Facts, now: datetime) -> Verdict:
     """Returns the verdict. Its command lines get the options of this moment, see `complete`."""
-    found = [*_catalog(facts), *_runs(facts, now), *_blobs(facts), *_others(facts, now)]
+    found = [*_catalog(facts, now), *_runs(facts, now), *_blobs(facts), *_others(facts, now)]
     if all(point.level == Level.WELL for point in found):
         found.insert(0, Point(Level.WELL, _all_well(facts, now)))
     points = (Point(one.level, one.what, complete(one.do)) for one in found)
@@ -98,10 +98,15 @@ def _exists(pid: int) -> bool:
     return True
 
 
-def _catalog(facts: Facts) -> Iterator[Point]:
+def _catalog(facts: Facts, now: datetime) -> Iterator[Point]:
     if facts.trouble is not None:
-        when = "; these figures are older" if facts.read_at is not None else ""
-        yield Point(Level.NEEDS_YOU, _sentence(facts.trouble.message) + when, facts.trouble.hint)
+        trouble, read_at = facts.trouble, facts.read_at
+        when = "; these figures are older" if read_at is not None else ""
+        # A server that starts anew is back by itself.
+        short = read_at is not None and now - read_at < _LONG_OUTAGE
+        waits = short and isinstance(trouble, CatalogUnavailable)
+        level = Level.WAITS if waits else Level.NEEDS_YOU
+        yield Point(level, _sentence(trouble.message) + when, trouble.hint)
     # What is missing has several readers.
     for lack in {(one.detail or one.message, one.hint): one for one in facts.lacks}.values():
         yield Point(Level.NEEDS_YOU, _sentence(str(lack)), lack.hint)
