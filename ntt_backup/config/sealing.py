@@ -72,8 +72,8 @@ class Keyring:
             if file is None:
                 raise ConfigError(
                     "what is to be read is sealed, and no identity is given that opens it",
-                    hint="give the file of an age identity: --identity FILE, or pack.identity_file"
-                    " (NTT_PACK_IDENTITY_FILE)",
+                    hint="name the file of an age identity by pack.identity_file"
+                    " (NTT_PACK_IDENTITY_FILE), or by --identity FILE where the command has that",
                 )
             return _read(file)
 
