@@ -148,6 +148,13 @@ def test_snapshots_go_through_the_forced_command_and_cannot_be_removed(
     versions = sorted(path.name for path in (env.remote.local / "snapshots" / "data").iterdir())
     assert parents == ["", versions[0], ""]
     assert "cannot be read back, so this one is full" in taken.stderr
+    listed = env.run("snapshot", "list", "data")
+    assert [one.split()[0] for one in listed.stdout.splitlines()] == [
+        f"data@{version}" for version in versions
+    ]
+    assert "only names and sizes can be told: the receiver on the remote may not get" in (
+        listed.stderr
+    )
     removed = env.run("snapshot", "forget", "data", "--keep-last", "1", "--yes")
     assert removed.returncode == 5, removed.stdout
     assert "its --allow lists" in removed.stderr

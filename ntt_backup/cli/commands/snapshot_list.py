@@ -12,7 +12,7 @@ import click
 from ntt_backup.cli.common import Common, json_option
 from ntt_backup.cli.completion import set_names
 from ntt_backup.config import RemoteConfig
-from ntt_backup.errors import SOME_FAILED
+from ntt_backup.errors import SOME_FAILED, ConfigError, Unsupported
 from ntt_backup.format import many, moment, size, utc
 from ntt_backup.snapshot.repository.names import require_set
 from ntt_backup.snapshot.repository.open import open_repository
@@ -27,13 +27,17 @@ from ntt_backup.wire.snapshot_names import begun
 def list(common: Common, set_name: str, as_json: bool) -> None:
     """List the versions of a set, or of all.
 
-    Exit code 7 when a manifest is damaged.
+    Where what is in them cannot be read, because it is sealed or the key may not, only names and
+    sizes are told. Exit code 7 when a manifest is damaged.
     """
     if set_name:
         require_set(set_name)
     with closing(open_repository(common.load(RemoteConfig))) as repository:
-        found = versions(repository, set_name)
-        known = {one.version: one for one in facts(repository, found)}
+        found, known = versions(repository, set_name), dict[Version, Facts]()
+        try:
+            known |= {one.version: one for one in facts(repository, found)}
+        except (ConfigError, Unsupported) as error:  # It is sealed, or this key may not read it.
+            click.echo(f"warning: only names and sizes can be told: {error}", err=True)
     rows = [fields(one, known.get(one)) for one in found]
     if as_json:
         click.echo(json.dumps({"target": common.target, "versions": rows}))
@@ -67,7 +71,7 @@ def line(version: Version, known: Facts | None) -> str:
     """Returns a version as a line for people."""
     begin = f"{version}  {moment(begun(version.name))}"
     if known is None:
-        return f"{begin}  never finished, {size(version.size)}"
+        return f"{begin}  {'' if version.whole else 'never finished, '}{size(version.size)} stored"
     if known.header is None or known.trailer is None:
         return f"{begin}  DAMAGED: {known.problem}"
     trailer, number = known.trailer, len(known.header.chain) - 1
