@@ -19,7 +19,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -27,13 +27,13 @@ from rich.console import Console
 
 from ntt_backup.demo.interrupts import Interrupts
 from ntt_backup.demo.postgres import Postgres
-from tests.bench import kopia, results
-from tests.bench.contender import PROJECT, Contender, Failed, Job, compare
+from tests.bench import results
+from tests.bench.bucket_peers import CONTENDERS, FEW, OURS, PREFIX, RAW, BucketJob
+from tests.bench.contender import Contender, Failed, compare
 from tests.bench.cpu import Cpu, counted
 from tests.bench.image_store import mounted
 from tests.bench.lab import SHAPES, Lab, delayed, lab
 from tests.bench.memory import Memory
-from tests.bench.peers import Ceiling, Copy, Ours
 from tests.bench.plan import Case
 from tests.bench.results import Outcome, Sample
 from tests.bench.slots import slot
@@ -42,153 +42,15 @@ from tests.s3_proxy import S3Proxy
 from tests.s3_servers import S3Server, seaweedfs
 from tests.sshd import HOST
 
-_FEW: Final = 4000
 _RECIPES: Final = (Recipe("small", 48_000), Recipe("mix", bytes=1_000_000_000))
 _LIMIT: Final = 600.0
-_PREFIX: Final = "00"
-
-
-@dataclass(kw_only=True)
-class BucketJob(Job):
-    """A job whose remote is a new, empty bucket."""
-
-    endpoint: str
-    bucket: str
-
-
-class OursToBucket(Ours):
-    """`run --once` and `restore` with the default settings."""
-
-    def _remote(self, job: Job) -> dict[str, object]:
-        assert isinstance(job, BucketJob)
-        url = f"s3://{job.bucket}/backup"
-        return {"url": url, "endpoint": job.endpoint, "addressing": "path"}
-
-    def check(self, job: Job) -> None:
-        self._require_recorded(job)
-
-    def back(self, job: BucketJob) -> float:
-        return job.call(self._argv(job, "restore", "--quiet", "--to", str(job.destination)))
-
-    def prefix(self, job: BucketJob) -> float:
-        """Restores what begins with a prefix, without tables that an earlier command has kept."""
-        job.environ["XDG_CACHE_HOME"] = str(job.scratch / "cache")
-        wanted = ["--prefix", _PREFIX, "--to", str(job.destination)]
-        seconds = job.call(self._argv(job, "restore", "--quiet", *wanted))
-        compare(replace(job.store, root=job.store.root / _PREFIX), job.destination / _PREFIX)
-        return seconds
-
-    def few(self, job: BucketJob) -> float:
-        """Restores the first blobs by their ids."""
-        wanted = sorted(path.name for path in job.store.root.glob("*/*/*"))[:_FEW]
-        (job.scratch / "wanted").write_text("\n".join(wanted) + "\n")
-        listed = ["--list", str(job.scratch / "wanted"), "--to", str(job.destination)]
-        return job.call(self._argv(job, "restore", "--quiet", *listed))
-
-
-class Restic(Contender):
-    """restic with its defaults: it encrypts, compresses, and looks for duplicates."""
-
-    name = "restic"
-    tools = ("restic",)
-    version_argv = ("restic", "version")
-
-    def prepare(self, job: Job) -> None:
-        assert isinstance(job, BucketJob)
-        job.environ |= {
-            "RESTIC_REPOSITORY": f"s3:{job.endpoint}/{job.bucket}/restic",
-            "RESTIC_PASSWORD": "bench",
-            "RESTIC_CACHE_DIR": str(job.scratch / "cache"),
-            "RESTIC_PROGRESS_FPS": "0.1",
-        }
-        job.call(["restic", "init"])
-
-    def run(self, job: Job) -> float:
-        return job.call(["restic", "backup", "."], cwd=job.store.root)
-
-    def check(self, job: Job) -> None: ...
-
-    def back(self, job: BucketJob) -> float:
-        return job.call(["restic", "restore", "latest", "--target", str(job.destination)])
-
-
-class Kopia(Contender):
-    """kopia: it encrypts, compresses with zstd, and looks for duplicates."""
-
-    name = "kopia"
-    tools = ("kopia",)
-    version_argv = ("kopia", "--version")
-
-    def prepare(self, job: Job) -> None:
-        assert isinstance(job, BucketJob)
-        job.environ |= kopia.environment(job.scratch)
-        server = job.endpoint.removeprefix("http://")
-        storage = [f"--endpoint={server}", "--disable-tls", f"--bucket={job.bucket}"]
-        for argv in kopia.creation("s3", *storage, "--prefix=kopia/"):
-            job.call(argv)
-
-    def run(self, job: Job) -> float:
-        return job.call(["kopia", "snapshot", "create", str(job.store.root)])
-
-    def check(self, job: Job) -> None: ...
-
-    def back(self, job: BucketJob) -> float:
-        return job.call(["kopia", "restore", str(job.store.root), str(job.destination)])
-
-
-class Rclone(Contender):
-    """`rclone copy`, 64 transfers at once: a request a file and more."""
-
-    name = "rclone copy"
-    tools = ("rclone",)
-    version_argv = ("rclone", "version")
-
-    def run(self, job: Job) -> float:
-        assert isinstance(job, BucketJob)
-        job.environ |= {
-            "RCLONE_CONFIG": os.devnull,
-            "RCLONE_S3_PROVIDER": "Other",
-            "RCLONE_S3_ENDPOINT": job.endpoint,
-            "RCLONE_S3_ENV_AUTH": "true",
-            "RCLONE_S3_NO_CHECK_BUCKET": "true",
-        }
-        sides = ["--transfers", "64", "--checkers", "64"]
-        return job.call(["rclone", "copy", *sides, str(job.store.root), f":s3:{job.bucket}/rclone"])
-
-    def check(self, job: Job) -> None: ...
-
-
-class Raw(Ceiling):
-    """As many random bytes as the store has, from one file, by one multipart upload of boto3, and
-    back into a file.
-    """
-
-    name = "raw multipart"
-
-    def run(self, job: Job) -> float:
-        return self._call(job, "put", self._file(job))
-
-    def back(self, job: BucketJob) -> float:
-        return self._call(job, "get", job.destination / "raw")
-
-    @staticmethod
-    def _call(job: Job, way: str, file: Path) -> float:
-        assert isinstance(job, BucketJob)
-        job.environ["PYTHONPATH"] = str(PROJECT)
-        argv = [sys.executable, "-m", "tests.bench.raw_bucket", way, str(file)]
-        return job.call([*argv, job.endpoint, job.bucket])
-
-
-_OURS: Final = OursToBucket()
-_RAW: Final = Raw()
-_WAYS: Final = {"sent": "run", "all of it read back": "back", f"{_FEW} blobs read back": "few"}
-_WAYS_OF_MEMORY: Final = {"sent": "run", f"blobs of prefix {_PREFIX} read back": "prefix"}
-CONTENDERS: Final[tuple[Contender, ...]] = (_OURS, Copy(), _RAW, Restic(), Kopia(), Rclone())
+_WAYS: Final = {"sent": "run", "all of it read back": "back", f"{FEW} blobs read back": "few"}
+_WAYS_OF_MEMORY: Final = {"sent": "run", f"blobs of prefix {PREFIX} read back": "prefix"}
 
 
 class Bench:
-    """Runs the contenders over one store and one link. requests: count them. ways: names, and the
-    contenders' methods. memory: of which each command's is measured. limit: seconds for each.
+    """Runs the contenders over one store and one link. requests: these are counted; memory: that of
+    ours is measured. limit: seconds for each command.
     """
 
     def __init__(
@@ -300,7 +162,7 @@ class Bench:
         used = self._cpu.seconds() - before
         if work == contender.run:
             contender.check(job)
-        elif contender is not _RAW and work.__name__ == "back":
+        elif contender is not RAW and work.__name__ == "back":
             compare(job.store, job.destination)
         return Sample(contender.name, number, seconds, None, load, used, shares)
 
@@ -326,7 +188,7 @@ def main() -> int:
     options = _parse()
     contenders = [one for one in CONTENDERS if one.available() and _named(one, options.only)]
     if options.memory:
-        contenders = [_OURS]
+        contenders = [OURS]
     recipes = [one for one in _RECIPES if one.kind in options.store]
     if options.megabytes:
         recipes = [replace(one, bytes=options.megabytes * 10**6, blobs=None) for one in recipes]
@@ -366,7 +228,7 @@ def main() -> int:
     for found in [] if options.requests or options.memory else outcomes:
         for way, outcome in found.items():
             console.print(way, style="bold")
-            console.print(results.figure_table(outcome, _OURS.name, _RAW.name))
+            console.print(results.figure_table(outcome, OURS.name, RAW.name))
             console.print(results.share_table(outcome))
     samples = [one for found in outcomes for out in found.values() for one in out.samples]
     return 1 if any(one.error for one in samples) else 0

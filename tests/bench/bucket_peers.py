@@ -1,0 +1,153 @@
+"""Ours and its peers send a store into a bucket, and read it back."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from tests.bench import kopia
+from tests.bench.contender import PROJECT, Contender, Job, compare
+from tests.bench.peers import Ceiling, Copy, Ours
+
+# Ours alone also reads back so many blobs by their ids, and those of a prefix.
+FEW: Final = 4000
+PREFIX: Final = "00"
+
+
+@dataclass(kw_only=True)
+class BucketJob(Job):
+    """A job whose remote is a new, empty bucket."""
+
+    endpoint: str
+    bucket: str
+
+
+class OursToBucket(Ours):
+    """`run --once` and `restore` with the default settings."""
+
+    def _remote(self, job: Job) -> dict[str, object]:
+        assert isinstance(job, BucketJob)
+        url = f"s3://{job.bucket}/backup"
+        return {"url": url, "endpoint": job.endpoint, "addressing": "path"}
+
+    def check(self, job: Job) -> None:
+        self._require_recorded(job)
+
+    def back(self, job: BucketJob) -> float:
+        return job.call(self._argv(job, "restore", "--quiet", "--to", str(job.destination)))
+
+    def prefix(self, job: BucketJob) -> float:
+        """Restores what begins with a prefix, without tables that an earlier command has kept."""
+        job.environ["XDG_CACHE_HOME"] = str(job.scratch / "cache")
+        wanted = ["--prefix", PREFIX, "--to", str(job.destination)]
+        seconds = job.call(self._argv(job, "restore", "--quiet", *wanted))
+        compare(replace(job.store, root=job.store.root / PREFIX), job.destination / PREFIX)
+        return seconds
+
+    def few(self, job: BucketJob) -> float:
+        """Restores the first blobs by their ids."""
+        wanted = sorted(path.name for path in job.store.root.glob("*/*/*"))[:FEW]
+        (job.scratch / "wanted").write_text("\n".join(wanted) + "\n")
+        listed = ["--list", str(job.scratch / "wanted"), "--to", str(job.destination)]
+        return job.call(self._argv(job, "restore", "--quiet", *listed))
+
+
+class Restic(Contender):
+    """restic with its defaults: it encrypts, compresses, and looks for duplicates."""
+
+    name = "restic"
+    tools = ("restic",)
+    version_argv = ("restic", "version")
+
+    def prepare(self, job: Job) -> None:
+        assert isinstance(job, BucketJob)
+        job.environ |= {
+            "RESTIC_REPOSITORY": f"s3:{job.endpoint}/{job.bucket}/restic",
+            "RESTIC_PASSWORD": "bench",
+            "RESTIC_CACHE_DIR": str(job.scratch / "cache"),
+            "RESTIC_PROGRESS_FPS": "0.1",
+        }
+        job.call(["restic", "init"])
+
+    def run(self, job: Job) -> float:
+        return job.call(["restic", "backup", "."], cwd=job.store.root)
+
+    def check(self, job: Job) -> None: ...
+
+    def back(self, job: BucketJob) -> float:
+        return job.call(["restic", "restore", "latest", "--target", str(job.destination)])
+
+
+class Kopia(Contender):
+    """kopia: it encrypts, compresses with zstd, and looks for duplicates."""
+
+    name = "kopia"
+    tools = ("kopia",)
+    version_argv = ("kopia", "--version")
+
+    def prepare(self, job: Job) -> None:
+        assert isinstance(job, BucketJob)
+        job.environ |= kopia.environment(job.scratch)
+        server = job.endpoint.removeprefix("http://")
+        storage = [f"--endpoint={server}", "--disable-tls", f"--bucket={job.bucket}"]
+        for argv in kopia.creation("s3", *storage, "--prefix=kopia/"):
+            job.call(argv)
+
+    def run(self, job: Job) -> float:
+        return job.call(["kopia", "snapshot", "create", str(job.store.root)])
+
+    def check(self, job: Job) -> None: ...
+
+    def back(self, job: BucketJob) -> float:
+        return job.call(["kopia", "restore", str(job.store.root), str(job.destination)])
+
+
+class Rclone(Contender):
+    """`rclone copy`, 64 transfers at once: a request a file and more."""
+
+    name = "rclone copy"
+    tools = ("rclone",)
+    version_argv = ("rclone", "version")
+
+    def run(self, job: Job) -> float:
+        assert isinstance(job, BucketJob)
+        job.environ |= {
+            "RCLONE_CONFIG": os.devnull,
+            "RCLONE_S3_PROVIDER": "Other",
+            "RCLONE_S3_ENDPOINT": job.endpoint,
+            "RCLONE_S3_ENV_AUTH": "true",
+            "RCLONE_S3_NO_CHECK_BUCKET": "true",
+        }
+        sides = ["--transfers", "64", "--checkers", "64"]
+        return job.call(["rclone", "copy", *sides, str(job.store.root), f":s3:{job.bucket}/rclone"])
+
+    def check(self, job: Job) -> None: ...
+
+
+class Raw(Ceiling):
+    """As many random bytes as the store has, from one file, by one multipart upload of boto3, and
+    back into a file.
+    """
+
+    name = "raw multipart"
+
+    def run(self, job: Job) -> float:
+        return self._call(job, "put", self._file(job))
+
+    def back(self, job: BucketJob) -> float:
+        return self._call(job, "get", job.destination / "raw")
+
+    @staticmethod
+    def _call(job: Job, way: str, file: Path) -> float:
+        assert isinstance(job, BucketJob)
+        job.environ["PYTHONPATH"] = str(PROJECT)
+        argv = [sys.executable, "-m", "tests.bench.raw_bucket", way, str(file)]
+        return job.call([*argv, job.endpoint, job.bucket])
+
+
+OURS: Final = OursToBucket()
+RAW: Final = Raw()
+CONTENDERS: Final[tuple[Contender, ...]] = (OURS, Copy(), RAW, Restic(), Kopia(), Rclone())
