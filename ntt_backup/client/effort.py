@@ -2,8 +2,8 @@
 
 A worker that tried another level alone would see the link that the others leave free, and the CPU
 that they take. So all count in shared memory, and who finds that a period has passed decides for
-all. There is no lock: each writes its own counts; two that decide at the same instant are rare,
-and their step is put right by the next period. A process that is killed blocks nobody.
+all. There is no lock, so that a process that is killed blocks nobody. Each writes its own counts
+only. Two rarely decide at the same instant; then the next period puts their step right.
 """
 
 from __future__ import annotations
@@ -62,9 +62,10 @@ class _State(ctypes.Structure):
     """What the senders share, apart from their counts.
 
     senders: how many have sent anything. since, idle, cpus, before: the clock, the load and the
-    sum of all counts when the period began. unfelt: buffers take in what is sent until so many
-    bytes were sent in all. shrinks, price: what the lowest compression makes of a byte, and its
-    seconds for one. costs: the seconds for a byte with each step; 0 where that was not seen.
+    sum of all counts when the period began. unfelt: until so many bytes were sent in all, their
+    time says nothing about the step; 0 where it does. shrinks, price: what the lowest compression
+    makes of a byte, and its seconds for one. costs: the seconds for a byte with each step; 0 where
+    that was not seen.
     """
 
     step: int
@@ -112,10 +113,10 @@ class Effort:
     _MUST_SAVE: Final = 1.25
     # Of the time for a byte with the step below: a period may err by that much.
     _CLEARLY: Final = 0.95
-    # What was seen of another step becomes so much better with each period: it may have changed.
+    # The time of another step is believed to shrink so much with each period: it may have changed.
     _FADES: Final = 0.98
-    # Bytes of a sender that say nothing about the link: the pipe and ssh's window take them in.
-    # These take in nearly twice as many, for which the first period is long enough.
+    # The first bytes of a sender say nothing about the link: the pipe and ssh's window take them
+    # in. These hold nearly twice as many, but the first period outlasts the rest.
     _BUFFERS: Final = 2 << 20
 
     def __init__(
@@ -158,17 +159,18 @@ class Effort:
         seen = _Counts(*(getattr(sums, name) - getattr(state.before, name) for name in _NAMES))
         # Where nobody had anything to send, no time counts.
         lasted = min(now - state.since, seen.lasted)
-        # Nearly two frames of each: what a period has of one more or less must not matter.
+        # About two frames of each sender, so that one more or less within a period matters little.
         enough = lasted >= state.period and seen.frames >= 2 * senders - 1
+        # Without compression the link is not felt before the buffers are full.
         if not enough or (state.unfelt and not state.step):
             return
         before, idle, cpus = state.step, state.idle, state.cpus
         self._begin(sums)
         self._choose(seen, lasted, Load(state.idle - idle, state.cpus - cpus))
         if state.step != before:
-            # The other senders' frames are under way, and full buffers empty into the link.
-            frames = (senders - 1) * seen.all / seen.frames
-            unfelt = frames if state.step else senders * self._BUFFERS
+            # Each other sender has a frame of the last step under way.
+            others = (senders - 1) * seen.all / seen.frames
+            unfelt = others if state.step else senders * self._BUFFERS
             state.unfelt = sums.all + unfelt if unfelt else 0.0
         steady = state.step == before and not state.unfelt
         first = self.FIRST_PERIOD if state.step else self._PLAIN_PERIOD
@@ -177,7 +179,8 @@ class Effort:
     def _join(self, senders: int, sent: float) -> None:
         """Takes in that more senders have begun, whose buffers are empty."""
         state = self._state
-        # Where compression sent more, the link was full without it, whoever sends.
+        # Where compression sent more, the link was full without it, and more senders change nothing
+        # about that. Else what is remembered is no longer true.
         if not self._sends_more(1):
             state.costs[:] = [0.0] * _MOST_STEPS
         state.unfelt = max(state.unfelt, sent) + (senders - state.senders) * self._BUFFERS
@@ -195,12 +198,12 @@ class Effort:
         return saves > self._MUST_SAVE * state.price
 
     def _choose(self, seen: _Counts, lasted: float, cpus: Load) -> None:
-        """Goes one step down where the CPUs limit, unless that sent less; one up where the link
-        does, if that sent more or, where it is not known, the CPUs have the time for it.
+        """Goes one step down where the CPUs limit, unless that step sent less. Goes one up where
+        the link limits, if that step sent more; where this is not known, if the CPUs have the time.
         """
         state, step = self._state, self._state.step
         if not state.unfelt:
-            # What was not tried travels as it is.
+            # Of content: what was tried, and the rest, which travels as it is.
             state.costs[step] = lasted / (seen.raw + seen.all - seen.wire)
         if step == 1:
             state.shrinks, state.price = seen.wire / seen.raw, seen.worked / seen.raw
@@ -208,7 +211,7 @@ class Effort:
         used_up = cpus.idle < self._USED_UP * cpus.all
         if step and works > self._LITTLE and (used_up or waits < self._LITTLE):
             stays = self._sends_more(step)
-            # Other work is left the CPUs: what is above the lowest step must not use them up.
+            # A step above the lowest one must not use the CPUs up: other work needs them, too.
             if (stays and not used_up) if step > 1 else (stays or self._pays(seen)):
                 state.costs[step - 1] *= self._FADES
             elif not state.unfelt:
@@ -218,7 +221,7 @@ class Effort:
                 climbs = self._sends_more(step + 1, self._CLEARLY) and not (step and used_up)
                 state.costs[step + 1] *= self._FADES
             else:
-                # A step takes about twice the time of the one below.
+                # A step takes about twice the time of the one below, so it adds that one's time.
                 price = seen.worked if step else state.price * seen.raw
                 fits = price < min(seen.waited, cpus.idle)
                 climbs = fits or (step == 0 and self._pays(seen))
