@@ -179,7 +179,7 @@ class Claims:
             held = {whole_of(one) for one in self._held}
             yield Search([interval(one) for one in self._order if one not in held], self._rows)
             shared = {index for (index,) in self._run("shared_ranges", {})}
-            shared -= self._held  # Of a whole that we hold, too, nobody has another part.
+            shared -= self._held  # What we hold as a whole is under way: no part is free.
             theirs = [one for index in self._order if index in shared for one in parts(index)]
             yield Search([one for one in theirs if one.index not in self._held], self._rows)
 

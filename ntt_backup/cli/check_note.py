@@ -39,9 +39,9 @@ class CheckNote:
 
 @contextmanager
 def noted(common: Common, command: str, **asked: object) -> Iterator[CheckNote]:
-    """Notes what is done in the context as one call of the command; one whose options are wrong is
-    not noted: it has checked nothing. asked: what limits it to a part, by the names of its options;
-    what is not given is None, "" or False.
+    """Notes what is done in the context as one call of the command. A call whose options are wrong
+    has checked nothing, and is not noted. asked: what limits it to a part, by the names of its
+    options; what is not given is None, "" or False.
     """
     note = CheckNote(
         command, ", ".join(f"{name} {value}" for name, value in asked.items() if value)

@@ -99,7 +99,7 @@ class SeaweedFS:
 
     @property
     def ended(self) -> str:
-        """How it ended although nobody stopped it, and the end of its log; "" else."""
+        """Says how it ended without being stopped, with the end of its log; "" where it did not."""
         status = self._process.poll() if self._process is not None else None
         if status is None:
             return ""

@@ -39,7 +39,9 @@ _REST: Final = 16
 _LEVEL: Final = 1
 # So many segments of the dump before may go into one patch.
 _NEAR: Final = 4
+# After so many patches that saved little, only one segment of eight is tried.
 _VAIN: Final = 4
+# Patches are made thoroughly while they are one part in so many of the whole.
 _FEW: Final = 50
 _NOWHERE: Final = -_NEAR
 
@@ -135,8 +137,9 @@ class Writer:
         """Returns which segments of the dump before lie where a new one does: first, and how many.
 
         Both end in the same line, mostly. One that is far ahead is believed only where the last
-        new segment was found there, too: a line may have moved by itself. Otherwise it begins
-        anywhere in the first one, and may need a little more than its own size of those behind.
+        new segment was found there, too: a line may have moved by itself. Where no end is found,
+        the new segment begins anywhere in the first one, and may need those behind it, up to a
+        little more than its own size.
         """
         if self._before is None:
             return 0, 0
@@ -163,7 +166,7 @@ class Writer:
         good = [one for one in texts if one is not None]
         if len(good) < count:
             return b""
-        # Where much has changed, that would take longer than all else.
+        # Where much has changed, thorough patches would take longer than all else.
         thorough = self._patched <= self._whole // _FEW
         old = b"".join(good)
         made = patch.make(old, text, self._removed, thorough=thorough)

@@ -76,9 +76,9 @@ class Built:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How an image is made: of the blobs that begin with prefix. scratch: the directory of what is
-    kept meanwhile. on_left_out is told of each pack and each blob that is damaged: the image lacks
-    them.
+    """Says how to make an image. scratch: a directory for what is kept meanwhile. prefix: the image
+    has only blobs that begin with it. on_left_out is told of each pack and each blob that is
+    damaged: the image lacks them.
     """
 
     scratch: Path

@@ -143,14 +143,14 @@ class Incoming:
 
 
 def _remove_if_stale(directory: int, name: str) -> None:
-    """Removes an old file, unless its session lives and locks it: for hours nothing may come of it.
-    Without locks one that still grows was changed lately.
+    """Removes a file that was not changed for an hour, unless it is locked: its session lives, and
+    may have nothing to write for hours.
     """
     status = os.stat(name, dir_fd=directory, follow_symlinks=False)
     if status.st_mtime >= time.time() - _STALE_SECONDS:
         return
     with contextlib.ExitStack() as after:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # Where there are no locks, its age decides.
             lock = lock_file(directory, name, create=False)
             if lock is None:
                 return

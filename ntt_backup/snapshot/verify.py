@@ -131,8 +131,8 @@ class _Check:
         self.began = time.monotonic()
 
     def check(self, version: Version, *, alone: bool) -> None:
-        """Checks a version. alone: it was asked for; else one that retention removes meanwhile does
-        not count.
+        """Checks a version. alone: this one was asked for. Otherwise it does not count where
+        retention removes it meanwhile.
         """
         found = self._found
         damaged, wrong, total = len(found.damaged), len(found.wrong), found.wrong_total
@@ -140,7 +140,7 @@ class _Check:
         try:
             self._look_into(version, alone=alone)
             gone = found.wrong_total > total and not alone and self._is_gone(version)
-        except RemoteUnreachable:
+        except RemoteUnreachable:  # `facts` says so of a version that is gone.
             gone = not alone and self._is_gone(version)
             if not gone:
                 raise

@@ -1,6 +1,6 @@
 """A session to a bucket reports content when it is sent, and not when it was put into a buffer.
 
-Two parts of an upload wait in buffers, of 32 MiB each: on a slow link that is the work of minutes.
+Two parts of an upload wait in buffers, of 32 MiB each: over a slow link they take minutes.
 """
 
 from __future__ import annotations
@@ -20,22 +20,23 @@ class ContentReport:
         self._outbox = outbox
         self._on_content = on_content
         self._put_ever = 0
-        # Of the batches in flight: all content, and what is still to be reported of it.
+        # Of the batches in flight: all content, and how much of it was not reported yet.
         self._in_flight = 0
         self._waits = 0
-        # When the last request was answered.
+        # How many requests had been answered at the last look, and the bytes sent when that rose.
         self._answers = 0
         self._sent_then = 0
 
     def put(self, count: int) -> None:
-        """Counts content that was put into the outbox; below zero where it was taken back."""
+        """Counts content that was put into the outbox. count: below 0 where it was taken back."""
         self._put_ever += count
         self._in_flight += count
         self._waits += count
 
     def hear(self, sent: int) -> None:
-        """Reports by the bytes that were sent so far. Of a part that was begun before the last one
-        was done nobody knows how much is gone, so that it counts as whole.
+        """Reports content that has been sent. sent: the bytes that the session sent so far. Those
+        since the last answer belong to parts that are still in buffers; what went of these before
+        is not known, and counts as not sent.
         """
         outbox = self._outbox
         if outbox.answers != self._answers:
