@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a process has ended, though perhaps nobody has reaped it."""
+    """Returns whether a process has ended, though perhaps nobody has reaped it."""
     try:
         return _stat(Path(f"/proc/{pid}"))[0] == "Z"
     except OSError:
@@ -17,19 +17,19 @@ def has_ended(pid: int) -> bool:
 
 
 def name(pid: int) -> str:
-    """The name of a process; nothing where it is gone."""
+    """Returns the name of a process; nothing where it is gone."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/comm").read_text().strip()
     return ""
 
 
 def children(pid: int) -> list[int]:
-    """The processes that pid has started itself."""
+    """Returns the processes that pid has started itself."""
     return _by_parent().get(pid, [])
 
 
 def descendants(pid: int) -> list[int]:
-    """The processes that pid has started, and those that they have."""
+    """Returns the processes that pid has started, and those that they have."""
     by_parent = _by_parent()
     found: list[int] = []
     todo = [pid]
@@ -41,7 +41,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def kill(pid: int, signum: signal.Signals) -> None:
-    """Send a signal to a process that may be gone."""
+    """Sends a signal to a process that may be gone."""
     with suppress(ProcessLookupError):
         os.kill(pid, signum)
 
@@ -55,5 +55,5 @@ def _by_parent() -> dict[int, list[int]]:
 
 
 def _stat(entry: Path) -> list[str]:
-    """What /proc says of a process behind its name, which may hold anything."""
+    """Returns what /proc says of a process behind its name, which may hold anything."""
     return (entry / "stat").read_text().rpartition(")")[2].split()

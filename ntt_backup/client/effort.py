@@ -187,12 +187,12 @@ class Effort:
         state.senders = senders
 
     def _sends_more(self, step: int, share: float = 1.0) -> bool:
-        """Whether a byte took less than this share of its time with the step below."""
+        """Returns whether a byte took less than this share of its time with the step below."""
         costs = self._state.costs
         return 0 < costs[step] < share * costs[step - 1]
 
     def _pays(self, seen: _Counts) -> bool:
-        """Whether the lowest compression saves clearly more time of waiting than it takes."""
+        """Returns whether the lowest compression saves clearly more waiting than it takes time."""
         state = self._state
         saves = seen.waited / seen.all * (1 - state.shrinks)
         return saves > self._MUST_SAVE * state.price
