@@ -19,7 +19,8 @@ from ntt_backup.catalog.connection import Connection, configure, translated
 from ntt_backup.catalog.queries import pasted, statement
 from ntt_backup.catalog.range_locks import lock_class
 from ntt_backup.catalog.schema_check import PRINT_SQL, existing_table, warnings
-from ntt_backup.catalog.schema_plan import GENERATES, Step, Who, make_plan
+from ntt_backup.catalog.schema_plan import GENERATES, make_plan
+from ntt_backup.catalog.schema_steps import Step, Who
 from ntt_backup.errors import CatalogRefused, CatalogUnavailable
 
 BRIEF_LOCK_MS = 1000

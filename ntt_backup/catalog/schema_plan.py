@@ -13,9 +13,7 @@ may do already.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Final, NamedTuple
 
@@ -38,74 +36,15 @@ from ntt_backup.catalog.schema_check import (
     own_version,
     search_path,
 )
+from ntt_backup.catalog.schema_steps import Plan, Step, Who
 from ntt_backup.errors import CatalogRefused
-from ntt_backup.format import duration, many, printable
+from ntt_backup.format import duration, many
 
 # Ends a query whose rows are the statements to execute.
 GENERATES: Final = " \\gexec"
 # Rows a second of building an index: 42 million took 210 s beside others who wrote.
 _ROWS_PER_SECOND: Final = 200_000
 _LONG_SECONDS: Final = 5
-
-
-class Who(StrEnum):
-    """Who must run a script."""
-
-    DBA = "dba"
-    OWNER = "owner"
-    OPERATOR = "operator"
-
-
-class Step(NamedTuple):
-    """One thing that is missing. needed: `run` needs it. unhurried: it may wait for its locks.
-    by_hand: `init-db` leaves it out.
-    """
-
-    who: Who
-    text: str
-    statements: tuple[str, ...]
-    needed: bool = True
-    unhurried: bool = False
-    by_hand: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """All steps, and what the three are called."""
-
-    steps: Sequence[Step]
-    names: Mapping[Who, str]
-    database: str
-
-    @property
-    def needed(self) -> bool:
-        return any(step.needed for step in self.steps)
-
-    def __str__(self) -> str:
-        """Says in one line who has to do what."""
-        ordered = sorted(self.steps, key=lambda step: list(Who).index(step.who))
-        return "; ".join(
-            f"{who} ({self.names[who]}): {', '.join(step.text for step in group)}"
-            for who, group in groupby(ordered, lambda step: step.who)
-        )
-
-    def script(self, only: Who | None = None) -> str:
-        """Returns the script of one, or those of all, for psql."""
-        return "\n".join(self._script(who) for who in Who if only in (None, who))
-
-    def _script(self, who: Who) -> str:
-        steps = [step for step in self.steps if step.who is who]
-        # A name may hold a line end, and the rest of it would be a command.
-        head = printable(f"-- {who}: {self.names[who]}")
-        if not steps:
-            return f"{head}: nothing to do\n"
-        lines = [f"{head}. For psql; may be run again.", "\\set ON_ERROR_STOP on"]
-        lines.append(f"\\connect {sql.Identifier(self.database).as_string(None)}")
-        for step in steps:
-            lines += ["", printable(f"-- {step.text}")]
-            lines.append(shown("unhurried" if step.unhurried else "brief_lock"))
-            lines += step.statements
-        return "\n".join([*lines, ""])
 
 
 def make_plan(

@@ -20,7 +20,8 @@ from ntt_backup.catalog.connection import Connection, connect
 from ntt_backup.catalog.range_locks import Claims
 from ntt_backup.catalog.schema import init_db
 from ntt_backup.catalog.schema_check import verify_schema
-from ntt_backup.catalog.schema_plan import Who, make_plan
+from ntt_backup.catalog.schema_plan import make_plan
+from ntt_backup.catalog.schema_steps import Who
 from ntt_backup.catalog.selection import iter_pending
 from ntt_backup.errors import CatalogRefused, CatalogUnavailable
 from ntt_backup.model import Blob, BlobRange

@@ -8,6 +8,7 @@ import click
 
 from ntt_backup.catalog import schema, schema_plan
 from ntt_backup.catalog.schema_check import PRINT_SQL
+from ntt_backup.catalog.schema_steps import Who
 from ntt_backup.cli.common import Common, connect, json_option
 from ntt_backup.config import CatalogConfig
 from ntt_backup.errors import complete
@@ -20,7 +21,7 @@ from ntt_backup.errors import complete
 @click.option(
     "--print-sql",
     "script",
-    type=click.Choice(["all", *(who.value for who in schema_plan.Who)]),
+    type=click.Choice(["all", *(who.value for who in Who)]),
     is_flag=False,
     flag_value="all",
     help="Change nothing. Print the missing SQL for psql: one script for each role that must run"
@@ -60,7 +61,7 @@ def init_db(
             plan = schema_plan.make_plan(
                 conn, settings.target, role=role, monitors=monitor, notify=notify
             )
-            click.echo(plan.script(None if script == "all" else schema_plan.Who(script)))
+            click.echo(plan.script(None if script == "all" else Who(script)))
             return
         said: list[str] = []
         report = said.append if as_json else click.echo
