@@ -20,9 +20,11 @@ from ntt_backup.dump.removed import Findable, Removed
 # Bytes of the numbers, as they are compressed: removed lines, and runs. Then come the new lines.
 _HEAD: Final = struct.Struct("<I")
 # Of random hex digits level 1 makes less than all up to 15, at 100 MB/s. Level 16 makes a sixth
-# less than that, at 4 MB/s; what is known beside the lines takes as long.
+# less than that, at 4 MB/s, which it takes for the known lines, too: these may be so many times as
+# long as the new ones, and so many bytes more.
 _LEVEL: Final = 1
 _THOROUGH: Final = 16
+_TIMES: Final = 8
 _BESIDE: Final = 1 << 16
 _HASH_LOGS: Final = (10, 22)
 _STEP: Final = 64
@@ -35,7 +37,7 @@ class PatchDamaged(Exception):
 
 
 def make(old: bytes, new: bytes, removed: Findable, *, thorough: bool = False) -> bytes:
-    """Returns the patch that makes new of old. thorough: as small as can be, for a few lines."""
+    """Returns the patch that makes new of old. thorough: a smaller one, which takes longer."""
     before, after = old.split(b"\n"), new.split(b"\n")
     runs, rest = _compare(before, after)
     like = removed.like(rest)
@@ -44,7 +46,7 @@ def make(old: bytes, new: bytes, removed: Findable, *, thorough: bool = False) -
     packed = zstandard.ZstdCompressor(level=_LEVEL).compress(_varints(numbers))
     known = b"\n".join([*_left(before, runs)[0], *removed.lines(like)])
     lines = b"\n".join(rest)
-    worth = thorough and len(known) <= 8 * len(lines) + _BESIDE
+    worth = thorough and len(known) <= _TIMES * len(lines) + _BESIDE
     packed_lines = _compress(known, lines, _THOROUGH if worth else _LEVEL)
     return _HEAD.pack(len(packed)) + packed + packed_lines
 
@@ -125,8 +127,8 @@ def _common(before: Sequence[bytes], place: int, after: Sequence[bytes], number:
 
 
 def _left(before: Sequence[bytes], runs: Iterable[Run]) -> tuple[list[bytes], list[bytes]]:
-    """Returns the old lines that no run has, and those of them that are removed: they lie between
-    runs of two lines or more. Those beside may be what the next segment is made of.
+    """Returns the old lines that no run has, and those of them that are removed: these lie between
+    runs of two lines or more. The next segment may be made of those that lie outside.
     """
     left = bytearray(b"\1") * len(before)
     at, begin, end = 0, len(before), 0

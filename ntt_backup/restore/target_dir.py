@@ -51,8 +51,8 @@ class RestoreTarget:
     """The target, made if only its last part is missing, and locked against a second restore.
     Raises DestinationError, LockHeld.
 
-    turn: a thread holds it while it makes or names many small files. Several that do take more time
-    to wake each other, a few times for each file, than the files take.
+    turn: the lock that a thread holds while it makes or names many small files. Threads that do so
+    at once wake each other a few times for each file, which takes longer than the file.
     """
 
     def __init__(self, root: Path) -> None:
