@@ -20,8 +20,8 @@ from ntt_backup.dump.removed import Findable, Removed
 # Bytes of the numbers, as they are compressed: removed lines, and runs. Then come the new lines.
 _HEAD: Final = struct.Struct("<I")
 # Of random hex digits level 1 makes less than all up to 15, at 100 MB/s. Level 16 makes a sixth
-# less than that, at 4 MB/s, which it takes for the known lines, too: these may be so many times as
-# long as the new ones, and so many bytes more.
+# less than level 1, at 4 MB/s. Known lines take it as long as new ones, so it is taken where the
+# known ones are at most so many times as long, and so many bytes more.
 _LEVEL: Final = 1
 _THOROUGH: Final = 16
 _TIMES: Final = 8

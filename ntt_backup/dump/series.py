@@ -39,7 +39,7 @@ _REST: Final = 16
 _LEVEL: Final = 1
 # So many segments of the dump before may go into one patch.
 _NEAR: Final = 4
-# After so many patches that saved little, only one segment of eight is tried.
+# After so many patches in a row that saved little, one segment in eight is tried.
 _VAIN: Final = 4
 # Patches are made thoroughly while they are one part in so many of the whole.
 _FEW: Final = 50
