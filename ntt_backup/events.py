@@ -346,7 +346,7 @@ class WorkerRestart(WorkerEvent):
 
     def _text(self) -> str:
         died = f"worker {self.worker} died (status {self.status})"
-        return with_detail(f"{died}, a new one in {duration(self.wait_s)}", self.detail)
+        return with_detail(f"{died}, a new one starts in {duration(self.wait_s)}", self.detail)
 
 
 class WorkerStall(WorkerEvent):

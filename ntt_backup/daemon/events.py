@@ -24,7 +24,7 @@ class TargetRestart(Event):
 
     def _text(self) -> str:
         ended = f"the coordinator ended (status {self.status})"
-        return with_detail(f"{ended}, a new one in {duration(self.wait_s)}", self.detail)
+        return with_detail(f"{ended}, a new one starts in {duration(self.wait_s)}", self.detail)
 
 
 class SettingsRead(Event):

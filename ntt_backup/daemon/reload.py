@@ -69,9 +69,7 @@ def changed_targets(served: Collection[str], now: Collection[str]) -> list[str]:
 
 def start_needed(changed: Iterable[str]) -> events.Warning:
     """Returns the event that names what takes effect with a new start of the daemon alone."""
-    return events.Warning(
-        reason=f"a new start is needed for what has changed: {', '.join(changed)}"
-    )
+    return events.Warning(reason=f"a restart is needed for what has changed: {', '.join(changed)}")
 
 
 def _differences(old: Settings, new: Settings) -> tuple[list[str], list[str]]:

@@ -107,7 +107,7 @@ def test_a_prefix_a_sample_or_a_limited_time_can_be_checked(hashing: Environment
     ended = verified(hashing, "--max-duration", "0s")
     assert (ended["checked"], ended["complete"]) == (0, False)
     done = hashing.call("verify", "--sample", "50%")
-    assert "95 % confidence" in done.stdout
+    assert "95% confidence" in done.stdout
 
 
 def test_a_disk_that_is_not_mounted_marks_nothing(hashing: Environment) -> None:

@@ -66,8 +66,8 @@ LINES = [
     (replace(OUTAGE, what="preflight"), "cannot begin yet, again in 3.2 s: no answer: timed out"),
     (OUTAGE_END, "remote is back after 1 min 12 s"),
     (replace(OUTAGE_END, what="preflight"), "can begin after 1 min 12 s"),
-    (RESTART, "worker 3 died (status -9), a new one in 0.7 s: killed"),
-    (replace(RESTART, detail=""), "worker 3 died (status -9), a new one in 0.7 s"),
+    (RESTART, "worker 3 died (status -9), a new one starts in 0.7 s: killed"),
+    (replace(RESTART, detail=""), "worker 3 died (status -9), a new one starts in 0.7 s"),
     (
         events.WorkerStall(pid=77, worker=1, silent_s=61.0, hint="look"),
         "worker 1 (PID 77) has said nothing for 1 min 1 s: look",

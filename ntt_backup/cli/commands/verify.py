@@ -141,7 +141,7 @@ def lines(found: Findings, question: Question) -> list[str]:
     if question.fraction is not None:
         # The rule of three: if a part p were wrong, n of n would be right with (1-p)^n < e^(-pn).
         bound = min(1.0, 3 / found.checked)
-        said.append(f"with 95 % confidence fewer than {bound:.3%} of all are wrong")
+        said.append(f"with 95% confidence fewer than {bound:.3%} of all blobs are wrong")
     return said
 
 
