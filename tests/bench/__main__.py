@@ -71,7 +71,8 @@ class Bench:
             outcome = Outcome(case, store, measured, [])
             self._say(results.title(outcome))
             for number in range(1, self.rounds + 1):
-                for contender in self.contenders:
+                # Forwards and backwards, so that nobody always comes behind the same other.
+                for contender in self.contenders[:: 1 if number % 2 else -1]:
                     if self._wanted(contender, outcome):
                         sample = self._sample(contender, number, store, link)
                         outcome.samples.append(sample)
