@@ -10,7 +10,8 @@ not marked yet, which is harmless; it can never show as copied and absent.
 Only names and sizes are compared; `verify` reads contents. What `apply` changes is in the safe
 direction: what the remote lacks is pending again, and nothing is deleted on it. Nothing is marked
 as copied, except what a bucket's packs name: a pack is visible only once all that it names was
-verified and stored, and the next run would not find it there, as it finds files.
+verified and stored, and the next run would not find it there, as it finds files. What a check has
+found damaged since then stays pending, although its pack still names it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from ntt_backup.audit.remote_names import BucketNames, ReceiverNames, RemoteName
 from ntt_backup.blobdir.layout import Stray, StrayKind, is_blobid, relative_path
 from ntt_backup.blobdir.walk import Tree
 from ntt_backup.catalog.connection import Connection, translated
+from ntt_backup.catalog.failures import failed_for
 from ntt_backup.catalog.ledger import Ledger, record_checks
 from ntt_backup.catalog.packs import forget_packs, insert_packs, iter_packs
 from ntt_backup.catalog.ranges import prefix_ranges
@@ -273,8 +275,11 @@ class _Work:
             self.seen.requeued += record_checks(self.conn, self.target, [], lost)
         found, self.found = self.found, []
         if found:
-            Ledger(self.conn, self.target).record(found, [])
-            self.seen.marked += len(found)
+            names = [blob.blobid for blob in found]
+            damaged = failed_for(self.conn, self.target, Reason.REMOTE_CORRUPT, names)
+            good = [blob for blob in found if blob.blobid not in damaged]
+            Ledger(self.conn, self.target).record(good, [])
+            self.seen.marked += len(good)
 
 
 def compare_packs(

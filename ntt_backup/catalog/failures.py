@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,7 +15,7 @@ from ntt_backup.catalog.connection import Connection, configure, translated
 from ntt_backup.catalog.pending import columns, read_parts, walk_indexes
 from ntt_backup.catalog.queries import fragment, statement
 from ntt_backup.errors import ConfigError
-from ntt_backup.model import OF_CHECKS
+from ntt_backup.model import OF_CHECKS, Reason
 
 # The reason of what another program has marked as failed.
 UNKNOWN: Final = "unknown"
@@ -102,6 +102,17 @@ def acknowledge(conn: Connection, target: str, reason: str | None = None) -> int
     values = {"target": target, "reason": reason, "checks": list(OF_CHECKS)}
     with translated("note that failures are known"):
         return int(conn.execute(statement("acknowledge"), values).fetchall()[0][0])
+
+
+def failed_for(
+    conn: Connection, target: str, reason: Reason, blobids: Sequence[str]
+) -> frozenset[str]:
+    """Returns those of the blobids that are on our list for a reason; also pending ones, which a
+    check has found missing or wrong.
+    """
+    values = {"target": target, "reason": str(reason), "blobids": list(blobids)}
+    with translated("look for failures"):
+        return frozenset(one for (one,) in conn.execute(statement("failed_for"), values))
 
 
 def find_blob(conn: Connection, name: str) -> str:

@@ -291,6 +291,25 @@ def test_what_no_pack_names_is_pending_again(
         compared(everything, apply=True)
 
 
+def test_what_was_found_damaged_is_not_marked_because_its_pack_names_it(
+    catalog: Connection, bucket: FakeBucket, compared: Callable[..., Any]
+) -> None:
+    blobs, unsent = contents(30, 1), contents(5, 2)
+    pack, entries = put_pack(bucket, blobs)
+    Ledger(catalog, TARGET).record(register(catalog, blobs), [], [pack])
+    put_pack(bucket, unsent)
+    register(catalog, unsent)
+    bad = next(one for one in entries if one.digest.hex() == blobid_of(max(blobs, key=len)))
+    flip(bucket, pack.key, bad.offset + 5)
+    verified(catalog, way="download", code=7)
+
+    seen, kinds = compared(blobs + unsent, apply=True)
+
+    assert kinds == {Difference.UNMARKED: 6, Difference.UNRECORDED: 1}
+    assert seen.marked == 5
+    assert pending(catalog) == {bad.digest.hex()}
+
+
 # --- sealed packs ---------------------------------------------------------------------------------
 
 

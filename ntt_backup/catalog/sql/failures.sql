@@ -51,6 +51,11 @@ join blobs on blobs.blobid = f.blobid
 where f.target = %(target)s and {uncopied} and {copy_failed}
     and (f.known_at is null or f.known_at < f.last_at);
 
+-- name: failed_for
+-- Those of these blobs that are on our list for a reason.
+select blobid from ntt_backup.failures
+where target = %(target)s and reason = %(reason)s and blobid = any(%(blobids)s::text[]);
+
 -- name: blobs_named
 -- The blob of exactly this name, else the first ones between two.
 (select blobid from blobs where blobid = %(name)s limit 1)

@@ -49,8 +49,8 @@ _ADVICE: Final = {
 _ADVICE_FOR_BUCKETS: Final = _ADVICE | {
     Difference.REMOTE_SIZE: "`ntt-backup-remote reconcile --apply` makes them pending; the next run"
     " sends them in another pack",
-    Difference.UNMARKED: "`ntt-backup-remote reconcile --apply` marks them as copied; else the next"
-    " run sends them again, in another pack",
+    Difference.UNMARKED: "`ntt-backup-remote reconcile --apply` marks them as copied, but for what"
+    " `verify` has found damaged; the next run sends the rest again, in another pack",
 }
 
 
