@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from typing import Final, Literal
 
 from ntt_backup.audit.hashing import CheckQueue, Job, hash_in_store, hash_remote
@@ -71,6 +72,7 @@ class Budget:
 
     def __init__(self, question: Question) -> None:
         self._question = question
+        self._limit = inf if question.max_bytes is None else question.max_bytes
         self._asked = 0
         self.started = time.monotonic()
 
@@ -79,17 +81,27 @@ class Budget:
         limit = self._question.max_duration
         return limit is not None and time.monotonic() - self.started >= limit
 
+    @property
+    def left(self) -> float:
+        """The bytes that may still be asked for."""
+        return self._limit - self._asked
+
     def allows(self, size: int) -> bool:
         """Returns whether so many bytes more may be asked for, and counts them."""
         self._asked += size
-        limit = self._question.max_bytes
-        return limit is None or self._asked <= limit
+        return self._asked <= self._limit
+
+    def ever_allows(self, size: int) -> bool:
+        """Returns whether any call with this limit may ask for so many bytes. What is larger would
+        be the first of each call, since it is never checked, and the end of it.
+        """
+        return size <= self._limit
 
 
 @dataclass(slots=True)
 class Findings:
     """What a check has found so far, of total blobs; requeued are pending again. lost_packs: packs
-    of a bucket that do not count any more.
+    of a bucket that do not count any more. left_out: blobs that no call with this limit reads.
     """
 
     total: int = 0
@@ -97,6 +109,7 @@ class Findings:
     bytes: int = 0
     requeued: int = 0
     lost_packs: int = 0
+    left_out: int = 0
     complete: bool = False
     duration_s: float = 0.0
     wrong: Failures = field(default_factory=Failures)
@@ -207,8 +220,10 @@ class _Check:
             # A row without a blobid was never copied, and has no file.
             good = [blob for blob in blobs if is_blobid(blob.blobid)]
             self.found.total -= len(blobs) - len(good)
-            self.ahead += good
-        count = cut(self.ahead, _JOB_BLOBS, _JOB_BYTES)
+            fitting = [blob for blob in good if self.budget.ever_allows(blob.expected)]
+            self.found.left_out += len(good) - len(fitting)
+            self.ahead += fitting
+        count = cut(self.ahead, _JOB_BLOBS, int(min(_JOB_BYTES, self.budget.left)))
         job, self.ahead = self.ahead[:count], self.ahead[count:]
         if not self.budget.allows(total_size(job)):
             self._stop()

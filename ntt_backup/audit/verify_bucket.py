@@ -136,20 +136,22 @@ class _Check:
 
     def _next(self) -> Checkable | None:
         """Returns what to check next; None where the limits do not allow it, or nothing is left."""
-        if self.budget.time_is_up:
-            self.exhausted = True
-        if self.exhausted:
-            return None
-        if not self.ahead:
-            self.ahead.extend(self.packs.next(_PAGE) or self._large_blobs())
-        if not self.ahead:
-            self.exhausted = True
-            return None
-        what = self.ahead.popleft()
-        if not self.budget.allows((what.size or 0) if self.question.way == "download" else 0):
-            self.exhausted = True
-            return None
-        return what
+        reads = self.question.way == "download"
+        while not (self.exhausted or self.budget.time_is_up):
+            if not self.ahead:
+                self.ahead.extend(self.packs.next(_PAGE) or self._large_blobs())
+            if not self.ahead:
+                break
+            what = self.ahead.popleft()
+            size = (what.size or 0) if reads else 0
+            if not self.budget.ever_allows(size):
+                self.found.left_out += 1 if isinstance(what, Blob) else what.blobs
+            elif self.budget.allows(size):
+                return what
+            else:
+                break
+        self.exhausted = True
+        return None
 
     def _large_blobs(self) -> list[Blob]:
         """Returns more of the blobs that are objects of their own."""

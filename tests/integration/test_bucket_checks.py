@@ -158,6 +158,16 @@ def test_a_check_that_is_limited_goes_on_with_what_was_checked_longest_ago(
     assert verified(catalog, fraction=0.0000001).checked == 0
 
 
+def test_a_pack_that_is_larger_than_the_limit_holds_up_no_other(
+    catalog: Connection, bucket: FakeBucket
+) -> None:
+    large, small = back_up(catalog, bucket, contents(60, 1)), back_up(catalog, bucket, [b"small"])
+    catalog.execute("update ntt_backup.packs set checked_at = now() - interval '9 days' * blobs")
+    found = verified(catalog, way="download", max_bytes=large.size - 1)
+    assert (found.checked, found.left_out, found.complete) == (small.blobs, large.blobs, False)
+    assert verified(catalog, way="download", max_bytes=large.size + small.size).complete
+
+
 def test_a_prefix_of_a_pack_is_checked_without_the_rest(
     catalog: Connection, bucket: FakeBucket
 ) -> None:

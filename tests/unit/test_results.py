@@ -26,7 +26,10 @@ def many_failures(count: int) -> Failures:
 @pytest.mark.parametrize(
     ("record", "names"),
     [
-        (Findings(), "total checked bytes complete duration_s wrong requeued lost_packs failures"),
+        (
+            Findings(),
+            "total checked bytes complete duration_s wrong requeued lost_packs left_out failures",
+        ),
         (
             Restored(part=0.5),
             "restored right bytes archived archived_bytes thawing not_needed duration_s wrong"

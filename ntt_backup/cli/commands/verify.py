@@ -127,6 +127,9 @@ def lines(found: Findings, question: Question) -> list[str]:
     ]
     if not found.complete:
         said.append("not all were checked: the next call begins with those checked longest ago")
+    if found.left_out:
+        many_are = many(found.left_out, "blob is", "blobs are")
+        said.append(f"{many_are} never checked so: larger than --max-bytes, or in a pack that is")
     if found.lost_packs:
         said.append(f"LOST: {many(found.lost_packs, 'pack')}, missing or damaged as a whole")
     if found.wrong:
@@ -134,7 +137,7 @@ def lines(found: Findings, question: Question) -> list[str]:
         said.append(f"WRONG: {count:,} of them ({count / found.checked:.3%})")
         return [*said, *count_lines(found.wrong.counts), *failure_lines(found.wrong)]
     if not found.checked:
-        return [*said, "there was nothing to check"]
+        return [*said, "there was nothing to check"] if found.complete else said
     if found.lost_packs:
         return [*said, "all their blobs are in other packs, or not copied any more"]
     said.append("all of them are right")
