@@ -289,6 +289,12 @@ class Outbox:
             if out.dropped:
                 raise _Dropped
             return self._bucket.put_part(out.key, upload_id, number, data, digest)
+        except UploadGone as error:
+            raise RemoteUnreachable(
+                "an upload was aborted before its end",
+                detail=out.key,
+                hint="does a lifecycle rule of the bucket remove uploads too early?",
+            ) from error
         finally:
             self._release(buffer, count)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from ntt_backup.errors import RemoteCannotStore, RemoteUnreachable
-from ntt_backup.objects.bucket import Bucket, Buffer, ObjectExists, UploadGone
+from ntt_backup.errors import RemoteCannotStore
+from ntt_backup.objects.bucket import Bucket, Buffer, ObjectExists
 from ntt_backup.objects.outbox import KeyTaken, Outbox
 
 _WAIT_SECONDS: Final = 0.2
@@ -61,12 +61,5 @@ class ObjectUpload:
 
     def poll(self) -> None:
         """Raises what has gone wrong meanwhile."""
-        trouble = self._outbox.trouble
-        if isinstance(trouble, UploadGone):
-            raise RemoteUnreachable(
-                f"the upload of {self._what} was aborted",
-                detail=self._out.key,
-                hint="does a lifecycle rule of the bucket remove uploads too early?",
-            ) from trouble
-        if trouble is not None:
+        if (trouble := self._outbox.trouble) is not None:
             raise trouble

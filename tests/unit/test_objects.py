@@ -355,6 +355,21 @@ def test_an_error_ends_the_session_with_the_batch_in_flight(scene: Scene, verb: 
     assert scene.stored() == scene.in_store(blobs)
 
 
+def test_an_upload_that_somebody_else_has_aborted_is_an_outage(scene: Scene) -> None:
+    blobs = scene.blobs(11_000_000)
+
+    def sweep_all(verb: str, key: str) -> None:
+        if verb == "put_part":
+            sweep(scene.bucket, (PACKS, BLOBS), time.time() + 60)
+
+    scene.bucket.before = sweep_all
+    with pytest.raises(RemoteUnreachable, match="aborted"):
+        exchange(scene.session(), batch(blobs))
+    scene.bucket.before = lambda verb, key: None
+    receipt(exchange(scene.session(), batch(blobs, attempt=2)))
+    assert scene.stored() == scene.in_store(blobs)
+
+
 def test_a_bucket_that_says_nothing_is_given_up(scene: Scene) -> None:
     blobs = scene.blobs(3_000_000, 4_000_000)
     quiet = Event()
