@@ -29,7 +29,7 @@ from ntt_backup.catalog.ranges import prefix_ranges, range_name
 from ntt_backup.catalog.selection import Checks, rows_in
 from ntt_backup.client.shared_pace import SharedPace
 from ntt_backup.config import RemoteConfig
-from ntt_backup.errors import BackupError, ConfigError, RemoteUnreachable
+from ntt_backup.errors import BackupError, ConfigError, RemoteUnreachable, Unsupported
 from ntt_backup.format import many
 from ntt_backup.model import Blob, BlobRange, Failure, StoredPack
 from ntt_backup.objects.keys import FORMAT, LARGE_BLOB
@@ -216,12 +216,18 @@ class _Check:
         try:
             self._requeue_ranges(BucketNames(self.bucket, self.tables, but=self.lost.keys()))
         except ConfigError:  # Other packs are sealed, and no identity is given that opens them.
-            for _, failure in self.lost.values():
-                text = f"{failure.detail}; which blobs it had is known by --identity alone"
-                self.found.wrong.add(replace(failure, detail=text))
+            self._tell_lost("which blobs it had is known by --identity alone")
+            return
+        except Unsupported as error:
+            self._tell_lost(f"which blobs it had is known once all are thawed: {error.detail}")
             return
         with translated("forget packs"), self.conn.transaction():
             forget_packs(self.conn, self.target, [pack.pack_id for pack, _ in self.lost.values()])
+
+    def _tell_lost(self, more: str) -> None:
+        """Tells of the lost packs themselves. They stay in the ledger, for the next check."""
+        for _, failure in self.lost.values():
+            self.found.wrong.add(replace(failure, detail=f"{failure.detail}; {more}"))
 
     def _requeue_ranges(self, names: BucketNames) -> None:
         for one in prefix_ranges():

@@ -206,6 +206,22 @@ def test_large_blobs_are_checked_by_themselves(
     assert pending(catalog) == set(names[:1])
 
 
+def test_a_lost_pack_is_told_beside_archived_ones(catalog: Connection, bucket: FakeBucket) -> None:
+    gone, cold = back_up(catalog, bucket, contents(40, 1)), back_up(catalog, bucket, contents(9, 2))
+    del bucket.objects[gone.key]
+    bucket.archived.add(cold.key)
+
+    found = verified(catalog, code=7)
+
+    assert (found.lost_packs, found.requeued) == (1, 0)
+    (lost,) = found.wrong.first
+    assert lost.blobid == gone.key
+    assert f"{cold.key} is in an archive class" in lost.detail
+    bucket.archived.clear()
+    verified(catalog, code=7)
+    assert pending(catalog) == {blobid_of(one) for one in contents(40, 1)}
+
+
 def test_an_empty_bucket_marks_nothing(catalog: Connection, bucket: FakeBucket) -> None:
     back_up(catalog, bucket, contents(10, 1))
     bucket.objects.clear()
