@@ -73,6 +73,8 @@ class RestoreTarget:
             make_directory(self._scratch, PARTIAL, 0o700)
             self.partial = open_below(self._scratch, PARTIAL)
             self._empty_scratch()
+        # Whose part each large blob is that comes now: a list may name one twice.
+        self.parts: dict[bytes, TargetWriter] = {}
 
     def stage(self, name: str) -> int:
         """Returns an empty directory for one thread's files, for the caller to close."""
@@ -132,6 +134,7 @@ class TargetWriter:
         self._staged: list[tuple[bytes, int]] = []
         self._large: _Large | None = None
         self._again: list[bytes] = []
+        self._parts: set[bytes] = set()
         self.failures: list[Failure] = []
 
     # --- what the target has ----------------------------------------------------------------------
@@ -172,7 +175,11 @@ class TargetWriter:
             yield fd
 
     def has_part(self, digest: bytes) -> bool:
-        """Returns whether an earlier attempt has left a part of this blob."""
+        """Returns whether an earlier attempt has left a part of this blob, which no other thread
+        goes on with.
+        """
+        if not self._takes_part(digest):
+            return False
         try:
             os.stat(digest.hex(), dir_fd=self._target.partial, follow_symlinks=False)
         except OSError:
@@ -211,7 +218,8 @@ class TargetWriter:
         if resumed is not None and (resumed.digest, resumed.size) == (large.digest, large.offset):
             return
         self._abandon()
-        directory = self._target.partial if large.size > RESUMABLE else self._stage
+        kept = large.size > RESUMABLE and self._takes_part(large.digest)
+        directory = self._target.partial if kept else self._stage
         fd = _new(large.digest, directory)
         self._large = _Large(large.digest, fd, directory, blake3(), 0, resumed=large.offset > 0)
 
@@ -252,6 +260,7 @@ class TargetWriter:
         """Publishes all that is whole; returns how many blobs that were."""
         staged, self._staged = sorted(self._staged), []
         if not staged:
+            self._leave_parts()
             return 0
         self._target.sync()
         publisher = Publisher(self._target.fd, self._target.device, may_replace=True)
@@ -261,6 +270,7 @@ class TargetWriter:
                     self._publish(publisher, digest, directory)
         finally:
             publisher.close()
+        self._leave_parts()
         return len(staged)
 
     def _publish(self, publisher: Publisher, digest: bytes, directory: int) -> None:
@@ -293,8 +303,23 @@ class TargetWriter:
 
     def close(self) -> None:
         self._abandon()
+        self._leave_parts()
         self._blobs.close()
         os.close(self._stage)
+
+    def _takes_part(self, digest: bytes) -> bool:
+        """Returns whether the part of a large blob is this thread's, until it is published."""
+        ours = self._target.parts.setdefault(digest, self) is self
+        if ours:
+            self._parts.add(digest)
+        return ours
+
+    def _leave_parts(self) -> None:
+        """Leaves to all threads what this one took, but for the blob that comes now."""
+        kept = {self._large.digest} if self._large is not None else set()
+        for digest in self._parts - kept:
+            del self._target.parts[digest]
+        self._parts &= kept
 
     def _abandon(self) -> None:
         large, self._large = self._large, None

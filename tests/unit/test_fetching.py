@@ -1,17 +1,22 @@
-"""What a restore counts as done while a large blob comes over a link that keeps dropping."""
+"""A large blob on its way to the target of a restore: what counts as done, and what is seen."""
 
 from __future__ import annotations
 
+from contextlib import closing
+from pathlib import Path
 from typing import cast
 
 import pytest
+from blake3 import blake3
 
 from ntt_backup.client.read_session import ReadSession
 from ntt_backup.errors import RemoteUnreachable
 from ntt_backup.process.threads import WorkQueue
 from ntt_backup.restore.from_receiver import Batch, Fetching
-from ntt_backup.restore.target_dir import TargetWriter
+from ntt_backup.restore.target_dir import RestoreTarget, TargetWriter
 from ntt_backup.restore.work import Work
+from ntt_backup.wire.write_messages import Large
+from tests.files import tree
 
 
 class Shared:
@@ -63,3 +68,42 @@ def test_a_part_that_was_kept_counts_as_progress_once() -> None:
             fetching.work(cast(ReadSession, session))
         done.append(session.settled)
     assert done == [0, 1, 0, 1, 0]
+
+
+def test_a_large_blob_that_two_threads_fetch_is_whole_when_it_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ntt_backup.restore.target_dir.RESUMABLE", 10)
+    content = bytes(range(20))
+    digest = blake3(content).digest()
+    name, large = digest.hex(), Large(digest, len(content), 0)
+    seen = {f"{name[:2]}/{name[2:4]}/{name}": content}
+
+    def come(writer: TargetWriter, start: int, end: int) -> None:
+        writer.piece(memoryview(content)[start:end])
+
+    with (
+        closing(RestoreTarget(tmp_path)) as target,
+        closing(TargetWriter(target, "w1", lambda count: None)) as first,
+        closing(TargetWriter(target, "w2", lambda count: None)) as second,
+    ):
+        first.begin(large)
+        come(first, 0, 15)
+        assert not second.has_part(digest)
+        second.begin(large)
+        come(second, 0, 5)
+        come(first, 15, 20)
+        first.end("")
+        assert first.publish() == 1
+        assert (tmp_path / name[:2] / name[2:4] / name).read_bytes() == content
+        come(second, 5, 20)
+        second.end("")
+        assert second.publish() == 1
+        # What is left of it by the next one is the next one's to resume.
+        first.begin(large)
+        first.publish()
+        assert not second.has_part(digest)
+        first.forget()
+        first.publish()
+        assert second.has_part(digest)
+    assert {path: found for path, found in tree(tmp_path).items() if path in seen} == seen
