@@ -191,10 +191,15 @@ class _Work:
         directories = self.tree.level(prefix) if prefix in self.prefixes else ()
         for directory in self._in_order(directories):
             for blobid in self._in_order(self.tree.entries(directory)):
+                path = relative_path(blobid)
                 try:
-                    size = self.tree.lstat(relative_path(blobid)).st_size
+                    size = self.tree.lstat(path).st_size
                 except FileNotFoundError:
                     continue  # Removed since it was listed.
+                except OSError as error:
+                    said = f"{StrayKind.UNREADABLE} {error.strerror or error}"
+                    self.tell(Difference.STRAY_STORE, path, said)
+                    continue
                 self.seen.in_store += 1
                 yield blobid, "local", size
 

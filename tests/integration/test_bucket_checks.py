@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +21,7 @@ from ntt_backup.config import Settings
 from ntt_backup.errors import ConfigError, RemoteUnreachable
 from ntt_backup.model import Blob, StoredPack
 from ntt_backup.objects import keys
+from ntt_backup.source.tree import SourceTree
 from tests.bucket_packs import blobid_of, bucket_settings, flip, put_large, put_pack
 from tests.fake_bucket import FakeBucket
 from tests.files import put
@@ -334,6 +337,28 @@ def test_what_was_found_damaged_is_not_marked_because_its_pack_names_it(
     assert kinds == {Difference.UNMARKED: 6, Difference.UNRECORDED: 1}
     assert seen.marked == 5
     assert pending(catalog) == {bad.digest.hex()}
+
+
+def test_a_file_of_the_store_that_cannot_be_looked_at_hides_no_other(
+    catalog: Connection,
+    bucket: FakeBucket,
+    compared: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    blobs = contents(20, 1)
+    back_up(catalog, bucket, blobs)
+    odd, look = blobid_of(blobs[3]), SourceTree.lstat
+
+    def lstat(tree: SourceTree, path: str) -> os.stat_result:
+        if path.endswith(odd):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return look(tree, path)
+
+    monkeypatch.setattr(SourceTree, "lstat", lstat)
+    seen, kinds = compared(blobs)
+    assert kinds == {Difference.STRAY_STORE: 1, Difference.SOURCELESS: 1}
+    assert seen.in_store == 19
+    assert "Input/output error" in seen.examples[Difference.STRAY_STORE][0]
 
 
 # --- sealed packs ---------------------------------------------------------------------------------
