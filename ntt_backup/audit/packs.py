@@ -40,6 +40,13 @@ class Checked:
 
 def look(bucket: PatientBucket, tables: Tables, what: Checkable) -> Checked:
     """Checks an object by its size and by the checksum that the server keeps: nothing is read."""
+    try:
+        return _look(bucket, tables, what)
+    except ObjectUnreadable as trouble:
+        return _unread(what, str(trouble))
+
+
+def _look(bucket: PatientBucket, tables: Tables, what: Checkable) -> Checked:
     if isinstance(what, Blob):
         info = bucket.head(blob_key(what.blobid))
         failure = None
@@ -82,10 +89,7 @@ def read(bucket: PatientBucket, tables: Tables, what: Checkable, prefix: str) ->
         text = str(trouble)
         if isinstance(trouble, ObjectArchived):
             text = "it lies in an archive class: thaw it to read it"
-        count = 1 if isinstance(what, Blob) else what.blobs
-        key = blob_key(what.blobid) if isinstance(what, Blob) else what.key
-        frozen = Failure(key, Reason.REMOTE_UNREADABLE, text)
-        return Checked(what, count, failures=(frozen,), whole=False)
+        return _unread(what, text)
     except PackError as error:
         assert isinstance(what, StoredPack)
         text = f"the pack {what.key} is damaged: {error}"
@@ -128,6 +132,14 @@ def _read_pack(
             del failed[digest]
     whole = len(entries) == len(reader.table)
     return Checked(what, len(entries), sink.bytes, tuple(failed.values()), whole=whole)
+
+
+def _unread(what: Checkable, text: str) -> Checked:
+    """Returns what came of a check of an object that is there, and cannot be checked."""
+    count = 1 if isinstance(what, Blob) else what.blobs
+    key = blob_key(what.blobid) if isinstance(what, Blob) else what.key
+    failure = Failure(key, Reason.REMOTE_UNREADABLE, text)
+    return Checked(what, count, failures=(failure,), whole=False)
 
 
 def _failure(what: Checkable, reason: Reason, text: str) -> Failure:

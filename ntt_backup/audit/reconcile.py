@@ -39,6 +39,7 @@ from ntt_backup.config import Settings
 from ntt_backup.errors import SOME_FAILED, BackupError, RemoteUnreachable
 from ntt_backup.format import many
 from ntt_backup.model import Blob, BlobRange, Failure, Reason, StoredPack
+from ntt_backup.objects.bucket import ObjectUnreadable
 from ntt_backup.objects.tables import PackObject, describe, packs_of
 from ntt_backup.source.inspection import Store
 
@@ -312,8 +313,16 @@ def compare_packs(
                 with translated("record a pack"), conn.transaction():
                     insert_packs(conn, target, [stored])
         # It may have come after its part of the listing was made.
-        elif row is not None and names.bucket.head(key) is None:
+        elif row is not None and _is_gone(names, key):
             tell(Difference.PACK_LOST, key, many(row.blobs, "blob"))
             if apply:
                 with translated("forget a pack"), conn.transaction():
                     forget_packs(conn, target, [row.pack_id])
+
+
+def _is_gone(names: BucketNames, key: str) -> bool:
+    """Returns whether the bucket says that it has no such object."""
+    try:
+        return names.bucket.head(key) is None
+    except ObjectUnreadable:
+        return False

@@ -62,6 +62,8 @@ def verify_bucket(
         2 * question.workers, bucket.cancelled, news.set
     )
     check = _Check(conn, settings.target, question, bucket, tables, jobs, on_progress)
+    # That it is not there must be noticed also where nothing is to be checked.
+    next(bucket.list(FORMAT), None)
     try:
         run_threads(question.workers, lambda _: check.work(), check.step, stop, news)
     finally:
@@ -127,9 +129,6 @@ class _Check:
         if self.lost:
             self._require_blobs()
             self._requeue_lost()
-        if not self.found.checked:
-            # Nothing was asked of the bucket so far: that it is not there would not be noticed.
-            next(self.bucket.list(FORMAT), None)
         self.found.duration_s = time.monotonic() - self.budget.started
         self.found.complete = self.found.checked >= self.found.total
         return self.found

@@ -69,7 +69,11 @@ def give_large(
     """Hands over a blob that is an object of its own, from offset on. Raises ObjectArchived."""
     key = blob_key(digest.hex())
     if size is None:
-        info = bucket.head(key)
+        try:
+            info = bucket.head(key)
+        except ObjectUnreadable as trouble:
+            _refuse(digest, key, trouble, sink)
+            return
         if info is None:
             text = "it is in no pack that can be read, and no object of its own"
             sink.not_given(digest, read_messages.MISSING, text)

@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 from ntt_backup.client.backoff import OutageClock
 from ntt_backup.errors import BackupError, RemoteUnreachable
 from ntt_backup.objects.bucket import Bucket, ObjectInfo, ObjectUnreadable
+from ntt_backup.objects.keys import FORMAT
 from ntt_backup.process.threads import Cancelled
 
 T = TypeVar("T")
@@ -47,7 +48,18 @@ class PatientBucket:
             raise Cancelled
 
     def head(self, key: str) -> ObjectInfo | None:
-        return self._do(lambda: self._bucket.head(key))
+        """See `Bucket`. Raises ObjectUnreadable where of this object alone nothing is told."""
+        tried = 0
+        while True:
+            self.cancelled()
+            try:
+                info = self._bucket.head(key)
+            except BackupError as error:
+                tried = self._tried(tried, key, error)
+                self._wait(error)
+            else:
+                self._answered()
+                return info
 
     def thaw(self, key: str, days: int, tier: str) -> bool:
         return self._do(lambda: self._bucket.thaw(key, days, tier))
@@ -85,9 +97,7 @@ class PatientBucket:
                 )
             except BackupError as failure:
                 error = failure
-            tried = tried + 1 if error.retryable and self._answers(key) else 0
-            if tried == _TRIES:
-                raise ObjectUnreadable(f"{key}: {error}") from error
+            tried = self._tried(tried, key, error)
             self._wait(error)
 
     def _has(self, key: str, size: int) -> bool:
@@ -95,10 +105,21 @@ class PatientBucket:
         info = self.head(key)
         return info is not None and info.size >= size
 
-    def _answers(self, key: str) -> bool:
-        """Returns whether the bucket answers now, whatever it says of an object."""
+    def _tried(self, before: int, key: str, error: BackupError) -> int:
+        """Counts an error as one of the object's own, where the bucket answers otherwise. Raises
+        ObjectUnreadable for the last one.
+        """
+        tried = before + 1 if self._met and error.retryable and self._answers() else 0
+        if tried == _TRIES:
+            raise ObjectUnreadable(f"{key}: {error}") from error
+        return tried
+
+    def _answers(self) -> bool:
+        """Returns whether the bucket answers now. It is asked for an object that all stores have:
+        of one that it has lost in part a server may refuse everything.
+        """
         try:
-            self._bucket.head(key)
+            self._bucket.head(FORMAT)
         except BackupError:
             return False
         return True

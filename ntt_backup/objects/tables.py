@@ -210,9 +210,9 @@ def describe(bucket: PatientBucket, tables: Tables, pack: PackObject) -> StoredP
     """Returns a pack as the ledger knows it; None for one that cannot be read, or is empty."""
     try:
         table = tables.open(pack).table
+        info = bucket.head(pack.key)
     except TROUBLES:
         return None
-    info = bucket.head(pack.key)
     if info is None or not len(table):
         return None
     low, high = table[0].digest.hex(), table[len(table) - 1].digest.hex()

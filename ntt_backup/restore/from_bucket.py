@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -247,9 +247,11 @@ class FromBucket:
             try:
                 give_large(self._bucket, job.digest, job.size, writer, offset)
             except ObjectArchived:
-                key = blob_key(job.digest.hex())
-                info = self._bucket.head(key) if job.size is None else None
-                self._frozen(work, key, info.size if info is not None else job.size or 0)
+                key, size = blob_key(job.digest.hex()), job.size or 0
+                with suppress(ObjectUnreadable):
+                    info = self._bucket.head(key) if job.size is None else None
+                    size = info.size if info is not None else size
+                self._frozen(work, key, size)
             # A part that an earlier call has left may have been wrong.
             again = bool(writer.again())
 

@@ -225,6 +225,23 @@ def test_a_lost_pack_is_told_beside_archived_ones(catalog: Connection, bucket: F
     assert pending(catalog) == {blobid_of(one) for one in contents(40, 1)}
 
 
+def test_a_pack_of_which_the_bucket_tells_nothing_hides_no_other(
+    catalog: Connection, bucket: FakeBucket
+) -> None:
+    stuck, _ = back_up(catalog, bucket, contents(9, 1)), back_up(catalog, bucket, contents(9, 2))
+
+    def refuse(verb: str, key: str) -> None:
+        if key == stuck.key:
+            raise RemoteUnreachable("the object store answers 503")
+
+    bucket.before = refuse
+    for way in ("there", "download"):
+        found = verified(catalog, way=way, code=7)
+        assert found.wrong.counts == {"remote-unreadable": 1}
+        assert (found.checked, found.complete) == (18, True)
+    assert not pending(catalog)
+
+
 def test_an_empty_bucket_marks_nothing(catalog: Connection, bucket: FakeBucket) -> None:
     back_up(catalog, bucket, contents(10, 1))
     bucket.objects.clear()

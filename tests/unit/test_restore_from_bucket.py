@@ -311,7 +311,7 @@ def test_what_the_bucket_has_and_does_not_give_is_left_out(
 
     def refuse(verb: str, key: str) -> None:
         asked[key] += verb == "get_range"
-        if verb == "get_range" and (large in key or (key == stuck.key and asked[key] > 1)):
+        if large in key or (key == stuck.key and asked[key] > 1):
             raise RemoteUnreachable("the object store answers 500")
 
     bucket.before = refuse
@@ -319,6 +319,7 @@ def test_what_the_bucket_has_and_does_not_give_is_left_out(
     expected = {blobid_of(one) for one in alone if one and one not in shared}
     assert reasons(done) == dict.fromkeys({*expected, large}, "remote-unreadable")
     assert by_path(shared).items() <= tree(tmp_path / "back").items()
+    assert reasons(run(tmp_path, Wanted(blobids=[large]))) == {large: "remote-unreadable"}
 
 
 @pytest.mark.parametrize("damaged", ["object", "pack"])
