@@ -1,16 +1,18 @@
 """A dump may need others: an increment needs all before it in its series, back to a full dump.
 
 A dump comes back as what pg_dump wrote. The increments it needs are fetched first, and proved,
-before anything is done with them: into temporary files, since a chain is replayed in one go. Only
+before anything is done with them: into a temporary file, since a chain is replayed in one go. Only
 the full dump, which is far larger, is read as it comes.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
+import sys
 import tempfile
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import IO, Final
 
 from ntt_backup.dump.record import Stored
@@ -18,7 +20,11 @@ from ntt_backup.dump.remote_dir import RemoteDir
 from ntt_backup.dump.series import SeriesDamaged, replay
 from ntt_backup.errors import DumpFailed
 
-_PIECE: Final = 1 << 20
+_PIECE: Final = 1 << 16
+# As many dumps has a chain at most; dump.full_every allows no more.
+LONGEST: Final = 1000
+# Of Python's stack, for each increment of a chain that is replayed.
+_FRAMES: Final = 4
 
 
 class ChainBroken(Exception):
@@ -33,6 +39,8 @@ def chain_of(one: Stored, known: Mapping[str, Stored]) -> list[Stored]:
     """Returns the dumps that one needs, the full one first and itself last. Raises ChainBroken."""
     chain = [one]
     while base := chain[-1].base:
+        if len(chain) == LONGEST:
+            raise ChainBroken(one.name, f"needs more than {LONGEST:,} dumps")
         before = known.get(base)
         if before is None or before.number >= chain[-1].number:
             raise ChainBroken(base, "is missing")
@@ -80,18 +88,20 @@ class DumpText:
         if last.record is None or not last.record.series:
             yield from self._proved(last)
             return
-        with ExitStack() as files:
-            increments = []
-            for one in self._chain[1:]:
-                file = files.enter_context(tempfile.TemporaryFile())
-                self._save(one, file)
-                if self.damaged:
-                    return
-                increments.append(_pieces(file))
+        with ExitStack() as stack:
             stored = self._proved(first)
             segments = replay(stored)
-            for increment in increments:
-                segments = replay(increment, segments)
+            if increments := self._chain[1:]:
+                # One file for all of them: a process may not have so many open.
+                with _keeping():
+                    file = stack.enter_context(tempfile.TemporaryFile())
+                for one in increments:
+                    begin = file.tell()
+                    self._save(one, file)
+                    if self.damaged:
+                        return
+                    segments = replay(_pieces(file, begin, file.tell()), segments)
+            stack.enter_context(_nesting(len(self._chain)))
             try:
                 yield from segments
             except SeriesDamaged:
@@ -112,19 +122,38 @@ class DumpText:
             self.damaged = one.name
 
     def _save(self, one: Stored, file: IO[bytes]) -> None:
-        try:
+        with _keeping():
             for piece in self._proved(one):
                 file.write(piece)
             file.flush()
-        except OSError as error:
-            raise DumpFailed(
-                "the increments of a dump cannot be kept on this machine",
-                detail=f"in {tempfile.gettempdir()}: {error.strerror or error}",
-                hint="free space there, or set TMPDIR",
-            ) from error
 
 
-def _pieces(file: IO[bytes]) -> Iterator[bytes]:
-    file.seek(0)
-    while data := file.read(_PIECE):
+@contextmanager
+def _keeping() -> Iterator[None]:
+    """Raises DumpFailed for an OSError about a temporary file."""
+    try:
+        yield
+    except OSError as error:
+        raise DumpFailed(
+            "the increments of a dump cannot be kept on this machine",
+            detail=f"in {tempfile.tempdir or 'TMPDIR'}: {error.strerror or error}",
+            hint="free space there, or set TMPDIR",
+        ) from error
+
+
+@contextmanager
+def _nesting(count: int) -> Iterator[None]:
+    """Allows so many replays within each other while the context lasts."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(before + count * _FRAMES)
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(before)
+
+
+def _pieces(file: IO[bytes], begin: int, end: int) -> Iterator[bytes]:
+    for at in range(begin, end, _PIECE):
+        with _keeping():
+            data = os.pread(file.fileno(), min(_PIECE, end - at), at)
         yield data

@@ -5,10 +5,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import random
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
+from typing import cast
 
 import pytest
 import zstandard
@@ -16,7 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ntt_backup.dump import patch
-from ntt_backup.dump.chain import ChainBroken, chain_of, with_bases
+from ntt_backup.dump.by_shell import DumpsByShell
+from ntt_backup.dump.chain import LONGEST, ChainBroken, DumpText, chain_of, with_bases
 from ntt_backup.dump.form import base_of
 from ntt_backup.dump.last_text import LastText, NewText
 from ntt_backup.dump.record import SERIES, Stored
@@ -329,6 +333,34 @@ def test_a_chain_with_a_gap_is_named_and_ends_no_loop() -> None:
     with pytest.raises(ChainBroken):
         chain_of(loop["2"], loop)
     assert with_bases(["2"], loop) == {"1", "2"}
+
+
+def test_the_longest_chain_comes_back_and_a_longer_one_is_refused(tmp_path: Path) -> None:
+    text, series = b"".join(rows(50)), Series(tmp_path, size=512, most=2048)
+    series.add(text)
+    series.add(text)
+    files = [series.files[0], *series.files[1:] * LONGEST]
+    known = {}
+    for one, file in zip(a_chain(*range(len(files))), files, strict=True):
+        assert one.record is not None
+        made = replace(one.record, bytes=len(file), sha256=hashlib.sha256(file).hexdigest())
+        known[one.name] = replace(one, size=len(file), record=made)
+
+    class RemoteDir:
+        def fetch(self, name: str) -> Iterator[bytes]:
+            yield files[int(name) - 1]
+
+    chain = chain_of(known[str(LONGEST)], known)
+    before = sys.getrecursionlimit()
+    for segments in (1, None):  # Some of it, and all.
+        found = DumpText(cast(DumpsByShell, RemoteDir()), chain)
+        pieces = iter(found)
+        assert text.startswith(b"".join(islice(pieces, segments)))
+        pieces.close()
+        assert (found.damaged, sys.getrecursionlimit()) == ("", before)
+    assert b"".join(DumpText(cast(DumpsByShell, RemoteDir()), chain)) == text
+    with pytest.raises(ChainBroken, match="needs more than 1,000 dumps"):
+        chain_of(known[str(LONGEST + 1)], known)
 
 
 def test_a_full_dump_begins_a_chain_when_the_last_one_is_long_or_has_a_gap() -> None:
