@@ -63,11 +63,11 @@ class Publisher:
         found = kind_of(mode)
         if stat.S_ISREG(mode):
             try:
-                if self._same(directory, name, target, blobid):
-                    return (PRESENT, "")
+                found = self._other_content(directory, name, target, blobid)
             except PermissionError as problem:
                 return (REFUSED, error_line(problem))
-            found = "other content"
+            if not found:
+                return (PRESENT, "")
         if not self._may_replace or stat.S_ISDIR(mode):
             return (REFUSED, f"{found} stands in its place")
         os.rename(name, blobid, src_dir_fd=directory, dst_dir_fd=target)
@@ -85,19 +85,26 @@ class Publisher:
             return False
         return True
 
-    def _same(self, directory: int, name: bytes, target: int, blobid: bytes) -> bool:
+    def _other_content(self, directory: int, name: bytes, target: int, blobid: bytes) -> str:
+        """Returns in words what stands there; "" where it is the same content."""
         ours = os.open(name, FILE, dir_fd=directory)
         with closing(ours), closing(os.open(blobid, FILE, dir_fd=target)) as found:
             if os.fstat(ours).st_size != os.fstat(found).st_size:
-                return False
+                return "other content"
             chunk = None
             while chunk != b"":
                 chunk = os.read(ours, _CHUNK)
-                if chunk != os.read(found, _CHUNK):
-                    return False
+                try:
+                    theirs = os.read(found, _CHUNK)
+                except OSError as problem:
+                    if problem.errno != errno.EIO:
+                        raise
+                    return "content that cannot be read"  # A bad sector: the new file has others.
+                if chunk != theirs:
+                    return "other content"
             if self._by_file:
                 os.fsync(found)
-            return True
+            return ""
 
     def publish_batch(self, batch: StagedBatch, stage: int) -> set[str]:
         """Publishes every blob of a batch in the stage; returns the directories to be synced.

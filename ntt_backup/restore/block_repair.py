@@ -6,6 +6,7 @@ and takes its place only when the whole hashes to its name.
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import Final
 
@@ -56,4 +57,10 @@ def repair(session: ReadSession, writer: TargetWriter, digest: bytes) -> None:
 
 
 def _block(fd: int, number: int) -> bytes:
-    return os.pread(fd, BLOCK_BYTES, number * BLOCK_BYTES)
+    """Returns a block; nothing where the disk cannot read it, so that it is fetched."""
+    try:
+        return os.pread(fd, BLOCK_BYTES, number * BLOCK_BYTES)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return b""

@@ -26,6 +26,7 @@ from ntt_backup.snapshot.restore.links import last_lines
 from ntt_backup.snapshot.take.last_version import Copies
 from ntt_backup.snapshot.take.new_version import take
 from ntt_backup.snapshot.take.sets import SnapshotSet
+from tests.bad_sectors import put_on_bad_sectors
 from tests.files import tree as files_of
 from tests.memory_repository import MemoryRepository
 from tests.snapshots import directory, file, put_version, restore
@@ -310,6 +311,16 @@ def test_a_delta_of_what_has_the_same_time_and_size_sees_what_differs(pages: Exa
     os.utime(path, ns=(time, time))
     done = restore(pages.repository, pages.to, delta=True)
     assert done.files == 1
+    assert pages.is_same()
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_delta_replaces_a_file_that_the_disk_cannot_read(
+    pages: Example, monkeypatch: pytest.MonkeyPatch, in_place: bool
+) -> None:
+    put_on_bad_sectors(pages.restored / "pages", monkeypatch)
+    done = restore(pages.repository, pages.to, delta=True, in_place=in_place)
+    assert (done.wrong, done.files) == (0, 3)
     assert pages.is_same()
 
 

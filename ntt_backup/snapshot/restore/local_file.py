@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -41,9 +42,18 @@ class Found(NamedTuple):
 
 
 def compare(fd: int, entry: Entry, wanted: bytes, key: bytes) -> Found:
-    """Reads a file of the destination. wanted: the version's sums of it, as far as it reaches; b""
-    where it has none.
+    """Reads a file of the destination; one that the disk cannot read differs. wanted: the version's
+    sums of it, as far as it reaches; b"" where it has none.
     """
+    try:
+        return _compare(fd, entry, wanted, key)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return Found(False, None)
+
+
+def _compare(fd: int, entry: Entry, wanted: bytes, key: bytes) -> Found:
     size = os.fstat(fd).st_size
     if not wanted:
         return Found(size == entry.size and _digest(fd) == entry.digest, None)

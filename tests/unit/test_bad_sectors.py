@@ -1,0 +1,88 @@
+"""A blob that the disk cannot read any more is replaced as one with other content is."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from blake3 import blake3
+
+from ntt_backup.blobdir.publish import Publisher
+from ntt_backup.blobdir.syscalls import DIRECTORY
+from ntt_backup.client.read_session import ReadSession
+from ntt_backup.restore.block_repair import repair
+from ntt_backup.restore.target_dir import RestoreTarget, TargetWriter
+from ntt_backup.wire.read_messages import BLOCK_BYTES, block_sum
+from ntt_backup.wire.write_messages import REFUSED, REPLACED
+from tests.bad_sectors import put_on_bad_sectors
+
+CONTENT = random.Random(7).randbytes(2 * BLOCK_BYTES + 5)
+DIGEST = blake3(CONTENT).digest()
+
+
+def blob_in(root: Path) -> Path:
+    name = DIGEST.hex()
+    path = root / name[:2] / name[2:4] / name
+    path.parent.mkdir(parents=True)
+    path.write_bytes(CONTENT)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("may_replace", "verdict", "left"), [(True, REPLACED, []), (False, REFUSED, ["new"])]
+)
+def test_what_cannot_be_read_is_other_content_to_who_publishes(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    may_replace: bool,
+    verdict: int,
+    left: list[str],
+) -> None:
+    stage = tmp_path / "stage"
+    stage.mkdir()
+    (stage / "new").write_bytes(CONTENT)
+    blob = blob_in(tmp_path / "by-hash")
+    before = blob.stat().st_ino
+    put_on_bad_sectors(blob, monkeypatch)
+    ours, by_hash = (os.open(one, DIRECTORY) for one in (stage, tmp_path / "by-hash"))
+    publisher = Publisher(by_hash, os.fstat(by_hash).st_dev, may_replace)
+    taken = publisher.publish(DIGEST, ours, b"new")
+    publisher.close()
+    os.close(ours)
+    os.close(by_hash)
+    assert taken is not None
+    assert taken[0] == verdict
+    assert os.listdir(stage) == left
+    assert (blob.stat().st_ino == before) == (verdict == REFUSED)
+
+
+def test_a_repair_fetches_the_blocks_that_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks = [CONTENT[at : at + BLOCK_BYTES] for at in range(0, len(CONTENT), BLOCK_BYTES)]
+
+    class Session:
+        def sums(self, *_: Any) -> tuple[int, bytes]:
+            return len(CONTENT), b"".join(map(block_sum, blocks))
+
+        def blocks(
+            self, _: bytes, __: int, numbers: Sequence[int], take: Callable[[memoryview], None]
+        ) -> str:
+            for number in numbers:
+                take(memoryview(blocks[number]))
+            return ""
+
+    target = RestoreTarget(tmp_path)
+    blob = blob_in(tmp_path)
+    put_on_bad_sectors(blob, monkeypatch)
+    writer = TargetWriter(target, "w", lambda _: None)
+    repair(cast(ReadSession, Session()), writer, DIGEST)
+    assert writer.publish() == 1
+    writer.close()
+    target.close()
+    assert writer.failures == []
+    assert blob.read_bytes() == CONTENT
