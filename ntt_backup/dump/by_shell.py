@@ -68,6 +68,8 @@ class DumpsByShell:
                     "the remote has stalled: a dump of the catalog",
                     detail=f"nothing came for {patience:.0f} s",
                 )
+            if answer.status is None:  # What has come would be taken for a damaged dump.
+                raise channel.lost()
         finally:
             channel.abort()
 

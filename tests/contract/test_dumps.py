@@ -90,6 +90,16 @@ def test_a_dump_that_stands_still_for_hours_is_not_taken_for_a_dead_one(
     still.give_up()
 
 
+def test_a_link_that_is_lost_within_a_dump_is_not_its_end(
+    spec: SessionSpec, machine: Machine
+) -> None:
+    place = DumpsByShell(spec)
+    send_dump(place, b"content")
+    machine.tool("cat", "printf cont; kill -KILL $PPID")
+    with pytest.raises(RemoteUnreachable):
+        list(place.fetch(NAME))
+
+
 def test_a_dump_beside_one_that_is_only_tried_out_keeps_its_directory(spec: SessionSpec) -> None:
     trying, place = DumpsByReceiver(spec), DumpsByReceiver(spec)
     trying.try_out()
