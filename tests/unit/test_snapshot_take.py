@@ -8,6 +8,7 @@ import tempfile
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -486,9 +487,17 @@ def test_with_its_own_copies_a_take_fetches_nothing_and_a_bad_copy_is_fetched_an
     assert taker.repository.requests["read"] == fetched
     copies = taker.copies.paths(last.version)
     assert set((tmp_path / "cache").iterdir()) == set(copies)
-    for number in range(2):  # The manifest, and the map.
-        spoilt = taker.copies.paths(last.version)[number]
-        rewrite(spoilt, spoilt.stat().st_size - 15, b"spoilt")
+
+    def flip(path: Path) -> None:
+        rewrite(path, path.stat().st_size - 15, b"spoilt")
+
+    def make_unreadable(path: Path) -> None:
+        path.unlink()
+        path.symlink_to("/proc/self/mem")  # Its beginning gives EIO.
+
+    # The manifest, and the map.
+    for number, spoil in product(range(2), (flip, make_unreadable)):
+        spoil(taker.copies.paths(last.version)[number])
         taken = taker.take()
         assert (taken.parent, taken.read, taker.problems) == (last.version, 0, {})
         last = taken

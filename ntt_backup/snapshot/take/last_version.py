@@ -54,7 +54,7 @@ class LastVersion:
         self._digest = sha256()
         self._map_bytes = self._hashed(map)
         self._map = MapReader(self._map_bytes)
-        self._manifest = ManifestReader(pieces(manifest))
+        self._manifest = ManifestReader(_copied(manifest))
         self.header = self._manifest.header
         # The order is that of the walk: what is out of it is not found, and read again.
         self._lines = chain.from_iterable(self._manifest.batches())
@@ -101,7 +101,7 @@ class LastVersion:
         return -(-size // int(found[1])) if found is not None else 0
 
     def _hashed(self, map: Path) -> Iterator[bytes]:
-        for piece in pieces(map):
+        for piece in _copied(map):
             self._digest.update(piece)
             yield piece
 
@@ -301,6 +301,14 @@ def require_readable(manifest: Path, *, full: bool) -> None:
             detail=error.detail,
             hint="this is a defect of the program: report it; leave out the file (--exclude)",
         ) from error
+
+
+def _copied(path: Path) -> Iterator[bytes]:
+    """Yields the bytes of a copy. One that is gone, or cannot be read, is a damaged one."""
+    try:
+        yield from pieces(path)
+    except OSError as error:
+        raise SnapshotDamaged(f"the copy {path} cannot be read: {error.strerror}") from error
 
 
 def pieces(path: Path) -> Iterator[bytes]:
