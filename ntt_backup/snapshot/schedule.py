@@ -52,7 +52,7 @@ def take_due(settings: RemoteConfig, emit: Emit) -> JobOver:
     emit takes each event. Returns whether one failed, or lacks files that could not be read, and
     when the next one is due.
     """
-    failed, waits = False, []
+    failed, dues = False, []
     for name, every in settings.scheduled.items():
         began, wait = time.monotonic(), every
         try:
@@ -69,8 +69,10 @@ def take_due(settings: RemoteConfig, emit: Emit) -> JobOver:
         except BackupError as error:
             failed = True
             emit(SnapshotFailed(set=name, **error.fields))
-        waits.append(wait)
-    return JobOver(failed=failed, again_s=min(waits, default=None))
+        dues.append(time.monotonic() + wait)
+    # The sets behind the first one took their time.
+    again_s = max(0.0, min(dues) - time.monotonic()) if dues else None
+    return JobOver(failed=failed, again_s=again_s)
 
 
 def _look_for(settings: RemoteConfig, name: str, every: float) -> float:

@@ -147,6 +147,20 @@ def test_a_set_that_somebody_takes_now_is_no_failure(
     assert last(settings, "etc").error == ""
 
 
+def test_a_set_is_due_in_time_however_long_the_take_of_another_one_lasts(
+    settings: Settings, take: Callable[[Take], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+
+    def slow(_: Settings, set: SnapshotSet, __: Report) -> Taken:
+        clock[0] += HOUR / 2 if set.name == "home" else 0.0
+        return taken(set)
+
+    take(slow)
+    assert take_due(settings, lambda _: None).again_s == HOUR / 2
+
+
 def test_a_take_says_how_far_it_is_by_the_size_of_the_last_version(
     settings: Settings, take: Callable[[Take], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
