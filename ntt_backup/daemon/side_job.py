@@ -66,7 +66,7 @@ class SideJob:
         self._child: EventChild | None = None
         self._over: JobOver | None = None
         self._last: Event | None = None
-        self._next = math.inf if every is None else 0.0
+        self._next = self._planned = math.inf if every is None else 0.0
         self._heard = 0.0
 
     @property
@@ -86,7 +86,7 @@ class SideJob:
         """Starts a process, if it is time to. now: monotonic seconds."""
         if now < self._next or self._child is not None:
             return
-        self._next = now + self._every
+        self._next = self._planned = now + self._every
         self._heard = now
         self._over = self._last = None
         try:
@@ -101,7 +101,7 @@ class SideJob:
         """
         if look or other._every != self._every:
             self._next = other._next
-        self._body, self._every = other._body, other._every
+        self._body, self._every, self._died = other._body, other._every, other._died
 
     def hear(self, now: float) -> Iterator[Event]:
         """Yields its events; afterwards `running` is False if it has ended."""
@@ -122,7 +122,8 @@ class SideJob:
         self.failed = self._over is None or self._over.failed
         if self._over is None:
             yield self._died(child.pid, child.detail, self._last)
-        elif self._over.again_s is not None:
+        elif self._over.again_s is not None and self._next == self._planned:
+            # Else it was set meanwhile, for what the process did not know.
             self._next = now + self._over.again_s
         if self.failed:
             self._try_again(now)
@@ -144,7 +145,8 @@ class SideJob:
     def _try_again(self, now: float) -> None:
         wait = min(self._retry * 2.0 ** min(self._failures, 30), RETRY_SECONDS)
         self._failures += 1
-        self._next = min(self._next, now + wait)
+        if self._every < math.inf:  # Else it was switched off meanwhile.
+            self._next = min(self._next, now + wait)
 
 
 class SideJobs(dict[str, SideJob]):

@@ -14,7 +14,7 @@ from ntt_backup.daemon import side_job
 from ntt_backup.daemon.run_jobs import dump_job
 from ntt_backup.daemon.side_job import RETRY_SECONDS, SideJob
 from ntt_backup.dump.events import DumpFailed, DumpSkipped
-from ntt_backup.events import Event
+from ntt_backup.events import Event, Warning
 from ntt_backup.process.messages import JobOver
 from ntt_backup.process.pipeline import Child, wait_for
 from tests.patience import PATIENCE
@@ -124,6 +124,40 @@ def test_a_job_that_says_when_is_started_then_and_sooner_after_failures(program:
     says("true", 500)
     start(687.0)
     start(747.0)
+
+
+@pytest.mark.parametrize(
+    ("failed", "every", "now", "runs"),
+    [("false", 60.0, 5.0, True), ("true", None, 1e9, False)],
+    ids=["other sets", "switched off"],
+)
+def test_a_job_whose_schedule_changes_while_it_works_is_started_by_the_new_one(
+    program: Path, failed: str, every: float | None, now: float, runs: bool
+) -> None:
+    program.write_text(f'print(\'{{"event": "job_over", "failed": {failed}, "again_s": 86400}}\')')
+    job, other = (
+        SideJob(lambda: JobOver(failed=False), "x", every=one, died=never)
+        for one in (INTERVAL, every)
+    )
+    job.start_if_due(0.0)
+    job.become(other, look=True)
+    assert list(heard(job, now=5.0)) == []
+    job.start_if_due(now)
+    assert job.running == runs
+    job.kill()
+
+
+def test_a_job_that_dies_is_told_of_by_its_newest_settings(program: Path) -> None:
+    def died(*_: object) -> Event:
+        return Warning(reason="it died")
+
+    program.write_text("import os; os.abort()")
+    job, other = (
+        SideJob(lambda: JobOver(failed=False), "x", every=1.0, died=one) for one in (never, died)
+    )
+    job.start_if_due(0.0)
+    job.become(other, look=True)
+    assert [one.line for one in heard(job)] == ["warning: it died"]
 
 
 def test_no_dump_process_is_started_when_dumps_are_switched_off(program: Path) -> None:
