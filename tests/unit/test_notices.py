@@ -142,6 +142,16 @@ def test_only_the_first_trouble_and_the_end_of_the_last_one_are_told_apart() -> 
     ]
 
 
+def test_the_stall_of_a_run_that_was_killed_is_over_when_its_workers_start_anew() -> None:
+    """As that of all workers is, which has their coordinator killed."""
+    anew = events.WorkerStart(worker=1, strategy="stream")
+    heard = [start(watch=True), STALL, start(watch=True), anew]
+    assert told(*((0, event) for event in heard)) == [
+        *("start", "stall", "first_failure"),
+        *("start", "recovery"),
+    ]
+
+
 def test_an_outage_is_told_when_it_has_lasted() -> None:
     short: list[At] = [(0.0, start(watch=True)), (1.0, away()), (899.0, STATE), (900.0, back())]
     assert told(*short, (2000.0, STATE)) == ["start"]

@@ -102,7 +102,12 @@ class Notices:
                 if f"stall {what.worker}" not in one.troubles:
                     yield _notice("stall", target, one, what)
                 yield from _failure(f"stall {what.worker}", target, one, what, told=True)
-            case events.WorkerStallEnd() | events.WorkerRestart() | events.WorkerStop():
+            case (
+                events.WorkerStallEnd()
+                | events.WorkerRestart()
+                | events.WorkerStop()
+                | events.WorkerStart()  # Of a coordinator in the place of one that was killed.
+            ):
                 yield from _over(f"stall {what.worker}", target, one, what)
             case events.BlobFailed():
                 yield from self._failed_blob(target, one, what, now)
