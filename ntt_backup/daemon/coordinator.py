@@ -252,6 +252,7 @@ class _Run:
         """Does a side job while no worker works; a stop ends that, a failure is only an event."""
         job = self._jobs[name]
         job.start_if_due(time.monotonic())
+        self._emit(*job.hear(time.monotonic()))
         if job.running:
             self._systemd.status(status)
         while job.running and not self._inbox.stops:

@@ -8,6 +8,7 @@ due, and loading a program only to find that out would cost more than all else.
 from __future__ import annotations
 
 import math
+import os
 import signal
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -66,6 +67,7 @@ class SideJob:
         self._child: EventChild | None = None
         self._over: JobOver | None = None
         self._last: Event | None = None
+        self._unsaid: list[Event] = []
         self._next = self._planned = math.inf if every is None else 0.0
         self._heard = 0.0
 
@@ -91,7 +93,9 @@ class SideJob:
         self._over = self._last = None
         try:
             self._child = EventChild(fork(self._body, self._name, self.pace))
-        except OSError:  # short of memory: the next look may find more
+        except OSError as error:  # short of memory: the next look may find more
+            self.failed = True
+            self._unsaid.append(self._died(os.getpid(), error.strerror or str(error), None))
             self._try_again(now)
 
     def become(self, other: SideJob, *, look: bool) -> None:
@@ -104,7 +108,11 @@ class SideJob:
         self._body, self._every, self._died = other._body, other._every, other._died
 
     def hear(self, now: float) -> Iterator[Event]:
-        """Yields its events; afterwards `running` is False if it has ended."""
+        """Yields its events, and that it could not be started; afterwards `running` is False if it
+        has ended.
+        """
+        unsaid, self._unsaid = self._unsaid, []
+        yield from unsaid
         child = self._child
         if child is None:
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -97,6 +98,25 @@ def test_a_dump_process_that_dies_has_failed_and_is_tried_again_sooner(program: 
     dump.start_if_due(5.0 + RETRY_SECONDS)
     assert dump.running
     dump.kill()
+
+
+def test_a_dump_process_that_cannot_be_started_has_failed_and_is_tried_again_sooner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fork(*_: object) -> Child:
+        raise OSError(errno.ENOMEM, "no memory")
+
+    monkeypatch.setattr(side_job, "fork", fork)
+    dump = dump_job(settings())
+    dump.start_if_due(0.0)
+    assert not dump.running
+    (event,) = dump.hear(0.0)
+    assert isinstance(event, DumpFailed)
+    assert event.detail == "no memory"
+    assert dump.failed
+    assert list(dump.hear(0.0)) == []
+    dump.start_if_due(RETRY_SECONDS)
+    assert len(list(dump.hear(RETRY_SECONDS))) == 1
 
 
 def test_a_job_that_says_when_is_started_then_and_sooner_after_failures(program: Path) -> None:
