@@ -23,7 +23,12 @@ from ntt_backup.dump.rehearsal import relied_on
 from ntt_backup.errors import BackupError, DumpImpossible
 from ntt_backup.events import Event, Warning
 from ntt_backup.process.messages import JobOver
-from ntt_backup.snapshot.events import SnapshotFailed, SnapshotProgress, SnapshotStart
+from ntt_backup.snapshot.events import (
+    SnapshotFailed,
+    SnapshotProgress,
+    SnapshotsRecovered,
+    SnapshotStart,
+)
 
 _SNAPSHOT_RETRY_SECONDS: Final = 60.0
 
@@ -75,6 +80,7 @@ def _snapshot_job(settings: Settings) -> SideJob:
         "ntt-snapshot",
         every=min(settings.scheduled.values(), default=None),
         died=partial(_take_died, settings),
+        well=SnapshotsRecovered,
         retry=_SNAPSHOT_RETRY_SECONDS,
     )
 

@@ -43,8 +43,9 @@ class SideJob:
 
     body: does it, and says what happens by `tell`. name: of the process. every: seconds from one
     start to the next, where the work does not say when; None: it is never done. died: makes the
-    event of a process that ended without a word. retry: seconds from a failure to the next start;
-    each failure that follows doubles them, to an hour at most.
+    event of a process that ended without a word. well: makes the event of one that has not failed,
+    after an error was told. retry: seconds from a failure to the next start; each failure that
+    follows doubles them, to an hour at most.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class SideJob:
         *,
         every: float | None,
         died: Died,
+        well: Callable[[], Event] | None = None,
         retry: float = RETRY_SECONDS,
     ) -> None:
         self.failed = False
@@ -62,11 +64,14 @@ class SideJob:
         self._name = name
         self._every = every or math.inf
         self._died = died
+        self._well = well
         self._retry = retry
         self._failures = 0
         self._child: EventChild | None = None
         self._over: JobOver | None = None
         self._last: Event | None = None
+        # Whether an error was told since all was well.
+        self._wrong = False
         self._unsaid: list[Event] = []
         self._next = self._planned = math.inf if every is None else 0.0
         self._heard = 0.0
@@ -108,9 +113,17 @@ class SideJob:
         self._body, self._every, self._died = other._body, other._every, other._died
 
     def hear(self, now: float) -> Iterator[Event]:
-        """Yields its events, and that it could not be started; afterwards `running` is False if it
-        has ended.
+        """Yields its events, and what there is to say of its start and its end; afterwards
+        `running` is False if it has ended.
         """
+        for event in self._events(now):
+            self._wrong |= event.level == "error"
+            yield event
+        if self._wrong and self._well is not None and not (self.running or self.failed):
+            self._wrong = False
+            yield self._well()
+
+    def _events(self, now: float) -> Iterator[Event]:
         unsaid, self._unsaid = self._unsaid, []
         yield from unsaid
         child = self._child

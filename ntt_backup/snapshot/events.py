@@ -80,3 +80,12 @@ class SnapshotFailed(ErrorFields, Event):
     def _text(self) -> str:
         of = f" of {self.set}" if self.set else ""
         return f"no snapshot{of}: {explain(self)}"
+
+
+class SnapshotsRecovered(Event):
+    """No set fails any more: each was taken, or need not be yet. Told once after `snapshot_failed`,
+    by a run that watches.
+    """
+
+    def _text(self) -> str:
+        return "no snapshot fails any more"

@@ -27,6 +27,7 @@ from ntt_backup.daemon.run_state import RunState
 from ntt_backup.dump.events import DumpFailed, DumpSkipped
 from ntt_backup.errors import RemoteUnreachable
 from ntt_backup.events import Event
+from ntt_backup.snapshot.events import SnapshotFailed, SnapshotsRecovered
 from tests.patience import PATIENCE
 
 HOST = "127.0.0.1"
@@ -149,6 +150,15 @@ def test_the_stall_of_a_run_that_was_killed_is_over_when_its_workers_start_anew(
     assert told(*((0, event) for event in heard)) == [
         *("start", "stall", "first_failure"),
         *("start", "recovery"),
+    ]
+
+
+def test_snapshots_that_fail_no_more_are_no_trouble_though_none_was_taken() -> None:
+    failures = [SnapshotFailed(set=name, **ERROR) for name in ("etc", "")]
+    heard = [start(watch=True), *failures, SnapshotsRecovered(), SnapshotsRecovered()]
+    assert told(*((0, event) for event in heard)) == [
+        *("start", "failure", "first_failure", "failure"),
+        "recovery",
     ]
 
 

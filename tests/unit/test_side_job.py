@@ -18,6 +18,7 @@ from ntt_backup.dump.events import DumpFailed, DumpSkipped
 from ntt_backup.events import Event, Warning
 from ntt_backup.process.messages import JobOver
 from ntt_backup.process.pipeline import Child, wait_for
+from ntt_backup.snapshot.events import SnapshotFailed, SnapshotsRecovered
 from tests.patience import PATIENCE
 
 INTERVAL = 86400.0
@@ -165,6 +166,26 @@ def test_a_job_whose_schedule_changes_while_it_works_is_started_by_the_new_one(
     job.start_if_due(now)
     assert job.running == runs
     job.kill()
+
+
+def test_a_job_tells_once_that_it_is_well_after_an_error(program: Path) -> None:
+    job = SideJob(
+        lambda: JobOver(failed=False), "x", every=1.0, died=never, well=SnapshotsRecovered
+    )
+
+    def kinds(failed: str, now: float, *said: str) -> list[str]:
+        over = f'{{"event": "job_over", "failed": {failed}}}'
+        program.write_text("".join(f"print({line!r})\n" for line in (*said, over)))
+        job.start_if_due(now)
+        return [one.kind for one in heard(job, now)]
+
+    error = SnapshotFailed(set="", exit_code=5, message="m", detail="", hint="")
+    assert kinds("false", 0.0) == []
+    assert kinds("true", 1e5, error.encode().decode().strip()) == ["snapshot_failed"]
+    assert kinds("true", 2e5) == []
+    assert kinds("false", 3e5) == ["snapshots_recovered"]
+    assert kinds("true", 4e5) == []
+    assert kinds("false", 5e5) == []
 
 
 def test_a_job_that_dies_is_told_of_by_its_newest_settings(program: Path) -> None:

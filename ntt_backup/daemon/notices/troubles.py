@@ -18,12 +18,13 @@ from ntt_backup.daemon.run_state import RunState
 from ntt_backup.dump.events import DumpComplete, DumpFailed, DumpSkipped
 from ntt_backup.events import Event
 from ntt_backup.model import Reason
-from ntt_backup.snapshot.events import SnapshotComplete, SnapshotFailed
+from ntt_backup.snapshot.events import SnapshotComplete, SnapshotFailed, SnapshotsRecovered
 
 # A daemon that fails blobs says so once a day, not with each of them.
 _FAILED_BLOBS_SECONDS: Final = 86400.0
 _RUN: Final = "run"
 _DUMP: Final = "dump"
+_SNAPSHOT: Final = "snapshot "
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +96,12 @@ class Notices:
             case DumpComplete() | DumpSkipped():
                 yield from _over(_DUMP, target, one, what)
             case SnapshotFailed():
-                yield from _failure(f"snapshot {what.set}", target, one, what)
+                yield from _failure(f"{_SNAPSHOT}{what.set}", target, one, what)
             case SnapshotComplete():
-                yield from _over(f"snapshot {what.set}", target, one, what)
+                yield from _over(f"{_SNAPSHOT}{what.set}", target, one, what)
+            case SnapshotsRecovered():
+                for about in [key for key in one.troubles if key.startswith(_SNAPSHOT)]:
+                    yield from _over(about, target, one, what)
             case events.WorkerStall():
                 if f"stall {what.worker}" not in one.troubles:
                     yield _notice("stall", target, one, what)
