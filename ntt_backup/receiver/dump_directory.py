@@ -77,13 +77,15 @@ class DumpDirectory(FileDirectory):
         os.fsync(self.root)  # The directory itself may be new.
 
     def remove(self, names: Iterable[str], any_of_them: bool) -> int:
-        """Removes dumps with their records, and returns how many. A dump without a record stays.
+        """Removes dumps with their records, in this order, and returns how many. A dump without a
+        record stays.
 
         any_of_them: also those that are `_irreplaceable`.
         """
         found = list(self.found())
         stay = set() if any_of_them else _irreplaceable(found)
-        removed = {one.name for one in found}.intersection(names) - stay
+        known = {one.name for one in found} - stay
+        removed = [name for name in dict.fromkeys(names) if name in known]
         for name in removed:
             for end in ("", _RECORD):
                 with contextlib.suppress(FileNotFoundError):  # Another session may remove it, too.

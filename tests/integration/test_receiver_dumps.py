@@ -158,6 +158,24 @@ def test_what_another_session_drops_meanwhile_is_dropped(
     assert client.dumps(dropping(NAME)).error == ""
 
 
+def test_dumps_are_dropped_in_the_order_in_which_they_are_named(
+    client: ScriptedSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that no increment is left without what it needs."""
+    names = [f"20260304T120000Z-{number:08x}.dump" for number in range(6)]
+    client.dumps(*(a_dump(b"content", name) for name in names), BYE)
+    gone: list[str] = []
+    real = os.unlink
+
+    def unlink(name: str, *, dir_fd: int | None = None) -> None:
+        gone.append(name)
+        real(name, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "unlink", unlink)
+    client.dumps(dropping(*reversed(names)))
+    assert [name for name in gone if name in names] == names[::-1]
+
+
 def test_what_is_torn_or_somebody_elses_is_told_as_it_is(
     root: Path, client: ScriptedSession
 ) -> None:
