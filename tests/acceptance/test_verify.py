@@ -110,6 +110,15 @@ def test_a_prefix_a_sample_or_a_limited_time_can_be_checked(hashing: Environment
     assert "95% confidence" in done.stdout
 
 
+def test_a_blob_that_is_larger_than_the_limit_holds_up_no_other(env: Environment) -> None:
+    backed_up(env)
+    (large,) = env.fill_both(1, seed=7, size=lambda chance: 200_000)
+    env.query("update blobs set remote_last_checked = '2020-01-01' where blobid = %s", large)
+    limited = verified(env, "--download", "--max-bytes", "100KB")
+    assert 0 < limited["bytes"] <= 100_000
+    assert (limited["left_out"], limited["complete"]) == (1, False)
+
+
 def test_a_disk_that_is_not_mounted_marks_nothing(hashing: Environment) -> None:
     blobids = backed_up(hashing)
     by_hash = hashing.remote.local / "by-hash"
