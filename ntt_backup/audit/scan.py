@@ -20,6 +20,7 @@ from typing import Final
 from ntt_backup.blobdir.layout import Stray, StrayKind, relative_path
 from ntt_backup.catalog import scan_state
 from ntt_backup.catalog.connection import Connection
+from ntt_backup.errors import SOME_FAILED
 from ntt_backup.model import Blob
 from ntt_backup.source.inspection import Store
 from ntt_backup.source.tree import SourceTree
@@ -42,6 +43,11 @@ class ScanResult:
     directory: str | None = None
     duration_s: float = 0.0
     resumed_from: str | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """Not 0 where something could not be read: nobody knows which blobs are in it."""
+        return SOME_FAILED if self.strays[StrayKind.UNREADABLE] else 0
 
 
 def scan(

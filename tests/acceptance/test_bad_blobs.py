@@ -73,6 +73,22 @@ def mere_mortal(env: Environment) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("mere_mortal")
+def test_a_scan_that_cannot_read_a_directory_ends_with_7(env: Environment) -> None:
+    blobids = {env.put_in_store(content) for content in (b"a blob", b"another")}
+    (hidden, *_) = blobids
+    env.path(hidden).parent.chmod(0)
+
+    done = env.run("scan")
+
+    assert done.returncode == 7, done.stderr
+    assert "1 stray: unreadable" in done.stdout
+    assert {row[0] for row in env.query("select blobid from blobs")} == blobids - {hidden}
+    env.path(hidden).parent.chmod(0o755)
+    assert env.call("scan").returncode == 0
+    assert {row[0] for row in env.query("select blobid from blobs")} == blobids
+
+
+@pytest.mark.usefixtures("mere_mortal")
 def test_whatever_is_wrong_with_a_blob_stays_its_own_trouble(env: Environment) -> None:
     blobs = env.fill(60, size=lambda chance: chance.randrange(10, 9000))
     content = {blobid: env.path(blobid).read_bytes() for blobid in blobs[:10]}

@@ -45,7 +45,7 @@ def scan(common: Common, restart: bool, strays: Path | None, as_json: bool, quie
     """Register in the catalog what only the store has.
 
     What is not a blob (another name, another place, a symlink) is a stray: it is reported and never
-    registered.
+    registered. Exit code 7 when something could not be read.
     """
     settings = common.load(StoreConfig)
     with ExitStack() as stack:
@@ -62,6 +62,7 @@ def scan(common: Common, restart: bool, strays: Path | None, as_json: bool, quie
         )
     fields = {"target": settings.target, **fields_of(result)}
     click.echo(json.dumps(fields) if as_json else "\n".join(lines(result)))
+    sys.exit(result.exit_code)
 
 
 class _Strays:
@@ -104,6 +105,7 @@ def progress_text(done: ScanResult) -> str:
 def lines(result: ScanResult) -> list[str]:
     """Returns what a scan found, for a terminal."""
     resumed = f", continued after {result.resumed_from}" if result.resumed_from else ""
+    unread = ["NOT known: which blobs are in what is unreadable; let this user read it"]
     return [
         f"registered {amount(result.registered, result.bytes)}; {result.known:,} known before",
         f"looked at {many(result.directories, 'directory', 'directories')} in"
@@ -112,4 +114,5 @@ def lines(result: ScanResult) -> list[str]:
             f"left aside {many(count, 'stray')}: {kind.value}"
             for kind, count in sorted(result.strays.items())
         ),
+        *(unread if result.exit_code else ()),
     ]
