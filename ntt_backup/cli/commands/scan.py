@@ -21,7 +21,7 @@ from ntt_backup.cli.common import (
     open_catalog,
     writing,
 )
-from ntt_backup.cli.results import fields_of
+from ntt_backup.cli.results import fields_of, report
 from ntt_backup.config import StoreConfig
 from ntt_backup.format import amount, duration, many
 from ntt_backup.source.inspection import Store
@@ -61,8 +61,7 @@ def scan(common: Common, restart: bool, strays: Path | None, as_json: bool, quie
             on_stray=found.add,
         )
     fields = {"target": settings.target, **fields_of(result)}
-    click.echo(json.dumps(fields) if as_json else "\n".join(lines(result)))
-    sys.exit(result.exit_code)
+    report(fields, lines(result), result.exit_code, as_json=as_json)
 
 
 class _Strays:
