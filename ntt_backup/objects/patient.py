@@ -49,17 +49,7 @@ class PatientBucket:
 
     def head(self, key: str) -> ObjectInfo | None:
         """See `Bucket`. Raises ObjectUnreadable where of this object alone nothing is told."""
-        tried = 0
-        while True:
-            self.cancelled()
-            try:
-                info = self._bucket.head(key)
-            except BackupError as error:
-                tried = self._tried(tried, key, error)
-                self._wait(error)
-            else:
-                self._answered()
-                return info
+        return self._do(lambda: self._bucket.head(key), key)
 
     def thaw(self, key: str, days: int, tier: str) -> bool:
         return self._do(lambda: self._bucket.thaw(key, days, tier))
@@ -124,12 +114,15 @@ class PatientBucket:
             return False
         return True
 
-    def _do(self, ask: Callable[[], T]) -> T:
+    def _do(self, ask: Callable[[], T], key: str = "") -> T:
+        """Asks until there is an answer. key: the object that may have errors of its own."""
+        tried = 0
         while True:
             self.cancelled()
             try:
                 answer = ask()
             except BackupError as error:
+                tried = self._tried(tried, key, error) if key else 0
                 self._wait(error)
             else:
                 self._answered()
