@@ -73,6 +73,7 @@ class SideJob:
         # Whether an error was told since all was well.
         self._wrong = False
         self._unsaid: list[Event] = []
+        # When it starts next, and when it was to start next as its process began.
         self._next = self._planned = math.inf if every is None else 0.0
         self._heard = 0.0
 

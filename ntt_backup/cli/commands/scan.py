@@ -104,7 +104,7 @@ def progress_text(done: ScanResult) -> str:
 def lines(result: ScanResult) -> list[str]:
     """Returns what a scan found, for a terminal."""
     resumed = f", continued after {result.resumed_from}" if result.resumed_from else ""
-    unread = ["NOT known: which blobs are in what is unreadable; let this user read it"]
+    unread = ["NOT known: which blobs lie in what could not be read; let this user read it"]
     return [
         f"registered {amount(result.registered, result.bytes)}; {result.known:,} known before",
         f"looked at {many(result.directories, 'directory', 'directories')} in"
