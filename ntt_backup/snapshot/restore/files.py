@@ -69,7 +69,7 @@ class Options:
 
 @dataclass(slots=True)
 class Step:
-    """What was done since the last one, see `restore.Restored`. passed: bytes of all files that are
+    """What was done since the last one, see `version.Restored`. passed: bytes of all files that are
     settled, one way or the other.
     """
 
