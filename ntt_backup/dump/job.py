@@ -40,6 +40,7 @@ from ntt_backup.dump.remote_dir import RemoteDir, Upload, open_remote_dir
 from ntt_backup.dump.retention import Retention
 from ntt_backup.errors import BackupError, CatalogError, DumpFailed, RemoteCannotStore
 from ntt_backup.objects import store_format
+from ntt_backup.objects.bucket import DEAD_SECONDS
 from ntt_backup.process.pipeline import wait_for
 
 _BLOBS: Final = re.compile(rb"^\d+; \d+ \d+ TABLE DATA \S+ blobs ", re.MULTILINE)
@@ -240,8 +241,10 @@ class _Job:
         rule = Retention.of(self._settings.dump)
         begun = {**{one.name: one.begun for one in good}, name: self._begun}
         known = {one.name: one for one in ours}
+        # Another host may be giving one its name: the record lies there before the content.
+        coming = [one.name for one in ours if one.size is None and self._is_young(one)]
         # The new one as well: it needs the others of its chain.
-        kept = with_bases([*retention.kept(begun, rule), made.base], known)
+        kept = with_bases([*retention.kept(begun, rule), *coming, made.base], known)
         # The newest first: no moment has an increment without what it needs.
         past = [one.name for one in reversed(ours) if one.name not in kept]
         try:
@@ -265,6 +268,10 @@ class _Job:
                 pruned=pruned,
             )
         )
+
+    def _is_young(self, one: Stored) -> bool:
+        """Returns whether a dump may still be on its way, by the time at which it was begun."""
+        return abs(self._begun - one.begun) < timedelta(seconds=DEAD_SECONDS)
 
     def _note_good(self, last: Stored) -> None:
         """Notes that the last dump is as good as a new one, where the last try has failed: else

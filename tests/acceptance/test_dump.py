@@ -24,7 +24,7 @@ from tests import s3_proxy
 from tests.environment import IGNORING_CHILDREN, Environment, wait_until
 from tests.patience import PATIENCE
 from tests.postgres import Postgres
-from tests.s3_proxy import S3Proxy
+from tests.s3_proxy import Exchange, S3Proxy
 from tests.s3_servers import S3Server
 from tests.sshd import Sshd
 
@@ -665,3 +665,23 @@ def test_dumps_past_retention_that_may_not_be_removed_are_told(
         assert len(in_pgdump(in_bucket)) == 2
         assert make(in_bucket, force=True) == MADE
         assert len(in_pgdump(in_bucket)) == 1
+
+
+def test_a_dump_that_another_host_is_making_is_not_removed(
+    in_bucket: Environment, s3: S3Server
+) -> None:
+    """Its record lies there before its content."""
+    with S3Proxy(s3) as proxy:
+        in_bucket.write_config(
+            remote={"endpoint": proxy.endpoint},
+            dump={"keep_last": 1, "keep_daily": 0, "keep_weekly": 0},
+        )
+
+        def meanwhile(exchange: Exchange) -> None:
+            assert make(in_bucket) == MADE
+            s3_proxy.passed(exchange)
+
+        for kind in ("put", "complete"):
+            proxy.trouble(kind, meanwhile, when=lambda key: key.endswith(".dump"))
+        assert make(in_bucket) == MADE
+        assert len(in_pgdump(in_bucket)) == 2
