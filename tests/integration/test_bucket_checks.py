@@ -6,6 +6,8 @@ import errno
 import os
 import random
 from collections.abc import Callable
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +104,22 @@ def test_a_look_finds_what_is_missing_and_what_is_another_object(
     back_up(catalog, bucket, contents(40, 1) + contents(40, 2))
     assert verified(catalog).complete
     assert not pending(catalog)
+
+
+def test_a_look_compares_checksums_of_one_form_only(
+    catalog: Connection, bucket: FakeBucket
+) -> None:
+    """A store that copies an object sent in parts may keep the sum of the whole afterwards."""
+    pack, _ = put_pack(bucket, contents(20, 1))
+    in_parts = replace(pack, checksum=f"{pack.checksum[::-1]}-2")
+    Ledger(catalog, TARGET).record(register(catalog, contents(20, 1)), [], [in_parts])
+    other = back_up(catalog, bucket, contents(20, 2))
+    assert verified(catalog).complete
+    bucket.overwrite(other.key, bytes(other.size), sha256(bytes(other.size)).digest())
+
+    assert verified(catalog, code=7).lost_packs == 1
+
+    assert pending(catalog) == {blobid_of(one) for one in contents(20, 2)}
 
 
 def test_reading_finds_flipped_bytes_and_damaged_tables(
