@@ -55,7 +55,6 @@ def schema() -> dict[str, Any]:
                 _object(
                     set=text,
                     **snapshot["properties"],
-                    taken_at=_or_null(moment),
                     next_due=_or_null(moment),
                 )
             ),

@@ -18,7 +18,7 @@ def plan_of(repository: RepositoryToRead, set: str, rule: Retention, now: dateti
     found = versions(repository, set)
     if len(found) <= rule.last and all(one.whole for one in found):
         return Plan(found, (), (), ())  # Nothing need be read.
-    chains = {}
+    chains, times = {}, {}
     for version, header, _, problem in facts(repository, found):
         if header is None:
             raise RemoteError(
@@ -27,8 +27,8 @@ def plan_of(repository: RepositoryToRead, set: str, rule: Retention, now: dateti
                 hint="a newer program may have written it; if not, remove its directory below"
                 " snapshots/ on the target, and call this again",
             )
-        chains[version.name] = header.chain
-    return plan(found, chains, rule, now)
+        chains[version.name], times[version.name] = header.chain, header.begun
+    return plan(found, chains, times, rule, now)
 
 
 def expire(repository: Repository, set: str, rule: Retention, now: datetime) -> Plan:

@@ -28,8 +28,8 @@ class Last:
     """Tells how the last takes of a set ended.
 
     version: the last one that was taken on this host, "" where none is known; what follows is of
-    it. unreadable: files that it lacks. error: why the last take failed, at failed_at; "" where it
-    did not.
+    it. unreadable: files that it lacks. taken_at: when it was begun. error: why the last take
+    failed, at failed_at; "" where it did not.
     """
 
     version: str = ""
@@ -39,11 +39,7 @@ class Last:
     unreadable: int = 0
     failed_at: datetime | None = None
     error: str = ""
-
-    @property
-    def taken_at(self) -> datetime | None:
-        """When the version was begun."""
-        return begun(self.version) if self.version else None
+    taken_at: datetime | None = None
 
 
 _LAST: Final = TypeAdapter(Last)
@@ -53,10 +49,10 @@ def last(settings: CatalogConfig, name: str) -> Last:
     """Returns what is known of a set; nothing where the file is missing or cannot be read."""
     try:
         found = _LAST.validate_json(_path(settings, name).read_bytes())
-        _ = found.taken_at
+        named = begun(found.version) if found.version else None
     except (OSError, ValueError):
         return Last()
-    return found
+    return replace(found, taken_at=found.taken_at or named)
 
 
 @contextmanager
@@ -67,7 +63,9 @@ def noting(settings: CatalogConfig, name: str) -> Iterator[Callable[[Taken], Non
 
     def taken(made: Taken) -> None:
         known = Last(made.version, made.files, made.bytes, made.stored, made.unreadable)
-        _keep(settings, name, known)
+        # A clock that was ahead once gives later versions names that are ahead, too.
+        at = min(begun(made.version), datetime.now(UTC))
+        _keep(settings, name, replace(known, taken_at=at))
 
     try:
         yield taken

@@ -48,16 +48,17 @@ class Plan(NamedTuple):
 def plan(
     versions: Sequence[Version],
     chains: Mapping[str, Sequence[str]],
+    times: Mapping[str, datetime],
     rule: Retention,
     now: datetime,
 ) -> Plan:
     """Returns what becomes of versions, all of one set, the oldest first. chains: of the whole
-    ones, by name.
+    ones, by name; times: when those were begun.
     """
     whole = {one.name: one for one in versions if one.whole}
     sound = [name for name in whole if whole.keys() >= set(chains[name])]
     # What has lost a version that it needs stays as long as it would, but others are kept for it.
-    staying = _kept(whole, rule) | _kept(sound, rule)
+    staying = _kept(whole, times, rule) | _kept(sound, times, rule)
     unfinished = [one for one in versions if not one.whole]
     dead = [one for one in unfinished if _is_dead(one, whole, now)]
     needed = {name: root for root in sorted(staying, reverse=True) for name in chains[root]}
@@ -74,9 +75,9 @@ def plan(
     )
 
 
-def _kept(names: Iterable[str], rule: Retention) -> frozenset[str]:
-    times = {name: begun(name) for name in names}
-    return kept(times, rule) if times else frozenset()
+def _kept(names: Iterable[str], times: Mapping[str, datetime], rule: Retention) -> frozenset[str]:
+    found = {name: times[name] for name in names}
+    return kept(found, rule) if found else frozenset()
 
 
 def _is_dead(one: Version, whole: Iterable[str], now: datetime) -> bool:

@@ -7,7 +7,7 @@ by another host counts, one that was lost does not.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -28,8 +28,7 @@ from ntt_backup.snapshot.last_take import forget_failure, last, noting
 from ntt_backup.snapshot.repository.open import open_repository
 from ntt_backup.snapshot.take.new_version import Report
 from ntt_backup.snapshot.take.sets import of_settings
-from ntt_backup.snapshot.versions import Version, versions
-from ntt_backup.wire.snapshot_names import begun
+from ntt_backup.snapshot.versions import last_begun
 
 _SHOWN: Final = 20
 # Another take of a set is at work: then its version is looked for.
@@ -38,11 +37,12 @@ _SOON_SECONDS: Final = 300.0
 Emit = Callable[[Event], None]
 
 
-def due_in(known: Iterable[Version], every: float, now: datetime) -> float:
-    """Returns the seconds until the next version is to be taken, 0 where it is now. Pure."""
-    whole = [begun(one.name) for one in known if one.whole]
+def due_in(last: datetime | None, every: float, now: datetime) -> float:
+    """Returns the seconds until the next version is to be taken, 0 where it is now. last: when the
+    newest was begun. Pure.
+    """
     # A clock that was ahead when the last one was taken must not stop them for as long.
-    age = abs((now - max(whole)).total_seconds()) if whole else every
+    age = abs((now - last).total_seconds()) if last is not None else every
     return max(0.0, every - age)
 
 
@@ -77,7 +77,8 @@ def take_due(settings: RemoteConfig, emit: Emit) -> JobOver:
 
 def _look_for(settings: RemoteConfig, name: str, every: float) -> float:
     with closing(open_repository(settings)) as repository:
-        return due_in(versions(repository, name), every, datetime.now(UTC))
+        now = datetime.now(UTC)
+        return due_in(last_begun(repository, name, now), every, now)
 
 
 def _take(settings: RemoteConfig, name: str, emit: Emit) -> bool:

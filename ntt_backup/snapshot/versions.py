@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from datetime import datetime
 from typing import Final, NamedTuple
 
-from ntt_backup.errors import ConfigError, RemoteUnreachable
+from ntt_backup.errors import ConfigError, RemoteDenied, RemoteUnreachable
 from ntt_backup.snapshot.format.manifest import (
     END_BYTES,
     Header,
@@ -22,6 +24,7 @@ from ntt_backup.snapshot.repository.contract import (
     StoredFile,
 )
 from ntt_backup.snapshot.repository.names import MANIFEST, FileName, require_set
+from ntt_backup.wire.snapshot_names import begun
 
 _PIECE: Final = 1 << 20
 # Enough for a header and a trailer, as a rule.
@@ -133,6 +136,24 @@ def facts(repository: RepositoryToRead, versions: Iterable[Version]) -> Iterator
         raise RemoteUnreachable(
             "a version was removed meanwhile", detail=str(error), hint="say it again"
         ) from error
+
+
+def last_begun(repository: RepositoryToRead, set: str, now: datetime) -> datetime | None:
+    """Returns when the newest version of a set was begun; None where there is none."""
+    whole = [one for one in versions(repository, set) if one.whole]
+    return begun_by(repository, whole[-1], now) if whole else None
+
+
+def begun_by(repository: RepositoryToRead, version: Version, now: datetime) -> datetime:
+    """Returns when a whole version was begun. Where its name is ahead of now, its manifest tells,
+    if that may be read.
+    """
+    named = begun(version.name)
+    if named > now:
+        with suppress(ConfigError, RemoteDenied):
+            header = next(facts(repository, [version])).header
+            return header.begun if header is not None else named
+    return named
 
 
 def trailers(repository: RepositoryToRead, versions: Iterable[Version]) -> Iterator[Trailer]:

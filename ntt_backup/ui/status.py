@@ -71,7 +71,6 @@ class Status:
                 {
                     "set": name,
                     **_plain(one),
-                    "taken_at": json_value(one.taken_at),
                     "next_due": json_value(self._next_due(name)),
                 }
                 for name, one in self.snapshots.items()

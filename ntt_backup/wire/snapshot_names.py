@@ -22,7 +22,12 @@ def begun(version: str) -> datetime:
     match = _VERSION.fullmatch(version)
     if match is None:
         raise ValueError(f"{version!r} is not a version")
-    return datetime.strptime(match[1], STAMP).replace(tzinfo=timezone.utc)
+    return moment_of(match[1])
+
+
+def moment_of(stamp: str) -> datetime:
+    """Returns the time that a name begins with. Raises ValueError for what is none."""
+    return datetime.strptime(stamp, STAMP).replace(tzinfo=timezone.utc)
 
 
 def is_version(name: str) -> bool:

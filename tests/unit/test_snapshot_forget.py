@@ -11,7 +11,7 @@ from ntt_backup.dump.retention import Retention
 from ntt_backup.errors import RemoteDenied, RemoteError, RemoteUnreachable
 from ntt_backup.snapshot.forget import expire
 from ntt_backup.snapshot.verify import Question, verify
-from ntt_backup.snapshot.versions import Version, versions
+from ntt_backup.snapshot.versions import Version, facts, versions
 from tests.files import noise
 from tests.unit.taker import Taker
 
@@ -41,6 +41,25 @@ def test_forget_removes_a_chain_that_no_kept_version_needs(taken: Taker) -> None
     assert len(versions(taken.repository, "s")) == 2
     assert verify(taken.repository, Question("s", 1.0)).exit_code == 0
     assert expire(taken.repository, "s", RULE, taken.now).names == []
+
+
+def test_versions_after_one_of_a_clock_that_was_ahead_count_as_their_own_days(
+    tmp_path: Path,
+) -> None:
+    """Their names come behind its own, so all of them name its day."""
+    taker = Taker(tmp_path / "tree", tmp_path / "cache")
+    taker.write("file", b"content")
+    for day in (400, -399, *[1] * 9):
+        taker.now += timedelta(days=day)
+        taker.take()
+    found = whole(taker)
+    facts_of = [one.header for one in facts(taker.repository, found)]
+    gone = expire(taker.repository, "s", Retention(1, 4, 0), taker.now)
+
+    assert [one.name for one in gone.kept] == [one.name for one in found[-4:]]
+    assert len({one.name[:8] for one in found}) == 1
+    # The first of true days began a chain, which the others went on with.
+    assert [bool(one.parent) for one in facts_of if one] == [False, False, *[True] * 9]
 
 
 def test_forget_interrupted_anywhere_leaves_only_versions_that_can_be_restored(

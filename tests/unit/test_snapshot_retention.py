@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 from hypothesis import given
@@ -10,8 +11,9 @@ from hypothesis import strategies as st
 from ntt_backup.dump.retention import Retention
 from ntt_backup.snapshot.repository.contract import StoredFile
 from ntt_backup.snapshot.repository.names import MANIFEST, MAP, FileName
-from ntt_backup.snapshot.retention import plan
+from ntt_backup.snapshot.retention import Plan, plan
 from ntt_backup.snapshot.versions import Version
+from ntt_backup.wire.snapshot_names import begun
 
 NOW = datetime(2026, 3, 31, 12, tzinfo=UTC)
 
@@ -25,6 +27,12 @@ def version(name: str, *, whole: bool = True) -> Version:
     return Version(
         "db", name, tuple(StoredFile(str(FileName("db", name, one)), 10) for one in files)
     )
+
+
+def planned(
+    versions: Sequence[Version], chains: Mapping[str, Sequence[str]], rule: Retention
+) -> Plan:
+    return plan(versions, chains, {one: begun(one) for one in chains}, rule, NOW)
 
 
 @st.composite
@@ -50,7 +58,7 @@ def test_no_version_that_is_there_lacks_what_it_needs_at_any_instant_of_a_remova
     history: tuple[list[Version], dict[str, list[str]]], rule: Retention
 ) -> None:
     versions, chains = history
-    found = plan(versions, chains, rule, NOW)
+    found = planned(versions, chains, rule)
     files = {file.name for one in versions for file in one.files}
     of = {one.name: {file.name for file in one.files} for one in versions}
     for removed in ("", *found.names):
@@ -69,7 +77,7 @@ def test_a_chain_goes_as_a_whole_and_one_that_is_needed_says_for_which() -> None
     days = [name(NOW - timedelta(days=age)) for age in (9, 8, 7, 3, 2, 1)]
     first, second = days[:3], days[3:]
     chains = {one: list(part[: part.index(one) + 1]) for part in (first, second) for one in part}
-    found = plan([version(one) for one in days], chains, Retention(1, 0, 0), NOW)
+    found = planned([version(one) for one in days], chains, Retention(1, 0, 0))
     assert [one.name for one in found.gone] == first
     assert [(one.name, why) for one, why in found.needed] == [(one, days[5]) for one in days[3:5]]
     assert found.size == 90
@@ -80,7 +88,7 @@ def test_what_was_never_finished_goes_when_no_take_can_be_at_it_any_more() -> No
     running, newest = name(NOW - timedelta(hours=2)), name(NOW - timedelta(hours=1))
     chains = {one: [one] for one in (full, young, newest)}
     versions = [version(one, whole=one in chains) for one in (old, full, young, running, newest)]
-    found = plan(versions, chains, Retention(1, 0, 0), NOW)
+    found = planned(versions, chains, Retention(1, 0, 0))
     assert [one.name for one in found.dead] == [old]
     assert [one.name for one in found.gone] == [full]
     # The take that is under way may build on it.
@@ -89,18 +97,18 @@ def test_what_was_never_finished_goes_when_no_take_can_be_at_it_any_more() -> No
 
 def test_the_first_version_of_a_set_may_take_weeks() -> None:
     running = version(name(NOW - timedelta(days=20)), whole=False)
-    assert plan([running], {}, Retention(1, 0, 0), NOW).names == []
+    assert planned([running], {}, Retention(1, 0, 0)).names == []
 
 
 def test_a_version_that_has_lost_another_is_not_counted_among_those_that_are_kept() -> None:
     sound, broken = name(NOW - timedelta(days=2)), name(NOW - timedelta(days=1))
     chains = {sound: [sound], broken: [name(NOW - timedelta(days=5)), broken]}
-    found = plan([version(one) for one in chains], chains, Retention(1, 0, 0), NOW)
+    found = planned([version(one) for one in chains], chains, Retention(1, 0, 0))
     assert (found.gone, found.dead) == ([], [])
 
 
 def test_files_that_a_version_needs_stay_even_if_the_manifest_beside_them_is_lost() -> None:
     first, second = name(NOW - timedelta(days=2)), name(NOW - timedelta(days=1))
     versions = [version(first, whole=False), version(second)]
-    found = plan(versions, {second: [first, second]}, Retention(1, 0, 0), NOW)
+    found = planned(versions, {second: [first, second]}, Retention(1, 0, 0))
     assert found.names == []

@@ -16,14 +16,14 @@ from ntt_backup.events import Event, Warning
 from ntt_backup.snapshot import schedule
 from ntt_backup.snapshot.events import SnapshotComplete, SnapshotFailed, SnapshotProgress
 from ntt_backup.snapshot.last_take import last, noting
-from ntt_backup.snapshot.repository.contract import StoredFile
 from ntt_backup.snapshot.repository.names import new_version
 from ntt_backup.snapshot.schedule import due_in, take_due
 from ntt_backup.snapshot.take.new_version import Report, Taken
 from ntt_backup.snapshot.take.sets import SnapshotSet
-from ntt_backup.snapshot.versions import Version
+from ntt_backup.snapshot.versions import last_begun
 from tests.memory_repository import MemoryRepository
 from tests.patience import PATIENCE
+from tests.unit.taker import Taker
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 HOUR = 3600.0
@@ -31,25 +31,27 @@ HOUR = 3600.0
 Take = Callable[[Settings, SnapshotSet, Report], Taken]
 
 
-def version(age: float, file: str = "manifest") -> Version:
-    name = new_version(NOW - timedelta(seconds=age))
-    return Version("etc", name, (StoredFile(f"etc/{name}/{file}", 1),))
-
-
 @pytest.mark.parametrize(
-    ("known", "wait"),
-    [
-        ([], 0),
-        ([version(HOUR)], 0),
-        ([version(HOUR * 9), version(HOUR - 600)], 600),
-        ([version(HOUR), version(60, "pack-00001")], 0),
-        ([version(-600)], HOUR - 600),
-        ([version(-9 * HOUR)], 0),
-    ],
-    ids=["none", "old", "young", "unfinished", "a little ahead", "far ahead"],
+    ("age", "wait"),
+    [(None, 0), (HOUR, 0), (HOUR - 600, 600), (-600, HOUR - 600), (-9 * HOUR, 0)],
+    ids=["none", "old", "young", "a little ahead", "far ahead"],
 )
-def test_a_set_is_due_by_its_newest_whole_version(known: list[Version], wait: float) -> None:
-    assert due_in(known, HOUR, NOW) == wait
+def test_a_set_is_due_by_the_age_of_its_newest_version(age: float | None, wait: float) -> None:
+    begun = None if age is None else NOW - timedelta(seconds=age)
+    assert due_in(begun, HOUR, NOW) == wait
+
+
+def test_the_newest_whole_version_is_as_old_as_its_manifest_says(tmp_path: Path) -> None:
+    """The name of one after one of a clock that was ahead is ahead, too."""
+    taker = Taker(tmp_path / "tree", tmp_path / "cache")
+    taker.write("file", b"content")
+    assert last_begun(taker.repository, "s", taker.now) is None
+    taker.now += timedelta(days=400)
+    taker.take()
+    taker.now -= timedelta(days=400)
+    taker.take()
+    taker.repository.files[f"s/{new_version(NOW + timedelta(days=999))}/map"] = b"unfinished"
+    assert last_begun(taker.repository, "s", taker.now) == taker.now
 
 
 @pytest.fixture

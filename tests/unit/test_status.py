@@ -169,7 +169,7 @@ def test_the_plan_shows_amount_places_and_batches(unsized: int, rate: int | None
 
 
 def test_each_set_shows_its_last_version_when_the_next_is_due_and_why_there_is_none() -> None:
-    known = Last("20260304T050607Z-0badcafe", 1200, 7_000_000, 5000, 1)
+    known = Last("20260304T050607Z-0badcafe", 1200, 7_000_000, 5000, 1, taken_at=NOW)
     away = Last(failed_at=NOW, error="it is away")
     found = Status(
         "remote", TOTALS, (), (), (), None, None, {"etc": known, "home": away}, {"etc": 86400.0}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import closing
+from datetime import datetime
 from typing import Any
 
 import click
@@ -53,7 +54,7 @@ def fields(version: Version, known: Facts | None) -> dict[str, Any]:
     said: dict[str, Any] = {
         "set": version.set,
         "version": version.name,
-        "begun": utc(begun(version.name)),
+        "begun": utc(_begun(version, known)),
         "finished": version.whole,
         "stored": version.size,
     }
@@ -67,9 +68,14 @@ def fields(version: Version, known: Facts | None) -> dict[str, Any]:
     return said
 
 
+def _begun(version: Version, known: Facts | None) -> datetime:
+    header = known.header if known is not None else None
+    return header.begun if header is not None else begun(version.name)
+
+
 def line(version: Version, known: Facts | None) -> str:
     """Returns a version as a line for people."""
-    begin = f"{version}  {moment(begun(version.name))}"
+    begin = f"{version}  {moment(_begun(version, known))}"
     if known is None:
         return f"{begin}  {'' if version.whole else 'never finished, '}{size(version.size)} stored"
     if known.header is None or known.trailer is None:

@@ -18,6 +18,7 @@ import json
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from datetime import datetime
 from itertools import chain as chained
 from itertools import pairwise, starmap
 from operator import lt
@@ -42,7 +43,7 @@ from ntt_backup.snapshot.format.small_files import Row, last_path, read_rows
 from ntt_backup.snapshot.format.zstd_stream import ZstdStream
 from ntt_backup.snapshot.repository.contract import SnapshotDamaged
 from ntt_backup.snapshot.repository.names import MAX_PACKS, pack_name
-from ntt_backup.wire.snapshot_names import begun, is_set
+from ntt_backup.wire.snapshot_names import begun, is_set, moment_of
 
 FORMAT: Final = "ntt-snapshot 1"
 _MAX_OUTER: Final = 16 << 20  # A header, or a trailer with its packs.
@@ -60,7 +61,8 @@ END_BYTES: Final = _END.size
 class Header:
     """What stands first in a manifest. parent: the version before, "" for a full one. chain: the
     versions that extents count in, from the full one to this one. key: of the map's sums, 32 bytes
-    in hex. roots: the paths that were asked for.
+    in hex. roots: the paths that were asked for. clock: what its host's clock said when it was
+    begun, as in the name of a version; "" where the name tells.
     """
 
     set: str
@@ -70,6 +72,12 @@ class Header:
     key: str
     roots: tuple[str, ...]
     host: str = ""
+    clock: str = ""
+
+    @property
+    def begun(self) -> datetime:
+        """When it was begun. Its name is later where an earlier one has a time that was ahead."""
+        return begun(self.version) if not self.clock else moment_of(self.clock)
 
     def pack(self, version: int, number: int) -> str:
         """Returns the name of a pack, as `Extent` counts versions and packs."""
@@ -299,6 +307,7 @@ def _fields(one: Header | Trailer) -> dict[str, Any]:
 def _header(said: dict[str, Any]) -> Header:
     if said.get("format") != FORMAT:
         raise SnapshotDamaged("not a manifest, or one of a newer program")
+    said = {"clock": "", **said}  # Manifests had none at first.
     try:
         header = Header(**{name: said[name] for name in Header.__slots__})
         header = replace(header, chain=tuple(header.chain), roots=tuple(header.roots))
@@ -306,6 +315,7 @@ def _header(said: dict[str, Any]) -> Header:
         require(is_set(header.set) and is_sum(header.key))
         for version in header.chain:
             begun(version)
+        _ = header.begun
         require(len(set(header.chain)) == len(header.chain))
         require(header.chain[-1] == header.version)
         require(header.parent == (header.chain[-2] if header.chain[1:] else ""))

@@ -55,7 +55,12 @@ def new_version(now: datetime, newest: str = "") -> str:
             f"no version can come behind {newest}",
             hint="no take has made it: remove its directory below snapshots/ on the target",
         ) from None
-    return f"{time.astimezone(UTC).strftime(STAMP)}-{secrets.token_hex(4)}"
+    return f"{stamp(time)}-{secrets.token_hex(4)}"
+
+
+def stamp(moment: datetime) -> str:
+    """Returns a time as it stands in the name of a version."""
+    return moment.astimezone(UTC).strftime(STAMP)
 
 
 def pack_name(set: str, version: str, number: int) -> str:

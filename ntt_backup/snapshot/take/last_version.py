@@ -35,8 +35,7 @@ from ntt_backup.snapshot.repository.contract import FileMissing, Repository, Sna
 from ntt_backup.snapshot.repository.names import MANIFEST, MAP, pack_name
 from ntt_backup.snapshot.take.changed_file import OldFile
 from ntt_backup.snapshot.take.sets import SnapshotSet
-from ntt_backup.snapshot.versions import Version, content, trailers, versions
-from ntt_backup.wire.snapshot_names import begun
+from ntt_backup.snapshot.versions import Version, begun_by, content, trailers, versions
 
 _PIECE: Final = 1 << 18
 # So many sums are copied at a time.
@@ -210,7 +209,8 @@ def parents(
         header = last.header
         if (header.set, header.version) != (set.name, newest):
             continue
-        if abs(now - begun(header.chain[0])) >= set.full_every:
+        first = whole.get(header.chain[0])
+        if first is not None and abs(now - begun_by(repository, first, now)) >= set.full_every:
             break
         if _is_whole(repository, [whole.get(one) for one in header.chain]):
             yield last

@@ -115,7 +115,7 @@ def take(
     try:
         for last in parents(repository, set, whole, copies, now, full, report.problem):
             version = new_version(now, max(whole, default=""))
-            one = _Take(repository, set, copies, last, version, report, paranoid)
+            one = _Take(repository, set, copies, last, version, now, report, paranoid)
             try:
                 taken = one.run(whole)
             except SnapshotDamaged:
@@ -139,6 +139,7 @@ class _Take:
         copies: Copies,
         last: LastVersion | None,
         version: str,
+        now: datetime,
         report: Report,
         paranoid: bool,
     ) -> None:
@@ -157,6 +158,7 @@ class _Take:
             before.key if before is not None else secrets.token_hex(32),
             set.paths,
             gethostname(),
+            names.stamp(now),
         )
         self._taken = Taken(set.name, version, self._header.parent)
         self._in_file = 0
