@@ -1,11 +1,12 @@
 """The history of runs: when the last one was, what it copied, whether it is alive; and by the hour.
 
-A run that dies leaves its row without an end. Nothing cleans up after it: `updated_at`, renewed
-with every progress event, shows how long ago it was last seen.
+A run that dies leaves its row without an end, until the next one of its host notes that it was
+killed. `updated_at`, renewed with every progress event, shows how long ago it was last seen.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
@@ -17,7 +18,8 @@ from ntt_backup.catalog.queries import statement
 @dataclass(frozen=True, slots=True)
 class Run:
     """One run, its figures as of updated_at, seen at read_at. ended_at, outcome and exit_code are
-    None while it is under way, and if it died.
+    None while it is under way, and if it died; once that is known, outcome is "killed", and
+    ended_at is when it was last seen.
     """
 
     run_id: UUID
@@ -60,6 +62,19 @@ def start_run(conn: Connection, run_id: UUID, target: str, **about: str | int) -
         conn.execute(statement("start_run"), {"run_id": run_id, "target": target, **about})
 
 
+def unended_runs(conn: Connection, target: str, host: str) -> dict[UUID, int]:
+    """Returns the PIDs of the target's runs from that host that have no end."""
+    with translated("read the history of runs"):
+        values = {"target": target, "host": host}
+        return dict(conn.execute(statement("unended_runs"), values).fetchall())
+
+
+def note_killed(conn: Connection, run_ids: Sequence[UUID]) -> None:
+    """Records that these runs have died. One that has not takes that back with its next update."""
+    with translated("note the run"):
+        conn.execute(statement("note_killed"), {"run_ids": list(run_ids)})
+
+
 def update_run(
     conn: Connection,
     run_id: UUID,
@@ -98,7 +113,9 @@ def hours(conn: Connection, target: str, days: int) -> list[Hour]:
 
 @dataclass(frozen=True, slots=True)
 class RunEnd:
-    """How the last run that has ended did so, and when one last ended with 0."""
+    """How the last run that has ended did so, and when one last ended with 0. exit_code: 1 of one
+    that was killed.
+    """
 
     ended_at: datetime
     exit_code: int

@@ -25,6 +25,7 @@ from ntt_backup.daemon.run_state import RunState
 from ntt_backup.daemon.signals import time_limit
 from ntt_backup.errors import CatalogError, CatalogUnavailable
 from ntt_backup.model import PendingEstimate
+from ntt_backup.process.pid_lock import exists
 
 T = TypeVar("T")
 
@@ -62,12 +63,15 @@ class RunHistory:
         self._notes_hours = history.may_note_hours(self._open())
 
     def _start(self, conn: connection.Connection, strategy: str) -> None:
-        settings = self._settings
+        settings, host = self._settings, socket.gethostname()
+        unended = history.unended_runs(conn, settings.target, host)
+        gone = [run_id for run_id, pid in unended.items() if pid == os.getpid() or not exists(pid)]
+        history.note_killed(conn, gone)
         history.start_run(
             conn,
             self._run_id,
             settings.target,
-            host=socket.gethostname(),
+            host=host,
             pid=os.getpid(),
             strategy=strategy,
             workers=settings.run.workers,

@@ -63,6 +63,17 @@ def pid_lock(
             os.ftruncate(fd, 0)
 
 
+def exists(pid: int) -> bool:
+    """Returns whether there is a process with this PID."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
+
+
 def _open(path: Path) -> int:
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     room = f"free space or inodes in {path.parent}, or {_ANOTHER_FILE}"

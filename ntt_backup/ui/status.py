@@ -206,6 +206,8 @@ def run_line(run: Run) -> str:
         age = max(0.0, (run.read_at - run.updated_at).total_seconds())
         did += f", {rate(run.mb_per_s)}"
         return f"{began}, PID {run.pid}: no end yet; as of {duration(age)} ago {did}"
+    if run.exit_code is None:
+        return f"{began}, PID {run.pid}: {run.outcome}, last seen {moment(run.ended_at)}, {did}"
     return f"{began}: {run.outcome} (exit code {run.exit_code}), {did}"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,13 +13,21 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from ntt_backup.catalog.connection import Connection
-from ntt_backup.catalog.history import hours, latest_runs
+from ntt_backup.catalog.history import (
+    hours,
+    last_end,
+    latest_runs,
+    recent_runs,
+    start_run,
+    update_run,
+)
 from ntt_backup.catalog.range_locks import Claims
 from ntt_backup.config import Settings
 from ntt_backup.daemon import run_history
 from ntt_backup.daemon.progress import Progress
 from ntt_backup.daemon.run_history import RunHistory
 from ntt_backup.process.messages import Tick
+from ntt_backup.ui.status import run_line
 from tests.postgres import Postgres
 
 # Where nothing gives up, a test would wait for ever.
@@ -54,6 +64,41 @@ def test_a_run_that_fails_before_it_begins_is_in_the_history(
 ) -> None:
     history_of(catalog_url, tmp_path).end(Progress(0.0, 1).state(1.0), outcome, 6)
     assert [(one.outcome, one.exit_code) for one in latest_runs(catalog, "remote")] == rows
+
+
+def test_a_run_that_was_killed_is_closed_by_the_next_one_of_this_host(
+    catalog: Connection, catalog_url: str, tmp_path: Path
+) -> None:
+    """As of when it was last heard of. A PID is ours, or nobody's, or another process has it."""
+    ours, nobody, another = os.getpid(), 2**22 + 1, os.getppid()
+    host = socket.gethostname()
+    begun = {(host, ours), (host, nobody), (host, another), ("elsewhere", nobody)}
+    runs = {one: uuid.uuid4() for one in begun}
+    for (where, pid), run_id in runs.items():
+        start_run(catalog, run_id, "remote", host=where, pid=pid, strategy="tar", workers=1)
+        update_run(catalog, run_id, copied=7, failed=0, bytes=70)
+    assert last_end(catalog, "remote") is None
+
+    made = history_of(catalog_url, tmp_path)
+    made.start("tar")
+
+    rows = recent_runs(catalog, "remote", 9)
+    found = {one.run_id: one for one in rows if one.run_id in runs.values()}
+    closed = {one for one, run_id in runs.items() if found[run_id].ended_at is not None}
+    assert closed == {(host, ours), (host, nobody)}
+    for one in closed:
+        run = found[runs[one]]
+        assert (run.outcome, run.exit_code, run.ended_at) == ("killed", None, run.updated_at)
+        assert f"PID {one[1]}: killed" in run_line(run)
+    end = last_end(catalog, "remote")
+    assert end is not None
+    assert end.exit_code == 1
+
+    # Where two machines have one name, one may be taken for dead that is not.
+    update_run(catalog, runs[host, nobody], copied=8, failed=0, bytes=80)
+    (lives,) = (one for one in recent_runs(catalog, "remote", 9) if one.copied == 8)
+    assert (lives.outcome, lives.ended_at) == (None, None)
+    made.end(Progress(0.0, 1).state(1.0), "done", 0)
 
 
 @pytest.mark.parametrize("known", [True, False, None])

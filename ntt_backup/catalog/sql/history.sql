@@ -5,16 +5,26 @@
 insert into ntt_backup.runs (run_id, target, host, pid, strategy, workers)
 values (%(run_id)s, %(target)s, %(host)s, %(pid)s, %(strategy)s, %(workers)s);
 
+-- name: unended_runs
+-- The runs of a target from one host that have no end.
+select run_id, pid from ntt_backup.runs
+where target = %(target)s and host = %(host)s and ended_at is null;
+
+-- name: note_killed
+-- Notes of runs whose process is gone that they were killed, at the latest known moment of theirs.
+update ntt_backup.runs set outcome = 'killed', ended_at = updated_at
+where run_id = any(%(run_ids)s) and ended_at is null;
+
 -- name: update_run
--- Notes what a run has done so far, and with an outcome how it ended; a run without a recent update
--- has died. The figures of a run only grow: a statement that was given up while a lock held it is
+-- Notes what a run has done so far, and with an outcome how it ended; one that was taken for killed
+-- is not. The figures of a run only grow: a statement that was given up while a lock held it is
 -- carried out later than the next one.
 update ntt_backup.runs
 set updated_at = now(), copied = greatest(copied, %(copied)s),
     failed = greatest(failed, %(failed)s), bytes = greatest(bytes, %(bytes)s),
     outcome = %(outcome)s, exit_code = %(exit_code)s,
     ended_at = case when %(outcome)s::text is not null then now() end
-where run_id = %(run_id)s and ended_at is null;
+where run_id = %(run_id)s and (ended_at is null or outcome = 'killed');
 
 -- name: may_note_hours
 -- Whether there is a table of hours, and we may add to it.
@@ -31,7 +41,7 @@ insert into ntt_backup.hours as known (target, hour, copied, failed, bytes, outa
 select target, date_trunc('hour', now()), greatest(%(copied)s - copied, 0),
     greatest(%(failed)s - failed, 0), greatest(%(bytes)s - bytes, 0), %(outage_s)s
 from ntt_backup.runs
-where run_id = %(run_id)s and ended_at is null
+where run_id = %(run_id)s and (ended_at is null or outcome = 'killed')
     and (%(copied)s > copied or %(failed)s > failed or %(bytes)s > bytes or %(outage_s)s > 0)
 for update
 on conflict (target, hour) do update
@@ -45,8 +55,9 @@ where target = %(target)s and hour > now() - make_interval(days => %(days)s)
 order by hour;
 
 -- name: last_end
--- When the target's last run ended, and how; and when one last ended with all copied.
-select ended_at, exit_code, (
+-- When the target's last run ended, and how; and when one last ended with all copied. One that was
+-- killed has no exit code: it counts as an error of the program.
+select ended_at, coalesce(exit_code, 1), (
     select max(ended_at) from ntt_backup.runs where target = %(target)s and exit_code = 0
 )
 from ntt_backup.runs where target = %(target)s and ended_at is not null

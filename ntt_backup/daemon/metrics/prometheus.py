@@ -121,7 +121,9 @@ METRICS: Final[Mapping[str, Metric]] = {
         "When a run last ended with 0; with --watch also when it last had nothing left to send.",
     ),
     "last_run_end_timestamp_seconds": _metric("gauge", "target", "When a run last ended."),
-    "last_run_exit_code": _metric("gauge", "target", "The exit code of that run."),
+    "last_run_exit_code": _metric(
+        "gauge", "target", "The exit code of that run; 1 where it was killed."
+    ),
     "last_dump_timestamp_seconds": _metric(
         "gauge", "target", "When the catalog was last dumped to the remote."
     ),

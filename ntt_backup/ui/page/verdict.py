@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from ntt_backup.catalog.failures import UNKNOWN
 from ntt_backup.catalog.history import Run
 from ntt_backup.errors import CatalogUnavailable, complete
 from ntt_backup.format import about, duration, many, moment, printable
+from ntt_backup.process.pid_lock import exists
 from ntt_backup.ui.page.facts import Facts
 
 # An outage that lasts longer may not pass by itself.
@@ -80,22 +80,12 @@ def lives(facts: Facts, run: Run) -> bool:
         return True
     if facts.daemon is not None:
         return bool(facts.daemon["run_id"] == str(run.run_id))
-    return _exists(run.pid)
+    return exists(run.pid)
 
 
 def under_way(facts: Facts) -> Run | None:
     """Returns the latest run that lives, of whatever host."""
     return next((run for run in facts.runs if lives(facts, run)), None)
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        return True
-    return True
 
 
 def _catalog(facts: Facts, now: datetime) -> Iterator[Point]:
