@@ -7,6 +7,7 @@ it is checked like what comes from the bucket, and where nothing can be written 
 from __future__ import annotations
 
 import os
+import random
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -49,7 +50,9 @@ class Cache:
         self._directory = self._root / blake3(place.encode()).hexdigest(length=16)
         self._most = most
         self._lock = threading.Lock()
-        self._written = 0
+        self._look_every = min(_LOOK_EVERY, most)
+        # Each program may write less than that: so one of several looks, by chance.
+        self._written = random.randrange(self._look_every)
 
     def load(self, name: str) -> bytes | None:
         """Returns what is kept under a name."""
@@ -72,7 +75,7 @@ class Cache:
             return
         with self._lock:
             self._written += len(data)
-            full = self._written > min(_LOOK_EVERY, self._most)
+            full = self._written > self._look_every
             if full:
                 self._written = 0
         if full:

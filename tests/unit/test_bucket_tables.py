@@ -66,6 +66,13 @@ def test_a_user_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) ->
     assert cache_directory() == Path("/var/cache/ntt-backup")
 
 
+def test_the_cache_stays_within_its_bound_where_each_program_keeps_little(tmp_path: Path) -> None:
+    for number in range(500):
+        Cache("s3://bucket", tmp_path, most=10_000).store(f"{number:032x}", bytes(1000))
+    # By chance one in ten of them looks.
+    assert sum(path.stat().st_size for path in tmp_path.glob("*/*/*")) <= 250_000
+
+
 def test_the_cache_stays_within_its_bound_and_does_without_a_directory(tmp_path: Path) -> None:
     cache = Cache("s3://bucket", tmp_path / "cache", most=10_000)
     for number in range(100):
