@@ -66,7 +66,9 @@ def give_blobs(
 def give_large(
     bucket: PatientBucket, digest: bytes, size: int | None, sink: ContentSink, offset: int = 0
 ) -> None:
-    """Hands over a blob that is an object of its own, from offset on. Raises ObjectArchived."""
+    """Hands over a blob that is an object of its own, from offset on, or from its end where that
+    comes first. Raises ObjectArchived.
+    """
     key = blob_key(digest.hex())
     if size is None:
         try:
@@ -79,7 +81,7 @@ def give_large(
             sink.not_given(digest, read_messages.MISSING, text)
             return
         size = info.size
-    _give_pieces(partial(bucket.read, key), key, 0, Large(digest, size, offset), sink)
+    _give_pieces(partial(bucket.read, key), key, 0, Large(digest, size, min(offset, size)), sink)
 
 
 def places(

@@ -217,6 +217,8 @@ class TargetWriter:
         resumed = self._large
         if resumed is not None and (resumed.digest, resumed.size) == (large.digest, large.offset):
             return
+        if resumed is not None and resumed.digest == large.digest:
+            os.unlink(large.digest.hex(), dir_fd=resumed.directory)  # The remote has less of it.
         self._abandon()
         kept = large.size > RESUMABLE and self._takes_part(large.digest)
         directory = self._target.partial if kept else self._stage

@@ -107,3 +107,19 @@ def test_a_large_blob_that_two_threads_fetch_is_whole_when_it_is_seen(
         first.publish()
         assert second.has_part(digest)
     assert {path: found for path, found in tree(tmp_path).items() if path in seen} == seen
+
+
+def test_a_part_that_the_remote_does_not_go_on_with_is_not_resumed_again(tmp_path: Path) -> None:
+    """Its blob is shorter there, and too small to be resumed."""
+    content = b"short"
+    digest = blake3(content).digest()
+    with (
+        closing(RestoreTarget(tmp_path)) as target,
+        closing(TargetWriter(target, "w", lambda count: None)) as writer,
+    ):
+        (tmp_path / ".ntt-restore" / "partial" / digest.hex()).write_bytes(bytes(9))
+        assert writer.resume(digest) == 9
+        writer.begin(Large(digest, len(content), len(content)))
+        writer.end("")
+        assert writer.again() == [digest]
+        assert not writer.has_part(digest)

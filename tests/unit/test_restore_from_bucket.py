@@ -385,6 +385,27 @@ def test_a_large_blob_is_resumed_and_a_wrong_part_fetched_again(
     assert reasons(run(tmp_path, Wanted())) == {blobid: "remote-corrupt"}
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("size", [MIB, 10])
+def test_a_part_that_is_longer_than_its_object_is_fetched_again(
+    bucket: FakeBucket, tmp_path: Path, size: int
+) -> None:
+    """The object is right, or was cut."""
+    content = random.Random(1).randbytes(MIB)
+    blobid = put_large(bucket, content)
+    bucket.objects[blob_key(blobid)] = content[:size]
+    partial = tmp_path / "back" / ".ntt-restore" / "partial"
+    partial.mkdir(parents=True)
+    (partial / blobid).write_bytes(bytes(2 * MIB))
+
+    done = run(tmp_path, Wanted())
+
+    right = size == len(content)
+    assert reasons(done) == ({} if right else {blobid: "remote-corrupt"})
+    assert tree(tmp_path / "back") == (by_path([content]) if right else {})
+    assert bucket.requests["get_range"] <= 2
+
+
 # --- sealed packs ---------------------------------------------------------------------------------
 
 
