@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
@@ -144,7 +145,8 @@ def verify_remote(
         jobs = CheckQueue(2 * question.workers, pool.cancelled, pool.wake)
         check = _Check(conn, settings.target, question, jobs, on_progress, pool)
         work = partial(hash_remote, jobs=jobs, fetch=fetching)
-        pool.run(question.workers, work, check.step)
+        with settling(check.settle):
+            pool.run(question.workers, work, check.step)
         return check.end()
     finally:
         pool.close()
@@ -167,6 +169,19 @@ def verify_store(
     finally:
         jobs.close()
     return check.end()
+
+
+@contextmanager
+def settling(settle: Callable[[], None]) -> Iterator[None]:
+    """Calls settle where the context ends with an error, which goes on: what is known of a
+    check, and not recorded, would be checked again.
+    """
+    try:
+        yield
+    except BaseException:
+        with suppress(BackupError):
+            settle()
+        raise
 
 
 @dataclass
@@ -206,10 +221,14 @@ class _Check:
 
     def end(self) -> Findings:
         """Records the last results. The threads have ended."""
-        self._take_results()
-        self._record()
+        self.settle()
         self.found.complete = self.found.checked >= self.found.total
         return self.found
+
+    def settle(self) -> None:
+        """Records what is known."""
+        self._take_results()
+        self._record()
 
     def _next_job(self) -> Job:
         if self.budget.time_is_up:

@@ -20,7 +20,7 @@ from typing import Final
 
 from ntt_backup.audit.packs import Checkable, Checked, look, read
 from ntt_backup.audit.remote_names import BucketNames
-from ntt_backup.audit.verify import LOST, Budget, Findings, Question
+from ntt_backup.audit.verify import LOST, Budget, Findings, Question, settling
 from ntt_backup.blobdir.layout import is_blobid
 from ntt_backup.catalog.connection import Connection, translated
 from ntt_backup.catalog.ledger import record_checks
@@ -65,7 +65,8 @@ def verify_bucket(
     # That it is not there must be noticed also where nothing is to be checked.
     next(bucket.list(FORMAT), None)
     try:
-        run_threads(question.workers, lambda _: check.work(), check.step, stop, news)
+        with settling(check.settle):
+            run_threads(question.workers, lambda _: check.work(), check.step, stop, news)
     finally:
         jobs.close()
     found = check.end()
@@ -124,14 +125,18 @@ class _Check:
         """Records the last results, and makes pending what lost packs held. The threads have
         ended.
         """
-        self._take_results()
-        self._record()
+        self.settle()
         if self.lost:
             self._require_blobs()
             self._requeue_lost()
         self.found.duration_s = time.monotonic() - self.budget.started
         self.found.complete = self.found.checked >= self.found.total
         return self.found
+
+    def settle(self) -> None:
+        """Records what is known, but for lost packs: what they held takes long to find out."""
+        self._take_results()
+        self._record()
 
     def _next(self) -> Checkable | None:
         """Returns what to check next; None where the limits do not allow it, or nothing is left."""

@@ -20,7 +20,7 @@ from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.ledger import Ledger
 from ntt_backup.catalog.packs import iter_packs
 from ntt_backup.config import Settings
-from ntt_backup.errors import ConfigError, RemoteUnreachable
+from ntt_backup.errors import CatalogUnavailable, ConfigError, RemoteUnreachable
 from ntt_backup.model import Blob, StoredPack
 from ntt_backup.objects import keys
 from ntt_backup.source.tree import SourceTree
@@ -146,6 +146,27 @@ def test_reading_finds_flipped_bytes_and_damaged_tables(
     found = verified(catalog, way="download", code=7)
     assert found.lost_packs == 1
     assert pending(catalog) == {blobid_of(one) for one in once}
+
+
+def test_what_was_read_before_an_error_is_recorded(catalog: Connection, bucket: FakeBucket) -> None:
+    right, wrong = back_up(catalog, bucket, contents(20, 1)), back_up(catalog, bucket, [b"content"])
+    flip(bucket, wrong.key, 515)
+
+    def fail(found: Findings) -> None:
+        if found.checked == 21:
+            raise CatalogUnavailable("somebody stopped it")
+
+    with pytest.raises(CatalogUnavailable, match="somebody stopped it"):
+        verify_bucket(
+            catalog,
+            bucket_settings(),
+            Question("download"),
+            on_progress=fail,
+            on_outage=lambda error, seconds: None,
+        )
+
+    assert pending(catalog) == {blobid_of(b"content")}
+    assert right.pack_id not in unproved(catalog)
 
 
 def test_reading_finds_a_pack_that_is_longer_than_what_was_sent(
