@@ -307,8 +307,9 @@ class S3Bucket:
                     self._ask_and_read(_no_pace, "get_object", key, Range="bytes=0-0")
                 error = self._errors.translated(failure, operation, key)
                 damaged += isinstance(error, ContentDamaged)
-                again = isinstance(error, Passing) and waited < self.patience
-                if not again and not 0 < damaged < _ATTEMPTS:
+                passing = isinstance(error, Passing) and waited < self.patience
+                again = isinstance(error, ContentDamaged) and damaged < _ATTEMPTS
+                if not (passing or again):
                     raise error from failure
             pause = wait * (0.1 + 0.9 * random.random())
             time.sleep(pause)

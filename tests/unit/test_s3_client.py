@@ -1,6 +1,7 @@
 """The client of a bucket, without a server."""
 
 import json
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from botocore.exceptions import ClientError
 from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.errors import RemoteDenied
 from ntt_backup.objects import s3
-from ntt_backup.objects.bucket import ObjectInfo
+from ntt_backup.objects.bucket import ContentDamaged, ObjectExists, ObjectInfo
 from ntt_backup.objects.s3_bucket import S3Bucket
 from ntt_backup.objects.s3_client import make_client
 
@@ -86,7 +87,31 @@ def _listed(monkeypatch: pytest.MonkeyPatch, modified: str) -> list[ObjectInfo]:
 
 
 def _error(code: str) -> ClientError:
-    return ClientError({"Error": {"Code": code}}, "GetObjectLockConfiguration")
+    response: Any = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": 400}}
+    return ClientError(response, "GetObjectLockConfiguration")
+
+
+@pytest.mark.parametrize(
+    ("answers", "error"),
+    [
+        (["BadDigest", "PreconditionFailed"], ObjectExists),
+        (["BadDigest", "AccessDenied"], RemoteDenied),
+        (["SlowDown", "BadDigest", "SlowDown", "BadDigest"], ContentDamaged),
+    ],
+)
+def test_content_that_was_damaged_on_its_way_is_sent_once_more_and_its_error_is_the_last(
+    answers: list[str], error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    client = Mock()
+    client.meta.endpoint_url = "http://127.0.0.1"
+    client.put_object.side_effect = [*map(_error, answers), _error("NoSuchBucket")]
+    bucket = S3Bucket(client, RemoteSettings.model_validate({"url": "s3://bucket"}))
+
+    with pytest.raises(error):
+        bucket.put("key", b"content", bytes(32))
+
+    assert client.put_object.call_count == len(answers)
 
 
 @pytest.mark.parametrize(
