@@ -74,11 +74,17 @@ class Listing:
                 elif self._low <= entry <= self._high:
                     names.append(entry)
             fd = self._tree.directory(directory) if names else -1  # It is still kept open.
+            damaged = False
             for name in sorted(names):
                 try:
                     status = os.stat(name, dir_fd=fd, follow_symlinks=False)
-                except OSError:
+                except FileNotFoundError:
                     continue  # It was moved or removed since the directory was read.
+                except OSError as problem:
+                    if not damaged:
+                        yield self._tree.unreadable(directory, problem)
+                    damaged = True
+                    continue
                 yield bytes.fromhex(name), status.st_size
 
     def _told(self, stray: Stray) -> Iterator[bytes]:

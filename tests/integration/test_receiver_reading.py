@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ntt_backup.blobdir.layout import StrayKind
+from ntt_backup.receiver.list_blobs import Listing
+from ntt_backup.receiver.workspace import Workspace
 from ntt_backup.wire import framing, read_messages, write_messages
 from tests.receiver_driver import (
     RemoteReceiver,
@@ -155,6 +160,34 @@ def test_strays_are_listed_and_not_followed(root: Path, receiver: RemoteReceiver
         f"{name[:2]}/link",
         *(f"{name[:2]}/{name[2:4]}/{one}" for one in ("half.tmp", wrong, link)),
     }
+
+
+def test_a_directory_with_files_that_have_no_size_is_told_as_unreadable(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their inodes are damaged: they are no blobs that are gone."""
+    blobs = fill(root, 3)
+    good, bad, gone = sorted(blobs)
+    size, real = len(blobs[good]), os.stat
+
+    def stat(name: str, **how: Any) -> os.stat_result:
+        if name in (bad.hex(), gone.hex()):
+            code = errno.EUCLEAN if name == bad.hex() else errno.ENOENT
+            raise OSError(code, os.strerror(code))
+        return real(name, **how)
+
+    workspace = Workspace(str(root))
+    monkeypatch.setattr(os, "stat", stat)
+    asked = read_messages.Range(LOW, HIGH, 0)
+    answer = list(Listing(workspace, asked, lambda: None).frames())
+    workspace.leave()
+
+    place = f"{bad.hex()[:2]}/{bad.hex()[2:4]}"
+    assert answer == [
+        read_messages.stray(list(StrayKind).index(StrayKind.UNREADABLE), place),
+        read_messages.names([(good, size)]),
+        read_messages.listed(read_messages.Listed(1, size, 1, False)),
+    ]
 
 
 @pytest.mark.parametrize("checking", ["blake3", "b3sum"])
