@@ -89,7 +89,8 @@ def examine(
     layer = in_file | held | in_environment | sources.from_flags(flags or {})
     layer = sources.from_aws(environ, layer) | layer
     table = "remote" if target == DEFAULT_TARGET else f"targets.{target}"
-    settings, wrong = _validated(model, layer, target, table)
+    path = sources.path_of(file, environ)
+    settings, wrong = _validated(model, layer, target, table, path)
     problems += wrong
     # A variable would send the blobs of another target to the place of `remote`.
     place = next((in_file[key].origin for key in sources.PLACE if key in in_file), None)
@@ -103,7 +104,7 @@ def examine(
             if key in in_environment and (key in in_file or key != "remote.endpoint")
         ]
     for other in others:
-        problems += _validated(CatalogConfig, other, target, "remote", complete=False)[1]
+        problems += _validated(CatalogConfig, other, target, "remote", path, complete=False)[1]
     return Found(settings, layer, problems)
 
 
@@ -193,7 +194,13 @@ def _in_common(what: Mapping[str, T]) -> Iterator[tuple[T, str]]:
 
 
 def _validated(
-    model: type[ConfigT], layer: sources.Layer, target: str, table: str, *, complete: bool = True
+    model: type[ConfigT],
+    layer: sources.Layer,
+    target: str,
+    table: str,
+    file: Path,
+    *,
+    complete: bool = True,
 ) -> tuple[ConfigT | None, list[Problem]]:
     """Returns the settings of a layer, or its problems. complete: nothing may be missing."""
     try:
@@ -207,4 +214,4 @@ def _validated(
             for one in found
             if one["loc"] not in above and (complete or one["type"] != "missing")
         ]
-        return None, [problem for one in wrong for problem in explain(one, layer, table)]
+        return None, [problem for one in wrong for problem in explain(one, layer, table, file)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from pydantic_core import ErrorDetails
 
@@ -31,8 +32,8 @@ _CHAIN = (
 )
 
 
-def explain(error: ErrorDetails, layer: Layer, table: str) -> Iterator[Problem]:
-    """Yields the problems of an error of pydantic. table: names the target."""
+def explain(error: ErrorDetails, layer: Layer, table: str, file: Path) -> Iterator[Problem]:
+    """Yields the problems of an error of pydantic. table: names the target. file: would have it."""
 
     def origin_of(key: str) -> str:
         origin = layer[key].origin if key in layer else key
@@ -46,10 +47,10 @@ def explain(error: ErrorDetails, layer: Layer, table: str) -> Iterator[Problem]:
     origin = origin_of(key)
     if error["type"] == "missing":
         if section == "remote":
-            yield _no_place(layer, table)
+            yield _no_place(layer, table, file)
         else:
             required = [known for known, field in fields.items() if field.is_required()]
-            yield from (_missing(f"{section}.{one}", section) for one in required)
+            yield from (_missing(f"{section}.{one}", section, file) for one in required)
     elif error["type"] == "extra_forbidden" and _SECRET.search(name):
         yield Problem(f"{origin} is not a setting: credentials stand in no file of ours", _CHAIN)
     elif error["type"] == "extra_forbidden":
@@ -84,22 +85,22 @@ def may_be_secret(text: str) -> bool:
     return bool(_MAY_HOLD_A_PASSWORD.search(text) or _SECRET.search(text))
 
 
-def _no_place(layer: Layer, table: str) -> Problem:
+def _no_place(layer: Layer, table: str, file: Path) -> Problem:
     """Returns the problem of a target without a place, or with half of one."""
     given = {name for name in ("host", "path") if f"remote.{name}" in layer}
     if len(given) == 1:
         (absent,) = {"host", "path"} - given
-        problem = _missing(f"remote.{absent}", table)
+        problem = _missing(f"remote.{absent}", table, file)
         return problem._replace(hint=f"{problem.hint}, or name the whole place by url")
-    problem = _missing("remote.url", table)
+    problem = _missing("remote.url", table, file)
     return problem._replace(hint=f"{problem.hint}: {FORMS}")
 
 
-def _missing(key: str, table: str) -> Problem:
+def _missing(key: str, table: str, file: Path) -> Problem:
     name = key.partition(".")[2]
     # A variable is for the target `remote`, where the file has others.
     variables = [one for one, known in ENVIRONMENT.items() if known == f"{table}.{name}"]
-    ways = [*variables, f"{name} under [{table}] in the configuration file"]
+    ways = [*variables, f"{name} under [{table}] in {file}"]
     return Problem(f"{table}.{name} is not set", "set " + " or ".join(ways))
 
 

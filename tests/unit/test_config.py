@@ -423,7 +423,7 @@ def test_what_is_no_recipient_is_refused(file: Path, value: str) -> None:
 def test_a_target_inherits_no_part_of_its_place(file: Path) -> None:
     error = refused(NAS.replace('path = "/volume"\n', ""), path=file, target="nas")
     assert error.message == "targets.nas.path is not set"
-    assert "path under [targets.nas]" in error.hint
+    assert f"path under [targets.nas] in {file}" in error.hint
     assert "place by url" in error.hint
 
 
