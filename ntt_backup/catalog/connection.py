@@ -89,7 +89,7 @@ def connect(url: str, application_name: str) -> Connection:
             **options,
         )
     except psycopg.Error as error:
-        raise _translate(error, f"let us in ({describe(url)})") from error
+        raise _translate(error, f"accept our connection ({describe(url)})") from error
     with translated("set up the connection"):
         conn.execute(statement("set_defaults"))
         if conn.info.parameter_status("server_encoding") == "SQL_ASCII":

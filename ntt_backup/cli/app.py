@@ -31,9 +31,9 @@ from ntt_backup.model import DEFAULT_TARGET
 
 _COMMANDS = {
     "bench": "Measure the link, and the ways to send blobs over it.",
-    "bwlimit": "Set what a running daemon may send.",
+    "bwlimit": "Set how fast a running daemon may send.",
     "check": "Check everything that a run needs.",
-    "completion": "Print what makes a shell complete our commands, options and names.",
+    "completion": "Print the code that lets a shell complete commands, options and names.",
     "config": "Show or check the configuration.",
     "demo": "Back up an example store, all on this machine.",
     "drill": "Prove that everything can be restored.",
@@ -44,15 +44,15 @@ _COMMANDS = {
     "install-receiver": "Prepare an ssh key that can only back up.",
     "install-service": "Install the service for systemd, or remove it.",
     "man": "Print the man page, or write it into a directory.",
-    "mount": "Mount packs as a directory of blobs, or a snapshot as the tree it was taken of.",
-    "now": "Have a running daemon look for work, and do what is due, at once.",
+    "mount": "Mount packs as a directory of blobs, or a snapshot as a tree of files.",
+    "now": "Make a running daemon look for work, and do what is due, at once.",
     "notify": "Send a notice, to see whether it arrives.",
     "pack": "Pack blobs into one file, or look into one.",
-    "pause": "Have a running daemon send nothing until it is resumed.",
+    "pause": "Make a running daemon send nothing until it is resumed.",
     "reconcile": "Compare catalog, store and remote by name and size.",
     "requeue": "Make failed blobs pending again.",
     "restore": "Restore blobs, or the catalog, from the remote.",
-    "resume": "Have a paused daemon go on.",
+    "resume": "Make a paused daemon continue.",
     "run": "Send the pending blobs to the remote.",
     "runs": "List the last runs: when, how they ended, what they copied.",
     "scan": "Register in the catalog what only the store has.",
@@ -60,7 +60,7 @@ _COMMANDS = {
     "show": "Tell everything that is known of one blob.",
     "snapshot": "Keep versions of files that change in place, and bring them back.",
     "status": "Show what is pending, copied and failed, and who works.",
-    "stop": "Have a running daemon end after what is in flight.",
+    "stop": "End a running daemon after what is in flight.",
     "unpack": "Unpack pack files into a directory.",
     "verify": "Check the blobs on the remote by their hashes.",
 }
@@ -100,15 +100,15 @@ class _Program(LazyGroup):
     default=DEFAULT_TARGET,
     show_default=True,
     shell_complete=target_names,
-    help="Name of the remote to work with. For run, status, serve, config check and what asks a"
-    " daemon (pause, resume, bwlimit, now, stop) also several, as a,b, or all.",
+    help="Name of the remote to work with. For run, status, serve, config check and the commands"
+    " to a daemon (pause, resume, bwlimit, now, stop) also several, as a,b, or all.",
 )
 @click.option(
     "--sizes",
     type=click.Choice(["si", "iec"]),
     default="si",
     envvar="NTT_SIZES",
-    help="Units for people: si for MB, of 10^6 bytes, iec for MiB; default: NTT_SIZES, else si.",
+    help="Units that are shown: si for MB (10^6 bytes), iec for MiB; default: NTT_SIZES, else si.",
 )
 @click.option("-v", "--verbose", is_flag=True, help="Show the traceback of an unforeseen error.")
 @click.version_option(__version__, prog_name="ntt-backup-remote")
@@ -120,7 +120,7 @@ def cli(
 
     Exit codes: 0 done, 1 unforeseen, 2 usage or configuration, 3 another coordinator runs, 4
     catalog, 5 remote unreachable, 6 remote cannot store, 7 finished but something failed or was
-    found wrong, 8 no daemon runs that could be asked, 130/143 stopped by a signal.
+    found wrong, 8 no daemon runs to be asked, 130/143 stopped by a signal.
     """
     context.obj = Common(config, target)
     use_iec(iec=sizes == "iec")

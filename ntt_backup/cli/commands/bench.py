@@ -77,7 +77,7 @@ def bench() -> None:
     type=click.FloatRange(0.2),
     default=3.0,
     show_default=True,
-    help="For each measurement of throughput.",
+    help="Time for each measurement of throughput.",
 )
 @click.option(
     "--streams",
@@ -92,7 +92,7 @@ def bench() -> None:
     type=click.IntRange(3),
     default=1000,
     show_default=True,
-    help="In all rounds together.",
+    help="Number of round trips, in all rounds together.",
 )
 @_JSON
 @_QUIET
@@ -112,7 +112,12 @@ def bench_link(common: Common, /, json_file: Path | None, quiet: bool, **options
 
 @bench.command("strategies")
 @_ROUNDS
-@click.option("--seconds", type=click.FloatRange(0.2), default=3.0, help="For the ceiling.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0.2),
+    default=3.0,
+    help="Time for the ceiling: a bare stream.",
+)
 @click.option(
     "--sample", type=_SIZE, help="Bytes, such as 1GB; default: what the link carries in 10 s."
 )

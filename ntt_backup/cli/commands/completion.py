@@ -12,7 +12,7 @@ _VARIABLE = f"_{PROGRAM}_COMPLETE".replace("-", "_").upper()
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print what makes a shell complete our commands, options and names.
+    """Print the code that lets a shell complete commands, options and names.
 
     bash: eval "$(ntt-backup-remote completion bash)" in ~/.bashrc. zsh: the same with zsh, after
     compinit, in ~/.zshrc. fish: ntt-backup-remote completion fish | source, in

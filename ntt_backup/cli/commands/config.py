@@ -16,5 +16,5 @@ _COMMANDS = {
 def config() -> None:
     """Show or check the configuration.
 
-    Neither the catalog nor the remote is asked: `check` of the program itself does that.
+    Neither the catalog nor the remote is asked: the command `check`, without `config`, does that.
     """

@@ -31,8 +31,8 @@ from ntt_backup.format import many, printable
 def check(context: click.Context, as_json: bool) -> None:
     """Check the configuration, for all targets.
 
-    With --target, which may name several, check only these. All problems are told at once; a
-    missing store is none where there are only snapshot sets. Exit code 2 when there is one.
+    With --target, which may name several, check only these. All problems are told at once. Where
+    there are only snapshot sets, no store is needed. Exit code 2 when there is a problem.
     """
     common: Common = context.obj
     file, environ = common.config, os.environ

@@ -37,7 +37,7 @@ def _ask(common: Common, do: str, *, as_json: bool, **values: str) -> None:
 @json_option
 @click.pass_obj
 def pause(common: Common, as_json: bool) -> None:
-    """Have a running daemon send nothing until it is resumed.
+    """Make a running daemon send nothing until it is resumed.
 
     It keeps its connections, and what it has begun. To a bucket it first ends the requests that
     have begun. A pause ends with the daemon.
@@ -49,7 +49,7 @@ def pause(common: Common, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def resume(common: Common, as_json: bool) -> None:
-    """Have a paused daemon go on."""
+    """Make a paused daemon continue."""
     _ask(common, "resume", as_json=as_json)
 
 
@@ -58,10 +58,10 @@ def resume(common: Common, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def bwlimit(common: Common, rate: str, as_json: bool) -> None:
-    """Set what a running daemon may send.
+    """Set how fast a running daemon may send.
 
-    RATE is bytes a second of all workers together, such as 4MB/s; `off` for no limit; `timetable`
-    for what run.bwlimit says. It holds until the daemon ends.
+    RATE is bytes a second of all workers together, such as 4MB/s; `off` means no limit; `timetable`
+    means what run.bwlimit says. It holds until the daemon ends.
     """
     _ask(common, "bwlimit", as_json=as_json, rate=rate)
 
@@ -70,7 +70,7 @@ def bwlimit(common: Common, rate: str, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def stop(common: Common, as_json: bool) -> None:
-    """Have a running daemon end after what is in flight.
+    """End a running daemon after what is in flight.
 
     It ends with exit code 143, as by SIGTERM. One that is paused ends at once, and loses nothing.
     """
@@ -81,9 +81,9 @@ def stop(common: Common, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def now(common: Common, as_json: bool) -> None:
-    """Have a running daemon look for work, and do what is due, at once.
+    """Make a running daemon look for work, and do what is due, at once.
 
-    It waits for nothing any longer: new blobs, the end of an outage, the time of the next look
-    whether a dump or a snapshot is due.
+    It tries at once whatever it waits for: new blobs, the end of an outage, the time of the next
+    dump or snapshot.
     """
     _ask(common, "now", as_json=as_json)

@@ -36,7 +36,7 @@ def dumps(common: Common, identity: Path | None, as_json: bool) -> None:
     """List the dumps of the catalog on the remote.
 
     The newest comes first. Beside each stands what is wrong with it. `restore --catalog --dump
-    NAME` brings one back. The catalog is asked what it knows of them, and need not be there.
+    NAME` brings one back. This works without the catalog, too, which only adds what it knows.
     """
     settings = common.load(RemoteConfig, identity_flag(identity))
     ledger: list[DumpRun] | None = None

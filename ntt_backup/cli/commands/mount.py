@@ -59,7 +59,7 @@ def mount(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Mount packs as a directory of blobs, or a snapshot as the tree it was taken of.
+    """Mount packs as a directory of blobs, or a snapshot as a tree of files.
 
     A blob is shown as DIR/aa/bb/BLOBID. The packs are those in a directory, or those in the
     target's bucket. Root and Linux 6.12 are needed (6.4 for a bucket). umount DIR ends it. What is

@@ -32,15 +32,17 @@ _SETTINGS = ("workers", "batch_size", "batch_bytes", "strategy", "codec", "bwlim
 @click.command()
 @click.option("--once", is_flag=True, help="Send what is pending, then end. This is the default.")
 @click.option("--watch", is_flag=True, help="Run until stopped, and send new blobs as they come.")
-@click.option("--workers", help="Number of workers that send in parallel.")
-@click.option("--batch-size", help="Largest number of blobs in a batch.")
-@click.option("--batch-bytes", help="Largest content of a batch, for example 256MiB.")
+@click.option("--workers", metavar="N", help="Number of workers that send in parallel, 1 to 256.")
+@click.option("--batch-size", metavar="N", help="Largest number of blobs in a batch.")
+@click.option("--batch-bytes", metavar="SIZE", help="Largest content of a batch, such as 256MiB.")
 @click.option(
     "--strategy", help="How batches are sent: auto, stream or tar; to a bucket always objects."
 )
 @click.option("--codec", help="Compression of stream: auto, none, zlib, zstd-1, ... zstd-12.")
 @click.option(
-    "--bwlimit", metavar="RATE", help="Bytes a second of all workers together, for example 10MB."
+    "--bwlimit",
+    metavar="RATE",
+    help="Bytes a second of all workers together, such as 10MB, or a timetable.",
 )
 @click.option("--skip-pgdump", is_flag=True, help="Send no dump of the catalog.")
 @click.option(
@@ -64,7 +66,10 @@ def run(
     log_level: str | None,
     **flags: str | None,
 ) -> None:
-    """Send the pending blobs to the remote."""
+    """Send the pending blobs to the remote.
+
+    What no option says is taken from the settings [run] and [log]: `config show` lists them.
+    """
     if once and watch:
         raise click.UsageError("give only one of --once and --watch")
     given: dict[str, object] = {f"run.{name}": flags[name] for name in _SETTINGS}

@@ -29,13 +29,13 @@ from ntt_backup.config import ALL_TARGETS, CatalogConfig
     "known_as",
     multiple=True,
     metavar="HOST",
-    help="Name by which a browser may ask for the page, as behind a proxy; several times.",
+    help="Name by which a browser may ask for the page, as behind a proxy; may be repeated.",
 )
 @click.pass_obj
 def serve(common: Common, listen: str, expose: bool, known_as: tuple[str, ...]) -> None:
     """Show the state of all targets as a web page.
 
-    It renews itself, and only reads.
+    The page renews itself. The command only reads.
     """
     from datetime import UTC, datetime
 

@@ -21,6 +21,6 @@ _COMMANDS = {
 def snapshot() -> None:
     """Keep versions of files that change in place, and bring them back.
 
-    A set has a name and paths; each `take` makes a version of it on the target, of what has
+    A set has a name and paths. Each `take` makes a version of it on the target, and sends what has
     changed since the last one.
     """

@@ -28,8 +28,8 @@ from ntt_backup.wire.snapshot_names import begun
 def list(common: Common, set_name: str, as_json: bool) -> None:
     """List the versions of a set, or of all.
 
-    Where what is in them cannot be read, because it is sealed or the key may not, only names and
-    sizes are told. Exit code 7 when a manifest is damaged.
+    Of versions that cannot be read, since they are sealed or the ssh key may not, only names and
+    sizes are listed. Exit code 7 when a manifest is damaged.
     """
     if set_name:
         require_set(set_name)

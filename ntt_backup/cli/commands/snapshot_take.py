@@ -46,8 +46,8 @@ def take(
 ) -> None:
     """Make a version of a set on the target.
 
-    What a set SET has stands under [snapshots.SET] in the configuration; without that, PATHs are
-    named here each time. Only what has changed since the last version is read and stored: what has
+    The paths of SET stand under [snapshots.SET] in the configuration; without that, PATHs are named
+    here each time. Only what has changed since the last version is read and stored: what has
     another size, time, inode or mode. Neither the catalog nor the store is needed. Exit code 7 when
     a file could not be read.
     """

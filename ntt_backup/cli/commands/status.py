@@ -39,14 +39,14 @@ _CATALOG_SECONDS: Final = 10.0
     is_flag=True,
     help="Count everything. Without it, figures that take long to count are estimated.",
 )
-@click.option("--watch", is_flag=True, help="Show it again and again, until Ctrl-C.")
+@click.option("--watch", is_flag=True, help="Show it again and again, until Ctrl-C ends it.")
 @click.option(
     "--interval",
     type=click.FloatRange(0.2, 3600),
     default=2.0,
     show_default=True,
     metavar="SECONDS",
-    help="With --watch: how often. The catalog is asked every 10 seconds at most.",
+    help="With --watch: time between two looks. The catalog is asked every 10 seconds at most.",
 )
 @click.pass_obj
 def status(common: Common, as_json: bool, exact: bool, watch: bool, interval: float) -> None:
