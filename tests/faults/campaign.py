@@ -292,7 +292,8 @@ def _finish_era(environment: FaultEnvironment, tally: Tally, model: Model) -> li
     """Put everything right; then one run must make all complete, and nothing may be lost."""
     env = environment.env
     environment.put_right()
-    env.register(sorted(environment.deleted))
+    # Rows were deleted, and could not be inserted while there was no database.
+    env.register(sorted(environment.blobs))
     env.write_config(run={"skip_pgdump": False}, dump={"mode": "series"})
     env.run("requeue")
     env.run("run")

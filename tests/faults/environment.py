@@ -80,7 +80,6 @@ class FaultEnvironment:
     blobs: dict[str, bytes] = field(default_factory=dict)
     damaged: dict[str, bytes] = field(default_factory=dict)
     ever_damaged: set[str] = field(default_factory=set)
-    deleted: set[str] = field(default_factory=set)
     run: Process | None = None
     sizes: tuple[int, ...] = (0, 1, 600, 5_000, 30_000, 30_000, 60_000, 90_000)
     target = "ssh"
@@ -182,7 +181,7 @@ class FaultEnvironment:
         """An empty store, and an empty catalog."""
         _empty(self.env.store)
         self.env.query("truncate blobs, ntt_backup.failures, ntt_backup.dumps")
-        for known in (self.blobs, self.damaged, self.ever_damaged, self.deleted):
+        for known in (self.blobs, self.damaged, self.ever_damaged):
             known.clear()
 
     def peace(self) -> None:

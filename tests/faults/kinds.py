@@ -146,7 +146,6 @@ def _delete_rows(environment: FaultEnvironment) -> None:
     victims = environment.chance.sample(sorted(environment.blobs), min(5, len(environment.blobs)))
     with suppress(psycopg.Error):
         environment.env.query("delete from blobs where blobid = any(%s)", victims)
-        environment.deleted.update(victims)
         return
     raise Missed
 
