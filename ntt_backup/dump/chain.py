@@ -75,13 +75,13 @@ def with_bases(names: Iterable[str], known: Mapping[str, Stored]) -> frozenset[s
 
 class DumpText:
     """What pg_dump wrote, of the last one of a chain; read once. damaged: after less than all of it
-    the dump that is at fault.
+    the dump that is at fault, and why.
     """
 
     def __init__(self, remote_dir: RemoteDir, chain: Sequence[Stored]) -> None:
         self._remote_dir = remote_dir
         self._chain = chain
-        self.damaged = ""
+        self.damaged = self.why = ""
 
     def __iter__(self) -> Generator[bytes, None, None]:
         last, first = self._chain[-1], self._chain[0]
@@ -104,8 +104,9 @@ class DumpText:
             stack.enter_context(_nesting(len(self._chain)))
             try:
                 yield from segments
-            except SeriesDamaged:
-                self.damaged = self.damaged or last.name
+            except SeriesDamaged as error:
+                if not self.damaged:
+                    self.damaged, self.why = last.name, str(error)
             # The session gives nothing else before the end of this; and it is proved there.
             for _ in stored:
                 continue
@@ -119,7 +120,7 @@ class DumpText:
             yield piece
         record = one.record
         if record is None or (record.bytes, record.sha256) != (size, digest.hexdigest()):
-            self.damaged = one.name
+            self.damaged, self.why = one.name, "its SHA-256 is another"
 
     def _save(self, one: Stored, file: IO[bytes]) -> None:
         with _keeping():

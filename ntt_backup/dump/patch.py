@@ -67,6 +67,7 @@ def apply(
         named = [] if removed is None else removed.lines(like)
         runs = list(zip(*(numbers[count + n :: 3] for n in range(3)), strict=True))
         before = old.split(b"\n")
+        _require_few(runs, most)
         left, between = _left(before, runs)
         known = _dictionary(b"\n".join([*left, *named]))
         rest = plain(zstandard.ZstdDecompressor(dict_data=known), lines, most).split(b"\n")
@@ -124,6 +125,16 @@ def _common(before: Sequence[bytes], place: int, after: Sequence[bytes], number:
         else:
             step //= 4
     return length
+
+
+def _require_few(runs: Sequence[Run], most: int) -> None:
+    """Raises ValueError where the runs cannot be those of a text of so many bytes: a few bytes of a
+    patch may ask for as much work as hours hold. Every run but the last has a line.
+    """
+    if len(runs) > most + 2:
+        raise ValueError("it has more runs than its text has bytes")
+    if sum(length for _, _, length in runs) > most + 1:
+        raise ValueError("its runs have more lines than its text has bytes")
 
 
 def _left(before: Sequence[bytes], runs: Iterable[Run]) -> tuple[list[bytes], list[bytes]]:

@@ -88,7 +88,7 @@ def restore_catalog(
                 return Recalled(one, user, _rights(pg_restore, head, user, warn))
             damaged = text.damaged or one.name
             of = "" if damaged == one.name else f" cannot be read: {damaged}"
-            warn(f"{one.name}{of} is damaged: its SHA-256 is another")
+            warn(f"{one.name}{of} is damaged: {text.why or 'its SHA-256 is another'}")
     if name is not None:
         raise DumpFailed(
             f"the dump {name} is damaged" if tried else f"there is no dump {name} on the remote",

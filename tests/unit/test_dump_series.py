@@ -6,7 +6,7 @@ import base64
 import hashlib
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
@@ -119,6 +119,27 @@ def test_a_patch_makes_the_new_text_and_nonsense_is_refused(
         for known in (removed, Removed(), None):
             with suppress(patch.PatchDamaged):
                 assert len(patch.apply(old, damaged, 1000, known)[0]) <= 1001
+
+
+def a_patch(numbers: Iterable[int], lines: bytes = b"") -> bytes:
+    """A patch that says what no writer would say."""
+    packed = zstandard.ZstdCompressor().compress(patch._varints(numbers))
+    return patch._HEAD.pack(len(packed)) + packed + zstandard.ZstdCompressor().compress(lines)
+
+
+def test_runs_of_more_lines_than_the_text_may_have_are_refused_before_they_are_looked_at() -> None:
+    """A few kilobytes of them, all of a long text, would keep a restore busy for hours."""
+    count = 50_000
+    old = b"\n" * count
+    back = patch._unsigned(-count)
+    runs = [0, 0, count, *[0, back, count] * 2000]
+    with pytest.raises(patch.PatchDamaged, match="more lines than"):
+        patch.apply(old, a_patch([0, *runs]), count, Removed())
+    empty = [0, 0, 0] * 2000
+    with pytest.raises(patch.PatchDamaged, match="more runs than"):
+        patch.apply(old, a_patch([0, *empty]), 1000, Removed())
+    copy = patch.apply(old, a_patch([0, 0, 0, count + 1, 0, 0, 0]), count, Removed())
+    assert copy[0] == old
 
 
 edits = st.lists(st.tuples(st.integers(0, 99), st.integers(0, 20), st.lists(lines, max_size=5)))
@@ -361,6 +382,23 @@ def test_the_longest_chain_comes_back_and_a_longer_one_is_refused(tmp_path: Path
     assert b"".join(DumpText(cast(DumpsByShell, RemoteDir()), chain)) == text
     with pytest.raises(ChainBroken, match="needs more than 1,000 dumps"):
         chain_of(known[str(LONGEST + 1)], known)
+
+
+def test_nonsense_in_a_dump_of_a_series_with_the_right_sum_is_told_of(tmp_path: Path) -> None:
+    series = Series(tmp_path)
+    series.add(b"".join(rows(50)))
+    file = series.files[0][:-1]
+    (one,) = a_chain(0)
+    assert one.record is not None
+    made = replace(one.record, bytes=len(file), sha256=hashlib.sha256(file).hexdigest())
+
+    class RemoteDir:
+        def fetch(self, name: str) -> Iterator[bytes]:
+            yield file
+
+    found = DumpText(cast(DumpsByShell, RemoteDir()), [replace(one, record=made)])
+    assert b"".join(found) == b""
+    assert (found.damaged, found.why) == (one.name, "its end is missing")
 
 
 def test_a_full_dump_begins_a_chain_when_the_last_one_is_long_or_has_a_gap() -> None:
