@@ -17,7 +17,7 @@ from typing import Final
 
 from ntt_backup.config import Settings
 from ntt_backup.daemon.side_job import SideJob, SideJobs, tell
-from ntt_backup.dump.events import DumpFailed
+from ntt_backup.dump.events import DumpFailed, DumpRecovered
 from ntt_backup.dump.job import dump
 from ntt_backup.dump.rehearsal import relied_on
 from ntt_backup.errors import BackupError, DumpImpossible
@@ -49,7 +49,9 @@ def dump_job(settings: Settings) -> SideJob:
     """Returns the dumps of a run."""
     wanted = settings.dump
     every = None if settings.run.skip_pgdump else min(wanted.interval, wanted.max_age or math.inf)
-    return SideJob(partial(_dump, settings), "ntt-dump", every=every, died=_dump_died)
+    return SideJob(
+        partial(_dump, settings), "ntt-dump", every=every, died=_dump_died, well=DumpRecovered
+    )
 
 
 def _dump(settings: Settings) -> JobOver:

@@ -44,8 +44,8 @@ class SideJob:
     body: does it, and says what happens by `tell`. name: of the process. every: seconds from one
     start to the next, where the work does not say when; None: it is never done. died: makes the
     event of a process that ended without a word. well: makes the event of one that has not failed,
-    after an error was told. retry: seconds from a failure to the next start; each failure that
-    follows doubles them, to an hour at most.
+    or is not to be done any more, after an error was told. retry: seconds from a failure to the
+    next start; each failure that follows doubles them, to an hour at most.
     """
 
     def __init__(
@@ -120,6 +120,8 @@ class SideJob:
         for event in self._events(now):
             self._wrong |= event.level == "error"
             yield event
+        if self._every == math.inf and not self.running:
+            self.failed = False  # It was switched off.
         if self._wrong and self._well is not None and not (self.running or self.failed):
             self._wrong = False
             yield self._well()

@@ -65,6 +65,15 @@ class DumpSkipped(Event):
         return f"nobody but us has changed the catalog since {self.name}"
 
 
+class DumpRecovered(Event):
+    """No dump fails any more: one was made, need not be, or none is wanted. Told once after
+    `dump_failed`, by a run that watches.
+    """
+
+    def _text(self) -> str:
+        return "no dump of the catalog fails any more"
+
+
 class DumpFailed(ErrorFields, Event):
     """The catalog is not dumped; the blobs go on. exit_code is that of the command `dump`; the run
     ends with 7 unless something else decides.

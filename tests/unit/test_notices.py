@@ -24,7 +24,7 @@ from ntt_backup.daemon.notices import process as notice_process
 from ntt_backup.daemon.notices.troubles import Notice, Notices
 from ntt_backup.daemon.progress import Progress
 from ntt_backup.daemon.run_state import RunState
-from ntt_backup.dump.events import DumpFailed, DumpSkipped
+from ntt_backup.dump.events import DumpFailed, DumpRecovered, DumpSkipped
 from ntt_backup.errors import RemoteUnreachable
 from ntt_backup.events import Event
 from ntt_backup.snapshot.events import SnapshotFailed, SnapshotsRecovered
@@ -153,9 +153,18 @@ def test_the_stall_of_a_run_that_was_killed_is_over_when_its_workers_start_anew(
     ]
 
 
-def test_snapshots_that_fail_no_more_are_no_trouble_though_none_was_taken() -> None:
-    failures = [SnapshotFailed(set=name, **ERROR) for name in ("etc", "")]
-    heard = [start(watch=True), *failures, SnapshotsRecovered(), SnapshotsRecovered()]
+@pytest.mark.parametrize(
+    ("failures", "well"),
+    [
+        ([SnapshotFailed(set=name, **ERROR) for name in ("etc", "")], SnapshotsRecovered()),
+        ([DumpFailed(**ERROR), DumpFailed(**ERROR)], DumpRecovered()),
+    ],
+    ids=["snapshots", "dumps"],
+)
+def test_side_jobs_that_fail_no_more_are_no_trouble_though_none_was_done(
+    failures: list[Event], well: Event
+) -> None:
+    heard = [start(watch=True), *failures, well, well]
     assert told(*((0, event) for event in heard)) == [
         *("start", "failure", "first_failure", "failure"),
         "recovery",

@@ -188,6 +188,19 @@ def test_a_job_tells_once_that_it_is_well_after_an_error(program: Path) -> None:
     assert kinds("false", 5e5) == []
 
 
+@pytest.mark.parametrize("works", [False, True], ids=["after", "meanwhile"])
+def test_dumps_that_are_switched_off_fail_no_more(program: Path, works: bool) -> None:
+    error = DumpFailed(exit_code=5, message="m", detail="", hint="").encode().decode().strip()
+    program.write_text(f'print({error!r}); print(\'{{"event": "job_over", "failed": true}}\')')
+    job, off = dump_job(settings()), dump_job(settings(**{"run.skip_pgdump": True}))
+    job.start_if_due(0.0)
+    kinds = [] if works else [one.kind for one in heard(job)]
+    job.become(off, look=False)
+    kinds += [one.kind for one in (*heard(job), *job.hear(1.0))]
+    assert kinds == ["dump_failed", "dump_recovered"]
+    assert not job.failed
+
+
 def test_a_job_that_dies_is_told_of_by_its_newest_settings(program: Path) -> None:
     def died(*_: object) -> Event:
         return Warning(reason="it died")

@@ -15,7 +15,7 @@ from typing import Any, Final
 from ntt_backup import events
 from ntt_backup.daemon.open_outages import OpenOutages
 from ntt_backup.daemon.run_state import RunState
-from ntt_backup.dump.events import DumpComplete, DumpFailed, DumpSkipped
+from ntt_backup.dump.events import DumpComplete, DumpFailed, DumpRecovered, DumpSkipped
 from ntt_backup.events import Event
 from ntt_backup.model import Reason
 from ntt_backup.snapshot.events import SnapshotComplete, SnapshotFailed, SnapshotsRecovered
@@ -93,7 +93,7 @@ class Notices:
                 one.error = what.line or ""
             case DumpFailed():
                 yield from _failure(_DUMP, target, one, what)
-            case DumpComplete() | DumpSkipped():
+            case DumpComplete() | DumpSkipped() | DumpRecovered():
                 yield from _over(_DUMP, target, one, what)
             case SnapshotFailed():
                 yield from _failure(f"{_SNAPSHOT}{what.set}", target, one, what)
