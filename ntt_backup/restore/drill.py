@@ -69,10 +69,12 @@ class Drilled:
 
     @property
     def proved(self) -> bool:
-        """Whether all is right. An empty restore proves nothing, nor does an older dump."""
+        """Whether all is right. An empty restore proves nothing, nor does an older dump, or one in
+        which nothing was copied yet: it does not tell what should have come back.
+        """
         proof = self.proof
         bad = self.bad_dumps or self.restored.wrong or proof.lost or proof.wrong
-        return not bad and proof.right > 0 and proof.rows > 0
+        return not bad and proof.right > 0 and proof.copied > 0
 
     @property
     def exit_code(self) -> int:

@@ -142,16 +142,21 @@ def test_a_damaged_newer_dump_proves_nothing(backed_up: Environment, database_ur
     assert (found["lost"], found["wrong"], found["not_restored"]) == (0, 0, {})
 
 
-def test_an_empty_catalog_proves_nothing(
-    env: Environment, postgres: Postgres, database_url: str
+@pytest.mark.parametrize(
+    ("loss", "rows"),
+    [("delete from blobs", 0), ("update blobs set remote_copied = null", 5)],
+    ids=["empty", "nothing copied"],
+)
+def test_a_catalog_that_calls_nothing_copied_proves_nothing(
+    env: Environment, postgres: Postgres, database_url: str, loss: str, rows: int
 ) -> None:
-    """As it is when somebody has emptied the table, and the dump was made after it."""
+    """As it is when somebody has emptied the table, and in the dump before the first run."""
     env.write_config(dump={"bin": str(postgres.programs)})
     env.fill_both(5)
-    env.query("delete from blobs")
+    env.query(loss)
     assert env.call("dump", "--force").returncode == 0
     found = drilled(env, database_url, code=7)
-    assert (found["right"], found["rows"], found["lost"]) == (5, 0, 0)
+    assert (found["right"], found["rows"], found["lost"]) == (5, rows, 0)
 
 
 def test_unusable_scratch_space_is_refused_before_the_catalog_is_restored(

@@ -137,6 +137,11 @@ def _verdict(found: Drilled) -> list[str]:
         said.append("nothing was restored")
     if not proof.rows:
         said.append("the restored catalog has no blobs")
+    elif not proof.copied:
+        said.append(
+            "the restored catalog calls nothing copied, so it does not tell what should have come"
+            " back: make a dump after a run, ntt-backup-remote dump --force"
+        )
     said += [f"  {printable(text)}" for text in found.bad_dumps]
     said += [*failure_lines(restored.wrong), *failure_lines(proof.failures)]
     if restored.wrong or proof.lost:
