@@ -20,7 +20,7 @@ from ntt_backup.catalog.packs import insert_packs
 from ntt_backup.catalog.pending import columns, read_parts, walk_indexes
 from ntt_backup.catalog.queries import fragment, statement
 from ntt_backup.errors import CatalogRefused
-from ntt_backup.model import Blob, Failure, StoredPack
+from ntt_backup.model import OF_CHECKS, Blob, Failure, StoredPack
 
 _REQUEUE_BATCH: Final = 5000
 # Rows that one statement marks. The connection keeps the memory of the longest one.
@@ -138,10 +138,12 @@ def requeue(
     """Makes failed blobs pending again, all, those of one reason, or these; returns how many.
 
     Committed in batches, so no row is locked for long; interrupted, it can be called again. Without
-    a reason this includes blobs that some other program marked as failed.
+    a reason this includes blobs that some other program marked as failed. Why a check made a blob
+    pending stays known.
     """
     requeued = 0
     values: dict[str, Any] = {"target": target, "reason": reason, "limit": _REQUEUE_BATCH}
+    values["checks"] = _array([str(one) for one in OF_CHECKS])
     values["blobids"] = _array(blobids) if blobids is not None else None
     with translated("requeue failed blobs"):
         parts = {**read_parts(conn, target), "counted": fragment("counted")}

@@ -11,7 +11,7 @@ from psycopg.conninfo import make_conninfo
 
 from ntt_backup.catalog import ledger
 from ntt_backup.catalog.connection import Connection, connect
-from ntt_backup.catalog.ledger import Ledger, requeue
+from ntt_backup.catalog.ledger import Ledger, record_checks, requeue
 from ntt_backup.catalog.scan_state import register
 from ntt_backup.catalog.schema import init_db
 from ntt_backup.catalog.stats import exact_totals
@@ -317,6 +317,8 @@ def test_requeue_by_reason_and_all(catalog: Connection, monkeypatch: pytest.Monk
     )
     Ledger(catalog, "second").record([], [Failure(one, Reason.MISSING) for one in lost])
     catalog.execute("update blobs set remote_copy_failed = true where blobid = any(%s)", [foreign])
+    checked = Failure("stored", Reason.REMOTE_CORRUPT)
+    assert record_checks(catalog, TARGET, [], [checked]) == 1
     assert exact_totals(catalog, TARGET).failed_by_reason == {
         "unknown": 8,
         "missing": 7,
@@ -332,6 +334,9 @@ def test_requeue_by_reason_and_all(catalog: Connection, monkeypatch: pytest.Monk
     assert requeue(catalog, TARGET) == 0
 
     totals = exact_totals(catalog, TARGET)
-    assert (totals.pending, totals.failed, totals.copied) == (21, 0, 1)
-    assert rows(catalog, "select count(*), max(target) from ntt_backup.failures") == [(7, "second")]
+    assert (totals.pending, totals.failed, totals.copied) == (22, 0, 0)
+    # Pending all the while, and not to be taken for right because the remote has it.
+    assert totals.pending_by_reason == {"remote-corrupt": 1}
+    left = rows(catalog, "select target, count(*) from ntt_backup.failures group by 1 order by 1")
+    assert left == [("remote", 1), ("second", 7)]
     assert exact_totals(catalog, "second").failed == 7

@@ -90,12 +90,14 @@ set reason = excluded.reason, detail = excluded.detail,
 
 -- name: requeue_listed
 -- Makes one batch of the failed blobs in our list pending again, all, those of one reason or those of
--- these names, and takes them off the list. Locks blobs before failures, as recording does. Returns how many were on
--- the list, the last of them, and how many became pending.
+-- these names, and takes them off the list. What a check has found stays on it: such a blob is pending
+-- already, and must not be taken for right. Locks blobs before failures, as recording does. Returns
+-- how many were on the list, the last of them, and how many became pending.
 with listed as materialized (
     select blobid from ntt_backup.failures
     where target = %(target)s and (%(reason)s::text is null or reason = %(reason)s)
         and (%(blobids)s::text[] is null or blobid = any(%(blobids)s))
+        and reason <> all(%(checks)s::text[])
     order by blobid limit %(limit)s
 ), locked as materialized (
     select blobid from blobs
