@@ -27,6 +27,7 @@ from operator import itemgetter
 from typing import Any, Final
 
 from ntt_backup.audit.remote_names import BucketNames, ReceiverNames, RemoteNames
+from ntt_backup.audit.verify import settling
 from ntt_backup.blobdir.layout import Stray, StrayKind, is_blobid, relative_path
 from ntt_backup.blobdir.walk import Tree
 from ntt_backup.catalog.connection import Connection, translated
@@ -125,11 +126,12 @@ def reconcile(
                     hint="is its disk mounted, is it the right bucket? Nothing was marked. Without"
                     " --apply the comparison is made nevertheless",
                 )
-            for one in prefix_ranges():
-                work.compare(one)
-                on_progress(work.seen)
-            if isinstance(names, BucketNames):
-                compare_packs(conn, settings.target, names, work.tell, apply=apply)
+            with settling(work.record):
+                for one in prefix_ranges():
+                    work.compare(one)
+                    on_progress(work.seen)
+                if isinstance(names, BucketNames):
+                    compare_packs(conn, settings.target, names, work.tell, apply=apply)
             return work.end()
     finally:
         names.close()
@@ -169,7 +171,7 @@ class _Work:
         self.seen.duration_s = time.monotonic() - self.started
 
     def end(self) -> Comparison:
-        self._record()
+        self.record()
         self.seen.duration_s = time.monotonic() - self.started
         return self.seen
 
@@ -267,15 +269,16 @@ class _Work:
         if self.apply:
             self.lost.append(Failure(blobid, _REASONS[what], remark))
             if len(self.lost) >= _APPLY_BLOBS:
-                self._record()
+                self.record()
 
     def _find(self, blob: Blob) -> None:
         if self.apply and isinstance(self.names, BucketNames):
             self.found.append(blob)
             if len(self.found) >= _APPLY_BLOBS:
-                self._record()
+                self.record()
 
-    def _record(self) -> None:
+    def record(self) -> None:
+        """Records what is to be applied."""
         lost, self.lost = self.lost, []
         if lost:
             self.seen.requeued += record_checks(self.conn, self.target, [], lost)

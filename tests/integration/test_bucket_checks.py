@@ -303,7 +303,11 @@ def compared(
     store.mkdir()
 
     def compare(
-        stored: list[bytes], *, apply: bool = False, identity: Path | None = None
+        stored: list[bytes],
+        *,
+        apply: bool = False,
+        identity: Path | None = None,
+        on_progress: Callable[[Comparison], None] = lambda seen: None,
     ) -> tuple[Comparison, dict[str, int]]:
         for one in stored:
             put(store, one)
@@ -318,7 +322,7 @@ def compared(
             catalog,
             settings,
             apply=apply,
-            on_progress=lambda seen: None,
+            on_progress=on_progress,
             on_difference=lambda what, name, remark: None,
             on_outage=lambda error, seconds: None,
         )
@@ -348,6 +352,23 @@ def test_an_empty_ledger_is_refilled_from_the_packs(
         one.pack_id: one for one in packs
     }
     assert compared(everything)[1] == {}
+
+
+def test_what_was_found_before_an_error_is_applied(
+    catalog: Connection, bucket: FakeBucket, compared: Callable[..., Any]
+) -> None:
+    there, gone = contents(5, 1), contents(5, 2)
+    put_pack(bucket, there)
+    Ledger(catalog, TARGET).record(register(catalog, gone), [])
+    register(catalog, there)
+
+    def fail(seen: Comparison) -> None:
+        if seen.part == 1:
+            raise CatalogUnavailable("somebody stopped it")
+
+    with pytest.raises(CatalogUnavailable, match="somebody stopped it"):
+        compared(there + gone, apply=True, on_progress=fail)
+    assert pending(catalog) == {blobid_of(one) for one in gone}
 
 
 def test_what_no_pack_names_is_pending_again(
