@@ -124,7 +124,7 @@ def _read_pack(
     name = PackKey.read(what.key)
     if name is None:
         text = f"the ledger names a pack that can be none, {what.key}"
-        return Checked(what, 0, lost=_failure(what, Reason.REMOTE_MISSING, text))
+        return Checked(what, what.blobs, lost=_failure(what, Reason.REMOTE_MISSING, text))
     info = bucket.head(what.key)
     if info is None or info.size != what.size:
         # Who restores looks for the table at the end that the bucket tells.

@@ -19,6 +19,7 @@ from ntt_backup.audit.verify_bucket import verify_bucket
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.ledger import Ledger
 from ntt_backup.catalog.packs import iter_packs
+from ntt_backup.cli.commands.verify import lines
 from ntt_backup.config import Settings
 from ntt_backup.errors import CatalogUnavailable, ConfigError, RemoteUnreachable
 from ntt_backup.model import Blob, StoredPack
@@ -146,6 +147,18 @@ def test_reading_finds_flipped_bytes_and_damaged_tables(
     found = verified(catalog, way="download", code=7)
     assert found.lost_packs == 1
     assert pending(catalog) == {blobid_of(one) for one in once}
+
+
+def test_a_pack_whose_name_in_the_ledger_can_be_none_is_lost(
+    catalog: Connection, bucket: FakeBucket
+) -> None:
+    back_up(catalog, bucket, contents(5, 1))
+    catalog.execute("update ntt_backup.packs set key = 'packs/old'")
+
+    found = verified(catalog, way="download", code=7)
+
+    assert (found.checked, found.total, found.lost_packs) == (5, 5, 1)
+    assert "LOST: 1 pack, missing or damaged as a whole" in lines(found, Question("download"))
 
 
 def test_what_was_read_before_an_error_is_recorded(catalog: Connection, bucket: FakeBucket) -> None:
