@@ -182,8 +182,8 @@ def last_block(tail: bytes, size: int) -> tuple[int, bytes]:
 def read_trailer(tail: bytes, size: int) -> Trailer:
     """Returns the trailer of a pack of that size, whose last bytes, TAIL_BYTES at least, are tail.
 
-    Raises PackError. What it returns is consistent: all it points to lies within the pack, before
-    the trailer.
+    Raises PackError. What it returns is consistent: all it points to lies within the pack, and the
+    table directly before the trailer.
     """
     version, block = last_block(tail, size)
     codecs, entries, table, table_bytes, words, words_bytes, *sums = _TRAILER.unpack_from(
@@ -192,8 +192,10 @@ def read_trailer(tail: bytes, size: int) -> Trailer:
     if version != VERSION or codecs > ZSTD_DICTIONARY:
         raise PackError(f"it has version {version} of the format; this program reads {VERSION}")
     trailer = Trailer(entries, table, words, words_bytes, *sums)
-    end = size - TAIL_BYTES
-    if entries > MAX_ENTRIES or table_bytes != trailer.table_bytes or table + table_bytes > end:
+    if entries > MAX_ENTRIES or table_bytes != trailer.table_bytes:
+        raise PackError("its trailer contradicts itself")
+    # What is behind the table's begin is kept in memory, so only padding may follow the table.
+    if not 0 <= size - TAIL_BYTES - table - table_bytes < BLOCK:
         raise PackError("its trailer contradicts itself")
     if words_bytes > MAX_DICTIONARY or words + words_bytes > table:
         raise PackError("its trailer contradicts itself")

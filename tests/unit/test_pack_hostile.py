@@ -180,6 +180,17 @@ def test_more_entries_than_a_pack_may_have_are_not_even_read() -> None:
     assert sum(asked) == len(data)
 
 
+def test_a_table_far_before_the_end_is_refused_and_not_kept_with_all_behind_it() -> None:
+    end = forged(b"", [])[-TAIL_BYTES:]
+
+    def read(start: int, length: int) -> bytes:
+        assert length < 1 << 20
+        return end.rjust(length, b"\0")
+
+    with pytest.raises(PackError, match="contradicts itself"):
+        PackReader(read, 1 << 40)
+
+
 def test_a_compressed_blob_of_another_writer_may_be_large(tmp_path: Path) -> None:
     content = noise(3_000_000, 1) + bytes(3_000_000)
     frame = zstandard.ZstdCompressor().compress(content)
