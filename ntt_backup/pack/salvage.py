@@ -61,7 +61,7 @@ def find_members(fd: int, size: int) -> Iterator[Entry]:
             return
         start = at
         while at <= last:
-            member = read_header(window[at - start :][:BLOCK])
+            member = read_header(window[at - start : at - start + BLOCK])
             at += BLOCK
             if member is None or at + member.size > size:
                 continue

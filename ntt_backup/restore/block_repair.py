@@ -23,7 +23,8 @@ def repair(session: ReadSession, writer: TargetWriter, digest: bytes) -> None:
     found = session.sums(digest, writer.not_given)
     if found is None:
         return
-    size, sums = found
+    size, joined = found
+    sums = memoryview(joined)
     count = -(-size // BLOCK_BYTES)
     with writer.base(digest) as base:
         differing = [
