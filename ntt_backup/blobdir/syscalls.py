@@ -43,9 +43,11 @@ _RENAMEAT2 = _function(
     "renameat2", ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint
 )
 
-# syncfs empties the kernel's own buffers. Behind these file systems stands a program or a server
-# with buffers of its own, and only fsync of a file is passed on to it.
-_KEEPS_TO_ITSELF = re.compile(r"fuse|cifs$|smb|9p$|vboxsf$")
+# syncfs empties the buffers of one file system. Behind these stands a program, a server or another
+# file system with buffers of its own, and only fsync of a file is passed on to it.
+_KEEPS_TO_ITSELF = re.compile(
+    r"fuse|virtiofs$|cifs$|smb|9p$|vboxsf$|vmhgfs$|prl_fs$|ecryptfs$|shiftfs$"
+)
 
 _missing: set[str] = set()
 

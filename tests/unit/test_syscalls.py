@@ -20,6 +20,8 @@ MOUNTS = """\
 22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
 30 22 0:26 / /mnt/pool rw,nosuid - fuse.mergerfs a:b rw,user_id=0
 32 22 0:28 / /mnt/nas rw master:3 propagate_from:2 - cifs //nas/share rw
+34 22 0:30 / /mnt/host rw - virtiofs backup rw
+35 22 0:31 / /volume1/evidence rw - ecryptfs /volume1/@evidence@ rw,ecryptfs_cipher=aes
 33 22 0:29 /sub\\040dir /mnt/b rw - btrfs /dev/sdc rw
 """
 
@@ -30,6 +32,8 @@ MOUNTS = """\
         ((254, 0), True),
         ((0, 26), False),
         ((0, 28), False),
+        ((0, 30), False),
+        ((0, 31), False),
         ((0, 29), True),
         ((0, 99), True),
     ],
