@@ -87,6 +87,19 @@ def syncfs(fd: int) -> None:
             raise OSError(number, os.strerror(number))
 
 
+def sync_directory(fd: int) -> None:
+    """Makes the names in a directory durable. Raises OSError.
+
+    Some file systems have no such call for directories (vboxsf, older SMB and 9p), and say EINVAL.
+    There their server alone knows when a name is durable.
+    """
+    try:
+        os.fsync(fd)
+    except OSError as problem:
+        if problem.errno != errno.EINVAL:
+            raise
+
+
 def rename_new(source: int, old: bytes, target: int, new: bytes) -> None:
     """Renames, never over anything. Raises FileExistsError where the new name is taken."""
     if _RENAMEAT2 is not None and "renameat2" not in _missing:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from ntt_backup.blobdir.open import closing
 from ntt_backup.blobdir.staging import write_all
-from ntt_backup.blobdir.syscalls import rename_new
+from ntt_backup.blobdir.syscalls import rename_new, sync_directory
 from ntt_backup.receiver.incoming import NEW, FileDirectory, Incoming, open_file
 from ntt_backup.wire.dump_messages import MAX_DUMPS, MAX_RECORD, is_name, read_record
 
@@ -73,8 +73,8 @@ class DumpDirectory(FileDirectory):
         for end in (_RECORD, ""):
             old, new = f"{incoming.name}{end}".encode(), f"{name}{end}".encode()
             rename_new(directory, old, directory, new)
-        os.fsync(directory)
-        os.fsync(self.root)  # The directory itself may be new.
+        sync_directory(directory)
+        sync_directory(self.root)  # The directory itself may be new.
 
     def remove(self, names: Iterable[str], any_of_them: bool) -> int:
         """Removes dumps with their records, in this order, and returns how many. A dump without a

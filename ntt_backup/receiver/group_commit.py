@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection
 from ntt_backup.blobdir.open import BlobDirectory
 from ntt_backup.blobdir.publish import Publisher
 from ntt_backup.blobdir.staged_batch import StagedBatch
-from ntt_backup.blobdir.syscalls import error_line, syncfs
+from ntt_backup.blobdir.syscalls import error_line, sync_directory, syncfs
 from ntt_backup.receiver.workspace import Workspace
 from ntt_backup.wire.framing import MAX_BLOBS
 from ntt_backup.wire.write_messages import (
@@ -184,8 +184,8 @@ class SyncThread:
         blobs = BlobDirectory(self._workspace.by_hash, self._workspace.device)
         try:
             for path in sorted(directories, reverse=True):
-                os.fsync(blobs.directory(path))
+                sync_directory(blobs.directory(path))
         finally:
             blobs.close()
-        os.fsync(self._workspace.by_hash)
-        os.fsync(self._workspace.root)  # by-hash itself may be new.
+        sync_directory(self._workspace.by_hash)
+        sync_directory(self._workspace.root)  # by-hash itself may be new.

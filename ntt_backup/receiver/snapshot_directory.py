@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 
 from ntt_backup.blobdir.open import closing, open_below
-from ntt_backup.blobdir.syscalls import rename_new
+from ntt_backup.blobdir.syscalls import rename_new, sync_directory
 from ntt_backup.receiver.incoming import FileDirectory, Incoming, open_file
 from ntt_backup.receiver.open_blob import forget
 from ntt_backup.wire.file_messages import MAX_SETS, MAX_VERSIONS
@@ -77,7 +77,7 @@ class SnapshotDirectory(FileDirectory):
                     with self._level(versions, version) as files:
                         rename_new(top, incoming.name.encode(), files, file.encode())
                         for fd in (files, versions, top, self.root):
-                            os.fsync(fd)
+                            sync_directory(fd)
                 return
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
 
@@ -93,7 +93,7 @@ class SnapshotDirectory(FileDirectory):
                 with self._level(self.fd(), of_set) as versions:
                     with self._level(versions, version) as files:
                         os.unlink(file, dir_fd=files)
-                        os.fsync(files)
+                        sync_directory(files)
                     count += 1
                     with contextlib.suppress(OSError):
                         os.rmdir(version, dir_fd=versions)

@@ -19,7 +19,7 @@ from typing import BinaryIO, Final
 from blake3 import blake3
 
 from ntt_backup.blobdir.layout import Stray, StrayKind
-from ntt_backup.blobdir.syscalls import rename_new
+from ntt_backup.blobdir.syscalls import rename_new, sync_directory
 from ntt_backup.config.sealing import seal_writer
 from ntt_backup.errors import SOME_FAILED, ConfigError, SourceError
 from ntt_backup.model import Blob, Failure, Failures
@@ -182,7 +182,7 @@ def whole_file(path: Path, *, replace: bool) -> Iterator[BinaryIO]:
                     os.rename(name, path.name, src_dir_fd=directory, dst_dir_fd=directory)
                 else:
                     rename_new(directory, os.fsencode(name), directory, os.fsencode(path.name))
-                os.fsync(directory)
+                sync_directory(directory)
             except BaseException:
                 with suppress(OSError):
                     os.unlink(name, dir_fd=directory)

@@ -6,19 +6,24 @@ a kernel that lacks a call.
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import re
 import shutil
+import stat
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from ntt_backup.wire import framing, write_messages
+from ntt_backup.wire import file_messages, framing, write_messages
 from tests.receiver_driver import (
     RemoteReceiver,
+    ScriptedSession,
+    a_dump,
+    a_file,
     assert_complete,
     commit,
     digest_of,
@@ -94,6 +99,27 @@ def make_directories(root: Path, *contents: bytes) -> None:
 
 
 # --- the order
+
+
+@pytest.mark.usefixtures("placed")
+def test_a_file_system_that_cannot_sync_directories_takes_all_kinds_of_files(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsync = os.fsync
+
+    def as_on_a_share(fd: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", as_on_a_share)
+    client = ScriptedSession(root, ["put", "dump", "snapshot"])
+    client.say(client.batch(1, [b"content"]), sync="fsync")
+    assert client.receipts()[0].stored == 1
+    client.dumps(a_dump(b"content", "20260304T120000Z-0badcafe.dump"))
+    assert framing.DONE in client.kinds
+    client.snapshots(a_file(b"content", "a/20260304T120000Z-0badcafe/map"))
+    assert client.answers[-1] == (framing.FILE_SAID, bytes([file_messages.GIVEN]))
 
 
 @pytest.mark.parametrize("there", [False, True], ids=["new directories", "directories are there"])
