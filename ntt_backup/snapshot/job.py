@@ -15,7 +15,7 @@ from ntt_backup.process.pid_lock import pid_lock
 from ntt_backup.snapshot.forget import expire
 from ntt_backup.snapshot.last_take import noting
 from ntt_backup.snapshot.repository.open import open_repository
-from ntt_backup.snapshot.take.last_version import open_copies
+from ntt_backup.snapshot.take.copies import open_copies
 from ntt_backup.snapshot.take.new_version import Report, Taken, take
 from ntt_backup.snapshot.take.sets import SnapshotSet, without
 

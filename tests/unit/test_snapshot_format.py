@@ -17,7 +17,7 @@ from blake3 import blake3
 
 from ntt_backup.snapshot.restore.files import Options
 from ntt_backup.snapshot.restore.version import restore
-from ntt_backup.snapshot.take.last_version import Copies
+from ntt_backup.snapshot.take.copies import Copies
 from ntt_backup.snapshot.take.new_version import take
 from ntt_backup.snapshot.take.sets import SnapshotSet
 from tests.memory_repository import MemoryRepository

@@ -28,7 +28,7 @@ from ntt_backup.snapshot.repository.contract import SnapshotDamaged
 from ntt_backup.snapshot.restore.files import Options
 from ntt_backup.snapshot.restore.version import restore
 from ntt_backup.snapshot.take import changed_file
-from ntt_backup.snapshot.take.last_version import Copies
+from ntt_backup.snapshot.take.copies import Copies
 from ntt_backup.snapshot.take.new_version import Report, take
 from ntt_backup.snapshot.take.sets import SnapshotSet
 from tests.memory_repository import MemoryRepository

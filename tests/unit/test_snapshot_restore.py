@@ -23,7 +23,7 @@ from ntt_backup.snapshot.format.entry import DIRECTORY, FILE, HARD_LINK, SYMLINK
 from ntt_backup.snapshot.repository.contract import SnapshotDamaged
 from ntt_backup.snapshot.restore.attributes import Attributes
 from ntt_backup.snapshot.restore.links import last_lines
-from ntt_backup.snapshot.take.last_version import Copies
+from ntt_backup.snapshot.take.copies import Copies
 from ntt_backup.snapshot.take.new_version import take
 from ntt_backup.snapshot.take.sets import SnapshotSet
 from tests.bad_sectors import put_on_bad_sectors

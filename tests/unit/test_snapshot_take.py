@@ -28,7 +28,7 @@ from ntt_backup.errors import (
 from ntt_backup.snapshot.format.entry import MAX_NUMBER, Entry
 from ntt_backup.snapshot.repository.names import MANIFEST
 from ntt_backup.snapshot.take import changed_file
-from ntt_backup.snapshot.take.last_version import Copies, open_copies
+from ntt_backup.snapshot.take.copies import Copies, open_copies
 from ntt_backup.snapshot.take.new_version import Taken
 from ntt_backup.snapshot.take.sets import SnapshotSet
 from ntt_backup.snapshot.take.walk import Found, walk

@@ -29,17 +29,15 @@ from ntt_backup.snapshot.format.super_blocks import SuperBlockWriter
 from ntt_backup.snapshot.repository import names
 from ntt_backup.snapshot.repository.contract import Repository, SnapshotDamaged
 from ntt_backup.snapshot.repository.names import FileName, new_version
-from ntt_backup.snapshot.take.changed_file import FileReader, NewFile, entry_of, xattrs
-from ntt_backup.snapshot.take.last_version import (
-    Copies,
-    LastVersion,
-    cannot_keep,
+from ntt_backup.snapshot.take.chain import (
     parents,
-    pieces,
     require_needed,
     require_packs,
     require_readable,
 )
+from ntt_backup.snapshot.take.changed_file import FileReader, NewFile, entry_of, xattrs
+from ntt_backup.snapshot.take.copies import Copies, cannot_keep
+from ntt_backup.snapshot.take.last_version import LastVersion, pieces
 from ntt_backup.snapshot.take.sets import SnapshotSet
 from ntt_backup.snapshot.take.walk import Found, walk
 from ntt_backup.snapshot.versions import Version, versions

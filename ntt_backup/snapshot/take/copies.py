@@ -1,0 +1,93 @@
+"""This machine keeps copies of the manifest and the map of the last version of each set.
+
+The repository has the truth. A copy here saves fetching it, and may be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from ntt_backup.blobdir.open import closing
+from ntt_backup.blobdir.syscalls import DIRECTORY
+from ntt_backup.errors import DestinationError
+from ntt_backup.snapshot.repository.contract import Repository
+from ntt_backup.snapshot.repository.names import MANIFEST, MAP
+from ntt_backup.snapshot.versions import Version, content
+
+
+class Copies:
+    """Manifests and maps of a set in a directory of this machine."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def paths(self, version: str) -> tuple[Path, Path]:
+        """Returns where the manifest and the map of a version are, or may be written."""
+        return self._directory / f"{version}.{MANIFEST}", self._directory / f"{version}.{MAP}"
+
+    def has(self, version: str) -> bool:
+        """Returns whether both exist. Whether they are right is seen when they are read."""
+        return all(one.exists() for one in self.paths(version))
+
+    def fetch(self, repository: Repository, version: Version) -> None:
+        """Copies both from the repository. Raises OSError, FileMissing."""
+        self.drop(version.name)
+        for path, file in zip(self.paths(version.name), (MANIFEST, MAP), strict=True):
+            part = path.with_suffix(".part")
+            with part.open("wb") as out:
+                if (one := version.file(file)) is not None:
+                    out.writelines(content(repository, one))
+            part.replace(path)
+
+    def drop(self, version: str) -> None:
+        """Removes a version's."""
+        for path in self.paths(version):
+            with suppress(OSError):
+                path.unlink()
+
+    def keep_only(self, version: str) -> None:
+        """Removes all but a version's."""
+        for path in self._directory.glob("*.*"):
+            if path not in self.paths(version):
+                with suppress(OSError):
+                    path.unlink()
+
+
+def cannot_keep(error: OSError) -> DestinationError:
+    """Returns what is raised where the copies cannot be written."""
+    return DestinationError(
+        "what a snapshot needs on this machine cannot be written",
+        detail=str(error),
+        hint="make room there, or set XDG_CACHE_HOME or TMPDIR to another directory",
+    )
+
+
+@contextmanager
+def open_copies(directory: Path) -> Iterator[Copies]:
+    """Yields the copies in a directory; where nothing can be written there, or another take has it,
+    those in a temporary one. Raises DestinationError where nothing can be written there either.
+    """
+    with ExitStack() as stack:
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            fd = stack.enter_context(closing(os.open(directory, DIRECTORY)))
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise
+            except OSError:
+                pass  # Of a file system that cannot lock a directory.
+            probe = directory / "probe.part"
+            probe.touch()
+            probe.unlink()
+        except OSError:
+            try:
+                directory = Path(stack.enter_context(TemporaryDirectory(prefix="ntt-snapshot-")))
+            except OSError as error:
+                raise cannot_keep(error) from error
+        yield Copies(directory)
