@@ -11,7 +11,7 @@ import os
 from typing import Final
 
 from ntt_backup.client.read_session import ReadSession
-from ntt_backup.restore.target_dir import TargetWriter
+from ntt_backup.restore.target_writer import TargetWriter
 from ntt_backup.wire.read_messages import BLOCK_BYTES, BLOCK_SUM_BYTES, block_sum
 from ntt_backup.wire.write_messages import Large
 

@@ -37,7 +37,8 @@ from ntt_backup.pack.reader import PackReader
 from ntt_backup.pack.seal import SealedForOthers
 from ntt_backup.process.threads import run_threads
 from ntt_backup.restore.superseded import is_superseded
-from ntt_backup.restore.target_dir import TargetWriter, destination
+from ntt_backup.restore.target_dir import destination
+from ntt_backup.restore.target_writer import TargetWriter
 from ntt_backup.restore.work import Wanted, Work
 
 # Of a list, looked up at once.

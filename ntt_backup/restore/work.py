@@ -16,7 +16,8 @@ from typing import Final, Generic, TypeVar
 from ntt_backup.errors import SOME_FAILED
 from ntt_backup.model import Failure, Failures
 from ntt_backup.process.threads import WorkQueue
-from ntt_backup.restore.target_dir import RestoreTarget, TargetWriter
+from ntt_backup.restore.target_dir import RestoreTarget
+from ntt_backup.restore.target_writer import TargetWriter
 
 Entry = tuple[bytes, int | None]
 Job = TypeVar("Job")

@@ -15,7 +15,8 @@ from ntt_backup.blobdir.publish import Publisher
 from ntt_backup.blobdir.syscalls import DIRECTORY
 from ntt_backup.client.read_session import ReadSession
 from ntt_backup.restore.block_repair import repair
-from ntt_backup.restore.target_dir import RestoreTarget, TargetWriter
+from ntt_backup.restore.target_dir import RestoreTarget
+from ntt_backup.restore.target_writer import TargetWriter
 from ntt_backup.wire.read_messages import BLOCK_BYTES, block_sum
 from ntt_backup.wire.write_messages import REFUSED, REPLACED
 from tests.bad_sectors import put_on_bad_sectors
