@@ -79,7 +79,7 @@ class BackupError(Exception):
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The fields of an event, and of the message to another process."""
+        """Returns the fields of an event, and of the message to another process."""
         return {name: getattr(self, name) for name in ("exit_code", "message", "detail", "hint")}
 
     def __str__(self) -> str:

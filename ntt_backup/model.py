@@ -20,7 +20,7 @@ _FAILURES_KEPT: Final = 1000
 
 
 class Reason(StrEnum):
-    """Why a single blob was failed. The words stand in JSONL and in `ntt_backup.failures`."""
+    """Says why a single blob was failed. The words stand in JSONL and in `ntt_backup.failures`."""
 
     BAD_BLOBID = "bad-blobid"
     MISSING = "missing"
@@ -65,7 +65,8 @@ class Blob:
 
     @property
     def expected(self) -> int:
-        """The size to reckon with: 0 for a size that is not known, or that no blob can have.
+        """Returns the size to reckon with: 0 for a size that is not known, or that no blob can
+        have.
 
         The catalog may hold any number there. One is found wrong when the blob is read; until then
         it may not spoil a sum over its neighbours.
@@ -183,8 +184,8 @@ def total_size(blobs: Iterable[Blob]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PendingEstimate:
-    """How much is pending: blobs, their known bytes, and unsized ones. exact: it was counted; else
-    it is right within a few per cent, or as good as the planner's statistics.
+    """Says how much is pending: blobs, their known bytes, and unsized ones. exact: it was counted;
+    else it is right within a few per cent, or as good as the planner's statistics.
     """
 
     blobs: int

@@ -18,8 +18,8 @@ from ntt_backup.source.inspection import Store
 
 @dataclass(frozen=True, slots=True)
 class InStore:
-    """What the store has. verified: its content was hashed, and is right. problem: why it cannot be
-    sent, a reason or that the store is away; detail says more.
+    """Holds what the store has. verified: its content was hashed, and is right. problem: why it
+    cannot be sent, a reason or that the store is away; detail says more.
     """
 
     size: int | None = None

@@ -24,7 +24,7 @@ Checkable = StoredPack | Blob
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What came of a check. blobs: how many it was about; bytes: of content that was hashed.
+    """Holds what came of a check. blobs: how many it was about; bytes: of content that was hashed.
 
     failures: blobs that the bucket has nowhere right. lost: why the pack as a whole does not count
     any more, None where it does. whole: all of it was looked at.

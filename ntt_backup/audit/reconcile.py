@@ -78,8 +78,8 @@ _REASONS: Final = {
 
 @dataclass(slots=True)
 class Comparison:
-    """What was seen so far. part: of the work, from 0 to 1. requeued: blobs that are pending again.
-    marked: blobs that count as copied now. examples: the first of each kind, with a remark.
+    """Holds what was seen so far. part: of the work, from 0 to 1. requeued: blobs that are pending
+    again. marked: blobs that count as copied now. examples: the first of each kind, with a remark.
     """
 
     rows: int = 0

@@ -23,7 +23,7 @@ OnStray = Callable[[str, StrayKind], None]
 
 
 class ReceiverNames:
-    """What a receiver lists. Methods raise BackupError."""
+    """Lists what a receiver has. Methods raise BackupError."""
 
     def __init__(
         self, settings: RemoteConfig, on_outage: Callable[[BackupError, float], None]
@@ -53,8 +53,8 @@ class ReceiverNames:
 
 
 class BucketNames:
-    """What the tables of packs name, and the blobs that are objects of their own. but: keys of
-    packs that count as if they were not there. Has the methods of `ReceiverNames`.
+    """Lists what the tables of packs name, and the blobs that are objects of their own. but: keys
+    of packs that count as if they were not there. Has the methods of `ReceiverNames`.
     """
 
     def __init__(

@@ -30,9 +30,9 @@ BATCH_SIZE: Final = 10_000
 
 @dataclass(slots=True)
 class ScanResult:
-    """What one call of `scan` has done so far. registered: rows added, bytes: their content. known:
-    blobs that the catalog had. strays: by kind. directories: finished `aa/bb`, directory: the last
-    of them. resumed_from: the one after which an earlier scan was continued, or None.
+    """Holds what one call of `scan` has done so far. registered: rows added, bytes: their content.
+    known: blobs that the catalog had. strays: by kind. directories: finished `aa/bb`, directory:
+    the last of them. resumed_from: the one after which an earlier scan was continued, or None.
     """
 
     registered: int = 0

@@ -48,9 +48,9 @@ Way = Literal["there", "download", "local"]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What to check, and how. way: hash on the remote (`there`), after a download, or the local
-    store. fraction: a random part. Times are in seconds, max_bytes is of content; bwlimit: of what
-    a download brings.
+    """Holds what to check, and how. way: hash on the remote (`there`), after a download, or the
+    local store. fraction: a random part. Times are in seconds, max_bytes is of content; bwlimit: of
+    what a download brings.
     """
 
     way: Way = "there"
@@ -64,7 +64,7 @@ class Question:
 
     @property
     def choice(self) -> Choice:
-        """Which of what was copied, or of the store, is checked."""
+        """Returns which of what was copied, or of the store, is checked."""
         return Choice(self.prefix, self.older_than, self.fraction)
 
 
@@ -84,7 +84,7 @@ class Budget:
 
     @property
     def left(self) -> float:
-        """The bytes that may still be asked for."""
+        """Returns the bytes that may still be asked for."""
         return self._limit - self._asked
 
     def allows(self, size: int) -> bool:
@@ -101,8 +101,9 @@ class Budget:
 
 @dataclass(slots=True)
 class Findings:
-    """What a check has found so far, of total blobs; requeued are pending again. lost_packs: packs
-    of a bucket that do not count any more. left_out: blobs that no call with this limit reads.
+    """Holds what a check has found so far, of total blobs; requeued are pending again. lost_packs:
+    packs of a bucket that do not count any more. left_out: blobs that no call with this limit
+    reads.
     """
 
     total: int = 0

@@ -49,7 +49,7 @@ _ROOM: Final = 2.5
 
 @dataclass(slots=True)
 class BucketFindings:
-    """What was found of the ways out, and of the ways back. left: what stays in the bucket."""
+    """Holds what was found of the ways out, and the ways back. left: what stays in the bucket."""
 
     out: Findings
     back: Findings

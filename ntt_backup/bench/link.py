@@ -42,7 +42,7 @@ class Streams:
 
 @dataclass(slots=True)
 class Findings:
-    """What was found. rates are in bytes a second, the rest in seconds.
+    """Holds what was found. rates are in bytes a second, the rest in seconds.
 
     opening: from the start of ssh to the first word of a command on the remote.
     """

@@ -39,7 +39,7 @@ class Spread:
 
     @property
     def mb_per_s(self) -> str:
-        """The median for people, where the values are bytes a second."""
+        """Returns the median for people, where the values are bytes a second."""
         return f"{self.median / MEGA:.1f} MB/s"
 
 

@@ -99,7 +99,7 @@ class Findings:
 
     @property
     def ceiling(self) -> float:
-        """The best median of the ceilings; 0 before any."""
+        """Returns the best median of the ceilings; 0 before any."""
         spreads = [Spread.of(values) for values in self.ceilings.values()]
         return max((spread.median for spread in spreads if spread), default=0.0)
 

@@ -28,8 +28,8 @@ from ntt_backup.upload.strategies.session import Outcome, Session
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How a worker sends its batches. strategy: None for a plain tar. codec: in place of run.codec;
-    "" leaves that as it is set.
+    """Says how a worker sends its batches. strategy: None for a plain tar. codec: in place of
+    run.codec; "" leaves that as it is set.
     """
 
     name: str
@@ -58,8 +58,8 @@ def choose(names: Sequence[str]) -> list[Way]:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a worker sends: batches of blobs of the store, into root/by-hash on the remote, or into
-    a bucket.
+    """Holds what a worker sends: batches of blobs of the store, into root/by-hash on the remote, or
+    into a bucket.
     """
 
     way: Way

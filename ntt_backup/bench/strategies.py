@@ -45,7 +45,7 @@ _ROOM: Final = 1.2
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How it is measured. sample: bytes, None for what the link carries in ten seconds.
+    """Says how a bench measures. sample: bytes, None for what the link carries in ten seconds.
 
     workers: the numbers to try the strategies with. ways: by name, all for none.
     """

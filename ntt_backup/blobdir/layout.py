@@ -53,7 +53,9 @@ def relative_path(blobid: str) -> str:
 
 
 class StrayKind(str, Enum):
-    """Why an entry is no blob. Operators read the words; the protocol counts them in this order."""
+    """Says why an entry is no blob. Operators read the words; the protocol counts them in this
+    order.
+    """
 
     NOT_A_BLOBID = "not-a-blobid"
     WRONG_DIRECTORY = "wrong-directory"

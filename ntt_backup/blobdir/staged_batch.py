@@ -75,7 +75,7 @@ class StagedBatch:
 
     @property
     def partials(self) -> int:
-        """The number of partial files that it holds open."""
+        """Returns the number of partial files that it holds open."""
         return len(self._partials)
 
     def add_partial(self, partial: Partial) -> None:

@@ -58,7 +58,7 @@ class Staging:
 
     @property
     def superseded(self) -> bool:
-        """Whether a newer session of the same worker has asked this one to end."""
+        """Returns whether a newer session of the same worker has asked this one to end."""
         return os.fstat(self._lock).st_nlink == 0
 
     def await_predecessors(self) -> None:

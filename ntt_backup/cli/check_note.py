@@ -23,7 +23,7 @@ _PATIENCE_S = 3.0
 
 @dataclass(slots=True)
 class CheckNote:
-    """What a check has found so far; see `catalog.check_history`."""
+    """Holds what a check has found so far; see `catalog.check_history`."""
 
     command: str
     detail: str = ""

@@ -137,7 +137,7 @@ class Common:
 
     @property
     def options(self) -> list[str]:
-        """The options as they are written on a command line; none for a default."""
+        """Returns the options as they are written on a command line; none for a default."""
         file = ["--config", str(self.config)] if self.config is not None else []
         return [*file, *(["--target", self.target] if self.target != DEFAULT_TARGET else [])]
 

@@ -31,7 +31,7 @@ class EachTarget(Generic[T]):
 
     @property
     def several(self) -> bool:
-        """Whether --target names more than one, or all."""
+        """Returns whether --target names more than one, or all."""
         return list(self.settings) != [self._common.target]
 
     def do(self, work: Callable[[CatalogConfig], T]) -> None:

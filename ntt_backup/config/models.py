@@ -104,7 +104,9 @@ class CatalogConfig(BaseModel):
 
     @property
     def scheduled(self) -> dict[str, float]:
-        """The snapshot sets that a run takes, with the seconds from one version to the next."""
+        """Returns the snapshot sets that a run takes, with the seconds from one version to the
+        next.
+        """
         sets = self.snapshots.items()
         return {name: one.every for name, one in sets if one.every is not None}
 

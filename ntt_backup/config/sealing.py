@@ -66,7 +66,7 @@ class Keyring:
 
     @property
     def identities(self) -> Sequence[str]:
-        """The secret keys. Raises ConfigError."""
+        """Returns the secret keys. Raises ConfigError."""
         with self._lock:
             self._file = file = self._file or self._find()
             if file is None:

@@ -125,33 +125,33 @@ class RemoteSettings(Section):
 
     @property
     def kind(self) -> Kind:
-        """What the target is: an account on the remote, a local directory, or a bucket."""
+        """Returns what the target is: an account on the remote, a local directory, or a bucket."""
         return self._place.kind
 
     @property
     def idle(self) -> list[str]:
-        """The settings that were set, and mean nothing for this kind."""
+        """Returns the settings that were set, and mean nothing for this kind."""
         others = {name for kind, names in ONLY_FOR.items() if kind != self.kind for name in names}
         return sorted(others & self.model_fields_set)
 
     @property
     def where(self) -> str:
-        """The place in events and messages: host:path, or the URL of what has no host."""
+        """Returns the place in events and messages: host:path, or the URL of what has no host."""
         return f"{self.host}:{self.path}" if self.kind == "ssh" else self.url
 
     @property
     def bucket(self) -> str:
-        """The bucket's name."""
+        """Returns the bucket's name."""
         return self._place.bucket
 
     @property
     def prefix(self) -> str:
-        """What begins all keys in the bucket, without slashes at its ends; may be empty."""
+        """Returns what begins all keys in the bucket, without slashes at its ends; may be empty."""
         return self._place.prefix
 
 
 class RunSettings(Section):
-    """How the work is cut into batches, and how long a run waits.
+    """Says how the work is cut into batches, and how long a run waits.
 
     window: batches that a worker may have sent without an answer. attempts: how often a batch that
     the remote refuses is sent before it is split. codec: compression of `stream`; `auto` tries
@@ -234,8 +234,8 @@ class SnapshotSettings(Section):
 
 
 class PackSettings(Section):
-    """How packs are sealed in a bucket. recipients: public keys of age; none: nothing is sealed.
-    identity_file: the secret keys, which nothing needs but what reads.
+    """Says how packs are sealed in a bucket. recipients: public keys of age; none: nothing is
+    sealed. identity_file: the secret keys, which nothing needs but what reads.
     """
 
     recipients: Recipients = ()
@@ -259,8 +259,9 @@ class LockSettings(Section):
 
 
 class ControlSettings(Section):
-    """How a running daemon is asked and told. socket: a Unix socket that only its user can reach;
-    `{target}` stands for the target's name. None: beside the lock file, with `.sock` for `.lock`.
+    """Says how a running daemon is asked and told. socket: a Unix socket that only its user can
+    reach; `{target}` stands for the target's name. None: beside the lock file, with `.sock` for
+    `.lock`.
     """
 
     socket: LockPath | None = None
@@ -278,7 +279,7 @@ class MetricsSettings(Section):
 
     @property
     def wanted(self) -> bool:
-        """Whether there are any to be made."""
+        """Returns whether there are any to be made."""
         return self.listen is not None or self.textfile is not None
 
     @field_validator("listen")
@@ -304,10 +305,10 @@ NoticeKind = Literal[
 
 
 class NotifySettings(Section):
-    """Whom a run tells of itself. command: a program and its arguments, which gets one JSON object
-    on stdin. webhook_url: gets the same. on: the notices for these two. ping_url: a check of the
-    kind of healthchecks. In both URLs `{target}` stands for the target's name. outage_after: how
-    long a side is away before that is told. timeout: of the program, and of a request.
+    """Says whom a run tells of itself. command: a program and its arguments, which gets one JSON
+    object on stdin. webhook_url: gets the same. on: the notices for these two. ping_url: a check of
+    the kind of healthchecks. In both URLs `{target}` stands for the target's name. outage_after:
+    how long a side is away before that is told. timeout: of the program, and of a request.
     """
 
     command: Command = ()
@@ -327,5 +328,5 @@ class NotifySettings(Section):
 
     @property
     def wanted(self) -> bool:
-        """Whether anybody is to be told."""
+        """Returns whether anybody is to be told."""
         return bool(self.command or self.webhook_url or self.ping_url)

@@ -66,7 +66,9 @@ class Problem(NamedTuple):
 
 
 class InFile(NamedTuple):
-    """What the file says for one target; a layer for each other target; what has no right form."""
+    """Holds what the file says for one target; a layer for each other target; what has no right
+    form.
+    """
 
     own: Layer
     others: list[Layer]

@@ -35,7 +35,7 @@ _AS_THEY_ARE: Final = "/+:@,=~!"
 
 
 class Place(NamedTuple):
-    """Where a target is; printed, it is the URL. host is as ssh takes it, with the user."""
+    """Says where a target is; printed, it is the URL. host is as ssh takes it, with the user."""
 
     kind: Kind
     host: str = ""

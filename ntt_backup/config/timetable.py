@@ -64,7 +64,7 @@ class Timetable:
 
     @property
     def limits(self) -> bool:
-        """Whether there is a limit at any time."""
+        """Returns whether there is a limit at any time."""
         return any(rate is not None for _, rate in self.changes)
 
     def _index(self, when: datetime) -> int:

@@ -30,12 +30,12 @@ class EventChild:
 
     @property
     def fds(self) -> list[int]:
-        """The descriptors that become readable when the process says something or ends."""
+        """Returns the descriptors that become readable when the process says something or ends."""
         return self._process.fds
 
     @property
     def detail(self) -> str:
-        """The end of what it wrote to stderr."""
+        """Returns the end of what it wrote to stderr."""
         return self._process.stderr.text[-_DETAIL_CHARS:]
 
     def hear(self) -> Iterator[Message | bytes]:

@@ -22,7 +22,7 @@ _LEADING: Final = ("timestamp", "level", "event", "run_id", "target", "host", "p
 
 
 class Lines(Protocol):
-    """Where lines go."""
+    """Takes lines."""
 
     def write(self, line: str, /) -> object: ...
 

@@ -46,5 +46,5 @@ class OpenOutages:
 
     @property
     def sides(self) -> set[str]:
-        """What is away."""
+        """Returns the sides that are away."""
         return {what for what, _ in self._open}

@@ -45,7 +45,9 @@ _ID_SHOWN: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one step found. error is set where it failed, warning where it only deserves a look."""
+    """Holds what one step found. error is set where it failed, warning where it only deserves a
+    look.
+    """
 
     name: str
     text: str = ""

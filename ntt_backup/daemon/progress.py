@@ -84,7 +84,7 @@ class _Worker:
 
 
 class _Sums(NamedTuple):
-    """What was settled up to a moment; bytes are of what was copied."""
+    """Holds what was settled up to a moment; bytes are of what was copied."""
 
     copied: int = 0
     failed: int = 0
@@ -193,7 +193,7 @@ class Progress:
 
     @property
     def pending(self) -> int | None:
-        """Blobs still to send; None while that is not known."""
+        """Returns the number of blobs still to send; None while that is not known."""
         found = self._found
         if found is None:
             return None
@@ -212,7 +212,9 @@ class Progress:
 
     @property
     def _mean_size(self) -> float:
-        """The mean of the blobs that were begun. The others are alike, since blobids are hashes."""
+        """Returns the mean of the blobs that were begun. The others are alike, since blobids are
+        hashes.
+        """
         return self._begun_bytes / self._begun_blobs if self._begun_blobs else 0.0
 
     def _content_since(self, then: _Sums) -> float:

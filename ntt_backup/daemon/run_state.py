@@ -76,7 +76,7 @@ class RunState:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The state as it stands in JSON."""
+        """Returns the state as it stands in JSON."""
         return asdict(self)
 
     @classmethod

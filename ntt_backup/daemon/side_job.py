@@ -87,7 +87,7 @@ class SideJob:
 
     @property
     def fds(self) -> list[int]:
-        """The descriptors that become readable when the process says something or ends."""
+        """Returns the descriptors that become readable when the process says something or ends."""
         return [] if self._child is None else self._child.fds
 
     def start_if_due(self, now: float) -> None:
@@ -178,7 +178,7 @@ class SideJobs(dict[str, SideJob]):
 
     @property
     def fds(self) -> list[int]:
-        """The descriptors of all."""
+        """Returns the descriptors of all."""
         return [fd for job in self.values() for fd in job.fds]
 
     def under(self, limit: Limit) -> SideJobs:
@@ -189,7 +189,7 @@ class SideJobs(dict[str, SideJob]):
 
     @property
     def failed(self) -> list[str]:
-        """Those that failed the last time."""
+        """Returns those that failed the last time."""
         return [name for name, job in self.items() if job.failed]
 
     def alive(self, now: float) -> bool:

@@ -27,12 +27,12 @@ class SignalInbox:
 
     @property
     def stops(self) -> int:
-        """How often SIGINT or SIGTERM came."""
+        """Returns how often SIGINT or SIGTERM came."""
         return len(self._stops)
 
     @property
     def first_stop(self) -> int:
-        """The signal that asked first for the end; 0 for none."""
+        """Returns the signal that asked first for the end; 0 for none."""
         return self._stops[0] if self._stops else 0
 
     def take_hangup(self) -> bool:

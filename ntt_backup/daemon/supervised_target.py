@@ -31,7 +31,7 @@ class Fork(Protocol):
 
 
 class SystemdWord(Message):
-    """What a coordinator would tell systemd, were it alone. text: as sd_notify(3) has it."""
+    """Holds what a coordinator would tell systemd, were it alone. text: as sd_notify(3) has it."""
 
     text: str
 
@@ -73,12 +73,12 @@ class SupervisedTarget:
 
     @property
     def busy(self) -> bool:
-        """Whether it runs, or will be started."""
+        """Returns whether it runs, or will be started."""
         return self._child is not None or self.due is not None
 
     @property
     def fds(self) -> list[int]:
-        """The descriptors that become readable when it says something or ends."""
+        """Returns the descriptors that become readable when it says something or ends."""
         return [] if self._child is None else self._child.fds
 
     def turn(self, now: float) -> None:

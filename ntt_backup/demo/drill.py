@@ -63,8 +63,8 @@ _ROWS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What came back. before and after: the tables, their rows as one line. code: the exit code of
-    the first command that failed. steps: what was done, and how many seconds it took.
+    """Holds what came back. before and after: the tables, their rows as one line. code: the exit
+    code of the first command that failed. steps: what was done, and how many seconds it took.
     """
 
     before: dict[str, str]

@@ -71,17 +71,17 @@ class Postgres:
 
     @property
     def pid(self) -> int | None:
-        """The process that listens; None where it does not run."""
+        """Returns the process that listens; None where it does not run."""
         return self._process.pid if self._process is not None else None
 
     @property
     def programs(self) -> Path:
-        """The directory of its pg_dump. Raises ConfigError."""
+        """Returns the directory of its pg_dump. Raises ConfigError."""
         return _installation() / "bin"
 
     @property
     def environment(self) -> dict[str, str]:
-        """What psql, createdb and the like need to find it, and the database in it."""
+        """Returns what psql, createdb and the like need to find it, and the database in it."""
         return {"PGHOST": str(self._sockets), "PGUSER": _SUPERUSER, "PGDATABASE": DATABASE}
 
     def start(self, *settings: str) -> None:

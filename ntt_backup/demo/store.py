@@ -145,7 +145,7 @@ def _no_space(store: Path, detail: str) -> ConfigError:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """How two trees differ: paths relative to their roots; same counts equal files."""
+    """Says how two trees differ: paths relative to their roots; same counts equal files."""
 
     same: int
     missing: list[str]

@@ -60,7 +60,7 @@ _TYPE_DIRECTORY: Final = 2
 
 
 class Tree(NamedTuple):
-    """What was written: blobs, and the bytes that they have."""
+    """Holds what was written: blobs, and the bytes that they have."""
 
     blobs: int
     bytes: int
@@ -86,7 +86,7 @@ class ImageWriter:
 
     @property
     def size(self) -> int:
-        """The bytes written so far."""
+        """Returns the bytes written so far."""
         return self._at
 
     def store(self, content: bytes | memoryview) -> int:

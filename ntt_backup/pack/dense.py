@@ -64,7 +64,7 @@ class Dense:
 
     @property
     def full(self) -> bool:
-        """Whether enough is gathered for a member."""
+        """Returns whether enough is gathered for a member."""
         return self._bytes >= DENSE_MEMBER_BYTES
 
     def add(self, digest: bytes, content: Buffer) -> None:

@@ -102,7 +102,7 @@ class Seal:
 
     @property
     def sealed_bytes(self) -> int:
-        """How many bytes the pieces have. The keys come directly after them."""
+        """Returns how many bytes the pieces have. The keys come directly after them."""
         return sealed_size(self.size)
 
 

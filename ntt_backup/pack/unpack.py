@@ -34,7 +34,7 @@ _UNREADABLE: Final = "the pack cannot be read where it lies"
 
 @dataclass(slots=True)
 class Unpacked:
-    """What came of some blobs. right: blobs that were there already. size: what was written.
+    """Holds what came of some blobs. right: blobs that were there already. size: what was written.
     wrong: the digests of those that could not be unpacked, with a few words.
     """
 

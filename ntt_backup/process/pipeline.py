@@ -159,12 +159,14 @@ class Child:
 
     @property
     def fds(self) -> list[int]:
-        """The descriptors that become readable when the child says something: stdout and stderr."""
+        """Returns the descriptors that become readable when the child says something: stdout and
+        stderr.
+        """
         return [fd for fd in (self.stdout_fd, self.stderr_fd) if fd >= 0]
 
     @property
     def status(self) -> int | None:
-        """The exit status, negative for a signal, None while it runs."""
+        """Returns the exit status, negative for a signal, None while it runs."""
         return self._process.poll()
 
     def read(self, limit: int = READ_BYTES) -> bytes | None:

@@ -36,8 +36,8 @@ from ntt_backup.source.inspection import Store
 
 @dataclass(slots=True)
 class Proof:
-    """What was found by reading back. copied: of the catalog's rows. right: blobs that hash to
-    their names, bytes: theirs. lost: copied, but not restored; wrong: restored, but not right.
+    """Holds what was found by reading back. copied: of the catalog's rows. right: blobs that hash
+    to their names, bytes: theirs. lost: copied, but not restored; wrong: restored, but not right.
     later: right, but not in the catalog; unsent: neither copied nor restored. part: of the work,
     from 0 to 1. proof_s: how long it took.
     """
@@ -69,8 +69,8 @@ class Drilled:
 
     @property
     def proved(self) -> bool:
-        """Whether all is right. An empty restore proves nothing, nor does an older dump, or one in
-        which nothing was copied yet: it does not tell what should have come back.
+        """Returns whether all is right. An empty restore proves nothing, nor an older dump, or
+        one in which nothing was copied yet: it does not tell what should have come back.
         """
         proof = self.proof
         bad = self.bad_dumps or self.restored.wrong or proof.lost or proof.wrong

@@ -76,8 +76,8 @@ class Frozen:
 
 @dataclass(frozen=True, slots=True)
 class Thaw:
-    """What is asked of the object store: archived objects can be read for so many days; tier: how
-    fast that comes about.
+    """Holds what is asked of the object store: archived objects can be read for so many days; tier:
+    how fast that comes about.
     """
 
     days: int

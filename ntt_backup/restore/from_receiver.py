@@ -34,7 +34,7 @@ _UNREADABLE: Final = list(StrayKind).index(StrayKind.UNREADABLE)
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What is asked for at once. part: of all the work, from 0 to 1; None where not known."""
+    """Holds what is asked for at once. part: of all the work, from 0 to 1; None where not known."""
 
     entries: list[Entry]
     part: float | None

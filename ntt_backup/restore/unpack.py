@@ -42,7 +42,7 @@ Slice = Sequence[Entry]
 
 @dataclass(slots=True)
 class UnpackedAll:
-    """What was unpacked so far. right: blobs that the directory had. bytes: what was written.
+    """Holds what was unpacked so far. right: blobs that the directory had. bytes: what was written.
     damaged: packs that are damaged as a whole, in words. part: of the work, from 0 to 1.
     """
 

@@ -27,7 +27,7 @@ _DIGITS: Final = 64
 
 @dataclass(slots=True)
 class Restored:
-    """What a restore has done so far. right: blobs that the destination had. bytes: what was
+    """Holds what a restore has done so far. right: blobs that the destination had. bytes: what was
     fetched. archived: objects that must be thawed first, archived_bytes: their size; thawing: how
     many of them are. not_needed: damaged packs all of whose blobs are in others, by their keys.
     part: of the work, from 0 to 1; None where that is not known.
@@ -51,19 +51,21 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What to restore: all that begins with prefix, or these blobids, in any order and number."""
+    """Holds what to restore: all that begins with prefix, or these blobids, in any order and
+    number.
+    """
 
     prefix: str = ""
     blobids: Iterable[str] | None = None
 
     @property
     def interval(self) -> tuple[int, int]:
-        """The first number of the prefix, and how many there are."""
+        """Returns the first number of the prefix, and how many there are."""
         return int(self.prefix.ljust(_DIGITS, "0"), 16), 1 << 4 * (_DIGITS - len(self.prefix))
 
 
 class Work(Generic[Job]):
-    """What the threads share: one lists jobs, the others fetch.
+    """Holds what the threads share: one lists jobs, the others fetch.
 
     trust_size: a file of the right size is taken for right. cancelled raises where the command is
     ending.

@@ -12,7 +12,7 @@ from ntt_backup.snapshot.format.manifest import ManifestReader
 
 
 class Kind(StrEnum):
-    """How an entry differs."""
+    """Says how an entry differs."""
 
     ADDED = "added"
     REMOVED = "removed"
@@ -30,7 +30,7 @@ class Difference(NamedTuple):
 
     @property
     def entry(self) -> Entry:
-        """The new one; the old one of what was removed."""
+        """Returns the new entry; the old one of what was removed."""
         one = self.new or self.old
         assert one is not None
         return one

@@ -34,12 +34,12 @@ class Plan(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many bytes the repository gets back."""
+        """Returns how many bytes the repository gets back."""
         return sum(one.size for one in (*self.gone, *self.dead))
 
     @property
     def names(self) -> list[str]:
-        """The files to remove, in this order."""
+        """Returns the files to remove, in this order."""
         manifests = [one.manifest.name for one in reversed(self.gone) if one.manifest is not None]
         rest = [file.name for one in (*self.gone, *self.dead) for file in one.files]
         return [*manifests, *(one for one in rest if not one.endswith(f"/{MANIFEST}"))]

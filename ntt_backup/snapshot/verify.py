@@ -29,7 +29,7 @@ _MOMENT: Final = re.compile(r"\d{8}(T\d{0,6}Z?[0-9a-f]{0,8})?")
 
 
 class Damage(NamedTuple):
-    """What of a version is missing or wrong. file: of the target. path: of the set. One of
+    """Holds what of a version is missing or wrong. file: of the target. path: of the set. One of
     them is "".
     """
 
@@ -41,8 +41,8 @@ class Damage(NamedTuple):
 
 @dataclass
 class Findings:
-    """What a check has found. versions: checked. entries: that they have. files: looked up on the
-    target. bytes: fetched content. damaged: versions that cannot be restored as a whole. wrong:
+    """Holds what a check has found. versions: checked. entries: that they have. files: looked up on
+    the target. bytes: fetched content. damaged: versions that cannot be restored as a whole. wrong:
     why, the first thousand of `wrong_total`. unfinished: versions that never were.
     """
 
@@ -70,8 +70,8 @@ class Findings:
 
 
 class Question(NamedTuple):
-    """What to check. which: `SET`, `SET@VERSION`, or "" for all. share: of the content, 0 to 1.
-    since: a day, or the beginning of a version: none that is older.
+    """Holds what to check. which: `SET`, `SET@VERSION`, or "" for all. share: of the content, 0 to
+    1. since: a day, or the beginning of a version: none that is older.
     """
 
     which: str = ""

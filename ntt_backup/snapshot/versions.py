@@ -51,7 +51,7 @@ class Version(NamedTuple):
 
     @property
     def manifest(self) -> StoredFile | None:
-        """The file with which a version exists."""
+        """Returns the file with which a version exists."""
         return self.file(MANIFEST)
 
     def file(self, file: str) -> StoredFile | None:
@@ -109,7 +109,7 @@ def open_manifest(repository: RepositoryToRead, version: Version) -> ManifestRea
 
 
 class Facts(NamedTuple):
-    """What a manifest says first and last; neither, and a problem, where it is damaged."""
+    """Holds what a manifest says first and last; neither, and a problem, where it is damaged."""
 
     version: Version
     header: Header | None

@@ -36,7 +36,9 @@ _BUFFER: Final = 1 << 23
 
 @dataclass(slots=True)
 class Packed:
-    """What was packed so far. bytes: content; size: of the file. part: of the work, from 0 to 1."""
+    """Holds what was packed so far. bytes: content; size: of the file. part: of the work, from 0 to
+    1.
+    """
 
     pack_id: str = ""
     blobs: int = 0

@@ -61,7 +61,7 @@ class ReadAhead:
 
     @property
     def batches(self) -> int:
-        """The number of batches to claim at a time."""
+        """Returns the number of batches to claim at a time."""
         return _BATCHES if self._slow else 1
 
     def arranged(self, claimed: Claimed) -> Claimed:

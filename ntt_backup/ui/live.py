@@ -66,13 +66,13 @@ class Screen:
 
     @property
     def height(self) -> int:
-        """The lines of one picture."""
+        """Returns the lines of one picture."""
         between = len(self._views) - 1
         return (self._console.height - between) // len(self._views)
 
     @property
     def recent(self) -> int:
-        """The recent events that one picture shows."""
+        """Returns the recent events that one picture shows."""
         return max(1, _RECENT // len(self._views))
 
     def draw(self) -> None:

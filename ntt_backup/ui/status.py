@@ -35,11 +35,11 @@ from ntt_backup.ui.watch import daemon_line, outage_lines
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What the catalog says of a target: its last run and those under way beside it, its dumps, and
-    who holds which range. url: where the settings have the target, if they do. stored: its objects,
-    where that is a bucket. snapshots: what this host knows of each set of the settings; every: of
-    those that a run takes, the seconds from one version to the next. daemon: what runs for the
-    target on this host, or why nothing is known of it.
+    """Holds what the catalog says of a target: its last run and those under way beside it, its
+    dumps, and who holds which range. url: where the settings have the target, if they do. stored:
+    its objects, where that is a bucket. snapshots: what this host knows of each set of the
+    settings; every: of those that a run takes, the seconds from one version to the next. daemon:
+    what runs for the target on this host, or why nothing is known of it.
     """
 
     target: str
@@ -129,7 +129,7 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """What is known of a target whose catalog cannot be asked: see `Status`. error: says why."""
+    """Holds what is known of a target whose catalog cannot be asked: see `Status`. error: why."""
 
     target: str
     error: BackupError

@@ -36,12 +36,14 @@ class EventPipe:
 
     @property
     def fd(self) -> int:
-        """The descriptor that becomes readable when the coordinator asks for the end; then -1."""
+        """Returns the descriptor that becomes readable when the coordinator asks for the end; then
+        -1.
+        """
         return -1 if self._stopping else self._stdin
 
     @property
     def stopping(self) -> bool:
-        """Whether the coordinator has asked for the end, or is dead."""
+        """Returns whether the coordinator has asked for the end, or is dead."""
         while not self._stopping and wait_for(reading=[self._stdin], timeout=0):
             if os.read(self._stdin, len(NOW)) == NOW:
                 self.hurried = True

@@ -50,7 +50,7 @@ class SendQueue:
 
     @property
     def missing(self) -> int:
-        """The number of blobs to claim next; 0 where a full batch is here."""
+        """Returns the number of blobs to claim next; 0 where a full batch is here."""
         count, left = len(self._blobs), self._max_bytes - self._size
         if left <= 0:
             return 0
@@ -59,7 +59,7 @@ class SendQueue:
 
     @property
     def next_due(self) -> float | None:
-        """The time when the next delayed batch or range is due; None where none is delayed."""
+        """Returns the time when the next delayed batch or range is due; None for no such one."""
         dues = (one.due for one in self._delayed)
         return min((*dues, *self._put_off.values()), default=None)
 

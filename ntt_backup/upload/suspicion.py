@@ -22,8 +22,8 @@ ENOUGH_TRIED = 1000
 
 
 class Suspicion:
-    """Whether it is the store that is to blame, and not the blobs: more than max_share of a batch,
-    and of the last thousand blobs with it, cannot be read. Of fewer blobs nothing is said.
+    """Says whether it is the store that is to blame, and not the blobs: more than max_share of a
+    batch, and of the last thousand blobs with it, cannot be read. Of fewer blobs nothing is said.
     """
 
     def __init__(self, max_share: float) -> None:

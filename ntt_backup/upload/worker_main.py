@@ -51,10 +51,10 @@ _FRESH_SECONDS: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """What a worker is to do. worker: its number, counted from 0. limit: what all
-    workers together may send. poll: how often they look for new work; None: as the settings say.
-    effort: how hard all compress. probes: the worker probes the remote
-    before it works; its strategy may be `auto`. started: the time of the epoch when the run began.
+    """Holds what a worker is to do. worker: its number, counted from 0. limit: what all workers
+    together may send. poll: how often they look for new work; None: as the settings say. effort:
+    how hard all compress. probes: the worker probes the remote before it works; its strategy may be
+    `auto`. started: the time of the epoch when the run began.
     """
 
     settings: Settings

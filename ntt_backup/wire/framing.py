@@ -122,7 +122,7 @@ class Inbox:
 
     @property
     def waiting(self) -> int:
-        """The number of bytes that are not returned as a frame yet."""
+        """Returns the number of bytes that are not returned as a frame yet."""
         return self._end - self._begin
 
     def next(self) -> tuple[int, memoryview] | None:

@@ -85,7 +85,7 @@ class ControlSocket:
 
     @property
     def fds(self) -> list[int]:
-        """The descriptors that become readable when there is something to serve."""
+        """Returns the descriptors that become readable when there is something to serve."""
         return [self._listening.fileno(), *(one.connection.fileno() for one in self._peers)]
 
     def serve(self) -> None:
@@ -106,7 +106,7 @@ class ControlSocket:
 
     @property
     def stands(self) -> bool:
-        """Whether the socket is still where it was made."""
+        """Returns whether the socket is still where it was made."""
         with suppress(OSError):
             return os.path.samestat(self._path.lstat(), self._ours)
         return False

@@ -96,7 +96,7 @@ class RunControl:
 
     @property
     def paused(self) -> bool:
-        """Whether nothing may be sent, and nothing else be begun that sends."""
+        """Returns whether nothing may be sent, and nothing else be begun that sends."""
         return self._limit.held
 
     def event(self, event: events.Event) -> None:

@@ -62,7 +62,7 @@ class DaemonReport:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The report as it stands in JSON."""
+        """Returns the report as it stands in JSON."""
         return asdict(self)
 
     @classmethod

@@ -19,7 +19,7 @@ _STATEMENT_MILLISECONDS: Final = 10_000
 
 
 class CatalogFigures:
-    """What the catalog knows of all targets, asked for by a thread of its own.
+    """Asks the catalog for what it knows of all targets, by a thread of its own.
 
     wanted: it is asked for now, and not only in a minute. answered: it was asked once.
     """

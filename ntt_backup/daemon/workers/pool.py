@@ -87,7 +87,7 @@ class WorkerPool:
 
     @property
     def busy(self) -> bool:
-        """Whether any worker runs, or will be started."""
+        """Returns whether any worker runs, or will be started."""
         return any(worker.running or worker.due is not None for worker in self)
 
     def hang(self, now: float) -> bool:

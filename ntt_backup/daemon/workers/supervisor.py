@@ -59,7 +59,7 @@ class SupervisedWorker:
 
     @property
     def worker(self) -> int:
-        """The worker's number."""
+        """Returns the worker's number."""
         return self.spec.worker
 
     @property
@@ -68,7 +68,7 @@ class SupervisedWorker:
 
     @property
     def fds(self) -> list[int]:
-        """The descriptors that become readable when the process says something or ends."""
+        """Returns the descriptors that become readable when the process says something or ends."""
         return [] if self._child is None else self._child.fds
 
     def start(self, now: float) -> None:

@@ -88,7 +88,7 @@ class Entry:
 
     @property
     def blocks(self) -> int:
-        """How many sums of 8 bytes the map has for it."""
+        """Returns how many sums of 8 bytes the map has for it."""
         return self.blocks_of(self.size)
 
     def blocks_of(self, size: int) -> int:

@@ -59,10 +59,10 @@ END_BYTES: Final = _END.size
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What stands first in a manifest. parent: the version before, "" for a full one. chain: the
-    versions that extents count in, from the full one to this one. key: of the map's sums, 32 bytes
-    in hex. roots: the paths that were asked for. clock: what its host's clock said when it was
-    begun, as in the name of a version; "" where the name tells.
+    """Holds what stands first in a manifest. parent: the version before, "" for a full one. chain:
+    the versions that extents count in, from the full one to this one. key: of the map's sums, 32
+    bytes in hex. roots: the paths that were asked for. clock: what its host's clock said when it
+    was begun, as in the name of a version; "" where the name tells.
     """
 
     set: str
@@ -93,9 +93,9 @@ class PackSum(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Trailer:
-    """What stands last in a manifest. files: entries. bytes: of all content, holes too. packs: of
-    this version, in their order. map_sha256: of the file `map`, in hex. unsettled and skipped: how
-    many entries are so marked, and how many files could not be read or have no copy.
+    """Holds what stands last in a manifest. files: entries. bytes: of all content, holes too.
+    packs: of this version, in their order. map_sha256: of the file `map`, in hex. unsettled and
+    skipped: how many entries are so marked, and how many files could not be read or have no copy.
     """
 
     files: int

@@ -69,7 +69,7 @@ class SmallFiles(NamedTuple):
 
     @property
     def extent(self) -> Extent:
-        """Where the content of all of them lies, with what is between."""
+        """Returns where the content of all of them lies, with what is between."""
         first, last = self.files[0], self.files[-1]
         return Extent(0, last[2] + last[1] - first[2], *self.frame, first[2])
 

@@ -49,7 +49,7 @@ _LARGEST_PART: Final = 16 << 20
 
 
 class _Object(NamedTuple):
-    """What has a file's content. size: of the object."""
+    """Holds what has a file's content. size: of the object."""
 
     key: str
     size: int

@@ -57,9 +57,9 @@ _RUN: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How files are restored. delta: what is there is hashed, and only what differs is fetched.
-    in_place: what differs is written into the files themselves. verify: every file is compared with
-    its BLAKE3; what a delta made always is.
+    """Says how files are restored. delta: what is there is hashed, and only what differs is
+    fetched. in_place: what differs is written into the files themselves. verify: every file is
+    compared with its BLAKE3; what a delta made always is.
     """
 
     delta: bool = False
@@ -69,8 +69,8 @@ class Options:
 
 @dataclass(slots=True)
 class Step:
-    """What was done since the last one, see `version.Restored`. passed: bytes of all files that are
-    settled, one way or the other.
+    """Holds what was done since the last one, see `version.Restored`. passed: bytes of all files
+    that are settled, one way or the other.
     """
 
     files: int = 0

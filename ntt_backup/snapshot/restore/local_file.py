@@ -33,8 +33,8 @@ Run = tuple[int, int]
 
 
 class Found(NamedTuple):
-    """What the destination has in the place of a file. same: its content is that of the version.
-    runs: bytes that differ, as (start, end), None where they are not known.
+    """Holds what the destination has in the place of a file. same: its content is that of the
+    version. runs: bytes that differ, as (start, end), None where they are not known.
     """
 
     same: bool

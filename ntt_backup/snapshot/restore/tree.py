@@ -56,8 +56,8 @@ class Level:
 
     @property
     def names(self) -> set[str]:
-        """What it had when it was first asked; as it is written, even where the file system folds
-        cases.
+        """Returns the names that it had when it was first asked; as they are written, even where
+        the file system folds cases.
         """
         if self._names is None:
             self._names = set(os.listdir(self.fd))

@@ -40,9 +40,10 @@ _PIECE: Final = 1 << 20
 
 @dataclass(slots=True)
 class Restored:
-    """What was restored so far. files: that were written; kept: that were there and right; bytes:
-    of content written; fetched: from the target. wrong: how many files were not restored; problems:
-    the first of them, each with the reason. notes: what could not be set. part: of the work.
+    """Holds what was restored so far. files: that were written; kept: that were there and right;
+    bytes: of content written; fetched: from the target. wrong: how many files were not restored;
+    problems: the first of them, each with the reason. notes: what could not be set. part: of the
+    work.
     """
 
     version: str = ""

@@ -51,8 +51,8 @@ class OldFile(NamedTuple):
 
 @dataclass(slots=True)
 class _Reading:
-    """What one reading found. kept: stretches, as (start, end), where the content is as before.
-    new: the extents of all else. ticket: the last one of new.
+    """Holds what one reading found. kept: stretches, as (start, end), where the content is as
+    before. new: the extents of all else. ticket: the last one of new.
     """
 
     length: int = 0
@@ -83,7 +83,7 @@ class NewFile:
 
     @property
     def weight(self) -> int:
-        """How many objects it keeps in memory, about."""
+        """Returns how many objects it keeps in memory, about."""
         return 1 + len(self._old) + sum(len(one.kept) for one in self._readings)
 
     def settle(self) -> Entry:

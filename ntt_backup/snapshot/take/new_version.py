@@ -56,10 +56,11 @@ _SHOWN_EVERY: Final = 256
 
 @dataclass(slots=True)
 class Taken:
-    """What a take did. files: entries of the version. bytes: of all content, holes too. read: bytes
-    of content that were read; stored: bytes of packs. changed: files with new content. unsettled:
-    files that changed as often as they were read. skipped: what is not in it as it should be;
-    unreadable: those of them that could not be read. forgotten: versions past retention, removed.
+    """Holds what a take did. files: entries of the version. bytes: of all content, holes too. read:
+    bytes of content that were read; stored: bytes of packs. changed: files with new content.
+    unsettled: files that changed as often as they were read. skipped: what is not in it as it
+    should be; unreadable: those of them that could not be read. forgotten: versions past retention,
+    removed.
     """
 
     set: str

@@ -19,8 +19,8 @@ _DEFAULTS = SnapshotSettings.model_fields
 
 @dataclass(frozen=True, slots=True)
 class SnapshotSet:
-    """Which files a version has. paths: absolute, without `..`; what lies below them is taken, too.
-    exclude: patterns, see `patterns.matcher`. block_size: bytes; 0: by the size of each file.
+    """Says which files a version has. paths: absolute, without `..`; what lies below them is taken,
+    too. exclude: patterns, see `patterns.matcher`. block_size: bytes; 0: by the size of each file.
     full_every: how old a chain may get.
     """
 

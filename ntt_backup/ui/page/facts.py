@@ -45,8 +45,8 @@ _SLOW_SECONDS: Final = 60.0
 
 @dataclass(slots=True)
 class Facts:
-    """What is known of a target. daemon: what it answers, where it does; silence: why it does not,
-    where that is no sign that none runs. read_at: when the catalog was read last; None: never.
+    """Holds what is known of a target. daemon: what it answers, where it does; silence: why it does
+    not, where that is no sign that none runs. read_at: when the catalog was read last; None: never.
     trouble: why it could not be read now; lacks: what it refused to tell. unknown: failed blobs of
     which nobody has said that it is known.
     """
@@ -73,7 +73,7 @@ class Facts:
 
     @property
     def workers(self) -> list[Mapping[str, Any]]:
-        """The running daemon's workers."""
+        """Returns the running daemon's workers."""
         return list(self.daemon["state"]["workers"]) if self.daemon is not None else []
 
 

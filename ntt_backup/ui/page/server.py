@@ -35,8 +35,8 @@ _NOTHING: Final = "default-src 'none'; frame-ancestors 'none'"
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What is shown at a moment. policy: the page's Content-Security-Policy. health: a line for
-    each target; healthy: whether none needs a person.
+    """Holds what is shown at a moment. policy: the page's Content-Security-Policy. health: a line
+    for each target; healthy: whether none needs a person.
     """
 
     page: str
@@ -46,7 +46,7 @@ class Shown:
 
 
 class Board:
-    """Where the main thread puts what is shown, and requests find it. make draws it anew."""
+    """Passes on what the main thread shows to requests. make draws it anew."""
 
     def __init__(self, make: Callable[[], Shown]) -> None:
         self._make = make
@@ -114,7 +114,7 @@ class PageServer(WebServer):
 
     @property
     def url(self) -> str:
-        """Where the page is."""
+        """Returns where the page is."""
         host, port = self.server_address[:2]
         named = f"[{host!s}]" if ":" in str(host) else str(host)
         return f"http://{named}:{port}/"

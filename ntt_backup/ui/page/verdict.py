@@ -26,7 +26,7 @@ _AWAY: Final = {"remote": "The remote", "catalog": "The catalog", "source": "The
 
 
 class Level(IntEnum):
-    """How much a person is needed; the larger, the more."""
+    """Says how much a person is needed; the larger, the more."""
 
     WELL = 0
     WAITS = 1
@@ -58,7 +58,7 @@ class Verdict:
 
     @property
     def headline(self) -> str:
-        """The state and its first reason, in a line."""
+        """Returns the state and its first reason, in a line."""
         return printable(f"{self.level.words}: {self.points[0].what}")
 
 

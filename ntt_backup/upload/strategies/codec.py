@@ -67,7 +67,7 @@ class Codec:
 
     @property
     def pack_bytes(self) -> int:
-        """The bytes of content at which a pack is full."""
+        """Returns the bytes of content at which a pack is full."""
         compresses = self.effort.step > 0 if self.effort else len(self.compress) > 0
         return MOST_PACK_BYTES if compresses and not self._pause else PACK_BYTES
 

@@ -176,8 +176,8 @@ class PipelinedSession(ABC):
 
     @property
     def _patience(self) -> float:
-        """The seconds within which something must be sent. A remote with earlier batches may be
-        busy syncing them; ssh's ServerAlive finds out whether the link lives meanwhile.
+        """Returns the seconds within which something must be sent. A remote with earlier batches
+        may be busy syncing them; ssh's ServerAlive finds out whether the link lives meanwhile.
         """
         run = self._spec.run
         return run.receipt_timeout if len(self._flights) > 1 else run.stall_timeout

@@ -82,7 +82,7 @@ class _Flight:
 
     @property
     def answered(self) -> bool:
-        """Whether each of its objects has an outcome."""
+        """Returns whether each of its objects has an outcome."""
         return self.whole > 0 and all(out.settled for out in self.objects)
 
 

@@ -35,7 +35,7 @@ class Packer:
 
     @property
     def space(self) -> memoryview:
-        """The space for the next blob; a blob that fills it is too large for a pack."""
+        """Returns the space for the next blob; a blob that fills it is too large for a pack."""
         return self._buffer[self.used : self.used + PACK_BYTES + 1]
 
     @property

@@ -31,7 +31,7 @@ _SIZES: Final = ((1, 513, 70_000), (0, 4096))
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a remote says about itself. Bytes and seconds; None where it does not say.
+    """Holds what a remote says about itself. Bytes and seconds; None where it does not say.
 
     program: what will receive the blobs, with its version. placed: by-hash exists.
     """

@@ -32,7 +32,7 @@ class Session(Protocol):
 
     @property
     def usable(self) -> bool:
-        """Whether another batch may be put; False once the session is broken or closed."""
+        """Returns whether another batch may be put; False once the session is broken or closed."""
         ...
 
     @property
@@ -42,8 +42,8 @@ class Session(Protocol):
 
     @property
     def in_flight(self) -> tuple[Batch, ...]:
-        """The batches that were put and have no outcome yet, oldest first; also once the session
-        is broken, closed or aborted.
+        """Returns the batches that were put and have no outcome yet, oldest first; also once the
+        session is broken, closed or aborted.
         """
         ...
 

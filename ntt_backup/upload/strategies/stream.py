@@ -82,7 +82,7 @@ class _Hashes:
 
     @property
     def checksum(self) -> bytes:
-        """The checksum for END."""
+        """Returns the checksum for END."""
         return self._sum.digest() if self._summed else b""
 
     def so_far(self) -> bytes:
@@ -91,7 +91,7 @@ class _Hashes:
 
     @property
     def name(self) -> str:
-        """The BLAKE3 of what was added, in hex digits."""
+        """Returns the BLAKE3 of what was added, in hex digits."""
         return self._name.hexdigest()
 
 
