@@ -3,8 +3,6 @@
 A job is: the store's blobs are not at the remote; get them there. The clock covers one command from
 its start to its end, so whoever is slow to start pays for it. Afterwards the result is compared:
 whoever is fast because something is missing gets no figure.
-
-Called by `peers` and the runner.
 """
 
 from __future__ import annotations

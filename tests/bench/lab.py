@@ -6,8 +6,8 @@ bucket at either end, so four streams get together what one gets. A limit in a p
 connection's own, and four workers would look four times as fast. The delay stands in front, see
 `delay`. Everything stays on this machine: 127.0.0.1, and 10.231.x.x inside the veth pair.
 
-A lab that is killed is removed by the next one, see `slots`. Called by the runner. Namespaces need
-root; `loopback` does not.
+A lab that is killed is removed by the next one, see `slots`. Namespaces need root; `loopback`
+does not.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The machine and the programs: figures without them cannot be compared with any others.
-
-Called by the runner.
-"""
+"""The machine and the programs: figures without them cannot be compared with any others."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What a link of the lab really gives, measured before each case: a claim is no measurement.
 
-Called by the runner; shown with the figures, so that a reader can see what they were taken on.
+It is shown with the figures, so that a reader can see what they were taken on.
 """
 
 from __future__ import annotations

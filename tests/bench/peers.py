@@ -5,7 +5,7 @@ before the clock starts; starting the program is not. Each peer is run as its ow
 says, with the options that favour it where a user would find them; what was chosen stands in its
 class.
 
-A new contender is a class here and an entry in CONTENDERS. Called by the runner.
+A new contender is a class here and an entry in CONTENDERS.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ On 2 idle cores the full table takes well under 30 minutes, the quick one under 
 several round trips a file would take hours on a slow link, so stores of small files are small
 there. What starting up costs is a tenth of such a run and nothing of one in production: the long
 table has stores of which a run takes a minute or more, for a few contenders by name.
-
-Pure. Called by the runner.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A machine is never quiet, so contenders are run in turns, and a ratio is taken w
 both met the same weather; the ratio shown is the median of those, not the ratio of two medians. A
 contender that failed once has no figure at all: it would be one of its good runs only.
 
-Nothing here measures or prints on its own. Called by the runner.
+Nothing here measures or prints on its own.
 """
 
 from __future__ import annotations

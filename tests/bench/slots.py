@@ -6,7 +6,7 @@ that ends with the process that holds it, and a file that says where its directo
 is free, yet not empty, was left by somebody killed, and whoever comes next empties it.
 
 Processes are known for ours by the slot's directory in their command line: a pid alone may be
-somebody else's by now. Called by `lab` and the runner.
+somebody else's by now.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ content is BLAKE3's output stream, which nothing compresses. Two kinds compress:
 (zstd to about a third): words by a Zipf law, in an order that never repeats; and `tree` as source
 code does (to about a fifth): lines by a Zipf law, some of them in many files, none above 100 KB.
 
-Called by the runner; `python -m tests.bench.stores KIND DIRECTORY --megabytes 100` makes one.
+`python -m tests.bench.stores KIND DIRECTORY --megabytes 100` makes one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which files of a version are restored, by patterns."""
+"""Patterns choose which files of a version are restored."""
 
 from __future__ import annotations
 
