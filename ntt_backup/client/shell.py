@@ -31,7 +31,7 @@ _LAST_WORDS_SECONDS: Final = 1.0
 ANSWER: Final = re.compile(rb"^NTT-ANSWER$")
 _TOOLS: Final = (
     "awk cat cd cmp cp cut date df echo find head id mkdir mv printf rm rmdir sed sha256sum sleep"
-    " stat sync tar tr uname wc"
+    " stat sync tar tr uname wc xargs"
 )
 
 

@@ -14,8 +14,10 @@ fail() {
 }
 size_of() { stat -c %s "$1" 2>/dev/null || wc -c <"$1"; }
 sum_of() { sha256sum <"$1" | cut -d " " -f 1; }
-# A sync that knows no file systems says so; any other complaint is about the disk.
+# Each file is synced: what stands behind FUSE, SMB or 9p hears of nothing else. Then their names. A sync that
+# knows no file systems says so; any other complaint is about the disk.
 make_durable() {
+    message=$(sync "$1" 2>&1) || fail "$message"
     message=$(sync -f "$place" 2>&1) && return
     case $message in
     *"nvalid option"* | *"nrecognized option"* | *"nknown option"* | *"llegal option"* | *[Uu]sage:*) sync ;;
@@ -63,7 +65,7 @@ put)
     # Whoever sent it may be gone: then it is nobody's, and no large file is summed for nobody.
     trap "" PIPE
     if printf "received=yes\n"; then
-        make_durable
+        make_durable "$temporary"
         printf "sum=%s\nsize=%s\n" "$(sum_of "$temporary")" "$(size_of "$temporary")"
         while [ -e "$temporary" ] && printf "unnamed=yes\n"; do
             sleep 1
@@ -75,11 +77,11 @@ name)
     [ "$(size_of "$temporary")" = "$bytes" ] || fail "$temporary has not $bytes bytes any more"
     [ ! -e "$place/$name" ] || fail "$place/$name: File exists"
     message=$({ printf "%s\n" "$record" >"$temporary.json"; } 2>&1) || fail "$message"
-    make_durable
+    make_durable "$temporary.json"
     # The record first: a record without its dump is told from a good one, a dump without one is not.
     message=$({ mv "$temporary.json" "$place/$name.json" && mv "$temporary" "$place/$name"; } 2>&1) ||
         fail "$message"
-    make_durable
+    make_durable "$place/$name"
     echo named=yes
     ;;
 drop)

@@ -100,6 +100,17 @@ def test_a_link_that_is_lost_within_a_dump_is_not_its_end(
         list(place.fetch(NAME))
 
 
+def test_the_shell_syncs_the_files_of_a_dump_and_not_their_file_system_alone(
+    root: Path, spec: SessionSpec, machine: Machine, tmp_path: Path
+) -> None:
+    """What stands behind FUSE or SMB hears of a file's own sync only."""
+    called = tmp_path / "called"
+    machine.tool("sync", f'ls -di "$@" >>"{called}"')
+    send_dump(DumpsByShell(spec), b"content")
+    synced = called.read_text().split()
+    assert {str(path.stat().st_ino) for path in (root / "pgdump").iterdir()} <= set(synced)
+
+
 def test_a_dump_beside_one_that_is_only_tried_out_keeps_its_directory(spec: SessionSpec) -> None:
     trying, place = DumpsByReceiver(spec), DumpsByReceiver(spec)
     trying.try_out()

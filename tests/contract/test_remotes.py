@@ -94,6 +94,26 @@ def test_a_sync_that_knows_no_file_systems_syncs_everything(
     assert called.read_text().split() == ["all"] * 4
 
 
+@pytest.mark.parametrize("kind", ["65735546", "fe534d42", "f15f"])
+def test_what_hears_only_of_a_file_s_sync_is_synced_file_by_file(
+    local: Harness, machine: Machine, tmp_path: Path, kind: str
+) -> None:
+    called = tmp_path / "called"
+    machine.tool("stat", f'[ "$*" = "-f -c %t {local.path}/by-hash" ] && echo {kind}')
+    machine.tool("sync", f'for each; do echo "$PWD/$each"; done >>"{called}"')
+    batch = local.batch("b", b"one", b"two", b"kept")
+    kept = local.final(batch.blobs[2])
+    kept.parent.mkdir(parents=True)
+    kept.write_bytes(b"kept")
+    session = local.open(transport=machine)
+    session.put(batch)
+    (outcome,) = settle(session)
+    assert receipt_of(outcome).stored == batch.blobs
+    synced = {os.path.normpath(path) for path in called.read_text().split()}
+    finals = [local.final(blob) for blob in batch.blobs]
+    assert {str(above) for path in finals for above in (path, *path.parents[:3])} <= synced
+
+
 def test_what_could_not_be_synced_has_no_receipt(
     local: Harness, machine: Machine, tmp_path: Path
 ) -> None:

@@ -63,6 +63,13 @@ if ! message=$(sync -f "$stage" 2>&1); then
     esac
 fi
 
+# What stands behind these hears of a file's own sync only: FUSE and virtiofs, SMB, 9p, vboxsf, eCryptfs.
+case $barrier$(stat -f -c %t "$place" 2>/dev/null) in
+file-system65735546 | file-systemf[ef]534d42 | file-system517b | file-system1021997 | file-system786f4256 | file-systemf15f)
+    barrier=files
+    ;;
+esac
+
 mount_point() { df -P "$1" | sed -n "2s/^.*% *//p"; }
 mounted=$(mount_point "$place")
 
@@ -104,6 +111,9 @@ place_one() {
 # that was killed, or a scratch space that was swept away, must not look like success.
 place_all() {
     cd "$stage/$number" || return 1
+    if [ "$barrier" = files ]; then
+        find . -type f >"$stage/$number.all" && find . -type d >"$stage/$number.above" || return 1
+    fi
     cp -Rl . "$place/" 2>/dev/null
     find . -type f -links 1 >"$stage/$number.left" || return 1
     placed=0 known=""
@@ -116,7 +126,23 @@ place_all() {
         echo "$placed of $files files were put in place"
         return 1
     fi
-    if [ "$barrier" = file-system ]; then sync -f "$place"; else sync; fi
+    case $barrier in
+    file-system) sync -f "$place" ;;
+    files) cd "$place" && xargs sync <"$stage/$number.all" && sync_directories ;;
+    *) sync ;;
+    esac
+}
+
+# Some of these file systems have no sync of directories.
+sync_directories() {
+    said=$(xargs sync <"$stage/$number.above" 2>&1) && return
+    case $said in
+    *"nvalid argument"*) ;;
+    *)
+        echo "$said"
+        return 1
+        ;;
+    esac
 }
 
 # Whether the remote can store at all, so that a batch can be blamed for what went wrong with it.
@@ -136,7 +162,7 @@ finish() {
     else
         printf "gone %s %s\n" "$number" "$(flat "$message")"
     fi
-    rm -rf "${stage:?}/$number" "$stage/$number.left" "$stage/$number.sign"
+    rm -rf "${stage:?}/$number" "$stage/$number".*
 }
 
 printf "\nNTT-TAR 2 ready %s\n" "$turn"
