@@ -64,11 +64,10 @@ if ! message=$(sync -f "$stage" 2>&1); then
 fi
 
 # What stands behind these hears of a file's own sync only: FUSE and virtiofs, SMB, 9p, vboxsf, eCryptfs.
-case $barrier$(stat -f -c %t "$place" 2>/dev/null) in
-file-system65735546 | file-systemf[ef]534d42 | file-system517b | file-system1021997 | file-system786f4256 | file-systemf15f)
-    barrier=files
-    ;;
-esac
+[ "$barrier" != file-system ] ||
+    case $(stat -f -c %t "$place" 2>/dev/null) in
+    65735546 | f[ef]534d42 | 517b | 1021997 | 786f4256 | f15f) barrier=files ;;
+    esac
 
 mount_point() { df -P "$1" | sed -n "2s/^.*% *//p"; }
 mounted=$(mount_point "$place")
