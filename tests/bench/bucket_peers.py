@@ -8,8 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from psycopg import sql
+
+from ntt_backup.config.sections import RunSettings
+from ntt_backup.daemon.workers.pool import workers_needed
+from ntt_backup.model import PendingEstimate
 from tests.bench import kopia
-from tests.bench.contender import PROJECT, Contender, Job, compare
+from tests.bench.contender import PROJECT, Contender, Failed, Job, compare
 from tests.bench.peers import Ceiling, Copy, Ours
 
 # Ours alone also reads back so many blobs by their ids, and those of a prefix.
@@ -25,13 +30,17 @@ class BucketJob(Job):
     bucket: str
 
 
-class OursToBucket(Ours):
-    """`run --once` and `restore` with the default settings."""
+class _WithCatalog(Ours):
+    """The catalog knows the blobs, and the bucket has none."""
 
     def _remote(self, job: Job) -> dict[str, object]:
         assert isinstance(job, BucketJob)
         url = f"s3://{job.bucket}/backup"
         return {"url": url, "endpoint": job.endpoint, "addressing": "path"}
+
+
+class OursToBucket(_WithCatalog):
+    """`run --once` and `restore` with the default settings."""
 
     def check(self, job: Job) -> None:
         self._require_recorded(job)
@@ -53,6 +62,32 @@ class OursToBucket(Ours):
         (job.scratch / "wanted").write_text("\n".join(wanted) + "\n")
         listed = ["--list", str(job.scratch / "wanted"), "--to", str(job.destination)]
         return job.call(self._argv(job, "restore", "--quiet", *listed))
+
+
+class Bare(_WithCatalog):
+    """The same work in the plainest Python, for the same catalog, in as many processes as ours has
+    workers: what is above it is what our promises cost.
+    """
+
+    name = "bare"
+
+    def run(self, job: Job) -> float:
+        return self._call(job, "put", job.store.root)
+
+    def check(self, job: Job) -> None:
+        if self._rows(job, sql.SQL("remote_copied")) != job.store.blobs:
+            raise Failed("the catalog does not have all as copied")
+
+    def back(self, job: BucketJob) -> float:
+        return self._call(job, "get", job.destination)
+
+    def _call(self, job: Job, way: str, directory: Path) -> float:
+        assert isinstance(job, BucketJob)
+        run = RunSettings(workers=job.workers or RunSettings().workers).for_bucket()
+        pending = PendingEstimate(job.store.blobs, job.store.bytes, 0, exact=True)
+        argv = [sys.executable, "-m", "tests.bench.bare_bucket", way, str(directory)]
+        argv += [job.endpoint, job.bucket, str(workers_needed(pending, run)), self._url(job)]
+        return job.call(argv)
 
 
 class Restic(Contender):
@@ -150,4 +185,4 @@ class Raw(Ceiling):
 
 OURS: Final = OursToBucket()
 RAW: Final = Raw()
-CONTENDERS: Final[tuple[Contender, ...]] = (OURS, Copy(), RAW, Restic(), Kopia(), Rclone())
+CONTENDERS: Final[tuple[Contender, ...]] = (OURS, Bare(), Copy(), RAW, Restic(), Kopia(), Rclone())
