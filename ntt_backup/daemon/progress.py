@@ -157,7 +157,8 @@ class Progress:
 
     def go_on(self, now: float) -> None:
         """Notes that nothing is held back any more: that time counts for no pace."""
-        self._work_since += now - (self._held_since or now)
+        if self._held_since is not None:  # Work may have begun meanwhile.
+            self._work_since += now - max(self._held_since, self._work_since)
         self._held_since = None
 
     @property

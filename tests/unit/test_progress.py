@@ -213,6 +213,26 @@ def test_share_and_eta_of_a_burst_leave_out_the_time_without_work(progress: Prog
 # --- what is worth a line -------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("begins", "held", "eta_s"),
+    [(0.0, 5.0, 10.0), (3595.0, 0.0, 5.0)],
+    ids=["before the pause", "within it"],
+)
+def test_the_eta_of_work_leaves_out_a_pause(
+    progress: Progress, begins: float, held: float, eta_s: float
+) -> None:
+    progress.found(PendingEstimate(blobs=100, bytes=1000, unsized=0, exact=True))
+    for at in sorted((begins, held)):
+        if at == held:
+            progress.hold(held)
+        else:
+            progress.take(0, tick("sending"), begins)
+    progress.go_on(3600.0)
+    progress.take(0, begin(100, size=1000), 3600.0)
+    progress.take(0, tick("sending", sent=500, content=500), 3605.0)
+    assert progress.state(3605.0).eta_s == pytest.approx(eta_s)
+
+
 def test_a_snapshot_says_more_while_there_is_work_or_a_sum_has_changed(progress: Progress) -> None:
     assert progress.state(1.0).says_more_than(None)
     progress.take(0, tick("idle"), 1.0)
