@@ -42,7 +42,7 @@ def chain_of(one: Stored, known: Mapping[str, Stored]) -> list[Stored]:
         if len(chain) == LONGEST:
             raise ChainBroken(one.name, f"needs more than {LONGEST:,} dumps")
         before = known.get(base)
-        if before is None or before.number >= chain[-1].number:
+        if before is None or before.age >= chain[-1].age:
             raise ChainBroken(base, "is missing")
         if not before.whole:
             raise ChainBroken(base, f"is not complete: it has {before.size} bytes")

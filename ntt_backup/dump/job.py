@@ -122,7 +122,7 @@ class _Job:
             self._emit(DumpSkipped(name=known[-1].name))
             return
         self._emit(DumpStart(reason=reason, program=found.version))
-        number = 1 + max((one.number for one in contents.dumps), default=0)
+        number = record.next_number(contents.dumps)
         form = Form.of(settings, state.database, known, whole=whole)
         try:
             name, made = self._make(remote_dir, found, state, number, form)

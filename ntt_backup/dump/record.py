@@ -93,6 +93,11 @@ class Stored:
         return self.record.number if self.record is not None else 0
 
     @property
+    def age(self) -> tuple[int, str]:
+        """Is higher the newer it is, of dumps whose makers saw each other's."""
+        return self.number, self.name
+
+    @property
     def text(self) -> tuple[int, str]:
         """Size and SHA-256 of what pg_dump wrote; nothing where the record cannot be read."""
         return self.record.text if self.record is not None else (0, "")
@@ -137,6 +142,13 @@ def by_age(dumps: Iterable[Stored]) -> list[Stored]:
     return sorted(known, key=age)
 
 
+def next_number(dumps: Iterable[Stored]) -> int:
+    """Returns the number of a new dump: above those of all others, as far as a record has one. At
+    the end of all numbers, which only hostile records reach, the names tell what is newer.
+    """
+    return min(1 + max((one.number for one in dumps), default=0), _NUMBERS - 1)
+
+
 def of_catalog(dumps: Iterable[Stored], target: str, database: str) -> list[Stored]:
     """Returns the dumps of one catalog: others may lie beside them."""
     return [
@@ -163,6 +175,6 @@ def read(text: str) -> DumpRecord | None:
     names = [field.name for field in fields(DumpRecord)]
     if any(not isinstance(values.get(name), _KINDS.get(name, str)) for name in names):
         return None
-    if not 0 <= values["number"] < _NUMBERS:  # The next one must fit a record, too.
+    if not 0 <= values["number"] < _NUMBERS:
         return None
     return DumpRecord(**{name: values[name] for name in names})

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ntt_backup.dump import record
+from ntt_backup.dump.chain import restorable
 from ntt_backup.dump.job import due
 from ntt_backup.dump.record import SERIES, Stored
 from ntt_backup.dump.retention import Retention, kept
@@ -122,6 +123,17 @@ def test_a_dump_of_a_program_that_saw_no_series_is_newer_than_what_it_did_not_se
     # A clock that is wrong is of no account where all were seen.
     ahead = at(9, number=2, text_sha256="ab")
     assert record.by_age([made[2], ahead]) == [ahead, made[2]]
+
+
+def test_after_the_highest_number_of_all_a_dump_is_still_read_and_the_newest() -> None:
+    """A hostile client may have given its own that number."""
+    top = a_dump(number=(1 << 53) - 1, format=SERIES, text_sha256="ab")
+    number, later = record.next_number([top, a_dump()]), NOON + timedelta(hours=1)
+    made = a_dump(later, number=number, format=SERIES, text_sha256="cd", base=top.name)
+    assert made.record is not None
+    assert record.read(made.record.to_json()) == made.record
+    assert record.by_age([made, top]) == [top, made]
+    assert restorable([top, made]) == [top, made]
 
 
 @pytest.mark.parametrize(
