@@ -135,6 +135,16 @@ def test_seconds_of_an_outage_are_counted_once_while_it_lasts() -> None:
     assert told("outage_seconds_total", what="catalog") == 0
 
 
+def test_a_time_of_a_clock_that_was_ahead_stays_no_last_one() -> None:
+    """An alert on the age of the last success would not come before that day."""
+    ahead = 400 * 86400.0
+    told = Told((ahead, START), (ahead, STOP), (10.0, START), (20.0, STOP))
+    assert told("last_success_timestamp_seconds") == told("last_run_end_timestamp_seconds") == 20
+    told.figures.note_end("far", ahead, 7)  # As the catalog knows it.
+    assert told("last_run_end_timestamp_seconds") == 20
+    assert told("last_run_exit_code") == 0
+
+
 def test_an_outage_before_the_workers_start_ends_with_its_event() -> None:
     away = replace(AWAY, worker=None, what="preflight")
     end = events.OutageEnd(what="preflight", duration_s=4.0)

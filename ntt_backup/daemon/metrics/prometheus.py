@@ -29,6 +29,8 @@ from ntt_backup.snapshot.events import SnapshotComplete, SnapshotFailed
 Kind = Literal["counter", "gauge", "histogram"]
 
 PREFIX: Final = "ntt_backup_"
+# The clock of the catalog's server may differ by as much.
+_AHEAD_SECONDS: Final = 3600.0
 _SECONDS: Final = (0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600)
 
 
@@ -222,8 +224,11 @@ class Figures:
         gauge.labels(**labels).set(value)
 
     def note(self, name: str, when: float, *labels: str) -> bool:
-        """Sets a time, unless a later one is known; returns whether it did."""
-        if later := when > self._latest.get((name, *labels), 0.0):
+        """Sets a time, unless a later one is known; returns whether it did. What is ahead of now is
+        of a clock that was wrong, and would hide all that follows for as long.
+        """
+        known, most = self._latest.get((name, *labels), 0.0), self._counted + _AHEAD_SECONDS
+        if later := when <= most and not when <= known <= most:
             self._latest[name, *labels] = when
             self.set(name, when, **dict(zip(METRICS[name].labels, labels, strict=True)))
         return later
