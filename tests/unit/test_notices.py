@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from ntt_backup import events
 from ntt_backup.config import CatalogConfig
 from ntt_backup.config.sections import NotifySettings
+from ntt_backup.daemon.events import TargetRestart
 from ntt_backup.daemon.notices import process as notice_process
 from ntt_backup.daemon.notices.troubles import Notice, Notices
 from ntt_backup.daemon.progress import Progress
@@ -151,6 +152,25 @@ def test_the_stall_of_a_run_that_was_killed_is_over_when_its_workers_start_anew(
         *("start", "stall", "first_failure"),
         *("start", "recovery"),
     ]
+
+
+def test_a_coordinator_that_dies_is_a_run_that_failed() -> None:
+    """It has no end that could say so; that it misses nothing any more is no recovery."""
+    died = TargetRestart(status=-9, detail="", attempt=1, wait_s=1.0)
+    long: list[At] = [(0.0, start(watch=True)), (1.0, away()), (901.0, STATE)]
+    again: list[At] = [(902.0, died), (903.0, start(watch=True)), (904.0, died)]
+    assert told(*long, *again) == ["start", "outage", "first_failure", "failure", "start"]
+    well = (905.0, replace(STATE, pending=0))
+    assert told((0.0, start(watch=True)), *again, well) == [
+        *("start", "failure", "first_failure", "start"),
+        "recovery",
+    ]
+
+
+def test_a_run_that_ended_by_an_error_fails_once_though_it_is_started_again() -> None:
+    again = TargetRestart(status=4, detail="", attempt=1, wait_s=1.0)
+    heard = [start(watch=True), stop("error"), again]
+    assert told(*((0, event) for event in heard)) == ["start", "failure", "first_failure"]
 
 
 @pytest.mark.parametrize(

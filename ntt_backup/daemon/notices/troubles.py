@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ntt_backup import events
+from ntt_backup.daemon.events import TargetRestart
 from ntt_backup.daemon.open_outages import OpenOutages
 from ntt_backup.daemon.run_state import RunState
 from ntt_backup.dump.events import DumpComplete, DumpFailed, DumpRecovered, DumpSkipped
@@ -76,6 +77,9 @@ class Notices:
                 yield from _over(_RUN, target, one, what.event())
             return
         one.outages.take(what, now)
+        # Before its outages end with it. One that ended by an error has told so.
+        if isinstance(what, TargetRestart) and _RUN not in one.troubles:
+            yield from _failure(_RUN, target, one, what, text=one.error)
         for side in events.SIDES:
             if side not in one.outages.sides:
                 yield from _over(f"outage {side}", target, one, what)
