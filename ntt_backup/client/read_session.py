@@ -56,7 +56,8 @@ class ReadSession(QuestionSession):
 
     def __init__(self, spec: SessionSpec) -> None:
         super().__init__(spec, read_messages.TO_CLIENT)
-        self._asked: deque[tuple[bytes, ...]] = deque()
+        # The blobs of each question, and where the first is to begin.
+        self._asked: deque[tuple[tuple[bytes, ...], int]] = deque()
         self.settled = 0
         self._connection.open(reading=1)
 
@@ -92,7 +93,7 @@ class ReadSession(QuestionSession):
         """Asks the remote to hash these; `verdicts` returns the answers, in the order of asking."""
         with self._connection.checked():
             self._send(read_messages.verifying(digests))
-        self._asked.append(tuple(digests))
+        self._asked.append((tuple(digests), 0))
 
     def verdicts(self) -> read_messages.Verdicts:
         """Returns the answer for one `ask_verdicts`."""
@@ -101,7 +102,7 @@ class ReadSession(QuestionSession):
             if kind != framing.VERDICTS:
                 raise ProtocolError(f"a frame of type {kind} for a verdict")
             found = read_messages.read_verdicts(payload)
-            if found.asked != len(self._asked.popleft()):
+            if found.asked != len(self._asked.popleft()[0]):
                 raise ProtocolError("verdicts for another number of blobs")
             return found
 
@@ -112,11 +113,12 @@ class ReadSession(QuestionSession):
         once = tuple(dict.fromkeys(digests))
         with self._connection.checked():
             self._send(read_messages.getting(once, offset))
-        self._asked.append(once)
+        self._asked.append((once, offset))
 
     def contents(self, sink: ContentSink) -> None:
         """Hands over all that was asked for with one `ask_contents`."""
-        waiting = set(self._asked.popleft())
+        asked, offset = self._asked.popleft()
+        waiting = set(asked)
 
         def awaited(digest: bytes) -> bytes:
             if digest not in waiting:
@@ -149,6 +151,8 @@ class ReadSession(QuestionSession):
                 elif kind == framing.BLOB:
                     large = write_messages.read_large(payload)
                     awaited(large.digest)
+                    if large.offset > offset:
+                        raise ProtocolError("a blob without its beginning")
                     at = large.offset
                     sink.begin(large)
                 elif kind == framing.NOT_GIVEN:

@@ -95,6 +95,7 @@ def test_verdicts_that_cannot_be_end_a_hashing_session(
         "say(blob(A, 3, 0)); say(blob(B, 3, 0))",
         "say(blob(C, 3, 0))",
         "say(blob(A, 3, 4))",
+        "say(blob(A, 3, 2)); say(blob_end(BROKEN)); say(not_given(B, MISSING, '')); say(given(2))",
     ],
 )
 def test_contents_that_cannot_be_are_not_taken(
