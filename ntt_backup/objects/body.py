@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from botocore.exceptions import ResponseStreamingError
+from urllib3.exceptions import HTTPError
+
 from ntt_backup.client.shared_pace import SharedPace
 from ntt_backup.objects.bucket import Buffer
 
@@ -38,8 +41,14 @@ class Body:
 
 
 def content_of(answer: Any, pace: SharedPace | None) -> bytes:
-    """Returns the content that an answer of botocore's brings."""
-    stream = answer["Body"]
+    """Returns the content that an answer of botocore's brings. Raises BotoCoreError."""
+    try:
+        return _read(answer["Body"], pace)
+    except HTTPError as error:  # Botocore leaves out what TLS finds wrong within an answer.
+        raise ResponseStreamingError(error=error) from error
+
+
+def _read(stream: Any, pace: SharedPace | None) -> bytes:
     if pace is None:
         content: bytes = stream.read()
         return content

@@ -1,5 +1,6 @@
 """The client of a bucket, without a server."""
 
+import io
 import json
 import time
 from datetime import UTC, datetime
@@ -9,8 +10,12 @@ from unittest.mock import Mock
 
 import pytest
 from botocore.exceptions import ClientError
+from botocore.response import StreamingBody
+from urllib3.exceptions import SSLError
 
+from ntt_backup.client.shared_pace import SharedPace
 from ntt_backup.config.sections import RemoteSettings
+from ntt_backup.config.timetable import parse
 from ntt_backup.errors import RemoteDenied
 from ntt_backup.objects import s3
 from ntt_backup.objects.bucket import ContentDamaged, ObjectExists, ObjectInfo
@@ -112,6 +117,25 @@ def test_content_that_was_damaged_on_its_way_is_sent_once_more_and_its_error_is_
         bucket.put("key", b"content", bytes(32))
 
     assert client.put_object.call_count == len(answers)
+
+
+@pytest.mark.parametrize("limit", [None, "1GiB"])
+def test_an_answer_that_tls_finds_damaged_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch, limit: str | None
+) -> None:
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    damaged = Mock()
+    damaged.read.side_effect = SSLError("[SSL: SSLV3_ALERT_BAD_RECORD_MAC] bad record mac")
+    client = Mock()
+    client.meta.endpoint_url = "https://127.0.0.1"
+    client.get_object.side_effect = [
+        {"Body": StreamingBody(stream, 7), "ContentLength": 7}
+        for stream in (damaged, io.BytesIO(b"content"))
+    ]
+    settings = RemoteSettings.model_validate({"url": "s3://bucket"})
+    fetch = SharedPace.of(parse(limit)) if limit else None
+
+    assert S3Bucket(client, settings, fetch=fetch).get_range("key", 0, 7) == b"content"
 
 
 @pytest.mark.parametrize(
