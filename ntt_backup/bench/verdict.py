@@ -15,7 +15,7 @@ def of_link(found: link.Findings) -> list[str]:
     if found.trip.spread and found.opening.spread:
         trip, opening = found.trip.spread.median, found.opening.spread.median
         said.append(
-            f"A question and its answer take {trip * 1000:.1f} ms. A new ssh connection takes"
+            f"A question and its answer take {trip * 1000:.1f} ms. A new connection takes"
             f" {opening * 1000:.1f} ms: so much does a connection for each batch cost every time."
         )
     return said

@@ -207,7 +207,8 @@ def _parameters(url: str) -> dict[str, Any]:
 
 
 def _translate(error: psycopg.Error, doing: str) -> CatalogError:
-    detail = " ".join((error.diag.message_primary or str(error)).split())[:_DETAIL_LENGTH]
+    said = error.diag.message_primary or str(error).removeprefix("connection is bad: ")
+    detail = " ".join(said.split())[:_DETAIL_LENGTH]
     if _is_transient(error):
         return CatalogUnavailable(
             f"the catalog is not available to {doing}",
