@@ -313,13 +313,8 @@ class NotifySettings(Section):
 
     command: Command = ()
     on: Annotated[tuple[NoticeKind, ...], Needs(f"a list of {', '.join(get_args(NoticeKind))}")] = (
-        "first_failure",
-        "recovery",
-        "outage",
-        "stall",
-        "findings",
-        "source_rot",
-        "test",
+        # The end of each run is no news, only a change of how it ends.
+        tuple(kind for kind in get_args(NoticeKind) if kind not in ("success", "failure"))
     )
     outage_after: Seconds = Field(default=900, ge=1, le=366 * 86400)
     timeout: Seconds = Field(default=30, ge=1, le=600)
