@@ -77,6 +77,12 @@ def prefix_option(verb: str) -> Callable[[Any], Any]:
     return click.option("--prefix", type=HEX_PREFIX, default="", help=text)
 
 
+def list_option(verb: str) -> Callable[[Any], Any]:
+    """Returns the option --list of a command that does something with blobs."""
+    text = f"{verb} the blobids in this file, one a line; - for stdin."
+    return click.option("--list", "names", type=click.File("r"), metavar="FILE", help=text)
+
+
 def sessions_option(default: int) -> Callable[[Any], Any]:
     """Returns the option --workers of a command that reads the remote."""
     return click.option(

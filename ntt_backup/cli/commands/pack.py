@@ -15,6 +15,7 @@ from ntt_backup.cli.common import (
     Common,
     GivenPath,
     identity_option,
+    list_option,
     prefix_option,
     read_blobids,
     result_options,
@@ -42,13 +43,7 @@ from ntt_backup.ui.progress_line import ProgressLine, pace, time_left
     metavar="DIR",
     help="Directory that holds aa/bb/<blobid>; by default source.root, where --list is given.",
 )
-@click.option(
-    "--list",
-    "names",
-    type=click.File("r"),
-    metavar="FILE",
-    help="Pack the blobids in this file, one a line; - for stdin.",
-)
+@list_option("Pack")
 @prefix_option("Pack")
 @click.option("--no-compress", is_flag=True, help="Store small blobs as they are.")
 @click.option("--force", is_flag=True, help="Replace FILE, or IMAGE.")

@@ -16,6 +16,7 @@ from ntt_backup.cli.common import (
     bwlimit_option,
     identity_flag,
     identity_option,
+    list_option,
     prefix_option,
     read_blobids,
     require_blobids,
@@ -52,13 +53,7 @@ from ntt_backup.ui.progress_line import ProgressLine, pace, time_left
 )
 @click.option("--dump", metavar="NAME", help="With --catalog: this dump, and not the newest.")
 @prefix_option("Restore")
-@click.option(
-    "--list",
-    "names",
-    type=click.File("r"),
-    metavar="FILE",
-    help="Restore the blobids in this file, one a line; - for stdin.",
-)
+@list_option("Restore")
 @click.option(
     "--blobid", "blobids", multiple=True, metavar="ID", help="Restore this blob; may be repeated."
 )
