@@ -4,7 +4,8 @@ It starts in two ways. Sent along with the connection, `serve` restricts nothing
 do that has a shell on this machine. Installed as a forced command (`ntt-backup-receive`), `main`
 reads from its own command line what the client may do, and ignores what the client asked ssh for.
 
-A session waits until its receiver is loaded, so what only some need is loaded where it is needed.
+A session waits until its receiver is loaded, so what only some need is loaded where it is needed;
+and what the banner does not need, behind it: the client answers the banner meanwhile.
 """
 
 from __future__ import annotations
@@ -13,13 +14,12 @@ import contextlib
 import fcntl
 import gc
 import os
+import select
 import sys
 from collections.abc import Sequence
 
 from ntt_backup import __version__
-from ntt_backup.blobdir.syscalls import error_line
 from ntt_backup.receiver import b3sum, codec, hashing
-from ntt_backup.receiver.session import Receiver
 from ntt_backup.receiver.terms import ALLOWED, REQUIRED, Terms
 from ntt_backup.wire import framing, write_messages
 
@@ -70,6 +70,10 @@ def serve(
     os.umask(0o022)
     _widen(0)
     os.write(1, _banner(terms))
+    from ntt_backup.receiver.session import Receiver
+
+    if not select.select([0], [], [], 0)[0]:
+        from ntt_backup.receiver import write_session  # noqa: F401 - most sessions write
     for fd in (0, 1):
         os.set_blocking(fd, False)
     gc.freeze()  # What is loaded stays: no collection need look at it.
@@ -82,6 +86,8 @@ def serve(
         traceback.print_exc()
         text = f"{type(problem).__name__}: {problem}"
         if isinstance(problem, OSError):
+            from ntt_backup.blobdir.syscalls import error_line
+
             text = error_line(problem)
         os.set_blocking(1, True)
         with contextlib.suppress(OSError):
