@@ -1,9 +1,10 @@
 """The least that two Python programs do to send blobs and prove them: the floor beside `run`.
 
 The sender lists, reads and hashes each file of its directories, and writes it into a stream; the
-receiver hashes each once more, and writes it. Neither has a catalog or a receipt, syncs anything or
-gives a name later. What the other says is trusted: `python -I bare_stream.py send STORE AA...`,
-`python -I bare_stream.py receive DIRECTORY`.
+receiver hashes each once more, and writes it. Neither has a receipt, syncs anything or gives a name
+later. What the other says is trusted: `python -I bare_stream.py send STORE URL AA...`,
+`python -I bare_stream.py receive DIRECTORY`. URL: of a catalog, where the plainest UPDATE marks
+what was sent of each AA; may be empty.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import marshal
 import os
 import sys
+from collections.abc import Callable
 from io import BufferedReader, FileIO
 from typing import Any, BinaryIO
 
@@ -18,10 +20,24 @@ from blake3 import blake3
 
 _MOST_BYTES = 1 << 20
 _MOST_FILES = 250
+_MARK_SQL = """
+    update blobs set remote_copied = true, remote_last_checked = now(), remote_copy_failed = false
+    where blobid between %s and %s
+"""
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def send(out: BinaryIO, store: str, parts: list[str]) -> None:
+def marker(url: str) -> Callable[[str], object]:
+    """Returns what marks all blobs of one `aa` in a catalog, where there is one."""
+    if not url:
+        return lambda part: None
+    from psycopg import connect
+
+    catalog = connect(url, autocommit=True)
+    return lambda part: catalog.execute(_MARK_SQL, [part, f"{part}g"])
+
+
+def send(out: BinaryIO, store: str, parts: list[str], mark: Callable[[str], object]) -> None:
     """Writes frames: the files of a directory, and the pieces of a large one."""
     piece = memoryview(bytearray(_MOST_BYTES))
     for part in parts:
@@ -48,6 +64,7 @@ def send(out: BinaryIO, store: str, parts: list[str]) -> None:
                 os.close(file)
             _write(out, place, files, contents)
             os.close(directory)
+        mark(part)
 
 
 def _send_large(out: BinaryIO, place: str, name: str, file: int, piece: memoryview) -> None:
@@ -112,7 +129,7 @@ if __name__ == "__main__":
     # A large buffer: what ssh costs grows with the number of the writes.
     if sys.argv[1] == "send":
         with open(1, "wb", _MOST_BYTES) as out:
-            send(out, sys.argv[2], sys.argv[3:])
+            send(out, sys.argv[2], sys.argv[4:], marker(sys.argv[3]))
     else:
         with BufferedReader(FileIO(0), _MOST_BYTES) as source:
             receive(source, sys.argv[2])

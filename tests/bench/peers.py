@@ -36,7 +36,7 @@ class Ours(Contender):
 
     name = "ntt-backup"
     tools = ("ssh", "tar")
-    version_argv = (sys.executable, "-m", "ntt_backup", "--version")
+    version_argv: ClassVar[tuple[str, ...]] = (sys.executable, "-m", "ntt_backup", "--version")
 
     def prepare(self, job: Job) -> None:
         job.environ["PYTHONPATH"] = str(PROJECT)
@@ -70,11 +70,14 @@ class Ours(Contender):
         self._require_recorded(job)
 
     def _require_recorded(self, job: Job) -> None:
-        if self._rows(job, sql.SQL("remote_copied")) != job.store.blobs:
-            raise Failed("the catalog does not have all as copied")
+        self._require_marked(job)
         last = json.loads(self._log(job).read_text().splitlines()[-1])
         if (last["event"], last["copied"]) != ("run_stop", job.store.blobs):
             raise Failed(f"the log does not end with a complete run: {last}")
+
+    def _require_marked(self, job: Job) -> None:
+        if self._rows(job, sql.SQL("remote_copied")) != job.store.blobs:
+            raise Failed("the catalog does not have all as copied")
 
     def finish(self, job: Job) -> None:
         job.postgres.query("drop database if exists bench with (force)")
@@ -274,15 +277,23 @@ class BareStreams(Contender):
     tools = ("ssh", "bash")
 
     def run(self, job: Job) -> float:
-        parts = sorted(os.listdir(job.store.root))
-        program = [sys.executable, "-I", str(Path(__file__).with_name("bare_stream.py"))]
-        receive = _shell(job, shlex.join([*program, "receive", str(job.destination)]))
-        streams = [
-            shlex.join([*program, "send", str(job.store.root), *parts[first::2]]) + f" | {receive}"
-            for first in range(2)
-        ]
-        script = f"{streams[0]} & {streams[1]} && wait $!"
-        return job.call(["bash", "-o", "pipefail", "-c", script])
+        return _bare_streams(job, catalog="")
+
+
+class MarkedStreams(Ours):
+    """The same, and each sender marks what it has sent in our catalog, by the plainest UPDATE: the
+    floor of our work. What we do beyond it is to start, to claim, to sync and to answer."""
+
+    name = "bare, UPDATE"
+    tools = ("ssh", "bash")
+    version_argv = ()
+
+    def run(self, job: Job) -> float:
+        return _bare_streams(job, catalog=self._url(job))
+
+    def check(self, job: Job) -> None:
+        compare(job.store, job.destination)
+        self._require_marked(job)
 
 
 class Copy(Contender):
@@ -335,6 +346,7 @@ CONTENDERS: tuple[Contender, ...] = (
     Borg(),
     Rclone(),
     BareStreams(),
+    MarkedStreams(),
     Copy(),
     Ceiling(),
 )
@@ -344,6 +356,16 @@ OURS, CEILING = CONTENDERS[0].name, CONTENDERS[-1].name
 def _shell(job: Job, command: str) -> str:
     """An ssh that runs the command on the remote, as a shell has it."""
     return shlex.join(job.lab.argv(command))
+
+
+def _bare_streams(job: Job, catalog: str) -> float:
+    parts = sorted(os.listdir(job.store.root))
+    program = [sys.executable, "-I", str(Path(__file__).with_name("bare_stream.py"))]
+    receive = _shell(job, shlex.join([*program, "receive", str(job.destination)]))
+    send = [*program, "send", str(job.store.root), catalog]
+    streams = [shlex.join([*send, *parts[first::2]]) + f" | {receive}" for first in range(2)]
+    script = f"{streams[0]} & {streams[1]} && wait $!"
+    return job.call(["bash", "-o", "pipefail", "-c", script])
 
 
 def _count(job: Job, files: int, size: int, *, loosely: bool = False) -> None:
