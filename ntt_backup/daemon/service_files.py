@@ -97,7 +97,8 @@ def service_files(
 
 
 def _sealed(text: str) -> str:
-    return f"{text}{_SEAL}{hashlib.sha256(text.encode()).hexdigest()}\n"
+    digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+    return f"{text}{_SEAL}{digest}\n"
 
 
 def _is_ours(text: str) -> bool:

@@ -61,18 +61,20 @@ def test_a_new_version_replaces_what_nobody_has_changed(tmp_path: Path) -> None:
     assert (tmp_path / UNIT).read_bytes() == now
 
 
-@pytest.mark.parametrize("change", ["Nice=19\n", ""])
-def test_what_was_changed_by_hand_is_kept(tmp_path: Path, change: str) -> None:
-    """Or put there by hand, as an earlier version had it."""
+@pytest.mark.parametrize("change", [b"Nice=19\n", b"", b"# f\xfcr die Nacht\nNice=19\n"])
+@pytest.mark.parametrize("end", [b"# ntt-backup-remote", b"no such line"])
+def test_what_was_changed_by_hand_is_kept(tmp_path: Path, change: bytes, end: bytes) -> None:
+    """With our last line or without; or put there by hand, as an earlier version had it."""
     install(tmp_path)
-    unit, ours = tmp_path / UNIT, (tmp_path / UNIT).read_text()
-    theirs = ours.replace("Nice=10\n", change).rpartition("# ntt-backup-remote")[0]
-    unit.write_text(theirs)
+    unit, ours = tmp_path / UNIT, (tmp_path / UNIT).read_bytes()
+    changed = ours.replace(b"Nice=10\n", change)
+    theirs = changed.rpartition(end)[0] or changed
+    unit.write_bytes(theirs)
     assert install(tmp_path)[UNIT].startswith("kept, since it was changed by hand")
     beside = unit.with_name(f"{unit.name}.dpkg-dist")
-    assert (unit.read_text(), beside.read_text()) == (theirs, ours)
+    assert (unit.read_bytes(), beside.read_bytes()) == (theirs, ours)
     assert install(tmp_path, "--uninstall")[UNIT] == "kept"
-    assert unit.read_text() == theirs
+    assert unit.read_bytes() == theirs
     assert not beside.exists()
 
 
