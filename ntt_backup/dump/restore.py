@@ -41,12 +41,13 @@ _SHOWN: Final = 500
 @dataclass(frozen=True, slots=True)
 class Recalled:
     """The dump that came back, as user. rights: the SQL that gives back the owners and grants which
-    others had in it.
+    others had in it. others: further databases of which the target has dumps.
     """
 
     dump: Stored
     user: str
     rights: tuple[str, ...]
+    others: tuple[str, ...]
 
 
 def restore_catalog(
@@ -85,10 +86,12 @@ def restore_catalog(
             text = DumpText(remote_dir, chain)
             head = _pour(text, one, pg_restore, url, secret)
             if head is not None:
-                return Recalled(one, user, _rights(pg_restore, head, user, warn))
+                of = {two.name: two.record.database for two in ours if two.record is not None}
+                others = tuple(sorted({*of.values()} - {of[one.name]}))
+                return Recalled(one, user, _rights(pg_restore, head, user, warn), others)
             damaged = text.damaged or one.name
-            of = "" if damaged == one.name else f" cannot be read: {damaged}"
-            warn(f"{one.name}{of} is damaged: {text.why or 'its SHA-256 is another'}")
+            why = "" if damaged == one.name else f" cannot be read: {damaged}"
+            warn(f"{one.name}{why} is damaged: {text.why or 'its SHA-256 is another'}")
     if name is not None:
         raise DumpFailed(
             f"the dump {name} is damaged" if tried else f"there is no dump {name} on the remote",

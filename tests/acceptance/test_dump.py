@@ -269,6 +269,12 @@ def test_the_catalog_comes_back_row_by_row(dumping: Environment, database_url: s
     assert dumping.run("run").returncode == 0
     dumped = dumping.run("dump", "--force")
     before = rows_of(dumping.url)
+    (*_, newest) = dumps(dumping)
+    said = record(dumping, newest)
+    theirs = dumping.remote.local / "pgdump" / "20200101T000000Z-00000001.dump"
+    theirs.with_name(f"{theirs.name}.json").write_text(
+        json.dumps({**said, "database": "another", "number": 1})
+    )
     dumping.write_config(catalog={"url": database_url})
 
     done = dumping.run("restore", "--catalog")
@@ -276,6 +282,9 @@ def test_the_catalog_comes_back_row_by_row(dumping: Environment, database_url: s
     assert done.returncode == 0, done.stderr
     (last,) = set(re.findall(r"\S+\.dump", done.stdout))
     assert f"dumped the catalog: {last}" in dumped.stdout
+    made = f"from {last}, a dump of the database {said['database']} on {said['host']}; "
+    assert made in done.stdout
+    assert "there are dumps of other databases, too: another" in done.stderr
     assert rows_of(database_url) == before
     again = dumping.run("run")
     assert (again.returncode, "0 copied" in again.stdout) == (0, True), again.stdout

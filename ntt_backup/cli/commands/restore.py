@@ -180,13 +180,23 @@ def _restore_catalog(
     found = restore_catalog(
         settings, lambda text: click.echo(f"warning: {text}", err=True), name=name
     )
+    if found.others:
+        others = printable(", ".join(found.others))
+        click.echo(
+            f"warning: there are dumps of other databases, too: {others}; --dump NAME takes one",
+            err=True,
+        )
     if not quiet:
+        record = found.dump.record
+        assert record is not None  # Else it would not have been taken.
+        of = printable(f"the database {record.database} on {record.host}")
         next_step = f"`{complete('ntt-backup-remote run')}` finds it on the remote"
         if settings.remote.kind == "s3":
             next_step = f"`{complete('ntt-backup-remote reconcile --apply')}` marks it as copied"
         click.echo(
             f"restored the catalog of {moment(found.dump.begun)} from"
-            f" {found.dump.name}; what was copied since then is pending in it, and {next_step}"
+            f" {found.dump.name}, a dump of {of}; what was copied since then is pending in it, and"
+            f" {next_step}"
         )
         click.echo(f"everything in it belongs to {found.user} now, and no grants were restored")
     if found.rights:
