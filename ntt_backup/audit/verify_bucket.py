@@ -225,8 +225,10 @@ class _Check:
         except Unsupported as error:
             self._tell_lost(f"which blobs it had is known once all are thawed: {error.detail}")
             return
+        # A run may have stored one again by now: the same blobs make the same pack.
+        ids = [pack.pack_id for pack, _ in self.lost.values()]
         with translated("forget packs"), self.conn.transaction():
-            forget_packs(self.conn, self.target, [pack.pack_id for pack, _ in self.lost.values()])
+            forget_packs(self.conn, self.target, ids, self.packs.began)
 
     def _tell_lost(self, more: str) -> None:
         """Tells of the lost packs themselves. They stay in the ledger, for the next check."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from datetime import datetime
 from typing import Final
 
 from ntt_backup.catalog.connection import Connection, translated
@@ -26,9 +27,14 @@ def insert_packs(conn: Connection, target: str, packs: Sequence[StoredPack]) -> 
         conn.execute(statement("insert_pack"), {"target": target, **asdict(pack)})
 
 
-def forget_packs(conn: Connection, target: str, pack_ids: Iterable[str]) -> None:
-    """Takes packs off the list, in the caller's transaction: those that are gone, or not right."""
-    conn.execute(statement("forget_packs"), {"target": target, "pack_ids": list(pack_ids)})
+def forget_packs(
+    conn: Connection, target: str, pack_ids: Iterable[str], since: datetime | None = None
+) -> None:
+    """Takes packs off the list, in the caller's transaction: those that are gone, or not right.
+    since: those that were noted anew since then stay, as they are other ones.
+    """
+    values = {"target": target, "pack_ids": list(pack_ids), "since": since}
+    conn.execute(statement("forget_packs"), values)
 
 
 def mark_packs_checked(conn: Connection, target: str, pack_ids: Iterable[str]) -> None:
@@ -51,20 +57,23 @@ def iter_packs(conn: Connection, target: str) -> Iterator[StoredPack]:
 
 
 class PackChecks:
-    """The packs to check, those first that were checked longest ago. blobs: how many these hold."""
+    """The packs to check, those first that were checked longest ago. blobs: how many these hold;
+    began: when the list was made.
+    """
 
     def __init__(self, conn: Connection, target: str, choice: Choice) -> None:
         self._conn = conn
         self._past: tuple[object, str] = ("-infinity", "")
         with translated("list the packs to check"):
             bound = conn.execute(statement("check_bound"), {"older_than": choice.older_than or 0})
+            before, self.began = bound.fetchall()[0]
             self._values = {
                 "target": target,
                 "first": choice.prefix.ljust(64, "0"),
                 "last": choice.prefix.ljust(64, "f"),
                 "fraction": choice.fraction,
                 "seed": secrets.token_hex(4),
-                "before": bound.fetchall()[0][0],
+                "before": before,
             }
             query = statement("count_packs_to_check", chosen=fragment("packs_to_check"))
             self.blobs = int(conn.execute(query, self._values).fetchall()[0][0])

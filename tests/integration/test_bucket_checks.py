@@ -161,6 +161,30 @@ def test_a_pack_whose_name_in_the_ledger_can_be_none_is_lost(
     assert "LOST: 1 pack, missing or damaged as a whole" in lines(found, Question("download"))
 
 
+def test_a_lost_pack_that_a_run_stores_anew_meanwhile_stays_in_the_ledger(
+    catalog: Connection, bucket: FakeBucket
+) -> None:
+    """The same blobs make the same pack."""
+    blobs = contents(5, 1)
+    pack, other = back_up(catalog, bucket, blobs), back_up(catalog, bucket, contents(5, 2))
+    del bucket.objects[pack.key]
+
+    def run(found: Findings) -> None:
+        if found.requeued == len(blobs) and pack.key not in bucket.objects:
+            back_up(catalog, bucket, blobs)
+
+    verify_bucket(
+        catalog,
+        bucket_settings(),
+        Question(),
+        on_progress=run,
+        on_outage=lambda error, seconds: None,
+    )
+
+    assert {one.key for one in iter_packs(catalog, TARGET)} == {pack.key, other.key}
+    assert not pending(catalog)
+
+
 def test_what_was_read_before_an_error_is_recorded(catalog: Connection, bucket: FakeBucket) -> None:
     right, wrong = back_up(catalog, bucket, contents(20, 1)), back_up(catalog, bucket, [b"content"])
     flip(bucket, wrong.key, 515)

@@ -11,8 +11,10 @@ set key = excluded.key, low = excluded.low, high = excluded.high, blobs = exclud
     size = excluded.size, checksum = excluded.checksum, sealed_at = now(), checked_at = null;
 
 -- name: forget_packs
--- Takes packs off the list.
-delete from ntt_backup.packs where target = %(target)s and pack_id = any(%(pack_ids)s);
+-- Takes packs off the list, but for those that were noted anew since a time.
+delete from ntt_backup.packs
+where target = %(target)s and pack_id = any(%(pack_ids)s)
+    and (%(since)s::timestamptz is null or sealed_at < %(since)s::timestamptz);
 
 -- name: mark_packs_checked
 -- Remembers that packs were found right.
@@ -50,5 +52,5 @@ where (coalesce(checked_at, '-infinity'), key collate "C")
 order by coalesce(checked_at, '-infinity'), key collate "C" limit %(limit)s;
 
 -- name: check_bound
--- What was checked before this time is to be checked again.
-select now() - make_interval(secs => %(older_than)s::float8);
+-- What was checked before this time is to be checked again; and the time of now.
+select now() - make_interval(secs => %(older_than)s::float8), now();
