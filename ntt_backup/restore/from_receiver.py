@@ -113,7 +113,8 @@ class Fetching:
         """Fetches all that is left."""
         writer, under_way = self._writer, self._under_way
         writer.forget()
-        self._next.extendleft(reversed(under_way))
+        again = [part for batch in under_way for part in self._parted(batch)]
+        self._next.extendleft(reversed(again))
         under_way.clear()
         while True:
             while len(under_way) < _AHEAD and self._ask(session):
@@ -122,8 +123,8 @@ class Fetching:
                 session.contents(writer)
                 self._shared.finish(writer, under_way.popleft().part)
                 session.settled += 1
-                again = writer.again()
-                self._next.extendleft(Batch([(digest, None)], None) for digest in again)
+                wrong = writer.again()
+                self._next.extendleft(Batch([(digest, None)], None) for digest in wrong)
             elif self._damaged:
                 repair(session, writer, self._damaged[0])
                 self._damaged.popleft()
@@ -161,12 +162,21 @@ class Fetching:
             self._damaged.extend(damaged)
             absent = [entry for entry in lacking if entry[0] not in damaged]
             if absent:
-                self._next.append(Batch(absent, batch.part))
+                self._next.extend(self._parted(Batch(absent, batch.part)))
                 return True
             shared.finish(writer, batch.part)
             if damaged:
                 return wait
         return False
+
+    def _parted(self, batch: Batch) -> list[Batch]:
+        """Returns the batch in parts, where a blob that can be resumed is alone. One whose size is
+        known is alone already.
+        """
+        alone = [one for one in batch.entries if one[1] is None and self._writer.has_part(one[0])]
+        others = [one for one in batch.entries if one not in alone]
+        first = [Batch(others, batch.part)] if others else []
+        return [*first, *(Batch([one], None) for one in alone)]
 
 
 def _cut(entries: Iterable[tuple[bytes, int]]) -> Iterator[list[Entry]]:

@@ -124,3 +124,57 @@ def test_a_part_that_the_remote_does_not_go_on_with_is_not_resumed_again(tmp_pat
         writer.end("")
         assert writer.again() == [digest]
         assert not writer.has_part(digest)
+
+
+class Chosen(Shared):
+    """Two blobs of a list are wanted, whose sizes nobody knows."""
+
+    def __init__(self, *digests: bytes) -> None:
+        self.queue = WorkQueue(1, lambda: None)
+        self.queue.put(Batch([(one, None) for one in digests], None))
+        self.queue.close()
+
+    def finish(self, writer: TargetWriter, part: float | None) -> None: ...
+
+
+class Asked:
+    """A connection that is lost within a blob, or gives nothing."""
+
+    settled = 0
+
+    def __init__(self, lost_in: Large | None = None) -> None:
+        self._lost_in = lost_in
+        self.questions: list[tuple[list[bytes], int]] = []
+
+    def ask_contents(self, digests: list[bytes], offset: int) -> None:
+        self.questions.append((digests, offset))
+
+    def contents(self, writer: TargetWriter) -> None:
+        if self._lost_in is not None:
+            writer.begin(self._lost_in)
+            writer.piece(memoryview(bytes(15)))
+            raise RemoteUnreachable("the connection to the remote was lost")
+
+
+@pytest.mark.parametrize("earlier", [True, False])
+def test_a_large_blob_of_a_list_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, earlier: bool
+) -> None:
+    """After a part that an earlier call has left, or a connection that was lost."""
+    monkeypatch.setattr("ntt_backup.restore.target_dir.RESUMABLE", 10)
+    small, large = blake3(b"small").digest(), blake3(b"large").digest()
+    with (
+        closing(RestoreTarget(tmp_path)) as target,
+        closing(TargetWriter(target, "w", lambda count: None)) as writer,
+    ):
+        fetching = Fetching(cast(Work[Batch], Chosen(small, large)), writer)
+        if earlier:
+            (tmp_path / ".ntt-restore" / "partial" / large.hex()).write_bytes(bytes(15))
+        else:
+            lost = Asked(Large(large, 20, 0))
+            with pytest.raises(RemoteUnreachable):
+                fetching.work(cast(ReadSession, lost))
+            assert lost.questions == [([small, large], 0)]
+        session = Asked()
+        fetching.work(cast(ReadSession, session))
+    assert session.questions == [([small], 0), ([large], 15)]
