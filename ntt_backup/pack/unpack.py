@@ -4,8 +4,8 @@ The stage is a directory of ours that nobody else writes to, on the file system 
 directory. It is filled as `aa/bb/<blobid>`, so a directory that is new is published by one rename.
 All paths are made of binary digests: whatever a pack says, none can lead elsewhere.
 
-The inner loop is kept short. A file costs one `open` and one `write`; files are closed by the
-hundred, and a pack is read in windows.
+The inner loop is kept short. A file costs one `open`, one `write` and one `close`, which is where
+some file systems tell that there is no room; a pack is read in windows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from ntt_backup.wire.write_messages import REFUSED
 
 _WINDOW: Final = 1 << 20
 _CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_CLOSED_AT_ONCE: Final = 250
 _UNREADABLE: Final = "the pack cannot be read where it lies"
 
 
@@ -77,69 +76,56 @@ class Unpacker:
         """Writes into the stage what the blob directory lacks."""
         done = Unpacked()
         # The inner loop: nothing is looked up or called that one of most blobs can do without.
-        open_, write, stage, window, verify = (
-            os.open,
-            os.write,
-            self._stage,
-            self._window,
-            self._verify,
-        )
+        open_, write, close = os.open, os.write, os.close
+        stage, window, verify = self._stage, self._window, self._verify
         made: set[str] = set()
         prefix, place, known = b"", "", False
         low = high = 0
-        # Files that are still open; their descriptors follow each other.
-        first = end = -1
-        try:
-            for entry in sorted(entries, key=itemgetter(1)):
-                digest, offset, stored, _, codec = entry
-                name = digest.hex()
-                if digest[:2] != prefix:
-                    prefix, place = digest[:2], f"{name[:2]}/{name[2:4]}"
-                    known = self._existing.has(place)
-                if known and self._existing.is_right(entry):
-                    done.right += 1
+        for entry in sorted(entries, key=itemgetter(1)):
+            digest, offset, stored, _, codec = entry
+            name = digest.hex()
+            if digest[:2] != prefix:
+                prefix, place = digest[:2], f"{name[:2]}/{name[2:4]}"
+                known = self._existing.has(place)
+            if known and self._existing.is_right(entry):
+                done.right += 1
+                continue
+            if place not in made:
+                if place[:2] not in made:
+                    os.mkdir(place[:2], 0o755, dir_fd=stage)
+                    made.add(place[:2])
+                os.mkdir(place, 0o755, dir_fd=stage)
+                made.add(place)
+            path = f"{place}/{name}"
+            if codec == RAW and stored > _WINDOW:
+                self._stage_large(entry, path, done)
+                continue
+            if offset < low or offset + stored > high:
+                if stored > len(window):
+                    window = self._window = memoryview(bytearray(stored))
+                low, high = offset, offset + self._fill(offset, stored)
+                if offset + stored > high:
+                    done.wrong.append((digest, _UNREADABLE))
                     continue
-                if place not in made:
-                    if place[:2] not in made:
-                        os.mkdir(place[:2], 0o755, dir_fd=stage)
-                        made.add(place[:2])
-                    os.mkdir(place, 0o755, dir_fd=stage)
-                    made.add(place)
-                path = f"{place}/{name}"
-                if codec == RAW and stored > _WINDOW:
-                    self._stage_large(entry, path, done)
+            found: bytes | memoryview = window[offset - low : offset - low + stored]
+            if codec != RAW:
+                try:
+                    found = self._content(entry, bytes(found))
+                except PackError as error:
+                    done.wrong.append((digest, str(error)))
                     continue
-                if offset < low or offset + stored > high:
-                    if stored > len(window):
-                        window = self._window = memoryview(bytearray(stored))
-                    low, high = offset, offset + self._fill(offset, stored)
-                    if offset + stored > high:
-                        done.wrong.append((digest, _UNREADABLE))
-                        continue
-                found: bytes | memoryview = window[offset - low : offset - low + stored]
-                if codec != RAW:
-                    try:
-                        found = self._content(entry, bytes(found))
-                    except PackError as error:
-                        done.wrong.append((digest, str(error)))
-                        continue
-                if verify and blake3(found).digest() != digest:
-                    done.wrong.append((digest, other_content(digest)))
-                    continue
-                fd = open_(path, _CREATE, 0o644, dir_fd=stage)
-                if fd != end or fd - first >= _CLOSED_AT_ONCE:
-                    if end > 0:
-                        os.closerange(first, end)
-                    first = fd
-                end = fd + 1
-                size = len(found)
+            if verify and blake3(found).digest() != digest:
+                done.wrong.append((digest, other_content(digest)))
+                continue
+            size = len(found)
+            fd = open_(path, _CREATE, 0o644, dir_fd=stage)
+            try:
                 if size and (written := write(fd, found)) != size:
                     write_all(fd, memoryview(found)[written:])
-                done.unpacked += 1
-                done.size += size
-        finally:
-            if end > 0:  # An empty range at 0 would close all that there is.
-                os.closerange(first, end)
+            finally:
+                close(fd)
+            done.unpacked += 1
+            done.size += size
         return done
 
     def publish(self) -> list[tuple[bytes, str]]:

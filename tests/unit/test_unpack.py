@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -70,6 +72,24 @@ def test_what_is_right_stays_and_what_is_wrong_is_replaced(
     kept = set(states) - {to / path_of(one) for one in (cut, changed)}
     assert all(path.stat().st_mtime_ns == states[path].st_mtime_ns for path in kept)
     assert all(path.stat().st_ino == states[path].st_ino for path in kept)
+
+
+def test_a_disk_that_tells_only_at_the_close_that_it_is_full_is_heard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As FUSE and network file systems do."""
+    close = os.close
+
+    def full(fd: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        close(fd)
+        if path.endswith(path_of(b"content")):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "close", full)
+    with pytest.raises(DestinationError, match="No space left"):
+        unpack(pack([b"content"]), tmp_path / "to")
+    assert tree(tmp_path / "to") == {}
 
 
 def test_several_packs_may_have_the_same_blobs(tmp_path: Path) -> None:
