@@ -47,7 +47,7 @@ def restore(
     try:
         work: Work[Any] = Work(target, workers, remote.cancelled, trust_size=trust_size)
         remote.run(work, workers, lambda: on_progress(work.state()))
-        target.sync()
+        target.sync(target.fd)
         return work.state()
     finally:
         target.close()

@@ -59,11 +59,14 @@ class RestoreTarget:
             os.mkdir(name, 0o700, dir_fd=self._scratch)
             return open_below(self._scratch, name)
 
-    def sync(self) -> None:
-        """Makes all that was written and published durable."""
+    def sync(self, fd: int) -> None:
+        """Makes all that was written and published durable. fd: a descriptor below the target that
+        the caller has held since before it wrote, and that nobody else syncs by: Linux tells each
+        once of what could not be written.
+        """
         with destination(self.root):
             if can_syncfs(self.device):
-                syncfs(self.fd)
+                syncfs(fd)
             else:
                 os.sync()
 

@@ -188,7 +188,7 @@ class TargetWriter:
         if not staged:
             self._leave_parts()
             return 0
-        self._target.sync()
+        self._target.sync(self._stage)
         publisher = Publisher(self._target.fd, self._target.device, may_replace=True)
         try:
             with self._target.turn:

@@ -92,7 +92,7 @@ def unpack(
                     done.part = (number + settled / max(len(entries), 1)) / len(files)
                     done.duration_s = time.monotonic() - began
                     on_progress(done)
-        target.sync()
+        target.sync(target.fd)
     done.duration_s = time.monotonic() - began
     return done
 
@@ -164,7 +164,7 @@ def _steps(
         stack.callback(unpacker.close)
         for step in _cut(entries):
             done = unpacker.stage(step)
-            target.sync()
+            target.sync(stage)
             refused = unpacker.publish()
             done.unpacked -= len(refused)
             done.wrong += refused
@@ -187,7 +187,6 @@ def _helper(
     target: RestoreTarget, pack: Pack, number: int, entries: Slice, verify: bool
 ) -> Iterator[dict[str, Any]]:
     pack.open()
-    target.fd = os.open(target.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     for step in _steps(target, pack, number, entries, verify):
         said = asdict(step)
         said["wrong"] = [(digest.hex(), text) for digest, text in step.wrong]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,6 +16,8 @@ from blake3 import blake3
 from ntt_backup.blobdir.publish import Publisher
 from ntt_backup.blobdir.syscalls import DIRECTORY
 from ntt_backup.client.read_session import ReadSession
+from ntt_backup.errors import DestinationError
+from ntt_backup.restore import target_dir
 from ntt_backup.restore.block_repair import repair
 from ntt_backup.restore.target_dir import RestoreTarget
 from ntt_backup.restore.target_writer import TargetWriter
@@ -87,3 +91,28 @@ def test_a_repair_fetches_the_blocks_that_cannot_be_read(
     target.close()
     assert writer.failures == []
     assert blob.read_bytes() == CONTENT
+
+
+def test_a_disk_that_loses_what_was_written_stops_each_thread_of_a_restore(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux tells each descriptor once, and who asks by one that was told hears nothing."""
+    told: set[int] = set()
+
+    def tell_once(fd: int) -> None:
+        if fd not in told:
+            told.add(fd)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(target_dir, "can_syncfs", lambda _: True)
+    monkeypatch.setattr(target_dir, "syncfs", tell_once)
+    with (
+        closing(RestoreTarget(tmp_path)) as target,
+        closing(TargetWriter(target, "w1", lambda _: None)) as first,
+        closing(TargetWriter(target, "w2", lambda _: None)) as second,
+    ):
+        for writer in (first, second):
+            writer.whole(DIGEST, memoryview(CONTENT))
+            with pytest.raises(DestinationError, match="Input/output error"):
+                writer.publish()
+        assert os.listdir(tmp_path) == [target_dir.SCRATCH]
