@@ -26,7 +26,8 @@ from ntt_backup import events
 from ntt_backup.config import Settings, load
 from ntt_backup.daemon.events import TargetRestart
 from ntt_backup.daemon.metrics import process as metrics_process
-from ntt_backup.daemon.metrics.prometheus import METRICS, PREFIX, Figures
+from ntt_backup.daemon.metrics.figures import Figures
+from ntt_backup.daemon.metrics.table import METRICS, PREFIX
 from ntt_backup.daemon.progress import Progress
 from ntt_backup.daemon.run_state import RunState, WorkerStatus
 from ntt_backup.dump.events import DumpFailed

@@ -10,7 +10,7 @@ from ntt_backup.catalog import connection, history, stats
 from ntt_backup.catalog.check_history import last_checks
 from ntt_backup.catalog.dump_history import last_dumps
 from ntt_backup.config import Settings, identity
-from ntt_backup.daemon.metrics.prometheus import Figures
+from ntt_backup.daemon.metrics.figures import Figures
 from ntt_backup.errors import CatalogError
 from ntt_backup.snapshot.last_take import last
 
