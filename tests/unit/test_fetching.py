@@ -161,7 +161,7 @@ def test_a_large_blob_of_a_list_is_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, earlier: bool
 ) -> None:
     """After a part that an earlier call has left, or a connection that was lost."""
-    monkeypatch.setattr("ntt_backup.restore.target_dir.RESUMABLE", 10)
+    monkeypatch.setattr("ntt_backup.restore.target_writer.RESUMABLE", 10)
     small, large = blake3(b"small").digest(), blake3(b"large").digest()
     with (
         closing(RestoreTarget(tmp_path)) as target,
