@@ -231,6 +231,8 @@ def test_increments_with_a_gap_are_no_dumps(series: Environment) -> None:
     assert [one["name"] for one in listed["ledger"]] == [second.name, first.name, plain.name]
     series.query("delete from ntt_backup.dumps where name = %s", plain.name)
     said = series.call("dumps").stdout.splitlines()
+    of = listed["dumps"][2]
+    assert f"  plain, of {of['database']} on {of['host']}" in said[2]
     assert [("CANNOT BE READ" in line, "not in the ledger" in line) for line in said[::2]] == [
         (True, False),
         (False, True),

@@ -102,6 +102,8 @@ def _line(row: dict[str, Any]) -> str:
     text = f"{row['name']}  {size(row['size'] or 0):>9}  {row['kind'] or 'record cannot be read'}"
     if row["base"]:
         text += f" on {row['base']}"
+    if row["kind"] is not None:
+        text += f", of {row['database']} on {row['host']}"
     if row["sealed"]:
         text += ", sealed"
     if row["kind"] is not None and not row["complete"]:
