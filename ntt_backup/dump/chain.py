@@ -45,7 +45,7 @@ def chain_of(one: Stored, known: Mapping[str, Stored]) -> list[Stored]:
         if before is None or before.age >= chain[-1].age:
             raise ChainBroken(base, "is missing")
         if not before.whole:
-            raise ChainBroken(base, f"is not complete: it has {before.size} bytes")
+            raise ChainBroken(base, before.torn)
         chain.append(before)
     return chain[::-1]
 

@@ -113,6 +113,12 @@ class Stored:
         record = self.record
         return record is not None and (record.sealed or record.bytes) == self.size
 
+    @property
+    def torn(self) -> str:
+        """Says what is wrong with one that is not whole."""
+        has = "nothing but its record" if self.size is None else f"{self.size} bytes"
+        return f"is not complete: it has {has}"
+
 
 @dataclass(frozen=True, slots=True)
 class Contents:

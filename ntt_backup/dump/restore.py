@@ -73,7 +73,7 @@ def restore_catalog(
         tried = [one for one in reversed(ours) if name in (None, one.name)]
         for one in tried:
             if not one.whole:
-                warn(f"{one.name} is not complete: it has {one.size} bytes")
+                warn(f"{one.name} {one.torn}")
                 continue
             try:
                 chain = chain_of(one, known)

@@ -347,6 +347,9 @@ def test_a_chain_with_a_gap_is_named_and_ends_no_loop() -> None:
     torn = {**known, "1": replace(known["1"], size=5)}
     with pytest.raises(ChainBroken, match=r"^1 is not complete: it has 5 bytes"):
         chain_of(known["3"], torn)
+    torn["1"] = replace(known["1"], size=None)
+    with pytest.raises(ChainBroken, match=r"^1 is not complete: it has nothing but its record"):
+        chain_of(known["3"], torn)
     del torn["1"]
     with pytest.raises(ChainBroken, match=r"^1 is missing"):
         chain_of(known["3"], torn)
