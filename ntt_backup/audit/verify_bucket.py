@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -32,7 +33,8 @@ from ntt_backup.config import RemoteConfig
 from ntt_backup.errors import BackupError, ConfigError, RemoteUnreachable, Unsupported
 from ntt_backup.format import many
 from ntt_backup.model import Blob, BlobRange, Failure, StoredPack
-from ntt_backup.objects.keys import FORMAT, LARGE_BLOB
+from ntt_backup.objects.bucket import ObjectUnreadable
+from ntt_backup.objects.keys import FORMAT, LARGE_BLOB, blob_key
 from ntt_backup.objects.open import open_to_read
 from ntt_backup.objects.patient import PatientBucket
 from ntt_backup.objects.tables import Tables
@@ -147,7 +149,7 @@ class _Check:
             if not self.ahead:
                 break
             what = self.ahead.popleft()
-            size = (what.size or 0) if reads else 0
+            size = self._size(what) if reads else 0
             if not self.budget.ever_allows(size):
                 self.found.left_out += 1 if isinstance(what, Blob) else what.blobs
             elif self.budget.allows(size):
@@ -156,6 +158,14 @@ class _Check:
                 break
         self.exhausted = True
         return None
+
+    def _size(self, what: Checkable) -> int:
+        """Returns how much is read of an object, which the catalog may not know."""
+        if what.size is None and isinstance(what, Blob) and self.question.max_bytes is not None:
+            with suppress(ObjectUnreadable):
+                info = self.bucket.head(blob_key(what.blobid))
+                return info.size if info is not None else 0
+        return what.size or 0
 
     def _large_blobs(self) -> list[Blob]:
         """Returns more of the blobs that are objects of their own."""

@@ -118,7 +118,7 @@ class Checks:
         least: int | None = None,
     ) -> None:
         self._conn = conn
-        parts = _readable(target)
+        parts = {**_readable(target), "largest_size": fragment("largest_size")}
         copied = "copied_blobs" if least is None else "copied_alone"
         chosen = "blobs_of_the_store" if local else copied
         parts["chosen"] = fragment(chosen, **parts)

@@ -285,6 +285,28 @@ def test_large_blobs_are_checked_by_themselves(
     assert pending(catalog) == set(names[:1])
 
 
+@pytest.mark.parametrize("way", ["there", "download"])
+def test_blobs_that_are_too_large_for_the_column_of_sizes_are_checked(
+    catalog: Connection, bucket: FakeBucket, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    monkeypatch.setattr("ntt_backup.audit.verify_bucket.LARGE_BLOB", 100_000)
+    catalog.execute("alter table blobs alter column size type numeric(6)")
+    small, large = contents(3, 1), [random.Random(seed).randbytes(1_000_000) for seed in range(2)]
+    back_up(catalog, bucket, small)
+    names = [put_large(bucket, one) for one in large]
+    for name in names:
+        catalog.execute("insert into blobs (blobid) values (%s)", [name])
+    Ledger(catalog, TARGET).record([Blob(name, 1_000_000) for name in names], [])
+    assert verified(catalog, way=way).checked == 5
+
+    # What is read counts, though nobody knew how much it would be.
+    limited = verified(catalog, way=way, max_bytes=1_500_000)
+    assert (limited.checked, limited.complete) == ((5, True) if way == "there" else (4, False))
+    del bucket.objects[keys.blob_key(names[0])]
+    assert verified(catalog, way=way, code=7).wrong.counts == {"remote-missing": 1}
+    assert pending(catalog) == {names[0]}
+
+
 def test_a_lost_pack_is_told_beside_archived_ones(catalog: Connection, bucket: FakeBucket) -> None:
     gone, cold = back_up(catalog, bucket, contents(40, 1)), back_up(catalog, bucket, contents(9, 2))
     del bucket.objects[gone.key]

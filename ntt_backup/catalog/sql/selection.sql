@@ -5,8 +5,12 @@
 {copied};
 
 -- name: copied_alone
--- What `verify` checks in a bucket beside the packs. A blob that is alone in a pack is one of these.
-{copied} and size >= %(least)s::bigint
+-- What `verify` checks in a bucket beside the packs. A blob that is alone in a pack is one of these. A
+-- copied blob whose size the column cannot hold has none.
+{copied} and (
+        size >= %(least)s::bigint
+        or size is null and {largest_size} between %(least)s::bigint and 9223372036854775806
+    )
     and blobid not in (
         select low from ntt_backup.packs where target = %(target)s and low = high
     );
