@@ -111,10 +111,17 @@ class TargetWriter:
         return True
 
     def resume(self, digest: bytes) -> int:
-        """Returns how many bytes of a large blob an earlier attempt has left, to resume after."""
+        """Returns how many bytes of a large blob an earlier attempt has left, to resume after. None
+        are where the disk cannot read them any more.
+        """
         self._abandon()
         fd = os.open(digest.hex(), os.O_RDWR | os.O_NOFOLLOW, dir_fd=self._target.partial)
-        hasher = self._hash(fd)
+        try:
+            hasher = self._hash(fd)
+        except OSError:
+            os.close(fd)
+            os.unlink(digest.hex(), dir_fd=self._target.partial)
+            return 0
         size = os.lseek(fd, 0, os.SEEK_CUR)
         self._large = _Large(digest, fd, self._target.partial, hasher, size, resumed=True)
         return size

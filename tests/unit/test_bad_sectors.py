@@ -93,6 +93,22 @@ def test_a_repair_fetches_the_blocks_that_cannot_be_read(
     assert blob.read_bytes() == CONTENT
 
 
+def test_a_part_of_a_large_blob_that_cannot_be_read_is_fetched_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        closing(RestoreTarget(tmp_path)) as target,
+        closing(TargetWriter(target, "w", lambda _: None)) as writer,
+    ):
+        part = tmp_path / target_dir.SCRATCH / "partial" / DIGEST.hex()
+        part.write_bytes(CONTENT)
+        put_on_bad_sectors(part, monkeypatch)
+        before = os.listdir("/proc/self/fd")
+        assert writer.resume(DIGEST) == 0
+        assert os.listdir("/proc/self/fd") == before
+        assert not writer.has_part(DIGEST)
+
+
 def test_a_disk_that_loses_what_was_written_stops_each_thread_of_a_restore(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
