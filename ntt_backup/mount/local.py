@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from ntt_backup.blobdir.layout import is_blobid
+from ntt_backup.blobdir.open import closing
 from ntt_backup.errors import MountImpossible
 from ntt_backup.mount.erofs import MAX_DEVICES
 from ntt_backup.mount.image import Source
@@ -35,7 +37,9 @@ def find(directory: Path, prefix: str) -> list[Source]:
 def _sources(paths: Sequence[Path]) -> Iterator[Source]:
     for number, path in enumerate(paths, 1):
         digest = bytes.fromhex(path.name) if is_blobid(path.name) else b""
-        yield Source(str(path), path.stat().st_size, _reader(path), number, digest=digest)
+        with _readable(path):
+            size = path.stat().st_size
+        yield Source(str(path), size, _reader(path), number, digest=digest)
 
 
 def _files(directory: Path) -> Iterator[Path]:
@@ -57,13 +61,18 @@ def _may_have(name: str, prefix: str) -> bool:
 
 def _reader(path: Path) -> Callable[[int, int], bytes]:
     def read(start: int, length: int) -> bytes:
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            try:
-                return os.pread(fd, length, start)
-            finally:
-                os.close(fd)
-        except OSError as error:
-            raise MountImpossible(f"cannot read {path}", detail=str(error.strerror)) from error
+        with (
+            _readable(path),
+            closing(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)) as fd,
+        ):
+            return os.pread(fd, length, start)
 
     return read
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise MountImpossible(f"cannot read {path}", detail=str(error.strerror)) from error

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from ntt_backup.errors import MountImpossible
-from ntt_backup.mount import kernel
+from ntt_backup.mount import kernel, local
 
 
 def test_who_is_not_root_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,3 +28,10 @@ def test_a_kernel_that_is_too_old_is_told(monkeypatch: pytest.MonkeyPatch, relea
     with pytest.raises(MountImpossible, match=r"needs Linux 6\.12, and this is") as refused:
         kernel.require_erofs(kernel.FILES_SINCE)
     assert "unpack" in refused.value.hint
+
+
+def test_a_pack_that_is_a_link_to_nothing_is_named(tmp_path: Path) -> None:
+    pack = tmp_path / "x.tar"
+    pack.symlink_to("/nowhere")
+    with pytest.raises(MountImpossible, match=f"cannot read {pack}"):
+        local.find(tmp_path, "")
