@@ -15,8 +15,8 @@ from ntt_backup.config import RemoteConfig
 from ntt_backup.format import duration, many, printable, size
 from ntt_backup.snapshot.repository.open import open_to_read
 from ntt_backup.snapshot.repository.patient import PatientRepository
-from ntt_backup.snapshot.restore.files import Options
 from ntt_backup.snapshot.restore.landlock import confine
+from ntt_backup.snapshot.restore.plan import Options
 from ntt_backup.snapshot.restore.version import Restored
 from ntt_backup.snapshot.restore.version import restore as restore_version
 from ntt_backup.ui.progress_line import ProgressLine, pace, time_left

@@ -3,42 +3,24 @@
 from __future__ import annotations
 
 import os
-import stat
 import time
-from collections.abc import Container, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 
 from blake3 import blake3
 
-from ntt_backup.blobdir.open import closing
 from ntt_backup.blobdir.staging import write_all
 from ntt_backup.snapshot.format.block_map import MapReader
-from ntt_backup.snapshot.format.entry import (
-    DIRECTORY,
-    FIFO,
-    FILE,
-    HARD_LINK,
-    SYMLINK,
-    Entry,
-    Extent,
-)
+from ntt_backup.snapshot.format.entry import FIFO, SYMLINK, Entry
 from ntt_backup.snapshot.format.manifest import ManifestReader
 from ntt_backup.snapshot.format.small_files import SmallFiles
 from ntt_backup.snapshot.repository.contract import RepositoryToRead
 from ntt_backup.snapshot.restore.attributes import Attributes
 from ntt_backup.snapshot.restore.choice import Choice
 from ntt_backup.snapshot.restore.fetch import Fetcher, Piece
-from ntt_backup.snapshot.restore.local_file import (
-    MISSING,
-    WRONG,
-    FileWriter,
-    Found,
-    Run,
-    compare,
-    within,
-)
+from ntt_backup.snapshot.restore.local_file import MISSING, WRONG, FileWriter
+from ntt_backup.snapshot.restore.plan import Change, Item, Options, Plan
 from ntt_backup.snapshot.restore.tree import (
     NEW,
     OF_ALL,
@@ -46,25 +28,11 @@ from ntt_backup.snapshot.restore.tree import (
     Refused,
     Tree,
     make,
-    open_old,
     reason,
     split,
 )
 
 _STEP_SECONDS: Final = 0.25
-_RUN: Final = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """Says how files are restored. delta: what is there is hashed, and only what differs is
-    fetched. in_place: what differs is written into the files themselves. verify: every file is
-    compared with its BLAKE3; what a delta made always is.
-    """
-
-    delta: bool = False
-    in_place: bool = False
-    verify: bool = True
 
 
 @dataclass(slots=True)
@@ -88,16 +56,6 @@ class Step:
         self.problems.append((path, reason(error)))
 
 
-class _Change(NamedTuple):
-    """A file that takes the place of another. runs: what differs, None where that is not known."""
-
-    runs: Sequence[Run] | None
-
-
-_NEW: Final = _Change(None)
-_Item = tuple[Entry | SmallFiles, _Change | None]
-
-
 class Restorer:
     """Restores the files of a version, or one part of them of several. map: of the version, for a
     delta. root: a descriptor, which is not closed.
@@ -113,16 +71,21 @@ class Restorer:
         choice: Choice | None,
         part: tuple[int, int],
     ) -> None:
-        self._manifest = manifest
-        self._map = map
-        self._key = bytes.fromhex(manifest.header.key)
         self._options = options
-        self._choice = choice
-        self._part = part
         self._attributes = Attributes()
-        self._fetcher: Fetcher[_Item] = Fetcher(repository, manifest.header)
+        self._fetcher: Fetcher[Item] = Fetcher(repository, manifest.header)
         self._tree = Tree(root, make=True)
-        self._seen = Tree(root, make=False)
+        self._plan = Plan(
+            manifest,
+            map,
+            root,
+            options,
+            choice,
+            part,
+            self._attributes,
+            on_kept=self._keep,
+            on_problem=lambda path, error: self._step.problem(path, error),
+        )
         self._step = Step()
         self._fetched = 0
         self._writer: FileWriter | None = None
@@ -135,7 +98,7 @@ class Restorer:
         """Restores all of it, step by step. Raises OSError for what is about more than a file."""
         due = time.monotonic() + _STEP_SECONDS
         try:
-            for (row, change), pieces, last in self._fetcher.read(self._plan()):
+            for (row, change), pieces, last in self._fetcher.read(self._plan.items()):
                 if isinstance(row, SmallFiles):
                     self._write_small(row, pieces[0][1])
                 else:
@@ -147,7 +110,7 @@ class Restorer:
             if self._writer is not None:
                 self._writer.close()
             self._tree.close()
-            self._seen.close()
+            self._plan.close()
         yield self._take_step()
 
     def _take_step(self) -> Step:
@@ -157,109 +120,9 @@ class Restorer:
         self._fetched = self._fetcher.fetched
         return step
 
-    # --- what is needed ---------------------------------------------------------------------------
-
-    def _plan(self) -> Iterator[tuple[_Item, Sequence[Extent]]]:
-        """Yields the files that are not there, with the extents of them that are fetched."""
-        number, parts = self._part
-        of_map, turn = self._map, 0
-        # A map is read in the order of all entries.
-        for row in self._manifest.rows(*((0, 1) if of_map is not None else self._part)):
-            mine = of_map is None or turn // _RUN % parts == number
-            if isinstance(row, SmallFiles):
-                turn += len(row.files)
-                if mine:
-                    yield from self._plan_small(row)
-            else:
-                turn += 1
-                yield from self._plan_entry(row, mine=mine)
-
-    def _plan_small(self, row: SmallFiles) -> Iterator[tuple[_Item, Sequence[Extent]]]:
-        choice, files = self._choice, row.files
-        if choice is not None:
-            files = [file for file in files if choice.has(row.path(file))]
-        names: Container[str] = ()
-        with suppress(OSError, Refused, ValueError):
-            names = self._seen.enter(row.above).names
-        if names:
-            for file in files:
-                if file[0] in names:
-                    yield from self._plan_entry(row.entry(file), mine=True)
-            files = [file for file in files if file[0] not in names]
-        if files:
-            row = row._replace(files=files)
-            yield (row, None), (row.extent,)
-
-    def _plan_entry(self, entry: Entry, *, mine: bool) -> Iterator[tuple[_Item, Sequence[Extent]]]:
-        path, of_map = entry.path, self._map
-        wanted = (
-            mine
-            and entry.kind not in (DIRECTORY, HARD_LINK)
-            and (self._choice is None or self._choice.has(path))
-        )
-        place = self._find(path) if wanted else None
-        sums = b""
-        if of_map is not None and entry.block:
-            found = place[2] if place is not None else None
-            sums = of_map.read(entry.blocks_of(found.st_size if found else 0), entry.blocks)
-        if place is None:
-            return
-        try:
-            change = self._compare(entry, *place, sums)
-        except (OSError, Refused, ValueError) as error:
-            self._step.problem(path, error)
-            return
-        if change is None:
-            self._step.kept += 1
-            self._step.passed += entry.size
-        elif change is _NEW:
-            yield (entry, None), entry.extents
-        elif change.runs is None:
-            yield (entry, change), entry.extents
-        else:
-            yield (entry, change), within(entry.extents, change.runs)
-
-    def _find(self, path: str) -> tuple[Level, str, os.stat_result | None] | None:
-        """Returns a place, and what is there; None where it is none."""
-        try:
-            above, name = split(path)
-            level = self._seen.enter(above)
-            return level, name, level.find(name)
-        except (OSError, Refused, ValueError) as error:
-            self._step.problem(path, error)
-            return None
-
-    def _compare(
-        self, entry: Entry, level: Level, name: str, found: os.stat_result | None, sums: bytes
-    ) -> _Change | None:
-        """Returns how the file that is there is changed; None where it stays."""
-        if found is None:
-            return _NEW
-        kind = stat.S_IFMT(found.st_mode)
-        attributes, delta = self._attributes, self._options.delta
-        if (entry.kind == SYMLINK and kind == stat.S_IFLNK) or (
-            entry.kind == FIFO and kind == stat.S_IFIFO and attributes.are(entry, found)
-        ):
-            if entry.kind == FIFO or os.readlink(name, dir_fd=level.fd) == entry.target:
-                attributes.set_unopened(level.fd, name, entry)
-                return None
-        elif entry.kind == FILE and kind == stat.S_IFREG:
-            right = found.st_size == entry.size
-            taken_for_same = right and found.st_mtime_ns == entry.mtime and not delta
-            if taken_for_same and attributes.are(entry, found):
-                return None
-            if right or sums:
-                with closing(open_old(level, name)) as fd:
-                    seen = Found(True, None)
-                    if not taken_for_same:
-                        seen = compare(fd, entry, sums, self._key)
-                    if not seen.same:
-                        return _Change(seen.runs)
-                    attributes.set(fd, entry)
-                    return None
-        return _Change(None)
-
-    # --- what is written --------------------------------------------------------------------------
+    def _keep(self, entry: Entry) -> None:
+        self._step.kept += 1
+        self._step.passed += entry.size
 
     def _write_small(self, row: SmallFiles, content: memoryview) -> None:
         """Writes new files. content: of all of them, shorter where it is damaged."""
@@ -316,7 +179,7 @@ class Restorer:
                 os.closerange(*one)
 
     def _write_entry(
-        self, item: tuple[Entry, _Change | None], pieces: Sequence[Piece], *, last: bool
+        self, item: tuple[Entry, Change | None], pieces: Sequence[Piece], *, last: bool
     ) -> None:
         entry = item[0]
         try:
@@ -329,7 +192,7 @@ class Restorer:
         self,
         level: Level,
         name: str,
-        item: tuple[Entry, _Change | None],
+        item: tuple[Entry, Change | None],
         pieces: Sequence[Piece],
         *,
         last: bool,

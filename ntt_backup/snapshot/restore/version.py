@@ -30,8 +30,9 @@ from ntt_backup.snapshot.format.manifest import ManifestReader
 from ntt_backup.snapshot.repository.contract import FileMissing, RepositoryToRead, SnapshotDamaged
 from ntt_backup.snapshot.repository.names import MANIFEST, MAP
 from ntt_backup.snapshot.restore.choice import Choice
-from ntt_backup.snapshot.restore.files import Options, Restorer, Step
+from ntt_backup.snapshot.restore.files import Restorer, Step
 from ntt_backup.snapshot.restore.links import finish, last_lines
+from ntt_backup.snapshot.restore.plan import Options
 from ntt_backup.snapshot.versions import Version, choose, content, require_own
 
 _SHOWN: Final = 1000
