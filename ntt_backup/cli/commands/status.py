@@ -62,8 +62,11 @@ def status(common: Common, as_json: bool, exact: bool, watch: bool, interval: fl
     else:
         # For grep and for mail each row is one line.
         console = Console(highlight=False, width=None if sys.stdout.isatty() else _UNWRAPPED)
-        for found in seen.each.found.values():
-            console.print(found.table())
+        with console.capture() as drawn:
+            for found in seen.each.found.values():
+                console.print(found.table())
+        # A table is as wide as its longest line.
+        click.echo("\n".join(line.rstrip() for line in drawn.get().splitlines()))
     click.get_current_context().meta[AS_JSON] = False  # An error has been told.
     seen.each.complain()
     seen.each.end()
