@@ -28,6 +28,8 @@ def main() -> NoReturn:
         # Elsewhere names of files are bytes as UTF-8 reads them: in manifests, patterns and lists.
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])  # noqa: S606
     gc.set_threshold(_NEW_OBJECTS)
+    # pydantic would look through all that is installed for plugins, which would see our settings.
+    os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
     from ntt_backup.cli import app
 
     code = app.main()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 BY_HASH = "by-hash"
 
-_BLOBID = re.compile(r"[0-9a-f]{64}")
+_DIGITS = 64
 _PREFIX = re.compile(r"[0-9a-f]{2}")
 _KINDS = {
     stat.S_IFREG: "a regular file",
@@ -33,7 +33,11 @@ def is_blobid(text: str) -> bool:
     """Returns whether text is exactly 64 lowercase hex digits (no newline, no prefix, no upper
     case).
     """
-    return _BLOBID.fullmatch(text) is not None
+    try:
+        # In half the time that a pattern takes, and each blob is asked for several times.
+        return len(text) == _DIGITS and bytes.fromhex(text).hex() == text
+    except ValueError:
+        return False
 
 
 def is_prefix(name: str) -> bool:

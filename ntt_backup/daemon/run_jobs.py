@@ -5,8 +5,8 @@ machine or key can make no dumps at all (no pg_dump, a forced command that takes
 warning as long as nobody relies on dumps: none was ever made for this target, and `dump.bin` is not
 set. From the first dump on it is a failure.
 
-The sets that have `every` are taken after the blobs, or while the run watches. What takes them is
-loaded by the process that does.
+The sets that have `every` are taken after the blobs, or while the run watches. What does either is
+loaded by the process that does it: no blob waits for that.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from typing import Final
 from ntt_backup.config import Settings
 from ntt_backup.daemon.side_job import SideJob, SideJobs, tell
 from ntt_backup.dump.events import DumpFailed, DumpRecovered
-from ntt_backup.dump.job import dump
-from ntt_backup.dump.rehearsal import relied_on
 from ntt_backup.errors import BackupError, DumpImpossible
 from ntt_backup.events import Event, Warning
 from ntt_backup.process.messages import JobOver
@@ -56,6 +54,9 @@ def dump_job(settings: Settings) -> SideJob:
 
 def _dump(settings: Settings) -> JobOver:
     """Makes a dump if one is due."""
+    from ntt_backup.dump.job import dump
+    from ntt_backup.dump.rehearsal import relied_on
+
     try:
         dump(settings, tell)
     except DumpImpossible as error:

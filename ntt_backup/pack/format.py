@@ -101,8 +101,7 @@ def pack_id(store_id: bytes, digests: Iterable[bytes]) -> bytes:
     The same blobs of the same store always give the same id, in whichever order they come.
     """
     whole = blake3(b"ntt-pack %d\n" % VERSION + store_id)
-    for digest in sorted(digests):
-        whole.update(digest)
+    whole.update(b"".join(sorted(digests)))
     return whole.digest(length=ID_BYTES)
 
 

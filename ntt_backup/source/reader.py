@@ -16,6 +16,7 @@ from blake3 import blake3
 
 from ntt_backup.blobdir.layout import is_blobid, relative_path
 from ntt_backup.blobdir.open import FILE, NOATIME, closing
+from ntt_backup.blobdir.syscalls import DIRECTORY
 from ntt_backup.model import Blob, Failure, Reason
 from ntt_backup.source.inspection import Store
 from ntt_backup.source.tree import SourceTree
@@ -46,8 +47,7 @@ class Reader(SourceTree):
             return self._explain(blob, into)
         try:
             if blobid[:4] != self._prefix:
-                self._parent = self.directory(f"{blobid[:2]}/{blobid[2:4]}")
-                self._prefix = blobid[:4]
+                self._enter(blobid[:4])
             fd = os.open(blobid, self._flags, dir_fd=self._parent)
             try:
                 count = os.readv(fd, (into,))
@@ -61,9 +61,26 @@ class Reader(SourceTree):
             return count
         return self._explain(blob, into)
 
+    def close(self) -> None:
+        super().close()
+        self._leave()
+
+    def _enter(self, prefix: str) -> None:
+        """Opens the directory of the next blobs. In most stores each has few: to keep several of
+        them open takes longer than to open one.
+        """
+        self._leave()
+        self._parent = os.open(prefix[2:], DIRECTORY, dir_fd=self.directory(prefix[:2]))
+        self._prefix = prefix
+
+    def _leave(self) -> None:
+        if self._parent >= 0:
+            os.close(self._parent)
+        self._prefix, self._parent = "", -1
+
     def _explain(self, blob: Blob, into: memoryview) -> int | TooLarge | Failure:
         """Returns what is odd about a blob. One that is right, but came in parts, is read."""
-        self._prefix = ""
+        self._leave()
         examined = self.examine(blob, verify=False)
         if isinstance(examined, Failure):
             return examined

@@ -234,15 +234,15 @@ class ObjectsSession:
             writer = PackWriter(last, self._store_id, within, compress=compress)
             for blob in blobs:
                 found = reader.read(blob, self._buffer)
-                if isinstance(found, TooLarge):
+                if isinstance(found, int):
+                    if not bad:
+                        writer.add(_digest(blob), self._buffer[:found])
+                    self._carry(flight, 0 if bad else found)
+                elif isinstance(found, TooLarge):
                     if blob.expected < LARGE_BLOB <= found.blob.expected:
                         bad.append(found.blob)
                         continue
                     found = self._pass_on(flight, reader, found.blob, None if bad else writer)
-                elif isinstance(found, int):
-                    if not bad:
-                        writer.add(_digest(blob), self._buffer[:found])
-                    self._carry(flight, 0 if bad else found)
                 if isinstance(found, Failure):
                     # The rest is only read, to know all that are bad.
                     bad.append(found)
