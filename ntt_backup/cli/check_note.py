@@ -34,6 +34,9 @@ class CheckNote:
 
     def saw(self, blobs: int, bytes_: int, wrong: int, exit_code: int) -> None:
         """Sets what was found so far, and the exit code if that is all."""
+        # What speaks to PostgreSQL is loaded while others fetch, not when they have ended.
+        import ntt_backup.catalog.check_history  # noqa: F401
+
         self.blobs, self.bytes, self.wrong, self.exit_code = blobs, bytes_, wrong, exit_code
 
 

@@ -12,7 +12,7 @@ from ntt_backup.client.read_session import ContentSink
 from ntt_backup.objects.bucket import ObjectMissing, ObjectUnreadable
 from ntt_backup.objects.keys import blob_key
 from ntt_backup.objects.patient import PatientBucket
-from ntt_backup.objects.ranges import LARGEST_RANGE, merge
+from ntt_backup.objects.ranges import LARGEST_RANGE, Range, merge
 from ntt_backup.objects.tables import TROUBLES, PackObject, Tables, packs_for
 from ntt_backup.pack.format import MAX_RAW, RAW, Entry, PackError
 from ntt_backup.pack.reader import PackReader
@@ -44,7 +44,7 @@ def give_blobs(
             _give_long(pack, reader, entry, sink)
             continue
         try:
-            found = memoryview(reader.range(wanted.start, wanted.length))
+            found = reader.range(wanted.start, wanted.length)
         except PackError as trouble:
             # Only some of it may be altered, or cut off.
             if len(wanted.entries) == 1:
@@ -58,9 +58,16 @@ def give_blobs(
                 _refuse(entry.digest, pack.key, trouble, sink)
             continue
         with turn or nullcontext():
-            for entry in wanted.entries:
-                stored = found[entry.offset - wanted.start :][: entry.stored]
-                _give(reader, pack, entry, stored, sink)
+            _give_range(reader, pack, wanted, memoryview(found), sink)
+        del found  # The next range comes into the same memory.
+
+
+def _give_range(
+    reader: PackReader, pack: PackObject, wanted: Range, found: memoryview, sink: ContentSink
+) -> None:
+    for entry in wanted.entries:
+        stored = found[entry.offset - wanted.start :][: entry.stored]
+        _give(reader, pack, entry, stored, sink)
 
 
 def give_large(
@@ -175,5 +182,6 @@ def _give_pieces(
         sink.piece(memoryview(piece))
         if len(piece) < length:
             break  # Its hash will tell.
+        del piece  # As in `give_blobs`.
         at += length
     sink.end("")
