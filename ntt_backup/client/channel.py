@@ -230,6 +230,13 @@ class Channel:
     # --- the end ----------------------------------------------------------------------------------
 
     @property
+    def fds(self) -> list[int]:
+        """The descriptors that become readable when the remote, or the local process, says
+        something.
+        """
+        return self._child.fds
+
+    @property
     def hint(self) -> str:
         """See `Transport`."""
         return self._transport.hint

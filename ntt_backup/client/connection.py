@@ -6,7 +6,7 @@ Sessions that write and sessions that read are built on it. See docs/protocol.md
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -67,11 +67,12 @@ class SessionSpec:
     on_bytes is told how many bytes were handed to the transport (none, as a sign of life while
     nothing can go), and right before it on_content how much content of blobs they carry; less than
     zero for content that has to be sent again, so that the sum is what was stored and what is under
-    way. meanwhile is called while the remote starts the receiver, cancelled while an answer is
-    waited for, and may raise. sync: how the receiver makes a batch durable (`syncfs`, or `fsync` a
-    file). bucket: the settings of one, where that is the target; then nothing goes over the
-    transport. recipients: whom its packs are sealed for. dead_before: returns the time of the epoch
-    before which uploads were begun that are nobody's any more; a probe removes them.
+    way. meanwhile is called while the remote starts the receiver, with the descriptors on which it
+    will be heard; cancelled while an answer is waited for, and may raise. sync: how the receiver
+    makes a batch durable (`syncfs`, or `fsync` a file). bucket: the settings of one, where that is
+    the target; then nothing goes over the transport. recipients: whom its packs are sealed for.
+    dead_before: returns the time of the epoch before which uploads were begun that are nobody's any
+    more; a probe removes them.
     """
 
     transport: Transport
@@ -85,7 +86,7 @@ class SessionSpec:
     effort: Sender | None = None
     on_bytes: Callable[[int], None] = lambda _: None
     on_content: Callable[[int], None] = lambda _: None
-    meanwhile: Callable[[], None] = lambda: None
+    meanwhile: Callable[[Sequence[int]], None] = lambda _: None
     cancelled: Callable[[], None] = lambda: None
     sync: str = "syncfs"
     bucket: RemoteSettings | None = None
@@ -142,7 +143,7 @@ class Connection:
         self._inbox = Inbox(lengths)
         self.channel = spec.channel(command)
         try:
-            spec.meanwhile()
+            spec.meanwhile(self.channel.fds)
             self.banner = greet(self.channel, program, spec.transport.connect_timeout)
         except BaseException:
             self.abort()
@@ -180,10 +181,9 @@ class Connection:
         }
         self._ask(write_messages.fields(framing.HELLO, fields))
 
-    def place(self) -> None:
-        """Has the receiver make by-hash."""
-        self._ask(framing.frame(framing.PLACE))
-        self.ready()
+    def place(self, answer: Callable[[int, memoryview], None] = _refuse_frame) -> None:
+        """Asks the receiver to make by-hash, and leaves the answer to `ready`; answer as there."""
+        self._ask(framing.frame(framing.PLACE), answer)
 
     def ready(self, answer: Callable[[int, memoryview], None] = _refuse_frame) -> dict[str, Field]:
         """Returns what the READY says that was asked for. answer takes frames of other types."""
@@ -252,13 +252,13 @@ class Connection:
         """Ends the connection now. Never raises."""
         self.channel.abort()
 
-    def _ask(self, frame: bytes) -> None:
+    def _ask(self, frame: bytes, answer: Callable[[int, memoryview], None] = _refuse_frame) -> None:
         """Sends what a READY answers."""
         self._awaits_ready = True
         with self.checked():
-            self.send(frame, self._take)
+            self.send(frame, partial(self._take, answer=answer))
 
-    def _take(self, data: bytes, answer: Callable[[int, memoryview], None] = _refuse_frame) -> None:
+    def _take(self, data: bytes, answer: Callable[[int, memoryview], None]) -> None:
         for kind, payload in self.frames(data):
             answer(kind, payload)
 

@@ -58,7 +58,9 @@ ENVIRONMENT: Mapping[str, str] = {
 class CatalogConfig(BaseModel):
     """The settings of `init-db`, `status` and `requeue`, which need neither store nor remote."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, hide_input_in_errors=True, defer_build=True
+    )
     # Whether the strategy must be one that serves the target.
     sends: ClassVar[bool] = False
 

@@ -82,8 +82,11 @@ class EventPipe:
 
     def _tick(self, now: float, quiet: float = 0.0) -> None:
         self._ticked = now
-        self.emit(Tick(state=self._state, sent=self._sent, content=self._content, quiet=quiet))
-        self._sent = self._content = 0
+        # What was sent before the work counts when that begins.
+        content = self._content if self._state else 0
+        self.emit(Tick(state=self._state, sent=self._sent, content=content, quiet=quiet))
+        self._sent = 0
+        self._content -= content
         self.on_tick()
 
 

@@ -47,6 +47,10 @@ from ntt_backup.upload.suspicion import Judge
 if TYPE_CHECKING:
     from ntt_backup.upload.catalog_session import CatalogSession
 
+# A batch that is sent before it may be committed, at most so many bytes, fills a link meanwhile.
+_FIRST_BYTES: Final = 1024 * 1024
+# Claims that nobody has used for so long may be gone with their connection.
+_CLAIM_SECONDS: Final = 30.0
 _COLLECT_SECONDS: Final = 0.5
 _IDLE_SESSION_SECONDS: Final = 60.0
 _FIRST_WAIT_SECONDS: Final = 0.05
@@ -95,10 +99,34 @@ class Worker:
         self._catalog_due: float | None = None
         self._away_s = 0.0
         self._done = False
+        self._claimed = 0.0
         pipe.on_tick = self._keep_claims
+
+    def claim_ahead(self) -> Batch | None:
+        """Claims what `run` will send, before it is known whether it may begin. Returns a small
+        first batch, which it sends first; None where there is none. What goes wrong here, `run`
+        will meet again.
+        """
+        try:
+            self._claim()
+        except BackupError:
+            self.let_go()
+            return None
+        self._claimed = time.monotonic()
+        batch = self._queue.pop_new(_FIRST_BYTES)
+        if batch is not None:
+            self._queue.delay([batch])
+        return batch if batch is not None and batch.size <= _FIRST_BYTES else None
+
+    def let_go(self) -> None:
+        """Gives up what was claimed ahead."""
+        self._queue.forget()
+        self._leave_catalog()
 
     def run(self) -> None:
         """Works until done or told to stop. Raises what waiting cannot mend; nothing is lost."""
+        if time.monotonic() - self._claimed > _CLAIM_SECONDS:
+            self.let_go()
         try:
             while not self._done:
                 try:
@@ -156,6 +184,11 @@ class Worker:
     def _next_batch(self) -> Batch | None:
         if (batch := self._queue.pop_due(time.monotonic())) is not None:
             return batch
+        self._claim()
+        return self._queue.pop_new()
+
+    def _claim(self) -> None:
+        """Claims blobs for one batch, as far as there are any."""
         while missing := self._queue.missing:
             wanted = missing + (self._ahead.batches - 1) * min(self._run.batch_size, STEP)
             taken = self._open_catalog().claims.take(wanted)
@@ -165,7 +198,6 @@ class Worker:
             self._queue.add(zip(sized, (index for _, index in taken), strict=True))
             if len(taken) < wanted:
                 break
-        return self._queue.pop_new()
 
     def _send(self, batch: Batch) -> None:
         self._idle_since = None

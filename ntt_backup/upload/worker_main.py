@@ -4,7 +4,9 @@ It gets its `WorkerSpec` when it is made. On stdin comes the word `go` once it i
 is work, and at most the word `stop` after it; its events go out as JSON lines on stdout. Before
 `go` it only connects to the remote. The first worker probes the remote for the preflight meanwhile:
 each of the words `probe`, `try` and `place` has an answer, and afterwards it sends over the same
-connection. When the coordinator dies, the kernel ends the worker, and with it its tar and ssh.
+connection. Where the first word comes before the remote's, and there is work, it claims its first
+blobs, and sends them behind the question; `go` commits them. When the coordinator dies, the kernel
+ends the worker, and with it its tar and ssh.
 """
 
 from __future__ import annotations
@@ -14,9 +16,10 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ntt_backup import events
 from ntt_backup.catalog.ranges import claim_order
@@ -25,7 +28,9 @@ from ntt_backup.client.effort import Effort
 from ntt_backup.client.throttle import Limit
 from ntt_backup.config import Settings
 from ntt_backup.errors import BackupError
+from ntt_backup.model import Batch
 from ntt_backup.process.messages import Done, Fatal, Found, Message
+from ntt_backup.process.pipeline import wait_for
 from ntt_backup.process.shared import SharedNumber
 from ntt_backup.source.inspection import Store
 from ntt_backup.source.read_ahead import ReadAhead
@@ -33,7 +38,11 @@ from ntt_backup.upload.event_pipe import EventPipe
 from ntt_backup.upload.strategies import connect_ahead, open_probe, open_session
 from ntt_backup.upload.strategies.probe import LINGERS, SessionProbe
 from ntt_backup.upload.strategies.session import Session
+from ntt_backup.upload.strategies.stream import StreamSession
 from ntt_backup.upload.worker import Worker
+
+if TYPE_CHECKING:
+    from ntt_backup.upload.catalog_session import CatalogSession
 
 GO: Final = b"go\n"
 STOP: Final = b"stop\n"
@@ -47,6 +56,8 @@ _STDIN: Final = 0
 _STDOUT: Final = 1
 # A connection that has waited for longer may be gone without a sign.
 _FRESH_SECONDS: Final = 30.0
+# How long the remote's answer may have to wait for the coordinator's first word.
+_WORD_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +93,21 @@ class Remote:
         self._store = store
         self._probe: SessionProbe | None = None
         self._session: Session | None = None
-        self._ahead: Connection | None = None
+        self._ahead: Connection | StreamSession | None = None
         self._since = 0.0
 
-    def begin_probe(self) -> None:
-        """Connects, and chooses the strategy of all sessions. Raises as `Session` does."""
+    def begin_probe(self, meanwhile: Callable[[Sequence[int]], Batch | None]) -> None:
+        """Connects, and chooses the strategy of all sessions. meanwhile is called while the remote
+        answers, with the descriptors on which it will be heard, and returns what to send first.
+        Raises as `Session` does.
+        """
+        first: list[Batch | None] = []
         # A slow limit would make the trial last for longer than it may.
-        self._probe = open_probe(self.strategy, replace(self._spec, pace=None))
+        spec = replace(self._spec, pace=None, meanwhile=lambda fds: first.append(meanwhile(fds)))
+        self._probe = open_probe(self.strategy, spec)
         self.strategy = self._probe.strategy
+        if first and (batch := first[0]) is not None:
+            self._probe.send_ahead(self._store, batch)
 
     def answer(self, word: bytes) -> Message:
         """Carries out a word of the preflight, and returns the answer. Raises as `Session` does."""
@@ -145,7 +163,7 @@ def session_spec(spec: WorkerSpec, pipe: EventPipe) -> SessionSpec:
         effort=spec.effort.sender(spec.worker) if spec.effort is not None else None,
         on_bytes=pipe.sent,
         on_content=pipe.carried,
-        meanwhile=load,
+        meanwhile=lambda _: load(),
         dead_before=None if spec.worker else lambda: _dead_before(spec),
     )
 
@@ -171,13 +189,13 @@ def _dead_before(spec: WorkerSpec) -> float:
     return latest
 
 
-def run(spec: WorkerSpec, store: Store, remote: Remote, pipe: EventPipe) -> None:
-    """Does the work; raises what cannot be waited out."""
-    from ntt_backup.upload.catalog_session import CatalogSession
-
+def make_worker(spec: WorkerSpec, store: Store, remote: Remote, pipe: EventPipe) -> Worker:
+    """Returns what does the work."""
     settings = spec.settings
 
     def connect_catalog() -> CatalogSession:
+        from ntt_backup.upload.catalog_session import CatalogSession
+
         return CatalogSession(
             settings.catalog.url,
             f"{spec.application}/{spec.worker}",
@@ -188,7 +206,7 @@ def run(spec: WorkerSpec, store: Store, remote: Remote, pipe: EventPipe) -> None
         )
 
     ahead = ReadAhead(store.root, settings.source.read_order, lambda: pipe.sent(0))
-    Worker(
+    return Worker(
         str(spec.worker),
         settings.run,
         store,
@@ -198,7 +216,7 @@ def run(spec: WorkerSpec, store: Store, remote: Remote, pipe: EventPipe) -> None
         pipe,
         watch=spec.watch,
         interval=spec.poll,
-    ).run()
+    )
 
 
 def work(spec: WorkerSpec) -> int:
@@ -211,11 +229,14 @@ def work(spec: WorkerSpec) -> int:
     store = Store(spec.settings.source.root, lambda: pipe.sent(0))
     try:
         remote = Remote(spec.strategy, session_spec(spec, pipe), store)
-        goes = _prepare(spec, remote, pipe)
+        worker = make_worker(spec, store, remote, pipe)
+        goes = _prepare(spec, remote, worker, pipe)
         if goes:
             gc.freeze()  # What is loaded stays: no collection need look at it.
             pipe.emit(events.WorkerStart(strategy=remote.strategy))
-            run(spec, store, remote, pipe)
+            worker.run()
+        else:
+            worker.let_go()
         if spec.probes and remote.lingers:
             pipe.emit(events.Warning(reason=f"login: {LINGERS}"))
         if goes:
@@ -228,27 +249,53 @@ def work(spec: WorkerSpec) -> int:
     return 0
 
 
-def _prepare(spec: WorkerSpec, remote: Remote, pipe: EventPipe) -> bool:
+def _prepare(spec: WorkerSpec, remote: Remote, worker: Worker, pipe: EventPipe) -> bool:
     """Connects to the remote, or probes it; returns whether to work."""
+    words = _Words(_STDIN)
+
+    def meanwhile(fds: Sequence[int]) -> Batch | None:
+        # Nothing is loaded before: ssh and the coordinator have the processors first.
+        if words.await_first(fds) != PROBE_AND_TRY:
+            return None
+        load()
+        first = worker.claim_ahead()
+        return None if spec.settings.run.bwlimit else first
+
     if not spec.probes:
         remote.connect_ahead()
-        return _read_line(_STDIN) == GO
+        return words.next() == GO
     # Its end takes the trial blobs along.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    remote.begin_probe()
-    while (word := _read_line(_STDIN)) in (PROBE, PROBE_AND_TRY, TRY_OUT, PLACE):
+    remote.begin_probe(meanwhile)
+    while (word := words.next()) in (PROBE, PROBE_AND_TRY, TRY_OUT, PLACE):
         pipe.emit(remote.answer(word))
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     remote.end_probe(go_on=word == GO)
     return word == GO
 
 
-def _read_line(fd: int) -> bytes:
-    """Returns one line, byte by byte: what follows it belongs to `EventPipe`."""
-    data = b""
-    while not data.endswith(b"\n"):
-        piece = os.read(fd, 1)
-        if not piece:
-            break
-        data += piece
-    return data
+class _Words:
+    """What the coordinator says before the work; what follows the last word is `EventPipe`'s."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._first = b""
+
+    def await_first(self, beside: Sequence[int]) -> bytes:
+        """Waits a moment for the first word, which stays the next one; returns nothing where one of
+        beside is readable before it.
+        """
+        ready = wait_for(reading=[self._fd, *beside], timeout=_WORD_SECONDS)
+        if ready == {self._fd} and not self._first:
+            self._first = self.next()
+        return self._first
+
+    def next(self) -> bytes:
+        """Returns one line, read byte by byte."""
+        data, self._first = self._first, b""
+        while not data.endswith(b"\n"):
+            piece = os.read(self._fd, 1)
+            if not piece:
+                break
+            data += piece
+        return data

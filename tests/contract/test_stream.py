@@ -400,6 +400,68 @@ def test_a_probe_sends_trial_blobs_and_leaves_nothing(local: Harness) -> None:
     assert [path.name for path in local.remote_dir.iterdir()] == ["by-hash"]
 
 
+@pytest.mark.parametrize("placed", [True, False])
+def test_a_batch_that_is_sent_ahead_is_stored_when_it_is_put(local: Harness, placed: bool) -> None:
+    if not placed:
+        (local.remote_dir / "by-hash").rmdir()
+    store, first, second = (
+        Store(local.store),
+        local.batch("a", b"one", noise(2 * MIB)),
+        local.batch("b", b"two"),
+    )
+    probe = open_probe("stream", spec_of(local))
+    probe.send_ahead(store, first)
+    assert probe.facts(will_try_out=True).placed == placed
+    probe.try_out()
+    if not placed:
+        probe.make_place()
+    session = open_session("stream", spec_of(local), store, probe.hand_over())
+    assert local.on_remote() == {}
+    session.put(first)
+    session.put(second)
+    assert [receipt_of(one).stored for one in settle(session)] == [first.blobs, second.blobs]
+    session.close()
+    assert local.on_remote() == local.expected(first, second)
+
+
+@pytest.mark.parametrize("then", ["nothing", "another batch", "the end"])
+def test_a_batch_that_was_sent_ahead_and_is_not_put_leaves_nothing(
+    local: Harness, then: str
+) -> None:
+    store, first, second = Store(local.store), local.batch("a", b"one"), local.batch("b", b"two")
+    probe = open_probe("stream", spec_of(local))
+    probe.send_ahead(store, first)
+    probe.facts(will_try_out=True)
+    if then == "nothing":
+        probe.close()
+    else:
+        session = open_session("stream", spec_of(local), store, probe.hand_over())
+        if then == "another batch":
+            session.put(second)
+            (outcome,) = settle(session)
+            assert receipt_of(outcome).stored == second.blobs
+        session.close()
+    assert local.on_remote() == (local.expected(second) if then == "another batch" else {})
+    assert [path.name for path in local.remote_dir.iterdir()] == ["by-hash"]
+
+
+def test_a_batch_that_fails_before_it_is_put_is_refused_like_any_other(
+    local: Harness, machine: Machine
+) -> None:
+    full = "[Exceptional(0, REFUSED, 'ENOSPC: No space left on device')]"
+    fails = f"        if kind == PACK: say(receipt(Receipt(1, FAILED, 0, 0, {full})))"
+    transport = lying_receiver(machine, "pass", other=fails)
+    batch, store = local.batch("a", b"one"), Store(local.store)
+    probe = open_probe("stream", replace(spec_of(local), transport=transport))
+    probe.send_ahead(store, batch)
+    probe.facts(will_try_out=True)
+    session = open_session("stream", spec_of(local), store, probe.hand_over())
+    session.put(batch)
+    (outcome,) = settle(session)
+    assert isinstance(outcome, Rejection)
+    assert isinstance(outcome.error, RemoteCannotStore)
+
+
 def test_a_probe_looks_without_by_hash_and_makes_it_when_told(local: Harness) -> None:
     (local.remote_dir / "by-hash").rmdir()
     probe = open_probe("stream", spec_of(local))

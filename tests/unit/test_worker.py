@@ -52,6 +52,36 @@ def stop_pipe() -> Iterator[tuple[int, int]]:
 # --- what is well ---------------------------------------------------------------------------------
 
 
+def test_what_is_claimed_ahead_is_sent_first_and_once() -> None:
+    made = scene(300)
+    worker = made.worker()
+    first = worker.claim_ahead()
+    assert made.remote.batches == []
+    worker.run()
+    assert made.remote.batches[0] is first
+    made.assert_done()
+
+
+@pytest.mark.parametrize("fault", ["catalog away", "catalog lost at take"])
+def test_a_claim_ahead_that_fails_is_made_again_by_the_run(fault: str) -> None:
+    made = scene(30, catalog=[fault])
+    worker = made.worker()
+    assert worker.claim_ahead() is None
+    worker.run()
+    made.assert_done()
+
+
+def test_what_was_claimed_ahead_long_ago_is_claimed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = scene(30)
+    worker = made.worker()
+    first = worker.claim_ahead()
+    monkeypatch.setattr("ntt_backup.upload.worker._CLAIM_SECONDS", 0.0)
+    worker.run()
+    assert made.remote.batches[0] is not first
+    assert made.catalog.connections == 2
+    made.assert_done()
+
+
 @pytest.mark.parametrize("count", [0, 1, 11, 300])
 def test_everything_is_sent_once(count: int) -> None:
     made = scene(count)

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from ntt_backup.client.connection import SessionSpec
+from ntt_backup.model import Batch
 from ntt_backup.process.messages import Done, Found
 from ntt_backup.source.inspection import Store
 from ntt_backup.upload import worker_main
@@ -88,6 +89,9 @@ class FakeProbe:
     lingers: bool = False
     done: list[Any] = field(default_factory=list)
 
+    def send_ahead(self, store: Store, batch: Batch) -> None:
+        self.done.append(batch)
+
     def facts(self, *, will_try_out: bool) -> Facts:
         self.done.append(will_try_out)
         return Facts("Linux", "tar", 5, 0.5, placed=False)
@@ -108,7 +112,12 @@ class FakeProbe:
 @pytest.fixture
 def probe(monkeypatch: pytest.MonkeyPatch, ahead: Ahead) -> FakeProbe:
     probe = FakeProbe(ahead)
-    monkeypatch.setattr(worker_main, "open_probe", lambda strategy, spec: probe)
+
+    def open_probe(strategy: str, spec: SessionSpec) -> FakeProbe:
+        spec.meanwhile([])
+        return probe
+
+    monkeypatch.setattr(worker_main, "open_probe", open_probe)
     return probe
 
 
@@ -116,7 +125,7 @@ def probe(monkeypatch: pytest.MonkeyPatch, ahead: Ahead) -> FakeProbe:
 def probing(probe: FakeProbe) -> Remote:
     spec = SessionSpec(*cast(Any, (None, "/root", "owner", "run", "0", None)))
     remote = Remote("auto", spec, cast(Store, None))
-    remote.begin_probe()
+    remote.begin_probe(lambda _: None)
     return remote
 
 
@@ -131,6 +140,16 @@ def test_a_probe_answers_what_it_is_asked_and_goes_on_over_its_connection(
     probing.end_probe(go_on=True)
     assert cast(object, probing.connect()) is probe.connection
     assert not probing.lingers
+
+
+def test_a_probe_sends_ahead_what_was_claimed_while_the_remote_answered(
+    ahead: Ahead, probe: FakeProbe
+) -> None:
+    spec = SessionSpec(*cast(Any, (None, "/root", "owner", "run", "0", None)))
+    remote, batch = Remote("auto", spec, cast(Store, None)), Batch("0.1", ())
+    remote.begin_probe(lambda _: batch)
+    remote.answer(PROBE_AND_TRY)
+    assert probe.done == [batch, True]
 
 
 def test_a_session_after_a_probe_that_is_long_ago_gets_another_connection(

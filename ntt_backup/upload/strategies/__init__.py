@@ -10,7 +10,7 @@ from ntt_backup.errors import Unsupported
 from ntt_backup.source.inspection import Store
 from ntt_backup.upload.strategies.probe import SessionProbe
 from ntt_backup.upload.strategies.session import Session
-from ntt_backup.upload.strategies.stream import connect, open_stream
+from ntt_backup.upload.strategies.stream import StreamSession, connect, open_stream
 from ntt_backup.upload.strategies.stream_probe import StreamProbe
 from ntt_backup.upload.strategies.tar import TarSession
 from ntt_backup.upload.strategies.tar_probe import TarProbe
@@ -20,18 +20,19 @@ from ntt_backup.upload.strategies.tar_probe import TarProbe
 class Strategy:
     """Makes the sessions of one way to send. open: returns a session that is ready to take batches.
 
-    probe: returns a look at the remote. connect: returns a connection that `open` may be given,
-    made before it is known whether there will be batches; None where a session makes its own.
+    probe: returns a look at the remote, which may leave `open` a session. connect: returns a
+    connection that `open` may be given, made before it is known whether there will be batches; None
+    where a session makes its own.
     to_bucket: the remote is an object store, which runs no command.
     """
 
-    open: Callable[[SessionSpec, Store, Connection | None], Session]
+    open: Callable[[SessionSpec, Store, Connection | StreamSession | None], Session]
     probe: Callable[[SessionSpec], SessionProbe]
     connect: Callable[[SessionSpec], Connection] | None = None
     to_bucket: bool = False
 
 
-def _open_objects(spec: SessionSpec, store: Store, _: Connection | None) -> Session:
+def _open_objects(spec: SessionSpec, store: Store, _: object) -> Session:
     # What is for a bucket is loaded for one only.
     from ntt_backup.upload.strategies.objects import open_objects
 
@@ -52,12 +53,12 @@ STRATEGIES: Mapping[str, Strategy] = {
 
 
 def open_session(
-    name: str, spec: SessionSpec, store: Store, connection: Connection | None = None
+    name: str, spec: SessionSpec, store: Store, ahead: Connection | StreamSession | None = None
 ) -> Session:
-    """Opens a session of the strategy of that name, over connection where there is one. Raises as
+    """Opens a session of the strategy of that name, or goes on with what was made ahead. Raises as
     `Session` does.
     """
-    return STRATEGIES[name].open(spec, store, connection)
+    return STRATEGIES[name].open(spec, store, ahead)
 
 
 def connect_ahead(name: str, spec: SessionSpec) -> Connection | None:

@@ -64,7 +64,7 @@ class PipelinedSession(ABC):
         self._answered_at = 0.0
         self._usable = True
         self._sending: _Sending | None = None
-        self._channel = channel
+        self.channel = channel
         channel.on_bytes = self._on_bytes
 
     @abstractmethod
@@ -78,7 +78,7 @@ class PipelinedSession(ABC):
     @property
     def lingers(self) -> bool:
         """See `Channel.lingers`."""
-        return self._channel.lingers
+        return self.channel.lingers
 
     @property
     def in_flight(self) -> tuple[Batch, ...]:
@@ -101,7 +101,7 @@ class PipelinedSession(ABC):
 
     def abort(self) -> None:
         self._usable = False
-        self._channel.abort()
+        self.channel.abort()
         for flight in self._flights:
             self._correct_content(flight, 0)
 
@@ -153,7 +153,7 @@ class PipelinedSession(ABC):
     def _send(self, data: bytes | bytearray | memoryview, beside: Iterable[int] = ()) -> None:
         """Sends all of data; answers are taken in meanwhile. beside: see `Channel.send`."""
         try:
-            self._channel.send(memoryview(data), self._take, patience=self._patience, beside=beside)
+            self.channel.send(memoryview(data), self._take, patience=self._patience, beside=beside)
         except BackupError:
             self.abort()
             raise
@@ -161,7 +161,7 @@ class PipelinedSession(ABC):
     def _hear(self, timeout: float, beside: Iterable[int] = ()) -> None:
         """Takes in the answers that have arrived, or arrive within timeout seconds."""
         try:
-            self._channel.hear(self._take, timeout, beside=beside)
+            self.channel.hear(self._take, timeout, beside=beside)
         except BackupError:
             self.abort()
             raise
@@ -170,7 +170,7 @@ class PipelinedSession(ABC):
         """Waits for an answer that flight needs; raises where the remote is silent for too long."""
         asked, limit = time.monotonic(), self._spec.run.receipt_timeout
         while not arrived():
-            if self._channel.is_silent(asked, limit, time.monotonic()):
+            if self.channel.is_silent(asked, limit, time.monotonic()):
                 raise self._overdue(flight)
             self._hear(1.0)
 
@@ -184,7 +184,7 @@ class PipelinedSession(ABC):
 
     def _check_overdue(self, now: float) -> None:
         oldest, limit = self._flights[0], self._spec.run.receipt_timeout
-        if self._channel.is_silent(max(oldest.handed_over, self._answered_at), limit, now):
+        if self.channel.is_silent(max(oldest.handed_over, self._answered_at), limit, now):
             raise self._overdue(oldest)
 
     def _overdue(self, flight: Flight) -> BackupError:

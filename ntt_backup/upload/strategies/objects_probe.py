@@ -14,8 +14,9 @@ from typing import Final
 
 from blake3 import blake3
 
-from ntt_backup.client.connection import Connection, SessionSpec
+from ntt_backup.client.connection import SessionSpec
 from ntt_backup.errors import RemoteCannotStore, RemoteDenied
+from ntt_backup.model import Batch
 from ntt_backup.objects import store_format
 from ntt_backup.objects.bucket import (
     Bucket,
@@ -30,6 +31,7 @@ from ntt_backup.objects.bucket import (
 )
 from ntt_backup.objects.keys import BLOBS, PACKS, TRIALS
 from ntt_backup.objects.s3 import open_bucket
+from ntt_backup.source.inspection import Store
 from ntt_backup.upload.strategies.probe import Facts
 
 # What a preflight warns of, in the words of `try_out`.
@@ -101,7 +103,10 @@ class ObjectsProbe:
     def make_place(self) -> None:
         store_format.make(self._bucket)
 
-    def hand_over(self) -> Connection | None:
+    def send_ahead(self, store: Store, batch: Batch) -> None:
+        """Does nothing: a pack is stored as a whole."""
+
+    def hand_over(self) -> None:
         return None
 
     def close(self) -> None:

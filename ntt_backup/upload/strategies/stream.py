@@ -53,10 +53,12 @@ def connect(spec: SessionSpec) -> Connection:
 
 
 def open_stream(
-    spec: SessionSpec, store: Store, connection: Connection | None = None
+    spec: SessionSpec, store: Store, ahead: Connection | StreamSession | None = None
 ) -> StreamSession:
-    """Opens a session, over a connection of `connect` where there is one."""
-    connection = connection or connect(spec)
+    """Opens a session. ahead: a connection of `connect`, or a session that has begun a batch."""
+    if isinstance(ahead, StreamSession):
+        return ahead
+    connection = ahead or connect(spec)
     connection.open()
     return StreamSession(connection, store)
 
@@ -108,15 +110,13 @@ class StreamSession(PipelinedSession):
         self._codec = choose_codec(spec.run.codec, banner.codecs, spec.effort)
         self._packer = Packer(self._codec, checksum=self._sums)
         self._offset: tuple[int, bytes] | None = None
+        self._begun: Flight | None = None
         self._chunk = memoryview(bytearray(_CHUNK))
 
     def put(self, batch: Batch) -> None:
-        flight = self._begin_flight(batch)
-        try:
-            self._put_blobs(flight)
-        except SourceError:
-            self._call_back(flight)
-            raise
+        if self._begun is not None and self._begun.batch is not batch:
+            self.withdraw()
+        flight, self._begun = self._begun or self._send_blobs(batch), None
         if not flight.begun and self._packer.empty:
             self._flights.remove(flight)
             self._confirm(flight, ())
@@ -129,9 +129,30 @@ class StreamSession(PipelinedSession):
             flight.handed_over = time.monotonic()
 
     def close(self) -> None:
+        self.withdraw()
         if self._usable:
             self._usable = False
             self._connection.close()
+
+    def begin(self, batch: Batch) -> None:
+        """Sends a batch, without the word that commits it: `put` has that. READY need not have
+        come, see `ready`. Raises SourceError.
+        """
+        self._begun = flight = self._send_blobs(batch)
+        if not self._packer.empty:
+            self._flush(flight)
+
+    def withdraw(self) -> None:
+        """Calls back a batch that was begun."""
+        flight, self._begun = self._begun, None
+        if flight is not None and self._usable:
+            self._call_back(flight)
+
+    def place(self) -> None:
+        """Has the remote make by-hash, before it is told to commit anything. That it cannot is
+        heard with the next answers.
+        """
+        self._connection.place(self._answer)
 
     def begin_trial(self, batches: Sequence[Batch]) -> None:
         """Sends batches, and calls them back. READY need not have come, see `ready`."""
@@ -160,6 +181,15 @@ class StreamSession(PipelinedSession):
     def _begin_flight(self, batch: Batch) -> Flight:
         flight = Flight(next(self._connection.numbers), batch, time.monotonic())
         self._flights.append(flight)
+        return flight
+
+    def _send_blobs(self, batch: Batch) -> Flight:
+        flight = self._begin_flight(batch)
+        try:
+            self._put_blobs(flight)
+        except SourceError:
+            self._call_back(flight)
+            raise
         return flight
 
     def _put_blobs(self, flight: Flight) -> None:
@@ -283,6 +313,7 @@ class StreamSession(PipelinedSession):
         if flight.begun:
             flight.aborted = not flight.answered
             self._send(write_messages.numbered(framing.ABORT, flight.number))
+            flight.handed_over = time.monotonic()
         else:
             self._flights.remove(flight)
 

@@ -102,12 +102,12 @@ class TarSession(PipelinedSession):
     def close(self) -> None:
         if self._usable:
             self._usable = False
-            self._channel.close(_LAST_WORD)
+            self.channel.close(_LAST_WORD)
 
     def _greet(self, script: bytes) -> bool:
         """Starts the remote loop; returns whether the two sides must take turns (lockstep)."""
         patience = self._spec.transport.connect_timeout
-        said = self._channel.greet(script, _GREETING, patience, doing="starting our loop")
+        said = self.channel.greet(script, _GREETING, patience, doing="starting our loop")
         verdict, text = said[1].decode(), said[2].decode("utf-8", "backslashreplace")
         if verdict == "fatal":
             raise explain_root(text)
