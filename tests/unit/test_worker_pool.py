@@ -58,13 +58,21 @@ def test_workers_that_little_work_does_not_need_follow_when_more_comes() -> None
     assert due(pool) == [0.0, 5.0, 5.0, 5.0]
 
 
-@pytest.mark.parametrize(("strategy", "others"), [("tar", 3.0), ("objects", 0.0)])
-def test_the_first_worker_of_much_work_has_a_head_start_but_to_a_bucket(
-    strategy: str, others: float
+@pytest.mark.parametrize(
+    ("strategy", "blobs", "expected"),
+    [
+        ("tar", 50_000, [0.0, 3.0, 3.0, 3.0]),
+        ("stream", 100_000, [0.0, 0.0, 3.0, 3.0]),
+        ("stream", 10**6, [0.0] * 4),
+        ("objects", 30_000, [0.0] * 4),
+    ],
+)
+def test_the_first_workers_have_a_head_start_unless_much_is_pending(
+    strategy: str, blobs: int, expected: list[float]
 ) -> None:
     pool = WorkerPool(SETTINGS, "run", Backoff(1, 60), watch=False)
-    pool.set_strategy(strategy, PendingEstimate(10**6, 10**9, 0, exact=True), 1.0, connect=False)
-    assert due(pool) == [0.0, others, others, others]
+    pool.set_strategy(strategy, PendingEstimate(blobs, 10**6, 0, exact=True), 1.0, connect=False)
+    assert due(pool) == expected
 
 
 def test_workers_that_were_told_to_stop_do_not_follow() -> None:

@@ -24,9 +24,13 @@ from ntt_backup.upload.worker_main import WorkerSpec
 _SHARE: Final = 4 * 1024 * 1024
 _PACK_SHARE: Final = 64 * 1024 * 1024
 # A worker costs a quarter of a second of CPU, more than it saves of a short run: on two cores one
-# alone is the quickest for 60 MB, or for 24,000 small blobs. To a bucket it costs a tenth of that,
-# for it has neither ssh nor receiver, and has a pack to make.
+# alone is the quickest for 600 MB, or for 40,000 small blobs. So it follows when those before it
+# have had this time, and at once where they need that much by any link. To a bucket it costs a
+# tenth of that, for it has neither ssh nor receiver, and has a pack to make.
 _HEAD_START: Final = 2.0
+# What one worker does in a second where no link slows it down.
+_BLOBS_A_SECOND: Final = 30_000
+_BYTES_A_SECOND: Final = 400_000_000
 # Dumps and snapshots are sent beside the workers, and under the same limit.
 _BESIDE: Final = 2
 
@@ -40,6 +44,12 @@ def workers_needed(pending: PendingEstimate, run: RunSettings) -> int:
     size = min(run.batch_bytes, _PACK_SHARE if run.strategy == "objects" else _SHARE)
     shares = max(pending.blobs / run.batch_size, pending.bytes / size)
     return max(1, min(run.workers, math.ceil(shares)))
+
+
+def workers_at_once(pending: PendingEstimate) -> int:
+    """Returns the number of workers that have work for longer than a head start."""
+    alone_s = pending.blobs / _BLOBS_A_SECOND + pending.bytes / _BYTES_A_SECOND
+    return 1 + int(alone_s / _HEAD_START)
 
 
 class WorkerPool:
@@ -104,20 +114,22 @@ class WorkerPool:
         self, strategy: str, pending: PendingEstimate | None, now: float, *, connect: bool
     ) -> None:
         """Sets the strategy of all workers, and puts those that are not needed into the reserve.
-        The first one has a head start; where the run watches, and to a bucket, all start at once.
+        The first ones have a head start; where the run watches, and to a bucket, all start at once.
         connect: those that start at once connect to the remote already. now: monotonic seconds.
         """
         needed = len(self._workers)
+        at_once = needed if self._watch or strategy == "objects" else 1
         if pending is not None and not self._watch:
             needed = workers_needed(pending, self._run)
+            at_once = max(at_once, workers_at_once(pending))
         self.reserve = self._workers[needed:]
         for worker in self:
             worker.found(strategy)
-            at_once = worker is self.first or self._watch or strategy == "objects"
-            worker.due = 0.0 if at_once else now + _HEAD_START
+            waits = worker.worker >= at_once
+            worker.due = now + _HEAD_START if waits else 0.0
             if worker in self.reserve:
                 worker.due = None
-            elif connect and at_once:
+            elif connect and not waits:
                 with suppress(OSError):  # It is started later.
                     worker.prepare()
 
