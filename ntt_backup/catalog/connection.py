@@ -74,8 +74,8 @@ def connect(url: str, application_name: str) -> Connection:
     what pg_stat_activity shows. Raises ConfigError for a malformed url, CatalogUnavailable,
     CatalogRefused.
 
-    Statements are not prepared: a plan made for any range of blobids would be kept for this one,
-    and the partial index is chosen by the values at hand. It also keeps poolers usable.
+    Statements are not prepared, unless one asks for it: a plan made for any range of blobids would
+    be kept for this one, and the partial index is chosen by the values at hand.
     """
     given = _parameters(url)
     options: dict[str, Any] = {key: value for key, value in _KEEPALIVE.items() if key not in given}

@@ -19,7 +19,7 @@ from ntt_backup.catalog.ledger import Ledger, requeue
 from ntt_backup.catalog.range_locks import Claims
 from ntt_backup.catalog.stats import exact_totals
 from ntt_backup.errors import BackupError, CatalogRefused, CatalogUnavailable, ConfigError
-from ntt_backup.model import Blob
+from ntt_backup.model import Blob, Failure, Reason
 from tests.postgres import Postgres
 
 SECRET = "hunter2secret"
@@ -171,13 +171,15 @@ def test_both_ends_notice_a_dead_peer(tcp_url: str) -> None:
     assert int(theirs["client_connection_check_interval"]) == 10_000
 
 
-def test_no_statement_is_prepared(catalog: Connection) -> None:
-    claims = Claims(catalog, "remote", range(256))
+def test_no_statement_but_the_mark_is_prepared(catalog: Connection) -> None:
+    claims, ledger = Claims(catalog, "remote", range(256)), Ledger(catalog, "remote")
 
     for _ in range(10):
         claims.any_pending()
+        ledger.record([Blob("ab")], [Failure("cd", Reason.MISSING)])
 
-    assert catalog.execute("select from pg_prepared_statements").fetchall() == []
+    prepared = catalog.execute("select statement from pg_prepared_statements").fetchall()
+    assert [text.split()[2] for (text,) in prepared] == ["mark_copied"]
 
 
 def test_too_many_connections_are_an_outage(
