@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
@@ -220,6 +220,23 @@ def writing(path: Path, hint: str = "name another file") -> Iterator[None]:
         raise ConfigError(
             f"cannot write {path}", detail=error.strerror or str(error), hint=hint
         ) from error
+
+
+@contextmanager
+def written(path: Path, hint: str = "name another file") -> Iterator[TextIO]:
+    """Gives a new file that the operator named. Raises ConfigError where it cannot be made, or has
+    not got all that was written; what ends the context comes before that.
+    """
+    with writing(path, hint):
+        file = path.open("w", encoding="utf-8")
+    try:
+        yield file
+    except BaseException:
+        with suppress(OSError):
+            file.close()
+        raise
+    with writing(path, hint):
+        file.close()
 
 
 def read_blobids(names: TextIO) -> Iterator[str]:

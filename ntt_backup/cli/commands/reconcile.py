@@ -20,12 +20,14 @@ from ntt_backup.cli.common import (
     open_catalog,
     result_options,
     writing,
+    written,
 )
 from ntt_backup.cli.results import fields_of, report
 from ntt_backup.config import Settings
 from ntt_backup.format import duration, many, printable
 from ntt_backup.ui.progress_line import ProgressLine, time_left
 
+_ANOTHER: Final = "name another directory with --out"
 _ADVICE: Final = {
     Difference.LOST: "`ntt-backup-remote reconcile --apply` makes them pending, and the next run"
     " sends them",
@@ -115,8 +117,8 @@ class _Files:
                 directory.mkdir(exist_ok=True)
                 # All kinds, so that no file of an earlier call is left beside the new ones.
                 for what in Difference:
-                    file = (directory / f"{what}.txt").open("w", encoding="utf-8")
-                    self._files[what] = stack.enter_context(file)
+                    path = directory / f"{what}.txt"
+                    self._files[what] = stack.enter_context(written(path, _ANOTHER))
 
     def write(self, what: Difference, name: str, remark: str) -> None:
         if what in self._files:
@@ -124,7 +126,7 @@ class _Files:
                 self._files[what].write(f"{printable(name)}\t{printable(remark)}\n")
 
     def _writing(self) -> AbstractContextManager[None]:
-        return writing(self._directory, "name another directory with --out")
+        return writing(self._directory, _ANOTHER)
 
 
 def progress_text(seen: Comparison) -> str:

@@ -23,6 +23,7 @@ from ntt_backup.cli.common import (
     result_options,
     sessions_option,
     writing,
+    written,
 )
 from ntt_backup.cli.results import count_lines, failure_lines, fields_of, report
 from ntt_backup.config import RemoteConfig
@@ -145,14 +146,19 @@ def restore(
         note = stack.enter_context(noted(common, "restore", prefix=prefix, blobs=chosen))
         line = stack.enter_context(ProgressLine(sys.stderr, quiet=quiet))
         keys = None
+        another = "name another file with --archived"
+
+        def note_key(key: str) -> None:
+            if keys is not None and archived is not None:
+                with writing(archived, another):
+                    keys.write(f"{key}\n")
 
         def progress(done: Restored) -> None:
             note.saw(done.restored + done.right, done.bytes, len(done.wrong), done.exit_code)
             line.show(lambda: progress_text(done))
 
         if archived is not None:
-            with writing(archived, "name another file with --archived"):
-                keys = stack.enter_context(archived.open("w", encoding="utf-8"))
+            keys = stack.enter_context(written(archived, another))
         done = restore_blobs(
             settings,
             destination.absolute(),
@@ -161,7 +167,7 @@ def restore(
             trust_size=trust_size,
             on_progress=progress,
             on_outage=line.outage,
-            on_archived=lambda key: print(key, file=keys) if keys is not None else None,
+            on_archived=note_key,
             thaw=Thaw(days, tier or "standard") if days is not None else None,
             bwlimit=bwlimit,
         )
