@@ -97,15 +97,29 @@ def _hour(
     yield one_line(text)
 
 
+def console_for(stream: TextIO) -> Console:
+    """Returns a console. Where nothing is drawn, for a mail or grep, each row is one line."""
+    return Console(file=stream, highlight=False, width=None if stream.isatty() else _UNWRAPPED)
+
+
+def print_to(console: Console, parts: Iterable[RenderableType]) -> None:
+    """Prints the parts, one below the other, without the blanks that make a table's lines even."""
+    with console.capture() as drawn:
+        console.print(*parts, sep="\n")
+    console.file.writelines(f"{line.rstrip()}\n" for line in drawn.get().splitlines())
+    console.file.flush()
+
+
 class Watch:
     """A place for a picture that is drawn again and again: over itself on a terminal, and one below
     the other elsewhere.
     """
 
     def __init__(self, stream: TextIO) -> None:
-        drawn = stream.isatty()
-        self._console = Console(file=stream, highlight=False, width=None if drawn else _UNWRAPPED)
-        self._live = Live(console=self._console, screen=True, auto_refresh=False) if drawn else None
+        self._console = console_for(stream)
+        self._live = None
+        if stream.isatty():
+            self._live = Live(console=self._console, screen=True, auto_refresh=False)
 
     def __enter__(self) -> Self:
         if self._live is not None:
@@ -129,6 +143,5 @@ class Watch:
         """Shows the parts, one below the other."""
         if self._live is not None:
             self._live.update(Group(*parts), refresh=True)
-            return
-        self._console.print(*parts, sep="\n")
-        self._console.file.flush()
+        else:
+            print_to(self._console, parts)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 import click
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 
 from ntt_backup.catalog import dump_history, history, range_locks, stats
@@ -26,9 +26,8 @@ from ntt_backup.format import render_error
 from ntt_backup.objects.keys import LARGE_BLOB
 from ntt_backup.snapshot.last_take import last
 from ntt_backup.ui.status import Status, Unavailable
-from ntt_backup.ui.watch import Watch
+from ntt_backup.ui.watch import Watch, console_for, print_to
 
-_UNWRAPPED: Final = 100_000  # Columns; no line is that long.
 _CATALOG_SECONDS: Final = 10.0
 
 
@@ -60,13 +59,7 @@ def status(common: Common, as_json: bool, exact: bool, watch: bool, interval: fl
     if as_json:
         click.echo(json.dumps(seen.json()))
     else:
-        # For grep and for mail each row is one line.
-        console = Console(highlight=False, width=None if sys.stdout.isatty() else _UNWRAPPED)
-        with console.capture() as drawn:
-            for found in seen.each.found.values():
-                console.print(found.table())
-        # A table is as wide as its longest line.
-        click.echo("\n".join(line.rstrip() for line in drawn.get().splitlines()))
+        print_to(console_for(sys.stdout), (one.table() for one in seen.each.found.values()))
     click.get_current_context().meta[AS_JSON] = False  # An error has been told.
     seen.each.complain()
     seen.each.end()
