@@ -51,8 +51,10 @@ from ntt_backup.model import Blob
 
 # How long a search may take before its caller is asked whether anything else is to be done.
 _SEARCH_SECONDS: Final = 0.1
-# How long one statement may take that finds nothing; reading rows may be slow for better reasons.
-_LOOK_MS: Final = 10
+# How long one statement may take that finds nothing: not long while there is anything else to look
+# into. Reading rows may be slow for better reasons.
+_LOOK_MS: Final = 3
+_LOOK_AGAIN_MS: Final = 10
 _READ_MS: Final = 50
 
 
@@ -232,7 +234,7 @@ class Claims:
                 **bounds([piece for _, piece in slices]),
                 "class": None if held else self._class,
                 "limit": wanted + WORTH_SHARING + len(slices),  # A slice without any counts as one.
-                "milliseconds": _LOOK_MS,
+                "milliseconds": _LOOK_AGAIN_MS if search.again else _LOOK_MS,
             }
             counts = [count for _, count in self._run("free_slices", values)]
             found = search.looked(slices, counts, wanted)

@@ -30,6 +30,7 @@ _SPACE: Final = 16**_DIGITS
 _HEX: Final = re.compile(rf"[0-9a-f]{{0,{_DIGITS}}}")
 _ENTRIES: Final = 64  # of a table without gaps, in the first slice of a stretch
 _WIDEST: Final = 64  # times the first: each is twice as wide as the one before, up to this
+_NARROW: Final = 8  # where the time was over: then up to this, until looks are quick again
 FEWEST_SLICES: Final = 64
 _MOST_SLICES: Final = 2048
 
@@ -60,18 +61,25 @@ class Search:
         # How many of the first stretches need no look, and about how many blobs each of them has.
         self._full = 0
         self._each = 1
-        # The slices of the next look, and how many stretches are skipped after the next slow one.
+        # The slices of the next look, the widest of them, and how many stretches are skipped after
+        # the next slow one.
         self._most = RANGES
+        self._widest = _NARROW
         self._skipped = 0
 
     def __bool__(self) -> bool:
         return bool(self._left or self._later)
 
+    @property
+    def again(self) -> bool:
+        """Whether it looks into what took long before, since nothing else is left."""
+        return self._again
+
     def slices(self) -> Slices:
         """Returns what to look into next: each slice with the place of its stretch."""
         if not self._left:
             self._left, self._later, self._again = self._later, [], True
-        return cut(self._left, self._rows, self._most)
+        return cut(self._left, self._rows, self._most, self._widest)
 
     def looked(self, slices: Slices, counts: Sequence[int], wanted: int) -> Found:
         """Notes how many blobs each of the first slices has; the others were not looked into.
@@ -90,15 +98,17 @@ class Search:
         last = slices[len(counts) - 1]
         if begins:
             return self._found(begins, last, total - wanted, (of_last, counts[-1]))
-        left = rest_of(self._left, slices, len(counts))
-        over = len(counts) < len(slices)
+        done = len(counts)
+        left = rest_of(self._left, slices, done)
+        over = done < len(slices)
         # Not even the first stretch was looked into as a whole.
         slow = over and len(left) == len(self._left)
         self._left = left[1:] if slow else left
         if slow and not self.put_off(left[0]):
             self._left = self._left[self._skipped :] + self._left[: self._skipped]
             self._skipped = 2 * self._skipped + 1
-        self._most = FEWEST_SLICES if over else min(2 * self._most, _MOST_SLICES)
+        self._most = min(2 * self._most, _MOST_SLICES) if not over else max(done, FEWEST_SLICES)
+        self._widest = _NARROW if done < FEWEST_SLICES and over else min(2 * self._widest, _WIDEST)
         return Found()
 
     def put_off(self, stretch: Stretch) -> bool:
@@ -162,8 +172,11 @@ class Search:
         return Found(found, much if beyond > WORTH_SHARING else 0)
 
 
-def cut(stretches: Sequence[Stretch], rows: int, most: int) -> Slices:
-    """Returns the first slices of stretches, at least one; each with the place of its stretch."""
+def cut(stretches: Sequence[Stretch], rows: int, most: int, widest: int = _WIDEST) -> Slices:
+    """Returns the first slices of stretches, at least one; each with the place of its stretch.
+
+    widest: how many times as wide as the first a slice may be.
+    """
     first = max(1, _SPACE * _ENTRIES // max(rows, 1))
     slices: list[tuple[int, Stretch]] = []
     for nth, one in enumerate(stretches):
@@ -173,7 +186,7 @@ def cut(stretches: Sequence[Stretch], rows: int, most: int) -> Slices:
         begin, past, width = one.lo, one.past, first
         while lo is not None and end is not None and lo + width < end and len(slices) < most:
             lo += width
-            width = min(2 * width, _WIDEST * first)
+            width = min(2 * width, widest * first)
             middle = f"{lo:0{_DIGITS}x}"
             slices.append((nth, Stretch(one.index, begin, middle, past)))
             begin, past = middle, None

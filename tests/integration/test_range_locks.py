@@ -163,6 +163,7 @@ def crawling(catalog: Connection, monkeypatch: pytest.MonkeyPatch) -> Claims:
     """Claims whose every statement is out of time behind its first slice."""
     monkeypatch.setattr(range_locks, "_SEARCH_SECONDS", 0.001)
     monkeypatch.setattr(range_locks, "_LOOK_MS", 0)
+    monkeypatch.setattr(range_locks, "_LOOK_AGAIN_MS", 0)
     monkeypatch.setattr(range_locks, "_READ_MS", 0)
     return Claims(catalog, "remote", EVERYWHERE)
 
@@ -406,6 +407,7 @@ def test_claimers_cover_everything_once_and_share_no_range(
 ) -> None:
     """Nor a part of a range, where nearly all lies in one; also if every statement is cut short."""
     monkeypatch.setattr(range_locks, "_LOOK_MS", milliseconds)
+    monkeypatch.setattr(range_locks, "_LOOK_AGAIN_MS", milliseconds)
     monkeypatch.setattr(range_locks, "_READ_MS", milliseconds)
     add_hashes(catalog, 400 if prefix else 4000)
     if prefix:

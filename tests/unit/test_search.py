@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ntt_backup.catalog.pending import Stretch
 from ntt_backup.catalog.ranges import interval, parts, prefix_ranges
 from ntt_backup.catalog.search import Search, cut, rest_of, within
+from ntt_backup.model import BlobRange
 
 BLOBIDS = sorted(f"{random.Random(n).getrandbits(256):064x}" for n in range(20_000))
 ROWS = 16 * len(BLOBIDS)  # So that a first slice has four of them.
@@ -71,12 +72,14 @@ def entries_of(one: Stretch) -> list[str]:
 
 
 class Catalog:
-    """Entries of an index, alive or dead. A look ends after so many of them."""
+    """Entries of an index, from the first one on, alive or dead. A look ends after so many."""
 
-    def __init__(self, alive: set[str], patience: int) -> None:
+    def __init__(self, alive: set[str], patience: int, first: str = "") -> None:
         self.alive = alive
         self.patience = patience
+        self.first = first
         self.looks = 0
+        self.longest = 0
         self.met: list[str] = []
 
     def look(self, search: Search, wanted: int) -> list[Stretch]:
@@ -86,11 +89,12 @@ class Catalog:
         for _, piece in slices:
             if counts and met > self.patience:
                 break
-            entries = entries_of(piece)
+            entries = [one for one in entries_of(piece) if one >= self.first]
             met += len(entries)
             self.met += entries
             counts.append(sum(one in self.alive for one in entries))
         self.looks += 1
+        self.longest = max(self.longest, met)
         return list(search.looked(slices, counts, wanted).stretches)
 
 
@@ -123,6 +127,16 @@ def test_a_search_looks_at_nothing_twice() -> None:
     whole(catalog)
 
     assert sorted(catalog.met) == BLOBIDS
+
+
+def test_no_look_is_long_where_dead_entries_lie_behind_a_gap() -> None:
+    catalog = Catalog(set(), patience=10, first="4")
+    search = Search([BlobRange(0, "", None)], ROWS)
+
+    while search:
+        catalog.look(search, 1)
+
+    assert catalog.longest < 100
 
 
 @pytest.mark.parametrize(
