@@ -88,7 +88,7 @@ def _digests(job: Job) -> list[bytes]:
 
 
 def _receive_verdicts(session: ReadSession, job: Job) -> Checked:
-    verdicts = session.verdicts()
+    verdicts = session.verdicts(total_size(job))
     failures = (
         remote_failure(
             job[one.position].blobid, one.verdict, one.text or hash_mismatch(one.size, one.found)

@@ -179,12 +179,12 @@ class Channel:
         self._poll([], timeout, beside)
         return self._read()
 
-    def is_silent(self, since: float, patience: float, now: float) -> bool:
+    def is_silent(self, since: float, patience: float, now: float, more: float = 0.0) -> bool:
         """Returns whether, counted from since, nothing has come for patience seconds, or nothing
-        but signs of life for ten times as long.
+        but signs of life for ten times as long, and `more` seconds.
         """
-        waited = now - since
-        return now - max(since, self.heard) > patience or waited > PATIENCE_FACTOR * patience
+        signs_suffice = PATIENCE_FACTOR * patience + more
+        return now - max(since, self.heard) > patience or now - since > signs_suffice
 
     def _hear_the_end(self, hear: Callable[[bytes], None]) -> None:
         """Hears the last words of a remote that reads no more, then raises what became of it."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from ntt_backup.client.connection import SessionSpec
-from ntt_backup.client.question_session import QuestionSession
+from ntt_backup.client.question_session import SLOW, QuestionSession
 from ntt_backup.wire import framing, read_messages, write_messages
 from ntt_backup.wire.framing import ProtocolError
 
@@ -95,10 +95,10 @@ class ReadSession(QuestionSession):
             self._send(read_messages.verifying(digests))
         self._asked.append((tuple(digests), 0))
 
-    def verdicts(self) -> read_messages.Verdicts:
-        """Returns the answer for one `ask_verdicts`."""
+    def verdicts(self, size: int = 0) -> read_messages.Verdicts:
+        """Returns the answer for one `ask_verdicts`. size: the bytes of all blobs, if known."""
         with self._connection.checked():
-            kind, payload = self._next()
+            kind, payload = self._next(size / SLOW)
             if kind != framing.VERDICTS:
                 raise ProtocolError(f"a frame of type {kind} for a verdict")
             found = read_messages.read_verdicts(payload)

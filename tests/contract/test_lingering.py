@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -200,3 +201,32 @@ def test_a_receiver_that_only_shows_signs_of_life_is_not_read_for_ever(
     with pytest.raises(RemoteUnreachable) as caught:
         session.names(bytes(32), b"\xff" * 32, most=1)
     assert "signs of life" in caught.value.detail
+
+
+@pytest.mark.parametrize("strategy", ["tar"])  # The same by each.
+def test_a_remote_has_as_long_for_the_hash_of_a_large_blob_as_a_slow_disk_takes(
+    local: Harness, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand seconds of signs of life pass in one."""
+    project = Path(__file__).resolve().parents[2]
+    program = machine.tools / "slow.py"
+    program.write_text(
+        "import os, time\n"
+        "from ntt_backup.wire.framing import *\n"
+        "from ntt_backup.wire.read_messages import Verdicts, verdicts\n"
+        "from ntt_backup.wire.write_messages import fields\n"
+        "line = b'NTT-RECEIVE 1 hash=sha256 allow=list,verify'\n"
+        "os.write(1, b'\\n%s sum=%s\\n' % (line, banner_sum(line).encode()))\n"
+        "os.write(1, fields(READY, {'placed': 1}))\n"
+        "for _ in range(50): os.write(1, frame(BUSY)); time.sleep(0.01)\n"
+        "os.write(1, verdicts(Verdicts(1, 1, 1 << 40, [])))\n"
+        "os.read(0, 1 << 16)\n"
+    )
+    machine.tool("python3", f"PYTHONPATH={project} exec {sys.executable} {program}")
+    run = RunSettings(stall_timeout=3600, receipt_timeout=1)
+    session = ReadSession(spec_of(local, machine, run))
+    start, clock = time.monotonic(), time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: start + (clock() - start) * 1000)
+    session.ask_verdicts([bytes(32)])
+    assert session.verdicts(1 << 40).right == 1
+    session.abort()

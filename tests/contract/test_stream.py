@@ -123,6 +123,17 @@ def test_a_large_blob_goes_on_where_its_last_durable_byte_was(
     assert local.sent - already < size // 2
 
 
+def test_the_remote_hears_of_a_client_that_reads_a_large_part_again(
+    local: Harness, machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A receiver gives up who says nothing for an hour, in which a disk reads some 360 GB."""
+    batch = interrupted(local, machine, 96 * MIB)
+    monkeypatch.setattr("ntt_backup.upload.strategies.stream._SIGN_SECONDS", 0.0)
+    recorded = replace(machine, recording=tmp_path / "sent")
+    local.assert_arrives(batch, transport=recorded, codec="none")
+    assert (tmp_path / "sent").read_bytes().count(framing.frame(framing.PING, bytes(8))) >= 64
+
+
 def test_a_partial_blob_that_went_bad_on_the_remote_is_sent_anew(
     local: Harness, machine: Machine
 ) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from ntt_backup.client.connection import Connection
 from ntt_backup.errors import BatchRejected, RemoteUnreachable, SourceError, Unsupported
+from ntt_backup.upload.strategies import in_flight
 from ntt_backup.upload.strategies.session import Rejection, Session
 from ntt_backup.upload.strategies.stream import StreamSession
 from ntt_backup.wire import framing, write_messages
@@ -176,6 +177,26 @@ def test_a_remote_that_clears_up_for_long_before_it_is_ready_is_waited_for(
     monkeypatch.setattr(time, "monotonic", lambda: clock() + jumped)
     session = local.open(transport=transport)
     assert session.usable
+
+
+def test_a_remote_has_as_long_for_a_receipt_as_a_slow_disk_takes_to_hash_a_large_blob(
+    local: Harness, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that checks names by the program b3sum, once it has all of the blob."""
+    answer = f"""
+            import time
+            for _ in range(50): say(frame(BUSY)); time.sleep(0.01)
+            {receipt(1)}
+"""
+    session = local.open(transport=lying_receiver(machine, answer), receipt_timeout=20)
+    batch = local.batch("b", b"content")
+    session.put(batch)
+    monkeypatch.setattr(in_flight, "SLOW", len(b"content") / 1_000_000)
+    start, clock = time.monotonic(), time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: start + (clock() - start) * 1000)
+    while not (outcomes := session.collect(1.0)):
+        continue
+    assert receipt_of(outcomes[0]).stored == batch.blobs
 
 
 def test_a_remote_that_is_busy_for_ever_is_given_up(

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from ntt_backup.client.channel import Channel
 from ntt_backup.client.connection import SessionSpec
+from ntt_backup.client.question_session import SLOW
 from ntt_backup.errors import BackupError, RemoteUnreachable
 from ntt_backup.model import Batch, Blob, Failure, Receipt
 from ntt_backup.upload.strategies.session import Outcome, Rejection
@@ -166,11 +167,13 @@ class PipelinedSession(ABC):
             self.abort()
             raise
 
-    def _await(self, arrived: Callable[[], bool], flight: Flight) -> None:
-        """Waits for an answer that flight needs; raises where the remote is silent for too long."""
+    def _await(self, arrived: Callable[[], bool], flight: Flight, size: int = 0) -> None:
+        """Waits for an answer that flight needs; raises where the remote is silent for too long.
+        size: bytes that the remote may have to hash first.
+        """
         asked, limit = time.monotonic(), self._spec.run.receipt_timeout
         while not arrived():
-            if self.channel.is_silent(asked, limit, time.monotonic()):
+            if self.channel.is_silent(asked, limit, time.monotonic(), size / SLOW):
                 raise self._overdue(flight)
             self._hear(1.0)
 
@@ -184,7 +187,9 @@ class PipelinedSession(ABC):
 
     def _check_overdue(self, now: float) -> None:
         oldest, limit = self._flights[0], self._spec.run.receipt_timeout
-        if self.channel.is_silent(max(oldest.handed_over, self._answered_at), limit, now):
+        since = max(oldest.handed_over, self._answered_at)
+        # The program b3sum hashes what was sent only now.
+        if self.channel.is_silent(since, limit, now, oldest.content / SLOW):
             raise self._overdue(oldest)
 
     def _overdue(self, flight: Flight) -> BackupError:

@@ -38,6 +38,8 @@ from ntt_backup.wire.framing import ProtocolError
 from ntt_backup.wire.write_messages import Field
 
 _CHUNK: Final = framing.MAX_CHUNK
+# The remote gives up a client that says nothing for an hour: a disk may read a part for longer.
+_SIGN_SECONDS: Final = 15.0
 _NO_WORDS: Final = "the remote said no more about it"
 
 
@@ -289,15 +291,18 @@ class StreamSession(PipelinedSession):
         self._begin_batch(flight)
         self._offset = None
         self._write(flight, write_messages.ask_offset(bytes.fromhex(blob.blobid), size))
-        self._await(lambda: self._offset is not None or flight.answered, flight)
+        self._await(lambda: self._offset is not None or flight.answered, flight, size)
         offset, remote_hash = self._offset or (0, b"")
         if not 0 < offset <= size:
             return 0
-        left = offset
+        left, said = offset, time.monotonic()
         while left and (count := os.readv(fd, (self._chunk[: min(left, _CHUNK)],))):
             hashes.add(self._chunk[:count])
             left -= count
-            self._spec.on_bytes(0)  # It may read for minutes, and sends nothing meanwhile.
+            self._spec.on_bytes(0)
+            if time.monotonic() - said > _SIGN_SECONDS:
+                said = time.monotonic()
+                self._send(framing.frame(framing.PING, bytes(8)))
         if not left and hashes.so_far() == remote_hash:
             return offset
         hashes.restart()
