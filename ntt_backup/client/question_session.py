@@ -14,6 +14,7 @@ from ntt_backup.client.channel import PATIENCE_FACTOR
 from ntt_backup.client.connection import Connection, SessionSpec
 from ntt_backup.client.greeting import Banner
 from ntt_backup.errors import BackupError, RemoteUnreachable, Unsupported
+from ntt_backup.wire import framing
 
 # A slow disk reads this many bytes a second when it is asked for a sum.
 SLOW: Final = 5_000_000
@@ -23,6 +24,7 @@ OLD: Final = (
     " install-receiver --write FILE`)"
 )
 _POLL_SECONDS: Final = 0.5
+_SIGN_SECONDS: Final = 15.0
 
 E = TypeVar("E", bound=BackupError)
 
@@ -35,6 +37,7 @@ class QuestionSession:
         self._unread: deque[bytes] = deque()
         self._frames: Iterator[tuple[int, memoryview]] = iter(())
         self._connection = Connection(spec, lengths)
+        self._spoke = time.monotonic()
 
     @property
     def banner(self) -> Banner:
@@ -64,6 +67,12 @@ class QuestionSession:
             f" authorized_keys{more}",
         )
 
+    def show_life(self) -> None:
+        """Tells the remote that this end is not gone, if it has said nothing for a while."""
+        if time.monotonic() - self._spoke > _SIGN_SECONDS:
+            with self._connection.checked():
+                self._send(framing.frame(framing.PING, bytes(8)))
+
     def close(self) -> None:
         """Ends the session in good order, in bounded time."""
         self._connection.close()
@@ -76,6 +85,7 @@ class QuestionSession:
 
     def _send(self, frame: bytes) -> None:
         self._connection.send(frame, self._unread.append)
+        self._spoke = time.monotonic()
 
     def _answers(self, question: bytes, last: int) -> Iterator[tuple[int, memoryview]]:
         """Sends a question, and yields the frames up to the one of the last kind."""

@@ -27,11 +27,12 @@ def repair(session: ReadSession, writer: TargetWriter, digest: bytes) -> None:
     sums = memoryview(joined)
     count = -(-size // BLOCK_BYTES)
     with writer.base(digest) as base:
-        differing = [
-            number
-            for number in range(count)
-            if block_sum(_block(base, number)) != sums[number * BLOCK_SUM_BYTES :][:BLOCK_SUM_BYTES]
-        ]
+        differing = []
+        for number in range(count):
+            session.show_life()
+            known = sums[number * BLOCK_SUM_BYTES :][:BLOCK_SUM_BYTES]
+            if block_sum(_block(base, number)) != known:
+                differing.append(number)
         writer.begin(Large(digest, size, 0))
         wanted = iter(differing)
         done = 0

@@ -146,7 +146,7 @@ class Fetching:
             return False
         offset = 0
         if resumable:
-            offset = self._writer.resume(digests[0])
+            offset = self._writer.resume(digests[0], session.show_life)
             session.settled += offset > self._resumed  # That part is not asked for again.
             self._resumed = offset
         session.ask_contents(digests, offset)

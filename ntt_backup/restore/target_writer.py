@@ -110,26 +110,30 @@ class TargetWriter:
             return False
         return True
 
-    def resume(self, digest: bytes) -> int:
+    def resume(self, digest: bytes, alive: Callable[[], None] = lambda: None) -> int:
         """Returns how many bytes of a large blob an earlier attempt has left, to resume after. None
-        are where the disk cannot read them any more.
+        are where the disk cannot read them any more. alive is called now and then while they are
+        hashed, and may raise.
         """
         self._abandon()
         fd = os.open(digest.hex(), os.O_RDWR | os.O_NOFOLLOW, dir_fd=self._target.partial)
         try:
-            hasher = self._hash(fd)
-        except OSError:
+            hasher = self._hash(fd, alive)
+        except BaseException as error:
             os.close(fd)
+            if not isinstance(error, OSError):
+                raise
             os.unlink(digest.hex(), dir_fd=self._target.partial)
             return 0
         size = os.lseek(fd, 0, os.SEEK_CUR)
         self._large = _Large(digest, fd, self._target.partial, hasher, size, resumed=True)
         return size
 
-    def _hash(self, fd: int) -> blake3:
+    def _hash(self, fd: int, alive: Callable[[], None] = lambda: None) -> blake3:
         hasher = blake3()
         while count := os.readv(fd, [self._buffer]):
             hasher.update(self._buffer[:count])
+            alive()
         return hasher
 
     # --- what comes -------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from ntt_backup.errors import RemoteDenied, RemoteUnreachable
 from ntt_backup.upload.strategies import STRATEGIES
 from ntt_backup.upload.strategies.probe import Probe
 from ntt_backup.upload.strategies.tar_probe import ScratchDirectory
+from ntt_backup.wire import framing
 from tests.contract.dumps import NAME, send_dump
 from tests.contract.harness import Harness, Machine, settle
 from tests.environment import wait_until
@@ -178,6 +179,21 @@ def test_a_receiver_that_nobody_asked_for_is_named(local: Harness, machine: Mach
 
 
 # --- signs of life --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", ["tar"])  # The same by each.
+def test_a_client_that_works_for_long_between_two_questions_is_heard(
+    local: Harness, machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    recorded = replace(machine, recording=tmp_path / "sent")
+    session = ReadSession(spec_of(local, recorded, RunSettings()))
+    session.show_life()
+    monkeypatch.setattr("ntt_backup.client.question_session._SIGN_SECONDS", 0.0)
+    session.show_life()
+    assert session.names(bytes(32), b"\xff" * 32, most=1).names == []
+    session.close()
+    ping = framing.frame(framing.PING, bytes(8))
+    assert (tmp_path / "sent").read_bytes().count(ping) == 1
 
 
 @pytest.mark.parametrize("strategy", ["tar"])  # The same by each.

@@ -71,6 +71,11 @@ def test_a_repair_fetches_the_blocks_that_cannot_be_read(
     blocks = [CONTENT[at : at + BLOCK_BYTES] for at in range(0, len(CONTENT), BLOCK_BYTES)]
 
     class Session:
+        shown = 0
+
+        def show_life(self) -> None:
+            self.shown += 1
+
         def sums(self, *_: Any) -> tuple[int, bytes]:
             return len(CONTENT), b"".join(map(block_sum, blocks))
 
@@ -85,7 +90,9 @@ def test_a_repair_fetches_the_blocks_that_cannot_be_read(
     blob = blob_in(tmp_path)
     put_on_bad_sectors(blob, monkeypatch)
     writer = TargetWriter(target, "w", lambda _: None)
-    repair(cast(ReadSession, Session()), writer, DIGEST)
+    session = Session()
+    repair(cast(ReadSession, session), writer, DIGEST)
+    assert session.shown == len(blocks)
     assert writer.publish() == 1
     writer.close()
     target.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import cast
@@ -46,7 +47,8 @@ class Kept:
     def has_part(self, digest: bytes) -> bool:
         return True
 
-    def resume(self, digest: bytes) -> int:
+    def resume(self, digest: bytes, alive: Callable[[], None]) -> int:
+        alive()
         return next(self._sizes)
 
 
@@ -54,6 +56,10 @@ class Lost:
     """A connection that is lost when something is asked for."""
 
     settled = 0
+    shown = 0
+
+    def show_life(self) -> None:
+        self.shown += 1
 
     def ask_contents(self, digests: list[bytes], offset: int) -> None:
         raise RemoteUnreachable("the connection to the remote was lost")
@@ -68,6 +74,7 @@ def test_a_part_that_was_kept_counts_as_progress_once() -> None:
         with pytest.raises(RemoteUnreachable):
             fetching.work(cast(ReadSession, session))
         done.append(session.settled)
+        assert session.shown == 1
     assert done == [0, 1, 0, 1, 0]
 
 
