@@ -6,9 +6,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from ntt_backup.client.read_session import ContentSink
 from ntt_backup.objects.bucket import ObjectMissing, ObjectUnreadable
 from ntt_backup.objects.keys import blob_key
 from ntt_backup.objects.patient import PatientBucket
@@ -18,6 +17,9 @@ from ntt_backup.pack.format import MAX_RAW, RAW, Entry, PackError
 from ntt_backup.pack.reader import PackReader
 from ntt_backup.wire import read_messages
 from ntt_backup.wire.write_messages import Large
+
+if TYPE_CHECKING:
+    from ntt_backup.client.read_session import ContentSink
 
 # A pack's reader serves several threads, and zstandard's objects one at a time.
 _decompressing = threading.Lock()

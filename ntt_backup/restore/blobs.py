@@ -10,15 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.timetable import Timetable
 from ntt_backup.errors import BackupError
 from ntt_backup.restore.from_bucket import FromBucket, Thaw
-from ntt_backup.restore.from_receiver import FromReceiver
 from ntt_backup.restore.target_dir import RestoreTarget
 from ntt_backup.restore.work import Restored, Wanted, Work
+
+if TYPE_CHECKING:
+    from ntt_backup.restore.from_receiver import FromReceiver
 
 
 def restore(
@@ -42,6 +44,9 @@ def restore(
     if settings.remote.kind == "s3":
         remote = FromBucket(settings, wanted, on_outage, on_archived, thaw, bwlimit)
     else:
+        # What speaks to a receiver takes a while to load, and is not for a bucket.
+        from ntt_backup.restore.from_receiver import FromReceiver
+
         remote = FromReceiver(settings, wanted, on_outage, bwlimit)
     target = RestoreTarget(destination)
     try:
