@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 # A batch that is sent before it may be committed, at most so many bytes, fills a link meanwhile.
 _FIRST_BYTES: Final = 1024 * 1024
-# Claims that nobody has used for so long may be gone with their connection.
+# Claims that were not kept for so long may be gone with their connection.
 _CLAIM_SECONDS: Final = 30.0
 _COLLECT_SECONDS: Final = 0.5
 _IDLE_SESSION_SECONDS: Final = 60.0
@@ -99,7 +99,7 @@ class Worker:
         self._catalog_due: float | None = None
         self._away_s = 0.0
         self._done = False
-        self._claimed = 0.0
+        self._kept = 0.0
         pipe.on_tick = self._keep_claims
 
     def claim_ahead(self) -> Batch | None:
@@ -112,7 +112,7 @@ class Worker:
         except BackupError:
             self.let_go()
             return None
-        self._claimed = time.monotonic()
+        self._kept = time.monotonic()
         batch = self._queue.pop_new(_FIRST_BYTES)
         if batch is not None:
             self._queue.delay([batch])
@@ -125,7 +125,7 @@ class Worker:
 
     def run(self) -> None:
         """Works until done or told to stop. Raises what waiting cannot mend; nothing is lost."""
-        if time.monotonic() - self._claimed > _CLAIM_SECONDS:
+        if time.monotonic() - self._kept > _CLAIM_SECONDS:
             self.let_go()
         try:
             while not self._done:
@@ -423,6 +423,7 @@ class Worker:
     def _keep_claims(self) -> None:
         if self._catalog is not None:
             self._catalog.keep()
+            self._kept = time.monotonic()
 
     def _leave_catalog(self) -> None:
         if self._catalog is not None:

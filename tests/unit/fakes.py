@@ -164,6 +164,8 @@ class FakeCatalogSession:
             self._catalog.failed[failure.blobid] = failure
             self._catalog.pending.pop(failure.blobid, None)
 
+    def keep(self) -> None: ...
+
     def close(self) -> None:
         self._lost = True
         self._catalog.locks = {
@@ -310,6 +312,7 @@ class FakePipe:
     fd: int = -1
     on_event: Callable[[dict[str, Any]], object] = lambda event: None
     on_state: Callable[[str], object] = lambda state: None
+    on_tick: Callable[[], object] = lambda: None
 
     def emit(self, message: Message) -> None:
         if isinstance(message, BlobFailed):

@@ -19,7 +19,7 @@ from ntt_backup.errors import (
 )
 from ntt_backup.model import Blob
 from ntt_backup.process.pipeline import wait_for
-from tests.unit.fakes import Script
+from tests.unit.fakes import Clock, Script
 from tests.unit.scene import Scene, scene
 
 REMOTE_FAULTS = [
@@ -79,6 +79,21 @@ def test_what_was_claimed_ahead_long_ago_is_claimed_anew(monkeypatch: pytest.Mon
     worker.run()
     assert made.remote.batches[0] is not first
     assert made.catalog.connections == 2
+    made.assert_done()
+
+
+def test_what_was_claimed_ahead_and_kept_since_is_not_claimed_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr("ntt_backup.upload.worker.time", clock)
+    made = scene(30)
+    worker = made.worker()
+    first = worker.claim_ahead()
+    clock.now += 100  # It is sent over a slow link meanwhile.
+    made.pipe.on_tick()
+    worker.run()
+    assert made.remote.batches[0] is first
     made.assert_done()
 
 
