@@ -181,17 +181,28 @@ class Connection:
         }
         self._ask(write_messages.fields(framing.HELLO, fields))
 
-    def place(self, answer: Callable[[int, memoryview], None] = _refuse_frame) -> None:
-        """Asks the receiver to make by-hash, and leaves the answer to `ready`; answer as there."""
+    def place(
+        self,
+        answer: Callable[[int, memoryview], None] = _refuse_frame,
+        patience: float | None = None,
+    ) -> None:
+        """Has the receiver make by-hash; answer and patience as for `ready`."""
         self._ask(framing.frame(framing.PLACE), answer)
+        self.ready(answer, patience)
 
-    def ready(self, answer: Callable[[int, memoryview], None] = _refuse_frame) -> dict[str, Field]:
-        """Returns what the READY says that was asked for. answer takes frames of other types."""
+    def ready(
+        self,
+        answer: Callable[[int, memoryview], None] = _refuse_frame,
+        patience: float | None = None,
+    ) -> dict[str, Field]:
+        """Returns what the READY says that was asked for. answer takes frames of other types.
+        patience: seconds, where what was sent before may have to cross a slow link first.
+        """
         take = partial(self._take, answer=answer)
         with self.checked():
             asked = time.monotonic()
             # The receiver may first remove what dead sessions have left.
-            limit = self.spec.transport.connect_timeout
+            limit = patience or self.spec.transport.connect_timeout
             while self._awaits_ready and not self.channel.is_silent(asked, limit, time.monotonic()):
                 self.spec.cancelled()
                 self.channel.hear(take, 1.0)

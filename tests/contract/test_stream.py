@@ -426,6 +426,8 @@ def test_a_batch_that_is_sent_ahead_is_stored_when_it_is_put(local: Harness, pla
     probe.try_out()
     if not placed:
         probe.make_place()
+        # Other workers open it from now on.
+        assert (local.remote_dir / "by-hash").is_dir()
     session = open_session("stream", spec_of(local), store, probe.hand_over())
     assert local.on_remote() == {}
     session.put(first)

@@ -151,10 +151,8 @@ class StreamSession(PipelinedSession):
             self._call_back(flight)
 
     def place(self) -> None:
-        """Has the remote make by-hash, before it is told to commit anything. That it cannot is
-        heard with the next answers.
-        """
-        self._connection.place(self._answer)
+        """Has the remote make by-hash, before it is told to commit anything."""
+        self._connection.place(self._answer, self._spec.run.receipt_timeout)
 
     def begin_trial(self, batches: Sequence[Batch]) -> None:
         """Sends batches, and calls them back. READY need not have come, see `ready`."""

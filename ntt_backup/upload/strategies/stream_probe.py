@@ -86,7 +86,6 @@ class StreamProbe:
             self._trial.place()
         else:
             connection.place()
-            connection.ready()
 
     def hand_over(self) -> Connection | StreamSession | None:
         connection, self._connection = self._connection, None
