@@ -24,9 +24,11 @@ from ntt_backup.errors import (
     Unsupported,
 )
 from ntt_backup.model import Batch
+from ntt_backup.process.pipeline import wait_for
 from ntt_backup.source.inspection import Store
 from ntt_backup.upload.strategies import open_probe, open_session
 from ntt_backup.upload.strategies.session import Rejection
+from ntt_backup.upload.strategies.stream import StreamSession
 from ntt_backup.wire import framing, write_messages
 from tests.contract.harness import Harness, Machine, reasons, receipt_of, settle
 from tests.contract.lying_commits import lying_receiver, receipt
@@ -456,6 +458,22 @@ def test_a_batch_that_was_sent_ahead_and_is_not_put_leaves_nothing(
         session.close()
     assert local.on_remote() == (local.expected(second) if then == "another batch" else {})
     assert [path.name for path in local.remote_dir.iterdir()] == ["by-hash"]
+
+
+def test_a_batch_is_in_flight_where_the_link_is_lost_before_it(
+    local: Harness, machine: Machine
+) -> None:
+    transport = lying_receiver(machine, "pass", other="        if kind == PACK: sys.exit()")
+    store, first, second = Store(local.store), local.batch("a", b"one"), local.batch("b", b"two")
+    probe = open_probe("stream", replace(spec_of(local), transport=transport))
+    probe.send_ahead(store, first)
+    probe.facts(will_try_out=True)
+    session = open_session("stream", spec_of(local), store, probe.hand_over())
+    assert isinstance(session, StreamSession)
+    assert wait_for(reading=session.channel.fds, timeout=PATIENCE)
+    with pytest.raises(RemoteUnreachable):
+        session.put(second)
+    assert session.in_flight == (second,)
 
 
 def test_a_batch_that_fails_before_it_is_put_is_refused_like_any_other(

@@ -116,9 +116,10 @@ class StreamSession(PipelinedSession):
         self._chunk = memoryview(bytearray(_CHUNK))
 
     def put(self, batch: Batch) -> None:
-        if self._begun is not None and self._begun.batch is not batch:
-            self.withdraw()
-        flight, self._begun = self._begun or self._send_blobs(batch), None
+        if self._begun is not None and self._begun.batch is batch:
+            flight, self._begun = self._begun, None
+        else:
+            flight = self._send_blobs(batch)
         if not flight.begun and self._packer.empty:
             self._flights.remove(flight)
             self._confirm(flight, ())
@@ -186,6 +187,7 @@ class StreamSession(PipelinedSession):
     def _send_blobs(self, batch: Batch) -> Flight:
         flight = self._begin_flight(batch)
         try:
+            self.withdraw()  # A batch within another is none.
             self._put_blobs(flight)
         except SourceError:
             self._call_back(flight)
