@@ -153,6 +153,8 @@ class Asked:
         self._lost_in = lost_in
         self.questions: list[tuple[list[bytes], int]] = []
 
+    def show_life(self) -> None: ...
+
     def ask_contents(self, digests: list[bytes], offset: int) -> None:
         self.questions.append((digests, offset))
 
