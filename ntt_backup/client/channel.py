@@ -134,7 +134,7 @@ class Channel:
             pause = 0.0
             chunk = data
             if self.pace is not None:
-                chunk = data[: self.pace.allowance() or self._sign_of_life()]
+                chunk = data[: self.pace.allowance() or int(self.quiet)]
                 pause = self.pace.delay() if not chunk else 0.0
             sent = self._write(chunk)
             if not self._reads:
@@ -154,9 +154,10 @@ class Channel:
             self._poll([] if pause else [self._child.stdin_fd], pause or 1.0, beside)
             self.hear(hear, 0.0)
 
-    def _sign_of_life(self) -> int:
-        """Returns 1, for a byte that may be sent although nothing may, now and then; else 0."""
-        return int(time.monotonic() - self._wrote >= _SIGN_SECONDS)
+    @property
+    def quiet(self) -> bool:
+        """Returns whether so little was sent lately that the remote needs a sign of life."""
+        return time.monotonic() - self._wrote >= _SIGN_SECONDS
 
     def hear(
         self, hear: Callable[[bytes], None], timeout: float, *, beside: Iterable[int] = ()

@@ -24,7 +24,6 @@ OLD: Final = (
     " install-receiver --write FILE`)"
 )
 _POLL_SECONDS: Final = 0.5
-_SIGN_SECONDS: Final = 15.0
 
 E = TypeVar("E", bound=BackupError)
 
@@ -37,7 +36,6 @@ class QuestionSession:
         self._unread: deque[bytes] = deque()
         self._frames: Iterator[tuple[int, memoryview]] = iter(())
         self._connection = Connection(spec, lengths)
-        self._spoke = time.monotonic()
 
     @property
     def banner(self) -> Banner:
@@ -69,7 +67,7 @@ class QuestionSession:
 
     def show_life(self) -> None:
         """Tells the remote that this end is not gone, if it has said nothing for a while."""
-        if time.monotonic() - self._spoke > _SIGN_SECONDS:
+        if self._connection.channel.quiet:
             with self._connection.checked():
                 self._send(framing.frame(framing.PING, bytes(8)))
 
@@ -85,7 +83,6 @@ class QuestionSession:
 
     def _send(self, frame: bytes) -> None:
         self._connection.send(frame, self._unread.append)
-        self._spoke = time.monotonic()
 
     def _answers(self, question: bytes, last: int) -> Iterator[tuple[int, memoryview]]:
         """Sends a question, and yields the frames up to the one of the last kind."""

@@ -188,7 +188,7 @@ def test_a_client_that_works_for_long_between_two_questions_is_heard(
     recorded = replace(machine, recording=tmp_path / "sent")
     session = ReadSession(spec_of(local, recorded, RunSettings()))
     session.show_life()
-    monkeypatch.setattr("ntt_backup.client.question_session._SIGN_SECONDS", 0.0)
+    monkeypatch.setattr("ntt_backup.client.channel._SIGN_SECONDS", 0.0)
     session.show_life()
     assert session.names(bytes(32), b"\xff" * 32, most=1).names == []
     session.close()

@@ -130,7 +130,7 @@ def test_the_remote_hears_of_a_client_that_reads_a_large_part_again(
 ) -> None:
     """A receiver gives up who says nothing for an hour, in which a disk reads some 360 GB."""
     batch = interrupted(local, machine, 96 * MIB)
-    monkeypatch.setattr("ntt_backup.upload.strategies.stream._SIGN_SECONDS", 0.0)
+    monkeypatch.setattr("ntt_backup.client.channel._SIGN_SECONDS", 0.0)
     recorded = replace(machine, recording=tmp_path / "sent")
     local.assert_arrives(batch, transport=recorded, codec="none")
     assert (tmp_path / "sent").read_bytes().count(framing.frame(framing.PING, bytes(8))) >= 64

@@ -38,8 +38,6 @@ from ntt_backup.wire.framing import ProtocolError
 from ntt_backup.wire.write_messages import Field
 
 _CHUNK: Final = framing.MAX_CHUNK
-# The remote gives up a client that says nothing for an hour: a disk may read a part for longer.
-_SIGN_SECONDS: Final = 15.0
 _NO_WORDS: Final = "the remote said no more about it"
 
 
@@ -295,13 +293,13 @@ class StreamSession(PipelinedSession):
         offset, remote_hash = self._offset or (0, b"")
         if not 0 < offset <= size:
             return 0
-        left, said = offset, time.monotonic()
+        left = offset
         while left and (count := os.readv(fd, (self._chunk[: min(left, _CHUNK)],))):
             hashes.add(self._chunk[:count])
             left -= count
             self._spec.on_bytes(0)
-            if time.monotonic() - said > _SIGN_SECONDS:
-                said = time.monotonic()
+            # A disk may read for longer than the remote waits for a client that says nothing.
+            if self.channel.quiet:
                 self._send(framing.frame(framing.PING, bytes(8)))
         if not left and hashes.so_far() == remote_hash:
             return offset
