@@ -107,8 +107,11 @@ class Search:
         if slow and not self.put_off(left[0]):
             self._left = self._left[self._skipped :] + self._left[: self._skipped]
             self._skipped = 2 * self._skipped + 1
-        self._most = min(2 * self._most, _MOST_SLICES) if not over else max(done, FEWEST_SLICES)
-        self._widest = _NARROW if done < FEWEST_SLICES and over else min(2 * self._widest, _WIDEST)
+        if over and done < FEWEST_SLICES:
+            self._most, self._widest = FEWEST_SLICES, _NARROW
+        else:
+            self._most = done if over else min(2 * self._most, _MOST_SLICES)
+            self._widest = min(2 * self._widest, _WIDEST)
         return Found()
 
     def put_off(self, stretch: Stretch) -> bool:

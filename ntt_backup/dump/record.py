@@ -94,7 +94,7 @@ class Stored:
 
     @property
     def age(self) -> tuple[int, str]:
-        """Is higher the newer it is, of dumps whose makers saw each other's."""
+        """Returns what is higher for a newer dump, where its maker saw the older one."""
         return self.number, self.name
 
     @property

@@ -119,12 +119,13 @@ class TargetWriter:
         fd = os.open(digest.hex(), os.O_RDWR | os.O_NOFOLLOW, dir_fd=self._target.partial)
         try:
             hasher = self._hash(fd, alive)
-        except BaseException as error:
+        except OSError:
             os.close(fd)
-            if not isinstance(error, OSError):
-                raise
             os.unlink(digest.hex(), dir_fd=self._target.partial)
             return 0
+        except BaseException:
+            os.close(fd)
+            raise
         size = os.lseek(fd, 0, os.SEEK_CUR)
         self._large = _Large(digest, fd, self._target.partial, hasher, size, resumed=True)
         return size

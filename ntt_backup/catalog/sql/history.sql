@@ -16,9 +16,9 @@ update ntt_backup.runs set outcome = 'killed', ended_at = updated_at
 where run_id = any(%(run_ids)s) and ended_at is null;
 
 -- name: update_run
--- Notes what a run has done so far, and with an outcome how it ended; one that was taken for killed
--- is not. The figures of a run only grow: a statement that was given up while a lock held it is
--- carried out later than the next one.
+-- Notes what a run has done so far, and with an outcome how it ended. Where it was taken for killed,
+-- that is taken back. The figures of a run only grow: a statement that was given up while a lock held
+-- it is carried out later than the next one.
 update ntt_backup.runs
 set updated_at = now(), copied = greatest(copied, %(copied)s),
     failed = greatest(failed, %(failed)s), bytes = greatest(bytes, %(bytes)s),
