@@ -106,7 +106,9 @@ METRICS: Final[Mapping[str, Metric]] = {
     ),
     "last_run_end_timestamp_seconds": _metric("gauge", "target", "When a run last ended."),
     "last_run_exit_code": _metric(
-        "gauge", "target", "The exit code of that run; 1 where it was killed."
+        "gauge",
+        "target",
+        "The exit code of that run; 1 where it was killed, or its end could not be noted.",
     ),
     "last_dump_timestamp_seconds": _metric(
         "gauge", "target", "When the catalog was last dumped to the remote."
