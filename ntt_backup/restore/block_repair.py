@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from ntt_backup.client.read_session import ReadSession
@@ -16,6 +17,9 @@ from ntt_backup.wire.read_messages import BLOCK_BYTES, BLOCK_SUM_BYTES, block_su
 from ntt_backup.wire.write_messages import Large
 
 _ASKED_AT_ONCE: Final = 1024
+# Local blocks are copied while an answer waits, and the remote ends a session whose client takes
+# nothing for an hour: from the first block of a question to its last are at most 4 GiB.
+_SPAN: Final = 16 * 1024
 
 
 def repair(session: ReadSession, writer: TargetWriter, digest: bytes) -> None:
@@ -37,9 +41,10 @@ def repair(session: ReadSession, writer: TargetWriter, digest: bytes) -> None:
         wanted = iter(differing)
         done = 0
 
-        def keep(end: int) -> None:
+        def keep(end: int, alive: Callable[[], None] = lambda: None) -> None:
             nonlocal done
             for number in range(done, end):
+                alive()
                 writer.add(memoryview(_block(base, number)))
             done = end
 
@@ -49,13 +54,24 @@ def repair(session: ReadSession, writer: TargetWriter, digest: bytes) -> None:
             writer.piece(block)
             done += 1
 
-        for first in range(0, len(differing), _ASKED_AT_ONCE):
-            numbers = differing[first : first + _ASKED_AT_ONCE]
+        for numbers in _questions(differing):
+            keep(numbers[0], session.show_life)
             if problem := session.blocks(digest, size, numbers, take):
                 writer.end(problem)
                 return
         keep(count)
     writer.end("")
+
+
+def _questions(numbers: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Yields blocks to ask for at once, few and near to each other."""
+    first = 0
+    for after, number in enumerate(numbers):
+        if after - first == _ASKED_AT_ONCE or number - numbers[first] >= _SPAN:
+            yield numbers[first:after]
+            first = after
+    if numbers:
+        yield numbers[first:]
 
 
 def _block(fd: int, number: int) -> bytes:
