@@ -7,16 +7,15 @@ recorded, and claims, which vanished with the connection, are made anew. Neither
 failed.
 
 The loop knows no strategy and no SQL: it is given a way to open a `Session` and one to open a
-`CatalogSession`, and opens either again when it was lost. Decisions are those of `batching`, what
-waits to be sent is in the `SendQueue`. The coordinator is at the other end of its event pipe.
+`CatalogSession`, and opens either again when it was lost. What becomes of a batch is decided by
+`Outcomes`, what waits to be sent is in the `SendQueue`. The coordinator is at the other end of the
+event pipe.
 """
 
 from __future__ import annotations
 
-import random
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -37,12 +36,11 @@ from ntt_backup.process.messages import BatchStart, Drained
 from ntt_backup.process.shared import SharedNumber
 from ntt_backup.source.inspection import Store
 from ntt_backup.source.read_ahead import ReadAhead
-from ntt_backup.upload.batching import GiveUp, Retry, after_link_loss, after_rejection
 from ntt_backup.upload.event_pipe import EventPipe, pause
 from ntt_backup.upload.outages import Outages
+from ntt_backup.upload.outcomes import Outcomes
 from ntt_backup.upload.queue import STEP, SendQueue
 from ntt_backup.upload.strategies.session import Outcome, Session
-from ntt_backup.upload.suspicion import Judge
 
 if TYPE_CHECKING:
     from ntt_backup.upload.catalog_session import CatalogSession
@@ -55,8 +53,6 @@ _COLLECT_SECONDS: Final = 0.5
 _IDLE_SESSION_SECONDS: Final = 60.0
 _FIRST_WAIT_SECONDS: Final = 0.05
 _LAST_WAIT_SECONDS: Final = 2.0
-# Of a suspect store one batch is tried again with backoff, and the rest after so many of its caps.
-_PUT_OFF_CAPS: Final = 10
 
 
 class Worker:
@@ -85,14 +81,13 @@ class Worker:
         self._connect_remote = connect_remote
         self._connect_catalog = connect_catalog
         self._pipe = pipe
-        self._backoff = Backoff.of(run)
-        self._outages = Outages(pipe.emit, self._backoff, None if watch else run.outage_timeout)
-        self._judgement = Judge(run.max_failed_share)
+        backoff = Backoff.of(run)
+        self._outages = Outages(pipe.emit, backoff, None if watch else run.outage_timeout)
         self._session: Session | None = None
         self._catalog: CatalogSession | None = None
         self._queue = SendQueue(name, run.batch_size, run.batch_bytes)
-        self._outcomes: list[Outcome] = []
-        self._receipts: deque[Receipt] = deque()
+        self._arrived: list[Outcome] = []
+        self._outcomes = Outcomes(run, backoff, self._queue, self._outages, pipe, watch=watch)
         # Until blobs that others hold may be free.
         self._wait_s = _FIRST_WAIT_SECONDS
         self._idle_since: float | None = None
@@ -149,7 +144,7 @@ class Worker:
     def _step(self) -> None:
         if self._session is not None and not self._session.usable:
             lost = self._give_up_session()
-            self._resend(lost, 0.0, RemoteUnreachable("the session was given up"))
+            self._outcomes.resend(lost, 0.0, RemoteUnreachable("the session was given up"))
         if self._pipe.take_hurry():
             self._queue.hurry()
             self._catalog_due = self._catalog_due and 0.0
@@ -214,108 +209,33 @@ class Worker:
         try:
             self._session.put(batch)
         except BatchRejected as error:
-            self._rejected(batch, error)
+            self._outcomes.rejected(batch, error)
         except SourceError:
             if batch not in self._session.in_flight:
                 self._queue.delay([batch])
             raise
         self._outages.back("source")
-        self._outcomes += self._session.collect(0.0)
+        self._arrived += self._session.collect(0.0)
 
     # --- what became of it ------------------------------------------------------------------------
 
     def _collect(self) -> None:
         if self._session is not None:
             self._pipe.state("waiting")
-            self._outcomes += self._session.collect(_COLLECT_SECONDS)
+            self._arrived += self._session.collect(_COLLECT_SECONDS)
 
     def _accept(self) -> None:
-        """Takes in every outcome that has arrived, and only then raises an error of the remote as a
-        whole: no answer is lost because of another one.
-        """
-        outcomes, self._outcomes = self._outcomes, []
-        troubles: list[BackupError] = []
-        suspect: StoreSuspect | None = None
-        for outcome in outcomes:
-            if isinstance(outcome, Receipt):
-                suspect = self._judge(outcome) or suspect
-            elif isinstance(outcome.error, BatchRejected):
-                self._rejected(outcome.batch, outcome.error)
-            else:
-                troubles.append(outcome.error)
-                if outcome.error.retryable:
-                    self._resend([outcome.batch], 0.0, outcome.error)
-        if troubles:
-            raise min(troubles, key=lambda error: error.retryable)
-        if outcomes and self._session is not None:
-            self._outages.back("remote")
-        if suspect is not None:
-            raise suspect
-
-    def _judge(self, receipt: Receipt) -> StoreSuspect | None:
-        """Keeps a receipt for `_record`, without the failures for which the store is suspected:
-        their blobs are tried again later.
-        """
-        verdict, now = self._judgement.judge(receipt), time.monotonic()
-        if verdict.receipt.stored or verdict.receipt.failed:
-            self._receipts.append(verdict.receipt)
-        if verdict.cleared:
-            self._queue.recall()
-            self._outages.back("suspect")
-        if verdict.unread is None or self._pipe.stopping:
-            return None
-        if verdict.error is None:
-            due = now + _PUT_OFF_CAPS * self._run.backoff_cap
-            self._queue.put_off(verdict.unread.ranges, due)
-        elif not self._watch:
-            return verdict.error
-        else:
-            due = now + self._outages.away("suspect", verdict.error)
-            self._queue.delay([verdict.unread], due)
-        return None
-
-    def _rejected(self, batch: Batch, error: BatchRejected) -> None:
-        """Handles a batch that failed for itself: sends it again, or its halves, or fails a bad
-        blob.
-        """
-        decision = after_rejection(
-            batch, str(error), self._run.attempts, self._backoff, random.random
-        )
-        if isinstance(decision, Retry):
-            self._later([decision.batch], decision.wait_s, error)
-        elif isinstance(decision, GiveUp):
-            self._judge(Receipt(batch, (), (decision.failure,), 0, 0.0))
-        else:
-            count = len(batch.blobs)
-            self._pipe.emit(events.BatchSplit(batch=batch.name, blobs=count, reason=str(error)))
-            self._queue.delay(decision.parts)
-
-    def _resend(self, lost: Iterable[Batch], wait_s: float, error: BackupError) -> None:
-        """Sends batches again that have no receipt, through no fault of theirs."""
-        for batch in lost:
-            self._later(after_link_loss(batch, self._run.attempts), wait_s, error)
-
-    def _later(self, batches: Sequence[Batch], wait_s: float, error: BackupError) -> None:
-        self._queue.delay(batches, time.monotonic() + wait_s)
-        for batch in batches:
-            self._pipe.emit(
-                events.BatchRetry(
-                    batch=batch.name,
-                    blobs=len(batch.blobs),
-                    attempt=batch.attempt,
-                    reason=str(error),
-                    wait_s=wait_s,
-                    cause=events.RETRY_CAUSES.get(type(error), "link"),
-                )
-            )
+        """Takes in every outcome that has arrived. Raises what `Outcomes.accept` raises."""
+        arrived, self._arrived = self._arrived, []
+        self._outcomes.accept(arrived, connected=self._session is not None)
 
     def _record(self) -> None:
         """Commits the receipts, oldest first, emits their events, and frees their ranges."""
-        while self._receipts:
-            receipt = self._receipts[0]
+        while self._outcomes.receipts:
+            receipt = self._outcomes.receipts[0]
             self._open_catalog().ledger.record(receipt.stored, receipt.failed, receipt.packs)
             self._outages.back("catalog")
-            self._receipts.popleft()
+            self._outcomes.receipts.popleft()
             for failure in receipt.failed:
                 self._pipe.emit(events.BlobFailed.of(failure))
             self._pipe.emit(events.BatchComplete.of(receipt))
@@ -367,10 +287,10 @@ class Worker:
 
     def _remote_away(self, error: RemoteUnreachable) -> None:
         lost = self._give_up_session()
-        if any(isinstance(outcome, Receipt) for outcome in self._outcomes):
+        if any(isinstance(outcome, Receipt) for outcome in self._arrived):
             self._outages.back("remote")  # It answered before it went away.
         self._away_s = 0.0 if self._pipe.stopping else self._outages.away("remote", error)
-        self._resend(lost, self._away_s, error)
+        self._outcomes.resend(lost, self._away_s, error)
 
     def _source_away(self, error: SourceError) -> None:
         """Waits for the store, which worked when the run began: a disk that was unmounted may be
@@ -386,7 +306,7 @@ class Worker:
         if session is None:
             return ()
         session.abort()
-        self._outcomes += session.collect(0.0)
+        self._arrived += session.collect(0.0)
         return session.in_flight
 
     def _catalog_away(self, error: CatalogUnavailable) -> None:
@@ -409,8 +329,7 @@ class Worker:
         elif (left := due - time.monotonic()) > 0:
             pause(self._pipe, left, "outage")
         else:
-            self._queue.forget()
-            self._judgement.forget()
+            self._outcomes.forget()
             self._catalog_due = None
 
     # --- the catalog ------------------------------------------------------------------------------
