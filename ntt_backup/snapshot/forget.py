@@ -8,15 +8,14 @@ from ntt_backup.dump.retention import Retention
 from ntt_backup.errors import RemoteError
 from ntt_backup.snapshot.repository.contract import Repository, RepositoryToRead
 from ntt_backup.snapshot.retention import Plan, plan
-from ntt_backup.snapshot.versions import facts, require_some, versions
+from ntt_backup.snapshot.versions import facts, versions
 
 
 def plan_of(repository: RepositoryToRead, set: str, rule: Retention, now: datetime) -> Plan:
-    """Returns what is to be removed. Raises ConfigError where the set has no version, and
-    RemoteError where one does not tell which others it needs.
+    """Returns what is to be removed. Raises RemoteError where a version does not tell which others
+    it needs.
     """
     found = versions(repository, set)
-    require_some(set, found)
     if len(found) <= rule.last and all(one.whole for one in found):
         return Plan(found, (), (), ())  # Nothing need be read.
     chains, times = {}, {}

@@ -85,18 +85,13 @@ def choose(repository: RepositoryToRead, wanted: str) -> Version:
     whole = [one for one in versions(repository, name) if one.whole]
     fitting = [one for one in whole if one.name.startswith(begin)]
     if not fitting or (begin and len(fitting) > 1):
-        require_some(name, whole)
         raise ConfigError(
-            f"{len(fitting) or 'no'} versions of {name} fit {wanted!r}",
+            f"{len(fitting) or 'no'} versions of {name} fit {wanted!r}"
+            if whole
+            else f"{name} has no version",
             hint=f"see ntt-backup-remote snapshot list {name}",
         )
     return fitting[-1]
-
-
-def require_some(set: str, versions: Iterable[Version]) -> None:
-    """Raises ConfigError for a set of which no version is whole."""
-    if not any(one.whole for one in versions):
-        raise ConfigError(f"{set} has no version", hint="see ntt-backup-remote snapshot list")
 
 
 def content(repository: RepositoryToRead, file: StoredFile) -> Iterator[bytes]:

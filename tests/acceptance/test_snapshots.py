@@ -156,6 +156,14 @@ def test_forget_asks_and_keeps_what_is_needed(machine: Machine) -> None:
     machine.call("forget", "other", "--yes", expect=2)
 
 
+def test_forget_of_a_set_without_versions_is_an_error_unless_it_is_configured(
+    machine: Machine,
+) -> None:
+    machine.configure(keep_last=1)
+    assert "nothing was removed" in machine.call("forget", "etc")
+    machine.call("forget", "ect", "--keep-last", "1", "--yes", expect=2)
+
+
 def test_forget_removes_no_more_than_was_agreed_to(machine: Machine) -> None:
     (machine.files / "hosts").write_text("one")
     taken = [machine.take("--full"), machine.take("--full")]

@@ -84,7 +84,7 @@ class ChangingTree:
         there = self._versions()
         for version in there - self._contents.keys():
             self._contents[version] = tree(self._root)
-        if not said and chance.random() < 0.5:
+        if not said and there and chance.random() < 0.5:
             must = set(sorted(there)[-_KEPT:])
             said = self._call("forget", "tree", "--keep-last", str(_KEPT), "--yes")
             there = self._versions()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ntt_backup.dump.retention import Retention
-from ntt_backup.errors import ConfigError, RemoteDenied, RemoteError, RemoteUnreachable
+from ntt_backup.errors import RemoteDenied, RemoteError, RemoteUnreachable
 from ntt_backup.snapshot.forget import expire
 from ntt_backup.snapshot.verify import Question, verify
 from ntt_backup.snapshot.versions import Version, facts, versions
@@ -87,11 +87,6 @@ def test_forget_interrupted_anywhere_leaves_only_versions_that_can_be_restored(
         # The next one removes what this one has left.
         expire(taken.repository, "s", RULE, taken.now + timedelta(days=1))
         assert len(versions(taken.repository, "s")) == len(whole(taken)) == 2
-
-
-def test_forget_of_a_set_that_has_no_version_says_so(taken: Taker) -> None:
-    with pytest.raises(ConfigError, match="other has no version"):
-        expire(taken.repository, "other", RULE, taken.now)
 
 
 def test_forget_removes_nothing_of_an_append_only_target(taken: Taker) -> None:

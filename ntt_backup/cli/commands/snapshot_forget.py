@@ -22,7 +22,7 @@ from ntt_backup.snapshot.repository.names import require_set
 from ntt_backup.snapshot.repository.open import open_repository
 from ntt_backup.snapshot.repository.patient import PatientRepository
 from ntt_backup.snapshot.retention import Plan
-from ntt_backup.snapshot.versions import Version
+from ntt_backup.snapshot.versions import Version, versions
 from ntt_backup.ui.progress_line import ProgressLine
 from ntt_backup.wire.snapshot_names import begun
 
@@ -68,6 +68,11 @@ def forget(
             PatientRepository(partial(open_repository, settings), settings.run, line.outage)
         ) as repository,
     ):
+        if named is None and not versions(repository, set_name):
+            raise ConfigError(
+                f"{set_name} has no version, and is not in the configuration",
+                hint="see ntt-backup-remote snapshot list",
+            )
         found = plan_of(repository, set_name, rule, datetime.now(UTC))
         if not as_json:
             click.echo("\n".join(lines(found)))
