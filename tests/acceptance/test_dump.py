@@ -8,7 +8,8 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -660,14 +661,21 @@ def test_a_dump_goes_into_a_bucket_and_comes_back(
     assert [row[0] for row in rows] == sorted(blobids)
 
 
-def test_dumps_past_retention_that_may_not_be_removed_are_told(
-    in_bucket: Environment, s3: S3Server
-) -> None:
+@contextmanager
+def keeping_one(in_bucket: Environment, s3: S3Server) -> Iterator[S3Proxy]:
+    """Retention keeps the newest dump alone, and a proxy stands before the bucket."""
     with S3Proxy(s3) as proxy:
         in_bucket.write_config(
             remote={"endpoint": proxy.endpoint},
             dump={"keep_last": 1, "keep_daily": 0, "keep_weekly": 0},
         )
+        yield proxy
+
+
+def test_dumps_past_retention_that_may_not_be_removed_are_told(
+    in_bucket: Environment, s3: S3Server
+) -> None:
+    with keeping_one(in_bucket, s3) as proxy:
         assert make(in_bucket) == MADE
         proxy.trouble("delete", s3_proxy.status(403, "AccessDenied"))
         assert make(in_bucket, force=True) == ["dump_start", "warning", "dump_complete"]
@@ -680,11 +688,7 @@ def test_a_dump_that_another_host_is_making_is_not_removed(
     in_bucket: Environment, s3: S3Server
 ) -> None:
     """Its record lies there before its content."""
-    with S3Proxy(s3) as proxy:
-        in_bucket.write_config(
-            remote={"endpoint": proxy.endpoint},
-            dump={"keep_last": 1, "keep_daily": 0, "keep_weekly": 0},
-        )
+    with keeping_one(in_bucket, s3) as proxy:
 
         def meanwhile(exchange: Exchange) -> None:
             assert make(in_bucket) == MADE

@@ -196,22 +196,28 @@ def test_a_client_that_works_for_long_between_two_questions_is_heard(
     assert (tmp_path / "sent").read_bytes().count(ping) == 1
 
 
+def receiver_that(machine: Machine, allow: str, *lines: str) -> None:
+    """Puts a receiver in place that greets, is ready, and then does as the lines of Python say."""
+    project = Path(__file__).resolve().parents[2]
+    program = machine.tools / "receiver.py"
+    greeting = (
+        "import os, time",
+        "from ntt_backup.wire.framing import *",
+        "from ntt_backup.wire.read_messages import Verdicts, verdicts",
+        "from ntt_backup.wire.write_messages import fields",
+        f"line = b'NTT-RECEIVE 1 hash=sha256 allow={allow}'",
+        "os.write(1, b'\\n%s sum=%s\\n' % (line, banner_sum(line).encode()))",
+        "os.write(1, fields(READY, {'placed': 1}))",
+    )
+    program.write_text("\n".join([*greeting, *lines, ""]))
+    machine.tool("python3", f"PYTHONPATH={project} exec {sys.executable} {program}")
+
+
 @pytest.mark.parametrize("strategy", ["tar"])  # The same by each.
 def test_a_receiver_that_only_shows_signs_of_life_is_not_read_for_ever(
     local: Harness, machine: Machine
 ) -> None:
-    project = Path(__file__).resolve().parents[2]
-    program = machine.tools / "alive.py"
-    program.write_text(
-        "import os, time\n"
-        "from ntt_backup.wire.framing import *\n"
-        "from ntt_backup.wire.write_messages import fields\n"
-        "line = b'NTT-RECEIVE 1 hash=sha256 allow=list'\n"
-        "os.write(1, b'\\n%s sum=%s\\n' % (line, banner_sum(line).encode()))\n"
-        "os.write(1, fields(READY, {'placed': 1}))\n"
-        "while True: os.write(1, frame(BUSY)); time.sleep(0.01)\n"
-    )
-    machine.tool("python3", f"PYTHONPATH={project} exec {sys.executable} {program}")
+    receiver_that(machine, "list", "while True: os.write(1, frame(BUSY)); time.sleep(0.01)")
     run = RunSettings(stall_timeout=3600, receipt_timeout=1)
     session = ReadSession(spec_of(local, machine, run))
     with pytest.raises(RemoteUnreachable) as caught:
@@ -224,21 +230,13 @@ def test_a_remote_has_as_long_for_the_hash_of_a_large_blob_as_a_slow_disk_takes(
     local: Harness, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A thousand seconds of signs of life pass in one."""
-    project = Path(__file__).resolve().parents[2]
-    program = machine.tools / "slow.py"
-    program.write_text(
-        "import os, time\n"
-        "from ntt_backup.wire.framing import *\n"
-        "from ntt_backup.wire.read_messages import Verdicts, verdicts\n"
-        "from ntt_backup.wire.write_messages import fields\n"
-        "line = b'NTT-RECEIVE 1 hash=sha256 allow=list,verify'\n"
-        "os.write(1, b'\\n%s sum=%s\\n' % (line, banner_sum(line).encode()))\n"
-        "os.write(1, fields(READY, {'placed': 1}))\n"
-        "for _ in range(50): os.write(1, frame(BUSY)); time.sleep(0.01)\n"
-        "os.write(1, verdicts(Verdicts(1, 1, 1 << 40, [])))\n"
-        "os.read(0, 1 << 16)\n"
+    receiver_that(
+        machine,
+        "list,verify",
+        "for _ in range(50): os.write(1, frame(BUSY)); time.sleep(0.01)",
+        "os.write(1, verdicts(Verdicts(1, 1, 1 << 40, [])))",
+        "os.read(0, 1 << 16)",
     )
-    machine.tool("python3", f"PYTHONPATH={project} exec {sys.executable} {program}")
     run = RunSettings(stall_timeout=3600, receipt_timeout=1)
     session = ReadSession(spec_of(local, machine, run))
     start, clock = time.monotonic(), time.monotonic
