@@ -24,7 +24,6 @@ from ntt_backup.errors import (
     Unsupported,
 )
 from ntt_backup.model import Batch
-from ntt_backup.process.pipeline import wait_for
 from ntt_backup.source.inspection import Store
 from ntt_backup.upload.strategies import open_probe, open_session
 from ntt_backup.upload.strategies.session import Rejection
@@ -32,6 +31,7 @@ from ntt_backup.upload.strategies.stream import StreamSession
 from ntt_backup.wire import framing, write_messages
 from tests.contract.harness import Harness, Machine, reasons, receipt_of, settle
 from tests.contract.lying_commits import lying_receiver, receipt
+from tests.environment import wait_until
 from tests.files import noise
 from tests.patience import PATIENCE
 
@@ -470,7 +470,9 @@ def test_a_batch_is_in_flight_where_the_link_is_lost_before_it(
     probe.facts(will_try_out=True)
     session = open_session("stream", spec_of(local), store, probe.hand_over())
     assert isinstance(session, StreamSession)
-    assert wait_for(reading=session.channel.fds, timeout=PATIENCE)
+    child = session.channel._child
+    # Its stdout may be at its end while its stdin still takes bytes; when it is gone, both are.
+    wait_until(lambda: child.status is not None, "the remote is gone")
     with pytest.raises(RemoteUnreachable):
         session.put(second)
     assert session.in_flight == (second,)
