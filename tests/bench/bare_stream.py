@@ -1,73 +1,111 @@
-"""The least that two Python programs do to send blobs and prove them: the floor beside `run`.
+"""The least that two Python programs do to send blobs and prove them: the floors beside a run.
 
-The sender lists, reads and hashes each file of its directories, and writes it into a stream; the
-receiver hashes each once more, and writes it. Neither has a receipt, syncs anything or gives a name
-later. What the other says is trusted: `python -I bare_stream.py send STORE URL AA...`,
-`python -I bare_stream.py receive DIRECTORY`. URL: of a catalog, where the plainest UPDATE marks
-what was sent of each AA; may be empty.
+*Bare streams*: the sender lists, reads and hashes each file of its directories, and writes it into
+a stream; the receiver hashes each once more, and writes it. Nothing is answered, synced or named
+later: `python -I bare_stream.py send STORE AA...`, `python -I bare_stream.py receive DIRECTORY`.
+
+*A bare run* does what a run promises, too, for the blobs of some directories at once. The sender
+loads our command line and settings, and asks the catalog for the names. The receiver writes the
+files beside the store, syncs, gives them their names, syncs, and answers; only then the plainest
+UPDATE marks them. The next ones are sent meanwhile. Nothing is tried again, the far side is
+trusted, and each of its directories is new: `python -I bare_stream.py run STORE URL SETTINGS
+COMMAND AA...`, whose command starts `python -I bare_stream.py store DIRECTORY` there.
 """
 
 from __future__ import annotations
 
 import marshal
 import os
+import subprocess
 import sys
-from collections.abc import Callable
 from io import BufferedReader, FileIO
-from typing import Any, BinaryIO
+from itertools import groupby
+from pathlib import Path
+from typing import IO, Any, cast
 
 from blake3 import blake3
 
 _MOST_BYTES = 1 << 20
 _MOST_FILES = 250
+_DIRECTORIES = 3  # About 1,000 of 100,000 blobs, as a batch has.
+_CLAIM_SQL = "select blobid from blobs where blobid between %s and %s and remote_copied is not true"
 _MARK_SQL = """
     update blobs set remote_copied = true, remote_last_checked = now(), remote_copy_failed = false
     where blobid between %s and %s
 """
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_COMMIT = bytes(4)
 
 
-def marker(url: str) -> Callable[[str], object]:
-    """Returns what marks all blobs of one `aa` in a catalog, where there is one."""
-    if not url:
-        return lambda part: None
+def run(store: str, url: str, settings: str, command: str, parts: list[str]) -> None:
+    """Sends the blobs of some directories, and marks those that are stored."""
     from psycopg import connect
 
-    catalog = connect(url, autocommit=True)
-    return lambda part: catalog.execute(_MARK_SQL, [part, f"{part}g"])
+    import ntt_backup.cli.app  # noqa: F401
+    from ntt_backup.config import RemoteConfig, load
+
+    load(RemoteConfig, file=Path(settings))
+    sent: list[tuple[list[str], int]] = []
+    with (
+        subprocess.Popen(
+            ["sh", "-c", command], _MOST_BYTES, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as remote,
+        connect(url, autocommit=True) as catalog,
+    ):
+        out, answers = cast("IO[bytes]", remote.stdin), cast("IO[bytes]", remote.stdout)
+        for first in range(0, len(parts), _DIRECTORIES):
+            some = parts[first : first + _DIRECTORIES]
+            limits = [some[0], f"{some[-1]}g"]
+            names = sorted(name for (name,) in catalog.execute(_CLAIM_SQL, limits))
+            for place, here in groupby(names, lambda name: f"{name[:2]}/{name[2:4]}"):
+                _send_files(out, store, place, list(here))
+            out.write(_COMMIT)
+            out.flush()
+            sent.append((limits, len(names)))
+            if len(sent) == 2:
+                _settle(answers, catalog, *sent.pop(0))
+        for one in sent:
+            _settle(answers, catalog, *one)
 
 
-def send(out: BinaryIO, store: str, parts: list[str], mark: Callable[[str], object]) -> None:
+def _settle(answers: IO[bytes], catalog: Any, limits: list[str], count: int) -> None:
+    if (stored := answers.readline()) != b"%d\n" % count:
+        sys.exit(f"stored are {stored!r} of {count} blobs")
+    catalog.execute(_MARK_SQL, limits)
+
+
+def send(out: IO[bytes], store: str, parts: list[str]) -> None:
     """Writes frames: the files of a directory, and the pieces of a large one."""
-    piece = memoryview(bytearray(_MOST_BYTES))
     for part in parts:
         for sub in os.listdir(f"{store}/{part}"):
             place = f"{part}/{sub}"
-            directory = os.open(f"{store}/{place}", os.O_RDONLY | os.O_DIRECTORY)
-            files: list[tuple[str, int]] = []
-            contents: list[bytes] = []
-            held = 0
-            for name in os.listdir(directory):
-                file = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
-                size = os.readv(file, [piece])
-                if size == _MOST_BYTES:
-                    _send_large(out, place, name, file, piece)
-                else:
-                    content = bytes(piece[:size])
-                    _prove(name, blake3(content).hexdigest())
-                    files.append((name, size))
-                    contents.append(content)
-                    held += size
-                    if len(files) == _MOST_FILES or held > _MOST_BYTES:
-                        _write(out, place, files, contents)
-                        files, contents, held = [], [], 0
-                os.close(file)
-            _write(out, place, files, contents)
-            os.close(directory)
-        mark(part)
+            _send_files(out, store, place, os.listdir(f"{store}/{place}"))
 
 
-def _send_large(out: BinaryIO, place: str, name: str, file: int, piece: memoryview) -> None:
+def _send_files(out: IO[bytes], store: str, place: str, names: list[str]) -> None:
+    piece = _SPACE
+    files: list[tuple[str, int]] = []
+    contents: list[bytes] = []
+    held = 0
+    for name in names:
+        file = os.open(f"{store}/{place}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        size = os.readv(file, [piece])
+        if size == _MOST_BYTES:
+            _send_large(out, place, name, file, piece)
+        else:
+            content = bytes(piece[:size])
+            _prove(name, blake3(content).hexdigest())
+            files.append((name, size))
+            contents.append(content)
+            held += size
+            if len(files) == _MOST_FILES or held > _MOST_BYTES:
+                _write(out, place, files, contents)
+                files, contents, held = [], [], 0
+        os.close(file)
+    _write(out, place, files, contents)
+
+
+def _send_large(out: IO[bytes], place: str, name: str, file: int, piece: memoryview) -> None:
     left = size = os.fstat(file).st_size
     digest, count = blake3(), len(piece)
     _write(out, place, [(name, size)], [])
@@ -79,15 +117,19 @@ def _send_large(out: BinaryIO, place: str, name: str, file: int, piece: memoryvi
     _prove(name, digest.hexdigest())
 
 
-def _write(out: BinaryIO, place: str, files: list[tuple[str, int]], contents: list[bytes]) -> None:
+def _write(out: IO[bytes], place: str, files: list[tuple[str, int]], contents: list[bytes]) -> None:
     if files:
         head = marshal.dumps((place, files))
         out.write(b"".join([len(head).to_bytes(4, "big"), head, *contents]))
 
 
-def receive(source: BufferedReader[Any], to: str) -> None:
-    """Writes what the frames have into a directory."""
+def receive(source: BufferedReader[Any], to: str) -> tuple[list[str], int]:
+    """Writes what the frames have into a directory, up to a commit or the end. Returns the
+    directories that it has made, and the number of files.
+    """
     space = memoryview(bytearray(2 * _MOST_BYTES))
+    places: list[str] = []
+    written = 0
     while size := int.from_bytes(source.read(4), "big"):
         place, files = marshal.loads(source.read(size))
         os.makedirs(f"{to}/{place}", exist_ok=True)
@@ -106,6 +148,32 @@ def receive(source: BufferedReader[Any], to: str) -> None:
             else:
                 _receive_large(source, name, last, size, space)
         os.closerange(directory, last + 1)
+        if not places or places[-1] != place:
+            places.append(place)
+        written += len(files)
+    return places, written
+
+
+def keep(source: BufferedReader[Any], to: str) -> None:
+    """Writes what comes beside the store, and gives it its names when it is told to commit."""
+    from ntt_backup.blobdir.syscalls import syncfs
+
+    stage = f"{to}/stage-{os.getpid()}"
+    os.mkdir(stage)
+    fd = os.open(stage, os.O_RDONLY | os.O_DIRECTORY)
+    while True:
+        places, written = receive(source, stage)
+        if not written:
+            break
+        syncfs(fd)
+        for part, here in groupby(places, lambda place: place[:2]):
+            os.mkdir(f"{to}/{part}")
+            for place in here:
+                os.rename(f"{stage}/{place}", f"{to}/{place}")
+            os.rmdir(f"{stage}/{part}")
+        syncfs(fd)
+        os.write(1, b"%d\n" % written)
+    os.rmdir(stage)
 
 
 def _receive_large(
@@ -125,11 +193,19 @@ def _prove(name: str, found: str) -> None:
         sys.exit(f"{name} is {found}")
 
 
+_SPACE = memoryview(bytearray(_MOST_BYTES))
+
 if __name__ == "__main__":
     # A large buffer: what ssh costs grows with the number of the writes.
-    if sys.argv[1] == "send":
-        with open(1, "wb", _MOST_BYTES) as out:
-            send(out, sys.argv[2], sys.argv[4:], marker(sys.argv[3]))
-    else:
-        with BufferedReader(FileIO(0), _MOST_BYTES) as source:
-            receive(source, sys.argv[2])
+    match sys.argv[1:]:
+        case ["send", root, *parts]:
+            with open(1, "wb", _MOST_BYTES) as out:
+                send(out, root, parts)
+        case ["run", root, url, settings, command, *parts]:
+            run(root, url, settings, command, parts)
+        case ["receive", to]:
+            with BufferedReader(FileIO(0), _MOST_BYTES) as source:
+                receive(source, to)
+        case ["store", to]:
+            with BufferedReader(FileIO(0), _MOST_BYTES) as source:
+                keep(source, to)

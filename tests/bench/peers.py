@@ -26,6 +26,7 @@ from tests.bench.lab import ALIAS, HOST
 
 _BATCH = 1000
 _SIDE_BY_SIDE = 4
+_BARE = (sys.executable, "-I", str(Path(__file__).with_name("bare_stream.py")))
 _CHUNK = 1 << 20
 
 
@@ -270,26 +271,29 @@ class Rclone(Contender):
 
 class BareStreams(Contender):
     """Two Python loops and an ssh between them, twice side by side: what they hash is all that they
-    prove, and what they write is neither synced nor recorded. The floor of what is written in
-    Python; see bare_stream."""
+    prove, and what they write is neither synced nor recorded. See bare_stream."""
 
     name = "bare streams"
     tools = ("ssh", "bash")
 
     def run(self, job: Job) -> float:
-        return _bare_streams(job, catalog="")
+        receive = shlex.join([*_BARE, "receive", str(job.destination)])
+        send = [*_BARE, "send", str(job.store.root)]
+        return _twice(job, send, f" | {_shell(job, receive)}")
 
 
-class MarkedStreams(Ours):
-    """The same, and each sender marks what it has sent in our catalog, by the plainest UPDATE: the
-    floor of our work. What we do beyond it is to start, to claim, to sync and to answer."""
+class BareRun(Ours):
+    """The same, and what else a run promises: our settings, the catalog's names, a sync before the
+    names, an answer, and the plainest UPDATE. The floor of what is written in Python."""
 
-    name = "bare, UPDATE"
+    name = "bare run"
     tools = ("ssh", "bash")
     version_argv = ()
 
     def run(self, job: Job) -> float:
-        return _bare_streams(job, catalog=self._url(job))
+        keep = _shell(job, shlex.join([*_BARE, "store", str(job.destination)]))
+        settings = str(job.scratch / "settings.toml")
+        return _twice(job, [*_BARE, "run", str(job.store.root), self._url(job), settings, keep])
 
     def check(self, job: Job) -> None:
         compare(job.store, job.destination)
@@ -346,7 +350,7 @@ CONTENDERS: tuple[Contender, ...] = (
     Borg(),
     Rclone(),
     BareStreams(),
-    MarkedStreams(),
+    BareRun(),
     Copy(),
     Ceiling(),
 )
@@ -358,14 +362,12 @@ def _shell(job: Job, command: str) -> str:
     return shlex.join(job.lab.argv(command))
 
 
-def _bare_streams(job: Job, catalog: str) -> float:
+def _twice(job: Job, send: list[str], onwards: str = "") -> float:
+    """Runs a sender twice side by side, each with half of the directories."""
     parts = sorted(os.listdir(job.store.root))
-    program = [sys.executable, "-I", str(Path(__file__).with_name("bare_stream.py"))]
-    receive = _shell(job, shlex.join([*program, "receive", str(job.destination)]))
-    send = [*program, "send", str(job.store.root), catalog]
-    streams = [shlex.join([*send, *parts[first::2]]) + f" | {receive}" for first in range(2)]
-    script = f"{streams[0]} & {streams[1]} && wait $!"
-    return job.call(["bash", "-o", "pipefail", "-c", script])
+    middle = len(parts) // 2
+    one, other = (shlex.join([*send, *half]) + onwards for half in (parts[:middle], parts[middle:]))
+    return job.call(["bash", "-o", "pipefail", "-c", f"{one} & {other} && wait $!"])
 
 
 def _count(job: Job, files: int, size: int, *, loosely: bool = False) -> None:
