@@ -97,6 +97,16 @@ def test_what_the_buffers_on_the_way_take_in_says_nothing_about_the_link() -> No
     assert machine.goes_on(3, works=0.1, waits=0.8, spare=0.5)[-1] > 1
 
 
+def test_a_level_is_not_tried_that_takes_more_than_the_cpus_have_left() -> None:
+    """Level 12 takes nearly three times as long as level 9, and a try of it half a second."""
+    works, spare = (0.0, 0.05, 0.1, 0.2, 0.38, 1.0), (1.6, 1.5, 1.4, 1.2, 1.0, 0.0)
+    machine, steps = Machine(), []
+    for _ in range(160):
+        share, idle = works[machine.effort.step], spare[machine.effort.step]
+        steps += machine.goes_on(0.125, works=share, waits=0.95 - share, spare=idle, senders=2)
+    assert (steps[-1], max(steps)) == (4, 4)
+
+
 def test_where_the_cpu_is_used_up_nothing_is_compressed_that_saves_little() -> None:
     machine = Machine()
     assert machine.goes_on(4, works=0.5, waits=0.2, spare=0.0)[-1] == 0
