@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 
 import pytest
@@ -15,14 +17,19 @@ from hypothesis import strategies as st
 
 from ntt_backup.client.throttle import Limit, Pace
 from ntt_backup.config.timetable import parse
+from ntt_backup.process.pipeline import die_with_parent
 from tests.environment import wait_until
 
 RATE = 2e6
 SECONDS = 1.0
+SENDERS = 4
+# How far a clock goes on at once; how long its copies sleep between two looks at it.
+STEP = 0.01
+TURN = 0.0005
 fractions = st.floats(0, 1, exclude_max=True)
 
 
-def limited(rate: float, senders: int, clock: Callable[[], float] = time.monotonic) -> Limit:
+def limited(rate: float, senders: int, clock: Callable[[], float]) -> Limit:
     made = Limit(None, senders, clock)
     made.set(rate)
     return made
@@ -90,37 +97,75 @@ def test_no_share_is_smaller_than_an_ssh_packet_is_worth(rate: float) -> None:
         bucket.now += 1e-3
 
 
-def send(pace: Pace, until: float) -> None:
-    while time.monotonic() < until:
-        amount = pace.allowance()
-        pace.spend(amount)
-        if not amount:
-            time.sleep(pace.delay())
+class Clock:
+    """A clock that copies of this process share. It goes on when none of them may send any more, so
+    that a busy machine makes them no slower.
+    """
+
+    def __init__(self) -> None:
+        self._shared = memoryview(mmap.mmap(-1, 8 * (1 + SENDERS))).cast("d")
+        self._shared[0] = 1000.0
+
+    def __call__(self) -> float:
+        return self._shared[0]
+
+    def wait(self, copy: int) -> None:
+        """Return, in a copy, once the clock has gone on."""
+        now = self._shared[1 + copy] = self()
+        while self() == now:
+            time.sleep(TURN)
+
+    def go_on(self, copies: int, seconds: float) -> None:
+        """Return once so many copies have sent what they may in so many seconds."""
+        self._await(copies)
+        for _ in range(round(seconds / STEP)):
+            self._shared[0] += STEP
+            self._await(copies)
+
+    def _await(self, copies: int) -> None:
+        for copy in range(copies):
+            while self._shared[1 + copy] != self():
+                time.sleep(TURN)
 
 
-def in_copies(limit: Limit, senders: int, until: float) -> list[int]:
-    """Return the PIDs of copies of this process that send as much as they may until then."""
+@contextmanager
+def in_copies(limit: Limit, clock: Clock, copies: int) -> Iterator[None]:
+    """Copies of this process, each of which sends as much as it may until it is killed."""
     pids = []
-    for index in range(senders):
+    for index in range(copies):
+        die_with_us = die_with_parent()
         pid = os.fork()
         if pid == 0:
             try:
+                die_with_us()
                 os.closerange(3, 256)
-                send(limit.sender(index), until)
+                send(limit.sender(index), clock, index)
             finally:
-                os._exit(0)
+                os._exit(1)
         pids.append(pid)
-    return pids
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
-@pytest.mark.parametrize("senders", [1, 4])
+def send(pace: Pace, clock: Clock, copy: int) -> None:
+    while True:
+        amount = pace.allowance()
+        pace.spend(amount)
+        if not amount:
+            clock.wait(copy)
+
+
+@pytest.mark.parametrize("senders", [1, SENDERS])
 def test_copies_of_a_process_share_a_limit(senders: int) -> None:
-    limit = limited(RATE, 4)
-    began = time.monotonic()
-    for pid in in_copies(limit, senders, began + SECONDS):
-        os.waitpid(pid, 0)
-    assert limit.sent <= RATE * (time.monotonic() - began) + RATE
-    assert limit.sent > RATE * SECONDS / 2
+    clock = Clock()
+    limit = limited(RATE, SENDERS, clock)
+    with in_copies(limit, clock, senders):
+        clock.go_on(senders, SECONDS)
+    assert RATE * (SECONDS + 0.2) <= limit.sent <= RATE * (SECONDS + 0.3)
 
 
 def test_all_senders_of_a_limit_are_allowed_the_same() -> None:
@@ -137,17 +182,13 @@ def test_all_senders_of_a_limit_are_allowed_the_same() -> None:
 
 
 def test_a_sender_that_is_killed_blocks_nobody_and_its_successor_counts_on() -> None:
-    limit = limited(RATE, 2)
-    (victim,) = in_copies(limit, 1, time.monotonic() + 60)
-    wait_until(lambda: limit.sent, "something from it")
-    os.kill(victim, signal.SIGKILL)
-    os.waitpid(victim, 0)
-    before = limit.sent
-    began = time.monotonic()
-    for pid in in_copies(limit, 2, began + SECONDS):
-        os.waitpid(pid, 0)
-    assert limit.sent > before + RATE * SECONDS / 2
-    assert limit.sent - before <= RATE * (time.monotonic() - began) + RATE
+    clock = Clock()
+    limit = limited(RATE, 2, clock)
+    with in_copies(limit, clock, 1):
+        wait_until(lambda: limit.sent, "something from it")
+    with in_copies(limit, clock, 2):
+        clock.go_on(2, SECONDS)
+    assert RATE * (SECONDS + 0.2) <= limit.sent <= RATE * (SECONDS + 0.3)
 
 
 # --- what changes while they send -----------------------------------------------------------------
@@ -206,11 +247,14 @@ def test_a_timetable_holds_unless_something_else_was_set() -> None:
 
 
 def test_copies_of_a_process_hear_of_a_pause_and_its_end() -> None:
-    limit = Limit(None, 1)
+    clock = Clock()
+    limit = Limit(None, 1, clock)
     limit.held = True
-    (pid,) = in_copies(limit, 1, time.monotonic() + 60)
-    limit.set(10_000)  # Only what is sent under a limit is counted.
-    limit.held = False
-    wait_until(lambda: limit.sent, "something from it")
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+    with in_copies(limit, clock, 1):
+        clock.go_on(1, SECONDS)
+        limit.set(10_000)  # Only what is sent under a limit is counted.
+        clock.go_on(1, SECONDS)
+        assert limit.sent == 0
+        limit.held = False
+        clock.go_on(1, SECONDS)
+        assert limit.sent > 0
