@@ -12,7 +12,7 @@ import shlex
 import stat
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import pytest
 from blake3 import blake3
 
 from ntt_backup.blobdir.layout import relative_path
-from ntt_backup.client.connection import SessionSpec
+from ntt_backup.client.connection import Connection, SessionSpec
 from ntt_backup.client.local import Local
 from ntt_backup.client.throttle import alone
 from ntt_backup.client.transport import Transport
@@ -239,6 +239,19 @@ def settle(session: Session) -> list[Outcome]:
         assert time.monotonic() < deadline, f"no outcome for {session.in_flight}"
         outcomes += session.collect(1.0)
     return outcomes
+
+
+def takes(patched: pytest.MonkeyPatch, seconds: float) -> None:
+    """From now on each piece that comes from a remote takes so long, by a clock that jumps."""
+    frames, clock, jumped = Connection.frames, time.monotonic, 0.0
+
+    def jumping(connection: Connection, data: bytes) -> Iterator[tuple[int, memoryview]]:
+        nonlocal jumped
+        jumped += seconds
+        return frames(connection, data)
+
+    patched.setattr(Connection, "frames", jumping)
+    patched.setattr(time, "monotonic", lambda: clock() + jumped)
 
 
 def receipt_of(outcome: Outcome) -> Receipt:

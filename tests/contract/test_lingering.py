@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -27,7 +26,7 @@ from ntt_backup.upload.strategies.probe import Probe
 from ntt_backup.upload.strategies.tar_probe import ScratchDirectory
 from ntt_backup.wire import framing
 from tests.contract.dumps import NAME, send_dump
-from tests.contract.harness import Harness, Machine, settle
+from tests.contract.harness import Harness, Machine, settle, takes
 from tests.environment import wait_until
 from tests.patience import PATIENCE
 
@@ -215,11 +214,11 @@ def receiver_that(machine: Machine, allow: str, *lines: str) -> None:
 
 @pytest.mark.parametrize("strategy", ["tar"])  # The same by each.
 def test_a_receiver_that_only_shows_signs_of_life_is_not_read_for_ever(
-    local: Harness, machine: Machine
+    local: Harness, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     receiver_that(machine, "list", "while True: os.write(1, frame(BUSY)); time.sleep(0.01)")
-    run = RunSettings(stall_timeout=3600, receipt_timeout=1)
-    session = ReadSession(spec_of(local, machine, run))
+    session = ReadSession(spec_of(local, machine))
+    takes(monkeypatch, PATIENCE / 2)
     with pytest.raises(RemoteUnreachable) as caught:
         session.names(bytes(32), b"\xff" * 32, most=1)
     assert "signs of life" in caught.value.detail
@@ -229,7 +228,6 @@ def test_a_receiver_that_only_shows_signs_of_life_is_not_read_for_ever(
 def test_a_remote_has_as_long_for_the_hash_of_a_large_blob_as_a_slow_disk_takes(
     local: Harness, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A thousand seconds of signs of life pass in one."""
     receiver_that(
         machine,
         "list,verify",
@@ -237,10 +235,8 @@ def test_a_remote_has_as_long_for_the_hash_of_a_large_blob_as_a_slow_disk_takes(
         "os.write(1, verdicts(Verdicts(1, 1, 1 << 40, [])))",
         "os.read(0, 1 << 16)",
     )
-    run = RunSettings(stall_timeout=3600, receipt_timeout=1)
-    session = ReadSession(spec_of(local, machine, run))
-    start, clock = time.monotonic(), time.monotonic
-    monkeypatch.setattr(time, "monotonic", lambda: start + (clock() - start) * 1000)
+    session = ReadSession(spec_of(local, machine))
+    takes(monkeypatch, PATIENCE / 2)
     session.ask_verdicts([bytes(32)])
     assert session.verdicts(1 << 40).right == 1
     session.abort()

@@ -8,18 +8,17 @@ import errno
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from ntt_backup.client.connection import Connection
 from ntt_backup.errors import BatchRejected, RemoteUnreachable, SourceError, Unsupported
 from ntt_backup.upload.strategies import in_flight
 from ntt_backup.upload.strategies.session import Rejection, Session
 from ntt_backup.upload.strategies.stream import StreamSession
 from ntt_backup.wire import framing, write_messages
-from tests.contract.harness import Harness, Machine, receipt_of, settle
+from tests.contract.harness import Harness, Machine, receipt_of, settle, takes
 from tests.contract.lying_commits import lying_receiver, receipt
 from tests.files import noise
 from tests.patience import PATIENCE
@@ -158,7 +157,7 @@ def test_an_answer_that_is_there_is_heard_before_the_remote_is_called_silent(
 def test_a_remote_that_clears_up_for_long_before_it_is_ready_is_waited_for(
     local: Harness, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each sign of life takes half as long as the remote may be silent, by a clock that jumps."""
+    """Each sign of life takes half as long as the remote may be silent."""
     transport = lying_receiver(machine, receipt(1))
     program = machine.tools / "lying.py"
     slowly = (
@@ -166,15 +165,7 @@ def test_a_remote_that_clears_up_for_long_before_it_is_ready_is_waited_for(
     )
     text = program.read_text().replace("while True:", slowly + "while True:", 1)
     program.write_text(text.replace("== HELLO: say", "== HELLO: clear_up(); say"))
-    frames, clock, jumped = Connection.frames, time.monotonic, 0.0
-
-    def jumping(connection: Connection, data: bytes) -> Iterator[tuple[int, memoryview]]:
-        nonlocal jumped
-        jumped += transport.connect_timeout / 2
-        return frames(connection, data)
-
-    monkeypatch.setattr(Connection, "frames", jumping)
-    monkeypatch.setattr(time, "monotonic", lambda: clock() + jumped)
+    takes(monkeypatch, transport.connect_timeout / 2)
     session = local.open(transport=transport)
     assert session.usable
 
@@ -188,12 +179,11 @@ def test_a_remote_has_as_long_for_a_receipt_as_a_slow_disk_takes_to_hash_a_large
             for _ in range(50): say(frame(BUSY)); time.sleep(0.01)
             {receipt(1)}
 """
-    session = local.open(transport=lying_receiver(machine, answer), receipt_timeout=20)
+    session = local.open(transport=lying_receiver(machine, answer), receipt_timeout=PATIENCE)
     batch = local.batch("b", b"content")
     session.put(batch)
     monkeypatch.setattr(in_flight, "SLOW", len(b"content") / 1_000_000)
-    start, clock = time.monotonic(), time.monotonic
-    monkeypatch.setattr(time, "monotonic", lambda: start + (clock() - start) * 1000)
+    takes(monkeypatch, PATIENCE / 2)
     while not (outcomes := session.collect(1.0)):
         continue
     assert receipt_of(outcomes[0]).stored == batch.blobs
