@@ -41,8 +41,11 @@ class Attributes:
             if name not in entry.xattrs:
                 with suppress(OSError):
                     os.removexattr(fd, name)
+        if entry.xattrs:
+            if self.user and status.st_mode & 0o600 != 0o600:  # Else it may not set them.
+                os.fchmod(fd, status.st_mode & 0o777 | 0o600)
+            self._extend(fd, entry, owned=owned)
         os.fchmod(fd, entry.mode if owned else entry.mode & ~_AS_OWNER)
-        self._extend(fd, entry, owned=owned)
         os.utime(fd, ns=(entry.mtime, entry.mtime))
 
     def set_unopened(self, directory: int, name: str, entry: Entry) -> None:

@@ -122,7 +122,7 @@ class Tree:
                 new = True
         try:
             if not new:
-                _let_in(above.fd, name)
+                _let_in(above.fd, name, DIRECTORY, 0o700)
             fd = _out_of_the_way(os.open(name, DIRECTORY, dir_fd=above.fd))
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR):
@@ -153,8 +153,14 @@ def checked(name: str) -> str:
 
 
 def open_old(level: Level, name: str, flags: int = os.O_RDONLY) -> int:
-    """Opens a file that is there. Raises Refused for what is none, OSError."""
-    fd = os.open(name, flags | _OLD, dir_fd=level.fd)
+    """Opens a file that is there, also one of this user's own whose mode is against it. Raises
+    Refused for what is none, OSError.
+    """
+    try:
+        fd = os.open(name, flags | _OLD, dir_fd=level.fd)
+    except PermissionError:
+        _let_in(level.fd, name, _OLD, 0o600)
+        fd = os.open(name, flags | _OLD, dir_fd=level.fd)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise Refused("it is no file any more")
@@ -260,14 +266,14 @@ def _is_plain(fd: int, group: int) -> bool:
     return os.fstat(fd).st_gid == group
 
 
-def _let_in(above: int, name: str) -> None:
-    """Lets this user into a directory of its own that an earlier restore has closed."""
+def _let_in(above: int, name: str, flags: int, rights: int) -> None:
+    """Lets this user into a directory or a file of its own that an earlier restore has closed."""
     if os.geteuid() == 0:
         return
-    with closing(os.open(name, DIRECTORY | os.O_PATH, dir_fd=above)) as fd:
+    with closing(os.open(name, flags | os.O_PATH, dir_fd=above)) as fd:
         status = os.fstat(fd)
-        if status.st_mode & 0o700 != 0o700 and status.st_uid == os.geteuid():
-            Path(f"/proc/self/fd/{fd}").chmod(stat.S_IMODE(status.st_mode) | 0o700)
+        if status.st_mode & rights != rights and status.st_uid == os.geteuid():
+            Path(f"/proc/self/fd/{fd}").chmod(stat.S_IMODE(status.st_mode) | rights)
 
 
 def _kind(level: Level, name: str) -> str:
