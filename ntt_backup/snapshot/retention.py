@@ -60,7 +60,7 @@ def plan(
     # What has lost a version that it needs stays as long as it would, but others are kept for it.
     staying = _kept(whole, times, rule) | _kept(sound, times, rule)
     unfinished = [one for one in versions if not one.whole]
-    dead = [one for one in unfinished if _is_dead(one, whole, now)]
+    dead = [one for one in unfinished if _is_dead(one, times, now)]
     needed = {name: root for root in sorted(staying, reverse=True) for name in chains[root]}
     for one in unfinished:
         # Another host's take may build on what was the newest when it began.
@@ -80,11 +80,15 @@ def _kept(names: Iterable[str], times: Mapping[str, datetime], rule: Retention) 
     return kept(found, rule) if found else frozenset()
 
 
-def _is_dead(one: Version, whole: Iterable[str], now: datetime) -> bool:
+def _is_dead(one: Version, times: Mapping[str, datetime], now: datetime) -> bool:
     """Returns whether a version without manifest is what a take or a removal has left: a later
-    version is whole, and no take lasts so long.
+    version is whole, and no take lasts so long. times: when the whole ones were begun.
     """
-    return now - begun(one.name) > DEAD_AFTER and any(one.name < name for name in whole)
+    named = begun(one.name)
+    later = {name: time for name, time in times.items() if one.name < name}
+    if named > now:  # A clock was ahead once. It was begun before the whole ones behind it.
+        return any(now - time > DEAD_AFTER for name, time in later.items() if begun(name) > named)
+    return bool(later) and now - named > DEAD_AFTER
 
 
 def life(wanted: SnapshotSettings) -> timedelta:

@@ -95,6 +95,18 @@ def test_what_was_never_finished_goes_when_no_take_can_be_at_it_any_more() -> No
     assert [(one.name, why) for one, why in found.needed] == [(young, running)]
 
 
+def test_what_was_never_finished_goes_in_time_after_a_clock_that_was_ahead() -> None:
+    ahead = NOW + timedelta(days=365)
+    first, left, second, running, third = (name(ahead + timedelta(seconds=n)) for n in range(5))
+    times = {
+        one: NOW - timedelta(hours=age) for one, age in ((first, 72), (second, 48), (third, 2))
+    }
+    versions = [version(one, whole=one in times) for one in (first, left, second, running, third)]
+    found = plan(versions, {one: [one] for one in times}, times, Retention(1, 0, 0), NOW)
+    assert [one.name for one in found.dead] == [left]
+    assert [one.name for one in found.gone] == [first]
+
+
 def test_the_first_version_of_a_set_may_take_weeks() -> None:
     running = version(name(NOW - timedelta(days=20)), whole=False)
     assert planned([running], {}, Retention(1, 0, 0)).names == []
