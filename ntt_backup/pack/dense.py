@@ -37,6 +37,9 @@ _D: Final = 8
 _F: Final = 18
 # A saving that is worth decompressing for: a part of the whole.
 _WORTH: Final = 0.03
+# Blobs that save less as one piece have nothing to save, and nothing in common: no more is tried.
+_COMMON: Final = 0.01
+_QUICK: Final = 1
 
 Buffer = bytes | bytearray | memoryview
 Compress = Callable[[Buffer], bytes]
@@ -124,6 +127,9 @@ class Dense:
         total = self._bytes
         training, probe = _sample(_split(self._room, self._sizes), total)
         if not probe:
+            return
+        whole = b"".join([*training, *probe])
+        if len(zstandard.compress(whole, _QUICK)) > len(whole) * (1 - _COMMON):
             return
         plain = _compressor(None)
         least = _packed(probe, None) * (1 - _WORTH)
