@@ -180,12 +180,16 @@ class _Run:
         """
         from ntt_backup.daemon.preflight import Preflight
 
+        def load_ahead() -> None:
+            if preflight.pending or self._watch:
+                self._workers.load_ahead(preflight.estimate)
+
         warnings = []
         first = self._workers.first
         self._connect_first()
         preflight = Preflight(
             self._settings,
-            lambda: WorkerProbe(first, self._hear_first, self._emit),
+            lambda: WorkerProbe(first, self._hear_first, self._emit, load_ahead),
             try_out=self._watch,
             prepare=True,
             patient=self._watch,

@@ -97,17 +97,20 @@ class Worker:
         self._kept = 0.0
         pipe.on_tick = self._keep_claims
 
-    def claim_ahead(self) -> Batch | None:
-        """Claims what `run` will send, before it is known whether it may begin. Returns a small
-        first batch, which it sends first; None where there is none. What goes wrong here, `run`
-        will meet again.
+    def claim_ahead(self) -> None:
+        """Claims what `run` will send, before it is known whether it may begin. What goes wrong
+        here, `run` will meet again.
         """
         try:
             self._claim()
+            self._kept = time.monotonic()
         except BackupError:
             self.let_go()
-            return None
-        self._kept = time.monotonic()
+
+    def first_batch(self) -> Batch | None:
+        """Returns a small batch of what was claimed, which `run` will send first; None where there
+        is none.
+        """
         batch = self._queue.pop_new(_FIRST_BYTES)
         if batch is not None:
             self._queue.delay([batch])

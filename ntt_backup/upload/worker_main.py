@@ -258,17 +258,20 @@ def _prepare(spec: WorkerSpec, remote: Remote, worker: Worker, pipe: EventPipe) 
         if words.await_first(fds) != PROBE_AND_TRY:
             return None
         load()
-        first = worker.claim_ahead()
-        return None if spec.settings.run.bwlimit else first
+        worker.claim_ahead()
+        return None if spec.settings.run.bwlimit else worker.first_batch()
 
     if not spec.probes:
         remote.connect_ahead()
+        worker.claim_ahead()
         return words.next() == GO
     # Its end takes the trial blobs along.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     remote.begin_probe(meanwhile)
     while (word := words.next()) in (PROBE, PROBE_AND_TRY, TRY_OUT, PLACE):
         pipe.emit(remote.answer(word))
+        if word == PROBE_AND_TRY and remote.strategy == "objects":
+            worker.claim_ahead()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     remote.end_probe(go_on=word == GO)
     return word == GO

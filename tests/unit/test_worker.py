@@ -55,7 +55,8 @@ def stop_pipe() -> Iterator[tuple[int, int]]:
 def test_what_is_claimed_ahead_is_sent_first_and_once() -> None:
     made = scene(300)
     worker = made.worker()
-    first = worker.claim_ahead()
+    worker.claim_ahead()
+    first = worker.first_batch()
     assert made.remote.batches == []
     worker.run()
     assert made.remote.batches[0] is first
@@ -66,7 +67,8 @@ def test_what_is_claimed_ahead_is_sent_first_and_once() -> None:
 def test_a_claim_ahead_that_fails_is_made_again_by_the_run(fault: str) -> None:
     made = scene(30, catalog=[fault])
     worker = made.worker()
-    assert worker.claim_ahead() is None
+    worker.claim_ahead()
+    assert worker.first_batch() is None
     worker.run()
     made.assert_done()
 
@@ -74,7 +76,8 @@ def test_a_claim_ahead_that_fails_is_made_again_by_the_run(fault: str) -> None:
 def test_what_was_claimed_ahead_long_ago_is_claimed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     made = scene(30)
     worker = made.worker()
-    first = worker.claim_ahead()
+    worker.claim_ahead()
+    first = worker.first_batch()
     monkeypatch.setattr("ntt_backup.upload.worker._CLAIM_SECONDS", 0.0)
     worker.run()
     assert made.remote.batches[0] is not first
@@ -89,7 +92,8 @@ def test_what_was_claimed_ahead_and_kept_since_is_not_claimed_anew(
     monkeypatch.setattr("ntt_backup.upload.worker.time", clock)
     made = scene(30)
     worker = made.worker()
-    first = worker.claim_ahead()
+    worker.claim_ahead()
+    first = worker.first_batch()
     clock.now += 100  # It is sent over a slow link meanwhile.
     made.pipe.on_tick()
     worker.run()

@@ -75,6 +75,20 @@ def test_the_first_workers_have_a_head_start_unless_much_is_pending(
     assert due(pool) == expected
 
 
+@pytest.mark.parametrize(("blobs", "loads"), [(24_000, 0), (48_000, 1)])
+def test_what_a_bucket_needs_is_loaded_where_more_workers_than_the_first_will_start(
+    blobs: int, loads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[object] = []
+    monkeypatch.setattr("ntt_backup.objects.s3.load", loaded.append)
+    settings = Settings(source={"root": "/s"}, remote={"url": "s3://bucket/prefix"})
+    pool = WorkerPool(settings, "run", Backoff(1, 60), watch=False)
+
+    pool.load_ahead(PendingEstimate(blobs, 10**6, 0, exact=True))
+
+    assert len(loaded) == loads
+
+
 def test_workers_that_were_told_to_stop_do_not_follow() -> None:
     pool = WorkerPool(SETTINGS, "run", Backoff(1, 60), watch=False)
     pool.set_strategy("tar", LITTLE, 1.0, connect=False)

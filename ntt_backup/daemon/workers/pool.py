@@ -64,12 +64,7 @@ class WorkerPool:
         self._run = run = settings.run
         self._watch = watch
         self.reserve: list[SupervisedWorker] = []
-        if settings.remote.kind == "s3":
-            from ntt_backup.objects import s3
-
-            # Its workers are copies of this process: they need not load it again.
-            s3.load(settings.remote)
-            gc.freeze()  # A collection would write to each page that the copies share with us.
+        self._remote = settings.remote
         self.limit = Limit(run.bwlimit, run.workers + _BESIDE)
         self._poll = SharedNumber(run.poll_interval)
         spec = WorkerSpec(
@@ -110,6 +105,16 @@ class WorkerPool:
         """Lets the first worker probe the remote as soon as it is prepared."""
         self.first.spec = replace(self.first.spec, strategy=self._run.strategy, probes=True)
 
+    def load_ahead(self, pending: PendingEstimate | None) -> None:
+        """Loads what a bucket needs, where the first worker does not remain alone: the others are
+        copies of this process, and need not load it again.
+        """
+        if self._remote.kind == "s3" and self._needed(pending) > 1:
+            from ntt_backup.objects import s3
+
+            s3.load(self._remote)
+            gc.freeze()  # A collection would write to each page that the copies share with us.
+
     def set_strategy(
         self, strategy: str, pending: PendingEstimate | None, now: float, *, connect: bool
     ) -> None:
@@ -117,12 +122,10 @@ class WorkerPool:
         The first ones have a head start; where the run watches, and to a bucket, all start at once.
         connect: those that start at once connect to the remote already. now: monotonic seconds.
         """
-        needed = len(self._workers)
-        at_once = needed if self._watch or strategy == "objects" else 1
-        if pending is not None and not self._watch:
-            needed = workers_needed(pending, self._run)
+        at_once = len(self._workers) if self._watch or strategy == "objects" else 1
+        if pending is not None:
             at_once = max(at_once, workers_at_once(pending))
-        self.reserve = self._workers[needed:]
+        self.reserve = self._workers[self._needed(pending) :]
         for worker in self:
             worker.found(strategy)
             waits = worker.worker >= at_once
@@ -137,6 +140,8 @@ class WorkerPool:
         """Starts the reserve when more is pending than the others were started for."""
         at_work = len(self._workers) - len(self.reserve)
         if pending is not None and pending > at_work * self._run.batch_size:
+            if self.reserve:
+                self.load_ahead(None)
             for worker in self.reserve:
                 worker.due = now
             self.reserve = []
@@ -146,6 +151,12 @@ class WorkerPool:
         if run.poll_interval != self._poll.value:
             self._poll.value = run.poll_interval
             self.hurry()
+
+    def _needed(self, pending: PendingEstimate | None) -> int:
+        """Returns how many workers the run starts with."""
+        if pending is None or self._watch:
+            return len(self._workers)
+        return workers_needed(pending, self._run)
 
     def hurry(self) -> None:
         """Has all workers look for work at once, whatever they wait for."""

@@ -26,7 +26,7 @@ class WorkerLost(Exception):
 class WorkerProbe:
     """Has a worker answer as `probe.Probe` does, and raises the errors of the worker. Raises
     WorkerLost where the worker dies or cannot be started. hear waits for messages of the worker,
-    emit takes its events.
+    emit takes its events. meanwhile is called while the remote is asked for its facts.
     """
 
     lingers = False  # The worker says so itself, at its end.
@@ -36,10 +36,12 @@ class WorkerProbe:
         worker: SupervisedWorker,
         hear: Callable[[], Iterable[Message]],
         emit: Callable[[events.Event], None],
+        meanwhile: Callable[[], None],
     ) -> None:
         self._worker = worker
         self._hear = hear
         self._emit = emit
+        self._meanwhile = meanwhile
         self.strategy = ""
         try:
             worker.prepare()
@@ -47,7 +49,7 @@ class WorkerProbe:
             raise WorkerLost(WorkerDied(status=None, detail=str(error))) from error
 
     def facts(self, *, will_try_out: bool) -> Facts:
-        found = self._ask(PROBE_AND_TRY if will_try_out else PROBE)
+        found = self._ask(PROBE_AND_TRY if will_try_out else PROBE, self._meanwhile)
         assert isinstance(found, Found)
         self.strategy = found.strategy
         return Facts(**found.facts)
@@ -63,8 +65,9 @@ class WorkerProbe:
     def close(self) -> None:
         """Does nothing: the connection is the worker's."""
 
-    def _ask(self, word: bytes) -> Found | Done:
+    def _ask(self, word: bytes, meanwhile: Callable[[], None] = lambda: None) -> Found | Done:
         self._worker.ask(word, time.monotonic())
+        meanwhile()
         answer: Found | Done | None = None
         while answer is None:
             for message in self._hear():

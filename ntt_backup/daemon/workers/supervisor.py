@@ -25,7 +25,8 @@ SOUND_SECONDS: Final = 600.0
 
 def fork_worker(spec: WorkerSpec) -> Child:
     """Returns a worker process that waits for GO. Raises OSError where that cannot be."""
-    bundle()  # Made once, and not by each of the copies.
+    if spec.settings.remote.kind != "s3":
+        bundle()  # Made once, and not by each of the copies.
     return Fork(partial(work, spec), f"ntt-worker {spec.worker}")
 
 
