@@ -24,8 +24,9 @@ def plan_of(repository: RepositoryToRead, set: str, rule: Retention, now: dateti
             raise RemoteError(
                 f"it is not known which versions {version} needs, so nothing is removed",
                 detail=problem,
-                hint="a newer program may have written it; if not, remove its directory below"
-                " snapshots/ on the target, and call this again",
+                hint="a newer program may have written it; if not, remove the file manifest of this"
+                " version below snapshots/ on the target, and nothing else: others may need its"
+                " packs; then call this again",
             )
         chains[version.name], times[version.name] = header.chain, header.begun
     return plan(found, chains, times, rule, now)

@@ -102,6 +102,12 @@ def test_forget_removes_nothing_where_a_manifest_cannot_be_read(taken: Taker) ->
     assert manifest is not None
     taken.repository.files[manifest.name] = b"of a newer program"
     files = dict(taken.repository.files)
-    with pytest.raises(RemoteError, match="nothing is removed"):
+    with pytest.raises(RemoteError, match="nothing is removed") as raised:
         expire(taken.repository, "s", RULE, taken.now)
     assert taken.repository.files == files
+    # What its hint says costs no other version its packs.
+    assert "remove the file manifest" in raised.value.hint
+    del taken.repository.files[manifest.name]
+    expire(taken.repository, "s", RULE, taken.now)
+    newest = whole(taken)[-1]
+    assert verify(taken.repository, Question(str(newest), 1.0)).exit_code == 0
