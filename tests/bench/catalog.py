@@ -56,7 +56,7 @@ _MARK_FIRST = """
     update blobs set remote_copied = true
     where blobid in (
         select blobid from blobs
-        where (remote_copied is false or remote_copied is null) and blobid >= '{}'
+        where (remote_copied is false or remote_copied is null) and blobid >= '{}' and blobid < '{}'
         order by blobid limit {}
     )
 """
@@ -117,7 +117,10 @@ def kill(url: str, dead: int) -> None:
     pending stay there, dead.
     """
     with connect(url, "bench") as conn:
-        _at_once(url, [_MARK_FIRST.format(one.lo, dead // RANGES) for one in prefix_ranges()])
+        _at_once(
+            url,
+            [_MARK_FIRST.format(one.lo, one.hi or "g", dead // RANGES) for one in prefix_ranges()],
+        )
         conn.execute("checkpoint")
 
 
