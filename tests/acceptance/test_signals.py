@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.environment import Environment, wait_until
+from tests.files import noise
 from tests.link import Link
 from tests.patience import PATIENCE
 
@@ -109,13 +110,14 @@ def test_a_signal_ends_the_preflight_of_a_remote_that_hangs(env: Environment, li
 
 
 def test_hangup_lets_the_log_be_rotated_and_the_limit_be_changed(env: Environment) -> None:
-    slow = 150_000
-    *_, last = env.fill_slowly(rate=f"{slow}B/s")
+    slow, large = 150_000, 15_000_000
+    *_, last = env.fill_slowly(30, rate=f"{slow}B/s")
+    env.put(noise(large))
     with env.held(last) as release, env.running("run") as run:
         env.await_event("batch_complete")
         old = env.log.rename(env.log.with_suffix(".1"))
         env.write_config(run={"bwlimit": "100MB/s"})
-        left, began = len(env.in_store()) - len(env.copied()), time.monotonic()
+        began = time.monotonic()
         run.send_signal(signal.SIGHUP)
         limit = env.await_event("bandwidth_limit")
         assert (limit["bytes_per_s"], limit["uid"]) == (100_000_000, None)
@@ -124,8 +126,8 @@ def test_hangup_lets_the_log_be_rotated_and_the_limit_be_changed(env: Environmen
         env.await_event("batch_complete")
         before = old.read_bytes()
         assert run.wait(PATIENCE) == 0, env.output()
-        # The workers have heard of it, too: what was left is of 10 kB and more.
-        assert time.monotonic() - began < left * 10_000 / slow
+        # The workers have heard of it, too: else the large one alone would take twice as long.
+        assert time.monotonic() - began < large / slow / 2
     assert old.read_bytes() == before
     assert env.events("settings_read")[0]["changed"] == ["run.bwlimit"]
     assert env.events("run_stop")[0]["outcome"] == "done"
