@@ -305,17 +305,17 @@ def test_a_program_gets_the_notices_that_are_wanted(tmp_path: Path, said: list[E
 
 
 @pytest.mark.parametrize(
-    ("script", "why"),
+    ("script", "timeout", "why"),
     [
-        ("echo no way >&2; exit 3", "it ended with status 3: no way"),
-        ("exec sleep 600", "it took longer than notify.timeout (1.0 s), and was killed"),
-        ("exec <&-; exit 4", "it ended with status 4"),
+        ("echo no way >&2; exit 3", PATIENCE, "it ended with status 3: no way"),
+        ("exec sleep 600", 1, "it took longer than notify.timeout (1.0 s), and was killed"),
+        ("exec <&-; exit 4", PATIENCE, "it ended with status 4"),
     ],
 )
 def test_a_program_that_fails_or_hangs_is_a_warning(
-    tmp_path: Path, said: list[Event], script: str, why: str
+    tmp_path: Path, said: list[Event], script: str, timeout: float, why: str
 ) -> None:
-    wanted = settings(command=program(tmp_path, script), timeout=1)
+    wanted = settings(command=program(tmp_path, script), timeout=timeout)
     notice_process._tell_of_runs(wanted, iter([("far", start()), ("far", stop("error"))]))
     assert [str(event.line) for event in said] == [
         f"warning: the notice 'first_failure' did not go out by notify.command: {why}"
