@@ -16,6 +16,7 @@ from blake3 import blake3
 
 from ntt_backup.blobdir.layout import relative_path
 from tests.environment import Environment, wait_until
+from tests.patience import PATIENCE
 
 AS_ROOT = os.geteuid() == 0
 HEX = "0123456789abcdef" * 4
@@ -212,7 +213,7 @@ def test_a_daemon_copies_what_a_store_has_that_is_not_whole_and_marks_nothing(
             away.close()
             wait_until(lambda: len(env.copied()) == 2500, "all to be copied")
             run.send_signal(signal.SIGTERM)
-            assert run.wait(60) == 143, env.output()
+            assert run.wait(PATIENCE) == 143, env.output()
     assert env.failures() == {}
     env.assert_complete()
 

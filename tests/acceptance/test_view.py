@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.environment import Environment, wait_until
+from tests.patience import PATIENCE
 from tests.terminal import on_screen
 
 
@@ -32,7 +33,7 @@ def test_bar_share_and_time_left_move_while_no_batch_is_answered(
         wait_until(lambda: screen.shows(r"[\d.]+ MB sent in"), "content that was sent")
         assert env.events("batch_complete") == []
         release()
-        assert screen.process.wait(60) == 0
+        assert screen.process.wait(PATIENCE) == 0
     assert screen.shows(r"100%, 300 of 300 blobs|done: 300 copied, 0 failed")
     told = env.events("progress")
     assert all(line["copied"] > 0 or line["bytes"] == 0 for line in told)
@@ -50,7 +51,7 @@ def test_a_burst_of_a_daemon_ends_at_all_with_nothing_left(env: Environment) -> 
         env.fill(40, seed=2, size=lambda chance: chance.randrange(10_000, 30_000))
         wait_until(lambda: screen.shows(r"\b100%, 40 of 40 blobs"), "the end of the second burst")
         screen.process.send_signal(signal.SIGTERM)
-        assert screen.process.wait(60) == 143
+        assert screen.process.wait(PATIENCE) == 143
     assert not re.search(r"100%, about", screen.text)
 
 

@@ -140,7 +140,7 @@ def systemd(env: Environment) -> Iterator[socket.socket]:
     path = f"\0ntt-backup-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as service:
         service.bind(path)
-        service.settimeout(30)
+        service.settimeout(PATIENCE)
         env.environ["NOTIFY_SOCKET"] = "@" + path[1:]
         yield service
 

@@ -15,10 +15,11 @@ from ntt_backup.ui.page import facts
 from ntt_backup.ui.page.facts import Reader
 from ntt_backup.ui.page.verdict import Level, judge
 from ntt_backup.ui.page.view import Target, render
+from tests.patience import PATIENCE
 from tests.postgres import Postgres
 
 # Where nothing gives up, a test would wait for ever.
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(PATIENCE)
 
 
 @pytest.fixture

@@ -28,10 +28,11 @@ from ntt_backup.daemon.progress import Progress
 from ntt_backup.daemon.run_history import RunHistory
 from ntt_backup.process.messages import Tick
 from ntt_backup.ui.status import run_line
+from tests.patience import PATIENCE
 from tests.postgres import Postgres
 
 # Where nothing gives up, a test would wait for ever.
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(PATIENCE)
 
 SENDING = Tick(state="sending")
 

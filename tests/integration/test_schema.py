@@ -26,6 +26,7 @@ from ntt_backup.catalog.selection import iter_pending
 from ntt_backup.errors import CatalogRefused, CatalogUnavailable
 from ntt_backup.model import Blob, BlobRange
 from tests.integration.catalogs import FORMS, INDEX, LIVE, LIVE_COLUMNS, assert_usable
+from tests.patience import PATIENCE
 from tests.postgres import Postgres
 
 ON_NOTE = INDEX.replace("(blobid)", "(note)") + "remote_copied is not true"
@@ -360,7 +361,7 @@ def test_notify_wakes_the_daemon_for_writers_that_know_nothing_of_us(
     with connect(make_conninfo(catalog_url, user=writer), "another program") as conn:
         conn.execute("insert into blobs (blobid) values ('ab'), ('cd')")
 
-    assert select.select([claims.fileno()], [], [], 30)[0]
+    assert select.select([claims.fileno()], [], [], PATIENCE)[0]
     assert claims.drain_notifications() is True
     assert claims.drain_notifications() is False
 

@@ -15,6 +15,7 @@ from ntt_backup.client.read_session import ReadSession
 from ntt_backup.errors import BackupError, RemoteUnreachable
 from ntt_backup.process import threads
 from ntt_backup.process.threads import WorkQueue, run_threads
+from tests.patience import PATIENCE
 
 Work = Callable[[ReadSession], str]
 LOST = RemoteUnreachable("the connection to the remote was lost", detail="status 255")
@@ -91,7 +92,7 @@ def test_work_that_is_done_ends_the_count_of_lost_connections(
     assert waits[0] == waits[FRUITLESS - 1]
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(PATIENCE)
 def test_a_result_makes_room_for_a_job_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """More jobs than there is room for, and a tick that by itself would come too late."""
     monkeypatch.setattr(threads, "_TICK_SECONDS", 3600.0)
@@ -115,7 +116,7 @@ def test_a_result_makes_room_for_a_job_at_once(monkeypatch: pytest.MonkeyPatch) 
     assert sorted(done) == list(range(20))
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(PATIENCE)
 def test_the_end_of_the_work_is_noticed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads that wait for a job when there will be no more, and a tick that would come late."""
     monkeypatch.setattr(threads, "_TICK_SECONDS", 60.0)

@@ -28,6 +28,7 @@ from tests.bucket_packs import blobid_of, bucket_settings, by_path, flip, put_la
 from tests.fake_bucket import FakeBucket
 from tests.files import tree
 from tests.packs import Person
+from tests.patience import PATIENCE
 
 MIB = 1 << 20
 
@@ -385,7 +386,7 @@ def test_a_large_blob_is_resumed_and_a_wrong_part_fetched_again(
     assert reasons(run(tmp_path, Wanted())) == {blobid: "remote-corrupt"}
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(PATIENCE)
 @pytest.mark.parametrize("size", [MIB, 10])
 def test_a_part_that_is_longer_than_its_object_is_fetched_again(
     bucket: FakeBucket, tmp_path: Path, size: int
