@@ -1,15 +1,13 @@
 """The `stream` strategy sends verified blobs over one connection, durable when answered.
 
-A receiver of ours runs on the remote (its source travels with the connection). It checks what it
-writes, gives names only to what is on disk, and answers with a verdict for every blob. A local blob
-is checked against its name in the very memory it is sent from; one that no longer matches is never
-sent under that name.
+A receiver of ours runs on the remote (`ntt_backup.receiver`; its source travels with the
+connection). It checks what it writes, gives names only to what is on disk, and answers with a
+verdict for every blob; docs/protocol.md has the messages. A local blob is checked against its name
+in the very memory it is sent from; one that no longer matches is never sent under that name.
 
 Batches follow each other without waiting for answers, within the worker's window; while one is made
 durable, the next is already on its way. Large blobs go in pieces, in constant memory; one of over
 64 MiB is resumed after its last durable byte, if the link dropped under it.
-
-See docs/protocol.md and `ntt_backup.receiver`.
 """
 
 from __future__ import annotations
@@ -105,8 +103,7 @@ class StreamSession(PipelinedSession):
         super().__init__(spec, connection.channel)
         self._connection = connection
         self._store = store
-        self._hash = banner.hash
-        self._sums = self._hash == "sha256"
+        self._sums = banner.hash == "sha256"
         self._codec = choose_codec(spec.run.codec, banner.codecs, spec.effort)
         self._packer = Packer(self._codec, checksum=self._sums)
         self._offset: tuple[int, bytes] | None = None
@@ -354,7 +351,7 @@ class StreamSession(PipelinedSession):
         self._flights.remove(flight)
         flight.answered = True
         if not settled or any(one.verdict == write_messages.MISMATCH for one in said.exceptions):
-            self._codec.restart()  # What was altered on its way, what follows may refer to.
+            self._codec.restart()  # What follows may refer to what was altered on its way.
         if flight.aborted:
             return
         if settled:
@@ -371,7 +368,7 @@ class StreamSession(PipelinedSession):
         return (
             flight is self._flights[0]
             and flight.handed_over > 0
-            and said.hash == write_messages.HASHES[self._hash]
+            and said.hash == write_messages.HASHES[self._connection.banner.hash]
             and len(positions) == len(said.exceptions)
             and said.stored + len(positions) == len(flight.sent)
             and all(position < len(flight.sent) for position in positions)
@@ -396,9 +393,7 @@ class StreamSession(PipelinedSession):
                 not_stored.add(blob.blobid)
             elif verdict == write_messages.WITHDREW and blob.blobid not in flight.withdrawn:
                 raise ProtocolError(f"{blob.blobid} was not withdrawn")
-        self._confirm(
-            flight,
-            (blob for blob in flight.sent if blob.blobid not in not_stored)
-            if not_stored
-            else flight.sent,
-        )
+        stored = flight.sent
+        if not_stored:
+            stored = [blob for blob in stored if blob.blobid not in not_stored]
+        self._confirm(flight, stored)
