@@ -88,6 +88,8 @@ class Worker:
         self._queue = SendQueue(name, run.batch_size, run.batch_bytes)
         self._arrived: list[Outcome] = []
         self._outcomes = Outcomes(run, backoff, self._queue, self._outages, pipe, watch=watch)
+        # Whether the last search found nothing free.
+        self._dry = False
         # Until blobs that others hold may be free.
         self._wait_s = _FIRST_WAIT_SECONDS
         self._idle_since: float | None = None
@@ -182,14 +184,18 @@ class Worker:
     def _next_batch(self) -> Batch | None:
         if (batch := self._queue.pop_due(time.monotonic())) is not None:
             return batch
-        self._claim()
+        # Whether anything is left at all is one look for `_idle`: a search before it is one more.
+        if not self._dry or self._in_flight():
+            self._claim()
         return self._queue.pop_new()
 
     def _claim(self) -> None:
         """Claims blobs for one batch, as far as there are any."""
         while missing := self._queue.missing:
             wanted = missing + (self._ahead.batches - 1) * min(self._run.batch_size, STEP)
-            taken = self._open_catalog().claims.take(wanted)
+            claims = self._open_catalog().claims
+            taken = claims.take(wanted)
+            self._dry = not taken and not claims.searching
             self._outages.back("catalog")
             taken = self._ahead.arranged(taken)
             sized = self._store.measure([blob for blob, _ in taken])
@@ -266,6 +272,7 @@ class Worker:
         claims = self._open_catalog().claims
         if claims.searching:
             return
+        self._dry = False
         while (pending := claims.any_pending()) is None:
             if self._pipe.stopping:
                 return

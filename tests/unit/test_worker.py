@@ -358,6 +358,16 @@ def test_ranges_that_others_hold_are_waited_for() -> None:
     made.assert_done()
 
 
+def test_nothing_is_searched_between_the_last_answer_and_the_look_that_ends_the_work() -> None:
+    made = scene(20)
+    searches: list[int] = []
+    made.pipe.on_event = lambda _: searches.append(made.catalog.searches)
+    made.worker().run()
+    made.assert_done()
+    assert [told["event"] for told in made.pipe.events[-2:]] == ["batch_complete", "drained"]
+    assert searches[-1] == searches[-2]
+
+
 @pytest.mark.parametrize("question", ["searches", "looks"])
 def test_a_long_search_or_look_is_gone_on_with_at_once_and_ends_no_work(question: str) -> None:
     """Nor does a search lead to a look, which takes as long among dead rows."""
