@@ -28,7 +28,7 @@ from ntt_backup.snapshot.repository.contract import SnapshotDamaged
 
 # Files that may be open at once while those in a row are restored.
 MOST: Final = 250
-_SUM_BYTES: Final = 32
+_HEX_DIGITS: Final = b"0123456789abcdef"
 _ID: Final = "(?:0|[1-9][0-9]{0,9}+)"
 _SIGNED: Final = "(?:[1-8][0-9]{18}|-?[1-9][0-9]{0,17}+|0)"
 _UNSIGNED: Final = "(?:[1-9][0-9]{0,18}+|0)"
@@ -48,9 +48,9 @@ _LINE: Final = pattern(
 # Directory, mode and owner, frame.
 _SHARED: Final = itemgetter(0, 2, 6)
 
-# Name, bytes, bytes of the super block before the content, mtime, and digest. (A plain tuple: one
-# is made for each of millions.)
-SmallFile = tuple[str, int, int, int, bytes]
+# Name, bytes, bytes of the super block before the content, mtime, and digest in hex digits. (A
+# plain tuple: one is made for each of millions.)
+SmallFile = tuple[str, int, int, int, str]
 
 
 class SmallFiles(NamedTuple):
@@ -82,7 +82,7 @@ class SmallFiles(NamedTuple):
         _, size, skip, mtime, digest = file
         numbers = (self.mode, self.uid, self.gid, mtime, 0, 0, size)
         extents = [Extent(0, size, *self.frame, skip)]
-        return Entry(self.path(file), FILE, *numbers, digest=digest.hex(), extents=extents)
+        return Entry(self.path(file), FILE, *numbers, digest=digest, extents=extents)
 
 
 Row = Entry | SmallFiles
@@ -110,11 +110,8 @@ def read_rows(lines: bytes, versions: int, last: str) -> list[Row]:
             starts, lengths = [*map(int, skips)], [*map(int, sizes)]
             ends = [*map(add, starts, lengths)]
             require(max(ends) <= MAX_SUPER_BLOCK)
-            together = "".join(digests)
-            sums = bytes.fromhex(together)
-            require(sums.hex() == together)  # No blanks, no capitals.
-            each = [sums[at : at + _SUM_BYTES] for at in range(0, len(sums), _SUM_BYTES)]
-            files = [*zip(names, lengths, starts, map(int, mtimes), each, strict=True)]
+            require(not "".join(digests).encode().translate(None, _HEX_DIGITS))
+            files = [*zip(names, lengths, starts, map(int, mtimes), digests, strict=True)]
             row = _row(above, owned, frame, versions, files)
             step = MOST if all(map(le, ends, starts[1:])) else 1
             rows += [row._replace(files=files[at : at + step]) for at in range(0, len(files), step)]

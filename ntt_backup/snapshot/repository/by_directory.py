@@ -50,7 +50,9 @@ class RepositoryByDirectory:
         try:
             fd = self._directory.open(name)
             found = os.pread(fd, length, start)
-            while more := os.pread(fd, length - len(found), start + len(found)):
+            while len(found) < length:
+                if not (more := os.pread(fd, length - len(found), start + len(found))):
+                    break
                 found += more
         except FileNotFoundError:
             raise FileMissing(name) from None

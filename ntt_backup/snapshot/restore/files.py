@@ -153,7 +153,7 @@ class Restorer:
                     data = content[skip - first : skip - first + size]
                     if len(data) != size:
                         raise Refused(MISSING)
-                    if verify and blake3(data).digest() != digest:
+                    if verify and blake3(data).hexdigest() != digest:
                         raise Refused(WRONG)
                     fd = open_(name, NEW, mode, dir_fd=directory)
                     if fd != end:

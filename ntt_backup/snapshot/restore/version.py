@@ -175,7 +175,7 @@ class _Source:
     ) -> None:
         self.problem = ""
         self._map: mmap.mmap | None = None
-        self._manifest, _ = _keep(repository, version, MANIFEST, to)
+        self._manifest = _keep(repository, version, MANIFEST, to)
         self._last = last
         self._proved = ManifestReader(_pieces(self._manifest))
         for lines in self._proved.texts():
@@ -185,9 +185,9 @@ class _Source:
         self.trailer = self._proved.trailer
         if delta and self.trailer.map_size:
             with suppress(SnapshotDamaged):
-                self._map, digest = _keep(repository, version, MAP, to)
-                if digest != self.trailer.map_sha256:
-                    self._map = None
+                kept = _keep(repository, version, MAP, to)
+                if sha256(kept).hexdigest() == self.trailer.map_sha256:
+                    self._map = kept
             if self._map is None:
                 self.problem = "the map of the version is damaged: files were fetched whole"
 
@@ -206,16 +206,12 @@ class _Source:
         return MapReader(_pieces(self._map)) if self._map is not None else None
 
 
-def _keep(
-    repository: RepositoryToRead, version: Version, name: str, to: Path
-) -> tuple[mmap.mmap, str]:
-    """Returns a file of a version, and its SHA-256. It stays in processes that are copied."""
+def _keep(repository: RepositoryToRead, version: Version, name: str, to: Path) -> mmap.mmap:
+    """Returns a file of a version. It stays in processes that are copied."""
     placed = version.file(name)
-    digest = sha256()
     with tempfile.TemporaryFile(dir=to) as file:
         try:
             for data in content(repository, placed) if placed is not None else ():
-                digest.update(data)
                 file.write(data)
         except FileMissing:
             placed = None
@@ -224,7 +220,7 @@ def _keep(
         file.flush()
         if not file.tell():
             raise SnapshotDamaged(f"{placed.name} is empty")
-        return mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ), digest.hexdigest()
+        return mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
 
 
 def _pieces(data: mmap.mmap) -> Iterator[bytes]:
