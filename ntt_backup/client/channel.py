@@ -232,7 +232,7 @@ class Channel:
 
     @property
     def fds(self) -> list[int]:
-        """The descriptors that become readable when the remote, or the local process, says
+        """Returns the descriptors that can be read once the remote, or the local process, has said
         something.
         """
         return self._child.fds

@@ -45,9 +45,10 @@ from ntt_backup.upload.strategies.session import Outcome, Session
 if TYPE_CHECKING:
     from ntt_backup.upload.catalog_session import CatalogSession
 
-# A batch that is sent before it may be committed, at most so many bytes, fills a link meanwhile.
+# The first batch is sent while it is not yet known whether the run may begin, and committed later.
+# So many bytes keep a link busy until then.
 _FIRST_BYTES: Final = 1024 * 1024
-# Claims that were not kept for so long may be gone with their connection.
+# Claims that were last renewed longer ago than this may be lost, with their connection.
 _CLAIM_SECONDS: Final = 30.0
 _COLLECT_SECONDS: Final = 0.5
 _IDLE_SESSION_SECONDS: Final = 60.0
@@ -100,9 +101,7 @@ class Worker:
         pipe.on_tick = self._keep_claims
 
     def claim_ahead(self) -> None:
-        """Claims what `run` will send, before it is known whether it may begin. What goes wrong
-        here, `run` will meet again.
-        """
+        """Claims what `run` will send first. A BackupError is dropped: `run` meets it again."""
         try:
             self._claim()
             self._kept = time.monotonic()

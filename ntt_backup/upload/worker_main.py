@@ -4,9 +4,9 @@ It gets its `WorkerSpec` when it is made. On stdin comes the word `go` once it i
 is work, and at most the word `stop` after it; its events go out as JSON lines on stdout. Before
 `go` it only connects to the remote. The first worker probes the remote for the preflight meanwhile:
 each of the words `probe`, `try` and `place` has an answer, and afterwards it sends over the same
-connection. Where the first word comes before the remote's, and there is work, it claims its first
-blobs, and sends them behind the question; `go` commits them. When the coordinator dies, the kernel
-ends the worker, and with it its tar and ssh.
+connection. If the word is `probe and try`, and comes before the remote has answered, the worker
+claims its first blobs and sends them right behind its question to the remote; `go` commits them.
+When the coordinator dies, the kernel ends the worker, and with it its tar and ssh.
 """
 
 from __future__ import annotations
@@ -278,15 +278,15 @@ def _prepare(spec: WorkerSpec, remote: Remote, worker: Worker, pipe: EventPipe) 
 
 
 class _Words:
-    """What the coordinator says before the work; what follows the last word is `EventPipe`'s."""
+    """Reads what the coordinator says before the work; what follows is left to `EventPipe`."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._first = b""
 
     def await_first(self, beside: Sequence[int]) -> bytes:
-        """Waits a moment for the first word, which stays the next one; returns nothing where one of
-        beside is readable before it.
+        """Waits a moment for the first word, which stays the next one; returns nothing where a
+        descriptor of beside can be read before it.
         """
         ready = wait_for(reading=[self._fd, *beside], timeout=_WORD_SECONDS)
         if ready == {self._fd} and not self._first:
