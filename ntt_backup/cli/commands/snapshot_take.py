@@ -47,9 +47,9 @@ def take(
     """Make a version of a set on the target.
 
     The paths of SET stand under [snapshots.SET] in the configuration; without that, PATHs are named
-    here each time. Only what has changed since the last version is read and stored: what has
-    another size, time, inode or mode. Neither the catalog nor the store is needed. Exit code 7 when
-    a file could not be read.
+    here each time. Only files that have changed since the last version are read: those with another
+    size, time, inode, mode or owner. Only what differs in them is stored. Neither the catalog nor
+    the store is needed. Exit code 7 when a file could not be read.
     """
     settings = common.load(RemoteConfig)
     chosen = find_set(settings, set_name, paths, exclude)
