@@ -113,8 +113,8 @@ def hours(conn: Connection, target: str, days: int) -> list[Hour]:
 
 @dataclass(frozen=True, slots=True)
 class RunEnd:
-    """How the last run that has ended did so, and when one last ended with 0. exit_code: 1 of one
-    that was killed.
+    """Tells how the last run ended that has ended, and when one last ended with 0. exit_code: 1
+    of a run that was killed.
     """
 
     ended_at: datetime

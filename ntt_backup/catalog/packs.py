@@ -57,8 +57,8 @@ def iter_packs(conn: Connection, target: str) -> Iterator[StoredPack]:
 
 
 class PackChecks:
-    """The packs to check, those first that were checked longest ago. blobs: how many these hold;
-    began: when the list was made.
+    """Lists the packs to check, those first that were checked longest ago. blobs: how many they
+    hold; began: when the list was made.
     """
 
     def __init__(self, conn: Connection, target: str, choice: Choice) -> None:

@@ -72,7 +72,7 @@ class Search:
 
     @property
     def again(self) -> bool:
-        """Whether it looks into what took long before, since nothing else is left."""
+        """Returns whether the search has come to what took long before: nothing else is left."""
         return self._again
 
     def slices(self) -> Slices:

@@ -1,4 +1,4 @@
-"""Long arrays of texts as parameters, in the form that costs the server least.
+"""Long arrays of texts go to the server as parameters in the form that costs it least.
 
 The server parses the text of an array byte by byte; in binary form it only copies the elements. The
 driver's own dumper of lists in that form looks at each element in Python, which costs as much.
@@ -20,7 +20,7 @@ _TEXT: Final = adapters.types["text"]
 
 
 class TextArray(list[str]):
-    """An array of texts, as a parameter of a statement."""
+    """Holds the texts of one array that is a parameter of a statement."""
 
 
 class _TextArrayDumper(Dumper):

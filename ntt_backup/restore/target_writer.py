@@ -44,8 +44,8 @@ class _Large:
 
 
 class TargetWriter:
-    """One thread's files on their way; a `read_session.ContentSink`. on_bytes is told the length of
-    content as it comes. Raises DestinationError, OSError.
+    """Writes and publishes the files of one thread; a `read_session.ContentSink`. on_bytes is told
+    the length of content as it comes. Raises DestinationError, OSError.
     """
 
     def __init__(self, target: RestoreTarget, name: str, on_bytes: Callable[[int], None]) -> None:

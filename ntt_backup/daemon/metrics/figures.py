@@ -28,8 +28,8 @@ _SECONDS: Final = (0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 6
 
 
 class Figures:
-    """The figures of all targets, from what their runs tell. For several threads, of which one
-    calls `take`. sets: the snapshot sets that runs take.
+    """Holds the figures of all targets, from what their runs tell. Several threads may use it, one
+    of which calls `take`. sets: the snapshot sets that runs take.
     """
 
     def __init__(self, sets: Iterable[str] = ()) -> None:

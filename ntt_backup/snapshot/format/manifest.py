@@ -76,7 +76,7 @@ class Header:
 
     @property
     def begun(self) -> datetime:
-        """When it was begun. Its name is later where an earlier one has a time that was ahead."""
+        """Returns when it was begun. Its name is later where the clock was once ahead."""
         return begun(self.version) if not self.clock else moment_of(self.clock)
 
     def pack(self, version: int, number: int) -> str:

@@ -21,7 +21,7 @@ from ntt_backup.snapshot.versions import Version, content
 
 
 class Copies:
-    """Manifests and maps of a set in a directory of this machine."""
+    """Keeps manifests and maps of a set in a directory of this machine."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
