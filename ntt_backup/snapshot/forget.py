@@ -17,7 +17,7 @@ def plan_of(repository: RepositoryToRead, set: str, rule: Retention, now: dateti
     """
     found = versions(repository, set)
     if len(found) <= rule.last and all(one.whole for one in found):
-        return Plan(found, (), (), ())  # Nothing need be read.
+        return Plan(found, (), (), (), {})  # Nothing need be read.
     chains, times = {}, {}
     for version, header, _, problem in facts(repository, found):
         if header is None:

@@ -24,13 +24,18 @@ DEAD_AFTER: Final = timedelta(days=1)
 class Plan(NamedTuple):
     """Says which versions of a set stay, and which go. kept: by the rule. needed: stays, and for
     which version. gone: versions that are removed. dead: what was never finished, or not wholly
-    removed.
+    removed. times: when whole versions were begun; their names tell of those that are not in it.
     """
 
     kept: Sequence[Version]
     needed: Sequence[tuple[Version, str]]
     gone: Sequence[Version]
     dead: Sequence[Version]
+    times: Mapping[str, datetime]
+
+    def begun(self, one: Version) -> datetime:
+        """Returns when a version was begun, as `snapshot list` tells it."""
+        return self.times.get(one.name) or begun(one.name)
 
     @property
     def size(self) -> int:
@@ -72,6 +77,7 @@ def plan(
         [(one, needed[name]) for name, one in whole.items() if name in needed.keys() - staying],
         [one for name, one in whole.items() if name not in needed],
         [one for one in dead if one.name not in needed],
+        times,
     )
 
 

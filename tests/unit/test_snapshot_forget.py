@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from ntt_backup.cli.commands.snapshot_forget import lines
 from ntt_backup.dump.retention import Retention
 from ntt_backup.errors import RemoteDenied, RemoteError, RemoteUnreachable
+from ntt_backup.format import moment
 from ntt_backup.snapshot.forget import expire
 from ntt_backup.snapshot.verify import Question, verify
 from ntt_backup.snapshot.versions import Version, facts, versions
@@ -53,13 +55,16 @@ def test_versions_after_one_of_a_clock_that_was_ahead_count_as_their_own_days(
         taker.now += timedelta(days=day)
         taker.take()
     found = whole(taker)
-    facts_of = [one.header for one in facts(taker.repository, found)]
+    headers = [one.header for one in facts(taker.repository, found) if one.header is not None]
     gone = expire(taker.repository, "s", Retention(1, 4, 0), taker.now)
 
     assert [one.name for one in gone.kept] == [one.name for one in found[-4:]]
     assert len({one.name[:8] for one in found}) == 1
     # The first of true days began a chain, which the others went on with.
-    assert [bool(one.parent) for one in facts_of if one] == [False, False, *[True] * 9]
+    assert [bool(one.parent) for one in headers] == [False, False, *[True] * 9]
+    told = lines(gone)
+    for one, header in zip(found, headers, strict=True):
+        assert any(f"{one}  {moment(header.begun)}," in line for line in told)
 
 
 def test_forget_interrupted_anywhere_leaves_only_versions_that_can_be_restored(

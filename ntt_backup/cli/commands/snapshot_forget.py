@@ -24,7 +24,6 @@ from ntt_backup.snapshot.repository.patient import PatientRepository
 from ntt_backup.snapshot.retention import Plan
 from ntt_backup.snapshot.versions import Version, versions
 from ntt_backup.ui.progress_line import ProgressLine
-from ntt_backup.wire.snapshot_names import begun
 
 _COUNT = click.IntRange(0, 100_000)
 
@@ -115,13 +114,13 @@ def fields(found: Plan) -> dict[str, object]:
 
 def lines(found: Plan) -> list[str]:
     """Returns a plan for people."""
-    said = [_line("keep", one) for one in found.kept]
-    said += [_line("keep", one, f", which {why} needs") for one, why in found.needed]
-    said += [_line("remove", one) for one in found.gone]
-    said += [_line("remove", one, ", which was never finished") for one in found.dead]
+
+    def line(verb: str, one: Version, more: str = "") -> str:
+        return f"{verb:<6} {one}  {moment(found.begun(one))}, {size(one.size)}{more}"
+
+    said = [line("keep", one) for one in found.kept]
+    said += [line("keep", one, f", which {why} needs") for one, why in found.needed]
+    said += [line("remove", one) for one in found.gone]
+    said += [line("remove", one, ", which was never finished") for one in found.dead]
     going = many(len(found.gone) + len(found.dead), "version")
     return [*sorted(said, key=lambda one: one[7:]), f"{going} to remove, {size(found.size)}"]
-
-
-def _line(verb: str, one: Version, more: str = "") -> str:
-    return f"{verb:<6} {one}  {moment(begun(one.name))}, {size(one.size)}{more}"
