@@ -16,7 +16,7 @@ from urllib3.exceptions import SSLError
 from ntt_backup.client.shared_pace import SharedPace
 from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.config.timetable import parse
-from ntt_backup.errors import RemoteDenied
+from ntt_backup.errors import RemoteDenied, Stopped
 from ntt_backup.objects import s3
 from ntt_backup.objects.bucket import ContentDamaged, ObjectExists, ObjectInfo
 from ntt_backup.objects.s3_bucket import S3Bucket
@@ -34,6 +34,16 @@ def test_what_was_loaded_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> N
     s3.open_bucket(remote)
 
     assert read == []
+
+
+def test_a_stop_that_comes_while_the_client_is_loaded_is_heard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = Mock(side_effect=Stopped(15))
+    monkeypatch.setattr("ntt_backup.objects.s3_client.make_ready", made)
+
+    with pytest.raises(Stopped):
+        s3.load(RemoteSettings.model_validate({"url": "s3://bucket/prefix"}))
 
 
 def test_a_client_made_ahead_signs_with_the_credentials_of_the_day(
