@@ -39,7 +39,7 @@ _F: Final = 18
 _WORTH: Final = 0.03
 # Blobs that save less as one piece have nothing to save, and nothing in common: no more is tried.
 _COMMON: Final = 0.01
-_QUICK: Final = 1
+_QUICK: Final = 2
 
 Buffer = bytes | bytearray | memoryview
 Compress = Callable[[Buffer], bytes]

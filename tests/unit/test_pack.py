@@ -137,6 +137,11 @@ def test_a_sample_decides_how_small_blobs_are_compressed(
     assert len(data) <= len(pack(contents, compress=False))
 
 
+def test_a_dictionary_is_found_for_blobs_of_which_only_the_heads_are_alike() -> None:
+    contents = [noise(800, n % 40) + noise(7200, 40 + n) for n in range(600)]
+    assert ZSTD_DICTIONARY in codecs(pack(contents))
+
+
 def test_a_compressor_without_memory_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> int:
         raise zstandard.ZstdError("cannot compress: Allocation error : not enough memory")
