@@ -119,6 +119,7 @@ def _environment(own: Mapping[str, str]) -> dict[str, str]:
     foreign = (
         "PYTHONDONTWRITEBYTECODE",
         "NTT_",
+        "AWS_",
         "PG",
         "RESTIC_",
         "BORG_",
