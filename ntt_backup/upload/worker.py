@@ -357,3 +357,4 @@ class Worker:
         if self._catalog is not None:
             self._catalog.close()
         self._catalog = None
+        self._dry = False  # What it held is free again.

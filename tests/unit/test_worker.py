@@ -368,6 +368,20 @@ def test_nothing_is_searched_between_the_last_answer_and_the_look_that_ends_the_
     assert searches[-1] == searches[-2]
 
 
+def test_a_catalog_that_is_lost_after_the_last_answer_is_back_before_the_work_ends() -> None:
+    made = scene(20)
+
+    def lose_catalog(event: dict[str, Any]) -> None:
+        if event["event"] == "batch_complete" and not made.catalog.pending:
+            made.catalog.script = Script(["catalog lost at release", "catalog away"])
+
+    made.pipe.on_event = lose_catalog
+    made.worker().run()
+    made.assert_done()
+    told = [one["event"] for one in made.pipe.events]
+    assert told[-5:] == ["batch_complete", "outage", "outage", "outage_end", "drained"]
+
+
 @pytest.mark.parametrize("question", ["searches", "looks"])
 def test_a_long_search_or_look_is_gone_on_with_at_once_and_ends_no_work(question: str) -> None:
     """Nor does a search lead to a look, which takes as long among dead rows."""
