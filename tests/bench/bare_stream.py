@@ -5,11 +5,12 @@ a stream; the receiver hashes each once more, and writes it. Nothing is answered
 later: `python -I bare_stream.py send STORE AA...`, `python -I bare_stream.py receive DIRECTORY`.
 
 *A bare run* does what a run promises, too, for the blobs of some directories at once. The sender
-loads our command line and settings, and asks the catalog for the names. The receiver writes the
-files beside the store, syncs, gives them their names, syncs, and answers; only then the plainest
-UPDATE marks them. The next ones are sent meanwhile. Nothing is tried again, the far side is
-trusted, and each of its directories is new: `python -I bare_stream.py run STORE URL SETTINGS
-COMMAND AA...`, whose command starts `python -I bare_stream.py store DIRECTORY` there.
+loads our command line and settings, divides itself in two, and asks the catalog for the names. The
+receiver writes the files beside the store, syncs, gives whole directories their names, syncs, and
+answers; only then the plainest UPDATE marks them. The next ones are sent meanwhile. Nothing is
+tried again, the far side is trusted, and each of its directories is new: `python -I bare_stream.py
+run STORE URL SETTINGS COMMAND AA...`, whose command starts `python -I bare_stream.py store
+DIRECTORY` there.
 """
 
 from __future__ import annotations
@@ -38,13 +39,25 @@ _COMMIT = bytes(4)
 
 
 def run(store: str, url: str, settings: str, command: str, parts: list[str]) -> None:
-    """Sends the blobs of some directories, and marks those that are stored."""
-    from psycopg import connect
+    """Sends the blobs of some directories in two processes, and marks those that are stored."""
+    import psycopg  # noqa: F401
 
     import ntt_backup.cli.app  # noqa: F401
     from ntt_backup.config import RemoteConfig, load
 
     load(RemoteConfig, file=Path(settings))
+    middle = len(parts) // 2
+    if other := os.fork():
+        _send_and_mark(store, url, command, parts[:middle])
+        if os.waitpid(other, 0)[1]:
+            sys.exit("the other sender has failed")
+    else:
+        _send_and_mark(store, url, command, parts[middle:])
+
+
+def _send_and_mark(store: str, url: str, command: str, parts: list[str]) -> None:
+    from psycopg import connect
+
     sent: list[tuple[list[str], int]] = []
     with (
         subprocess.Popen(
@@ -123,12 +136,11 @@ def _write(out: IO[bytes], place: str, files: list[tuple[str, int]], contents: l
         out.write(b"".join([len(head).to_bytes(4, "big"), head, *contents]))
 
 
-def receive(source: BufferedReader[Any], to: str) -> tuple[list[str], int]:
-    """Writes what the frames have into a directory, up to a commit or the end. Returns the
-    directories that it has made, and the number of files.
+def receive(source: BufferedReader[Any], to: str) -> int:
+    """Writes what the frames have into a directory, up to a commit or the end. Returns the number
+    of files.
     """
     space = memoryview(bytearray(2 * _MOST_BYTES))
-    places: list[str] = []
     written = 0
     while size := int.from_bytes(source.read(4), "big"):
         place, files = marshal.loads(source.read(size))
@@ -148,10 +160,8 @@ def receive(source: BufferedReader[Any], to: str) -> tuple[list[str], int]:
             else:
                 _receive_large(source, name, last, size, space)
         os.closerange(directory, last + 1)
-        if not places or places[-1] != place:
-            places.append(place)
         written += len(files)
-    return places, written
+    return written
 
 
 def keep(source: BufferedReader[Any], to: str) -> None:
@@ -161,16 +171,10 @@ def keep(source: BufferedReader[Any], to: str) -> None:
     stage = f"{to}/stage-{os.getpid()}"
     os.mkdir(stage)
     fd = os.open(stage, os.O_RDONLY | os.O_DIRECTORY)
-    while True:
-        places, written = receive(source, stage)
-        if not written:
-            break
+    while written := receive(source, stage):
         syncfs(fd)
-        for part, here in groupby(places, lambda place: place[:2]):
-            os.mkdir(f"{to}/{part}")
-            for place in here:
-                os.rename(f"{stage}/{place}", f"{to}/{place}")
-            os.rmdir(f"{stage}/{part}")
+        for part in os.listdir(stage):
+            os.rename(f"{stage}/{part}", f"{to}/{part}")
         syncfs(fd)
         os.write(1, b"%d\n" % written)
     os.rmdir(stage)

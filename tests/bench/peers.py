@@ -28,6 +28,7 @@ _BATCH = 1000
 _SIDE_BY_SIDE = 4
 _BARE = (sys.executable, "-I", str(Path(__file__).with_name("bare_stream.py")))
 _CHUNK = 1 << 20
+_CHEAP_CIPHER = ("-c", "aes128-gcm@openssh.com")
 
 
 class Ours(Contender):
@@ -284,16 +285,18 @@ class BareStreams(Contender):
 
 class BareRun(Ours):
     """The same, and what else a run promises: our settings, the catalog's names, a sync before the
-    names, an answer, and the plainest UPDATE. The floor of what is written in Python."""
+    names, an answer, the plainest UPDATE, and a cipher as cheap as ours. The floor of what is
+    written in Python."""
 
     name = "bare run"
     tools = ("ssh", "bash")
     version_argv = ()
 
     def run(self, job: Job) -> float:
-        keep = _shell(job, shlex.join([*_BARE, "store", str(job.destination)]))
+        keep = _shell(job, shlex.join([*_BARE, "store", str(job.destination)]), *_CHEAP_CIPHER)
         settings = str(job.scratch / "settings.toml")
-        return _twice(job, [*_BARE, "run", str(job.store.root), self._url(job), settings, keep])
+        argv = [*_BARE, "run", str(job.store.root), self._url(job), settings, keep]
+        return job.call([*argv, *sorted(os.listdir(job.store.root))])
 
     def check(self, job: Job) -> None:
         compare(job.store, job.destination)
@@ -329,7 +332,7 @@ class Ceiling(Contender):
                 position = min(size, position + _CHUNK)
 
     def run(self, job: Job) -> float:
-        ssh = shlex.join(job.lab.argv("cat >/dev/null", "-c", "aes128-gcm@openssh.com"))
+        ssh = shlex.join(job.lab.argv("cat >/dev/null", *_CHEAP_CIPHER))
         return job.call(["sh", "-c", f"exec {ssh} <{shlex.quote(str(self._file(job)))}"])
 
     def check(self, job: Job) -> None:
@@ -357,12 +360,12 @@ CONTENDERS: tuple[Contender, ...] = (
 OURS, CEILING = CONTENDERS[0].name, CONTENDERS[-1].name
 
 
-def _shell(job: Job, command: str) -> str:
+def _shell(job: Job, command: str, *options: str) -> str:
     """An ssh that runs the command on the remote, as a shell has it."""
-    return shlex.join(job.lab.argv(command))
+    return shlex.join(job.lab.argv(command, *options))
 
 
-def _twice(job: Job, send: list[str], onwards: str = "") -> float:
+def _twice(job: Job, send: list[str], onwards: str) -> float:
     """Runs a sender twice side by side, each with half of the directories."""
     parts = sorted(os.listdir(job.store.root))
     middle = len(parts) // 2
