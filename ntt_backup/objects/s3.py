@@ -18,7 +18,7 @@ def load(remote: RemoteSettings) -> None:
         s3_client.make_ready(remote)
     except Stopped:
         raise
-    except Exception:  # noqa: BLE001, S110 - it will show again
+    except Exception:  # noqa: BLE001, S110 - `open_bucket` meets it again, and says it
         pass
 
 

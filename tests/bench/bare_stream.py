@@ -7,10 +7,10 @@ later: `python -I bare_stream.py send STORE AA...`, `python -I bare_stream.py re
 *A bare run* does what a run promises, too, for the blobs of some directories at once. The sender
 loads our command line and settings, divides itself in two, and asks the catalog for the names. The
 receiver writes the files beside the store, syncs, gives whole directories their names, syncs, and
-answers; only then the plainest UPDATE marks them. The next ones are sent meanwhile. Nothing is
-tried again, the far side is trusted, and each of its directories is new: `python -I bare_stream.py
-run STORE URL SETTINGS COMMAND AA...`, whose command starts `python -I bare_stream.py store
-DIRECTORY` there.
+answers; only then the plainest UPDATE marks them. The next ones are sent meanwhile. It takes no
+lock, tries nothing out before, tries nothing again, and logs nothing; the remote is trusted, and
+each directory on it is new: `python -I bare_stream.py run STORE URL SETTINGS COMMAND AA...`. The
+command starts `python -I bare_stream.py store DIRECTORY` on the remote.
 """
 
 from __future__ import annotations
