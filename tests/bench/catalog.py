@@ -106,7 +106,7 @@ def fill(url: str, rows: int) -> None:
         shares = os.cpu_count() or 1
         cuts = [one * rows // shares for one in range(shares + 1)]
         _at_once(url, [_FILL.format(a + 1, b) for a, b in pairwise(cuts)])
-        conn.execute("alter table blobs add primary key (blobid)")
+        conn.execute("alter table blobs add primary key (blobid) with (fillfactor = 70)")
         conn.execute(pending.encode())
         conn.execute("vacuum analyze blobs")
         conn.execute("checkpoint")

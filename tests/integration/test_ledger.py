@@ -61,6 +61,19 @@ def test_nothing_but_the_batch_is_marked_and_all_of_it_in_whatever_state(
         }
 
 
+def test_the_key_of_a_table_that_init_db_made_has_room_for_all_marks(catalog: Connection) -> None:
+    names = [f"{number:064x}" for number in range(3000)]
+    register(catalog, [Blob(one, 1) for one in names])
+    size = "select pg_relation_size('blobs_pkey')"
+    before = rows(catalog, size)
+    book = Ledger(catalog, TARGET)
+
+    for start in range(0, len(names), 1000):
+        book.record([Blob(one, 1) for one in names[start : start + 1000]], [])
+
+    assert rows(catalog, size) == before
+
+
 @pytest.mark.parametrize(
     ("kind", "largest"),
     [

@@ -58,7 +58,8 @@ def test_a_statement_says_its_name_and_quotes_identifiers() -> None:
 
 
 def test_what_is_shown_can_be_pasted() -> None:
-    assert shown("mend_unique") == "alter table blobs add primary key (blobid);"
+    key = "add primary key (blobid) with (fillfactor = 70)"
+    assert shown("mend_unique") == f"alter table blobs {key};"
 
 
 @pytest.mark.parametrize(

@@ -46,8 +46,9 @@ drop index if exists {old};
 create index {index} on {table} (blobid) where {uncopied};
 
 -- name: mend_unique
--- Makes blobid the key it is meant to be; needs the rows to be free of NULL and repetition.
-alter table blobs add primary key (blobid);
+-- Makes blobid the key it is meant to be; needs the rows to be free of NULL and repetition. There is
+-- room for marks, as in `create_table`.
+alter table blobs add primary key (blobid) with (fillfactor = 70);
 
 -- name: mend_column_type
 -- Gives one of our columns the type it must have. Rewrites the table under an exclusive lock.

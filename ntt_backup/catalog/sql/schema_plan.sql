@@ -26,9 +26,11 @@ where not exists (select from pg_roles where rolname = name);
 create role {role} login;
 
 -- name: create_table
--- The catalog, where no other program has made it.
+-- The catalog, where no other program has made it. A scan registers blobs in order, which fills the
+-- pages of an index; each mark then adds an entry to the key. A full page is searched for dead ones,
+-- in vain, and split: so there is room.
 create table if not exists {table} (
-    blobid text primary key,
+    blobid text primary key with (fillfactor = 70),
     size bigint,
     created_at timestamptz default now(),
     {copied} boolean,
