@@ -45,6 +45,7 @@ class Ledger:
         conn.prepare_threshold = sys.maxsize
         with translated("set up the ledger"):
             configure(conn, "synchronous_commit", "off")
+            ((self._unique,),) = conn.execute(statement("blobid_unique")).fetchall()
 
     def record(
         self,
@@ -87,11 +88,16 @@ class Ledger:
     def _update_copied(self, sizes: dict[str, int | None]) -> set[str]:
         """Marks what can be marked, and notes missing sizes; returns the blobids not marked."""
         blobids = TextArray(sizes)
-        ((unsized, left),) = self._run("mark_copied", blobids=blobids).fetchall()
+        ((marked, unsized, listed),) = self._run("mark_copied", blobids=blobids).fetchall()
+        if listed:
+            self._run("forget_failures", blobids=blobids)
         if unsized:
             found = ",".join("null" if size is None else str(size) for size in sizes.values())
             self._run("record_sizes", blobids=blobids, sizes=f"{{{found}}}")
-        return set(left)
+        # A blobid that stands there twice would make up for one that is not marked.
+        if marked == len(sizes) and self._unique:
+            return set()
+        return {blobid for (blobid,) in self._run("unmarked", blobids=blobids)}
 
     def _mark_failed(self, failures: Sequence[Failure]) -> None:
         """Marks rows that are locked."""

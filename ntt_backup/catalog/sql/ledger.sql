@@ -26,29 +26,30 @@ select count(*), min(blobid) from blobs
 where blobid = any(%(blobids)s::text[]) and row_security_active('blobs');
 
 -- name: mark_copied
--- Records blobs as stored, and forgets that they ever failed. Returns whether the catalog lacks the
--- size of any, and the blobids that are not marked now: of rows that are gone, or stay as they are.
+-- Records blobs as stored. Returns how many rows are marked now, whether the catalog lacks the size of
+-- any, and whether anything is on our list of failures. What a batch needs as a rule is here: the
+-- statements below are for the others.
 -- The list is selected, because the planner estimates each element of a list that it can see.
--- Without a unique index a blobid may stand there twice, and counts once.
 with marked as (
     update blobs set {copied} = true, {last_checked} = now(), {copy_failed} = false
     where blobid = any((select %(blobids)s::text[])::text[])
-    returning blobid, {copied} as done, size is null as unsized
-), counted as {counted}, forgotten as (
-    delete from ntt_backup.failures
-    where target = %(target)s and blobid = any((select %(blobids)s::text[])::text[])
-        and exists (select from ntt_backup.failures where target = %(target)s)
-), tally as (
-    select count(distinct blobid) filter (where done) as done,
-        coalesce(bool_or(unsized), false) as unsized
-    from marked
-)
-select tally.unsized, array(
-    select unnest(%(blobids)s::text[]) where tally.done < cardinality(%(blobids)s::text[])
-    except
-    select blobid from marked where done and tally.done < cardinality(%(blobids)s::text[])
-)
-from tally;
+    returning {copied} as done, size is null as unsized
+), counted as {counted}
+select count(*) filter (where done), coalesce(bool_or(unsized), false),
+    exists (select from ntt_backup.failures where target = %(target)s)
+from marked;
+
+-- name: unmarked
+-- Those of the blobids that are not marked: their rows are gone, or stay as they are. Without a unique
+-- index a blobid may stand there twice, and one that is marked suffices.
+select unnest(%(blobids)s::text[])
+except
+select blobid from blobs where blobid = any(%(blobids)s::text[]) and {copied};
+
+-- name: forget_failures
+-- Forgets that blobs ever failed.
+delete from ntt_backup.failures
+where target = %(target)s and blobid = any(%(blobids)s::text[]);
 
 -- name: record_sizes
 -- Notes the sizes of blobs that have none in the catalog. One that the column cannot hold is left
