@@ -7,8 +7,10 @@ the server looks at the clock between them.
 
 Where the time was over and nothing found, the rest of the stretch is put off until all else was
 looked into. Before that its upper half is tried once: what is left of a range that somebody began
-lies there. Where that has nothing either, the next stretches were probably sent as well: so one is
-skipped, then three, then seven, and they come after the others.
+lies there. Where it has something, the next ranges are looked into from the same place on: they
+probably begin with dead entries, too. Where it has nothing, the next stretches were probably sent
+as well: so one is skipped, then three, then seven. What was passed over unseen comes after all that
+was not.
 
 All of it is computed from positions in the space of blobids. What is no hex has no position, and is
 not cut.
@@ -27,6 +29,7 @@ from ntt_backup.model import BlobRange
 
 _DIGITS: Final = 12
 _SPACE: Final = 16**_DIGITS
+_RANGE: Final = _SPACE // RANGES
 _HEX: Final = re.compile(rf"[0-9a-f]{{0,{_DIGITS}}}")
 _ENTRIES: Final = 64  # of a table without gaps, in the first slice of a stretch
 _WIDEST: Final = 64  # times the first: each is twice as wide as the one before, up to this
@@ -66,6 +69,8 @@ class Search:
         self._most = RANGES
         self._widest = _NARROW
         self._skipped = 0
+        # How far from its beginning the next range is looked into.
+        self._from = 0
 
     def __bool__(self) -> bool:
         return bool(self._left or self._later)
@@ -79,6 +84,10 @@ class Search:
         """Returns what to look into next: each slice with the place of its stretch."""
         if not self._left:
             self._left, self._later, self._again = self._later, [], True
+        first = self._left[0]
+        if first.index < RANGES and (upper := _upper(first, first.index * _RANGE + self._from)):
+            self._left[0] = upper
+            self._left.append(replace(first, hi=upper.lo))
         return cut(self._left, self._rows, self._most, self._widest)
 
     def looked(self, slices: Slices, counts: Sequence[int], wanted: int) -> Found:
@@ -103,6 +112,7 @@ class Search:
         over = done < len(slices)
         # Not even the first stretch was looked into as a whole.
         slow = over and len(left) == len(self._left)
+        self._from = 0
         self._left = left[1:] if slow else left
         if slow and not self.put_off(left[0]):
             self._left = self._left[self._skipped :] + self._left[: self._skipped]
@@ -119,10 +129,11 @@ class Search:
         is the next.
         """
         self.doubt()
-        half = None if self._again else _upper_half(stretch)
+        half = _upper_half(stretch)
         if half is None:
             self._later.append(stretch)
         else:
+            self._from = (_position(half.lo) or 0) % _RANGE
             self._later.append(replace(stretch, hi=half.lo))
             self._left.insert(0, half)
         return half is not None
@@ -228,13 +239,19 @@ def within(stretch: Stretch, ranges: Iterable[BlobRange]) -> list[Stretch]:
 
 
 def _upper_half(stretch: Stretch) -> Stretch | None:
-    """Returns the upper half of what is most of its range, or part; None for less."""
-    own = interval(stretch.index)
+    """Returns the upper half of a stretch; None where as much of its range, or part, lies below."""
     left = _span(stretch.lo, stretch.hi)
-    if 2 * left <= _span(own.lo, own.hi):
+    if left <= _span(interval(stretch.index).lo, stretch.lo):
         return None
-    end = _position(stretch.hi) or _SPACE
-    return Stretch(stretch.index, f"{end - left // 2:0{_DIGITS}x}", stretch.hi)
+    return _upper(stretch, (_position(stretch.hi) or _SPACE) - left // 2)
+
+
+def _upper(stretch: Stretch, begin: int) -> Stretch | None:
+    """Returns what the stretch has from a place within it on; None where that is not within it."""
+    lo, hi = _position(stretch.lo), _position(stretch.hi)
+    if lo is None or hi is None or not lo < begin < hi:
+        return None
+    return Stretch(stretch.index, f"{begin:0{_DIGITS}x}", stretch.hi)
 
 
 def _span(lo: str | None, hi: str | None) -> int:

@@ -157,6 +157,20 @@ def test_what_is_alive_is_found_after_few_looks(alive: set[str]) -> None:
     assert catalog.looks <= 20
 
 
+def test_ranges_that_begin_alike_cost_a_look_each_and_what_is_dead_comes_last() -> None:
+    alive = {one for one in BLOBIDS if one[2] > "1"}
+    catalog = Catalog(alive, patience=1)
+    search = Search(prefix_ranges(), ROWS)
+    found: list[str] = []
+
+    while len(found) < len(alive) * 0.95:
+        for one in catalog.look(search, 1):
+            found += entries_of(one)
+
+    assert catalog.looks < 5 * 256
+    assert len(set(catalog.met) - alive) < (len(BLOBIDS) - len(alive)) / 2
+
+
 def test_the_parts_of_a_full_range_need_no_look_until_there_is_a_doubt() -> None:
     search = Search([], ROWS)
     search.share(Stretch(171, "ab", "ac"), parts(171), 1600)
