@@ -118,7 +118,7 @@ class Claims:
         """
         taken: list[tuple[Blob, int]] = []
         with translated("claim blobs"):
-            while len(taken) < limit and (self._open or self._claim(limit - len(taken))):
+            while len(taken) < limit and (self._open or self._claim(limit - len(taken), limit)):
                 taken += self._read(limit - len(taken))
         return taken
 
@@ -185,9 +185,9 @@ class Claims:
             theirs = [one for index in self._order if index in shared for one in parts(index)]
             yield Search([one for one in theirs if one.index not in self._held], self._rows)
 
-    def _claim(self, wanted: int) -> bool:
+    def _claim(self, wanted: int, batch: int) -> bool:
         """Locks and opens free ranges that have pending blobs, about as many as wanted. False:
-        there are none, or the search is not over.
+        there are none, or the search is not over. A range that has more than a batch is shared.
 
         What is found free may be taken by another before we lock it; then it is not found again.
         """
@@ -205,8 +205,8 @@ class Claims:
             if not found:
                 enough = 1 if self._dense else wanted
                 found, much = self._find(self._search, enough, deadline)
-                self._dense = bool(much)
-            if much and found[-1].index < RANGES:
+                self._dense = much > batch
+            if much > batch and found[-1].index < RANGES:
                 self._search.share(found[-1], parts(found[-1].index), much)
                 found = found[:-1]
             if found:

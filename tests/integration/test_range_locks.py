@@ -141,6 +141,17 @@ def test_a_range_with_much_in_it_is_shared(catalog: Connection, other: Connectio
     assert all(name.startswith("ab") for name in names if len(name) == 3)
 
 
+def test_a_range_with_less_than_a_batch_is_held_as_a_whole(catalog: Connection) -> None:
+    for prefix in ("ab", "cd", "ef"):
+        add_prefixed(catalog, prefix, 390)
+    claims = Claims(catalog, "remote", EVERYWHERE)
+
+    assert [len(claims.take(500)) for _ in range(3)] == [500, 500, 170]
+
+    names = [range_name(one.index) for one in holders(catalog, "remote")]
+    assert names == ["ab", "cd", "ef"]
+
+
 def test_a_range_that_is_held_in_parts_is_nobodys_as_a_whole(
     catalog: Connection, other: Connection
 ) -> None:
