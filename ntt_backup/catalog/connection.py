@@ -74,8 +74,8 @@ def connect(url: str, application_name: str) -> Connection:
     what pg_stat_activity shows. Raises ConfigError for a malformed url, CatalogUnavailable,
     CatalogRefused.
 
-    Statements are not prepared, unless one asks for it: a plan made for any range of blobids would
-    be kept for this one, and the partial index is chosen by the values at hand.
+    Statements are not prepared, unless one asks for it: a plan that is kept was made for the values
+    of others, and for the table as it was then.
     """
     given = _parameters(url)
     options: dict[str, Any] = {key: value for key, value in _KEEPALIVE.items() if key not in given}

@@ -177,6 +177,7 @@ class Claims:
         self._found = True
         while self._found:
             self._found = False
+            self._conn.execute(statement("plan_anew"))
             self._rows = rows_about(self._conn)
             held = {whole_of(one) for one in self._held}
             yield Search([interval(one) for one in self._order if one not in held], self._rows)
@@ -272,8 +273,10 @@ class Claims:
 
     def _run(self, name: str, values: dict[str, object]) -> list[tuple[Any, ...]]:
         query = statement(name, **self._parts)
-        # Numbers are quicker to read as bytes than as digits.
-        return self._conn.execute(query, {"class": self._class, **values}, binary=True).fetchall()
+        values = {"class": self._class, **values}
+        # Numbers are quicker to read as bytes than as digits. In a session that has a ledger, too,
+        # plans are kept for a round of searches: they hold no bound of a range.
+        return self._conn.execute(query, values, binary=True, prepare=True).fetchall()
 
 
 def _of_parts(indexes: Iterable[int]) -> dict[str, object]:

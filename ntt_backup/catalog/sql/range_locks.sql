@@ -3,6 +3,10 @@
 -- A range without an end is a branch of its own in each query: `hi is null or blobid < hi` could
 -- not end an index scan, and every range would be read to the end of the table.
 
+-- name: plan_anew
+-- Has the server forget the session's plans: the table may have grown since they were made.
+discard plans;
+
 -- name: free_slices
 -- How many pending blobs the given slices of ranges have, up to `limit` in all; none counts in what
 -- another session holds. Slices are looked into in the given order, until the limit or the time is
