@@ -171,7 +171,7 @@ def test_both_ends_notice_a_dead_peer(tcp_url: str) -> None:
     assert int(theirs["client_connection_check_interval"]) == 10_000
 
 
-def test_no_statement_but_the_mark_is_prepared(catalog: Connection) -> None:
+def test_no_statements_but_those_of_marks_and_claims_are_prepared(catalog: Connection) -> None:
     claims, ledger = Claims(catalog, "remote", range(256)), Ledger(catalog, "remote")
 
     for _ in range(10):
@@ -179,7 +179,7 @@ def test_no_statement_but_the_mark_is_prepared(catalog: Connection) -> None:
         ledger.record([Blob("ab")], [Failure("cd", Reason.MISSING)])
 
     prepared = catalog.execute("select statement from pg_prepared_statements").fetchall()
-    assert [text.split()[2] for (text,) in prepared] == ["mark_copied"]
+    assert {text.split()[2] for (text,) in prepared} == {"mark_copied", "free_slices"}
 
 
 def test_too_many_connections_are_an_outage(
