@@ -6,30 +6,26 @@ functions of plain values; whoever calls them decides nothing itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from ntt_backup.client.backoff import Backoff
 from ntt_backup.model import Batch, Blob, Failure, Reason
 
 
-def is_full(count: int, size: int, blob: Blob, max_blobs: int, max_bytes: int) -> bool:
-    """Returns whether a batch of count blobs and size bytes ends before this blob.
+def cut(blobs: Collection[Blob], max_blobs: int, max_bytes: int) -> int:
+    """Returns how many blobs from the front make the next batch; 0 only for no blobs.
 
     It holds at most max_blobs, and at most max_bytes of content, except that a single blob larger
     than max_bytes travels alone. Blobs of unknown size count as empty.
     """
-    return count == max_blobs or (count > 0 and size + blob.expected > max_bytes)
-
-
-def cut(blobs: Sequence[Blob], max_blobs: int, max_bytes: int) -> int:
-    """Returns how many blobs from the front make the next batch; 0 only for no blobs."""
     size = 0
-    for count, blob in enumerate(blobs):
-        if is_full(count, size, blob, max_blobs, max_bytes):
-            return count
+    for count, blob in enumerate(islice(blobs, max_blobs)):
         size += blob.expected
-    return len(blobs)
+        if size > max_bytes and count:
+            return count
+    return min(len(blobs), max_blobs)
 
 
 @dataclass(frozen=True, slots=True)

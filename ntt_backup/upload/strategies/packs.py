@@ -29,8 +29,9 @@ class Packer:
         # A blob that fits a pack fits behind a pack that is all but full, with a byte to spare that
         # shows that it has ended.
         self._buffer = memoryview(bytearray(MOST_PACK_BYTES + PACK_BYTES + 1))
-        self._digests = bytearray()
+        self._blobids: list[str] = []
         self._sizes: list[int] = []
+        self._full = codec.pack_bytes
         self.used = 0
 
     @property
@@ -46,14 +47,15 @@ class Packer:
         """Adds the blob whose content was just read into `space`; returns whether the pack is
         full.
         """
-        self._digests += bytes.fromhex(blobid)
+        self._blobids.append(blobid)
         self._sizes.append(size)
         self.used += size
-        return self.used >= self._codec.pack_bytes or len(self._sizes) >= _MOST_BLOBS
+        return self.used >= self._full or len(self._sizes) >= _MOST_BLOBS
 
     def pop_frame(self) -> list[bytes | memoryview]:
         """Empties the pack; returns its frame in pieces that hold until the next blob is read."""
-        table = memoryview(write_messages.table([bytes(self._digests)], self._sizes))
+        digests = bytes.fromhex("".join(self._blobids))
+        table = memoryview(write_messages.table([digests], self._sizes))
         content = self._buffer[: self.used]
         checksum = b""
         if self._checksum:
@@ -68,6 +70,7 @@ class Packer:
         return [framing.head(PACK, length) + prefix, *parts]
 
     def clear(self) -> None:
-        self._digests.clear()
+        self._blobids.clear()
         self._sizes.clear()
+        self._full = self._codec.pack_bytes  # Of the codec, it is asked once a pack.
         self.used = 0
