@@ -31,7 +31,7 @@ class Packer:
         self._buffer = memoryview(bytearray(MOST_PACK_BYTES + PACK_BYTES + 1))
         self._blobids: list[str] = []
         self._sizes: list[int] = []
-        self._full = codec.pack_bytes
+        self._full = 0
         self.used = 0
 
     @property
@@ -47,6 +47,8 @@ class Packer:
         """Adds the blob whose content was just read into `space`; returns whether the pack is
         full.
         """
+        if not self._sizes:
+            self._full = self._codec.pack_bytes  # Asked for each blob, it would take longer.
         self._blobids.append(blobid)
         self._sizes.append(size)
         self.used += size
@@ -72,5 +74,4 @@ class Packer:
     def clear(self) -> None:
         self._blobids.clear()
         self._sizes.clear()
-        self._full = self._codec.pack_bytes  # Of the codec, it is asked once a pack.
         self.used = 0
