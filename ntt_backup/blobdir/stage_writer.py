@@ -117,7 +117,10 @@ class StageWriter:
                 batch.parents.pop()
                 return None
         new = NewDirectory(prefix, f"{parent.name}/{prefix[1:].hex()}", position)
-        os.mkdir(new.name, 0o755, dir_fd=self._stage)
+        try:
+            os.mkdir(new.name, 0o755, dir_fd=self._stage)
+        except FileExistsError:  # It was made for blobs before others: these come in no order.
+            return None
         parent.directories.append(new)
         return new
 

@@ -11,8 +11,10 @@ another worker may claim the same blobs.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
+from operator import attrgetter
 from typing import Final
 
 from ntt_backup.model import Batch, Blob, total_size
@@ -21,6 +23,7 @@ from ntt_backup.upload.batching import cut
 # A larger batch is claimed in steps: one that is full by its bytes needs no more of them.
 STEP: Final = 4096
 _FIRST_STEP: Final = 1000
+_BLOBID: Final = attrgetter("blobid")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,10 @@ class SendQueue:
                 return self._delayed.pop(index).batch
         return None
 
+    def front(self) -> Iterator[Blob]:
+        """Yields the blobs of the batch that `pop_new` gives next."""
+        return islice(self._blobs, cut(self._blobs, self._max_blobs, self._max_bytes))
+
     def pop_new(self, most: int | None = None) -> Batch | None:
         """Returns a batch cut from the front of the claimed blobs; None where there are none. most:
         bytes, where it is to be smaller than others; a single blob may have more.
@@ -110,9 +117,11 @@ class SendQueue:
         if count == 0:
             return None
         self._batches += 1
+        blobs = (self._blobs.popleft() for _ in range(count))
         batch = Batch(
             f"{self._name}.{self._batches}",
-            tuple(self._blobs.popleft() for _ in range(count)),
+            # The remote makes each new directory once where blobs come in this order.
+            tuple(sorted(blobs, key=_BLOBID)),
             frozenset(self._ranges.popleft() for _ in range(count)),
         )
         self._size -= batch.size

@@ -96,6 +96,15 @@ def test_later_blobs_join_a_directory_that_was_moved(receiver: RemoteReceiver, r
     assert lock_only(root)
 
 
+def test_blobs_may_come_in_any_order(receiver: RemoteReceiver, root: Path) -> None:
+    (near,) = alike(1, b"\x3f\x08")
+    place_of(root, digest_of(ELSEWHERE)).parent.mkdir(parents=True)
+    begin(receiver, 1, A, near, ELSEWHERE, B)
+    assert committed(receiver, 1).stored == 4
+    assert names_under(root) == {digest_of(each).hex() for each in (A, B, near, ELSEWHERE)}
+    assert lock_only(root)
+
+
 def test_a_directory_that_was_made_meanwhile_gets_the_files_one_by_one(
     receiver: RemoteReceiver, root: Path
 ) -> None:
