@@ -3,8 +3,13 @@
 Blobids are hashes: read in their order from a hard disk, each small blob costs a seek, and the disk
 cannot choose the next one. So the claimed blobs are sorted by the place of their content on the
 disk, and threads read many of them at a time into the page cache, ahead of the sender. They throw
-away what they read; the sender reads and hashes as before. To ask for a place reads the inode: that
-is done in the order of the inodes, which a listing of the directories has.
+away what they read; the sender reads and hashes as before, each batch when all of it was read. To
+ask for a place reads the inode: that is done in the order of the inodes, which a listing of the
+directories has.
+
+A disk has one head: workers that read at the same time send it from one place to another. So they
+take turns, by a time in the memory that they share. Nothing is locked: a worker that was killed
+holds nobody up, and where two read at the same time after all, that is only slower.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ import fcntl
 import os
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from functools import cached_property
@@ -26,11 +31,17 @@ from ntt_backup.blobdir.open import FILE, closing, open_untouched
 from ntt_backup.blobdir.syscalls import DIRECTORY
 from ntt_backup.model import Blob
 from ntt_backup.process.memory import new_buffer
+from ntt_backup.process.shared import SharedNumber
 
 Order = Literal["auto", "hash", "inode", "extent"]
 Claimed = list[tuple[Blob, int]]
 
-_THREADS: Final = 12
+# As many reads as a disk chooses among.
+_THREADS: Final = 32
+# How long the turn of a worker lasts that reads nothing: it may have been killed.
+_TURN_SECONDS: Final = 2.0
+_LOOK_SECONDS: Final = 0.02
+_CALL_BACK_SECONDS: Final = 2.0
 # A task takes more memory than some blobs do: so many share one.
 _A_TASK: Final = 16
 # The number of batches that are claimed, sorted and read as one.
@@ -48,12 +59,22 @@ _EXTENT: Final = struct.Struct("=QQLLLL 5Q4L")
 class ReadAhead:
     """Reads ahead in the store at root. order: see `source.read_order`; `auto` is `extent` where a
     sample of the claimed blobs took long to read, else `hash`. alive is called while it waits.
+    turn: until when the disk is a worker's, in monotonic seconds; all workers share it.
     """
 
-    def __init__(self, root: Path, order: Order, alive: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        order: Order,
+        alive: Callable[[], None] = lambda: None,
+        turn: SharedNumber | None = None,
+    ) -> None:
         self._root = root
         self._order = order
         self._alive = alive
+        self._turn = turn or SharedNumber(0.0)
+        self._unread: set[str] = set()
+        self._began = 0.0
         self._slow = order in ("inode", "extent")
         # What is read is thrown away, so all threads may read to one place. With buffers of their
         # own, each would keep megabytes of freed memory.
@@ -68,7 +89,7 @@ class ReadAhead:
         """Returns the claimed blobs in the best order to send them, and begins to read them."""
         if self._order == "auto" and len(claimed) >= _FEWEST:
             self._slow = self._is_slow(claimed)
-        if not self._slow or len(claimed) < _FEWEST:
+        if not self._slow or len(claimed) < 2:
             return claimed
         with suppress(RuntimeError):  # Where no thread can be started, nothing is read ahead.
             claimed = self._by_inode(claimed)
@@ -76,21 +97,56 @@ class ReadAhead:
                 claimed = self._by_place(claimed)
             # One list for all threads.
             small = [one for one, _ in claimed if one.size is None or one.size <= _LARGEST]
-            following = iter(small)
-            for _ in range(_THREADS):
-                self._threads.submit(self._read_all, following)
+            self._unread.update(one.blobid for one in small)
+            self._began = time.monotonic()
+            self._threads.submit(self._read_in_turn, small)
         return claimed
+
+    @property
+    def reading(self) -> bool:
+        """Returns whether it waits for its turn, or reads. Not where nobody reads any more: then a
+        disk does not answer, which the sender is to meet.
+        """
+        last = max(self._began, self._turn.value)
+        return bool(self._unread) and time.monotonic() < last + _TURN_SECONDS
+
+    def has_read(self, blobs: Iterable[Blob]) -> bool:
+        """Returns whether it is through with these."""
+        return self._unread.isdisjoint(one.blobid for one in blobs)
+
+    def call_back(self, blobs: Iterable[Blob]) -> None:
+        """Has the kernel read all at once what it has dropped meanwhile, and waits a moment. The
+        sender would wait for one after another, each as long as others keep the disk busy; and
+        while it waits, more is dropped.
+        """
+        if self._slow:
+            until = time.monotonic() + _CALL_BACK_SECONDS
+            while (blobs := [one for one in blobs if self._is_away(one)]) and (
+                time.monotonic() < until
+            ):
+                time.sleep(_LOOK_SECONDS)
+
+    def _is_away(self, blob: Blob) -> bool:
+        """Returns whether the kernel has dropped a blob; then it begins to read that again."""
+        with suppress(OSError, ValueError), self._opened(blob) as fd:
+            try:
+                count = os.preadv(fd, [self._waste], 0, os.RWF_NOWAIT)
+            except BlockingIOError:
+                count = -1
+            if count < min(blob.size or 0, _LARGEST):
+                os.posix_fadvise(fd, 0, _LARGEST, os.POSIX_FADV_WILLNEED)
+                return True
+        return False
 
     @cached_property
     def _threads(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(_THREADS, "read-ahead")
 
     def _is_slow(self, claimed: Claimed) -> bool:
-        took = []
-        for blob, _ in claimed[:: len(claimed) // _SAMPLE]:
-            began = time.monotonic()
-            self._read(blob)
-            took.append(time.monotonic() - began)
+        sample = [blob for blob, _ in claimed[:: len(claimed) // _SAMPLE]]
+        # Where others keep a slow disk busy, one after another would take seconds.
+        busy = self._slow or time.monotonic() < self._turn.value
+        took = (self._threads.map if busy else map)(self._read, sample)
         # Not the mean: on a busy machine one of them may have had to wait for the CPU.
         return median(took) > _SLOW_SECONDS
 
@@ -126,14 +182,41 @@ class ReadAhead:
     def _opened(self, blob: Blob) -> AbstractContextManager[int]:
         return closing(open_untouched(str(self._root / relative_path(blob.blobid)), FILE))
 
-    def _read(self, blob: Blob) -> None:
-        """Reads the start of a blob. Errors are ignored: the sender will meet and report them."""
+    def _read(self, blob: Blob) -> float:
+        """Reads the start of a blob; returns the seconds that took. Errors are ignored: the sender
+        will meet and report them.
+        """
+        began = time.monotonic()
         with suppress(OSError, ValueError), self._opened(blob) as fd:
             os.readv(fd, [self._waste])
+        return time.monotonic() - began
 
-    def _read_all(self, blobs: Iterator[Blob]) -> None:
+    def _read_in_turn(self, blobs: list[Blob]) -> None:
+        """Reads them with all threads, while no other worker does. Those of several workers lie in
+        several places, and a disk has one head.
+        """
+        try:
+            while (now := time.monotonic()) < self._turn.value:
+                time.sleep(_LOOK_SECONDS)
+            self._turn.value = now + _TURN_SECONDS
+            following = iter([*blobs, None])
+            with suppress(RuntimeError):
+                for _ in range(_THREADS - 1):
+                    self._threads.submit(self._read_all, following)
+            self._read_all(following)
+        finally:
+            self._unread.difference_update(one.blobid for one in blobs)
+
+    def _read_all(self, blobs: Iterator[Blob | None]) -> None:
+        """Reads blobs until None, which one of the threads gets: that is the end of the turn."""
         for blob in blobs:
-            self._read(blob)
+            now = time.monotonic()
+            if blob is None:
+                self._turn.value = now
+            else:
+                self._turn.value = now + _TURN_SECONDS
+                self._read(blob)
+                self._unread.discard(blob.blobid)
 
     def _places(self, claimed: Claimed) -> list[int]:
         return [self._place(one) for one, _ in claimed]

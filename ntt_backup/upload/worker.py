@@ -51,6 +51,8 @@ _FIRST_BYTES: Final = 1024 * 1024
 # Claims that were last renewed longer ago than this may be lost, with their connection.
 _CLAIM_SECONDS: Final = 30.0
 _COLLECT_SECONDS: Final = 0.5
+# From one look whether the next batch was read ahead to the next.
+_READING_SECONDS: Final = 0.05
 _IDLE_SESSION_SECONDS: Final = 60.0
 _FIRST_WAIT_SECONDS: Final = 0.05
 _LAST_WAIT_SECONDS: Final = 2.0
@@ -172,6 +174,8 @@ class Worker:
             self._send(batch)
         elif busy:
             self._collect()
+        elif self._ahead.reading:
+            pause(self._pipe, _READING_SECONDS, "waiting")
         elif (due := self._queue.next_due) is not None:
             state = "outage" if self._outages.lasts("suspect") else "waiting"
             pause(self._pipe, due - time.monotonic(), state)
@@ -184,9 +188,13 @@ class Worker:
         if (batch := self._queue.pop_due(time.monotonic())) is not None:
             return batch
         # Whether anything is left at all is one look for `_idle`: a search before it is one more.
-        if not self._dry or self._in_flight():
+        if self._is_read() and (not self._dry or self._in_flight()):
             self._claim()
-        return self._queue.pop_new()
+        return self._queue.pop_new() if self._is_read() else None
+
+    def _is_read(self) -> bool:
+        """Returns whether the next blobs need not be read ahead, or were."""
+        return not self._ahead.reading or self._ahead.has_read(self._queue.front())
 
     def _claim(self) -> None:
         """Claims blobs for one batch, as far as there are any."""
@@ -214,6 +222,7 @@ class Worker:
                 raise
         self._pipe.state("sending")
         self._pipe.emit(BatchStart(batch=batch.name, blobs=len(batch.blobs), bytes=batch.size))
+        self._ahead.call_back(batch.blobs)
         try:
             self._session.put(batch)
         except BatchRejected as error:

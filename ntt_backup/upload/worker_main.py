@@ -64,8 +64,9 @@ _WORD_SECONDS: Final = 1.0
 class WorkerSpec:
     """Holds what a worker is to do. worker: its number, counted from 0. limit: what all workers
     together may send. poll: how often they look for new work; None: as the settings say. effort:
-    how hard all compress. probes: the worker probes the remote before it works; its strategy may be
-    `auto`. started: the time of the epoch when the run began.
+    how hard all compress. turn: until when the store's disk is another's, see `read_ahead`. probes:
+    the worker probes the remote before it works; its strategy may be `auto`. started: the time of
+    the epoch when the run began.
     """
 
     settings: Settings
@@ -77,6 +78,7 @@ class WorkerSpec:
     limit: Limit | None = None
     poll: SharedNumber | None = None
     effort: Effort | None = None
+    turn: SharedNumber | None = None
     probes: bool = False
     started: float = 0.0
 
@@ -205,7 +207,7 @@ def make_worker(spec: WorkerSpec, store: Store, remote: Remote, pipe: EventPipe)
             listen=spec.watch and settings.remote.kind != "s3",
         )
 
-    ahead = ReadAhead(store.root, settings.source.read_order, lambda: pipe.sent(0))
+    ahead = ReadAhead(store.root, settings.source.read_order, lambda: pipe.sent(0), spec.turn)
     return Worker(
         str(spec.worker),
         settings.run,

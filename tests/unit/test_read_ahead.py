@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,10 @@ from blake3 import blake3
 
 from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.model import Blob
+from ntt_backup.process.shared import SharedNumber
+from ntt_backup.source import read_ahead
 from ntt_backup.source.read_ahead import Claimed, Order, ReadAhead
+from tests.environment import wait_until
 
 
 @pytest.fixture
@@ -72,6 +76,59 @@ def test_what_cannot_be_read_is_left_to_the_sender(
     assert sorted(ReadAhead(tmp_path, order).arranged(all_of_it), key=str) == sorted(
         all_of_it, key=str
     )
+
+
+def test_one_worker_reads_at_a_time(tmp_path: Path, claimed: Claimed) -> None:
+    turn = SharedNumber(time.monotonic() + 60)
+    ahead = ReadAhead(tmp_path, "inode", turn=turn)
+    some = [one for one, _ in ahead.arranged(claimed)]
+    assert ahead.reading
+    assert not ahead.has_read(some[:1])
+    turn.value = 0.0
+    wait_until(lambda: ahead.has_read(some), "all is read")
+    assert not ahead.reading
+
+
+def test_a_worker_that_was_killed_holds_up_nobody(tmp_path: Path, claimed: Claimed) -> None:
+    ahead = ReadAhead(tmp_path, "inode", turn=SharedNumber(time.monotonic() + 0.2))
+    some = [one for one, _ in ahead.arranged(claimed)]
+    wait_until(lambda: ahead.has_read(some), "all is read")
+
+
+def test_where_the_disk_does_not_answer_nothing_is_waited_for(
+    tmp_path: Path, claimed: Claimed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_ahead, "_TURN_SECONDS", 0.1)
+    answers = threading.Event()
+    monkeypatch.setattr(ReadAhead, "_read", lambda *_: answers.wait())
+    turn = SharedNumber(0.0)
+    ahead = ReadAhead(tmp_path, "inode", turn=turn)
+    ahead.arranged(claimed)
+    assert ahead.reading
+    wait_until(lambda: not ahead.reading, "it gives up")
+    answers.set()
+
+
+def test_what_the_kernel_has_dropped_is_read_again_before_it_is_sent(
+    tmp_path: Path, claimed: Claimed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dropped: set[int] = set()
+    called: list[None] = []
+
+    def preadv(fd: int, *_: object) -> int:
+        inode = os.fstat(fd).st_ino
+        if inode not in dropped:
+            dropped.add(inode)
+            raise BlockingIOError
+        return 1
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    monkeypatch.setattr(os, "posix_fadvise", lambda *_: called.append(None))
+    some = [one for one, _ in claimed]
+    ReadAhead(tmp_path, "hash").call_back(some)
+    assert not called
+    ReadAhead(tmp_path, "inode").call_back(some)
+    assert len(called) == len(dropped) == len(some)
 
 
 @pytest.mark.parametrize("order", ["inode", "extent"])

@@ -77,6 +77,7 @@ class WorkerPool:
             limit=self.limit,
             poll=self._poll,
             effort=Effort(run.workers),
+            turn=SharedNumber(0.0),
             started=time.time(),
         )
         self._workers = [
