@@ -87,19 +87,17 @@ class ReadAhead:
 
     def arranged(self, claimed: Claimed) -> Claimed:
         """Returns the claimed blobs in the best order to send them, and begins to read them."""
-        if self._order == "auto" and len(claimed) >= _FEWEST:
-            self._slow = self._is_slow(claimed)
-        if not self._slow or len(claimed) < 2:
-            return claimed
         with suppress(RuntimeError):  # Where no thread can be started, nothing is read ahead.
-            claimed = self._by_inode(claimed)
-            if self._order != "inode":
-                claimed = self._by_place(claimed)
-            # One list for all threads.
-            small = [one for one, _ in claimed if one.size is None or one.size <= _LARGEST]
-            self._unread.update(one.blobid for one in small)
-            self._began = time.monotonic()
-            self._threads.submit(self._read_in_turn, small)
+            if self._order == "auto" and len(claimed) >= _FEWEST:
+                self._slow = self._is_slow(claimed)
+            if self._slow and len(claimed) > 1:
+                claimed = self._by_inode(claimed)
+                if self._order != "inode":
+                    claimed = self._by_place(claimed)
+                small = [one for one, _ in claimed if one.size is None or one.size <= _LARGEST]
+                self._unread.update(one.blobid for one in small)
+                self._began = time.monotonic()
+                self._threads.submit(self._read_in_turn, small)
         return claimed
 
     @property
@@ -199,7 +197,7 @@ class ReadAhead:
             while (now := time.monotonic()) < self._turn.value:
                 time.sleep(_LOOK_SECONDS)
             self._turn.value = now + _TURN_SECONDS
-            following = iter([*blobs, None])
+            following = iter([*blobs, None])  # One list for all threads.
             with suppress(RuntimeError):
                 for _ in range(_THREADS - 1):
                     self._threads.submit(self._read_all, following)

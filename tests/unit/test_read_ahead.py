@@ -131,7 +131,7 @@ def test_what_the_kernel_has_dropped_is_read_again_before_it_is_sent(
     assert len(called) == len(dropped) == len(some)
 
 
-@pytest.mark.parametrize("order", ["inode", "extent"])
+@pytest.mark.parametrize("order", ["auto", "inode", "extent"])
 def test_where_no_thread_can_be_started_nothing_is_read_ahead(
     tmp_path: Path, claimed: Claimed, order: Order, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,7 +139,8 @@ def test_where_no_thread_can_be_started_nothing_is_read_ahead(
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    arranged = ReadAhead(tmp_path, order).arranged(claimed)
+    others_turn = SharedNumber(time.monotonic() + 60)
+    arranged = ReadAhead(tmp_path, order, turn=others_turn).arranged(claimed)
     assert sorted(arranged, key=str) == sorted(claimed, key=str)
 
 
