@@ -18,12 +18,13 @@ import fcntl
 import os
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from statistics import median
+from threading import Event
 from typing import Final, Literal
 
 from ntt_backup.blobdir.layout import is_blobid, relative_path
@@ -38,10 +39,12 @@ Claimed = list[tuple[Blob, int]]
 
 # As many reads as a disk chooses among.
 _THREADS: Final = 32
+_BESIDE: Final = 8  # for what cannot wait until these are done
 # How long the turn of a worker lasts that reads nothing: it may have been killed.
 _TURN_SECONDS: Final = 2.0
 _LOOK_SECONDS: Final = 0.02
-_CALL_BACK_SECONDS: Final = 2.0
+_CALL_BACK_SECONDS: Final = 5.0
+_KEEP_SECONDS: Final = 0.5
 # A task takes more memory than some blobs do: so many share one.
 _A_TASK: Final = 16
 # The number of batches that are claimed, sorted and read as one.
@@ -83,7 +86,12 @@ class ReadAhead:
     @property
     def batches(self) -> int:
         """Returns the number of batches to claim at a time."""
-        return _BATCHES if self._slow else 1
+        return _BATCHES if self._slow or self._is_turn else 1
+
+    @property
+    def _is_turn(self) -> bool:
+        """Returns whether a worker reads ahead: then the disk is known to be slow, and busy."""
+        return time.monotonic() < self._turn.value
 
     def arranged(self, claimed: Claimed) -> Claimed:
         """Returns the claimed blobs in the best order to send them, and begins to read them."""
@@ -112,17 +120,36 @@ class ReadAhead:
         """Returns whether it is through with these."""
         return self._unread.isdisjoint(one.blobid for one in blobs)
 
-    def call_back(self, blobs: Iterable[Blob]) -> None:
-        """Has the kernel read all at once what it has dropped meanwhile, and waits a moment. The
-        sender would wait for one after another, each as long as others keep the disk busy; and
-        while it waits, more is dropped.
+    @contextmanager
+    def at_hand(self, blobs: Sequence[Blob]) -> Iterator[None]:
+        """Has the kernel keep at hand what is sent in the block. What it has dropped is read again
+        all at once: the sender would wait for one after another, each as long as others keep the
+        disk busy; and while it waits, more is dropped.
         """
-        if self._slow:
-            until = time.monotonic() + _CALL_BACK_SECONDS
-            while (blobs := [one for one in blobs if self._is_away(one)]) and (
-                time.monotonic() < until
-            ):
-                time.sleep(_LOOK_SECONDS)
+        sent = Event()
+        with suppress(RuntimeError):
+            if self._slow:
+                self._call_back(blobs)
+                self._threads.submit(self._keep, blobs, sent)
+        try:
+            yield
+        finally:
+            sent.set()
+
+    def _keep(self, blobs: Sequence[Blob], sent: Event) -> None:
+        while not sent.wait(_KEEP_SECONDS):
+            self._away(blobs)
+
+    def _call_back(self, blobs: Sequence[Blob]) -> None:
+        """Reads again what was dropped, and waits a moment for that."""
+        until = time.monotonic() + _CALL_BACK_SECONDS
+        while blobs and time.monotonic() < until:
+            some = [blobs[at : at + _A_TASK] for at in range(0, len(blobs), _A_TASK)]
+            blobs = [one for away in self._threads.map(self._away, some) for one in away]
+            time.sleep(_LOOK_SECONDS if blobs else 0.0)
+
+    def _away(self, blobs: Iterable[Blob]) -> list[Blob]:
+        return [one for one in blobs if self._is_away(one)]
 
     def _is_away(self, blob: Blob) -> bool:
         """Returns whether the kernel has dropped a blob; then it begins to read that again."""
@@ -138,13 +165,13 @@ class ReadAhead:
 
     @cached_property
     def _threads(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(_THREADS, "read-ahead")
+        return ThreadPoolExecutor(_THREADS + _BESIDE, "read-ahead")
 
     def _is_slow(self, claimed: Claimed) -> bool:
         sample = [blob for blob, _ in claimed[:: len(claimed) // _SAMPLE]]
         # Where others keep a slow disk busy, one after another would take seconds.
-        busy = self._slow or time.monotonic() < self._turn.value
-        took = (self._threads.map if busy else map)(self._read, sample)
+        read = self._threads.map if self._slow or self._is_turn else map
+        took = read(self._read, sample)
         # Not the mean: on a busy machine one of them may have had to wait for the CPU.
         return median(took) > _SLOW_SECONDS
 

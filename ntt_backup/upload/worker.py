@@ -222,9 +222,9 @@ class Worker:
                 raise
         self._pipe.state("sending")
         self._pipe.emit(BatchStart(batch=batch.name, blobs=len(batch.blobs), bytes=batch.size))
-        self._ahead.call_back(batch.blobs)
         try:
-            self._session.put(batch)
+            with self._ahead.at_hand(batch.blobs):
+                self._session.put(batch)
         except BatchRejected as error:
             self._outcomes.rejected(batch, error)
         except SourceError:
