@@ -37,8 +37,9 @@ from ntt_backup.process.shared import SharedNumber
 Order = Literal["auto", "hash", "inode", "extent"]
 Claimed = list[tuple[Blob, int]]
 
-# As many reads as a disk chooses among.
-_THREADS: Final = 32
+# A disk chooses among 32 reads. More keep it busy while a machine with other work lets us wait, and
+# a file system on a network gives more the more are asked for.
+_THREADS: Final = 48
 _BESIDE: Final = 8  # for what cannot wait until these are done
 # How long the turn of a worker lasts that reads nothing: it may have been killed.
 _TURN_SECONDS: Final = 2.0
