@@ -116,6 +116,9 @@ class Effort:
     _MUST_SAVE: Final = 1.25
     # Of the time for a byte with the step below: a period may err by that much.
     _CLEARLY: Final = 0.95
+    # One period makes the time of a byte longer by no more: where a sender ends, nothing counts what
+    # it still has on its way. A step that looks so slow would not be taken again for seconds.
+    _AT_ONCE: Final = 1.2
     # The time of another step is believed to shrink so much with each period: it may have changed.
     _FADES: Final = 0.98
     # The first bytes of a sender say nothing about the link: the pipe and ssh's window take them
@@ -207,7 +210,10 @@ class Effort:
         state, step = self._state, self._state.step
         if not state.unfelt:
             # Of content: what was tried, and the rest, which travels as it is.
-            state.costs[step] = lasted / (seen.raw + seen.all - seen.wire)
+            cost = lasted / (seen.raw + seen.all - seen.wire)
+            # In a step's first periods, what is remembered is from long ago, or nothing.
+            stayed = state.period > self._PLAIN_PERIOD and state.costs[step] > 0
+            state.costs[step] = min(cost, self._AT_ONCE * state.costs[step]) if stayed else cost
         if step == 1:
             state.shrinks, state.price = seen.wire / seen.raw, seen.worked / seen.raw
         waits, works = seen.waited / seen.lasted, seen.worked / seen.lasted

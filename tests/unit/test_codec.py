@@ -107,6 +107,19 @@ def test_a_level_is_not_tried_that_takes_more_than_the_cpus_have_left() -> None:
     assert (steps[-1], max(steps)) == (4, 4)
 
 
+def test_one_slow_period_keeps_no_step_that_takes_all_of_the_time() -> None:
+    """So it is where one of two senders ends, and the other cannot fill the link by that level."""
+    machine = Machine()
+    while machine.effort.step < 3:
+        machine.goes_on(0.125, works=0.2, waits=0.7, spare=0.6)
+    machine.goes_on(2, works=0.6, waits=0.2, spare=0.6)
+    assert machine.effort.step == 3
+    while machine.effort.step == 3:
+        machine.goes_on(0.125, works=0.2, waits=0.7, spare=0.6, raw=1 << 18)
+    steps = machine.goes_on(2, works=0.96, waits=0.01, spare=0.4, raw=3 << 18)
+    assert 3 in steps
+
+
 def test_where_the_cpu_is_used_up_nothing_is_compressed_that_saves_little() -> None:
     machine = Machine()
     assert machine.goes_on(4, works=0.5, waits=0.2, spare=0.0)[-1] == 0
