@@ -116,8 +116,8 @@ class Effort:
     _MUST_SAVE: Final = 1.25
     # Of the time for a byte with the step below: a period may err by that much.
     _CLEARLY: Final = 0.95
-    # One period makes the time of a byte longer by no more: where a sender ends, nothing counts what
-    # it still has on its way. A step that looks so slow would not be taken again for seconds.
+    # One period makes the time of a byte longer by no more: where a sender ends, what it still has
+    # on its way is not counted. A step that looks so slow would not be taken again for seconds.
     _AT_ONCE: Final = 1.2
     # The time of another step is believed to shrink so much with each period: it may have changed.
     _FADES: Final = 0.98
