@@ -22,10 +22,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cached_property
+from itertools import compress
 from pathlib import Path
 from statistics import median
 from threading import Event
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 from ntt_backup.blobdir.layout import is_blobid, relative_path
 from ntt_backup.blobdir.open import FILE, closing, open_untouched
@@ -36,15 +37,19 @@ from ntt_backup.process.shared import SharedNumber
 
 Order = Literal["auto", "hash", "inode", "extent"]
 Claimed = list[tuple[Blob, int]]
+_T = TypeVar("_T")
 
-# A disk chooses among 32 reads. More keep it busy while a machine with other work lets us wait, and
-# a file system on a network gives more the more are asked for.
+# A disk chooses among 32 reads. More keep it busy while some threads wait for the CPU, and a file
+# system on a network gives more the more are asked for.
 _THREADS: Final = 48
-_BESIDE: Final = 8  # for what cannot wait until these are done
+_BESIDE: Final = 8  # threads for what cannot wait until these are done
 # How long the turn of a worker lasts that reads nothing: it may have been killed.
 _TURN_SECONDS: Final = 2.0
+# From one look whether it is our turn, or whether all is read again, to the next.
 _LOOK_SECONDS: Final = 0.02
-_CALL_BACK_SECONDS: Final = 5.0
+# How long a batch waits for what the kernel has dropped, and how often that is looked for while it
+# is sent.
+_READ_AGAIN_SECONDS: Final = 5.0
 _KEEP_SECONDS: Final = 0.5
 # A task takes more memory than some blobs do: so many share one.
 _A_TASK: Final = 16
@@ -87,11 +92,11 @@ class ReadAhead:
     @property
     def batches(self) -> int:
         """Returns the number of batches to claim at a time."""
-        return _BATCHES if self._slow or self._is_turn else 1
+        return _BATCHES if self._slow or self._is_busy else 1
 
     @property
-    def _is_turn(self) -> bool:
-        """Returns whether a worker reads ahead: then the disk is known to be slow, and busy."""
+    def _is_busy(self) -> bool:
+        """Returns whether any worker reads ahead: the disk is slow then, and not free."""
         return time.monotonic() < self._turn.value
 
     def arranged(self, claimed: Claimed) -> Claimed:
@@ -130,7 +135,7 @@ class ReadAhead:
         sent = Event()
         with suppress(RuntimeError):
             if self._slow:
-                self._call_back(blobs)
+                self._read_again(blobs)
                 self._threads.submit(self._keep, blobs, sent)
         try:
             yield
@@ -139,21 +144,19 @@ class ReadAhead:
 
     def _keep(self, blobs: Sequence[Blob], sent: Event) -> None:
         while not sent.wait(_KEEP_SECONDS):
-            self._away(blobs)
+            for one in blobs:
+                self._ask_again(one)
 
-    def _call_back(self, blobs: Sequence[Blob]) -> None:
-        """Reads again what was dropped, and waits a moment for that."""
-        until = time.monotonic() + _CALL_BACK_SECONDS
-        while blobs and time.monotonic() < until:
-            some = [blobs[at : at + _A_TASK] for at in range(0, len(blobs), _A_TASK)]
-            blobs = [one for away in self._threads.map(self._away, some) for one in away]
-            time.sleep(_LOOK_SECONDS if blobs else 0.0)
+    def _read_again(self, blobs: Sequence[Blob]) -> None:
+        """Has all read again that was dropped, and waits a moment for that."""
+        until = time.monotonic() + _READ_AGAIN_SECONDS
+        while blobs := list(compress(blobs, self._at_once(self._ask_again, blobs))):
+            if time.monotonic() >= until:
+                break
+            time.sleep(_LOOK_SECONDS)
 
-    def _away(self, blobs: Iterable[Blob]) -> list[Blob]:
-        return [one for one in blobs if self._is_away(one)]
-
-    def _is_away(self, blob: Blob) -> bool:
-        """Returns whether the kernel has dropped a blob; then it begins to read that again."""
+    def _ask_again(self, blob: Blob) -> bool:
+        """Has the kernel begin to read a blob that it has dropped; returns whether it had."""
         with suppress(OSError, ValueError), self._opened(blob) as fd:
             try:
                 count = os.preadv(fd, [self._waste], 0, os.RWF_NOWAIT)
@@ -168,10 +171,17 @@ class ReadAhead:
     def _threads(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(_THREADS + _BESIDE, "read-ahead")
 
+    def _at_once(self, what: Callable[[Blob], _T], blobs: Sequence[Blob]) -> Iterator[_T]:
+        """Yields what all threads together find for the blobs, in their order."""
+        some = [blobs[at : at + _A_TASK] for at in range(0, len(blobs), _A_TASK)]
+        for found in self._threads.map(lambda task: [what(one) for one in task], some):
+            self._alive()
+            yield from found
+
     def _is_slow(self, claimed: Claimed) -> bool:
         sample = [blob for blob, _ in claimed[:: len(claimed) // _SAMPLE]]
         # Where others keep a slow disk busy, one after another would take seconds.
-        read = self._threads.map if self._slow or self._is_turn else map
+        read = self._threads.map if self._slow or self._is_busy else map
         took = read(self._read, sample)
         # Not the mean: on a busy machine one of them may have had to wait for the CPU.
         return median(took) > _SLOW_SECONDS
@@ -186,11 +196,7 @@ class ReadAhead:
 
     def _by_place(self, claimed: Claimed) -> Claimed:
         """Sorts stably: where no place is known, the order stays as it is."""
-        places: list[int] = []
-        some = [claimed[at : at + _A_TASK] for at in range(0, len(claimed), _A_TASK)]
-        for found in self._threads.map(self._places, some):
-            places += found
-            self._alive()
+        places = list(self._at_once(self._place, [one for one, _ in claimed]))
         return [claimed[nth] for nth in sorted(range(len(claimed)), key=places.__getitem__)]
 
     def _listed(self, prefix: str) -> list[tuple[str, int]]:
@@ -243,9 +249,6 @@ class ReadAhead:
                 self._turn.value = now + _TURN_SECONDS
                 self._read(blob)
                 self._unread.discard(blob.blobid)
-
-    def _places(self, claimed: Claimed) -> list[int]:
-        return [self._place(one) for one, _ in claimed]
 
     def _place(self, blob: Blob) -> int:
         """Returns where on the disk a blob begins; 0 where that is not known."""

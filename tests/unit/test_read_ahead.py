@@ -98,14 +98,23 @@ def test_a_worker_that_was_killed_holds_up_nobody(tmp_path: Path, claimed: Claim
 def test_where_the_disk_does_not_answer_nothing_is_waited_for(
     tmp_path: Path, claimed: Claimed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read_ahead, "_TURN_SECONDS", 0.1)
     answers = threading.Event()
-    monkeypatch.setattr(ReadAhead, "_read", lambda *_: answers.wait())
+    asked: list[Blob] = []
+
+    def read(_: ReadAhead, blob: Blob) -> None:
+        asked.append(blob)
+        answers.wait()
+
+    monkeypatch.setattr(ReadAhead, "_read", read)
+    monkeypatch.setattr(read_ahead, "_TURN_SECONDS", 60.0)
     turn = SharedNumber(0.0)
     ahead = ReadAhead(tmp_path, "inode", turn=turn)
     ahead.arranged(claimed)
+    wait_until(lambda: len(asked) == read_ahead._THREADS, "all threads read")
     assert ahead.reading
-    wait_until(lambda: not ahead.reading, "it gives up")
+    monkeypatch.setattr(read_ahead, "_TURN_SECONDS", 0.0)
+    turn.value = 0.0
+    assert not ahead.reading
     answers.set()
 
 
