@@ -1,9 +1,9 @@
 """Writes small blobs into the stage so that publishing them takes the fewest system calls.
 
-Blobs come in the order of their digests, and a first backup finds hardly any directory. So where
-`by-hash` has no `aa/bb`, one is made in the stage, its blobs are written under their final names,
-and one rename publishes all of it, with all of `aa` where that is new, too. The listing that says
-so may be out of date: publishing finds out, and moves file by file then.
+Most senders give blobs in the order of their digests, and a first backup finds hardly any
+directory. So where `by-hash` has no `aa/bb`, one is made in the stage, its blobs are written under
+their final names, and one rename publishes all of it, with all of `aa` where that is new, too. The
+listing that says so may be out of date: publishing finds out, and moves file by file then.
 """
 
 from __future__ import annotations
@@ -119,14 +119,14 @@ class StageWriter:
         new = NewDirectory(prefix, f"{parent.name}/{prefix[1:].hex()}", position)
         try:
             os.mkdir(new.name, 0o755, dir_fd=self._stage)
-        except FileExistsError:  # It was made for blobs before others: these come in no order.
+        except FileExistsError:  # Made for blobs before; the listing was read anew since.
             return None
         parent.directories.append(new)
         return new
 
 
 class _MissingDirectories:
-    """The directories `aa/bb` known to be missing: of one `aa`, since blobs come in order."""
+    """The directories `aa/bb` known to be missing: of one `aa`, as most blobs come in order."""
 
     def __init__(self, stage: int, by_hash: int) -> None:
         self._stage = stage

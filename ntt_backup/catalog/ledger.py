@@ -94,7 +94,7 @@ class Ledger:
         if unsized:
             found = ",".join("null" if size is None else str(size) for size in sizes.values())
             self._run("record_sizes", blobids=blobids, sizes=f"{{{found}}}")
-        # A blobid that stands there twice would make up for one that is not marked.
+        # Without a unique index, a blobid that stands there twice would make up for one not marked.
         if marked == len(sizes) and self._unique:
             return set()
         return {blobid for (blobid,) in self._run("unmarked", blobids=blobids)}

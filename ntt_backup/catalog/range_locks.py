@@ -188,7 +188,7 @@ class Claims:
 
     def _claim(self, wanted: int, batch: int) -> bool:
         """Locks and opens free ranges that have pending blobs, about as many as wanted. False:
-        there are none, or the search is not over. A range that has more than a batch is shared.
+        there are none, or the search is not over. A range with more than a batch is held in parts.
 
         What is found free may be taken by another before we lock it; then it is not found again.
         """
@@ -274,8 +274,8 @@ class Claims:
     def _run(self, name: str, values: dict[str, object]) -> list[tuple[Any, ...]]:
         query = statement(name, **self._parts)
         values = {"class": self._class, **values}
-        # Numbers are quicker to read as bytes than as digits. In a session that has a ledger, too,
-        # plans are kept for a round of searches: they hold no bound of a range.
+        # Numbers are quicker to read as bytes than as digits. A plan holds no bound of a range, so
+        # a session that has a ledger, which lets it keep plans, keeps it for a round of searches.
         return self._conn.execute(query, values, binary=True, prepare=True).fetchall()
 
 

@@ -9,8 +9,8 @@ Where the time was over and nothing found, the rest of the stretch is put off un
 looked into. Before that its upper half is tried once: what is left of a range that somebody began
 lies there. Where it has something, the next ranges are looked into from the same place on: they
 probably begin with dead entries, too. Where it has nothing, the next stretches were probably sent
-as well: so one is skipped, then three, then seven. What was passed over unseen comes after all that
-was not.
+as well: so one is skipped, then three, then seven. What was skipped comes after all the others, and
+what was put off comes last.
 
 All of it is computed from positions in the space of blobids. What is no hex has no position, and is
 not cut.
@@ -69,7 +69,7 @@ class Search:
         self._most = RANGES
         self._widest = _NARROW
         self._skipped = 0
-        # How far from its beginning the next range is looked into.
+        # Where in the next range its first look begins: what lies before is skipped.
         self._from = 0
 
     def __bool__(self) -> bool:

@@ -116,9 +116,10 @@ class Effort:
     _MUST_SAVE: Final = 1.25
     # Of the time for a byte with the step below: a period may err by that much.
     _CLEARLY: Final = 0.95
-    # One period makes the time of a byte longer by no more: where a sender ends, what it still has
-    # on its way is not counted. A step that looks so slow would not be taken again for seconds.
-    _AT_ONCE: Final = 1.2
+    # What is remembered of a step grows by no more than this factor in a period. Where a sender
+    # ends, what it has under way is not counted: the step would look slow, and not be tried again
+    # for seconds.
+    _GROWS: Final = 1.2
     # The time of another step is believed to shrink so much with each period: it may have changed.
     _FADES: Final = 0.98
     # The first bytes of a sender say nothing about the link: the pipe and ssh's window take them
@@ -212,8 +213,9 @@ class Effort:
             # Of content: what was tried, and the rest, which travels as it is.
             cost = lasted / (seen.raw + seen.all - seen.wire)
             # In a step's first periods, what is remembered is from long ago, or nothing.
-            stayed = state.period > self._PLAIN_PERIOD and state.costs[step] > 0
-            state.costs[step] = min(cost, self._AT_ONCE * state.costs[step]) if stayed else cost
+            if state.period > self._PLAIN_PERIOD and state.costs[step]:
+                cost = min(cost, self._GROWS * state.costs[step])
+            state.costs[step] = cost
         if step == 1:
             state.shrinks, state.price = seen.wire / seen.raw, seen.worked / seen.raw
         waits, works = seen.waited / seen.lasted, seen.worked / seen.lasted

@@ -51,7 +51,7 @@ _FIRST_BYTES: Final = 1024 * 1024
 # Claims that were last renewed longer ago than this may be lost, with their connection.
 _CLAIM_SECONDS: Final = 30.0
 _COLLECT_SECONDS: Final = 0.5
-# From one look whether the next batch was read ahead to the next.
+# From one look to the next whether a batch was read ahead.
 _READING_SECONDS: Final = 0.05
 _IDLE_SESSION_SECONDS: Final = 60.0
 _FIRST_WAIT_SECONDS: Final = 0.05

@@ -64,9 +64,9 @@ _WORD_SECONDS: Final = 1.0
 class WorkerSpec:
     """Holds what a worker is to do. worker: its number, counted from 0. limit: what all workers
     together may send. poll: how often they look for new work; None: as the settings say. effort:
-    how hard all compress. turn: until when the store's disk is another's, see `read_ahead`. probes:
-    the worker probes the remote before it works; its strategy may be `auto`. started: the time of
-    the epoch when the run began.
+    how hard all compress. turn: until when one of them reads ahead, see `read_ahead`. probes: the
+    worker probes the remote before it works; its strategy may be `auto`. started: the time of the
+    epoch when the run began.
     """
 
     settings: Settings

@@ -27,8 +27,7 @@ where blobid = any(%(blobids)s::text[]) and row_security_active('blobs');
 
 -- name: mark_copied
 -- Records blobs as stored. Returns how many rows are marked now, whether the catalog lacks the size of
--- any, and whether anything is on our list of failures. What a batch needs as a rule is here: the
--- statements below are for the others.
+-- any, and whether anything is on our list of failures. Few batches need the three statements below.
 -- The list is selected, because the planner estimates each element of a list that it can see.
 with marked as (
     update blobs set {copied} = true, {last_checked} = now(), {copy_failed} = false
@@ -41,7 +40,7 @@ from marked;
 
 -- name: unmarked
 -- Those of the blobids that are not marked: their rows are gone, or stay as they are. Without a unique
--- index a blobid may stand there twice, and one that is marked suffices.
+-- index a blobid may stand there twice: one row that is marked suffices.
 select unnest(%(blobids)s::text[])
 except
 select blobid from blobs where blobid = any(%(blobids)s::text[]) and {copied};
