@@ -74,8 +74,8 @@ def connect(url: str, application_name: str) -> Connection:
     what pg_stat_activity shows. Raises ConfigError for a malformed url, CatalogUnavailable,
     CatalogRefused.
 
-    Statements are not prepared, unless one asks for it: a plan that is kept was made for the values
-    of others, and for the table as it was then.
+    No statement is prepared, even where one asks for it, until a `prepare_threshold` is set: a plan
+    that is kept was made for other values, and for the table as it was then.
     """
     given = _parameters(url)
     options: dict[str, Any] = {key: value for key, value in _KEEPALIVE.items() if key not in given}

@@ -41,7 +41,7 @@ class Ledger:
             "largest_size": fragment("largest_size"),
             "counted": fragment("counted"),
         }
-        # No statement comes near it: only what asks for it is prepared.
+        # No statement runs so often: from now on what asks for it is prepared, and nothing else.
         conn.prepare_threshold = sys.maxsize
         with translated("set up the ledger"):
             configure(conn, "synchronous_commit", "off")

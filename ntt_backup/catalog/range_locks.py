@@ -274,8 +274,8 @@ class Claims:
     def _run(self, name: str, values: dict[str, object]) -> list[tuple[Any, ...]]:
         query = statement(name, **self._parts)
         values = {"class": self._class, **values}
-        # Numbers are quicker to read as bytes than as digits. A plan holds no bound of a range, so
-        # a session that has a ledger, which lets it keep plans, keeps it for a round of searches.
+        # Numbers are quicker to read as bytes than as digits. Where the session may prepare, its
+        # plans are kept for a round of searches: they hold no bound of a range.
         return self._conn.execute(query, values, binary=True, prepare=True).fetchall()
 
 

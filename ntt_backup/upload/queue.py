@@ -23,7 +23,6 @@ from ntt_backup.upload.batching import cut
 # A larger batch is claimed in steps: one that is full by its bytes needs no more of them.
 STEP: Final = 4096
 _FIRST_STEP: Final = 1000
-_BLOBID: Final = attrgetter("blobid")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +119,8 @@ class SendQueue:
         blobs = (self._blobs.popleft() for _ in range(count))
         batch = Batch(
             f"{self._name}.{self._batches}",
-            # The remote makes each new directory once where blobs come in this order.
-            tuple(sorted(blobs, key=_BLOBID)),
+            # In this order the remote makes each new directory once.
+            tuple(sorted(blobs, key=attrgetter("blobid"))),
             frozenset(self._ranges.popleft() for _ in range(count)),
         )
         self._size -= batch.size
