@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from blake3 import blake3
@@ -78,15 +79,32 @@ def test_what_cannot_be_read_is_left_to_the_sender(
     )
 
 
-def test_one_worker_reads_at_a_time(tmp_path: Path, claimed: Claimed) -> None:
-    turn = SharedNumber(time.monotonic() + 60)
+def test_one_worker_reads_at_a_time(
+    tmp_path: Path, claimed: Claimed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, left = 0.0, []
+    waits = threading.Event()
+    turn = SharedNumber(1.0)
+
+    def read(*_: object) -> None:
+        nonlocal now
+        left.append(turn.value - now)
+        now += 1.0
+
+    clock = SimpleNamespace(monotonic=lambda: now, sleep=lambda _: waits.set())
+    monkeypatch.setattr(read_ahead, "time", clock)
+    monkeypatch.setattr(read_ahead, "_THREADS", 1)
+    monkeypatch.setattr(ReadAhead, "_read", read)
     ahead = ReadAhead(tmp_path, "inode", turn=turn)
     some = [one for one, _ in ahead.arranged(claimed)]
+    wait_until(waits.is_set, "it waits for its turn")
     assert ahead.reading
     assert not ahead.has_read(some[:1])
     turn.value = 0.0
     wait_until(lambda: ahead.has_read(some), "all is read")
     assert not ahead.reading
+    assert min(left) > 0.0, "its turn was over before its end"
+    wait_until(lambda: turn.value <= now, "the next one may read")
 
 
 def test_a_worker_that_was_killed_holds_up_nobody(tmp_path: Path, claimed: Claimed) -> None:

@@ -157,7 +157,7 @@ def test_what_is_alive_is_found_after_few_looks(alive: set[str]) -> None:
     assert catalog.looks <= 20
 
 
-def test_ranges_that_begin_alike_cost_a_look_each_and_what_is_dead_comes_last() -> None:
+def test_ranges_that_begin_alike_cost_few_looks_and_what_is_dead_comes_last() -> None:
     alive = {one for one in BLOBIDS if one[2] > "1"}
     catalog = Catalog(alive, patience=1)
     search = Search(prefix_ranges(), ROWS)
