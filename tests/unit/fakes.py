@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -299,6 +300,34 @@ class FakeStore:
         if self.error is not None:
             raise self.error
         return list(blobs)
+
+
+class FakeDisk:
+    """Stands for `ReadAhead`: places on it are in the order of blobids, backwards."""
+
+    batches = 4
+
+    def __init__(self) -> None:
+        self._unread: list[str] = []
+
+    def arranged(self, claimed: list[tuple[Blob, int]]) -> list[tuple[Blob, int]]:
+        self._unread += [blob.blobid for blob, _ in reversed(claimed)]
+        return claimed[::-1]
+
+    def read(self, count: int) -> None:
+        """Reads so many of the blobs that are next."""
+        del self._unread[:count]
+
+    @property
+    def reading(self) -> bool:
+        return bool(self._unread)
+
+    def has_read(self, blobs: Iterable[Blob]) -> bool:
+        return all(one.blobid not in self._unread for one in blobs)
+
+    def at_hand(self, blobs: Sequence[Blob]) -> AbstractContextManager[None]:
+        assert self.has_read(blobs)
+        return nullcontext()
 
 
 @dataclass

@@ -11,7 +11,7 @@ from ntt_backup.config.sections import RunSettings
 from ntt_backup.model import Blob
 from ntt_backup.source.read_ahead import ReadAhead
 from ntt_backup.upload.worker import Worker
-from tests.unit.fakes import FakeCatalog, FakePipe, FakeRemote, FakeStore, Script, blobs
+from tests.unit.fakes import FakeCatalog, FakeDisk, FakePipe, FakeRemote, FakeStore, Script, blobs
 
 QUICK: dict[str, Any] = {"backoff_base": 0.01, "backoff_cap": 0.01, "batch_size": 10, "window": 3}
 
@@ -26,12 +26,12 @@ class Scene:
     store: FakeStore
     all: list[Blob]
 
-    def worker(self, *, watch: bool = False, **run: Any) -> Worker:
+    def worker(self, *, watch: bool = False, ahead: FakeDisk | None = None, **run: Any) -> Worker:
         return Worker(
             "0",
             RunSettings(**{**QUICK, **run}),
             cast(Any, self.store),
-            ReadAhead(Path("/nowhere"), "hash"),
+            cast(Any, ahead or ReadAhead(Path("/nowhere"), "hash")),
             self.remote.connect,
             cast(Any, self.catalog.connect),
             cast(Any, self.pipe),

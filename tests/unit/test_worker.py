@@ -19,7 +19,7 @@ from ntt_backup.errors import (
 )
 from ntt_backup.model import Blob
 from ntt_backup.process.pipeline import wait_for
-from tests.unit.fakes import Clock, Script
+from tests.unit.fakes import Clock, FakeDisk, Script
 from tests.unit.scene import Scene, scene
 
 REMOTE_FAULTS = [
@@ -107,6 +107,17 @@ def test_everything_is_sent_once(count: int) -> None:
     made.worker().run()
     made.assert_done()
     assert sum(len(batch.blobs) for batch in made.remote.batches) == count
+
+
+def test_a_batch_is_sent_when_it_was_read_ahead_in_the_order_of_blobids() -> None:
+    made, disk = scene(60), FakeDisk()
+    copied: list[int] = []
+    made.pipe.on_state = lambda state: disk.read(5) if state == "waiting" else None
+    made.remote.on_put = lambda _: copied.append(len(made.catalog.copied))
+    made.worker(ahead=disk).run()
+    made.assert_done()
+    assert all([*batch.blobs] == sorted(batch.blobs, key=str) for batch in made.remote.batches)
+    assert copied[0] == 0 < copied[-1], "nothing was recorded while it waited for the disk"
 
 
 def test_no_more_batches_are_under_way_than_the_window_allows() -> None:
