@@ -159,11 +159,13 @@ class ReadAhead:
         """Has the kernel begin to read a blob that it has dropped; returns whether it had."""
         with suppress(OSError, ValueError), self._opened(blob) as fd:
             try:
-                count = os.preadv(fd, [self._waste], 0, os.RWF_NOWAIT)
+                here = os.preadv(fd, [self._waste], 0, os.RWF_NOWAIT)
             except BlockingIOError:
-                count = -1
-            if count < min(blob.size or 0, _LARGEST):
-                os.posix_fadvise(fd, 0, _LARGEST, os.POSIX_FADV_WILLNEED)
+                here = 0
+            # Not what the catalog says: the file may have less, and would never be complete.
+            if here < min(os.fstat(fd).st_size, _LARGEST):
+                # The kernel reads no more for one call than the disk takes at a time.
+                os.posix_fadvise(fd, here, _LARGEST - here, os.POSIX_FADV_WILLNEED)
                 return True
         return False
 
