@@ -141,6 +141,20 @@ def test_a_range_with_much_in_it_is_shared(catalog: Connection, other: Connectio
     assert all(name.startswith("ab") for name in names if len(name) == 3)
 
 
+def test_claims_go_on_in_a_table_that_is_altered_meanwhile(
+    catalog: Connection, other: Connection
+) -> None:
+    add_hashes(catalog, 1000)
+    Ledger(other, "remote")  # From then on plans are kept.
+    claims = Claims(other, "remote", EVERYWHERE)
+    taken = [ids(claims.take(100)) for _ in range(7)]
+
+    catalog.execute("alter table blobs alter blobid type varchar(64)")
+
+    taken += [ids(claims.take(100)) for _ in range(4)]
+    assert [len(some) for some in taken] == [100] * 10 + [0]
+
+
 def test_a_range_with_less_than_a_batch_is_held_as_a_whole(catalog: Connection) -> None:
     for prefix in ("ab", "cd", "ef"):
         add_prefixed(catalog, prefix, 390)

@@ -87,8 +87,9 @@ from unnest(%(parts)s::int[], %(wholes)s::int[]) as p (part, whole);
 -- The next pending blobs of the given slices of ranges, in order; of a slice without any, one row
 -- without a blobid. It ends at the limit or when the time is over, as `free_slices` does. A slice
 -- that was begun before has the last blobid as lo and `past`, so that neither blobs under way nor
--- dead entries of the index before it are walked again.
-select nth, blobid, size
+-- dead entries of the index before it are walked again. A kept plan returns what it did, of whatever
+-- type the column is now.
+select nth, blobid::text, size
 from (
     select r.nth, b.blobid, b.size
     from (
