@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from ntt_backup.cli.commands.install_service import install_service
 from ntt_backup.daemon.service_files import PROGRAM, service_files
+from ntt_backup.source import read_ahead
 
 UNIT = Path("etc/systemd/system/ntt-backup-remote.service")
 SETTINGS = Path("etc/ntt/backup-remote.toml")
@@ -37,6 +38,9 @@ def test_all_is_written_once_and_removed_but_for_the_settings(tmp_path: Path) ->
     assert "\nExecStart=/opt/x/bin/ntt-backup-remote run --watch\n" in unit
     assert "\nType=notify\n" in unit
     assert PROGRAM not in unit
+    # So many workers have room in its memory; on a slow disk each has all its threads.
+    tasks = int(unit.partition("\nTasksMax=")[2].partition("\n")[0])
+    assert tasks > 16 * (read_ahead._THREADS + read_ahead._BESIDE)
     assert (tmp_path / SETTINGS).stat().st_mode & 0o777 == 0o640
     (tmp_path / SETTINGS).write_text("[run]\nworkers = 7\n")
     assert set(install(tmp_path).values()) == {"unchanged", "kept"}
