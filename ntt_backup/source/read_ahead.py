@@ -51,6 +51,7 @@ _LOOK_SECONDS: Final = 0.02
 # is sent.
 _READ_AGAIN_SECONDS: Final = 5.0
 _KEEP_SECONDS: Final = 0.5
+_KEEP_LOOKS: Final = 1200  # What takes ten minutes to be sent does not wait for the disk.
 # A task takes more memory than some blobs do: so many share one.
 _A_TASK: Final = 16
 # The number of batches that are claimed, sorted and read as one.
@@ -143,7 +144,9 @@ class ReadAhead:
             sent.set()
 
     def _keep(self, blobs: Sequence[Blob], sent: Event) -> None:
-        while not sent.wait(_KEEP_SECONDS):
+        for _ in range(_KEEP_LOOKS):
+            if sent.wait(_KEEP_SECONDS):
+                break
             for one in blobs:
                 self._ask_again(one)
 

@@ -8,6 +8,7 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from blake3 import blake3
@@ -175,6 +176,23 @@ def test_what_the_kernel_has_dropped_is_read_again(
         assert cache.calls == needed
         cache.here.clear()
         wait_until(lambda: cache.calls == 2 * needed, "what is dropped meanwhile is read, too")
+
+
+def test_what_waits_long_to_be_sent_is_not_kept_at_hand(
+    tmp_path: Path, claimed: Claimed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pause may last for days."""
+    monkeypatch.setattr(read_ahead, "_KEEP_SECONDS", 0.0)
+    ended = threading.Event()
+    keep = ReadAhead._keep
+
+    def keep_and_tell(self: ReadAhead, *given: Any) -> None:
+        keep(self, *given)
+        ended.set()
+
+    monkeypatch.setattr(ReadAhead, "_keep", keep_and_tell)
+    with ReadAhead(tmp_path, "inode").at_hand([one for one, _ in claimed[:2]]):
+        wait_until(ended.is_set, "it ends")
 
 
 @pytest.mark.parametrize("order", ["auto", "inode", "extent"])
