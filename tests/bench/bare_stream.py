@@ -7,10 +7,11 @@ later: `python -I bare_stream.py send STORE AA...`, `python -I bare_stream.py re
 *A bare run* does what a run promises, too, for the blobs of some directories at once. The sender
 loads our command line and settings, divides itself in two, and asks the catalog for the names. The
 receiver writes the files beside the store, syncs, gives whole directories their names, syncs, and
-answers; only then the plainest UPDATE marks them. The next ones are sent meanwhile. It takes no
-lock, tries nothing out before, tries nothing again, and logs nothing; the remote is trusted, and
-each directory on it is new: `python -I bare_stream.py run STORE URL SETTINGS COMMAND AA...`. The
-command starts `python -I bare_stream.py store DIRECTORY` on the remote.
+answers; only then an UPDATE marks them, by their names, as others may have been inserted between
+them. The next ones are sent meanwhile. It takes no lock, tries nothing out before, tries nothing
+again, and logs nothing; the remote is trusted, and each directory on it is new: `python -I
+bare_stream.py run STORE URL SETTINGS COMMAND AA...`. The command starts `python -I bare_stream.py
+store DIRECTORY` on the remote.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _DIRECTORIES = 3  # About 1,000 of 100,000 blobs, as a batch has.
 _CLAIM_SQL = "select blobid from blobs where blobid between %s and %s and remote_copied is not true"
 _MARK_SQL = """
     update blobs set remote_copied = true, remote_last_checked = now(), remote_copy_failed = false
-    where blobid between %s and %s
+    where blobid = any(%s)
 """
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _COMMIT = bytes(4)
@@ -58,7 +59,9 @@ def run(store: str, url: str, settings: str, command: str, parts: list[str]) -> 
 def _send_and_mark(store: str, url: str, command: str, parts: list[str]) -> None:
     from psycopg import connect
 
-    sent: list[tuple[list[str], int]] = []
+    from ntt_backup.catalog.text_array import TextArray
+
+    sent: list[TextArray] = []
     with (
         subprocess.Popen(
             ["sh", "-c", command], _MOST_BYTES, stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -69,22 +72,22 @@ def _send_and_mark(store: str, url: str, command: str, parts: list[str]) -> None
         for first in range(0, len(parts), _DIRECTORIES):
             some = parts[first : first + _DIRECTORIES]
             limits = [some[0], f"{some[-1]}g"]
-            names = sorted(name for (name,) in catalog.execute(_CLAIM_SQL, limits))
+            names = TextArray(sorted(name for (name,) in catalog.execute(_CLAIM_SQL, limits)))
             for place, here in groupby(names, lambda name: f"{name[:2]}/{name[2:4]}"):
                 _send_files(out, store, place, list(here))
             out.write(_COMMIT)
             out.flush()
-            sent.append((limits, len(names)))
+            sent.append(names)
             if len(sent) == 2:
-                _settle(answers, catalog, *sent.pop(0))
-        for one in sent:
-            _settle(answers, catalog, *one)
+                _settle(answers, catalog, sent.pop(0))
+        for names in sent:
+            _settle(answers, catalog, names)
 
 
-def _settle(answers: IO[bytes], catalog: Any, limits: list[str], count: int) -> None:
-    if (stored := answers.readline()) != b"%d\n" % count:
-        sys.exit(f"stored are {stored!r} of {count} blobs")
-    catalog.execute(_MARK_SQL, limits)
+def _settle(answers: IO[bytes], catalog: Any, names: list[str]) -> None:
+    if (stored := answers.readline()) != b"%d\n" % len(names):
+        sys.exit(f"stored are {stored!r} of {len(names)} blobs")
+    catalog.execute(_MARK_SQL, [names])
 
 
 def send(out: IO[bytes], store: str, parts: list[str]) -> None:
