@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self, get_args
+from typing import Annotated, Final, Literal, Self, get_args
 
 from pydantic import (
     BaseModel,
@@ -46,6 +46,9 @@ from ntt_backup.config.values import (
     is_loopback,
 )
 
+# A batch grows up to it where `batch_size` is not set, see `batching.fitting`. Larger ones are no
+# quicker.
+_GROWN: Final = 4000
 # More is a slip of the keyboard, and cannot be computed with as a float in the end.
 MOST_BYTES = 10**15
 # What a run to a bucket does where nothing else is set. With its headers and its table a pack fills
@@ -153,6 +156,7 @@ class RemoteSettings(Section):
 class RunSettings(Section):
     """Says how the work is cut into batches, and how long a run waits.
 
+    batch_size: of the first batches; where it is set, no other is larger, see `most_blobs`.
     window: batches that a worker may have sent without an answer. attempts: how often a batch that
     the remote refuses is sent before it is split. codec: compression of `stream`; `auto` tries
     samples. verify_source: hash every blob before it is sent (`tar`; `stream` always does).
@@ -188,6 +192,11 @@ class RunSettings(Section):
             pair = {"low": "backoff_base", "high": "backoff_cap"}
             raise PydanticCustomError("contradiction", "{low} is above {high}", pair)
         return self
+
+    @property
+    def most_blobs(self) -> int:
+        """Returns the largest number of blobs of any batch."""
+        return self.batch_size if "batch_size" in self.model_fields_set else _GROWN
 
     def for_bucket(self) -> RunSettings:
         """Returns the settings for a bucket, where a batch is a pack: what was set holds, but for

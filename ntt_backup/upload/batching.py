@@ -9,9 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Final
 
 from ntt_backup.client.backoff import Backoff
 from ntt_backup.model import Batch, Blob, Failure, Reason
+
+# A batch is what a lost link sends again, so one that grew takes about so long at most.
+_SECONDS: Final = 0.5
+
+
+def fitting(stored: int, seconds: float) -> int:
+    """Returns how many blobs are stored in the time that a batch may take, at the pace of one."""
+    return int(stored * _SECONDS / max(seconds, 1e-3))
 
 
 def cut(blobs: Collection[Blob], max_blobs: int, max_bytes: int) -> int:

@@ -18,7 +18,7 @@ from operator import attrgetter
 from typing import Final
 
 from ntt_backup.model import Batch, Blob, total_size
-from ntt_backup.upload.batching import cut
+from ntt_backup.upload.batching import cut, fitting
 
 # A larger batch is claimed in steps: one that is full by its bytes needs no more of them.
 STEP: Final = 4096
@@ -35,12 +35,15 @@ class SendQueue:
     """Holds what was claimed last, behind less than one batch from before, and the batches that
     wait. Times are monotonic seconds.
 
-    name: what the names of the batches start with.
+    name: what the names of the batches start with. max_blobs: of the first batches. most_blobs:
+    what they may grow to, see `fit`.
     """
 
-    def __init__(self, name: str, max_blobs: int, max_bytes: int) -> None:
+    def __init__(self, name: str, max_blobs: int, max_bytes: int, most_blobs: int = 0) -> None:
         self._name = name
-        self._max_blobs = max_blobs
+        self._max_blobs = self._least_blobs = max_blobs
+        self._most_blobs = max(max_blobs, most_blobs)
+        self._first_step = _FIRST_STEP
         self._max_bytes = max_bytes
         # Blobs, and beside them their ranges: pairs would take a third more memory.
         self._blobs: deque[Blob] = deque()
@@ -56,8 +59,16 @@ class SendQueue:
         count, left = len(self._blobs), self._max_bytes - self._size
         if left <= 0:
             return 0
-        step = min(STEP, 1 + left * count // max(1, self._size)) if count else _FIRST_STEP
+        step = min(STEP, 1 + left * count // max(1, self._size)) if count else self._first_step
         return min(step, max(0, self._max_blobs - count))
+
+    def fit(self, stored: int, seconds: float) -> None:
+        """Makes the next batches as large as fits. So many blobs of one were stored, and answered
+        so many seconds after it was begun.
+        """
+        fits = fitting(stored, seconds)
+        self._max_blobs = max(self._least_blobs, min(fits, self._most_blobs))
+        self._first_step = max(_FIRST_STEP, min(fits, STEP))
 
     @property
     def next_due(self) -> float | None:

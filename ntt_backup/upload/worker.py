@@ -88,7 +88,7 @@ class Worker:
         self._outages = Outages(pipe.emit, backoff, None if watch else run.outage_timeout)
         self._session: Session | None = None
         self._catalog: CatalogSession | None = None
-        self._queue = SendQueue(name, run.batch_size, run.batch_bytes)
+        self._queue = SendQueue(name, run.batch_size, run.batch_bytes, run.most_blobs)
         self._arrived: list[Outcome] = []
         self._outcomes = Outcomes(run, backoff, self._queue, self._outages, pipe, watch=watch)
         # Whether the last search found nothing free.
@@ -244,6 +244,11 @@ class Worker:
     def _accept(self) -> None:
         """Takes in every outcome that has arrived. Raises what `Outcomes.accept` raises."""
         arrived, self._arrived = self._arrived, []
+        for one in arrived:
+            if isinstance(one, Receipt):
+                # How long it took to read ahead is not in the receipt.
+                stored = len(one.stored) if self._ahead.batches == 1 else 0
+                self._queue.fit(stored, one.duration_s)
         self._outcomes.accept(arrived, connected=self._session is not None)
 
     def _record(self) -> None:

@@ -247,3 +247,16 @@ def test_what_a_kind_cannot_do_is_one_clear_line(usb: Environment) -> None:
     done = usb.call("check")
     assert done.returncode == 2
     assert f"run.strategy in {usb.config} is not for this target" in done.stderr
+
+
+def test_batches_grow_where_no_size_is_set(usb: Environment) -> None:
+    del usb.settings["run"]["batch_size"]
+    usb.write_config(run={"workers": 1})
+    blobids = usb.fill(6500, size=lambda chance: 8)
+
+    done = usb.run("run")
+    assert done.returncode == 0, done.stdout
+    sizes = [one["blobs"] for one in usb.events("batch_complete")]
+    assert sum(sizes) == len(blobids)
+    assert sizes[0] <= 1000 < max(sizes) <= 4000
+    usb.assert_complete()

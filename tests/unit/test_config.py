@@ -598,6 +598,7 @@ def test_a_batch_to_a_bucket_is_a_pack_unless_something_else_is_set() -> None:
 
     assert (packs.strategy, packs.batch_size, packs.window) == ("objects", 24_576, 2)
     assert (own.strategy, own.batch_size, own.window) == ("objects", 7, 1)
+    assert (packs.most_blobs, own.most_blobs) == (24_576, 7)  # No pack grows.
 
 
 def test_what_has_no_right_form_is_told_together_with_wrong_values(file: Path) -> None:

@@ -150,7 +150,7 @@ def plan(settings: Settings, pending: PendingEstimate) -> list[str]:
     """Returns what a run would send, for a terminal."""
     run = settings.run
     limit = f", {describe(run.bwlimit, datetime.now())}" if run.bwlimit else ""
-    least = max(pending.blobs / run.batch_size, pending.bytes / run.batch_bytes)
+    least = max(pending.blobs / run.most_blobs, pending.bytes / run.batch_bytes)
     batches = many(math.ceil(least), "batch", "batches")
     remote = settings.remote
     where = remote.url if remote.kind == "s3" else f"{remote.where}/by-hash"
@@ -158,6 +158,7 @@ def plan(settings: Settings, pending: PendingEstimate) -> list[str]:
         f"would send {amount(pending.blobs, pending.bytes, estimated=not pending.exact)}"
         + (f" ({pending.unsized:,} of unknown size)" if pending.unsized else ""),
         f"from {settings.source.root} to {where}",
-        f"in about {batches} of at most {many(run.batch_size, 'blob')} and {size(run.batch_bytes)}",
+        f"in at least {batches} of at most {many(run.most_blobs, 'blob')}"
+        f" and {size(run.batch_bytes)}",
         f"by {many(run.workers, 'worker')}, strategy {run.strategy}{limit}",
     ]
