@@ -93,8 +93,9 @@ class Effort:
     """Chooses a step of compression, 0 for none: higher while the link is the bottleneck, lower
     while the CPUs are. Copies of this process share it.
 
-    It begins with the lowest, and goes one step at a time, after a period of `FIRST_PERIOD`, which
-    doubles up to `PERIOD` while nothing changes. What a byte took with each step is remembered:
+    It begins with the lowest, or after a frame of that with none (see `Sender.is_near`), and goes
+    one step at a time, after a period of `FIRST_PERIOD`, which doubles up to `PERIOD` while nothing
+    changes. What a byte took with each step is remembered:
     while a CPU is idle, no step is left for one that sent less. That is believed less with time,
     so such a step is tried again, the more rarely the less it sent.
     """
@@ -150,6 +151,13 @@ class Effort:
         state.before = sums
         state.since = self._clock()
 
+    def skip(self) -> None:
+        """Tries no compression next, where nothing is known yet."""
+        state = self._state
+        if state.step == 1 and not any(state.costs):
+            state.period = 0.0
+            self.judge(self._clock())
+
     def judge(self, now: float) -> None:
         """Chooses the step, if a period has passed."""
         state = self._state
@@ -167,7 +175,7 @@ class Effort:
         # Where nobody had anything to send, no time counts.
         lasted = min(now - state.since, seen.lasted)
         # About two frames of each sender, so that one more or less within a period matters little.
-        enough = lasted >= state.period and seen.frames >= 2 * senders - 1
+        enough = lasted >= state.period and seen.frames >= max(1, 2 * senders - 1)
         # Without compression the link is not felt before the buffers are full.
         if not enough or (state.unfelt and not state.step):
             return
@@ -218,6 +226,9 @@ class Effort:
             state.costs[step] = cost
         if step == 1:
             state.shrinks, state.price = seen.wire / seen.raw, seen.worked / seen.raw
+            if not state.period:
+                state.step = 0
+                return
         waits, works = seen.waited / seen.lasted, seen.worked / seen.lasted
         used_up = cpus.idle < self._USED_UP * cpus.all
         if step and works > self._LITTLE and (used_up or waits < self._LITTLE):
@@ -253,6 +264,12 @@ class Sender:
     def set_steps(self, steps: int) -> None:
         """Says how many steps there are, which is the same for all senders."""
         self._state.steps = steps
+
+    def is_near(self) -> None:
+        """Says that the remote answers as if it were this machine: the link is probably as fast.
+        What compressing would save and cost is known from one frame.
+        """
+        self._effort.skip()
 
     @property
     def step(self) -> int:

@@ -203,6 +203,20 @@ def test_text_goes_compressed_unless_that_is_switched_off(
     assert shrunk is (codec != "none")
 
 
+def test_a_remote_that_answers_at_once_gets_one_frame_compressed(
+    local: Harness, well_equipped: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ntt_backup.upload.strategies.stream._NEAR_SECONDS", PATIENCE)
+    session = local.open(transport=well_equipped)
+    sent = []
+    for batch in (local.batch("a", TEXT[:MIB]), local.batch("b", TEXT[MIB : 2 * MIB])):
+        session.put(batch)
+        (outcome,) = settle(session)
+        sent.append(receipt_of(outcome).wire_bytes)
+    assert sent[0] < MIB / 3
+    assert sent[1] > MIB
+
+
 # --- the store goes away --------------------------------------------------------------------------
 
 
@@ -465,7 +479,9 @@ def test_a_batch_is_in_flight_where_the_link_is_lost_before_it(
 ) -> None:
     transport = lying_receiver(machine, "pass", other="        if kind == PACK: sys.exit()")
     store, first, second = Store(local.store), local.batch("a", b"one"), local.batch("b", b"two")
-    probe = open_probe("stream", replace(spec_of(local), transport=transport))
+    # With a codec to choose, the session would find out earlier.
+    run = RunSettings(codec="none", stall_timeout=PATIENCE, receipt_timeout=PATIENCE)
+    probe = open_probe("stream", replace(spec_of(local), transport=transport, run=run))
     probe.send_ahead(store, first)
     probe.facts(will_try_out=True)
     session = open_session("stream", spec_of(local), store, probe.hand_over())

@@ -74,6 +74,32 @@ def test_a_level_is_found_before_a_short_run_is_over() -> None:
     assert 3 in machine.goes_on(0.5, works=0.2, waits=0.7, spare=0.6, raw=4 << 20, frame=0.05)
 
 
+def test_a_near_remote_gets_one_frame_compressed_and_the_others_as_they_are() -> None:
+    """Over loopback the sender waits for the receiver, and by less than compressing takes."""
+    machine = Machine()
+    machine.effort.is_near()
+    steps = machine.goes_on(10, works=0.4, waits=0.6, spare=0.3, raw=64 << 20)
+    assert set(steps) == {0}
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_near_remote_behind_a_slow_link_is_compressed_for_soon(begun: bool) -> None:
+    machine = Machine()
+    if begun:
+        machine.goes_on(0.02, works=0.2, waits=0.0, spare=0.6, frame=0.02)
+    machine.effort.is_near()
+    steps = machine.goes_on(1, works=0.05, waits=0.9, spare=0.8)
+    assert (steps[0], steps[-1] > 1) == (0, True)
+
+
+def test_that_a_remote_is_near_is_no_news_once_a_step_was_tried() -> None:
+    machine = Machine()
+    machine.goes_on(2, works=0.2, waits=0.7, spare=0.6)
+    before = machine.effort.step
+    machine.effort.is_near()
+    assert machine.effort.step == before > 1
+
+
 def test_what_takes_all_of_the_time_is_done_less() -> None:
     assert Machine().goes_on(3, works=0.9, waits=0.0, spare=0.5)[-1] == 0
 

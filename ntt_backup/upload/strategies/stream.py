@@ -36,6 +36,8 @@ from ntt_backup.wire.framing import ProtocolError
 from ntt_backup.wire.write_messages import Field
 
 _CHUNK: Final = framing.MAX_CHUNK
+# No link but one of this machine, or between neighbours, brings an answer back within this time.
+_NEAR_SECONDS: Final = 0.002
 _NO_WORDS: Final = "the remote said no more about it"
 
 
@@ -55,10 +57,13 @@ def open_stream(
 ) -> StreamSession:
     """Opens a session. ahead: a connection of `connect`, or a session that has begun a batch."""
     if isinstance(ahead, StreamSession):
-        return ahead
-    connection = ahead or connect(spec)
-    connection.open()
-    return StreamSession(connection, store)
+        session = ahead
+    else:
+        connection = ahead or connect(spec)
+        connection.open()
+        session = StreamSession(connection, store)
+    session.feel_distance()
+    return session
 
 
 class _Hashes:
@@ -109,6 +114,15 @@ class StreamSession(PipelinedSession):
         self._offset: tuple[int, bytes] | None = None
         self._begun: Flight | None = None
         self._chunk = memoryview(bytearray(_CHUNK))
+
+    def feel_distance(self) -> None:
+        """Tells the codec of a remote that answers at once."""
+        effort, heard = self._codec.effort, self.channel.heard
+        if effort is not None:
+            self._send(framing.frame(framing.PING, bytes(8)))
+            self._hear(_NEAR_SECONDS)
+            if self.channel.heard > heard:
+                effort.is_near()
 
     def put(self, batch: Batch) -> None:
         if self._begun is not None and self._begun.batch is batch:
