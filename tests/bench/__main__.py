@@ -81,7 +81,7 @@ class Bench:
 
     def _wanted(self, contender: Contender, outcome: Outcome) -> bool:
         """Whether one more run of it tells us anything, and is worth its time."""
-        if outcome.error(contender.name) or (contender.local and outcome.case.link != "loopback"):
+        if outcome.error(contender.name) or outcome.case.link not in contender.links:
             return False
         return contender.name == OURS or outcome.spent(contender.name) < self.patience
 

@@ -5,13 +5,14 @@ a stream; the receiver hashes each once more, and writes it. Nothing is answered
 later: `python -I bare_stream.py send STORE AA...`, `python -I bare_stream.py receive DIRECTORY`.
 
 *A bare run* does what a run promises, too, for the blobs of some directories at once. The sender
-loads our command line and settings, divides itself in two, and asks the catalog for the names. The
-receiver writes the files beside the store, syncs, gives whole directories their names, syncs, and
-answers; only then an UPDATE marks them, by their names, as others may have been inserted between
-them. The next ones are sent meanwhile. It takes no lock, tries nothing out before, tries nothing
-again, and logs nothing; the remote is trusted, and each directory on it is new: `python -I
-bare_stream.py run STORE URL SETTINGS COMMAND AA...`. The command starts `python -I bare_stream.py
-store DIRECTORY` on the remote.
+loads our command line and settings, may divide itself in two, and asks the catalog for the names.
+The receiver writes the files beside the store, syncs, gives whole directories their names, syncs,
+and answers; only then an UPDATE marks them, by their names, as others may have been inserted
+between them. The next ones are sent meanwhile. It takes no lock, tries nothing out before, tries
+nothing again, and logs nothing; the remote is trusted, and each directory on it is new: `python -I
+bare_stream.py run STORE URL SETTINGS COMMAND SENDERS DIRECTORIES LEVEL AA...`. So many directories
+are a batch, and all of a sender is one stream of zstd, unless the level is 0. The command starts
+`python -I bare_stream.py store DIRECTORY` on the remote, or `unpack DIRECTORY` for such a stream.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ import marshal
 import os
 import subprocess
 import sys
-from io import BufferedReader, FileIO
+from io import BufferedReader, FileIO, RawIOBase
 from itertools import groupby
 from pathlib import Path
 from typing import IO, Any, cast
 
+import zstandard
 from blake3 import blake3
 
 _MOST_BYTES = 1 << 20
 _MOST_FILES = 250
-_DIRECTORIES = 3  # About 1,000 of 100,000 blobs, as a batch has.
 _CLAIM_SQL = "select blobid from blobs where blobid between %s and %s and remote_copied is not true"
 _MARK_SQL = """
     update blobs set remote_copied = true, remote_last_checked = now(), remote_copy_failed = false
@@ -37,26 +38,35 @@ _MARK_SQL = """
 """
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _COMMIT = bytes(4)
+# Ours from level 6 on.
+_WINDOW_LOG = 24
+_OPTIONS = {"window_log": _WINDOW_LOG, "min_match": 6, "enable_ldm": True, "ldm_hash_rate_log": 7}
 
 
-def run(store: str, url: str, settings: str, command: str, parts: list[str]) -> None:
-    """Sends the blobs of some directories in two processes, and marks those that are stored."""
+def run(
+    store: str, url: str, settings: str, command: str, how: list[int], parts: list[str]
+) -> None:
+    """Sends the blobs of some directories, and marks those that are stored. how: in one process or
+    in two, by so many directories a batch, at this level.
+    """
     import psycopg  # noqa: F401
 
     import ntt_backup.cli.app  # noqa: F401
     from ntt_backup.config import RemoteConfig, load
 
     load(RemoteConfig, file=Path(settings))
-    middle = len(parts) // 2
-    if other := os.fork():
-        _send_and_mark(store, url, command, parts[:middle])
-        if os.waitpid(other, 0)[1]:
-            sys.exit("the other sender has failed")
-    else:
-        _send_and_mark(store, url, command, parts[middle:])
+    senders, most, level = how
+    middle = len(parts) // senders
+    other = os.fork() if middle < len(parts) else None
+    mine = parts[middle:] if other == 0 else parts[:middle]
+    _send_and_mark(store, url, command, most, level, mine)
+    if other and os.waitpid(other, 0)[1]:
+        sys.exit("the other sender has failed")
 
 
-def _send_and_mark(store: str, url: str, command: str, parts: list[str]) -> None:
+def _send_and_mark(
+    store: str, url: str, command: str, most: int, level: int, parts: list[str]
+) -> None:
     from psycopg import connect
 
     from ntt_backup.catalog.text_array import TextArray
@@ -69,8 +79,11 @@ def _send_and_mark(store: str, url: str, command: str, parts: list[str]) -> None
         connect(url, autocommit=True) as catalog,
     ):
         out, answers = cast("IO[bytes]", remote.stdin), cast("IO[bytes]", remote.stdout)
-        for first in range(0, len(parts), _DIRECTORIES):
-            some = parts[first : first + _DIRECTORIES]
+        if level:
+            how = zstandard.ZstdCompressionParameters.from_level(level, **_OPTIONS)
+            out = zstandard.ZstdCompressor(compression_params=how).stream_writer(out)
+        for first in range(0, len(parts), most):
+            some = parts[first : first + most]
             limits = [some[0], f"{some[-1]}g"]
             names = TextArray(sorted(name for (name,) in catalog.execute(_CLAIM_SQL, limits)))
             for place, here in groupby(names, lambda name: f"{name[:2]}/{name[2:4]}"):
@@ -167,6 +180,20 @@ def receive(source: BufferedReader[Any], to: str) -> int:
     return written
 
 
+class _Unpacked(RawIOBase):
+    """What a stream of zstd is unpacked to, as far as it has come."""
+
+    def __init__(self, file: FileIO) -> None:
+        remembers = zstandard.ZstdDecompressor(max_window_size=1 << _WINDOW_LOG)
+        self._reader = remembers.stream_reader(file)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, space: Any) -> int:
+        return self._reader.readinto1(space)
+
+
 def keep(source: BufferedReader[Any], to: str) -> None:
     """Writes what comes beside the store, and gives it its names when it is told to commit."""
     from ntt_backup.blobdir.syscalls import syncfs
@@ -208,11 +235,14 @@ if __name__ == "__main__":
         case ["send", root, *parts]:
             with open(1, "wb", _MOST_BYTES) as out:
                 send(out, root, parts)
-        case ["run", root, url, settings, command, *parts]:
-            run(root, url, settings, command, parts)
+        case ["run", root, url, settings, command, senders, most, level, *parts]:
+            run(root, url, settings, command, [int(senders), int(most), int(level)], parts)
         case ["receive", to]:
             with BufferedReader(FileIO(0), _MOST_BYTES) as source:
                 receive(source, to)
         case ["store", to]:
             with BufferedReader(FileIO(0), _MOST_BYTES) as source:
                 keep(source, to)
+        case ["unpack", to]:
+            with BufferedReader(_Unpacked(FileIO(0)), _MOST_BYTES) as stream:
+                keep(stream, to)

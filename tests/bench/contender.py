@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from ntt_backup.demo.postgres import Postgres
-from tests.bench.lab import Lab
+from tests.bench.lab import SHAPES, Lab, Link
 from tests.bench.stores import Store
 from tests.processes import descendants, kill
 
@@ -138,7 +138,7 @@ class Contender(ABC):
     name: str
     tools: ClassVar[tuple[str, ...]] = ()
     version_argv: ClassVar[tuple[str, ...]] = ()
-    local: ClassVar[bool] = False  # does not touch the link
+    links: ClassVar[tuple[Link, ...]] = tuple(SHAPES)  # for which it says anything
 
     def available(self) -> bool:
         """Whether this machine has what it needs."""

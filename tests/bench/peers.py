@@ -22,7 +22,7 @@ from blake3 import blake3
 from psycopg import sql
 
 from tests.bench.contender import PROJECT, Contender, Failed, Job, compare
-from tests.bench.lab import ALIAS, HOST
+from tests.bench.lab import ALIAS, HOST, Link
 
 _BATCH = 1000
 _SIDE_BY_SIDE = 4
@@ -291,16 +291,32 @@ class BareRun(Ours):
     name = "bare run"
     tools = ("ssh", "bash")
     version_argv = ()
+    # Processes that send, and their level of zstd; 0 for none.
+    senders, level = 2, 0
 
     def run(self, job: Job) -> float:
-        keep = _shell(job, shlex.join([*_BARE, "store", str(job.destination)]), *_CHEAP_CIPHER)
+        receive = [*_BARE, "unpack" if self.level else "store", str(job.destination)]
+        remote = _shell(job, shlex.join(receive), *_CHEAP_CIPHER)
         settings = str(job.scratch / "settings.toml")
-        argv = [*_BARE, "run", str(job.store.root), self._url(job), settings, keep]
-        return job.call([*argv, *sorted(os.listdir(job.store.root))])
+        argv = [*_BARE, "run", str(job.store.root), self._url(job), settings, remote]
+        parts = sorted(os.listdir(job.store.root))
+        directories = max(1, round(len(parts) * _BATCH / job.store.blobs))
+        how = map(str, (self.senders, directories, self.level))
+        return job.call([*argv, *how, *parts])
 
     def check(self, job: Job) -> None:
         compare(job.store, job.destination)
         self._require_marked(job)
+
+
+class BareZstd(BareRun):
+    """The same, compressed: the floor of content that shrinks, over a link that is waited for."""
+
+    links: ClassVar[tuple[Link, ...]] = ("slow",)
+
+    def __init__(self, senders: int, level: int) -> None:
+        self.name = f"bare zstd {senders}x{level}"
+        self.senders, self.level = senders, level
 
 
 class Copy(Contender):
@@ -308,7 +324,7 @@ class Copy(Contender):
 
     name = "cp -r"
     tools = ("cp",)
-    local = True
+    links: ClassVar[tuple[Link, ...]] = ("loopback",)
 
     def run(self, job: Job) -> float:
         return job.call(["cp", "-r", f"{job.store.root}/.", str(job.destination)])
@@ -354,6 +370,8 @@ CONTENDERS: tuple[Contender, ...] = (
     Rclone(),
     BareStreams(),
     BareRun(),
+    BareZstd(1, 7),
+    BareZstd(2, 9),
     Copy(),
     Ceiling(),
 )
