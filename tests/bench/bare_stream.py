@@ -5,18 +5,20 @@ a stream; the receiver hashes each once more, and writes it. Nothing is answered
 later: `python -I bare_stream.py send STORE AA...`, `python -I bare_stream.py receive DIRECTORY`.
 
 *A bare run* does what a run promises, too, for the blobs of some directories at once. The sender
-loads our command line and settings, may divide itself in two, and asks the catalog for the names.
-The receiver writes the files beside the store, syncs, gives whole directories their names, syncs,
-and answers; only then an UPDATE marks them, by their names, as others may have been inserted
-between them. The next ones are sent meanwhile. It takes no lock, tries nothing out before, tries
-nothing again, and logs nothing; the remote is trusted, and each directory on it is new: `python -I
-bare_stream.py run STORE URL SETTINGS COMMAND SENDERS DIRECTORIES LEVEL AA...`. So many directories
-are a batch, and all of a sender is one stream of zstd, unless the level is 0. The command starts
-`python -I bare_stream.py store DIRECTORY` on the remote, or `unpack DIRECTORY` for such a stream.
+loads our command line and settings, may divide itself in two, takes locks for the directories, and
+asks the catalog for the names. The receiver writes the files beside the store, syncs, gives whole
+directories their names, syncs, and answers; only then an UPDATE marks them, by their names, as
+others may have been inserted between them. The next ones are sent meanwhile. The pipes are as wide
+as ours. It tries nothing out before, tries nothing again, and logs nothing; the remote is trusted,
+and each directory on it is new: `python -I bare_stream.py run STORE URL SETTINGS COMMAND SENDERS
+DIRECTORIES LEVEL AA...`. So many directories are a batch, and all of a sender is one stream of
+zstd, unless the level is 0. The command starts `python -I bare_stream.py store DIRECTORY` on the
+remote, or `unpack DIRECTORY` for such a stream.
 """
 
 from __future__ import annotations
 
+import fcntl
 import marshal
 import os
 import subprocess
@@ -31,6 +33,7 @@ from blake3 import blake3
 
 _MOST_BYTES = 1 << 20
 _MOST_FILES = 250
+_LOCK_SQL = "select pg_advisory_lock(get_byte(decode(unnest(%s::text[]), 'hex'), 0))"
 _CLAIM_SQL = "select blobid from blobs where blobid between %s and %s and remote_copied is not true"
 _MARK_SQL = """
     update blobs set remote_copied = true, remote_last_checked = now(), remote_copy_failed = false
@@ -74,7 +77,11 @@ def _send_and_mark(
     sent: list[TextArray] = []
     with (
         subprocess.Popen(
-            ["sh", "-c", command], _MOST_BYTES, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            ["sh", "-c", command],
+            _MOST_BYTES,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pipesize=_MOST_BYTES,
         ) as remote,
         connect(url, autocommit=True) as catalog,
     ):
@@ -84,6 +91,7 @@ def _send_and_mark(
             out = zstandard.ZstdCompressor(compression_params=how).stream_writer(out)
         for first in range(0, len(parts), most):
             some = parts[first : first + most]
+            catalog.execute(_LOCK_SQL, [some])
             limits = [some[0], f"{some[-1]}g"]
             names = TextArray(sorted(name for (name,) in catalog.execute(_CLAIM_SQL, limits)))
             for place, here in groupby(names, lambda name: f"{name[:2]}/{name[2:4]}"):
@@ -198,6 +206,7 @@ def keep(source: BufferedReader[Any], to: str) -> None:
     """Writes what comes beside the store, and gives it its names when it is told to commit."""
     from ntt_backup.blobdir.syscalls import syncfs
 
+    fcntl.fcntl(0, fcntl.F_SETPIPE_SZ, _MOST_BYTES)
     stage = f"{to}/stage-{os.getpid()}"
     os.mkdir(stage)
     fd = os.open(stage, os.O_RDONLY | os.O_DIRECTORY)

@@ -284,9 +284,9 @@ class BareStreams(Contender):
 
 
 class BareRun(Ours):
-    """The same, and what else a run promises: our settings, the catalog's names, a sync before the
-    names, an answer, the plainest UPDATE, and a cipher as cheap as ours. The floor of what is
-    written in Python."""
+    """The same, and what else a run promises: our settings, locks, the catalog's names, a sync
+    before the names, an answer, the plainest UPDATE, and a cipher and pipes as ours. The floor of
+    what is written in Python."""
 
     name = "bare run"
     tools = ("ssh", "bash")
