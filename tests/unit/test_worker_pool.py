@@ -61,8 +61,8 @@ def test_workers_that_little_work_does_not_need_follow_when_more_comes() -> None
 @pytest.mark.parametrize(
     ("strategy", "blobs", "expected"),
     [
-        ("tar", 50_000, [0.0, 3.0, 3.0, 3.0]),
-        ("stream", 100_000, [0.0, 0.0, 3.0, 3.0]),
+        ("tar", 50_000, [0.0, 3.0, 5.0, 5.0]),
+        ("stream", 100_000, [0.0, 0.0, 3.0, 5.0]),
         ("stream", 10**6, [0.0] * 4),
         ("objects", 30_000, [0.0] * 4),
     ],

@@ -24,9 +24,9 @@ from ntt_backup.upload.worker_main import WorkerSpec
 _SHARE: Final = 4 * 1024 * 1024
 _PACK_SHARE: Final = 64 * 1024 * 1024
 # A worker costs a quarter of a second of CPU, more than it saves of a short run: on two cores one
-# alone is the quickest for 600 MB, or for 40,000 small blobs. So it follows when those before it
-# have had this time, and at once where they need that much by any link. To a bucket it costs a
-# tenth of that, for it has neither ssh nor receiver, and has a pack to make.
+# alone is the quickest for 600 MB, or for 40,000 small blobs. So one follows when those before it
+# have had this time, the rest as much later, and at once where they need that much by any link. To
+# a bucket it costs a tenth of that, for it has neither ssh nor receiver, and has a pack to make.
 _HEAD_START: Final = 2.0
 # What one worker does in a second where no link slows it down.
 _BLOBS_A_SECOND: Final = 30_000
@@ -129,8 +129,8 @@ class WorkerPool:
         self.reserve = self._workers[self._needed(pending) :]
         for worker in self:
             worker.found(strategy)
-            waits = worker.worker >= at_once
-            worker.due = now + _HEAD_START if waits else 0.0
+            waits = min(2, max(0, worker.worker + 1 - at_once))
+            worker.due = now + waits * _HEAD_START if waits else 0.0
             if worker in self.reserve:
                 worker.due = None
             elif connect and not waits:
