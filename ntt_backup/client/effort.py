@@ -123,6 +123,8 @@ class Effort:
     _GROWS: Final = 1.2
     # The time of another step is believed to shrink so much with each period: it may have changed.
     _FADES: Final = 0.98
+    # Bytes of content. Few take long for their number, since to begin takes its time.
+    _TELLING: Final = 1 << 18
     # The first bytes of a sender say nothing about the link: the pipe and ssh's window take them
     # in. These hold nearly twice as many, but the first period outlasts the rest.
     _BUFFERS: Final = 2 << 20
@@ -175,7 +177,8 @@ class Effort:
         # Where nobody had anything to send, no time counts.
         lasted = min(now - state.since, seen.lasted)
         # About two frames of each sender, so that one more or less within a period matters little.
-        enough = lasted >= state.period and seen.frames >= max(1, 2 * senders - 1)
+        frames = 2 * senders - 1
+        enough = lasted >= state.period and seen.frames >= frames and seen.raw >= self._TELLING
         # Without compression the link is not felt before the buffers are full.
         if not enough or (state.unfelt and not state.step):
             return
@@ -246,6 +249,8 @@ class Effort:
                 price = self._ADDS[step] * (seen.worked if step else state.price * seen.raw)
                 fits = price < min(seen.waited, cpus.idle)
                 climbs = fits or (step == 0 and self._pays(seen))
+                # It may be that of one frame, which was held up.
+                state.price *= 1 if step else self._FADES
             state.step += climbs
 
 
@@ -267,7 +272,7 @@ class Sender:
 
     def is_near(self) -> None:
         """Says that the remote answers as if it were this machine: the link is probably as fast.
-        What compressing would save and cost is known from one frame.
+        What compressing would save and cost is known from one frame, if that is no tiny one.
         """
         self._effort.skip()
 
