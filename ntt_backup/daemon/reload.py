@@ -87,6 +87,8 @@ def _differences(old: Settings, new: Settings) -> tuple[list[str], list[str]]:
 def _flat(settings: Settings) -> dict[str, Any]:
     """Returns the settings by `table.key`."""
     tables = settings.model_dump(exclude={"target"})
+    # Where none was set, batches grow.
+    tables["run"]["batch_size"] = settings.run.batch_size, settings.run.most_blobs
     return {
         f"{name}.{key}": value for name, table in tables.items() for key, value in table.items()
     }

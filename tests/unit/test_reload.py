@@ -60,6 +60,12 @@ def test_settings_that_are_the_same_are_read_without_a_warning() -> None:
     assert read.changed == []
 
 
+def test_a_size_of_batches_that_keeps_them_from_growing_needs_a_new_start() -> None:
+    new = settings(run={"batch_size": settings().run.batch_size})
+    _, warning = Reload(settings(), lambda: new, fine).again()
+    assert warning.fields["reason"].endswith("has changed: run.batch_size")
+
+
 @pytest.mark.parametrize(
     ("now", "told"),
     [
