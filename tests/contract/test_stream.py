@@ -203,18 +203,23 @@ def test_text_goes_compressed_unless_that_is_switched_off(
     assert shrunk is (codec != "none")
 
 
-def test_a_remote_that_answers_at_once_gets_one_frame_compressed(
-    local: Harness, well_equipped: Machine, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("bwlimit", "shrunk"), [(None, False), ("1GB", True)])
+def test_a_remote_that_answers_at_once_gets_one_frame_compressed_unless_there_is_a_limit(
+    local: Harness,
+    well_equipped: Machine,
+    monkeypatch: pytest.MonkeyPatch,
+    bwlimit: str | None,
+    shrunk: bool,
 ) -> None:
     monkeypatch.setattr("ntt_backup.upload.strategies.stream._NEAR_SECONDS", PATIENCE)
-    session = local.open(transport=well_equipped)
+    session = local.open(transport=well_equipped, bwlimit=bwlimit)
     sent = []
     for batch in (local.batch("a", TEXT[:MIB]), local.batch("b", TEXT[MIB : 2 * MIB])):
         session.put(batch)
         (outcome,) = settle(session)
         sent.append(receipt_of(outcome).wire_bytes)
     assert sent[0] < MIB / 3
-    assert sent[1] > MIB
+    assert (sent[1] < MIB / 3) is shrunk
 
 
 # --- the store goes away --------------------------------------------------------------------------

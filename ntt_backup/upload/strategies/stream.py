@@ -116,9 +116,9 @@ class StreamSession(PipelinedSession):
         self._chunk = memoryview(bytearray(_CHUNK))
 
     def feel_distance(self) -> None:
-        """Tells the codec of a remote that answers at once."""
+        """Tells the codec of a remote that answers at once, and is sent to without a limit."""
         effort, heard = self._codec.effort, self.channel.heard
-        if effort is not None:
+        if effort is not None and self._spec.run.bwlimit is None:
             self._send(framing.frame(framing.PING, bytes(8)))
             self._hear(_NEAR_SECONDS)
             if self.channel.heard > heard:
