@@ -11,6 +11,7 @@ import errno
 import os
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from hashlib import sha256
 
 from blake3 import blake3
 
@@ -102,6 +103,40 @@ class Reader(SourceTree):
     def opened(self, blob: Blob) -> AbstractContextManager[int]:
         """Gives a descriptor of the blob. Raises OSError."""
         return closing(self.open(relative_path(blob.blobid)))
+
+
+class PieceHashes:
+    """The hashes of a blob that is sent in pieces: its name, and where the remote has no BLAKE3 the
+    SHA-256 of name and content.
+    """
+
+    def __init__(self, blobid: str, *, summed: bool) -> None:
+        self._blobid = blobid
+        self._summed = summed
+        self.restart()
+
+    def restart(self) -> None:
+        self._name = blake3()
+        self._sum = sha256(bytes.fromhex(self._blobid))
+
+    def add(self, piece: memoryview) -> None:
+        self._name.update(piece)
+        if self._summed:
+            self._sum.update(piece)
+
+    @property
+    def checksum(self) -> bytes:
+        """Returns the checksum for END."""
+        return self._sum.digest() if self._summed else b""
+
+    def so_far(self) -> bytes:
+        """Returns the hash of what was added, as the remote knows it."""
+        return self._sum.digest() if self._summed else self._name.digest()
+
+    @property
+    def name(self) -> str:
+        """Returns the BLAKE3 of what was added, in hex digits."""
+        return self._name.hexdigest()
 
 
 def wrong_content(blob: Blob, found: str, missing: int) -> Failure | None:

@@ -15,17 +15,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from hashlib import sha256
 from typing import Final
-
-from blake3 import blake3
 
 from ntt_backup.client.connection import Connection, SessionSpec
 from ntt_backup.client.error_text import explain_batch
 from ntt_backup.errors import BatchRejected, SourceError
 from ntt_backup.model import Batch, Blob, Failure, Reason
 from ntt_backup.source.inspection import Store
-from ntt_backup.source.reader import Reader, wrong_content
+from ntt_backup.source.reader import PieceHashes, Reader, wrong_content
 from ntt_backup.upload.strategies.codec import choose_codec
 from ntt_backup.upload.strategies.in_flight import Flight, PipelinedSession
 from ntt_backup.upload.strategies.packs import Packer
@@ -64,40 +61,6 @@ def open_stream(
         session = StreamSession(connection, store)
     session.feel_distance()
     return session
-
-
-class _Hashes:
-    """The hashes of a blob that is sent in pieces: its name, and where the remote has no BLAKE3 the
-    SHA-256 of name and content.
-    """
-
-    def __init__(self, blobid: str, *, summed: bool) -> None:
-        self._blobid = blobid
-        self._summed = summed
-        self.restart()
-
-    def restart(self) -> None:
-        self._name = blake3()
-        self._sum = sha256(bytes.fromhex(self._blobid))
-
-    def add(self, piece: memoryview) -> None:
-        self._name.update(piece)
-        if self._summed:
-            self._sum.update(piece)
-
-    @property
-    def checksum(self) -> bytes:
-        """Returns the checksum for END."""
-        return self._sum.digest() if self._summed else b""
-
-    def so_far(self) -> bytes:
-        """Returns the hash of what was added, as the remote knows it."""
-        return self._sum.digest() if self._summed else self._name.digest()
-
-    @property
-    def name(self) -> str:
-        """Returns the BLAKE3 of what was added, in hex digits."""
-        return self._name.hexdigest()
 
 
 class StreamSession(PipelinedSession):
@@ -255,7 +218,7 @@ class StreamSession(PipelinedSession):
         self._flush(flight)
         size = blob.size or 0
         digest = bytes.fromhex(blob.blobid)
-        hashes = _Hashes(blob.blobid, summed=self._sums)
+        hashes = PieceHashes(blob.blobid, summed=self._sums)
         try:
             with reader.opened(blob) as fd:
                 offset = self._resume(flight, fd, blob, hashes)
@@ -290,7 +253,7 @@ class StreamSession(PipelinedSession):
             flight.withdrawn.add(blob.blobid)
             self._write(flight, write_messages.end(write_messages.WITHDRAWN))
 
-    def _resume(self, flight: Flight, fd: int, blob: Blob, hashes: _Hashes) -> int:
+    def _resume(self, flight: Flight, fd: int, blob: Blob, hashes: PieceHashes) -> int:
         """Returns the offset from which to send a blob that may have been sent in part before;
         hashes and fd have passed all before it.
         """
