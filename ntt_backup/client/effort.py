@@ -93,11 +93,11 @@ class Effort:
     """Chooses a step of compression, 0 for none: higher while the link is the bottleneck, lower
     while the CPUs are. Copies of this process share it.
 
-    It begins with the lowest, or after a frame of that with none (see `Sender.is_near`), and goes
-    one step at a time, after a period of `FIRST_PERIOD`, which doubles up to `PERIOD` while nothing
-    changes. What a byte took with each step is remembered:
-    while a CPU is idle, no step is left for one that sent less. That is believed less with time,
-    so such a step is tried again, the more rarely the less it sent.
+    It begins with the lowest step, which a near remote leaves after one frame (see `skip_lowest`).
+    It goes one step at a time, after a period of `FIRST_PERIOD`, which doubles up to `PERIOD` while
+    nothing changes. What a byte took with each step is remembered: while a CPU is idle, no step is
+    left for one that sent less. That is believed less with time, so such a step is tried again, the
+    more rarely the less it sent.
     """
 
     FIRST_PERIOD: Final = 0.05
@@ -123,8 +123,9 @@ class Effort:
     _GROWS: Final = 1.2
     # The time of another step is believed to shrink so much with each period: it may have changed.
     _FADES: Final = 0.98
-    # Bytes of content. Few take long for their number, since to begin takes its time.
-    _TELLING: Final = 1 << 18
+    # Bytes of content that a period must have: fewer take long for their number, since to begin
+    # takes its time.
+    _LEAST_RAW: Final = 1 << 18
     # The first bytes of a sender say nothing about the link: the pipe and ssh's window take them
     # in. These hold nearly twice as many, but the first period outlasts the rest.
     _BUFFERS: Final = 2 << 20
@@ -153,8 +154,10 @@ class Effort:
         state.before = sums
         state.since = self._clock()
 
-    def skip(self) -> None:
-        """Tries no compression next, where nothing is known yet."""
+    def skip_lowest(self) -> None:
+        """Ends the first period as soon as a frame shows what compression saves and costs. Then
+        nothing is compressed. Changes nothing once the time of any step is known.
+        """
         state = self._state
         if state.step == 1 and not any(state.costs):
             state.period = 0.0
@@ -178,7 +181,7 @@ class Effort:
         lasted = min(now - state.since, seen.lasted)
         # About two frames of each sender, so that one more or less within a period matters little.
         frames = 2 * senders - 1
-        enough = lasted >= state.period and seen.frames >= frames and seen.raw >= self._TELLING
+        enough = lasted >= state.period and seen.frames >= frames and seen.raw >= self._LEAST_RAW
         # Without compression the link is not felt before the buffers are full.
         if not enough or (state.unfelt and not state.step):
             return
@@ -229,7 +232,7 @@ class Effort:
             state.costs[step] = cost
         if step == 1:
             state.shrinks, state.price = seen.wire / seen.raw, seen.worked / seen.raw
-            if not state.period:
+            if not state.period:  # See `skip_lowest`.
                 state.step = 0
                 return
         waits, works = seen.waited / seen.lasted, seen.worked / seen.lasted
@@ -249,8 +252,9 @@ class Effort:
                 price = self._ADDS[step] * (seen.worked if step else state.price * seen.raw)
                 fits = price < min(seen.waited, cpus.idle)
                 climbs = fits or (step == 0 and self._pays(seen))
-                # It may be that of one frame, which was held up.
-                state.price *= 1 if step else self._FADES
+                if step == 0:
+                    # The price may be that of a single frame, which other work held up.
+                    state.price *= self._FADES
             state.step += climbs
 
 
@@ -270,11 +274,9 @@ class Sender:
         """Says how many steps there are, which is the same for all senders."""
         self._state.steps = steps
 
-    def is_near(self) -> None:
-        """Says that the remote answers as if it were this machine: the link is probably as fast.
-        What compressing would save and cost is known from one frame, if that is no tiny one.
-        """
-        self._effort.skip()
+    def set_near(self) -> None:
+        """Says that the remote answers at once: the link is probably as fast as this machine."""
+        self._effort.skip_lowest()
 
     @property
     def step(self) -> int:

@@ -484,7 +484,7 @@ def test_a_batch_is_in_flight_where_the_link_is_lost_before_it(
 ) -> None:
     transport = lying_receiver(machine, "pass", other="        if kind == PACK: sys.exit()")
     store, first, second = Store(local.store), local.batch("a", b"one"), local.batch("b", b"two")
-    # With a codec to choose, the session would find out earlier.
+    # With a codec to choose, the session sends a PING, and would find out earlier.
     run = RunSettings(codec="none", stall_timeout=PATIENCE, receipt_timeout=PATIENCE)
     probe = open_probe("stream", replace(spec_of(local), transport=transport, run=run))
     probe.send_ahead(store, first)

@@ -75,11 +75,11 @@ def test_a_level_is_found_before_a_short_run_is_over() -> None:
 
 
 def test_a_near_remote_gets_one_frame_compressed_and_the_others_as_they_are() -> None:
-    """Over loopback the sender waits for the receiver, and by less than compressing takes. What it
-    takes is tried again, and rarely.
+    """Over loopback the sender waits for the receiver, and by less than compressing takes. Now
+    and then compressing is tried again.
     """
     machine, steps = Machine(), []
-    machine.effort.is_near()
+    machine.effort.set_near()
     for _ in range(800):
         plain = machine.effort.step == 0
         works, waits, raw = (0.0, 0.6, 55 << 20) if plain else (0.9, 0.05, 27 << 20)
@@ -93,7 +93,7 @@ def test_a_near_remote_behind_a_slow_link_is_compressed_for_soon(begun: bool) ->
     machine = Machine()
     if begun:
         machine.goes_on(0.02, works=0.2, waits=0.0, spare=0.6, frame=0.02)
-    machine.effort.is_near()
+    machine.effort.set_near()
     steps = machine.goes_on(1, works=0.05, waits=0.9, spare=0.8)
     assert (steps[0], steps[-1] > 1) == (0, True)
 
@@ -104,16 +104,16 @@ def test_a_first_frame_that_took_long_for_its_bytes_does_not_end_compression(
 ) -> None:
     """So does a tiny one, and any on a CPU that others have."""
     machine = Machine()
-    machine.effort.is_near()
+    machine.effort.set_near()
     machine.effort.note(worked, 0.0, raw, raw // 2)
     assert machine.goes_on(seconds, works=0.05, waits=0.9, spare=0.8)[-1] > 1
 
 
-def test_that_a_remote_is_near_is_no_news_once_a_step_was_tried() -> None:
+def test_set_near_changes_nothing_once_a_step_was_tried() -> None:
     machine = Machine()
     machine.goes_on(2, works=0.2, waits=0.7, spare=0.6)
     before = machine.effort.step
-    machine.effort.is_near()
+    machine.effort.set_near()
     assert machine.effort.step == before > 1
 
 

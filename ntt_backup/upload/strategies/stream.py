@@ -33,7 +33,7 @@ from ntt_backup.wire.framing import ProtocolError
 from ntt_backup.wire.write_messages import Field
 
 _CHUNK: Final = framing.MAX_CHUNK
-# No link but one of this machine, or between neighbours, brings an answer back within this time.
+# Only a link within this machine, or to a neighbour, brings an answer back within this time.
 _NEAR_SECONDS: Final = 0.002
 _NO_WORDS: Final = "the remote said no more about it"
 
@@ -59,7 +59,7 @@ def open_stream(
         connection = ahead or connect(spec)
         connection.open()
         session = StreamSession(connection, store)
-    session.feel_distance()
+    session.detect_near_remote()
     return session
 
 
@@ -78,14 +78,16 @@ class StreamSession(PipelinedSession):
         self._begun: Flight | None = None
         self._chunk = memoryview(bytearray(_CHUNK))
 
-    def feel_distance(self) -> None:
-        """Tells the codec of a remote that answers at once, and is sent to without a limit."""
+    def detect_near_remote(self) -> None:
+        """Sends a PING, and tells the codec if the remote answers it at once. Says nothing where
+        `run.bwlimit` makes the link slow.
+        """
         effort, heard = self._codec.effort, self.channel.heard
         if effort is not None and self._spec.run.bwlimit is None:
             self._send(framing.frame(framing.PING, bytes(8)))
             self._hear(_NEAR_SECONDS)
             if self.channel.heard > heard:
-                effort.is_near()
+                effort.set_near()
 
     def put(self, batch: Batch) -> None:
         if self._begun is not None and self._begun.batch is batch:
