@@ -46,9 +46,9 @@ from ntt_backup.config.values import (
     is_loopback,
 )
 
-# A batch grows up to it where `batch_size` is not set, see `batching.fitting`. Larger ones are no
-# quicker.
-_GROWN: Final = 4000
+# Batches grow up to so many blobs where `batch_size` is not set, see `SendQueue.fit`. Larger ones
+# are no quicker.
+_MOST_BLOBS: Final = 4000
 # More is a slip of the keyboard, and cannot be computed with as a float in the end.
 MOST_BYTES = 10**15
 # What a run to a bucket does where nothing else is set. With its headers and its table a pack fills
@@ -156,7 +156,7 @@ class RemoteSettings(Section):
 class RunSettings(Section):
     """Says how the work is cut into batches, and how long a run waits.
 
-    batch_size: of the first batches; where it is set, no other is larger, see `most_blobs`.
+    batch_size: blobs of a batch; where it is not set, batches may grow up to `most_blobs`.
     window: batches that a worker may have sent without an answer. attempts: how often a batch that
     the remote refuses is sent before it is split. codec: compression of `stream`; `auto` tries
     samples. verify_source: hash every blob before it is sent (`tar`; `stream` always does).
@@ -195,8 +195,8 @@ class RunSettings(Section):
 
     @property
     def most_blobs(self) -> int:
-        """Returns the largest number of blobs of any batch."""
-        return self.batch_size if "batch_size" in self.model_fields_set else _GROWN
+        """Returns the number of blobs that no batch exceeds."""
+        return self.batch_size if "batch_size" in self.model_fields_set else _MOST_BLOBS
 
     def for_bucket(self) -> RunSettings:
         """Returns the settings for a bucket, where a batch is a pack: what was set holds, but for

@@ -14,13 +14,13 @@ from typing import Final
 from ntt_backup.client.backoff import Backoff
 from ntt_backup.model import Batch, Blob, Failure, Reason
 
-# A batch is what a lost link sends again, so one that grew takes about so long at most.
-_SECONDS: Final = 0.5
+# A batch that grows takes about so long: it is sent again where the link is lost.
+_BATCH_SECONDS: Final = 0.5
 
 
-def fitting(stored: int, seconds: float) -> int:
-    """Returns how many blobs are stored in the time that a batch may take, at the pace of one."""
-    return int(stored * _SECONDS / max(seconds, 1e-3))
+def fitting_blobs(stored: int, seconds: float) -> int:
+    """Returns how many blobs fit into the time of a batch, where so many take so many seconds."""
+    return int(stored * _BATCH_SECONDS / max(seconds, 1e-3))
 
 
 def cut(blobs: Collection[Blob], max_blobs: int, max_bytes: int) -> int:

@@ -18,7 +18,7 @@ from operator import attrgetter
 from typing import Final
 
 from ntt_backup.model import Batch, Blob, total_size
-from ntt_backup.upload.batching import cut, fitting
+from ntt_backup.upload.batching import cut, fitting_blobs
 
 # A larger batch is claimed in steps: one that is full by its bytes needs no more of them.
 STEP: Final = 4096
@@ -35,8 +35,8 @@ class SendQueue:
     """Holds what was claimed last, behind less than one batch from before, and the batches that
     wait. Times are monotonic seconds.
 
-    name: what the names of the batches start with. max_blobs: of the first batches. most_blobs:
-    what they may grow to, see `fit`.
+    name: what the names of the batches start with. max_blobs: the limit of the first batches, and
+    the lowest. most_blobs: what `fit` may raise it to.
     """
 
     def __init__(self, name: str, max_blobs: int, max_bytes: int, most_blobs: int = 0) -> None:
@@ -63,10 +63,10 @@ class SendQueue:
         return min(step, max(0, self._max_blobs - count))
 
     def fit(self, stored: int, seconds: float) -> None:
-        """Makes the next batches as large as fits. So many blobs of one were stored, and answered
-        so many seconds after it was begun.
+        """Sets the limit of the next batches by what the last one took: so many of its blobs were
+        stored, and the answer came so many seconds after it was begun.
         """
-        fits = fitting(stored, seconds)
+        fits = fitting_blobs(stored, seconds)
         self._max_blobs = max(self._least_blobs, min(fits, self._most_blobs))
         self._first_step = max(_FIRST_STEP, min(fits, STEP))
 

@@ -246,7 +246,7 @@ class Worker:
         arrived, self._arrived = self._arrived, []
         for one in arrived:
             if isinstance(one, Receipt):
-                # How long it took to read ahead is not in the receipt.
+                # The time of reading ahead is not in the receipt, so then no batch grows.
                 stored = len(one.stored) if self._ahead.batches == 1 else 0
                 self._queue.fit(stored, one.duration_s)
         self._outcomes.accept(arrived, connected=self._session is not None)

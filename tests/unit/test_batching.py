@@ -19,7 +19,7 @@ from ntt_backup.upload.batching import (
     after_link_loss,
     after_rejection,
     cut,
-    fitting,
+    fitting_blobs,
     split,
 )
 from ntt_backup.upload.queue import STEP, SendQueue
@@ -98,7 +98,7 @@ def test_a_large_batch_is_claimed_in_steps_until_it_is_full() -> None:
 
 
 def answered(queue: SendQueue, stored: int, seconds: float) -> int:
-    """The size of the next batch, after one of which so many blobs were stored."""
+    """Returns the size of the next batch, after one of which so many blobs were stored."""
     queue.fit(stored, seconds)
     queue.forget()
     queue.add((Blob(f"{number:064x}", 10), 0) for number in range(10_000))
@@ -114,7 +114,7 @@ def test_a_batch_has_what_is_stored_in_half_a_second_between_its_limits() -> Non
     assert answered(queue, 1000, 0.2) == 2500
     assert answered(queue, 2500, 0.1) == 4000
     queue.forget()
-    assert queue.missing == 4000  # All at once, as nothing speaks for blobs that fill it before.
+    assert queue.missing == 4000  # In one step, and not 1,000 first.
     assert answered(queue, 4000, 0.5) == 4000
     assert answered(queue, 4000, 1.0) == 2000
     assert answered(queue, 2000, 60.0) == 1000
@@ -129,7 +129,7 @@ def test_a_batch_whose_size_was_set_keeps_it() -> None:
 
 @given(st.integers(0, 100_000), st.floats(0, 10**6))
 def test_what_fits_takes_half_a_second_at_the_same_pace(stored: int, seconds: float) -> None:
-    fits = fitting(stored, seconds)
+    fits = fitting_blobs(stored, seconds)
     assert fits >= 0
     assert fits * seconds <= stored / 2 + 1e-6
 
