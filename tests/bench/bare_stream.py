@@ -4,16 +4,18 @@
 a stream; the receiver hashes each once more, and writes it. Nothing is answered, synced or named
 later: `python -I bare_stream.py send STORE AA...`, `python -I bare_stream.py receive DIRECTORY`.
 
-*A bare run* does what a run promises, too, for the blobs of some directories at once. The sender
-loads our command line and settings, may divide itself in two, takes locks for the directories, and
-asks the catalog for the names. The receiver writes the files beside the store, syncs, gives whole
+*A bare run* does what a run promises, too. The sender loads our command line and settings, and
+may divide itself in two. For each batch, the blobs of some directories, it takes locks, and asks
+the catalog for the names. The receiver writes the files beside the store, syncs, gives whole
 directories their names, syncs, and answers; only then an UPDATE marks them, by their names, as
 others may have been inserted between them. The next ones are sent meanwhile. The pipes are as wide
 as ours. It tries nothing out before, tries nothing again, and logs nothing; the remote is trusted,
-and each directory on it is new: `python -I bare_stream.py run STORE URL SETTINGS COMMAND SENDERS
-DIRECTORIES LEVEL AA...`. So many directories are a batch, and all of a sender is one stream of
-zstd, unless the level is 0. The command starts `python -I bare_stream.py store DIRECTORY` on the
-remote, or `unpack DIRECTORY` for such a stream.
+and each directory on it is new.
+
+It is called by `python -I bare_stream.py run STORE URL SETTINGS COMMAND SENDERS DIRECTORIES LEVEL
+AA...`: 1 or 2 SENDERS, DIRECTORIES in a batch, and the LEVEL of zstd, by which all of a sender is
+one stream, 0 for none. The COMMAND starts `python -I bare_stream.py store DIRECTORY` on the remote,
+or `unpack DIRECTORY` for such a stream.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ _MARK_SQL = """
 """
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _COMMIT = bytes(4)
-# Ours from level 6 on.
+# Our options from level 6 on.
 _WINDOW_LOG = 24
 _OPTIONS = {"window_log": _WINDOW_LOG, "min_match": 6, "enable_ldm": True, "ldm_hash_rate_log": 7}
 
@@ -49,8 +51,8 @@ _OPTIONS = {"window_log": _WINDOW_LOG, "min_match": 6, "enable_ldm": True, "ldm_
 def run(
     store: str, url: str, settings: str, command: str, how: list[int], parts: list[str]
 ) -> None:
-    """Sends the blobs of some directories, and marks those that are stored. how: in one process or
-    in two, by so many directories a batch, at this level.
+    """Sends the blobs of some directories, and marks those that are stored. how: the number of
+    senders, 1 or 2, of directories in a batch, and the level.
     """
     import psycopg  # noqa: F401
 
@@ -58,17 +60,17 @@ def run(
     from ntt_backup.config import RemoteConfig, load
 
     load(RemoteConfig, file=Path(settings))
-    senders, most, level = how
+    senders, batch, level = how
     middle = len(parts) // senders
     other = os.fork() if middle < len(parts) else None
     mine = parts[middle:] if other == 0 else parts[:middle]
-    _send_and_mark(store, url, command, most, level, mine)
+    _send_and_mark(store, url, command, batch, level, mine)
     if other and os.waitpid(other, 0)[1]:
         sys.exit("the other sender has failed")
 
 
 def _send_and_mark(
-    store: str, url: str, command: str, most: int, level: int, parts: list[str]
+    store: str, url: str, command: str, batch: int, level: int, parts: list[str]
 ) -> None:
     from psycopg import connect
 
@@ -87,10 +89,10 @@ def _send_and_mark(
     ):
         out, answers = cast("IO[bytes]", remote.stdin), cast("IO[bytes]", remote.stdout)
         if level:
-            how = zstandard.ZstdCompressionParameters.from_level(level, **_OPTIONS)
-            out = zstandard.ZstdCompressor(compression_params=how).stream_writer(out)
-        for first in range(0, len(parts), most):
-            some = parts[first : first + most]
+            options = zstandard.ZstdCompressionParameters.from_level(level, **_OPTIONS)
+            out = zstandard.ZstdCompressor(compression_params=options).stream_writer(out)
+        for first in range(0, len(parts), batch):
+            some = parts[first : first + batch]
             catalog.execute(_LOCK_SQL, [some])
             limits = [some[0], f"{some[-1]}g"]
             names = TextArray(sorted(name for (name,) in catalog.execute(_CLAIM_SQL, limits)))
@@ -189,11 +191,11 @@ def receive(source: BufferedReader[Any], to: str) -> int:
 
 
 class _Unpacked(RawIOBase):
-    """What a stream of zstd is unpacked to, as far as it has come."""
+    """Unpacks a stream of zstd as it comes."""
 
     def __init__(self, file: FileIO) -> None:
-        remembers = zstandard.ZstdDecompressor(max_window_size=1 << _WINDOW_LOG)
-        self._reader = remembers.stream_reader(file)
+        unpacker = zstandard.ZstdDecompressor(max_window_size=1 << _WINDOW_LOG)
+        self._reader = unpacker.stream_reader(file)
 
     def readable(self) -> bool:
         return True
@@ -244,8 +246,8 @@ if __name__ == "__main__":
         case ["send", root, *parts]:
             with open(1, "wb", _MOST_BYTES) as out:
                 send(out, root, parts)
-        case ["run", root, url, settings, command, senders, most, level, *parts]:
-            run(root, url, settings, command, [int(senders), int(most), int(level)], parts)
+        case ["run", root, url, settings, command, senders, batch, level, *parts]:
+            run(root, url, settings, command, [int(senders), int(batch), int(level)], parts)
         case ["receive", to]:
             with BufferedReader(FileIO(0), _MOST_BYTES) as source:
                 receive(source, to)

@@ -13,11 +13,12 @@ and once more with nothing to do; `status`, `run --dry-run`, and a worker of tha
 finds nothing. Claims, searches (all claims up to one that finds something) and marks are measured
 for a time (median, 99 of 100, the longest; CPU of the server's backends and of our own processes,
 in microseconds a blob), for each number of workers.
-`by_hand` are the floors, in turns with claims, before all other work: the plainest SELECT of as
+`by_hand` has the floors, in turns with claims, before all other work: the plainest SELECT of as
 many rows by the same index, at the same place in the other half of the blobids, and the plainest
-UPDATE. So each meets pages that are as fresh: the first change of a page after a checkpoint, which
-a SELECT that prunes it makes, too, writes it to the WAL as a whole. `--checkpoint 100` makes a
-checkpoint before every hundredth turn.
+UPDATE. So each meets pages that are as fresh. That matters, since the first change of a page after
+a checkpoint writes the whole page to the WAL, and a SELECT that prunes a page changes it, too.
+`--checkpoint 100` makes a checkpoint before every hundredth turn. `claim_to_select` has the claim's
+times by those of the SELECT.
 """
 
 from __future__ import annotations
@@ -204,11 +205,11 @@ def work(task: tuple[str, int, int, float, int]) -> tuple[int, dict[str, Times]]
 
 
 def by_hand(url: str, size: int, turns: int, checkpoint: int) -> dict[str, Any]:
-    """Measures claims, and in turns with them statements that only know a first blobid, and a last
-    one or how many: nobody else works meanwhile.
+    """Measures claims in turns with the plainest SELECT and UPDATE of as many rows, while nobody
+    else works.
 
-    Where a claim goes on with another range there is no such statement: it would walk over what is
-    dead at the beginning of that one.
+    A claim that goes on with another range has no such statements beside it: they would walk over
+    the dead entries at the beginning of that range.
     """
     session = CatalogSession(url, "bench", TARGET, claim_order(1, 2), listen=False)
     conn = session._conn
@@ -224,7 +225,7 @@ def by_hand(url: str, size: int, turns: int, checkpoint: int) -> dict[str, Any]:
                 ("select", partial(_rows, conn, _CLAIM_BY_HAND_SQL, far)),
                 ("update", partial(conn.execute, _BY_HAND_SQL, [first, last])),
             ]
-            # In changing order, so that what a claim and a SELECT come after is the same.
+            # In changing order, so that a claim and a SELECT come after the same statements.
             for name, call in plain if turn % 2 else reversed(plain):
                 clock.take(name, call)
     session.close()
@@ -296,7 +297,9 @@ def main() -> None:
     parser.add_argument(
         "--turns", type=int, default=1000, help="of claims and floors, by hand, at most"
     )
-    parser.add_argument("--checkpoint", type=int, default=0, help="one before so many turns")
+    parser.add_argument(
+        "--checkpoint", type=int, default=0, help="one before every Nth turn; 0: none"
+    )
     asked = parser.parse_args()
     found: dict[str, Any] = {"rows": asked.rows, "dead": asked.dead, "batch": asked.batch}
     found["fill_s"] = _seconds(lambda: fill(asked.url, asked.rows))

@@ -138,7 +138,7 @@ class Contender(ABC):
     name: str
     tools: ClassVar[tuple[str, ...]] = ()
     version_argv: ClassVar[tuple[str, ...]] = ()
-    links: ClassVar[tuple[Link, ...]] = tuple(SHAPES)  # for which it says anything
+    links: ClassVar[tuple[Link, ...]] = tuple(SHAPES)  # over which it is measured
 
     def available(self) -> bool:
         """Whether this machine has what it needs."""

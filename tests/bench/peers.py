@@ -286,12 +286,11 @@ class BareStreams(Contender):
 class BareRun(Ours):
     """The same, and what else a run promises: our settings, locks, the catalog's names, a sync
     before the names, an answer, the plainest UPDATE, and a cipher and pipes as ours. The floor of
-    what is written in Python."""
+    what is written in Python. level: of zstd; 0 for no compression."""
 
     name = "bare run"
     tools = ("ssh", "bash")
     version_argv = ()
-    # Processes that send, and their level of zstd; 0 for none.
     senders, level = 2, 0
 
     def run(self, job: Job) -> float:
@@ -310,7 +309,7 @@ class BareRun(Ours):
 
 
 class BareZstd(BareRun):
-    """The same, compressed: the floor of content that shrinks, over a link that is waited for."""
+    """The same, compressed: the floor of content that shrinks, over a slow link."""
 
     links: ClassVar[tuple[Link, ...]] = ("slow",)
 
