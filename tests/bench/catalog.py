@@ -64,11 +64,11 @@ _MARK_FIRST = """
         order by blobid limit {}
     )
 """
-_BY_HAND_SQL = """
+_PLAIN_UPDATE = """
     update blobs set remote_copied = true, remote_last_checked = now(), remote_copy_failed = false
     where blobid between %s and %s
 """
-_CLAIM_BY_HAND_SQL = """
+_PLAIN_SELECT = """
     select blobid, size from blobs
     where (remote_copied is false or remote_copied is null) and blobid >= %s
     order by blobid limit %s
@@ -222,8 +222,8 @@ def by_hand(url: str, size: int, turns: int, checkpoint: int) -> dict[str, Any]:
             first, last = taken[0][0].blobid, taken[-1][0].blobid
             far = [f"{int(first[0], 16) ^ 8:x}{first[1:]}", size]
             plain: list[tuple[str, Callable[[], Any]]] = [
-                ("select", partial(_rows, conn, _CLAIM_BY_HAND_SQL, far)),
-                ("update", partial(conn.execute, _BY_HAND_SQL, [first, last])),
+                ("select", partial(_rows, conn, _PLAIN_SELECT, far)),
+                ("update", partial(conn.execute, _PLAIN_UPDATE, [first, last])),
             ]
             # In changing order, so that a claim and a SELECT come after the same statements.
             for name, call in plain if turn % 2 else reversed(plain):
