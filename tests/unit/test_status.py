@@ -168,6 +168,11 @@ def test_the_plan_shows_amount_places_and_batches(unsized: int, rate: int | None
     assert ("12.0 MB/s" in text) is bool(rate)
 
 
+def test_the_plan_has_the_least_batches_where_they_grow() -> None:
+    text = "\n".join(plan(settings(), PendingEstimate(12_345, 10**6, 0, exact=True)))
+    assert "in at least 4 batches of at most 4,000 blobs" in text
+
+
 def test_each_set_shows_its_last_version_when_the_next_is_due_and_why_there_is_none() -> None:
     known = Last("20260304T050607Z-0badcafe", 1200, 7_000_000, 5000, 1, taken_at=NOW)
     away = Last(failed_at=NOW, error="it is away")

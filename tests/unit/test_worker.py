@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ntt_backup.config import RunSettings
 from ntt_backup.errors import (
     BackupError,
     CatalogUnavailable,
@@ -118,6 +119,18 @@ def test_a_batch_is_sent_when_it_was_read_ahead_in_the_order_of_blobids() -> Non
     made.assert_done()
     assert all([*batch.blobs] == sorted(batch.blobs, key=str) for batch in made.remote.batches)
     assert copied[0] == 0 < copied[-1], "nothing was recorded while it waited for the disk"
+
+
+@pytest.mark.parametrize(("reads_ahead", "largest"), [(False, 40), (True, 10)])
+def test_batches_grow_unless_a_disk_is_read_ahead(
+    reads_ahead: bool, largest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RunSettings, "most_blobs", 40)
+    made, disk = scene(300), FakeDisk()
+    made.pipe.on_state = lambda state: disk.read(5) if state == "waiting" else None
+    made.worker(ahead=disk if reads_ahead else None).run()
+    made.assert_done()
+    assert max(len(batch.blobs) for batch in made.remote.batches) == largest
 
 
 def test_no_more_batches_are_under_way_than_the_window_allows() -> None:
