@@ -4,13 +4,13 @@
 a stream; the receiver hashes each once more, and writes it. Nothing is answered, synced or named
 later: `python -I bare_stream.py send STORE AA...`, `python -I bare_stream.py receive DIRECTORY`.
 
-*A bare run* does what a run promises, too. The sender loads our command line and settings, and
-may divide itself in two. For each batch, the blobs of some directories, it takes locks, and asks
-the catalog for the names. The receiver writes the files beside the store, syncs, gives whole
-directories their names, syncs, and answers; only then an UPDATE marks them, by their names, as
-others may have been inserted between them. The next ones are sent meanwhile. The pipes are as wide
-as ours. It tries nothing out before, tries nothing again, and logs nothing; the remote is trusted,
-and each directory on it is new.
+*A bare run* does what a run promises, too. The sender loads our command line and settings, and may
+divide itself in two. For each batch, the blobs of some directories, it takes locks, asks the
+catalog for the names, and opens each directory without following a symlink. The receiver writes the
+files beside the store, syncs, gives whole directories their names, syncs, and answers; only then an
+UPDATE marks them, by their names, as others may have been inserted between them. The next ones are
+sent meanwhile. The pipes are as wide as ours. It tries nothing out before, tries nothing again, and
+logs nothing; the remote is trusted, and each directory on it is new.
 
 It is called by `python -I bare_stream.py run STORE URL SETTINGS COMMAND SENDERS DIRECTORIES LEVEL
 AA...`: 1 or 2 SENDERS, DIRECTORIES in a batch, and the LEVEL of zstd, by which all of a sender is
@@ -21,8 +21,8 @@ or `unpack DIRECTORY` for such a stream.
 from __future__ import annotations
 
 import fcntl
-import marshal
 import os
+import struct
 import subprocess
 import sys
 from io import BufferedReader, FileIO, RawIOBase
@@ -42,6 +42,9 @@ _MARK_SQL = """
     where blobid = any(%s)
 """
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_ENTRY = struct.Struct("!32sQ")  # The name and size of a file: no name can be a path.
 _COMMIT = bytes(4)
 # Our options from level 6 on.
 _WINDOW_LOG = 24
@@ -96,8 +99,13 @@ def _send_and_mark(
             catalog.execute(_LOCK_SQL, [some])
             limits = [some[0], f"{some[-1]}g"]
             names = TextArray(sorted(name for (name,) in catalog.execute(_CLAIM_SQL, limits)))
-            for place, here in groupby(names, lambda name: f"{name[:2]}/{name[2:4]}"):
-                _send_files(out, store, place, list(here))
+            for part, below in groupby(names, lambda name: name[:2]):
+                above = os.open(f"{store}/{part}", _DIRECTORY)
+                for sub, here in groupby(below, lambda name: name[2:4]):
+                    directory = os.open(sub, _DIRECTORY, dir_fd=above)
+                    _send_files(out, "", list(here), directory)
+                    os.close(directory)
+                os.close(above)
             out.write(_COMMIT)
             out.flush()
             sent.append(names)
@@ -117,20 +125,20 @@ def send(out: IO[bytes], store: str, parts: list[str]) -> None:
     """Writes frames: the files of a directory, and the pieces of a large one."""
     for part in parts:
         for sub in os.listdir(f"{store}/{part}"):
-            place = f"{part}/{sub}"
-            _send_files(out, store, place, os.listdir(f"{store}/{place}"))
+            place = f"{store}/{part}/{sub}/"
+            _send_files(out, place, os.listdir(place))
 
 
-def _send_files(out: IO[bytes], store: str, place: str, names: list[str]) -> None:
+def _send_files(out: IO[bytes], place: str, names: list[str], directory: int | None = None) -> None:
     piece = _SPACE
     files: list[tuple[str, int]] = []
     contents: list[bytes] = []
     held = 0
     for name in names:
-        file = os.open(f"{store}/{place}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        file = os.open(place + name, _FILE, dir_fd=directory)
         size = os.readv(file, [piece])
         if size == _MOST_BYTES:
-            _send_large(out, place, name, file, piece)
+            _send_large(out, name, file, piece)
         else:
             content = bytes(piece[:size])
             _prove(name, blake3(content).hexdigest())
@@ -138,16 +146,16 @@ def _send_files(out: IO[bytes], store: str, place: str, names: list[str]) -> Non
             contents.append(content)
             held += size
             if len(files) == _MOST_FILES or held > _MOST_BYTES:
-                _write(out, place, files, contents)
+                _write(out, files, contents)
                 files, contents, held = [], [], 0
         os.close(file)
-    _write(out, place, files, contents)
+    _write(out, files, contents)
 
 
-def _send_large(out: IO[bytes], place: str, name: str, file: int, piece: memoryview) -> None:
+def _send_large(out: IO[bytes], name: str, file: int, piece: memoryview) -> None:
     left = size = os.fstat(file).st_size
     digest, count = blake3(), len(piece)
-    _write(out, place, [(name, size)], [])
+    _write(out, [(name, size)], [])
     while count:
         digest.update(piece[:count])
         out.write(piece[:count])
@@ -156,10 +164,11 @@ def _send_large(out: IO[bytes], place: str, name: str, file: int, piece: memoryv
     _prove(name, digest.hexdigest())
 
 
-def _write(out: IO[bytes], place: str, files: list[tuple[str, int]], contents: list[bytes]) -> None:
+def _write(out: IO[bytes], files: list[tuple[str, int]], contents: list[bytes]) -> None:
     if files:
-        head = marshal.dumps((place, files))
-        out.write(b"".join([len(head).to_bytes(4, "big"), head, *contents]))
+        table = [_ENTRY.pack(bytes.fromhex(name), size) for name, size in files]
+        head = (len(table) * _ENTRY.size).to_bytes(4, "big")
+        out.write(b"".join([head, *table, *contents]))
 
 
 def receive(source: BufferedReader[Any], to: str) -> int:
@@ -169,7 +178,9 @@ def receive(source: BufferedReader[Any], to: str) -> int:
     space = memoryview(bytearray(2 * _MOST_BYTES))
     written = 0
     while size := int.from_bytes(source.read(4), "big"):
-        place, files = marshal.loads(source.read(size))
+        files = [(name.hex(), size) for name, size in _ENTRY.iter_unpack(source.read(size))]
+        prefix = files[0][0]
+        place = f"{prefix[:2]}/{prefix[2:4]}"
         os.makedirs(f"{to}/{place}", exist_ok=True)
         directory = os.open(f"{to}/{place}", os.O_RDONLY | os.O_DIRECTORY)
         last, at = directory, 0
