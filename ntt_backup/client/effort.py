@@ -123,8 +123,8 @@ class Effort:
     _GROWS: Final = 1.2
     # The time of another step is believed to shrink so much with each period: it may have changed.
     _FADES: Final = 0.98
-    # Bytes of content that a period must have: fewer take long for their number, since to begin
-    # takes its time.
+    # A period needs so many bytes of content: each call takes some time of its own, so a few bytes
+    # would look dear.
     _LEAST_RAW: Final = 1 << 18
     # The first bytes of a sender say nothing about the link: the pipe and ssh's window take them
     # in. These hold nearly twice as many, but the first period outlasts the rest.

@@ -106,8 +106,8 @@ class Reader(SourceTree):
 
 
 class PieceHashes:
-    """The hashes of a blob that is sent in pieces: its name, and where the remote has no BLAKE3 the
-    SHA-256 of name and content.
+    """Hashes a blob that is sent in pieces: by BLAKE3, which is its name, and for a remote without
+    BLAKE3 also by SHA-256, over name and content. summed: whether the remote is one of these.
     """
 
     def __init__(self, blobid: str, *, summed: bool) -> None:
@@ -116,10 +116,12 @@ class PieceHashes:
         self.restart()
 
     def restart(self) -> None:
+        """Forgets what was added."""
         self._name = blake3()
         self._sum = sha256(bytes.fromhex(self._blobid))
 
     def add(self, piece: memoryview) -> None:
+        """Takes in the next bytes of the content."""
         self._name.update(piece)
         if self._summed:
             self._sum.update(piece)

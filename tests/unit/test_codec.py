@@ -103,7 +103,7 @@ def test_a_near_remote_behind_a_slow_link_is_compressed_for_soon(begun: bool) ->
 def test_a_first_frame_that_took_long_for_its_bytes_does_not_end_compression(
     raw: int, worked: float, seconds: float
 ) -> None:
-    """So does a tiny one, and any on a CPU that others have."""
+    """A tiny frame takes long for its bytes, and so does any frame where the CPU is busy."""
     machine = Machine()
     machine.effort.set_near()
     machine.effort.note(worked, 0.0, raw, raw // 2)

@@ -79,8 +79,8 @@ class StreamSession(PipelinedSession):
         self._chunk = memoryview(bytearray(_CHUNK))
 
     def detect_near_remote(self) -> None:
-        """Sends a PING, and tells the codec if the remote answers it at once. Says nothing where
-        `run.bwlimit` makes the link slow.
+        """Sends a PING, and tells the codec if the remote answers it at once. Does nothing where
+        the codec is fixed, or `run.bwlimit` makes the link slow.
         """
         effort, heard = self._codec.effort, self.channel.heard
         if effort is not None and self._spec.run.bwlimit is None:
