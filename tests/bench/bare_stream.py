@@ -30,7 +30,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import IO, Any, cast
 
-import zstandard
 from blake3 import blake3
 
 _MOST_BYTES = 1 << 20
@@ -46,9 +45,6 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _ENTRY = struct.Struct("!32sQ")  # The name and size of a file: no name can be a path.
 _COMMIT = bytes(4)
-# Our options from level 6 on.
-_WINDOW_LOG = 24
-_OPTIONS = {"window_log": _WINDOW_LOG, "min_match": 6, "enable_ldm": True, "ldm_hash_rate_log": 7}
 
 
 def run(
@@ -92,8 +88,7 @@ def _send_and_mark(
     ):
         out, answers = cast("IO[bytes]", remote.stdin), cast("IO[bytes]", remote.stdout)
         if level:
-            options = zstandard.ZstdCompressionParameters.from_level(level, **_OPTIONS)
-            out = zstandard.ZstdCompressor(compression_params=options).stream_writer(out)
+            out = _packed(out, level)
         for first in range(0, len(parts), batch):
             some = parts[first : first + batch]
             catalog.execute(_LOCK_SQL, [some])
@@ -113,6 +108,16 @@ def _send_and_mark(
                 _settle(answers, catalog, sent.pop(0))
         for names in sent:
             _settle(answers, catalog, names)
+
+
+def _packed(out: IO[bytes], level: int) -> IO[bytes]:
+    """Returns what compresses into a stream, as ours does from level 6 on."""
+    import zstandard
+
+    from ntt_backup.upload.strategies.codec import _OPTIONS
+
+    options = zstandard.ZstdCompressionParameters.from_level(level, **_OPTIONS)
+    return zstandard.ZstdCompressor(compression_params=options).stream_writer(out)
 
 
 def _settle(answers: IO[bytes], catalog: Any, names: list[str]) -> None:
@@ -205,7 +210,11 @@ class _Unpacked(RawIOBase):
     """Unpacks a stream of zstd as it comes."""
 
     def __init__(self, file: FileIO) -> None:
-        unpacker = zstandard.ZstdDecompressor(max_window_size=1 << _WINDOW_LOG)
+        import zstandard
+
+        from ntt_backup.wire.write_messages import STREAM_WINDOW_LOG
+
+        unpacker = zstandard.ZstdDecompressor(max_window_size=1 << STREAM_WINDOW_LOG)
         self._reader = unpacker.stream_reader(file)
 
     def readable(self) -> bool:
