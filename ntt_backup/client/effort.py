@@ -195,7 +195,8 @@ class Effort:
             state.unfelt = sums.all + unfelt if unfelt else 0.0
         steady = state.step == before and not state.unfelt
         first = self.FIRST_PERIOD if state.step else self._PLAIN_PERIOD
-        state.period = min(self.PERIOD, 2 * state.period) if steady else first
+        # Two that decide at the same instant may leave a period of 0, which doubling does not end.
+        state.period = min(self.PERIOD, max(first, 2 * state.period)) if steady else first
 
     def _join(self, senders: int, sent: float) -> None:
         """Takes in that more senders have begun, whose buffers are empty."""

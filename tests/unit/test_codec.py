@@ -118,6 +118,25 @@ def test_set_near_changes_nothing_once_a_step_was_tried() -> None:
     assert set(steps) == {1}
 
 
+def test_a_period_without_length_lasts_for_one_frame() -> None:
+    """Two processes that decide at the same instant may leave one."""
+    machine, looks = Machine(), 0
+
+    def load() -> Load:
+        nonlocal looks
+        looks += 1
+        return Load(machine.now, machine.now)
+
+    shared = Effort(1, lambda: machine.now, load)
+    machine.senders = [machine.effort] = [shared.sender(0)]
+    machine.effort.set_steps(STEPS)
+    assert machine.goes_on(3, works=0.9, waits=0.0, spare=0.5)[-1] == 0
+    shared._state.period = 0.0
+    looks = 0
+    assert set(machine.goes_on(1, works=0.9, waits=0.0, spare=0.5, frame=0.01)) == {0}
+    assert 1 < looks < 10
+
+
 def test_what_takes_all_of_the_time_is_done_less() -> None:
     assert Machine().goes_on(3, works=0.9, waits=0.0, spare=0.5)[-1] == 0
 
