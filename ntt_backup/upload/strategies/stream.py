@@ -82,8 +82,10 @@ class StreamSession(PipelinedSession):
         """Sends a PING, and tells the codec if the remote answers it at once. Does nothing where
         the codec is fixed, or `run.bwlimit` makes the link slow.
         """
-        effort, heard = self._codec.effort, self.channel.heard
+        effort = self._codec.effort
         if effort is not None and self._spec.run.bwlimit is None:
+            self._hear(0.0)  # What has come before is no answer.
+            heard = self.channel.heard
             self._send(framing.frame(framing.PING, bytes(8)))
             self._hear(_NEAR_SECONDS)
             if self.channel.heard > heard:
