@@ -10,7 +10,7 @@ no disk busy.
 from __future__ import annotations
 
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +33,7 @@ class Inspection:
 
 class Store:
     """The directory that holds `aa/bb/<blobid>`. It need not exist yet. alive is called now and
-    then while blobs are hashed.
+    then while blobs are looked at and hashed.
     """
 
     def __init__(self, root: Path, alive: Callable[[], None] = lambda: None) -> None:
@@ -59,7 +59,7 @@ class Store:
             with self.tree() as tree:
                 return [
                     Blob(blob.blobid, _state(tree, blob)[0]) if blob.size is None else blob
-                    for blob in blobs
+                    for blob in self._alive_for(blobs)
                 ]
         except SourceError:
             return list(blobs)
@@ -72,7 +72,7 @@ class Store:
         failed: list[Failure] = []
         stamps: list[Stamp] = []
         with self.tree() as tree:
-            for blob in blobs:
+            for blob in self._alive_for(blobs):
                 outcome = tree.examine(blob, verify=verify)
                 if isinstance(outcome, Failure):
                     failed.append(outcome)
@@ -86,9 +86,15 @@ class Store:
         """Returns the ready blobs that were rewritten, replaced or removed since: where there are
         none, another program that read them has read what was inspected. Raises SourceError.
         """
-        seen = zip(inspection.ready, inspection.stamps, strict=True)
+        seen = zip(self._alive_for(inspection.ready), inspection.stamps, strict=True)
         with self.tree() as tree:
             return [blob for blob, before in seen if _state(tree, blob)[1] != before]
+
+    def _alive_for(self, blobs: Sequence[Blob]) -> Iterator[Blob]:
+        """Yields the blobs, and shows life for each: a slow disk may take long for it."""
+        for blob in blobs:
+            self._alive()
+            yield blob
 
 
 def _state(tree: SourceTree, blob: Blob) -> tuple[int | None, Stamp | None]:

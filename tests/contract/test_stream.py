@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from ntt_backup.client.connection import SessionSpec
+from ntt_backup.client.effort import Effort
 from ntt_backup.config.sections import RunSettings
 from ntt_backup.errors import (
     BatchRejected,
@@ -23,11 +24,13 @@ from ntt_backup.errors import (
     SourceError,
     Unsupported,
 )
-from ntt_backup.model import Batch
+from ntt_backup.model import Batch, Blob, Failure
+from ntt_backup.process.pipeline import wait_for
 from ntt_backup.source.inspection import Store
+from ntt_backup.source.reader import Reader, TooLarge
 from ntt_backup.upload.strategies import open_probe, open_session
 from ntt_backup.upload.strategies.session import Rejection
-from ntt_backup.upload.strategies.stream import StreamSession
+from ntt_backup.upload.strategies.stream import StreamSession, connect
 from ntt_backup.wire import framing, write_messages
 from tests.contract.harness import Harness, Machine, reasons, receipt_of, settle
 from tests.contract.lying_commits import lying_receiver, receipt
@@ -413,6 +416,49 @@ def test_a_remote_without_by_hash_is_an_outage(local: Harness) -> None:
         local.open()
     assert caught.value.message == "remote.path is gone"
     assert not (local.remote_dir / "by-hash").exists()
+
+
+def test_what_came_before_the_question_does_not_make_a_remote_near(
+    local: Harness, machine: Machine
+) -> None:
+    early = bytes((1, *bytes(7)))
+    transport = lying_receiver(
+        machine, "pass", other="        if kind == PING and payload[0]: say(frame(BUSY))"
+    )
+    effort = Effort(1).sender(0)
+    connection = connect(replace(spec_of(local), transport=transport, effort=effort))
+    connection.open()
+    session = StreamSession(connection, Store(local.store))
+    local.sessions.append(session)
+    connection.send(framing.frame(framing.PING, early), lambda _: None)
+    assert wait_for(reading=connection.channel.fds, timeout=PATIENCE)
+    before = connection.channel.heard
+    session.detect_near_remote()
+    assert connection.channel.heard > before
+    effort.note(0.001, 0.0, MIB, MIB // 2)
+    assert effort.step == 1
+
+
+def test_life_is_shown_while_a_disk_reads_what_fills_a_pack(
+    local: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a worker whose disk takes a second a blob counts as stalled, and loses its claims."""
+    read, since = Reader.read, [0]
+
+    def reading(reader: Reader, blob: Blob, into: memoryview) -> int | TooLarge | Failure:
+        since[-1] += 1
+        return read(reader, blob, into)
+
+    monkeypatch.setattr(Reader, "read", reading)
+    batch = local.batch("b", *(b"%d" % number for number in range(100)))
+    missing = tuple(Blob(f"{number:064x}", 1) for number in range(10))
+    spec = replace(spec_of(local), on_bytes=lambda _: since.append(0))
+    session = open_session("stream", spec, Store(local.store))
+    local.sessions.append(session)
+    session.put(Batch("b", (*missing, *batch.blobs)))
+    assert sum(since) == 110
+    assert max(since) <= 16
+    assert since.count(1) >= len(missing) - 1
 
 
 # --- the look before a run ------------------------------------------------------------------------

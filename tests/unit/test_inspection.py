@@ -583,3 +583,16 @@ def test_a_walk_goes_on_after_any_directory(
         assert walk(root)[0] == expected
         after = data.draw(st.sampled_from([*expected, "00/00", "7f/ff", "ff/ff"]))
         assert walk(root, after)[0] == [name for name in expected if name > after]
+
+
+def test_life_is_shown_for_each_blob_that_is_only_looked_at(root: Path, blobs: list[Blob]) -> None:
+    """A disk may take longer for a thousand of them than a session may be silent."""
+    signs: list[None] = []
+    store = Store(root, lambda: signs.append(None))
+    unsized = [Blob(blob.blobid) for blob in blobs]
+    assert store.measure(unsized) == blobs
+    assert len(signs) == len(blobs)
+    inspection = store.inspect(unsized, verify=False)
+    assert len(signs) == 2 * len(blobs)
+    assert store.altered(inspection) == []
+    assert len(signs) == 3 * len(blobs)

@@ -19,13 +19,14 @@ from ntt_backup.client.connection import SessionSpec
 from ntt_backup.config import RunSettings
 from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.errors import RemoteUnreachable, SourceError
-from ntt_backup.model import Batch, Blob, Receipt
+from ntt_backup.model import Batch, Blob, Failure, Receipt
 from ntt_backup.objects.bucket import sweep
 from ntt_backup.objects.keys import BLOBS, PACKS, blobid_of
 from ntt_backup.objects.outbox import Meter
 from ntt_backup.pack.reader import PackReader
 from ntt_backup.pack.seal import OpenKey, no_key
 from ntt_backup.source.inspection import Store
+from ntt_backup.source.reader import Reader, TooLarge
 from ntt_backup.upload.strategies import objects
 from ntt_backup.upload.strategies.objects import ObjectsSession
 from ntt_backup.upload.strategies.session import Outcome, Rejection
@@ -490,3 +491,25 @@ def test_content_is_reported_when_it_is_sent_and_not_when_it_is_buffered(scene: 
 
     go.set()
     assert receipt(settled(session)).stored_bytes == scene.content == 8_000_000
+
+
+@pytest.mark.parametrize("are_there", [True, False])
+def test_life_is_shown_while_a_disk_reads_what_fills_a_pack(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, are_there: bool
+) -> None:
+    """Else a worker whose disk takes a second a blob counts as stalled, and loses its claims."""
+    read, since = Reader.read, [0]
+
+    def reading(reader: Reader, blob: Blob, into: memoryview) -> int | TooLarge | Failure:
+        since[-1] += 1
+        return read(reader, blob, into)
+
+    monkeypatch.setattr(Reader, "read", reading)
+    blobs = scene.blobs(*[100] * 100)
+    if not are_there:
+        blobs = (*blobs[:1], *(Blob(f"{number:064x}", 100) for number in range(100)))
+    session = scene.session()
+    session._spec = replace(scene.spec(), on_bytes=lambda _: since.append(0))
+    session.put(Batch("b", blobs))
+    assert sum(since) >= 100
+    assert max(since) <= 16

@@ -42,8 +42,8 @@ from ntt_backup.upload.strategies.session import Outcome, Rejection
 # What fits a processor's cache is copied and hashed there.
 _PIECE: Final = 1024**2
 _TURN_SECONDS: Final = 0.2
-# To read a small blob takes as long as to read so many bytes of a large one.
-_A_BLOB: Final = 4096
+# To read a small blob takes as long as to read so many bytes of a large one, from a slow disk.
+_A_BLOB: Final = 1 << 16
 
 
 @memory_needed()
@@ -246,6 +246,7 @@ class ObjectsSession:
                 if isinstance(found, Failure):
                     # The rest is only read, to know all that are bad.
                     bad.append(found)
+                    self._carry(flight, 0)
                 else:
                     sent.append(blob if blob.size == found else Blob(blob.blobid, found))
             if not bad:

@@ -35,6 +35,8 @@ from ntt_backup.wire.write_messages import Field
 _CHUNK: Final = framing.MAX_CHUNK
 # Only a link within this machine, or to a neighbour, brings an answer back within this time.
 _NEAR_SECONDS: Final = 0.002
+# How many blobs are read without a sign of life: each takes seconds where the disk is very slow.
+_SIGN_BLOBS: Final = 16
 _NO_WORDS: Final = "the remote said no more about it"
 
 
@@ -179,8 +181,11 @@ class StreamSession(PipelinedSession):
                     sent.append(blob if blob.size == outcome else Blob(blob.blobid, outcome))
                     if packer.add(blob.blobid, outcome):
                         self._flush(flight)
+                    if not len(sent) % _SIGN_BLOBS:
+                        self._spec.on_bytes(0)
                 elif isinstance(outcome, Failure):
                     flight.failed.append(outcome)
+                    self._spec.on_bytes(0)
                 else:
                     self._put_large(reader, flight, outcome.blob)
                 if flight.answered:
