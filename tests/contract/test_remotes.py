@@ -266,6 +266,20 @@ def test_a_part_of_by_hash_on_another_file_system_is_refused(
     assert local.on_remote() == {}
 
 
+def test_a_df_that_was_killed_tells_of_no_other_file_system(
+    local: Harness, machine: Machine
+) -> None:
+    """A remote short of memory kills any of its tools: that passes, and the run waits."""
+    batch = local.batch("b", b"content")
+    place = local.final(batch.blobs[0]).parent
+    machine.tool("cp", "exit 1")
+    machine.tool("df", f'[ "$2" != "{place}" ] || kill -KILL $$; exec /bin/df "$@"')
+    error = refusal(local, machine, b"content")
+    assert isinstance(error, RemoteUnreachable | BatchRejected)
+    assert f"df says nothing of {place}" in error.detail
+    assert local.on_remote() == {}
+
+
 def test_a_link_in_place_of_a_directory_is_not_followed(
     local: Harness, machine: Machine, tmp_path: Path
 ) -> None:

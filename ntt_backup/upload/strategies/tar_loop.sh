@@ -83,9 +83,16 @@ place_one() {
         return 1
     fi
     mkdir -p "$directory" || return 1
-    if [ "$directory" != "$known" ] && [ "$(mount_point "$directory")" != "$mounted" ]; then
-        echo "$directory: is on another file system than $place"
-        return 1
+    if [ "$directory" != "$known" ]; then
+        here=$(mount_point "$directory")
+        if [ -z "$here" ] && [ -n "$mounted" ]; then
+            echo "df says nothing of $directory" # It may have been killed.
+            return 1
+        fi
+        if [ "$here" != "$mounted" ]; then
+            echo "$directory: is on another file system than $place"
+            return 1
+        fi
     fi
     known=$directory
     if [ -h "$target" ]; then
