@@ -19,7 +19,7 @@ import sys
 from collections.abc import Sequence
 
 from ntt_backup import __version__
-from ntt_backup.receiver import b3sum, codec, hashing
+from ntt_backup.receiver import codec, hashing
 from ntt_backup.receiver.terms import ALLOWED, REQUIRED, Terms
 from ntt_backup.wire import framing, write_messages
 
@@ -63,7 +63,11 @@ def serve(
 ) -> int:
     """Greets, serves one session on standard input and output, and returns the exit status."""
     hashes = hashing.available()
-    program = None if write_messages.BLAKE3 in hashes else b3sum.find()
+    program = None
+    if write_messages.BLAKE3 not in hashes:
+        from ntt_backup.receiver import b3sum
+
+        program = b3sum.find()
     terms = Terms(root, allow, idle_timeout, hashes, codec.available(), program, require)
     if terms.lacking:
         print(f"ntt-backup-receive: {terms.lacking}", file=sys.stderr, flush=True)

@@ -3,8 +3,7 @@
 A process takes milliseconds to start, so it hashes many files, which it reads where they were
 stored. It is trusted little: each line must be a digest and a name that was given; a file counts as
 wrong only when the program gives the known answer for a known input right afterwards; whatever else
-it does is an error of the program, and no verdict on any blob. What starts programs is loaded only
-where this one is needed.
+it does is an error of the program, and no verdict on any blob.
 """
 
 from __future__ import annotations
@@ -17,16 +16,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from ntt_backup.receiver.hashing import KNOWN_INPUT, KNOWN_OUTPUT
+
 if TYPE_CHECKING:
     import subprocess
-
-# BLAKE3's published test vector for 1025 bytes: more than a chunk, so that its tree is used.
-KNOWN_INPUT = bytes(number % 251 for number in range(1025))
-KNOWN_OUTPUT = bytes.fromhex("d00278ae47eb27b34faecf67b4fe263f82d5412916c1ffd97c8cb7fb814b8444")
-
-HOW_TO_GET = (
-    "install b3sum (apt-get install b3sum), or the module blake3 of its Python, or libblake3"
-)
 
 _LINE = re.compile(rb"([0-9a-f]{64})  (.+)")
 # A file that shrinks while it is mapped would kill the program.

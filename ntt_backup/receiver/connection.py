@@ -11,7 +11,7 @@ import select
 import time
 
 from ntt_backup.receiver.workspace import Refusal
-from ntt_backup.wire import file_messages, framing
+from ntt_backup.wire import framing, write_messages
 from ntt_backup.wire.framing import Inbox
 
 _BUSY_SECONDS = 5.0
@@ -32,13 +32,17 @@ class Connection:
         self._reading = reading
         self._writing = writing
         self._idle_timeout = idle_timeout
-        self._inbox = Inbox(file_messages.TO_RECEIVER)
+        self._inbox = Inbox(write_messages.TO_RECEIVER)
         self._outbox = bytearray()
         self._moved = self._spoke = time.monotonic()
         self._wake, self.wake = os.pipe()
         os.set_blocking(self._wake, False)
         self.ended = False
         self.deaf = False  # The client takes no answers any more.
+
+    def admit(self, lengths: dict[int, tuple[int, int]]) -> None:
+        """Takes frames of these kinds from now on, in place of those of a session that writes."""
+        self._inbox.admit(lengths)
 
     @property
     def unread(self) -> bool:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ntt_backup.receiver import send_blobs
-from ntt_backup.receiver.b3sum import HOW_TO_GET
 from ntt_backup.receiver.hash_blobs import HashJob
+from ntt_backup.receiver.hashing import HOW_TO_GET
 from ntt_backup.receiver.list_blobs import Listing
 from ntt_backup.receiver.open_blob import BlobOpener
 from ntt_backup.receiver.question_session import QuestionSession

@@ -160,16 +160,20 @@ class Receiver:
         workspace = self._enter(Workspace(root))
         if purpose == "dumps":
             from ntt_backup.receiver.dump_session import DumpSession
+            from ntt_backup.wire.dump_messages import TO_RECEIVER
 
             self._session = DumpSession(workspace, self._terms, self._connection)
         elif purpose == "snapshots":
             from ntt_backup.receiver.snapshot_session import SnapshotSession
+            from ntt_backup.wire.file_messages import TO_RECEIVER
 
             self._session = SnapshotSession(workspace, self._terms, self._connection)
         else:
             from ntt_backup.receiver.read_session import ReadSession
+            from ntt_backup.wire.read_messages import TO_RECEIVER
 
             self._session = ReadSession(workspace, self._terms, self._connection)
+        self._connection.admit(TO_RECEIVER)
         self._handlers = self._session.handlers()
 
     def _begin_to_write(self, root: str, name: tuple[str, str, str], kind: int) -> None:

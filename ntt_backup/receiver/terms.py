@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ntt_backup.receiver.b3sum import HOW_TO_GET, B3sum
+from ntt_backup.receiver.hashing import HOW_TO_GET
 from ntt_backup.wire.write_messages import BLAKE3
 
 if TYPE_CHECKING:
+    from ntt_backup.receiver.b3sum import B3sum
     from ntt_backup.receiver.codec import Decompress
     from ntt_backup.receiver.hashing import NewHasher
 

@@ -20,7 +20,6 @@ from ntt_backup.blobdir.staged_batch import StagedBatch
 from ntt_backup.receiver.codec import unpacked
 from ntt_backup.receiver.group_commit import GroupCommit, SyncThread
 from ntt_backup.receiver.large_blob import LargeBlob, ResumeOffers
-from ntt_backup.receiver.name_check import NameCheck
 from ntt_backup.receiver.workspace import gone
 from ntt_backup.receiver.write_workspace import WriteWorkspace
 from ntt_backup.wire import framing, write_messages
@@ -39,6 +38,7 @@ from ntt_backup.wire.write_messages import (
 if TYPE_CHECKING:
     from ntt_backup.receiver.connection import Connection
     from ntt_backup.receiver.large_blob import Sums
+    from ntt_backup.receiver.name_check import NameCheck
     from ntt_backup.receiver.terms import Terms
 
 # Each holds two descriptors until its batch is answered, and there may be eight such batches.
@@ -70,6 +70,8 @@ class WriteSession:
         self._new_name = terms.hashes.get(BLAKE3)
         self._name_check: NameCheck | None = None
         if terms.b3sum is not None:
+            from ntt_backup.receiver.name_check import NameCheck
+
             self._name_check = NameCheck(terms.b3sum, workspace.stage, self._alive)
         self._writer = StageWriter(workspace.stage, workspace.by_hash, self._new_name, by_file)
         self._offers = ResumeOffers(workspace.staging, self._begin_sums, self._alive)

@@ -26,7 +26,7 @@ _NAME_BYTES = len("20260102T030405Z-01234567.dump")
 _SIZE = struct.Struct("!q")
 _SUM = struct.Struct(f"!Q{DIGEST_BYTES}s")
 
-# The shortest and the longest payload of each kind that a receiver takes, in any session.
+# The shortest and the longest payload of each kind that a receiver takes in such a session.
 TO_RECEIVER = {
     **read_messages.TO_RECEIVER,
     framing.DUMPS: (0, 0),

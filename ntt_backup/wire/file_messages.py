@@ -40,7 +40,7 @@ _SIZE = struct.Struct("!Q")
 _NEWLINE = b"\n"
 _NAMES = (_SHORTEST, MAX_NAMES * (_LONGEST + 1))
 
-# The shortest and the longest payload of each kind that a receiver takes, in any session.
+# The shortest and the longest payload of each kind that a receiver takes in such a session.
 TO_RECEIVER = {
     **dump_messages.TO_RECEIVER,
     framing.FILES: (0, _LONGEST),

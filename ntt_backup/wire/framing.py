@@ -101,12 +101,16 @@ class Inbox:
     __slots__ = ("_begin", "_end", "_lengths", "_view")
 
     def __init__(self, lengths: dict[int, tuple[int, int]]) -> None:
-        self._lengths = lengths
+        self.admit(lengths)
         longest = max(most for _, most in lengths.values())
         # One frame and one more read. Mapped, so that pages which are never used take no memory.
         self._view = memoryview(mmap.mmap(-1, HEADER.size + longest + CRC_BYTES + MAX_CHUNK))
         self._begin = 0
         self._end = 0
+
+    def admit(self, lengths: dict[int, tuple[int, int]]) -> None:
+        """Takes these kinds from now on; none may be longer than the longest of the first ones."""
+        self._lengths = lengths
 
     def space(self) -> memoryview:
         """Returns where the next bytes go; it is never empty."""

@@ -54,7 +54,7 @@ _COUNT = struct.Struct("!I")
 
 _DIGESTS = (DIGEST_BYTES, MAX_DIGESTS * DIGEST_BYTES)
 
-# The shortest and the longest payload of each kind that a receiver takes, in either session.
+# The shortest and the longest payload of each kind that a receiver takes in such a session.
 TO_RECEIVER = {
     **write_messages.TO_RECEIVER,
     framing.LIST: (_LIST.size, _LIST.size),

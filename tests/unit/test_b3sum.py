@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from ntt_backup.receiver import b3sum
+from ntt_backup.receiver import b3sum, hashing
 from ntt_backup.receiver.b3sum import B3sum
 
 REAL = shutil.which("b3sum")
@@ -41,7 +41,8 @@ def directory(tmp_path: Path) -> Iterator[int]:
 
 def fake(tmp_path: Path, then: str) -> B3sum:
     program = tmp_path / "fake"
-    text = RIGHT_ONCE.format(marker=tmp_path / "marker", known=b3sum.KNOWN_OUTPUT.hex(), then=then)
+    known = hashing.KNOWN_OUTPUT.hex()
+    text = RIGHT_ONCE.format(marker=tmp_path / "marker", known=known, then=then)
     program.write_text(text)
     program.chmod(0o755)
     found = B3sum(str(program))

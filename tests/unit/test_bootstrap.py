@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
 import zlib
 from pathlib import Path
@@ -93,3 +94,12 @@ def test_every_module_travels() -> None:
     program = zlib.decompress(bundle()[1])
     for name in MODULES:
         assert f"'ntt_backup.{name[:-3].replace('/', '.')}'".encode() in program
+
+
+def test_a_session_that_writes_loads_nothing_of_the_others() -> None:
+    # Source that travels is compiled each time.
+    load = "from ntt_backup.receiver import __main__, session, write_session"
+    argv = [sys.executable, "-c", f"{load}; import sys; print(*sys.modules)"]
+    loaded = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()
+    others = ("b3sum", "name_check", "read_messages", "dump_messages", "file_messages", "datetime")
+    assert [name for name in loaded if name.rpartition(".")[2] in others] == []
