@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, replace
 
 import pytest
 from hypothesis import given
@@ -106,6 +106,15 @@ def test_an_event_on_a_pipe_is_one_line_that_is_read_back_as_it_was(text: str) -
     line = event.encode()
     assert line.count(b"\n") == 1
     assert decode(line) == event
+
+
+def test_an_event_has_its_fields_and_no_others_and_keeps_them() -> None:
+    event = events.WorkerStart(strategy="tar")
+    with pytest.raises(FrozenInstanceError):
+        event.strategy = "stream"  # type: ignore[misc]
+    assert decode(event.encode()) == event
+    assert decode(b'{"event": "worker_start"}') is None
+    assert decode(b'{"event": "worker_start", "strategy": "tar", "more": 1}') is None
 
 
 def test_the_schema_file_is_made_from_the_events() -> None:
