@@ -31,10 +31,8 @@ from ntt_backup.errors import (
 )
 from ntt_backup.format import many, size
 from ntt_backup.model import Blob, PendingEstimate, Reason
-from ntt_backup.objects import store_format
 from ntt_backup.source.inspection import Store
-from ntt_backup.upload.strategies.objects_probe import NOT_APPEND_ONLY
-from ntt_backup.upload.strategies.probe import Facts, Probe
+from ntt_backup.upload.strategies.probe import NOT_APPEND_ONLY, Facts, Probe
 
 _SKEW_SECONDS: Final = 5.0
 _LEAST_FREE: Final = 64 * 1024 * 1024
@@ -220,6 +218,8 @@ class Preflight:
         if selection.any_copied(catalog, self._settings.target):
             but = ", but the catalog has blobs copied to it"
             if self._bucket:
+                from ntt_backup.objects import store_format
+
                 raise store_format.gone(remote.url, but)
             raise explain_gone(f"{path} is missing{but}")
         if not self._prepare:

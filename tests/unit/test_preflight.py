@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 import tarfile
 import tempfile
 from pathlib import Path
@@ -91,3 +93,10 @@ def test_a_machine_without_room_for_trial_blobs_is_told_of_and_may_be_waited_for
     with pytest.raises(SourceError, match="no room") as caught, trial():
         pytest.fail("trial blobs were made")
     assert "TMPDIR" in caught.value.hint
+
+
+def test_a_start_loads_nothing_of_buckets() -> None:
+    load = "from ntt_backup.daemon import coordinator, preflight, run_history"
+    argv = [sys.executable, "-c", f"{load}; import sys; print(*sys.modules)"]
+    loaded = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()
+    assert [name for name in loaded if name.startswith("ntt_backup.objects.")] == []

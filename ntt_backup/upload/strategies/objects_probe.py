@@ -32,10 +32,8 @@ from ntt_backup.objects.bucket import (
 from ntt_backup.objects.keys import BLOBS, PACKS, TRIALS
 from ntt_backup.objects.s3 import open_bucket
 from ntt_backup.source.inspection import Store
-from ntt_backup.upload.strategies.probe import Facts
+from ntt_backup.upload.strategies.probe import NOT_APPEND_ONLY, Facts
 
-# What a preflight warns of, in the words of `try_out`.
-NOT_APPEND_ONLY: Final = "not append-only"
 _SIZE: Final = 4096
 
 

@@ -28,6 +28,8 @@ LINGERS: Final = (
     "something that the remote account starts at every login keeps each connection open after its"
     " end, which costs two seconds each; have it started with </dev/null >/dev/null 2>&1"
 )
+# What a preflight warns of, in the words of `try_out`.
+NOT_APPEND_ONLY: Final = "not append-only"
 # Two batches in a row show that the remote finds the border between them.
 _SIZES: Final = ((1, 513, 70_000), (0, 4096))
 
