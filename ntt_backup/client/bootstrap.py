@@ -72,7 +72,8 @@ sources = {{}}
 def bundle() -> tuple[str, bytes]:
     """Returns the remote command, and the bytes that follow once its loader has greeted."""
     program = f"sources = {_sources()!r}\n{_IMPORTER.format(start='serve')}"
-    data = zlib.compress(program.encode())
+    # Half as long as it takes to make it a fifteenth smaller, and nothing begins before it is done.
+    data = zlib.compress(program.encode(), 4)
     words = " ".join(GREETING)
     return f"exec sh -c '{PYTHON} -E -c \"{LOADER}\" {len(data)} {words}'", data
 
