@@ -33,7 +33,7 @@ from ntt_backup.daemon.workers.pool import WorkerPool
 from ntt_backup.daemon.workers.probe import WorkerLost, WorkerProbe
 from ntt_backup.daemon.workers.supervisor import SupervisedWorker
 from ntt_backup.errors import BackupError, SourceError, Stopped
-from ntt_backup.process.messages import Fatal, Message, Tick, WorkerDied
+from ntt_backup.process.messages import Drained, Fatal, Message, Tick, WorkerDied
 from ntt_backup.process.pid_lock import pid_lock
 from ntt_backup.upload.outages import Outages
 
@@ -300,8 +300,8 @@ class _Run:
                     self._fail(message.error)
                 case WorkerDied():
                     self._died(worker, message, now)
-                case events.WorkerStop():
-                    # It saw that nothing is pending: the others need not find that out.
+                case Drained() if not self._watch:
+                    # The others need not find that out. All say goodbye to the remote at once.
                     self._workers.stop()
                 case events.BlobFailed() if not self._failed_blobs.has_a_line(message):
                     continue
