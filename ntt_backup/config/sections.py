@@ -49,6 +49,9 @@ from ntt_backup.config.values import (
 # Batches grow up to so many blobs where `batch_size` is not set, see `SendQueue.fit`. Larger ones
 # are no quicker.
 _MOST_BLOBS: Final = 4000
+# Batches begin with so many bytes where `batch_bytes` is not set: a worker that sends the last
+# large one alone uses one CPU and one connection, while the others have nothing to send.
+_FIRST_BYTES: Final = 64 * 1024**2
 # More is a slip of the keyboard, and cannot be computed with as a float in the end.
 MOST_BYTES = 10**15
 # What a run to a bucket does where nothing else is set. With its headers and its table a pack fills
@@ -157,6 +160,7 @@ class RunSettings(Section):
     """Says how the work is cut into batches, and how long a run waits.
 
     batch_size: blobs of a batch; where it is not set, batches may grow up to `most_blobs`.
+    batch_bytes: where it is not set, batches grow up to it from `first_bytes`.
     window: batches that a worker may have sent without an answer. attempts: how often a batch that
     the remote refuses is sent before it is split. codec: compression of `stream`; `auto` tries
     samples. verify_source: hash every blob before it is sent (`tar`; `stream` always does).
@@ -197,6 +201,11 @@ class RunSettings(Section):
     def most_blobs(self) -> int:
         """Returns the number of blobs that no batch exceeds."""
         return self.batch_size if "batch_size" in self.model_fields_set else _MOST_BLOBS
+
+    @property
+    def first_bytes(self) -> int:
+        """Returns the bytes of content that the first batches may have."""
+        return self.batch_bytes if "batch_bytes" in self.model_fields_set else _FIRST_BYTES
 
     def for_bucket(self) -> RunSettings:
         """Returns the settings for a bucket, where a batch is a pack: what was set holds, but for

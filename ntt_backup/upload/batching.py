@@ -18,8 +18,10 @@ from ntt_backup.model import Batch, Blob, Failure, Reason
 _BATCH_SECONDS: Final = 0.5
 
 
-def fitting_blobs(stored: int, seconds: float) -> int:
-    """Returns how many blobs fit into the time of a batch, where so many take so many seconds."""
+def fitting(stored: int, seconds: float) -> int:
+    """Returns how many blobs, or bytes, fit into the time of a batch, where so many take so many
+    seconds.
+    """
     return int(stored * _BATCH_SECONDS / max(seconds, 1e-3))
 
 

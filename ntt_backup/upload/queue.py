@@ -18,11 +18,13 @@ from operator import attrgetter
 from typing import Final
 
 from ntt_backup.model import Batch, Blob, total_size
-from ntt_backup.upload.batching import cut, fitting_blobs
+from ntt_backup.upload.batching import cut, fitting
 
 # A larger batch is claimed in steps: one that is full by its bytes needs no more of them.
 STEP: Final = 4096
-_FIRST_STEP: Final = 1000
+# What one worker has claimed, no other one can send, and the size of a blob is not known before. So
+# the first claim is small, and the next ones have no more blobs than all before.
+FIRST_STEP: Final = 250
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +37,29 @@ class SendQueue:
     """Holds what was claimed last, behind less than one batch from before, and the batches that
     wait. Times are monotonic seconds.
 
-    name: what the names of the batches start with. max_blobs: the limit of the first batches, and
-    the lowest. most_blobs: what `fit` may raise it to.
+    name: what the names of the batches start with. max_blobs and max_bytes: the limits of the first
+    batches, and the lowest. most_blobs and most_bytes: what `fit` may raise them to.
     """
 
-    def __init__(self, name: str, max_blobs: int, max_bytes: int, most_blobs: int = 0) -> None:
+    def __init__(
+        self,
+        name: str,
+        max_blobs: int,
+        max_bytes: int,
+        most_blobs: int = 0,
+        most_bytes: int = 0,
+    ) -> None:
         self._name = name
         self._max_blobs = self._least_blobs = max_blobs
         self._most_blobs = max(max_blobs, most_blobs)
-        self._first_step = _FIRST_STEP
-        self._max_bytes = max_bytes
+        self._max_bytes = self._least_bytes = max_bytes
+        self._most_bytes = max(max_bytes, most_bytes)
         # Blobs, and beside them their ranges: pairs would take a third more memory.
         self._blobs: deque[Blob] = deque()
         self._ranges: deque[int] = deque()
         self._size = 0
+        # Of all that was ever added.
+        self._seen_blobs = self._seen_bytes = 0
         self._delayed: list[_Delayed] = []
         self._put_off: dict[int, float] = {}
         self._batches = 0
@@ -59,16 +70,18 @@ class SendQueue:
         count, left = len(self._blobs), self._max_bytes - self._size
         if left <= 0:
             return 0
-        step = min(STEP, 1 + left * count // max(1, self._size)) if count else self._first_step
+        seen = self._seen_blobs
+        fits = 1 + left * seen // max(1, self._seen_bytes)
+        step = min(STEP, seen, fits) if seen else FIRST_STEP
         return min(step, max(0, self._max_blobs - count))
 
-    def fit(self, stored: int, seconds: float) -> None:
-        """Sets the limit of the next batches by what the last one took: so many of its blobs were
-        stored, and the answer came so many seconds after it was begun.
+    def fit(self, stored: int, size: int, seconds: float) -> None:
+        """Sets the limits of the next batches by what the last one took: so many of its blobs, of
+        so many bytes, were stored, and the answer came so many seconds after it was begun.
         """
-        fits = fitting_blobs(stored, seconds)
-        self._max_blobs = max(self._least_blobs, min(fits, self._most_blobs))
-        self._first_step = max(_FIRST_STEP, min(fits, STEP))
+        blobs, fits = fitting(stored, seconds), fitting(size, seconds)
+        self._max_blobs = max(self._least_blobs, min(blobs, self._most_blobs))
+        self._max_bytes = max(self._least_bytes, min(fits, self._most_bytes))
 
     @property
     def next_due(self) -> float | None:
@@ -87,7 +100,10 @@ class SendQueue:
         some = list(claimed)
         self._blobs.extend(blob for blob, _ in some)
         self._ranges.extend(index for _, index in some)
-        self._size += total_size(blob for blob, _ in some)
+        size = total_size(blob for blob, _ in some)
+        self._size += size
+        self._seen_blobs += len(some)
+        self._seen_bytes += size
 
     def delay(self, batches: Iterable[Batch], due: float = 0.0) -> None:
         """Takes back batches, to be handed out again from that time on; 0: at once."""

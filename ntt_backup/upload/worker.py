@@ -88,7 +88,9 @@ class Worker:
         self._outages = Outages(pipe.emit, backoff, None if watch else run.outage_timeout)
         self._session: Session | None = None
         self._catalog: CatalogSession | None = None
-        self._queue = SendQueue(name, run.batch_size, run.batch_bytes, run.most_blobs)
+        self._queue = SendQueue(
+            name, run.batch_size, run.first_bytes, run.most_blobs, run.batch_bytes
+        )
         self._arrived: list[Outcome] = []
         self._outcomes = Outcomes(run, backoff, self._queue, self._outages, pipe, watch=watch)
         # Whether the last search found nothing free.
@@ -247,8 +249,9 @@ class Worker:
         for one in arrived:
             if isinstance(one, Receipt):
                 # The time of reading ahead is not in the receipt, so then no batch grows.
-                stored = len(one.stored) if self._ahead.batches == 1 else 0
-                self._queue.fit(stored, one.duration_s)
+                quick = self._ahead.batches == 1
+                stored, size = (len(one.stored), one.stored_bytes) if quick else (0, 0)
+                self._queue.fit(stored, size, one.duration_s)
         self._outcomes.accept(arrived, connected=self._session is not None)
 
     def _record(self) -> None:

@@ -19,10 +19,10 @@ from ntt_backup.upload.batching import (
     after_link_loss,
     after_rejection,
     cut,
-    fitting_blobs,
+    fitting,
     split,
 )
-from ntt_backup.upload.queue import STEP, SendQueue
+from ntt_backup.upload.queue import FIRST_STEP, STEP, SendQueue
 from ntt_backup.upload.suspicion import ENOUGH_TRIED, Suspicion
 
 AT_ONCE = Backoff(base=1, cap=60)
@@ -78,7 +78,7 @@ def test_no_batch_ends_early(blobs: list[Blob], max_blobs: int, max_bytes: int) 
 def test_a_large_batch_is_claimed_in_steps_until_it_is_full() -> None:
     queue = SendQueue("0", 65_536, 1000)
 
-    assert queue.missing == 1000
+    assert queue.missing == FIRST_STEP
     queue.add((Blob(f"{number:064x}", 10), 0) for number in range(60))
     assert queue.missing == 41  # As many of that size are about what is left.
     queue.add((Blob(f"{number:064x}", 10), 0) for number in range(60, 101))
@@ -87,11 +87,19 @@ def test_a_large_batch_is_claimed_in_steps_until_it_is_full() -> None:
     assert first is not None
     assert len(first.blobs) == 100
     assert queue.missing == 100
-    queue.forget()
-    queue.add((Blob(f"{number:064x}", 0), 0) for number in range(1000))
-    assert queue.missing == STEP
-    queue.add((Blob(f"{number:064x}", 0), 0) for number in range(1000, 65_000))
-    assert queue.missing == 536
+
+
+def test_no_claim_has_more_blobs_than_all_before_or_than_a_step() -> None:
+    """The first ones may be the small ones: what is claimed, no other worker can send."""
+    queue = SendQueue("0", 65_536, 1000)
+    claimed, steps = 0, []
+    while missing := queue.missing:
+        steps.append(missing)
+        queue.add((Blob(f"{claimed + number:064x}", 0), 0) for number in range(missing))
+        claimed += missing
+    assert steps[:6] == [FIRST_STEP, *(FIRST_STEP * 2**number for number in range(5))]
+    assert max(steps) == STEP
+    assert claimed == 65_536
 
 
 # --- growing --------------------------------------------------------------------------------------
@@ -99,7 +107,7 @@ def test_a_large_batch_is_claimed_in_steps_until_it_is_full() -> None:
 
 def answered(queue: SendQueue, stored: int, seconds: float) -> int:
     """Returns the size of the next batch, after one of which so many blobs were stored."""
-    queue.fit(stored, seconds)
+    queue.fit(stored, 0, seconds)
     queue.forget()
     queue.add((Blob(f"{number:064x}", 10), 0) for number in range(10_000))
     following = queue.pop_new()
@@ -110,16 +118,33 @@ def answered(queue: SendQueue, stored: int, seconds: float) -> int:
 def test_a_batch_has_what_is_stored_in_half_a_second_between_its_limits() -> None:
     queue = SendQueue("0", 1000, 10**9, 4000)
 
-    assert queue.missing == 1000
     assert answered(queue, 1000, 0.2) == 2500
     assert answered(queue, 2500, 0.1) == 4000
     queue.forget()
-    assert queue.missing == 4000  # In one step, and not 1,000 first.
+    assert queue.missing == 4000  # In one step.
     assert answered(queue, 4000, 0.5) == 4000
     assert answered(queue, 4000, 1.0) == 2000
     assert answered(queue, 2000, 60.0) == 1000
     assert answered(queue, 4, 0.001) == 2000
     assert answered(queue, 0, 0.0) == 1000  # Nothing was stored, as where a store is away.
+
+
+def test_a_batch_has_the_bytes_that_are_stored_in_half_a_second_between_its_limits() -> None:
+    queue = SendQueue("0", 1000, 100, most_bytes=300)
+
+    def limit(size: int, seconds: float) -> int:
+        queue.fit(size, size, seconds)
+        queue.forget()
+        queue.add((Blob(f"{number:064x}", 1), 0) for number in range(1000))
+        following = queue.pop_new()
+        return following.size if following is not None else 0
+
+    assert [limit(100, 0.25), limit(200, 0.1), limit(300, 2.0), limit(0, 0.0)] == [
+        200,
+        300,
+        100,
+        100,
+    ]
 
 
 def test_a_batch_whose_size_was_set_keeps_it() -> None:
@@ -129,7 +154,7 @@ def test_a_batch_whose_size_was_set_keeps_it() -> None:
 
 @given(st.integers(0, 100_000), st.floats(0, 10**6))
 def test_what_fits_takes_half_a_second_at_the_same_pace(stored: int, seconds: float) -> None:
-    fits = fitting_blobs(stored, seconds)
+    fits = fitting(stored, seconds)
     assert fits >= 0
     assert fits * seconds <= stored / 2 + 1e-6
 

@@ -591,6 +591,15 @@ def test_any_value_loads_or_is_refused_by_its_name(key: str, value: object) -> N
         assert str(error).isprintable()
 
 
+def test_batches_begin_smaller_than_they_may_become_unless_their_bytes_are_set() -> None:
+    usual = Settings(source={"root": "/s"}, remote={"url": "file:///r"}).run
+    fixed = Settings(
+        source={"root": "/s"}, remote={"url": "file:///r"}, run={"batch_bytes": 2**40}
+    ).run
+    assert (usual.first_bytes, usual.batch_bytes) == (64 * 2**20, 256 * 2**20)
+    assert fixed.first_bytes == fixed.batch_bytes == 2**40
+
+
 def test_a_batch_to_a_bucket_is_a_pack_unless_something_else_is_set() -> None:
     remote = {"url": "s3://bucket/prefix"}
     packs = Settings(source={"root": "/s"}, remote=remote).run
@@ -599,6 +608,7 @@ def test_a_batch_to_a_bucket_is_a_pack_unless_something_else_is_set() -> None:
     assert (packs.strategy, packs.batch_size, packs.window) == ("objects", 24_576, 2)
     assert (own.strategy, own.batch_size, own.window) == ("objects", 7, 1)
     assert (packs.most_blobs, own.most_blobs) == (24_576, 7)  # No pack grows.
+    assert (packs.first_bytes, own.first_bytes) == (packs.batch_bytes, own.batch_bytes)
 
 
 def test_what_has_no_right_form_is_told_together_with_wrong_values(file: Path) -> None:
