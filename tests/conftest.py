@@ -9,6 +9,7 @@ import gc
 import os
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +35,9 @@ pytest_plugins = [
 # the start, and each remote on this machine has one.
 _python = str(Path(sys.executable).resolve().parent)
 os.environ["PATH"] = os.pathsep.join([_python, os.environ.get("PATH", os.defpath)])
+
+# No test reads or makes a host key of this machine.
+os.environ["XDG_CONFIG_HOME"] = str(Path(tempfile.gettempdir()) / f"ntt-config-{os.getpid()}")
 
 # Where pytest keeps the tests' directories, as long as --basetemp does not say so.
 if place := memory():

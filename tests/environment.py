@@ -309,7 +309,12 @@ class Environment:
         # Neither our settings nor Python's: unbuffered output hides what goes wrong at the end.
         dropped = ("NTT_", "PYTHONUNBUFFERED")
         kept = {key: value for key, value in os.environ.items() if not key.startswith(dropped)}
-        return {**kept, "COLUMNS": "200", _MARK: str(self.root), **self.environ}
+        own = {
+            "COLUMNS": "200",
+            "XDG_CONFIG_HOME": str(self.root / "config"),
+            _MARK: str(self.root),
+        }
+        return {**kept, **own, **self.environ}
 
     def run(
         self,

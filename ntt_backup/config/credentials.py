@@ -20,6 +20,7 @@ _HELD: Final = {
     "catalog.url": True,
     "remote.identity_file": False,
     "pack.identity_file": False,
+    "host.key_file": False,
     "notify.ping_url": True,
     "notify.webhook_url": True,
 }

@@ -13,6 +13,7 @@ from ntt_backup.config.sections import (
     CatalogSettings,
     ControlSettings,
     DumpSettings,
+    HostSettings,
     LockSettings,
     LogSettings,
     MetricsSettings,
@@ -46,6 +47,7 @@ ENVIRONMENT: Mapping[str, str] = {
     "NTT_PG_BIN": "dump.bin",
     "NTT_PACK_RECIPIENTS": "pack.recipients",
     "NTT_PACK_IDENTITY_FILE": "pack.identity_file",
+    "NTT_HOST_KEY": "host.key_file",
     "NTT_LOG_JSON": "log.jsonl",
     "NTT_LOG_LEVEL": "log.level",
     "NTT_LOCK_FILE": "lock.file",
@@ -71,6 +73,7 @@ class CatalogConfig(BaseModel):
     run: RunSettings = Field(default=RunSettings(), validate_default=True)
     dump: DumpSettings = DumpSettings()
     pack: PackSettings = PackSettings()
+    host: HostSettings = HostSettings()
     log: LogSettings = LogSettings()
     lock: LockSettings = Field(default=LockSettings(), validate_default=True)
     control: ControlSettings = Field(default=ControlSettings(), validate_default=True)

@@ -260,6 +260,12 @@ class PackSettings(Section):
     identity_file: LocalPath | None = None
 
 
+class HostSettings(Section):
+    """What belongs to this host and never to a target. key_file: see `config.host_key`."""
+
+    key_file: LocalPath | None = None
+
+
 class LogSettings(Section):
     """The JSONL file, and how often a `progress` event goes into it. level: the events of this
     level and above are written.

@@ -11,6 +11,7 @@ from ntt_backup.catalog.schema_check import PRINT_SQL
 from ntt_backup.catalog.schema_steps import Who
 from ntt_backup.cli.common import Common, connect, json_option
 from ntt_backup.config import CatalogConfig
+from ntt_backup.config.host_key import key_file, make_host_key
 from ntt_backup.errors import complete
 
 
@@ -51,7 +52,8 @@ def init_db(
 ) -> None:
     """Create the catalog, or add what an existing one lacks.
 
-    Existing rows are not changed. It is safe to call this again.
+    Existing rows are not changed. It is safe to call this again. The first call on a host also
+    makes its host key, which signs what the host writes to a target.
     """
     if role or monitor:
         script = script or "all"
@@ -67,6 +69,8 @@ def init_db(
         report = said.append if as_json else click.echo
         not_yet = schema.init_db(conn, settings.target, notify=notify, report=report)
         who = conn.info.user
+    if made := make_host_key(key_file(settings)):
+        report(made)
     if as_json:
         click.echo(json.dumps({"target": settings.target, "done": said, "not_yet": not_yet}))
         return

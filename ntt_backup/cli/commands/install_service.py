@@ -15,6 +15,7 @@ from typing import Final
 import click
 
 from ntt_backup.cli.common import GivenPath, writing
+from ntt_backup.config.host_key import SERVICE_KEY, make_host_key
 from ntt_backup.daemon.service_files import SETTINGS, UNITS, service_files
 from ntt_backup.errors import ConfigError, SourceError
 from ntt_backup.process.pipeline import start, version_of
@@ -101,6 +102,8 @@ def _apply(uninstall: bool) -> None:
         _run("systemd-tmpfiles", "--create", "ntt-backup.conf")
         with writing(Path("/", SETTINGS)):
             shutil.chown(Path("/", SETTINGS), group=_USER)
+        if made := make_host_key(SERVICE_KEY):
+            click.echo(made)
     if _BOOTED.is_dir():
         _run("systemctl", "daemon-reload")
 

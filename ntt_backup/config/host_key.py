@@ -1,0 +1,180 @@
+"""The host key authenticates what this host wrote to a target.
+
+A target's content is a stranger's word: whoever has the sender's ssh key, or may write into the
+bucket, can plant a dump, a version of a snapshot set, or a sealed pack. The checksums within them
+prove that they are whole, not who made them. So this host signs what it writes with a secret that
+never leaves for a target, and on the way back each signature is compared.
+
+The signature is a MAC (BLAKE3 in its keyed mode, with a key derived for each purpose): who can
+verify it can also make it, which is right where the same host, or the machine that replaces it,
+does both. The file holds one key a line. The first key signs; all of them verify, so hosts that
+share a target, and a key that was replaced, stay known.
+
+The file is data that must be backed up: without it a new machine still gets everything back, but
+nothing proves who made it (the option --trust-target).
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import re
+import secrets
+import stat
+from collections.abc import Sequence
+from contextlib import suppress
+from enum import StrEnum
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from blake3 import blake3
+
+from ntt_backup.config import CatalogConfig
+from ntt_backup.process.durable import write_durably
+
+_LINE: Final = re.compile(r"ntt-host-key-1 ([0-9a-f]{64})")
+_SIGNATURE: Final = re.compile(r"([0-9a-f]{16}):([0-9a-f]{64})")
+_MOST_BYTES: Final = 64 << 10
+_CONTEXT: Final = "ntt_backup 2026-11 host key "
+# The home of the service's user. Root's commands read the same key there.
+SERVICE_KEY: Final = Path("/var/lib/ntt-backup/host.key")
+_HEAD: Final = """\
+# The host key of ntt-backup-remote: it proves which dumps, snapshots and packs this host made.
+# Keep a copy off this host and off every target. The first line signs, all lines verify.
+"""
+
+
+class Origin(StrEnum):
+    """Says who made something, by its signature."""
+
+    OURS = "this host"  # A key in the file made the signature.
+    UNKNOWN = "unknown"  # There is no signature, or it is by a key that is not in the file.
+    FORGED = "forged"  # It names a key in the file, and that key did not make it.
+
+
+class HostKey(NamedTuple):
+    """One key. secret: 32 bytes. name: 16 hex digits, which tell nothing of the secret."""
+
+    secret: bytes
+    name: str
+
+    @staticmethod
+    def of(secret: bytes) -> HostKey:
+        named = blake3(secret, derive_key_context=_CONTEXT + "name")
+        return HostKey(secret, named.hexdigest(length=8))
+
+    def mac(self, purpose: str, data: bytes) -> str:
+        """Returns the MAC of data, 64 hex digits. purpose: what is signed, such as `dump`."""
+        key = blake3(self.secret, derive_key_context=_CONTEXT + purpose).digest()
+        return blake3(data, key=key).hexdigest()
+
+
+class HostKeys:
+    """The keys of a file. problem: why there is none, or what is wrong with the file; else "".
+
+    Args:
+        keys: The first one signs, all verify.
+        path: The file.
+        problem: One line for people.
+    """
+
+    def __init__(self, keys: Sequence[HostKey], path: Path, problem: str = "") -> None:
+        self._keys = {key.name: key for key in keys}
+        self.path = path
+        self.problem = problem
+
+    @staticmethod
+    def of(settings: CatalogConfig) -> HostKeys:
+        """Returns the keys of this host. A file that is missing or unusable gives no keys, and a
+        problem: backups go on without signatures.
+        """
+        path = key_file(settings)
+        try:
+            with path.open("rb") as file:
+                found = os.fstat(file.fileno())
+                data = file.read(_MOST_BYTES + 1)
+        except FileNotFoundError:
+            return HostKeys((), path, f"there is no host key {path}")
+        except OSError as error:
+            return HostKeys((), path, f"the host key {path} cannot be read: {error.strerror}")
+        lines = data.decode("ascii", "replace").splitlines()
+        said = [line for line in lines if line.strip() and not line.startswith("#")]
+        known = [_LINE.fullmatch(line.strip()) for line in said]
+        if len(data) > _MOST_BYTES or not known or None in known:
+            return HostKeys((), path, f"{path} is not a file of host keys")
+        # An access control list, such as a credential of systemd has, shows as bits of the group.
+        others = found.st_mode & (stat.S_IRWXO | stat.S_IWGRP)
+        problem = f"other users may read the host key {path}: chmod 600 it" if others else ""
+        return HostKeys([HostKey.of(bytes.fromhex(m[1])) for m in known if m], path, problem)
+
+    def __bool__(self) -> bool:
+        return bool(self._keys)
+
+    @property
+    def name(self) -> str:
+        """Returns the name of the key that signs, 16 hex digits; "" where there is none."""
+        return next(iter(self._keys), "")
+
+    def sign(self, purpose: str, data: bytes) -> str:
+        """Returns the signature of data, `NAME:MAC` in hex; "" where this host has no key.
+
+        Args:
+            purpose: What is signed, such as `dump`: a signature for one purpose is none for others.
+            data: All that the signature is to bind.
+        """
+        for key in self._keys.values():
+            return f"{key.name}:{key.mac(purpose, data)}"
+        return ""
+
+    def origin(self, purpose: str, data: bytes, signature: str) -> Origin:
+        """Returns who made data, by a signature that a stranger may have written.
+
+        Args:
+            purpose: As in `sign`.
+            data: As in `sign`.
+            signature: Any text.
+        """
+        match = _SIGNATURE.fullmatch(signature)
+        key = self._keys.get(match[1]) if match is not None else None
+        if match is None or key is None:
+            return Origin.UNKNOWN
+        right = hmac.compare_digest(key.mac(purpose, data), match[2])
+        return Origin.OURS if right else Origin.FORGED
+
+
+def key_file(settings: CatalogConfig) -> Path:
+    """Returns the path of the host key: `host.key_file`, or else a file in the home of the
+    service's user where that exists, or in this user's configuration directory.
+    """
+    if settings.host.key_file is not None:
+        return settings.host.key_file
+    if chosen := os.environ.get("XDG_CONFIG_HOME"):
+        return Path(chosen) / "ntt-backup" / SERVICE_KEY.name
+    if SERVICE_KEY.parent.is_dir():
+        return SERVICE_KEY
+    with suppress(RuntimeError):  # Not every user has a home.
+        return Path.home() / ".config" / "ntt-backup" / SERVICE_KEY.name
+    return SERVICE_KEY
+
+
+def make_host_key(path: Path) -> str:
+    """Makes a new host key, mode 0600, unless the file exists.
+
+    The file belongs to the owner of its directory, where root makes it: root's first command must
+    not leave a key that the service's user cannot read.
+
+    Returns:
+        One line for people: that the file was made, or why it cannot be made; "" where it exists.
+    """
+    text = f"{_HEAD}ntt-host-key-1 {secrets.token_hex(32)}\n"
+    try:
+        owner = None
+        if os.geteuid() == 0 and path.parent.is_dir():
+            found = path.parent.stat()
+            owner = (found.st_uid, found.st_gid)
+        write_durably(path, text.encode("ascii"), 0o600, owner=owner, replace=False)
+    except OSError as error:
+        if path.is_file():
+            return ""
+        return f"warning: the host key {path} cannot be made: {error.strerror or error}"
+    return f"made the host key {path}: keep a copy off this host, and never on a target"
