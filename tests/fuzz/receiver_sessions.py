@@ -1,0 +1,228 @@
+"""Sessions of a receiver, mutated: no traceback, no right that `--allow` does not list, no litter.
+
+Each session begins as one that the program itself would have: it sends blobs, dumps or files of
+snapshots, or asks for them. Then frames are lost, doubled, exchanged, taken from other kinds of
+session, and changed inside with a right checksum, so that the change is not refused at the door.
+The remote has a blob that is right and one that is not, a dump, a version, and a file outside.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import shutil
+import struct
+import zlib
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+
+from blake3 import blake3
+
+from ntt_backup.receiver.terms import ALLOWED
+from ntt_backup.wire import dump_messages, file_messages, framing, read_messages, write_messages
+from tests.fuzz.mutations import mutated
+from tests.receiver_driver import (
+    BYE,
+    PING,
+    PLACE,
+    ScriptedSession,
+    a_dump,
+    a_file,
+    abort,
+    commit,
+    digest_of,
+    place_of,
+)
+
+# What each word of --allow lets pass; without it no such frame may come back.
+_ANSWERS = {
+    "list": {framing.NAMES, framing.STRAY, framing.LISTED},
+    "verify": {framing.VERDICTS},
+    "get": {framing.CONTENTS, framing.BLOB, framing.PIECE, framing.GIVEN, framing.BLOCK_SUMS},
+}
+_RIGHT, _WRONG, _NEW = b"right and secret", b"rotten", b"a new blob"
+_DUMP, _MANIFEST = b"a dump and secret", b"a manifest and secret"
+_DUMP_NAME, _NEW_DUMP = "20260102T030405Z-01234567.dump", "20260103T030405Z-01234567.dump"
+_VERSION, _NEW_VERSION = "etc/20260102T030405Z-01234567", "etc/20260103T030405Z-01234567"
+_LARGE = bytes(range(256)) * 300
+
+
+class Remote:
+    """A remote as it stands before each session, and what must hold after it."""
+
+    def __init__(self, parent: Path) -> None:
+        self.parent = parent
+        self.root = parent / "root"
+        self.outside = parent / "outside"
+        self.build()
+
+    def build(self) -> None:
+        shutil.rmtree(self.root, ignore_errors=True)
+        for path, content in {
+            place_of(self.root, digest_of(_RIGHT)): _RIGHT,
+            place_of(self.root, digest_of(b"what it was")): _WRONG,
+            self.root / "pgdump" / _DUMP_NAME: _DUMP,
+            self.root / "pgdump" / f"{_DUMP_NAME}.json": _record(_DUMP) + b"\n",
+            self.root / "snapshots" / _VERSION / "manifest": _MANIFEST,
+        }.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        self.outside.mkdir(exist_ok=True)
+        (self.outside / "precious").write_bytes(b"precious")
+        (self.root / "link").symlink_to(self.outside)
+        self.before = self.tree()
+
+    def tree(self) -> dict[str, bytes]:
+        found = {}
+        for directory, _, names in os.walk(self.parent):
+            for name in names:
+                path = Path(directory, name)
+                found[str(path.relative_to(self.parent))] = (
+                    os.readlink(path).encode() if path.is_symlink() else path.read_bytes()
+                )
+        return found
+
+    def harm(self, allow: frozenset[str], kinds: set[int]) -> Iterator[str]:
+        """Yields what a session with these rights may not have done."""
+        for word, answers in _ANSWERS.items():
+            if word not in allow and kinds & answers:
+                yield f"it answered without {word}: {sorted(kinds & answers)}"
+        after = self.tree()
+        # An upload that was interrupted may be resumed for as long as it is kept.
+        changed = {
+            name
+            for name in self.before.keys() | after.keys()
+            if self.before.get(name) != after.get(name)
+            and not name.startswith("root/.ntt-incoming/partial/")
+        }
+        for name in sorted(changed):
+            content = after.get(name)
+            below = name.split("/")[1]
+            if below == "by-hash":
+                right = content is not None and blake3(content).hexdigest() == Path(name).name
+                if "put" not in allow or not right or self.before.get(name) == _RIGHT:
+                    yield f"a blob changed: {name}"
+            elif below == "pgdump":
+                kept = name in self.before and "replace" not in allow
+                if "dump" not in allow or kept:
+                    yield f"a dump changed: {name}"
+            elif below == "snapshots":
+                kept = name in self.before and "replace" not in allow
+                if "snapshot" not in allow or kept:
+                    yield f"a version changed: {name}"
+            else:
+                yield f"it left or changed {name}"
+        if changed:
+            self.build()
+
+
+def _record(content: bytes) -> bytes:
+    digest = hashlib.sha256(content).hexdigest()
+    said = f'{{"target": "remote", "database": "x", "bytes": {len(content)}, "sha256": "{digest}"}}'
+    return said.encode()
+
+
+def _plans(client: ScriptedSession) -> list[tuple[str, list[bytes]]]:
+    """Returns the purpose and the frames of each session."""
+    right, wrong = digest_of(_RIGHT), digest_of(b"what it was")
+    low, high = bytes(32), b"\xff" * 32
+    blobs = [
+        client.batch(1, [_NEW, b"another", b""]),
+        client.batch(2, [_NEW, _RIGHT, b"what it was"], compress=zlib.compress, codec=1),
+        client.batch(3, [_LARGE], large=True),
+        write_messages.batch(4, 1, len(_NEW)) + client.pack([_NEW]) + abort(4),
+        write_messages.ask_offset(digest_of(_LARGE), len(_LARGE)),
+        commit(5),
+    ]
+    reads = [
+        read_messages.listing(low, high, 100),
+        read_messages.verifying([right, wrong]),
+        read_messages.getting([right, wrong]),
+        read_messages.summing(right),
+        read_messages.getting_blocks(right, [0]),
+    ]
+    dumps = [
+        framing.frame(framing.DUMPS),
+        a_dump(b"a new dump", _NEW_DUMP),
+        dump_messages.named(framing.FETCH, _DUMP_NAME),
+        dump_messages.named(framing.DROP, _DUMP_NAME, _NEW_DUMP),
+    ]
+    snapshots = [
+        file_messages.listing(""),
+        file_messages.listing("etc/"),
+        a_file(b"a new manifest", f"{_NEW_VERSION}/manifest"),
+        a_file(b"a new pack", f"{_NEW_VERSION}/pack-00001"),
+        framing.frame(framing.FORGET),
+        file_messages.reading(f"{_VERSION}/manifest", 0, 100),
+        file_messages.removing([f"{_VERSION}/manifest", f"{_NEW_VERSION}/manifest"]),
+    ]
+    return [("", blobs), ("reading", reads), ("dumps", dumps), ("snapshots", snapshots)]
+
+
+def _frames(data: bytes) -> list[bytes]:
+    """Returns the frames that data consists of."""
+    found, at = [], 0
+    while at < len(data):
+        (length,) = struct.unpack_from("!I", data, at)
+        found.append(data[at : at + framing.HEADER.size + length])
+        at += framing.HEADER.size + length
+    return found
+
+
+def _changed(frame: bytes, chance: random.Random) -> bytes:
+    """Returns a frame whose payload is mutated, with a right length and checksum."""
+    kind = frame[4]
+    end = len(frame) if kind in framing.CONTENT else len(frame) - framing.CRC_BYTES
+    payload = mutated(frame[framing.HEADER.size : end], chance)
+    return framing.frame(kind, payload)
+
+
+def _mutated(frames: list[bytes], others: list[bytes], chance: random.Random) -> bytes:
+    for _ in range(chance.choice((1, 1, 2, 4))):
+        at = chance.randrange(len(frames) + 1)
+        way = chance.randrange(7)
+        if way == 0 or at == len(frames):
+            frames.insert(at, chance.choice(others))
+        elif way == 1:
+            del frames[at]
+        elif way == 2:
+            frames.insert(chance.randrange(len(frames)), frames[at])
+        elif way == 3:
+            frames[at] = mutated(frames[at], chance)
+        else:
+            frames[at] = _changed(frames[at], chance)
+    data = b"".join(frames)
+    return data[: chance.randrange(len(data) + 1)] if chance.random() < 0.1 else data
+
+
+def play(parent: Path, seed: int, rounds: int) -> Iterator[str]:
+    """Plays sessions in this process; yields each harm that was done, with what repeats it."""
+    remote = Remote(parent)
+    words = [frozenset(some) for n in range(4) for some in combinations(ALLOWED, n)]
+    for number in range(rounds):
+        chance = random.Random(f"{seed}/{number}")
+        allow = chance.choice(words)
+        hash = chance.choice(("sha256", "blake3"))
+        client = ScriptedSession(remote.root, allow, hash=hash)
+        plans = _plans(client)
+        others = [frame for _, parts in plans for part in parts for frame in _frames(part)]
+        others += [BYE, PING, PLACE, client.hello_frame()]
+        purpose, parts = chance.choice(plans)
+        said = [frame for part in chance.sample(parts, len(parts)) for frame in _frames(part)]
+        hello = client.hello_frame(sync="fsync", **({purpose: 1} if purpose else {}))
+        if chance.random() < 0.1:
+            hello = _changed(hello, chance)
+        data = hello + _mutated(said, others, chance)
+        try:
+            client.send(data)
+            kinds = set(client.kinds)
+            if client.status not in (0, 1):
+                yield f"seed {seed}, session {number}: exit status {client.status}"
+        except Exception as error:  # noqa: BLE001  Whatever escapes is what is looked for.
+            yield f"seed {seed}, session {number}: {error!r} with --allow {sorted(allow)}"
+            remote.build()
+            continue
+        for harm in remote.harm(allow, kinds):
+            yield f"seed {seed}, session {number}: {harm} with --allow {sorted(allow)}"
