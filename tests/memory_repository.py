@@ -10,23 +10,26 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
 from hashlib import sha256
 
 from ntt_backup.errors import RemoteDenied
 from ntt_backup.snapshot.repository.contract import Buffer, FileMissing, Range, StoredFile
 from ntt_backup.snapshot.repository.names import FileName
+from ntt_backup.wire.snapshot_names import begun
 
 
 def _nothing(verb: str, name: str) -> None: ...
 
 
 class MemoryRepository:
-    """See the module. files: the content by name, which a test may change as it likes. removed:
-    names in the order in which they went.
+    """See the module. files: the content by name, which a test may change as it likes. arrived:
+    when a file came, by name. removed: names in the order in which they went.
     """
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
+        self.arrived: dict[str, datetime] = {}
         self.removed: list[str] = []
         self.append_only = False
         self.before: Callable[[str, str], object] = _nothing
@@ -44,7 +47,7 @@ class MemoryRepository:
         self._ask("list", below)
         for name in sorted(self.files):
             if name.startswith(below):
-                yield StoredFile(name, len(self.files[name]))
+                yield StoredFile(name, len(self.files[name]), self._arrival(name))
 
     def read(self, ranges: Iterable[Range]) -> Iterator[bytes]:
         for name, start, length in ranges:
@@ -79,6 +82,10 @@ class MemoryRepository:
     def close(self) -> None:
         self.closed = True
 
+    def _arrival(self, name: str) -> datetime:
+        """Returns when a file came: of one that no session has brought, when its version began."""
+        return self.arrived.get(name) or begun(FileName.read(name).version)
+
     def _ask(self, verb: str, name: str) -> None:
         assert not self.closed
         self.requests[verb] += 1
@@ -106,6 +113,7 @@ class MemoryFile:
             raise FileExistsError(self._name)
         self._open = self._repository.writing = False
         self._repository.files[self._name] = bytes(self._data)
+        self._repository.arrived[self._name] = datetime.now(UTC)
         return sha256(self._data).digest()
 
     def give_up(self) -> None:

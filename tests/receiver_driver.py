@@ -488,7 +488,9 @@ class ScriptedSession(Frames):
     def listed(self) -> list[tuple[str, int]]:
         """The files of snapshots that were listed."""
         pages = [payload for kind, payload in self.answers if kind == framing.FILE_NAMES]
-        return [one for payload in pages for one in file_messages.read_names(payload)]
+        return [
+            (name, size) for payload in pages for name, size, _ in file_messages.read_names(payload)
+        ]
 
     def receipts(self) -> list[Receipt]:
         return [

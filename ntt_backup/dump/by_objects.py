@@ -51,17 +51,14 @@ class DumpsByObjects:
     keyring: Keyring = field(default_factory=Keyring)
 
     def contents(self) -> Contents:
-        sizes = {info.key.removeprefix(DUMPS): info.size for info in self.bucket.list(DUMPS)}
-        names = {name.removesuffix(_RECORD).removesuffix(_SEALED) for name in sizes}
-        dumps = [
-            Stored(
-                name,
-                sizes.get(name + _SEALED, sizes.get(name)),
-                self._record(name) if name + _RECORD in sizes else None,
-            )
-            for name in names
-            if is_name(name)
-        ]
+        infos = {info.key.removeprefix(DUMPS): info for info in self.bucket.list(DUMPS)}
+        names = {name.removesuffix(_RECORD).removesuffix(_SEALED) for name in infos}
+        dumps = []
+        for name in filter(is_name, names):
+            info = infos.get(name + _SEALED, infos.get(name))
+            record = self._record(name) if name + _RECORD in infos else None
+            size, arrived = (info.size, info.modified) if info is not None else (None, None)
+            dumps.append(Stored(name, size, record, arrived))
         return Contents.of(dumps, placed=store_format.read(self.bucket) is not None)
 
     def try_out(self) -> None:

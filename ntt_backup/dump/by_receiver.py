@@ -39,8 +39,9 @@ class DumpsByReceiver(QuestionSession):
             for kind, payload in self._answers(framing.frame(framing.DUMPS), framing.DONE):
                 if kind != framing.DUMP or len(dumps) == _MOST:
                     raise ProtocolError(f"a frame of type {kind} among dumps, or too many")
-                name, size, record = dump_messages.read_dump(payload)
-                dumps.append(Stored(name, size, read(record.decode("utf-8", "replace"))))
+                name, size, arrived, record = dump_messages.read_dump(payload)
+                known = read(record.decode("utf-8", "replace"))
+                dumps.append(Stored(name, size, known, arrived))
         return Contents.of(dumps, placed=self._placed)
 
     def try_out(self) -> None:

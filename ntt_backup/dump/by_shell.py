@@ -11,6 +11,7 @@ import secrets
 import time
 from collections.abc import Generator, Sequence
 from contextlib import suppress
+from datetime import datetime
 from functools import cache
 from importlib import resources
 from typing import Final
@@ -22,7 +23,8 @@ from ntt_backup.client.question_session import SLOW
 from ntt_backup.client.shell import ANSWER, Answer, ask, shell_script
 from ntt_backup.dump.record import Contents, DumpRecord, Stored, read
 from ntt_backup.errors import BackupError, RemoteUnreachable
-from ntt_backup.wire.dump_messages import is_name
+from ntt_backup.wire.dump_messages import is_name, read_arrival
+from ntt_backup.wire.framing import ProtocolError
 
 _DOING: Final = "about the catalog's dumps"
 _SUMMED: Final = re.compile(rb"^size=.*\n", re.MULTILINE)
@@ -39,9 +41,9 @@ class DumpsByShell:
         said = _ask(self._spec, "list")
         dumps = []
         for line in said.get("dump", []):
-            name, size, record = (*line.split(" ", 2), "", "")[:3]
+            name, size, arrived, record = (*line.split(" ", 3), "", "", "")[:4]
             if is_name(name):
-                dumps.append(Stored(name, int(size) if size.isdigit() else None, read(record)))
+                dumps.append(Stored(name, _number(size), read(record), _arrival(arrived)))
         return Contents.of(dumps, placed=said.get("by-hash") == ["present"])
 
     def try_out(self) -> None:
@@ -187,6 +189,18 @@ def _answers(said: bytes) -> dict[str, list[str]]:
     for problem in found.get("problem", []):
         raise explain_root(problem)
     return found
+
+
+def _number(text: str) -> int | None:
+    # No file system has larger files; int() itself takes long for thousands of digits.
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
+
+
+def _arrival(text: str) -> datetime | None:
+    seconds = _number(text)
+    with suppress(ProtocolError):
+        return None if seconds is None else read_arrival(seconds * 1_000_000)
+    return None
 
 
 def _require(said: dict[str, list[str]], name: str) -> str:

@@ -76,12 +76,14 @@ class DumpRecord:
 class Stored:
     """A dump as it stands on the remote. size: of its file; None where that is missing.
 
-    record: None where it cannot be read, or was written by a newer program.
+    record: None where it cannot be read, or was written by a newer program. arrived: when the dump
+    got its name, as the target itself knows it (UTC); None where the target does not say.
     """
 
     name: str
     size: int | None
     record: DumpRecord | None
+    arrived: datetime | None = None
 
     @property
     def begun(self) -> datetime:

@@ -13,6 +13,8 @@ fail() {
     exit 0
 }
 size_of() { stat -c %s "$1" 2>/dev/null || wc -c <"$1"; }
+# When it got its name, in seconds since 1970; where neither tool says so, that is unknown.
+arrival_of() { stat -c %Y "$1" 2>/dev/null || date -r "$1" +%s 2>/dev/null || echo none; }
 sum_of() { sha256sum <"$1" | cut -d " " -f 1; }
 # Each file is synced: what stands behind FUSE, SMB or 9p hears of nothing else. Then their names. A sync that
 # knows no file systems says so; any other complaint is about the disk.
@@ -25,7 +27,7 @@ make_durable() {
     esac
 }
 
-for tool in cat cut find id mkdir mv rm rmdir sha256sum sleep sync tr wc; do
+for tool in cat cut find id mkdir mv rm rmdir sha256sum sleep sync touch tr wc; do
     command -v "$tool" >/dev/null 2>&1 || fail "$tool: not found"
 done
 [ -d "$root" ] || fail "$root: no such directory"
@@ -36,9 +38,9 @@ list)
     for record in "$place"/*.dump.json; do
         [ -f "$record" ] || continue
         dump=${record%.json}
-        size=none
-        [ ! -f "$dump" ] || size=$(size_of "$dump")
-        printf "dump=%s %s %s\n" "${dump##*/}" "$size" "$(cut -c1-4000 "$record" | tr -d "\n\r")"
+        size=none arrived=none
+        [ ! -f "$dump" ] || { size=$(size_of "$dump"); arrived=$(arrival_of "$dump"); }
+        printf "dump=%s %s %s %s\n" "${dump##*/}" "$size" "$arrived" "$(cut -c1-4000 "$record" | tr -d "\n\r")"
     done
     ;;
 try)
@@ -77,6 +79,9 @@ name)
     [ "$(size_of "$temporary")" = "$bytes" ] || fail "$temporary has not $bytes bytes any more"
     [ ! -e "$place/$name" ] || fail "$place/$name: File exists"
     message=$({ printf "%s\n" "$record" >"$temporary.json"; } 2>&1) || fail "$message"
+    # Its time is that of the name, not that of the last byte.
+    touch "$temporary"
+    make_durable "$temporary"
     make_durable "$temporary.json"
     # The record first: a record without its dump is told from a good one, a dump without one is not.
     message=$({ mv "$temporary.json" "$place/$name.json" && mv "$temporary" "$place/$name"; } 2>&1) ||

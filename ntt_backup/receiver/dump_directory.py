@@ -20,23 +20,31 @@ from ntt_backup.blobdir.open import closing
 from ntt_backup.blobdir.staging import write_all
 from ntt_backup.blobdir.syscalls import rename_new, sync_directory
 from ntt_backup.receiver.incoming import NEW, FileDirectory, Incoming, open_file
-from ntt_backup.wire.dump_messages import MAX_DUMPS, MAX_RECORD, is_name, read_record
+from ntt_backup.wire.dump_messages import (
+    MAX_DUMPS,
+    MAX_RECORD,
+    arrival_us,
+    is_name,
+    read_record,
+)
 
 PGDUMP = "pgdump"
 
 _RECORD = ".json"
-_DAY_SECONDS = 86400
+_DAY_US = 86_400_000_000
 # Of each catalog stay so many of the newest dumps, and the first of each of so many days.
 _NEWEST = 2
 _DAYS = 7
 
 
 class Found(NamedTuple):
-    """A dump with its record. size: None where there is only the record. arrived: last change."""
+    """A dump with its record. size: in bytes; None where only the record exists. arrived_us: when
+    the dump got its name, in microseconds since 1970.
+    """
 
     name: str
     size: int | None
-    arrived: float
+    arrived_us: int
     record: bytes
 
 
@@ -66,6 +74,7 @@ class DumpDirectory(FileDirectory):
         with contextlib.suppress(FileNotFoundError):
             os.stat(name, dir_fd=directory, follow_symlinks=False)
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
+        incoming.sync()  # Its time is that of the name: the client chooses how long it waits.
         incoming.names.append(incoming.name + _RECORD)
         with closing(os.open(incoming.names[-1], NEW, 0o600, dir_fd=directory)) as fd:
             write_all(fd, memoryview(record + b"\n"))
@@ -95,12 +104,12 @@ class DumpDirectory(FileDirectory):
     def _found(self, name: str) -> Found:
         with closing(self.open(name + _RECORD)) as fd:
             record = os.read(fd, MAX_RECORD + 1).rstrip(b"\n")
-        size, arrived = None, 0.0
+        size, arrived_us = None, 0
         with contextlib.suppress(FileNotFoundError):
             status = os.stat(name, dir_fd=self.fd(), follow_symlinks=False)
             if stat.S_ISREG(status.st_mode):
-                size, arrived = status.st_size, status.st_mtime
-        return Found(name, size, arrived, record if len(record) <= MAX_RECORD else b"")
+                size, arrived_us = status.st_size, arrival_us(status.st_mtime_ns)
+        return Found(name, size, arrived_us, record if len(record) <= MAX_RECORD else b"")
 
 
 def _irreplaceable(found: Iterable[Found]) -> set[str]:
@@ -113,7 +122,7 @@ def _irreplaceable(found: Iterable[Found]) -> set[str]:
     """
     stay = set()
     bases: dict[str, object] = {}
-    catalogs: dict[str, list[tuple[float, str]]] = {}
+    catalogs: dict[str, list[tuple[int, str]]] = {}
     for one in found:
         record = read_record(one.record)
         bases[one.name] = record.get("base")
@@ -121,11 +130,11 @@ def _irreplaceable(found: Iterable[Found]) -> set[str]:
             stay.add(one.name)
         elif one.size is not None and record.get("bytes") == one.size:
             catalog = repr([record.get("target"), record.get("database")])
-            catalogs.setdefault(catalog, []).append((one.arrived, one.name))
+            catalogs.setdefault(catalog, []).append((one.arrived_us, one.name))
     for whole in map(sorted, catalogs.values()):
-        first: dict[float, str] = {}
-        for arrived, name in whole:
-            first.setdefault(arrived // _DAY_SECONDS, name)
+        first: dict[int, str] = {}
+        for arrived_us, name in whole:
+            first.setdefault(arrived_us // _DAY_US, name)
         stay.update([*first.values()][-_DAYS:], (name for _, name in whole[-_NEWEST:]))
     needed: list[object] = list(stay)
     while needed:

@@ -49,7 +49,7 @@ class DumpSession(FileSession):
         count = 0
         with self.refused():
             for one in self._directory.found():
-                yield dump_messages.dump(one.name, one.size, one.record)
+                yield dump_messages.dump(*one)
                 count += 1
         yield _done(count)
 

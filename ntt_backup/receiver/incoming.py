@@ -101,10 +101,17 @@ class Incoming:
             self._behind.start()
 
     def sync(self) -> tuple[int, bytes]:
-        """Makes all of it durable; returns its size and the SHA-256 of what is on the disk. Ends
-        early when `stopped` is set.
+        """Makes all of it durable, with this moment as its time of arrival.
+
+        Returns:
+            The size in bytes, and the SHA-256 of what is on the disk. Ends early when `stopped` is
+            set.
         """
         self._wait()
+        # A client could write today and ask for the name next week. A few file systems keep no
+        # times: no client chooses on which one the receiver works.
+        with contextlib.suppress(OSError):
+            os.utime(self._fd)
         self._follow()
         self._raise()
         return self._summed, self._digest.digest()

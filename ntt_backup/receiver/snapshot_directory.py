@@ -12,11 +12,13 @@ import os
 import stat
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 from ntt_backup.blobdir.open import closing, open_below
 from ntt_backup.blobdir.syscalls import rename_new, sync_directory
 from ntt_backup.receiver.incoming import FileDirectory, Incoming, open_file
 from ntt_backup.receiver.open_blob import forget
+from ntt_backup.wire.dump_messages import arrival_us
 from ntt_backup.wire.file_messages import MAX_SETS, MAX_VERSIONS
 from ntt_backup.wire.snapshot_names import is_file, is_set, is_version, parts_of
 
@@ -24,6 +26,16 @@ SNAPSHOTS = "snapshots"
 
 _KEPT_OPEN = 16
 _TRIES = 20
+
+
+class Found(NamedTuple):
+    """A file of a snapshot. size: in bytes. arrived_us: when the file got its name, in microseconds
+    since 1970.
+    """
+
+    name: str
+    size: int
+    arrived_us: int
 
 
 class SnapshotDirectory(FileDirectory):
@@ -35,8 +47,8 @@ class SnapshotDirectory(FileDirectory):
         super().__init__(root, SNAPSHOTS)
         self._opened: OrderedDict[str, int] = OrderedDict()
 
-    def found(self, of_set: str, version: str) -> Iterator[tuple[str, int]]:
-        """Yields the names and sizes of files, in order; "" for those of all sets or versions."""
+    def found(self, of_set: str, version: str) -> Iterator[Found]:
+        """Yields the files in the order of names; "" for those of all sets or versions."""
         with contextlib.suppress(FileNotFoundError):
             top = self.fd()
             for one in _directories(top, is_set, of_set):
@@ -126,12 +138,12 @@ def _directories(above: int, fits: Callable[[str], bool], wanted: str) -> list[s
     return sorted(names, key="{}/".format)
 
 
-def _files(directory: int, before: str) -> Iterator[tuple[str, int]]:
+def _files(directory: int, before: str) -> Iterator[Found]:
     for name in sorted(filter(is_file, os.listdir(directory))):
         with contextlib.suppress(FileNotFoundError):
             status = os.stat(name, dir_fd=directory, follow_symlinks=False)
             if stat.S_ISREG(status.st_mode):
-                yield before + name, status.st_size
+                yield Found(before + name, status.st_size, arrival_us(status.st_mtime_ns))
 
 
 def _make(above: int, name: str, most: int) -> None:

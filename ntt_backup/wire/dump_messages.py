@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import struct
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from ntt_backup.wire import framing, read_messages
@@ -20,10 +20,14 @@ from ntt_backup.wire.snapshot_names import STAMP
 MAX_DUMPS = 10_000
 MAX_RECORD = 4096
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_LAST_US = (datetime.max.replace(tzinfo=timezone.utc) - _EPOCH) // timedelta(microseconds=1)
+
 _NAME = re.compile(r"(\d{8}T\d{6}Z)-[0-9a-f]{8}\.dump", re.ASCII)
 _NAME_BYTES = len("20260102T030405Z-01234567.dump")
 
-_SIZE = struct.Struct("!q")
+# Of a dump: bytes, and when it came.
+_FACTS = struct.Struct("!qq")
 _SUM = struct.Struct(f"!Q{DIGEST_BYTES}s")
 
 # The shortest and the longest payload of each kind that a receiver takes in such a session.
@@ -40,7 +44,7 @@ _OF_OTHERS = (*read_messages.OF_ALL, framing.PIECE, framing.BLOB_END)
 # ... and a client in a session for dumps.
 TO_CLIENT = {
     **{kind: read_messages.TO_CLIENT[kind] for kind in _OF_OTHERS},
-    framing.DUMP: (_SIZE.size + _NAME_BYTES, _SIZE.size + _NAME_BYTES + MAX_RECORD),
+    framing.DUMP: (_FACTS.size + _NAME_BYTES, _FACTS.size + _NAME_BYTES + MAX_RECORD),
     framing.DUMP_SUM: (_SUM.size, _SUM.size),
     framing.DONE: (4, 4),
 }
@@ -68,10 +72,18 @@ def named(kind: int, *names: str, record: bytes = b"") -> bytes:
     return frame(kind, "".join(names).encode("ascii"), record)
 
 
-def dump(name: str, size: int | None, record: bytes) -> bytes:
-    """Returns a DUMP. size: of the dump; None where there is only its record."""
-    prefix = _SIZE.pack(-1 if size is None else size)
-    return frame(framing.DUMP, prefix, name.encode("ascii"), record)
+def dump(name: str, size: int | None, arrived_us: int, record: bytes) -> bytes:
+    """Returns a DUMP.
+
+    Args:
+        name: The name of the dump.
+        size: Its size in bytes; None where only the record of the dump exists.
+        arrived_us: When the dump got its name, in microseconds since 1970, as the file system of
+            the receiver knows it. Unused where only the record exists.
+        record: The record of the dump, JSON.
+    """
+    facts = _FACTS.pack(-1 if size is None else size, arrived_us)
+    return frame(framing.DUMP, facts, name.encode("ascii"), record)
 
 
 def dump_sum(size: int, digest: bytes) -> bytes:
@@ -95,11 +107,34 @@ def read_names(payload: Buffer) -> list[str]:
     return names
 
 
-def read_dump(payload: Buffer) -> tuple[str, int | None, bytes]:
-    """Returns (name, size or None, record) of a DUMP."""
-    (size,) = _SIZE.unpack_from(payload)
-    name, record = read_named(memoryview(payload)[_SIZE.size :])
-    return name, None if size < 0 else size, record
+def read_dump(payload: Buffer) -> tuple[str, int | None, datetime | None, bytes]:
+    """Returns (name, size, arrival, record) of a DUMP. Size and arrival are None where only the
+    record of the dump exists.
+    """
+    size, arrived_us = _FACTS.unpack_from(payload)
+    name, record = read_named(memoryview(payload)[_FACTS.size :])
+    if size < 0:
+        return name, None, None, record
+    return name, size, read_arrival(arrived_us), record
+
+
+def arrival_us(mtime_ns: int) -> int:
+    """Returns when a file got its name, in microseconds since 1970.
+
+    Args:
+        mtime_ns: The modification time of the file in nanoseconds. A time before 1970 counts as
+            1970, one after the year 9999 as the end of that year.
+    """
+    return min(max(mtime_ns // 1000, 0), _LAST_US)
+
+
+def read_arrival(arrived_us: int) -> datetime:
+    """Returns a time of arrival that a peer has sent. Raises ProtocolError where it lies before
+    1970 or after the year 9999.
+    """
+    if not 0 <= arrived_us <= _LAST_US:
+        raise ProtocolError("a time of arrival that no clock has shown")
+    return _EPOCH + timedelta(microseconds=arrived_us)
 
 
 def read_dump_sum(payload: Buffer) -> tuple[int, bytes]:

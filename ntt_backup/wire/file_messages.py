@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 
 from ntt_backup.wire import dump_messages, framing, read_messages
 from ntt_backup.wire.framing import (
@@ -36,7 +37,8 @@ _SHORTEST = len("a/20260102T030405Z-01234567/map")
 _LONGEST = 31 + len("/20260102T030405Z-01234567/pack-00001")
 
 _RANGE = struct.Struct("!QQ")
-_SIZE = struct.Struct("!Q")
+# Of a file: bytes, and when it came.
+_FACTS = struct.Struct("!Qq")
 _NEWLINE = b"\n"
 _NAMES = (_SHORTEST, MAX_NAMES * (_LONGEST + 1))
 
@@ -55,7 +57,7 @@ _OF_OTHERS = (*read_messages.OF_ALL, framing.PIECE, framing.BLOB_END)
 TO_CLIENT = {
     **{kind: read_messages.TO_CLIENT[kind] for kind in _OF_OTHERS},
     framing.DONE: dump_messages.TO_CLIENT[framing.DONE],
-    framing.FILE_NAMES: (_SIZE.size, MAX_NAMES * _SIZE.size + _NAMES[1]),
+    framing.FILE_NAMES: (_FACTS.size, MAX_NAMES * _FACTS.size + _NAMES[1]),
     framing.FILE_SAID: (1, 1 + MAX_TEXT),
 }
 
@@ -79,10 +81,19 @@ def removing(names: Iterable[str]) -> bytes:
     return frame(framing.REMOVE, "\n".join(names).encode("ascii"))
 
 
-def names(files: Iterable[tuple[str, int]]) -> bytes:
-    """Returns a FILE_NAMES of at most MAX_NAMES names with their sizes."""
-    pairs = ((_SIZE.pack(size), name.encode("ascii") + _NEWLINE) for name, size in files)
-    return frame(framing.FILE_NAMES, *(part for pair in pairs for part in pair))
+def names(files: Iterable[tuple[str, int, int]]) -> bytes:
+    """Returns a FILE_NAMES.
+
+    Args:
+        files: At most MAX_NAMES files, each as (name, size in bytes, arrived_us). arrived_us: when
+            the file got its name, in microseconds since 1970, as the file system of the receiver
+            knows it.
+    """
+    parts = (
+        _FACTS.pack(size, arrived_us) + name.encode("ascii") + _NEWLINE
+        for name, size, arrived_us in files
+    )
+    return frame(framing.FILE_NAMES, *parts)
 
 
 def said(status: int, text: str = "") -> bytes:
@@ -124,15 +135,16 @@ def read_removing(payload: Buffer) -> list[str]:
     return [read_name(name) for name in bytes(payload).split(_NEWLINE)]
 
 
-def read_names(payload: Buffer) -> Iterator[tuple[str, int]]:
-    """Yields the names of a FILE_NAMES, with their sizes."""
+def read_names(payload: Buffer) -> Iterator[tuple[str, int, datetime]]:
+    """Yields (name, size in bytes, arrival) of each file of a FILE_NAMES."""
     data, at = bytes(payload), 0
     while at < len(data):
-        stop = data.find(_NEWLINE, at + _SIZE.size)
+        stop = data.find(_NEWLINE, at + _FACTS.size)
         if stop < 0:
             raise ProtocolError("a name that is cut short")
-        (size,) = _SIZE.unpack_from(data, at)
-        yield read_name(data[at + _SIZE.size : stop]), size
+        size, arrived_us = _FACTS.unpack_from(data, at)
+        name = read_name(data[at + _FACTS.size : stop])
+        yield name, size, dump_messages.read_arrival(arrived_us)
         at = stop + 1
 
 

@@ -19,7 +19,7 @@ from ntt_backup.config.sections import RunSettings
 from ntt_backup.dump.by_objects import DumpsByObjects
 from ntt_backup.dump.by_receiver import DumpsByReceiver
 from ntt_backup.dump.by_shell import DumpsByShell
-from ntt_backup.dump.record import Contents, Stored
+from ntt_backup.dump.record import Contents
 from ntt_backup.dump.remote_dir import connect
 from ntt_backup.errors import (
     ConfigError,
@@ -74,6 +74,46 @@ def test_a_dump_goes_comes_back_and_is_dropped(
     place.close()
 
 
+@pytest.mark.parametrize("way", [DumpsByReceiver, DumpsByShell])
+def test_a_dump_has_arrived_when_it_got_its_name(
+    root: Path, spec: SessionSpec, way: type[DumpsByReceiver | DumpsByShell]
+) -> None:
+    """Not when its last byte came: a client could wait for weeks before it asks for the name."""
+    place = way(spec)
+    upload = place.upload(NAME)
+    upload.send(b"content")
+    upload.finish()
+    for path in (root / "pgdump").iterdir():
+        os.utime(path, (0, 0))
+    before = datetime.now(UTC).replace(microsecond=0)
+    upload.name(record_of(b"content"))
+    (found,) = place.contents().dumps
+    assert found.arrived is not None
+    assert before - timedelta(seconds=1) <= found.arrived <= datetime.now(UTC)
+    (root / "pgdump" / NAME).unlink()
+    assert [(one.size, one.arrived) for one in place.contents().dumps] == [(None, None)]
+    place.close()
+
+
+def test_a_shell_without_the_tools_for_it_says_of_no_dump_when_it_came(
+    spec: SessionSpec, machine: Machine
+) -> None:
+    place = DumpsByShell(spec)
+    send_dump(place, b"content")
+    machine.tool("stat", "exit 1")
+    machine.tool("date", "exit 1")
+    assert [(one.size, one.arrived) for one in place.contents().dumps] == [(7, None)]
+
+
+def test_a_dump_of_a_bucket_has_arrived_when_the_bucket_says_so() -> None:
+    bucket = FakeBucket()
+    before = datetime.now(UTC)
+    send_dump(DumpsByObjects(bucket, SMALLEST_PART), b"content")
+    (found,) = DumpsByObjects(bucket, SMALLEST_PART).contents().dumps
+    assert found.arrived is not None
+    assert before <= found.arrived <= datetime.now(UTC)
+
+
 def test_a_dump_that_stands_still_for_hours_is_not_taken_for_a_dead_one(
     root: Path, spec: SessionSpec
 ) -> None:
@@ -124,8 +164,10 @@ def test_a_dump_beside_one_that_is_only_tried_out_keeps_its_directory(spec: Sess
 @pytest.mark.parametrize(
     "answer",
     [
-        "say(dump('20260304T120000Z-0badcafe.dump', 1, b'{}')); say(given(1))",
-        "say(frame(DUMP, bytes(38)))",
+        "say(dump('20260304T120000Z-0badcafe.dump', 1, 0, b'{}')); say(given(1))",
+        "say(dump('20260304T120000Z-0badcafe.dump', 1, -1, b'{}')); say(numbered(DONE, 1))",
+        "say(dump('20260304T120000Z-0badcafe.dump', 1, (1 << 63) - 1, b'{}'))",
+        "say(frame(DUMP, bytes(46)))",
         "say(head(DUMP, 1 << 30))",
         "say(dump_sum(1, bytes(32)))",
         "os._exit(0)",
@@ -183,7 +225,8 @@ def test_a_dump_goes_into_a_bucket_by_parts_comes_back_and_is_dropped(bucket: Bu
     assert upload.finish() == (record.bytes, record.sha256)
     assert place.contents() == Contents((), placed=True)
     upload.name(record)
-    assert place.contents() == Contents((Stored(NAME, len(content), record),), placed=True)
+    (found,) = place.contents().dumps
+    assert (found.name, found.size, found.record) == (NAME, len(content), record)
     assert b"".join(place.fetch(NAME)) == content
     assert place.drop([NAME]) == 1
     assert place.contents().dumps == ()

@@ -18,7 +18,7 @@ from ntt_backup.client.shell import ask
 from ntt_backup.client.transport import Transport
 from ntt_backup.config.sections import RunSettings
 from ntt_backup.dump.by_shell import DumpsByShell
-from ntt_backup.dump.record import Contents, Stored
+from ntt_backup.dump.record import Contents
 from ntt_backup.dump.remote_dir import connect
 from ntt_backup.errors import RemoteDenied, RemoteUnreachable
 from ntt_backup.upload.strategies import STRATEGIES
@@ -104,7 +104,8 @@ def test_the_catalogs_dumps_are_asked_for_beside_what_the_login_left(
     place = connect(spec_of(local, leaving("sleep 1000"), run))
     assert place.contents() == Contents((), placed=True)
     record = send_dump(place, b"content")
-    assert place.contents().dumps == (Stored(NAME, 7, record),)
+    (found,) = place.contents().dumps
+    assert (found.name, found.size, found.record) == (NAME, 7, record)
     assert b"".join(place.fetch(NAME)) == b"content"
     place.close()
 

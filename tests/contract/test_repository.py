@@ -7,9 +7,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
 
@@ -116,19 +117,62 @@ def test_files_are_listed_by_name_and_below_a_set_or_a_version(repository: Repos
     for name in reversed(NAMES):
         put(repository, name, name.encode())
     found = list(repository.list())
-    assert sorted(found) == [StoredFile(name, len(name)) for name in sorted(NAMES)]
+    assert sorted(sizes(found)) == [(name, len(name)) for name in sorted(NAMES)]
     assert [one for one in found if one.name[:3] == "db/"] == sorted(found)[-4:]
     for below in ("a/", "db/", f"{VERSION}/", "none/"):
         expected = [name for name in sorted(NAMES) if name.startswith(below)]
         assert [one.name for one in repository.list(below)] == expected
 
 
+def sizes(found: Iterable[StoredFile]) -> list[tuple[str, int]]:
+    return [(one.name, one.size) for one in found]
+
+
+def test_a_file_has_arrived_when_it_got_its_name(repository: Repository) -> None:
+    """By the clock of the target: in these tests the same machine, to the second in a bucket."""
+    before = datetime.now(UTC) - timedelta(seconds=2)
+    put(repository, NAMES[3])
+    (found,) = repository.list()
+    assert before <= found.arrived <= datetime.now(UTC) + timedelta(seconds=2)
+
+
+def test_a_file_of_a_bucket_that_does_not_say_when_it_came_is_of_1970() -> None:
+    bucket = FakeBucket()
+    bucket.objects[f"snapshots/{NAMES[3]}"] = b"content"
+    (found,) = RepositoryByObjects(bucket, SMALLEST_PART).list()
+    assert found.arrived == datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def test_a_client_cannot_choose_when_its_file_came(spec: SessionSpec) -> None:
+    """It may write today, and ask for the name in a month."""
+    snapshots = Path(spec.root) / "snapshots"
+    with closing(RepositoryByReceiver(spec)) as repository:
+        file = repository.write(NAMES[3])
+        file.add(b"content")
+        list(repository.list())  # So the receiver has begun the file.
+        (incoming,) = (one for one in snapshots.iterdir() if one.is_file())
+        os.utime(incoming, (0, 0))
+        before = datetime.now(UTC) - timedelta(seconds=1)
+        file.finish()
+        (found,) = repository.list()
+        assert found.arrived > before
+        (by_path,) = RepositoryByDirectory(spec.root).list()
+        assert by_path == found
+        for mtime, said in ((-(10**9), 1970), (1 << 40, 9999)):
+            os.utime(snapshots / NAMES[3], (mtime, mtime))
+            assert [one.arrived.year for one in repository.list()] == [said]
+
+
 def test_files_come_back_as_they_were_sent(open_anew: Open, repository: Repository) -> None:
-    sizes = dict(zip(NAMES, (0, 1, SMALLEST_PART, 2 * SMALLEST_PART + 1), strict=False))
-    contents = {name: os.urandom(size) for name, size in sizes.items()}
+    contents = {
+        name: os.urandom(size)
+        for name, size in zip(NAMES, (0, 1, SMALLEST_PART, 2 * SMALLEST_PART + 1), strict=False)
+    }
     for name, content in contents.items():
         put(repository, name, content)
-    assert sorted(repository.list()) == [StoredFile(*one) for one in sorted(sizes.items())]
+    assert sorted(sizes(repository.list())) == sorted(
+        (name, len(content)) for name, content in contents.items()
+    )
     with closing(open_anew()) as other:
         for name, content in contents.items():
             assert get(other, name) == content
@@ -356,10 +400,7 @@ def test_nothing_of_a_sealed_file_is_in_the_bucket_and_only_an_identity_opens_it
         (lambda: stranger.file(tmp_path / "other"), "for other identities"),
     ):
         repository = RepositoryByObjects(bucket, SMALLEST_PART, keyring=Keyring(identity))
-        assert list(repository.list("db/")) == [
-            StoredFile(NAMES[2], 200_000),
-            StoredFile(NAMES[4], 8),
-        ]
+        assert sizes(repository.list("db/")) == [(NAMES[2], 200_000), (NAMES[4], 8)]
         assert get(repository, NAMES[4]) == b"in clear"
         with closing(repository), pytest.raises(ConfigError, match=said):
             get(repository, NAMES[2])
@@ -445,8 +486,10 @@ def test_a_receiver_that_takes_no_snapshots_is_named_before_it_is_asked(
     ("answer", "ask"),
     [
         ("say(frame(FILE_NAMES, bytes(8) + b'b/x\\n'))", "list"),
-        (f"say(file_messages.names([('{NAMES[3]}', 1), ('{NAMES[2]}', 1)]))", "list"),
-        (f"say(file_messages.names([('{NAMES[0]}', 1)])); say(numbered(DONE, 1))", "list"),
+        (f"say(file_messages.names([('{NAMES[3]}', 1, 0), ('{NAMES[2]}', 1, 0)]))", "list"),
+        (f"say(file_messages.names([('{NAMES[0]}', 1, 0)])); say(numbered(DONE, 2))", "list"),
+        (f"say(file_messages.names([('{NAMES[0]}', 1, -1)])); say(numbered(DONE, 1))", "list"),
+        (f"say(file_messages.names([('{NAMES[0]}', 1, 1 << 62)]))", "list"),
         ("say(file_messages.said(0))", "list"),
         ("say(piece(bytes(8))); say(blob_end(0))", "read"),
         ("say(file_messages.names([]))", "read"),

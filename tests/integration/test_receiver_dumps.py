@@ -37,9 +37,8 @@ def client(root: Path) -> ScriptedSession:
 
 def listed(client: ScriptedSession) -> list[tuple[str, int | None, bytes]]:
     """What the last session was told of."""
-    return [
-        dump_messages.read_dump(payload) for kind, payload in client.answers if kind == framing.DUMP
-    ]
+    told = [payload for kind, payload in client.answers if kind == framing.DUMP]
+    return [(name, size, record) for name, size, _, record in map(dump_messages.read_dump, told)]
 
 
 def test_several_dumps_go_and_come_back_in_one_session(client: ScriptedSession) -> None:

@@ -64,4 +64,4 @@ def a_run(**changes: Any) -> Run:
 
 def a_dump(moment: datetime = NOON, **changes: object) -> Stored:
     made = replace(RECORD, **changes)  # type: ignore[arg-type]
-    return Stored(record.name_of(moment, "0badcafe"), made.bytes, made)
+    return Stored(record.name_of(moment, "0badcafe"), made.bytes, made, moment)

@@ -25,7 +25,9 @@ def name(begun: datetime, number: int = 0) -> str:
 def version(name: str, *, whole: bool = True) -> Version:
     files = [MANIFEST, MAP, "pack-00001"] if whole else ["pack-00001"]
     return Version(
-        "db", name, tuple(StoredFile(str(FileName("db", name, one)), 10) for one in files)
+        "db",
+        name,
+        tuple(StoredFile(str(FileName("db", name, one)), 10, begun(name)) for one in files),
     )
 
 

@@ -33,11 +33,11 @@ READERS = [
     ),
     lambda data: write_messages.read_end(data) if data else None,
     dump_messages.read_names,
-    lambda data: dump_messages.read_dump(data) if len(data) >= 8 else None,
+    lambda data: dump_messages.read_dump(data) if len(data) >= 16 else None,
     dump_messages.read_record,
     file_messages.read_below,
     file_messages.read_removing,
-    lambda data: list(file_messages.read_names(data)) if len(data) >= 8 else None,
+    lambda data: list(file_messages.read_names(data)) if len(data) >= 16 else None,
     lambda data: file_messages.read_said(data) if data else None,
 ]
 

@@ -14,6 +14,7 @@ from ntt_backup.blobdir.syscalls import DIRECTORY, error_line
 from ntt_backup.errors import RemoteDenied
 from ntt_backup.receiver.snapshot_directory import SnapshotDirectory
 from ntt_backup.snapshot.repository.contract import FileMissing, Range, StoredFile
+from ntt_backup.wire.dump_messages import read_arrival
 
 
 class RepositoryByDirectory:
@@ -37,7 +38,10 @@ class RepositoryByDirectory:
     def list(self, below: str = "") -> Iterator[StoredFile]:
         of_set, _, version = below.rstrip("/").partition("/")
         try:
-            found = [StoredFile(*one) for one in self._directory.found(of_set, version)]
+            found = [
+                StoredFile(name, size, read_arrival(arrived_us))
+                for name, size, arrived_us in self._directory.found(of_set, version)
+            ]
         except (OSError, Misplaced) as error:
             raise _denied("snapshots cannot be listed", error) from error
         return iter(found)

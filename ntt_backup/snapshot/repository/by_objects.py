@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from datetime import UTC, datetime
 from functools import partial
 from hashlib import sha256
 from threading import Lock
@@ -44,6 +45,7 @@ from ntt_backup.snapshot.repository.sealed import SUFFIX, SealedFile, opened, pl
 _REQUESTS: Final = 8
 # Keys of sealed files that are kept.
 _KEPT_OPEN: Final = 1024
+_UNKNOWN: Final = datetime(1970, 1, 1, tzinfo=UTC)
 # Two parts are in memory; one of this size is on a slow link for a second.
 _LARGEST_PART: Final = 16 << 20
 
@@ -87,7 +89,8 @@ class RepositoryByObjects:
             with suppress(ValueError):
                 FileName.read(name)
                 found = self._known[name] = _Object(info.key, info.size)
-                yield StoredFile(name, plain_size(info.size) if found.sealed else info.size)
+                size = plain_size(info.size) if found.sealed else info.size
+                yield StoredFile(name, size, info.modified or _UNKNOWN)
 
     def read(self, ranges: Iterable[Range]) -> Iterator[bytes]:
         return ask_ahead(ranges, _REQUESTS, self._ask, Future.result)

@@ -68,10 +68,10 @@ class _Question:
             self.pieces.append(bytes(read_messages.read_piece(payload)))
             self._most -= len(self.pieces[-1])
         else:
-            for name, size in file_messages.read_names(payload):
+            for name, size, arrived in file_messages.read_names(payload):
                 if self.files and name <= self.files[-1].name:
                     raise ProtocolError("names out of order")
-                self.files.append(StoredFile(name, size))
+                self.files.append(StoredFile(name, size, arrived))
                 self._most -= 1
         if self._most < 0:
             raise ProtocolError("more than was asked for")

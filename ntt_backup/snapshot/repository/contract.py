@@ -10,6 +10,7 @@ Any method may raise RemoteUnreachable (retryable), RemoteDenied (no right) or R
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
 from typing import NamedTuple, Protocol
 
 from ntt_backup.errors import RemoteError
@@ -34,10 +35,13 @@ class SnapshotDamaged(RemoteError):
 
 
 class StoredFile(NamedTuple):
-    """A file that a repository has. size in bytes."""
+    """A file that a repository has. size in bytes. arrived: when the file got its name, as the
+    target itself knows it (UTC); 1970 where the target does not say.
+    """
 
     name: str
     size: int
+    arrived: datetime
 
 
 class Range(NamedTuple):
