@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
 import tempfile
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -23,8 +22,6 @@ from ntt_backup.errors import DumpFailed
 _PIECE: Final = 1 << 16
 # As many dumps has a chain at most; dump.full_every allows no more.
 LONGEST: Final = 1000
-# Of Python's stack, for each increment of a chain that is replayed.
-_FRAMES: Final = 4
 
 
 class ChainBroken(Exception):
@@ -90,7 +87,7 @@ class DumpText:
             return
         with ExitStack() as stack:
             stored = self._proved(first)
-            segments = replay(stored)
+            files = [stored]
             if increments := self._chain[1:]:
                 # One file for all of them: a process may not have so many open.
                 with _keeping():
@@ -100,25 +97,30 @@ class DumpText:
                     self._save(one, file)
                     if self.damaged:
                         return
-                    segments = replay(_pieces(file, begin, file.tell()), segments)
-            stack.enter_context(_nesting(len(self._chain)))
+                    files.append(_pieces(file, begin, file.tell()))
             try:
-                yield from segments
-            except SeriesDamaged as error:
+                yield from _at_most(replay(files), last.text[0])
+            except (SeriesDamaged, MemoryError) as error:
                 if not self.damaged:
-                    self.damaged, self.why = last.name, str(error)
+                    self.damaged, self.why = last.name, str(error) or "it takes too much memory"
             # The session gives nothing else before the end of this; and it is proved there.
             for _ in stored:
                 continue
 
     def _proved(self, one: Stored) -> Iterator[bytes]:
         """Yields a dump as it is stored; notes afterwards whether it is what was stored once."""
-        digest, size = hashlib.sha256(), 0
+        digest, size, record = hashlib.sha256(), 0, one.record
         for piece in self._remote_dir.fetch(one.name):
             digest.update(piece)
             size += len(piece)
+            if record is not None and size > record.bytes:
+                raise DumpFailed(
+                    "the remote sends more of a dump than it has",
+                    detail=f"of {one.name}, which has {record.bytes} bytes",
+                    hint="somebody has changed the dump meanwhile, or the remote is not to be"
+                    " trusted: restore another one with --dump NAME",
+                )
             yield piece
-        record = one.record
         if record is None or (record.bytes, record.sha256) != (size, digest.hexdigest()):
             self.damaged, self.why = one.name, "its SHA-256 is another"
 
@@ -142,15 +144,15 @@ def _keeping() -> Iterator[None]:
         ) from error
 
 
-@contextmanager
-def _nesting(count: int) -> Iterator[None]:
-    """Allows so many replays within each other while the context lasts."""
-    before = sys.getrecursionlimit()
-    sys.setrecursionlimit(before + count * _FRAMES)
-    try:
-        yield
-    finally:
-        sys.setrecursionlimit(before)
+def _at_most(segments: Iterator[bytes], size: int) -> Iterator[bytes]:
+    """Yields segments. Raises SeriesDamaged instead of more than so many bytes: a few of them may
+    make terabytes.
+    """
+    for segment in segments:
+        size -= len(segment)
+        if size < 0:
+            raise SeriesDamaged("it makes more than its record says")
+        yield segment
 
 
 def _pieces(file: IO[bytes], begin: int, end: int) -> Iterator[bytes]:

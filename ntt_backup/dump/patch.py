@@ -9,14 +9,23 @@ it moved, as long as an earlier patch of the same dump removed it: the patch nam
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, chain, compress
 from typing import Final
 
 import zstandard
 
 from ntt_backup.dump.removed import Findable, Removed
+from ntt_backup.dump.segments import MOST
 
+# The old text of a patch has at most so many bytes, and either text fewer than so many lines: a
+# line takes Python fifty bytes, and a few kilobytes of a hostile patch make millions of them.
+_OLD_BYTES: Final = 2 * MOST
+LINES: Final = 1 << 18
+# A patch has four numbers a line at most, in nine bytes each at most.
+_NUMBERS: Final = 4 * LINES + 4
+_NUMBER_BYTES: Final = 9
 # Bytes of the numbers, as they are compressed: removed lines, and runs. Then come the new lines.
 _HEAD: Final = struct.Struct("<I")
 # Of random hex digits level 1 makes less than all up to 15, at 100 MB/s. Level 16 makes a sixth
@@ -51,32 +60,49 @@ def make(old: bytes, new: bytes, removed: Findable, *, thorough: bool = False) -
     return _HEAD.pack(len(packed)) + packed + packed_lines
 
 
-def apply(
-    old: bytes, patch: bytes, most: int, removed: Removed | None
-) -> tuple[bytes, list[bytes]]:
-    """Returns the text that a patch makes of old, and the lines of old that it removes. most: bytes
-    that the text may have; removed: the lines that earlier patches removed, None for a patch of the
-    older form, which names none of them. Raises PatchDamaged.
+def possible(old: bytes, new: bytes) -> bool:
+    """Returns whether a patch may be made of these texts: other ones would take too much memory."""
+    return len(old) <= _OLD_BYTES and max(old.count(b"\n"), new.count(b"\n")) < LINES
+
+
+def apply(old: bytes, patch: bytes, most: int, removed: Removed) -> tuple[bytes, list[bytes]]:
+    """Returns the text that a patch makes of an old one, and the lines of the old text that the
+    patch removes.
+
+    Args:
+        old: the old text.
+        patch: what `make` returned, or anything else.
+        most: the bytes that the new text may have.
+        removed: the lines that earlier patches of the same dump removed.
+
+    Raises:
+        PatchDamaged: The patch is none, does not fit the old text, or would take too much memory.
     """
     try:
         (size,) = _HEAD.unpack_from(patch)
         packed, lines = patch[_HEAD.size : _HEAD.size + size], patch[_HEAD.size + size :]
-        numbers = _numbers(plain(zstandard.ZstdDecompressor(), packed, 16 * most + 64))
-        count = 0 if removed is None else numbers.pop(0)
+        if not possible(old, b""):
+            raise ValueError("its old text is too long")
+        zstd = zstandard.ZstdDecompressor()
+        numbers = _numbers(plain(zstd, packed, _NUMBERS * _NUMBER_BYTES))
+        count = numbers.pop(0)
         like = accumulate(map(_signed, numbers[:count]))
-        named = [] if removed is None else removed.lines(like)
-        runs = list(zip(*(numbers[count + n :: 3] for n in range(3)), strict=True))
+        named = removed.lines(like)
+        runs = _Runs(numbers[count:])
+        runs.require_few(most)
         before = old.split(b"\n")
-        _require_few(runs, most)
         left, between = _left(before, runs)
         known = _dictionary(b"\n".join([*left, *named]))
-        rest = plain(zstandard.ZstdDecompressor(dict_data=known), lines, most).split(b"\n")
+        rest = plain(zstandard.ZstdDecompressor(dict_data=known), lines, most)
+        if not possible(b"", rest):
+            raise ValueError("it has too many lines")
     except (struct.error, zstandard.ZstdError, ValueError, IndexError) as error:
         raise PatchDamaged(str(error)) from error
+    given_lines = rest.split(b"\n")
     after: list[bytes] = []
     taken = at = size = 0
     for given, jump, length in runs:
-        after += rest[taken : taken + given]
+        after += given_lines[taken : taken + given]
         taken += given
         at += _signed(jump)
         run = before[at : at + length]
@@ -127,14 +153,27 @@ def _common(before: Sequence[bytes], place: int, after: Sequence[bytes], number:
     return length
 
 
-def _require_few(runs: Sequence[Run], most: int) -> None:
-    """Raises ValueError where the runs cannot be those of a text of so many bytes: a few bytes of a
-    patch may ask for as much work as hours hold. Every run but the last has a line.
+class _Runs:
+    """The runs of a patch, in three numbers each: as tuples they would take ten times the memory.
+    Raises ValueError where they are no threes.
     """
-    if len(runs) > most + 2:
-        raise ValueError("it has more runs than its text has bytes")
-    if sum(length for _, _, length in runs) > most + 1:
-        raise ValueError("its runs have more lines than its text has bytes")
+
+    def __init__(self, numbers: array[int]) -> None:
+        if len(numbers) % 3:
+            raise ValueError("its runs are no threes")
+        self._parts = [numbers[part::3] for part in range(3)]
+
+    def __iter__(self) -> Iterator[Run]:
+        return zip(*self._parts, strict=True)
+
+    def require_few(self, most: int) -> None:
+        """Raises ValueError where they cannot be those of a text of so many bytes: a few bytes of a
+        patch may ask for as much work as hours hold. Every run but the last has a line.
+        """
+        if len(self._parts[0]) > most + 2:
+            raise ValueError("it has more runs than its text has bytes")
+        if sum(self._parts[2]) > min(most + 1, LINES):
+            raise ValueError("its runs have more lines than its text has bytes, or may have")
 
 
 def _left(before: Sequence[bytes], runs: Iterable[Run]) -> tuple[list[bytes], list[bytes]]:
@@ -196,12 +235,14 @@ def _varints(numbers: Iterable[int]) -> bytes:
     return bytes(out)
 
 
-def _numbers(data: bytes) -> list[int]:
-    numbers, number, shift = [], 0, 0
+def _numbers(data: bytes) -> array[int]:
+    numbers, number, shift = array("q"), 0, 0
     for byte in data:
         number |= (byte & 0x7F) << shift
         shift += 7
         if byte < 0x80:
+            if len(numbers) == _NUMBERS:
+                raise ValueError("it has too many numbers")
             numbers.append(number)
             number = shift = 0
         elif shift > _MOST_BITS:

@@ -135,19 +135,8 @@ class Contents:
 
 
 def by_age(dumps: Iterable[Stored]) -> list[Stored]:
-    """Returns dumps in the order in which they were made: by number, then by name.
-
-    Programs that knew no series saw none of its dumps, and gave theirs lower numbers: of these the
-    names tell what is newer. They noted no `text_sha256`.
-    """
-    known = list(dumps)
-    series = [one for one in known if one.record is not None and one.record.series]
-
-    def age(one: Stored) -> tuple[int, str]:
-        unseen = series if one.record is not None and not one.record.text_sha256 else []
-        return max([one.number, *(n.number for n in unseen if n.name < one.name)]), one.name
-
-    return sorted(known, key=age)
+    """Returns dumps in the order in which they were made: by number, then by name."""
+    return sorted(dumps, key=lambda one: one.age)
 
 
 def next_number(dumps: Iterable[Stored]) -> int:

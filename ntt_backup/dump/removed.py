@@ -19,20 +19,22 @@ _TELLING: Final = 16
 
 
 class Removed:
-    """The last of the lines that were removed, numbered from the first one."""
+    """The last of the lines that were removed, numbered from the first one. size: the bytes that
+    they take.
+    """
 
     def __init__(self) -> None:
         self._lines: list[bytes] = []
         self._first = 0
-        self._size = 0
+        self.size = 0
 
     def add(self, lines: Sequence[bytes]) -> list[bytes]:
         """Keeps lines; returns the oldest ones, which are forgotten, where there are too many."""
         self._lines += lines
-        self._size += sum(map(len, lines)) + _BESIDE * len(lines)
+        self.size += sum(map(len, lines)) + _BESIDE * len(lines)
         past = 0
-        while self._size > KEPT:
-            self._size -= len(self._lines[past]) + _BESIDE
+        while self.size > KEPT:
+            self.size -= len(self._lines[past]) + _BESIDE
             past += 1
         forgotten = self._lines[:past]
         del self._lines[:past]

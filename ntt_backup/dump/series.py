@@ -11,11 +11,14 @@ it removed last. docs/series-format.md is the contract.
 
 from __future__ import annotations
 
+import os
 import struct
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
+from itertools import islice
 from typing import Final, Protocol, TypeVar
 from zlib import crc32
 
@@ -31,9 +34,8 @@ K = TypeVar("K")
 # Magic number of a skippable frame and its length; then the first segment of the dump before and
 # how many, the bytes of the frame that follows, and of the segment.
 _HEAD: Final = struct.Struct("<6I")
-_MAGIC: Final = 0x184D2A5D
-# The same of a patch that names removed lines: what it removes is known to later ones.
-_NAMING: Final = 0x184D2A5E
+_WHOLE: Final = 0x184D2A5D
+_PATCH: Final = 0x184D2A5E
 _REST: Final = 16
 # Of random hex digits level 1 makes less than higher ones do.
 _LEVEL: Final = 1
@@ -44,6 +46,8 @@ _VAIN: Final = 4
 # Patches are made thoroughly while they are one part in so many of the whole.
 _FEW: Final = 50
 _NOWHERE: Final = -_NEAR
+# What the dumps of a chain may hold in memory together is half of the machine's, or so many bytes.
+_LEAST_MEMORY: Final = 512 << 20
 
 
 class SeriesDamaged(Exception):
@@ -119,9 +123,9 @@ class Writer:
         self._whole += len(frame)
         first, count = self._beside(mark, len(text))
         if changed := self._patch(first, count, text, len(frame)):
-            head = _HEAD.pack(_NAMING, _REST, first, count, len(changed), len(text))
+            head = _HEAD.pack(_PATCH, _REST, first, count, len(changed), len(text))
         else:
-            head = _HEAD.pack(_MAGIC, _REST, 0, 0, len(frame), len(text))
+            head = _HEAD.pack(_WHOLE, _REST, 0, 0, len(frame), len(text))
         return self._same(0, 0) + head + (changed or frame)
 
     def _same(self, first: int, count: int) -> bytes:
@@ -131,7 +135,7 @@ class Writer:
             self._run = (begun, so_far + count)
             return b""
         self._run = (first, count)
-        return _HEAD.pack(_MAGIC, _REST, begun, so_far, 0, 0) if so_far else b""
+        return _HEAD.pack(_WHOLE, _REST, begun, so_far, 0, 0) if so_far else b""
 
     def _beside(self, mark: int, size: int) -> tuple[int, int]:
         """Returns which segments of the dump before lie where a new one does: first, and how many.
@@ -169,6 +173,8 @@ class Writer:
         # Where much has changed, thorough patches would take longer than all else.
         thorough = self._patched <= self._whole // _FEW
         old = b"".join(good)
+        if not patch.possible(old, text):
+            return b""
         made = patch.make(old, text, self._removed, thorough=thorough)
         if len(made) >= most:
             return b""
@@ -182,34 +188,98 @@ class Writer:
         return made
 
 
-def replay(pieces: Iterable[bytes], before: Iterable[bytes] = ()) -> Iterator[bytes]:
-    """Yields the segments of a dump. pieces: its file; before: the segments of the dump before.
-    Raises SeriesDamaged, and what they raise.
+def replay(files: Sequence[Iterable[bytes]], memory: int | None = None) -> Iterator[bytes]:
+    """Yields the segments of the last dump of a chain, in their order.
+
+    The dumps are read side by side: each asks the one before for the next segment when it needs
+    one. That is a loop and no recursion, since a chain may be longer than Python's stack.
+
+    Args:
+        files: the pieces of each dump's file, the whole dump first.
+        memory: the bytes that all of them may hold; None: as this machine has them.
+
+    Raises:
+        SeriesDamaged: A file is no dump of a series, does not fit the one before, or the chain
+            takes more memory than it may. Whatever the pieces raise, too.
     """
-    stream, window, removed = _Stream(pieces), _Window(before), Removed()
-    while head := stream.take(_HEAD.size):
-        magic, rest, first, count, stored, size = _HEAD.unpack(head)
-        if magic not in (_MAGIC, _NAMING) or rest != _REST or max(size, stored) > 2 * MOST:
-            raise SeriesDamaged("it is no dump of a series")
-        if not stored:
-            for number in range(first, first + count):
-                yield window.of(number, 1)
-            continue
-        frame = stream.take(stored)
-        if count > _NEAR:
-            raise SeriesDamaged("it is no dump of a series")
+    dumps = [_Replayed(pieces) for pieces in files]
+    most, held = _memory() if memory is None else memory, 0
+    last = at = len(dumps) - 1
+    answer: bytes | None = None
+    while True:
+        held -= dumps[at].held
+        said = dumps[at].go_on(answer)
+        held += dumps[at].held
+        if held > most:
+            raise SeriesDamaged(f"its increments take more than {most >> 20} MiB of memory")
+        answer = None
+        if said is _Ask.NEXT:
+            at = max(0, at - 1)
+        elif at < last:
+            at, answer = at + 1, said
+        elif said is None:
+            return
+        else:
+            yield said
+
+
+class _Ask(Enum):
+    NEXT = "the next segment of the dump before"
+
+
+_Steps = Generator[bytes | _Ask, bytes | None, None]
+
+
+class _Replayed:
+    """One dump of a chain while it is read."""
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self._stream = _Stream(pieces)
+        self._window = _Window()
+        self._removed = Removed()
+        self._steps = self._segments()
+
+    @property
+    def held(self) -> int:
+        """How many bytes it holds."""
+        return self._stream.size + self._window.size + self._removed.size
+
+    def go_on(self, answer: bytes | None) -> bytes | _Ask | None:
+        """Returns the next segment; None after the last one; or what it asks for, which is the
+        answer of the next call: None where there is none.
+        """
         try:
-            if count or magic == _NAMING:
-                names = removed if magic == _NAMING else None
-                text, lines = patch.apply(window.of(first, count), frame, size, names)
-                removed.add(lines)
-            else:
-                text = patch.plain(zstandard.ZstdDecompressor(), frame, size)
-        except (patch.PatchDamaged, zstandard.ZstdError, ValueError) as error:
-            raise SeriesDamaged(str(error)) from error
-        if len(text) != size:
-            raise SeriesDamaged("a segment has another length")
-        yield text
+            return self._steps.send(answer)
+        except StopIteration:
+            return None
+
+    def _segments(self) -> _Steps:
+        stream, window, removed = self._stream, self._window, self._removed
+        while head := stream.take(_HEAD.size):
+            magic, rest, first, count, stored, size = _HEAD.unpack(head)
+            patched = magic == _PATCH
+            right = rest == _REST and (patched or magic == _WHOLE)
+            if not right or size > MOST or stored > 2 * MOST:
+                raise SeriesDamaged("it is no dump of a series")
+            if not stored:
+                for number in range(first, first + count):
+                    yield (yield from window.of(number, 1))
+                continue
+            frame = stream.take(stored)
+            if count > (_NEAR if patched else 0):
+                raise SeriesDamaged("it is no dump of a series")
+            try:
+                if patched:
+                    old = yield from window.of(first, count)
+                    text, lines = patch.apply(old, frame, size, removed)
+                    removed.add(lines)
+                else:
+                    text = patch.plain(zstandard.ZstdDecompressor(), frame, size)
+            except (patch.PatchDamaged, zstandard.ZstdError, ValueError) as error:
+                raise SeriesDamaged(str(error)) from error
+            if len(text) != size:
+                raise SeriesDamaged("a segment has another length")
+            yield text
 
 
 class _Stream:
@@ -218,6 +288,10 @@ class _Stream:
     def __init__(self, pieces: Iterable[bytes]) -> None:
         self._pieces = iter(pieces)
         self._held = bytearray()
+
+    @property
+    def size(self) -> int:
+        return len(self._held)
 
     def take(self, size: int) -> bytes:
         """Returns size bytes; nothing at the end. Raises SeriesDamaged where it ends within."""
@@ -231,29 +305,37 @@ class _Stream:
 
 
 class _Window:
-    """The segments of the dump before that are near those that were asked for last."""
+    """The segments of the dump before near those that were asked for last. size: their bytes."""
 
-    def __init__(self, segments: Iterable[bytes]) -> None:
-        self._segments = iter(segments)
+    def __init__(self) -> None:
         self._held: deque[bytes] = deque()
         self._first = 0
+        self.size = 0
 
-    def of(self, first: int, count: int) -> bytes:
-        """Returns some segments, joined. first is never lower than before."""
+    def of(self, first: int, count: int) -> Generator[_Ask, bytes | None, bytes]:
+        """Returns some segments, joined. first is never lower than before. Asks for the segments
+        that it lacks.
+        """
         if first < self._first:
             raise SeriesDamaged("it goes back in the dump before")
         while self._first < first and self._held:
-            self._held.popleft()
+            self.size -= len(self._held.popleft())
             self._first += 1
         while self._first + len(self._held) < first + count:
-            segment = next(self._segments, None)
+            segment = yield _Ask.NEXT
             if segment is None:
                 raise SeriesDamaged("the dump before has fewer segments")
             if self._first < first:
                 self._first += 1
             else:
                 self._held.append(segment)
-        return b"".join(list(self._held)[:count])
+                self.size += len(segment)
+        return b"".join(islice(self._held, count))
+
+
+def _memory() -> int:
+    """Returns how many bytes the dumps of a chain may hold in memory together."""
+    return max(_LEAST_MEMORY, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
 
 
 def _places(keys: Iterable[K]) -> dict[K, list[int]]:

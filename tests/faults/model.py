@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -149,9 +148,7 @@ def _comes_back(there: dict[str, bytes], name: str, last: dict[str, Any]) -> boo
             return False
         files.append(there[base])
         record = json.loads(there[f"{base}.json"])
-    text: Iterable[bytes] = ()
-    for file in reversed(files):
-        text = replay([file], text)
+    text = replay([[file] for file in reversed(files)])
     return hashlib.sha256(b"".join(text)).hexdigest() == str(last["text_sha256"])
 
 

@@ -107,24 +107,6 @@ def test_dumps_sort_by_number_and_then_by_name() -> None:
     assert shelf == [unread, first, ahead, now]
 
 
-def test_a_dump_of_a_program_that_saw_no_series_is_newer_than_what_it_did_not_see() -> None:
-    def at(hour: int, **changes: object) -> Stored:
-        return a_dump(NOON + timedelta(hours=hour), **changes)
-
-    made = [
-        at(0, number=1),
-        at(1, number=2, format=SERIES, text_sha256="ab"),
-        at(2, number=3, format=SERIES, text_sha256="ab"),
-        at(3, number=2),
-        at(4, number=3),
-        at(5, number=4, text_sha256="ab"),
-    ]
-    assert record.by_age(made[::-1]) == made
-    # A clock that is wrong is of no account where all were seen.
-    ahead = at(9, number=2, text_sha256="ab")
-    assert record.by_age([made[2], ahead]) == [ahead, made[2]]
-
-
 def test_after_the_highest_number_of_all_a_dump_is_still_read_and_the_newest() -> None:
     """A hostile client may have given its own that number."""
     top = a_dump(number=(1 << 53) - 1, format=SERIES, text_sha256="ab")

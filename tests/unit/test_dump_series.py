@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import random
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import cast
 
@@ -19,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ntt_backup.dump import patch
+from ntt_backup.dump import series as series_format
 from ntt_backup.dump.by_shell import DumpsByShell
 from ntt_backup.dump.chain import LONGEST, ChainBroken, DumpText, chain_of, with_bases
 from ntt_backup.dump.form import base_of
@@ -27,6 +27,7 @@ from ntt_backup.dump.record import SERIES, Stored
 from ntt_backup.dump.removed import Findable, Removed
 from ntt_backup.dump.segments import MOST, Cutter
 from ntt_backup.dump.series import SeriesDamaged, Writer, replay
+from tests.patience import PATIENCE
 from tests.unit.sample_records import a_dump
 
 SMALL = {"size": 128, "most": 512}
@@ -44,15 +45,6 @@ def rows(count: int, seed: int = 1) -> list[bytes]:
 def a_row(line: bytes) -> bytes:
     """A line as pg_dump writes it, with its length before it."""
     return b"\0" + len(line).to_bytes(4, "little") + line
-
-
-# An increment of 228 bytes, as it was written before patches could name removed lines.
-OLDER = (
-    "T`El&5C8xG000000RR919{>OVbpikY5&!@ID77#BAPGqT0000K00J}s001bpFa00@0RRA9Doq#=0000100002000"
-    "0Y0002~0{{RO0000ewJ-f33}FBO003eD0tWyh0RR91D77#BAOHaX09`6g7!Uve0096100IC20384T0IC2001yBG0"
-    "4TLD{U8T90002g0TKWJ04TLD{U87V003PoO&AaW0009300031001Tc0024w000sI001bpFa011NdN!<00jX60RR9"
-    "1D77#BAO|@B05UKz32tR~"
-)
 
 
 class Series:
@@ -78,10 +70,7 @@ class Series:
 
     def text(self, number: int) -> bytes:
         """What dump number is a dump of."""
-        segments: Iterator[bytes] = iter(())
-        for file in self.files[: number + 1]:
-            segments = replay([file[:7], file[7:]], segments)
-        return b"".join(segments)
+        return b"".join(replay([[file[:7], file[7:]] for file in self.files[: number + 1]]))
 
 
 # --- cutting --------------------------------------------------------------------------------------
@@ -116,7 +105,7 @@ def test_a_patch_makes_the_new_text_and_nonsense_is_refused(
     made = patch.make(old, new, removed, thorough=thorough)
     assert patch.apply(old, made, len(new), removed)[0] == new
     for damaged in (nonsense, made[:-3], bytes([made[0] ^ 1]) + made[1:]):
-        for known in (removed, Removed(), None):
+        for known in (removed, Removed()):
             with suppress(patch.PatchDamaged):
                 assert len(patch.apply(old, damaged, 1000, known)[0]) <= 1001
 
@@ -140,6 +129,105 @@ def test_runs_of_more_lines_than_the_text_may_have_are_refused_before_they_are_l
         patch.apply(old, a_patch([0, *empty]), 1000, Removed())
     copy = patch.apply(old, a_patch([0, 0, 0, count + 1, 0, 0, 0]), count, Removed())
     assert copy[0] == old
+
+
+def a_block(content: bytes, size: int, *, first: int = 0, count: int = 0) -> bytes:
+    """A block of a series: a patch, where its content begins as one."""
+    return (
+        series_format._HEAD.pack(series_format._PATCH, 16, first, count, len(content), size)
+        + content
+    )
+
+
+def a_whole_dump(*segments: bytes) -> bytes:
+    frames = [(zstandard.ZstdCompressor().compress(one), len(one)) for one in segments]
+    return b"".join(
+        series_format._HEAD.pack(series_format._WHOLE, 16, 0, 0, len(frame), size) + frame
+        for frame, size in frames
+    )
+
+
+def numbers_without_end(count: int = 16 * MOST) -> list[bytes]:
+    """More than sixty million numbers, in 4 kB."""
+    packed = zstandard.ZstdCompressor(level=19).compress(bytes(count))
+    return [a_block(patch._HEAD.pack(len(packed)) + packed, MOST)]
+
+
+def more_numbers_than_lines() -> list[bytes]:
+    return numbers_without_end(patch._NUMBERS * 9)
+
+
+def lines_without_end() -> list[bytes]:
+    """A patch of 16 million lines without anything in them."""
+    runs = [0, 0, 0, MOST, 0, 0, 0]
+    return [a_whole_dump(*[b"\n" * MOST] * 4), a_block(a_patch(runs), MOST, count=4)]
+
+
+def as_many_lines_as_may_be() -> list[bytes]:
+    """A patch of as many lines and runs as a patch may have, of texts that are as long."""
+    count = patch.LINES - 1
+    text = b"\n".join(b"%04x" % (n & 0xFFFF) for n in range(count)) + bytes(100)
+    text += bytes(MOST - len(text))
+    runs = [number for n in range(count // 2) for number in (0, 0 if n == 0 else 2, 1)]
+    given = text[: MOST // 2]
+    made = a_patch([0, *runs, given.count(b"\n"), 0, 0], given)
+    return [a_whole_dump(text), a_block(made, MOST, count=1)]
+
+
+def removed_lines_of_all() -> list[bytes]:
+    """Increments each of which keeps as many removed lines as it may."""
+    many = [b"%x" % n * 32 for n in range(1 << 14)]
+    segments = [b"\n".join([b"a", b"b", *many, b"c", b"d"])] * 30
+    cut = a_patch([0, 0, 0, 2, 0, 2 * len(many), 2, 0, 0, 0])
+    size = len(b"a\nb\nc\nd")
+    blocks = [a_block(cut, size, first=n, count=1) for n in range(len(segments))]
+    whole = a_whole_dump(*segments)
+    same = series_format._HEAD.pack(series_format._WHOLE, 16, 0, len(segments), 0, 0)
+    return [whole, *[same] * 300, b"".join(blocks)]
+
+
+MEASURE = """
+import resource, sys
+from tests.unit import test_dump_series as t
+files = getattr(t, sys.argv[1])()
+resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    made = sum(map(len, t.replay([[file] for file in files])))
+except t.SeriesDamaged as error:
+    made = error
+print(made, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, sep=";")
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "end"),
+    [
+        (numbers_without_end, "it has too much in it"),
+        (more_numbers_than_lines, "it has too many numbers"),
+        (lines_without_end, "its old text is too long"),
+        (as_many_lines_as_may_be, "a segment has another length"),
+        (removed_lines_of_all, "210"),
+    ],
+)
+def test_a_small_increment_takes_little_memory(made: Callable[[], list[bytes]], end: str) -> None:
+    """What it takes is measured in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, made.__name__],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 0, done.stderr[-1000:]
+    said, kilobytes = done.stdout.split(";")
+    assert (said, int(kilobytes) < 100_000) == (end, True), done.stdout
+
+
+def test_a_chain_that_takes_more_memory_than_there_is_is_damaged() -> None:
+    files = [[file] for file in removed_lines_of_all()]
+    with pytest.raises(SeriesDamaged, match="take more than 8 MiB of memory"):
+        list(replay(files, memory=8 << 20))
 
 
 edits = st.lists(st.tuples(st.integers(0, 99), st.integers(0, 20), st.lists(lines, max_size=5)))
@@ -230,15 +318,6 @@ def test_what_has_changed_is_what_is_sent(
     assert series.add(new) < full * share
     assert series.add(new) < 100
     assert series.text(2) == new
-
-
-def test_an_increment_of_the_older_form_is_read() -> None:
-    old = [b"%d\t%s\n" % (n, b"xyz"[n % 3 : n % 3 + 1] * 5) for n in range(200)]
-    new = [row.replace(b"x", b"w") if n == 50 else row for n, row in enumerate(old)]
-    new = [*new[:20], *new[21:170], *new[171:], b"200\tnew\n"]
-    cutter = Cutter(size=512, most=1024)
-    before = [*cutter.add(b"".join(old)), *cutter.end()]
-    assert b"".join(replay([base64.b85decode(OLDER)], before)) == b"".join(new)
 
 
 def test_removed_lines_are_kept_up_to_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,7 +446,12 @@ def test_the_longest_chain_comes_back_and_a_longer_one_is_refused(tmp_path: Path
     known = {}
     for one, file in zip(a_chain(*range(len(files))), files, strict=True):
         assert one.record is not None
-        made = replace(one.record, bytes=len(file), sha256=hashlib.sha256(file).hexdigest())
+        made = replace(
+            one.record,
+            bytes=len(file),
+            sha256=hashlib.sha256(file).hexdigest(),
+            text_bytes=len(text),
+        )
         known[one.name] = replace(one, size=len(file), record=made)
 
     class RemoteDir:
@@ -375,14 +459,17 @@ def test_the_longest_chain_comes_back_and_a_longer_one_is_refused(tmp_path: Path
             yield files[int(name) - 1]
 
     chain = chain_of(known[str(LONGEST)], known)
-    before = sys.getrecursionlimit()
-    for segments in (1, None):  # Some of it, and all.
-        found = DumpText(cast(DumpsByShell, RemoteDir()), chain)
-        pieces = iter(found)
-        assert text.startswith(b"".join(islice(pieces, segments)))
-        pieces.close()
-        assert (found.damaged, sys.getrecursionlimit()) == ("", before)
-    assert b"".join(DumpText(cast(DumpsByShell, RemoteDir()), chain)) == text
+    # Python 3.12 and later have a bound that no program can raise.
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(sys, "setrecursionlimit", pytest.fail)
+        assert b"".join(DumpText(cast(DumpsByShell, RemoteDir()), chain)) == text
+    # What makes more than its record says is no dump to wait for.
+    *others, last = chain
+    assert last.record is not None
+    short = replace(last, record=replace(last.record, text_bytes=len(text) - 1))
+    found = DumpText(cast(DumpsByShell, RemoteDir()), [*others, short])
+    assert len(b"".join(found)) < len(text)
+    assert (found.damaged, found.why) == (last.name, "it makes more than its record says")
     with pytest.raises(ChainBroken, match="needs more than 1,000 dumps"):
         chain_of(known[str(LONGEST + 1)], known)
 
