@@ -40,21 +40,25 @@ class Body:
         return self._at
 
 
-def content_of(answer: Any, pace: SharedPace | None) -> bytes:
-    """Returns the content that an answer of botocore's brings. Raises BotoCoreError."""
+def content_of(answer: Any, most: int, pace: SharedPace | None) -> bytes:
+    """Returns the content that an answer of botocore's brings: at most one byte more than `most`.
+
+    Raises BotoCoreError.
+    """
     try:
-        return _read(answer["Body"], pace)
+        return _read(answer["Body"], most + 1, pace)
     except HTTPError as error:  # Botocore leaves out what TLS finds wrong within an answer.
         raise ResponseStreamingError(error=error) from error
 
 
-def _read(stream: Any, pace: SharedPace | None) -> bytes:
-    if pace is None:
-        content: bytes = stream.read()
-        return content
+def _read(stream: Any, most: int, pace: SharedPace | None) -> bytes:
     pieces: list[bytes] = []
-    while pieces[-1:] != [b""]:
-        share = pace.take(_SHARE, begun=True)
+    left = most
+    # The last, empty piece has botocore compare the length with the one announced.
+    while left and pieces[-1:] != [b""]:
+        share = left if pace is None else pace.take(min(_SHARE, left), begun=True)
         pieces.append(stream.read(share))
-        pace.give_back(share - len(pieces[-1]))
-    return b"".join(pieces)
+        left -= len(pieces[-1])
+        if pace is not None:
+            pace.give_back(share - len(pieces[-1]))
+    return pieces[0] if pieces[1:] == [b""] else b"".join(pieces)

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256 as new_sha256
+from itertools import islice
 from typing import Final, Protocol
 
 from ntt_backup.errors import RemoteDenied, RemoteUnreachable
@@ -24,6 +25,8 @@ from ntt_backup.errors import RemoteDenied, RemoteUnreachable
 Buffer = bytes | bytearray | memoryview
 # An upload that is older has no sender any more.
 DEAD_SECONDS: Final = 86400.0
+# The next sweep removes the rest.
+_MOST_SWEPT: Final = 1000
 
 
 class ObjectExists(Exception):
@@ -58,6 +61,7 @@ class UploadGone(Exception):
 class ObjectInfo:
     """An object. size in bytes. checksum: the SHA-256 that the server keeps, as it writes it
     (`base64`, or `base64-N` over the sums of N parts); "" where it keeps none or does not say.
+    etag: of its content, without quotes; most servers make it of MD5 sums. "" where it has none.
     """
 
     key: str
@@ -65,6 +69,7 @@ class ObjectInfo:
     checksum: str = ""
     modified: datetime | None = None
     storage_class: str = ""
+    etag: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +198,10 @@ def sweep(bucket: Bucket, below: tuple[str, ...], dead_before: float) -> None:
     """
     before = datetime.fromtimestamp(dead_before, UTC)
     with suppress(RemoteDenied):
-        for upload in list(bucket.uploads("")):
-            if upload.key.startswith(below) and upload.begun < before:
-                bucket.abort(upload.key, upload.upload_id)
+        dead = (
+            upload
+            for upload in bucket.uploads("")
+            if upload.key.startswith(below) and upload.begun < before
+        )
+        for upload in list(islice(dead, _MOST_SWEPT)):
+            bucket.abort(upload.key, upload.upload_id)

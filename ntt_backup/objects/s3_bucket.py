@@ -9,14 +9,17 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from botocore.client import BaseClient
 from botocore.exceptions import ClientError
+from botocore.parsers import ResponseParserError
 
 from ntt_backup.client.shared_pace import Pace, SharedPace
 from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.errors import ProtocolViolation, RemoteCannotStore
+from ntt_backup.format import printable
 from ntt_backup.objects.body import Body, content_of
 from ntt_backup.objects.bucket import (
     BucketFacts,
@@ -34,12 +37,15 @@ from ntt_backup.objects.bucket import (
 )
 from ntt_backup.objects.keys import BLOBS, PACKS
 from ntt_backup.objects.s3_errors import FAILURES, BehindTheEnd, Passing, Translator, moment_of
+from ntt_backup.objects.s3_listing import Pages, etag, moment, size, word
 
 # Keys of a listing that come with one answer; stores give no more.
 PAGE = 1000
 # So long is waited, in all, for a store that asks for time.
 _PATIENCE: Final = 15.0
 _LONGEST_WAIT: Final = 4.0
+# Of what a server calls itself.
+_LONGEST_NAME: Final = 100
 # So often content is sent that is damaged on its way.
 _ATTEMPTS: Final = 2
 
@@ -80,7 +86,7 @@ class S3Bucket:
             **self._stored_as(key),
             **condition,
         )
-        return self._taken(key, len(data), answer.get("ChecksumSHA256", ""), checksum(sha256))
+        return self._taken(key, len(data), answer, checksum(sha256))
 
     def create_upload(self, key: str) -> str:
         answer = self._ask(
@@ -90,7 +96,7 @@ class S3Bucket:
             ChecksumType="COMPOSITE",
             **self._stored_as(key),
         )
-        return str(answer["UploadId"])
+        return word(answer, "UploadId")
 
     def put_part(self, key: str, upload_id: str, number: int, data: Buffer, sha256: bytes) -> Part:
         answer = self._ask(
@@ -101,8 +107,8 @@ class S3Bucket:
             Body=Body(data, self._pace),
             ChecksumSHA256=checksum(sha256),
         )
-        self._taken(key, len(data), answer.get("ChecksumSHA256", ""), checksum(sha256))
-        return Part(number, str(answer["ETag"]), sha256, len(data))
+        self._taken(key, len(data), answer, checksum(sha256))
+        return Part(number, word(answer, "ETag"), sha256, len(data))
 
     def complete(self, key: str, upload_id: str, parts: Sequence[Part]) -> ObjectInfo:
         listed = [
@@ -120,8 +126,8 @@ class S3Bucket:
             MultipartUpload={"Parts": listed},
             IfNoneMatch="*",
         )
-        size = sum(part.size for part in parts)
-        return self._taken(key, size, answer.get("ChecksumSHA256", ""), composite(parts))
+        length = sum(part.size for part in parts)
+        return self._taken(key, length, answer, composite(parts))
 
     def abort(self, key: str, upload_id: str) -> None:
         try:
@@ -140,15 +146,16 @@ class S3Bucket:
         return {"StorageClass": str(self._storage_class)} if still else {}
 
     @staticmethod
-    def _taken(key: str, size: int, said: str, sent: str) -> ObjectInfo:
+    def _taken(key: str, length: int, answer: dict[str, Any], sent: str) -> ObjectInfo:
         """Compares the checksum that the server has answered with ours; it may answer none."""
+        said = word(answer, "ChecksumSHA256", required=False)
         if said and said != sent:
             raise RemoteCannotStore(
                 "the object store has stored something else than was sent",
-                detail=f"{key}: its SHA-256 is {said}, ours {sent}",
+                detail=f"{key}: its SHA-256 is {printable(said)}, ours {sent}",
                 hint="something in the object store damages content: do not rely on it",
             )
-        return ObjectInfo(key, size, said)
+        return ObjectInfo(key, length, said, etag=etag(answer))
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -159,10 +166,11 @@ class S3Bucket:
             return None
         return ObjectInfo(
             key,
-            answer["ContentLength"],
-            answer.get("ChecksumSHA256", ""),
-            answer.get("LastModified"),
-            answer.get("StorageClass", ""),
+            size(answer, "ContentLength"),
+            word(answer, "ChecksumSHA256", required=False),
+            moment(answer, "LastModified"),
+            word(answer, "StorageClass", required=False),
+            etag(answer),
         )
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
@@ -172,20 +180,18 @@ class S3Bucket:
         most = length if start >= 0 else -start
 
         def read(answer: Any) -> bytes:
-            body, size = answer["Body"], answer["ContentLength"]
-            if size > most:
-                body.close()
+            content = content_of(answer, most, self._fetch)
+            if len(content) > most:
+                answer["Body"].close()
                 raise ProtocolViolation(
                     "the object store answers with more than was asked for",
-                    detail=f"{key}: {wanted}, and it sends {size} bytes",
+                    detail=f"{key}: {wanted}",
                     hint="does it, or a proxy before it, support ranges?",
                 )
-            content = content_of(answer, self._fetch)
-            place, _, total = answer.get("ContentRange", "").removeprefix("bytes ").partition("/")
-            if total and place != _place(start, length, int(total)):
+            if not _is_range(answer, start, length):
                 raise ProtocolViolation(
                     "the object store answers with another range than was asked for",
-                    detail=f"{key}: {wanted}, and it sends {place} of {total}",
+                    detail=f"{key}: {wanted}, and it sends {_range_of(answer)[:100]}",
                 )
             return content
 
@@ -209,11 +215,13 @@ class S3Bucket:
         before = time.time()
         page = self._ask("list_objects_v2", "", Prefix=self._prefix, MaxKeys=1)
         after = time.time()
+        Pages(self._prefix).entries(page, "Contents")
         headers = page["ResponseMetadata"]["HTTPHeaders"]
         clock = moment_of(headers)
         # A server's clock is told in whole seconds.
         skew = 0.0 if clock is None else max(0.0, before - clock - 1, clock - after)
-        return BucketFacts(headers.get("server", "unknown server"), skew)
+        server = printable(headers.get("server", ""))[:_LONGEST_NAME]
+        return BucketFacts(server or "unknown server", skew)
 
     def protection(self) -> Protection:
         versioning = self._told("get_bucket_versioning")
@@ -231,13 +239,13 @@ class S3Bucket:
         credentials may not ask.
         """
         try:
-            said: dict[str, Any] = getattr(self._client, operation)(Bucket=self._bucket)
+            return self._call(operation)
         except FAILURES as failure:
             return {} if "NotFound" in str(failure) else None
-        return said
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         following = {"StartAfter": self._prefix + after} if after else {}
+        pages = Pages(self._prefix + prefix, following.get("StartAfter", ""))
         while True:
             page = self._ask(
                 "list_objects_v2",
@@ -246,41 +254,37 @@ class S3Bucket:
                 MaxKeys=PAGE,
                 **following,
             )
-            for entry in page.get("Contents", ()):
-                yield ObjectInfo(
+            yield from [
+                ObjectInfo(
                     entry["Key"].removeprefix(self._prefix),
-                    entry["Size"],
-                    modified=entry.get("LastModified"),
-                    storage_class=entry.get("StorageClass", ""),
+                    size(entry, "Size"),
+                    modified=moment(entry, "LastModified"),
+                    storage_class=word(entry, "StorageClass", required=False),
+                    etag=etag(entry),
                 )
-            following = self._next(page, following, ContinuationToken="NextContinuationToken")
+                for entry in pages.entries(page, "Contents")
+            ]
+            following = pages.following(page, ContinuationToken="NextContinuationToken")
             if not following:
                 return
 
     def uploads(self, prefix: str) -> Iterator[Upload]:
         following: dict[str, str] = {}
+        pages = Pages(self._prefix + prefix, ordered=False)
         while True:
             page = self._ask(
                 "list_multipart_uploads", prefix, Prefix=self._prefix + prefix, **following
             )
-            for entry in page.get("Uploads", ()):
+            for entry in pages.entries(page, "Uploads"):
+                # One whose time is not told was begun just now, for all that is known.
+                begun = moment(entry, "Initiated") or datetime.now(UTC)
                 key = entry["Key"].removeprefix(self._prefix)
-                yield Upload(key, entry["UploadId"], entry["Initiated"])
-            following = self._next(
-                page, following, KeyMarker="NextKeyMarker", UploadIdMarker="NextUploadIdMarker"
+                yield Upload(key, word(entry, "UploadId"), begun)
+            following = pages.following(
+                page, KeyMarker="NextKeyMarker", UploadIdMarker="NextUploadIdMarker"
             )
             if not following:
                 return
-
-    @staticmethod
-    def _next(page: dict[str, Any], before: dict[str, str], **names: str) -> dict[str, str]:
-        """Returns what asks for the page after this one; nothing where this is the last."""
-        if not page.get("IsTruncated"):
-            return {}
-        following = {name: page[said] for name, said in names.items() if page.get(said)}
-        if not following or following == before:
-            raise ProtocolViolation("the object store's listing does not go on")
-        return following
 
     # --- requests ---------------------------------------------------------------------------------
 
@@ -301,7 +305,7 @@ class S3Bucket:
             if body := arguments.get("Body"):
                 body.seek(0)
             try:
-                return read(getattr(self._client, operation)(Bucket=self._bucket, **arguments))
+                return read(self._call(operation, **arguments))
             except FAILURES as failure:
                 if operation == "head_object" and _is_mute(failure):
                     self._ask_and_read(_no_pace, "get_object", key, Range="bytes=0-0")
@@ -316,6 +320,19 @@ class S3Bucket:
             waited += pause
             wait = min(_LONGEST_WAIT, 2 * wait)
 
+    def _call(self, operation: str, **arguments: Any) -> dict[str, Any]:
+        """Makes a request once. Raises one of FAILURES."""
+        try:
+            answer: dict[str, Any] = getattr(self._client, operation)(
+                Bucket=self._bucket, **arguments
+            )
+        except FAILURES:
+            raise
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            # botocore takes the form of an answer for granted.
+            raise ResponseParserError(f"{type(error).__name__}: {error}") from error
+        return answer
+
 
 def _is_mute(failure: Exception) -> bool:
     """Returns whether a HEAD was refused without a word: another request is told why."""
@@ -325,7 +342,22 @@ def _is_mute(failure: Exception) -> bool:
 
 
 def _no_pace(answer: Any) -> bytes:
-    return content_of(answer, None)
+    return content_of(answer, 1, None)
+
+
+def _is_range(answer: Any, start: int, length: int) -> bool:
+    """Returns whether an answer says that it has the range that was asked for. One that has the
+    whole object names no range.
+    """
+    said = _range_of(answer)
+    if not said:
+        return start <= 0
+    place, _, total = said.removeprefix("bytes ").partition("/")
+    return total.isdecimal() and len(total) < 20 and place == _place(start, length, int(total))
+
+
+def _range_of(answer: Any) -> str:
+    return printable(word(answer, "ContentRange", required=False))
 
 
 def _place(start: int, length: int, total: int) -> str:

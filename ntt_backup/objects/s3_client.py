@@ -35,6 +35,7 @@ from botocore.utils import parse_timestamp
 from ntt_backup import __version__
 from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.errors import ConfigError
+from ntt_backup.objects.s3_answers import BoundedSession
 
 _CONNECTIONS: Final = 64
 # An answer may take so long; a store that joins parts may need a while for it.
@@ -140,9 +141,11 @@ def _make(remote: RemoteSettings) -> _Ready:
     session.register_component("credential_provider", credentials)
     session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_moment)
     with _explained():
-        client = session.create_client(
+        client: Any = session.create_client(
             "s3", remote.region, endpoint_url=remote.endpoint, verify=ca_bundle, config=config
         )
+    endpoint = client._endpoint
+    endpoint.http_session = BoundedSession(endpoint.http_session)
     # Some stores never answer it, and a second would be waited before each body. Whether we may
     # write is answered to `create_upload`.
     client.meta.events.unregister("before-call.s3", add_expect_header)

@@ -16,12 +16,13 @@ from botocore.parsers import ResponseParserError
 
 from ntt_backup.errors import (
     BackupError,
+    ProtocolViolation,
     RemoteCannotStore,
     RemoteDenied,
     RemoteUnreachable,
     Unsupported,
 )
-from ntt_backup.format import duration
+from ntt_backup.format import duration, printable
 from ntt_backup.objects.bucket import (
     ContentDamaged,
     ObjectArchived,
@@ -30,6 +31,7 @@ from ntt_backup.objects.bucket import (
     ThawUnderWay,
     UploadGone,
 )
+from ntt_backup.objects.s3_answers import AnswerTooLong
 
 # What botocore raises for a request.
 FAILURES: Final = (boto.BotoCoreError, boto.ClientError, ResponseParserError)
@@ -171,14 +173,14 @@ class Translator:
             return ThawUnderWay(key)
         if code == "InvalidObjectState":
             return ObjectArchived(key)
-        detail = f"{self._bucket}/{key}: {code}: {said.get('Message', '')}"[:_SHOWN]
+        detail = printable(f"{self._bucket}/{key}: {code}: {said.get('Message', '')}"[:_SHOWN])
         if code == "RequestTimeTooSkewed":
             return RemoteUnreachable(
                 f"the clocks of this machine and of the object store differ{_by(headers)}",
                 detail=detail,
                 hint="set this machine's clock (timedatectl, chronyc tracking)",
             )
-        region = said.get("Region") or headers.get("x-amz-bucket-region")
+        region = printable(str(said.get("Region") or headers.get("x-amz-bucket-region") or ""))[:64]
         if region and (status in (301, 307) or code == "AuthorizationHeaderMalformed"):
             return RemoteDenied(
                 f"the bucket is in the region {region}",
@@ -203,8 +205,14 @@ class Translator:
         )
 
     def _unanswered(self, failure: Exception) -> BackupError:
-        detail = " ".join(str(failure).split())[:_SHOWN]
+        detail = printable(" ".join(str(failure)[: 4 * _SHOWN].split())[:_SHOWN])
         match failure:
+            case AnswerTooLong():
+                return ProtocolViolation(
+                    "the object store's answer is longer than any of its kind",
+                    detail=detail,
+                    hint="look at remote.endpoint, and at proxies on the way",
+                )
             case boto.NoCredentialsError() | boto.PartialCredentialsError():
                 return RemoteDenied("there are no credentials", detail=detail, hint=_CHAIN)
             case (
@@ -272,7 +280,7 @@ def moment_of(headers: dict[str, str]) -> float | None:
     """Returns when an answer was written, by the clock of its server; None where it is not told."""
     try:
         return parsedate_to_datetime(headers["date"]).timestamp()
-    except (KeyError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
 
 

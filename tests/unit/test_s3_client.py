@@ -95,7 +95,8 @@ def _listed(monkeypatch: pytest.MonkeyPatch, modified: str) -> list[ObjectInfo]:
     remote = RemoteSettings.model_validate({"url": "s3://bucket", "region": "eu-central-1"})
     client: Any = make_client(remote)
     one = f"<Contents><Key>a</Key><Size>1</Size><LastModified>{modified}</LastModified></Contents>"
-    page = f"<ListBucketResult>{one}</ListBucketResult>".encode()
+    last = "<IsTruncated>false</IsTruncated>"
+    page = f"<ListBucketResult>{last}{one}</ListBucketResult>".encode()
     answer = Mock(status_code=200, headers={}, content=page)
     client.meta.events.register("before-send.s3", lambda **_: answer)
     return list(S3Bucket(client, remote).list(""))

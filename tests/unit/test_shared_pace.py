@@ -77,6 +77,6 @@ def test_what_a_bucket_answers_comes_whole_at_the_pace(size: int) -> None:
     began = time.monotonic()
     pace, content = paced(), bytes(size)
     taken = sum(iter(lambda: pace.take_now(RATE), 0))
-    assert content_of({"Body": io.BytesIO(content)}, pace) == content
+    assert content_of({"Body": io.BytesIO(content)}, size, pace) == content
     # The burst, and a share that is owed.
     assert time.monotonic() - began >= (taken + size - BURST * 1.25) / RATE
