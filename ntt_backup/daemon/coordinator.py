@@ -134,6 +134,9 @@ class _Run:
                 else:
                     self._dismiss()
                 if not self._watch and self._error is None and not self._inbox.stops:
+                    if self._jobs["dump"].again and self._progress.copied:
+                        self._jobs["dump"].hurry()
+                        self._finish_job("dump", "dumping the catalog")
                     self._finish_job("snapshot", "taking snapshots")
         except BackupError as error:
             self._error = error

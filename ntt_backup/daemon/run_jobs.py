@@ -1,9 +1,12 @@
 """A run has two side jobs: the dump of the catalog, and the snapshots.
 
-The dump is made before the first blob, and by a run that watches every `dump.interval`. Where this
-machine or key can make no dumps at all (no pg_dump, a forced command that takes none), that is a
-warning as long as nobody relies on dumps: none was ever made for this target, and `dump.bin` is not
-set. From the first dump on it is a failure.
+The dump is made before the first blob, and by a run that watches every `dump.interval`. A dump in
+which no blob is copied does not tell what a restore must bring back, so after the first blobs of a
+target's life another one is made: at the end of the run, or, where it watches, after an hour.
+
+Where this machine or key can make no dumps at all (no pg_dump, a forced command that takes none),
+that is a warning as long as nobody relies on dumps: none was ever made for this target, and
+`dump.bin` is not set. From the first dump on it is a failure.
 
 The sets that have `every` are taken after the blobs, or while the run watches. What does either is
 loaded by the process that does it: no blob waits for that.
@@ -16,7 +19,7 @@ from functools import partial
 from typing import Final
 
 from ntt_backup.config import Settings
-from ntt_backup.daemon.side_job import SideJob, SideJobs, tell
+from ntt_backup.daemon.side_job import RETRY_SECONDS, SideJob, SideJobs, tell
 from ntt_backup.dump.events import DumpFailed, DumpRecovered
 from ntt_backup.errors import BackupError, DumpImpossible
 from ntt_backup.events import Event, Warning
@@ -58,7 +61,7 @@ def _dump(settings: Settings) -> JobOver:
     from ntt_backup.dump.rehearsal import relied_on
 
     try:
-        dump(settings, tell)
+        tells = dump(settings, tell)
     except DumpImpossible as error:
         if not relied_on(settings):
             text = f"no dump of the catalog is made: {error}; {error.hint}; or set run.skip_pgdump"
@@ -68,7 +71,8 @@ def _dump(settings: Settings) -> JobOver:
     except BackupError as error:
         tell(DumpFailed(**error.fields))
     else:
-        return JobOver(failed=False)
+        soon = min(RETRY_SECONDS, settings.dump.interval)
+        return JobOver(failed=False, again_s=None if tells else soon)
     return JobOver(failed=True)
 
 

@@ -81,6 +81,11 @@ class SideJob:
     def running(self) -> bool:
         return self._child is not None
 
+    @property
+    def again(self) -> bool:
+        """Returns whether its last process asked to be started again."""
+        return self._over is not None and self._over.again_s is not None
+
     def alive(self, now: float) -> bool:
         """Returns whether it is at work, as far as one can tell from its last word."""
         return self.running and now - self._heard < _QUIET_SECONDS

@@ -16,6 +16,7 @@ _REASONS: Final = {
     "first": "there is none yet",
     "changed": "it may have changed since the last time",
     "old": "the last one is old",
+    "marked": "the last one was begun before the first blob was copied",
     "asked": "as asked",
 }
 

@@ -48,28 +48,45 @@ _BLOBS: Final = re.compile(rb"^\d+; \d+ \d+ TABLE DATA \S+ blobs ", re.MULTILINE
 Emit = Callable[[events.Event], None]
 
 
-def dump(settings: RemoteConfig, emit: Emit, *, force: bool = False, whole: bool = False) -> None:
+def dump(settings: RemoteConfig, emit: Emit, *, force: bool = False, whole: bool = False) -> bool:
     """Makes a dump if it is time to, and not where the last one is as good as a new one.
 
-    emit takes each event. force: whether or not anything has changed. whole: not as an increment.
-    Raises BackupError, after it was noted for `status`; DumpImpossible where this machine or this
-    key cannot make any.
+    Args:
+        settings: of the run.
+        emit: takes each event.
+        force: make a dump whether or not anything has changed.
+        whole: make a dump, and not as an increment.
+
+    Returns:
+        Whether the newest dump has a blob that was copied. One that has none does not tell what a
+        restore must bring back.
+
+    Raises:
+        DumpImpossible: This machine or this key cannot make any.
+        BackupError: After it was noted for `status`.
     """
     job = _Job(settings, emit)
     try:
-        job.run(force=force or whole, whole=whole)
+        return job.run(force=force or whole, whole=whole)
     except BackupError as error:
         job.note("", None, str(error))
         raise
 
 
 def due(
-    known: list[Stored], fingerprint: str, now: datetime, max_age_s: float, *, force: bool
+    known: list[Stored],
+    fingerprint: str,
+    now: datetime,
+    max_age_s: float,
+    *,
+    force: bool,
+    copied: bool,
 ) -> str:
-    """Returns why a dump should be made now: "first", "asked", "changed" or "old"; "" where it need
-    not.
+    """Returns why a dump should be made now: "first", "asked", "changed", "marked" or "old"; ""
+    where it need not.
 
-    known: the dumps of this database for this target that can be restored, oldest first. Pure.
+    known: the dumps of this database for this target that can be restored, oldest first. copied:
+    whether any blob is copied. Pure.
     """
     if not known:
         return "first"
@@ -78,6 +95,8 @@ def due(
         return "asked"
     if not fingerprint or last.record is None or last.record.fingerprint != fingerprint:
         return "changed"
+    if copied and not last.record.copied:
+        return "marked"
     # A clock that was ahead when the last one was made must not stop dumps for as long.
     age = abs(now - last.begun)
     return "old" if age >= timedelta(seconds=max_age_s) else ""
@@ -93,13 +112,13 @@ class _Job:
         self._begun = datetime.now(UTC)
         self._clock = time.monotonic()
 
-    def run(self, *, force: bool, whole: bool) -> None:
+    def run(self, *, force: bool, whole: bool) -> bool:
         settings = self._settings
         with self._connect() as conn:
             state = dump_history.database_state(conn)
         found = pg_programs.find(settings.dump.bin, state.server_version)
         with closing(open_remote_dir(settings)) as remote_dir:
-            self._dump(remote_dir, found, state, force=force, whole=whole)
+            return self._dump(remote_dir, found, state, force=force, whole=whole)
 
     def _dump(
         self,
@@ -109,38 +128,45 @@ class _Job:
         *,
         force: bool,
         whole: bool,
-    ) -> None:
+    ) -> bool:
         settings = self._settings
         contents = remote_dir.contents()
-        if not contents.placed:
-            self._require_nothing_copied()
         ours = record.of_catalog(contents.dumps, settings.target, state.database)
         known = restorable(ours)
-        reason = due(known, state.fingerprint, self._begun, settings.dump.max_age, force=force)
+        last = known[-1].record if known else None
+        copied = contents.placed and last is not None and last.copied
+        copied = copied or self._any_copied()
+        if copied and not contents.placed:
+            raise self._gone()
+        age = settings.dump.max_age
+        reason = due(known, state.fingerprint, self._begun, age, force=force, copied=copied)
         if not reason:
             self._note_good(known[-1])
             self._emit(DumpSkipped(name=known[-1].name))
-            return
+            return copied
         self._emit(DumpStart(reason=reason, program=found.version))
         number = record.next_number(contents.dumps)
         form = Form.of(settings, state.database, known, whole=whole)
         try:
-            name, made = self._make(remote_dir, found, state, number, form)
+            name, made = self._make(remote_dir, found, state, number, form, copied=copied)
             form.keep(name, made)
         finally:
             form.close()
         self._prune(remote_dir, name, made, ours, known)
+        return copied
 
-    def _require_nothing_copied(self) -> None:
-        """Raises RemoteUnreachable where blobs were copied. by-hash is missing at the start of a
-        target's life, or because a disk is not mounted.
-        """
+    def _any_copied(self) -> bool:
         with self._connect() as conn:
-            if selection.any_copied(conn, self._settings.target):
-                remote, but = self._settings.remote, ", but the catalog has blobs copied to it"
-                if remote.kind == "s3":
-                    raise store_format.gone(remote.url, but)
-                raise explain_gone(f"{remote.path}/by-hash is missing{but}")
+            return selection.any_copied(conn, self._settings.target)
+
+    def _gone(self) -> BackupError:
+        """Returns the error for a remote without by-hash to which blobs were copied: else that is
+        missing at the start of a target's life, here because a disk is not mounted.
+        """
+        remote, but = self._settings.remote, ", but the catalog has blobs copied to it"
+        if remote.kind == "s3":
+            return store_format.gone(remote.url, but)
+        return explain_gone(f"{remote.path}/by-hash is missing{but}")
 
     def _connect(self) -> connection.Connection:
         return connection.connect(self._settings.catalog.url, self._application)
@@ -152,6 +178,8 @@ class _Job:
         state: DatabaseState,
         number: int,
         form: Form,
+        *,
+        copied: bool,
     ) -> tuple[str, DumpRecord]:
         name = record.name_of(self._begun, secrets.token_hex(4))
         upload = remote_dir.upload(name)
@@ -186,6 +214,7 @@ class _Job:
                 base=form.base,
                 text_bytes=form.text.size,
                 text_sha256=form.text.sha256,
+                copied=copied,
             )
             upload.name(made)
         except BaseException:

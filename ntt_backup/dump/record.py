@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from datetime import UTC, datetime
 from typing import Final
 
@@ -30,15 +30,24 @@ _KINDS: Final[Mapping[str, type]] = {
     "duration_s": float,
     "sealed": int,
     "text_bytes": int,
+    "copied": bool,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class DumpRecord:
-    """One dump. number: one more than the highest that was there. fingerprint: what the database's
-    counters said just before, if it has any. bytes and sha256: of the dump itself; sealed: how many
-    bytes it has once it is sealed, 0 where it is not. Of one of a series, base: the dump that it is
-    an increment on, "" where it is a full one; text_bytes and text_sha256: of what pg_dump wrote.
+    """What is known of one dump.
+
+    Attributes:
+        number: One more than the highest that was there.
+        bytes: The size of the dump itself.
+        sha256: Of the dump itself.
+        fingerprint: What the database's counters said just before, if it has any.
+        sealed: The size in bytes of the sealed dump; 0 where it is not sealed.
+        base: In a series, the dump that this one is an increment on; "" where it is a full one.
+        text_bytes: In a series, the size of what pg_dump wrote.
+        text_sha256: In a series, the SHA-256 of what pg_dump wrote.
+        copied: Whether any blob was copied to the target when the dump was begun.
     """
 
     format: int
@@ -56,6 +65,7 @@ class DumpRecord:
     base: str = ""
     text_bytes: int = 0
     text_sha256: str = ""
+    copied: bool = False
 
     @property
     def series(self) -> bool:
@@ -134,6 +144,11 @@ class Contents:
         return Contents(tuple(by_age(dumps)), placed)
 
 
+_DEFAULTS: Final = {
+    one.name: one.default for one in fields(DumpRecord) if one.default is not MISSING
+}
+
+
 def by_age(dumps: Iterable[Stored]) -> list[Stored]:
     """Returns dumps in the order in which they were made: by number, then by name."""
     return sorted(dumps, key=lambda one: one.age)
@@ -168,7 +183,7 @@ def read(text: str) -> DumpRecord | None:
     if values.get("format") not in (PLAIN, SERIES):
         return None
     # Records had none at first.
-    values = {"number": 0, "sealed": 0, "base": "", "text_bytes": 0, "text_sha256": "", **values}
+    values = {"number": 0, **_DEFAULTS, **values}
     names = [field.name for field in fields(DumpRecord)]
     if any(not isinstance(values.get(name), _KINDS.get(name, str)) for name in names):
         return None

@@ -65,6 +65,17 @@ def test_all_that_is_copied_is_restored_and_production_is_not_touched(
     assert tree(env.remote.local) == remote
 
 
+def test_the_first_days_drill_is_proved(
+    env: Environment, postgres: Postgres, database_url: str
+) -> None:
+    """With the settings as they are: the first dump is made before anything is copied."""
+    env.write_config(run={"skip_pgdump": False}, dump={"bin": str(postgres.programs)})
+    blobs = len(env.fill(20))
+    assert env.call("run").returncode == 0
+    found = drilled(env, database_url, code=0)
+    assert (found["copied"], found["right"]) == (blobs, blobs)
+
+
 def test_a_series_of_dumps_is_proved_by_its_last_increment(
     backed_up: Environment, database_url: str
 ) -> None:

@@ -102,14 +102,20 @@ def test_a_run_dumps_the_catalog_before_it_sends(
     blobids = dumping.fill(20)
     done = dumping.run("run")
     assert done.returncode == 0, done.stdout
-    (name,) = dumps(dumping)
+    started = dumping.events("dump_complete")
+    name, after = (event["name"] for event in started)
+    assert dumps(dumping) == sorted([name, after])
     data, said = content(dumping, name), record(dumping, name)
     assert (said["bytes"], said["sha256"]) == (len(data), hashlib.sha256(data).hexdigest())
     names = [event["event"] for event in dumping.events()]
     assert names.index("dump_complete") < names.index("batch_complete")
-    (complete,) = dumping.events("dump_complete")
-    assert (complete["name"], complete["bytes"]) == (name, len(data))
-    assert dumping.events("dump_start")[0]["reason"] == "first"
+    assert started[0]["bytes"] == len(data)
+    # In the first one nothing is copied: it does not tell what must come back.
+    assert [one["reason"] for one in dumping.events("dump_start")] == ["first", "marked"]
+    assert [record(dumping, one)["copied"] for one in (name, after)] == [False, True]
+    assert max(n for n, one in enumerate(names) if one == "batch_complete") < (
+        len(names) - 1 - names[::-1].index("dump_start")
+    )
     place = dumping.remote.local / "pgdump"
     assert place.stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in place.iterdir()} == {0o600}
@@ -169,11 +175,15 @@ def test_a_run_that_has_nothing_to_send_dumps_what_others_changed(dumping: Envir
     for _ in range(2):
         assert dumping.run("run").returncode == 0
     assert dumping.copied() == set(blobids)  # which is our own mark
-    assert [event["reason"] for event in dumping.events("dump_start")] == ["first"]
+    assert [event["reason"] for event in dumping.events("dump_start")] == ["first", "marked"]
     assert len(dumping.events("dump_skipped")) == 1
     dumping.query("update blobs set created_at = now() where blobid = %s", blobids[0])
     assert dumping.run("run").returncode == 0
-    assert [event["reason"] for event in dumping.events("dump_start")] == ["first", "changed"]
+    assert [event["reason"] for event in dumping.events("dump_start")] == [
+        "first",
+        "marked",
+        "changed",
+    ]
 
 
 @pytest.mark.long

@@ -79,22 +79,24 @@ def test_a_newer_dump_removes_at_most_one_for_each_count(
 
 
 @pytest.mark.parametrize(
-    ("known", "fingerprint", "after", "force", "why"),
+    ("known", "fingerprint", "after", "force", "copied", "why"),
     [
-        ([], "5 1 2+3", timedelta(), False, "first"),
-        ([a_dump()], "5 1 2+3", timedelta(days=6), False, ""),
-        ([a_dump()], "5 1 2+3", timedelta(days=7), False, "old"),
-        ([a_dump()], "5 1 2+3", timedelta(days=-8), False, "old"),  # a clock that was ahead
-        ([a_dump()], "5 1 2+4", timedelta(), False, "changed"),
-        ([a_dump(fingerprint="")], "", timedelta(), False, "changed"),  # nothing is counted
-        ([a_dump()], "5 1 2+3", timedelta(), True, "asked"),
-        ([a_dump(fingerprint="new"), a_dump()], "new", timedelta(), False, "changed"),
+        ([], "5 1 2+3", timedelta(), False, False, "first"),
+        ([a_dump()], "5 1 2+3", timedelta(days=6), False, False, ""),
+        ([a_dump()], "5 1 2+3", timedelta(days=7), False, False, "old"),
+        ([a_dump()], "5 1 2+3", timedelta(days=-8), False, False, "old"),  # a clock that was ahead
+        ([a_dump()], "5 1 2+4", timedelta(), False, False, "changed"),
+        ([a_dump(fingerprint="")], "", timedelta(), False, False, "changed"),  # nothing is counted
+        ([a_dump()], "5 1 2+3", timedelta(), True, False, "asked"),
+        ([a_dump(fingerprint="new"), a_dump()], "new", timedelta(), False, False, "changed"),
+        ([a_dump()], "5 1 2+3", timedelta(), False, True, "marked"),
+        ([a_dump(copied=True)], "5 1 2+3", timedelta(), False, True, ""),
     ],
 )
-def test_a_dump_is_due_when_it_is_the_first_old_changed_or_asked_for(
-    known: list[Stored], fingerprint: str, after: timedelta, force: bool, why: str
+def test_a_dump_is_due_when_it_is_the_first_old_changed_unmarked_or_asked_for(
+    known: list[Stored], fingerprint: str, after: timedelta, force: bool, copied: bool, why: str
 ) -> None:
-    assert due(known, fingerprint, NOON + after, WEEK, force=force) == why
+    assert due(known, fingerprint, NOON + after, WEEK, force=force, copied=copied) == why
 
 
 # --- names and records ----------------------------------------------------------------------------
