@@ -173,6 +173,8 @@ def _frames(data: bytes) -> list[bytes]:
 
 def _changed(frame: bytes, chance: random.Random) -> bytes:
     """Returns a frame whose payload is mutated, with a right length and checksum."""
+    if len(frame) < framing.HEADER.size:  # It was cut before.
+        return frame
     kind = frame[4]
     end = len(frame) if kind in framing.CONTENT else len(frame) - framing.CRC_BYTES
     payload = mutated(frame[framing.HEADER.size : end], chance)
