@@ -67,6 +67,15 @@ class Example:
         return _look(self.root) == _look(self.restored)
 
 
+def _said_of_parents(root: Path) -> list[str]:
+    """Returns the notes of a restore by this user about the directories above root, such as /tmp:
+    an ordinary user cannot give them back to the superuser.
+    """
+    owners = {parent.stat().st_uid for parent in root.parents}
+    note = "owners are not set where they are others: this user may not"
+    return [] if os.geteuid() == 0 or owners == {os.geteuid()} else [note]
+
+
 def _look(root: Path) -> dict[str, object]:
     """All of a tree that a version keeps. Inodes by the first path that has them."""
     seen: dict[str, object] = {}
@@ -135,7 +144,7 @@ def everything(example: Example) -> Example:
 def test_a_tree_comes_back_as_it_was(everything: Example, jobs: int, verify: bool) -> None:
     everything.take()
     done = restore(everything.repository, everything.to, jobs=jobs, verify=verify)
-    assert (done.wrong, done.problems, done.notes) == (0, [], [])
+    assert (done.wrong, done.problems, done.notes) == (0, [], _said_of_parents(everything.root))
     assert everything.is_same()
     assert (everything.restored / "sparse").stat().st_blocks < 2048
     again = restore(everything.repository, everything.to, jobs=jobs, verify=verify)
@@ -281,7 +290,8 @@ def test_a_delta_without_a_sound_map_fetches_files_whole(pages: Example) -> None
     name = max(name for name in pages.repository.files if name.endswith("/map"))
     pages.repository.files[name] = b"?" + pages.repository.files[name][1:]
     done = restore(pages.repository, pages.to, delta=True)
-    assert (done.wrong, len(done.notes)) == (0, 1)
+    of_map = [note for note in done.notes if note not in _said_of_parents(pages.root)]
+    assert (done.wrong, len(of_map)) == (0, 1)
     assert pages.is_same()
 
 
