@@ -53,3 +53,17 @@ def test_pages_and_chapters_that_are_named_elsewhere_exist() -> None:
                 assert (DOCS / name).exists(), f"{path}: {name}"
             for chapter, name in CHAPTER.findall(text):
                 assert chapter in headings(DOCS / name), f"{path}: {chapter}"
+
+
+@pytest.mark.parametrize("name", ["security.md", "reliability.md", "object-stores.md"])
+def test_every_test_that_a_page_names_exists(name: str) -> None:
+    text = (DOCS / name).read_text()
+    file = ""
+    named = re.findall(r"`(?:tests/)?((?:\w+/)+test_\w+\.py)?(?:::(test_\w+))?`", text)
+    for path, test in named:
+        file = path or file
+        if path:
+            assert (ROOT / "tests" / path).is_file(), path
+        if test:
+            assert f"def {test}(" in (ROOT / "tests" / file).read_text(), f"{file}::{test}"
+    assert name != "security.md" or named
