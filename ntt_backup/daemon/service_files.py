@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from ntt_backup.process.durable import sync_directory, write_durably
+
 PROGRAM: Final = "/usr/local/bin/ntt-backup-remote"
 SETTINGS: Final = Path("etc/ntt/backup-remote.toml")
 UNITS: Final = Path("systemd/system")
@@ -48,15 +50,15 @@ class ServiceFile:
         if self.path == SETTINGS:
             if found is not None:
                 return "kept"
-            _write(path, self.text, 0o640)
+            write_durably(path, self.text.encode(), 0o640)
             return "written"
         if found == self.text:
             return "unchanged"
         if found is not None and not _is_ours(found):
             beside = path.with_name(path.name + BESIDE)
-            _write(beside, self.text, 0o644)
+            write_durably(beside, self.text.encode())
             return f"kept, since it was changed by hand; what it would be is in {beside.name}"
-        _write(path, self.text, 0o644)
+        write_durably(path, self.text.encode())
         return "written"
 
     def remove(self, root: Path) -> str:
@@ -71,6 +73,7 @@ class ServiceFile:
         if self.path == SETTINGS or not _is_ours(found):
             return "kept"
         path.unlink()
+        sync_directory(path.parent)
         return "removed"
 
 
@@ -112,11 +115,3 @@ def _read(path: Path) -> str | None:
         return path.read_text("utf-8", "surrogateescape")
     except FileNotFoundError:
         return None
-
-
-def _write(path: Path, text: str, mode: int) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f".{path.name}.new")
-    new.write_text(text, "utf-8")
-    new.chmod(mode)
-    new.rename(path)

@@ -24,11 +24,11 @@ from ntt_backup.objects.bucket import Bucket, ObjectArchived, ObjectMissing
 from ntt_backup.objects.cache import Cache
 from ntt_backup.objects.tables import LargeBlob, Tables, large_blobs_of, packs_of
 from ntt_backup.pack.format import PackError
+from ntt_backup.process.durable import durable_file
 from ntt_backup.process.fork import Fork
 from ntt_backup.process.pipeline import wait_for
 from ntt_backup.snapshot.repository.contract import Repository
 from ntt_backup.snapshot.versions import choose, open_manifest
-from ntt_backup.source.packing import whole_file
 
 _READY_SECONDS: Final = 60.0
 
@@ -65,7 +65,7 @@ def write_image(packs: Path, image: Path, options: Options, *, replace: bool) ->
     sources = local.find(packs, options.prefix)
     if image.exists() and any(image.samefile(one.name) for one in sources):
         raise MountImpossible(f"{image} is one of the packs", hint="name another file")
-    with whole_file(image, replace=replace) as file:
+    with durable_file(image, replace=replace) as file:
         built = build(file, [one.size for one in sources], sources, options)
         _require_some(built)
     return built

@@ -8,14 +8,23 @@ or a FIFO that somebody has put there is never written through.
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
-from contextlib import suppress
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO, Final
 
 from ntt_backup.blobdir.open import closing
+from ntt_backup.blobdir.syscalls import can_syncfs, rename_new, syncfs
+from ntt_backup.blobdir.syscalls import sync_directory as sync_descriptor
 
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_OLD: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_BUFFER: Final = 1 << 20
 
 
 def write_durably(
@@ -26,11 +35,33 @@ def write_durably(
     owner: tuple[int, int] | None = None,
     replace: bool = True,
 ) -> None:
-    """Writes a whole file, and makes the file and its name durable.
+    """Writes a whole file, see `durable_file`. Missing directories above it are made with the mode
+    0755.
+
+    Raises:
+        FileExistsError: The name exists, and replace is False.
+        OSError: The file could not be written. The name has its former content.
+    """
+    made = make_directories(path.parent)
+    with durable_file(path, mode, owner=owner, replace=replace) as file:
+        file.write(data)
+    for directory in made:
+        sync_directory(directory)
+
+
+@contextmanager
+def durable_file(
+    path: Path,
+    mode: int = 0o644,
+    *,
+    owner: tuple[int, int] | None = None,
+    replace: bool = True,
+) -> Iterator[BinaryIO]:
+    """Gives a file to write, which gets its name at the end of the block, once it is durable, and
+    not where the block raises.
 
     Args:
-        path: The file. Missing directories above it are made with the mode 0755.
-        data: The content.
+        path: The file.
         mode: The permission bits of the file, whatever the umask says.
         owner: The user id and the group id of the file. None: those of this process.
         replace: Whether a file of that name is replaced; a symlink is replaced, never followed.
@@ -39,29 +70,28 @@ def write_durably(
         FileExistsError: The name exists, and replace is False.
         OSError: The file could not be written. The name has its former content.
     """
-    made = make_directories(path.parent)
-    new = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    fd = os.open(new, _NEW, 0o600)
-    try:
-        with closing(fd):
-            rest = memoryview(data)
-            while rest:
-                rest = rest[os.write(fd, rest) :]
-            if owner is not None:
-                os.fchown(fd, *owner)
-            os.fchmod(fd, mode)
-            os.fsync(fd)
-        if replace:
-            new.replace(path)
-        else:
-            path.hardlink_to(new)
-            new.unlink()
-    except BaseException:
-        with suppress(OSError):
-            new.unlink()
-        raise
-    for directory in (path.parent, *made):
-        sync_directory(directory)
+    if not replace and os.path.lexists(path):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+    new = f".{path.name[:200]}.{secrets.token_hex(8)}"
+    with closing(os.open(path.parent, _DIRECTORY)) as directory:
+        file = open(os.open(new, _NEW, 0o600, dir_fd=directory), "wb", _BUFFER)  # noqa: SIM115
+        try:
+            with file:
+                yield file
+                file.flush()
+                if owner is not None:
+                    os.fchown(file.fileno(), *owner)
+                os.fchmod(file.fileno(), mode)
+                os.fsync(file.fileno())
+            if replace:
+                os.rename(new, path.name, src_dir_fd=directory, dst_dir_fd=directory)
+            else:
+                rename_new(directory, os.fsencode(new), directory, os.fsencode(path.name))
+            sync_descriptor(directory)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(new, dir_fd=directory)
+            raise
 
 
 def make_directories(directory: Path) -> list[Path]:
@@ -83,5 +113,32 @@ def sync_directory(directory: Path) -> None:
     Raises:
         OSError: The directory cannot be opened, or the disk failed.
     """
-    with closing(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
-        os.fsync(fd)
+    with closing(os.open(directory, _DIRECTORY)) as fd:
+        sync_descriptor(fd)
+
+
+def sync_below(directory: int, *, files: bool = True) -> None:
+    """Makes all that is below a directory durable.
+
+    One call syncs the whole file system. A file system that passes only fsync on to its disk, such
+    as sshfs, has each file and directory synced by itself; there a file that this user may not
+    open is left out.
+
+    Args:
+        directory: A descriptor of the directory, open since before the first write: Linux reports
+            a failed write once to each descriptor.
+        files: Whether files need a sync of their own, or names only.
+
+    Raises:
+        OSError: The disk failed, now or while it was written to before.
+    """
+    if can_syncfs(os.fstat(directory).st_dev):
+        syncfs(directory)
+        return
+    for _, _, names, above in os.fwalk(".", dir_fd=directory):
+        for name in names if files else ():
+            with suppress(FileNotFoundError, PermissionError):
+                if stat.S_ISREG(os.stat(name, dir_fd=above, follow_symlinks=False).st_mode):
+                    with closing(os.open(name, _OLD, dir_fd=above)) as fd:
+                        os.fsync(fd)
+        sync_descriptor(above)

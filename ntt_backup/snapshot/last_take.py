@@ -5,7 +5,6 @@ It is told without asking the remote. Nothing else goes by it.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from pydantic import TypeAdapter
 
 from ntt_backup.config import CatalogConfig
 from ntt_backup.errors import BackupError, LockHeld
+from ntt_backup.process.durable import write_durably
 from ntt_backup.wire.snapshot_names import begun
 
 if TYPE_CHECKING:
@@ -91,11 +91,9 @@ def forget_failure(settings: CatalogConfig, name: str) -> None:
 
 def _keep(settings: CatalogConfig, name: str, known: Last) -> None:
     path = _path(settings, name)
-    new = path.with_name(f"{path.name}.{os.getpid()}")
     if name in settings.snapshots:
         with suppress(OSError):
-            new.write_bytes(_LAST.dump_json(known))
-            new.replace(path)
+            write_durably(path, _LAST.dump_json(known))
 
 
 def _path(settings: CatalogConfig, name: str) -> Path:

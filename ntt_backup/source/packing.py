@@ -6,25 +6,22 @@ durable, and renamed.
 
 from __future__ import annotations
 
-import errno
 import os
-import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
 from blake3 import blake3
 
 from ntt_backup.blobdir.layout import Stray, StrayKind
-from ntt_backup.blobdir.syscalls import rename_new, sync_directory
 from ntt_backup.config.sealing import seal_writer
 from ntt_backup.errors import SOME_FAILED, ConfigError, SourceError
 from ntt_backup.model import Blob, Failure, Failures
 from ntt_backup.pack.format import MAX_ENTRIES, pack_id
 from ntt_backup.pack.writer import PackWriter
+from ntt_backup.process.durable import durable_file
 from ntt_backup.source.inspection import Store
 from ntt_backup.source.reader import Reader, TooLarge
 from ntt_backup.source.tree import SourceTree
@@ -100,7 +97,7 @@ def pack_blobs(
     done = Packed()
     buffer = memoryview(bytearray(_BUFFER))
     store = Store(root)
-    with whole_file(to, replace=replace) as file, Reader(store) as reader:
+    with durable_file(to, replace=replace) as file, Reader(store) as reader:
         digests: list[bytes] = []
         seal = seal_writer(file.write, _NO_STORE, recipients)
         write = file.write if seal is None else seal.write
@@ -162,32 +159,3 @@ def _pieces(reader: Reader, blob: Blob, buffer: memoryview) -> Iterator[memoryvi
         raise SourceError(f"cannot read {blob.blobid}", detail=error.strerror or "") from error
     if missing:
         raise SourceError(f"{blob.blobid} was cut while it was packed", hint="pack again")
-
-
-@contextmanager
-def whole_file(path: Path, *, replace: bool) -> Iterator[BinaryIO]:
-    """Gives a file that gets its name at the end of the block, unless that raises. replace: a file
-    that is there is replaced then, else it is a FileExistsError.
-    """
-    if not replace and os.path.lexists(path):
-        raise FileExistsError(errno.EEXIST, "it is there already; --force replaces it", str(path))
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    name = f".{path.name[:200]}.{secrets.token_hex(4)}"
-    try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        with open(os.open(name, flags, 0o644, dir_fd=directory), "wb", _BUFFER) as file:
-            try:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-                if replace:
-                    os.rename(name, path.name, src_dir_fd=directory, dst_dir_fd=directory)
-                else:
-                    rename_new(directory, os.fsencode(name), directory, os.fsencode(path.name))
-                sync_directory(directory)
-            except BaseException:
-                with suppress(OSError):
-                    os.unlink(name, dir_fd=directory)
-                raise
-    finally:
-        os.close(directory)

@@ -6,11 +6,12 @@ import errno
 import os
 import secrets
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from ntt_backup.process.durable import write_durably
+from ntt_backup.process.durable import durable_file, write_durably
 
 
 def test_the_content_is_synced_before_the_name_and_the_name_before_the_end(
@@ -33,22 +34,30 @@ def test_the_content_is_synced_before_the_name_and_the_name_before_the_end(
     assert sorted(seen[1:]) == [f"{one} True" for one in (tmp_path, tmp_path / "a", path.parent)]
 
 
-@pytest.mark.parametrize("fails", ["write", "fsync", "fchmod"])
+@pytest.mark.parametrize("fails", ["rename", "fsync", "fchmod"])
 def test_what_fails_leaves_the_former_content_and_no_litter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"before")
 
-    def full(*_: object) -> int:
+    def full(*_: object, **__: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, fails, full)
-    with pytest.raises(OSError, match="No space"):
-        write_durably(path, b"after")
-    monkeypatch.undo()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, fails, full)
+        with pytest.raises(OSError, match="No space"):
+            write_durably(path, b"after")
     assert path.read_bytes() == b"before"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_is_not_written_to_its_end_gets_no_name(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"before")
+    with suppress(KeyboardInterrupt), durable_file(tmp_path / "file") as file:
+        file.write(b"after")
+        raise KeyboardInterrupt
+    assert [(one.name, one.read_bytes()) for one in tmp_path.iterdir()] == [("file", b"before")]
 
 
 def test_a_link_in_the_way_is_replaced_and_not_followed(

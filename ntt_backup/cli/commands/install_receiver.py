@@ -18,6 +18,7 @@ from ntt_backup.cli.common import Common, GivenPath, writing
 from ntt_backup.client.bootstrap import standalone
 from ntt_backup.config import RemoteSettings, Settings
 from ntt_backup.errors import ConfigError, complete
+from ntt_backup.process.durable import durable_file
 
 RECEIVER: Final = "ntt-backup-receive"
 _ALLOWED: Final = "put,list,verify,dump,snapshot"
@@ -98,8 +99,11 @@ def steps(remote: RemoteSettings) -> str:
 def write_receiver(path: Path) -> None:
     """Writes the receiver as one file, ready to be run. Raises ConfigError."""
     with writing(path):
-        path.write_text(standalone(), encoding="utf-8")
-        path.chmod(0o755)
+        if path.exists() and not path.is_file():  # Such as a pipe.
+            path.write_bytes(standalone().encode())
+            return
+        with durable_file(path.resolve(), 0o755) as file:
+            file.write(standalone().encode())
 
 
 def _public_key(identity: Path | None) -> str | None:

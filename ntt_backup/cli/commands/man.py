@@ -15,6 +15,7 @@ import click
 from ntt_backup import __version__
 from ntt_backup.cli.common import GivenPath, writing
 from ntt_backup.cli.examples import EXAMPLES, PROGRAM
+from ntt_backup.process.durable import durable_file
 
 _PAGE = f"{PROGRAM}.1"
 
@@ -34,9 +35,10 @@ def man(context: click.Context, directory: Path | None) -> None:
     if directory is None:
         click.echo(text, nl=False)
         return
-    with writing(directory / _PAGE, "make the directory, or name another one"):
-        (directory / _PAGE).write_text(text, encoding="utf-8")
-    click.echo(f"wrote {directory / _PAGE}")
+    path = directory / _PAGE
+    with writing(path, "make the directory, or name another one"), durable_file(path) as file:
+        file.write(text.encode())
+    click.echo(f"wrote {path}")
 
 
 def page(program: click.Command) -> str:

@@ -32,6 +32,8 @@ from ntt_backup.pack.seal import SealedForOthers
 from ntt_backup.source.packing import Packed, list_store, pack_blobs
 from ntt_backup.ui.progress_line import ProgressLine, pace, time_left
 
+_ANOTHER = "name another file, or replace this one by --force"
+
 
 @click.command()
 @click.argument("file", type=GivenPath())
@@ -108,7 +110,7 @@ def pack(
             blobids = sorted(set(read_blobids(names)))
         else:  # One more than fits says that they do not.
             blobids = list(islice(list_store(root, prefix), MAX_ENTRIES + 1))
-        with writing(file):
+        with writing(file, _ANOTHER):
             done = pack_blobs(
                 root,
                 blobids,
@@ -136,7 +138,7 @@ def _write_image(
     from ntt_backup.mount.packs_or_snapshot import write_image
 
     began = time.monotonic()
-    with writing(image), ProgressLine(sys.stderr, quiet=quiet) as line:
+    with writing(image, _ANOTHER), ProgressLine(sys.stderr, quiet=quiet) as line:
         left_out = FirstLines(line, quiet=quiet, begin="left out ").say
         options = Options(image.absolute().parent, prefix, left_out)
         built = write_image(packs.absolute(), image.absolute(), options, replace=force)
