@@ -52,7 +52,7 @@ def restore(
     try:
         work: Work[Any] = Work(target, workers, remote.cancelled, trust_size=trust_size)
         remote.run(work, workers, lambda: on_progress(work.state()))
-        target.sync(target.fd)
+        target.sync_names()
         return work.state()
     finally:
         target.close()

@@ -18,8 +18,9 @@ from typing import Final
 from ntt_backup.blobdir.open import Misplaced, make_directory, open_below
 from ntt_backup.blobdir.partial import PARTIAL
 from ntt_backup.blobdir.staging import remove_tree
-from ntt_backup.blobdir.syscalls import can_syncfs, syncfs
+from ntt_backup.blobdir.syscalls import can_syncfs
 from ntt_backup.errors import DestinationError, LockHeld
+from ntt_backup.process.durable import sync_below
 
 SCRATCH: Final = ".ntt-restore"
 
@@ -59,16 +60,23 @@ class RestoreTarget:
             os.mkdir(name, 0o700, dir_fd=self._scratch)
             return open_below(self._scratch, name)
 
-    def sync(self, fd: int) -> None:
-        """Makes all that was written and published durable. fd: a descriptor below the target that
-        the caller has held since before it wrote, and that nobody else syncs by: Linux tells each
-        once of what could not be written.
+    def sync(self, stage: int) -> None:
+        """Makes the files of one thread durable, before they are published. stage: the descriptor
+        that the caller has held since before it wrote, and that nobody else syncs by.
         """
         with destination(self.root):
-            if can_syncfs(self.device):
-                syncfs(fd)
-            else:
-                os.sync()
+            sync_below(stage)
+
+    def sync_large(self, blob: int) -> None:
+        """Makes a file that is not in a stage durable, where the sync of a stage does not."""
+        with destination(self.root):
+            if not can_syncfs(self.device):
+                os.fsync(blob)
+
+    def sync_names(self) -> None:
+        """Makes all that was published durable."""
+        with destination(self.root):
+            sync_below(self.fd, files=False)
 
     def close(self) -> None:
         """Leaves nothing but published blobs, and what can be resumed of large ones."""

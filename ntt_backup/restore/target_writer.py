@@ -177,7 +177,9 @@ class TargetWriter:
         large, self._large = self._large, None
         if large is None:
             return
-        os.close(large.fd)
+        with closing(large.fd):
+            if not problem and large.directory != self._stage:
+                self._target.sync_large(large.fd)
         if problem:
             self.not_given(large.digest, read_messages.UNREADABLE, problem)
         elif (found := large.hasher.digest()) != large.digest:

@@ -92,7 +92,7 @@ def unpack(
                     done.part = (number + settled / max(len(entries), 1)) / len(files)
                     done.duration_s = time.monotonic() - began
                     on_progress(done)
-        target.sync(target.fd)
+        target.sync_names()
     done.duration_s = time.monotonic() - began
     return done
 

@@ -17,6 +17,7 @@ from ntt_backup.blobdir.publish import Publisher
 from ntt_backup.blobdir.syscalls import DIRECTORY
 from ntt_backup.client.read_session import ReadSession
 from ntt_backup.errors import DestinationError
+from ntt_backup.process import durable
 from ntt_backup.restore import block_repair, target_dir
 from ntt_backup.restore.block_repair import repair
 from ntt_backup.restore.target_dir import RestoreTarget
@@ -151,8 +152,8 @@ def test_a_disk_that_loses_what_was_written_stops_each_thread_of_a_restore(
             told.add(fd)
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(target_dir, "can_syncfs", lambda _: True)
-    monkeypatch.setattr(target_dir, "syncfs", tell_once)
+    monkeypatch.setattr(durable, "can_syncfs", lambda _: True)
+    monkeypatch.setattr(durable, "syncfs", tell_once)
     with (
         closing(RestoreTarget(tmp_path)) as target,
         closing(TargetWriter(target, "w1", lambda _: None)) as first,

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
 import signal
 import stat
+import subprocess
 import tempfile
 import threading
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,11 +20,14 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
+from ntt_backup.blobdir import syscalls
 from ntt_backup.errors import DestinationError, LockHeld
+from ntt_backup.process import durable
 from ntt_backup.snapshot.format.entry import DIRECTORY, FILE, HARD_LINK, SYMLINK, Entry
 from ntt_backup.snapshot.repository.contract import SnapshotDamaged
 from ntt_backup.snapshot.restore.attributes import Attributes
 from ntt_backup.snapshot.restore.links import last_lines
+from ntt_backup.snapshot.restore.tree import MARKER
 from ntt_backup.snapshot.take.copies import Copies
 from ntt_backup.snapshot.take.new_version import take
 from ntt_backup.snapshot.take.sets import SnapshotSet
@@ -30,6 +35,7 @@ from tests.bad_sectors import put_on_bad_sectors
 from tests.files import tree as files_of
 from tests.memory_repository import MemoryRepository
 from tests.snapshots import directory, file, put_version, restore
+from tests.syncs import files_and_directories, inode, noted_syncs, without_syncfs
 
 BLOCK = 8 << 10
 EMPTY = blake3(b"").hexdigest()
@@ -446,6 +452,185 @@ def test_a_restore_that_was_killed_is_gone_on_with(pages: Example, how: Any) -> 
     assert done.kept > 0
     assert done.fetched < whole
     assert pages.is_same()
+
+
+# --- a power cut: sizes and times may be on the disk, and the content not
+
+
+@pytest.fixture
+def power_cut(everything: Example, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Plays a restore whose sync fails, and takes the content of all files that it wrote."""
+    everything.take()
+
+    def cut(wanted: str = "etc", *patterns: str) -> None:
+        def failing(fd: int) -> None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        with monkeypatch.context() as patched:
+            patched.setattr(durable, "syncfs", failing)
+            with pytest.raises(DestinationError, match="Input/output error"):
+                restore(everything.repository, everything.to, wanted, *patterns)
+        for path in everything.restored.rglob("*"):
+            if path.is_file() and not path.is_symlink():
+                status = path.stat()
+                with path.open("r+b") as out:
+                    out.write(bytes(status.st_size))
+                os.utime(path, ns=(status.st_mtime_ns, status.st_mtime_ns))
+
+    return cut
+
+
+@pytest.mark.parametrize("how", [{}, {"jobs": 2}, {"verify": False}, {"delta": True}])
+def test_after_a_power_cut_nothing_is_kept_by_its_size_and_time(
+    everything: Example, power_cut: Callable[..., None], how: Any
+) -> None:
+    power_cut()
+    done = restore(everything.repository, everything.to, **how)
+    assert done.wrong == 0
+    assert everything.is_same()
+    assert [one.name for one in everything.to.iterdir()] == [everything.to.parent.parts[1]]
+    # All is durable by now: size and time suffice again.
+    path = everything.restored / "zeros"
+    time = path.stat().st_mtime_ns
+    path.write_bytes(b"x" * 5000)
+    os.utime(path, ns=(time, time))
+    path.chmod(0o4711)
+    assert restore(everything.repository, everything.to).files == 0
+
+
+def test_only_the_restore_that_was_cut_off_ends_the_doubt(
+    everything: Example, power_cut: Callable[..., None]
+) -> None:
+    power_cut()
+    # A part of the version, and another version, say nothing of the other files.
+    restore(everything.repository, everything.to, "etc", "/**/big")
+    everything.write("new", b"file")
+    everything.take()
+    first = min(name.split("/")[1] for name in everything.repository.files)
+    shutil.rmtree(everything.root / "many" / "4")
+    last = everything.take()
+    restore(everything.repository, everything.to, f"etc@{last}")
+    damaged = everything.restored / "many" / "4" / "11"
+    assert damaged.read_bytes() == bytes(11)
+    restore(everything.repository, everything.to, f"etc@{first}")
+    assert damaged.read_bytes() != bytes(11)
+
+
+def test_a_restore_of_the_whole_version_ends_the_doubt_about_a_part(
+    everything: Example, power_cut: Callable[..., None]
+) -> None:
+    power_cut("etc", "/**/big")
+    assert (everything.to / MARKER).exists()
+    restore(everything.repository, everything.to)
+    assert not (everything.to / MARKER).exists()
+
+
+def test_a_restore_is_marked_as_unfinished_before_its_first_file(
+    everything: Example, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everything.take()
+    order: list[str] = []
+    fsync, syncfs, open_, unlink = os.fsync, syscalls.syncfs, os.open, os.unlink
+
+    def noted_fsync(fd: int) -> None:
+        fsync(fd)
+        order.append(f"fsync {os.readlink(f'/proc/self/fd/{fd}')}")
+
+    def noted_sync(fd: int) -> None:
+        syncfs(fd)
+        order.append("syncfs")
+
+    def noted_open(path: Any, flags: int, *more: Any, **others: Any) -> int:
+        if flags & os.O_CREAT and os.fspath(path) in ("zeros", "empty"):
+            order.append("file")
+        return open_(path, flags, *more, **others)
+
+    def noted_unlink(path: Any, **others: Any) -> None:
+        if os.fspath(path) == MARKER:
+            order.append("unlink")
+        unlink(path, **others)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(durable, "syncfs", noted_sync)
+    monkeypatch.setattr(os, "open", noted_open)
+    monkeypatch.setattr(os, "unlink", noted_unlink)
+    restore(everything.repository, everything.to)
+    first = order.index("file")
+    assert f"fsync {everything.to}" in order[:first]  # The name of the marker.
+    assert f"fsync {everything.to.parent}" in order[:first]  # The name of the directory.
+    assert sum(line.startswith(f"fsync {everything.to}/.") for line in order[:first]) == 1
+    assert order[-2:] == ["syncfs", "unlink"]
+
+
+def test_a_file_of_the_version_is_not_taken_for_the_marker(tmp_path: Path) -> None:
+    repository = MemoryRepository()
+    put_version(repository, [file(MARKER, b"not ours"), file("other")])
+    done = restore(repository, tmp_path)
+    assert [path for path, _ in done.problems] == [MARKER]
+    assert [one.name for one in tmp_path.iterdir()] == ["other"]
+
+
+def test_a_marker_leads_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_bytes(b"content")
+    to = tmp_path / "to"
+    to.mkdir()
+    (to / MARKER).symlink_to(tmp_path / "precious")
+    repository = MemoryRepository()
+    put_version(repository, [file("other")])
+    assert restore(repository, to).wrong == 0
+    assert (tmp_path / "precious").read_bytes() == b"content"
+    assert [one.name for one in to.iterdir()] == ["other"]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_where_syncfs_does_not_reach_the_disk_each_file_is_synced(
+    everything: Example, monkeypatch: pytest.MonkeyPatch, jobs: int
+) -> None:
+    everything.take()
+    without_syncfs(monkeypatch)
+    synced = noted_syncs(monkeypatch)
+    restore(everything.repository, everything.to, jobs=jobs)
+    missed = [
+        path
+        for path in files_and_directories(everything.to)
+        if not path.is_symlink() and inode(path) not in synced
+    ]
+    assert missed == []
+
+
+def test_what_is_changed_in_place_is_synced_by_itself(
+    pages: Example, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On xfs syncfs does not flush the disk where only old blocks were written to."""
+    pages.take()
+    restore(pages.repository, pages.to)
+    path = pages.restored / "pages"
+    with path.open("r+b") as out:
+        out.write(b"x")
+    synced = noted_syncs(monkeypatch)
+    restore(pages.repository, pages.to, delta=True, in_place=True)
+    assert inode(path) in synced
+    assert pages.is_same()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+def test_a_file_system_that_is_mounted_below_is_synced_too(
+    example: Example, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    example.write("below/file", b"content")
+    example.write("beside", b"content")
+    example.take()
+    below = example.restored / "below"
+    below.mkdir(parents=True)
+    if subprocess.run(["mount", "-t", "tmpfs", "none", below], capture_output=True).returncode:
+        pytest.skip("nothing can be mounted here")
+    synced = []
+    monkeypatch.setattr(durable, "syncfs", lambda fd: synced.append(os.fstat(fd).st_dev))
+    try:
+        assert restore(example.repository, example.to).wrong == 0
+        assert sorted(synced) == sorted({below.stat().st_dev, example.to.stat().st_dev})
+    finally:
+        subprocess.run(["umount", below], check=True)
 
 
 def test_a_disk_that_is_full_ends_the_restore(

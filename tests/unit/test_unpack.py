@@ -18,6 +18,7 @@ from ntt_backup.restore.unpack import UnpackedAll
 from ntt_backup.restore.unpack import unpack as unpack_files
 from tests.files import noise, put_as, tree
 from tests.packs import MIX, pack, reader, text
+from tests.syncs import files_and_directories, inode, noted_syncs, without_syncfs
 
 WAYS = [(jobs, verify) for jobs in (1, 3) for verify in (True, False)]
 
@@ -90,6 +91,16 @@ def test_a_disk_that_tells_only_at_the_close_that_it_is_full_is_heard(
     with pytest.raises(DestinationError, match="No space left"):
         unpack(pack([b"content"]), tmp_path / "to")
     assert tree(tmp_path / "to") == {}
+
+
+def test_where_syncfs_does_not_reach_the_disk_each_file_is_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_syncfs(monkeypatch)
+    synced = noted_syncs(monkeypatch)
+    unpack(pack(MIX), tmp_path / "to")
+    missed = [one for one in files_and_directories(tmp_path / "to") if inode(one) not in synced]
+    assert missed == []
 
 
 def test_several_packs_may_have_the_same_blobs(tmp_path: Path) -> None:

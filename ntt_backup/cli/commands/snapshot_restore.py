@@ -63,9 +63,10 @@ def restore(
     """Restore a version, or a part of it, into a directory.
 
     Without a version, the newest. Each file is compared with its hash. A file in DIR that has the
-    size and the time of the version's is taken for it, so the same command continues after an
-    interruption; one that differs is replaced, and one that the version lacks is left alone. Exit
-    code 7 when a file could not be restored.
+    size and the time of the version's is taken for it, and hashed where an earlier restore did not
+    finish, so the same command continues after an interruption or a power cut. A file that differs
+    is replaced, and one that the version lacks is left alone. Exit code 7 when a file could not be
+    restored.
     """
     if in_place and not delta:
         raise click.UsageError("--in-place is a way of --delta: give that, too")

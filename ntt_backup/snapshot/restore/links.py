@@ -6,6 +6,7 @@ from collections.abc import Container, Iterable, Iterator
 from re import compile as pattern
 from typing import Final
 
+from ntt_backup.process.durable import sync_below
 from ntt_backup.snapshot.format.entry import DIRECTORY, HARD_LINK, Entry
 from ntt_backup.snapshot.restore.attributes import Attributes
 from ntt_backup.snapshot.restore.choice import Choice
@@ -30,9 +31,10 @@ def last_lines(lines: bytes) -> Iterator[bytes]:
 def finish(
     entries: Iterable[Entry], root: int, choice: Choice | None, wrong: Container[str]
 ) -> Step:
-    """Makes the hard links, then gives each directory its attributes, once all in it is there.
-    entries: the links and directories, in order. wrong: files that were not restored. Raises
-    OSError for what is about more than a file.
+    """Makes the hard links, then gives each directory its attributes, once all in it is there. At
+    the end all is made durable, on each file system that has a part of it. entries: the links and
+    directories, in order. wrong: files that were not restored. Raises OSError for what is about
+    more than a file.
     """
     step, attributes = Step(), Attributes()
     tree, targets = Tree(root, make=True), Tree(root, make=False)
@@ -77,6 +79,9 @@ def finish(
         leave("")
         for entry in closed:
             settle(entry)
+        for mounted in tree.mounted:
+            sync_below(mounted)
+        sync_below(root)
     finally:
         tree.close()
         targets.close()

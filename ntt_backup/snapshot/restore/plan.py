@@ -34,12 +34,14 @@ _RUN: Final = 4096
 class Options:
     """Says how files are restored. delta: what is there is hashed, and only what differs is
     fetched. in_place: what differs is written into the files themselves. verify: every file is
-    compared with its BLAKE3; what a delta made always is.
+    compared with its BLAKE3; what a delta made always is. doubt: no file is taken for right because
+    of its size and time, see `unfinished`.
     """
 
     delta: bool = False
     in_place: bool = False
     verify: bool = True
+    doubt: bool = False
 
 
 class Change(NamedTuple):
@@ -162,7 +164,8 @@ class Plan:
         if found is None:
             return _NEW
         kind = stat.S_IFMT(found.st_mode)
-        attributes, delta = self._attributes, self._options.delta
+        attributes, options = self._attributes, self._options
+        hashed = options.delta or options.doubt
         if (entry.kind == SYMLINK and kind == stat.S_IFLNK) or (
             entry.kind == FIFO and kind == stat.S_IFIFO and attributes.are(entry, found)
         ):
@@ -171,7 +174,7 @@ class Plan:
                 return None
         elif entry.kind == FILE and kind == stat.S_IFREG:
             right = found.st_size == entry.size
-            taken_for_same = right and found.st_mtime_ns == entry.mtime and not delta
+            taken_for_same = right and found.st_mtime_ns == entry.mtime and not hashed
             if taken_for_same and attributes.are(entry, found):
                 return None
             if right or sums:

@@ -28,6 +28,8 @@ from ntt_backup.snapshot.restore.attributes import Attributes
 NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OLD: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _BESIDE: Final = ".ntt-restore-"
+# See `unfinished`.
+MARKER: Final = ".ntt-restore-unfinished"
 _NO_NAMES: Final = frozenset(("", ".", ".."))
 _LONGEST_NAME: Final = 255
 _HIGH: Final = 512
@@ -74,11 +76,13 @@ class Level:
 
 class Tree:
     """The directories below root, a descriptor of the caller's; those on the way to the last one
-    are open. make: makes those that are missing, for this user alone.
+    are open. make: makes those that are missing, for this user alone. mounted: the first directory
+    that was entered of each other file system.
     """
 
     def __init__(self, root: int, *, make: bool) -> None:
         self._make = make
+        self._mounted = {os.fstat(root).st_dev: root}
         self._group = os.getegid()
         self._levels = [Level("", root, _is_plain(root, self._group))]
 
@@ -86,6 +90,13 @@ class Tree:
         """Leaves all directories but the root."""
         while len(self._levels) > 1:
             self._leave()
+        for fd in self.mounted:
+            os.close(fd)
+
+    @property
+    def mounted(self) -> list[int]:
+        """Returns descriptors, which `close` closes."""
+        return list(self._mounted.values())[1:]
 
     def enter(self, path: str) -> Level:
         """Returns the directory at path; it is open until another is entered that is not below it.
@@ -132,6 +143,8 @@ class Tree:
             return Level(path, -1, False, set())
         if new and above.plain:
             return Level(path, fd, True, set())
+        if (device := os.fstat(fd).st_dev) not in self._mounted:
+            self._mounted[device] = os.dup(fd)
         return Level(path, fd, _is_plain(fd, self._group))
 
 
@@ -140,6 +153,8 @@ def split(path: str) -> tuple[str, str]:
     above, _, name = path.rpartition("/")
     if name in _NO_NAMES or path[0] == "/":
         raise Refused("its path is not a path below the directory")
+    if path == MARKER:
+        raise Refused("a restore needs this name for itself")
     return above, name
 
 

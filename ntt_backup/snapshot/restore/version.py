@@ -15,14 +15,15 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import IO, Any, Final
 
-from ntt_backup.blobdir.syscalls import DIRECTORY, can_syncfs, syncfs
+from ntt_backup.blobdir.syscalls import DIRECTORY
 from ntt_backup.errors import SOME_FAILED, DestinationError, LockHeld
+from ntt_backup.process.durable import sync_directory
 from ntt_backup.process.helpers import run_helpers
 from ntt_backup.snapshot.format.block_map import MapReader
 from ntt_backup.snapshot.format.entry import Entry, entries_of
@@ -33,10 +34,14 @@ from ntt_backup.snapshot.restore.choice import Choice
 from ntt_backup.snapshot.restore.files import Restorer, Step
 from ntt_backup.snapshot.restore.links import finish, last_lines
 from ntt_backup.snapshot.restore.plan import Options
+from ntt_backup.snapshot.restore.unfinished import Unfinished
 from ntt_backup.snapshot.versions import Version, choose, content, require_own
 
 _SHOWN: Final = 1000
 _PIECE: Final = 1 << 20
+_DOUBT: Final = (
+    "an earlier restore into this directory did not finish: the content of all files was compared"
+)
 
 
 @dataclass(slots=True)
@@ -102,7 +107,10 @@ def restore(
         last = stack.enter_context(tempfile.TemporaryFile(dir=to))
         source = _Source(repository, version, to, last, delta=options.delta)
         choice = Choice(patterns, source.manifest()) if patterns else None
-        restorer = partial(_restorer, source, options, choice)
+        unfinished = Unfinished(to, root, str(version), patterns)
+        if unfinished.doubt:
+            done.notes.append(_DOUBT)
+        restorer = partial(_restorer, source, replace(options, doubt=unfinished.doubt), choice)
         if jobs == 1:
             steps = restorer(repository, root, (0, 1)).run()
         else:
@@ -119,7 +127,7 @@ def restore(
             done.duration_s = time.monotonic() - began
             on_progress(done)
         done.add(finish(source.last_entries(), root, choice, wrong))
-        _sync(root)
+        unfinished.end()
     if source.problem:
         done.notes.append(source.problem)
     done.part = 1.0
@@ -233,6 +241,7 @@ def _destination(to: Path) -> Iterator[int]:
     with _translated(to):
         with suppress(FileExistsError):
             to.mkdir(0o755)
+            sync_directory(to.parent)
         fd = os.open(to, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:
@@ -251,10 +260,3 @@ def _translated(to: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise DestinationError.at(to, error) from error
-
-
-def _sync(root: int) -> None:
-    if can_syncfs(os.fstat(root).st_dev):
-        syncfs(root)
-    else:
-        os.sync()
