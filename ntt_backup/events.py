@@ -61,8 +61,17 @@ class Event(Message):
     @property
     def line(self) -> str | None:
         """One printable line for people; None where they need not know."""
-        text = self._text()
-        return None if text is None else printable(complete(text))
+        return "; ".join(self._parts()) or None
+
+    @property
+    def lines(self) -> list[str]:
+        """The same for a mail or a terminal, where the hint stands on a line of its own."""
+        text, *hint = self._parts() or [""]
+        return [one for one in (text, *(f"hint: {part}" for part in hint)) if one]
+
+    def _parts(self) -> list[str]:
+        parts = (self._text(), self.hint if isinstance(self, ErrorFields) else "")
+        return [printable(complete(part)) for part in parts if part]
 
     def _text(self) -> str | None:
         return None
@@ -96,7 +105,7 @@ class StillFailed(Event):
 
     def _text(self) -> str:
         blobs = many(self.blobs, "blob is", "blobs are")
-        hint = "`ntt-backup-remote status` says why, `ntt-backup-remote requeue` tries them again"
+        hint = "`ntt-backup-remote failed` says why, `ntt-backup-remote requeue` tries them again"
         return f"{blobs} still failed: {hint}"
 
 
@@ -112,7 +121,7 @@ class BlobsFailed(Event):
     def _text(self) -> str:
         reasons = ", ".join(f"{n:,} {why}" for why, n in sorted(self.reasons.items()))
         failed = many(self.count, "blob")
-        return f"{failed} more failed: {reasons}; `ntt-backup-remote status` counts them"
+        return f"{failed} more failed: {reasons}; `ntt-backup-remote failed` lists them"
 
 
 class Progress(Event):
@@ -168,7 +177,7 @@ class Error(ErrorFields, Event):
     level = "error"
 
     def _text(self) -> str:
-        return f"error: {explain(self)}"
+        return f"error: {with_detail(self.message, self.detail)}"
 
 
 class RunStop(Event):
@@ -379,9 +388,3 @@ class WorkerStop(WorkerEvent):
 def with_detail(message: str, detail: str) -> str:
     """Returns both as one text."""
     return f"{message}: {detail}" if detail else message
-
-
-def explain(error: ErrorFields) -> str:
-    """Returns what happened, why, and what to do."""
-    text = with_detail(error.message, error.detail)
-    return f"{text}; {error.hint}" if error.hint else text

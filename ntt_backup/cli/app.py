@@ -16,7 +16,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, NoReturn, TextIO
+from typing import Any, Final, NoReturn, TextIO
 
 import click
 
@@ -29,41 +29,53 @@ from ntt_backup.errors import BackupError, remember_global_options
 from ntt_backup.format import printable, render_error, use_iec
 from ntt_backup.model import DEFAULT_TARGET
 
-_COMMANDS = {
-    "bench": "Measure the link, and the ways to send blobs over it.",
-    "bwlimit": "Set how fast a running daemon may send.",
-    "check": "Check everything that a run needs.",
-    "completion": "Print the code that lets a shell complete commands, options and names.",
-    "config": "Show or check the configuration.",
-    "demo": "Back up an example store, all on this machine.",
-    "drill": "Prove that everything can be restored.",
-    "dump": "Dump the catalog to the remote, and remove old dumps.",
-    "dumps": "List the dumps of the catalog on the remote.",
-    "failed": "List the blobs that failed: why, since when, how often.",
-    "init-db": "Create the catalog, or add what an existing one lacks.",
-    "install-receiver": "Prepare an ssh key that can only back up.",
-    "install-service": "Install the service for systemd, or remove it.",
-    "man": "Print the man page, or write it into a directory.",
-    "mount": "Mount packs as a directory of blobs, or a snapshot as a tree of files.",
-    "now": "Make a running daemon look for work, and do what is due, at once.",
-    "notify": "Send a notice, to see whether it arrives.",
-    "pack": "Pack blobs into one file, or look into one.",
-    "pause": "Make a running daemon send nothing until it is resumed.",
-    "reconcile": "Compare catalog, store and remote by name and size.",
-    "requeue": "Make failed blobs pending again.",
-    "restore": "Restore blobs, or the catalog, from the remote.",
-    "resume": "Make a paused daemon continue.",
-    "run": "Send the pending blobs to the remote.",
-    "runs": "List the last runs: when, how they ended, what they copied.",
-    "scan": "Register in the catalog what only the store has.",
-    "serve": "Show the state of all targets as a web page.",
-    "show": "Tell everything that is known of one blob.",
-    "snapshot": "Keep versions of files that change in place, and bring them back.",
-    "status": "Show what is pending, copied and failed, and who works.",
-    "stop": "End a running daemon after what is in flight.",
-    "unpack": "Unpack pack files into a directory.",
-    "verify": "Check the blobs on the remote by their hashes.",
+# The headings of `--help`, and the commands below each in the order in which they are needed.
+_SECTIONS: Final = {
+    "Every day": {
+        "run": "Send the pending blobs to the remote.",
+        "status": "Show what is pending, copied and failed, and who works.",
+        "runs": "List the last runs: when, how they ended, what they copied.",
+        "check": "Check everything that a run needs.",
+        "verify": "Check the blobs on the remote by their hashes.",
+        "drill": "Prove that everything can be restored.",
+        "dump": "Dump the catalog to the remote, and remove old dumps.",
+        "dumps": "List the dumps of the catalog on the remote.",
+        "snapshot": "Keep versions of files that change in place, and bring them back.",
+    },
+    "On a bad day": {
+        "failed": "List the blobs that failed: why, since when, how often.",
+        "show": "Tell everything that is known of one blob.",
+        "requeue": "Make failed blobs pending again.",
+        "reconcile": "Compare catalog, store and remote by name and size.",
+        "restore": "Restore blobs, or the catalog, from the remote.",
+    },
+    "Set up": {
+        "demo": "Back up an example store, all on this machine.",
+        "config": "Show or check the configuration.",
+        "init-db": "Create the catalog, or add what an existing one lacks.",
+        "scan": "Register in the catalog what only the store has.",
+        "bench": "Measure the link, and the ways to send blobs over it.",
+        "install-service": "Install the service for systemd, or remove it.",
+        "install-receiver": "Prepare an ssh key that can only back up.",
+        "completion": "Print the code that lets a shell complete commands, options and names.",
+        "man": "Print the man page, or write it into a directory.",
+    },
+    "A running daemon": {
+        "pause": "Make a running daemon send nothing until it is resumed.",
+        "resume": "Make a paused daemon continue.",
+        "bwlimit": "Set how fast a running daemon may send.",
+        "now": "Make a running daemon look for work, and do what is due, at once.",
+        "stop": "End a running daemon after what is in flight.",
+        "serve": "Show the state of all targets as a web page.",
+        "notify": "Send a notice, to see whether it arrives.",
+    },
+    "Pack files and mounts": {
+        "pack": "Pack blobs into one file, or look into one.",
+        "unpack": "Unpack pack files into a directory.",
+        "mount": "Mount packs as a directory of blobs, or a snapshot as a tree of files.",
+    },
 }
+_COMMANDS: Final = {name: said for section in _SECTIONS.values() for name, said in section.items()}
 
 
 class _Program(LazyGroup):
@@ -87,6 +99,7 @@ class _Program(LazyGroup):
 @click.group(
     cls=_Program,
     helps=_COMMANDS,
+    sections=_SECTIONS,
     homes=dict.fromkeys(("bwlimit", "now", "pause", "resume", "stop"), "control"),
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -232,7 +245,7 @@ def _right_place(error: click.NoSuchOption) -> str:
     if _has(cli, name):
         called = error.ctx.command_path.partition(" ")[2] if error.ctx is not None else "COMMAND"
         return f"{name} stands before the command: ntt-backup-remote {name} ... {called}"
-    commands = {one: cli.get_command(context, one) for one in _COMMANDS}
+    commands = {one: cli.get_command(context, one) for one in sorted(_COMMANDS)}
     having = [one for one, command in commands.items() if command and _has(command, name)]
     return f"{name} stands after the command: {', '.join(having)}" if having else ""
 

@@ -14,7 +14,10 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "": ("check", "run --watch", "--target offsite status --json"),
     "bench": ("bench link --streams 1,4", "bench strategies --sample 200MB"),
     "bench link": ("bench link", "bench link --streams 1,4,8 --seconds 5"),
-    "bench strategies": ("bench strategies --sample 200MB", "bench strategies --only stream,rsync"),
+    "bench strategies": (
+        "bench strategies --sample 200MB",
+        "bench strategies --only stream,tar-pipe",
+    ),
     "bwlimit": ("bwlimit 4MB/s", "bwlimit off", "--target all bwlimit timetable"),
     "check": ("check", "--target offsite check"),
     "completion": ("completion bash", "completion fish"),

@@ -23,7 +23,7 @@ class LazyGroup(click.Group):
 
     helps: the commands, each with the first sentence of its help. Each is a function of its name
     in a module of that name, with _ for -, behind the prefix; homes: the modules of those that
-    share one.
+    share one; sections: the same commands below the headings that `--help` shows.
     """
 
     def __init__(
@@ -32,15 +32,17 @@ class LazyGroup(click.Group):
         helps: Mapping[str, str],
         prefix: str = "",
         homes: Mapping[str, str] = MappingProxyType({}),
+        sections: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
         **attributes: Any,
     ) -> None:
         super().__init__(**attributes)
         self.helps = helps
         self._prefix = prefix
         self._homes = homes
+        self._sections = sections or {"Commands": helps}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.helps)
+        return sorted(self.helps)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.helps:
@@ -71,5 +73,8 @@ class LazyGroup(click.Group):
         return fitting + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(self.helps.items()))
+        width = max(map(len, self.helps))
+        for heading, helps in self._sections.items():
+            with formatter.section(heading):
+                rows = [(name.ljust(width), said) for name, said in helps.items()]
+                formatter.write_dl(rows)

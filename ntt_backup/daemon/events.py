@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from ntt_backup.events import Amount, Event, Seconds, explain, one_of, with_detail
+from ntt_backup.events import Amount, Event, Seconds, one_of, with_detail
 from ntt_backup.format import duration, size
 from ntt_backup.process.messages import Count, ErrorFields, Positive, doc
 
@@ -44,7 +44,7 @@ class SettingsRefused(ErrorFields, Event):
     level = "error"
 
     def _text(self) -> str:
-        return f"the old settings hold: {explain(self)}"
+        return f"the old settings hold: {with_detail(self.message, self.detail)}"
 
 
 class Paused(Event):

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 from pydantic import Field
 
-from ntt_backup.events import Amount, Event, Seconds, explain, one_of
+from ntt_backup.events import Amount, Event, Seconds, one_of, with_detail
 from ntt_backup.format import duration, size
 from ntt_backup.process.messages import Count, ErrorFields, Positive, doc
 
@@ -83,4 +83,4 @@ class DumpFailed(ErrorFields, Event):
     level = "error"
 
     def _text(self) -> str:
-        return f"the catalog is not dumped: {explain(self)}"
+        return f"the catalog is not dumped: {with_detail(self.message, self.detail)}"

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ntt_backup.events import Amount, Event, Seconds, explain
+from ntt_backup.events import Amount, Event, Seconds, with_detail
 from ntt_backup.format import duration, many, size
 from ntt_backup.process.messages import Count, ErrorFields, doc
 
@@ -79,7 +79,7 @@ class SnapshotFailed(ErrorFields, Event):
 
     def _text(self) -> str:
         of = f" of {self.set}" if self.set else ""
-        return f"no snapshot{of}: {explain(self)}"
+        return f"no snapshot{of}: {with_detail(self.message, self.detail)}"
 
 
 class SnapshotsRecovered(Event):

@@ -129,7 +129,7 @@ class LiveView:
         else:
             failed = isinstance(event, events.BlobFailed)
             style = _RED if failed else LEVEL_STYLES[event.level]
-            self._recent.append(Text(self._prefix + line, style=style))
+            self._recent.extend(Text(self._prefix + one, style=style) for one in event.lines)
         if self._state is None:  # before the workers start, only events move the picture
             self._screen.draw()
 

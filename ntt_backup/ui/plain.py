@@ -48,15 +48,15 @@ class PlainView:
         self._failures = 0
 
     def event(self, event: events.Event) -> None:
-        """Prints the event's line, of failed blobs only the first ones."""
-        line = event.line
+        """Prints the event's lines, of failed blobs only the first ones."""
+        lines = event.lines
         if isinstance(event, events.BlobFailed):
             self._failures += 1
             if self._failures == FAILURES_SHOWN + 1:
-                line = "more blobs failed, see the log"
+                lines = ["more blobs failed, see the log"]
             elif self._failures > FAILURES_SHOWN:
                 return
-        if line is not None:
+        for line in lines:
             self._print(f"{self._prefix}{line}")
 
     def _print(self, line: str) -> None:

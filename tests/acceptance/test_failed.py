@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from ntt_backup.catalog.failures import UNKNOWN
+from ntt_backup.cli.commands.failed import ADVICE
+from ntt_backup.model import OF_CHECKS, Reason
 from tests.environment import Environment
 
 
@@ -35,6 +38,7 @@ def test_what_failed_is_listed_shown_and_requeued_one_by_one(
     listed = asked(env, "failed")
     (alone,) = asked(env, "failed", "--reason", "missing", "--since", "1h")
     first = env.call("failed", "--limit", "1").stdout
+    told = env.call("failed").stdout
     (shown,) = asked(env, "show", rotten[:20], "--verify")
     text = env.call("show", gone).stdout
 
@@ -42,7 +46,11 @@ def test_what_failed_is_listed_shown_and_requeued_one_by_one(
     assert alone == listed[0 if listed[0]["blobid"] == gone else 1]
     assert alone["attempts"] == 1
     assert alone["first_at"].endswith("Z")
-    assert len(first.splitlines()) == 2
+    assert sum(name in first for name in failed) == 1
+    assert "requeue" in told
+    assert [f"  {reason}: " in told for reason in ADVICE] == [
+        reason in failed.values() for reason in ADVICE
+    ]
     assert shown["source"]["problem"] == "corrupt-source"
     assert shown["targets"][0]["failure"]["reason"] == "corrupt-source"
     assert "missing" in text
@@ -51,6 +59,10 @@ def test_what_failed_is_listed_shown_and_requeued_one_by_one(
     assert env.failures() == {rotten: "corrupt-source"}
     assert "1 blob pending again" in env.call("requeue").stdout
     assert "nothing failed" in env.call("failed").stdout
+
+
+def test_each_reason_has_advice() -> None:
+    assert set(ADVICE) == {*Reason, UNKNOWN} - OF_CHECKS
 
 
 def test_names_that_are_not_known_are_told_in_one_line(

@@ -75,9 +75,12 @@ def test_a_command_that_fails_says_so_in_json(words: str, tmp_path: Path) -> Non
 
 
 def on_the_pages() -> Iterator[str]:
-    """The arguments of every command line of ours in a block of shell on a page."""
+    """The arguments of every command line of ours on a page, in blocks of shell and in the text."""
     for path in PAGES:
-        for block in re.findall(r"^```sh\n(.*?)^```$", path.read_text(), re.MULTILINE | re.DOTALL):
+        text = path.read_text()
+        for inline in re.findall(rf"`{PROGRAM} ([^`|\\]*)", text):
+            yield inline.strip()
+        for block in re.findall(r"^```sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
             lines = block.replace("\\\n", " ").splitlines()
             yield from (
                 found[1].strip()
@@ -139,6 +142,7 @@ def test_an_empty_path_is_not_the_directory_of_the_shell(
         ("statsu", "Did you mean status?"),
         ("snapshot lits", "Did you mean list?"),
         ("run --wrokers 3", "--workers"),
+        ("bench strategies --only stream,rsync", "none of stream, tar,"),
     ],
 )
 def test_what_is_misspelt_is_guessed(line: str, guess: str) -> None:
@@ -155,6 +159,22 @@ def test_the_list_of_commands_says_of_each_what_its_own_help_says_first(words: s
     for name, said in group.helps.items():
         assert said == ALL[f"{words} {name}".strip()].get_short_help_str(100)
         assert f" {name} {said}" in " ".join(shown.split())
+
+
+def test_the_program_lists_its_commands_by_when_they_are_needed() -> None:
+    shown = call("-h").output
+    headings = re.findall(r"^([A-Z][A-Za-z ]+):$", shown, re.MULTILINE)
+    rows = re.findall(r"^  ([a-z-]+)  +[A-Z]", shown.partition("\nEvery day:\n")[2], re.MULTILINE)
+    assert headings == [
+        "Options",
+        "Every day",
+        "On a bad day",
+        "Set up",
+        "A running daemon",
+        "Pack files and mounts",
+    ]
+    assert rows[0] == "run"
+    assert sorted(rows) == [words for words in sorted(ALL) if words and " " not in words]
 
 
 # --- the man page ---------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ LINES = [
     (BLOB_FAILED, f"failed, missing: {BLOBID} no such file"),
     (
         events.BlobsFailed(count=3, reasons={"unreadable": 1, "missing": 2}),
-        "3 blobs more failed: 2 missing, 1 unreadable; `ntt-backup-remote status` counts them",
+        "3 blobs more failed: 2 missing, 1 unreadable; `ntt-backup-remote failed` lists them",
     ),
     (OUTAGE, "remote is away, again in 3.2 s: no answer: timed out"),
     (replace(OUTAGE, what="preflight"), "cannot begin yet, again in 3.2 s: no answer: timed out"),

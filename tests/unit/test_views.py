@@ -123,7 +123,19 @@ def test_quiet_view_shows_only_what_is_wrong_at_the_end() -> None:
         "8 blobs are still failed",
         "some failed",
         "error",
+        "hint",
     ]
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_what_to_do_stands_on_a_line_of_its_own(drawn: bool) -> None:
+    with terminal() as term:
+        stream = term.stream if drawn else io.StringIO()
+        view = make_view(stream)
+        view.event(ERROR)
+        view.close()
+        text = term.text() if drawn else stream.getvalue()  # type: ignore[attr-defined]
+    assert "error: m: d\nhint: do it\n" in text
 
 
 def test_plain_view_prints_a_line_for_each_event_that_has_one() -> None:

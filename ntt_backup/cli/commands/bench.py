@@ -15,7 +15,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from ntt_backup.bench import bucket_back, buckets, link, sending, strategies, verdict
+from ntt_backup.bench import bucket_back, bucket_out, buckets, link, sending, strategies, verdict
 from ntt_backup.bench.output import Progress, bucket_tables, link_tables, strategies_tables
 from ntt_backup.bench.results import LEAST_ROUNDS, SCHEMA, describe_machine, now
 from ntt_backup.cli.common import Common, writing
@@ -33,6 +33,20 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 _NUMBERS = Parsed("list", _numbers, "a list of numbers from 1 to 64, such as 1,2,4")
 _SIZE = Parsed("size", parse_size, "a size such as 200MB")
+
+
+class _Ways(click.ParamType):  # type: ignore[type-arg] # As in `param_types.Parsed`.
+    """Names of ways to send: to a machine, or to and from a bucket."""
+
+    name = "list"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, ...]:
+        names = tuple(filter(None, str(value).split(",")))
+        ways = (*sending.WAYS, *bucket_out.WAYS_OUT, *bucket_back.WAYS_BACK)
+        known = tuple(dict.fromkeys(way.name for way in ways))
+        if unknown := sorted(set(names) - set(known)):
+            self.fail(f"{', '.join(unknown)}: none of {', '.join(known)}", param, ctx)
+        return names
 
 
 class _Target(click.Path):
@@ -128,7 +142,7 @@ def bench_link(common: Common, /, json_file: Path | None, quiet: bool, **options
     show_default=True,
     help="Numbers to try the strategies with; all ways are compared with run.workers.",
 )
-@click.option("--only", help="Comma-separated names of ways; default: all.")
+@click.option("--only", type=_Ways(), help="Comma-separated names of ways; default: all.")
 @click.option("--yes", is_flag=True, help="Let what is sent stay in an append-only bucket.")
 @_JSON
 @_QUIET
@@ -136,7 +150,7 @@ def bench_link(common: Common, /, json_file: Path | None, quiet: bool, **options
 def bench_strategies(
     common: Common,
     /,
-    only: str | None,
+    only: tuple[str, ...] | None,
     yes: bool,
     json_file: Path | None,
     quiet: bool,
@@ -149,7 +163,7 @@ def bench_strategies(
     """
     settings = common.load(Settings)
     bucket = settings.remote.kind == "s3"
-    names = tuple(filter(None, (only or "").split(",")))
+    names = only or ()
     try:
         (bucket_back if bucket else sending).choose(names)
     except ValueError as error:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Mapping
 from itertools import islice
+from typing import Final
 
 import click
 
@@ -20,6 +22,17 @@ _CUT = (
     "so much is pending that blobs which another program marked as failed were not found in time;"
     f" to look for them however long it takes: ntt-backup-remote failed --reason {UNKNOWN}"
 )
+# What the operator does about each reason; docs/first-aid.md says more.
+ADVICE: Final[Mapping[str, str]] = {
+    Reason.BAD_BLOBID: "correct the catalog's row (64 lowercase hex digits), or delete the row",
+    Reason.MISSING: "put the file back into the store, or delete the row",
+    Reason.UNREADABLE: "let this user read the file; if the disk reports errors: the kernel log",
+    Reason.NOT_A_FILE: "remove what stands at the blob's path and put the file there",
+    Reason.WRONG_SIZE: "replace the file if it was cut, or correct the size in the catalog",
+    Reason.CORRUPT_SOURCE: "replace the file from another copy: its content is not its name's",
+    Reason.REMOTE_REJECTED: "look at what stands at the blob's path on the remote",
+    UNKNOWN: "another program marked the blob as failed; after requeue a run says why it fails",
+}
 
 
 @click.command()
@@ -66,6 +79,7 @@ def failed(
             click.echo(json.dumps(fields) if as_json else said)
             return
         count = 0
+        reasons: set[str] = set()
         cut: list[str] = []
         found = iter_failed(
             conn, settings.target, reason=reason, since=since, on_cut=lambda: cut.append(_CUT)
@@ -73,11 +87,23 @@ def failed(
         for one in islice(found, limit):
             print(json.dumps(fields_of(one)) if as_json else line(one))
             count += 1
+            reasons.add(one.reason)
     if not as_json:
         more = ", and perhaps more" if count == limit else ""
         click.echo(f"{many(count, 'blob')} failed{more}" if count else "nothing failed")
+        for text in advice(reasons):
+            click.echo(text)
     for text in cut:
         click.echo(complete(text), err=True)
+
+
+def advice(reasons: Collection[str]) -> list[str]:
+    """Returns what to do about blobs that failed for these reasons, as lines for a terminal."""
+    if not reasons:
+        return []
+    lines = [f"  {reason}: {text}" for reason, text in ADVICE.items() if reason in reasons]
+    first = "what to do by reason, and then: ntt-backup-remote requeue"
+    return [complete(one) for one in [first, *lines]]
 
 
 def line(one: FailedBlob) -> str:
