@@ -8,21 +8,14 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from tests.fuzz import receiver_sessions
+from tests.fuzz import manifests, receiver_sessions
+from tests.fuzz.bounded import MOST_BYTES, memory
 
 # Each takes a directory of its own, a seed and a number of rounds, and yields what was found.
 KINDS: Mapping[str, Callable[[Path, int, int], Iterator[str]]] = {
+    "manifests": manifests.play,
     "receiver": receiver_sessions.play,
 }
-# What a process may take, its Python and the libraries included.
-MOST_MEGABYTES = 100
-
-
-def _peak_megabytes() -> int:
-    """Returns the most memory that this process has used."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    (peak,) = [line.split()[1] for line in lines if line.startswith("VmHWM")]
-    return int(peak) // 1024
 
 
 def main() -> int:
@@ -36,9 +29,9 @@ def main() -> int:
         for finding in KINDS[asked.what](Path(directory), asked.seed, asked.rounds):
             print(finding, flush=True)
             found += 1
-    peak = _peak_megabytes()
+    peak = memory("VmHWM") // 1_000_000
     print(f"{asked.what}: {asked.rounds} rounds, seed {asked.seed}: {found} found, {peak} MB")
-    return int(found > 0 or peak > MOST_MEGABYTES)
+    return int(found > 0 or peak > MOST_BYTES // 1_000_000)
 
 
 if __name__ == "__main__":

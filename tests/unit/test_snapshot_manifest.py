@@ -449,7 +449,7 @@ def test_a_bomb_is_refused_in_bounded_memory(begin: bytes, more: bytes) -> None:
         for tail in (b"", b"\n"):
             with pytest.raises(SnapshotDamaged):
                 read(data + tail)
-        assert tracemalloc.get_traced_memory()[1] < 400 << 20
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
     finally:
         tracemalloc.stop()
 

@@ -273,6 +273,23 @@ def test_a_file_that_is_in_too_many_pieces_even_so_is_told_and_left_out(
     assert taker.contents() == {"other": b"content"}
 
 
+def test_more_extended_attributes_than_a_manifest_has_room_for_are_told(
+    taker: Taker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every local user can give them to files, and must not end the takes of all others."""
+    monkeypatch.setattr(changed_file, "MAX_XATTRS", 100)
+    for path in (taker.write("bad/file", b"content"), taker.root / "bad"):
+        os.setxattr(path, "user.large", bytes(100))
+    os.setxattr(taker.write("good", b"content"), "user.small", b"1")
+    assert taker.take().exit_code == 7
+    told = "it has more than 1 MiB of extended attributes"
+    assert taker.problems == {str(taker.root / one): told for one in ("bad", "bad/file")}
+    assert {name: one.xattrs for name, one in taker.entries().items()} == {
+        "bad": {},
+        "good": {"user.small": "MQ=="},
+    }
+
+
 @pytest.mark.parametrize("seconds", [9_300_000_000, -9_300_000_000])
 def test_a_file_of_any_time_leaves_the_version_readable(taker: Taker, seconds: int) -> None:
     path = taker.write("file", b"content")

@@ -28,10 +28,14 @@ MAX_PARTS: Final = 1000
 MAX_SUPER_BLOCK: Final = 16 << 20
 # A frame of content that does not compress is a little larger than its content.
 MAX_STORED: Final = MAX_SUPER_BLOCK + (1 << 17)
-MAX_EXTENTS: Final = 1 << 21
-MAX_LINE: Final = 128 << 20
+# Their numbers take 40 MB of memory in Python, and the line 20.
+MAX_EXTENTS: Final = 5 << 14
+# Extents take 64 bytes each, packs 90, a path 384 KiB where each character is escaped.
+MAX_LINE: Final = 10 << 20
+# Of all names and values of a file, which local users can give it.
+MAX_XATTRS: Final = 1 << 20
 MAX_NUMBER: Final = 1 << 63
-# A list, an object or a text takes 60 bytes of memory for two or three of a line.
+# A list, an object or a text takes 60 to 230 bytes of memory for two or three of a line.
 MAX_CONTAINERS: Final = 1 << 18
 _TOO_DEEP: Final = f"a path of more than {MAX_PARTS:,} parts"
 _MAX_VERSIONS: Final = 1 << 20
@@ -169,13 +173,15 @@ def entries_of(lines: Sequence[bytes], versions: int = _MAX_VERSIONS) -> list[En
     """Returns the entries of lines, whose content lies in so many versions. Raises
     SnapshotDamaged.
     """
-    # Many lines are read in a fifth of the time that each of them takes.
-    together = b"[%b]" % b",".join(lines)
     try:
+        # Many lines are read in a fifth of the time that each of them takes.
+        together = b",".join(lines)
         if len(together) > 1 << 20:
-            require(sum(map(together.count, (b"[", b"{", b'"'))) <= MAX_CONTAINERS)
-            require(together.count(b",") <= 8 * MAX_EXTENTS)
-        found = json.loads(together.decode("ascii"))
+            require_few(together, 7 * MAX_EXTENTS + MAX_CONTAINERS)
+        text = f"[{together.decode('ascii')}]"
+        del together
+        found = json.loads(text)
+        del text
         require(len(found) == len(lines))
         entries = [_entry(versions, *values) for values in found]
         check_text(*[entry.path for entry in entries])
@@ -267,6 +273,17 @@ def _rarer(entry: Entry, more: dict[str, Any]) -> None:
     require(entry.kind == FILE or not (entry.size or entry.extents or entry.block))
     for value in entry.xattrs.values():
         b64decode(value, validate=True)
+
+
+def require_few(line: bytes, numbers: int) -> None:
+    """Raises ValueError for a line of JSON that would take too much memory once it is read.
+
+    Args:
+        line: One line, or several.
+        numbers: The most values that may stand in it.
+    """
+    require(line.count(b"[") + line.count(b"{") + line.count(b'"') // 2 <= MAX_CONTAINERS)
+    require(line.count(b",") <= numbers)
 
 
 def path_of(line: bytes) -> str:

@@ -38,6 +38,7 @@ from ntt_backup.snapshot.format.entry import (
     key_of,
     order,
     require,
+    require_few,
 )
 from ntt_backup.snapshot.format.small_files import Row, last_path, read_rows
 from ntt_backup.snapshot.format.zstd_stream import ZstdStream
@@ -46,7 +47,8 @@ from ntt_backup.snapshot.repository.names import MAX_PACKS, pack_name
 from ntt_backup.wire.snapshot_names import begun, is_set, moment_of
 
 FORMAT: Final = "ntt-snapshot 1"
-_MAX_OUTER: Final = 16 << 20  # A header, or a trailer with its packs.
+# A version of each minute of a month.
+MAX_CHAIN: Final = 50_000
 # Most of it are digests, which no level makes smaller.
 _LEVEL: Final = 1
 _PIECE: Final = 1 << 16
@@ -199,7 +201,7 @@ class ManifestReader:
 
     def batches(self) -> Iterator[list[bytes]]:
         """Yields the entries' lines, many at once. Neither they nor their order are looked at."""
-        return (lines[:-1].split(b"\n") for lines in self.texts())
+        return (lines.split(b"\n")[:-1] for lines in self.texts())
 
     def texts(self) -> Iterator[bytes]:
         """Yields the entries' lines, many in one piece, each with its end, as `batches` does."""
@@ -229,7 +231,7 @@ class ManifestReader:
     def _end(self, rest: bytes, count: int) -> None:
         for block in self._blocks:
             rest += block
-            if len(rest) > _MAX_OUTER:
+            if len(rest) > MAX_LINE:
                 break
         said, _, seal = rest.partition(b"\n")
         self._digest.update(said + b"\n")
@@ -248,7 +250,7 @@ def tail_size(end: bytes) -> int:
     if len(end) != END_BYTES or not end.startswith(_SKIPPED):
         raise SnapshotDamaged("a manifest breaks off")
     length = int(_END.unpack(end)[1])
-    if length > _MAX_OUTER:
+    if length > MAX_LINE:
         raise SnapshotDamaged("the trailer of a manifest is too long")
     return length + END_BYTES
 
@@ -277,8 +279,10 @@ def _whole_lines(stream: ZstdStream) -> Iterator[bytes]:
     length = 0
     while piece := stream.read(_PIECE):
         if end := piece.rfind(b"\n") + 1:
-            yield b"".join((*rest, piece[:end]))
+            whole = b"".join((*rest, piece[:end]))
+            # Long lines are in memory no more often than need be.
             rest, length = [piece[end:]], len(piece) - end
+            yield whole
         else:
             rest.append(piece)
             length += len(piece)
@@ -289,9 +293,10 @@ def _whole_lines(stream: ZstdStream) -> Iterator[bytes]:
 
 
 def _object(line: bytes) -> dict[str, Any]:
-    if len(line) > _MAX_OUTER or line.count(b"[") + line.count(b"{") > MAX_CONTAINERS:
+    if len(line) > MAX_LINE:
         raise SnapshotDamaged("a line of a manifest is too long")
     try:
+        require_few(line, 2 * MAX_CONTAINERS)
         found = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise SnapshotDamaged("a line of a manifest is not JSON") from error
@@ -311,6 +316,7 @@ def _header(said: dict[str, Any]) -> Header:
     try:
         header = Header(**{name: said[name] for name in Header.__slots__})
         header = replace(header, chain=tuple(header.chain), roots=tuple(header.roots))
+        require(len(header.chain) <= MAX_CHAIN)
         check_text(header.host, *header.chain, *header.roots)
         require(is_set(header.set) and is_sum(header.key))
         for version in header.chain:

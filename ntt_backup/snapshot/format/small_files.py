@@ -28,6 +28,8 @@ from ntt_backup.snapshot.repository.contract import SnapshotDamaged
 
 # Files that may be open at once while those in a row are restored.
 MOST: Final = 250
+# A piece with such a line has few others, and the pattern would copy it several times.
+_LONG: Final = 1 << 20
 _HEX_DIGITS: Final = b"0123456789abcdef"
 _ID: Final = "(?:0|[1-9][0-9]{0,9}+)"
 _SIGNED: Final = "(?:[1-8][0-9]{18}|-?[1-9][0-9]{0,17}+|0)"
@@ -92,10 +94,15 @@ def read_rows(lines: bytes, versions: int, last: str) -> list[Row]:
     """Returns what stands in whole lines, whose content lies in so many versions. last: the path
     before them. Raises SnapshotDamaged.
     """
+    rows: list[Row] = []
+    if len(lines) > _LONG:
+        for entry in entries_of(lines.split(b"\n")[:-1], versions):
+            _ascending(last, rows, entry.path)
+            rows.append(entry)
+        return rows
     try:
         found = _LINE.findall(lines.decode("ascii"))
         others = iter(entries_of([one[-1].encode() for one in found if not one[1]], versions))
-        rows: list[Row] = []
         for (above, owned, frame), group in groupby(found, _SHARED):
             if not owned:
                 for entry in islice(others, sum(1 for _ in group)):

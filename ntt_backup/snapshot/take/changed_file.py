@@ -23,6 +23,7 @@ from ntt_backup.snapshot.format.entry import (
     FILE,
     MAX_EXTENTS,
     MAX_SUPER_BLOCK,
+    MAX_XATTRS,
     Entry,
     Extent,
     times_of,
@@ -278,15 +279,21 @@ def entry_of(path: str, kind: str, status: os.stat_result) -> Entry:
 
 def xattrs(where: int | str) -> dict[str, str]:
     """Returns the extended attributes, ACLs among them, of a descriptor, or of a path that is not
-    followed; none where the file system has none.
+    followed; none where the file system has none. Raises OSError where a manifest has no room.
     """
     follow = isinstance(where, int)
     found = {}
+    size = 0
     with suppress(OSError):
         for name in os.listxattr(where, follow_symlinks=follow):
             with suppress(OSError):  # Not for us to see, or gone.
                 value = os.getxattr(where, name, follow_symlinks=follow)
                 found[name] = b64encode(value).decode("ascii")
+                size += len(name) + len(found[name])
+            if size > MAX_XATTRS:
+                break
+    if size > MAX_XATTRS:
+        raise OSError(errno.E2BIG, "it has more than 1 MiB of extended attributes")
     return found
 
 

@@ -7,6 +7,7 @@ the map, then the manifest: before it is there, nothing of the version exists.
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import stat
@@ -302,8 +303,9 @@ class _Take:
             self._skip(found.path, "it is gone since its directory was listed")
             return
         except OSError as error:
-            if kind != DIRECTORY:  # The walk tells of those.
+            if kind != DIRECTORY or error.errno == errno.E2BIG:  # The walk tells of the others.
                 self._lost(found.path, error.strerror or str(error))
+            if kind != DIRECTORY:
                 return
         self._add(entry.line())
 
