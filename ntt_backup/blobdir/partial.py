@@ -9,6 +9,7 @@ smaller one.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import stat
@@ -22,6 +23,8 @@ PARTIAL = "partial"
 _MARK = ".mark"
 _MARK_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _KEPT_SECONDS = 7 * 86400
+# What a file system without locks says to flock.
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
 class Partial:
@@ -129,6 +132,23 @@ def _is_published(blobid: str, by_hash: int) -> bool:
     except (OSError, ValueError):
         return False
     return stat.S_ISREG(status.st_mode)
+
+
+def lock_new(fd: int) -> bool:
+    """Locks a file that was made new under a random name. Raises OSError.
+
+    Returns:
+        Whether no other session holds the lock. Where the file system has no locks, the name alone
+        keeps others away, and nobody takes the file for a dead session's while it is young.
+    """
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as problem:
+        if problem.errno not in _NO_LOCKS:
+            raise
+    return True
 
 
 def lock_file(directory: int, name: str, create: bool) -> int | None:

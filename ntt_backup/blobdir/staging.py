@@ -1,34 +1,44 @@
-"""Each session has a staging directory, `.ntt-incoming/<owner>.<run>.<slot>.<pid>`.
+"""Each session has a staging directory, `.ntt-incoming/<owner>.<run>.<slot>.<token>`.
 
-It lives as long as its lock is held. The leftovers of a dead session are removed by the next one of
-the same owner.
+The token is random, and the directory is made new: two sessions of one name, as of hosts that are
+clones of each other, never share a stage. A session holds the lock of its stage as long as it
+lives. The leftovers of a dead session are removed by the next one of the same owner.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import os
 import stat
 import time
 from collections.abc import Callable
 
-from ntt_backup.blobdir.open import closing, make_directory, open_below
-from ntt_backup.blobdir.partial import PARTIAL, lock_file, remove_useless
+from ntt_backup.blobdir.open import Misplaced, closing, make_directory, open_below
+from ntt_backup.blobdir.partial import PARTIAL, lock_file, lock_new, remove_useless
 from ntt_backup.blobdir.syscalls import DIRECTORY
 
 INCOMING = ".ntt-incoming"
 
 _LOCK = "lock"
+_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+# So many names are tried for a stage.
+_TRIES = 20
 # A check or a bench of the tar strategy that was killed leaves these; younger ones may be alive.
 _SCRATCH = ".ntt-check-"
 _SCRATCH_SECONDS = 3600
 # A receiver looks every second whether it is still wanted; its last sync may take longer.
 _PREDECESSOR_SECONDS = 10.0
 _ALIVE_EVERY = 256
+# A stage that no lock tells of is left over when it has not changed for so long: that of the tar
+# strategy, one that is being made, and any on a file system without locks. A session that is idle
+# for longer loses an empty stage at worst: it ends as superseded, and its client begins again.
+_LOCKLESS_SECONDS = 86400
 # The name of a directory that is being removed begins with this.
 _TAKEN = "-"
+
+
+class _Taken(Exception):
+    """The name, the stage or its lock is another session's."""
 
 
 class Staging:
@@ -49,7 +59,7 @@ class Staging:
         self._root = root
         self._by_hash = by_hash
         self._alive = alive
-        self._name = ".".join((*session, str(os.getpid())))
+        self._session = session
         self._predecessors: list[str] = []
         self._make(device)
         with contextlib.suppress(OSError):
@@ -78,58 +88,61 @@ class Staging:
         """Removes the staging directory with all that is in it, and those around it if empty."""
         # Again: this session may have published a blob whose partial file another one held.
         remove_useless(self.incoming, self._by_hash)
-        self._remove()
-        for fd in (self._lock, self.stage, self.incoming):
-            os.close(fd)
-
-    def _remove(self) -> None:
         remove_tree(self.incoming, self._name)
         with contextlib.suppress(OSError):
             os.rmdir(PARTIAL, dir_fd=self.incoming)
         with contextlib.suppress(OSError):
             os.rmdir(INCOMING, dir_fd=self._root)
+        for fd in (self._lock, self.stage, self.incoming):
+            os.close(fd)
 
     def _make(self, device: int) -> None:
-        # Again where another session that ends removes what is empty at that moment, or one that
-        # begins takes a directory without a lock for a dead one's.
-        for _ in range(20):
-            with contextlib.suppress(FileNotFoundError):
+        # Again, under another name, where a session that ends removes what is empty at that moment,
+        # or the name, the stage or its lock is another one's.
+        for _ in range(_TRIES):
+            with contextlib.suppress(FileNotFoundError, FileExistsError, _Taken):
                 make_directory(self._root, INCOMING, 0o755)
-                self.incoming = open_below(self._root, INCOMING, device)
-                if self._make_stage():
-                    return
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), INCOMING)
+                self._make_stage(device)
+                return
+        raise Misplaced(f"no stage in {INCOMING} whose lock is not held by another session")
 
-    def _make_stage(self) -> bool:
-        """Returns whether it was made, and both it and its lock still have their names."""
-        try:
-            make_directory(self.incoming, self._name, 0o700)
-            self.stage = open_below(self.incoming, self._name)
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            self._lock = os.open(_LOCK, flags, 0o600, dir_fd=self.stage)
-        except FileNotFoundError:
-            return False
-        except OSError:
-            self._remove()
-            raise
-        with contextlib.suppress(OSError):  # Some network file systems have no locks.
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        named = os.stat(self._name, dir_fd=self.incoming, follow_symlinks=False)
-        return os.path.samestat(named, os.fstat(self.stage)) and not self.superseded
+    def _make_stage(self, device: int) -> None:
+        """Makes a stage of a name that nobody has. Raises FileNotFoundError, FileExistsError and
+        _Taken where another name may do better, Misplaced, OSError.
+        """
+        name = ".".join((*self._session, os.urandom(8).hex()))
+        with contextlib.ExitStack() as otherwise:
+            incoming = open_below(self._root, INCOMING, device)
+            otherwise.callback(os.close, incoming)
+            os.mkdir(name, 0o700, dir_fd=incoming)
+            otherwise.callback(_discard, os.rmdir, incoming, name)
+            try:
+                stage = open_below(incoming, name, device)
+            except Misplaced as problem:  # What was made is a directory: this is another one's.
+                raise _Taken from problem
+            otherwise.callback(os.close, stage)
+            lock = os.open(_LOCK, _NEW, 0o600, dir_fd=stage)
+            otherwise.callback(os.close, lock)
+            otherwise.callback(_discard, os.unlink, stage, _LOCK)
+            named = os.stat(name, dir_fd=incoming, follow_symlinks=False)
+            ours = os.path.samestat(named, os.fstat(stage)) and os.fstat(lock).st_nlink == 1
+            if not (lock_new(lock) and ours):
+                raise _Taken
+            otherwise.pop_all()
+        self.incoming, self.stage, self._lock, self._name = incoming, stage, lock, name
 
     def _remove_leftovers(self, owner: str, run: str, slot: str) -> None:
         for name in os.listdir(self.incoming):
             parts = name.split(".")
             if name == self._name or len(parts) != 4 or parts[0] != owner:
                 continue
-            if parts[1] == run and parts[2] != slot:
-                continue  # Alive, maybe, with no lock to tell: the tar strategy holds none.
-            if _is_dead(self.incoming, name):
-                remove_tree(self.incoming, name, self._alive)
-            elif parts[1:3] == [run, slot]:
-                # A worker has one session at a time, so the client of that one is gone: its link
-                # died in silence. Without the name of its lock it ends.
-                self._supersede(name)
+            with contextlib.suppress(OSError):
+                if _is_dead(self.incoming, name):
+                    remove_tree(self.incoming, name, self._alive)
+                elif parts[1:3] == [run, slot]:
+                    # A worker has one session at a time, so the client of that one is gone: its
+                    # link died in silence. Without the name of its lock it ends.
+                    self._supersede(name)
         for name in os.listdir(self._root):
             if name.startswith(f"{_SCRATCH}{owner}.") and self._is_old_directory(name):
                 remove_tree(self._root, name, self._alive)
@@ -146,16 +159,20 @@ class Staging:
 
 
 def _is_dead(incoming: int, name: str) -> bool:
-    try:
-        with closing(os.open(name, DIRECTORY, dir_fd=incoming)) as stage:
+    """Returns whether the session of a stage has ended. Raises OSError."""
+    with closing(os.open(name, DIRECTORY, dir_fd=incoming)) as stage:
+        try:
             lock = lock_file(stage, _LOCK, create=False)
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
+        except OSError:  # It has no lock yet, or there are none.
+            return os.fstat(stage).st_mtime < time.time() - _LOCKLESS_SECONDS
     if lock is not None:
         os.close(lock)
     return lock is not None
+
+
+def _discard(remove: Callable[..., None], directory: int, name: str) -> None:
+    with contextlib.suppress(OSError):
+        remove(name, dir_fd=directory)
 
 
 def remove_tree(parent: int, name: str, alive: Callable[[], None] = lambda: None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Callable
@@ -28,6 +29,12 @@ class WriteWorkspace(Workspace):
         alive: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(root)
+        with contextlib.ExitStack() as otherwise:
+            otherwise.callback(super().leave)
+            self._make_stage((owner, run, slot), alive)
+            otherwise.pop_all()
+
+    def _make_stage(self, session: tuple[str, str, str], alive: Callable[[], None]) -> None:
         with refused(BY_HASH):
             if self.device != os.fstat(self.root).st_dev:
                 raise Misplaced(f"{BY_HASH} is on another file system than the root")
@@ -35,7 +42,6 @@ class WriteWorkspace(Workspace):
                 read_only = os.statvfs(self.by_hash).f_flag & os.ST_RDONLY
                 raise OSError(errno.EROFS if read_only else errno.EACCES, "", BY_HASH)
         with refused(INCOMING):
-            session = (owner, run, slot)
             self.staging = Staging(self.root, self.by_hash, self.device, session, alive)
         self.stage = self.staging.stage
 

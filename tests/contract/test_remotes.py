@@ -6,7 +6,10 @@ the strategy's far side (`Imposter`), so these tests know how the tar strategy t
 
 from __future__ import annotations
 
+import fcntl
 import os
+import secrets
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -421,19 +424,45 @@ def test_what_dead_sessions_left_is_removed_and_others_things_stay(
     local: Harness, machine: Machine
 ) -> None:
     incoming = local.remote_dir / ".ntt-incoming"
-    mine, same_run, other = (
+    mine, young, same_run, other = (
         incoming / "0123456789ab.earlier.0.77",
+        incoming / "0123456789ab.earlier.1.80",
         incoming / "0123456789ab.run.9.78",
         incoming / "ffffffffffff.earlier.0.79",
     )
-    for directory in (mine, same_run, other):
+    for directory in (mine, young, same_run, other):
         directory.mkdir(parents=True)
         (directory / "leftover").write_bytes(b"half a batch")
+        os.utime(directory, (time.time() - 86400 * 2 * (directory != young),) * 2)
+    # A receiver may be at work in it: what is deleted in a directory of it may be published by now.
+    receivers = incoming / "0123456789ab.earlier.0.0123456789abcdef"
+    receivers.mkdir()
+    lock = os.open(receivers / "lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    os.utime(receivers, (0, 0))
     session = local.open()
     session.close()
+    os.close(lock)
     assert not mine.exists()
+    assert young.exists()
     assert same_run.exists()
     assert other.exists()
+    assert receivers.exists()
+
+
+def test_a_session_never_takes_over_the_stage_of_another_one(
+    local: Harness, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers of processes are those of one machine; others may share the remote's directory."""
+    monkeypatch.setattr(secrets, "token_hex", lambda count: "0" * 2 * count)
+    taken = local.remote_dir / ".ntt-incoming" / "0123456789ab.run.0.0000000000000000"
+    taken.mkdir(parents=True)
+    (taken / "lock").touch()
+    (taken / "1").write_bytes(b"another's")
+    with pytest.raises(BackupError) as caught:
+        local.open()
+    assert "File exists" in str(caught.value)
+    assert (taken / "1").read_bytes() == b"another's"
 
 
 def test_a_source_disk_that_hangs_is_given_up_after_a_while(

@@ -83,6 +83,7 @@ def test_an_unknown_file_among_partial_files_is_kept(root: Path) -> None:
 def test_signs_of_life_are_shown_while_a_large_stage_is_removed(root: Path) -> None:
     dead = root / ".ntt-incoming" / "0123456789ab.run.0.1"
     dead.mkdir(parents=True)
+    (dead / "lock").touch()
     (root / "by-hash").mkdir()
     for number in range(1000):
         (dead / str(number)).touch()
@@ -100,6 +101,7 @@ def test_a_directory_that_is_moved_while_its_stage_is_removed_stays_whole(root: 
     """A session that is taken for dead may still give names: its last sync has taken long."""
     new = root / ".ntt-incoming" / "0123456789ab.run.0.1" / "d0"
     new.mkdir(parents=True)
+    (new.parent / "lock").touch()
     for number in range(3):
         (new / str(number)).touch()
     place = root / "by-hash" / "3f" / "07"

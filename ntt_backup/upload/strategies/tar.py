@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import time
 from collections.abc import Sequence
 from importlib import resources
@@ -49,7 +50,8 @@ _LAST_WORD: Final = b"\nNTT-TAR 2 end\n"
 def _loop(spec: SessionSpec) -> tuple[str, bytes]:
     """Returns the remote command that runs the loop, and the script for its stdin."""
     loop = resources.files(__package__).joinpath("tar_loop.sh").read_text("utf-8")
-    values = {"root": spec.root, "owner": spec.owner, "run": spec.run_id, "slot": spec.slot}
+    session = {"owner": spec.owner, "run": spec.run_id, "slot": spec.slot}
+    values = {"root": spec.root, **session, "token": secrets.token_hex(8)}
     return shell_script(loop, values)
 
 

@@ -1,7 +1,7 @@
 # The remote end of the tar strategy: extract batch after batch from one stream, and answer for each.
 #
 # Sent over the connection and run by the remote's sh; needs the tools that are looked for below.
-# The lines before this one set root, owner, run and slot. Then, on stdin, for each batch:
+# The lines before this one set root, owner, run, slot and token. Then, on stdin, for each batch:
 #     "<number> <bytes> <files>\n", <bytes> of tar archive, "commit\n" or "abort\n"
 # and on stdout, a line each:
 #     "NTT-TAR 2 ready exact|lockstep"     once, when batches may come
@@ -35,17 +35,22 @@ incoming=$root/.ntt-incoming
 # Never made here: where a disk is not mounted, it would be made on the one below.
 [ -d "$place" ] || refuse gone "$place: no such directory"
 
-# What dead sessions of ours left: those of earlier runs, and this worker's own of this run.
+# What dead sessions of ours left: this worker's own of this run, and those of earlier runs. Nothing tells
+# that such a session lives, so its stage must not have changed for a day. Where a stage has a lock, a receiver
+# made it, and removes it: it may give names to directories of it at this moment.
 for old in "$incoming/$owner".*; do
+    [ ! -e "$old/lock" ] || continue
     case $old in
     "$incoming/$owner.$run.$slot".*) rm -rf "$old" ;;
     "$incoming/$owner.$run".*) ;;
-    *) rm -rf "$old" ;;
+    *) find "$old" -maxdepth 0 -mmin +1440 -exec rm -rf {} + 2>/dev/null ;;
     esac
 done
-stage=$incoming/$owner.$run.$slot.$$
+# Made new: a process has its number on this machine alone, and others may use the same directory.
+stage=$incoming/$owner.$run.$slot.$token
+make_stage() { mkdir -p "$incoming" && mkdir "$stage"; }
 # Twice, because a session that ends may just remove .ntt-incoming.
-message=$(mkdir -p "$stage" 2>&1 || mkdir -p "$stage" 2>&1) || refuse fatal "$message"
+message=$(make_stage 2>&1 || make_stage 2>&1) || refuse fatal "$message"
 # When the link is gone, an answer must not end this shell before it has removed what it made.
 trap : PIPE
 

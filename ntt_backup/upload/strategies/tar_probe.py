@@ -8,6 +8,7 @@ as long as it is needed: its end, however it comes, removes the directory.
 from __future__ import annotations
 
 import io
+import secrets
 import tarfile
 import time
 from collections.abc import Mapping
@@ -117,7 +118,7 @@ class TarProbe:
     def __init__(self, spec: SessionSpec) -> None:
         self._spec = spec
         self._stem = f"{_STEM}{spec.owner}"
-        self._path = f"{spec.root}/{self._stem}.{spec.run_id}"
+        self._path = f"{spec.root}/{self._stem}.{spec.run_id}.{secrets.token_hex(4)}"
         self._scratch: ScratchDirectory | None = None
         self.lingers = False
 
