@@ -32,7 +32,7 @@ from ntt_backup.errors import (
     StoreSuspect,
 )
 from ntt_backup.model import Batch, Receipt
-from ntt_backup.process.messages import BatchStart, Drained
+from ntt_backup.process.messages import Answered, BatchStart, Drained
 from ntt_backup.process.shared import SharedNumber
 from ntt_backup.source.inspection import Store
 from ntt_backup.source.read_ahead import ReadAhead
@@ -222,6 +222,7 @@ class Worker:
             except BackupError:
                 self._queue.delay([batch])
                 raise
+            self._pipe.emit(Answered(what="remote", settled=False))
         self._pipe.state("sending")
         self._pipe.emit(BatchStart(batch=batch.name, blobs=len(batch.blobs), bytes=batch.size))
         try:
