@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ntt_backup import events
 from ntt_backup.daemon.open_outages import OpenOutages
 
@@ -49,7 +51,7 @@ def test_an_outage_that_no_process_waits_for_any_longer_is_dropped() -> None:
     outages = OpenOutages()
     outages.take(away(0), 10.0)
     outages.take(away(1), 11.0)
-    died = {"status": -9, "detail": "", "attempt": 1, "wait_s": 1.0}
+    died: dict[str, Any] = {"status": -9, "detail": "", "attempt": 1, "wait_s": 1.0}
     outages.take(events.WorkerRestart(worker=0, **died), 12.0)
     assert outages.lasted("remote", 12.0) == 2.0
     outages.take(events.WorkerRestart(worker=1, **died), 13.0)
