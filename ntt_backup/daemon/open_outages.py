@@ -14,8 +14,8 @@ from ntt_backup.daemon.events import TargetRestart
 
 
 class OpenOutage(NamedTuple):
-    """An outage that lasts, as one worker misses the side. since: the time of the first failure that
-    this worker reported, by the clock of who keeps it. event: its last one.
+    """An outage that lasts, as one worker misses the side. since: the time of the first failure
+    that this worker reported, by the clock of who keeps it. event: its last one.
     """
 
     since: float

@@ -34,6 +34,7 @@ from ntt_backup.snapshot.events import (
     SnapshotStart,
 )
 
+
 def jobs_of(settings: Settings, *, watch: bool) -> SideJobs:
     """Returns the side jobs of a run with these settings. watch: the run waits for outages."""
     backoff = Backoff.of(settings.run) if watch else None

@@ -53,7 +53,8 @@ class SideJob:
     or is not to be done any more, after an error was told. A failure is followed by the next start
     after a minute; each failure that follows doubles that, to an hour at most. needs: the sides
     without which the work cannot be done. backoff: how long an outage of one of them is waited for
-    before the next try; None: an outage is a failure. away: the side that the work waits for, or "".
+    before the next try; None: an outage is a failure. away: the side for which the work waits,
+    or "".
     """
 
     def __init__(

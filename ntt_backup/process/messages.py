@@ -203,8 +203,8 @@ class WorkerDied(Message):
 class JobOver(Message):
     """A process beside the workers is done. failed: something should have been made and was not.
     again_s: seconds until it is to be started again; None: as usual. away: the side that was
-    unreachable, so that the work waits for it, with the reason and the detail of the error; "" where
-    the work was not stopped by an outage.
+    unreachable, so that the work waits for it, with the reason and the detail of the error; ""
+    where the work was not stopped by an outage.
     """
 
     failed: bool
