@@ -1,4 +1,4 @@
-"""An outage has one length for all workers, dumps and snapshots, and all go on as soon as it ends."""
+"""An outage has one length for workers, dumps and snapshots, and all go on as soon as it ends."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _assert_no_failure(env: Environment) -> None:
 def test_a_dump_and_a_snapshot_wait_for_the_end_of_an_outage_and_are_no_failure(
     due: Environment, link: Link, blobs: bool
 ) -> None:
-    """Whether the workers know of it, or nothing is pending and the dump is the first to meet it."""
+    """Whether workers know of it, or nothing is pending and the dump is the first to meet it."""
     with due.running("run", "--watch") as run:
         _await_both(due)
         link.cut()
