@@ -28,6 +28,7 @@ from ntt_backup.errors import (
     CatalogError,
     CatalogUnavailable,
     RemoteUnreachable,
+    SessionExpired,
     SourceError,
     StoreSuspect,
 )
@@ -338,11 +339,13 @@ class Worker:
 
     def _catalog_away(self, error: CatalogUnavailable) -> None:
         """Keeps the receipts and comes back later. Told to stop: once more, when what is in flight
-        has its answers.
+        has its answers. A session that has expired is no outage: only its claims are lost.
         """
         self._leave_catalog()
         if self._pipe.stopping:
             self._done = self._catalog_due is not None and not self._in_flight()
+            self._catalog_due = time.monotonic()
+        elif isinstance(error, SessionExpired):
             self._catalog_due = time.monotonic()
         else:
             self._catalog_due = time.monotonic() + self._outages.away("catalog", error)
