@@ -65,7 +65,7 @@ def noting(settings: CatalogConfig, name: str) -> Iterator[Callable[[Taken], Non
         known = Last(made.version, made.files, made.bytes, made.stored, made.unreadable)
         # A clock that was ahead once gives later versions names that are ahead, too.
         at = min(begun(made.version), datetime.now(UTC))
-        keep(settings, name, replace(known, taken_at=at))
+        _keep(settings, name, replace(known, taken_at=at))
 
     try:
         yield taken
@@ -79,18 +79,17 @@ def noting(settings: CatalogConfig, name: str) -> Iterator[Callable[[Taken], Non
 def note_failure(settings: CatalogConfig, name: str, error: str) -> None:
     """Keeps that a take of a set failed now."""
     now = datetime.now(UTC)
-    keep(settings, name, replace(last(settings, name), failed_at=now, error=error))
+    _keep(settings, name, replace(last(settings, name), failed_at=now, error=error))
 
 
 def forget_failure(settings: CatalogConfig, name: str) -> None:
     """Forgets why a take failed, since the target has a version that is young enough."""
     known = last(settings, name)
     if known.error:
-        keep(settings, name, replace(known, failed_at=None, error=""))
+        _keep(settings, name, replace(known, failed_at=None, error=""))
 
 
-def keep(settings: CatalogConfig, name: str, known: Last) -> None:
-    """Keeps what is known of a set. What cannot be written is not kept."""
+def _keep(settings: CatalogConfig, name: str, known: Last) -> None:
     path = _path(settings, name)
     if name in settings.snapshots:
         with suppress(OSError):

@@ -19,7 +19,6 @@ from ntt_backup.errors import (
     CatalogUnavailable,
     RemoteCannotStore,
     RemoteUnreachable,
-    SessionExpired,
 )
 from ntt_backup.events import BlobFailed
 from ntt_backup.model import Batch, Blob, Failure, Reason, Receipt, StoredPack
@@ -100,10 +99,9 @@ class FakeCatalogSession:
 
     def _work(self, what: str) -> None:
         assert not self._lost, "a lost connection was used again"
-        expired = f"session expired at {what}"
-        if (fault := self._catalog.script.next(f"catalog lost at {what}", expired)) != "ok":
+        if self._catalog.script.next(f"catalog lost at {what}") != "ok":
             self.close()
-            raise (SessionExpired if fault == expired else CatalogUnavailable)(fault)
+            raise CatalogUnavailable(f"lost at {what}")
 
     def take(self, limit: int) -> list[tuple[Blob, int]]:
         self._work("take")

@@ -1,0 +1,206 @@
+"""File systems on a disk whose every write and flush is logged, and mounts of their images.
+
+file system -> loop device (direct I/O) -> powerdisk (FUSE) -> image, and log
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ntt_backup.process.pipeline import die_with_parent
+
+FILE_SYSTEMS: Final = ("ext4", "xfs", "btrfs")
+# Where kinds keep what they write: an empty directory on each new disk.
+REMOTE: Final = "remote"
+_SOURCE: Final = Path(__file__).with_name("powerdisk.c")
+_MKFS: Final = {
+    "ext4": "mkfs.ext4 -q -F -b 4096 -E lazy_itable_init=0,lazy_journal_init=0,nodiscard",
+    "xfs": "mkfs.xfs -q -f -K",
+    "btrfs": "mkfs.btrfs -q -f -K",
+}
+_OPTIONS: Final = {"ext4": "noatime", "xfs": "noatime,nouuid", "btrfs": "noatime,nodiscard"}
+_CHECK: Final = {
+    "ext4": "e2fsck -fn",
+    "xfs": "xfs_repair -n -f",
+    "btrfs": "btrfs check --readonly",
+}
+_TRIES: Final = 600
+
+
+def call(*argv: str | Path, ok: bool = True) -> subprocess.CompletedProcess[bytes]:
+    """Run a program to its end. ok: it must end with 0."""
+    done = subprocess.run([str(one) for one in argv], capture_output=True, timeout=600, check=False)
+    if ok and done.returncode != 0:
+        raise RuntimeError(
+            f"{argv}: {done.returncode} {done.stdout[-900:]!r} {done.stderr[-900:]!r}"
+        )
+    return done
+
+
+def lacking() -> str:
+    """What the lab needs and this machine does not have, "" where nothing is missing."""
+    if os.geteuid() != 0:
+        return "only root can mount"
+    needed = ["gcc", "losetup", "fusermount3", *(one.split()[0] for one in _MKFS.values())]
+    missing = [one for one in needed if shutil.which(one) is None]
+    if missing:
+        return f"not installed: {', '.join(missing)}"
+    if call("pkg-config", "--exists", "fuse3", ok=False).returncode != 0:
+        return "not installed: libfuse3-dev"
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        return "no FUSE here"
+    if call("losetup", "-f", ok=False).returncode != 0:
+        return "no loop devices here"
+    return ""
+
+
+def copy(source: Path, target: Path) -> None:
+    """Copy an image, and its holes as holes."""
+    call("cp", "--sparse=auto", source, target)
+
+
+def mount(fs: str, image: Path, where: Path, *, loop: bool = True) -> str:
+    """Mount an image, or a device; what mount says, "" where it is mounted.
+
+    With `loop`, mount finds a device for the image. An image must be a new file each time: mount
+    takes a device that has the same file already, and with it the superblock of an earlier mount.
+    """
+    where.mkdir(parents=True, exist_ok=True)
+    options = f"loop,{_OPTIONS[fs]}" if loop else _OPTIONS[fs]
+    done = call("mount", "-t", fs, "-o", options, image, where, ok=False)
+    return "" if done.returncode == 0 else done.stderr.decode(errors="replace").strip()
+
+
+def unmount(where: Path) -> None:
+    for _ in range(_TRIES):
+        done = call("umount", where, ok=False)
+        if done.returncode == 0 or b"not mounted" in done.stderr:
+            return
+        time.sleep(0.05)
+    raise RuntimeError(f"umount {where}: {done.stderr!r}")
+
+
+@contextmanager
+def mounted(fs: str, image: Path, where: Path) -> Iterator[str]:
+    """An image while it is mounted; the value is what mount said against it."""
+    said = mount(fs, image, where)
+    try:
+        yield said
+    finally:
+        if not said:
+            unmount(where)
+
+
+def check(fs: str, image: Path) -> str:
+    """What the file system's checker says of an image that was mounted, "" for nothing."""
+    done = call(*_CHECK[fs].split(), image, ok=False)
+    text = (done.stdout + done.stderr)[-600:].decode(errors="replace")
+    return f"{done.returncode}: {text}" if done.returncode else ""
+
+
+def _new_image(fs: str, size: int, work: Path) -> Path:
+    """An image of a new file system with the directory `remote`; made once for each size."""
+    path = work / "base" / f"{fs}-{size}.img"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}")
+        with part.open("wb") as file:
+            file.truncate(size)
+        call(*_MKFS[fs].split(), part)
+        with mounted(fs, part, path.with_suffix(f".mnt{os.getpid()}")) as said:
+            if said:
+                raise RuntimeError(said)
+            (path.with_suffix(f".mnt{os.getpid()}") / REMOTE).mkdir()
+        path.with_suffix(f".mnt{os.getpid()}").rmdir()
+        call("fallocate", "--dig-holes", part)
+        part.rename(path)
+    return path
+
+
+@dataclass(slots=True)
+class Disk:
+    """A file system whose writes and flushes are logged in `log`.* of directory.
+
+    Args:
+        fs: Its type.
+        size: Bytes.
+        directory: An empty directory for all that the disk has on this machine.
+        work: Where images of new file systems are kept.
+        flush_us: How long a flush takes, in microseconds.
+        write_us: How long a write takes, in microseconds.
+    """
+
+    fs: str
+    size: int
+    directory: Path
+    work: Path
+    flush_us: int = 3000
+    write_us: int = 0
+    _daemon: subprocess.Popen[bytes] | None = None
+    _loop: str = ""
+
+    @property
+    def mnt(self) -> Path:
+        return self.directory / "mnt"
+
+    @property
+    def log(self) -> Path:
+        return self.directory / "log"
+
+    @property
+    def base(self) -> Path:
+        """The image that the log begins with."""
+        return _new_image(self.fs, self.size, self.work)
+
+    def start(self) -> None:
+        live, fuse = self.directory / "live.img", self.directory / "fuse"
+        copy(self.base, live)
+        fuse.mkdir()
+        self._daemon = subprocess.Popen(
+            [_powerdisk(self.work), live, self.log, fuse, str(self.flush_us), str(self.write_us)],
+            preexec_fn=die_with_parent(),
+        )
+        _await((fuse / "disk").exists, "the disk")
+        found = call("losetup", "-f", "--show", "--direct-io=on", fuse / "disk")
+        self._loop = found.stdout.decode().strip()
+        if said := mount(self.fs, Path(self._loop), self.mnt, loop=False):
+            raise RuntimeError(said)
+
+    def stop(self) -> None:
+        """Unmount it; what that writes comes after all moments that count."""
+        if self._daemon is None:
+            return
+        unmount(self.mnt)
+        if self._loop:
+            call("losetup", "-d", self._loop)
+        unmount(self.directory / "fuse")
+        self._daemon.wait(60)
+        self._daemon = None
+        (self.directory / "live.img").unlink()
+
+
+def _powerdisk(work: Path) -> Path:
+    program = work / "powerdisk"
+    if not program.exists() or program.stat().st_mtime < _SOURCE.stat().st_mtime:
+        work.mkdir(parents=True, exist_ok=True)
+        flags = call("pkg-config", "--cflags", "--libs", "fuse3").stdout.decode().split()
+        part = program.with_suffix(f".{os.getpid()}")
+        call("gcc", "-O2", "-Wall", "-Wextra", "-o", part, _SOURCE, *flags)
+        part.rename(program)
+    return program
+
+
+def _await(condition: Callable[[], bool], what: str) -> None:
+    for _ in range(_TRIES):
+        if condition():
+            return
+        time.sleep(0.02)
+    raise RuntimeError(f"waited in vain for {what}")

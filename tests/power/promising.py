@@ -1,0 +1,233 @@
+"""The program, which notes what it promises, and may be broken on purpose.
+
+Started in place of `ntt-backup-remote`. The receiver's source travels with each connection. What is
+added to it here notes each receipt, and each file of dumps and snapshots that was named, right
+behind the promise, with CLOCK_MONOTONIC. Without a receiver (`tar`) the client notes what it hears.
+NTT_POWER_NOTES: the directory for notes. NTT_POWER_SYNC: how the receiver syncs. NTT_POWER_BROKEN:
+what is broken, see `BROKEN`; the lab has to find it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable
+from typing import Any, Final
+
+_NOTES: Final = os.environ.get("NTT_POWER_NOTES", "")
+_BROKEN: Final = os.environ.get("NTT_POWER_BROKEN", "")
+
+_NOTE: Final = f"""
+
+def _note(**what):
+    import json, time
+    what["time"] = time.monotonic_ns()
+    with open("%s/%d" % ({_NOTES!r}, os.getpid()), "a") as file:
+        file.write(json.dumps(what) + "\\n")
+"""
+_RECEIPTS: Final = f"""{_NOTE}
+
+def _noting(method):
+    def add(self, batch):
+        self._noted = getattr(self, "_noted", {{}})
+        if not self._noted:
+            answer = self._answer
+            def answer_and_note(receipt):
+                answer(receipt)
+                batch = self._noted[receipt.number]
+                trial = ".ntt-check-" in os.readlink("/proc/self/fd/%d" % self._stage)
+                if receipt.outcome == SETTLED and not trial:
+                    bad = {{one[0] for one in receipt.exceptions if one[1] not in {{kept}}}}
+                    good = (at for at in range(batch.blobs) if at not in bad)
+                    _note(blobids=[batch._digest(at).hex() for at in good])
+            self._answer = answer_and_note
+        self._noted[batch.number] = batch
+        method(self, batch)
+    return add
+
+GroupCommit.add = _noting(GroupCommit.add)
+"""
+_DUMPS: Final = f"""{_NOTE}
+
+def _noting_name(method):
+    def name(self, incoming, name, *more):
+        method(self, incoming, name, *more)
+        _note(named=["pgdump/" + name, "pgdump/" + name + ".json"])
+    return name
+
+def _noting_remove(method):
+    def remove(self, names, *more):
+        names = list(names)
+        _note(removed=["pgdump/" + one + end for one in names for end in ("", ".json")])
+        return method(self, names, *more)
+    return remove
+
+DumpDirectory.name = _noting_name(DumpDirectory.name)
+DumpDirectory.remove = _noting_remove(DumpDirectory.remove)
+"""
+_SNAPSHOTS: Final = (
+    _DUMPS.replace('["pgdump/" + name, "pgdump/" + name + ".json"]', '["snapshots/" + name]')
+    .replace(
+        '["pgdump/" + one + end for one in names for end in ("", ".json")]',
+        '["snapshots/" + one for one in names]',
+    )
+    .replace("DumpDirectory", "SnapshotDirectory")
+)
+
+_EARLY_RECEIPT: Final = """
+
+def _early(method):
+    def publish(self, count):
+        method(self, count)
+        for batch in self._published:
+            stored = batch.blobs - len(batch.exceptions)
+            self._answer(Receipt(batch.number, SETTLED, self._hash, stored, batch.exceptions))
+        self._published = []
+    return publish
+
+GroupCommit._publish = _early(GroupCommit._publish)
+"""
+_EARLY_NAME: Final = """
+
+class _ByFile:
+    by_file = True
+    def __init__(self, sync):
+        self._sync = sync
+    def __getattr__(self, name):
+        return getattr(self._sync, name)
+
+def _lying(method):
+    def init(self, sync, *more):
+        method(self, _ByFile(sync), *more)
+    return init
+
+GroupCommit.__init__ = _lying(GroupCommit.__init__)
+"""
+_NO_SYNC: Final = """
+
+class _Os:
+    fsync = staticmethod(lambda fd: None)
+    def __getattr__(self, name):
+        import os
+        return getattr(os, name)
+
+os = _Os()
+sync_directory = os.fsync
+"""
+# What is broken, by its name: modules of the receiver, and what is added to them.
+BROKEN: Final = {
+    "early-receipt": {"group_commit": _EARLY_RECEIPT},
+    "early-name": {"group_commit": _EARLY_NAME},
+    "no-sync": {
+        "dump_directory": _NO_SYNC,
+        "incoming": _NO_SYNC,
+        "snapshot_directory": _NO_SYNC,
+    },
+    # Of the program itself, see `break_program`.
+    "no-marker": {},
+    "no-fsync": {},
+}
+
+
+def additions() -> dict[str, str]:
+    """What is added to the receiver, by module."""
+    from ntt_backup.wire.write_messages import PRESENT, REPLACED
+
+    added = {
+        "group_commit": _RECEIPTS.replace("{kept}", repr((PRESENT, REPLACED))),
+        "dump_directory": _DUMPS,
+        "snapshot_directory": _SNAPSHOTS,
+    }
+    for module, text in BROKEN[_BROKEN].items() if _BROKEN else ():
+        added[module] = text + added.get(module, "")
+    return added
+
+
+def note_receipts() -> None:
+    from ntt_backup.client import bootstrap
+    from ntt_backup.upload.strategies.in_flight import PipelinedSession
+
+    sources = bootstrap._sources()
+    for module, text in additions().items():
+        sources[f"ntt_backup.receiver.{module}"] += text
+    bootstrap._sources = lambda: sources
+    confirm = PipelinedSession._confirm
+
+    def noting(self: Any, flight: Any, stored: Iterable[Any]) -> None:
+        stored = list(stored)
+        if ".ntt-check-" not in self._spec.root:  # A preflight's trial, in its own directory.
+            _note(blobids=[one.blobid for one in stored])
+        confirm(self, flight, stored)
+
+    PipelinedSession._confirm = noting  # type: ignore[method-assign]
+
+
+def _note(**what: object) -> None:
+    with open(f"{_NOTES}/{os.getpid()}", "a", encoding="utf-8") as file:
+        file.write(json.dumps({**what, "time": time.monotonic_ns()}) + "\n")
+
+
+def note_last_sync() -> None:
+    """Notes when a `snapshot restore` has synced: by then all of it must be on the disk."""
+    from ntt_backup.snapshot.restore import links
+
+    module: Any = links
+    sync_below = module.sync_below
+    # Opened now: later this process may write below its destination only.
+    fd = os.open(f"{_NOTES}/synced", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def noting(directory: int) -> None:
+        sync_below(directory)
+        os.write(fd, f"{time.monotonic_ns()}\n".encode())
+
+    module.sync_below = noting
+
+
+def set_sync(how: str) -> None:
+    """Has the receiver sync as where a system call is missing."""
+    from ntt_backup.client.connection import SessionSpec
+
+    of = SessionSpec.of
+    SessionSpec.of = staticmethod(  # type: ignore[method-assign]
+        lambda *words, **more: dataclasses.replace(of(*words, **more), sync=how)
+    )
+
+
+def break_program() -> None:
+    if _BROKEN == "no-marker":
+        from ntt_backup.snapshot.restore import version
+
+        class Finished:
+            doubt = False
+
+            def __init__(self, *_: object) -> None:
+                pass
+
+            def end(self) -> None:
+                pass
+
+        module: Any = version
+        module.Unfinished = Finished
+    elif _BROKEN == "no-fsync":
+        os.fsync = lambda fd: None
+
+
+def main() -> None:
+    if _NOTES:
+        note_receipts()
+        if {"snapshot", "restore"} <= set(sys.argv):
+            note_last_sync()
+    if how := os.environ.get("NTT_POWER_SYNC"):
+        set_sync(how)
+    break_program()
+    from ntt_backup.__main__ import main as program
+
+    sys.argv[0] = "ntt-backup-remote"
+    sys.exit(program())
+
+
+if __name__ == "__main__":
+    main()
