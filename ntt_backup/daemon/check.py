@@ -1,6 +1,7 @@
 """`check` looks at all that the preflight does, and at what no run need wait for.
 
-Of the work beside the workers that is whether the catalog can be dumped, and the sets be taken.
+Of the work beside the workers that is whether the catalog can be dumped, and the sets be taken; and
+of the way back, whether what is sent could come back (`check_return`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from ntt_backup.client.connection import SessionSpec
 from ntt_backup.config import Settings
 from ntt_backup.config.sealing import require_sealing
 from ntt_backup.config.timetable import describe
+from ntt_backup.daemon.check_return import host_key, last_drill, remote_reads
 from ntt_backup.daemon.event_log import EventLog
 from ntt_backup.daemon.metrics import process as metrics_process
 from ntt_backup.daemon.notices import process as notice_process
@@ -59,6 +61,10 @@ def check(settings: Settings) -> Iterator[Step]:
     yield guarded("versions", lambda: _versions(settings.remote.kind))
     reached = preflight.strategy is not None
     yield guarded("dump", lambda: _dump(settings, reached=reached))
+    if reached and settings.remote.kind != "s3":
+        yield guarded("restore", lambda: remote_reads(settings))
+    yield guarded("drill", lambda: last_drill(settings))
+    yield guarded("signing", lambda: host_key(settings))
     if settings.snapshots:
         yield guarded("snapshots", lambda: snapshots(settings, reached=reached))
 
@@ -120,7 +126,8 @@ def _dump(settings: Settings, *, reached: bool) -> Step:
     if settings.run.skip_pgdump:
         return Step("", "the catalog is not dumped (run.skip_pgdump)")
     try:
-        return Step("", rehearse(settings, remote_too=reached))
+        text, warning = rehearse(settings, remote_too=reached)
+        return Step("", text, warning=f"{warning} ({text})" if warning else "")
     except CatalogError as error:
         return Step("", warning=f"whether the catalog can be dumped is not known: {error}")
     except DumpImpossible as error:

@@ -39,6 +39,10 @@ _LEAST_FREE: Final = 64 * 1024 * 1024
 _SAMPLE: Final = 8
 _ESTIMATE_MS: Final = 2000
 _ID_SHOWN: Final = 64
+_UNREADABLE: Final = (
+    "the remote has no python3: it takes blobs, but verify, reconcile, restore, drill and snapshot"
+    " will not work; `ntt-backup-remote check` says what to do"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +130,7 @@ class Preflight:
                 yield guarded("space", lambda: self._look_for_space(catalog, facts))
                 if not facts.placed:
                     name = "store" if self._bucket else "by-hash"
-                    yield guarded(name, lambda: self._look_for_place(catalog, probe))
+                    yield guarded(name, lambda: self._look_for_place(catalog, probe, facts))
 
     def __enter__(self) -> Self:
         return self
@@ -209,9 +213,10 @@ class Preflight:
         where = remote.url if self._bucket else remote.host or "this machine"
         return Step("", f"{where}: {found.system}, {found.program}; strategy {self.strategy}")
 
-    def _look_for_place(self, catalog: Connection, probe: Probe) -> Step:
-        """Makes by-hash at the start of a target's life. Later, that it is missing means
-        a disk that is not mounted: making it would fill the disk below.
+    def _look_for_place(self, catalog: Connection, probe: Probe, facts: Facts) -> Step:
+        """Makes by-hash at the start of a target's life, and warns then of a remote from which
+        nothing can be read. Later, that it is missing means a disk that is not mounted: making it
+        would fill the disk below.
         """
         remote = self._settings.remote
         path = f"{remote.url}/format.json" if self._bucket else f"{remote.path}/by-hash"
@@ -225,7 +230,7 @@ class Preflight:
         if not self._prepare:
             return Step("", f"{path} will be made by the first run")
         probe.make_place()
-        return Step("", f"{path} was made")
+        return Step("", f"{path} was made", warning="" if facts.readable else _UNREADABLE)
 
     def _estimate(self, catalog: Connection) -> PendingEstimate:
         if self.estimate is None:

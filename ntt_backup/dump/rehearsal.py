@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 
-from ntt_backup.catalog import connection, dump_history, privileges
+from ntt_backup.catalog import connection, dump_history, privileges, selection
 from ntt_backup.config import RemoteConfig, identity
 from ntt_backup.dump import pg_programs
 from ntt_backup.dump.chain import restorable
@@ -21,27 +21,31 @@ from ntt_backup.dump.pg_programs import Programs
 from ntt_backup.dump.record import Stored, of_catalog
 from ntt_backup.dump.remote_dir import open_remote_dir
 from ntt_backup.errors import BackupError, CatalogError, DumpFailed, DumpImpossible
-from ntt_backup.format import size
+from ntt_backup.format import moment, size
 
 
-def rehearse(settings: RemoteConfig, *, remote_too: bool) -> str:
-    """Returns what will make a dump, if one can be made, and how large it may be.
+def rehearse(settings: RemoteConfig, *, remote_too: bool) -> tuple[str, str]:
+    """Returns what will make a dump, if one can be made, and how large it may be; and a warning
+    where the dumps that are there do not tell what must come back, else "".
 
     Raises DumpFailed where a run would end with its exit code, CatalogError where the catalog does
     not answer, and DumpImpossible where none can be made and nobody relies on them.
     """
     application = identity.application("check")
-    said = ""
+    said = warning = ""
     try:
         with connection.connect(settings.catalog.url, application) as conn:
             found = pg_programs.find(settings.dump.bin, conn.info.server_version)
             privileges.require_dumpable(conn)
             database = conn.info.dbname
+            copied = selection.any_copied(conn, settings.target)
         _dump_no_rows(settings, found, application)
         if remote_too:
             with closing(open_remote_dir(settings)) as remote_dir:
                 dumps = of_catalog(remote_dir.contents().dumps, settings.target, database)
-                said = _outlook(settings, database, restorable(dumps))
+                known = restorable(dumps)
+                said = _outlook(settings, database, known)
+                warning = _too_old(known) if copied else ""
                 remote_dir.try_out()
     except CatalogError:
         raise
@@ -51,7 +55,23 @@ def rehearse(settings: RemoteConfig, *, remote_too: bool) -> str:
         raise DumpFailed(
             f"the catalog cannot be dumped: {error.message}", detail=error.detail, hint=error.hint
         ) from error
-    return f"{found.pg_dump}, version {found.version}{said}"
+    return f"{found.pg_dump}, version {found.version}{said}", warning
+
+
+def _too_old(known: list[Stored]) -> str:
+    """Returns what is to be said where blobs were copied, and no dump knows of any."""
+    if not known:
+        return (
+            "blobs were copied, but no dump of the catalog can be restored: `restore` and `drill`"
+            " would not know what must come back; `ntt-backup-remote dump` makes one"
+        )
+    last = known[-1]
+    if last.record is None or last.record.copied:
+        return ""
+    return (
+        f"the newest dump, of {moment(last.begun)}, was begun before the first blob was copied: it"
+        " does not tell what must come back; `ntt-backup-remote dump` makes another"
+    )
 
 
 def _outlook(settings: RemoteConfig, database: str, known: list[Stored]) -> str:
@@ -62,9 +82,10 @@ def _outlook(settings: RemoteConfig, database: str, known: list[Stored]) -> str:
 
     if not known:
         return ""
+    newest = f"; the newest is of {moment(known[-1].begun)}"
     whole = last([one for one in known if not one.base])
     part = last([one for one in known if one.base])
-    said = f"; dump.mode full sends {whole} a dump, series {part}, by what was sent last"
+    said = f"; dump.mode full sends {whole} a dump, series {part}, by what was sent last{newest}"
     if settings.dump.mode == "series":
         base, text = last_text(settings, database, known)
         said += f"; the next one is {f'an increment on {base}' if base else 'whole'}"

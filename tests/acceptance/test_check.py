@@ -26,7 +26,7 @@ STEPS = (
     "clock",
     "space",
 )
-LAST_STEPS = ("versions", "dump")
+LAST_STEPS = ("versions", "dump", "drill", "signing")
 
 
 def verdicts(output: str) -> dict[str, str]:
@@ -43,12 +43,16 @@ def failed(output: str) -> dict[str, tuple[str, str]]:
 
 def test_a_working_setup_passes_every_step(env: Environment) -> None:
     env.fill(10)
+    assert env.call("init-db").returncode == 0  # It makes the host key.
 
     done = env.call("check")
 
     assert done.returncode == 0, done.stdout
     assert done.stderr == ""
-    assert verdicts(done.stdout) == dict.fromkeys((*STEPS, *LAST_STEPS), "ok")
+    found = verdicts(done.stdout)
+    # Whether the remote has BLAKE3 is for test_first_day.py.
+    assert found.pop("restore") in ("ok", "warning")
+    assert found == dict.fromkeys((*STEPS, *LAST_STEPS), "ok")
     assert list(env.remote.local.iterdir()) == []
     assert env.copied() == set()
     assert env.events() == []

@@ -115,7 +115,7 @@ def test_dumps_go_through_the_forced_command_and_come_back(
     assert done.returncode == 0, done.stdout
     for _ in range(3):
         assert env.run("dump", "--force").returncode == 0
-    (event,) = env.events("dump_complete")
+    event = env.events("dump_complete")[0]
     (said,) = env.status()["dumps"]
     assert said["error"] == ""
     names = [path.name for path in (env.remote.local / "pgdump").glob("*.dump")]

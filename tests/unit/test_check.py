@@ -1,14 +1,19 @@
-"""What `check` says of the work beside the workers."""
+"""What `check` says of the work beside the workers, and of the way back."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from ntt_backup.catalog.check_history import CheckRun
+from ntt_backup.client.greeting import Banner
 from ntt_backup.config.models import Settings
 from ntt_backup.daemon.check import snapshots
+from ntt_backup.daemon.check_return import of_banner, of_drills
 from ntt_backup.objects import s3
 from ntt_backup.objects.bucket import Protection
 from ntt_backup.snapshot.repository import open as opening
@@ -42,3 +47,47 @@ def test_a_lock_that_ends_before_a_chain_does_is_warned_of(
 
     assert bool(step.warning) == (of_which is not None)
     assert (of_which or "2 sets, 0 versions") in step.text + step.warning
+
+
+ALL = frozenset({"list", "get", "verify", "write"})
+BANNER = Banner("1", "3.11.2", ("blake3", "sha256"), "blake3", (), ALL)
+WHEN = datetime(2026, 3, 4, tzinfo=UTC)
+PROVED = CheckRun("drill", WHEN, WHEN, 0, 5, 5, 0, "")
+
+
+@pytest.mark.parametrize(
+    ("banner", "warns", "words"),
+    [
+        (BANNER, False, "Python 3.11.2 on the remote, BLAKE3: verify, restore and drill can"),
+        (replace(BANNER, checking="b3sum"), False, "BLAKE3 by the program b3sum"),
+        (replace(BANNER, checking="none"), True, "verify will not work and end with 5"),
+        (replace(BANNER, allowed=ALL - {"get"}), True, "restore, drill and verify --download need"),
+        (replace(BANNER, allowed=frozenset({"write"})), True, "lacks list, get, verify"),
+    ],
+)
+def test_what_a_receiver_cannot_read_is_said_in_words(
+    banner: Banner, warns: bool, words: str
+) -> None:
+    step = of_banner(banner)
+    assert bool(step.warning) is warns
+    assert words in (step.warning or step.text)
+    assert step.error is None
+
+
+@pytest.mark.parametrize(
+    ("drills", "copied", "warns", "words"),
+    [
+        ([], False, False, "nothing is copied yet"),
+        ([], True, False, "no drill has proved yet"),
+        ([PROVED], True, False, "2026-03-04"),
+        ([replace(PROVED, exit_code=7)], True, True, "NOT PROVED; none ever did"),
+        ([replace(PROVED, exit_code=5, detail="away"), PROVED], True, True, "ended with 5 (away)"),
+        ([replace(PROVED, exit_code=7), PROVED], True, True, "the last one that did: 2026-03-04"),
+    ],
+)
+def test_the_last_drill_is_told_with_its_verdict(
+    drills: list[CheckRun], copied: bool, warns: bool, words: str
+) -> None:
+    step = of_drills(drills, copied=copied)
+    assert bool(step.warning) is warns
+    assert words in (step.warning or step.text)

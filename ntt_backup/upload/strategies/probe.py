@@ -38,7 +38,8 @@ _SIZES: Final = ((1, 513, 70_000), (0, 4096))
 class Facts:
     """Holds what a remote says about itself. Bytes and seconds; None where it does not say.
 
-    program: what will receive the blobs, with its version. placed: by-hash exists.
+    program: what will receive the blobs, with its version. placed: by-hash exists. readable:
+    whether something is there that `verify` and `restore` need.
     """
 
     system: str
@@ -46,6 +47,7 @@ class Facts:
     free_bytes: int | None
     skew_s: float
     placed: bool
+    readable: bool = True
 
 
 class Probe(Protocol):

@@ -107,6 +107,7 @@ def _facts(said: Mapping[str, str], before: float, after: float) -> Facts:
         # The remote's clock was read somewhere between, and shows whole seconds.
         skew_s=max(0.0, before - clock - 1, clock - after),
         placed=said.get("by-hash") == "present",
+        readable=said.get("python") == "present",
     )
 
 

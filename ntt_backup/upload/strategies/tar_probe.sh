@@ -10,6 +10,7 @@ mount_point() { df -P "$1" | sed -n "2s/^.*% *//p"; }
 printf "clock=%s\n" "$(date +%s)"
 printf "system=%s\n" "$(uname -srm 2>/dev/null)"
 printf "tar=%s\n" "$(tar --version 2>/dev/null | head -n 1)"
+! command -v python3 >/dev/null || echo python=present
 if [ ! -d "$root" ]; then
     printf "problem=%s: no such directory\n" "$root"
 elif [ -e "$root/by-hash" ] && [ ! -w "$root/by-hash" ]; then

@@ -1,0 +1,117 @@
+"""The first day with a remote as Debian installs it: `check` says in words what will not work."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.environment import Environment
+from tests.postgres import Postgres
+from tests.sshd import Sshd
+
+
+@pytest.fixture
+def new(env: Environment, postgres: Postgres) -> Environment:
+    """Default settings, a few blobs in the store, and a remote directory that is empty."""
+    env.write_config(run={"skip_pgdump": False}, dump={"bin": str(postgres.programs)})
+    env.fill(12)
+    assert env.call("init-db").returncode == 0
+    return env
+
+
+def steps(env: Environment) -> dict[str, dict[str, Any]]:
+    """The steps of `check` by name. None failed, so the exit code is 0."""
+    done = env.call("check", "--json")
+    assert done.returncode == 0, done.stdout
+    return {step["name"]: step for step in json.loads(done.stdout)["steps"]}
+
+
+def drill(env: Environment, url: str, *, code: int) -> str:
+    scratch = env.root / "scratch"
+    done = env.call("drill", "--scratch", str(scratch), "--database", url)
+    assert done.returncode == code, done.stderr
+    return done.stdout + done.stderr
+
+
+def test_a_remote_without_blake3_is_told_of_before_the_first_blob(
+    new: Environment, remote: Sshd, database_url: str
+) -> None:
+    if remote.kind != "docker":
+        pytest.skip("only the remote in a container is known to have no BLAKE3")
+
+    before = steps(new)
+    ran = new.call("run")
+    verified = new.call("verify")
+    said = drill(new, database_url, code=0)
+    after = steps(new)
+
+    assert before["restore"]["verdict"] == "warning"
+    for words in ("verify will not work and end with 5", "apt-get install b3sum", "--download"):
+        assert words in before["restore"]["text"]
+    assert "nothing is copied yet" in before["drill"]["text"]
+    assert before["dump"]["verdict"] == "ok"
+    assert ran.returncode == 0, ran.stdout
+    assert verified.returncode == 5
+    assert new.call("verify", "--download").returncode == 0
+    assert "PROVED" in said
+    assert after["dump"]["verdict"] == "ok"
+    assert after["drill"]["verdict"] == "ok"
+    assert "PROVED" in after["drill"]["text"]
+
+
+def test_a_remote_without_python_is_told_of_before_the_first_blob(
+    new: Environment, startup: Path, database_url: str
+) -> None:
+    startup.write_text("PATH=/opt/bare\n")
+    before = steps(new)["restore"]
+    first = new.call("run")
+    new.put(b"one more")
+    second = new.call("run")
+    refused = {
+        command: new.call(*command.split()).returncode
+        for command in ("verify", "reconcile", f"restore --to {new.root / 'back'}")
+    }
+    startup.unlink()
+    proved = drill(new, database_url, code=0)
+
+    assert before["verdict"] == "warning"
+    for words in ("verify, reconcile, restore, drill", "end with 5", "install python3", "rsync -a"):
+        assert words in before["text"]
+    assert (first.returncode, second.returncode) == (0, 0)
+    assert "the remote has no python3" in first.stdout
+    assert "the remote has no python3" not in second.stdout
+    assert refused == dict.fromkeys(refused, 5)
+    assert "PROVED" in proved
+
+
+def test_a_dump_that_is_older_than_the_first_copy_is_warned_of(new: Environment) -> None:
+    assert new.call("run").returncode == 0
+    directory = new.remote.local / "pgdump"
+    records = {path: json.loads(path.read_text()) for path in directory.glob("*.json")}
+    (last,) = [path for path, record in records.items() if record["copied"]]
+    last.unlink()
+    last.with_suffix("").unlink()
+    older = steps(new)["dump"]
+    for path in directory.iterdir():
+        path.unlink()
+    none = steps(new)["dump"]
+
+    assert older["verdict"] == "warning"
+    assert "was begun before the first blob was copied" in older["text"]
+    assert none["verdict"] == "warning"
+    assert "no dump of the catalog can be restored" in none["text"]
+
+
+def test_a_drill_that_proved_nothing_is_warned_of(new: Environment, database_url: str) -> None:
+    assert new.call("run").returncode == 0
+    assert "no drill has proved yet" in steps(new)["drill"]["text"]
+    new.remote_path(min(new.copied())).unlink()
+    drill(new, database_url, code=7)
+
+    found = steps(new)["drill"]
+
+    assert found["verdict"] == "warning"
+    assert "NOT PROVED; none ever did" in found["text"]
