@@ -31,6 +31,7 @@ import pytest
 
 from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.cli import app
+from ntt_backup.config.host_key import make_host_key
 from ntt_backup.errors import remember_global_options
 from tests import program, status_schema
 from tests.files import put, tree
@@ -103,6 +104,11 @@ class Environment:
         return self.root / "backup-remote.toml"
 
     @property
+    def host_key(self) -> Path:
+        """As init-db makes it."""
+        return self.root / "host.key"
+
+    @property
     def lock(self) -> Path:
         return self.root / "lock"
 
@@ -120,8 +126,10 @@ class Environment:
     def begin(self) -> None:
         """Make the empty store, and write a configuration with one worker and no dumps."""
         self.store.mkdir()
+        make_host_key(self.host_key)
         self.write_config(
             catalog={"url": self.url},
+            host={"key_file": str(self.host_key)},
             source={"root": str(self.store)},
             remote={"connect_timeout": int(min(600, PATIENCE))},
             # Each worker has a session, and dumps have tests of their own: both take time.

@@ -129,6 +129,23 @@ def identity_option(command: Callable[..., Any]) -> Callable[..., Any]:
     )(command)
 
 
+def dump_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds --trust-target and --allow-superuser of a command that restores a dump."""
+    trust_target = click.option(
+        "--trust-target",
+        is_flag=True,
+        help="Where no dump is known to be of this host, take one of which nothing proves who made"
+        " it: only rows of blobs and of our own tables come back from that.",
+    )
+    allow_superuser = click.option(
+        "--allow-superuser",
+        is_flag=True,
+        help="Restore the dump as the user of the database, even a superuser: what only a superuser"
+        " may make comes back, and code in the dump runs with that user's rights.",
+    )
+    return trust_target(allow_superuser(command))
+
+
 def identity_flag(identity: Path | None) -> dict[str, object]:
     """Returns the setting that --identity makes."""
     return {"pack.identity_file": str(identity.absolute()) if identity is not None else None}

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Final
 
@@ -133,10 +133,13 @@ class UploadByObjects:
         self._upload.flush()
         return self._bytes, self._given.hexdigest()
 
+    @property
+    def sealed(self) -> int:
+        """Returns the size of the dump once it is sealed, after `finish`; 0 where it is not."""
+        return self._upload.size if self._sealing is not None else 0
+
     def name(self, record: DumpRecord) -> None:
         """Gives the dump its name. The record comes first: a dump without one would stay."""
-        if self._sealing is not None:
-            record = replace(record, sealed=self._upload.size)
         text = record.to_json().encode()
         with suppress(ObjectExists):  # The answer to the first request for it was lost.
             self._bucket.put(self._record, text, sha256(text).digest())

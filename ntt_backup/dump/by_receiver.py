@@ -23,6 +23,8 @@ class DumpsByReceiver(QuestionSession):
     where a forced command takes no dumps.
     """
 
+    sealed = 0
+
     def __init__(self, spec: SessionSpec) -> None:
         super().__init__(spec, dump_messages.TO_CLIENT)
         with self._connection.checked():

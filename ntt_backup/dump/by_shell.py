@@ -82,6 +82,8 @@ class DumpsByShell:
 class UploadByShell:
     """Has the methods of `DumpsByReceiver` for an upload."""
 
+    sealed = 0
+
     def __init__(self, spec: SessionSpec, name: str) -> None:
         self._spec = spec
         self._name = name

@@ -15,6 +15,7 @@ and the catalog is one large table.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
 import socket
@@ -30,6 +31,7 @@ from ntt_backup.catalog import connection, dump_history, selection
 from ntt_backup.catalog.dump_history import DatabaseState
 from ntt_backup.client.error_text import explain_gone
 from ntt_backup.config import RemoteConfig, identity
+from ntt_backup.config.host_key import HostKeys
 from ntt_backup.dump import pg_programs, record, retention
 from ntt_backup.dump.chain import restorable, with_bases
 from ntt_backup.dump.events import DumpComplete, DumpSkipped, DumpStart
@@ -109,6 +111,7 @@ class _Job:
         self._settings = settings
         self._emit = emit
         self._application = identity.application("dump")
+        self._keys = HostKeys.of(settings)
         self._begun = datetime.now(UTC)
         self._clock = time.monotonic()
 
@@ -131,7 +134,8 @@ class _Job:
     ) -> bool:
         settings = self._settings
         contents = remote_dir.contents()
-        ours = record.of_catalog(contents.dumps, settings.target, state.database)
+        of_host = record.of_host(contents.dumps, self._keys)
+        ours = record.of_catalog(of_host, settings.target, state.database)
         known = restorable(ours)
         last = known[-1].record if known else None
         copied = contents.placed and last is not None and last.copied
@@ -145,7 +149,7 @@ class _Job:
             self._emit(DumpSkipped(name=known[-1].name))
             return copied
         self._emit(DumpStart(reason=reason, program=found.version))
-        number = record.next_number(contents.dumps)
+        number = record.next_number(of_host)
         form = Form.of(settings, state.database, known, whole=whole)
         try:
             name, made = self._make(remote_dir, found, state, number, form, copied=copied)
@@ -199,7 +203,7 @@ class _Job:
                     "the dump does not hold the table blobs",
                     hint="does the user of catalog.url see the table that the backup uses?",
                 )
-            made = DumpRecord(
+            unsigned = DumpRecord(
                 format=form.format,
                 number=number,
                 target=self._settings.target,
@@ -215,7 +219,11 @@ class _Job:
                 text_bytes=form.text.size,
                 text_sha256=form.text.sha256,
                 copied=copied,
+                head_bytes=len(head),
+                head_sha256=hashlib.sha256(head).hexdigest(),
+                sealed=upload.sealed,
             )
+            made = unsigned.signed(name, self._keys)
             upload.name(made)
         except BaseException:
             upload.give_up()

@@ -21,6 +21,7 @@ from ntt_backup.errors import DumpFailed, DumpImpossible, SourceError
 from ntt_backup.process.pipeline import Child, output_of, start
 
 _DEBIAN: Final = Path("/usr/lib/postgresql")
+_MAJOR: Final = re.compile(r"\d{1,3}", re.ASCII)
 _VERSION: Final = re.compile(r"\(PostgreSQL\) (\d+)\S*")
 # The beginning of a dump that has its table of contents.
 HEAD_BYTES: Final = 64 * 1024**2
@@ -45,19 +46,56 @@ def find(directory: Path | None, server_version: int) -> Programs:
     server_version: as the server counts, 160004 for 16.4. Raises DumpImpossible.
     """
     needed = server_version // 10_000
-    places = [directory] if directory is not None else _places()
-    found = list(_installed(places))
+    found = _all(directory, needed)
     for major, programs in found:
         if major >= needed:
             return programs
-    hint = f"apt-get install postgresql-client-{needed}, or set dump.bin (NTT_PG_BIN)"
-    if not found:
-        where = f"in {directory}" if directory is not None else "on this machine"
-        raise DumpImpossible(f"pg_dump and pg_restore are not installed {where}", hint=hint)
     said = ", ".join(f"{one.pg_dump} is version {one.version}" for _, one in found)
     raise DumpImpossible(
-        "pg_dump is older than the server", detail=f"{said}; the server has {needed}", hint=hint
+        "pg_dump is older than the server",
+        detail=f"{said}; the server has {needed}",
+        hint=_hint(needed),
     )
+
+
+def find_restore(directory: Path | None, server_version: int, made_by: int | None) -> Path:
+    """Returns the pg_restore that fits best. One that is older than the server will do, as long as
+    it can read the dump; a newer one may send settings that the server does not know.
+
+    Args:
+        directory: where the programs are; None: wherever they are.
+        server_version: as the server counts, 160004 for 16.4.
+        made_by: the major version of the pg_dump that made the dump; None: not known.
+
+    Raises:
+        DumpImpossible: No pg_restore is installed.
+    """
+    server = server_version // 10_000
+    found = _all(directory, server)
+    fit = [one for one in found if one[0] >= (made_by or 0)] or found[-1:]
+    return min(fit, key=lambda one: (one[0] < server, abs(one[0] - server)))[1].pg_restore
+
+
+def major_of(version: str) -> int | None:
+    """Returns the major version in a text that a stranger may have written."""
+    match = _MAJOR.match(version)
+    return int(match[0]) if match is not None else None
+
+
+def _all(directory: Path | None, needed: int) -> list[tuple[int, Programs]]:
+    """Returns all programs that are installed, by their major version. Raises DumpImpossible where
+    there are none.
+    """
+    found = list(_installed([directory] if directory is not None else _places()))
+    if not found:
+        where = f"in {directory}" if directory is not None else "on this machine"
+        said = f"pg_dump and pg_restore are not installed {where}"
+        raise DumpImpossible(said, hint=_hint(needed))
+    return found
+
+
+def _hint(needed: int) -> str:
+    return f"apt-get install postgresql-client-{needed}, or set dump.bin (NTT_PG_BIN)"
 
 
 def _places() -> list[Path]:

@@ -6,16 +6,21 @@ catalog: what it is a dump of, how many bytes it must have, and their SHA-256.
 The time in the name is when the dump was begun, by the clock of the host that made it. Which of two
 is newer is said by their numbers: a clock that was ahead once would have its dump taken for the
 newest until that day comes.
+
+Whoever may write to the target can plant a dump with any record. So the record is signed by the
+host that made the dump (see `config.host_key`), and what this host decides by records it decides by
+its own: which dump is the newest, what the next one is an increment on, and which may go.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from typing import Final
 
+from ntt_backup.config.host_key import HostKeys, Origin
 from ntt_backup.wire.dump_messages import begun, read_record
 from ntt_backup.wire.snapshot_names import STAMP
 
@@ -23,6 +28,7 @@ from ntt_backup.wire.snapshot_names import STAMP
 PLAIN: Final = 1
 SERIES: Final = 2
 _NUMBERS: Final = 1 << 53
+_PURPOSE: Final = "dump"
 _KINDS: Final[Mapping[str, type]] = {
     "format": int,
     "number": int,
@@ -30,6 +36,7 @@ _KINDS: Final[Mapping[str, type]] = {
     "duration_s": float,
     "sealed": int,
     "text_bytes": int,
+    "head_bytes": int,
     "copied": bool,
 }
 
@@ -48,6 +55,9 @@ class DumpRecord:
         text_bytes: In a series, the size of what pg_dump wrote.
         text_sha256: In a series, the SHA-256 of what pg_dump wrote.
         copied: Whether any blob was copied to the target when the dump was begun.
+        head_bytes: The size of the beginning of what pg_dump wrote that has the table of contents.
+        head_sha256: Of that beginning: it is proved before any statement of the dump is executed.
+        signature: By the key of the host that made the dump; "" where it has none.
     """
 
     format: int
@@ -66,6 +76,9 @@ class DumpRecord:
     text_bytes: int = 0
     text_sha256: str = ""
     copied: bool = False
+    head_bytes: int = 0
+    head_sha256: str = ""
+    signature: str = ""
 
     @property
     def series(self) -> bool:
@@ -80,6 +93,16 @@ class DumpRecord:
     def to_json(self) -> str:
         """Returns the record as one line."""
         return json.dumps(asdict(self), sort_keys=True)
+
+    def signed(self, name: str, keys: HostKeys) -> DumpRecord:
+        """Returns the record of the dump of that name with this host's signature. The name is bound
+        by it, and the content by its SHA-256, which the record has.
+        """
+        return replace(self, signature=keys.sign(_PURPOSE, _signed_data(self, name)))
+
+    def origin(self, name: str, keys: HostKeys) -> Origin:
+        """Returns who made the record, if it lies beside the dump of that name."""
+        return keys.origin(_PURPOSE, _signed_data(self, name), self.signature)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +148,10 @@ class Stored:
         record = self.record
         return record is not None and (record.sealed or record.bytes) == self.size
 
+    def origin(self, keys: HostKeys) -> Origin:
+        """Returns who made the dump. Where its record cannot be read, nobody knows."""
+        return Origin.UNKNOWN if self.record is None else self.record.origin(self.name, keys)
+
     @property
     def torn(self) -> str:
         """Says what is wrong with one that is not whole."""
@@ -142,6 +169,10 @@ class Contents:
     @staticmethod
     def of(dumps: Iterable[Stored], *, placed: bool) -> Contents:
         return Contents(tuple(by_age(dumps)), placed)
+
+
+def _signed_data(record: DumpRecord, name: str) -> bytes:
+    return f"{name}\n{replace(record, signature='').to_json()}".encode()
 
 
 _DEFAULTS: Final = {
@@ -168,6 +199,13 @@ def of_catalog(dumps: Iterable[Stored], target: str, database: str) -> list[Stor
         for one in dumps
         if one.record is not None and (one.record.target, one.record.database) == (target, database)
     ]
+
+
+def of_host(dumps: Iterable[Stored], keys: HostKeys) -> list[Stored]:
+    """Returns the dumps that this host made, by their signatures: others may have been planted.
+    Where the host has no key, nothing tells them apart, and all are returned.
+    """
+    return [one for one in dumps if not keys or one.origin(keys) is Origin.OURS]
 
 
 def name_of(moment: datetime, token: str) -> str:

@@ -6,8 +6,18 @@ bytes before the last of them has come, the whole is one transaction, and the en
 held back until its SHA-256 is right. A damaged dump is reported, and the one before it is
 taken.
 
+A dump is a program, and whoever may write to the target can plant one. So dumps are told apart by
+who made them (see `record`):
+
+- A dump of this host comes back whole. The record has the SHA-256 of its beginning, where all
+  statements stand: these are proved before the first of them is executed, by a role that can do
+  nothing else (see `catalog.restorer`).
+- Any other one is taken only where that is asked for, and then nothing of it is executed: only rows
+  come back (see `rows_only`).
+
 Owners and grants are left out: the roles of the lost server may not exist here, and one that is
-missing would end the whole restore. They stand in the dump as SQL, and are handed out as such.
+missing would end the whole restore. They stand in the dump's table of contents, and are handed out
+as SQL.
 """
 
 from __future__ import annotations
@@ -18,84 +28,140 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
-from ntt_backup.catalog import connection
+from ntt_backup.catalog import connection, dump_history
+from ntt_backup.catalog.restorer import restorer
 from ntt_backup.config import RemoteConfig, identity
-from ntt_backup.dump import pg_programs
+from ntt_backup.config.host_key import HostKeys, Origin
+from ntt_backup.dump import pg_programs, toc
 from ntt_backup.dump.chain import ChainBroken, DumpText, chain_of
-from ntt_backup.dump.record import Stored
-from ntt_backup.dump.remote_dir import open_remote_dir
-from ntt_backup.errors import DumpFailed
+from ntt_backup.dump.record import DumpRecord, Stored
+from ntt_backup.dump.remote_dir import RemoteDir, open_remote_dir
+from ntt_backup.dump.rows_only import restore_rows
+from ntt_backup.dump.toc import DumpDamaged
+from ntt_backup.errors import ConfigError, DumpFailed
 from ntt_backup.format import many
 from ntt_backup.process.pipeline import Child, start, wait_for, write
 
 # More than pg_restore needs to see that there is more to come: a dump ends within its last table.
 _HELD: Final = 64 * 1024
-_RIGHT: Final = re.compile(r"(ALTER .+ OWNER TO |ALTER DEFAULT PRIVILEGES |GRANT |REVOKE ).+;$")
+_TOO_NEW: Final = "unsupported version"
+_DENIED: Final = re.compile(r"permission denied|must be superuser|must be owner")
 _WAIT_SECONDS: Final = 1.0
+# Of dumps that nobody vouches for.
+_TOLD: Final = 10
 _SHOWN: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """The dump that came back, as user. rights: the SQL that gives back the owners and grants which
-    others had in it. others: further databases of which the target has dumps.
+    """The dump that came back.
+
+    Attributes:
+        dump: As it lies on the remote.
+        origin: Who made the dump.
+        user: Who owns what came back.
+        rights: The SQL that gives back the owners and grants which others had in it.
+        others: Further databases of which the target has dumps.
+        left_out: What else is in a dump of which only rows came back.
     """
 
     dump: Stored
+    origin: Origin
     user: str
     rights: tuple[str, ...]
     others: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
 
 
 def restore_catalog(
-    settings: RemoteConfig, warn: Callable[[str], None], *, name: str | None = None
+    settings: RemoteConfig,
+    warn: Callable[[str], None],
+    tell: Callable[[str], None] | None = None,
+    *,
+    name: str | None = None,
+    trust_target: bool = False,
+    allow_superuser: bool = False,
 ) -> Recalled:
-    """Fills the database of catalog.url from the newest dump of the target that is good; from the
-    one called name, where that is given.
+    """Fills the empty database of catalog.url from the newest good dump of this host.
 
-    warn is told of each that is damaged. Raises BackupError; the database is as it was then.
+    Args:
+        settings: name the target and the database.
+        warn: is told of each dump that cannot come back, and why.
+        tell: is told of each dump that nobody vouches for; None: as warn is.
+        name: of the dump to take, in place of the newest.
+        trust_target: take a dump of which nothing proves who made it, where none is of this host:
+            of that, rows alone.
+        allow_superuser: restore as the user of catalog.url, whatever that user may do.
+
+    Raises:
+        DumpFailed: No dump can be restored; the database is as it was.
+        BackupError: Anything else is away, or refuses; the database is as it was.
     """
-    application = identity.application("restore")
+    application, keys = identity.application("restore"), HostKeys.of(settings)
     with connection.connect(settings.catalog.url, application) as conn:
         version, user = conn.info.server_version, conn.info.user
-    pg_restore = pg_programs.find(settings.dump.bin, version).pg_restore
-    url, secret = connection.for_program(settings.catalog.url, application)
+        try:
+            dump_history.require_empty(conn)
+        except ConfigError as error:
+            raise DumpFailed(
+                error.message,
+                detail=error.detail,
+                hint="it needs an empty database: createdb one, and name it in catalog.url",
+            ) from error
     with closing(open_remote_dir(settings)) as remote_dir:
         ours = [
             one
             for one in remote_dir.contents().dumps
             if one.record is not None and one.record.target == settings.target
         ]
-        known, damaged = {one.name: one for one in ours}, ""
-        tried = [one for one in reversed(ours) if name in (None, one.name)]
-        for one in tried:
+        back = _Back(settings, remote_dir, application, version, allow_superuser=allow_superuser)
+        chosen = [one for one in ours if name in (None, one.name)]
+        of_host = [one for one in ours if one.origin(keys) is Origin.OURS]
+        strangers = [one for one in chosen if one not in of_host]
+        trusted = [one for one in strangers if trust_target and not _forged(one, keys, name)]
+        _tell_of([one for one in strangers if one not in trusted], keys, tell or warn)
+        tries = [(one, of_host) for one in reversed(of_host) if one in chosen]
+        # In the order of arrival, which no record can claim.
+        trusted.sort(key=lambda one: (one.arrived or one.begun, one.age))
+        tries += [(one, ours) for one in reversed(trusted)]
+        damaged = ""
+        for one, known in tries:
             if not one.whole:
                 warn(f"{one.name} {one.torn}")
                 continue
             try:
-                chain = chain_of(one, known)
+                needed = chain_of(one, {other.name: other for other in known})
             except ChainBroken as error:
                 warn(f"{one.name} cannot be read: {error}")
                 continue
-            if damaged in (member.name for member in chain):
+            if damaged in (member.name for member in needed):
                 warn(f"{one.name} cannot be read: {damaged} is damaged")
                 continue
-            text = DumpText(remote_dir, chain)
-            head = _pour(text, one, pg_restore, url, secret)
-            if head is not None:
-                of = {two.name: two.record.database for two in ours if two.record is not None}
-                others = tuple(sorted({*of.values()} - {of[one.name]}))
-                return Recalled(one, user, _rights(pg_restore, head, user, warn), others)
+            text = DumpText(remote_dir, needed)
+            of = {two.name: two.record.database for two in ours if two.record is not None}
+            others = tuple(sorted({*of.values()} - {of[one.name]}))
+            if one in of_host:
+                rights = back.whole(text, one, user, warn)
+                if rights is not None:
+                    return Recalled(one, Origin.OURS, user, rights, others)
+            else:
+                left_out = back.rows(text, one)
+                if left_out is not None:
+                    return Recalled(one, one.origin(keys), user, (), others, left_out)
             damaged = text.damaged or one.name
             why = "" if damaged == one.name else f" cannot be read: {damaged}"
             warn(f"{one.name}{why} is damaged: {text.why or 'its SHA-256 is another'}")
+    if strangers and not tries:
+        raise _nobody_vouches(settings, keys, len(strangers))
     if name is not None:
         raise DumpFailed(
-            f"the dump {name} is damaged" if tried else f"there is no dump {name} on the remote",
-            detail=f"there are {', '.join(known) or 'none'}",
+            f"the dump {name} is damaged" if chosen else f"there is no dump {name} on the remote",
+            detail=f"there are {', '.join(one.name for one in ours) or 'none'}",
             hint="restore another one; without --dump it is the newest that is good",
         )
     raise DumpFailed(
@@ -107,56 +173,175 @@ def restore_catalog(
     )
 
 
+def _forged(one: Stored, keys: HostKeys, name: str | None) -> bool:
+    """Returns whether a dump is forged, and was not asked for by its name."""
+    return name is None and one.origin(keys) is Origin.FORGED
+
+
+def _tell_of(dumps: list[Stored], keys: HostKeys, tell: Callable[[str], None]) -> None:
+    """Names dumps that are passed over, the newest first; whoever plants them may plant many."""
+    for one in dumps[: -_TOLD - 1 : -1]:
+        tell(f"{one.name} is passed over: {by_whom(one, keys)}")
+    if len(dumps) > _TOLD:
+        tell(f"{len(dumps) - _TOLD:,} more are passed over: `ntt-backup-remote dumps` lists them")
+
+
+def by_whom(one: Stored, keys: HostKeys) -> str:
+    """Says why nobody vouches for a dump."""
+    if one.origin(keys) is Origin.FORGED:
+        return "it is FORGED: its record names a key of this host, which did not sign it"
+    signed = one.record is not None and one.record.signature
+    return "it is of another host, whose key is not known here" if signed else "it is not signed"
+
+
+def _nobody_vouches(settings: RemoteConfig, keys: HostKeys, count: int) -> DumpFailed:
+    return DumpFailed(
+        "no dump on the remote is known to be of this host",
+        detail=f"{many(count, 'dump')} of target {settings.target};"
+        f" {keys.problem or f'no key in {keys.path} has signed any of them'}",
+        hint=f"copy the host key of the lost machine to {keys.path} (init-db makes one for dumps to"
+        " come); or call it with --trust-target: then nothing proves who made the dump, and only"
+        " rows of blobs and of the schema ntt_backup come back",
+    )
+
+
+class _Back:
+    """Pours dumps into the database of the settings. What cannot be poured leaves it empty."""
+
+    def __init__(
+        self,
+        settings: RemoteConfig,
+        remote_dir: RemoteDir,
+        application: str,
+        version: int,
+        *,
+        allow_superuser: bool,
+    ) -> None:
+        self._settings = settings
+        self._remote_dir = remote_dir
+        self._application = application
+        self._version = version
+        self._allow_superuser = allow_superuser
+
+    def whole(
+        self, text: DumpText, one: Stored, user: str, warn: Callable[[str], None]
+    ) -> tuple[str, ...] | None:
+        """Restores all of a dump of this host; returns the statements for its owners and grants, or
+        None, and nothing done, where its content is not right.
+        """
+        record = one.record
+        assert record is not None  # Else nobody had signed it.
+        pg_restore = pg_programs.find_restore(
+            self._settings.dump.bin, self._version, pg_programs.major_of(record.program)
+        )
+        pieces = iter(text)
+        try:
+            proved = _proved(pieces, one)
+            head = _begun(proved, record.head_bytes)
+            begun = hashlib.sha256((head or b"")[: record.head_bytes]).hexdigest()
+            if head is None or begun != record.head_sha256:
+                _drain(proved)
+                return None
+            url, application = self._settings.catalog.url, self._application
+            with restorer(url, application, allow_superuser=self._allow_superuser) as who:
+                place, secret = connection.for_program(who.url, application)
+                if not _pour(chain([head], proved), pg_restore, record, place, secret):
+                    return None
+            return (*_rights(head, user, warn), *who.returned)
+        finally:
+            pieces.close()
+
+    def rows(self, text: DumpText, one: Stored) -> tuple[str, ...] | None:
+        """Restores rows of a dump that nobody vouches for; returns what was left out, or None, and
+        nothing done, where its content is not right.
+        """
+        url, application = self._settings.catalog.url, self._application
+        pieces = iter(text)
+        proved = _proved(pieces, one)
+        try:
+            head = _begun(proved, pg_programs.HEAD_BYTES)
+            if head is None:
+                return None
+            whole = _or_damaged(chain([head], proved))
+            return tuple(restore_rows(head, whole, url, application, self._settings.target))
+        except DumpDamaged as error:
+            _drain(proved)
+            text.why = text.why or str(error)
+            return None
+        finally:
+            pieces.close()
+
+
+def _begun(pieces: Iterator[bytes | None], size: int) -> bytes | None:
+    """Returns so many bytes of a dump at least, if it has as many; None where it is damaged."""
+    head = bytearray()
+    for data in pieces:
+        if data is None:
+            return None
+        head += data
+        if len(head) >= size:
+            break
+    return bytes(head)
+
+
+def _drain(pieces: Iterator[bytes | None]) -> None:
+    """Reads the rest of a damaged dump: the session gives nothing else before its end."""
+    for _ in pieces:
+        continue
+
+
+def _or_damaged(pieces: Iterator[bytes | None]) -> Iterator[bytes]:
+    for data in pieces:
+        if data is None:
+            raise DumpDamaged("its SHA-256 is another")
+        yield data
+
+
 def _pour(
-    text: DumpText, one: Stored, pg_restore: Path, url: str, secret: dict[str, str]
-) -> bytes | None:
-    """Restores the dump into the database; returns its beginning, or None, and nothing done, where
-    its content is not right.
-    """
+    pieces: Iterator[bytes | None],
+    pg_restore: Path,
+    record: DumpRecord,
+    url: str,
+    secret: dict[str, str],
+) -> bool:
+    """Restores a dump; returns False, and nothing is done, where its content is not right."""
     argv = [str(pg_restore), "--single-transaction", "--exit-on-error", "--no-password"]
     argv += ["--no-owner", "--no-privileges", f"--dbname={url}"]
-    pieces = iter(text)
     child = start(argv, env={**os.environ, **secret, "LC_ALL": "C"})
+    failed = partial(_failed, child, pg_restore, record)
     try:
-        held, failure, head = b"", None, bytearray()
-        for data in _proved(pieces, one):
+        held, failure = b"", None
+        for data in pieces:
             if data is None:
-                return None
-            head += data[: max(0, pg_programs.HEAD_BYTES - len(head))]
+                return False
             if failure is None:
                 held += data
                 # What pg_restore stumbles over may be damage: the end will tell.
                 try:
-                    _feed(child, held[:-_HELD])
+                    _feed(child, held[:-_HELD], failed)
                 except DumpFailed as error:
                     failure = error
                 held = held[-_HELD:]
         if failure is not None:
             raise failure
-        _feed(child, held)
+        _feed(child, held, failed)
         child.close_stdin()
         while (status := child.wait(_WAIT_SECONDS)) is None:
             continue  # Building the indexes of millions of rows takes as long as it takes.
         if status != 0:
-            raise _failed(child)
-        return bytes(head)
+            raise failed()
+        return True
     finally:
         child.kill()
-        pieces.close()
 
 
-def _rights(
-    pg_restore: Path, head: bytes, user: str, warn: Callable[[str], None]
-) -> tuple[str, ...]:
+def _rights(head: bytes, user: str, warn: Callable[[str], None]) -> tuple[str, ...]:
     """Returns the statements on owners and grants in a dump, except for user as the owner."""
     try:
-        script = pg_programs.read_head(pg_restore, head, "--schema-only", "--file=-")
-    except DumpFailed as error:
+        return tuple(toc.read(head).rights(user))
+    except toc.TocUnreadable as error:
         warn(f"owners and grants could not be read from the dump: {error}")
         return ()
-    lines = script.decode("utf-8", "backslashreplace").splitlines()
-    owned = (f" OWNER TO {user};", f' OWNER TO "{user}";')
-    return tuple(line for line in lines if _RIGHT.match(line) and not line.endswith(owned))
 
 
 def _proved(pieces: Iterator[bytes], one: Stored) -> Iterator[bytes | None]:
@@ -172,7 +357,7 @@ def _proved(pieces: Iterator[bytes], one: Stored) -> Iterator[bytes | None]:
         yield None
 
 
-def _feed(child: Child, data: bytes) -> None:
+def _feed(child: Child, data: bytes, failed: Callable[[], DumpFailed]) -> None:
     rest = memoryview(data)
     while rest:
         child.drain_stderr()
@@ -180,14 +365,21 @@ def _feed(child: Child, data: bytes) -> None:
         try:
             rest = rest[write(child.stdin_fd, rest) :]
         except BrokenPipeError:
-            raise _failed(child) from None
+            raise failed() from None
 
 
-def _failed(child: Child) -> DumpFailed:
+def _failed(child: Child, pg_restore: Path, record: DumpRecord) -> DumpFailed:
     status = child.wait(_WAIT_SECONDS)
-    said = "; ".join(child.stderr.text.splitlines())[-_SHOWN:]
-    return DumpFailed(
-        "pg_restore failed, and the database is as it was",
-        detail=said or f"status {status}",
-        hint="it needs an empty database: createdb one, and name it in catalog.url",
-    )
+    said = "; ".join(child.stderr.text.splitlines())[:_SHOWN] or f"status {status}"
+    if _TOO_NEW in said:
+        made = pg_programs.major_of(record.program) or "N"
+        return DumpFailed(
+            f"{pg_restore} is too old for this dump",
+            detail=f"pg_dump {record.program} made it; {said}",
+            hint=f"apt-get install postgresql-client-{made}, or set dump.bin (NTT_PG_BIN)",
+        )
+    hint = "pg_restore has to be as new as the server, and the database empty"
+    if _DENIED.search(said):
+        hint = "it is restored by a role that may do nothing else; for what only a superuser may"
+        hint += " make, call it with --allow-superuser"
+    return DumpFailed("pg_restore failed, and the database is as it was", detail=said, hint=hint)

@@ -93,9 +93,12 @@ def drill(
     on_outage: Callable[[BackupError, float], None],
     on_warning: Callable[[str], None],
     bwlimit: Timetable | None,
+    trust_target: bool = False,
+    allow_superuser: bool = False,
 ) -> Drilled:
     """Restores all blobs, or those of a prefix, into scratch, and the catalog into the database of
-    catalog.url, both empty; checks all of it. bwlimit: of all blobs that come. Raises BackupError.
+    catalog.url, both empty; checks all of it. bwlimit: of all blobs that come. trust_target,
+    allow_superuser: see `dump.restore`. Raises BackupError.
     """
     _require_empty(settings, scratch)
     application = identity.application("drill")
@@ -108,7 +111,14 @@ def drill(
         bad_dumps.append(text)
         on_warning(text)
 
-    dump = restore_catalog(settings, passed_over).dump
+    recalled = restore_catalog(
+        settings,
+        passed_over,
+        on_warning,
+        trust_target=trust_target,
+        allow_superuser=allow_superuser,
+    )
+    dump = recalled.dump
     catalog_s = time.monotonic() - started
     on_dump(dump)
     restored = restore(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 
 from ntt_backup.dump.record import DumpRecord
 from ntt_backup.dump.remote_dir import RemoteDir
@@ -31,5 +32,5 @@ def send_dump(place: RemoteDir, content: bytes, name: str = NAME) -> DumpRecord:
     upload, record = place.upload(name), record_of(content)
     upload.send(content)
     assert upload.finish() == (record.bytes, record.sha256)
-    upload.name(record)
+    upload.name(replace(record, sealed=upload.sealed))
     return record

@@ -317,7 +317,7 @@ def test_a_sealed_dump_is_a_file_of_age(bucket: Bucket, tmp_path: Path) -> None:
     for at in range(0, len(content), 1 << 20):
         upload.send(content[at : at + (1 << 20)])
     assert upload.finish() == (record.bytes, record.sha256)
-    upload.name(record)
+    upload.name(replace(record, sealed=upload.sealed))
 
     (stored,) = place.contents().dumps
     assert stored.whole

@@ -15,6 +15,7 @@ from ntt_backup.cli.common import (
     Common,
     GivenPath,
     bwlimit_option,
+    dump_options,
     identity_flag,
     identity_option,
     prefix_option,
@@ -45,6 +46,7 @@ from ntt_backup.ui.progress_line import ProgressLine
     help="Empty database for the catalog, used instead of catalog.url; a password is for ~/.pgpass,"
     " since others may see arguments.",
 )
+@dump_options
 @prefix_option("Restore")
 @bwlimit_option("that the blobs may take")
 @sessions_option(default=4)
@@ -55,6 +57,8 @@ def drill(
     common: Common,
     scratch: Path,
     database: str,
+    trust_target: bool,
+    allow_superuser: bool,
     prefix: str,
     bwlimit: Timetable | None,
     workers: int,
@@ -86,6 +90,8 @@ def drill(
             on_outage=line.outage,
             on_warning=lambda text: line.say(f"warning: {text}"),
             bwlimit=bwlimit,
+            trust_target=trust_target,
+            allow_superuser=allow_superuser,
         )
         restored, proof = found.restored, found.proof
         wrong = len(restored.wrong) + proof.lost + proof.wrong

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TextIO
+from typing import Final, TextIO
 
 import click
 
@@ -14,6 +14,7 @@ from ntt_backup.cli.common import (
     Common,
     GivenPath,
     bwlimit_option,
+    dump_options,
     identity_flag,
     identity_option,
     list_option,
@@ -27,6 +28,7 @@ from ntt_backup.cli.common import (
 )
 from ntt_backup.cli.results import count_lines, failure_lines, fields_of, report
 from ntt_backup.config import RemoteConfig
+from ntt_backup.config.host_key import Origin
 from ntt_backup.config.timetable import Timetable
 from ntt_backup.errors import ConfigError, complete
 from ntt_backup.format import duration, many, moment, printable, size
@@ -34,6 +36,9 @@ from ntt_backup.restore.blobs import restore as restore_blobs
 from ntt_backup.restore.from_bucket import Thaw
 from ntt_backup.restore.work import Restored, Wanted
 from ntt_backup.ui.progress_line import ProgressLine, pace, time_left
+
+# Of what was left out of a dump.
+_SHOWN: Final = 20
 
 
 @click.command()
@@ -49,10 +54,11 @@ from ntt_backup.ui.progress_line import ProgressLine, pace, time_left
     "--catalog",
     "of_catalog",
     is_flag=True,
-    help="Restore the catalog instead: its newest good dump, into the empty database of"
-    " catalog.url.",
+    help="Restore the catalog instead: the newest good dump of this host, into the empty database"
+    " of catalog.url.",
 )
 @click.option("--dump", metavar="NAME", help="With --catalog: this dump, and not the newest.")
+@dump_options
 @prefix_option("Restore")
 @list_option("Restore")
 @click.option(
@@ -92,6 +98,8 @@ def restore(
     destination: Path | None,
     of_catalog: bool,
     dump: str | None,
+    trust_target: bool,
+    allow_superuser: bool,
     prefix: str,
     names: TextIO | None,
     blobids: tuple[str, ...],
@@ -120,10 +128,17 @@ def restore(
             raise click.UsageError(
                 "--catalog cannot be combined with --to, --thaw, --bwlimit or a choice of blobs"
             )
-        _restore_catalog(common, identity, dump, quiet=quiet)
+        _restore_catalog(
+            common,
+            identity,
+            dump,
+            trust_target=trust_target,
+            allow_superuser=allow_superuser,
+            quiet=quiet,
+        )
         return
-    if dump is not None:
-        raise click.UsageError("--dump is for --catalog")
+    if dump is not None or trust_target or allow_superuser:
+        raise click.UsageError("--dump, --trust-target and --allow-superuser are for --catalog")
     if destination is None:
         raise click.UsageError("restore needs --to DIR, or --catalog")
     if bool(prefix) + (names is not None) + bool(blobids) > 1:
@@ -177,14 +192,24 @@ def restore(
 
 
 def _restore_catalog(
-    common: Common, identity: Path | None, name: str | None, *, quiet: bool
+    common: Common,
+    identity: Path | None,
+    name: str | None,
+    *,
+    trust_target: bool,
+    allow_superuser: bool,
+    quiet: bool,
 ) -> None:
     # What speaks to PostgreSQL takes longer to load than a few blobs to restore.
     from ntt_backup.dump.restore import restore_catalog
 
     settings = common.load(RemoteConfig, identity_flag(identity))
     found = restore_catalog(
-        settings, lambda text: click.echo(f"warning: {text}", err=True), name=name
+        settings,
+        lambda text: click.echo(f"warning: {printable(text)}", err=True),
+        name=name,
+        trust_target=trust_target,
+        allow_superuser=allow_superuser,
     )
     if found.others:
         others = printable(", ".join(found.others))
@@ -204,10 +229,24 @@ def _restore_catalog(
             f" {found.dump.name}, a dump of {of}; what was copied since then is pending in it, and"
             f" {next_step}"
         )
-        click.echo(f"everything in it belongs to {found.user} now, and no grants were restored")
+        user = printable(found.user)
+        click.echo(f"everything in it belongs to {user} now, and no grants were restored")
+    if found.origin is not Origin.OURS:
+        click.echo(
+            "warning: nothing proves who made this dump: only rows of blobs and of the schema"
+            " ntt_backup came back. Compare them with the remote: `reconcile`, then `verify`",
+            err=True,
+        )
+    if found.left_out:
+        click.echo(f"warning: {many(len(found.left_out), 'object')} were left out:", err=True)
+        for text in found.left_out[:_SHOWN]:
+            click.echo(f"  {printable(text)}", err=True)
+        if len(found.left_out) > _SHOWN:
+            click.echo(f"  and {len(found.left_out) - _SHOWN:,} more", err=True)
     if found.rights:
         click.echo("for the former owners and grants create the roles, then as a superuser run:")
-        click.echo("\n".join(found.rights))
+        for text in found.rights:
+            click.echo(printable(text))
 
 
 def progress_text(done: Restored) -> str:

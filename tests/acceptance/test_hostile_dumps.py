@@ -1,0 +1,452 @@
+"""A dump is a program, and whoever may write to the target can plant one: what comes of that."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from ntt_backup.config import Settings, load
+from ntt_backup.config.host_key import HostKeys, make_host_key
+from ntt_backup.dump import record as records
+from tests.environment import Environment
+from tests.postgres import Postgres
+
+PLANTED = "20990101T000000Z-0badcafe.dump"
+HIGHEST = (1 << 53) - 1
+# What a superuser's session can do with a line of SQL; other roles may not.
+EVIL = """
+    create function public.evil(text) returns boolean language plpgsql as $$
+    begin
+        begin
+            execute 'reset session authorization';
+            execute 'reset role';
+        exception when others then null;
+        end;
+        execute 'copy (select 1) to program ''touch {marker}''';
+        return true;
+    end $$;
+    alter table public.blobs add constraint evil check (public.evil(blobid));
+    create function public.twice() returns trigger language plpgsql as 'begin return new; end';
+    create trigger twice before insert on public.blobs
+        for each row execute function public.twice();
+    create table public.of_others (name text);
+"""
+GOOD = """
+    drop table public.of_others; drop trigger twice on public.blobs; drop function public.twice;
+    alter table public.blobs drop constraint evil; drop function public.evil;
+"""
+
+
+@pytest.fixture
+def env(env: Environment, postgres: Postgres) -> Environment:
+    """The environment, with blobs that are copied, and with the pg_dump of its server."""
+    env.write_config(dump={"bin": str(postgres.programs)})
+    env.fill_both(20)
+    return env
+
+
+@pytest.fixture
+def marker(tmp_path: Path) -> Path:
+    """A file that the code in a hostile dump would make. The server is another user."""
+    place = tmp_path / "open"
+    place.mkdir()
+    place.chmod(0o777)
+    for parent in place.parents:
+        if parent.stat().st_uid == place.stat().st_uid and parent != Path("/"):
+            parent.chmod(parent.stat().st_mode | 0o011)
+    return place / "marker"
+
+
+def place(env: Environment) -> Path:
+    return env.remote.local / "pgdump"
+
+
+def dump(env: Environment) -> str:
+    """The name of one more dump."""
+    before = {*place(env).glob("*.dump")}
+    done = env.call("dump", "--force")
+    assert done.returncode == 0, done.stderr
+    (new,) = {*place(env).glob("*.dump")} - before
+    return new.name
+
+
+def plant(
+    env: Environment, content: bytes, *, name: str = PLANTED, sign: bool = False, **changes: Any
+) -> None:
+    """A dump with this content and the highest number of all, beside a good one."""
+    like = records.read(next(place(env).glob("*.json")).read_text())
+    assert like is not None
+    made = replace(like, number=HIGHEST, bytes=len(content), signature="", base="")
+    made = replace(made, sha256=sha256(content).hexdigest(), **changes)
+    if sign:
+        made = made.signed(name, HostKeys.of(load(Settings, file=env.config, environ={})))
+    (place(env) / name).write_bytes(content)
+    (place(env) / f"{name}.json").write_text(made.to_json())
+
+
+def hostile(env: Environment, postgres: Postgres, marker: Path) -> bytes:
+    """A dump of the catalog, with code in it."""
+    env.query(EVIL.format(marker=marker))
+    done = subprocess.run(
+        [str(postgres.programs / "pg_dump"), "-Fc", env.url], check=True, capture_output=True
+    )
+    env.query(GOOD)
+    marker.unlink()
+    return done.stdout
+
+
+def restore(env: Environment, url: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """`restore --catalog` into the database of url."""
+    live = env.url
+    env.write_config(catalog={"url": url})
+    done = env.call("restore", "--catalog", *options)
+    env.write_config(catalog={"url": live})
+    return done
+
+
+def rows(url: str) -> list[tuple[Any, ...]]:
+    with psycopg.connect(url) as conn:
+        return conn.execute("select * from public.blobs order by blobid").fetchall()
+
+
+def found(url: str, query: str) -> list[Any]:
+    with psycopg.connect(url) as conn:
+        return [row[0] for row in conn.execute(query.encode()).fetchall()]
+
+
+def is_empty(url: str) -> bool:
+    return not found(url, "select relname from pg_class where relname in ('blobs', 'failures')")
+
+
+# --- who made it ----------------------------------------------------------------------------------
+
+
+def test_a_planted_dump_is_named_and_passed_over_whatever_its_number(
+    env: Environment, postgres: Postgres, database_url: str, marker: Path
+) -> None:
+    ours = dump(env)
+    plant(env, hostile(env, postgres, marker))
+    done = restore(env, database_url)
+    assert done.returncode == 0, done.stderr
+    assert ours in done.stdout
+    assert f"{PLANTED} is passed over: it is not signed" in done.stderr
+    assert rows(database_url) == rows(env.url)
+    assert not marker.exists()
+    # Nor does its number keep the next one of ours from being the newest.
+    assert json.loads((place(env) / f"{dump(env)}.json").read_text())["number"] == 2
+
+
+def test_a_drill_is_proved_by_the_dump_of_this_host_beside_a_planted_one(
+    env: Environment, postgres: Postgres, database_url: str, marker: Path
+) -> None:
+    ours = dump(env)
+    plant(env, hostile(env, postgres, marker))
+    scratch = str(env.root / "scratch")
+    done = env.call("drill", "--scratch", scratch, "--database", database_url, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout)["dump"] == ours
+    assert PLANTED in done.stderr
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("key", ["none", "another"])
+def test_without_the_key_nothing_is_taken_until_somebody_trusts_the_target(
+    env: Environment, database_url: str, key: str
+) -> None:
+    dump(env)
+    env.host_key.unlink()
+    if key == "another":
+        make_host_key(env.host_key)
+    done = restore(env, database_url)
+    assert done.returncode == 7
+    assert "no dump on the remote is known to be of this host" in done.stderr
+    assert "--trust-target" in done.stderr
+    assert "init-db makes one" in done.stderr
+    assert is_empty(database_url)
+    done = restore(env, database_url, "--trust-target")
+    assert done.returncode == 0, done.stderr
+    assert "nothing proves who made this dump" in done.stderr
+    assert rows(database_url) == rows(env.url)
+    env.write_config(catalog={"url": database_url})
+    assert env.call("status").returncode == 0
+
+
+def test_a_record_under_another_name_is_forged_and_never_taken_unasked(
+    env: Environment, database_url: str
+) -> None:
+    ours = dump(env)
+    for end in ("", ".json"):
+        (place(env) / f"{ours}{end}").rename(place(env) / f"{PLANTED}{end}")
+    for option in ((), ("--trust-target",), ("--dump", PLANTED)):
+        done = restore(env, database_url, *option)
+        assert done.returncode == 7, done.stdout
+        assert f"{PLANTED} is passed over: it is FORGED" in done.stderr
+    done = restore(env, database_url, "--trust-target", "--dump", PLANTED)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_dump_of_another_target_beside_ours_is_not_taken(
+    env: Environment, database_url: str
+) -> None:
+    ours = dump(env)
+    content = (place(env) / ours).read_bytes()
+    head: dict[str, Any] = {"head_bytes": len(content), "head_sha256": sha256(content).hexdigest()}
+    plant(env, content, sign=True, target="offsite", **head)
+    done = restore(env, database_url)
+    assert done.returncode == 0, done.stderr
+    assert f"from {ours}," in done.stdout
+    assert PLANTED not in done.stdout + done.stderr
+    done = restore(env, env.url, "--dump", PLANTED)
+    assert done.returncode == 7
+
+
+# --- what nobody vouches for ----------------------------------------------------------------------
+
+
+def test_of_a_dump_that_nobody_vouches_for_only_rows_of_ours_come_back(
+    env: Environment, postgres: Postgres, database_url: str, marker: Path
+) -> None:
+    env.query("alter table blobs add column theirs text default 'x'")
+    env.query(
+        "insert into ntt_backup.failures (target, blobid, reason) values ('remote', 'a', E'b\\tc')"
+    )
+    ours = dump(env)
+    plant(env, hostile(env, postgres, marker))
+    (place(env) / f"{ours}.json").unlink()
+
+    done = restore(env, database_url, "--trust-target")
+
+    assert done.returncode == 0, done.stderr
+    assert PLANTED in done.stdout
+    assert not marker.exists()
+    known = "blobid, size, created_at, remote_copied, remote_last_checked, remote_copy_failed"
+    with psycopg.connect(database_url) as conn, psycopg.connect(env.url) as before:
+        query = f"select {known} from blobs order by 1".encode()
+        assert conn.execute(query).fetchall() == before.execute(query).fetchall()
+    assert found(database_url, "select reason from ntt_backup.failures") == ["b\tc"]
+    mine = "select proname from pg_proc where pronamespace = 'public'::regnamespace"
+    assert found(database_url, mine) == []
+    assert found(database_url, "select tgname from pg_trigger where not tgisinternal") == []
+    assert found(database_url, "select relname from pg_class where relname = 'of_others'") == []
+    for said in (
+        "FUNCTION public.evil(text)",
+        "TRIGGER public.blobs twice",
+        "TABLE public.of_others",
+    ):
+        assert said in done.stderr
+    assert "GRANT" not in done.stdout
+
+
+def test_a_statement_in_the_place_of_a_copy_is_not_executed(
+    env: Environment, postgres: Postgres, database_url: str, marker: Path
+) -> None:
+    """pg_restore sends whatever stands there, and lists TABLE DATA."""
+    content = (place(env) / dump(env)).read_bytes()
+    copy = b"COPY public.blobs (blobid"
+    assert content.count(copy) == 1
+    plant(env, content.replace(copy, b"drop table blobs;--OPY pub"[: len(copy)]))
+    for path in place(env).glob("2[!0]*"):
+        path.unlink()
+    done = restore(env, database_url, "--trust-target", "--dump", PLANTED)
+    assert done.returncode == 7
+    assert (
+        f"{PLANTED} is damaged: the columns of TABLE DATA public.blobs cannot be told"
+        in done.stderr
+    )
+    assert is_empty(database_url)
+
+
+@pytest.mark.parametrize("where", [0.1, 0.5, 0.98])
+def test_a_torn_dump_that_nobody_vouches_for_leaves_the_database_empty_and_the_next_is_tried(
+    env: Environment, database_url: str, where: float
+) -> None:
+    content = (place(env) / dump(env)).read_bytes()
+    env.host_key.unlink()
+    plant(env, content[: int(len(content) * where)])
+    done = restore(env, database_url, "--trust-target")
+    assert done.returncode == 0, done.stderr
+    assert f"{PLANTED} is damaged" in done.stderr
+    assert rows(database_url) == rows(env.url)
+
+
+def test_rows_that_do_not_fit_are_damage_of_their_dump(
+    env: Environment, postgres: Postgres, database_url: str
+) -> None:
+    dump(env)
+    env.host_key.unlink()
+    env.query("alter table blobs alter column size type text using 'many'")
+    pg_dump = [str(postgres.programs / "pg_dump"), "-Fc", env.url]
+    plant(env, subprocess.run(pg_dump, check=True, capture_output=True).stdout)
+    done = restore(env, database_url, "--trust-target")
+    assert done.returncode == 0, done.stderr
+    assert f"{PLANTED} is damaged: the catalog refused to take the rows of blobs" in done.stderr
+
+
+# --- what is of this host -------------------------------------------------------------------------
+
+
+def test_code_in_a_dump_of_ours_runs_as_a_role_that_can_do_nothing_else(
+    env: Environment, postgres: Postgres, database_url: str, marker: Path
+) -> None:
+    """Somebody with rights in the catalog's database may have put it there."""
+    env.query(EVIL.format(marker=marker))
+    marker.unlink()
+    dump(env)
+    before = found(database_url, "select rolname from pg_roles")
+    owner = "select datdba::regrole::text from pg_database where datname = current_database()"
+    whose = found(database_url, owner)
+
+    done = restore(env, database_url)
+
+    assert done.returncode == 7, done.stdout
+    assert "permission denied to COPY to or from an external program" in done.stderr
+    assert "--allow-superuser" in done.stderr
+    assert not marker.exists()
+    assert is_empty(database_url)
+    assert found(database_url, "select rolname from pg_roles") == before
+    assert found(database_url, owner) == whose
+    done = restore(env, database_url, "--allow-superuser")
+    assert done.returncode == 0, done.stderr
+    assert marker.exists()
+
+
+def test_a_head_that_is_not_proved_is_never_given_to_pg_restore(
+    env: Environment, postgres: Postgres, database_url: str, tmp_path: Path
+) -> None:
+    """The record is ours, and of the content only the statements are others."""
+    ours = dump(env)
+    path, called = place(env) / ours, tmp_path / "called"
+    content = path.read_bytes()
+    assert b"CREATE TABLE public.blobs" in content
+    path.write_bytes(content.replace(b"CREATE TABLE public.blobs", b"CREATE TABLE public.evils"))
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, script in (("pg_dump", ""), ("pg_restore", f"touch {called}\n")):
+        (programs / name).write_text(f'#!/bin/sh\n{script}exec {postgres.programs}/{name} "$@"\n')
+        (programs / name).chmod(0o755)
+    env.write_config(dump={"bin": str(programs)})
+    done = restore(env, database_url)
+    assert done.returncode == 7
+    assert f"{ours} is damaged" in done.stderr
+    assert not called.exists()
+    assert is_empty(database_url)
+
+
+def test_an_ordinary_owner_restores_by_himself_and_a_mighty_role_is_refused(
+    env: Environment, database_url: str, role: Callable[[], str]
+) -> None:
+    dump(env)
+    owner = role()
+    url = psycopg.conninfo.make_conninfo(database_url, user=owner)
+    with psycopg.connect(database_url, autocommit=True) as conn:
+        conn.execute(f"alter database {conn.info.dbname} owner to {owner}".encode())
+        conn.execute(f"grant pg_execute_server_program to {owner}".encode())
+        done = restore(env, url)
+        assert done.returncode == 7
+        assert f"{owner} is, or may become, pg_execute_server_program" in done.stderr
+        assert is_empty(database_url)
+        conn.execute(f"revoke pg_execute_server_program from {owner}".encode())
+    done = restore(env, url)
+    assert done.returncode == 0, done.stderr
+    tables = "select distinct tableowner::text from pg_tables where schemaname !~ '^(pg_|info)'"
+    assert found(database_url, tables) == [owner]
+
+
+def test_functions_that_ran_as_their_owner_do_not_run_as_a_superuser(
+    env: Environment, database_url: str, role: Callable[[], str]
+) -> None:
+    owner = role()
+    env.query(
+        "create function public.who(int) returns name language sql security definer"
+        " as 'select current_user'"
+    )
+    env.query(f"alter function public.who(int) owner to {owner}")
+    dump(env)
+    done = restore(env, database_url)
+    assert done.returncode == 0, done.stderr
+    assert found(database_url, "select prosecdef from pg_proc where proname = 'who'") == [False]
+    assert f"ALTER FUNCTION public.who(integer) OWNER TO {owner};" in done.stdout
+    assert "alter routine public.who(integer) security definer;" in done.stdout
+
+
+def test_no_text_in_a_dump_plays_a_right_or_reaches_the_terminal(
+    env: Environment, database_url: str, role: Callable[[], str]
+) -> None:
+    owner = role()
+    env.query(
+        "create function public.f() returns int language sql as"
+        " E'select 1 /*\\nGRANT ALL ON SCHEMA public TO evil;\\n*/'"
+    )
+    env.query('create table public."x\x1b]52;c;evil\x07\nGRANT evil TO you;" (a int)')
+    env.query(f'alter table public."x\x1b]52;c;evil\x07\nGRANT evil TO you;" owner to {owner}')
+    env.query("comment on table public.blobs is E'\\nGRANT ALL ON SCHEMA public TO evil;\\n'")
+    dump(env)
+    done = restore(env, database_url)
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+    assert not [line for line in done.stdout.splitlines() if line.startswith("GRANT")]
+    assert f"OWNER TO {owner};" in done.stdout
+
+
+# --- programs -------------------------------------------------------------------------------------
+
+
+def programs(
+    env: Environment, postgres: Postgres, tmp_path: Path, version: str, script: str
+) -> None:
+    """Programs that say they are of this version; $real is the true pg_restore."""
+    directory = tmp_path / "programs"
+    directory.mkdir()
+    lines = {
+        "pg_dump": f"echo 'pg_dump (PostgreSQL) {version}'",
+        "pg_restore": f"real={postgres.programs}/pg_restore\n{script}",
+    }
+    for name, text in lines.items():
+        (directory / name).write_text(f"#!/bin/sh\n{text}\n")
+        (directory / name).chmod(0o755)
+    env.write_config(dump={"bin": str(directory)})
+
+
+def test_an_older_pg_restore_restores_what_it_can_read(
+    env: Environment, postgres: Postgres, database_url: str, tmp_path: Path
+) -> None:
+    dump(env)
+    programs(env, postgres, tmp_path, "12.1", 'exec "$real" "$@"')
+    done = restore(env, database_url)
+    assert done.returncode == 0, done.stderr
+    assert rows(database_url) == rows(env.url)
+
+
+def test_a_pg_restore_that_cannot_read_the_dump_is_named(
+    env: Environment, postgres: Postgres, database_url: str, tmp_path: Path
+) -> None:
+    dump(env)
+    said = "pg_restore: error: unsupported version (1.16) in file header"
+    programs(env, postgres, tmp_path, "12.1", f"echo '{said}' >&2; exit 1")
+    done = restore(env, database_url)
+    assert done.returncode == 7
+    assert "/pg_restore is too old for this dump" in done.stderr
+    assert "apt-get install postgresql-client-" in done.stderr
+    assert is_empty(database_url)
+
+
+def test_a_pg_restore_that_dies_midway_leaves_the_database_empty(
+    env: Environment, postgres: Postgres, database_url: str, tmp_path: Path
+) -> None:
+    env.query("create table of_others as select random()::text as t from generate_series(1, 50000)")
+    dump(env)
+    before = found(database_url, "select rolname from pg_roles")
+    programs(env, postgres, tmp_path, "18.0", 'head -c 200000 | "$real" "$@"; kill -KILL $$')
+    done = restore(env, database_url)
+    assert done.returncode == 7
+    assert "pg_restore failed, and the database is as it was" in done.stderr
+    assert is_empty(database_url)
+    assert found(database_url, "select rolname from pg_roles") == before
