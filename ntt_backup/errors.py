@@ -124,6 +124,10 @@ class NotRunning(BackupError):
     exit_code = 8
 
 
+class WaitsToStart(NotRunning):
+    """The daemon of this target has ended by an error, and will be started again."""
+
+
 class CatalogError(BackupError):
     """The catalog cannot do what it is asked."""
 

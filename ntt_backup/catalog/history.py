@@ -19,7 +19,7 @@ from ntt_backup.catalog.queries import statement
 class Run:
     """One run, its figures as of updated_at, seen at read_at. ended_at, outcome and exit_code are
     None while it is under way, and if it died; once that is known, outcome is "killed", and
-    ended_at is when it was last seen.
+    ended_at is when it was last seen. reason: the error that ended it; "" where none did.
     """
 
     run_id: UUID
@@ -36,6 +36,7 @@ class Run:
     copied: int
     failed: int
     bytes: int
+    reason: str
     read_at: datetime = field(compare=False)
 
     @property
@@ -98,6 +99,14 @@ def update_run(
         conn.execute(statement("update_run"), {"run_id": run_id, **done, **ended})
 
 
+def note_reason(conn: Connection, run_id: UUID, reason: str) -> None:
+    """Records the error that ended a run. Raises CatalogRefused where an older catalog has no place
+    for it.
+    """
+    with translated("note the run"):
+        conn.execute(statement("note_reason"), {"run_id": run_id, "reason": reason})
+
+
 def may_note_hours(conn: Connection) -> bool:
     """Returns whether `update_run` can add to the hours: older catalogs do not have them."""
     with translated("show its privileges"):
@@ -114,12 +123,13 @@ def hours(conn: Connection, target: str, days: int) -> list[Hour]:
 @dataclass(frozen=True, slots=True)
 class RunEnd:
     """Tells how the last run ended that has ended, and when one last ended with 0. exit_code: 1
-    of a run that was killed.
+    of a run that was killed. reason: see `Run`.
     """
 
     ended_at: datetime
     exit_code: int
     succeeded_at: datetime | None
+    reason: str
 
 
 def last_end(conn: Connection, target: str) -> RunEnd | None:

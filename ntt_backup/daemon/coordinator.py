@@ -388,7 +388,7 @@ class _Run:
             self._emit(events.Error(**self._error.fields))
         if still_failed := self._history.still_failed():
             self._emit(events.StillFailed(blobs=still_failed))
-        self._history.end(state, outcome, code)
+        self._history.end(state, outcome, code, str(self._error or ""))
         self._emit(*self._failed_blobs.rest())
         self._emit(state.end(outcome, code))
         return code

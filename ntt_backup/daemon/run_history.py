@@ -24,6 +24,7 @@ from ntt_backup.daemon.progress import Progress
 from ntt_backup.daemon.run_state import RunState
 from ntt_backup.daemon.signals import time_limit
 from ntt_backup.errors import CatalogError, CatalogUnavailable
+from ntt_backup.format import printable
 from ntt_backup.model import PendingEstimate
 from ntt_backup.process.pid_lock import exists
 
@@ -37,6 +38,7 @@ _IDLE_SECONDS: Final = 300.0
 # The event loop also answers signals: a locked table, a slow count or a server that stands still
 # must not hold it up. Limits that the server keeps do not help with the last.
 _PATIENCE_SECONDS: Final = 2.0
+_REASON_CHARS: Final = 500
 
 
 class RunHistory:
@@ -140,14 +142,17 @@ class RunHistory:
         target = self._settings.target
         return self._try(lambda conn: stats.still_failed(conn, target)) or 0
 
-    def end(self, state: RunState, outcome: str, exit_code: int) -> None:
+    def end(self, state: RunState, outcome: str, exit_code: int, reason: str) -> None:
         """Writes how the run ended, and closes the connection. One that could not begin is noted,
-        too: the next one is to know that it is not the first to fail.
+        too: the next one is to know that it is not the first to fail. reason: of an error.
         """
         if not self._started and outcome == "error":
             self._try(lambda conn: self._start(conn, ""))
         if self._started:
             self.update(state, outcome, exit_code)
+        if self._started and outcome == "error":
+            kept = printable(reason)[:_REASON_CHARS]
+            self._try(lambda conn: history.note_reason(conn, self._run_id, kept))
         self._close()
 
     def _open(self) -> connection.Connection:

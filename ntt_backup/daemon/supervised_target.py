@@ -6,16 +6,20 @@ import os
 import random
 import signal
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import Final, Protocol
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, Final, Protocol
 
 from ntt_backup import events
 from ntt_backup.client.backoff import Backoff
 from ntt_backup.daemon.child import EventChild
-from ntt_backup.daemon.events import TargetRestart
+from ntt_backup.daemon.control.control_socket import ControlSocket
+from ntt_backup.daemon.events import Asked, TargetRestart
 from ntt_backup.daemon.run_state import Listeners, RunState, StateMessage
 from ntt_backup.daemon.workers.supervisor import RESTARTS, SOUND_SECONDS
-from ntt_backup.errors import ConfigError
+from ntt_backup.errors import BackupError, ConfigError, WaitsToStart
 from ntt_backup.format import duration, printable
 from ntt_backup.process.messages import Fatal, Message
 from ntt_backup.process.pipeline import Child
@@ -40,10 +44,11 @@ class SupervisedTarget:
     """The coordinator of one target.
 
     heard: those who are told what it says, which it has logged itself; own: they and the log, for
-    what happens to it. due: when it is started, in monotonic seconds; None: it runs, or will not be
-    started any more. ready: it need not be waited for at the start of the daemon. code: the exit
-    code of its last end. Without watch it is started again only if it dies, a bounded number of
-    times.
+    what happens to it. socket: where its control socket is; the parent answers there while the
+    coordinator waits to be started again. due: when it is started, in monotonic seconds; None: it
+    runs, or will not be started any more. ready: it need not be waited for at the
+    start of the daemon. code: the exit code of its last end. Without watch it is started again only
+    if it dies, a bounded number of times.
     """
 
     def __init__(
@@ -55,8 +60,12 @@ class SupervisedTarget:
         own: Listeners,
         *,
         watch: bool,
+        socket: Path | None = None,
     ) -> None:
         self.name = name
+        self._path = socket
+        self._socket: ControlSocket | None = None
+        self._reason = ""
         self.due: float | None = 0.0
         self.ready = False
         self.status = "starting"
@@ -79,12 +88,15 @@ class SupervisedTarget:
     @property
     def fds(self) -> list[int]:
         """Returns the descriptors that become readable when it says something or ends."""
-        return [] if self._child is None else self._child.fds
+        fds = [] if self._child is None else self._child.fds
+        return fds if self._socket is None else [*fds, *self._socket.fds]
 
     def turn(self, now: float) -> None:
         """Starts it if that is due, hears what it says, and ends it if it hangs. now: monotonic
         seconds.
         """
+        if self._socket is not None:
+            self._socket.serve()
         if self.due is not None and self.due <= now:
             self._start(now)
         if (child := self._child) is None:
@@ -115,6 +127,7 @@ class SupervisedTarget:
         if self.due is not None:
             self.due = None
             self.code = 128 + signum
+            self._close_socket()
         if self._child is not None:
             self._child.signal(signum)
 
@@ -123,13 +136,15 @@ class SupervisedTarget:
         if self._child is not None:
             self._child.kill()
             self._child.reap()
+        self._close_socket()
         self._own.close()
 
     def _start(self, now: float) -> None:
+        self._close_socket()
         self.due = None
         self._started = self._alive = now
         self._spoke = self._said_goodbye = self._hangs = False
-        self._last_line = ""
+        self._last_line = self._reason = ""
         try:
             self._child = EventChild(self._fork(again=self._restarts > 0))
         except OSError as error:
@@ -151,6 +166,8 @@ class SupervisedTarget:
                 self._said_goodbye = True
                 self._own.event(events.Error(pid=pid, **message.error.fields))
             case events.Event():
+                if isinstance(message, events.Error):
+                    self._reason = events.with_detail(message.message, message.detail)
                 self._said_goodbye |= isinstance(message, events.RunStop)
                 self._heard.event(message)
 
@@ -185,6 +202,7 @@ class SupervisedTarget:
         self._restarts += 1
         wait = self._backoff.wait(self._restarts, random.random)
         self.due = now + wait
+        self._open_socket(wait)
         self._own.event(
             TargetRestart(
                 pid=pid,
@@ -193,4 +211,31 @@ class SupervisedTarget:
                 attempt=self._restarts,
                 wait_s=wait,
             )
+        )
+
+    # --- while it waits to be started again -------------------------------------------------------
+
+    def _open_socket(self, wait_s: float) -> None:
+        """Answers in the coordinator's place. Where that cannot be, the daemon goes on."""
+        at = datetime.now().astimezone() + timedelta(seconds=wait_s)
+        why = self._reason or self._last_line
+        self._waits = f"the daemon starts again at {at:%H:%M:%S}"
+        self._waits += f", after the error: {why}" if why else ""
+        if self._path is not None:
+            with suppress(BackupError):
+                self._socket = ControlSocket(self._path, self._answer)
+
+    def _close_socket(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+        self._socket = None
+
+    def _answer(self, request: Mapping[str, Any], uid: int) -> Mapping[str, Any]:
+        """Answers what the control socket is asked. Raises WaitsToStart for all but `now`."""
+        if request["do"] == "now":
+            self.due = 0.0
+            self._own.event(Asked(do="now", uid=uid))
+            return {"done": "it starts now", "target": self.name}
+        raise WaitsToStart(
+            self._waits, hint="`ntt-backup-remote now` starts it at once, once the cause is fixed"
         )

@@ -77,6 +77,7 @@ def run(
                     Listeners(heard),
                     Listeners([log, *heard]),
                     watch=watch,
+                    socket=one.control.socket,
                 )
             )
         try:

@@ -198,8 +198,10 @@ def _totals(totals: Totals) -> list[tuple[str, str]]:
     return rows
 
 
-def run_line(run: Run) -> str:
-    """Returns when and where a run was, how it ended, and what it did."""
+def run_line(run: Run, lasted: str = "") -> str:
+    """Returns when and where a run was, how it ended, what it did, and the error that ended it.
+    lasted: words that say for how long a run was that has ended.
+    """
     began = f"{moment(run.started_at)} on {run.host}"
     did = f"{run.copied:,} copied, {run.failed:,} failed, {size(run.bytes)}"
     if run.ended_at is None:
@@ -207,8 +209,10 @@ def run_line(run: Run) -> str:
         did += f", {rate(run.mb_per_s)}"
         return f"{began}, PID {run.pid}: no end yet; as of {duration(age)} ago {did}"
     if run.exit_code is None:
-        return f"{began}, PID {run.pid}: {run.outcome}, last seen {moment(run.ended_at)}, {did}"
-    return f"{began}: {run.outcome} (exit code {run.exit_code}), {did}"
+        last = moment(run.ended_at)
+        return f"{began}, PID {run.pid}: {run.outcome}, last seen {last}, {did}{lasted}"
+    why = f": {run.reason}" if run.reason else ""
+    return f"{began}: {run.outcome} (exit code {run.exit_code}), {did}{lasted}{why}"
 
 
 def _dump(one: DumpRun) -> str:

@@ -56,15 +56,34 @@ def history(catalog_url: str, tmp_path: Path) -> Iterator[RunHistory]:
     made = history_of(catalog_url, tmp_path)
     made.start("tar")
     yield made
-    made.end(Progress(0.0, 1).state(1.0), "done", 0)
+    made.end(Progress(0.0, 1).state(1.0), "done", 0, "")
 
 
-@pytest.mark.parametrize(("outcome", "rows"), [("error", [("error", 6)]), ("stopped", [])])
+FULL = "the remote cannot store: No space left on device"
+
+
+@pytest.mark.parametrize(("outcome", "rows"), [("error", [("error", 6, FULL)]), ("stopped", [])])
 def test_a_run_that_fails_before_it_begins_is_in_the_history(
     catalog: Connection, catalog_url: str, tmp_path: Path, outcome: str, rows: list[object]
 ) -> None:
-    history_of(catalog_url, tmp_path).end(Progress(0.0, 1).state(1.0), outcome, 6)
-    assert [(one.outcome, one.exit_code) for one in latest_runs(catalog, "remote")] == rows
+    history_of(catalog_url, tmp_path).end(Progress(0.0, 1).state(1.0), outcome, 6, FULL)
+    found = latest_runs(catalog, "remote")
+    assert [(one.outcome, one.exit_code, one.reason) for one in found] == rows
+    assert all(run_line(one).endswith(f": {FULL}") for one in found)
+    end = last_end(catalog, "remote")
+    assert (end.reason if end is not None else None) == (FULL if rows else None)
+
+
+def test_an_older_catalog_without_a_place_for_reasons_keeps_the_rest_of_the_history(
+    catalog: Connection, catalog_url: str, tmp_path: Path
+) -> None:
+    catalog.execute("alter table ntt_backup.runs drop column reason")
+    history_of(catalog_url, tmp_path).end(Progress(0.0, 1).state(1.0), "error", 6, FULL)
+    (run,) = recent_runs(catalog, "remote", 9)
+    assert (run.outcome, run.exit_code, run.reason) == ("error", 6, "")
+    end = last_end(catalog, "remote")
+    assert end is not None
+    assert (end.exit_code, end.reason) == (6, "")
 
 
 def test_a_run_that_was_killed_is_closed_by_the_next_one_of_this_host(
@@ -99,7 +118,7 @@ def test_a_run_that_was_killed_is_closed_by_the_next_one_of_this_host(
     update_run(catalog, runs[host, nobody], copied=8, failed=0, bytes=80)
     (lives,) = (one for one in recent_runs(catalog, "remote", 9) if one.copied == 8)
     assert (lives.outcome, lives.ended_at) == (None, None)
-    made.end(Progress(0.0, 1).state(1.0), "done", 0)
+    made.end(Progress(0.0, 1).state(1.0), "done", 0, "")
 
 
 @pytest.mark.parametrize("known", [True, False, None])

@@ -57,6 +57,7 @@ def a_run(**changes: Any) -> Run:
         "copied": 10,
         "failed": 0,
         "bytes": 1000,
+        "reason": "",
         "read_at": NOW + timedelta(minutes=1, seconds=40),
     }
     return Run(**{**values, **changes})

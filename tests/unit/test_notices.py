@@ -73,7 +73,7 @@ At = tuple[float, Event | RunState]
 
 def told(*heard: At, failed_before: bool = False) -> list[str]:
     """The kinds of the notices, after what a run told at these seconds."""
-    notices = Notices(900.0, lambda target: failed_before)
+    notices = Notices(900.0, lambda target: "exit code 5" if failed_before else "")
     return [one.kind for now, what in heard for one in notices.take("far", what, now)]
 
 
@@ -103,8 +103,8 @@ def test_a_daemon_that_copies_or_has_nothing_left_recovers_from_the_failure_of_t
     pending: int, copied: int
 ) -> None:
     """It has no end that could say so, and pings only while it is well."""
-    idle = replace(STATE, pending=9, copied=0)
-    works = replace(STATE, pending=pending, copied=copied)
+    idle = replace(STATE, pending=9, copied=0, elapsed_s=100.0)
+    works = replace(idle, pending=pending, copied=copied)
     heard: list[At] = [(0, start(watch=True)), (1, idle), (2, works), (3, works), (4, DUMP_FAILED)]
     kinds = ["start", "recovery", "failure", "first_failure"]
     assert told(*heard, failed_before=True) == kinds
@@ -125,8 +125,45 @@ def test_what_is_away_when_a_daemon_starts_is_told_though_no_worker_works_yet() 
     assert told(*heard) == ["start", "outage", "first_failure", "recovery"]
 
 
+FULL = events.Error(exit_code=6, message="the remote is full", detail="no space", hint="free some")
+FULL_AGAIN = TargetRestart(status=6, detail="", attempt=1, wait_s=1.0)
+
+
+def test_a_target_that_stays_full_is_told_of_once_however_often_it_is_started_again() -> None:
+    """It may copy a few small blobs each time: that is no recovery."""
+    begun = replace(STATE, pending=9, copied=1, elapsed_s=5.0)
+    heard: list[At] = []
+    for nth in range(7):
+        each: list[Event | RunState] = [start(watch=True), begun, FULL, stop("error"), FULL_AGAIN]
+        heard += [(7.0 * nth + at, what) for at, what in enumerate(each)]
+    kinds = [kind for kind in told(*heard) if kind != "start"]
+    assert kinds == ["failure", "first_failure"]
+    heard += [(60.0, start(watch=True)), (130.0, replace(begun, elapsed_s=70.0))]
+    assert [kind for kind in told(*heard) if kind != "start"] == [*kinds, "recovery"]
+
+
+@pytest.mark.parametrize(
+    ("before", "kinds"),
+    [("the remote is full: no space", []), ("no route to host", ["failure"])],
+)
+def test_a_daemon_that_a_service_manager_starts_again_tells_no_trouble_twice(
+    before: str, kinds: list[str]
+) -> None:
+    """The catalog knows why the last run ended."""
+    notices = Notices(900.0, lambda _: before)
+    heard = (start(watch=True), FULL, stop("error"))
+    found = [one.kind for what in heard for one in notices.take("far", what, 0.0)]
+    assert found == ["start", *kinds]
+
+
+def test_another_trouble_is_told_beside_one_that_is_known() -> None:
+    other = DumpFailed(**{**ERROR, "message": "another"})
+    heard: list[At] = [(0, start(watch=True)), (1, DUMP_FAILED), (2, DUMP_FAILED), (3, other)]
+    assert told(*heard) == ["start", "failure", "first_failure", "failure"]
+
+
 def test_a_failure_says_what_the_error_said() -> None:
-    notices = Notices(900.0, lambda target: False)
+    notices = Notices(900.0, lambda target: "")
     for event in (start(), events.Error(**ERROR)):
         list(notices.take("far", event, 0.0))
     text = next(notices.take("far", stop("error"), 1.0)).text
@@ -139,7 +176,6 @@ def test_only_the_first_trouble_and_the_end_of_the_last_one_are_told_apart() -> 
         "start",
         *("failure", "first_failure"),  # the dump
         "stall",
-        "failure",  # the dump again
         "recovery",  # The stall has ended, too.
     ]
 
@@ -174,19 +210,23 @@ def test_a_run_that_ended_by_an_error_fails_once_though_it_is_started_again() ->
 
 
 @pytest.mark.parametrize(
-    ("failures", "well"),
+    ("failures", "well", "again"),
     [
-        ([SnapshotFailed(set=name, **ERROR) for name in ("etc", "")], SnapshotsRecovered()),
-        ([DumpFailed(**ERROR), DumpFailed(**ERROR)], DumpRecovered()),
+        (
+            [SnapshotFailed(set=name, **ERROR) for name in ("etc", "")],
+            SnapshotsRecovered(),
+            ["failure"],
+        ),
+        ([DumpFailed(**ERROR), DumpFailed(**ERROR)], DumpRecovered(), []),
     ],
     ids=["snapshots", "dumps"],
 )
 def test_side_jobs_that_fail_no_more_are_no_trouble_though_none_was_done(
-    failures: list[Event], well: Event
+    failures: list[Event], well: Event, again: list[str]
 ) -> None:
     heard = [start(watch=True), *failures, well, well]
     assert told(*((0, event) for event in heard)) == [
-        *("start", "failure", "first_failure", "failure"),
+        *("start", "failure", "first_failure", *again),
         "recovery",
     ]
 

@@ -23,7 +23,7 @@ from ntt_backup.catalog.failures import FailedBlob
 from ntt_backup.catalog.glance import Proved
 from ntt_backup.catalog.history import Hour
 from ntt_backup.config import CatalogConfig
-from ntt_backup.errors import CatalogRefused, CatalogUnavailable, ConfigError
+from ntt_backup.errors import CatalogRefused, CatalogUnavailable, ConfigError, WaitsToStart
 from ntt_backup.snapshot.last_take import Last
 from ntt_backup.ui.page import charts
 from ntt_backup.ui.page.facts import Facts
@@ -85,6 +85,14 @@ def away(since: timedelta) -> list[dict[str, Any]]:
     return [{"what": "remote", "worker": 0, "since": (NOW - since).isoformat()}]
 
 
+def uncounted(state: str) -> Facts:
+    """A daemon that does not know what is pending."""
+    made = daemon()
+    worker = {**made["state"]["workers"][0], "state": state}
+    known = {"pending": None, "copied": 10, "workers": [worker]}
+    return facts(daemon={**made, "state": {**made["state"], **known}})
+
+
 @pytest.mark.parametrize(
     ("found", "level", "words"),
     [
@@ -116,6 +124,17 @@ def away(since: timedelta) -> list[dict[str, Any]]:
             Level.NEEDS_YOU,
             "The last run ended early, 1 h 0 min ago, with exit code 5",
         ),
+        (
+            facts(
+                runs=[replace(RUN, outcome="error", exit_code=6, reason="the remote is full")],
+                silence=WaitsToStart("the daemon starts again at 17:40:03"),
+            ),
+            Level.NEEDS_YOU,
+            "1 h 0 min ago: the remote is full; the daemon starts again at 17:40:03",
+        ),
+        (uncounted("starting"), Level.WELL, "A run is starting"),
+        (uncounted("idle"), Level.WELL, "It waits for new blobs"),
+        (uncounted("sending"), Level.WELL, "Sending: 10 blobs copied so far"),
         (
             facts(runs=[replace(RUN, ended_at=None, outcome=None, host="elsewhere")]),
             Level.NEEDS_YOU,

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from ntt_backup.client.backoff import Backoff
+from ntt_backup.config import CatalogConfig
+from ntt_backup.daemon.control.client import ask, report
 from ntt_backup.daemon.events import TargetRestart
 from ntt_backup.daemon.run_state import Listeners, RunState, StateMessage
 from ntt_backup.daemon.supervised_target import HANG_SECONDS, SupervisedTarget, SystemdWord
 from ntt_backup.daemon.workers.supervisor import RESTARTS, SOUND_SECONDS
-from ntt_backup.errors import LockHeld, worst
+from ntt_backup.errors import LockHeld, WaitsToStart, worst
 from ntt_backup.events import Error, Event, RunStop, Warning
 from ntt_backup.process.messages import Fatal, Message
 from ntt_backup.process.pipeline import Child, wait_for
@@ -40,7 +44,7 @@ class Machine:
     told; logged: what the daemon itself writes into the log.
     """
 
-    def __init__(self, scripts: list[str], watch: bool) -> None:
+    def __init__(self, scripts: list[str], watch: bool, socket: Path | None) -> None:
         self.seen, self.logged = Ear(), Ear()
         self.now = 0.0
         self.target = SupervisedTarget(
@@ -50,6 +54,7 @@ class Machine:
             Listeners([self.seen]),
             Listeners([self.logged, self.seen]),
             watch=watch,
+            socket=socket,
         )
 
     def turn(self) -> None:
@@ -59,7 +64,7 @@ class Machine:
         """It is started, if it is not, and ends."""
         self.now = self.target.due if self.target.due is not None else self.now
         self.turn()
-        while self.target.fds:
+        while self.target.due is None and self.target.busy:
             assert wait_for(reading=self.target.fds, timeout=PATIENCE), "no end"
             self.turn()
 
@@ -71,8 +76,8 @@ Make = Callable[..., Machine]
 def make() -> Iterator[Make]:
     made: list[Machine] = []
 
-    def begin(*scripts: str, watch: bool = False) -> Machine:
-        made.append(Machine(list(scripts), watch))
+    def begin(*scripts: str, watch: bool = False, socket: Path | None = None) -> Machine:
+        made.append(Machine(list(scripts), watch, socket))
         return made[-1]
 
     yield begin
@@ -228,3 +233,35 @@ def test_the_worst_exit_code_is_an_error_before_what_is_incomplete_before_a_stop
     assert worst((8, 2)) == 2
     assert worst((7, 8)) == 7
     assert worst((2, 120)) == 120  # No code of ours.
+
+
+def test_while_it_waits_to_start_again_it_says_why_and_when_and_may_be_hurried(
+    make: Make, tmp_path: Path
+) -> None:
+    """Else it would look as if no daemon served this target."""
+    full = Error(pid=1, exit_code=6, message="the remote is full", detail="no space", hint="x")
+    socket = tmp_path / "control"
+    machine = make(say(full) + stop("error", 6), stop("stopped", 143), watch=True, socket=socket)
+    machine.until_it_ends()
+    settings = CatalogConfig(target="usb", control={"socket": socket})
+
+    def asked(ask: Callable[[], object]) -> object:
+        """What comes of a question, while the parent does its turns."""
+        with ThreadPoolExecutor() as pool:
+            answer = pool.submit(ask)
+            while not answer.done():
+                wait_for(reading=machine.target.fds, timeout=0.05)
+                machine.turn()
+            return answer.exception() or answer.result()
+
+    error = asked(lambda: report(settings))
+    assert isinstance(error, WaitsToStart)
+    assert error.message.startswith("the daemon starts again at ")
+    assert error.message.endswith("after the error: the remote is full: no space")
+    assert isinstance(asked(lambda: ask(settings, "pause")), WaitsToStart)
+    assert machine.target.due != 0.0
+    done = asked(lambda: ask(settings, "now"))
+    assert done == {"done": "it starts now", "target": "usb"}
+    machine.until_it_ends()
+    assert (machine.target.code, machine.target.busy) == (143, False)
+    assert not socket.exists()

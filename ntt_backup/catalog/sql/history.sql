@@ -26,6 +26,10 @@ set updated_at = now(), copied = greatest(copied, %(copied)s),
     ended_at = case when %(outcome)s::text is not null then now() end
 where run_id = %(run_id)s and (ended_at is null or outcome = 'killed');
 
+-- name: note_reason
+-- Notes why a run ended. A catalog may still lack the column.
+update ntt_backup.runs set reason = %(reason)s where run_id = %(run_id)s;
+
 -- name: may_note_hours
 -- Whether there is a table of hours, and we may add to it.
 select coalesce(
@@ -59,15 +63,15 @@ order by hour;
 -- killed has no exit code: it counts as an error of the program.
 select ended_at, coalesce(exit_code, 1), (
     select max(ended_at) from ntt_backup.runs where target = %(target)s and exit_code = 0
-)
-from ntt_backup.runs where target = %(target)s and ended_at is not null
+), coalesce(to_jsonb(r) ->> 'reason', '')
+from ntt_backup.runs r where target = %(target)s and ended_at is not null
 order by ended_at desc limit 1;
 
 -- name: latest_runs
 -- The target's latest run, and those that are under way on other hosts; with the server's time, by
 -- which the figures of a run have an age. One that was not heard of for some minutes has died.
 select run_id, target, host, pid, strategy, workers, started_at, updated_at, ended_at, outcome,
-    exit_code, copied, failed, bytes, clock_timestamp()
+    exit_code, copied, failed, bytes, coalesce(to_jsonb(runs) ->> 'reason', ''), clock_timestamp()
 from (
     select *, row_number() over (order by started_at desc, run_id) as nth
     from ntt_backup.runs where target = %(target)s
@@ -99,6 +103,6 @@ order by ended_at desc, command;
 -- name: recent_runs
 -- The target's last runs, the newest first.
 select run_id, target, host, pid, strategy, workers, started_at, updated_at, ended_at, outcome,
-    exit_code, copied, failed, bytes, clock_timestamp()
-from ntt_backup.runs where target = %(target)s
+    exit_code, copied, failed, bytes, coalesce(to_jsonb(r) ->> 'reason', ''), clock_timestamp()
+from ntt_backup.runs r where target = %(target)s
 order by started_at desc, run_id limit %(limit)s;

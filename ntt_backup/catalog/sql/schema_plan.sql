@@ -96,6 +96,7 @@ create table if not exists ntt_backup.runs (
     failed bigint not null default 0,
     bytes bigint not null default 0
 );
+alter table ntt_backup.runs add column if not exists reason text;
 
 -- What the runs of a target did in each hour; outage_s: seconds in which something was away.
 create table if not exists ntt_backup.hours (

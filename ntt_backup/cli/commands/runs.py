@@ -33,6 +33,6 @@ def runs(common: Common, limit: int, as_json: bool) -> None:
         lasted = ""
         if one.ended_at is not None:
             lasted = f" in {duration((one.ended_at - one.started_at).total_seconds())}"
-        click.echo(printable(run_line(one) + lasted))
+        click.echo(printable(run_line(one, lasted)))
     if not found:
         click.echo("there was no run yet")

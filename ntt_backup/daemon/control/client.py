@@ -13,7 +13,7 @@ from typing import Any, Final
 from ntt_backup.config import CatalogConfig
 from ntt_backup.daemon.control.control_socket import peer_uid, short_address
 from ntt_backup.daemon.control.run_report import DaemonReport
-from ntt_backup.errors import BackupError, ConfigError, NotRunning
+from ntt_backup.errors import BackupError, ConfigError, NotRunning, WaitsToStart
 from ntt_backup.format import printable
 
 # It is served between steps that may take a while, above all before the workers start.
@@ -87,6 +87,8 @@ def _answer(settings: CatalogConfig, request: Mapping[str, str], patience: float
         raise _of_another_version(settings, "it refuses, and does not say why")
     code = said.get("exit_code")
     exit_code = code if isinstance(code, int) and 0 < code < 256 else None
+    if exit_code == WaitsToStart.exit_code:
+        raise WaitsToStart(message, detail=detail, hint=hint)
     raise BackupError(message, detail=detail, hint=hint, exit_code=exit_code)
 
 

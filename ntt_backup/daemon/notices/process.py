@@ -112,16 +112,20 @@ def _send(settings: CatalogConfig, notice: Notice) -> None:
         tell(Warning(reason=problem))
 
 
-def _failed_before(settings: CatalogConfig, target: str) -> bool:
-    """Returns whether the target's last run failed; False where the catalog does not say it."""
+def _failed_before(settings: CatalogConfig, target: str) -> str:
+    """Returns why the target's last run failed; "" where it did not, or the catalog does not say
+    it.
+    """
     from ntt_backup.catalog import connection, history
 
     try:
         with connection.connect(settings.catalog.url, identity.application("notices")) as conn:
             end = history.last_end(conn, target)
     except CatalogError:
-        return False
-    return end is not None and end.exit_code not in (0, 130, 143)
+        return ""
+    if end is None or end.exit_code in (0, 130, 143):
+        return ""
+    return end.reason or f"exit code {end.exit_code}"
 
 
 def _body(notice: Notice) -> bytes:

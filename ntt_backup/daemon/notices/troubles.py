@@ -21,6 +21,9 @@ from ntt_backup.events import Event
 from ntt_backup.model import Reason
 from ntt_backup.snapshot.events import SnapshotComplete, SnapshotFailed, SnapshotsRecovered
 
+# After this time a daemon that copies has recovered from the failure of the last run: one whose
+# target is full may copy a few small blobs with each new start.
+_SOUND_SECONDS: Final = 60.0
 # A daemon that fails blobs says so once a day, not with each of them.
 _FAILED_BLOBS_SECONDS: Final = 86400.0
 _RUN: Final = "run"
@@ -48,6 +51,7 @@ class _Target:
     troubles: dict[str, str] = field(default_factory=dict)
     outages: OpenOutages = field(default_factory=OpenOutages)
     error: str = ""
+    reason: str = ""
     rotten: bool = False
     failed_blobs_at: float | None = None
 
@@ -55,10 +59,11 @@ class _Target:
 class Notices:
     """Finds what is to be told of the runs of several targets.
 
-    outage_after: seconds. failed_before: says whether the last run of a target failed.
+    outage_after: seconds. failed_before: returns why the last run of a target failed;
+    "" where the last run did not fail.
     """
 
-    def __init__(self, outage_after: float, failed_before: Callable[[str], bool]) -> None:
+    def __init__(self, outage_after: float, failed_before: Callable[[str], str]) -> None:
         self._outage_after = outage_after
         self._failed_before = failed_before
         self._targets: dict[str, _Target] = {}
@@ -73,7 +78,8 @@ class Notices:
         if isinstance(what, RunState):
             yield from self._long_outages(target, one, now)
             # A daemon has no good end.
-            if one.watch and (what.copied or what.pending == 0):
+            copies = what.copied and what.elapsed_s >= _SOUND_SECONDS
+            if one.watch and (copies or what.pending == 0):
                 yield from _over(_RUN, target, one, what.event())
             return
         one.outages.take(what, now)
@@ -85,9 +91,9 @@ class Notices:
                 yield from _over(f"outage {side}", target, one, what)
         match what:
             case events.RunStart():
-                one.watch, one.rotten, one.error = what.watch, False, ""
-                if not one.troubles and self._failed_before(target):
-                    one.troubles[_RUN] = "the last run failed"
+                one.watch, one.rotten, one.error, one.reason = what.watch, False, "", ""
+                if not one.troubles and (why := self._failed_before(target)):
+                    one.troubles[_RUN] = why
                 yield _notice("start", target, one, what)
             case events.RunStop():
                 yield from self._end(target, one, what)
@@ -95,6 +101,7 @@ class Notices:
                 yield from self._long_outages(target, one, now)
             case events.Error():
                 one.error = what.line or ""
+                one.reason = events.with_detail(what.message, what.detail)
             case DumpFailed():
                 yield from _failure(_DUMP, target, one, what)
             case DumpComplete() | DumpSkipped() | DumpRecovered():
@@ -148,7 +155,7 @@ class Notices:
             return
         if event.exit_code:
             text = one.error or event.line or ""
-            yield from _failure(_RUN, target, one, event, text=text)
+            yield from _failure(_RUN, target, one, event, text=text, reason=one.reason)
             return
         yield _notice("success", target, one, event)
         if one.troubles:
@@ -157,12 +164,22 @@ class Notices:
 
 
 def _failure(
-    about: str, target: str, one: _Target, event: Event, *, text: str = "", told: bool = False
+    about: str,
+    target: str,
+    one: _Target,
+    event: Event,
+    *,
+    text: str = "",
+    reason: str = "",
+    told: bool = False,
 ) -> Iterator[Notice]:
-    """Notes a trouble, and yields its notices. told: another kind of notice tells of it."""
-    first = not one.troubles
-    one.troubles[about] = text or event.line or ""
-    if not told:
+    """Notes a trouble, and yields its notices: none where the same trouble was told before for the
+    same reason. reason: without what changes from one time to the next; the text where it is empty.
+    told: another kind of notice tells of it.
+    """
+    first, reason = not one.troubles, reason or text or event.line or ""
+    known, one.troubles[about] = one.troubles.get(about), reason
+    if not told and known != reason:
         yield _notice("failure", target, one, event, text)
     if first:
         yield _notice("first_failure", target, one, event, text)

@@ -11,7 +11,7 @@ from typing import Final
 
 from ntt_backup.catalog.failures import UNKNOWN
 from ntt_backup.catalog.history import Run
-from ntt_backup.errors import CatalogUnavailable, complete
+from ntt_backup.errors import CatalogUnavailable, WaitsToStart, complete
 from ntt_backup.format import about, duration, many, moment, printable
 from ntt_backup.process.pid_lock import exists
 from ntt_backup.ui.page.facts import Facts
@@ -122,10 +122,19 @@ def _runs(facts: Facts, now: datetime) -> Iterator[Point]:
         elif last.outcome == "error":
             yield Point(
                 Level.NEEDS_YOU,
-                f"The last run ended early, {_ago(last.ended_at, now)}, with exit code"
-                f" {last.exit_code}",
+                f"The last run ended early, {_ago(last.ended_at, now)}{_why(last)}"
+                f"{_restart(facts)}",
                 "`ntt-backup-remote check` says what is in the way",
             )
+
+
+def _why(run: Run) -> str:
+    return f": {run.reason}" if run.reason else f", with exit code {run.exit_code}"
+
+
+def _restart(facts: Facts) -> str:
+    """Returns when a daemon starts the run again, where one waits to do so."""
+    return f"; {facts.silence.message}" if isinstance(facts.silence, WaitsToStart) else ""
 
 
 def _daemon(facts: Facts, now: datetime) -> Iterator[Point]:
@@ -240,7 +249,14 @@ def _all_well(facts: Facts, now: datetime) -> str:
         if state["pending"] == 0:
             watches = "; it waits for new ones" if facts.daemon.get("watch") else ""
             return f"All blobs are copied{watches}"
-        return "A run is starting"
+        does = {worker["state"] for worker in facts.workers}
+        if does <= {"starting"}:
+            return "A run is starting"
+        if does <= {"idle"}:
+            return "It waits for new blobs"
+        return (
+            f"Sending: {many(state['copied'], 'blob')} copied so far, what is left is not counted"
+        )
     if (run := under_way(facts)) is not None:
         return f"A run is under way on {run.host}"
     if facts.runs and facts.runs[0].ended_at is not None:
