@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ntt_backup.cli.app import cli
+from ntt_backup.cli.commands.install_service import NEXT
 from ntt_backup.cli.commands.man import page
 from ntt_backup.cli.examples import EXAMPLES, PROGRAM
 from ntt_backup.cli.lazy_group import LazyGroup
@@ -75,7 +76,10 @@ def test_a_command_that_fails_says_so_in_json(words: str, tmp_path: Path) -> Non
 
 
 def on_the_pages() -> Iterator[str]:
-    """The arguments of every command line of ours on a page, in blocks of shell and in the text."""
+    """The arguments of every command line of ours that is written down: on the pages, in blocks of
+    shell and in the text, and in what `install-service` says.
+    """
+    yield from (found.strip() for found in re.findall(rf"{PROGRAM} ([^#\n]*)#", NEXT))
     for path in PAGES:
         text = path.read_text()
         for inline in re.findall(rf"`{PROGRAM} ([^`|\\]*)", text):
@@ -112,6 +116,13 @@ def test_an_example_is_a_right_command_line(
             monkeypatch.setattr(command, "callback", lambda **_: None)
     done = call(*shlex.split(line))
     assert done.exit_code == 0, done.output
+
+
+def test_what_comes_after_the_installation_is_in_order() -> None:
+    words = re.findall(rf"{PROGRAM} (init-db|scan|check)\b", NEXT)
+    assert words == ["init-db", "scan", "check"]
+    assert NEXT.index("createuser") < NEXT.index("createdb") < NEXT.index("init-db")
+    assert NEXT.index(" check") < NEXT.index("systemctl enable")
 
 
 def test_types_of_values_need_no_generic_class_of_click(monkeypatch: pytest.MonkeyPatch) -> None:

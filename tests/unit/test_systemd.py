@@ -95,12 +95,24 @@ def test_the_lock_of_the_services_is_the_one_in_the_sample() -> None:
 def test_the_sample_gives_each_target_a_lock_of_its_own(tmp_path: Path) -> None:
     file = tmp_path / "two.toml"
     file.write_text(
-        re.sub(r"^#(?=\[targets|host|path =)", "", SAMPLE.read_text(), flags=re.MULTILINE)
+        re.sub(r'^#(?=\[targets|url = "ssh)', "", SAMPLE.read_text(), flags=re.MULTILINE)
     )
     locks = {
         load(Settings, environ={}, file=file, target=t).lock.file for t in ("remote", "offsite")
     }
     assert locks == {Path("/run/ntt-backup/remote.lock"), Path("/run/ntt-backup/offsite.lock")}
+
+
+@pytest.mark.parametrize("url", ["ssh://me@host/backup", "file:///mnt/usb", "s3://bucket/backup"])
+def test_a_person_who_sets_the_url_in_the_sample_need_not_change_anything_else(
+    url: str, tmp_path: Path
+) -> None:
+    """As docs/install.md says: set source.root and remote.url."""
+    before, remote, after = re.split(r"^(\[remote\]\n)", SAMPLE.read_text(), flags=re.MULTILINE)
+    file = tmp_path / "edited.toml"
+    edited = re.sub(r"^#?url =.*$", f'url = "{url}"', after, count=1, flags=re.MULTILINE)
+    file.write_text(before + remote + edited)
+    assert load(Settings, environ={}, file=file).remote.url == url
 
 
 def test_the_sample_states_the_defaults(tmp_path: Path) -> None:

@@ -23,11 +23,16 @@ from ntt_backup.process.pipeline import start, version_of
 _USER: Final = "ntt-backup"
 _SECONDS: Final = 900.0
 _BOOTED: Final = Path("/run/systemd/system")
-_NEXT: Final = f"""\
-next:
-  edit /{SETTINGS}
+NEXT: Final = f"""\
+next, as docs/install.md has it in full:
+  edit /{SETTINGS}: source.root, remote.url, catalog.url
+  for ssh, a key that the remote knows: /var/lib/ntt-backup/.ssh/id_ed25519
+  su - postgres -c 'createuser {_USER}'                       # where the catalog is on this host,
+  su - postgres -c 'createdb --owner {_USER} copyjob'         # and does not exist yet
+  runuser -u {_USER} -- ntt-backup-remote init-db
+  runuser -u {_USER} -- ntt-backup-remote scan                # adds what only the store has
   runuser -u {_USER} -- ntt-backup-remote check
-  systemctl enable --now ntt-backup-remote.service   # or ntt-backup-remote-once.timer"""
+  systemctl enable --now ntt-backup-remote.service            # or ntt-backup-remote-once.timer"""
 _LEFT: Final = (
     f"left: /{SETTINGS.parent}, /var/lib/ntt-backup (the key), /var/log/ntt, drop-ins of units,"
     f" the user {_USER}"
@@ -69,7 +74,7 @@ def install_service(uninstall: bool, root: Path, prefix: Path | None, program: s
         click.echo(f"{root / file.path}: {done}")
     if here:
         _apply(uninstall)
-        click.echo(_LEFT if uninstall else _NEXT)
+        click.echo(_LEFT if uninstall else NEXT)
 
 
 def _this_program(*, check: bool) -> str:
