@@ -45,13 +45,14 @@ _numbers = itertools.count(1)
 @dataclass(frozen=True)
 class Postgres:
     """The session's server. url(name) is a connection string to one of its databases; programs is
-    the directory of its pg_dump.
+    the directory of its pg_dump; log is the file that the server writes its messages to.
 
     A test may stop it and leave it so: it runs again before the test's database is dropped.
     """
 
     server: demo.Postgres
     programs: Path
+    log: Path
 
     def url(self, database: str, user: str = "postgres") -> str:
         return psycopg.conninfo.make_conninfo(self.server.url_of(database), user=user)
@@ -123,7 +124,7 @@ def postgres() -> Iterator[Postgres]:
     server = demo.Postgres(home, Interrupts(), _SETTINGS, sockets)
     try:
         server.start()
-        yield Postgres(server, server.programs)
+        yield Postgres(server, server.programs, home / "log")
     finally:
         server.stop()
         shutil.rmtree(home, ignore_errors=True)
@@ -140,6 +141,14 @@ def _copy_of(postgres: Postgres, template: str) -> Iterator[str]:
     postgres.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
 
 
+@contextmanager
+def session(url: str, name: str = "test") -> Iterator[Connection]:
+    """A connection as the program makes it, but with the search path of any other program."""
+    with connect(url, name) as conn:
+        conn.execute("select set_config('search_path', %s, false)", [conn.search_path])
+        yield conn
+
+
 @pytest.fixture
 def database_url(postgres: Postgres) -> Iterator[str]:
     """The URL of a fresh, empty database that is dropped after the test."""
@@ -150,7 +159,7 @@ def database_url(postgres: Postgres) -> Iterator[str]:
 @pytest.fixture
 def database(database_url: str) -> Iterator[Connection]:
     """A superuser's connection to a fresh, empty database."""
-    with connect(database_url, "test") as conn:
+    with session(database_url) as conn:
         yield conn
 
 
@@ -174,7 +183,7 @@ def catalog_url(postgres: Postgres, _template: str) -> Iterator[str]:
 @pytest.fixture
 def catalog(catalog_url: str) -> Iterator[Connection]:
     """A superuser's connection to a fresh catalog of the target `remote`."""
-    with connect(catalog_url, "test") as conn:
+    with session(catalog_url) as conn:
         yield conn
 
 

@@ -20,8 +20,6 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from ntt_backup.catalog.queries import statement
 from ntt_backup.errors import CatalogError, CatalogRefused, CatalogUnavailable, ConfigError
 
-Connection = psycopg.Connection[tuple[Any, ...]]
-
 # What the driver logs it raises as well; without a handler Python would print it over the screen.
 logging.getLogger("psycopg").addHandler(logging.NullHandler())
 
@@ -67,6 +65,18 @@ WHO_KEEPS_ROWS = (
 _AWAY_HINT = "check that PostgreSQL runs on that host, and catalog.url (NTT_DB_URL)"
 
 
+class Connection(psycopg.Connection[tuple[Any, ...]]):
+    """A session of ours.
+
+    search_path: the path that the server, role, database and connection string give the session.
+    schema: where that path finds the table `blobs`, else where a new table would be created; None
+    where the path names no schema that exists.
+    """
+
+    search_path = ""
+    schema: str | None = None
+
+
 def connect(url: str, application_name: str) -> Connection:
     """Opens a connection in autocommit mode; each end notices within 30 s that the other died.
 
@@ -74,13 +84,15 @@ def connect(url: str, application_name: str) -> Connection:
     what pg_stat_activity shows. Raises ConfigError for a malformed url, CatalogUnavailable,
     CatalogRefused.
 
+    Names in later statements are those of the server itself (search_path = pg_catalog, pg_temp).
+
     No statement is prepared, even where one asks for it, until a `prepare_threshold` is set: a plan
     that is kept was made for other values, and for the table as it was then.
     """
     given = _parameters(url)
     options: dict[str, Any] = {key: value for key, value in _KEEPALIVE.items() if key not in given}
     try:
-        conn = psycopg.connect(
+        conn = Connection.connect(
             url,
             autocommit=True,
             prepare_threshold=None,
@@ -91,6 +103,7 @@ def connect(url: str, application_name: str) -> Connection:
     except psycopg.Error as error:
         raise _translate(error, f"accept our connection ({describe(url)})") from error
     with translated("set up the connection"):
+        ((conn.search_path, conn.schema),) = conn.execute(statement("begin_session")).fetchall()
         conn.execute(statement("set_defaults"))
         if conn.info.parameter_status("server_encoding") == "SQL_ASCII":
             # There a text may be any bytes, and as UTF-8 the server would refuse to send some.
@@ -157,7 +170,7 @@ def refuse_shared_session(conn: Connection, url: str) -> None:
 
 def _is_lent(conn: Connection, url: str) -> bool:
     """Returns whether a second connection can be given the session of the first."""
-    with psycopg.connect(url, autocommit=True, prepare_threshold=None) as other:
+    with Connection.connect(url, autocommit=True, prepare_threshold=None) as other:
         for _ in range(_BORROWINGS):
             ours = _backend(conn)
             try:

@@ -86,7 +86,8 @@ class _Planner:
     def __init__(self, conn: Connection, target: str, role: str | None) -> None:
         self._conn = conn
         self._target = target
-        self._around = _Surroundings(*conn.execute(statement("surroundings")).fetchall()[0])
+        around = conn.execute(statement("surroundings"), {"schema": conn.schema}).fetchall()[0]
+        self._around = _Surroundings(*around)
         self._role = role or self._around.user
         self._table = find_table(conn) or self._new_table()
         self._schema = self._table.schema
@@ -254,7 +255,8 @@ class _Planner:
             who = self._who(self._table.schema_owner)
             steps.append(Step(who, f"let {role} use the schema {self._schema}", (grant,)))
         found = self._table.found and role == around.user
-        if not (found or self._ask("names_schema", role, schema=self._schema)[0]):
+        values = {"schema": self._schema, "search_path": self._conn.search_path}
+        if not (found or self._ask("names_schema", role, **values)[0]):
             mend = search_path(self._conn, self._schema, role)
             steps.append(Step(Who.DBA, f"have {role} find blobs in {self._schema}", (mend,)))
         return steps

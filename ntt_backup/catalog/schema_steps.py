@@ -67,6 +67,7 @@ class Plan:
             return f"{head}: nothing to do\n"
         lines = [f"{head}. For psql; may be run again.", "\\set ON_ERROR_STOP on"]
         lines.append(f"\\connect {sql.Identifier(self.database).as_string(None)}")
+        lines.append(shown("set_search_path"))
         for step in steps:
             lines += ["", printable(f"-- {step.text}")]
             lines.append(shown("unhurried" if step.unhurried else "brief_lock"))

@@ -7,14 +7,13 @@ from collections.abc import Iterator
 import pytest
 from psycopg import sql
 
-from ntt_backup.catalog.connection import connect
 from ntt_backup.catalog.ledger import Ledger
 from ntt_backup.catalog.range_locks import Claims
 from ntt_backup.catalog.schema import init_db
 from ntt_backup.catalog.selection import iter_pending
 from ntt_backup.catalog.stats import exact_totals
 from ntt_backup.model import Blob, Failure, Reason
-from tests.postgres import Postgres
+from tests.postgres import Postgres, session
 
 GOOD = "ab" * 32
 
@@ -25,14 +24,14 @@ def url(request: pytest.FixtureRequest, postgres: Postgres) -> Iterator[str]:
     name = f"ntt_{request.param}"
     create = "create database {} template template0 encoding {} locale 'C'"
     postgres.execute(sql.SQL(create).format(sql.Identifier(name), sql.Literal(request.param)))
-    with connect(postgres.url(name), "test") as conn:
+    with session(postgres.url(name), "test") as conn:
         init_db(conn, "remote")
     yield postgres.url(name)
     postgres.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
 
 
 def test_text_that_is_no_utf8_fails_its_own_blob(url: str) -> None:
-    with connect(url, "test") as conn:
+    with session(url, "test") as conn:
         # Two bytes that each of these encodings takes, and UTF-8 does not.
         conn.execute(f"insert into blobs (blobid) values ('{GOOD}'), (E'a\\xb0\\xa1')")
         taken = [blob for blob, _ in Claims(conn, "remote", range(256)).take(10)]

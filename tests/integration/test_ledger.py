@@ -10,7 +10,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from ntt_backup.catalog import ledger
-from ntt_backup.catalog.connection import Connection, connect
+from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.ledger import Ledger, record_checks, requeue
 from ntt_backup.catalog.scan_state import register
 from ntt_backup.catalog.schema import init_db
@@ -18,7 +18,7 @@ from ntt_backup.catalog.stats import exact_totals
 from ntt_backup.errors import CatalogRefused, CatalogUnavailable
 from ntt_backup.model import Blob, Failure, Reason
 from tests.integration.catalogs import MALFORMED, add, rows, state, stubborn
-from tests.postgres import TARGET
+from tests.postgres import TARGET, session
 
 
 def test_a_receipt_is_recorded(catalog: Connection) -> None:
@@ -151,8 +151,8 @@ def test_blobs_deleted_while_recording_waits_for_them_are_no_error(
 ) -> None:
     add(catalog, "going", "staying", "bad going")
     with (
-        connect(catalog_url, "owner") as owner,
-        connect(catalog_url, "worker") as worker,
+        session(catalog_url, "owner") as owner,
+        session(catalog_url, "worker") as worker,
         ThreadPoolExecutor(1) as threads,
     ):
         owner.execute("begin")
@@ -234,7 +234,7 @@ def test_a_policy_that_forbids_the_update_is_noticed(
     ):
         catalog.execute(text.encode())
 
-    with connect(make_conninfo(catalog_url, user=name), "test") as conn:
+    with session(make_conninfo(catalog_url, user=name), "test") as conn:
         book = Ledger(conn, TARGET)
         with pytest.raises(CatalogRefused, match=problem) as caught:
             book.record([Blob("other", 1), Blob("stubborn", 1)], [])
@@ -292,7 +292,7 @@ def test_two_sessions_record_the_same_blobs_in_any_order(
     start = threading.Barrier(2)
 
     def work(order: list[str]) -> None:
-        with connect(catalog_url, "test") as conn:
+        with session(catalog_url, "test") as conn:
             book = Ledger(conn, TARGET)
             start.wait()
             stored, failed = (order[::2], order[1::2]) if failing else (order, [])

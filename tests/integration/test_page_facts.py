@@ -64,7 +64,7 @@ def test_its_session_can_only_read(reader: Reader) -> None:
     reader.read("remote")
     assert reader._connection is not None
     with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
-        reader._connection.execute("delete from blobs")
+        reader._connection.execute("delete from public.blobs")
 
 
 def test_tables_that_nobody_made_are_named_and_the_rest_is_shown(

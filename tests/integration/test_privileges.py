@@ -12,7 +12,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from ntt_backup.catalog import privileges
-from ntt_backup.catalog.connection import Connection, connect
+from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.history import latest_runs
 from ntt_backup.catalog.ledger import Ledger, record_checks, requeue
 from ntt_backup.catalog.range_locks import Claims
@@ -23,7 +23,7 @@ from ntt_backup.catalog.stats import exact_totals
 from ntt_backup.errors import CatalogRefused, DumpFailed
 from ntt_backup.model import Blob, Failure, Reason
 from tests.integration.catalogs import assert_usable
-from tests.postgres import Postgres
+from tests.postgres import Postgres, session
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def name(role: Callable[[], str]) -> str:
 @pytest.fixture
 def conn(catalog: Connection, catalog_url: str, name: str) -> Iterator[Connection]:
     """A connection of that role to the catalog."""
-    with connect(make_conninfo(catalog_url, user=name), "test") as conn:
+    with session(make_conninfo(catalog_url, user=name), "test") as conn:
         yield conn
 
 
@@ -214,7 +214,7 @@ def pg_dump(postgres: Postgres, url: str) -> str:
 
 
 def require_dumpable(url: str) -> None:
-    with connect(url, "test") as conn:
+    with session(url, "test") as conn:
         privileges.require_dumpable(conn)
 
 

@@ -14,7 +14,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from ntt_backup.catalog import range_locks
-from ntt_backup.catalog.connection import Connection, connect
+from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.ledger import Ledger, requeue
 from ntt_backup.catalog.range_locks import Claims, holders, lock_class
 from ntt_backup.catalog.ranges import (
@@ -37,6 +37,7 @@ from tests.integration.catalogs import (
     add_hashes,
     allow_null,
 )
+from tests.postgres import session
 
 EVERYWHERE = range(256)
 
@@ -64,7 +65,7 @@ def entries_read(conn: Connection) -> int:
 
 @pytest.fixture
 def other(catalog_url: str) -> Iterator[Connection]:
-    with connect(catalog_url, "other") as conn:
+    with session(catalog_url, "other") as conn:
         yield conn
 
 
@@ -260,7 +261,7 @@ def test_what_is_under_way_is_not_claimed_again_as_part_of_its_range(
 def test_a_search_among_dead_rows_in_parts_of_others_has_pauses(
     catalog: Connection, catalog_url: str, crawling: Claims
 ) -> None:
-    with connect(catalog_url, "first") as first, connect(catalog_url, "second") as second:
+    with session(catalog_url, "first") as first, session(catalog_url, "second") as second:
         for conn, prefix in ((first, "ab"), (second, "cd")):
             add_prefixed(catalog, prefix, 1000)
             theirs = Claims(conn, "remote", [int(prefix, 16)])
@@ -377,7 +378,7 @@ def test_a_range_claimed_again_starts_at_its_beginning(catalog: Connection) -> N
 
 def test_locks_vanish_with_the_connection(catalog: Connection, catalog_url: str) -> None:
     add(catalog, "0a")
-    with connect(catalog_url, "victim") as conn:
+    with session(catalog_url, "victim") as conn:
         claims = Claims(conn, "remote", EVERYWHERE)
         claims.take(1)
         assert Claims(catalog, "remote", EVERYWHERE).take(1) == []
@@ -396,7 +397,7 @@ def test_holders_are_seen_by_any_role(
     Claims(other, "remote", EVERYWHERE).take(10)
 
     (first, second) = holders(catalog, "remote")
-    with connect(make_conninfo(catalog_url, user=role()), "stranger") as stranger:
+    with session(make_conninfo(catalog_url, user=role()), "stranger") as stranger:
         (seen, _) = holders(stranger, "remote")
 
     assert (first.index, second.index) == (10, 128)
@@ -445,9 +446,9 @@ def test_claimers_cover_everything_once_and_share_no_range(
     problems: list[str] = []
 
     def work(number: int) -> None:
-        with connect(catalog_url, f"worker {number}") as conn:
+        with session(catalog_url, f"worker {number}") as conn:
             claims = Claims(conn, "remote", claim_order(number, workers))
-            with connect(catalog_url, "ledger") as ledger_conn:
+            with session(catalog_url, "ledger") as ledger_conn:
                 ledger = Ledger(ledger_conn, "remote")
                 while (batch := claims.take(37)) or claims.searching:
                     with guard:

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ntt_backup.catalog.connection import Connection, connect
+from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.scan_state import (
     missing,
     register,
@@ -15,7 +15,7 @@ from ntt_backup.catalog.schema import init_db
 from ntt_backup.errors import CatalogRefused
 from ntt_backup.model import Blob
 from tests.integration.catalogs import add, rows, state
-from tests.postgres import TARGET
+from tests.postgres import TARGET, session
 
 
 def test_registering_adds_what_is_missing_and_leaves_the_rest(catalog: Connection) -> None:
@@ -35,8 +35,8 @@ def test_registering_adds_what_is_missing_and_leaves_the_rest(catalog: Connectio
 
 def test_registering_while_another_program_inserts(catalog: Connection, catalog_url: str) -> None:
     with (
-        connect(catalog_url, "other") as other,
-        connect(catalog_url, "scan") as scan,
+        session(catalog_url, "other") as other,
+        session(catalog_url, "scan") as scan,
         ThreadPoolExecutor(1) as threads,
     ):
         other.execute("begin")

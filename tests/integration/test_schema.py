@@ -9,6 +9,7 @@ import select
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 
 import psycopg
 import pytest
@@ -16,7 +17,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from ntt_backup.catalog import schema, schema_check
-from ntt_backup.catalog.connection import Connection, connect
+from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.range_locks import Claims
 from ntt_backup.catalog.schema import init_db
 from ntt_backup.catalog.schema_check import verify_schema
@@ -27,7 +28,7 @@ from ntt_backup.errors import CatalogRefused, CatalogUnavailable
 from ntt_backup.model import Blob, BlobRange
 from tests.integration.catalogs import FORMS, INDEX, LIVE, LIVE_COLUMNS, assert_usable
 from tests.patience import PATIENCE
-from tests.postgres import Postgres
+from tests.postgres import Postgres, session
 
 ON_NOTE = INDEX.replace("(blobid)", "(note)") + "remote_copied is not true"
 BY_PATTERN = INDEX.replace("(blobid)", "(blobid text_pattern_ops)") + "remote_copied is not true"
@@ -94,7 +95,7 @@ def execute_hint(conn: Connection, hint: str) -> None:
 
 
 def start_index_and_break_it_off(conn: Connection, url: str) -> None:
-    with connect(url, "test") as writer, writer.transaction():
+    with session(url, "test") as writer, writer.transaction():
         writer.execute("insert into blobs (blobid) values ('ab')")
         conn.execute("set lock_timeout = 50")
         with pytest.raises(psycopg.errors.LockNotAvailable):
@@ -217,7 +218,7 @@ def test_building_an_index_waits_for_old_transactions_while_writing_goes_on(
     catalog: Connection, catalog_url: str
 ) -> None:
     make(catalog, "drop index idx_blobs_remote_pending", "set lock_timeout = 2000")
-    with connect(catalog_url, "init-db") as conn, connect(catalog_url, "writer") as writer:
+    with session(catalog_url, "init-db") as conn, session(catalog_url, "writer") as writer:
         conn.execute("set lock_timeout = 20")
         build = threading.Thread(target=init_db, args=[conn, "remote"])
         with writer.transaction():
@@ -242,7 +243,7 @@ def test_an_index_that_another_session_builds_is_left_to_it(
 ) -> None:
     make(catalog, "drop index idx_blobs_remote_pending")
     create = "create index concurrently idx_blobs_remote_pending on blobs (blobid) where "
-    with connect(catalog_url, "dba") as dba, connect(catalog_url, "writer") as writer:
+    with session(catalog_url, "dba") as dba, session(catalog_url, "writer") as writer:
         build = threading.Thread(target=dba.execute, args=[sql.SQL(create + FORMS["is false"])])
         with writer.transaction():
             writer.execute("insert into blobs (blobid) values ('ab')")
@@ -299,7 +300,7 @@ def test_two_at_once_take_turns(database: Connection, database_url: str) -> None
     start = threading.Barrier(3)
 
     def prepare(_: int) -> None:
-        with connect(database_url, "init-db") as conn:
+        with session(database_url, "init-db") as conn:
             start.wait()
             init_db(conn, "remote", notify=True)
 
@@ -316,7 +317,7 @@ def test_a_lock_is_asked_for_again(
     monkeypatch.setattr(schema, "BRIEF_LOCK_MS", 50)
     make(database, LIVE)
     waits: list[str] = []
-    with connect(database_url, "a long report") as reader:
+    with session(database_url, "a long report") as reader:
         reader.execute("begin")
         reader.execute("select from blobs")
 
@@ -339,7 +340,7 @@ def test_a_lock_that_is_never_free_is_named(
     monkeypatch.setattr(schema, "LOCK_ATTEMPTS", 2)
     monkeypatch.setattr(schema, "_PAUSE_S", 0)
     make(database, LIVE)
-    with connect(database_url, "a long report") as reader, reader.transaction():
+    with session(database_url, "a long report") as reader, reader.transaction():
         reader.execute("select from blobs")
 
         with pytest.raises(CatalogUnavailable, match="a long report"):
@@ -358,7 +359,7 @@ def test_notify_wakes_the_daemon_for_writers_that_know_nothing_of_us(
     claims = Claims(catalog, "remote", range(256))
     claims.listen()
 
-    with connect(make_conninfo(catalog_url, user=writer), "another program") as conn:
+    with session(make_conninfo(catalog_url, user=writer), "another program") as conn:
         conn.execute("insert into blobs (blobid) values ('ab'), ('cd')")
 
     assert select.select([claims.fileno()], [], [], PATIENCE)[0]
@@ -453,7 +454,7 @@ def test_what_is_no_table_is_refused_and_mended(
         verify_schema(database, "remote")
 
     execute_hint(database, caught.value.hint)
-    with connect(database_url, "test") as conn:
+    with session(database_url, "test") as conn:
         init_db(conn, "remote")
         assert_usable(conn)
         forget_search_path(conn)
@@ -498,7 +499,7 @@ def test_policies_that_may_hide_rows_are_a_warning(
     grant: Callable[[Connection], None],
 ) -> None:
     make(catalog, "alter table blobs enable row level security")
-    with connect(make_conninfo(catalog_url, user=role()), "test") as conn:
+    with session(make_conninfo(catalog_url, user=role()), "test") as conn:
         grant(conn)
 
         (warning,) = verify_schema(conn, "remote")
@@ -550,7 +551,7 @@ def test_init_db_by_a_role_that_owns_nothing_says_all_at_once(
 ) -> None:
     make(database, LIVE)
     name = role()
-    with connect(make_conninfo(database_url, user=name), "test") as conn:
+    with session(make_conninfo(database_url, user=name), "test") as conn:
         with pytest.raises(CatalogRefused, match=f"not ready for {name}") as caught:
             init_db(conn, "remote", notify=True)
 
@@ -578,7 +579,7 @@ def test_init_db_does_what_it_may_and_leaves_the_rest(
         make(database, f"grant create on schema public to {name}")
     if owns != "the table":
         make(database, f"alter database {database.info.dbname} owner to {name}")
-    with connect(make_conninfo(database_url, user=name), "test") as conn:
+    with session(make_conninfo(database_url, user=name), "test") as conn:
         if owns != "both":
             with pytest.raises(CatalogRefused, match="not ready") as caught:
                 init_db(conn, "remote", notify=True)
@@ -606,7 +607,7 @@ def test_names_in_scripts_are_quoted(
     url = make_conninfo(database_url, dbname=database)
     parts = {"schema": sql.Identifier(odd), "owner": sql.Identifier(owner)}
     try:
-        with connect(url, "test") as conn:
+        with session(url, "test") as conn:
             for text in (
                 "create schema {schema} authorization {owner}",
                 "create table {schema}.blobs (blobid text)",
@@ -615,17 +616,18 @@ def test_names_in_scripts_are_quoted(
             ):
                 conn.execute(sql.SQL(text).format(**parts))
         as_operator = make_conninfo(url, user=operator)
-        with connect(as_operator, "test") as conn:
+        with session(as_operator, "test") as conn:
             plan = make_plan(conn, "remote", notify=True)
         for who, user in ((Who.DBA, "postgres"), (Who.OWNER, owner)):
             for _ in range(2):
                 done = postgres.psql(plan.script(who), make_conninfo(url, user=user))
                 assert done.returncode == 0, done.stderr
-        with connect(as_operator, "test") as conn:
+        with session(as_operator, "test") as conn:
             assert init_db(conn, "remote", notify=True) == []
             assert not make_plan(conn, "remote", notify=True).steps
-        with connect(url, "test") as conn:
-            conn.execute(sql.SQL("set search_path = {schema}").format(**parts))
+        path = "alter database {database} set search_path = {schema}"
+        postgres.execute(sql.SQL(path).format(database=sql.Identifier(database), **parts))
+        with session(url, "test") as conn:
             assert init_db(conn, "second") == [], "it quotes what it executes, too"
     finally:
         postgres.execute(rename.format(sql.Identifier(database), sql.Identifier(old)))
@@ -653,14 +655,14 @@ def test_a_table_that_the_search_path_does_not_find_is_left_as_it_is(
 
     grant(database)
 
-    with connect(database_url, "test") as conn:
+    with session(database_url, "test") as conn:
         assert init_db(conn, "remote") == []
         forget_search_path(conn)
 
 
-def finding(url: str, schema: str) -> Connection:
+def finding(url: str, schema: str) -> AbstractContextManager[Connection]:
     """A connection whose search path finds the tables of one schema only."""
-    return connect(make_conninfo(url, options=f"-c search_path={schema}"), "test")
+    return session(make_conninfo(url, options=f"-c search_path={schema}"), "test")
 
 
 @pytest.fixture
@@ -685,7 +687,7 @@ def test_a_second_table_in_the_same_database_is_refused(two_schemas: str) -> Non
 
         assert conn.execute("select array_agg(attname) from pg_attribute").fetchone() == before
         execute_hint(conn, caught.value.hint)
-    with connect(two_schemas, "test") as conn:
+    with session(two_schemas, "test") as conn:
         assert_usable(conn)
         forget_search_path(conn)
 

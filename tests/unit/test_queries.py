@@ -15,6 +15,7 @@ from ntt_backup.catalog.range_locks import lock_class
 PACKAGE = Path(__file__).parents[2] / "ntt_backup" / "catalog"
 PYTHON = "\n".join(file.read_text() for file in PACKAGE.glob("*.py"))
 _MANY = {
+    "begin_session",
     "mend_partitioned_index",
     "grant_reading",
     "create_own_tables",
@@ -46,6 +47,13 @@ def test_no_sql_outside_the_files() -> None:
     found = re.findall(r'execute\(\s*(?:f?"|sql\.SQL)', PYTHON)
 
     assert found == []
+
+
+def test_no_query_leaves_it_to_a_search_path_which_table_blobs_is() -> None:
+    bare = re.compile(r"\b(from|join|update|into|table|only) blobs\b|'blobs'::regclass")
+    texts = {name: re.sub("--.*", "", text) for name, text in load_all().items()}
+
+    assert [name for name, text in texts.items() if bare.search(text) and "mend_" not in name] == []
 
 
 def test_a_statement_says_its_name_and_quotes_identifiers() -> None:

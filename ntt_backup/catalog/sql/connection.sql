@@ -1,5 +1,22 @@
 -- Settings of the session, and what `init-db` asks of it.
 
+-- name: begin_session
+-- The first statement of each session: its search path, and the schema in which this finds the table
+-- blobs, else would create it. From then on all names are those of the server itself. Until then
+-- the path may lead anywhere, so each name has its schema; two statements in one message, since a
+-- pooler may refuse a search path at connecting.
+select
+    pg_catalog.current_setting('search_path'),
+    coalesce(
+        (
+            select n.nspname
+            from pg_catalog.pg_class c
+            join pg_catalog.pg_namespace n on n.oid operator(pg_catalog.=) c.relnamespace
+            where c.oid operator(pg_catalog.=) pg_catalog.to_regclass('blobs')
+        ), pg_catalog.current_schema()
+    );
+set search_path = pg_catalog, pg_temp;
+
 -- name: set_defaults
 -- What every session of ours starts with, as far as the server knows it. What the connection string
 -- sets (source `client`) is left alone.
@@ -31,8 +48,9 @@ select set_config(name, %(value)s, false)
 from pg_settings where name = 'idle_session_timeout' and source <> 'client';
 
 -- name: backend
--- The process of the server that answers in this transaction.
-select pg_backend_pid();
+-- The process of the server that answers in this transaction; also asked of sessions that keep their
+-- search path.
+select pg_catalog.pg_backend_pid();
 
 -- name: configure
 -- Sets a server setting for the session, or for the transaction only.

@@ -15,7 +15,7 @@
 -- failed in the last so many seconds. A merge of the two tables begins after it in both.
 select f.blobid, f.reason, f.detail, f.attempts, f.first_at, f.last_at, {known_at}
 from ntt_backup.failures f
-join blobs on blobs.blobid = f.blobid
+join {blobs} on blobs.blobid = f.blobid
 where f.target = %(target)s and {uncopied} and {copy_failed}
     and (%(reason)s::text is null or f.reason = %(reason)s)
     and (%(since)s::float8 is null or f.last_at >= now() - make_interval(secs => %(since)s::float8))
@@ -24,7 +24,7 @@ order by f.blobid limit %(limit)s;
 
 -- name: next_failed_unlisted
 -- The next failed blobs after one that are not in our list: another program marked them.
-select blobs.blobid from blobs
+select blobs.blobid from {blobs}
 where {uncopied} and {copy_failed} and (%(past)s::text is null or blobs.blobid > %(past)s)
     and not exists (
         select from ntt_backup.failures f
@@ -47,7 +47,7 @@ select count(*) from known;
 -- name: unknown_failed
 -- How many blobs on our list are failed, and nobody has said that it is known.
 select count(*) from ntt_backup.failures f
-join blobs on blobs.blobid = f.blobid
+join {blobs} on blobs.blobid = f.blobid
 where f.target = %(target)s and {uncopied} and {copy_failed}
     and (f.known_at is null or f.known_at < f.last_at);
 
@@ -58,10 +58,10 @@ where target = %(target)s and reason = %(reason)s and blobid = any(%(blobids)s::
 
 -- name: blobs_named
 -- The blob of exactly this name, else the first ones between two.
-(select blobid from blobs where blobid = %(name)s limit 1)
+(select blobid from {blobs} where blobid = %(name)s limit 1)
 union
 (
-    select blobid from blobs where blobid >= %(low)s and blobid <= %(high)s
+    select blobid from {blobs} where blobid >= %(low)s and blobid <= %(high)s
     order by blobid limit %(limit)s
 );
 
@@ -71,7 +71,7 @@ select target
 from (
     select regexp_replace(attname, '_(copied|last_checked|copy_failed)$', '') as target
     from pg_attribute
-    where attrelid = to_regclass('blobs') and attnum > 0 and not attisdropped
+    where attrelid = to_regclass({blobs_name}) and attnum > 0 and not attisdropped
         and attname ~ '._(copied|last_checked|copy_failed)$'
         and has_column_privilege(attrelid, attnum, 'select')
 ) as columns
@@ -81,7 +81,7 @@ group by target having count(*) = 3 order by target;
 -- What the ledger says of one blob, and why it failed.
 select {size}, {copied} is true, {copy_failed} is true, {last_checked}::timestamptz,
     f.reason, f.detail, f.attempts, f.first_at, f.last_at, {known_at}
-from blobs
+from {blobs}
 left join ntt_backup.failures f on f.target = %(target)s and f.blobid = blobs.blobid
 where blobs.blobid = %(blobid)s
 limit 1;

@@ -6,7 +6,7 @@
 select count(*), count(*) filter (where {last_checked} > now() - interval '7 days'),
     count(*) filter (where {last_checked} > now() - interval '30 days'),
     count(*) filter (where {last_checked} > now() - interval '90 days'), count({last_checked})
-from blobs tablesample system (%(percent)s) repeatable (1)
+from {blobs} tablesample system (%(percent)s) repeatable (1)
 where {copied};
 
 -- name: failure_examples

@@ -16,21 +16,21 @@
 -- name: lock_rows
 -- Locks the rows of the given blobids, in one order for all sessions, so that two of them cannot
 -- wait for each other. Returns their blobids: the others are gone.
-select blobid from blobs where blobid = any(%(blobids)s::text[])
+select blobid from {blobs} where blobid = any(%(blobids)s::text[])
 order by blobid for no key update;
 
 -- name: unlockable
 -- Rows that can be seen and yet were not locked: a policy lets nobody like us update them. Without
 -- policies a row that was not locked is one that was inserted since.
-select count(*), min(blobid) from blobs
-where blobid = any(%(blobids)s::text[]) and row_security_active('blobs');
+select count(*), min(blobid) from {blobs}
+where blobid = any(%(blobids)s::text[]) and row_security_active({blobs_name});
 
 -- name: mark_copied
 -- Records blobs as stored. Returns how many rows are marked now, whether the catalog lacks the size of
 -- any, and whether anything is on our list of failures. Few batches need the three statements below.
 -- The list is selected, because the planner estimates each element of a list that it can see.
 with marked as (
-    update blobs set {copied} = true, {last_checked} = now(), {copy_failed} = false
+    update {blobs} set {copied} = true, {last_checked} = now(), {copy_failed} = false
     where blobid = any((select %(blobids)s::text[])::text[])
     returning {copied} as done, size is null as unsized
 ), counted as {counted}
@@ -43,7 +43,7 @@ from marked;
 -- index a blobid may stand there twice: one row that is marked suffices.
 select unnest(%(blobids)s::text[])
 except
-select blobid from blobs where blobid = any(%(blobids)s::text[]) and {copied};
+select blobid from {blobs} where blobid = any(%(blobids)s::text[]) and {copied};
 
 -- name: forget_failures
 -- Forgets that blobs ever failed.
@@ -54,7 +54,7 @@ where target = %(target)s and blobid = any(%(blobids)s::text[]);
 -- Notes the sizes of blobs that have none in the catalog. One that the column cannot hold is left
 -- out.
 with marked as (
-    update blobs set size = stored.size
+    update {blobs} set size = stored.size
     from unnest(%(blobids)s::text[], %(sizes)s::bigint[]) as stored (blobid, size)
     where blobs.blobid = stored.blobid and blobs.size is null and stored.size <= {largest_size}
     returning blobs.blobid
@@ -65,9 +65,9 @@ select count(*) from marked;
 -- Takes locked rows out of what is pending, until they are requeued. Those that another session has
 -- copied meanwhile stay copied.
 with failing as (
-    select blobid from blobs where blobid = any(%(blobids)s::text[]) and {copied} is not true
+    select blobid from {blobs} where blobid = any(%(blobids)s::text[]) and {copied} is not true
 ), marked as (
-    update blobs set {copy_failed} = true where blobid in (select blobid from failing)
+    update {blobs} set {copy_failed} = true where blobid in (select blobid from failing)
     returning blobid, {copy_failed} as done
 ), counted as {counted}, unchanged as (
     select blobid from failing except select blobid from marked where done
@@ -81,7 +81,7 @@ select %(target)s, f.blobid, f.reason, f.detail
 from unnest(%(blobids)s::text[], %(reasons)s::text[], %(details)s::text[])
     as f (blobid, reason, detail)
 where f.blobid in (
-    select blobid from blobs where blobid = any(%(blobids)s::text[]) and {copied} is not true
+    select blobid from {blobs} where blobid = any(%(blobids)s::text[]) and {copied} is not true
 )
 order by f.blobid
 on conflict (target, blobid) do update
@@ -100,11 +100,11 @@ with listed as materialized (
         and reason <> all(%(checks)s::text[])
     order by blobid limit %(limit)s
 ), locked as materialized (
-    select blobid from blobs
+    select blobid from {blobs}
     where blobid in (select blobid from listed) and {copy_failed}
     order by blobid for no key update
 ), marked as (
-    update blobs set {copy_failed} = false
+    update {blobs} set {copy_failed} = false
     where blobid in (select blobid from locked)
     returning blobid, not {copy_failed} as done
 ), counted as {counted}, forgotten as (
@@ -121,13 +121,13 @@ from unchanged;
 -- Makes one batch of failed blobs pending again that are not in our list: another program marked
 -- them. Walks the index on from the blobid `past`. Returns the same.
 with locked as materialized (
-    select blobid from blobs
+    select blobid from {blobs}
     where {uncopied} and {copy_failed} and (%(past)s::text is null or blobid > %(past)s)
         and (%(blobids)s::text[] is null or blobid = any(%(blobids)s))
     order by blobid limit %(limit)s
     for no key update
 ), marked as (
-    update blobs set {copy_failed} = false
+    update {blobs} set {copy_failed} = false
     where blobid in (select blobid from locked)
     returning blobid, not {copy_failed} as done
 ), counted as {counted}, unchanged as (
@@ -140,7 +140,7 @@ from unchanged;
 -- name: mark_checked
 -- Remembers that blobs were found right.
 with marked as (
-    update blobs set {last_checked} = now() where blobid = any(%(blobids)s::text[]) and {copied}
+    update {blobs} set {last_checked} = now() where blobid = any(%(blobids)s::text[]) and {copied}
     returning blobid
 ), counted as {counted}
 select count(*) from marked;
@@ -149,10 +149,10 @@ select count(*) from marked;
 -- Blobs that the remote has not, or not right: pending again, with the reason, which is forgotten
 -- when they are copied. Those that are not copied any more are left as they are.
 with locked as materialized (
-    select blobid from blobs where blobid = any(%(blobids)s::text[]) and {copied}
+    select blobid from {blobs} where blobid = any(%(blobids)s::text[]) and {copied}
     order by blobid for no key update
 ), marked as (
-    update blobs set {copied} = false, {copy_failed} = false, {last_checked} = now()
+    update {blobs} set {copied} = false, {copy_failed} = false, {last_checked} = now()
     where blobid in (select blobid from locked)
     returning blobid, {copied} as still
 ), counted as {counted}, said as (

@@ -6,8 +6,8 @@ grant pg_read_all_data to {user};
 
 -- name: mend_large_objects
 -- Lets a role read the large objects of today; needs a superuser.
-do $$ declare one oid; begin for one in select oid from pg_largeobject_metadata loop
-execute format('grant select on large object %s to %I', one, {role}); end loop; end $$;
+do $$ declare one oid; begin for one in select oid from pg_catalog.pg_largeobject_metadata loop
+execute pg_catalog.format('grant select on large object %s to %I', one, {role}); end loop; end $$;
 
 -- name: mend_read_only
 -- Lets a role, or whoever uses a database, write.
@@ -23,11 +23,11 @@ alter role {user} bypassrls;
 
 -- name: mend_blobid_bytea
 -- Turns a binary id into the text we need. Rewrites the table under an exclusive lock.
-alter table blobs alter column blobid type text using encode(blobid, 'hex');
+alter table blobs alter column blobid type text using pg_catalog.encode(blobid, 'hex');
 
 -- name: mend_blobid_uuid
 -- Turns a uuid into its hex digits. Rewrites the table under an exclusive lock.
-alter table blobs alter column blobid type text using replace(blobid::text, '-', '');
+alter table blobs alter column blobid type text using pg_catalog.replace(blobid::text, '-', '');
 
 -- name: mend_blobid_other
 -- Turns an id of another type, such as char(64), into text. Rewrites the table under an exclusive

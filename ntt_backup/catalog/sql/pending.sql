@@ -42,8 +42,8 @@ select coalesce(sum(
     * (pg_relation_size(c.oid) / current_setting('block_size')::integer)
 ), 0)::bigint
 from pg_class c
-where c.oid = coalesce(%(table)s::oid, to_regclass('blobs')) or c.oid in (
-    select relid from pg_partition_tree(coalesce(%(table)s::oid, to_regclass('blobs'))) where isleaf
+where c.oid = coalesce(%(table)s::oid, to_regclass({blobs_name})) or c.oid in (
+    select relid from pg_partition_tree(coalesce(%(table)s::oid, to_regclass({blobs_name}))) where isleaf
 );
 
 -- name: indexes
@@ -60,5 +60,5 @@ join pg_class c on c.oid = i.indexrelid
 join pg_am am on am.oid = c.relam
 join pg_opclass opc on opc.oid = i.indclass[0]
 join pg_attribute a on a.attrelid = i.indrelid and a.attname = 'blobid'
-where i.indrelid = coalesce(%(table)s::oid, to_regclass('blobs'))
+where i.indrelid = coalesce(%(table)s::oid, to_regclass({blobs_name}))
 order by c.relname;

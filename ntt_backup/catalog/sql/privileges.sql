@@ -8,7 +8,7 @@ select wanted.kind, wanted.privilege, wanted.name
 from unnest(%(kinds)s::text[], %(privileges)s::text[], %(names)s::text[]) with ordinality
     as wanted (kind, privilege, name, nth)
 left join pg_class c on c.oid = case wanted.kind
-    when 'column' then coalesce(%(table)s::oid, to_regclass('blobs'))
+    when 'column' then coalesce(%(table)s::oid, to_regclass({blobs_name}))
     when 'table' then (
         select oid from pg_class
         where relnamespace = to_regnamespace('ntt_backup') and relname = wanted.name
@@ -58,7 +58,7 @@ select has_database_privilege({role}, current_database(), 'create'),
 select exists (
     select from regexp_split_to_table(
         coalesce(
-            case when {role} = current_user then current_setting('search_path') end,
+            case when {role} = current_user then %(search_path)s::text end,
             (
                 select substr(one, length('search_path=') + 1)
                 from pg_db_role_setting s cross join unnest(s.setconfig) as one

@@ -27,13 +27,13 @@ from (
     ) as r
     left join lateral (
         (
-            select 1 as one from blobs
+            select 1 as one from {blobs}
             where {pending} and blobid >= r.lo and blobid < r.hi and r.index <> all ({taken})
             order by blobid limit %(limit)s
         )
         union all
         (
-            select 1 from blobs
+            select 1 from {blobs}
             where {pending} and blobid >= r.lo and r.hi is null and r.index <> all ({taken})
             order by blobid limit %(limit)s
         )
@@ -100,13 +100,13 @@ from (
     ) as r
     left join lateral (
         (
-            select blobid, {size} as size from blobs
+            select blobid, {size} as size from {blobs}
             where {pending} and blobid >= r.lo and blobid < r.hi and blobid is distinct from r.past
             order by blobid limit %(limit)s
         )
         union all
         (
-            select blobid, {size} as size from blobs
+            select blobid, {size} as size from {blobs}
             where {pending} and blobid >= r.lo and r.hi is null and blobid is distinct from r.past
             order by blobid limit %(limit)s
         )

@@ -3,7 +3,7 @@
 -- name: missing
 -- Which of the given blobids the catalog lacks.
 select known.blobid from unnest(%(blobids)s::text[]) as known (blobid)
-where not exists (select from blobs where blobs.blobid = known.blobid);
+where not exists (select from {blobs} where blobs.blobid = known.blobid);
 
 -- name: create_found
 -- Where COPY puts the blobs that a scan found; empty again after each transaction.
@@ -18,9 +18,9 @@ copy ntt_backup_found (blobid, size) from stdin;
 -- Inserts what the catalog lacks. The first condition is for a table without a unique index, the
 -- second for a program that inserts the same at this moment. A size that the column cannot hold is
 -- left out.
-insert into blobs (blobid, size)
+insert into {blobs} (blobid, size)
 select blobid, max(case when size <= {largest_size} then size end) from ntt_backup_found as found
-where not exists (select from blobs where blobs.blobid = found.blobid)
+where not exists (select from {blobs} where blobs.blobid = found.blobid)
 group by blobid
 order by blobid
 on conflict do nothing;

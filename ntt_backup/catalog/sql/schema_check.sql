@@ -4,9 +4,9 @@
 -- The table that the search path finds, else all that it might be: oid, kind, schema,
 -- owner, the owner of its schema, whether the search path finds it.
 select c.oid, c.relkind::text, n.nspname, pg_get_userbyid(c.relowner),
-    pg_get_userbyid(n.nspowner), to_regclass('blobs') is not null
+    pg_get_userbyid(n.nspowner), to_regclass({blobs_name}) is not null
 from pg_class c join pg_namespace n on n.oid = c.relnamespace
-where case when to_regclass('blobs') is not null then c.oid = to_regclass('blobs')
+where case when to_regclass({blobs_name}) is not null then c.oid = to_regclass({blobs_name})
     else c.relname = 'blobs' and c.relkind in ('r', 'p') and exists (
         select from pg_attribute a
         where a.attrelid = c.oid and a.attname = 'blobid' and not a.attisdropped
@@ -42,19 +42,19 @@ where a.attrelid = %(table)s and a.attnum > 0 and not a.attisdropped;
         )
         else 9223372036854775807
     end::bigint
-    from pg_attribute where attrelid = to_regclass('blobs') and attname = 'size'
+    from pg_attribute where attrelid = to_regclass({blobs_name}) and attname = 'size'
 );
 
 -- name: row_security
 -- Whether policies decide which rows we see and change.
-select row_security_active('blobs');
+select row_security_active({blobs_name});
 
 -- name: blobid_unique
 -- Whether a valid unique index covers exactly blobid, for all rows.
 select exists (
     select from pg_index i
     join pg_attribute a on a.attrelid = i.indrelid and a.attname = 'blobid'
-    where i.indrelid = to_regclass('blobs') and i.indisunique and i.indisvalid
+    where i.indrelid = to_regclass({blobs_name}) and i.indisunique and i.indisvalid
         and i.indpred is null and i.indnkeyatts = 1 and i.indkey[0] = a.attnum
 );
 
@@ -84,12 +84,12 @@ select version, blobs_schema from ntt_backup.schema_version;
 select v.blobs_schema from ntt_backup.schema_version v
 join pg_namespace n on n.nspname = v.blobs_schema
 join pg_class c on c.relnamespace = n.oid and c.relname = 'blobs' and c.relkind in ('r', 'p')
-where c.oid is distinct from to_regclass('blobs');
+where c.oid is distinct from to_regclass({blobs_name});
 
 -- name: building
 -- Sessions that are building an index on the table at this moment.
 select p.pid from pg_stat_progress_create_index p
-join pg_locks l on l.pid = p.pid and l.relation = to_regclass('blobs')
+join pg_locks l on l.pid = p.pid and l.relation = to_regclass({blobs_name})
     and l.database = (select oid from pg_database where datname = current_database())
 where p.pid <> pg_backend_pid()
 group by p.pid;
@@ -98,6 +98,6 @@ group by p.pid;
 -- Sessions that hold a lock on the table: pid, application_name.
 select l.pid, coalesce(max(a.application_name), '')
 from pg_locks l left join pg_stat_activity a on a.pid = l.pid
-where l.relation = to_regclass('blobs') and l.granted and l.pid <> pg_backend_pid()
+where l.relation = to_regclass({blobs_name}) and l.granted and l.pid <> pg_backend_pid()
     and l.database = (select oid from pg_database where datname = current_database())
 group by l.pid order by l.pid;

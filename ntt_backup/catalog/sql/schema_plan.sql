@@ -8,8 +8,8 @@ select current_database(), pg_get_userbyid(d.datdba), pg_get_userbyid(n.nspowner
     coalesce(
         has_schema_privilege(n.oid, 'usage') and has_table_privilege(v.oid, 'select'), false
     ),
-    coalesce(current_schema(), 'public'),
-    coalesce(has_schema_privilege(current_schema(), 'create'), false),
+    coalesce(%(schema)s, 'public'),
+    coalesce(has_schema_privilege(to_regnamespace(quote_ident(%(schema)s))::oid, 'create'), false),
     current_user
 from pg_database d
 left join pg_namespace n on n.nspname = 'ntt_backup'
@@ -198,9 +198,10 @@ select
 
 -- name: create_notify
 -- The function that wakes the daemon.
-create or replace function ntt_backup.notify_blobs() returns trigger language plpgsql as $$
+create or replace function ntt_backup.notify_blobs() returns trigger language plpgsql
+set search_path = pg_catalog, pg_temp as $$
 begin
-    perform pg_notify('ntt_backup_blobs', '');
+    perform pg_catalog.pg_notify('ntt_backup_blobs', '');
     return null;
 end
 $$;
@@ -222,6 +223,11 @@ select {create}
 where not exists (
     select from pg_trigger where tgrelid = {table}::regclass and tgname = 'ntt_backup_notify'
 );
+
+-- name: set_search_path
+-- What comes after names all that is not the server's own with its schema, whatever path the session
+-- of a superuser has.
+set search_path = pg_catalog, pg_temp;
 
 -- name: brief_lock
 -- A change that cannot have its lock soon gives up, rather than have all others wait behind it.

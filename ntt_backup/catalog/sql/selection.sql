@@ -24,7 +24,7 @@
 -- server keeps the list itself, in its own temporary space: a check takes hours, and a transaction
 -- as long as that would keep vacuum from every table.
 declare ntt_backup_checks scroll cursor with hold for
-select blobid, {size} from blobs
+select blobid, {size} from {blobs}
 where {chosen} and blobid is not null and starts_with(blobid, %(prefix)s::text)
     and (
         %(older_than)s::float8 is null or {last_checked} is null
@@ -47,21 +47,21 @@ fetch forward {count} from ntt_backup_checks;
 
 -- name: rows_between
 -- All rows of a range of blobids, in no order: size, whether copied, whether failed.
-select blobid, {size}, {copied} is true, {copy_failed} is true from blobs
+select blobid, {size}, {copied} is true, {copy_failed} is true from {blobs}
 where blobid >= %(lo)s and (%(hi)s::text is null or blobid < %(hi)s::text);
 
 -- name: sample_from
 -- Blobs that follow a point in the space of blobids, in whatever state but failed. Blobids are
 -- hashes, so what follows any point is a fair sample of all.
-select blobid, {size} from blobs
+select blobid, {size} from {blobs}
 where blobid >= %(point)s and {copy_failed} is not true
 order by blobid
 limit %(limit)s;
 
 -- name: any_known
 -- One row, if there is any.
-select 1 from blobs limit 1;
+select 1 from {blobs} limit 1;
 
 -- name: any_copied
 -- One copied blob, if there is any, in no order: the first that is met.
-select 1 from blobs where {copied} limit 1;
+select 1 from {blobs} where {copied} limit 1;

@@ -21,15 +21,15 @@ select
         9223372036854775807
     )::bigint,
     count(*) filter (where {pending} and size is null),
-    (select count(*) from blobs where blobid is null)
-from blobs
+    (select count(*) from {blobs} where blobid is null)
+from {blobs}
 where blobid is not null;
 
 -- name: pending_total
 -- All pending blobs: how many, their known bytes, and how many lack a size.
 select count(*), least(coalesce(sum(greatest(size, 0)), 0), 9223372036854775807)::bigint,
     count(*) - count(size)
-from blobs where {pending} and blobid is not null;
+from {blobs} where {pending} and blobid is not null;
 
 -- name: pending_starts
 -- Of each given range the first pending blobs, at most `limit`: how many, the first, the last, their
@@ -40,13 +40,13 @@ select count(one.blobid), min(one.blobid), max(one.blobid),
 from unnest(%(los)s::text[], %(his)s::text[]) with ordinality as r (lo, hi, nth)
 left join lateral (
     (
-        select blobid, size from blobs
+        select blobid, size from {blobs}
         where {pending} and blobid >= r.lo and blobid < r.hi
         order by blobid limit %(limit)s
     )
     union all
     (
-        select blobid, size from blobs
+        select blobid, size from {blobs}
         where {pending} and blobid >= r.lo and r.hi is null
         order by blobid limit %(limit)s
     )
@@ -57,7 +57,7 @@ order by r.nth;
 -- name: pending_plan
 -- What the planner thinks how many blobs are pending. It scales what it knows to the table's size of
 -- this moment.
-explain (format json) select from blobs where {pending} and blobid is not null;
+explain (format json) select from {blobs} where {pending} and blobid is not null;
 
 -- name: size_statistics
 -- What ANALYZE last found about sizes: the average, and the share of rows without one. The largest
@@ -71,7 +71,7 @@ left join lateral (
 ) as bounds on true
 where (schemaname, tablename) = (
     select n.nspname, c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace
-    where c.oid = to_regclass('blobs')
+    where c.oid = to_regclass({blobs_name})
 ) and attname = 'size';
 
 -- name: uncopied_by_reason
@@ -80,7 +80,7 @@ where (schemaname, tablename) = (
 -- wrong by a check. Reads all that is not copied.
 select coalesce(f.reason, 'unknown'), {copy_failed} is true, count(*),
     least(coalesce(sum(greatest(size, 0)), 0), 9223372036854775807)::bigint
-from blobs
+from {blobs}
 left join ntt_backup.failures f on f.target = %(target)s and f.blobid = blobs.blobid
 where {uncopied} and blobs.blobid is not null and ({copy_failed} or f.reason is not null)
 group by 1, 2
@@ -91,7 +91,7 @@ order by 3 desc, 1;
 select f.reason, {copy_failed} is true, count(*),
     least(coalesce(sum(greatest(size, 0)), 0), 9223372036854775807)::bigint
 from ntt_backup.failures f
-join blobs on blobs.blobid = f.blobid
+join {blobs} on blobs.blobid = f.blobid
 where f.target = %(target)s and {uncopied}
 group by 1, 2
 order by 3 desc, 1;
@@ -105,7 +105,7 @@ order by 3 desc, 1;
 
 -- name: without_blobid
 -- Rows that are never sent.
-select count(*) from blobs where blobid is null;
+select count(*) from {blobs} where blobid is null;
 
 -- name: stored_packs
 -- The packs of a bucket: how many, and their bytes.
@@ -114,16 +114,16 @@ select count(*), coalesce(sum(size), 0)::bigint from ntt_backup.packs where targ
 -- name: large_copied
 -- The copied blobs that are objects of their own, being so large: how many, and their bytes.
 select count(*), least(coalesce(sum(size), 0), 9223372036854775807)::bigint
-from blobs where {copied} and size >= %(least)s;
+from {blobs} where {copied} and size >= %(least)s;
 
 -- name: all_rows
 -- How many rows the table has, as vacuum last knew: dead rows do not count. Null before that.
 select case when reltuples > 0 then reltuples end::bigint from pg_class
-where oid = to_regclass('blobs');
+where oid = to_regclass({blobs_name});
 
 -- name: all_rows_plan
 -- What the planner thinks.
-explain (format json) select from blobs;
+explain (format json) select from {blobs};
 
 -- name: copied_by_runs
 -- What the target's runs have copied so far: blobs, bytes.
