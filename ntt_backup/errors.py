@@ -140,6 +140,12 @@ class CatalogUnavailable(CatalogError):
     retryable = True
 
 
+class SessionExpired(CatalogUnavailable):
+    """The catalog's server ended a session in which nothing was said for too long: this process was
+    stopped or the host slept. A new session can be opened at once.
+    """
+
+
 class CatalogRefused(CatalogError):
     """The catalog answered, and said no: schema, privilege, type. Waiting does not help."""
 

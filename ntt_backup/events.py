@@ -331,13 +331,14 @@ class Outage(WorkerEvent):
 
 
 class OutageEnd(WorkerEvent):
-    """A side that was away has answered again. One for each worker that had reported it; the end of
-    the worker or the run ends an outage, too.
+    """A side that was away has answered again: the first success of any worker, or of the dump or a
+    snapshot, ends the outage for all. The end of the run, or of all workers that had reported the
+    outage, ends it, too.
     """
 
     always = False
     what: Side
-    duration_s: Annotated[Amount, doc("seconds since it was first missed")]
+    duration_s: Annotated[Amount, doc("seconds from the first failure to the first answer")]
 
     def _text(self) -> str:
         _, back = _AWAY_AND_BACK[self.what]

@@ -146,6 +146,21 @@ def open_untouched(path: str, flags: int, directory: int | None = None) -> int:
     return os.open(path, flags, dir_fd=directory)
 
 
+def names_in(directory: int) -> list[str]:
+    """Returns the names in a directory as they are now. Raises OSError; see `opened_anew`."""
+    with closing(opened_anew(directory)) as now:
+        return os.listdir(now)
+
+
+def opened_anew(directory: int) -> int:
+    """Returns another descriptor of a directory, for the caller to close, by which it is listed.
+
+    A descriptor that was opened, or has listed, before a name was made may not list that name:
+    neither btrfs nor sshfs do.
+    """
+    return open_untouched(".", DIRECTORY, directory)
+
+
 def make_directory(parent: int, name: str, mode: int) -> None:
     """Makes a directory where it is missing. Raises OSError."""
     with contextlib.suppress(FileExistsError):

@@ -13,7 +13,13 @@ import stat
 import time
 from collections.abc import Callable
 
-from ntt_backup.blobdir.open import Misplaced, closing, make_directory, open_below
+from ntt_backup.blobdir.open import (
+    Misplaced,
+    closing,
+    make_directory,
+    names_in,
+    open_below,
+)
 from ntt_backup.blobdir.partial import PARTIAL, lock_file, lock_new, remove_useless
 from ntt_backup.blobdir.syscalls import DIRECTORY
 
@@ -132,7 +138,7 @@ class Staging:
         self.incoming, self.stage, self._lock, self._name = incoming, stage, lock, name
 
     def _remove_leftovers(self, owner: str, run: str, slot: str) -> None:
-        for name in os.listdir(self.incoming):
+        for name in names_in(self.incoming):
             parts = name.split(".")
             if name == self._name or len(parts) != 4 or parts[0] != owner:
                 continue
@@ -143,7 +149,7 @@ class Staging:
                     # A worker has one session at a time, so the client of that one is gone: its
                     # link died in silence. Without the name of its lock it ends.
                     self._supersede(name)
-        for name in os.listdir(self._root):
+        for name in names_in(self._root):
             if name.startswith(f"{_SCRATCH}{owner}.") and self._is_old_directory(name):
                 remove_tree(self._root, name, self._alive)
 

@@ -9,7 +9,7 @@ import os
 from collections.abc import Generator, Iterator
 
 from ntt_backup.blobdir.layout import Stray, StrayKind, is_blobid, is_prefix, stray
-from ntt_backup.blobdir.open import BlobDirectory
+from ntt_backup.blobdir.open import BlobDirectory, closing, opened_anew
 
 
 class Tree(BlobDirectory):
@@ -34,7 +34,7 @@ class Tree(BlobDirectory):
         among them.
         """
         try:
-            with os.scandir(self.directory(parent)) as listing:
+            with closing(opened_anew(self.directory(parent))) as fd, os.scandir(fd) as listing:
                 for entry in listing:
                     if is_prefix(entry.name) and entry.is_dir(follow_symlinks=False):
                         yield f"{parent}/{entry.name}" if parent else entry.name
@@ -49,7 +49,7 @@ class Tree(BlobDirectory):
         """Yields the blobids in "aa/bb" in no order, and the strays among them."""
         prefix = directory.replace("/", "")
         try:
-            with os.scandir(self.directory(directory)) as listing:
+            with closing(opened_anew(self.directory(directory))) as fd, os.scandir(fd) as listing:
                 for entry in listing:
                     name = entry.name
                     if (

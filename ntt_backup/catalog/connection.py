@@ -18,7 +18,13 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from ntt_backup.catalog.queries import statement
-from ntt_backup.errors import CatalogError, CatalogRefused, CatalogUnavailable, ConfigError
+from ntt_backup.errors import (
+    CatalogError,
+    CatalogRefused,
+    CatalogUnavailable,
+    ConfigError,
+    SessionExpired,
+)
 
 # What the driver logs it raises as well; without a handler Python would print it over the screen.
 logging.getLogger("psycopg").addHandler(logging.NullHandler())
@@ -38,6 +44,8 @@ _BORROWINGS = 5
 
 _TRANSIENT_CLASSES = frozenset({"08", "40", "53", "55", "57", "58"})
 _TRANSIENT_STATES = frozenset({"25006", "25P03"})
+# What ended was an idle session, or one that was idle within a transaction.
+_EXPIRED_STATES = frozenset({"57P05", "25P03"})
 _NOT_LET_IN = re.compile(
     r"authentication failed|no password supplied|no pg_hba\.conf entry|rejects connection"
     r"|role \".*\" does not exist|database \".*\" does not exist|is not permitted to log in"
@@ -223,7 +231,8 @@ def _translate(error: psycopg.Error, doing: str) -> CatalogError:
     said = error.diag.message_primary or str(error).removeprefix("connection is bad: ")
     detail = " ".join(said.split())[:_DETAIL_LENGTH]
     if _is_transient(error):
-        return CatalogUnavailable(
+        expired = error.sqlstate in _EXPIRED_STATES
+        return (SessionExpired if expired else CatalogUnavailable)(
             f"the catalog is not available to {doing}",
             detail=detail,
             hint=_HINTS.get(error.sqlstate or "", _AWAY_HINT),

@@ -24,6 +24,7 @@ from ntt_backup.client.backoff import Backoff
 from ntt_backup.config import Settings
 from ntt_backup.daemon.control.run_control import RunControl
 from ntt_backup.daemon.event_log import EventLog, FailedBlobs
+from ntt_backup.daemon.open_outages import OpenOutages
 from ntt_backup.daemon.progress import Progress, ProgressEvents
 from ntt_backup.daemon.reload import Reload
 from ntt_backup.daemon.run_state import Listener, Listeners, RunState
@@ -32,9 +33,11 @@ from ntt_backup.daemon.systemd import WATCHDOG_SECONDS, Systemd
 from ntt_backup.daemon.workers.pool import WorkerPool
 from ntt_backup.daemon.workers.probe import WorkerLost, WorkerProbe
 from ntt_backup.daemon.workers.supervisor import SupervisedWorker
+from ntt_backup.dump.events import DumpSkipped, DumpStart
 from ntt_backup.errors import BackupError, SourceError, Stopped
-from ntt_backup.process.messages import Drained, Fatal, Message, Tick, WorkerDied
+from ntt_backup.process.messages import Answered, Drained, Fatal, Message, Tick, WorkerDied
 from ntt_backup.process.pid_lock import pid_lock
+from ntt_backup.snapshot.events import SnapshotComplete, SnapshotStart
 from ntt_backup.upload.outages import Outages
 
 if TYPE_CHECKING:
@@ -99,7 +102,8 @@ class _Run:
         from ntt_backup.daemon.run_history import RunHistory
 
         self._history = RunHistory(settings, run_id)
-        self._jobs = run_jobs.jobs_of(settings).under(self._workers.limit)
+        self._jobs = run_jobs.jobs_of(settings, watch=watch).under(self._workers.limit)
+        self._outages = OpenOutages()
         self._error: BackupError | None = None
         self._asked_to_stop = False
         self._killed = False
@@ -259,12 +263,12 @@ class _Run:
         """Does a side job while no worker works; a stop ends that, a failure is only an event."""
         job = self._jobs[name]
         job.start_if_due(time.monotonic())
-        self._emit(*job.hear(time.monotonic()))
+        self._hear_jobs()
         if job.running:
             self._systemd.status(status)
         while job.running and not self._inbox.stops:
             self._wait(job.fds, _REFRESH_SECONDS)
-            self._emit(*self._jobs.hear(time.monotonic()))
+            self._hear_jobs()
             self._refresh()
 
     # --- the loop ---------------------------------------------------------------------------------
@@ -276,10 +280,10 @@ class _Run:
                 if worker.due is not None and worker.due <= now:
                     self._start(worker, now)
             if self._watch and not self._asked_to_stop and not self._control.paused:
-                self._jobs.start_due(now)
+                self._jobs.start_due(now, self._missed_by_workers)
             fds = [self._inbox.fd, *(fd for worker in self._workers for fd in worker.fds)]
             ready = self._control.wait([*fds, *self._jobs.fds], _REFRESH_SECONDS)
-            self._emit(*self._jobs.hear(time.monotonic()))
+            self._hear_jobs()
             for worker in self._workers:
                 if not ready.isdisjoint(worker.fds):
                     self._receive(worker, worker.hear())
@@ -308,8 +312,54 @@ class _Run:
                     self._workers.stop()
                 case events.BlobFailed() if not self._failed_blobs.has_a_line(message):
                     continue
+                case events.OutageEnd():
+                    self._answered(message.what, worker.worker)
+                    continue
+                case Answered(settled=False):
+                    self._connected(message.what)
+                case Answered():
+                    self._answered(message.what, worker.worker)
+                case events.BatchComplete():
+                    self._answered("catalog", worker.worker)
             if isinstance(message, events.Event):
                 self._emit(message)
+
+    def _hear_jobs(self) -> None:
+        """Tells what the side jobs say. What they begin shows that what they need has answered."""
+        for job in self._jobs.values():
+            for event in job.hear(time.monotonic()):
+                if isinstance(event, DumpStart | DumpSkipped | SnapshotStart | SnapshotComplete):
+                    for side in job.needs:
+                        self._answered(side, None)
+                self._emit(event)
+
+    # --- outages ----------------------------------------------------------------------------------
+
+    @property
+    def _missed_by_workers(self) -> set[str]:
+        """Returns the sides for which workers wait. What only a side job misses it tries itself."""
+        return {one.event.what for one in self._outages.all if one.event.worker is not None}
+
+    def _connected(self, side: str) -> None:
+        """Notes that a side accepts connections again: nobody waits for it any longer."""
+        now = time.monotonic()
+        self._control.connect(side)
+        if self._outages.connect(side, now):
+            self._wake(self._outages.waiting(side), side)
+
+    def _answered(self, side: str, worker: int | None) -> None:
+        """Ends the outage of a side, where it has one, for all that wait for it."""
+        lasted = self._outages.lasted(side, time.monotonic())
+        if lasted is not None:
+            waiting = self._outages.waiting(side)
+            self._emit(events.OutageEnd(worker=worker, what=side, duration_s=lasted))
+            self._wake(waiting, side)
+
+    def _wake(self, waiting: Collection[int | None], side: str) -> None:
+        for worker in self._workers:
+            if worker.worker in waiting and worker.running:
+                worker.hurry()
+        self._jobs.answer(side)
 
     def _died(self, worker: SupervisedWorker, death: WorkerDied, now: float) -> None:
         if self._asked_to_stop:
@@ -395,4 +445,5 @@ class _Run:
 
     def _emit(self, *told: events.Event) -> None:
         for event in told:
+            self._outages.take(event, time.monotonic())
             self._listeners.event(event)

@@ -10,18 +10,21 @@ that is a warning as long as nobody relies on dumps: none was ever made for this
 
 The sets that have `every` are taken after the blobs, or while the run watches. What does either is
 loaded by the process that does it: no blob waits for that.
+
+A run that watches waits for a remote or a catalog that is unreachable with this work as with blobs:
+the outage is told, and no failure.
 """
 
 from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Final
 
+from ntt_backup.client.backoff import Backoff
 from ntt_backup.config import Settings
-from ntt_backup.daemon.side_job import RETRY_SECONDS, SideJob, SideJobs, tell
+from ntt_backup.daemon.side_job import MOST_RETRY_SECONDS, SideJob, SideJobs, tell
 from ntt_backup.dump.events import DumpFailed, DumpRecovered
-from ntt_backup.errors import BackupError, DumpImpossible
+from ntt_backup.errors import BackupError, CatalogUnavailable, DumpImpossible
 from ntt_backup.events import Event, Warning
 from ntt_backup.process.messages import JobOver
 from ntt_backup.snapshot.events import (
@@ -31,37 +34,42 @@ from ntt_backup.snapshot.events import (
     SnapshotStart,
 )
 
-_SNAPSHOT_RETRY_SECONDS: Final = 60.0
 
-
-def jobs_of(settings: Settings) -> SideJobs:
-    """Returns the side jobs of a run with these settings."""
-    return SideJobs(dump=dump_job(settings), snapshot=_snapshot_job(settings))
+def jobs_of(settings: Settings, *, watch: bool) -> SideJobs:
+    """Returns the side jobs of a run with these settings. watch: the run waits for outages."""
+    backoff = Backoff.of(settings.run) if watch else None
+    return SideJobs(dump=dump_job(settings, backoff), snapshot=_snapshot_job(settings, backoff))
 
 
 def adopt(jobs: SideJobs, settings: Settings) -> None:
     """Lets the jobs of a run go on with other settings."""
-    for name, job in jobs_of(settings).items():
+    for name, job in jobs_of(settings, watch=True).items():
         # Of a snapshot it is known when it is due; a dump would be made at once.
         jobs[name].become(job, look=name == "snapshot")
 
 
-def dump_job(settings: Settings) -> SideJob:
-    """Returns the dumps of a run."""
+def dump_job(settings: Settings, backoff: Backoff | None = None) -> SideJob:
+    """Returns the dumps of a run. backoff: see `SideJob`."""
     wanted = settings.dump
     every = None if settings.run.skip_pgdump else min(wanted.interval, wanted.max_age or math.inf)
     return SideJob(
-        partial(_dump, settings), "ntt-dump", every=every, died=_dump_died, well=DumpRecovered
+        partial(_dump, settings),
+        "ntt-dump",
+        every=every,
+        died=_dump_died,
+        well=DumpRecovered,
+        needs=frozenset({"remote", "catalog"}),
+        backoff=backoff,
     )
 
 
-def _dump(settings: Settings) -> JobOver:
-    """Makes a dump if one is due."""
+def _dump(settings: Settings, patient: bool) -> JobOver:
+    """Makes a dump if one is due. patient: an outage is waited for, and no failure."""
     from ntt_backup.dump.job import dump
     from ntt_backup.dump.rehearsal import relied_on
 
     try:
-        tells = dump(settings, tell)
+        tells = dump(settings, tell, patient=patient)
     except DumpImpossible as error:
         if not relied_on(settings):
             text = f"no dump of the catalog is made: {error}; {error.hint}; or set run.skip_pgdump"
@@ -69,9 +77,12 @@ def _dump(settings: Settings) -> JobOver:
             return JobOver(failed=False)
         tell(DumpFailed(**error.fields))
     except BackupError as error:
+        if patient and error.retryable:
+            what = "catalog" if isinstance(error, CatalogUnavailable) else "remote"
+            return JobOver(failed=False, away=what, reason=error.message, detail=error.detail)
         tell(DumpFailed(**error.fields))
     else:
-        soon = min(RETRY_SECONDS, settings.dump.interval)
+        soon = min(MOST_RETRY_SECONDS, settings.dump.interval)
         return JobOver(failed=False, again_s=None if tells else soon)
     return JobOver(failed=True)
 
@@ -81,21 +92,22 @@ def _dump_died(pid: int, detail: str, _last: Event | None) -> Event:
     return DumpFailed(pid=pid, exit_code=1, message=message, detail=detail, hint="")
 
 
-def _snapshot_job(settings: Settings) -> SideJob:
+def _snapshot_job(settings: Settings, backoff: Backoff | None) -> SideJob:
     return SideJob(
         partial(_take, settings),
         "ntt-snapshot",
         every=min(settings.scheduled.values(), default=None),
         died=partial(_take_died, settings),
         well=SnapshotsRecovered,
-        retry=_SNAPSHOT_RETRY_SECONDS,
+        needs=frozenset({"remote"}),
+        backoff=backoff,
     )
 
 
-def _take(settings: Settings) -> JobOver:
+def _take(settings: Settings, patient: bool) -> JobOver:
     from ntt_backup.snapshot.schedule import take_due
 
-    return take_due(settings, tell)
+    return take_due(settings, tell, patient=patient)
 
 
 def _take_died(settings: Settings, pid: int, detail: str, last: Event | None) -> Event:

@@ -9,29 +9,35 @@ from __future__ import annotations
 
 import math
 import os
+import random
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import Final
 
+from ntt_backup.client.backoff import Backoff
 from ntt_backup.client.throttle import Limit, Pace, join
 from ntt_backup.daemon.child import EventChild
-from ntt_backup.events import Event, Warning
+from ntt_backup.events import Event, Outage, Warning
 from ntt_backup.process.fork import Fork
 from ntt_backup.process.messages import JobOver, Message
 from ntt_backup.process.pipeline import Child
 
-RETRY_SECONDS: Final = 3600.0
+RETRY_SECONDS: Final = 60.0
+MOST_RETRY_SECONDS: Final = 3600.0
+# So often in a row work that had begun may be broken by an outage before that is a failure.
+MOST_BROKEN: Final = 5
 # A dump says nothing while its bytes travel.
 _QUIET_SECONDS: Final = 86400.0
 _STDOUT: Final = 1
 
-Body = Callable[[], JobOver]
+# Whether an outage is to be waited for, and is no failure -> how the work ended
+Body = Callable[[bool], JobOver]
 # PID, the end of stderr, the last event but for warnings -> what happened
 Died = Callable[[int, str, Event | None], Event]
 
 
-def fork(body: Body, name: str, pace: Pace | None = None) -> Child:
+def fork(body: Callable[[], JobOver], name: str, pace: Pace | None = None) -> Child:
     """Returns a process that does the work, and sends at this pace. Raises OSError where that
     cannot be.
     """
@@ -44,8 +50,11 @@ class SideJob:
     body: does it, and says what happens by `tell`. name: of the process. every: seconds from one
     start to the next, where the work does not say when; None: it is never done. died: makes the
     event of a process that ended without a word. well: makes the event of one that has not failed,
-    or is not to be done any more, after an error was told. retry: seconds from a failure to the
-    next start; each failure that follows doubles them, to an hour at most.
+    or is not to be done any more, after an error was told. A failure is followed by the next start
+    after a minute; each failure that follows doubles that, to an hour at most. needs: the sides
+    without which the work cannot be done. backoff: how long an outage of one of them is waited for
+    before the next try; None: an outage is a failure. away: the side for which the work waits,
+    or "".
     """
 
     def __init__(
@@ -56,17 +65,22 @@ class SideJob:
         every: float | None,
         died: Died,
         well: Callable[[], Event] | None = None,
-        retry: float = RETRY_SECONDS,
+        needs: frozenset[str] = frozenset(),
+        backoff: Backoff | None = None,
     ) -> None:
         self.failed = False
+        self.away = ""
+        self.needs = needs
         self.pace: Pace | None = None
         self._body = body
         self._name = name
         self._every = every or math.inf
         self._died = died
         self._well = well
-        self._retry = retry
+        self._backoff = backoff
         self._failures = 0
+        # Tries in a row that met an outage, and how many of them had begun to work.
+        self._waits = self._broken = 0
         self._child: EventChild | None = None
         self._over: JobOver | None = None
         self._last: Event | None = None
@@ -95,15 +109,18 @@ class SideJob:
         """Returns the descriptors that become readable when the process says something or ends."""
         return [] if self._child is None else self._child.fds
 
-    def start_if_due(self, now: float) -> None:
-        """Starts a process, if it is time to. now: monotonic seconds."""
-        if now < self._next or self._child is not None:
+    def start_if_due(self, now: float, away: Collection[str] = ()) -> None:
+        """Starts a process, if it is time to, and no side that the work needs is known to be
+        unreachable. now: monotonic seconds. away: the sides that are unreachable.
+        """
+        if now < self._next or self._child is not None or not self.needs.isdisjoint(away):
             return
         self._next = self._planned = now + self._every
         self._heard = now
         self._over = self._last = None
         try:
-            self._child = EventChild(fork(self._body, self._name, self.pace))
+            patient = self._backoff is not None and self._broken < MOST_BROKEN
+            self._child = EventChild(fork(partial(self._body, patient), self._name, self.pace))
         except OSError as error:  # short of memory: the next look may find more
             self.failed = True
             self._unsaid.append(self._died(os.getpid(), error.strerror or str(error), None))
@@ -148,6 +165,11 @@ class SideJob:
             return
         child.reap()
         self._child = None
+        if self._over is not None and self._over.away and self._backoff is not None:
+            yield self._wait_for(self._over, self._backoff, now)
+            return
+        self.away = ""
+        self._waits = 0
         self.failed = self._over is None or self._over.failed
         if self._over is None:
             yield self._died(child.pid, child.detail, self._last)
@@ -157,7 +179,23 @@ class SideJob:
         if self.failed:
             self._try_again(now)
         else:
-            self._failures = 0
+            self._failures = self._broken = 0
+
+    def _wait_for(self, over: JobOver, backoff: Backoff, now: float) -> Outage:
+        """Notes that the work waits for a side; returns the event that says so."""
+        self.away = over.away
+        self._waits += 1
+        self._broken += self._last is not None
+        wait = backoff.wait(self._waits, random.random)
+        self._start_within(wait, now)
+        return Outage(
+            what=over.away, reason=over.reason, detail=over.detail, attempt=self._waits, wait_s=wait
+        )
+
+    def answer(self, what: str) -> None:
+        """Has the work tried again with the next look where it waits for a side that answers."""
+        if self.away == what:
+            self.hurry()
 
     def hurry(self) -> None:
         """Has it started with the next look, where it is done at all; it finds what is due."""
@@ -172,10 +210,13 @@ class SideJob:
             child.reap()
 
     def _try_again(self, now: float) -> None:
-        wait = min(self._retry * 2.0 ** min(self._failures, 30), RETRY_SECONDS)
+        wait = min(RETRY_SECONDS * 2.0 ** min(self._failures, 30), MOST_RETRY_SECONDS)
         self._failures += 1
+        self._start_within(wait, now)
+
+    def _start_within(self, seconds: float, now: float) -> None:
         if self._every < math.inf:  # Else it was switched off meanwhile.
-            self._next = min(self._next, now + wait)
+            self._next = min(self._next, now + seconds)
 
 
 class SideJobs(dict[str, SideJob]):
@@ -201,10 +242,15 @@ class SideJobs(dict[str, SideJob]):
         """Returns whether any is at work. now: monotonic seconds."""
         return any(job.alive(now) for job in self.values())
 
-    def start_due(self, now: float) -> None:
-        """Starts those that are due. now: monotonic seconds."""
+    def start_due(self, now: float, away: Collection[str]) -> None:
+        """Starts those that are due. now, away: see `SideJob.start_if_due`."""
         for job in self.values():
-            job.start_if_due(now)
+            job.start_if_due(now, away)
+
+    def answer(self, what: str) -> None:
+        """Has those tried again with the next look that wait for a side that answers."""
+        for job in self.values():
+            job.answer(what)
 
     def hear(self, now: float) -> Iterator[Event]:
         """Yields the events of all."""
@@ -227,7 +273,7 @@ def tell(message: Message) -> None:
     message.write(_STDOUT)
 
 
-def _work(body: Body, pace: Pace | None) -> int:
+def _work(body: Callable[[], JobOver], pace: Pace | None) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if pace is not None:
         join(pace)

@@ -50,7 +50,14 @@ _BLOBS: Final = re.compile(rb"^\d+; \d+ \d+ TABLE DATA \S+ blobs ", re.MULTILINE
 Emit = Callable[[events.Event], None]
 
 
-def dump(settings: RemoteConfig, emit: Emit, *, force: bool = False, whole: bool = False) -> bool:
+def dump(
+    settings: RemoteConfig,
+    emit: Emit,
+    *,
+    force: bool = False,
+    whole: bool = False,
+    patient: bool = False,
+) -> bool:
     """Makes a dump if it is time to, and not where the last one is as good as a new one.
 
     Args:
@@ -58,6 +65,7 @@ def dump(settings: RemoteConfig, emit: Emit, *, force: bool = False, whole: bool
         emit: takes each event.
         force: make a dump whether or not anything has changed.
         whole: make a dump, and not as an increment.
+        patient: the caller tries again after an outage, which is not noted for `status`.
 
     Returns:
         Whether the newest dump has a blob that was copied. One that has none does not tell what a
@@ -71,7 +79,8 @@ def dump(settings: RemoteConfig, emit: Emit, *, force: bool = False, whole: bool
     try:
         return job.run(force=force or whole, whole=whole)
     except BackupError as error:
-        job.note("", None, str(error))
+        if not (patient and error.retryable):
+            job.note("", None, str(error))
         raise
 
 

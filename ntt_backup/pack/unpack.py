@@ -19,7 +19,7 @@ from typing import Final
 
 from blake3 import blake3
 
-from ntt_backup.blobdir.open import BlobDirectory, NotAFile, closing, open_below
+from ntt_backup.blobdir.open import BlobDirectory, NotAFile, closing, names_in, open_below
 from ntt_backup.blobdir.publish import Publisher
 from ntt_backup.blobdir.staging import remove_tree, write_all
 from ntt_backup.pack.format import RAW, Entry, PackError
@@ -136,11 +136,11 @@ class Unpacker:
         device = os.fstat(self._root).st_dev
         publisher = Publisher(self._root, device, may_replace=True)
         try:
-            for above in sorted(os.listdir(self._stage)):
+            for above in sorted(names_in(self._stage)):
                 if publisher.move(bytes.fromhex(above), self._stage, above):
                     continue
                 with closing(open_below(self._stage, above)) as fd:
-                    for below in os.listdir(fd):
+                    for below in names_in(fd):
                         if not publisher.move(bytes.fromhex(above + below), fd, below):
                             refused += _publish_files(publisher, fd, below)
                 remove_tree(self._stage, above)
@@ -211,7 +211,7 @@ class _Existing:
 
     def _look(self, above: str) -> set[str]:
         try:
-            return set(os.listdir(self._blobs.directory(above)))
+            return set(names_in(self._blobs.directory(above)))
         except OSError:  # Publishing will meet it too, and tell.
             return set()
 
@@ -225,7 +225,7 @@ class _Existing:
 def _publish_files(publisher: Publisher, above: int, below: str) -> list[tuple[bytes, str]]:
     refused = []
     with closing(open_below(above, below)) as fd:
-        for name in os.listdir(fd):
+        for name in names_in(fd):
             taken = publisher.publish(bytes.fromhex(name), fd, name.encode())
             if taken is not None and taken[0] == REFUSED:
                 refused.append((bytes.fromhex(name), taken[1]))

@@ -136,6 +136,15 @@ class BatchStart(Message):
     bytes: int
 
 
+class Answered(Message):
+    """A side answered a worker. what: the side, as in `events.Outage`. settled: work was done;
+    otherwise the side only accepted a connection.
+    """
+
+    what: str
+    settled: bool
+
+
 class Drained(Message):
     """A worker has seen the catalog without a pending blob."""
 
@@ -193,8 +202,13 @@ class WorkerDied(Message):
 
 class JobOver(Message):
     """A process beside the workers is done. failed: something should have been made and was not.
-    again_s: seconds until it is to be started again; None: as usual.
+    again_s: seconds until it is to be started again; None: as usual. away: the side that was
+    unreachable, so that the work waits for it, with the reason and the detail of the error; ""
+    where the work was not stopped by an outage.
     """
 
     failed: bool
     again_s: float | None = None
+    away: str = ""
+    reason: str = ""
+    detail: str = ""

@@ -16,7 +16,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from ntt_backup.blobdir.open import closing
+from ntt_backup.blobdir.open import closing, names_in
 from ntt_backup.blobdir.staging import write_all
 from ntt_backup.blobdir.syscalls import rename_new, sync_directory
 from ntt_backup.receiver.incoming import NEW, FileDirectory, Incoming, open_file
@@ -57,7 +57,7 @@ class DumpDirectory(FileDirectory):
     def found(self) -> Iterator[Found]:
         """Yields the dumps that have a record; none where the directory is missing."""
         with contextlib.suppress(FileNotFoundError):
-            for name in sorted(os.listdir(self.fd())):
+            for name in sorted(names_in(self.fd())):
                 if name.endswith(_RECORD) and is_name(name[: -len(_RECORD)]):
                     with contextlib.suppress(OSError):
                         yield self._found(name[: -len(_RECORD)])

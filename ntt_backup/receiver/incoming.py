@@ -16,7 +16,7 @@ import stat
 import threading
 import time
 
-from ntt_backup.blobdir.open import FILE, open_below
+from ntt_backup.blobdir.open import FILE, names_in, open_below
 from ntt_backup.blobdir.partial import lock_file
 from ntt_backup.blobdir.staging import write_all
 from ntt_backup.receiver.open_blob import forget
@@ -49,7 +49,7 @@ class FileDirectory:
             self._made = True
         self._let_go()  # Another session may have removed, as its own, the one that is open.
         directory = self.fd()
-        for name in os.listdir(directory):
+        for name in names_in(directory):
             if name.startswith(_INCOMING):
                 with contextlib.suppress(OSError):
                     _remove_if_stale(directory, name)

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from ntt_backup.blobdir.open import closing, open_below
+from ntt_backup.blobdir.open import closing, names_in, open_below, opened_anew
 from ntt_backup.blobdir.syscalls import rename_new, sync_directory
 from ntt_backup.receiver.incoming import FileDirectory, Incoming, open_file
 from ntt_backup.receiver.open_blob import forget
@@ -127,7 +127,7 @@ class SnapshotDirectory(FileDirectory):
 
 def _directories(above: int, fits: Callable[[str], bool], wanted: str) -> list[str]:
     """Returns the directories that have such names, in the order of the names below them."""
-    with os.scandir(above) as found:
+    with closing(opened_anew(above)) as fd, os.scandir(fd) as found:
         names = [
             entry.name
             for entry in found
@@ -139,7 +139,7 @@ def _directories(above: int, fits: Callable[[str], bool], wanted: str) -> list[s
 
 
 def _files(directory: int, before: str) -> Iterator[Found]:
-    for name in sorted(filter(is_file, os.listdir(directory))):
+    for name in sorted(filter(is_file, names_in(directory))):
         with contextlib.suppress(FileNotFoundError):
             status = os.stat(name, dir_fd=directory, follow_symlinks=False)
             if stat.S_ISREG(status.st_mode):
@@ -151,7 +151,7 @@ def _make(above: int, name: str, most: int) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.stat(name, dir_fd=above, follow_symlinks=False)
         return
-    if sum(not one.startswith(".") for one in os.listdir(above)) >= most:
+    if sum(not one.startswith(".") for one in names_in(above)) >= most:
         raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), name)
     with contextlib.suppress(FileExistsError):
         os.mkdir(name, 0o700, dir_fd=above)

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from ntt_backup.blobdir.open import Misplaced, make_directory, open_below
+from ntt_backup.blobdir.open import Misplaced, make_directory, names_in, open_below
 from ntt_backup.blobdir.partial import PARTIAL
 from ntt_backup.blobdir.staging import remove_tree
 from ntt_backup.blobdir.syscalls import can_syncfs
@@ -90,7 +90,7 @@ class RestoreTarget:
             os.close(fd)
 
     def _empty_scratch(self) -> None:
-        for name in os.listdir(self._scratch):
+        for name in names_in(self._scratch):
             if name != PARTIAL:
                 remove_tree(self._scratch, name)
 

@@ -65,7 +65,7 @@ def noting(settings: CatalogConfig, name: str) -> Iterator[Callable[[Taken], Non
         known = Last(made.version, made.files, made.bytes, made.stored, made.unreadable)
         # A clock that was ahead once gives later versions names that are ahead, too.
         at = min(begun(made.version), datetime.now(UTC))
-        _keep(settings, name, replace(known, taken_at=at))
+        keep(settings, name, replace(known, taken_at=at))
 
     try:
         yield taken
@@ -79,17 +79,18 @@ def noting(settings: CatalogConfig, name: str) -> Iterator[Callable[[Taken], Non
 def note_failure(settings: CatalogConfig, name: str, error: str) -> None:
     """Keeps that a take of a set failed now."""
     now = datetime.now(UTC)
-    _keep(settings, name, replace(last(settings, name), failed_at=now, error=error))
+    keep(settings, name, replace(last(settings, name), failed_at=now, error=error))
 
 
 def forget_failure(settings: CatalogConfig, name: str) -> None:
     """Forgets why a take failed, since the target has a version that is young enough."""
     known = last(settings, name)
     if known.error:
-        _keep(settings, name, replace(known, failed_at=None, error=""))
+        keep(settings, name, replace(known, failed_at=None, error=""))
 
 
-def _keep(settings: CatalogConfig, name: str, known: Last) -> None:
+def keep(settings: CatalogConfig, name: str, known: Last) -> None:
+    """Keeps what is known of a set. What cannot be written is not kept."""
     path = _path(settings, name)
     if name in settings.snapshots:
         with suppress(OSError):

@@ -24,7 +24,7 @@ from ntt_backup.snapshot.events import (
     SnapshotStart,
 )
 from ntt_backup.snapshot.job import take_version
-from ntt_backup.snapshot.last_take import forget_failure, last, noting
+from ntt_backup.snapshot.last_take import forget_failure, keep, last, noting
 from ntt_backup.snapshot.repository.open import open_repository
 from ntt_backup.snapshot.take.new_version import Report
 from ntt_backup.snapshot.take.sets import of_settings
@@ -46,15 +46,15 @@ def due_in(last: datetime | None, every: float, now: datetime) -> float:
     return max(0.0, every - age)
 
 
-def take_due(settings: RemoteConfig, emit: Emit) -> JobOver:
+def take_due(settings: RemoteConfig, emit: Emit, *, patient: bool = False) -> JobOver:
     """Takes the sets that are due, one after the other; a failure keeps none of the others back.
 
-    emit takes each event. Returns whether one failed, or lacks files that could not be read, and
-    when the next one is due.
+    emit takes each event. patient: an outage of the remote ends the work, and is no failure.
+    Returns whether one failed, or lacks files that could not be read, and when the next one is due.
     """
     failed, dues = False, []
     for name, every in settings.scheduled.items():
-        began, wait = time.monotonic(), every
+        began, wait, known = time.monotonic(), every, last(settings, name)
         try:
             with noting(settings, name):
                 left = _look_for(settings, name, every)
@@ -67,6 +67,10 @@ def take_due(settings: RemoteConfig, emit: Emit) -> JobOver:
             emit(Warning(reason=f"no snapshot of {name} is taken: {error}"))
             wait = min(every, _SOON_SECONDS)
         except BackupError as error:
+            if patient and error.retryable:
+                keep(settings, name, known)
+                reason, detail = error.message, error.detail
+                return JobOver(failed=failed, away="remote", reason=reason, detail=detail)
             failed = True
             emit(SnapshotFailed(set=name, **error.fields))
         dues.append(time.monotonic() + wait)

@@ -49,13 +49,15 @@ class Outages:
         )
         return wait_s
 
-    def back(self, side: str) -> None:
-        """Ends the outage of a side that has answered, if there was one."""
+    def back(self, side: str) -> bool:
+        """Ends the outage of a side that has answered; returns whether there was one."""
         clock = self._clocks[side]
-        if clock.attempt:
+        ends = self.lasts(side)
+        if ends:
             lasted = clock.lasted(time.monotonic())
             self._emit(events.OutageEnd(what=_REPORTED_AS.get(side, side), duration_s=lasted))
         clock.over()
+        return ends
 
     def lasts(self, side: str) -> bool:
         """Returns whether the side was away when it was last tried."""

@@ -19,6 +19,7 @@ from ntt_backup.client.backoff import Backoff
 from ntt_backup.config import RunSettings
 from ntt_backup.errors import BackupError, BatchRejected, StoreSuspect
 from ntt_backup.model import Batch, Receipt
+from ntt_backup.process.messages import Answered
 from ntt_backup.upload.batching import GiveUp, Retry, after_link_loss, after_rejection
 from ntt_backup.upload.event_pipe import EventPipe
 from ntt_backup.upload.outages import Outages
@@ -73,8 +74,8 @@ class Outcomes:
                     self.resend([outcome.batch], 0.0, outcome.error)
         if troubles:
             raise min(troubles, key=lambda error: error.retryable)
-        if answered and connected:
-            self._outages.back("remote")
+        if answered and connected and not self._outages.back("remote"):
+            self._pipe.emit(Answered(what="remote", settled=True))
         if suspect is not None:
             raise suspect
 

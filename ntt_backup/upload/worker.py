@@ -28,11 +28,12 @@ from ntt_backup.errors import (
     CatalogError,
     CatalogUnavailable,
     RemoteUnreachable,
+    SessionExpired,
     SourceError,
     StoreSuspect,
 )
 from ntt_backup.model import Batch, Receipt
-from ntt_backup.process.messages import BatchStart, Drained
+from ntt_backup.process.messages import Answered, BatchStart, Drained
 from ntt_backup.process.shared import SharedNumber
 from ntt_backup.source.inspection import Store
 from ntt_backup.source.read_ahead import ReadAhead
@@ -222,6 +223,7 @@ class Worker:
             except BackupError:
                 self._queue.delay([batch])
                 raise
+            self._pipe.emit(Answered(what="remote", settled=False))
         self._pipe.state("sending")
         self._pipe.emit(BatchStart(batch=batch.name, blobs=len(batch.blobs), bytes=batch.size))
         try:
@@ -337,11 +339,13 @@ class Worker:
 
     def _catalog_away(self, error: CatalogUnavailable) -> None:
         """Keeps the receipts and comes back later. Told to stop: once more, when what is in flight
-        has its answers.
+        has its answers. A session that has expired is no outage: only its claims are lost.
         """
         self._leave_catalog()
         if self._pipe.stopping:
             self._done = self._catalog_due is not None and not self._in_flight()
+            self._catalog_due = time.monotonic()
+        elif isinstance(error, SessionExpired):
             self._catalog_due = time.monotonic()
         else:
             self._catalog_due = time.monotonic() + self._outages.away("catalog", error)

@@ -14,12 +14,19 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from ntt_backup.catalog.connection import Connection, connect, translated
+from ntt_backup.catalog.connection import Connection, connect, end_when_idle, translated
 from ntt_backup.catalog.ledger import Ledger, requeue
 from ntt_backup.catalog.range_locks import Claims
 from ntt_backup.catalog.stats import exact_totals
-from ntt_backup.errors import BackupError, CatalogRefused, CatalogUnavailable, ConfigError
+from ntt_backup.errors import (
+    BackupError,
+    CatalogRefused,
+    CatalogUnavailable,
+    ConfigError,
+    SessionExpired,
+)
 from ntt_backup.model import Blob, Failure, Reason
+from tests.environment import wait_until
 from tests.postgres import Postgres
 
 SECRET = "hunter2secret"
@@ -115,6 +122,30 @@ def test_what_the_url_sets_is_left_alone(database_url: str) -> None:
     assert given["connect_timeout"] == "3"
     assert given["keepalives_idle"] == "10"
     assert shown == ("ntt-backup test",)
+
+
+def test_a_session_that_the_server_ended_for_its_silence_has_expired(
+    database: Connection, database_url: str
+) -> None:
+    """Whoever was stopped for a while can open a new one at once: the catalog was there."""
+    with connect(database_url, "test") as conn:
+        if conn.info.server_version < 140_000:
+            pytest.skip("this server ends no idle sessions")
+        end_when_idle(conn, 1)
+        pid = conn.info.backend_pid
+        wait_until(lambda: not _lives(database, pid), "the end of the session")
+        with pytest.raises(SessionExpired) as caught, translated("record a batch"):
+            conn.execute("select 1")
+    assert "idle" in caught.value.detail
+    with connect(database_url, "test") as conn:
+        database.execute("select pg_terminate_backend(%s, 5000)", [conn.info.backend_pid])
+        with pytest.raises(CatalogUnavailable) as ended, translated("record a batch"):
+            conn.execute("select 1")
+    assert type(ended.value) is CatalogUnavailable
+
+
+def _lives(database: Connection, pid: int) -> bool:
+    return bool(database.execute("select from pg_stat_activity where pid = %s", [pid]).fetchall())
 
 
 @pytest.fixture
@@ -252,7 +283,7 @@ def test_a_target_or_database_that_was_never_prepared_is_refused(
         ("40P01", CatalogUnavailable),
         ("53100", CatalogUnavailable),
         ("58030", CatalogUnavailable),
-        ("25P03", CatalogUnavailable),
+        ("25P03", SessionExpired),
         ("22003", CatalogRefused),
         ("XX001", CatalogRefused),
     ],

@@ -19,6 +19,7 @@ from ntt_backup.errors import (
     CatalogUnavailable,
     RemoteCannotStore,
     RemoteUnreachable,
+    SessionExpired,
 )
 from ntt_backup.events import BlobFailed
 from ntt_backup.model import Batch, Blob, Failure, Reason, Receipt, StoredPack
@@ -99,9 +100,10 @@ class FakeCatalogSession:
 
     def _work(self, what: str) -> None:
         assert not self._lost, "a lost connection was used again"
-        if self._catalog.script.next(f"catalog lost at {what}") != "ok":
+        expired = f"session expired at {what}"
+        if (fault := self._catalog.script.next(f"catalog lost at {what}", expired)) != "ok":
             self.close()
-            raise CatalogUnavailable(f"lost at {what}")
+            raise (SessionExpired if fault == expired else CatalogUnavailable)(fault)
 
     def take(self, limit: int) -> list[tuple[Blob, int]]:
         self._work("take")

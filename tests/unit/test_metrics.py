@@ -127,7 +127,8 @@ def test_seconds_of_an_outage_are_counted_once_while_it_lasts() -> None:
     assert told("outage_seconds_total", what="remote") == 10
     told.figures.pass_time(25.0)
     assert told("outage_seconds_total", what="remote") == 15
-    told.figures.take("far", events.OutageEnd(worker=0, what="remote", duration_s=16.0), 26.0)
+    died: dict[str, Any] = {"status": -9, "detail": "", "attempt": 1, "wait_s": 1.0}
+    told.figures.take("far", events.WorkerRestart(worker=0, **died), 26.0)
     assert told("outage", what="remote") == 1
     told.figures.take("far", events.WorkerStop(worker=1), 30.0)
     assert told("outage", what="remote") == 0

@@ -104,7 +104,7 @@ def job(every: float | None) -> SideJob:
     def died(*_: object) -> Event:
         raise AssertionError
 
-    return SideJob(lambda: JobOver(failed=False), "job", every=every, died=died)
+    return SideJob(lambda _: JobOver(failed=False), "job", every=every, died=died)
 
 
 @pytest.mark.parametrize(

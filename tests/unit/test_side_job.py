@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
+from ntt_backup.client.backoff import Backoff
 from ntt_backup.config import Settings, load
 from ntt_backup.daemon import side_job
 from ntt_backup.daemon.run_jobs import dump_job
-from ntt_backup.daemon.side_job import RETRY_SECONDS, SideJob
-from ntt_backup.dump.events import DumpFailed, DumpSkipped
-from ntt_backup.events import Event, Warning
-from ntt_backup.process.messages import JobOver
+from ntt_backup.daemon.side_job import MOST_BROKEN, RETRY_SECONDS, SideJob
+from ntt_backup.dump.events import DumpFailed, DumpSkipped, DumpStart
+from ntt_backup.events import Event, Outage, Warning
+from ntt_backup.process.messages import JobOver, Message
 from ntt_backup.process.pipeline import Child, wait_for
 from ntt_backup.snapshot.events import SnapshotFailed, SnapshotsRecovered
 from tests.patience import PATIENCE
@@ -132,7 +133,7 @@ def test_a_job_that_says_when_is_started_then_and_sooner_after_failures(program:
         job.start_if_due(now)
         assert list(heard(job, now)) == []
 
-    job = SideJob(lambda: JobOver(failed=False), "x", every=50.0, died=never, retry=60.0)
+    job = SideJob(lambda _: JobOver(failed=False), "x", every=50.0, died=never)
     says("false", 500)
     job.start_if_due(0.0)
     assert list(heard(job)) == []
@@ -157,7 +158,7 @@ def test_a_job_whose_schedule_changes_while_it_works_is_started_by_the_new_one(
 ) -> None:
     program.write_text(f'print(\'{{"event": "job_over", "failed": {failed}, "again_s": 86400}}\')')
     job, other = (
-        SideJob(lambda: JobOver(failed=False), "x", every=one, died=never)
+        SideJob(lambda _: JobOver(failed=False), "x", every=one, died=never)
         for one in (INTERVAL, every)
     )
     job.start_if_due(0.0)
@@ -170,7 +171,7 @@ def test_a_job_whose_schedule_changes_while_it_works_is_started_by_the_new_one(
 
 def test_a_job_tells_once_that_it_is_well_after_an_error(program: Path) -> None:
     job = SideJob(
-        lambda: JobOver(failed=False), "x", every=1.0, died=never, well=SnapshotsRecovered
+        lambda _: JobOver(failed=False), "x", every=1.0, died=never, well=SnapshotsRecovered
     )
 
     def kinds(failed: str, now: float, *said: str) -> list[str]:
@@ -207,7 +208,7 @@ def test_a_job_that_dies_is_told_of_by_its_newest_settings(program: Path) -> Non
 
     program.write_text("import os; os.abort()")
     job, other = (
-        SideJob(lambda: JobOver(failed=False), "x", every=1.0, died=one) for one in (never, died)
+        SideJob(lambda _: JobOver(failed=False), "x", every=1.0, died=one) for one in (never, died)
     )
     job.start_if_due(0.0)
     job.become(other, look=True)
@@ -219,3 +220,88 @@ def test_no_dump_process_is_started_when_dumps_are_switched_off(program: Path) -
     dump.start_if_due(1e9)
     assert not dump.running
     assert dump.fds == []
+
+
+AWAY = JobOver(failed=False, away="remote", reason="the link is down", detail="refused")
+
+
+def told(program: Path, *messages: Message) -> None:
+    """Has the process say this and end."""
+    program.write_text("".join(f"print({one.encode().decode().strip()!r})\n" for one in messages))
+
+
+def test_a_dump_that_meets_an_outage_waits_as_blobs_do_and_goes_on_with_the_first_answer(
+    program: Path,
+) -> None:
+    told(program, AWAY)
+    dump = dump_job(settings(), Backoff(40.0, 40.0))
+    dump.start_if_due(0.0)
+    (event,) = heard(dump, now=5.0)
+    assert isinstance(event, Outage)
+    assert (event.what, event.reason, event.detail) == ("remote", "the link is down", "refused")
+    assert (event.worker, event.attempt) == (None, 1)
+    assert not dump.failed
+    dump.start_if_due(5.0 + 3.9)
+    assert not dump.running
+    dump.answer("catalog")
+    dump.start_if_due(5.0)
+    assert not dump.running
+    dump.answer("remote")
+    told(program, JobOver(failed=False))
+    dump.start_if_due(5.0)
+    assert list(heard(dump, now=6.0)) == []
+    dump.answer("remote")  # It waits for nothing any more.
+    dump.start_if_due(7.0)
+    assert not dump.running
+
+
+def test_a_dump_without_an_answer_is_tried_again_after_the_backoff_and_never_fails(
+    program: Path,
+) -> None:
+    told(program, AWAY)
+    dump, now = dump_job(settings(), Backoff(10.0, 10.0)), 0.0
+    for attempt in range(1, 2 * MOST_BROKEN):
+        dump.start_if_due(now)
+        (event,) = heard(dump, now)
+        assert isinstance(event, Outage)
+        assert event.attempt == attempt
+        assert 1.0 <= event.wait_s <= 10.0
+        now += 10.0
+    assert not dump.failed
+
+
+def test_a_dump_that_is_due_in_a_known_outage_is_not_even_started(program: Path) -> None:
+    told(program, JobOver(failed=False))
+    dump = dump_job(settings(), Backoff(1.0, 1.0))
+    for away in ("remote", "catalog"):
+        dump.start_if_due(0.0, {away})
+        assert not dump.running
+    dump.start_if_due(0.0, {"source"})
+    assert dump.running
+    dump.kill()
+
+
+def test_a_dump_that_the_link_breaks_each_time_fails_in_the_end(
+    program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would be begun again and again, while blobs pass and nothing looks wrong."""
+    patient: list[object] = []
+
+    def fork(body: Any, *_: object) -> Child:
+        patient.extend(body.args)
+        return Child((sys.executable, str(program)))
+
+    monkeypatch.setattr(side_job, "fork", fork)
+    told(program, DumpStart(reason="old", program="17"), AWAY)
+    dump = SideJob(
+        lambda _: JobOver(failed=False),
+        "x",
+        every=INTERVAL,
+        died=never,
+        backoff=Backoff(1.0, 1.0),
+    )
+    for _ in range(MOST_BROKEN + 1):
+        dump.hurry()
+        dump.start_if_due(0.0)
+        list(heard(dump))
+    assert patient == [True] * MOST_BROKEN + [False]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ntt_backup.config import Settings, load
-from ntt_backup.errors import LockHeld, RemoteUnreachable
+from ntt_backup.errors import BackupError, LockHeld, RemoteUnreachable, SourceError
 from ntt_backup.events import Event, Warning
 from ntt_backup.snapshot import schedule
 from ntt_backup.snapshot.events import SnapshotComplete, SnapshotFailed, SnapshotProgress
@@ -130,6 +130,31 @@ def test_an_outage_before_a_set_was_due_is_forgotten_once_that_is_known(
     for away, error in ((True, "it is away"), (False, "")):
         assert take_due(settings, lambda _: None).failed == away
         assert last(settings, "etc").error == error
+
+
+def test_an_outage_that_is_waited_for_ends_the_work_and_is_noted_nowhere(
+    settings: Settings, take: Callable[[Take], None]
+) -> None:
+    """It is no failure of any set; what is known of the last take remains."""
+    events: list[Event] = []
+
+    def fail(error: BackupError) -> Take:
+        def make(_: Settings, __: SnapshotSet, ___: Report) -> Taken:
+            raise error
+
+        return make
+
+    take(fail(SourceError("cannot be read")))
+    assert take_due(settings, events.append, patient=True).failed
+    before = last(settings, "etc")
+    assert before.error == "cannot be read"
+    del events[:]
+    take(fail(RemoteUnreachable("the link is down", detail="refused")))
+    over = take_due(settings, events.append, patient=True)
+    assert (over.failed, over.away) == (False, "remote")
+    assert (over.reason, over.detail) == ("the link is down", "refused")
+    assert [one.kind for one in events if isinstance(one, SnapshotFailed)] == []
+    assert last(settings, "etc") == before
 
 
 def test_a_set_that_somebody_takes_now_is_no_failure(

@@ -406,6 +406,15 @@ def test_a_catalog_that_is_lost_after_the_last_answer_is_back_before_the_work_en
     assert told[-5:] == ["batch_complete", "outage", "outage", "outage_end", "drained"]
 
 
+@pytest.mark.parametrize("where", ["take", "record"])
+def test_a_session_that_expired_while_the_worker_was_stopped_is_no_outage(where: str) -> None:
+    made = scene(20, catalog=["ok", f"session expired at {where}"])
+    made.worker().run()
+    made.assert_done()
+    assert made.catalog.connections == 2
+    assert made.pipe.of("outage") == made.pipe.of("outage_end") == []
+
+
 @pytest.mark.parametrize("question", ["searches", "looks"])
 def test_a_long_search_or_look_is_gone_on_with_at_once_and_ends_no_work(question: str) -> None:
     """Nor does a search lead to a look, which takes as long among dead rows."""

@@ -105,6 +105,10 @@ class RunControl:
     def refresh(self, state: RunState) -> None:
         self._report.refresh(state)
 
+    def connect(self, side: str) -> None:
+        """Notes that a side accepts connections again."""
+        self._report.connect(side)
+
     def close(self) -> None:
         """Removes the socket."""
         if self._socket is not None:

@@ -106,6 +106,10 @@ class RunReport:
             case events.WorkerStart():
                 self._strategy = event.strategy
 
+    def connect(self, side: str) -> None:
+        """Notes that a side accepts connections again."""
+        self._outages.connect(side, self._clock())
+
     def refresh(self, state: RunState) -> None:
         minute = int(self._clock()) // 60 * 60
         if not self._minutes or self._minutes[-1][0] != minute:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from ntt_backup.blobdir.layout import kind_of
-from ntt_backup.blobdir.open import closing
+from ntt_backup.blobdir.open import closing, names_in
 from ntt_backup.blobdir.syscalls import DIRECTORY
 from ntt_backup.snapshot.format.entry import Entry
 from ntt_backup.snapshot.restore.attributes import Attributes
@@ -62,7 +62,7 @@ class Level:
         the file system folds cases.
         """
         if self._names is None:
-            self._names = set(os.listdir(self.fd))
+            self._names = set(names_in(self.fd))
         return self._names
 
     def find(self, name: str) -> os.stat_result | None:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from ntt_backup.blobdir.open import closing
+from ntt_backup.blobdir.open import closing, names_in
 from ntt_backup.process.durable import write_durably
 from ntt_backup.snapshot.restore.tree import MARKER
 
@@ -59,7 +59,7 @@ class Unfinished:
 
     def _remove_left_overs(self) -> None:
         """Removes what a power cut has left of a marker that was being written."""
-        for name in os.listdir(self._root):
+        for name in names_in(self._root):
             if name.startswith(f".{MARKER}."):
                 os.unlink(name, dir_fd=self._root)
 
