@@ -1,10 +1,10 @@
 """The receiver's source goes to a remote where nothing of ours is installed.
 
-The remote command is one short line without anything that csh or fish would read differently: no
-backslash, no dollar, no quote within the quotes. So the loader in it is Python without a string
-literal (its few words are arguments), and without what old Pythons could not parse: they must be
-able to say how old they are. It reads exactly the announced number of bytes, so that frames may
-follow at once.
+The remote command is one short line, since `ps` and `systemctl status` show it, without anything
+that csh or fish would read differently: no backslash, no dollar, no quote within the quotes. So the
+loader in it is Python without a string literal (its few words are arguments), and without what old
+Pythons could not parse: they must be able to say how old they are. It reads exactly the announced
+number of bytes, since its reader holds no more than one byte ahead, so frames may follow at once.
 
 What follows is a compressed program that imports the receiver's modules from their sources, before
 any version that is installed on the remote. `install-receiver` writes the same as one file.
@@ -20,18 +20,15 @@ from typing import Final
 import ntt_backup
 
 LOADER: Final = (
-    "import os,sys;"
-    "n=int(sys.argv[1]);"
-    "w=chr(10)+chr(32).join(sys.argv[2:])+sys.version.split()[0]+chr(10);"
-    "os.write(1,w.encode());"
-    "sys.version_info<(3,8)and sys.exit(1);"
+    "import io,os,sys;"
+    "a=sys.argv;"
+    "os.write(1,(chr(10)+chr(32).join(a[2:])+sys.version.split()[0]+chr(10)).encode());"
     # The current directory is no place to import from.
-    "sys.path=[p for p in sys.path if p];"
+    "sys.path.pop(0);"
     "import zlib;"
-    "b=bytearray();"
-    "all(len(b)<n and not b.extend(os.read(0,n-len(b)))for i in range(n));"
-    "len(b)<n and sys.exit(1);"
-    "exec(zlib.decompress(bytes(b)))"
+    # Nothing comes to a Python that is too old.
+    "b=io.BufferedReader(sys.stdin.buffer.raw,1).read(int(a[1]));"
+    "b and exec(zlib.decompress(b))"
 )
 # What the remote command starts the loader with.
 PYTHON: Final = "exec python3"
