@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
 import stat
 import time
@@ -23,6 +24,10 @@ PARTIAL = "partial"
 _MARK = ".mark"
 _MARK_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _KEPT_SECONDS = 7 * 86400
+# Less of a blob is not worth a file that every session looks at.
+WORTH_KEEPING = 1 << 20
+# So many files and marks there are at most; a session looks at no more of them.
+_MOST_NAMES = 2000
 # What a file system without locks says to flock.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
@@ -85,13 +90,16 @@ class Partial:
 
 
 def open_partial(incoming: int, blobid: str) -> Partial | None:
-    """Returns the partial file of a blob; None where another session writes it, or its directory
-    cannot be used.
+    """Returns the partial file of a blob; None where another session writes it, there are too many
+    partial files, or their directory cannot be used.
     """
     with contextlib.ExitStack() as otherwise, contextlib.suppress(OSError, Misplaced):
         make_directory(incoming, PARTIAL, 0o755)
         directory = open_below(incoming, PARTIAL)
         otherwise.callback(os.close, directory)
+        names = os.listdir(directory)
+        if len(names) >= _MOST_NAMES and blobid not in names:
+            return None
         fd = lock_file(directory, blobid, create=True)
         if fd is not None:
             otherwise.pop_all()
@@ -105,7 +113,7 @@ def remove_useless(incoming: int, by_hash: int) -> None:
     """
     with contextlib.suppress(OSError, Misplaced), closing(open_below(incoming, PARTIAL)) as fd:
         names = set(os.listdir(fd))
-        for name in names:
+        for name in itertools.islice(names, _MOST_NAMES):
             with contextlib.suppress(OSError):
                 _remove_if_useless(fd, name, names, by_hash)
 

@@ -284,6 +284,13 @@ def _refusal(code: str, text: str) -> BackupError:
             detail=text,
             hint="by-hash, pgdump and snapshots must be directories on its file system",
         )
+    if code == "time":
+        return RemoteDenied(
+            "the remote refuses a file name whose time lies in the future",
+            detail=text,
+            hint="compare the clocks of both machines (date -u); if they agree, the target already"
+            " has a file with such a name: find it and remove it on the remote",
+        )
     if code == "refused":
         return RemoteDenied(
             "the receiver on the remote refuses",

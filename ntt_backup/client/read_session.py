@@ -10,7 +10,7 @@ what was not asked ends the session.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from ntt_backup.client.connection import SessionSpec
@@ -57,7 +57,7 @@ class ReadSession(QuestionSession):
     def __init__(self, spec: SessionSpec) -> None:
         super().__init__(spec, read_messages.TO_CLIENT)
         # The blobs of each question, and where the first is to begin.
-        self._asked: deque[tuple[tuple[bytes, ...], int]] = deque()
+        self._asked: deque[tuple[tuple[bytes, ...], int, Mapping[bytes, int]]] = deque()
         self.settled = 0
         self._connection.open(reading=1)
 
@@ -93,7 +93,7 @@ class ReadSession(QuestionSession):
         """Asks the remote to hash these; `verdicts` returns the answers, in the order of asking."""
         with self._connection.checked():
             self._send(read_messages.verifying(digests))
-        self._asked.append((tuple(digests), 0))
+        self._asked.append((tuple(digests), 0, {}))
 
     def verdicts(self, size: int = 0) -> read_messages.Verdicts:
         """Returns the answer for one `ask_verdicts`. size: the bytes of all blobs, if known."""
@@ -106,18 +106,29 @@ class ReadSession(QuestionSession):
                 raise ProtocolError("verdicts for another number of blobs")
             return found
 
-    def ask_contents(self, digests: Sequence[bytes], offset: int = 0) -> None:
+    def ask_contents(
+        self,
+        digests: Sequence[bytes],
+        offset: int = 0,
+        listed: Mapping[bytes, int] | None = None,
+    ) -> None:
         """Asks the remote to send these, each once; `contents` takes the answers, in the order of
-        asking. offset: where to begin, for a single blob.
+        asking.
+
+        Args:
+            digests: The blobs.
+            offset: Where to begin, for a single blob.
+            listed: The sizes in bytes that the remote has listed, as far as they are known: more
+                of a blob is not taken.
         """
         once = tuple(dict.fromkeys(digests))
         with self._connection.checked():
             self._send(read_messages.getting(once, offset))
-        self._asked.append((once, offset))
+        self._asked.append((once, offset, listed or {}))
 
     def contents(self, sink: ContentSink) -> None:
         """Hands over all that was asked for with one `ask_contents`."""
-        asked, offset = self._asked.popleft()
+        asked, offset, listed = self._asked.popleft()
         waiting = set(asked)
 
         def awaited(digest: bytes) -> bytes:
@@ -147,12 +158,16 @@ class ReadSession(QuestionSession):
                     raise ProtocolError(f"a frame of type {kind} within a blob")
                 elif kind == framing.CONTENTS:
                     for digest, content in read_messages.read_contents(payload):
+                        if len(content) > listed.get(digest, len(content)):
+                            raise ProtocolError("a blob that is larger than it was listed")
                         sink.whole(awaited(digest), content)
                 elif kind == framing.BLOB:
                     large = write_messages.read_large(payload)
                     awaited(large.digest)
                     if large.offset > offset:
                         raise ProtocolError("a blob without its beginning")
+                    if large.size > listed.get(large.digest, large.size):
+                        raise ProtocolError("a blob that is larger than it was listed")
                     at = large.offset
                     sink.begin(large)
                 elif kind == framing.NOT_GIVEN:
@@ -164,10 +179,11 @@ class ReadSession(QuestionSession):
                     raise ProtocolError(f"a frame of type {kind} among contents")
 
     def sums(
-        self, digest: bytes, not_given: Callable[[bytes, int, str], None]
+        self, digest: bytes, not_given: Callable[[bytes, int, str], None], listed: int | None = None
     ) -> tuple[int, bytes] | None:
         """Returns a blob's size and the hashes of all its blocks joined; None where it is not
-        given, after not_given was told why.
+        given, after not_given was told why. listed: its size in bytes in the remote's listing, if
+        that is known; a larger one is not taken.
         """
         found = bytearray()
         size = 0
@@ -177,7 +193,7 @@ class ReadSession(QuestionSession):
                 if kind == framing.BLOCK_SUMS:
                     size, some = read_messages.read_block_sums(payload)
                     found += some
-                    if len(found) > _MAX_SUMS:
+                    if len(found) > _MAX_SUMS or (listed is not None and size > listed):
                         raise ProtocolError("hashes without end")
                 elif kind == framing.NOT_GIVEN:
                     _, verdict, text = read_messages.read_not_given(payload)

@@ -75,6 +75,7 @@ class DumpSession(FileSession):
         said = dump_messages.read_record(record)
         if (said.get("bytes"), said.get("sha256")) != (summed[0], summed[1].hex()):
             raise ProtocolError("the record of another dump")
+        self.require_time(name, dump_messages.begun(name))
 
         def give_name() -> bytes:
             self._directory.name(incoming, name, record)

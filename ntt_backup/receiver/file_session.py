@@ -11,15 +11,20 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Generator
+from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING
 
 from ntt_backup.receiver.incoming import FileDirectory, Incoming
 from ntt_backup.receiver.question_session import QuestionSession
-from ntt_backup.receiver.workspace import refused
+from ntt_backup.receiver.workspace import Refusal, refused
 
 if TYPE_CHECKING:
     from ntt_backup.receiver.connection import Connection
     from ntt_backup.receiver.terms import Terms
+
+
+# Clocks differ.
+_AHEAD = timedelta(days=1)
 
 
 class FileSession(QuestionSession):
@@ -47,6 +52,13 @@ class FileSession(QuestionSession):
     def refused(self) -> contextlib.AbstractContextManager[None]:
         """Raises Refusal for errors of the system; see `workspace.refused`."""
         return refused(self._files.called, self._code)
+
+    def require_time(self, name: str, begun: datetime) -> None:
+        """Raises Refusal where the time in a file's name lies in the future by the clock of this
+        machine: such a file would stay the newest one until then.
+        """
+        if begun > datetime.now(timezone.utc) + _AHEAD:
+            raise Refusal("time", f"{name} is more than a day ahead of this machine's clock")
 
     def receive(self, payload: memoryview) -> None:
         """Takes the next bytes of the file."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ntt_backup.blobdir.open import closing
-from ntt_backup.blobdir.partial import Partial, open_partial
+from ntt_backup.blobdir.partial import WORTH_KEEPING, Partial, open_partial
 from ntt_backup.blobdir.staging import Staging, write_all
 from ntt_backup.wire.framing import ProtocolError
 from ntt_backup.wire.write_messages import RESUMABLE, Large
@@ -71,8 +71,8 @@ class LargeBlob:
                 os.fsync(self._fd)
 
     def interrupt(self) -> None:
-        """Keeps what has come, for the next connection."""
-        if self.partial is not None:
+        """Keeps what has come, for the next connection, where it is worth that."""
+        if self.partial is not None and self._length >= WORTH_KEEPING:
             with contextlib.suppress(OSError):
                 self.partial.keep(self._length)
         self.close()

@@ -14,6 +14,7 @@ from ntt_backup.receiver.workspace import Workspace
 from ntt_backup.wire import file_messages, framing, write_messages
 from ntt_backup.wire.file_messages import DIFFERENT, GIVEN, MAX_NAMES, MISSING, TAKEN, UNREADABLE
 from ntt_backup.wire.framing import MAX_CHUNK
+from ntt_backup.wire.snapshot_names import begun, parts_of
 
 if TYPE_CHECKING:
     from ntt_backup.receiver.connection import Connection
@@ -56,6 +57,7 @@ class SnapshotSession(FileSession):
 
     def _end(self, payload: memoryview) -> None:
         name, digest = file_messages.read_end(payload)
+        self.require_time(name, begun(parts_of(name)[1]))
         incoming = self.receiving()
 
         def finish() -> bytes:

@@ -22,9 +22,11 @@ _ASKED_AT_ONCE: Final = 1024
 _SPAN: Final = 16 * 1024
 
 
-def repair(session: ReadSession, writer: TargetWriter, digest: bytes) -> None:
-    """Puts the blob together from local blocks and fetched ones."""
-    found = session.sums(digest, writer.not_given)
+def repair(session: ReadSession, writer: TargetWriter, digest: bytes, listed: int | None) -> None:
+    """Puts the blob together from local blocks and fetched ones. listed: its size in bytes in the
+    remote's listing, if that is known.
+    """
+    found = session.sums(digest, writer.not_given, listed)
     if found is None:
         return
     size, joined = found

@@ -106,7 +106,7 @@ class Fetching:
         self._writer = writer
         self._next: deque[Batch] = deque()
         self._under_way: deque[Batch] = deque()
-        self._damaged: deque[bytes] = deque()
+        self._damaged: deque[Entry] = deque()
         self._resumed = 0
 
     def work(self, session: ReadSession) -> None:
@@ -126,7 +126,7 @@ class Fetching:
                 wrong = writer.again()
                 self._next.extendleft(Batch([(digest, None)], None) for digest in wrong)
             elif self._damaged:
-                repair(session, writer, self._damaged[0])
+                repair(session, writer, *self._damaged[0])
                 self._damaged.popleft()
                 self._shared.finish(writer, None)
                 session.settled += 1
@@ -149,7 +149,8 @@ class Fetching:
             offset = self._writer.resume(digests[0], session.show_life)
             session.settled += offset > self._resumed  # That part is not asked for again.
             self._resumed = offset
-        session.ask_contents(digests, offset)
+        listed = {digest: size for digest, size in batch.entries if size is not None}
+        session.ask_contents(digests, offset, listed)
         self._under_way.append(self._next.popleft())
         return True
 
@@ -158,9 +159,9 @@ class Fetching:
         shared, writer = self._shared, self._writer
         while (batch := shared.queue.take(wait=wait)) is not None:
             lacking = [entry for entry in batch.entries if not shared.has(writer, entry)]
-            damaged = {digest for digest, _ in lacking if writer.has_base(digest)}
+            damaged = [entry for entry in lacking if writer.has_base(entry[0])]
             self._damaged.extend(damaged)
-            absent = [entry for entry in lacking if entry[0] not in damaged]
+            absent = [entry for entry in lacking if entry not in damaged]
             if absent:
                 self._next.extend(self._parted(Batch(absent, batch.part)))
                 return True

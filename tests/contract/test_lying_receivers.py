@@ -112,6 +112,33 @@ def test_contents_that_cannot_be_are_not_taken(
 
 @pytest.mark.parametrize(
     "answer",
+    ["say(blob(A, 4, 0))", "say(blob(A, 1 << 60, 0))", "say(contents([A], [4], [b'abcd']))"],
+)
+def test_no_more_of_a_blob_is_taken_than_the_remote_has_listed(
+    lying_receiver: Callable[[str], ReadSession], answer: str
+) -> None:
+    session = lying_receiver(answer)
+    session.ask_contents([A], listed={A: 3})
+    taken = Taken()
+    with pytest.raises(RemoteUnreachable):
+        session.contents(taken)
+    assert taken.digests == []
+
+
+@pytest.mark.parametrize("size", [3, 4])
+def test_hashes_of_more_than_the_remote_has_listed_end_the_session(
+    lying_receiver: Callable[[str], ReadSession], size: int
+) -> None:
+    session = lying_receiver(f"say(block_sums({size}, [bytes(16)])); say(given(1))")
+    if size == 3:
+        assert session.sums(A, lambda digest, verdict, text: None, 3) == (3, bytes(16))
+    else:
+        with pytest.raises(RemoteUnreachable):
+            session.sums(A, lambda digest, verdict, text: None, 3)
+
+
+@pytest.mark.parametrize(
+    "answer",
     [
         "say(block_sums(1, [])); say(given(1))",
         "say(block_sums(1, [bytes(16)] * 2)); say(given(1))",

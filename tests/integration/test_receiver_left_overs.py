@@ -5,12 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ntt_backup.blobdir import partial
 from ntt_backup.receiver.write_workspace import WriteWorkspace
 from ntt_backup.wire import framing, write_messages
-from tests.receiver_driver import RemoteReceiver, digest_of, litter, put
+from tests.receiver_driver import (
+    RemoteReceiver,
+    ScriptedSession,
+    assert_complete,
+    digest_of,
+    litter,
+    put,
+)
 
 MIB = 1 << 20
 BIG = write_messages.RESUMABLE + MIB
@@ -72,6 +81,67 @@ def test_a_partial_file_that_another_session_writes_is_kept(root: Path) -> None:
         receiver.ping()
         session(root, slot="1")
         assert f"partial/{NAME.hex()}" in litter(root)
+
+
+@pytest.mark.parametrize("sent", [1, MIB - 1])
+def test_a_little_of_a_large_blob_is_not_kept(root: Path, sent: int) -> None:
+    """A client that leaves thousands of such files would make every later start slow."""
+    with RemoteReceiver(root) as receiver:
+        receiver.hello()
+        receiver.write(write_messages.batch(1, 1, BIG) + write_messages.large(NAME, BIG, 0))
+        receiver.write(*receiver.pieces(bytes(sent)))
+        receiver.ping()
+        receiver.hang_up()
+    assert litter(root) == []
+
+
+def test_partial_files_are_counted_and_one_too_many_goes_without(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partial, "_MOST_NAMES", 10)
+    for number in range(5):
+        name = digest_of(b"%d" % number).hex()
+        leave(root, name, bytes(MIB))
+        leave(root, f"{name}.mark", MARK)
+    (root / "by-hash").mkdir()
+    content = bytes(BIG)
+    session = ScriptedSession(root)
+    last = digest_of(b"4")
+    session.say(
+        write_messages.ask_offset(last, BIG),
+        write_messages.ask_offset(digest_of(content), BIG),
+        session.batch(1, [content], large=True),
+    )
+    offsets = [payload for kind, payload in session.answers if kind == framing.OFFSET]
+    assert [write_messages.read_offset(payload)[0] for payload in offsets] == [1000, 0]
+    assert [receipt.stored for receipt in session.receipts()] == [1]
+    assert_complete(root)
+    assert len(litter(root)) == 11
+
+
+def test_a_session_looks_at_a_bounded_number_of_partial_files(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than there may be: somebody else has put them there."""
+    monkeypatch.setattr(partial, "_MOST_NAMES", 10)
+    for number in range(50):
+        name = digest_of(b"%d" % number).hex()
+        leave(root, name, bytes(1))
+        leave(root, f"{name}.mark", MARK)
+    looked: list[str] = []
+    real = os.stat
+
+    def stat(path: Any, **how: Any) -> os.stat_result:
+        looked.append(str(path))
+        return real(path, **how)
+
+    (root / "by-hash").mkdir()
+    monkeypatch.setattr(os, "stat", stat)
+    WriteWorkspace(str(root), "0123456789ab", "run", "0").leave()
+    monkeypatch.undo()
+    of_partials = [path for path in looked if len(path.split("/")[-1]) >= 64]
+    assert 0 < len(of_partials) <= 40  # Two looks at each, at the start and at the end.
+    assert len(litter(root)) == 101
 
 
 def test_an_unknown_file_among_partial_files_is_kept(root: Path) -> None:

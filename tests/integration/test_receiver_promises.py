@@ -10,6 +10,7 @@ import struct
 import time
 import zlib
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ import zstandard
 from ntt_backup.receiver import b3sum, group_commit, session, snapshot_directory
 from ntt_backup.receiver.terms import ALLOWED
 from ntt_backup.wire import dump_messages, file_messages, framing, read_messages, write_messages
+from ntt_backup.wire.snapshot_names import STAMP
 from tests.receiver_driver import (
     BYE,
     PLACE,
@@ -449,6 +451,22 @@ def test_sets_and_versions_are_counted(root: Path, monkeypatch: pytest.MonkeyPat
     assert len(client.listed()) == 5
 
 
+@stops("a name whose time lies in the future, to stay the newest file")
+def test_no_name_is_of_a_time_more_than_a_day_ahead(root: Path) -> None:
+    client = ScriptedSession(root, ["dump", "snapshot"])
+    now = datetime.now(UTC)
+    far = now + timedelta(days=1, minutes=1)
+    for moment in (far, datetime(9999, 12, 31, 23, 59, 59)):
+        stamp = f"{moment:{STAMP}}"
+        assert client.dumps(a_dump(EVIL, f"{stamp}-0badcafe.dump")).error == "time"
+        for file in ("map", "manifest", "pack-00001"):
+            assert client.snapshots(a_file(EVIL, f"db/{stamp}-0badcafe/{file}")).error == "time"
+    assert everything(root) == {}
+    near = f"{now + timedelta(hours=23):{STAMP}}-0badcafe"
+    assert client.dumps(a_dump(b"good", f"{near}.dump")).error == ""
+    assert client.snapshots(a_file(b"good", f"db/{near}/map")).said() == [file_messages.GIVEN]
+
+
 @stops("a record that is not that of the dump it sent")
 def test_a_dump_is_named_with_its_own_size_and_sum(root: Path) -> None:
     client = ScriptedSession(root, ["dump"])
@@ -470,7 +488,8 @@ def test_what_was_the_newest_dump_lately_stays(root: Path, allow: Sequence[str])
     for name, arrived in good.items():
         assert client.dumps(a_dump(b"good", name, base=oldest)).error == ""
         os.utime(root / "pgdump" / name, (arrived, arrived))
-    evil = [f"29990304T120000Z-{number:08x}.dump" for number in range(20)]
+    stamp = f"{datetime.now(UTC) + timedelta(hours=23):{STAMP}}"
+    evil = [f"{stamp}-{number:08x}.dump" for number in range(20)]
     client.dumps(*(a_dump(EVIL, name, number=10**9) for name in evil))
     assert client.error == ""
 

@@ -95,7 +95,7 @@ def repaired(root: Path) -> Session:
         closing(RestoreTarget(root)) as target,
         closing(TargetWriter(target, "w", lambda _: None)) as writer,
     ):
-        repair(cast(ReadSession, session), writer, DIGEST)
+        repair(cast(ReadSession, session), writer, DIGEST, None)
         assert writer.publish() == 1
         assert writer.failures == []
     return session

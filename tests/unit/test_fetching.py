@@ -61,7 +61,7 @@ class Lost:
     def show_life(self) -> None:
         self.shown += 1
 
-    def ask_contents(self, digests: list[bytes], offset: int) -> None:
+    def ask_contents(self, digests: list[bytes], offset: int, listed: dict[bytes, int]) -> None:
         raise RemoteUnreachable("the connection to the remote was lost")
 
 
@@ -155,7 +155,7 @@ class Asked:
 
     def show_life(self) -> None: ...
 
-    def ask_contents(self, digests: list[bytes], offset: int) -> None:
+    def ask_contents(self, digests: list[bytes], offset: int, listed: dict[bytes, int]) -> None:
         self.questions.append((digests, offset))
 
     def contents(self, writer: TargetWriter) -> None:
