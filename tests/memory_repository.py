@@ -24,13 +24,14 @@ def _nothing(verb: str, name: str) -> None: ...
 
 class MemoryRepository:
     """See the module. files: the content by name, which a test may change as it likes. arrived:
-    when a file came, by name. removed: names in the order in which they went.
+    when a file came, by name; clock tells it. removed: names in the order in which they went.
     """
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
         self.arrived: dict[str, datetime] = {}
         self.removed: list[str] = []
+        self.clock: Callable[[], datetime] = lambda: datetime.now(UTC)
         self.append_only = False
         self.before: Callable[[str, str], object] = _nothing
         self.requests: Counter[str] = Counter()
@@ -113,7 +114,7 @@ class MemoryFile:
             raise FileExistsError(self._name)
         self._open = self._repository.writing = False
         self._repository.files[self._name] = bytes(self._data)
-        self._repository.arrived[self._name] = datetime.now(UTC)
+        self._repository.arrived[self._name] = self._repository.clock()
         return sha256(self._data).digest()
 
     def give_up(self) -> None:

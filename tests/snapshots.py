@@ -79,6 +79,8 @@ def restore(
         repository.closed = False
         return repository
 
-    done = restore_version(opened, wanted, to, Options(**options), jobs=jobs, patterns=patterns)
+    done = restore_version(
+        opened, wanted, to, Options(**options), jobs=jobs, patterns=patterns, trust=True
+    )
     repository.closed = False
     return done

@@ -27,6 +27,7 @@ from ntt_backup.pack.format import PackError
 from ntt_backup.process.durable import durable_file
 from ntt_backup.process.fork import Fork
 from ntt_backup.process.pipeline import wait_for
+from ntt_backup.snapshot.origins import Origins
 from ntt_backup.snapshot.repository.contract import Repository
 from ntt_backup.snapshot.versions import choose, open_manifest
 
@@ -120,16 +121,24 @@ def mount_bucket(
 
 @dataclass(frozen=True, slots=True)
 class Mounted:
-    """A version whose tree is mounted. files: its entries, directories too; bytes of all files."""
+    """A version whose tree is mounted. files: its entries, directories too; bytes of all files.
+    origin: who made the version.
+    """
 
     set: str
     version: str
     files: int
     bytes: int
+    origin: str
 
 
 def mount_version(
-    open_repository: Callable[[], Repository], wanted: str, directory: Path, *, scratch: Path
+    open_repository: Callable[[], Repository],
+    wanted: str,
+    directory: Path,
+    origins: Origins,
+    *,
+    scratch: Path,
 ) -> Mounted:
     """Mounts the tree of a version, which wanted names as `versions.choose` knows it, on a
     directory, an absolute path. A process stays until it is unmounted.
@@ -145,10 +154,12 @@ def mount_version(
         tempfile.NamedTemporaryFile(dir=scratch) as file,
     ):
         with closing(open_repository()) as repository:
-            manifest = open_manifest(repository, choose(repository, wanted))
+            manifest = open_manifest(repository, choose(repository, wanted, origins))
             starts = write_lines(manifest, file)
         header, trailer = manifest.header, manifest.trailer
         assert trailer is not None  # since the lines have ended
+        assert manifest.seal is not None
+        origin = origins.of_seal(header.set, header.version, manifest.seal)
 
         def show() -> int:
             tree = VersionTree(Path(file.name), starts)
@@ -163,7 +174,7 @@ def mount_version(
             server.end()
             raise
     os.write(server.stdin_fd, serve.GO)
-    return Mounted(header.set, header.version, trailer.files, trailer.bytes)
+    return Mounted(header.set, header.version, trailer.files, trailer.bytes, str(origin))
 
 
 def _attach(server: Fork, file: BinaryIO, volumes: int, directory: Path) -> None:

@@ -2,42 +2,74 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
 
 from ntt_backup.dump.retention import Retention
-from ntt_backup.errors import RemoteError
+from ntt_backup.errors import complete
+from ntt_backup.snapshot.origins import NOBODY, Origins
 from ntt_backup.snapshot.repository.contract import Repository, RepositoryToRead
-from ntt_backup.snapshot.retention import Plan, plan
+from ntt_backup.snapshot.retention import Plan, known, plan
 from ntt_backup.snapshot.versions import facts, versions
 
 
-def plan_of(repository: RepositoryToRead, set: str, rule: Retention, now: datetime) -> Plan:
-    """Returns what is to be removed. Raises RemoteError where a version does not tell which others
-    it needs.
+def plan_of(
+    repository: RepositoryToRead,
+    set: str,
+    rule: Retention,
+    now: datetime,
+    origins: Origins = NOBODY,
+    *,
+    every: float | None = None,
+    trust: bool = False,
+    drop: bool = False,
+) -> Plan:
+    """Returns what is to be removed.
+
+    Args:
+        repository: Where the versions lie.
+        set: The set.
+        rule: How many versions are kept.
+        now: By the clock of this host.
+        origins: Who made versions.
+        every: How often a version is taken, in seconds; None where that is not known.
+        trust: Every version counts, by the time that it says itself.
+        drop: Doubtful versions go, too.
     """
     found = versions(repository, set)
-    if len(found) <= rule.last and all(one.whole for one in found):
-        return Plan(found, (), (), (), {})  # Nothing need be read.
-    chains, times = {}, {}
-    for version, header, _, problem in facts(repository, found):
-        if header is None:
-            raise RemoteError(
-                f"it is not known which versions {version} needs, so nothing is removed",
-                detail=problem,
-                hint="a newer program may have written it; if not, remove the file manifest of this"
-                " version below snapshots/ on the target, and nothing else: others may need its"
-                " packs; then call this again",
-            )
-        chains[version.name], times[version.name] = header.chain, header.begun
-    return plan(found, chains, times, rule, now)
+    said = list(facts(repository, found, origins))
+    told = known(said, signed=origins.signed, every=every, trust=trust)
+    return plan(found, told, rule, now, drop=drop)
 
 
-def expire(repository: Repository, set: str, rule: Retention, now: datetime) -> Plan:
+def expire(
+    repository: Repository,
+    set: str,
+    rule: Retention,
+    now: datetime,
+    origins: Origins = NOBODY,
+    *,
+    every: float | None = None,
+    problem: Callable[[str, str], object] = lambda *_: None,
+) -> Plan:
     """Removes what retention does not keep; returns what that was. It may be killed at any instant:
-    what stays can be restored. The lock of the set is held meanwhile. Raises RemoteDenied where the
-    target is append-only.
+    what stays can be restored. The lock of the set is held meanwhile. Arguments as in `plan_of`.
+    problem(what, why) hears of doubtful versions. Raises RemoteDenied where the target is
+    append-only.
     """
-    found = plan_of(repository, set, rule, now)
+    there = versions(repository, set)
+    if len(there) <= rule.last and all(one.whole for one in there):
+        return Plan(there, (), (), (), (), {})  # Nothing need be read.
+    found = plan_of(repository, set, rule, now, origins, every=every)
     if names := found.names:
         repository.remove(names)
+    if found.doubtful:
+        version, why = found.doubtful[-1]
+        problem(
+            f"{len(found.doubtful)} doubtful versions",
+            complete(
+                f"they do not count, and stay: {version}, {why}; see ntt-backup-remote snapshot"
+                f" forget {set}"
+            ),
+        )
     return found

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ntt_backup.config import RemoteConfig
+from ntt_backup.config.host_key import HostKeys
 from ntt_backup.dump.retention import Retention
 from ntt_backup.errors import BackupError
 from ntt_backup.objects.cache import directory_for
@@ -43,11 +44,29 @@ def take_version(
         closing(open_repository(settings)) as repository,
     ):
         how = {"full": full, "paranoid": paranoid}
-        taken = take(repository, without(set, own), copies=copies, now=now, report=report, **how)
+        keys = HostKeys.of(settings)
+        taken = take(
+            repository,
+            without(set, own),
+            copies=copies,
+            now=now,
+            keys=keys,
+            report=report,
+            **how,
+        )
         note(taken)
         if (named := settings.snapshots.get(set.name)) is not None:
             try:
-                taken.forgotten = len(expire(repository, set.name, Retention.of(named), now).gone)
+                gone = expire(
+                    repository,
+                    set.name,
+                    Retention.of(named),
+                    now,
+                    copies.origins(keys),
+                    every=named.every,
+                    problem=report.problem,
+                ).gone
+                taken.forgotten = len(gone)
             except BackupError as error:
                 report.problem("versions past retention", f"still on the target: {error}")
         return taken

@@ -3,34 +3,45 @@
 A version needs all versions of its chain. So of a chain only increments at its end can go, and the
 whole of it goes when none of its versions is kept. At every instant of a removal all versions that
 exist can be restored: a manifest goes before all that it needs, and before its own files.
+
+Whoever may add versions to a target must not be able to have others removed by that. So a version
+counts by when it arrived, as the target knows it, and not by what it says; a doubtful version (see
+`doubts`) takes no place among those that are kept, and does not go by itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
+from ntt_backup.config.host_key import Origin
 from ntt_backup.config.sections import SnapshotSettings
 from ntt_backup.dump.retention import Retention, kept
 from ntt_backup.snapshot.repository.names import MANIFEST
-from ntt_backup.snapshot.versions import Version
+from ntt_backup.snapshot.versions import Facts, Version
 from ntt_backup.wire.snapshot_names import begun
 
-# A take may last as long before its version is taken for one that died.
+# Nothing arrives for as long of a version that died.
 DEAD_AFTER: Final = timedelta(days=1)
+_HOUR: Final = timedelta(hours=1)
+# Versions of unknown origin that may arrive within an hour, where no schedule is known.
+_FEW: Final = 2
 
 
 class Plan(NamedTuple):
     """Says which versions of a set stay, and which go. kept: by the rule. needed: stays, and for
     which version. gone: versions that are removed. dead: what was never finished, or not wholly
-    removed. times: when whole versions were begun; their names tell of those that are not in it.
+    removed. doubtful: stays, and why it does not count. times: when whole versions were begun; the
+    names of those that are not in it tell.
     """
 
     kept: Sequence[Version]
     needed: Sequence[tuple[Version, str]]
     gone: Sequence[Version]
     dead: Sequence[Version]
+    doubtful: Sequence[tuple[Version, str]]
     times: Mapping[str, datetime]
 
     def begun(self, one: Version) -> datetime:
@@ -50,51 +61,160 @@ class Plan(NamedTuple):
         return [*manifests, *(one for one in rest if not one.endswith(f"/{MANIFEST}"))]
 
 
-def plan(
-    versions: Sequence[Version],
-    chains: Mapping[str, Sequence[str]],
-    times: Mapping[str, datetime],
-    rule: Retention,
-    now: datetime,
-) -> Plan:
-    """Returns what becomes of versions, all of one set, the oldest first. chains: of the whole
-    ones, by name; times: when those were begun.
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of the whole versions of a set, by name.
+
+    Attributes:
+        chains: The versions that each one needs, itself last. One that cannot be read has none.
+        times: When each was begun, as it says itself.
+        arrived: By which time each counts.
+        ours: Those that this host made.
+        doubts: Why a version does not count.
     """
-    whole = {one.name: one for one in versions if one.whole}
-    sound = [name for name in whole if whole.keys() >= set(chains[name])]
-    # What has lost a version that it needs stays as long as it would, but others are kept for it.
-    staying = _kept(whole, times, rule) | _kept(sound, times, rule)
-    unfinished = [one for one in versions if not one.whole]
-    dead = [one for one in unfinished if _is_dead(one, times, now)]
-    needed = {name: root for root in sorted(staying, reverse=True) for name in chains[root]}
-    for one in unfinished:
-        # Another host's take may build on what was the newest when it began.
-        before = [name for name in whole if name < one.name]
-        if one not in dead and before:
-            needed = dict.fromkeys(chains[before[-1]], one.name) | needed
-    return Plan(
-        [one for name, one in whole.items() if name in staying],
-        [(one, needed[name]) for name, one in whole.items() if name in needed.keys() - staying],
-        [one for name, one in whole.items() if name not in needed],
-        [one for one in dead if one.name not in needed],
+
+    chains: Mapping[str, Sequence[str]]
+    times: Mapping[str, datetime]
+    arrived: Mapping[str, datetime]
+    ours: frozenset[str] = frozenset()
+    doubts: Mapping[str, str] = field(default_factory=dict)
+
+
+def known(
+    found: Sequence[Facts], *, signed: bool, every: float | None = None, trust: bool = False
+) -> Known:
+    """Returns what facts say of versions.
+
+    Args:
+        found: The facts of all whole versions of a set.
+        signed: Whether this host has a key: then only what it made counts.
+        every: How often a version is taken, in seconds; None where that is not known.
+        trust: Every version that can be read counts, by the time that it says itself.
+    """
+    sound = {one.version.name: one for one in found if one.header is not None}
+    times = {name: one.header.begun for name, one in sound.items() if one.header is not None}
+    arrived = {name: one.version.arrived for name, one in sound.items()}
+    return Known(
+        {name: one.header.chain for name, one in sound.items() if one.header is not None},
         times,
+        times if trust else arrived,
+        frozenset(name for name, one in sound.items() if one.origin == Origin.OURS),
+        {
+            one.version.name: why
+            for one, why in doubts(found, signed=signed, every=every)
+            if not trust or one.header is None
+        },
     )
 
 
-def _kept(names: Iterable[str], times: Mapping[str, datetime], rule: Retention) -> frozenset[str]:
-    found = {name: times[name] for name in names}
-    return kept(found, rule) if found else frozenset()
+def doubts(
+    found: Sequence[Facts], *, signed: bool, every: float | None = None
+) -> list[tuple[Facts, str]]:
+    """Returns the versions that do not count, each with the reason. Arguments as in `known`."""
+    crowd = _crowd(found, 1 + -(-3600 // every) if every else _FEW)
+    said = []
+    for one in found:
+        if one.header is None:
+            said.append((one, f"no manifest that can be read: {one.problem}"))
+        elif one.origin == Origin.FORGED:
+            said.append((one, "FORGED: it names a key of this host, which did not sign it"))
+        elif not one.version.could_begin(one.header.begun):
+            at = f"{one.version.arrived:%Y-%m-%d}"
+            said.append((one, f"it says {one.header.begun:%Y-%m-%d}, and has arrived on {at}"))
+        elif signed and one.origin != Origin.OURS:
+            said.append((one, "not of this host"))
+        elif one.version.name in crowd:
+            said.append((one, f"one of {crowd[one.version.name]} that arrived within an hour"))
+    return said
 
 
-def _is_dead(one: Version, times: Mapping[str, datetime], now: datetime) -> bool:
-    """Returns whether a version without manifest is what a take or a removal has left: a later
-    version is whole, and no take lasts so long. times: when the whole ones were begun.
+def _crowd(found: Sequence[Facts], most: float) -> dict[str, int]:
+    """Returns the versions of unknown origin of which more than most arrived within an hour, each
+    with how many those are.
     """
-    named = begun(one.name)
-    later = {name: time for name, time in times.items() if one.name < name}
-    if named > now:  # A clock was ahead once. It was begun before the whole ones behind it.
-        return any(now - time > DEAD_AFTER for name, time in later.items() if begun(name) > named)
-    return bool(later) and now - named > DEAD_AFTER
+    foreign = sorted(
+        (one.version for one in found if one.origin != Origin.OURS), key=lambda one: one.arrived
+    )
+    crowd: dict[str, int] = {}
+    first = 0
+    for last, version in enumerate(foreign):
+        while version.arrived - foreign[first].arrived > _HOUR:
+            first += 1
+        if (count := last + 1 - first) > most:
+            for one in foreign[first : last + 1]:
+                crowd[one.name] = max(count, crowd.get(one.name, 0))
+    return crowd
+
+
+def plan(
+    versions: Sequence[Version], known: Known, rule: Retention, now: datetime, *, drop: bool = False
+) -> Plan:
+    """Returns what becomes of versions, all of one set, the oldest first.
+
+    Args:
+        versions: Also those that were never finished.
+        known: What is known of the whole ones.
+        rule: How many are kept.
+        now: By the clock of this host.
+        drop: Doubtful versions go, too, unless one that stays needs them.
+    """
+    chains, doubtful = known.chains, known.doubts
+    whole = {one.name: one for one in versions if one.whole}
+    count = [name for name in whole if name in chains and name not in doubtful]
+    sound = [name for name in count if whole.keys() >= set(chains[name])]
+    # What has lost a version that it needs stays as long as it would, but others are kept for it.
+    # And what others have made keeps nothing of this host from its place.
+    ours = [name for name in sound if name in known.ours]
+    staying = {*_kept(count, known, rule), *_kept(sound, known, rule), *_kept(ours, known, rule)}
+    unsure = () if drop else [name for name in whole if name in doubtful]
+    roots = [*(name for name in unsure if name in chains), *sorted(staying, reverse=True)]
+    needed = {name: root for root in roots for name in chains[root]}
+    # What was there before somebody began to plant versions stays. A version that cannot be read
+    # may be one of a newer program, which builds on what was the newest.
+    first = sorted(unsure, key=lambda name: (whole[name].arrived, name))[:1]
+    for name in {*first, *(one for one in unsure if one not in chains)}:
+        if before := _before(whole[name], sound, known):
+            needed = dict.fromkeys(chains[before], name) | needed
+    unfinished = [one for one in versions if not one.whole]
+    dead = [one for one in unfinished if _is_dead(one, count, known, now)]
+    for one in unfinished:
+        # Another host's take may build on what was the newest when it began.
+        if one not in dead and (before := _before(one, [*chains], known)):
+            needed = dict.fromkeys(chains[before], one.name) | needed
+    gone = [name for name in whole if name not in needed and name not in unsure]
+    return Plan(
+        [one for name, one in whole.items() if name in staying],
+        [
+            (one, needed[name])
+            for name, one in whole.items()
+            if name in needed.keys() - staying and name not in unsure
+        ],
+        [whole[name] for name in gone],
+        [one for one in dead if one.name not in needed],
+        [(whole[name], doubtful[name]) for name in unsure],
+        known.times,
+    )
+
+
+def _kept(names: Iterable[str], known: Known, rule: Retention) -> frozenset[str]:
+    found = sorted(names, key=lambda name: (known.arrived[name], name))
+    return kept({name: known.arrived[name] for name in found}, rule) if found else frozenset()
+
+
+def _before(one: Version, names: Iterable[str], known: Known) -> str:
+    """Returns the newest of some versions that arrived before another one; "" where none did."""
+    first = min((file.arrived for file in one.files), default=one.arrived)
+    limit = first if first.year > 1970 else begun(one.name)
+    earlier = [name for name in names if known.arrived[name] <= limit]
+    return max(earlier, key=lambda name: (known.arrived[name], name), default="")
+
+
+def _is_dead(one: Version, count: Iterable[str], known: Known, now: datetime) -> bool:
+    """Returns whether a version without manifest is what a take or a removal has left: nothing of
+    it has arrived for long, and a later version is whole.
+    """
+    later = any(known.arrived[name] > one.arrived for name in count)
+    return later and now - one.arrived > DEAD_AFTER
 
 
 def life(wanted: SnapshotSettings) -> timedelta:

@@ -1,7 +1,7 @@
 """A run takes a version of each set that has `every`, once the last is as old as that.
 
-When that was taken the target is asked, not a memory of ours: a version that was taken by hand or
-by another host counts, one that was lost does not.
+When that was taken the target is asked, not a memory of ours: a version of this host that was taken
+by hand counts, and so does one of another host whose key is known; one that was lost does not.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from ntt_backup.snapshot.events import (
 )
 from ntt_backup.snapshot.job import take_version
 from ntt_backup.snapshot.last_take import forget_failure, keep, last, noting
+from ntt_backup.snapshot.origins import Origins
 from ntt_backup.snapshot.repository.open import open_repository
 from ntt_backup.snapshot.take.new_version import Report
 from ntt_backup.snapshot.take.sets import of_settings
@@ -82,7 +83,7 @@ def take_due(settings: RemoteConfig, emit: Emit, *, patient: bool = False) -> Jo
 def _look_for(settings: RemoteConfig, name: str, every: float) -> float:
     with closing(open_repository(settings)) as repository:
         now = datetime.now(UTC)
-        return due_in(last_begun(repository, name, now), every, now)
+        return due_in(last_begun(repository, name, now, Origins.of(settings)), every, now)
 
 
 def _take(settings: RemoteConfig, name: str, emit: Emit) -> bool:

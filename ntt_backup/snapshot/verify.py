@@ -16,9 +16,11 @@ from hashlib import sha256
 from typing import Final, NamedTuple
 from zlib import crc32
 
+from ntt_backup.config.host_key import Origin
 from ntt_backup.errors import SOME_FAILED, ConfigError, RemoteUnreachable
 from ntt_backup.snapshot.format.entry import Entry, Extent
 from ntt_backup.snapshot.format.manifest import Header, ManifestReader, Trailer
+from ntt_backup.snapshot.origins import NOBODY, Origins
 from ntt_backup.snapshot.repository.contract import FileMissing, RepositoryToRead, SnapshotDamaged
 from ntt_backup.snapshot.repository.names import MANIFEST, MAP, FileName, pack_name, require_set
 from ntt_backup.snapshot.verify_content import ContentCheck
@@ -43,7 +45,8 @@ class Damage(NamedTuple):
 class Findings:
     """Holds what a check has found. versions: checked. entries: that they have. files: looked up on
     the target. bytes: fetched content. damaged: versions that cannot be restored as a whole. wrong:
-    why, the first thousand of `wrong_total`. unfinished: versions that never were.
+    why, the first thousand of `wrong_total`. unfinished: versions that never were. foreign: those
+    that this host did not make, as far as is known.
     """
 
     versions: int = 0
@@ -54,6 +57,7 @@ class Findings:
     wrong: list[Damage] = field(default_factory=list)
     wrong_total: int = 0
     unfinished: int = 0
+    foreign: list[str] = field(default_factory=list)
     duration_s: float = 0.0
 
     @property
@@ -83,6 +87,7 @@ def verify(
     repository: RepositoryToRead,
     question: Question,
     on_progress: Callable[[Findings], object] = lambda _: None,
+    origins: Origins = NOBODY,
 ) -> Findings:
     """Checks versions in a repository. Raises ConfigError where there is none to check.
 
@@ -95,14 +100,14 @@ def verify(
     known = versions(repository, name)
     wanted = [one for one in known if one.whole]
     if one or not wanted:
-        wanted = [choose(repository, question.which)] if name else []
+        wanted = [choose(repository, question.which, origins)] if name else []
     since = question.since.replace("-", "").replace(":", "")
     if since and not _MOMENT.fullmatch(since):
         raise ConfigError(
             f"{question.since!r} is neither a day nor a version", hint="such as 2026-03-31"
         )
     found = Findings(unfinished=sum(not one.whole for one in known))
-    check = _Check(repository, known, found, question.share, on_progress)
+    check = _Check(repository, known, found, question.share, on_progress, origins)
     for version in wanted:
         if version.name.replace("-", "") >= since:
             check.check(version, alone=bool(one))
@@ -118,7 +123,9 @@ class _Check:
         found: Findings,
         share: float,
         on_progress: Callable[[Findings], object],
+        origins: Origins,
     ) -> None:
+        self._origins = origins
         self._repository = repository
         self._known = {(one.set, one.name): one for one in known}
         self._found = found
@@ -169,6 +176,12 @@ class _Check:
                     pass
             if reader.trailer != said.trailer:
                 raise SnapshotDamaged("its end says something else than its content")
+            assert reader.seal is not None
+            origin = self._origins.of_seal(version.set, version.name, reader.seal)
+            if origin == Origin.FORGED:
+                raise SnapshotDamaged("it names a key of this host, which did not sign it: FORGED")
+            if origin != Origin.OURS:
+                self._found.foreign.append(str(version))
         except (SnapshotDamaged, FileMissing) as error:
             detail = error.detail if isinstance(error, SnapshotDamaged) else "it is missing"
             self._found.add(

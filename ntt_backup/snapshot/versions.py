@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
+from ntt_backup.config.host_key import Origin
 from ntt_backup.errors import ConfigError, RemoteDenied, RemoteUnreachable
 from ntt_backup.snapshot.format.manifest import (
     END_BYTES,
     Header,
     ManifestReader,
     Trailer,
+    ending_of,
     tail_size,
-    trailer_of,
 )
+from ntt_backup.snapshot.origins import NOBODY, Origins
 from ntt_backup.snapshot.repository.contract import (
     FileMissing,
     Range,
@@ -27,10 +29,16 @@ from ntt_backup.snapshot.repository.names import MANIFEST, FileName, require_set
 from ntt_backup.wire.snapshot_names import begun
 
 _PIECE: Final = 1 << 20
+# Files of this year are of a target that does not say when they arrived.
+_UNTOLD: Final = 1970
 # Enough for a header and a trailer, as a rule.
 _END: Final = 16 << 10
 _TRAILER: Final = 4 << 10
 _LARGEST_TAIL: Final = 16 << 20
+# What a version says of its time, and what the target says, may differ by as much.
+LEEWAY: Final = timedelta(days=1)
+# Versions of others, newer than all of this host, that are looked at.
+_MOST_FOREIGN: Final = 500
 
 
 class Version(NamedTuple):
@@ -64,6 +72,25 @@ class Version(NamedTuple):
         """Bytes in the repository."""
         return sum(one.size for one in self.files)
 
+    @property
+    def arrived(self) -> datetime:
+        """Returns when the target got the last of its files, by the target's clock; what the name
+        says where the target does not tell.
+        """
+        last = self.manifest.arrived if self.manifest is not None else self._arrivals[-1]
+        return last if last.year > _UNTOLD else begun(self.name)
+
+    def could_begin(self, at: datetime) -> bool:
+        """Returns whether a version with these files may have been begun then: not long before its
+        first file arrived, nor after the last one.
+        """
+        first, last = self._arrivals[0], self.arrived
+        return first.year == _UNTOLD or first - LEEWAY <= at <= last + LEEWAY
+
+    @property
+    def _arrivals(self) -> list[datetime]:
+        return sorted(one.arrived for one in self.files)
+
 
 def versions(repository: RepositoryToRead, below: str = "") -> list[Version]:
     """Returns the versions of a set, or of all, the oldest of each set first; those that were never
@@ -76,9 +103,15 @@ def versions(repository: RepositoryToRead, below: str = "") -> list[Version]:
     return [Version(*key, tuple(files)) for key, files in sorted(found.items())]
 
 
-def choose(repository: RepositoryToRead, wanted: str) -> Version:
-    """Returns the version that `SET`, the newest, or `SET@VERSION` means; the first letters of a
-    version are enough. Raises ConfigError where there is none, or more than one.
+def choose(repository: RepositoryToRead, wanted: str, origins: Origins = NOBODY) -> Version:
+    """Returns the version that `SET` or `SET@VERSION` means. Raises ConfigError where there is
+    none, or more than one.
+
+    Args:
+        repository: Where the versions lie.
+        wanted: `SET` means the newest of this host; where this host made none that is known, the
+            one that arrived last. Of a version the first letters are enough.
+        origins: Who made versions.
     """
     name, _, begin = wanted.partition("@")
     require_set(name)
@@ -91,7 +124,72 @@ def choose(repository: RepositoryToRead, wanted: str) -> Version:
             else f"{name} has no version",
             hint=f"see ntt-backup-remote snapshot list {name}",
         )
-    return fitting[-1]
+    if begin:
+        return fitting[0]
+    return newest_of_host(repository, whole, origins) or _last_arrived(repository, whole)
+
+
+def newest_of_host(
+    repository: RepositoryToRead, whole: Sequence[Version], origins: Origins
+) -> Version | None:
+    """Returns the newest version that this host made; None where none is known.
+
+    Args:
+        repository: Where the versions lie.
+        whole: All whole versions of a set, the oldest first.
+        origins: Who made versions.
+
+    Raises:
+        ConfigError: Versions are sealed, and none is known by its name.
+        RemoteDenied: Versions may not be read, and none is known by its name.
+    """
+    for version in whole[: -_MOST_FOREIGN - 1 : -1]:
+        if origins.names(version.set, version.name):
+            return version
+        if origins.signed and _is_ours(repository, version, origins):
+            return version
+    # One that is known by its name need not be read.
+    for version in whole[::-1]:
+        if origins.names(version.set, version.name):
+            return version
+    return None
+
+
+def _is_ours(repository: RepositoryToRead, version: Version, origins: Origins) -> bool:
+    return next(facts(repository, [version], origins)).origin == Origin.OURS
+
+
+def _last_arrived(repository: RepositoryToRead, whole: Sequence[Version]) -> Version:
+    """Returns the version that arrived last, of those that have a manifest if there is one."""
+    by_arrival = sorted(whole, key=lambda one: one.arrived)
+    for one in by_arrival[: -_MOST_FOREIGN - 1 : -1]:
+        if next(facts(repository, [one])).header is not None:
+            return one
+    return by_arrival[-1]
+
+
+def newest_name(
+    repository: RepositoryToRead, whole: Sequence[Version], origins: Origins, now: datetime
+) -> str:
+    """Returns the name behind which a new version comes, whatever the clock says; "" where there
+    is none. A name that is ahead of the clock counts where it was the time at which the version
+    arrived, or where this host made it; anybody may write any other.
+
+    Args:
+        repository: Where the versions lie.
+        whole: All whole versions of a set, the oldest first.
+        origins: Who made versions.
+        now: By the clock of this host.
+    """
+    for version in whole[::-1]:
+        if begun(version.name) <= now or origins.names(version.set, version.name):
+            return version.name
+        if abs(version.arrived - begun(version.name)) <= LEEWAY:
+            return version.name
+        with suppress(ConfigError, RemoteDenied):
+            if origins.signed and _is_ours(repository, version, origins):
+                return version.name
+    return ""
 
 
 def content(repository: RepositoryToRead, file: StoredFile) -> Iterator[bytes]:
@@ -109,17 +207,22 @@ def open_manifest(repository: RepositoryToRead, version: Version) -> ManifestRea
 
 
 class Facts(NamedTuple):
-    """Holds what a manifest says first and last; neither, and a problem, where it is damaged."""
+    """Holds what a manifest says first and last; neither, and a problem, where it is damaged, or is
+    none. origin: who made it.
+    """
 
     version: Version
     header: Header | None
     trailer: Trailer | None
     problem: str = ""
+    origin: Origin = Origin.UNKNOWN
 
 
-def facts(repository: RepositoryToRead, versions: Iterable[Version]) -> Iterator[Facts]:
-    """Yields what the manifests of whole versions say, unproven, since of large ones only the ends
-    are read.
+def facts(
+    repository: RepositoryToRead, versions: Iterable[Version], origins: Origins = NOBODY
+) -> Iterator[Facts]:
+    """Yields what the manifests of whole versions say. Of large ones only the ends are read, so
+    they are not proved; but what is of this host has the header and the trailer that it made.
     """
     whole = [(one, one.manifest) for one in versions if one.manifest is not None]
     pieces = repository.read(one for _, file in whole for one in _ends(file))
@@ -127,9 +230,7 @@ def facts(repository: RepositoryToRead, versions: Iterable[Version]) -> Iterator
         for version, file in whole:
             ends = [next(pieces) for _ in _ends(file)]
             try:
-                yield Facts(
-                    version, _header(repository, version, ends), _trailer(repository, file, ends)
-                )
+                yield _facts(repository, version, ends, origins)
             except SnapshotDamaged as error:
                 yield Facts(version, None, None, error.detail)
     except FileMissing as error:
@@ -138,10 +239,17 @@ def facts(repository: RepositoryToRead, versions: Iterable[Version]) -> Iterator
         ) from error
 
 
-def last_begun(repository: RepositoryToRead, set: str, now: datetime) -> datetime | None:
-    """Returns when the newest version of a set was begun; None where there is none."""
+def last_begun(
+    repository: RepositoryToRead, set: str, now: datetime, origins: Origins
+) -> datetime | None:
+    """Returns when the newest version of a set was begun that this host made; None where there is
+    none.
+    """
     whole = [one for one in versions(repository, set) if one.whole]
-    return begun_by(repository, whole[-1], now) if whole else None
+    with suppress(ConfigError, RemoteDenied):  # Nothing is known of them then.
+        if (newest := newest_of_host(repository, whole, origins)) is not None:
+            return begun_by(repository, newest, now)
+    return None
 
 
 def begun_by(repository: RepositoryToRead, version: Version, now: datetime) -> datetime:
@@ -167,7 +275,7 @@ def trailers(repository: RepositoryToRead, versions: Iterable[Version]) -> Itera
         for file, start in zip(files, starts, strict=True)
     )
     for file, piece in zip(files, pieces, strict=True):
-        yield _trailer(repository, file, [piece])
+        yield ending_of(_tail(repository, file, [piece]))[0]
 
 
 def _ends(file: StoredFile) -> list[Range]:
@@ -176,13 +284,18 @@ def _ends(file: StoredFile) -> list[Range]:
     return [Range(file.name, 0, file.size)] if file.size else []
 
 
-def _header(repository: RepositoryToRead, version: Version, ends: list[bytes]) -> Header:
+def _facts(
+    repository: RepositoryToRead, version: Version, ends: list[bytes], origins: Origins
+) -> Facts:
+    assert version.manifest is not None
     try:
-        header = ManifestReader(ends[:1]).header
-    except SnapshotDamaged:
-        return open_manifest(repository, version).header
-    require_own(header, version)
-    return header
+        reader = ManifestReader(ends[:1])
+        require_own(reader.header, version)
+    except SnapshotDamaged:  # Or it is longer than what was read of it.
+        reader = open_manifest(repository, version)
+    trailer, seal = ending_of(_tail(repository, version.manifest, ends), reader.header_sum)
+    origin = origins.of_seal(version.set, version.name, seal)
+    return Facts(version, reader.header, trailer, origin=origin)
 
 
 def require_own(header: Header, version: Version) -> None:
@@ -191,9 +304,10 @@ def require_own(header: Header, version: Version) -> None:
         raise SnapshotDamaged(f"the manifest of {version} is that of another version")
 
 
-def _trailer(repository: RepositoryToRead, file: StoredFile, ends: list[bytes]) -> Trailer:
+def _tail(repository: RepositoryToRead, file: StoredFile, ends: list[bytes]) -> bytes:
+    """Returns the last bytes of a manifest, as `ending_of` needs them."""
     end = b"".join(ends[-1:])
     size = tail_size(end[-END_BYTES:])
     if len(end) < size <= min(file.size, _LARGEST_TAIL):
         end = next(repository.read([Range(file.name, file.size - size, size)]))
-    return trailer_of(end[-size:])
+    return end[-size:]

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ntt_backup.config.host_key import make_host_key
 from ntt_backup.config.sections import RemoteSettings
 from tests import program
 from tests.files import tree
@@ -60,7 +61,12 @@ class Machine:
 
     @property
     def environ(self) -> dict[str, str]:
-        return {**os.environ, "XDG_CACHE_HOME": str(self.root / "cache")}
+        own = {"XDG_CACHE_HOME": "cache", "XDG_CONFIG_HOME": "config"}
+        return {**os.environ, **{name: str(self.root / one) for name, one in own.items()}}
+
+    def make_host_key(self) -> None:
+        """Makes a host key, as `init-db` does."""
+        assert make_host_key(self.root / "config" / "ntt-backup" / "host.key").startswith("made")
 
     def run(self, *args: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
         done = program.run(self.args(*args), self.environ, PATIENCE)

@@ -9,18 +9,37 @@ import random
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ntt_backup.client.connection import SessionSpec
+from ntt_backup.client.local import Local
+from ntt_backup.config.sections import RunSettings
 from ntt_backup.dump.retention import Retention
+from ntt_backup.errors import RemoteDenied
 from ntt_backup.objects.s3 import open_bucket
 from ntt_backup.snapshot.forget import expire
+from ntt_backup.snapshot.format.manifest import (
+    END_BYTES,
+    ManifestReader,
+    ManifestWriter,
+    ending_of,
+    tail_size,
+)
 from ntt_backup.snapshot.repository.by_objects import RepositoryByObjects
+from ntt_backup.snapshot.repository.by_receiver import RepositoryByReceiver
+from ntt_backup.snapshot.take.copies import Copies
+from ntt_backup.snapshot.take.new_version import take
+from ntt_backup.snapshot.take.sets import SnapshotSet
+from tests import program
 from tests.acceptance.snapshot_machine import Machine
 from tests.environment import wait_until
 from tests.files import tree
@@ -187,6 +206,132 @@ def test_forget_removes_no_more_than_was_agreed_to(machine: Machine) -> None:
     assert machine.versions() == taken
 
 
+@dataclass(frozen=True, slots=True)
+class AddsSnapshots(Local):
+    """As an ssh key whose forced command lists nothing else in its --allow."""
+
+    root: str = ""
+
+    def argv(self, _: str) -> list[str]:
+        program = "from ntt_backup.receiver.__main__ import main; raise SystemExit(main())"
+        return [sys.executable, "-c", program, "--root", self.root, "--allow", "snapshot"]
+
+
+def planted(machine: Machine, count: int) -> list[str]:
+    """Empty versions with clocks over days, as a client adds them whose key allows no more."""
+    target = str(machine.target)
+    key = AddsSnapshots(root=target)
+    spec = SessionSpec(key, target, "0" * 12, "x", "snapshot", RunSettings())
+    empty = machine.root / "empty"
+    empty.mkdir(exist_ok=True)
+    (machine.root / "cache of the enemy").mkdir(exist_ok=True)
+    names = []
+    with closing(RepositoryByReceiver(spec)) as repository:
+        with pytest.raises(RemoteDenied, match="append-only"):
+            repository.remove([f"etc/{machine.versions()[0]}/manifest"])
+        for number in range(count):
+            taken = take(
+                repository,
+                SnapshotSet("etc", (str(empty),)),
+                copies=Copies(machine.root / "cache of the enemy"),
+                now=datetime.now(UTC) - timedelta(days=number, hours=-1),
+                full=True,
+            )
+            names.append(taken.version)
+    return names
+
+
+@pytest.mark.parametrize("key", [False, True], ids=["no key", "key"])
+def test_what_an_append_only_client_plants_has_no_good_version_removed_nor_restored(
+    machine: Machine, key: bool
+) -> None:
+    if key:
+        machine.make_host_key()
+    contents = {}
+    for number in range(3):
+        (machine.files / "hosts").write_text(f"{number}")
+        contents[machine.take("--full")] = tree(machine.files)
+    bad = planted(machine, 20)
+    name = "snapshots/etc/99991231T235959Z-00000000"
+    (machine.target / name).mkdir()
+    (machine.target / name / "manifest").write_bytes(b"x")
+
+    def forget(**how: str) -> Any:
+        # As on another host, which prunes: it has the key, if there is one, and nothing else.
+        environ = {**machine.environ, "XDG_CACHE_HOME": str(machine.root / "cache of another")}
+        args = machine.args("forget", "etc", "--keep-last", "2", "--yes", "--json")
+        done = program.run([*args, *how], environ, PATIENCE)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    done = forget()
+    # Without a key, those of three days alone would do for a keep_last of 2.
+    assert [one for one in done["gone"] if one in contents] == list(contents)[:1] * key
+    assert {one["version"] for one in done["doubtful"]} >= set(bad)
+    kept = list(contents)[key:]
+    # The host itself goes on, and tells its own from the others.
+    (machine.files / "hosts").write_text("last")
+    taken = machine.json("take", "etc")
+    assert taken["parent"] == kept[-1]
+    contents[taken["version"]] = tree(machine.files)
+    rows = {row["version"]: row for row in machine.json("list", "etc", expect=7)["versions"]}
+    assert {row["origin"] for one, row in rows.items() if one in (*kept, taken["version"])} == {
+        "this host"
+    }
+    assert {rows[one]["origin"] for one in bad} == {"unknown"}
+    back = machine.root / "newest"
+    assert machine.json("restore", "etc", "--to", str(back))["version"] == taken["version"]
+    for one in (*kept, taken["version"]):
+        assert machine.restored(one) == contents[one]
+    refused = machine.call("restore", f"etc@{bad[0]}", "--to", str(back), expect=2)
+    assert "--trust-target" in refused
+    restored = machine.json("restore", f"etc@{bad[0]}", "--to", str(back), "--trust-target")
+    assert restored["origin"] == "unknown"
+    checked = machine.json("verify", "etc", expect=7)
+    assert (len(checked["damaged"]), len(checked["foreign"])) == (1, 20)
+    # Once an operator has looked at them, they go.
+    machine.call("forget", "etc", "--keep-last", "100", "--drop-doubtful", "--yes")
+    assert machine.versions() == [*kept, taken["version"]]
+
+
+def test_a_new_machine_restores_with_the_key_or_by_an_option(machine: Machine) -> None:
+    machine.make_host_key()
+    (machine.files / "hosts").write_text("content")
+    version = machine.take()
+    shutil.rmtree(machine.root / "cache")
+    assert machine.restored(version) == tree(machine.files)
+    shutil.rmtree(machine.root / "config")
+    back = machine.root / "by option"
+    assert "--trust-target" in machine.call("restore", "etc", "--to", str(back), expect=2)
+    assert not [one for one in back.iterdir() if not one.name.startswith(".")]
+    said = machine.call("restore", "etc", "--to", str(back), "--trust-target")
+    assert "nothing proves who made this version" in said
+    assert tree(back / str(machine.files)[1:]) == tree(machine.files)
+
+
+def test_a_version_that_plays_this_host_is_forged(machine: Machine) -> None:
+    machine.make_host_key()
+    (machine.files / "hosts").write_text("content")
+    version = machine.take()
+    shutil.rmtree(machine.root / "cache")
+    (manifest,) = machine.target.glob(f"snapshots/etc/{version}/manifest")
+    data = manifest.read_bytes()
+    signature = ending_of(data[-tail_size(data[-END_BYTES:]) :])[1].signature
+    reader = ManifestReader([data])
+    out: list[bytes] = []
+    writer = ManifestWriter(out.append, reader.header, lambda _: signature)
+    for entry in reader.entries():
+        writer.add(entry.line())
+    assert reader.trailer is not None
+    writer.end(replace(reader.trailer, skipped=1))
+    manifest.write_bytes(b"".join(out))
+    assert machine.json("list")["versions"][0]["origin"] == "forged"
+    assert "FORGED" in machine.call("list")
+    assert "FORGED" in machine.call("verify", expect=7)
+    back = str(machine.root / "back")
+    assert "FORGED" in machine.call("restore", f"etc@{version}", "--to", back, expect=2)
+
+
 def test_a_set_is_changed_by_one_at_a_time(machine: Machine) -> None:
     taken = [machine.take("--full"), machine.take("--full")]
     with (machine.root / "lock-remote-snapshot-etc").open("r+b") as held:
@@ -220,6 +365,7 @@ def test_versions_in_a_bucket_are_found_by_a_host_without_copies(
     machine: Machine, s3: S3Server
 ) -> None:
     machine.into(s3.bucket())
+    machine.make_host_key()
     (machine.files / "big").write_bytes(random.randbytes(5_000_000))
     first = machine.take()
     (machine.files / "new").write_bytes(b"new")

@@ -36,8 +36,8 @@ from ntt_backup.snapshot.format.manifest import (
     ManifestWriter,
     PackSum,
     Trailer,
+    ending_of,
     tail_size,
-    trailer_of,
 )
 from ntt_backup.snapshot.format.zstd_stream import ZstdStream
 from ntt_backup.snapshot.repository.contract import SnapshotDamaged
@@ -60,7 +60,7 @@ def read(data: bytes) -> None:
     for way in (ManifestReader.lines, ManifestReader.entries, ManifestReader.rows):
         pieces = (data[at : at + _PIECE] for at in range(0, len(data), _PIECE))
         deque(way(ManifestReader(pieces)), maxlen=0)
-    trailer_of(data[-tail_size(data[-END_BYTES:]) :])
+    ending_of(data[-tail_size(data[-END_BYTES:]) :])
 
 
 def seeds() -> list[bytes]:

@@ -15,6 +15,7 @@ from ntt_backup.errors import MountImpossible, RemoteUnreachable
 from ntt_backup.mount import kernel
 from ntt_backup.mount.packs_or_snapshot import Mounted, mount_version
 from ntt_backup.snapshot.format.entry import FILE, HARD_LINK, SYMLINK, Entry
+from ntt_backup.snapshot.origins import NOBODY
 from tests.environment import wait_until
 from tests.memory_repository import MemoryRepository
 from tests.mounts import ended, mount_point, servers
@@ -47,7 +48,7 @@ def mount(repository: MemoryRepository, at: Path) -> Mounted:
         repository.closed = False
         return repository
 
-    return mount_version(open_repository, "etc", at, scratch=Path("/var/tmp"))
+    return mount_version(open_repository, "etc", at, NOBODY, scratch=Path("/var/tmp"))
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ def at() -> Iterator[Path]:
 
 def test_a_version_is_shown_as_it_was_taken(repository: MemoryRepository, at: Path) -> None:
     others = servers()
-    assert mount(repository, at) == Mounted("etc", VERSION, 5, 3_000_003)
+    assert mount(repository, at) == Mounted("etc", VERSION, 5, 3_000_003, "unknown")
     (server,) = servers() - others
     assert sorted(os.listdir(at / "srv")) == sorted(["file", ODD, "link", "other"])
     file = at / "srv/file"

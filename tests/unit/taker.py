@@ -7,9 +7,11 @@ from pathlib import Path
 
 from blake3 import blake3
 
+from ntt_backup.config.host_key import HostKey, HostKeys
 from ntt_backup.snapshot.format.entry import Entry
 from ntt_backup.snapshot.format.manifest import Trailer
 from ntt_backup.snapshot.format.super_blocks import read_super_block
+from ntt_backup.snapshot.origins import NO_KEYS, Origins
 from ntt_backup.snapshot.take.copies import Copies
 from ntt_backup.snapshot.take.new_version import Report, Taken, take
 from ntt_backup.snapshot.take.sets import SnapshotSet
@@ -18,6 +20,8 @@ from tests.memory_repository import MemoryRepository
 
 BLOCK = 8 << 10
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
+# Of this host, and of another one.
+KEYS, OTHERS = (HostKeys([HostKey.of(bytes([n]) * 32)], Path(f"key{n}")) for n in (1, 2))
 
 
 class Taker:
@@ -26,8 +30,10 @@ class Taker:
     def __init__(self, root: Path, cache: Path) -> None:
         self.root = root
         self.repository = MemoryRepository()
+        self.repository.clock = lambda: self.now
         self.copies = Copies(cache)
         self.now = NOW
+        self.keys = NO_KEYS
         self.problems: dict[str, str] = {}
         self.set = SnapshotSet("s", (str(root),))
         cache.mkdir()
@@ -38,8 +44,18 @@ class Taker:
         self.now += timedelta(minutes=1)
         report = Report(problem=self.problems.__setitem__)
         return take(
-            self.repository, self.set, copies=self.copies, now=self.now, report=report, **how
+            self.repository,
+            self.set,
+            copies=self.copies,
+            now=self.now,
+            keys=self.keys,
+            report=report,
+            **how,
         )
+
+    @property
+    def origins(self) -> Origins:
+        return self.copies.origins(self.keys)
 
     def write(self, name: str, content: bytes) -> Path:
         path = self.root / name

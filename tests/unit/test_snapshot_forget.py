@@ -8,14 +8,17 @@ from pathlib import Path
 import pytest
 
 from ntt_backup.cli.commands.snapshot_forget import lines
+from ntt_backup.config.host_key import HostKeys
 from ntt_backup.dump.retention import Retention
-from ntt_backup.errors import RemoteDenied, RemoteError, RemoteUnreachable
+from ntt_backup.errors import RemoteDenied, RemoteUnreachable
 from ntt_backup.format import moment
-from ntt_backup.snapshot.forget import expire
+from ntt_backup.snapshot.forget import expire, plan_of
+from ntt_backup.snapshot.origins import NO_KEYS, Origins
+from ntt_backup.snapshot.retention import Plan, doubts
 from ntt_backup.snapshot.verify import Question, verify
 from ntt_backup.snapshot.versions import Version, facts, versions
 from tests.files import noise
-from tests.unit.taker import Taker
+from tests.unit.taker import KEYS, OTHERS, Taker
 
 RULE = Retention(1, 0, 0)
 
@@ -51,14 +54,20 @@ def test_versions_after_one_of_a_clock_that_was_ahead_count_as_their_own_days(
     """Their names come behind its own, so all of them name its day."""
     taker = Taker(tmp_path / "tree", tmp_path / "cache")
     taker.write("file", b"content")
+    true = taker.now
+    # The target's clock was right all the time.
+    taker.repository.clock = lambda: true
     for day in (400, -399, *[1] * 9):
         taker.now += timedelta(days=day)
+        true = max(true, taker.now if day < 400 else true)
         taker.take()
     found = whole(taker)
     headers = [one.header for one in facts(taker.repository, found) if one.header is not None]
-    gone = expire(taker.repository, "s", Retention(1, 4, 0), taker.now)
+    gone = expire(taker.repository, "s", Retention(1, 4, 0), taker.now, taker.origins)
 
     assert [one.name for one in gone.kept] == [one.name for one in found[-4:]]
+    # What nobody can tell from a planted one does not go by itself.
+    assert [one.name for one, _ in gone.doubtful] == [found[0].name]
     assert len({one.name[:8] for one in found}) == 1
     # The first of true days began a chain, which the others went on with.
     assert [bool(one.parent) for one in headers] == [False, False, *[True] * 9]
@@ -102,17 +111,133 @@ def test_forget_removes_nothing_of_an_append_only_target(taken: Taker) -> None:
     assert taken.repository.files == files
 
 
-def test_forget_removes_nothing_where_a_manifest_cannot_be_read(taken: Taker) -> None:
+def test_a_version_that_cannot_be_read_ends_no_forget_and_stays(taken: Taker) -> None:
+    """Any byte that somebody adds is one, and so is a version of a newer program."""
     manifest = whole(taken)[1].manifest
     assert manifest is not None
     taken.repository.files[manifest.name] = b"of a newer program"
     files = dict(taken.repository.files)
-    with pytest.raises(RemoteError, match="nothing is removed") as raised:
-        expire(taken.repository, "s", RULE, taken.now)
-    assert taken.repository.files == files
-    # What its hint says costs no other version its packs.
-    assert "remove the file manifest" in raised.value.hint
-    del taken.repository.files[manifest.name]
-    expire(taken.repository, "s", RULE, taken.now)
+    found = expire(taken.repository, "s", RULE, taken.now)
+    versions = [*found.kept, *(one for one, _ in found.needed), *(one for one, _ in found.doubtful)]
+    # It stays, and so does what it may build on.
+    assert len(found.gone) == 1
+    left = {file.name for one in versions for file in one.files}
+    assert taken.repository.files == {name: files[name] for name in left}
     newest = whole(taken)[-1]
     assert verify(taken.repository, Question(str(newest), 1.0)).exit_code == 0
+
+
+DAYS = 6
+DAILY = Retention(2, 10, 0)
+
+
+@pytest.fixture(params=[KEYS, NO_KEYS], ids=["key", "no key"])
+def good(tmp_path: Path, request: pytest.FixtureRequest) -> Taker:
+    """A full version of each day, which all are kept."""
+    taker = Taker(tmp_path / "tree", tmp_path / "cache")
+    taker.keys = request.param
+    for number in range(DAYS):
+        taker.write("file", noise(70_000, number))
+        taker.take(full=True)
+        taker.now += timedelta(days=1)
+    return taker
+
+
+def plant(taker: Taker, tmp_path: Path, count: int, keys: HostKeys = NO_KEYS) -> list[str]:
+    """Adds empty versions with clocks over as many days, all within a minute."""
+    enemy = Taker(tmp_path / "empty", tmp_path / "cache of the enemy")
+    enemy.repository, enemy.keys = taker.repository, keys
+    taker.repository.clock = lambda: taker.now
+    names = []
+    for number in range(count):
+        enemy.now = taker.now - timedelta(days=number)
+        names.append(enemy.take(full=True).version)
+    return names
+
+
+@pytest.mark.parametrize("keys", [NO_KEYS, OTHERS, KEYS], ids=["unsigned", "other", "stolen key"])
+@pytest.mark.parametrize("forgetting", [False, True], ids=["host", "pruning host"])
+def test_planted_versions_with_clocks_over_days_have_no_good_one_removed(
+    good: Taker, tmp_path: Path, forgetting: bool, keys: HostKeys
+) -> None:
+    """Also where the one that forgets knows nothing but the target and the key."""
+    mine = {one.name for one in whole(good)}
+    bad = plant(good, tmp_path, 20, keys)
+    origins = Origins(good.keys) if forgetting else good.origins
+    problems: list[str] = []
+    found = expire(
+        good.repository,
+        "s",
+        DAILY,
+        good.now,
+        origins,
+        problem=lambda what, _: problems.append(what),
+    )
+    left = {one.name for one in whole(good)}
+    assert left >= mine
+    assert found.gone == []
+    # They stay, too: what a stranger says is never a reason to remove.
+    assert left >= set(bad)
+    if keys != good.keys or keys == NO_KEYS:
+        assert problems == ["20 doubtful versions"]
+    # The next takes of this host go on, and have the good ones removed in their time.
+    for day in range(12):
+        good.now += timedelta(days=1)
+        good.write("file", noise(70_000, 99 + day))
+        good.take(full=True)
+        expire(good.repository, "s", DAILY, good.now, good.origins)
+    assert verify(good.repository, Question("s", 1.0)).exit_code == 0
+    assert len({one.name for one in whole(good)} - set(bad)) <= 10 + 2
+
+
+def test_doubtful_versions_go_when_that_is_asked_for_and_count_when_the_target_is_trusted(
+    tmp_path: Path,
+) -> None:
+    taker = Taker(tmp_path / "tree", tmp_path / "cache")
+    taker.keys = KEYS
+    taker.write("file", b"content")
+    taker.take(full=True)
+    bad = plant(taker, tmp_path, 5)
+    mine = [one.name for one in whole(taker) if one.name not in bad]
+
+    def ask(**how: bool) -> Plan:
+        return plan_of(taker.repository, "s", RULE, taker.now, taker.origins, **how)
+
+    assert [one.name for one in ask().kept] == mine
+    assert (ask().gone, len(ask().doubtful)) == ([], 5)
+    dropped = ask(drop=True)
+    assert {one.name for one in dropped.gone} == set(bad)
+    assert [one.name for one in dropped.kept] == mine
+    trusted = ask(trust=True)
+    # The newest by its own word, and the newest of this host.
+    assert {one.name for one in trusted.kept} == {*mine, bad[0]}
+    assert (len(trusted.gone), trusted.doubtful) == (4, [])
+
+
+def test_a_schedule_explains_how_many_versions_arrive_within_an_hour(tmp_path: Path) -> None:
+    taker = Taker(tmp_path / "tree", tmp_path / "cache")
+    taker.write("file", b"content")
+    for _ in range(12):
+        taker.now += timedelta(minutes=9)
+        taker.take()
+    found = list(facts(taker.repository, whole(taker)))
+    assert len(doubts(found, signed=False)) == 12
+    assert doubts(found, signed=False, every=600) == []
+    assert len(doubts(found, signed=False, every=3600)) == 12
+    # What this host made is not among them.
+    known = list(facts(taker.repository, whole(taker), taker.origins))
+    assert doubts(known, signed=False) == []
+
+
+def test_what_says_another_time_than_that_of_its_arrival_is_doubted(tmp_path: Path) -> None:
+    taker = Taker(tmp_path / "tree", tmp_path / "cache")
+    taker.write("file", noise(1000))
+    began = taker.now
+    taker.take()
+    one = whole(taker)[0]
+    for first, last, doubted in ((0, 0, 0), (0, 300, 0), (23, 23, 0), (25, 25, 1), (-25, -25, 1)):
+        for file in one.files:
+            hours = last if file.name.endswith("manifest") else first
+            taker.repository.arrived[file.name] = began + timedelta(hours=hours)
+        found = list(facts(taker.repository, whole(taker)))
+        assert len(doubts(found, signed=False)) == doubted, (first, last)

@@ -93,7 +93,7 @@ def test_the_example_of_the_page_is_what_it_says(tmp_path: Path) -> None:
     assert b64decode(found["srv/db/conf"][0][9]["xa"]["user.by"]) == b"puppet"
     repository = MemoryRepository()
     repository.files = files
-    done = restore(lambda: repository, "db", tmp_path / "out", Options())
+    done = restore(lambda: repository, "db", tmp_path / "out", Options(), trust=True)
     assert done.problems == []
     assert (tmp_path / "out/srv/db/16384").read_bytes() == pages
     assert (tmp_path / "out/srv/db/now").read_bytes() == b"port = 5432\n"

@@ -32,6 +32,7 @@ from ntt_backup.snapshot.take.copies import Copies
 from ntt_backup.snapshot.take.new_version import Report, take
 from ntt_backup.snapshot.take.sets import SnapshotSet
 from tests.memory_repository import MemoryRepository
+from tests.unit.taker import KEYS
 
 NAMES = ["a", "a-b", "d/x", "d/y\udcff", "e"]
 BLOCK = 4096
@@ -66,12 +67,13 @@ class History:
         of = SnapshotSet("s", (str(self.tree),), block_size=BLOCK)
         problems: list[object] = []
         report = Report(problem=lambda *said: problems.append(said))
-        taken = take(self.repository, of, copies=self._copies, now=self._now, report=report, **how)
+        how |= {"keys": KEYS, "now": self._now, "report": report}
+        taken = take(self.repository, of, copies=self._copies, **how)
         assert (taken.exit_code, problems) == (0, [])
         self.had[taken.version] = contents(self.tree)
 
     def restore(self, version: str, to: Path, options: Options) -> dict[str, bytes]:
-        done = restore(self.open, f"s@{version}", to, options)
+        done = restore(self.open, f"s@{version}", to, options, trust=True)
         assert (done.exit_code, done.problems) == (0, [])
         return contents(to / str(self.tree)[1:])
 
@@ -198,7 +200,7 @@ def test_nothing_wrong_comes_of_a_flipped_bit(
             copytree(history.tree, below)
             change(below, "write", 0, 10, 30_000, 2)
             with suppress(SnapshotDamaged):
-                done = restore(history.open, f"s@{version}", Path(to), options)
+                done = restore(history.open, f"s@{version}", Path(to), options, trust=True)
                 told = {str(Path("/", path).relative_to(history.tree)) for path, _ in done.problems}
                 assert (done.exit_code == 7) == bool(told)
                 wanted, found = history.had[version], contents(below)
@@ -254,9 +256,11 @@ def test_nothing_is_written_elsewhere_whatever_a_sealed_manifest_says(
         to = Path(around) / "in/to"
         to.mkdir(parents=True)
         if existing:
-            restore(history.open, f"s@{version}", to, Options())
+            restore(history.open, f"s@{version}", to, Options(), trust=True)
         with suppress(BackupError):
-            assert restore(lambda: repository, f"s@{version}", to, options).exit_code in (0, 7)
+            assert restore(
+                lambda: repository, f"s@{version}", to, options, trust=True
+            ).exit_code in (0, 7)
         assert os.listdir(around) == ["in"]
         assert os.listdir(to.parent) == ["to"]
 

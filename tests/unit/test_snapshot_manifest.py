@@ -40,8 +40,8 @@ from ntt_backup.snapshot.format.manifest import (
     ManifestWriter,
     PackSum,
     Trailer,
+    ending_of,
     tail_size,
-    trailer_of,
 )
 from ntt_backup.snapshot.format.small_files import MOST, Row
 from ntt_backup.snapshot.repository.contract import SnapshotDamaged
@@ -185,7 +185,7 @@ def test_entries_come_back_in_any_pieces(entries: list[Entry], piece: int) -> No
     lines = list(ManifestReader([data]).lines())
     assert lines == [entry.line() for entry in entries]
     assert [path_of(line) for line in lines] == [entry.path for entry in entries]
-    assert trailer_of(data[-tail_size(data[-END_BYTES:]) :]) == read(data)[1]
+    assert ending_of(data[-tail_size(data[-END_BYTES:]) :])[0] == read(data)[1]
 
 
 def test_a_directory_stands_right_before_what_is_in_it() -> None:
@@ -200,7 +200,7 @@ def test_long_lines_and_many_packs_come_back() -> None:
     packs = tuple(PackSum(n, SUM) for n in range(20_000))
     data = written(entries, packs)
     assert read(data) == (entries, Trailer(4, 10, packs, 20, "12" * 32, 1, 2))
-    assert trailer_of(data[-tail_size(data[-END_BYTES:]) :]).packs == packs
+    assert ending_of(data[-tail_size(data[-END_BYTES:]) :])[0].packs == packs
 
 
 EXTENT: list[object] = [0, 50, 1, 1, 8, 99, 0]
@@ -385,10 +385,10 @@ def test_a_manifest_that_is_cut_or_changed_never_reads_to_its_end(data: st.DataO
         bit = data.draw(st.integers(0, len(GOOD) * 8 - 1))
         bad[bit // 8] ^= 1 << bit % 8
     with suppress(SnapshotDamaged):
-        # Some bits of zstd's frames mean nothing, and the last twelve bytes are for trailer_of.
+        # Some bits of zstd's frames mean nothing, and the last twelve bytes are for ending_of.
         assert read(bytes(bad)) == read(GOOD)
     with suppress(SnapshotDamaged):
-        trailer_of(bytes(bad[-tail_size(bytes(bad[-END_BYTES:])) :]))
+        ending_of(bytes(bad[-tail_size(bytes(bad[-END_BYTES:])) :]))
 
 
 TOKENS = [b"[", b'"', b"{}", b"\n", b"1e9", b"NaN", b"true", b"-", b"\\ud800", b"\\u0000", b",,"]

@@ -410,7 +410,7 @@ def test_nothing_is_written_by_the_manifest_of_another_version(example: Example)
     files = example.repository.files
     files[f"etc/{new}/manifest"] = files[f"etc/{old}/manifest"]
     with pytest.raises(SnapshotDamaged, match="that of another version"):
-        restore(example.repository, example.to)
+        restore(example.repository, example.to, f"etc@{new}")
     assert list(example.to.iterdir()) == []
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ntt_backup.dump.retention import Retention
 from ntt_backup.snapshot.repository.contract import StoredFile
 from ntt_backup.snapshot.repository.names import MANIFEST, MAP, FileName
-from ntt_backup.snapshot.retention import Plan, plan
+from ntt_backup.snapshot.retention import Known, Plan, plan
 from ntt_backup.snapshot.versions import Version
 from ntt_backup.wire.snapshot_names import begun
 
@@ -22,19 +22,22 @@ def name(begun: datetime, number: int = 0) -> str:
     return f"{begun:%Y%m%dT%H%M%SZ}-{number:08x}"
 
 
-def version(name: str, *, whole: bool = True) -> Version:
+def version(name: str, *, whole: bool = True, arrived: datetime | None = None) -> Version:
     files = [MANIFEST, MAP, "pack-00001"] if whole else ["pack-00001"]
     return Version(
         "db",
         name,
-        tuple(StoredFile(str(FileName("db", name, one)), 10, begun(name)) for one in files),
+        tuple(
+            StoredFile(str(FileName("db", name, one)), 10, arrived or begun(name)) for one in files
+        ),
     )
 
 
 def planned(
     versions: Sequence[Version], chains: Mapping[str, Sequence[str]], rule: Retention
 ) -> Plan:
-    return plan(versions, chains, {one: begun(one) for one in chains}, rule, NOW)
+    times = {one: begun(one) for one in chains}
+    return plan(versions, Known(chains, times, times), rule, NOW)
 
 
 @st.composite
@@ -103,8 +106,13 @@ def test_what_was_never_finished_goes_in_time_after_a_clock_that_was_ahead() -> 
     times = {
         one: NOW - timedelta(hours=age) for one, age in ((first, 72), (second, 48), (third, 2))
     }
-    versions = [version(one, whole=one in times) for one in (first, left, second, running, third)]
-    found = plan(versions, {one: [one] for one in times}, times, Retention(1, 0, 0), NOW)
+    came = {**times, left: NOW - timedelta(hours=60), running: NOW - timedelta(hours=5)}
+    versions = [
+        version(one, whole=one in times, arrived=came[one])
+        for one in (first, left, second, running, third)
+    ]
+    known = Known({one: [one] for one in times}, times, times)
+    found = plan(versions, known, Retention(1, 0, 0), NOW)
     assert [one.name for one in found.dead] == [left]
     assert [one.name for one in found.gone] == [first]
 

@@ -13,9 +13,11 @@ import pytest
 from ntt_backup.config import Settings, load
 from ntt_backup.errors import BackupError, LockHeld, RemoteUnreachable, SourceError
 from ntt_backup.events import Event, Warning
+from ntt_backup.objects.cache import directory_for
 from ntt_backup.snapshot import schedule
 from ntt_backup.snapshot.events import SnapshotComplete, SnapshotFailed, SnapshotProgress
 from ntt_backup.snapshot.last_take import last, noting
+from ntt_backup.snapshot.origins import add_made
 from ntt_backup.snapshot.repository.names import new_version
 from ntt_backup.snapshot.schedule import due_in, take_due
 from ntt_backup.snapshot.take.new_version import Report, Taken
@@ -45,13 +47,13 @@ def test_the_newest_whole_version_is_as_old_as_its_manifest_says(tmp_path: Path)
     """The name of one after one of a clock that was ahead is ahead, too."""
     taker = Taker(tmp_path / "tree", tmp_path / "cache")
     taker.write("file", b"content")
-    assert last_begun(taker.repository, "s", taker.now) is None
+    assert last_begun(taker.repository, "s", taker.now, taker.origins) is None
     taker.now += timedelta(days=400)
     taker.take()
     taker.now -= timedelta(days=400)
     taker.take()
     taker.repository.files[f"s/{new_version(NOW + timedelta(days=999))}/map"] = b"unfinished"
-    assert last_begun(taker.repository, "s", taker.now) == taker.now
+    assert last_begun(taker.repository, "s", taker.now, taker.origins) == taker.now
 
 
 @pytest.fixture
@@ -115,9 +117,14 @@ def test_a_failure_keeps_no_other_set_back_and_is_known_until_a_take_goes_well(
 
 
 def test_an_outage_before_a_set_was_due_is_forgotten_once_that_is_known(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    versions = {f"{one}/{new_version(datetime.now(UTC))}/manifest": b"" for one in ("etc", "home")}
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    versions = {}
+    for one in ("etc", "home"):
+        name = new_version(datetime.now(UTC))
+        versions[f"{one}/{name}/manifest"] = b""
+        add_made(directory_for("snapshots", settings.remote) / one, name, "00" * 32)
 
     def opened(_: Settings) -> MemoryRepository:
         if away:

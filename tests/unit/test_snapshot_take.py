@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import tempfile
 from base64 import b64encode
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from itertools import product
 from pathlib import Path
@@ -15,26 +17,34 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
+from ntt_backup.config.host_key import HostKeys
 from ntt_backup.errors import (
     BackupError,
     ConfigError,
     DestinationError,
     RemoteCannotStore,
     RemoteDenied,
-    RemoteError,
     RemoteUnreachable,
     SourceError,
 )
 from ntt_backup.snapshot.format.entry import MAX_NUMBER, Entry
+from ntt_backup.snapshot.format.manifest import (
+    END_BYTES,
+    ManifestReader,
+    ManifestWriter,
+    ending_of,
+    tail_size,
+)
+from ntt_backup.snapshot.origins import NO_KEYS
 from ntt_backup.snapshot.repository.names import MANIFEST
 from ntt_backup.snapshot.take import changed_file
 from ntt_backup.snapshot.take.copies import Copies, open_copies
 from ntt_backup.snapshot.take.new_version import Taken
 from ntt_backup.snapshot.take.sets import SnapshotSet
 from ntt_backup.snapshot.take.walk import Found, walk
-from ntt_backup.snapshot.versions import versions
+from ntt_backup.snapshot.versions import last_begun, versions
 from tests.files import noise
-from tests.unit.taker import BLOCK, Taker, rewrite
+from tests.unit.taker import BLOCK, KEYS, OTHERS, Taker, rewrite
 
 
 @pytest.fixture
@@ -458,8 +468,7 @@ def test_a_version_is_full_when_asked_when_the_chain_is_old_and_when_a_pack_is_l
     assert last.parent == ""
     del taker.repository.files[f"s/{last.version}/pack-00001"]
     assert taker.take().parent == ""
-    told = "it is damaged or not whole, so this one is full; see ntt-backup-remote snapshot verify"
-    assert taker.problems == {f"version {last.version}": told}
+    assert "so this one is full" in taker.problems[f"version {last.version}"]
     assert taker.contents() == {"file": noise(100)}
 
 
@@ -483,6 +492,8 @@ def test_a_version_is_full_when_a_pack_of_an_older_one_of_its_chain_is_lost_or_c
 
 
 def test_another_host_goes_on_from_what_the_repository_has(taker: Taker, tmp_path: Path) -> None:
+    """As one does that shares the host key, and this one without its cache."""
+    taker.keys = KEYS
     path = taker.write("big", noise(3 << 20))
     first = taker.take()
     taker.copies = Copies(tmp_path / "another-host")
@@ -503,7 +514,7 @@ def test_with_its_own_copies_a_take_fetches_nothing_and_a_bad_copy_is_fetched_an
     last = taker.take()
     assert taker.repository.requests["read"] == fetched
     copies = taker.copies.paths(last.version)
-    assert set((tmp_path / "cache").iterdir()) == set(copies)
+    assert set((tmp_path / "cache").iterdir()) == {*copies, tmp_path / "cache" / "made"}
 
     def flip(path: Path) -> None:
         rewrite(path, path.stat().st_size - 15, b"spoilt")
@@ -612,6 +623,7 @@ def test_a_take_whose_packs_are_removed_meanwhile_makes_no_version(taker: Taker)
 
 def test_two_takes_at_once_have_no_copies_in_common(taker: Taker, tmp_path: Path) -> None:
     """As by two configurations, each with a lock of its own."""
+    taker.keys = KEYS
     taker.write("file", b"content")
     cache = tmp_path / "cache"
     with open_copies(cache) as ours, open_copies(cache) as theirs:
@@ -621,7 +633,7 @@ def test_two_takes_at_once_have_no_copies_in_common(taker: Taker, tmp_path: Path
         second = taker.take()
         assert (second.parent, second.read) == (first.version, 0)
         assert theirs.has(first.version)
-    assert set(cache.iterdir()) == set(ours.paths(second.version))
+    assert set(cache.iterdir()) == {*ours.paths(second.version), cache / "made"}
     with open_copies(cache) as again:
         assert again.has(second.version)
 
@@ -632,8 +644,92 @@ def test_a_machine_that_can_keep_no_copies_is_told(monkeypatch: pytest.MonkeyPat
         raise AssertionError("there are none")
 
 
-def test_a_version_of_the_last_of_days_does_not_stop_takes(taker: Taker) -> None:
+# --- what others have planted --------------------------------------------------------------------
+
+
+def planted(taker: Taker, tmp_path: Path, keys: HostKeys, **changed: bytes) -> str:
+    """A version of somebody else, right behind the last one, with the times of the files of this
+    host and another content. Returns its name.
+    """
+    enemy = Taker(tmp_path / "enemy", tmp_path / "cache of the enemy")
+    enemy.set, enemy.repository, enemy.keys = taker.set, taker.repository, keys
+    enemy.now = taker.now
+    kept = {path: (path.read_bytes(), path.stat()) for path in taker.root.iterdir()}
+    for name, content in changed.items():
+        taker.write(name, content)
+        os.utime(taker.root / name, ns=(0, kept[taker.root / name][1].st_mtime_ns))
+    version = enemy.take(full=True).version
+    for path, (content, status) in kept.items():
+        path.write_bytes(content)
+        os.utime(path, ns=(0, status.st_mtime_ns))
+    return version
+
+
+@pytest.mark.parametrize("keys", [KEYS, NO_KEYS], ids=["key", "no key"])
+@pytest.mark.parametrize("theirs", [OTHERS, NO_KEYS], ids=["signed", "unsigned"])
+def test_a_planted_version_is_no_parent_of_the_next_ones(
+    taker: Taker, tmp_path: Path, keys: HostKeys, theirs: HostKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As if it knew what lstat says here, which it can read from the last manifest.
+    monkeypatch.setattr("ntt_backup.snapshot.format.entry.times_of", lambda _: (1, 1))
+    taker.keys = keys
     taker.write("file", b"content")
-    taker.repository.files["s/99991231T235959Z-0123abcd/manifest"] = b"of an enemy"
-    with pytest.raises(RemoteError, match="99991231T235959Z"):
-        taker.take()
+    first = taker.take()
+    bad = planted(taker, tmp_path, theirs, file=b"planted")
+    taker.write("other", b"other")
+    second = taker.take()
+    assert (second.parent, taker.problems) == (first.version, {})
+    assert taker.contents(second.version) == {"file": b"content", "other": b"other"}
+    # Not even where this host has nothing left of its own.
+    for one in [one for one in taker.repository.files if bad not in one]:
+        del taker.repository.files[one]
+    shutil.rmtree(tmp_path / "cache")
+    (tmp_path / "cache").mkdir()
+    third = taker.take()
+    assert third.parent == ""
+    assert list(taker.problems) == ["set s"]
+    assert taker.contents(third.version) == {"file": b"content", "other": b"other"}
+
+
+@pytest.mark.parametrize("of", ["header", "entries"])
+def test_a_version_with_the_seal_of_another_is_no_parent(taker: Taker, of: str) -> None:
+    """The signature is right, what stands before it is not."""
+    taker.keys = KEYS
+    taker.write("file", b"content")
+    first = taker.take()
+    manifest = f"s/{first.version}/manifest"
+    data = taker.repository.files[manifest]
+    reader = ManifestReader([data])
+    tail = data[-tail_size(data[-END_BYTES:]) :]
+    out: list[bytes] = []
+    header = replace(reader.header, key="0" * 64) if of == "header" else reader.header
+    writer = ManifestWriter(out.append, header)
+    for entry in reader.entries():
+        writer.add(replace(entry, uid=entry.uid + (of == "entries")).line())
+    writer.end(ending_of(tail)[0])
+    forged = b"".join(out)
+    taker.repository.files[manifest] = forged[: -tail_size(forged[-END_BYTES:])] + tail
+    shutil.rmtree(taker.copies.paths("")[0].parent)
+    taker.copies.paths("")[0].parent.mkdir()
+    second = taker.take()
+    assert (second.parent, second.changed) == ("", 1)
+    assert taker.contents(second.version) == {"file": b"content"}
+
+
+@pytest.mark.parametrize("content", [b"x", b""])
+@pytest.mark.parametrize("keys", [KEYS, NO_KEYS], ids=["key", "no key"])
+def test_a_version_of_the_last_of_days_does_not_stop_takes(
+    taker: Taker, content: bytes, keys: HostKeys
+) -> None:
+    taker.keys = keys
+    taker.write("file", b"content")
+    first = taker.take()
+    planted = "s/99991231T235959Z-00000000/manifest"
+    taker.repository.files[planted] = content
+    taker.repository.arrived[planted] = taker.now
+    second = taker.take()
+    assert (second.parent, taker.problems) == (first.version, {})
+    assert second.version[:8] == first.version[:8]
+    assert last_begun(taker.repository, "s", taker.now, taker.origins) == taker.now.replace(
+        microsecond=0
+    )

@@ -16,6 +16,7 @@ from ntt_backup.cli.common import Common, GivenPath, prefix_option, result_optio
 from ntt_backup.cli.completion import set_names
 from ntt_backup.cli.results import FirstLines, fields_of, report
 from ntt_backup.config import RemoteConfig
+from ntt_backup.config.host_key import Origin
 from ntt_backup.errors import SOME_FAILED, ConfigError
 from ntt_backup.format import amount, duration, many, size
 from ntt_backup.mount.image import Built, Options
@@ -111,15 +112,21 @@ def _mount_version(
     common: Common, wanted: str, directory: Path, scratch: Path, *, as_json: bool
 ) -> NoReturn:
     from ntt_backup.mount.packs_or_snapshot import mount_version
+    from ntt_backup.snapshot.origins import Origins
     from ntt_backup.snapshot.repository.open import open_repository
 
     settings = common.load(RemoteConfig)
     began = time.monotonic()
-    made = mount_version(lambda: open_repository(settings), wanted, directory, scratch=scratch)
+    origins = Origins.of(settings)
+    made = mount_version(
+        lambda: open_repository(settings), wanted, directory, origins, scratch=scratch
+    )
     took = time.monotonic() - began
     said = f"{made.set}@{made.version}, {many(made.files, 'file')}, {size(made.bytes)}, in"
     end = "umount" if os.geteuid() == 0 else "fusermount3 -u"
     lines = [f"{said} {duration(took)}: mounted on {directory}; {end} {directory} ends it"]
+    if made.origin != Origin.OURS:
+        lines.append("nothing proves who made this version: it is not known to be of this host")
     report({**fields_of(made), "duration_s": round(took, 3)}, lines, 0, as_json=as_json)
 
 

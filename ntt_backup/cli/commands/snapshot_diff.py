@@ -8,15 +8,24 @@ from contextlib import closing
 
 import click
 
+from ntt_backup.cli.commands.snapshot_list import origin_text
 from ntt_backup.cli.commands.snapshot_show import entry_fields
 from ntt_backup.cli.common import Common, json_option
 from ntt_backup.cli.completion import set_names
 from ntt_backup.config import RemoteConfig
+from ntt_backup.config.host_key import Origin
 from ntt_backup.errors import ConfigError
 from ntt_backup.format import printable, size
 from ntt_backup.snapshot.diff import Difference, Kind, differences
+from ntt_backup.snapshot.origins import Origins
 from ntt_backup.snapshot.repository.open import open_repository
-from ntt_backup.snapshot.versions import choose, open_manifest, versions
+from ntt_backup.snapshot.versions import (
+    choose,
+    facts,
+    newest_of_host,
+    open_manifest,
+    versions,
+)
 
 _SIGNS = {Kind.ADDED: "+", Kind.REMOVED: "-", Kind.CHANGED: "M", Kind.ATTRIBUTES: "a"}
 
@@ -34,18 +43,28 @@ def diff(common: Common, old: str, new: str, as_json: bool) -> None:
     mode, owner, time or attributes are. With --json there is one JSON object for each.
     """
     name = old.partition("@")[0]
-    with closing(open_repository(common.load(RemoteConfig))) as repository:
+    settings = common.load(RemoteConfig)
+    origins = Origins.of(settings)
+    with closing(open_repository(settings)) as repository:
         if not new and old == name:
-            whole = [one for one in versions(repository, choose(repository, name).set) if one.whole]
-            if len(whole) < 2:
+            after = choose(repository, name, origins)
+            older = [
+                one for one in versions(repository, name) if one.whole and one.name < after.name
+            ]
+            if not older:
                 raise ConfigError(
-                    f"{name} has one version only",
+                    f"{name} has no version before {after}",
                     hint=f"make another one: ntt-backup-remote snapshot take {name}",
                 )
-            before, after = whole[-2:]
+            before = newest_of_host(repository, older, origins) or older[-1]
         else:
-            before = choose(repository, old)
-            after = choose(repository, name + new if not new or new.startswith("@") else new)
+            before = choose(repository, old, origins)
+            after = choose(
+                repository, name + new if not new or new.startswith("@") else new, origins
+            )
+        for known in facts(repository, [before, after], origins):
+            if known.origin != Origin.OURS:
+                click.echo(f"warning: {known.version} is {origin_text(known.origin)}", err=True)
         counts: Counter[Kind] = Counter()
         grown = 0
         for one in differences(open_manifest(repository, before), open_manifest(repository, after)):

@@ -12,7 +12,9 @@ from ntt_backup.cli.common import Common, destination_option, jobs_option, resul
 from ntt_backup.cli.completion import set_names
 from ntt_backup.cli.results import fields_of, first_lines, report
 from ntt_backup.config import RemoteConfig
+from ntt_backup.config.host_key import Origin
 from ntt_backup.format import duration, many, printable, size
+from ntt_backup.snapshot.origins import Origins
 from ntt_backup.snapshot.repository.open import open_to_read
 from ntt_backup.snapshot.repository.patient import PatientRepository
 from ntt_backup.snapshot.restore.landlock import confine
@@ -45,6 +47,11 @@ from ntt_backup.ui.progress_line import ProgressLine, pace, time_left
     " interruption leaves a file half changed.",
 )
 @jobs_option(", each with its own connection")
+@click.option(
+    "--trust-target",
+    is_flag=True,
+    help="Restore the version also where nothing proves that this host made it.",
+)
 @click.option("--no-verify", is_flag=True, help="Do not compare new files with their hashes.")
 @result_options
 @click.pass_obj
@@ -56,17 +63,19 @@ def restore(
     delta: bool,
     in_place: bool,
     jobs: int,
+    trust_target: bool,
     no_verify: bool,
     as_json: bool,
     quiet: bool,
 ) -> None:
     """Restore a version, or a part of it, into a directory.
 
-    Without a version, the newest. Each file is compared with its hash. A file in DIR that has the
-    size and the time of the version's is taken for it, and hashed where an earlier restore did not
-    finish, so the same command continues after an interruption or a power cut. A file that differs
-    is replaced, and one that the version lacks is left alone. Exit code 7 when a file could not be
-    restored.
+    Without a version, the newest of this host. A version that this host did not make, as its host
+    key tells, is refused without --trust-target. Each file is compared with its hash. A file in DIR
+    that has the size and the time of the version's is taken for it, and hashed where an earlier
+    restore did not finish, so the same command continues after an interruption or a power cut. A
+    file that differs is replaced, and one that the version lacks is left alone. Exit code 7 when a
+    file could not be restored.
     """
     if in_place and not delta:
         raise click.UsageError("--in-place is a way of --delta: give that, too")
@@ -80,6 +89,8 @@ def restore(
             Options(delta=delta, in_place=in_place, verify=not no_verify),
             jobs=jobs,
             patterns=patterns,
+            origins=Origins.of(settings),
+            trust=trust_target,
             on_progress=lambda done: line.show(lambda: progress_text(done)),
             before_writing=lambda: confine([destination]),
         )
@@ -105,6 +116,8 @@ def lines(done: Restored, destination: Path) -> list[str]:
         f" right; {size(done.fetched)} fetched"
     ]
     said += [f"NOTE: {printable(one)}" for one in done.notes]
+    if done.origin != Origin.OURS:
+        said.append(f"NOTE: nothing proves who made this version ({done.origin}): --trust-target")
     if done.wrong:
         said.append(f"NOT restored: {many(done.wrong, 'file')}")
         said += first_lines((f"{path}: {why}" for path, why in done.problems), done.wrong)

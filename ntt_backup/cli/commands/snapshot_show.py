@@ -17,6 +17,7 @@ from ntt_backup.config import RemoteConfig
 from ntt_backup.format import moment, printable
 from ntt_backup.snapshot.format.entry import DIRECTORY, FIFO, FILE, HARD_LINK, SYMLINK, Entry
 from ntt_backup.snapshot.format.manifest import Header
+from ntt_backup.snapshot.origins import Origins
 from ntt_backup.snapshot.repository.contract import SnapshotDamaged
 from ntt_backup.snapshot.repository.open import open_repository
 from ntt_backup.snapshot.versions import choose, facts, open_manifest
@@ -40,13 +41,15 @@ def show(common: Common, version: str, files: bool, as_json: bool) -> None:
 
     With --files and --json there is one JSON object for each file.
     """
-    with closing(open_repository(common.load(RemoteConfig))) as repository:
-        chosen = choose(repository, version)
+    settings = common.load(RemoteConfig)
+    origins = Origins.of(settings)
+    with closing(open_repository(settings)) as repository:
+        chosen = choose(repository, version, origins)
         if files:
             for entry in open_manifest(repository, chosen).entries():
                 click.echo(json.dumps(entry_fields(entry)) if as_json else entry_line(entry))
             return
-        known = next(facts(repository, [chosen]))
+        known = next(facts(repository, [chosen], origins))
     if known.header is None:
         raise SnapshotDamaged(known.problem)
     if as_json:

@@ -14,6 +14,7 @@ from ntt_backup.cli.param_types import PART
 from ntt_backup.cli.results import fields_of, first_lines, report
 from ntt_backup.config import RemoteConfig
 from ntt_backup.format import duration, many, size
+from ntt_backup.snapshot.origins import Origins
 from ntt_backup.snapshot.repository.open import open_to_read
 from ntt_backup.snapshot.repository.patient import PatientRepository
 from ntt_backup.snapshot.verify import Findings, Question
@@ -58,7 +59,12 @@ def verify(
             PatientRepository(partial(open_to_read, settings), settings.run, line.outage)
         ) as repository,
     ):
-        found = check(repository, question, lambda found: line.show(lambda: progress_text(found)))
+        found = check(
+            repository,
+            question,
+            lambda found: line.show(lambda: progress_text(found)),
+            Origins.of(settings),
+        )
     wrong = [one._asdict() for one in found.wrong]
     fields = {"target": common.target, **fields_of(found), "wrong": wrong}
     report(fields, lines(found, question), found.exit_code, as_json=as_json)
@@ -81,6 +87,11 @@ def lines(found: Findings, question: Question) -> list[str]:
     ]
     if found.unfinished:
         said.append(f"{many(found.unfinished, 'version was', 'versions were')} never finished")
+    if found.foreign:
+        said.append(
+            f"{many(len(found.foreign), 'version')} NOT of this host: nothing proves the maker"
+        )
+        said += first_lines(found.foreign, len(found.foreign))
     if not found.damaged:
         if not found.versions:
             return [*said, "there was nothing to check"]

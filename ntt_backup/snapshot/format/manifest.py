@@ -109,20 +109,52 @@ class Trailer:
     skipped: int = 0
 
 
+class Seal(NamedTuple):
+    """What stands in the last line of a manifest.
+
+    Attributes:
+        digest: BLAKE3 of all lines before the seal, in hex.
+        signature: Of `signed`, by the host that made the manifest; "" where it had no key.
+        header_sum: BLAKE3 of the header's line, 32 bytes.
+        trailer_sum: BLAKE3 of the trailer's line, 32 bytes.
+    """
+
+    digest: str
+    signature: str
+    header_sum: bytes
+    trailer_sum: bytes
+
+    @property
+    def signed(self) -> bytes:
+        """Returns what a signature binds. Header and trailer are in it by themselves, since they
+        are read without what is between them.
+        """
+        return self.header_sum + self.trailer_sum + bytes.fromhex(self.digest)
+
+
 _COUNTS: Final = ("files", "bytes", "map_size", "unsettled", "skipped")
 
 
 class ManifestWriter:
-    """Writes a manifest. write takes its bytes in their order."""
+    """Writes a manifest. write takes its bytes in their order. sign returns the signature of
+    `Seal.signed`, "" for none.
+    """
 
-    def __init__(self, write: Callable[[bytes], object], header: Header) -> None:
+    def __init__(
+        self,
+        write: Callable[[bytes], object],
+        header: Header,
+        sign: Callable[[bytes], str] = lambda _: "",
+    ) -> None:
         self._write = write
+        self._sign = sign
         self._zstd = _compressor().compressobj()
         self._digest = blake3()
         self._held: list[bytes] = []
         self._bytes = 0
         line = json.dumps({"format": FORMAT, **_fields(header)}).encode("ascii") + b"\n"
         self._digest.update(line)
+        self._header_sum = blake3(line).digest()
         write(_compressor().compress(line))
 
     def add(self, line: bytes) -> None:
@@ -132,14 +164,18 @@ class ManifestWriter:
         if self._bytes >= _PIECE:
             self._flush()
 
-    def end(self, trailer: Trailer) -> None:
-        """Writes the trailer, and the BLAKE3 of all before it."""
+    def end(self, trailer: Trailer) -> Seal:
+        """Writes the trailer, and the seal, which it returns."""
         self._flush()
         line = json.dumps(_fields(trailer)).encode("ascii") + b"\n"
         self._digest.update(line)
-        seal = json.dumps({"blake3": self._digest.hexdigest()}).encode("ascii")
-        frame = _compressor().compress(line + seal + b"\n")
+        digest = self._digest.hexdigest()
+        seal = Seal(digest, "", self._header_sum, blake3(line).digest())
+        seal = seal._replace(signature=self._sign(seal.signed))
+        said = {"blake3": digest, **({"signature": seal.signature} if seal.signature else {})}
+        frame = _compressor().compress(line + json.dumps(said).encode("ascii") + b"\n")
         self._write(self._zstd.flush() + frame + _END.pack(_SKIPPED, len(frame)))
+        return seal
 
     def _flush(self) -> None:
         self._held.append(b"")
@@ -154,9 +190,9 @@ class ManifestWriter:
 class ManifestReader:
     """Reads a manifest from its bytes. Raises SnapshotDamaged for whatever is not one.
 
-    header stands at once; trailer once `lines` has ended, and only then is all of it proved.
-    proved: a reader of the same bytes that has ended. Then they are not proved again, and there is
-    no trailer.
+    header stands at once; trailer and seal once `lines` has ended, and only then is all of it
+    proved. header_sum: as in `Seal`. proved: a reader of the same bytes that has ended. Then they
+    are not proved again, and there is no trailer.
     """
 
     def __init__(self, data: Iterable[bytes], proved: ManifestReader | None = None) -> None:
@@ -166,8 +202,10 @@ class ManifestReader:
         self._length = 0
         self._blocks = _whole_lines(ZstdStream(data))
         self.trailer: Trailer | None = None
+        self.seal: Seal | None = None
         first, end, rest = next(self._blocks, b"").partition(b"\n")
         self._digest.update(first + end)
+        self.header_sum = blake3(first + end).digest()
         self._blocks = chained([rest] if rest else [], self._blocks)
         self.header = _header(_object(first))
 
@@ -233,18 +271,17 @@ class ManifestReader:
             rest += block
             if len(rest) > MAX_LINE:
                 break
-        said, _, seal = rest.partition(b"\n")
-        self._digest.update(said + b"\n")
-        if seal.count(b"\n") != 1 or _object(seal).get("blake3") != self._digest.hexdigest():
+        self._digest.update(rest[: rest.find(b"\n") + 1])
+        trailer, seal = _ending(rest, self.header_sum)
+        if seal.digest != self._digest.hexdigest():
             raise SnapshotDamaged("a manifest has not the sum that stands in it")
-        trailer = _trailer(_object(said))
         if trailer.files != count:
             raise SnapshotDamaged("a manifest has not the number of entries that stands in it")
-        self.trailer = trailer
+        self.trailer, self.seal = trailer, seal
 
 
 def tail_size(end: bytes) -> int:
-    """Returns how many bytes `trailer_of` needs. end: the last `END_BYTES` of a manifest. Raises
+    """Returns how many bytes `ending_of` needs. end: the last `END_BYTES` of a manifest. Raises
     SnapshotDamaged.
     """
     if len(end) != END_BYTES or not end.startswith(_SKIPPED):
@@ -255,11 +292,25 @@ def tail_size(end: bytes) -> int:
     return length + END_BYTES
 
 
-def trailer_of(tail: bytes) -> Trailer:
-    """Returns the trailer, unproven, from the last `tail_size` bytes of a manifest. Raises
-    SnapshotDamaged.
+def ending_of(tail: bytes, header_sum: bytes = b"") -> tuple[Trailer, Seal]:
+    """Returns trailer and seal, unproven. Raises SnapshotDamaged.
+
+    Args:
+        tail: The last `tail_size` bytes of a manifest.
+        header_sum: As in `Seal`; without it nothing can be said about a signature.
     """
-    return _trailer(_object(next(_whole_lines(ZstdStream([tail])), b"").partition(b"\n")[0]))
+    return _ending(next(_whole_lines(ZstdStream([tail])), b""), header_sum)
+
+
+def _ending(lines: bytes, header_sum: bytes) -> tuple[Trailer, Seal]:
+    said, end, rest = lines.partition(b"\n")
+    if rest.count(b"\n") != 1 or rest[-1:] != b"\n":
+        raise SnapshotDamaged("a manifest has something else than a seal at its end")
+    seal = _object(rest)
+    digest, signature = seal.get("blake3"), seal.get("signature", "")
+    if type(digest) is not str or not is_sum(digest) or type(signature) is not str:
+        raise SnapshotDamaged("a manifest has no seal")
+    return _trailer(_object(said)), Seal(digest, signature, header_sum, blake3(said + end).digest())
 
 
 def _compressor() -> zstandard.ZstdCompressor:

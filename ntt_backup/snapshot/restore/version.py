@@ -22,12 +22,14 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from ntt_backup.blobdir.syscalls import DIRECTORY
-from ntt_backup.errors import SOME_FAILED, DestinationError, LockHeld
+from ntt_backup.config.host_key import Origin
+from ntt_backup.errors import SOME_FAILED, ConfigError, DestinationError, LockHeld
 from ntt_backup.process.durable import sync_directory
 from ntt_backup.process.helpers import run_helpers
 from ntt_backup.snapshot.format.block_map import MapReader
 from ntt_backup.snapshot.format.entry import Entry, entries_of
 from ntt_backup.snapshot.format.manifest import ManifestReader
+from ntt_backup.snapshot.origins import NOBODY, Origins
 from ntt_backup.snapshot.repository.contract import FileMissing, RepositoryToRead, SnapshotDamaged
 from ntt_backup.snapshot.repository.names import MANIFEST, MAP
 from ntt_backup.snapshot.restore.choice import Choice
@@ -49,7 +51,7 @@ class Restored:
     """Holds what was restored so far. files: that were written; kept: that were there and right;
     bytes: of content written; fetched: from the target. wrong: how many files were not restored;
     problems: the first of them, each with the reason. notes: what could not be set. part: of the
-    work.
+    work. origin: who made the version.
     """
 
     version: str = ""
@@ -62,6 +64,7 @@ class Restored:
     notes: list[str] = field(default_factory=list)
     part: float | None = None
     duration_s: float = 0.0
+    origin: str = ""
 
     @property
     def exit_code(self) -> int:
@@ -86,19 +89,22 @@ def restore(
     *,
     jobs: int = 1,
     patterns: tuple[str, ...] = (),
+    origins: Origins = NOBODY,
+    trust: bool = False,
     on_progress: Callable[[Restored], object] = lambda _: None,
     before_writing: Callable[[], object] = lambda: None,
 ) -> Restored:
     """Restores what `SET` or `SET@VERSION` means; patterns: only files that fit one of them, see
     `choice`. Raises ConfigError, RemoteError (SnapshotDamaged too), DestinationError, LockHeld.
 
+    origins: who made versions; one that this host did not make is refused, unless trust.
     before_writing is called once the directory is there, and before anything is written into it.
     """
     began = time.monotonic()
     done = Restored()
     with ExitStack() as stack:
         repository = stack.enter_context(closing(open_repository()))
-        version = choose(repository, wanted)
+        version = choose(repository, wanted, origins)
         done.version = version.name
         root = stack.enter_context(_destination(to))
         before_writing()
@@ -106,6 +112,10 @@ def restore(
         stack.enter_context(_translated(to))
         last = stack.enter_context(tempfile.TemporaryFile(dir=to))
         source = _Source(repository, version, to, last, delta=options.delta)
+        origin = origins.of_seal(version.set, version.name, source.seal)
+        done.origin = str(origin)
+        if origin != Origin.OURS and not trust:
+            raise _foreign(version, origin)
         choice = Choice(patterns, source.manifest()) if patterns else None
         unfinished = Unfinished(to, root, str(version), patterns)
         if unfinished.doubt:
@@ -133,6 +143,21 @@ def restore(
     done.part = 1.0
     done.duration_s = time.monotonic() - began
     return done
+
+
+def _foreign(version: Version, origin: Origin) -> ConfigError:
+    """Returns the error for a version that this host did not make."""
+    if origin == Origin.FORGED:
+        said, why = "FORGED", "it names a key of this host, which did not sign it"
+    else:
+        said = "not known to be of this host"
+        why = "whoever may add to the target can have made it: no key of this host has signed it"
+    return ConfigError(
+        f"{version} is {said}, so nothing was restored",
+        detail=why,
+        hint="choose another version (ntt-backup-remote snapshot list). On a new machine, put the"
+        " host key back (host.key_file). To restore it all the same, add --trust-target",
+    )
 
 
 def _restorer(
@@ -189,6 +214,8 @@ class _Source:
         for lines in self._proved.texts():
             self._last.writelines(last_lines(lines))
         assert self._proved.trailer is not None
+        assert self._proved.seal is not None
+        self.seal = self._proved.seal
         require_own(self._proved.header, version)
         self.trailer = self._proved.trailer
         if delta and self.trailer.map_size:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
+from ntt_backup.config.host_key import Origin
 from ntt_backup.errors import (
     ConfigError,
     RemoteCannotStore,
@@ -15,12 +16,19 @@ from ntt_backup.errors import (
     complete,
 )
 from ntt_backup.snapshot.format.manifest import Header, ManifestReader, Trailer
+from ntt_backup.snapshot.origins import Origins
 from ntt_backup.snapshot.repository.contract import FileMissing, Repository, SnapshotDamaged
 from ntt_backup.snapshot.repository.names import pack_name
 from ntt_backup.snapshot.take.copies import Copies
-from ntt_backup.snapshot.take.last_version import LastVersion, pieces
+from ntt_backup.snapshot.take.last_version import LastVersion, origin_of, pieces
 from ntt_backup.snapshot.take.sets import SnapshotSet
-from ntt_backup.snapshot.versions import Version, begun_by, trailers, versions
+from ntt_backup.snapshot.versions import (
+    Version,
+    begun_by,
+    newest_of_host,
+    trailers,
+    versions,
+)
 
 
 def parents(
@@ -28,15 +36,36 @@ def parents(
     set: SnapshotSet,
     whole: Mapping[str, Version],
     copies: Copies,
+    origins: Origins,
     now: datetime,
     full: bool,
     problem: Callable[[str, str], object],
 ) -> Iterator[LastVersion | None]:
-    """Yields what a version may build on: the last version by this machine's copy, by one that is
-    fetched, and None. The next one is asked for where one is damaged, or may not be read.
+    """Yields what a version may build on: the last version that this host made, by this machine's
+    copy and by one that is fetched, and None. The next one is asked for where one is damaged, or
+    may not be read.
+
+    What somebody else may have planted is no parent: a take believes what it says of files that
+    have not changed, and all later versions would have that.
     """
-    newest = max(whole, default="")
-    if full or not newest:
+    if full or not whole:
+        yield None
+        return
+    newest, why = "", ""
+    try:
+        found = newest_of_host(repository, [whole[one] for one in sorted(whole)], origins)
+        newest = found.name if found is not None else ""
+    except (ConfigError, RemoteDenied) as error:  # They are sealed, or the key may only add.
+        why = f": {error}"
+    if not newest:
+        problem(
+            f"set {set.name}",
+            complete(
+                "no version on the target is known to be of this host, so all files are read, and"
+                f" this version is full{why}; a host key (ntt-backup-remote init-db) proves which"
+                " ones are"
+            ),
+        )
         yield None
         return
     for fetched in (False, True):
@@ -45,7 +74,10 @@ def parents(
                 copies.fetch(repository, whole[newest])
             elif not copies.has(newest):
                 continue
-            last = LastVersion(*copies.paths(newest))
+            manifest, map = copies.paths(newest)
+            if origin_of(manifest, set.name, newest, origins) != Origin.OURS:
+                continue
+            last = LastVersion(manifest, map)
         except (SnapshotDamaged, FileMissing):
             continue
         except (ConfigError, RemoteDenied) as error:  # It is sealed, or the key may only add.
@@ -63,8 +95,8 @@ def parents(
         problem(
             f"version {newest}",
             complete(
-                "it is damaged or not whole, so this one is full; see ntt-backup-remote snapshot"
-                " verify"
+                "it is damaged, not whole, or not what this host made, so this one is full; see"
+                " ntt-backup-remote snapshot verify"
             ),
         )
     yield None

@@ -1,6 +1,7 @@
 """This machine keeps copies of the manifest and the map of the last version of each set.
 
-The repository has the truth. A copy here saves fetching it, and may be deleted at any time.
+The repository has the truth. A copy here saves fetching it, and may be deleted at any time. Beside
+them stands which versions this machine has made, see `snapshot.origins`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from tempfile import TemporaryDirectory
 
 from ntt_backup.blobdir.open import closing
 from ntt_backup.blobdir.syscalls import DIRECTORY
+from ntt_backup.config.host_key import HostKeys
 from ntt_backup.errors import DestinationError
+from ntt_backup.snapshot.format.manifest import Seal
+from ntt_backup.snapshot.origins import Origins, add_made, read_made
 from ntt_backup.snapshot.repository.contract import Repository
 from ntt_backup.snapshot.repository.names import MANIFEST, MAP
 from ntt_backup.snapshot.versions import Version, content
@@ -25,6 +29,14 @@ class Copies:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+
+    def origins(self, keys: HostKeys) -> Origins:
+        """Returns who made versions of the set, as far as is known here. keys: of this host."""
+        return Origins(keys, lambda _: read_made(self._directory))
+
+    def add_made(self, version: str, seal: Seal) -> None:
+        """Keeps that this host makes a version. Raises OSError."""
+        add_made(self._directory, version, seal.digest)
 
     def paths(self, version: str) -> tuple[Path, Path]:
         """Returns where the manifest and the map of a version are, or may be written."""

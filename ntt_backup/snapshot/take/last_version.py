@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from hashlib import sha256
@@ -9,9 +10,17 @@ from itertools import chain
 from pathlib import Path
 from typing import Final
 
+from ntt_backup.config.host_key import Origin
 from ntt_backup.snapshot.format.block_map import MapReader
 from ntt_backup.snapshot.format.entry import order, parse, path_of
-from ntt_backup.snapshot.format.manifest import ManifestReader, Trailer
+from ntt_backup.snapshot.format.manifest import (
+    END_BYTES,
+    ManifestReader,
+    Trailer,
+    ending_of,
+    tail_size,
+)
+from ntt_backup.snapshot.origins import Origins
 from ntt_backup.snapshot.repository.contract import SnapshotDamaged
 from ntt_backup.snapshot.take.changed_file import OldFile
 
@@ -83,12 +92,32 @@ class LastVersion:
             yield piece
 
 
+def origin_of(manifest: Path, of_set: str, version: str, origins: Origins) -> Origin:
+    """Returns who made a manifest, by its header and its seal: `LastVersion.end` proves that what
+    stands between them fits. Raises SnapshotDamaged.
+    """
+    header_sum = ManifestReader(_copied(manifest)).header_sum
+    try:
+        with manifest.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - END_BYTES))
+            file.seek(max(0, size - tail_size(file.read())))
+            seal = ending_of(file.read(), header_sum)[1]
+    except OSError as error:
+        raise _unreadable(manifest, error) from error
+    return origins.of_seal(of_set, version, seal)
+
+
 def _copied(path: Path) -> Iterator[bytes]:
     """Yields the bytes of a copy. One that is gone, or cannot be read, is a damaged one."""
     try:
         yield from pieces(path)
     except OSError as error:
-        raise SnapshotDamaged(f"the copy {path} cannot be read: {error.strerror}") from error
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> SnapshotDamaged:
+    return SnapshotDamaged(f"the copy {path} cannot be read: {error.strerror}")
 
 
 def pieces(path: Path) -> Iterator[bytes]:

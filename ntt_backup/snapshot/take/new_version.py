@@ -22,11 +22,13 @@ from socket import gethostname
 from typing import Final
 
 from ntt_backup.blobdir.open import closing as closing_fd
+from ntt_backup.config.host_key import HostKeys
 from ntt_backup.errors import SOME_FAILED, SourceError
 from ntt_backup.snapshot.format.block_map import MapWriter
 from ntt_backup.snapshot.format.entry import DIRECTORY, FIFO, FILE, HARD_LINK, SYMLINK, beginning_of
 from ntt_backup.snapshot.format.manifest import Header, ManifestWriter, Trailer
 from ntt_backup.snapshot.format.super_blocks import SuperBlockWriter
+from ntt_backup.snapshot.origins import NO_KEYS, Origins
 from ntt_backup.snapshot.repository import names
 from ntt_backup.snapshot.repository.contract import Repository, SnapshotDamaged
 from ntt_backup.snapshot.repository.names import FileName, new_version
@@ -41,7 +43,7 @@ from ntt_backup.snapshot.take.copies import Copies, cannot_keep
 from ntt_backup.snapshot.take.last_version import LastVersion, pieces
 from ntt_backup.snapshot.take.sets import SnapshotSet
 from ntt_backup.snapshot.take.walk import Found, walk
-from ntt_backup.snapshot.versions import Version, versions
+from ntt_backup.snapshot.versions import Version, newest_name, versions
 
 _KINDS: Final = {
     stat.S_IFREG: FILE,
@@ -99,12 +101,14 @@ def take(
     *,
     copies: Copies,
     now: datetime,
+    keys: HostKeys = NO_KEYS,
     full: bool = False,
     paranoid: bool = False,
     report: Report = Report(),
 ) -> Taken:
     """Makes a version. copies: where this machine keeps the manifest and map of the last version.
-    full: depends on no other. paranoid: reads files that seem unchanged, too.
+    keys: what it is signed with, and what tells the versions of this host from others. full:
+    depends on no other. paranoid: reads files that seem unchanged, too.
 
     Raises SourceError where nothing of the set is there, DestinationError where the copies cannot
     be written, and what the repository raises.
@@ -112,10 +116,12 @@ def take(
     began = time.monotonic()
     set.require_something()
     whole = {one.name: one for one in versions(repository, set.name) if one.whole}
+    origins = copies.origins(keys)
+    newest = newest_name(repository, [*whole.values()], origins, now)
     try:
-        for last in parents(repository, set, whole, copies, now, full, report.problem):
-            version = new_version(now, max(whole, default=""))
-            one = _Take(repository, set, copies, last, version, now, report, paranoid)
+        for last in parents(repository, set, whole, copies, origins, now, full, report.problem):
+            version = new_version(now, newest)
+            one = _Take(repository, set, copies, origins, last, version, now, report, paranoid)
             try:
                 taken = one.run(whole)
             except SnapshotDamaged:
@@ -137,6 +143,7 @@ class _Take:
         repository: Repository,
         set: SnapshotSet,
         copies: Copies,
+        origins: Origins,
         last: LastVersion | None,
         version: str,
         now: datetime,
@@ -146,6 +153,7 @@ class _Take:
         self._repository = repository
         self._set = set
         self._copies = copies
+        self._origins = origins
         self._last = last
         self._report = report
         self._paranoid = paranoid
@@ -179,7 +187,7 @@ class _Take:
         try:
             with manifest.open("wb") as manifest_file, map.open("wb") as map_file:
                 self._packs, self._map = packs, MapWriter(map_file.write)
-                self._manifest = ManifestWriter(manifest_file.write, header)
+                self._manifest = ManifestWriter(manifest_file.write, header, self._origins.sign)
                 key = bytes.fromhex(header.key)
                 self._reader = FileReader(packs, key, self._set.block_size, self._on_read)
                 with closing(walk(self._set.paths, self._set.exclude, self._lost)) as found:
@@ -205,9 +213,11 @@ class _Take:
                     unsettled=taken.unsettled,
                     skipped=taken.skipped,
                 )
-                self._manifest.end(new)
+                seal = self._manifest.end(new)
             require_readable(manifest, full=self._last is None)
             require_needed(self._repository, header, whole, new)
+            # First: whoever dies between the two has a version that is not there, which is no harm.
+            self._copies.add_made(header.version, seal)
             self._upload(names.MANIFEST, manifest)
         except BaseException:
             packs.give_up()

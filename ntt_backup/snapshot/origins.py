@@ -1,0 +1,113 @@
+"""Who made a version of a set: this host, somebody else, or somebody who plays this host.
+
+Whoever may add files to a target can plant a version, and the sums in a manifest only prove that
+the manifest is whole. So a host with a host key signs each manifest. A host without one still knows
+what it made itself: it keeps the sum of each manifest in its cache, which may be deleted at any
+time; then nothing proves any more who made those versions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from ntt_backup.config import RemoteConfig
+from ntt_backup.config.host_key import HostKeys, Origin
+from ntt_backup.objects.cache import directory_for
+from ntt_backup.process.durable import write_durably
+from ntt_backup.snapshot.format.manifest import Seal
+from ntt_backup.wire.snapshot_names import is_version
+
+_PURPOSE: Final = "snapshot"
+_FILE: Final = "made"
+_LINE: Final = re.compile(r"(\S{25}) ([0-9a-f]{64})")
+# Nobody keeps more versions of a set.
+_MOST_LINES: Final = 10_000
+_MOST_BYTES: Final = 1 << 20
+
+Sums = Mapping[str, str]
+
+
+class Origins:
+    """Tells who made versions.
+
+    Args:
+        keys: The keys of this host.
+        made: Returns the sums of the manifests of a set that this host made, by version.
+    """
+
+    def __init__(self, keys: HostKeys, made: Callable[[str], Sums] = lambda _: {}) -> None:
+        self._keys = keys
+        self._made = made
+        self._known: dict[str, Sums] = {}
+
+    @staticmethod
+    def of(settings: RemoteConfig) -> Origins:
+        """Returns what this host knows of the versions on the target of the settings."""
+        cache = directory_for("snapshots", settings.remote)
+        return Origins(HostKeys.of(settings), lambda of_set: read_made(cache / of_set))
+
+    @property
+    def signed(self) -> bool:
+        """Returns whether this host has a key, and so signs its versions."""
+        return bool(self._keys)
+
+    def sign(self, data: bytes) -> str:
+        """Returns the signature of `Seal.signed`; "" where this host has no key."""
+        return self._keys.sign(_PURPOSE, data)
+
+    def names(self, of_set: str, version: str) -> bool:
+        """Returns whether this host has made a version of this name. What the target has under the
+        name now is for `of_seal` to say.
+        """
+        return version in self._sums(of_set)
+
+    def of_seal(self, of_set: str, version: str, seal: Seal) -> Origin:
+        """Returns who made the manifest of a version.
+
+        Args:
+            of_set: The set.
+            version: The version.
+            seal: What stands last in the manifest. That the header and the entries fit the seal is
+                for whoever reads the manifest to prove.
+        """
+        if self._sums(of_set).get(version) == seal.digest:
+            return Origin.OURS
+        return self._keys.origin(_PURPOSE, seal.signed, seal.signature)
+
+    def _sums(self, of_set: str) -> Sums:
+        if of_set not in self._known:
+            self._known[of_set] = self._made(of_set)
+        return self._known[of_set]
+
+
+NO_KEYS: Final = HostKeys((), Path())
+# Knows nothing: all versions are of an unknown origin.
+NOBODY: Final = Origins(NO_KEYS)
+
+
+def read_made(directory: Path) -> dict[str, str]:
+    """Returns the sums of the manifests that this host made, by version; none where the file in a
+    directory is missing or cannot be read.
+    """
+    with suppress(OSError), (directory / _FILE).open("rb") as file:
+        lines = file.read(_MOST_BYTES).decode("ascii", "replace").splitlines()
+        found = [match for line in lines if (match := _LINE.fullmatch(line))]
+        return {one[1]: one[2] for one in found if is_version(one[1])}
+    return {}
+
+
+def add_made(directory: Path, version: str, digest: str) -> None:
+    """Keeps the sum of a manifest that this host is about to name. Raises OSError.
+
+    Args:
+        directory: Where the copies of the set are kept on this host.
+        version: The version.
+        digest: The digest of `Seal`.
+    """
+    known = {**read_made(directory), version: digest}
+    lines = [f"{name} {digest}\n" for name, digest in known.items()][-_MOST_LINES:]
+    write_durably(directory / _FILE, "".join(lines).encode("ascii"), 0o600)
