@@ -136,7 +136,8 @@ class Failures:
 
 @dataclass(frozen=True, slots=True)
 class StoredPack:
-    """A pack in a bucket. checksum: the SHA-256 that the server keeps, see `objects.bucket`.
+    """A pack in a bucket. checksum: the SHA-256 that the server keeps, or its ETag, see
+    `objects.bucket.still`.
 
     pack_id has 32 hex digits; low and high are its smallest and largest blobid; size is in bytes.
     """

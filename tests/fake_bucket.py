@@ -6,7 +6,8 @@
     bucket.requests["put_part"]               # how many were made
     bucket.append_only = True                 # nothing may be overwritten or deleted
 
-`FakeBucket(weak=True)` keeps no checksums and overwrites what is there, as a weak server does.
+`FakeBucket(weak=True)` keeps no checksums and overwrites what is there, as a weak server does; its
+ETags are MD5 sums, or with `opaque=True` nothing that can be compared.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from hashlib import md5
 from hashlib import sha256 as new_sha256
 from threading import RLock
 
@@ -52,12 +54,13 @@ def _nothing(verb: str, key: str) -> None: ...
 class FakeBucket:
     """See the module. objects: the content by key, which a test may change as it likes.
 
-    archived: keys that must be thawed first; thawing: those for which that was asked, with days
-    and tier.
+    marked: keys that are refused as taken although they have no object. archived: keys that must be
+    thawed first; thawing: those for which that was asked, with days and tier.
     """
 
-    def __init__(self, *, weak: bool = False) -> None:
+    def __init__(self, *, weak: bool = False, opaque: bool = False) -> None:
         self.objects: dict[str, bytes] = {}
+        self.marked: set[str] = set()
         self.archived: set[str] = set()
         self.thawing: dict[str, tuple[int, str]] = {}
         self.append_only = False
@@ -65,6 +68,7 @@ class FakeBucket:
         self.before: Hook = _nothing
         self.after: Hook = _nothing
         self._weak = weak
+        self._opaque = opaque
         self._infos: dict[str, ObjectInfo] = {}
         self._uploads: dict[str, _Pending] = {}
         self._numbers = itertools.count(1)
@@ -80,14 +84,16 @@ class FakeBucket:
 
     def put(self, key: str, data: Buffer, sha256: bytes) -> ObjectInfo:
         with self._request("put", key):
-            return self._store(key, self._checked(data, sha256), checksum(sha256))
+            content = self._checked(data, sha256)
+            return self._store(key, content, checksum(sha256), md5(content).hexdigest())
 
     def overwrite(self, key: str, data: Buffer, sha256: bytes) -> None:
         with self._request("overwrite", key):
             if self.append_only and key in self.objects:
                 raise RemoteDenied("the object store refuses to store an object")
             self.objects.pop(key, None)
-            self._store(key, self._checked(data, sha256), checksum(sha256))
+            content = self._checked(data, sha256)
+            self._store(key, content, checksum(sha256), md5(content).hexdigest())
 
     def create_upload(self, key: str) -> str:
         with self._request("create_upload", key):
@@ -99,7 +105,11 @@ class FakeBucket:
     def put_part(self, key: str, upload_id: str, number: int, data: Buffer, sha256: bytes) -> Part:
         with self._request("put_part", key):
             content = self._checked(data, sha256)
-            part = Part(number, f'"{upload_id}-{number}"', sha256, len(content))
+            etag, summed = (
+                f'"{md5(content).hexdigest()}"',
+                md5(data).digest() if self._weak else b"",
+            )
+            part = Part(number, etag, sha256, len(content), summed)
             self._pending(key, upload_id).parts[number] = part, content
             return part
 
@@ -108,12 +118,16 @@ class FakeBucket:
             pending = self._pending(key, upload_id)
             kept = [pending.parts.get(part.number, (None, b"")) for part in parts]
             sizes = {len(content) for _, content in kept[:-1]}
-            if [part for part, _ in kept] != list(parts) or len(sizes) > 1:
+            if [part and part.etag for part, _ in kept] != [part.etag for part in parts]:
+                raise RemoteDenied("the object store refuses the parts")
+            if len(sizes) > 1:
                 raise RemoteDenied("the object store refuses the parts")
             if sizes and min(sizes) < SMALLEST_PART:
                 raise RemoteDenied("the object store refuses parts of this size")
             content = b"".join(content for _, content in kept)
-            info = self._store(key, content, composite(parts))
+            sums = b"".join(md5(one).digest() for _, one in kept)
+            etag = f"{md5(sums).hexdigest()}-{len(kept)}"
+            info = self._store(key, content, composite(parts), etag)
             del self._uploads[upload_id]
             return info
 
@@ -179,12 +193,14 @@ class FakeBucket:
             raise ContentDamaged("content was damaged on its way to the object store")
         return content
 
-    def _store(self, key: str, content: bytes, summed: str) -> ObjectInfo:
-        if key in self.objects and not self._weak:
+    def _store(self, key: str, content: bytes, summed: str, etag: str) -> ObjectInfo:
+        if key in self.marked or (key in self.objects and not self._weak):
             raise ObjectExists(key)
         self.objects[key] = content
         said = "" if self._weak else summed
-        self._infos[key] = ObjectInfo(key, len(content), said, datetime.now(UTC))
+        etag = f"{next(self._numbers):032x}" if self._opaque else etag
+        now = datetime.now(UTC)
+        self._infos[key] = ObjectInfo(key, len(content), said, now, etag=etag)
         return self._infos[key]
 
     def _pending(self, key: str, upload_id: str) -> _Pending:

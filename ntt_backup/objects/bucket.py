@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from hashlib import md5 as new_md5
 from hashlib import sha256 as new_sha256
 from itertools import islice
 from typing import Final, Protocol
@@ -25,12 +26,17 @@ from ntt_backup.errors import RemoteDenied, RemoteUnreachable
 Buffer = bytes | bytearray | memoryview
 # An upload that is older has no sender any more.
 DEAD_SECONDS: Final = 86400.0
+# What the ledger says of an object of which the server keeps no SHA-256 begins so.
+MD5: Final = "md5:"
+OPAQUE: Final = "etag:"
 # The next sweep removes the rest.
 _MOST_SWEPT: Final = 1000
 
 
 class ObjectExists(Exception):
-    """The key is taken already."""
+    """The key is taken already. versitygw also says so of an object that was deleted where the
+    bucket keeps versions; then `head` finds none, and nothing can be stored under the key.
+    """
 
 
 class ObjectMissing(Exception):
@@ -74,12 +80,15 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part that was taken. number counts from 1; sha256 is of its bytes, 32 of them."""
+    """A part that was taken. number counts from 1; sha256 is of its bytes, 32 of them. md5: also of
+    them, 16 bytes, where the server said no SHA-256 of the part; else b"".
+    """
 
     number: int
     etag: str
     sha256: bytes
     size: int
+    md5: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +128,53 @@ def checksum(sha256: bytes) -> str:
 def composite(parts: Sequence[Part]) -> str:
     """Returns the checksum that a server keeps for an object of these parts."""
     return f"{checksum(new_sha256(b''.join(part.sha256 for part in parts)).digest())}-{len(parts)}"
+
+
+def composite_etag(parts: Sequence[Part]) -> str:
+    """Returns the ETag that most servers give to an object of these parts; "" where the MD5 of a
+    part is not known.
+    """
+    if not all(part.md5 for part in parts):
+        return ""
+    whole = new_md5(b"".join(part.md5 for part in parts), usedforsecurity=False)
+    return f"{whole.hexdigest()}-{len(parts)}"
+
+
+def agree(said: str, ours: str) -> bool | None:
+    """Returns whether two checksums are of the same content; None where that cannot be told.
+
+    Checksums can be compared where they have one form: that of the whole object, or over the sums
+    of as many parts. A store that copies an object may make it of other parts. moto leaves the
+    number of parts out.
+    """
+    if not said or not ours:
+        return None
+    if said in (ours, ours.partition("-")[0]):
+        return True
+    return False if said.partition("-")[2] == ours.partition("-")[2] else None
+
+
+def proof_of(info: ObjectInfo) -> str:
+    """Returns what tells this object from another one later, for the ledger; see `still`."""
+    return info.checksum or (f"{OPAQUE}{info.etag}" if info.etag else "")
+
+
+def still(info: ObjectInfo, proof: str) -> bool | None:
+    """Returns whether an object has the content that it had when the ledger recorded it.
+
+    Args:
+        info: the object as the server describes it now.
+        proof: a SHA-256 as servers write it, an ETag behind `MD5` that is known to be an MD5 sum of
+            the content, or one behind `OPAQUE` of which nothing is known.
+
+    Returns:
+        None where it cannot be told.
+    """
+    if proof.startswith(MD5):
+        return agree(info.etag, proof.removeprefix(MD5))
+    if proof.startswith(OPAQUE):
+        return True if info.etag == proof.removeprefix(OPAQUE) else None
+    return agree(info.checksum, proof)
 
 
 class Bucket(Protocol):

@@ -13,14 +13,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for_all
 from contextlib import suppress
 from dataclasses import dataclass, field
-from hashlib import sha256
+from hashlib import md5, sha256
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from ntt_backup.client.shared_pace import Pace
 from ntt_backup.errors import RemoteUnreachable
 from ntt_backup.objects.bucket import (
+    MD5,
     Bucket,
     Buffer,
     ObjectArchived,
@@ -29,8 +30,11 @@ from ntt_backup.objects.bucket import (
     ObjectMissing,
     Part,
     UploadGone,
+    agree,
     checksum,
     composite,
+    composite_etag,
+    proof_of,
 )
 from ntt_backup.process.memory import new_buffer
 
@@ -117,6 +121,32 @@ class Outgoing:
         """The object as it is in the bucket; None where another has its key."""
         assert self.done is not None
         return None if self.done.exception() is not None else self.done.result()
+
+
+class _Sums(NamedTuple):
+    """The sums of an object that was sent, as a server writes them. etag: of MD5 sums, "" where
+    these were not made.
+    """
+
+    sha256: str
+    etag: str
+
+    def proved_by(self, info: ObjectInfo) -> str:
+        """Returns what the ledger records of an object that is proved to be this one; "" where the
+        server's words do not prove it.
+        """
+        if self.contradicted_by(info):
+            return ""
+        if agree(info.checksum, self.sha256):
+            return self.sha256
+        return MD5 + self.etag if agree(info.etag, self.etag) else ""
+
+    def contradicted_by(self, info: ObjectInfo) -> bool:
+        """Returns whether the server's words are of another content. An ETag that proves nothing
+        may be no sum of the content, so it does not contradict a SHA-256.
+        """
+        sums = agree(info.checksum, self.sha256)
+        return sums is False or (sums is None and agree(info.etag, self.etag) is False)
 
 
 class Outbox:
@@ -303,23 +333,27 @@ class Outbox:
             data = memoryview(buffer)[: out.used]
             digest = sha256(data).digest()
             parts = [Part(1, "", digest, out.used)]
+            ours = _Sums(checksum(digest), "")
             if out.known is not None:
-                return self._settle(out, out.known, parts, checksum(digest), older=True)
+                return self._settle(out, out.known, parts, ours, older=True)
             try:
                 info = self._bucket.put(out.key, data, digest)
             except (ObjectExists, RemoteUnreachable) as error:
                 older = isinstance(error, ObjectExists)
                 info = self._found(out, error)
-                return self._settle(out, info, parts, checksum(digest), older=older)
-            return self._settle(out, info, parts, checksum(digest))
+                return self._settle(out, info, parts, ours, older=older)
+            if not info.checksum:
+                ours = ours._replace(etag=md5(data, usedforsecurity=False).hexdigest())
+            return self._settle(out, info, parts, ours)
         finally:
             self._release(buffer, out.used)
 
     def _complete(self, out: Outgoing) -> ObjectInfo:
         parts = [part.result() for part in out.parts]
+        ours = _Sums(composite(parts), composite_etag(parts))
         if out.upload_id is None:
             assert out.known is not None
-            return self._settle(out, out.known, parts, composite(parts), older=True)
+            return self._settle(out, out.known, parts, ours, older=True)
         older = False
         try:
             info = self._bucket.complete(out.key, out.upload_id.result(), parts)
@@ -327,11 +361,16 @@ class Outbox:
             info = self._found(out, error)
             if older := isinstance(error, ObjectExists):
                 self._abort(out)
-        return self._settle(out, info, parts, composite(parts), older=older)
+        return self._settle(out, info, parts, ours, older=older)
 
     def _found(self, out: Outgoing, error: Exception) -> ObjectInfo:
-        """Returns the object that the bucket has although it did not say so just now."""
+        """Returns the object that the bucket has although it did not say so just now. Raises
+        KeyTaken where the bucket refuses the key, and has no object of it.
+        """
         info = self._bucket.head(out.key)
+        if info is None and isinstance(error, ObjectExists):
+            self._abort(out)
+            raise KeyTaken(out.key, older=True) from error
         if info is None and isinstance(error, RemoteUnreachable):
             raise error
         if info is None:
@@ -341,20 +380,29 @@ class Outbox:
         return info
 
     def _settle(
-        self, out: Outgoing, info: ObjectInfo, parts: list[Part], ours: str, *, older: bool = False
+        self,
+        out: Outgoing,
+        info: ObjectInfo,
+        parts: list[Part],
+        ours: _Sums,
+        *,
+        older: bool = False,
     ) -> ObjectInfo:
-        """Returns the object once it is sure to be ours. Raises KeyTaken.
+        """Returns the object once it is sure to be ours. Its checksum is what the ledger records of
+        it. Raises KeyTaken.
 
-        Where the checksum says nothing - the bucket keeps none, or it was made of other parts - the
-        content is read back. So is what is older than this sending: it may be what a check has
-        found to be damaged, and its checksum is that of the day when it was stored.
+        Where the server keeps no SHA-256, or one of another form, its ETag is compared, which most
+        servers make of MD5 sums. Where neither says anything the content is read back. So is what
+        is older than this sending: it may be what a check has found to be damaged, and its checksum
+        is that of the day when it was stored.
         """
-        if not info.checksum:
+        proof = ours.proved_by(info)
+        if not info.checksum:  # Some servers tell it where they are asked, and not before.
             info = self._bucket.head(out.key) or info
-        same = info.checksum == ours
-        if (older or not same) and not self._has_it(out, info, parts, same=same):
+            proof = "" if ours.contradicted_by(info) else ours.proved_by(info) or proof
+        if (older or not proof) and not self._has_it(out, info, parts, same=bool(proof)):
             raise KeyTaken(out.key, older=older)
-        return ObjectInfo(out.key, out.size, info.checksum or ours)
+        return ObjectInfo(out.key, out.size, proof or proof_of(info) or ours.sha256)
 
     def _has_it(self, out: Outgoing, info: ObjectInfo, parts: list[Part], *, same: bool) -> bool:
         """Reads the object back. same: its checksum is ours, which counts where it is archived."""

@@ -35,7 +35,7 @@ def open_bucket(
         from ntt_backup.objects.s3_client import make_client
     except ModuleNotFoundError as error:
         raise ConfigError(
-            "a bucket needs boto3, which is not installed",
+            "the libraries for buckets (the extra `s3`) are not installed",
             detail=str(error),
             hint="pip install 'ntt-backup[s3]'",
         ) from error

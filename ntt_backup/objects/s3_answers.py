@@ -90,5 +90,7 @@ def _read(answer: AWSResponse, url: str, *, has_body: bool) -> bytes:
     if has_body and announced.isdecimal() and str(len(content)) != announced:
         raise IncompleteReadError(actual_bytes=len(content), expected_bytes=int(announced))
     if b"<!" in content or sum(map(content.count, _MARKS)) > _MOST_MARKS:
+        if answer.status_code >= 300:
+            return b""  # A proxy's page about an error: its status says enough.
         raise ResponseParserError("the answer is no XML of an object store's")
     return bytes(content)

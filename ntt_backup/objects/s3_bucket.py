@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from hashlib import md5
 from typing import Any, Final
 
 from botocore.client import BaseClient
@@ -32,6 +33,7 @@ from ntt_backup.objects.bucket import (
     ThawUnderWay,
     Upload,
     UploadGone,
+    agree,
     checksum,
     composite,
 )
@@ -107,8 +109,10 @@ class S3Bucket:
             Body=Body(data, self._pace),
             ChecksumSHA256=checksum(sha256),
         )
-        self._taken(key, len(data), answer, checksum(sha256))
-        return Part(number, word(answer, "ETag"), sha256, len(data))
+        taken = self._taken(key, len(data), answer, checksum(sha256))
+        # Where the server says no SHA-256 of a part, it keeps none of the object.
+        summed = b"" if taken.checksum else md5(data, usedforsecurity=False).digest()
+        return Part(number, word(answer, "ETag"), sha256, len(data), summed)
 
     def complete(self, key: str, upload_id: str, parts: Sequence[Part]) -> ObjectInfo:
         listed = [
@@ -149,7 +153,7 @@ class S3Bucket:
     def _taken(key: str, length: int, answer: dict[str, Any], sent: str) -> ObjectInfo:
         """Compares the checksum that the server has answered with ours; it may answer none."""
         said = word(answer, "ChecksumSHA256", required=False)
-        if said and said != sent:
+        if agree(said, sent) is False:
             raise RemoteCannotStore(
                 "the object store has stored something else than was sent",
                 detail=f"{key}: its SHA-256 is {printable(said)}, ours {sent}",
@@ -272,9 +276,12 @@ class S3Bucket:
         following: dict[str, str] = {}
         pages = Pages(self._prefix + prefix, ordered=False)
         while True:
-            page = self._ask(
-                "list_multipart_uploads", prefix, Prefix=self._prefix + prefix, **following
-            )
+            try:
+                page = self._ask(
+                    "list_multipart_uploads", prefix, Prefix=self._prefix + prefix, **following
+                )
+            except UploadGone:  # So rclone says that there is none.
+                return
             for entry in pages.entries(page, "Uploads"):
                 # One whose time is not told was begun just now, for all that is known.
                 begun = moment(entry, "Initiated") or datetime.now(UTC)

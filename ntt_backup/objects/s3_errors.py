@@ -100,11 +100,6 @@ _CASES: Final = (
         "free space in it, or raise the bucket's quota; nothing is lost",
     ),
     Case(
-        "NotImplemented 501",
-        Unsupported,
-        "the object store does not support a request",
-    ),
-    Case(
         "BadDigest XAmzContentChecksumMismatch XAmzContentSHA256Mismatch IncompleteBody",
         ContentDamaged,
         "content was damaged on its way to the object store",
@@ -138,6 +133,17 @@ _RIGHTS: Final = {
     "restore_object": ("thaw an object", "s3:RestoreObject"),
     "list_objects_v2": ("list objects", "s3:ListBucket"),
     "delete_object": ("remove an object", "s3:DeleteObject"),
+}
+
+_OTHER: Final = ("tell about itself", "s3:GetBucket*")
+_UNKNOWN: Final = ("NotImplemented", "UnsupportedOperation")
+# What a server that has no word for it does not know of a request.
+_HEADERS: Final = {
+    "put_object": "x-amz-checksum-sha256 or if-none-match",
+    "create_multipart_upload": "x-amz-checksum-algorithm",
+    "upload_part": "x-amz-checksum-sha256",
+    "complete_multipart_upload": "if-none-match",
+    "head_object": "x-amz-checksum-mode",
 }
 
 
@@ -187,11 +193,22 @@ class Translator:
                 detail=detail,
                 hint=f'set remote.region = "{region}"',
             )
+        if code in _UNKNOWN or status == 501:
+            header = printable(str(said.get("Header", ""))[:64]) or _HEADERS.get(operation, "")
+            does, _ = _RIGHTS.get(operation, _OTHER)
+            return Unsupported(
+                f"the object store cannot {does}: it does not know "
+                + (f"the header {header}" if header else "the request"),
+                detail=detail,
+                hint="take another server (docs/object-stores.md has those that are known to work),"
+                " or have it ignore headers that it does not know; s3proxy does so with"
+                " s3proxy.ignore-unknown-headers=true",
+            )
         if case := _BY_CODE.get(code) or _BY_CODE.get(str(status)):
             return case.error(case.message, detail=detail, hint=case.hint)
         if status >= 500:
             return Passing("the object store reports an error of its own", detail=detail)
-        does, right = _RIGHTS.get(operation, ("tell about itself", "s3:GetBucket*"))
+        does, right = _RIGHTS.get(operation, _OTHER)
         if status in (401, 403):
             return RemoteDenied(
                 f"the object store refuses to {does}",

@@ -6,7 +6,7 @@ bucket. Its keys lie below the prefix that was asked for and ascend, so it advan
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
@@ -29,12 +29,16 @@ class Pages:
         after: the keys are greater than this one.
         ordered: keys ascend. Those of uploads need not: a key may have several, and SeaweedFS lists
             them by their ids.
+
+    Keys ascend by their bytes, as S3 has it, or name by name, as of servers that walk directories:
+    SeaweedFS lists `a/1` before `a-b`.
     """
 
     def __init__(self, prefix: str, after: str = "", *, ordered: bool = True) -> None:
         self._prefix = prefix
         self._last = after
         self._ordered = ordered
+        self._orders: list[Callable[[str], list[str]]] = [_bytes, _names]
         self._pages = 0
         self._empty = 0
         self._following: dict[str, str] = {}
@@ -49,16 +53,18 @@ class Pages:
         Raises:
             ProtocolViolation: this is no page of the listing.
         """
-        if "IsTruncated" not in page:
+        # rclone leaves that out of a listing of uploads; there nothing rests on it.
+        if self._ordered and "IsTruncated" not in page:
             raise _wrong("the answer is no listing", "it does not say whether it is complete")
         found: list[Mapping[str, Any]] = page.get(name, [])
         for entry in found:
             key = word(entry, "Key", most=_LONGEST_KEY)
             if not key.startswith(self._prefix):
                 raise _wrong("the object store lists what was not asked for", key)
-            if self._ordered and key <= self._last:
+            last, self._last = self._last, key
+            self._orders = [one for one in self._orders if one(key) > one(last)]
+            if self._ordered and not self._orders:
                 raise _wrong("the object store's listing is not in order", key)
-            self._last = key
         self._pages += 1
         self._empty = 0 if found else self._empty + 1
         return found
@@ -73,7 +79,7 @@ class Pages:
         Raises:
             ProtocolViolation: the listing does not go on, or does not end.
         """
-        if not page["IsTruncated"]:
+        if not page.get("IsTruncated"):
             return {}
         said = {name: word(page, field, required=False) for name, field in names.items()}
         following = {name: text for name, text in said.items() if text}
@@ -83,6 +89,14 @@ class Pages:
             raise _wrong("the object store's listing does not end", f"{self._pages:,} pages")
         self._following = following
         return following
+
+
+def _bytes(key: str) -> list[str]:
+    return [key]
+
+
+def _names(key: str) -> list[str]:
+    return key.split("/")
 
 
 def word(

@@ -20,7 +20,13 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 
 from ntt_backup.config.sealing import Keyring
 from ntt_backup.model import StoredPack
-from ntt_backup.objects.bucket import Bucket, ObjectArchived, ObjectMissing, ObjectUnreadable
+from ntt_backup.objects.bucket import (
+    Bucket,
+    ObjectArchived,
+    ObjectMissing,
+    ObjectUnreadable,
+    proof_of,
+)
 from ntt_backup.objects.cache import Cache
 from ntt_backup.objects.keys import (
     PackKey,
@@ -216,7 +222,7 @@ def describe(bucket: PatientBucket, tables: Tables, pack: PackObject) -> StoredP
     if info is None or not len(table):
         return None
     low, high = table[0].digest.hex(), table[len(table) - 1].digest.hex()
-    return StoredPack(pack.name.pack_id, pack.key, low, high, len(table), pack.size, info.checksum)
+    return StoredPack(pack.name.pack_id, pack.key, low, high, len(table), pack.size, proof_of(info))
 
 
 def names_of(

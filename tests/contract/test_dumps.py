@@ -258,7 +258,7 @@ def test_a_dump_whose_last_answer_was_lost_has_its_name() -> None:
 
 
 def test_a_dump_that_the_bucket_has_damaged_gets_no_receipt() -> None:
-    bucket = FakeBucket(weak=True)
+    bucket = FakeBucket(weak=True, opaque=True)
     place = DumpsByObjects(bucket, SMALLEST_PART)
 
     def damage(verb: str, key: str) -> None:

@@ -180,11 +180,20 @@ def test_what_is_no_listing_is_never_taken_for_an_empty_one(
     liar: Liar, bucket: S3Bucket, body: bytes
 ) -> None:
     liar.say = liar.answers(body)
-    for ask in (bucket.list, bucket.uploads):
-        with pytest.raises(RemoteError):
-            list(ask("packs/"))
+    with pytest.raises(RemoteError):
+        list(bucket.list("packs/"))
     with pytest.raises(RemoteError):
         bucket.facts()
+
+
+def test_a_proxys_page_about_an_error_is_that_error(liar: Liar, bucket: S3Bucket) -> None:
+    page = b"<!DOCTYPE html><html><body><h1>503 Service Unavailable</h1></body></html>"
+    liar.say = liar.answers(page, 503)
+    for ask in (lambda: bucket.get_range("packs/a", 0, 10), lambda: list(bucket.list(""))):
+        with pytest.raises(RemoteUnreachable):
+            ask()
+    liar.say = liar.answers(page, 404)
+    assert bucket.head("packs/a") is None
 
 
 @pytest.mark.parametrize(
@@ -229,6 +238,17 @@ def test_a_listing_that_goes_back_is_an_error(liar: Liar, bucket: S3Bucket) -> N
     liar.say = liar.answers(page("backup/packs/b", "backup/packs/c"))
     with pytest.raises(RemoteUnreachable, match="not in order"):
         list(bucket.list("packs/", "packs/b"))
+
+
+def test_a_listing_may_be_in_the_order_of_bytes_or_of_directories(
+    liar: Liar, bucket: S3Bucket
+) -> None:
+    for keys in (["a-b/1", "a/1", "b"], ["a/1", "a-b/1", "b"]):
+        liar.say = liar.answers(page(*(f"backup/{key}" for key in keys)))
+        assert [info.key for info in bucket.list("")] == keys
+    liar.say = liar.answers(page("backup/a/1", "backup/a-b/1", "backup/a.b/1", "backup/a-c"))
+    with pytest.raises(RemoteUnreachable, match="not in order"):
+        list(bucket.list(""))
 
 
 def test_a_listing_of_empty_pages_ends(liar: Liar, bucket: S3Bucket) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
-from ntt_backup.errors import RemoteDenied
+from ntt_backup.errors import RemoteCannotStore, RemoteDenied
 from ntt_backup.objects import store_format
-from ntt_backup.objects.bucket import Bucket
+from ntt_backup.objects.bucket import Bucket, ObjectInfo
 from ntt_backup.objects.keys import FORMAT
 from ntt_backup.objects.s3 import open_bucket
 from ntt_backup.upload.strategies.objects_probe import ObjectsProbe
@@ -130,6 +131,75 @@ def test_a_trial_says_in_what_a_server_is_weak() -> None:
     assert "ignores If-None-Match" in said
     assert "does not compare SHA-256" in said
     assert bucket.objects == {}
+
+
+@pytest.mark.parametrize(
+    ("opaque", "words"),
+    [
+        (False, "so the MD5 sums in its ETag are compared"),
+        (True, "all that is sent is read back once, at the price of its traffic"),
+    ],
+)
+def test_a_trial_says_how_what_is_sent_is_compared(opaque: bool, words: str) -> None:
+    bucket = FakeBucket(weak=True, opaque=opaque)
+    assert words in ObjectsProbe(bucket, OWNER).try_out()
+    # Also where an earlier trial could not be removed.
+    bucket.append_only = True
+    for _ in range(2):
+        assert words in ObjectsProbe(bucket, OWNER).try_out()
+
+
+def test_a_checksum_that_leaves_out_the_number_of_its_parts_is_right() -> None:
+    bucket = Telling("-", "")
+    assert "SHA-256" not in ObjectsProbe(bucket, OWNER).try_out()
+
+
+def test_a_checksum_of_another_form_is_no_damage() -> None:
+    bucket = Telling("-", "-7")
+    assert "its ETag are compared" in ObjectsProbe(bucket, OWNER).try_out()
+
+
+def test_a_checksum_of_other_content_is_damage() -> None:
+    bucket = Telling(re.compile("^."), "_")
+    with pytest.raises(RemoteCannotStore, match="something else than was sent"):
+        ObjectsProbe(bucket, OWNER).try_out()
+
+
+def test_a_trial_whose_key_is_refused_since_one_was_deleted_takes_another() -> None:
+    bucket = FakeBucket()
+    bucket.marked.add(f"packs/trial-{OWNER}")
+    probe = ObjectsProbe(bucket, OWNER)
+    assert "overwriting and deleting are allowed" in probe.try_out()
+    assert bucket.objects == {}
+    assert [*bucket.uploads("")] == []
+
+
+def test_a_trial_that_is_gone_again_is_one_line() -> None:
+    bucket = FakeBucket()
+
+    def lose(verb: str, key: str) -> None:
+        if verb == "get_range":
+            bucket.objects.clear()
+
+    bucket.before = lose
+    with pytest.raises(RemoteCannotStore, match="something else than was sent"):
+        ObjectsProbe(bucket, OWNER).try_out()
+
+
+class Telling(FakeBucket):
+    """A bucket that tells checksums of another form: all from a mark on is replaced."""
+
+    def __init__(self, mark: str | re.Pattern[str], other: str) -> None:
+        super().__init__()
+        self._mark, self._other = mark, other
+
+    def _store(self, key: str, content: bytes, summed: str, etag: str) -> ObjectInfo:
+        if isinstance(self._mark, str):
+            begin, mark, _ = summed.partition(self._mark)
+            summed = begin + (self._other if mark else "")
+        else:
+            summed = self._mark.sub(self._other, summed)
+        return super()._store(key, content, summed, etag)
 
 
 def test_a_store_in_an_archive_class_is_told() -> None:

@@ -342,7 +342,7 @@ def test_a_bucket_that_is_append_only_says_so_and_keeps_the_file() -> None:
 
 
 def test_what_a_bucket_has_damaged_is_not_taken_for_stored() -> None:
-    bucket = FakeBucket(weak=True)
+    bucket = FakeBucket(weak=True, opaque=True)
 
     def damage(verb: str, key: str) -> None:
         if verb in ("put", "complete"):

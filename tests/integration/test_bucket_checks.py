@@ -24,6 +24,7 @@ from ntt_backup.config import Settings
 from ntt_backup.errors import CatalogUnavailable, ConfigError, RemoteUnreachable
 from ntt_backup.model import Blob, StoredPack
 from ntt_backup.objects import keys
+from ntt_backup.objects import open as opening
 from ntt_backup.source.tree import SourceTree
 from tests.bucket_packs import blobid_of, bucket_settings, flip, put_large, put_pack
 from tests.fake_bucket import FakeBucket
@@ -121,6 +122,40 @@ def test_a_look_compares_checksums_of_one_form_only(
     assert verified(catalog, code=7).lost_packs == 1
 
     assert pending(catalog) == {blobid_of(one) for one in contents(20, 2)}
+
+
+@pytest.mark.parametrize(
+    ("kept", "noticed"), [("md5:{etag}", True), ("etag:{etag}", False), ("", False), ("x-2", False)]
+)
+def test_a_look_counts_what_it_compares_by_size_alone(
+    catalog: Connection, monkeypatch: pytest.MonkeyPatch, kept: str, noticed: bool
+) -> None:
+    bucket = FakeBucket(weak=True)
+    monkeypatch.setattr(opening, "open_bucket", lambda remote, **_: bucket)
+    pack, _ = put_pack(bucket, contents(20, 1))
+    large = put_large(bucket, bytes(keys.LARGE_BLOB))
+    info = bucket.head(pack.key)
+    assert info is not None
+    proof = kept.format(etag=info.etag)
+    known = [*register(catalog, contents(20, 1)), Blob(large, keys.LARGE_BLOB)]
+    catalog.execute("insert into blobs (blobid, size) values (%s, %s)", [large, keys.LARGE_BLOB])
+    Ledger(catalog, TARGET).record(known, [], [replace(pack, checksum=proof)])
+
+    found = verified(catalog)
+
+    assert found.complete
+    # Nobody but its name tells what is in a large blob.
+    assert found.by_size == 1 + (0 if proof.endswith(info.etag) else 20)
+    assert "by the size of their objects alone" in "\n".join(lines(found, Question()))
+    # An object of the same size in its place.
+    bucket.overwrite(pack.key, bytes(pack.size), sha256(bytes(pack.size)).digest())
+    if noticed:
+        swapped = verified(catalog, code=7)
+        assert (swapped.lost_packs, swapped.by_size) == (1, 1)
+        assert pending(catalog) == {blobid_of(one) for one in contents(20, 1)}
+    else:
+        assert verified(catalog).by_size == 21
+    assert verified(catalog, way="download", code=0 if noticed else 7).by_size == 0
 
 
 def test_reading_finds_flipped_bytes_and_damaged_tables(

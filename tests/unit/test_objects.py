@@ -20,8 +20,9 @@ from ntt_backup.config import RunSettings
 from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.errors import RemoteUnreachable, SourceError
 from ntt_backup.model import Batch, Blob, Failure, Receipt
-from ntt_backup.objects.bucket import sweep
-from ntt_backup.objects.keys import BLOBS, PACKS, blobid_of
+from ntt_backup.objects import outbox
+from ntt_backup.objects.bucket import Buffer, sweep
+from ntt_backup.objects.keys import BLOBS, LARGE_BLOB, PACKS, blobid_of
 from ntt_backup.objects.outbox import Meter
 from ntt_backup.pack.reader import PackReader
 from ntt_backup.pack.seal import OpenKey, no_key
@@ -404,9 +405,74 @@ def test_a_weak_bucket_that_overwrites_and_keeps_no_checksum_is_survived(scene: 
 
     session.put(batch(blobs))
 
-    receipt(settled(session))
+    got = receipt(settled(session))
+    # The ETag is enough: nothing is read back.
+    assert scene.bucket.requests["get_range"] == 0
     assert scene.stored() == scene.in_store(blobs)
-    assert scene.bucket.requests["get_range"] >= 2
+    info = scene.bucket.head(got.packs[0].key)
+    assert info is not None
+    assert got.packs[0].checksum == f"md5:{info.etag}"
+    assert info.etag.endswith("-2")
+
+
+@pytest.mark.parametrize("sizes", [(3_000_000, 4_000_000), (1000,), (LARGE_BLOB,)])
+def test_what_a_bucket_refuses_since_it_was_deleted_is_sent_under_another_name(
+    scene: Scene, sizes: tuple[int, ...]
+) -> None:
+    blobs = scene.blobs(*sizes)
+    receipt(exchange(scene.session(), batch(blobs)))
+    scene.bucket.marked.update(scene.bucket.objects)
+    scene.bucket.objects.clear()
+    session = scene.session()
+    (rejected,) = exchange(session, batch(blobs))
+    assert isinstance(rejected, Rejection)
+
+    receipt(exchange(session, batch(blobs)))
+
+    assert scene.stored() == scene.in_store(blobs)
+    assert [*scene.bucket.uploads("")] == []
+
+
+@pytest.mark.parametrize("sizes", [(3_000_000, 4_000_000), (1000,)])
+def test_what_an_etag_does_not_prove_is_read_back(scene: Scene, sizes: tuple[int, ...]) -> None:
+    scene.bucket = FakeBucket(weak=True, opaque=True)
+    blobs = scene.blobs(*sizes)
+    session = scene.session()
+
+    session.put(batch(blobs))
+
+    got = receipt(settled(session))
+    assert scene.bucket.requests["get_range"] >= 1
+    assert scene.stored() == scene.in_store(blobs)
+    assert got.packs[0].checksum.startswith("etag:")
+
+
+@pytest.mark.parametrize("sizes", [(3_000_000, 4_000_000), (1000,)])
+@pytest.mark.parametrize("opaque", [False, True])
+def test_what_a_weak_bucket_has_damaged_has_no_receipt(
+    scene: Scene, sizes: tuple[int, ...], opaque: bool
+) -> None:
+    class Damaging(FakeBucket):
+        def _checked(self, data: Buffer, sha256: bytes) -> bytes:
+            content = bytes(data)
+            return content[:-1] + bytes([content[-1] ^ 1])
+
+    scene.bucket = Damaging(weak=True, opaque=opaque)
+    session = scene.session()
+
+    session.put(batch(scene.blobs(*sizes)))
+
+    (outcome,) = settled(session)
+    assert isinstance(outcome, Rejection)
+
+
+def test_no_md5_is_made_where_the_bucket_keeps_sha256(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox, "md5", None)
+    session = scene.session()
+    receipt(exchange(session, batch(scene.blobs(1000))))
+    receipt(exchange(session, batch(scene.blobs(2000, 3_000_000, 4_000_000))))
 
 
 # --- sealed packs ---------------------------------------------------------------------------------

@@ -146,7 +146,7 @@ create table if not exists ntt_backup.checks (
 );
 
 -- The packs in buckets, a row each. key: the object's. low and high: its smallest and largest blobid.
--- checksum: the SHA-256 that the server keeps. Which blobs are in it, the pack itself says.
+-- checksum: the SHA-256 that the server keeps, or `md5:` or `etag:` and its ETag. Which blobs are in it, the pack itself says.
 create table if not exists ntt_backup.packs (
     target text not null,
     pack_id text not null,

@@ -132,6 +132,12 @@ def lines(found: Findings, question: Question) -> list[str]:
         said.append(f"{many_are} never checked so: larger than --max-bytes, or in a pack that is")
     if found.lost_packs:
         said.append(f"LOST: {many(found.lost_packs, 'pack')}, missing or damaged as a whole")
+    if found.by_size:
+        said.append(
+            f"{many(found.by_size, 'blob')} of them by the size of their objects alone: the object"
+            " store has no checksum of these that can be compared, and another object of the same"
+            " size is not noticed"
+        )
     if found.wrong:
         count = len(found.wrong)
         said.append(f"WRONG: {count:,} of them ({count / found.checked:.3%})")
@@ -140,6 +146,8 @@ def lines(found: Findings, question: Question) -> list[str]:
         return [*said, "there was nothing to check"] if found.complete else said
     if found.lost_packs:
         return [*said, "all their blobs are in other packs, or not copied any more"]
+    if found.by_size == found.checked:
+        return [*said, "none is missing, and none has another size"]
     said.append("all of them are right")
     if question.fraction is not None:
         # The rule of three: if a part p were wrong, n of n would be right with (1-p)^n < e^(-pn).

@@ -9,7 +9,8 @@ to refuse content that is damaged.
 
 from __future__ import annotations
 
-from hashlib import sha256
+from hashlib import md5, sha256
+from secrets import token_hex
 from typing import Final
 
 from blake3 import blake3
@@ -24,9 +25,13 @@ from ntt_backup.objects.bucket import (
     ObjectArchived,
     ObjectExists,
     ObjectInfo,
+    ObjectMissing,
+    Part,
     Protection,
     UploadGone,
+    agree,
     composite,
+    composite_etag,
     sweep,
 )
 from ntt_backup.objects.keys import BLOBS, PACKS, TRIALS
@@ -112,30 +117,60 @@ class ObjectsProbe:
 
     def _store(self) -> list[str]:
         """Stores the trial object as a pack is stored; returns what is weak about that."""
+        try:
+            return self._store_part()
+        except ObjectExists:
+            if self._bucket.head(self._key) is not None:
+                # One of an earlier trial, which could not be removed.
+                return self._compared(None)
+        # The bucket keeps versions, and has no room for an object where one was deleted.
+        self._key = f"{self._key}-{token_hex(4)}"
+        return self._store_part()
+
+    def _store_part(self) -> list[str]:
         bucket, key = self._bucket, self._key
         upload_id = bucket.create_upload(key)
-        info: ObjectInfo | None
+        info: ObjectInfo | None = None
         try:
             part = bucket.put_part(key, upload_id, 1, self._content, self._sha256)
             info = bucket.complete(key, upload_id, [part])
-        except (ObjectExists, UploadGone):
-            # One of an earlier trial, which could not be removed; or an answer was lost.
+        except UploadGone:  # An answer was lost.
             bucket.abort(key, upload_id)
-            return []
         except BaseException:
             bucket.abort(key, upload_id)
             raise
-        if not info.checksum:
+        return self._compared(info)
+
+    def _compared(self, info: ObjectInfo | None) -> list[str]:
+        """Returns what is weak about what the bucket says of the trial object. info: what it said
+        when it was stored.
+        """
+        bucket, key = self._bucket, self._key
+        part = Part(1, "", self._sha256, _SIZE, md5(self._content, usedforsecurity=False).digest())
+        by_etag = info is not None and agree(info.etag, composite_etag([part]))
+        if info is None or not info.checksum:
             info = bucket.head(key)
-        if info is None or info.checksum not in ("", composite([part])):
-            raise _damaged(f"{key}: {'it is missing' if info is None else info.checksum}")
-        return [] if info.checksum else ["it keeps no SHA-256"]
+        if info is None:
+            raise _damaged(f"{key}: it is missing")
+        same = agree(info.checksum, composite([part]))
+        if same is False:
+            raise _damaged(f"{key}: its SHA-256 is {info.checksum}, ours {composite([part])}")
+        if same:
+            return []
+        if by_etag or agree(info.etag, composite_etag([part])):
+            return ["it keeps no SHA-256 of an object, so the MD5 sums in its ETag are compared"]
+        return [
+            "it keeps no SHA-256 of an object, and its ETag is no MD5 sum (as with encryption by a"
+            " KMS), so all that is sent is read back once, at the price of its traffic"
+        ]
 
     def _read_back(self) -> str:
         try:
             content = self._bucket.get_range(self._key, 0, _SIZE + 1)
         except ObjectArchived:
             return "not read back: it lies in an archive class"
+        except ObjectMissing as missing:
+            raise _damaged(f"{self._key}: it is missing") from missing
         if content != self._content:
             raise _damaged(self._key)
         return "read back"
