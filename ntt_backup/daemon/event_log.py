@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Final
 
 from ntt_backup.config.sections import LogSettings
@@ -108,6 +110,13 @@ class EventLog:
     def _open(self) -> int:
         # Not blocking: a FIFO in its place would hold us until somebody reads it.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+        try:
+            return os.open(self._path, flags | os.O_NOFOLLOW, 0o644)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            if not _is_trusted(self._path):
+                raise OSError(errno.ELOOP, "another user may have put a symlink there") from error
         return os.open(self._path, flags, 0o644)
 
     def _has_the_name(self) -> bool:
@@ -117,6 +126,15 @@ class EventLog:
             return os.path.samestat(os.fstat(self._fd), self._path.stat())
         except FileNotFoundError:
             return False
+
+
+def _is_trusted(link: Path) -> bool:
+    """Returns whether nobody but root and this user can have made or changed a symlink. Such a one,
+    as /dev/stdout is, is followed; through another one root would write into any file.
+    """
+    above, users = link.parent.stat(), (0, os.geteuid())
+    ours = above.st_uid in users and link.lstat().st_uid in users
+    return ours and not above.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 class FailedBlobs:

@@ -102,6 +102,52 @@ def test_after_a_rename_lines_go_to_the_new_file_of_that_name(log: EventLog, pat
     assert [line["event"] for line in lines(path)] == ["worker_stop"]
 
 
+@pytest.mark.parametrize("how", ["owner", "directory", "mode"])
+def test_no_symlink_of_another_user_is_written_through(
+    path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """A directory of the service's user is none of root's, who may run a command by hand."""
+    path.parent.mkdir()
+    precious = path.parent.parent / "precious"
+    precious.write_bytes(b"precious")
+    path.symlink_to(precious)
+    if how == "mode":
+        path.parent.chmod(0o775)
+    elif how == "owner" and os.geteuid() == 0:
+        os.lchown(path, 12345, 12345)
+    elif os.geteuid() == 0:
+        os.chown(path.parent, 12345, 12345)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with pytest.raises(ConfigError, match="symlink"):
+        EventLog(LogSettings(jsonl=path), "run-1", "remote")
+    assert precious.read_bytes() == b"precious"
+
+
+def test_a_symlink_that_takes_the_name_of_the_log_gets_no_line(
+    log: EventLog, path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log.event(WARNING)
+    precious = path.parent / "precious"
+    precious.touch()
+    path.unlink()
+    path.symlink_to(precious)
+    path.parent.chmod(0o777)
+    log.event(WARNING)
+    assert precious.read_bytes() == b""
+    assert "symlink" in capsys.readouterr().err
+
+
+def test_a_symlink_of_ones_own_leads_to_the_log(path: Path) -> None:
+    path.parent.mkdir(0o755)
+    path.symlink_to("elsewhere")
+    made = EventLog(LogSettings(jsonl=path), "run-1", "remote")
+    made.event(WARNING)
+    made.event(WARNING)
+    made.close()
+    assert len(lines(path.parent / "elsewhere")) == 2
+
+
 def test_a_log_that_is_copied_and_cut_goes_on_at_its_beginning(log: EventLog, path: Path) -> None:
     log.event(WARNING)
     os.truncate(path, 0)  # logrotate's `copytruncate`
