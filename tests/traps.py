@@ -30,7 +30,8 @@ begin raise exception '{_SPRUNG}: %', said; end $$;
 create function {SCHEMA}.as_type(type oid, poly oid) returns oid stable language sql as $$
 select case
     when poly is null or t.typtype <> 'p' then t.oid
-    when t.typname ~ 'array$' then (select typarray from pg_type where oid = poly)
+    when t.typname ~ 'array$'
+        then (select coalesce(nullif(typarray, 0), oid) from pg_type where oid = poly)
     when t.typname ~ '^any' then poly
     else t.oid
 end from pg_type t where t.oid = type $$;

@@ -18,6 +18,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from ntt_backup.catalog.queries import statement
+from ntt_backup.config.effective import PUBLIC_PARAMETERS
 from ntt_backup.errors import (
     CatalogError,
     CatalogRefused,
@@ -120,16 +121,23 @@ def connect(url: str, application_name: str) -> Connection:
 
 
 def for_program(url: str, application_name: str) -> tuple[str, dict[str, str]]:
-    """Returns a connection string for a program of PostgreSQL's, and its environment: the password,
-    since every user may see arguments. Raises ConfigError.
+    """Returns a connection string for a program of PostgreSQL, and environment variables for it.
+
+    Every user of the machine may see arguments, so the string holds no secret. The password is in
+    the environment.
+
+    Raises:
+        ConfigError: The url is malformed, or has another secret than a password.
     """
     given = _parameters(url)
-    if given.pop("sslpassword", None) is not None:
-        raise ConfigError(
-            "catalog.url (NTT_DB_URL) has an sslpassword, which pg_dump cannot be told secretly",
-            hint="use a client key without a passphrase, or set run.skip_pgdump",
-        )
     password = given.pop("password", None)
+    if secrets := sorted(given.keys() - PUBLIC_PARAMETERS):
+        raise ConfigError(
+            f"catalog.url (NTT_DB_URL) has {', '.join(secrets)}, which pg_dump cannot be told"
+            " secretly",
+            hint="put it into a service file (~/.pg_service.conf) that only this user can read, and"
+            " name the service in catalog.url by service=, or set run.skip_pgdump",
+        )
     options = {**_KEEPALIVE, **given, "application_name": application_name}
     secret = {} if password is None else {"PGPASSWORD": str(password)}
     return make_conninfo("", **options), secret

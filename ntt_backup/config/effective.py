@@ -16,9 +16,23 @@ from ntt_backup.config.timetable import Timetable
 HIDDEN: Final = "(hidden)"
 DEFAULT: Final = "default"
 
+# The parameters of libpq that are no secrets. Newer versions of libpq add names, some for secrets.
+_PUBLIC: Final = """
+    application_name channel_binding client_encoding connect_timeout dbname
+    fallback_application_name gssdelegation gssencmode gsslib host hostaddr keepalives
+    keepalives_count keepalives_idle keepalives_interval krbsrvname load_balance_hosts
+    max_protocol_version min_protocol_version oauth_client_id oauth_issuer oauth_scope options
+    passfile port require_auth requirepeer service servicefile sslcert sslcertmode
+    sslcompression sslcrl sslcrldir sslkey sslmode sslnegotiation sslrootcert sslsni
+    ssl_max_protocol_version ssl_min_protocol_version target_session_attrs tcp_user_timeout
+    user
+"""
+PUBLIC_PARAMETERS: Final = frozenset(_PUBLIC.split())
+
 # What begins a URL may be missing, and a password may have an unescaped @, / or space.
 _IN_A_URL: Final = re.compile(r"((?:://|^(?!\w+://))[^:]*:).*@", re.DOTALL)
-_BY_NAME: Final = re.compile(r"(passw\w*\s*=).*", re.IGNORECASE | re.DOTALL)
+_NAME: Final = re.compile(r"([\w%.-]+)\s*=\s*")
+_VALUE: Final = re.compile(r"'(?:[^'\\]|\\.)*'(?=[\s&]|$)|[^\s&']*(?=[\s&]|$)")
 
 
 class Effective(NamedTuple):
@@ -57,7 +71,16 @@ def _of_table(table: str, section: BaseModel, layer: Layer) -> Iterator[Effectiv
 
 
 def without_password(url: str) -> str:
-    """Returns a connection string of PostgreSQL with *** for what may be a password: rather too
-    much than too little.
+    """Returns a connection string of PostgreSQL with *** for what may be a secret.
+
+    Only the values of `PUBLIC_PARAMETERS` are shown. What follows any other parameter is hidden up
+    to the end of the string, since the secret may hold spaces.
     """
-    return _BY_NAME.sub(r"\1***", _IN_A_URL.sub(r"\1***@", url))
+    shown = _IN_A_URL.sub(r"\1***@", url)
+    end = 0
+    while (name := _NAME.search(shown, end)) is not None:
+        value = _VALUE.match(shown, name.end())
+        if name[1] not in PUBLIC_PARAMETERS or value is None:
+            return shown[: name.end()] + "***"
+        end = value.end()
+    return shown

@@ -12,9 +12,16 @@ from contextlib import contextmanager
 import psycopg
 import pytest
 from psycopg import sql
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import Conninfo
 
-from ntt_backup.catalog.connection import Connection, connect, end_when_idle, translated
+from ntt_backup.catalog.connection import (
+    Connection,
+    connect,
+    end_when_idle,
+    for_program,
+    translated,
+)
 from ntt_backup.catalog.ledger import Ledger, requeue
 from ntt_backup.catalog.range_locks import Claims
 from ntt_backup.catalog.stats import exact_totals
@@ -309,3 +316,21 @@ def test_the_driver_does_not_write_over_the_screen() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, check=True)
     assert done.stderr == b""
+
+
+_SECRETS = [one.keyword.decode() for one in Conninfo.get_defaults() if one.dispchar]
+
+
+@pytest.mark.parametrize("name", [one for one in _SECRETS if one != "password"])
+def test_a_program_is_given_no_secret_of_libpq_as_an_argument(name: str) -> None:
+    """Those that libpq marks as secrets, or for debugging only, as it does with keys."""
+    with pytest.raises(ConfigError, match=f"has {name}, which pg_dump cannot be told secretly"):
+        for_program(make_conninfo("host=db", **{name: SECRET}), "test")
+
+
+def test_a_program_is_given_the_password_by_its_environment() -> None:
+    place, environment = for_program(f"host=db user=me password={SECRET} sslmode=require", "test")
+
+    assert SECRET not in place
+    assert conninfo_to_dict(place)["sslmode"] == "require"
+    assert environment == {"PGPASSWORD": SECRET}
