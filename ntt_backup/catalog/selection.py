@@ -6,18 +6,16 @@ keep vacuum from every table.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from contextlib import suppress
 from typing import Final, NamedTuple
 
-from psycopg import sql
+from psycopg import errors, sql
 
-from ntt_backup.catalog.connection import Connection, translated
+from ntt_backup.catalog.connection import Connection, configure, translated
 from ntt_backup.catalog.pending import Stretch, columns, read_parts, reading, walk_indexes
 from ntt_backup.catalog.queries import fragment, statement
 from ntt_backup.model import Blob, BlobRange
 
-_PAGE: Final = 1000
-_ANY_TIME: Final = 2**31 - 1  # milliseconds
 _SAMPLE_POINTS: Final = 64
 _SAMPLE_DIGITS: Final = 4
 
@@ -45,18 +43,33 @@ def any_copied(conn: Connection, target: str) -> bool:
         return conn.execute(statement("any_copied", **columns(target))).fetchone() is not None
 
 
-def iter_pending(conn: Connection, target: str) -> Iterator[Blob]:
-    """Yields every pending blob, in the catalog's order, in constant memory."""
-    with translated("list pending blobs"):
+def first_pending(
+    conn: Connection, target: str, limit: int, milliseconds: int
+) -> list[Blob] | None:
+    """Returns the first pending blobs, in the catalog's order.
+
+    Rows that were copied a while ago may leave millions of dead entries at the front of the index,
+    which nobody can remove as long as an old transaction may want the rows.
+
+    Args:
+        limit: how many blobs at most.
+        milliseconds: how long the server may search for them.
+
+    Returns:
+        The blobs, or None where the search takes longer.
+    """
+    with (
+        translated("look for pending blobs"),
+        suppress(errors.QueryCanceled),
+        conn.transaction(),
+    ):
+        walk_indexes(conn, local=True)
+        configure(conn, "statement_timeout", milliseconds, local=True)
         query = statement("pending_blobs", **read_parts(conn, target))
-    left: Stretch | None = Stretch(-1, "", None)
-    while left:
-        with translated("list pending blobs"), conn.transaction():
-            walk_indexes(conn, local=True)
-            rows = conn.execute(query, reading([left], _PAGE, _ANY_TIME)).fetchall()
-        yield from (Blob(blobid, size) for _, blobid, size in rows if blobid is not None)
-        last = rows[-1][1]
-        left = Stretch(-1, last, None, past=last) if len(rows) == _PAGE else None
+        values = reading([Stretch(-1, "", None)], limit, milliseconds)
+        found = conn.execute(query, values).fetchall()
+        return [Blob(blobid, size) for _, blobid, size in found if blobid is not None]
+    return None
 
 
 def rows_in(conn: Connection, target: str, one: BlobRange) -> list[Row]:

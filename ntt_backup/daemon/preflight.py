@@ -15,7 +15,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Final, Self
 
 from ntt_backup.catalog import connection, privileges, selection, stats
@@ -38,6 +37,7 @@ _SKEW_SECONDS: Final = 5.0
 _LEAST_FREE: Final = 64 * 1024 * 1024
 _SAMPLE: Final = 8
 _ESTIMATE_MS: Final = 2000
+_SEARCH_MS: Final = 1000
 _ID_SHOWN: Final = 64
 _UNREADABLE: Final = (
     "the remote has no python3: it takes blobs, but verify, reconcile, restore, drill and snapshot"
@@ -173,7 +173,16 @@ class Preflight:
 
     def _look_for_pending(self, catalog: Connection) -> Step:
         """Looks for a few pending blobs in the store: a wrong source.root shows here."""
-        sample = list(islice(selection.iter_pending(catalog, self._settings.target), _SAMPLE))
+        target = self._settings.target
+        sample = selection.first_pending(catalog, target, _SAMPLE, _SEARCH_MS)
+        if sample is None:
+            self._try_out = self.pending = True
+            blobs = many(self._estimate(catalog).blobs, "pending blob")
+            said = (
+                f"about {blobs}; none was looked at, since finding one takes long: the index has"
+                " many dead entries, which VACUUM removes once no older transaction is left"
+            )
+            return Step("", warning=said)
         if not sample:
             try:
                 require_known(catalog, self._settings)

@@ -10,7 +10,7 @@ from psycopg import sql
 from ntt_backup.catalog.ledger import Ledger
 from ntt_backup.catalog.range_locks import Claims
 from ntt_backup.catalog.schema import init_db
-from ntt_backup.catalog.selection import iter_pending
+from ntt_backup.catalog.selection import first_pending
 from ntt_backup.catalog.stats import exact_totals
 from ntt_backup.model import Blob, Failure, Reason
 from tests.postgres import Postgres, session
@@ -36,10 +36,10 @@ def test_text_that_is_no_utf8_fails_its_own_blob(url: str) -> None:
         conn.execute(f"insert into blobs (blobid) values ('{GOOD}'), (E'a\\xb0\\xa1')")
         taken = [blob for blob, _ in Claims(conn, "remote", range(256)).take(10)]
         assert len(taken) == 2
-        assert list(iter_pending(conn, "remote")) == taken
+        assert first_pending(conn, "remote", 10_000, 60_000) == taken
         (odd,) = (blob.blobid for blob in taken if blob.blobid != GOOD)
         failure = Failure(odd, Reason.BAD_BLOBID, f"not hex: {odd!r} \u00e9")
         Ledger(conn, "remote").record([Blob(GOOD, 1)], [failure])
-        assert list(iter_pending(conn, "remote")) == []
+        assert first_pending(conn, "remote", 10_000, 60_000) == []
         figures = exact_totals(conn, "remote")
         assert (figures.copied, figures.failed_by_reason) == (1, {"bad-blobid": 1})

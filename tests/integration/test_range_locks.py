@@ -23,7 +23,7 @@ from ntt_backup.catalog.ranges import (
     range_name,
 )
 from ntt_backup.catalog.schema import init_db
-from ntt_backup.catalog.selection import iter_pending
+from ntt_backup.catalog.selection import first_pending
 from ntt_backup.catalog.stats import pending_estimate
 from ntt_backup.errors import CatalogUnavailable
 from ntt_backup.model import Blob, Failure, Reason
@@ -508,7 +508,7 @@ def test_no_query_of_the_loop_reads_more_than_the_partial_index(large: Connectio
         lambda: claim_everything([last.index]),
         lambda: Claims(large, "remote", EVERYWHERE).any_pending(),
         lambda: pending_estimate(large, "remote", 60_000),
-        lambda: list(iter_pending(large, "remote")),
+        lambda: first_pending(large, "remote", 10_000, 60_000),
     ):
         tempt_to_read_the_table(large)
         before = scans(large)

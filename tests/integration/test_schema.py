@@ -23,7 +23,7 @@ from ntt_backup.catalog.schema import init_db
 from ntt_backup.catalog.schema_check import verify_schema
 from ntt_backup.catalog.schema_plan import make_plan
 from ntt_backup.catalog.schema_steps import Who
-from ntt_backup.catalog.selection import iter_pending
+from ntt_backup.catalog.selection import first_pending
 from ntt_backup.errors import CatalogRefused, CatalogUnavailable
 from ntt_backup.model import Blob, BlobRange
 from tests.integration.catalogs import FORMS, INDEX, LIVE, LIVE_COLUMNS, assert_usable
@@ -138,7 +138,7 @@ def test_init_db_makes_any_table_usable_without_rewriting_it(
 
     assert_usable(database)
     assert database.execute("select pg_relation_filenode('blobs')").fetchone() == before
-    assert list(iter_pending(database, "remote")) == [Blob("ab"), Blob("cd")]
+    assert first_pending(database, "remote", 10_000, 60_000) == [Blob("ab"), Blob("cd")]
     assert pending_indexes(database) == indexes
 
     made = database.execute("select max(oid::bigint) from pg_class").fetchone()
@@ -386,7 +386,7 @@ def test_a_blobid_of_another_type_is_refused_and_mended(database: Connection, ki
     init_db(database, "remote")
 
     assert_usable(database)
-    assert list(iter_pending(database, "remote")) == [Blob(digits)]
+    assert first_pending(database, "remote", 10_000, 60_000) == [Blob(digits)]
 
 
 @pytest.mark.parametrize(

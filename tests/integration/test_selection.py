@@ -7,11 +7,10 @@ from collections import Counter
 import pytest
 from blake3 import blake3
 
-from ntt_backup.catalog import selection
 from ntt_backup.catalog.connection import Connection, connect
 from ntt_backup.catalog.ledger import Ledger
 from ntt_backup.catalog.scan_state import register
-from ntt_backup.catalog.selection import iter_pending, sample
+from ntt_backup.catalog.selection import first_pending, sample
 from ntt_backup.model import Blob
 from tests.integration.catalogs import MALFORMED, add, add_hashes, allow_null, rows
 from tests.postgres import TARGET
@@ -53,32 +52,31 @@ def test_a_session_that_may_only_read_can_draw_it(catalog: Connection) -> None:
     assert len(sample(catalog, TARGET, 64)) == 5
 
 
-def test_pending_blobs_are_listed_page_by_page(
-    catalog: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(selection, "_PAGE", 7)
+def test_the_first_pending_blobs_are_found_in_order(catalog: Connection) -> None:
     allow_null(catalog)
     add_hashes(catalog, 70)
     add(catalog, *MALFORMED, None, "stored", size=3)
     Ledger(catalog, TARGET).record([Blob("stored")], [])
 
-    listed = list(iter_pending(catalog, TARGET))
+    found = first_pending(catalog, TARGET, 75, 60_000)
 
     expected = rows(
         catalog,
         "select blobid, size from blobs where blobid is not null and remote_copied is not true"
         " order by blobid",
     )
-    assert [(blob.blobid, blob.size) for blob in listed] == expected
+    assert found is not None
+    assert len(found) == 75 < len(expected)
+    assert [(blob.blobid, blob.size) for blob in found] == expected[:75]
 
 
-def test_a_listing_that_is_not_read_on_holds_no_transaction(
+def test_a_search_for_the_first_pending_blob_ends_with_its_time(
     catalog: Connection, catalog_url: str
 ) -> None:
     add_hashes(catalog, 10)
-    with connect(catalog_url, "reader") as conn:
-        next(iter_pending(conn, TARGET))
+    with connect(catalog_url, "blocker") as blocker, blocker.transaction():
+        blocker.execute("lock table public.blobs")
+        assert first_pending(catalog, TARGET, 1, 50) is None
 
-        assert rows(
-            catalog, "select state from pg_stat_activity where application_name = 'reader'"
-        ) == [("idle",)]
+    assert first_pending(catalog, TARGET, 100, 60_000) != []
+    assert catalog.execute("show statement_timeout").fetchall() == [("0",)]
