@@ -39,7 +39,7 @@ _SECTIONS: Final = {
         "verify": "Check the blobs on the remote by their hashes.",
         "drill": "Prove that everything can be restored.",
         "dump": "Dump the catalog to the remote, and remove old dumps.",
-        "dumps": "List the dumps of the catalog on the remote.",
+        "dumps": "List the dumps of the catalog on the remote, and remove some.",
         "snapshot": "Keep versions of files that change in place, and bring them back.",
     },
     "On a bad day": {

@@ -30,7 +30,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
         "drill --scratch /var/tmp/drill --database postgresql:///drill --prefix 00",
     ),
     "dump": ("dump", "dump --force --whole"),
-    "dumps": ("dumps", "dumps --json"),
+    "dumps": ("dumps", "dumps --json", "dumps --all"),
     "failed": (
         "failed",
         "failed --reason missing --since 1d --json",

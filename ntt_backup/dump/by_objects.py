@@ -32,7 +32,7 @@ from ntt_backup.objects.bucket import (
 )
 from ntt_backup.objects.keys import DUMPS
 from ntt_backup.objects.upload import ObjectUpload
-from ntt_backup.wire.dump_messages import MAX_RECORD, is_name
+from ntt_backup.wire.dump_messages import MAX_DUMPS, MAX_RECORD, is_name
 
 _RECORD: Final = ".json"
 _SEALED: Final = ".age"
@@ -53,6 +53,12 @@ class DumpsByObjects:
     def contents(self) -> Contents:
         infos = {info.key.removeprefix(DUMPS): info for info in self.bucket.list(DUMPS)}
         names = {name.removesuffix(_RECORD).removesuffix(_SEALED) for name in infos}
+        if len(names) > MAX_DUMPS:  # The record of each is asked for.
+            raise RemoteDenied(
+                f"there are more than {MAX_DUMPS:,} dumps in the bucket",
+                detail=f"{len(names):,} names below {DUMPS}",
+                hint="remove what no host of yours has put there, by the tools of the object store",
+            )
         dumps = []
         for name in filter(is_name, names):
             info = infos.get(name + _SEALED, infos.get(name))

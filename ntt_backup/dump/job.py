@@ -31,8 +31,8 @@ from ntt_backup.catalog import connection, dump_history, selection
 from ntt_backup.catalog.dump_history import DatabaseState
 from ntt_backup.client.error_text import explain_gone
 from ntt_backup.config import RemoteConfig, identity
-from ntt_backup.config.host_key import HostKeys
-from ntt_backup.dump import pg_programs, record, retention
+from ntt_backup.config.host_key import HostKeys, Origin
+from ntt_backup.dump import pg_programs, record, shelf
 from ntt_backup.dump.chain import restorable, with_bases
 from ntt_backup.dump.events import DumpComplete, DumpSkipped, DumpStart
 from ntt_backup.dump.form import Form
@@ -41,9 +41,11 @@ from ntt_backup.dump.record import DumpRecord, Stored
 from ntt_backup.dump.remote_dir import RemoteDir, Upload, open_remote_dir
 from ntt_backup.dump.retention import Retention
 from ntt_backup.errors import BackupError, CatalogError, DumpFailed, RemoteCannotStore
+from ntt_backup.format import many
 from ntt_backup.objects import store_format
 from ntt_backup.objects.bucket import DEAD_SECONDS
 from ntt_backup.process.pipeline import wait_for
+from ntt_backup.wire.dump_messages import MAX_DUMPS
 
 _BLOBS: Final = re.compile(rb"^\d+; \d+ \d+ TABLE DATA \S+ blobs ", re.MULTILINE)
 
@@ -143,9 +145,12 @@ class _Job:
     ) -> bool:
         settings = self._settings
         contents = remote_dir.contents()
-        of_host = record.of_host(contents.dumps, self._keys)
+        of_host = shelf.of_host(contents.dumps, self._keys, self._ledger())
         ours = record.of_catalog(of_host, settings.target, state.database)
-        known = restorable(ours)
+        # Where there is a key, only what it has signed comes back unasked.
+        known = restorable(
+            one for one in ours if not self._keys or one.origin(self._keys) is Origin.OURS
+        )
         last = known[-1].record if known else None
         copied = contents.placed and last is not None and last.copied
         copied = copied or self._any_copied()
@@ -165,8 +170,14 @@ class _Job:
             form.keep(name, made)
         finally:
             form.close()
-        self._prune(remote_dir, name, made, ours, known)
+        strangers = record.of_catalog(contents.dumps, settings.target, state.database)
+        self._prune(remote_dir, name, made, ours, len(strangers) - len(ours))
         return copied
+
+    def _ledger(self) -> frozenset[tuple[str, str]]:
+        with self._connect() as conn:
+            noted = dump_history.recent_dumps(conn, self._settings.target, MAX_DUMPS)
+        return frozenset((one.name, one.sha256) for one in noted if not one.error)
 
     def _any_copied(self) -> bool:
         with self._connect() as conn:
@@ -281,23 +292,34 @@ class _Job:
         name: str,
         made: DumpRecord,
         ours: list[Stored],
-        good: list[Stored],
+        strangers: int,
     ) -> None:
         """Removes dumps past retention, and records the new one, which is good in any case."""
         rule = Retention.of(self._settings.dump)
-        begun = {**{one.name: one.begun for one in good}, name: self._begun}
         known = {one.name: one for one in ours}
+        if strangers:
+            self._warn(
+                f"{many(strangers, 'dump')} of this catalog on the remote are not known"
+                " to be of this host: none of them is removed, and none comes back unasked."
+                " `ntt-backup-remote dumps` lists them, and removes them with --remove"
+            )
+        if odd := [one.name for one in ours if shelf.off_clock(one)]:
+            self._warn(
+                f"the time in the name of {odd[0]} is more than a day off its arrival"
+                f"{f', and of {len(odd) - 1:,} more' if odd[1:] else ''}: such a dump stays, and"
+                " takes no place of another one. `ntt-backup-remote dumps` removes it with --remove"
+            )
         # Another host may be giving one its name: the record lies there before the content.
         coming = [one.name for one in ours if one.size is None and self._is_young(one)]
         # The new one as well: it needs the others of its chain.
-        kept = with_bases([*retention.kept(begun, rule), *coming, made.base], known)
+        stay = shelf.staying(restorable(ours), name, datetime.now(UTC), rule)
+        kept = with_bases([*stay, *coming, made.base], known)
         # The newest first: no moment has an increment without what it needs.
         past = [one.name for one in reversed(ours) if one.name not in kept]
         try:
             pruned = remote_dir.drop(past)
         except BackupError as error:
-            reason = f"dumps past retention are still on the remote: {error}"
-            self._emit(events.Warning(reason=reason))
+            self._warn(f"dumps past retention are still on the remote: {error}")
             pruned = 0
         self.note(name, made, "")
         took = time.monotonic() - self._clock
@@ -314,6 +336,9 @@ class _Job:
                 pruned=pruned,
             )
         )
+
+    def _warn(self, reason: str) -> None:
+        self._emit(events.Warning(reason=reason))
 
     def _is_young(self, one: Stored) -> bool:
         """Returns whether a dump may still be on its way, by the time at which it was begun."""

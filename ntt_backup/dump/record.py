@@ -201,13 +201,6 @@ def of_catalog(dumps: Iterable[Stored], target: str, database: str) -> list[Stor
     ]
 
 
-def of_host(dumps: Iterable[Stored], keys: HostKeys) -> list[Stored]:
-    """Returns the dumps that this host made, by their signatures: others may have been planted.
-    Where the host has no key, nothing tells them apart, and all are returned.
-    """
-    return [one for one in dumps if not keys or one.origin(keys) is Origin.OURS]
-
-
 def name_of(moment: datetime, token: str) -> str:
     """Returns the name of a dump that is begun at moment; token: 8 hex digits, so that no two
     collide.

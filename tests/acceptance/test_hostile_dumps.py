@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import psycopg
@@ -17,6 +18,7 @@ from ntt_backup.config import Settings, load
 from ntt_backup.config.host_key import HostKeys, make_host_key
 from ntt_backup.dump import record as records
 from tests.environment import Environment
+from tests.parallel import memory
 from tests.postgres import Postgres
 
 PLANTED = "20990101T000000Z-0badcafe.dump"
@@ -54,15 +56,13 @@ def env(env: Environment, postgres: Postgres) -> Environment:
 
 
 @pytest.fixture
-def marker(tmp_path: Path) -> Path:
-    """A file that the code in a hostile dump would make. The server is another user."""
-    place = tmp_path / "open"
-    place.mkdir()
-    place.chmod(0o777)
-    for parent in place.parents:
-        if parent.stat().st_uid == place.stat().st_uid and parent != Path("/"):
-            parent.chmod(parent.stat().st_mode | 0o011)
-    return place / "marker"
+def marker() -> Iterator[Path]:
+    """A file that the code in a hostile dump would make. The server is another user, who cannot
+    enter pytest's own directories.
+    """
+    with TemporaryDirectory(dir=memory()) as name:
+        Path(name).chmod(0o777)
+        yield Path(name) / "marker"
 
 
 def place(env: Environment) -> Path:
@@ -206,6 +206,80 @@ def test_a_dump_of_another_target_beside_ours_is_not_taken(
     assert PLANTED not in done.stdout + done.stderr
     done = restore(env, env.url, "--dump", PLANTED)
     assert done.returncode == 7
+
+
+@pytest.mark.parametrize("key", [True, False])
+def test_planted_dumps_make_no_good_one_go(env: Environment, key: bool) -> None:
+    """Their clocks go over days, and their records are those of good ones."""
+    if not key:
+        env.host_key.unlink()
+    env.write_config(dump={"keep_last": 2, "keep_daily": 3, "keep_weekly": 0})
+    good = [dump(env) for _ in range(2)]
+    content = (place(env) / good[0]).read_bytes()
+    planted = [f"202611{day:02}T000000Z-0badcafe.dump" for day in range(1, 20)]
+    for number, name in enumerate(planted, 100):
+        plant(env, content, name=name, number=number)
+    third = dump(env)
+    names = {path.name for path in place(env).glob("*.dump")}
+    assert names == {*good[1:], third, *planted}
+    said = [event["reason"] for event in env.events("warning")]
+    assert not said  # The command has no log.
+    done = env.call("dump", "--force")
+    assert "19 dumps of this catalog on the remote are not known to be of this host" in done.stdout
+    # Nor is one of them taken for the last dump, which the next one need not repeat.
+    assert "first" not in done.stdout
+
+
+def test_a_dump_of_ours_with_a_clock_far_off_stays_and_takes_no_place(env: Environment) -> None:
+    env.write_config(dump={"keep_last": 1, "keep_daily": 0, "keep_weekly": 0})
+    odd = place(env) / dump(env)
+    content = odd.read_bytes()
+    plant(env, content, name="20260101T000000Z-00000001.dump", sign=True, number=2)
+    first = dump(env)
+    second = env.call("dump", "--force")
+    assert "20260101T000000Z-00000001.dump is more than a day off its arrival" in second.stdout
+    names = {path.name for path in place(env).glob("*.dump")}
+    assert "20260101T000000Z-00000001.dump" in names
+    # And the newest that was there before it.
+    assert names >= {odd.name}
+    assert first not in names
+    assert len(names) == 3
+
+
+def test_dumps_of_made_up_targets_are_listed_and_removed_by_name_alone(env: Environment) -> None:
+    ours = dump(env)
+    plant(env, b"content", target="made_up", host="\x1b[2J")
+    assert PLANTED not in env.call("dumps").stdout
+    said = env.call("dumps", "--all").stdout
+    assert "\x1b" not in said
+    (line,) = (line for line in said.splitlines() if PLANTED in line)
+    assert "target made_up, made by nobody that is known here" in line
+    (line,) = (line for line in said.splitlines() if ours in line)
+    assert "target remote, made by this host" in line
+    listed = json.loads(env.call("dumps", "--all", "--json").stdout)["dumps"]
+    assert {(one["name"], one["origin"], one["target"]) for one in listed} == {
+        (ours, "this host", "remote"),
+        (PLANTED, "unknown", "made_up"),
+    }
+    dump(env)
+    assert (place(env) / PLANTED).exists()
+    assert env.call("dumps", "--remove", "20200101T000000Z-00000000.dump").returncode == 2
+    done = env.call("dumps", "--remove", PLANTED)
+    assert (done.returncode, done.stdout) == (0, "removed 1 dump\n")
+    assert not list(place(env).glob(f"{PLANTED}*"))
+    assert (place(env) / ours).exists()
+
+
+def test_a_dump_that_another_one_needs_is_removed_with_it_or_not_at_all(env: Environment) -> None:
+    env.environ["XDG_CACHE_HOME"] = str(env.root / "cache")
+    env.write_config(dump={"mode": "series"})
+    whole, part = dump(env), dump(env)
+    done = env.call("dumps", "--remove", whole)
+    assert done.returncode == 2
+    assert f"{part} is an increment on {whole}" in done.stderr
+    done = env.call("dumps", "--remove", whole, "--remove", part)
+    assert done.stdout == "removed 2 dumps\n"
+    assert not list(place(env).iterdir())
 
 
 # --- what nobody vouches for ----------------------------------------------------------------------

@@ -184,6 +184,28 @@ def test_dumps_that_cannot_be_end_the_session(
         place.contents()
 
 
+def test_more_dumps_than_may_lie_there_are_refused(
+    spec: SessionSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the receiver where one more gets its name, and by us where somebody has put more there."""
+    monkeypatch.setattr("ntt_backup.dump.by_receiver._MOST", 2)
+    monkeypatch.setattr("ntt_backup.dump.by_objects.MAX_DUMPS", 2)
+    bucket = FakeBucket()
+    for day in range(1, 4):
+        receiver, objects = DumpsByReceiver(spec), DumpsByObjects(bucket, SMALLEST_PART)
+        name = f"2026030{day}T120000Z-0badcafe.dump"
+        send_dump(receiver, b"content", name)
+        send_dump(objects, b"content", name)
+        if day < 3:
+            assert len(receiver.contents().dumps) == len(objects.contents().dumps) == day
+            receiver.close()
+    with pytest.raises(RemoteUnreachable) as caught:
+        receiver.contents()
+    assert "too many" in caught.value.detail
+    with pytest.raises(RemoteDenied, match="more than 2 dumps"):
+        objects.contents()
+
+
 def test_a_remote_without_a_new_python_takes_dumps_by_its_shell(
     spec: SessionSpec, machine: Machine
 ) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ntt_backup.dump import record
+from ntt_backup.config.host_key import HostKey, HostKeys
+from ntt_backup.dump import record, shelf
 from ntt_backup.dump.chain import restorable
 from ntt_backup.dump.job import due
 from ntt_backup.dump.record import SERIES, Stored
@@ -73,6 +75,73 @@ def test_a_newer_dump_removes_at_most_one_for_each_count(
     assert -1 in after
     assert after - {-1} <= before
     assert len(before - after) <= 3
+
+
+# --- and what counts for it -----------------------------------------------------------------------
+
+KEYS = HostKeys([HostKey.of(bytes(32))], Path("host.key"))
+NO_KEYS = HostKeys((), Path("host.key"), "there is none")
+
+
+def arrived(days: float, *, late: timedelta = timedelta(), **changes: object) -> Stored:
+    """A dump that was begun so many days before noon, and arrived late."""
+    begun = NOON - timedelta(days=days)
+    return replace(a_dump(begun, **changes), arrived=begun + late)
+
+
+def test_only_dumps_of_this_host_count_by_its_key_or_by_its_ledger() -> None:
+    unsigned = a_dump()
+    assert unsigned.record is not None
+    signed = replace(unsigned, record=unsigned.record.signed(unsigned.name, KEYS))
+    moved = replace(signed, name=record.name_of(NOON, "00000000"))
+    nothing = replace(unsigned, record=None)
+    found = [unsigned, signed, moved, nothing]
+    ledger = {(unsigned.name, unsigned.record.sha256)}
+    assert shelf.of_host(found, KEYS, ()) == [signed]
+    assert shelf.of_host(found, NO_KEYS, ()) == []
+    # A record of another content under the name of one that was noted.
+    assert shelf.of_host([a_dump(sha256="cd" * 32)], NO_KEYS, ledger) == []
+    assert shelf.of_host([unsigned, moved, nothing], NO_KEYS, ledger) == [unsigned]
+
+
+@pytest.mark.parametrize(
+    ("late", "duration", "odd"),
+    [
+        (timedelta(hours=23), 1.0, False),
+        (timedelta(hours=-23), 1.0, False),
+        (timedelta(hours=25), 1.0, True),
+        (timedelta(hours=-25), 1.0, True),
+        # It takes as long over a slow link, but not for ever.
+        (timedelta(days=3), 2.5 * 86400, False),
+        (timedelta(days=9), 99 * 86400, True),
+    ],
+)
+def test_a_dump_whose_clock_and_arrival_differ_by_more_than_a_day_is_odd(
+    late: timedelta, duration: float, odd: bool
+) -> None:
+    assert shelf.off_clock(arrived(0, late=late, duration_s=duration)) is odd
+
+
+def test_dumps_with_made_up_times_take_no_place_and_stay() -> None:
+    rule = Retention(last=2, daily=3, weekly=0)
+    good = [arrived(days, number=9 - int(days)) for days in (5, 4, 3, 2, 1)]
+    before = shelf.staying(good, "new", NOON, rule)
+    # Twenty that came within an hour, of as many days.
+    made_up = [
+        arrived(days + 0.5, late=timedelta(days=days), number=99 + days) for days in range(2, 22)
+    ]
+    after = shelf.staying([*made_up, *good], "new", NOON, rule)
+    assert before <= after
+    assert {one.name for one in made_up} <= after
+    assert after - before == {one.name for one in made_up}
+
+
+def test_the_newest_that_was_there_before_the_first_odd_one_stays() -> None:
+    rule = Retention(last=1, daily=0, weekly=0)
+    good = [arrived(days) for days in (9, 8, 2, 1)]
+    odd = arrived(30, late=timedelta(days=25))
+    stay = shelf.staying([*good, odd], "new", NOON, rule)
+    assert stay == {"new", odd.name, good[1].name}
 
 
 # --- when one is due ------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
@@ -19,26 +20,54 @@ from ntt_backup.cli.common import (
 )
 from ntt_backup.cli.results import fields_of
 from ntt_backup.config import RemoteConfig
+from ntt_backup.config.host_key import HostKeys, Origin
 from ntt_backup.dump.chain import restorable
 from ntt_backup.dump.record import Stored
-from ntt_backup.dump.remote_dir import open_remote_dir
-from ntt_backup.errors import CatalogError
-from ntt_backup.format import moment, printable, size, utc
+from ntt_backup.dump.remote_dir import RemoteDir, open_remote_dir
+from ntt_backup.errors import CatalogError, RemoteDenied
+from ntt_backup.format import many, moment, printable, size, utc
 
 _OF_LEDGER: Final = 1000
+_MAKERS: Final = {
+    Origin.OURS: "this host",
+    Origin.UNKNOWN: "nobody that is known here",
+    Origin.FORGED: "a FORGER",
+}
 
 
 @click.command()
+@click.option("--all", "of_all", is_flag=True, help="List the dumps of all targets.")
+@click.option(
+    "--remove",
+    "unwanted",
+    multiple=True,
+    metavar="NAME",
+    help="Remove this dump from the remote, of whichever target; may be repeated.",
+)
 @identity_option
 @json_option
 @click.pass_obj
-def dumps(common: Common, identity: Path | None, as_json: bool) -> None:
-    """List the dumps of the catalog on the remote.
+def dumps(
+    common: Common, of_all: bool, unwanted: tuple[str, ...], identity: Path | None, as_json: bool
+) -> None:
+    """List the dumps of the catalog on the remote, and remove some.
 
-    The newest comes first. Beside each stands what is wrong with it. `restore --catalog --dump
-    NAME` brings one back. This works without the catalog, too, which only adds what it knows.
+    The newest comes first. Beside each stands who made it, as far as that can be proved, and what
+    is wrong with it. `restore --catalog --dump NAME` brings one back. This works without the
+    catalog, too, which only adds what it knows.
+
+    Dumps that this host does not know are removed by nothing but --remove.
     """
     settings = common.load(RemoteConfig, identity_flag(identity))
+    keys = HostKeys.of(settings)
+    if unwanted:
+        with closing(open_remote_dir(settings)) as remote_dir:
+            removed = remove(remote_dir, unwanted)
+        if as_json:
+            click.echo(json.dumps({"target": settings.target, "removed": removed}))
+        else:
+            click.echo(f"removed {many(removed, 'dump')}")
+        return
     ledger: list[DumpRun] | None = None
     problem = ""
     try:
@@ -48,18 +77,52 @@ def dumps(common: Common, identity: Path | None, as_json: bool) -> None:
         problem = str(error)
     with closing(open_remote_dir(settings)) as remote_dir:
         found = remote_dir.contents().dumps
-    ours = [one for one in found if one.record is None or one.record.target == settings.target]
+    ours = [
+        one for one in found if of_all or one.record is None or one.record.target == settings.target
+    ]
     whole = frozenset(one.name for one in restorable(ours))
     recorded = None if ledger is None else frozenset(one.name for one in ledger)
-    rows = [_fields(one, whole, recorded) for one in reversed(ours)]
+    rows = [_fields(one, whole, recorded, keys) for one in reversed(ours)]
     if as_json:
         listed = [fields_of(one) for one in ledger] if ledger is not None else None
         click.echo(json.dumps({"target": settings.target, "dumps": rows, "ledger": listed}))
     else:
         click.echo("\n".join(lines(rows, ledger, problem)))
+        if keys.problem:
+            click.echo(f"warning: {printable(keys.problem)}", err=True)
 
 
-def _fields(one: Stored, whole: frozenset[str], recorded: frozenset[str] | None) -> dict[str, Any]:
+def remove(remote_dir: RemoteDir, names: Sequence[str]) -> int:
+    """Removes dumps by their names, and returns how many there were.
+
+    Raises:
+        UsageError: There is no such dump, or another one needs it.
+        RemoteDenied: The remote keeps some of them.
+    """
+    found = remote_dir.contents().dumps
+    known = frozenset(one.name for one in found)
+    for name in names:
+        if name not in known:
+            raise click.UsageError(f"there is no dump {printable(name)} on the remote")
+    for one in found:
+        if one.base in names and one.name not in names:
+            said = f"{one.name} is an increment on {one.base}: remove both, or neither"
+            raise click.UsageError(said)
+    # The newest first: no moment has an increment without what it needs.
+    in_order = [one.name for one in reversed(found) if one.name in names]
+    removed = remote_dir.drop(in_order)
+    if removed < len(in_order):
+        raise RemoteDenied(
+            f"the remote has kept {many(len(in_order) - removed, 'dump')}",
+            detail="its forced command keeps the newest of each catalog, and what it cannot read",
+            hint="remove them from pgdump/ there, or by a key that may replace",
+        )
+    return removed
+
+
+def _fields(
+    one: Stored, whole: frozenset[str], recorded: frozenset[str] | None, keys: HostKeys
+) -> dict[str, Any]:
     """Returns a dump for programs. whole: those that can come back; recorded: those in the ledger,
     None where that cannot be asked. Its kind is None where its record cannot be read.
     """
@@ -70,6 +133,9 @@ def _fields(one: Stored, whole: frozenset[str], recorded: frozenset[str] | None)
     return {
         "name": one.name,
         "begun": utc(one.begun),
+        "arrived": utc(one.arrived) if one.arrived is not None else None,
+        "origin": str(one.origin(keys)),
+        "target": record.target if record is not None else None,
         "number": one.number,
         "size": one.size,
         "kind": kind,
@@ -103,7 +169,8 @@ def _line(row: dict[str, Any]) -> str:
     if row["base"]:
         text += f" on {row['base']}"
     if row["kind"] is not None:
-        text += f", of {row['database']} on {row['host']}"
+        text += f", of {row['database']} on {row['host']}, target {row['target']}"
+        text += f", made by {_MAKERS[row['origin']]}"
     if row["sealed"]:
         text += ", sealed"
     if row["kind"] is not None and not row["complete"]:
