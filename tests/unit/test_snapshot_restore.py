@@ -330,6 +330,33 @@ def test_a_delta_of_what_has_the_same_time_and_size_sees_what_differs(pages: Exa
     assert pages.is_same()
 
 
+@pytest.mark.parametrize("how", [{"delta": True}, {}])
+def test_holes_of_a_file_that_is_there_are_not_read(
+    example: Example, monkeypatch: pytest.MonkeyPatch, how: Any
+) -> None:
+    path = example.write("sparse", b"begin")
+    with path.open("r+b") as out:
+        out.seek(200 << 20)
+        out.write(b"an island")
+        out.truncate(300 << 20)
+    example.take()
+    restore(example.repository, example.to)
+    os.utime(example.restored / "sparse", (1, 1))
+    read = 0
+    preadv = os.preadv
+
+    def counted(fd: int, buffers: Any, at: int) -> int:
+        nonlocal read
+        read += (count := preadv(fd, buffers, at))
+        return count
+
+    monkeypatch.setattr(os, "preadv", counted)
+    done = restore(example.repository, example.to, **how)
+    assert (done.files, done.kept, done.fetched) == (0, 1, 0)
+    assert read < 1 << 20
+    assert example.is_same()
+
+
 @pytest.mark.parametrize("in_place", [False, True])
 def test_a_delta_replaces_a_file_that_the_disk_cannot_read(
     pages: Example, monkeypatch: pytest.MonkeyPatch, in_place: bool
@@ -452,6 +479,65 @@ def test_a_restore_that_was_killed_is_gone_on_with(pages: Example, how: Any) -> 
     assert done.kept > 0
     assert done.fetched < whole
     assert pages.is_same()
+
+
+CAPABILITY = bytes.fromhex("0100000202200000000000000000000000000000")  # cap_net_raw=ep
+ACL = bytes.fromhex("0200000001000600ffffffff02000700d204000004000400ffffffff")
+ACL += bytes.fromhex("10000700ffffffff20000000ffffffff")  # user:1234:rwx
+
+
+@pytest.mark.parametrize("how", [{}, {"delta": True}, {"jobs": 2}])
+@pytest.mark.parametrize(
+    ("path", "name", "value"),
+    [
+        ("zeros", "security.capability", CAPABILITY),
+        ("big", "user.new", b"not of the version"),
+        ("empty", "user.of", b"other"),
+        ("empty", "user.of", None),
+        ("many", "user.new", b"of a directory"),
+        ("many/1/8", "system.posix_acl_access", ACL),
+        ("many", "system.posix_acl_default", ACL),
+        ("fifo", "system.posix_acl_access", ACL),
+    ],
+)
+def test_a_file_whose_extended_attributes_differ_is_not_taken_for_right(
+    everything: Example, path: str, name: str, value: bytes | None, how: Any
+) -> None:
+    everything.take()
+    restore(everything.repository, everything.to)
+    changed = everything.restored / path
+    time = changed.stat().st_mtime_ns
+    try:
+        if value is None:
+            os.removexattr(changed, name)
+        else:
+            os.setxattr(changed, name, value)
+    except OSError as error:
+        pytest.skip(f"no {name} here: {error.strerror}")
+    os.utime(changed, ns=(time, time))
+    assert not everything.is_same()
+    done = restore(everything.repository, everything.to, **how)
+    # A FIFO is made anew.
+    assert (done.files, done.fetched, done.notes) == (int(path == "fifo"), 0, [])
+    assert everything.is_same()
+
+
+def test_an_attribute_that_cannot_be_removed_is_told(
+    everything: Example, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everything.take()
+    restore(everything.repository, everything.to)
+    os.setxattr(everything.restored / "big", "user.new", b"not of the version")
+
+    def forbidden(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "removexattr", forbidden)
+    done = restore(everything.repository, everything.to)
+    assert done.notes == [
+        "some extended attributes that the version lacks are still there: user.new:"
+        " Operation not permitted"
+    ]
 
 
 # --- a power cut: sizes and times may be on the disk, and the content not
@@ -645,10 +731,33 @@ def test_a_disk_that_is_full_ends_the_restore(
         return write(fd, data)
 
     monkeypatch.setattr(os, "write", full)
-    told = f"cannot restore into {everything.to}: No space left"
+    told = rf"cannot restore into {everything.to}: No space left on device: \S+/many/0/1400"
     with pytest.raises(DestinationError, match=told) as caught:
         restore(everything.repository, everything.to)
     assert caught.value.exit_code == 6
+
+
+@pytest.mark.parametrize("call", ["mkfifo", "symlink"])
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSYS, errno.EPERM])
+def test_a_file_system_without_special_files_gets_all_others(
+    everything: Example, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
+    """exfat says EIO for a FIFO, and ENOSYS for a symlink, by FUSE; EPERM by the kernel."""
+    everything.take()
+
+    def lacking(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, call, lacking)
+        done = restore(everything.repository, everything.to)
+    name = {"mkfifo": "fifo", "symlink": "to nowhere"}[call]
+    assert [(path.rpartition("/")[2], why) for path, why in done.problems] == [
+        (name, os.strerror(number))
+    ]
+    assert done.exit_code == 7
+    assert restore(everything.repository, everything.to).files == 1
+    assert everything.is_same()
 
 
 def test_a_disk_that_is_full_before_the_first_file_ends_the_restore(

@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+from base64 import b64encode
 from pathlib import Path
 
 import pytest
@@ -179,6 +180,40 @@ def test_no_file_runs_as_an_owner_that_it_did_not_get(
     assert (done.wrong, len(done.notes)) == (0, 1)
     assert stat.S_IMODE((to / "others").stat().st_mode) == 0o755
     assert stat.S_IMODE((to / "mine").stat().st_mode) == 0o6755
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("delta", [True, False])
+def test_without_privileges_nothing_of_a_version_gives_rights(
+    to: Path, jobs: int, delta: bool
+) -> None:
+    capability = bytes.fromhex("0100000202200000000000000000000000000000")
+    made = [directory("d"), file("d/root", mode=0o6755), file("d/small"), fifo("d/fifo")]
+    made.append(file("d/capable"))
+    made[-1][0].xattrs = {
+        "security.capability": b64encode(capability).decode(),
+        "trusted.overlay.opaque": b64encode(b"y").decode(),
+        "user.of": b64encode(b"no right").decode(),
+    }
+    made[0][0].mode = 0o3777
+    for entry, _ in made:
+        entry.uid = entry.gid = 12345
+    repository = MemoryRepository()
+    put_version(repository, made)
+    for _ in range(2):
+        done = restore(repository, to, jobs=jobs, delta=delta, privileges=False)
+        assert (done.wrong, done.notes) == (0, [])
+        found = {path.name: path.stat() for path in (to / "d", *(to / "d").iterdir())}
+        assert {(one.st_uid, one.st_gid) for one in found.values()} == {(os.getuid(), os.getgid())}
+        modes = {name: stat.S_IMODE(one.st_mode) for name, one in found.items()}
+        kept = {"d": 0o1777, "root": 0o755, "small": 0o644, "fifo": 0o644, "capable": 0o644}
+        assert modes == kept
+        assert os.listxattr(to / "d" / "capable") == ["user.of"]
+        assert not os.listxattr(to / "d" / "root")
+        if os.geteuid() == 0:  # Somebody who was root here gave it rights.
+            os.setxattr(to / "d" / "capable", "security.capability", capability)
+            (to / "d" / "root").chmod(0o4755)
+    assert done.files == 0
 
 
 def test_landlock_permits_no_write_elsewhere(to: Path, outside: Path) -> None:

@@ -52,6 +52,12 @@ from ntt_backup.ui.progress_line import ProgressLine, pace, time_left
     is_flag=True,
     help="Restore the version also where nothing proves that this host made it.",
 )
+@click.option(
+    "--no-privileges",
+    is_flag=True,
+    help="Make files of this user's, and set no bits of set-user-id and set-group-id, and no"
+    " capabilities: for a version whose maker is not trusted.",
+)
 @click.option("--no-verify", is_flag=True, help="Do not compare new files with their hashes.")
 @result_options
 @click.pass_obj
@@ -64,6 +70,7 @@ def restore(
     in_place: bool,
     jobs: int,
     trust_target: bool,
+    no_privileges: bool,
     no_verify: bool,
     as_json: bool,
     quiet: bool,
@@ -86,7 +93,12 @@ def restore(
             lambda: PatientRepository(partial(open_to_read, settings), settings.run, line.outage),
             wanted,
             destination,
-            Options(delta=delta, in_place=in_place, verify=not no_verify),
+            Options(
+                delta=delta,
+                in_place=in_place,
+                verify=not no_verify,
+                privileges=not no_privileges,
+            ),
             jobs=jobs,
             patterns=patterns,
             origins=Origins.of(settings),

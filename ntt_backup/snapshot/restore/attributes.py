@@ -1,7 +1,8 @@
 """Gives files that are restored their owners, modes, extended attributes and times.
 
 What this user may not set is left out, and said once for all files. A file that could not be given
-its owner loses the bits by which others would run it as its owner.
+its owner loses the bits by which others would run it as its owner. What the version lacks is
+removed: a capability that somebody has planted on a file would outlive the restore otherwise.
 """
 
 from __future__ import annotations
@@ -9,21 +10,35 @@ from __future__ import annotations
 import binascii
 import os
 from base64 import b64decode
+from collections.abc import Iterator
 from contextlib import suppress
 
+from ntt_backup.format import printable
 from ntt_backup.snapshot.format.entry import Entry
 from ntt_backup.snapshot.format.small_files import SmallFiles
 
 _AS_OWNER = 0o6000
 _CAPABILITY = "security.capability"
 _LISTS = ("system.posix_acl_access", "system.posix_acl_default")
+_HARMLESS = ("user.", *_LISTS)
+# Others belong to the system, such as the labels of SELinux, or to a file system.
+_REMOVED = ("user.", _CAPABILITY, *_LISTS)
 
 
 class Attributes:
-    """notes: what could not be set anywhere, in words."""
+    """Sets attributes of files.
 
-    def __init__(self) -> None:
+    Args:
+        privileges: Whether files get owners, bits of set-user-id and set-group-id, capabilities and
+            other attributes that rights come from.
+
+    Attributes:
+        notes: What could not be set anywhere, in words.
+    """
+
+    def __init__(self, *, privileges: bool = True) -> None:
         self.user, self.group = os.geteuid(), os.getegid()
+        self._privileges = privileges
         self._groups = {self.group, *os.getgroups()}
         self.notes: set[str] = set()
 
@@ -31,21 +46,20 @@ class Attributes:
         """Returns whether new files have all of them but their times, in a directory that passes
         nothing on.
         """
-        return (files.uid, files.gid) == (self.user, self.group) and files.mode < 0o1000
+        ours = (files.uid, files.gid) == (self.user, self.group) or not self._privileges
+        return ours and files.mode < 0o1000
 
     def set(self, fd: int, entry: Entry) -> None:
         """Sets all of them, of a file or of a directory. Raises OSError."""
         status = os.fstat(fd)
         owned = self._own(fd, entry, status)
-        for name in _LISTS:  # Passed on by the directory.
-            if name not in entry.xattrs:
-                with suppress(OSError):
-                    os.removexattr(fd, name)
-        if entry.xattrs:
+        self._remove(fd, entry)
+        wanted = self._wanted(entry, owned=owned)
+        if wanted:
             if self.user and status.st_mode & 0o600 != 0o600:  # Else it may not set them.
                 os.fchmod(fd, status.st_mode & 0o777 | 0o600)
-            self._extend(fd, entry, owned=owned)
-        os.fchmod(fd, entry.mode if owned else entry.mode & ~_AS_OWNER)
+            self._extend(fd, wanted)
+        os.fchmod(fd, self._mode(entry, owned=owned))
         os.utime(fd, ns=(entry.mtime, entry.mtime))
 
     def set_unopened(self, directory: int, name: str, entry: Entry) -> None:
@@ -53,23 +67,25 @@ class Attributes:
         status = os.stat(name, dir_fd=directory, follow_symlinks=False)
         path = f"/proc/self/fd/{directory}/{name}"
         owned = self._own(path, entry, status)
-        if entry.xattrs:
-            self._extend(path, entry, owned=owned)
+        self._remove(path, entry)
+        self._extend(path, self._wanted(entry, owned=owned))
         os.utime(name, ns=(entry.mtime, entry.mtime), dir_fd=directory, follow_symlinks=False)
 
-    def are(self, entry: Entry, status: os.stat_result) -> bool:
-        """Returns whether a file has its owner, mode and time already, as far as they can be set.
-        Its extended attributes are not looked at.
+    def are(self, entry: Entry, status: os.stat_result, directory: int, name: str) -> bool:
+        """Returns whether a file, with this name in a directory, has all of them already, as far as
+        they can be set.
         """
         owned = (status.st_uid, status.st_gid) == (entry.uid, entry.gid)
-        mode = entry.mode if owned else entry.mode & ~_AS_OWNER
         return (
-            status.st_mode & 0o7777 == mode
+            status.st_mode & 0o7777 == self._mode(entry, owned=owned)
             and status.st_mtime_ns == entry.mtime
             and (owned or not self._may_own(entry))
+            and self._are_extended(f"/proc/self/fd/{directory}/{name}", entry, owned=owned)
         )
 
     def _may_own(self, entry: Entry) -> bool:
+        if not self._privileges:
+            return False
         return self.user == 0 or (entry.uid == self.user and entry.gid in self._groups)
 
     def _own(self, file: int | str, entry: Entry, status: os.stat_result) -> bool:
@@ -79,18 +95,61 @@ class Attributes:
             with suppress(OSError):
                 os.chown(file, entry.uid, entry.gid, **_untouched(file))
                 return True
-        self.notes.add("owners are not set where they are others: this user may not")
+        if self._privileges:
+            self.notes.add("owners are not set where they are others: this user may not")
         return False
 
-    def _extend(self, file: int | str, entry: Entry, *, owned: bool) -> None:
-        for name, value in entry.xattrs.items():
-            if name == _CAPABILITY and not owned:
-                continue
+    def _mode(self, entry: Entry, *, owned: bool) -> int:
+        return entry.mode if owned and self._privileges else entry.mode & ~_AS_OWNER
+
+    def _wanted(self, entry: Entry, *, owned: bool) -> dict[str, str]:
+        """Returns the extended attributes of the version that are set."""
+        found = entry.xattrs
+        if found and not self._privileges:
+            found = {name: value for name, value in found.items() if name.startswith(_HARMLESS)}
+        if _CAPABILITY in found and not owned:
+            found = {name: value for name, value in found.items() if name != _CAPABILITY}
+        return found
+
+    def _are_extended(self, path: str, entry: Entry, *, owned: bool) -> bool:
+        wanted = self._wanted(entry, owned=owned)
+        if any(self._foreign(path, entry)):
+            return False
+        try:
+            return all(
+                os.getxattr(path, name, follow_symlinks=False) == b64decode(value)
+                for name, value in wanted.items()
+            )
+        except (OSError, ValueError):
+            return False
+
+    def _foreign(self, file: int | str, entry: Entry) -> Iterator[str]:
+        """Yields the extended attributes that a file has and the version lacks."""
+        kept = entry.xattrs if self._privileges else self._wanted(entry, owned=False)
+        with suppress(OSError):  # A file system that has none.
+            for name in os.listxattr(file, **_untouched(file)):
+                if name.startswith(_REMOVED) and name not in kept:
+                    yield name
+
+    def _remove(self, file: int | str, entry: Entry) -> None:
+        for name in self._foreign(file, entry):
+            try:
+                os.removexattr(file, name, **_untouched(file))
+            except OSError as error:
+                self.notes.add(
+                    "some extended attributes that the version lacks are still there:"
+                    f" {printable(name[:60])}: {error.strerror}"
+                )
+
+    def _extend(self, file: int | str, wanted: dict[str, str]) -> None:
+        for name, value in wanted.items():
             try:
                 os.setxattr(file, name, b64decode(value, validate=True), **_untouched(file))
             except (OSError, binascii.Error, ValueError) as error:
                 why = getattr(error, "strerror", None) or str(error)
-                self.notes.add(f"some extended attributes are not set: {name[:60]}: {why}")
+                self.notes.add(
+                    f"some extended attributes are not set: {printable(name[:60])}: {why}"
+                )
 
 
 def _untouched(file: int | str) -> dict[str, bool]:

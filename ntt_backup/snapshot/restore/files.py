@@ -11,6 +11,7 @@ from typing import Final
 from blake3 import blake3
 
 from ntt_backup.blobdir.staging import write_all
+from ntt_backup.format import printable
 from ntt_backup.snapshot.format.block_map import MapReader
 from ntt_backup.snapshot.format.entry import FIFO, SYMLINK, Entry
 from ntt_backup.snapshot.format.manifest import ManifestReader
@@ -52,7 +53,7 @@ class Step:
     def problem(self, path: str, error: OSError | Refused | ValueError) -> None:
         """Adds a file that was not restored. Raises the error where it is about more than that."""
         if isinstance(error, OSError) and error.errno in OF_ALL:
-            raise error
+            raise OSError(error.errno, f"{error.strerror}: {printable(path)}") from error
         self.problems.append((path, reason(error)))
 
 
@@ -72,7 +73,7 @@ class Restorer:
         part: tuple[int, int],
     ) -> None:
         self._options = options
-        self._attributes = Attributes()
+        self._attributes = Attributes(privileges=options.privileges)
         self._fetcher: Fetcher[Item] = Fetcher(repository, manifest.header)
         self._tree = Tree(root, make=True)
         self._plan = Plan(

@@ -29,14 +29,18 @@ def last_lines(lines: bytes) -> Iterator[bytes]:
 
 
 def finish(
-    entries: Iterable[Entry], root: int, choice: Choice | None, wrong: Container[str]
+    entries: Iterable[Entry],
+    root: int,
+    choice: Choice | None,
+    wrong: Container[str],
+    attributes: Attributes,
 ) -> Step:
     """Makes the hard links, then gives each directory its attributes, once all in it is there. At
     the end all is made durable, on each file system that has a part of it. entries: the links and
     directories, in order. wrong: files that were not restored. Raises OSError for what is about
     more than a file.
     """
-    step, attributes = Step(), Attributes()
+    step = Step()
     tree, targets = Tree(root, make=True), Tree(root, make=False)
     entered: list[Entry] = []
     # Those that this user may not enter any more: a later link may be one to a file in them.

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from blake3 import blake3
 
 from ntt_backup.blobdir.staging import write_all
-from ntt_backup.snapshot.format.block_map import SUM, add_zeros, differing, sums
+from ntt_backup.snapshot.format.block_map import SUM, add_zeros, differing, stretches, sums
 from ntt_backup.snapshot.format.entry import Entry, Extent
 from ntt_backup.snapshot.restore.attributes import Attributes
 from ntt_backup.snapshot.restore.fetch import Piece
@@ -60,11 +60,15 @@ def _compare(fd: int, entry: Entry, wanted: bytes, key: bytes) -> Found:
     found = bytearray()
     step = max(_PIECE, entry.block)
     buffer = memoryview(bytearray(step))
-    for at in range(0, min(size, entry.size), step):
-        length = 0
-        while length < step and (count := os.preadv(fd, [buffer[length:]], at + length)):
-            length += count
-        found += sums(buffer[: min(length, entry.size - at)], entry.block, key)
+    end = min(size, entry.size)
+    for start, stop in stretches(fd, end, entry.block):
+        found += bytes(start // entry.block * SUM - len(found))  # A hole.
+        for at in range(start, stop, step):
+            length, asked = 0, min(step, stop - at)
+            while length < asked and (count := os.preadv(fd, [buffer[length:asked]], at + length)):
+                length += count
+            found += sums(buffer[:length], entry.block, key)
+    found += bytes(max(0, -(-end // entry.block) * SUM - len(found)))
     blocks = differing(wanted, bytes(found))
     runs = [(first * entry.block, min(end * entry.block, entry.size)) for first, end in blocks]
     if (known := len(wanted) // SUM * entry.block) < entry.size:
@@ -235,8 +239,12 @@ def _clear(fd: int, start: int, end: int) -> None:
 def _digest(fd: int) -> str:
     hasher = blake3()
     buffer = memoryview(bytearray(_PIECE))
-    at = 0
-    while count := os.preadv(fd, [buffer], at):
-        hasher.update(buffer[:count])
-        at += count
+    at, size = 0, os.fstat(fd).st_size
+    for start, end in stretches(fd, size, 1):
+        add_zeros(hasher, start - at)
+        at = start
+        while at < end and (count := os.preadv(fd, [buffer[: end - at]], at)):
+            hasher.update(buffer[:count])
+            at += count
+    add_zeros(hasher, size - at)
     return hasher.hexdigest()

@@ -34,13 +34,15 @@ _RUN: Final = 4096
 class Options:
     """Says how files are restored. delta: what is there is hashed, and only what differs is
     fetched. in_place: what differs is written into the files themselves. verify: every file is
-    compared with its BLAKE3; what a delta made always is. doubt: no file is taken for right because
-    of its size and time, see `unfinished`.
+    compared with its BLAKE3; what a delta made always is. privileges: files get what others' rights
+    come from, see `attributes`. doubt: no file is taken for right because of its size and time, see
+    `unfinished`.
     """
 
     delta: bool = False
     in_place: bool = False
     verify: bool = True
+    privileges: bool = True
     doubt: bool = False
 
 
@@ -167,7 +169,9 @@ class Plan:
         attributes, options = self._attributes, self._options
         hashed = options.delta or options.doubt
         if (entry.kind == SYMLINK and kind == stat.S_IFLNK) or (
-            entry.kind == FIFO and kind == stat.S_IFIFO and attributes.are(entry, found)
+            entry.kind == FIFO
+            and kind == stat.S_IFIFO
+            and attributes.are(entry, found, level.fd, name)
         ):
             if entry.kind == FIFO or os.readlink(name, dir_fd=level.fd) == entry.target:
                 attributes.set_unopened(level.fd, name, entry)
@@ -175,7 +179,7 @@ class Plan:
         elif entry.kind == FILE and kind == stat.S_IFREG:
             right = found.st_size == entry.size
             taken_for_same = right and found.st_mtime_ns == entry.mtime and not hashed
-            if taken_for_same and attributes.are(entry, found):
+            if taken_for_same and attributes.are(entry, found, level.fd, name):
                 return None
             if right or sums:
                 with closing(open_old(level, name)) as fd:

@@ -187,7 +187,12 @@ def make(
 ) -> None:
     """Makes something that is not opened, by what(name), in the place of whatever has the name."""
     with Beside(level, name, free=level.find(name) is None) as beside:
-        what(beside.name)
+        try:
+            what(beside.name)
+        except OSError as error:
+            if error.errno == errno.EIO:  # exfat by FUSE has no FIFOs, and says so.
+                raise Refused(os.strerror(errno.EIO)) from error
+            raise
         beside.made = True
         attributes.set_unopened(level.fd, beside.name, entry)
         beside.rename()

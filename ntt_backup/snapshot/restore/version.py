@@ -32,6 +32,7 @@ from ntt_backup.snapshot.format.manifest import ManifestReader
 from ntt_backup.snapshot.origins import NOBODY, Origins
 from ntt_backup.snapshot.repository.contract import FileMissing, RepositoryToRead, SnapshotDamaged
 from ntt_backup.snapshot.repository.names import MANIFEST, MAP
+from ntt_backup.snapshot.restore.attributes import Attributes
 from ntt_backup.snapshot.restore.choice import Choice
 from ntt_backup.snapshot.restore.files import Restorer, Step
 from ntt_backup.snapshot.restore.links import finish, last_lines
@@ -136,7 +137,8 @@ def restore(
             done.part = min(passed / total, 1.0)
             done.duration_s = time.monotonic() - began
             on_progress(done)
-        done.add(finish(source.last_entries(), root, choice, wrong))
+        attributes = Attributes(privileges=options.privileges)
+        done.add(finish(source.last_entries(), root, choice, wrong, attributes))
         unfinished.end()
     if source.problem:
         done.notes.append(source.problem)

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from blake3 import blake3
 
-from ntt_backup.snapshot.format.block_map import SUM, add_zeros, differing, sums
+from ntt_backup.snapshot.format.block_map import SUM, add_zeros, differing, stretches, sums
 from ntt_backup.snapshot.format.entry import (
     FILE,
     MAX_EXTENTS,
@@ -215,7 +215,7 @@ class FileReader:
         one, whole, found = _Reading(), blake3(), bytearray()
         if len(self._buffer) < block:
             self._buffer = memoryview(bytearray(block))
-        for start, end in _data(fd, size, block):
+        for start, end in stretches(fd, size, block):
             add_zeros(whole, start - one.length)
             # A hole keeps nothing of what was there before.
             found += bytes((start - one.length) // block * SUM)
@@ -306,21 +306,3 @@ def _let_the_clock_pass(status: os.stat_result) -> None:
     age = time.time_ns() - status.st_ctime_ns
     if 0 <= age < _STEP_NS:
         time.sleep((_STEP_NS - age) / 1e9)
-
-
-def _data(fd: int, size: int, block: int) -> Iterator[tuple[int, int]]:
-    """Yields the stretches, of whole blocks, that are no holes."""
-    at = 0
-    while at < size:
-        try:
-            start = os.lseek(fd, at, os.SEEK_DATA)
-            end = os.lseek(fd, start, os.SEEK_HOLE)
-        except OSError as error:
-            if error.errno == errno.ENXIO:  # No more data.
-                return
-            start, end = at, size
-        start = max(start - start % block, at)
-        if start >= size:
-            return
-        at = min(end + -end % block, size)
-        yield start, at
