@@ -1,0 +1,159 @@
+"""What is answered for dumps, snapshots and large blobs is on the disk, in an order that holds.
+
+strace shows the order: content before its name, and the name before the answer.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ntt_backup.wire import file_messages, framing, write_messages
+from tests.receiver_driver import (
+    RemoteReceiver,
+    a_dump,
+    a_file,
+    commit,
+    digest_of,
+    place_of,
+)
+from tests.receiver_trace import Events, Trace, trace
+
+__all__ = ["trace"]
+
+MIB = 1 << 20
+DUMP = "20260304T120000Z-0badcafe.dump"
+VERSION = "db/20260304T120000Z-0badcafe"
+CALLS = "trace=write,fsync,fdatasync,syncfs,renameat2,unlink,unlinkat"
+# More than what is synced while more comes in, and what comes behind that.
+SIZES = [1, 32 * MIB + 1]
+
+
+def names_are_durable(seen: Events, directories: list[Path], after: int, before: int) -> None:
+    """Each directory is synced between these lines, which tell of a name and of the answer."""
+    for directory in directories:
+        assert seen.count("fsync", f"{directory}>", after, before) == 1, directory
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_dump_is_written_synced_named_synced_and_answered(
+    trace: Trace, root: Path, tmp_path: Path, size: int
+) -> None:
+    content = bytes(size)
+    with RemoteReceiver(root, trace("-y", "-e", CALLS, allow="dump")) as receiver:
+        receiver.hello(place=False, dumps=1)
+        receiver.write(a_dump(content, DUMP))
+        assert receiver.answer()[0] == framing.DUMP_SUM
+        assert receiver.answer()[0] == framing.DONE
+        assert receiver.bye() == 0
+    seen = Events(tmp_path / "trace")
+    record_named = seen.first("renameat2", f'"{DUMP}.json"', ended=False)
+    named = seen.first("renameat2", f'"{DUMP}"', ended=False)
+    assert record_named < named
+    for file in (".json>", ".incoming-"):
+        written = seen.last("write", file, record_named)
+        assert written < seen.first("fsync", file, written) < record_named
+    summed = seen.last("write", "(1<", record_named, ended=False)
+    written = seen.last("write", ".incoming-", summed)
+    assert written < seen.first("fsync", ".incoming-", written) < summed
+    answer = seen.first("write", "(1<", named, ended=False)
+    last_named = seen.last("renameat2", "", answer)
+    names_are_durable(seen, [root / "pgdump", root], last_named, answer)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_file_of_a_snapshot_is_written_synced_named_synced_and_answered(
+    trace: Trace, root: Path, tmp_path: Path, size: int
+) -> None:
+    with RemoteReceiver(root, trace("-y", "-e", CALLS, allow="snapshot")) as receiver:
+        receiver.hello(place=False, snapshots=1)
+        receiver.write(a_file(bytes(size), f"{VERSION}/map"))
+        assert receiver.answer() == (framing.FILE_SAID, bytes([file_messages.GIVEN]))
+        assert receiver.bye() == 0
+    seen = Events(tmp_path / "trace")
+    named = seen.first("renameat2", '"map"', ended=False)
+    written = seen.last("write", ".incoming-", named)
+    assert written < seen.first("fsync", ".incoming-", written) < named
+    answer = seen.first("write", "(1<", named, ended=False)
+    place = root / "snapshots" / VERSION
+    above = [place, place.parent, root / "snapshots", root]
+    names_are_durable(seen, above, seen.last("renameat2", "", answer), answer)
+
+
+def test_a_file_of_a_snapshot_is_gone_for_good_before_the_next_one_goes(
+    trace: Trace, root: Path, tmp_path: Path
+) -> None:
+    """A manifest goes first: without it a version does not exist, whatever of it is left."""
+    names = [f"{VERSION}/{file}" for file in ("manifest", "map", "pack-00001")]
+    with RemoteReceiver(root, trace("-y", "-e", CALLS, allow="snapshot,replace")) as receiver:
+        receiver.hello(place=False, snapshots=1)
+        for name in names:
+            receiver.write(a_file(b"content", name))
+            assert receiver.answer()[0] == framing.FILE_SAID
+        receiver.write(file_messages.removing(names))
+        kind, payload = receiver.answer()
+        assert (kind, write_messages.read_number(payload)) == (framing.DONE, 3)
+        assert receiver.bye() == 0
+    seen = Events(tmp_path / "trace")
+    place = f"{root / 'snapshots' / VERSION}>"
+    removed = [seen.first("unlinkat", f'"{name.split("/")[2]}"') for name in names]
+    answer = seen.first("write", "(1<", removed[-1], ended=False)
+    for this, following in zip(removed, [*removed[1:], answer], strict=True):
+        assert seen.count("fsync", place, this, following) == 1
+
+
+def test_a_large_blob_is_synced_by_itself_where_there_is_no_syncfs(
+    trace: Trace, root: Path, tmp_path: Path
+) -> None:
+    content = bytes(5 * MIB)
+    with RemoteReceiver(root, trace("-y", "-e", CALLS)) as receiver:
+        receiver.hello(sync="fsync")
+        receiver.write(receiver.batch(1, [content], large=True))
+        assert receiver.receipt().stored == 1
+        assert receiver.bye() == 0
+    assert_synced(Events(tmp_path / "trace"), root, content, "fsync", ".ntt-incoming")
+
+
+@pytest.mark.parametrize("sync", ["fsync", "syncfs"])
+def test_a_blob_that_was_resumed_is_synced_by_itself(
+    trace: Trace, root: Path, tmp_path: Path, sync: str
+) -> None:
+    """syncfs alone need not flush a disk's cache where no block is new, as on xfs."""
+    content = bytes(write_messages.RESUMABLE + 2 * MIB)
+    digest = digest_of(content)
+    with RemoteReceiver(root) as first:
+        first.hello()
+        first.write(write_messages.batch(1, 1, len(content)))
+        first.write(write_messages.large(digest, len(content), 0))
+        first.write(*first.pieces(content[:-MIB]))
+        first.hang_up()
+    with RemoteReceiver(root, trace("-y", "-e", CALLS)) as receiver:
+        receiver.hello(sync=sync)
+        _, payload = receiver.ask(write_messages.ask_offset(digest, len(content)))
+        offset = write_messages.read_offset(payload)[0]
+        assert offset == len(content) - MIB
+        receiver.write(write_messages.batch(1, 1, len(content)), receiver.large(content, offset))
+        receiver.write(commit(1))
+        assert receiver.receipt().stored == 1
+        assert receiver.bye() == 0
+    assert place_of(root, digest).read_bytes() == content
+    file = f"partial/{digest.hex()}>"
+    assert_synced(Events(tmp_path / "trace"), root, content, "fdatasync", file, sync)
+
+
+def assert_synced(
+    seen: Events, root: Path, content: bytes, call: str, where: str, sync: str = "fsync"
+) -> None:
+    """The content is synced before its name is given, and the name before the receipt."""
+    place = place_of(root, digest_of(content))
+    named = seen.first("renameat2", f'"{place.name}"', ended=False)
+    written = seen.last("write", where, named)
+    assert written < seen.first(call, where, written) < named
+    receipt = seen.first("write", "(1<", named, ended=False)
+    last_named = seen.last("renameat2", "", receipt)
+    if sync == "fsync":
+        above = [place.parent, place.parent.parent, root / "by-hash", root]
+        names_are_durable(seen, above, last_named, receipt)
+    else:
+        assert seen.count("syncfs", "", last_named, receipt) == 1
