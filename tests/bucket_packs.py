@@ -61,12 +61,16 @@ def put_large(bucket: Bucket, content: bytes) -> str:
     return blobid
 
 
-def bucket_settings(url: str = "s3://bucket/backup", identity: Path | None = None) -> RemoteConfig:
-    """Settings of a target that is a bucket, without a store; waits are short."""
+def bucket_settings(
+    url: str = "s3://bucket/backup", identity: Path | None = None, **pack: object
+) -> RemoteConfig:
+    """Settings of a target that is a bucket, without a store; waits are short. pack: settings of
+    sealing.
+    """
     return RemoteConfig.model_validate(
         {
             "remote": {"url": url, "endpoint": "http://127.0.0.1:1"},
-            "pack": {"identity_file": identity},
+            "pack": {"identity_file": identity, **pack},
             "run": {"backoff_base": 0.01, "backoff_cap": 0.05, "outage_timeout": 5},
         }
     )

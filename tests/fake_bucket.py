@@ -179,6 +179,10 @@ class FakeBucket:
                 raise RemoteDenied("the object store refuses to remove an object")
             self.objects.pop(key, None)
 
+    def came(self, key: str, when: datetime) -> None:
+        """Lets an object have arrived at another time."""
+        self._infos[key] = replace(self._infos[key], modified=when)
+
     def begun(self, upload_id: str, when: datetime) -> None:
         """Lets an upload have begun at another time."""
         pending = self._uploads[upload_id]

@@ -17,7 +17,7 @@ from ntt_backup.objects.patient import PatientBucket
 from ntt_backup.objects.ranges import jobs
 from ntt_backup.objects.tables import PackObject, Tables, entries_of
 from ntt_backup.pack.format import PackError
-from ntt_backup.pack.seal import SealedForOthers
+from ntt_backup.pack.seal import NotSealed, SealedForOthers
 
 Checkable = StoredPack | Blob
 
@@ -89,7 +89,7 @@ def read(bucket: PatientBucket, tables: Tables, what: Checkable, prefix: str) ->
         return _read_pack(bucket, tables, what, prefix, sink)
     except ObjectMissing:
         return look(bucket, tables, what)
-    except (ObjectArchived, ObjectUnreadable, SealedForOthers) as trouble:
+    except (ObjectArchived, ObjectUnreadable, SealedForOthers, NotSealed) as trouble:
         text = str(trouble)
         if isinstance(trouble, ObjectArchived):
             text = "it lies in an archive class: thaw it to read it"
@@ -125,7 +125,7 @@ def _read_pack(
     if info is None or info.size != what.size:
         # Who restores looks for the table at the end that the bucket tells.
         return look(bucket, tables, what)
-    pack = PackObject(name, what.size)
+    pack = PackObject(name, what.size, info.modified)
     reader = tables.open(pack)
     entries = list(entries_of(reader, prefix))
     for some in jobs(entries):

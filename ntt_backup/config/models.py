@@ -47,6 +47,7 @@ ENVIRONMENT: Mapping[str, str] = {
     "NTT_PG_BIN": "dump.bin",
     "NTT_PACK_RECIPIENTS": "pack.recipients",
     "NTT_PACK_IDENTITY_FILE": "pack.identity_file",
+    "NTT_PACK_UNSEALED_UNTIL": "pack.unsealed_until",
     "NTT_HOST_KEY": "host.key_file",
     "NTT_LOG_JSON": "log.jsonl",
     "NTT_LOG_LEVEL": "log.level",

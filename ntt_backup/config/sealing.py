@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, time
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ntt_backup.errors import ConfigError
 from ntt_backup.pack.seal import (
@@ -20,8 +22,49 @@ from ntt_backup.pack.seal import (
     open_key,
 )
 
+if TYPE_CHECKING:
+    from ntt_backup.config.models import CatalogConfig
+
 _BEGINS: Final = "AGE-SECRET-KEY-1"
 _MOST_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class SealPolicy:
+    """Says what may be read of a target although it is not sealed.
+
+    Without a key anybody who may write to a bucket can plant what is not sealed. So where there are
+    recipients it is not read, unless it arrived before a day on which nothing was sealed yet.
+
+    Attributes:
+        required: Whether what is read has to be sealed.
+        until: What arrived before that time need not be; None: all has to be.
+    """
+
+    required: bool = False
+    until: datetime | None = None
+
+    @staticmethod
+    def of(settings: CatalogConfig) -> SealPolicy:
+        """Returns the policy of the settings' target."""
+        day = settings.pack.unsealed_until
+        until = None if day is None else datetime.combine(day, time.min, UTC)
+        return SealPolicy(bool(settings.recipients), until)
+
+    def refuses(self, arrived: datetime | None) -> bool:
+        """Returns whether an object that is not sealed must not be read.
+
+        Args:
+            arrived: when it was stored, as the target itself knows it; None: it does not say.
+        """
+        return self.required and not (self.until and arrived and arrived < self.until)
+
+
+# What is said of an object that is refused, after its name.
+NOT_SEALED: Final = (
+    "is not sealed, and pack.recipients wants all that is read to be sealed, except for what"
+    " arrived before pack.unsealed_until"
+)
 
 
 class Keyring:

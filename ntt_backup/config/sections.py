@@ -26,6 +26,7 @@ from ntt_backup.config.values import (
     BlockSize,
     Command,
     Count,
+    Day,
     Host,
     Listen,
     LocalPath,
@@ -253,11 +254,13 @@ class SnapshotSettings(Section):
 
 class PackSettings(Section):
     """Says how packs are sealed in a bucket. recipients: public keys of age; none: nothing is
-    sealed. identity_file: the secret keys, which nothing needs but what reads.
+    sealed. identity_file: the secret keys, which nothing needs but what reads. unsealed_until:
+    where there are recipients, what is not sealed is read if it arrived before this day (UTC).
     """
 
     recipients: Recipients = ()
     identity_file: LocalPath | None = None
+    unsealed_until: Day | None = None
 
 
 class HostSettings(Section):

@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import date
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Literal, get_args, get_origin
@@ -179,6 +180,7 @@ Region = Annotated[
 StorageClass = Annotated[
     str, Field(pattern=r"^[A-Z0-9_]{1,32}$"), Needs("a storage class such as STANDARD_IA")
 ]
+Day = Annotated[date, Needs("a day such as 2026-12-31")]
 Recipients = Annotated[
     tuple[Annotated[str, Field(pattern=r"^age1[a-z0-9]{58}$")], ...],
     BeforeValidator(_words),

@@ -17,16 +17,17 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Final
 
-from ntt_backup.config.sealing import Keyring
+from ntt_backup.config.sealing import NOT_SEALED, Keyring, SealPolicy
 from ntt_backup.dump.age_stream import Sealing, opened
 from ntt_backup.dump.record import Contents, DumpRecord, Stored, read
-from ntt_backup.errors import RemoteDenied
+from ntt_backup.errors import ProtocolViolation, RemoteDenied
 from ntt_backup.objects import store_format
 from ntt_backup.objects.bucket import (
     DEAD_SECONDS,
     Bucket,
     ObjectArchived,
     ObjectExists,
+    ObjectInfo,
     ObjectMissing,
     sweep,
 )
@@ -37,21 +38,33 @@ from ntt_backup.wire.dump_messages import MAX_DUMPS, MAX_RECORD, is_name
 _RECORD: Final = ".json"
 _SEALED: Final = ".age"
 _PIECE: Final = 8 * 1024**2
+# Each dump has two.
+_MOST_OBJECTS: Final = 4 * MAX_DUMPS
 
 
 @dataclass(frozen=True, slots=True)
 class DumpsByObjects:
     """Has the methods of `DumpsByReceiver`, except those of an upload. recipients: whom dumps are
-    sealed for. keyring opens those that are sealed.
+    sealed for. keyring opens those that are sealed; policy says which need not be. Of two dumps of
+    one name the sealed one counts.
     """
 
     bucket: Bucket
     part_size: int
     recipients: Sequence[str] = ()
     keyring: Keyring = field(default_factory=Keyring)
+    policy: SealPolicy = field(default_factory=SealPolicy)
 
     def contents(self) -> Contents:
-        infos = {info.key.removeprefix(DUMPS): info for info in self.bucket.list(DUMPS)}
+        infos: dict[str, ObjectInfo] = {}
+        for info in self.bucket.list(DUMPS):
+            infos[info.key.removeprefix(DUMPS)] = info
+            if len(infos) > _MOST_OBJECTS:
+                raise ProtocolViolation(
+                    "the bucket lists more dumps than there can be",
+                    detail=f"{_MOST_OBJECTS:,} objects below {DUMPS}",
+                    hint="somebody else has written there; look at the bucket",
+                )
         names = {name.removesuffix(_RECORD).removesuffix(_SEALED) for name in infos}
         if len(names) > MAX_DUMPS:  # The record of each is asked for.
             raise RemoteDenied(
@@ -61,10 +74,13 @@ class DumpsByObjects:
             )
         dumps = []
         for name in filter(is_name, names):
-            info = infos.get(name + _SEALED, infos.get(name))
+            found = infos.get(name + _SEALED, infos.get(name))
             record = self._record(name) if name + _RECORD in infos else None
-            size, arrived = (info.size, info.modified) if info is not None else (None, None)
-            dumps.append(Stored(name, size, record, arrived))
+            size, arrived = (found.size, found.modified) if found is not None else (None, None)
+            refused = ""
+            if found is not None and not found.key.endswith(_SEALED):
+                refused = NOT_SEALED if self.policy.refuses(arrived) else ""
+            dumps.append(Stored(name, size, record, arrived, refused))
         return Contents.of(dumps, placed=store_format.read(self.bucket) is not None)
 
     def try_out(self) -> None:
@@ -87,6 +103,12 @@ class DumpsByObjects:
     def fetch(self, name: str) -> Generator[bytes, None, None]:
         sealed = self.bucket.head(DUMPS + name + _SEALED) is not None
         key = DUMPS + name + (_SEALED if sealed else "")
+        plain = None if sealed else self.bucket.head(key)
+        if plain is not None and self.policy.refuses(plain.modified):
+            raise RemoteDenied(
+                f"the dump {name} {NOT_SEALED}",
+                hint="where it is yours, set pack.unsealed_until to a day after it was made",
+            )
         pieces = _pieces(self.bucket, key)
         try:
             yield from opened(pieces, self.keyring) if sealed else pieces

@@ -110,13 +110,15 @@ class Stored:
     """A dump as it stands on the remote. size: of its file; None where that is missing.
 
     record: None where it cannot be read, or was written by a newer program. arrived: when the dump
-    got its name, as the target itself knows it (UTC); None where the target does not say.
+    got its name, as the target itself knows it (UTC); None where the target does not say. refused:
+    why it must not be read, in words that follow its name; "" where it may be.
     """
 
     name: str
     size: int | None
     record: DumpRecord | None
     arrived: datetime | None = None
+    refused: str = ""
 
     @property
     def begun(self) -> datetime:
@@ -144,9 +146,11 @@ class Stored:
 
     @property
     def whole(self) -> bool:
-        """Whether the dump is complete, by its size."""
+        """Whether the dump is complete, by its size, and may be read."""
         record = self.record
-        return record is not None and (record.sealed or record.bytes) == self.size
+        if record is None or self.refused:
+            return False
+        return (record.sealed or record.bytes) == self.size
 
     def origin(self, keys: HostKeys) -> Origin:
         """Returns who made the dump. Where its record cannot be read, nobody knows."""
@@ -155,6 +159,8 @@ class Stored:
     @property
     def torn(self) -> str:
         """Says what is wrong with one that is not whole."""
+        if self.refused:
+            return self.refused
         has = "nothing but its record" if self.size is None else f"{self.size} bytes"
         return f"is not complete: it has {has}"
 

@@ -20,7 +20,7 @@ from dataclasses import replace
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.throttle import alone
 from ntt_backup.config import RemoteConfig
-from ntt_backup.config.sealing import Keyring
+from ntt_backup.config.sealing import Keyring, SealPolicy
 from ntt_backup.dump.by_objects import DumpsByObjects, UploadByObjects
 from ntt_backup.dump.by_receiver import DumpsByReceiver
 from ntt_backup.dump.by_shell import DumpsByShell, UploadByShell
@@ -40,7 +40,8 @@ def open_remote_dir(settings: RemoteConfig) -> RemoteDir:
     if remote.kind == "s3":
         keyring = Keyring(lambda: settings.pack.identity_file)
         bucket = open_bucket(remote, pace)
-        return DumpsByObjects(bucket, remote.part_size, settings.recipients, keyring)
+        policy = SealPolicy.of(settings)
+        return DumpsByObjects(bucket, remote.part_size, settings.recipients, keyring, policy)
     spec = SessionSpec.of(settings, f"dump-{os.getpid()}", "dump")
     return connect(replace(spec, pace=pace))
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import BinaryIO, Final
 
+from ntt_backup.config.sealing import SealPolicy
 from ntt_backup.errors import MountImpossible
 from ntt_backup.mount import kernel, local
 from ntt_backup.mount.image import Built, Options, Source, build
@@ -78,17 +79,18 @@ def mount_bucket(
     options: Options,
     *,
     cache: Cache | None = None,
+    policy: SealPolicy | None = None,
 ) -> Built:
     """Mounts the packs of a bucket on a directory, an absolute path. A process stays until it is
-    unmounted. cache: tables that this machine keeps. Raises MountImpossible, and what a bucket
-    raises.
+    unmounted. cache: tables that this machine keeps. policy: what need not be sealed. Raises
+    MountImpossible, and what a bucket raises.
     """
     kernel.require_erofs(kernel.BLOCKS_SINCE)
     kernel.require_mount_point(directory)
     serve = _serving()
     bucket = open_bucket()
     readable = _Readable(bucket)
-    tables = Tables(readable, cache)
+    tables = Tables(readable, cache, policy=policy)
     volumes: list[Volume] = []
     sources: list[Source] = []
     for one, volume, start in lay_out(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from ntt_backup.client.backoff import OutageClock
 from ntt_backup.client.shared_pace import SharedPace
 from ntt_backup.config import RemoteConfig
-from ntt_backup.config.sealing import Keyring
+from ntt_backup.config.sealing import Keyring, SealPolicy
 from ntt_backup.errors import BackupError
 from ntt_backup.objects.cache import cache_of
 from ntt_backup.objects.patient import PatientBucket
@@ -31,4 +31,5 @@ def open_to_read(
     plain = open_bucket(settings.remote, fetch=fetch)
     bucket = PatientBucket(plain, OutageClock.of(settings.run), on_outage, stop)
     cache = cache_of(settings.remote) if cached else None
-    return bucket, Tables(bucket, cache, Keyring(lambda: settings.pack.identity_file))
+    keyring = Keyring(lambda: settings.pack.identity_file)
+    return bucket, Tables(bucket, cache, keyring, SealPolicy.of(settings))

@@ -13,12 +13,13 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
+from datetime import datetime
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from typing import Final, NamedTuple, Protocol, TypeVar
 
-from ntt_backup.config.sealing import Keyring
+from ntt_backup.config.sealing import NOT_SEALED, Keyring, SealPolicy
 from ntt_backup.model import StoredPack
 from ntt_backup.objects.bucket import (
     Bucket,
@@ -38,7 +39,7 @@ from ntt_backup.objects.keys import (
 from ntt_backup.objects.patient import PatientBucket
 from ntt_backup.pack.format import Entry, PackError
 from ntt_backup.pack.reader import FIRST_READ, PackReader
-from ntt_backup.pack.seal import LAST_PIECES
+from ntt_backup.pack.seal import LAST_PIECES, NotSealed
 
 _AT_ONCE: Final = 16
 _KEPT_BYTES: Final = 64 << 20
@@ -57,10 +58,13 @@ class Readable(Protocol):
 
 
 class PackObject(NamedTuple):
-    """A pack as it is listed. size in bytes."""
+    """A pack as it is listed. size in bytes. arrived: as the bucket knows it; None where it does
+    not say.
+    """
 
     name: PackKey
     size: int
+    arrived: datetime | None = None
 
     @property
     def key(self) -> str:
@@ -84,7 +88,7 @@ def packs_of(bucket: Bucket | PatientBucket, prefix: str = "") -> Iterator[PackO
         for one in bucket.list(below):
             name = PackKey.read(one.key)
             if name is not None and name.may_have(prefix):
-                yield PackObject(name, one.size)
+                yield PackObject(name, one.size, one.modified)
 
 
 def large_blobs_of(bucket: Bucket | PatientBucket, prefix: str = "") -> Iterator[LargeBlob]:
@@ -111,13 +115,18 @@ def packs_for(bucket: PatientBucket, digests: Sequence[bytes]) -> list[PackObjec
 class Tables:
     """Opens packs; for several threads. What was opened last is kept in memory. cache: None where
     only the bucket's own word counts. keyring opens what is sealed; methods also raise what it
-    raises.
+    raises. policy: what need not be sealed.
     """
 
     def __init__(
-        self, bucket: Readable, cache: Cache | None, keyring: Keyring | None = None
+        self,
+        bucket: Readable,
+        cache: Cache | None,
+        keyring: Keyring | None = None,
+        policy: SealPolicy | None = None,
     ) -> None:
         self.keyring = keyring or Keyring()
+        self._policy = policy or SealPolicy()
         self._bucket = bucket
         self._cache = cache
         self._lock = threading.Lock()
@@ -167,6 +176,8 @@ class Tables:
             return trouble
 
     def _open(self, pack: PackObject) -> PackReader:
+        if pack.name.kind != "sealed" and self._policy.refuses(pack.arrived):
+            raise NotSealed(f"it {NOT_SEALED}")
         name = f"{pack.name.pack_id}-{pack.size}"
         cache = self._cache
         if cache is not None and (kept := cache.load(name)):
@@ -184,6 +195,10 @@ class Tables:
         reader = PackReader(read, pack.size, self.keyring.open, first, kept)
         if reader.trailer.pack_id.hex() != pack.name.pack_id:
             raise PackError("it is another pack than its name says")
+        if reader.sealed != (pack.name.kind == "sealed"):
+            raise NotSealed(
+                f"it is {'' if reader.sealed else 'not '}sealed, other than its name says"
+            )
         return reader
 
 

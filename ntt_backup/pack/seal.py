@@ -62,6 +62,10 @@ class SealedForOthers(PackError):
     """The pack is whole, as far as can be told, and none of the identities opens it."""
 
 
+class NotSealed(PackError):
+    """The pack is not sealed, and has to be."""
+
+
 class PackKey:
     """The key of one pack."""
 

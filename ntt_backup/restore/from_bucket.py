@@ -34,7 +34,7 @@ from ntt_backup.objects.tables import (
 )
 from ntt_backup.pack.format import Entry
 from ntt_backup.pack.reader import PackReader
-from ntt_backup.pack.seal import SealedForOthers
+from ntt_backup.pack.seal import NotSealed, SealedForOthers
 from ntt_backup.process.threads import run_threads
 from ntt_backup.restore.superseded import is_superseded
 from ntt_backup.restore.target_dir import destination
@@ -177,7 +177,7 @@ class FromBucket:
         """Notes that a pack cannot be read; yields what is to be done about that."""
         if isinstance(trouble, ObjectArchived):
             yield Frozen(pack)
-        elif isinstance(trouble, SealedForOthers):
+        elif isinstance(trouble, SealedForOthers | NotSealed):
             work.fail(Failure(pack.key, Reason.REMOTE_UNREADABLE, f"a pack of blobs: {trouble}"))
         elif is_superseded(self._bucket, self._tables, pack):
             work.pass_over(pack.key)

@@ -248,6 +248,7 @@ def test_every_variable_sets_its_own_key() -> None:
         "NTT_LOG_LEVEL": "error",
         "NTT_METRICS_LISTEN": "[::1]:9787",
         "NTT_PACK_RECIPIENTS": f"{RECIPIENT}, {RECIPIENT}",
+        "NTT_PACK_UNSEALED_UNTIL": "2026-12-31",
     }
     environ = {name: values.get(name, f"/{name}") for name in ENVIRONMENT}
     settings = load(Settings, environ=environ)

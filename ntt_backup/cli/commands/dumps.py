@@ -145,6 +145,7 @@ def _fields(
         "host": record.host if record is not None else None,
         "sealed": record is not None and record.sealed > 0,
         "complete": one.whole,
+        "refused": one.refused,
         "restorable": one.name in whole,
         "recorded": None if recorded is None else one.name in recorded,
     }
@@ -173,7 +174,9 @@ def _line(row: dict[str, Any]) -> str:
         text += f", made by {_MAKERS[row['origin']]}"
     if row["sealed"]:
         text += ", sealed"
-    if row["kind"] is not None and not row["complete"]:
+    if row["refused"]:
+        text += f", REFUSED: it {row['refused']}"
+    elif row["kind"] is not None and not row["complete"]:
         text += ", NOT COMPLETE"
     elif row["kind"] is not None and not row["restorable"]:
         text += ", CANNOT BE READ: one that it needs is missing"

@@ -97,15 +97,18 @@ def _progress(built: Built, began: float) -> str:
 
 def _mount_bucket(common: Common) -> Callable[..., Built]:
     """Returns what mounts the target's bucket. Raises ConfigError."""
+    from ntt_backup.config.sealing import SealPolicy
     from ntt_backup.objects.s3 import open_bucket
 
-    remote = common.load(RemoteConfig).remote
+    settings = common.load(RemoteConfig)
+    remote = settings.remote
     if remote.kind != "s3":
         raise ConfigError(
             f"{remote.where} is no bucket: there is nothing to mount",
             hint="its blobs are files below by-hash/; packs in a directory are mounted by --packs",
         )
-    return partial(mount_bucket, lambda: open_bucket(remote), cache=cache_of(remote))
+    policy = SealPolicy.of(settings)
+    return partial(mount_bucket, lambda: open_bucket(remote), cache=cache_of(remote), policy=policy)
 
 
 def _mount_version(

@@ -1,6 +1,8 @@
 """A bucket keeps snapshots, each file as an object below `snapshots/`; see `contract.Repository`.
 
-Where there are recipients, files are sealed on their way, and their objects end with `.sealed`.
+Where there are recipients, files are sealed on their way, and their objects end with `.sealed`. Of
+two objects of one file the sealed one counts; one that is not sealed is read only where the policy
+allows it.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from hashlib import sha256
 from threading import Lock
 from typing import Final, NamedTuple
 
-from ntt_backup.config.sealing import Keyring
-from ntt_backup.errors import RemoteDenied
+from ntt_backup.config.sealing import NOT_SEALED, Keyring, SealPolicy
+from ntt_backup.errors import ProtocolViolation, RemoteDenied
 from ntt_backup.objects.bucket import (
     DEAD_SECONDS,
     Bucket,
@@ -45,25 +47,38 @@ from ntt_backup.snapshot.repository.sealed import SUFFIX, SealedFile, opened, pl
 _REQUESTS: Final = 8
 # Keys of sealed files that are kept.
 _KEPT_OPEN: Final = 1024
+# Ten thousand versions of a hundred sets; each takes 400 bytes of memory.
+_MOST_FILES: Final = 1_000_000
 _UNKNOWN: Final = datetime(1970, 1, 1, tzinfo=UTC)
 # Two parts are in memory; one of this size is on a slow link for a second.
 _LARGEST_PART: Final = 16 << 20
 
 
 class _Object(NamedTuple):
-    """Holds what has a file's content. size: of the object."""
+    """Holds what has a file's content. size: of the object. twice: there is one that is not sealed
+    beside it.
+    """
 
     key: str
     size: int
+    arrived: datetime | None
+    twice: bool = False
 
     @property
     def sealed(self) -> bool:
         return self.key.endswith(SUFFIX)
 
+    def beside(self, other: _Object | None) -> _Object:
+        """Returns the one of two objects of a file that counts."""
+        if other is None:
+            return self
+        return (self if self.sealed else other)._replace(twice=True)
+
 
 class RepositoryByObjects:
     """See the module. part_size: of the parts in which files are sent, if not too large.
-    recipients: whom files are sealed for. keyring opens those that are sealed.
+    recipients: whom files are sealed for. keyring opens those that are sealed. policy: which need
+    not be.
     """
 
     def __init__(
@@ -72,11 +87,13 @@ class RepositoryByObjects:
         part_size: int,
         recipients: Sequence[str] = (),
         keyring: Keyring | None = None,
+        policy: SealPolicy | None = None,
     ) -> None:
         self._bucket = bucket
         self._part_size = min(part_size, _LARGEST_PART)
         self._recipients = recipients
         self._keyring = keyring or Keyring()
+        self._policy = policy or SealPolicy()
         self._threads = ThreadPoolExecutor(_REQUESTS, "read")
         self._lock = Lock()
         self._known: dict[str, _Object] = {}
@@ -84,13 +101,22 @@ class RepositoryByObjects:
         self._swept = False
 
     def list(self, below: str = "") -> Iterator[StoredFile]:
+        listed: dict[str, _Object] = {}
         for info in self._bucket.list(SNAPSHOTS + below):
             name = info.key.removeprefix(SNAPSHOTS).removesuffix(SUFFIX)
             with suppress(ValueError):
                 FileName.read(name)
-                found = self._known[name] = _Object(info.key, info.size)
-                size = plain_size(info.size) if found.sealed else info.size
-                yield StoredFile(name, size, info.modified or _UNKNOWN)
+                listed[name] = _Object(info.key, info.size, info.modified).beside(listed.get(name))
+            if len(listed) > _MOST_FILES:
+                raise ProtocolViolation(
+                    "the bucket lists more files of snapshots than there can be",
+                    detail=f"{_MOST_FILES:,} below {SNAPSHOTS}{below}",
+                    hint="somebody else has written there; look at the bucket",
+                )
+        self._known.update(listed)
+        for name, found in sorted(listed.items()):
+            size = plain_size(found.size) if found.sealed else found.size
+            yield StoredFile(name, size, found.arrived or _UNKNOWN)
 
     def read(self, ranges: Iterable[Range]) -> Iterator[bytes]:
         return ask_ahead(ranges, _REQUESTS, self._ask, Future.result)
@@ -110,7 +136,8 @@ class RepositoryByObjects:
         for name in names:
             plain, known = _key(name), self._known.pop(name, None)
             self._opened.pop(name, None)
-            for key in [known.key] if known is not None else [plain, plain + SUFFIX]:
+            one = [known.key] if known is not None and not known.twice else [plain, plain + SUFFIX]
+            for key in one:
                 self._bucket.delete(key)
         return len(names)
 
@@ -126,6 +153,8 @@ class RepositoryByObjects:
         try:
             found = self._find(name)
             if not found.sealed:
+                if self._policy.refuses(found.arrived):
+                    raise SnapshotDamaged(f"{name} {NOT_SEALED}")
                 return self._bucket.get_range(found.key, start, length)
             return self._open(name, found).read(start, length)
         except PackError as error:
@@ -145,7 +174,8 @@ class RepositoryByObjects:
         for suffix in ("", SUFFIX) if found is None else ():
             info = self._bucket.head(_key(name) + suffix)
             if info is not None:
-                found = self._known[name] = _Object(info.key, info.size)
+                found = _Object(info.key, info.size, info.modified).beside(found)
+                self._known[name] = found
         if found is None:
             raise ObjectMissing(name)
         return found

@@ -1,0 +1,320 @@
+"""Where a target is sealed, what is not sealed is refused: anybody who may write can plant it."""
+
+from __future__ import annotations
+
+import random
+import threading
+from datetime import UTC, date, datetime, timedelta
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ntt_backup.config.sealing import NOT_SEALED, SealPolicy
+from ntt_backup.dump import remote_dir
+from ntt_backup.dump.by_objects import DumpsByObjects
+from ntt_backup.errors import ProtocolViolation, RemoteDenied
+from ntt_backup.objects import open as opening
+from ntt_backup.objects import s3
+from ntt_backup.objects.cache import cache_of
+from ntt_backup.objects.keys import PackKey
+from ntt_backup.objects.tables import PackObject, packs_of
+from ntt_backup.pack.format import PackError
+from ntt_backup.pack.seal import NotSealed
+from ntt_backup.restore.blobs import restore
+from ntt_backup.restore.work import Restored, Wanted
+from ntt_backup.snapshot.repository import by_objects
+from ntt_backup.snapshot.repository.by_objects import RepositoryByObjects
+from ntt_backup.snapshot.repository.contract import Range, SnapshotDamaged
+from ntt_backup.snapshot.repository.open import open_repository
+from tests.bucket_packs import bucket_settings, by_path, put_large, put_pack
+from tests.fake_bucket import FakeBucket
+from tests.files import tree
+from tests.packs import Person
+
+NOW = datetime.now(UTC)
+LONG_AGO = NOW - timedelta(days=400)
+FILE = "etc/20260304T120000Z-0badcafe/manifest"
+DUMP = "20260304T120000Z-0badcafe.dump"
+
+
+@pytest.fixture
+def owner() -> Person:
+    return Person.new()
+
+
+def contents(seed: int) -> list[bytes]:
+    return [random.Random(seed + n).randbytes(500) for n in range(20)]
+
+
+def back(tmp_path: Path, owner: Person, **pack: Any) -> Restored:
+    identity = owner.file(tmp_path / "identity")
+    settings = bucket_settings(identity=identity, recipients=[owner.public], **pack)
+    return restore(
+        settings,
+        tmp_path / "back",
+        Wanted(),
+        workers=2,
+        trust_size=False,
+        on_progress=lambda done: None,
+        on_outage=lambda error, seconds: None,
+    )
+
+
+def tables(tmp_path: Path, owner: Person, **pack: Any) -> Any:
+    identity = owner.file(tmp_path / "identity")
+    settings = bucket_settings(identity=identity, recipients=[owner.public], **pack)
+    return opening.open_to_read(settings, lambda error, seconds: None, threading.Event())[1]
+
+
+# --- the policy -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("recipients", "until", "arrived", "refused"),
+    [
+        (False, None, NOW, False),
+        (False, None, None, False),
+        (True, None, NOW, True),
+        (True, None, LONG_AGO, True),
+        (True, None, None, True),
+        (True, date(2026, 11, 20), datetime(2026, 11, 19, 23, 59, 59, tzinfo=UTC), False),
+        (True, date(2026, 11, 20), datetime(2026, 11, 20, tzinfo=UTC), True),
+        (True, date(2026, 11, 20), None, True),
+    ],
+)
+def test_what_is_not_sealed_is_refused_unless_it_came_before_the_day(
+    owner: Person,
+    recipients: bool,
+    until: date | None,
+    arrived: datetime | None,
+    refused: bool,
+) -> None:
+    public = [owner.public] if recipients else []
+    settings = bucket_settings(recipients=public, unsealed_until=until)
+    assert SealPolicy.of(settings).refuses(arrived) == refused
+
+
+def test_all_that_opens_a_bucket_has_the_policy(
+    monkeypatch: pytest.MonkeyPatch, owner: Person
+) -> None:
+    bucket = FakeBucket()
+    for module in (opening, remote_dir, s3):
+        monkeypatch.setattr(module, "open_bucket", lambda *_, **__: bucket)
+    settings = bucket_settings(recipients=[owner.public])
+    bucket.put(f"snapshots/{FILE}", b"planted", sha256(b"planted").digest())
+    with pytest.raises(SnapshotDamaged, match="not sealed"):
+        list(open_repository(settings).read([Range(FILE, 0, 7)]))
+    bucket.put(f"pgdump/{DUMP}", b"planted", sha256(b"planted").digest())
+    with pytest.raises(RemoteDenied, match="not sealed"):
+        list(remote_dir.open_remote_dir(settings).fetch(DUMP))
+
+
+# --- packs ----------------------------------------------------------------------------------------
+
+
+def test_a_planted_pack_is_named_and_the_rest_comes_back(
+    bucket: FakeBucket, tmp_path: Path, owner: Person
+) -> None:
+    put_pack(bucket, contents(1), owner)
+    planted, _ = put_pack(bucket, contents(100))
+
+    done = back(tmp_path, owner)
+
+    assert tree(tmp_path / "back") == by_path(contents(1))
+    (failure,) = done.wrong.first
+    assert failure.blobid == planted.key
+    assert NOT_SEALED in failure.detail
+    assert done.exit_code == 7
+
+
+def test_a_pack_of_the_time_before_the_bucket_was_sealed_comes_back(
+    bucket: FakeBucket, tmp_path: Path, owner: Person
+) -> None:
+    put_pack(bucket, contents(1), owner)
+    old, _ = put_pack(bucket, contents(100))
+    bucket.came(old.key, LONG_AGO)
+
+    done = back(tmp_path, owner, unsealed_until=(NOW - timedelta(days=30)).date())
+
+    assert tree(tmp_path / "back") == by_path([*contents(1), *contents(100)])
+    assert done.exit_code == 0
+
+
+def test_a_large_blob_of_its_own_is_proved_by_its_name(
+    bucket: FakeBucket, tmp_path: Path, owner: Person
+) -> None:
+    put_pack(bucket, contents(1), owner)
+    put_large(bucket, contents(7)[0])
+    assert back(tmp_path, owner).exit_code == 0
+    assert tree(tmp_path / "back") == by_path([*contents(1), contents(7)[0]])
+
+
+def test_a_table_that_this_machine_keeps_is_refused_as_its_pack_is(
+    bucket: FakeBucket, tmp_path: Path, owner: Person
+) -> None:
+    put_pack(bucket, contents(1))
+    (pack,) = packs_of(bucket)
+    plain = bucket_settings()
+    opening.open_to_read(plain, lambda error, seconds: None, threading.Event())[1].open(pack)
+    assert cache_of(plain.remote).load(f"{pack.name.pack_id}-{pack.size}") is not None
+    with pytest.raises(NotSealed):
+        tables(tmp_path, owner).open(pack)
+
+
+@pytest.mark.parametrize("seals", [False, True])
+def test_a_pack_is_what_the_end_of_its_name_says(
+    bucket: FakeBucket, tmp_path: Path, owner: Person, seals: bool
+) -> None:
+    put_pack(bucket, contents(1), owner if seals else None)
+    (pack,) = packs_of(bucket)
+    other = pack.name._replace(kind="tar" if seals else "sealed")
+    bucket.objects[other.key] = bucket.objects.pop(pack.key)
+    for policy in ({}, {"unsealed_until": (NOW + timedelta(days=2)).date()}):
+        with pytest.raises(NotSealed):
+            tables(tmp_path, owner, **policy).open(PackObject(other, pack.size, NOW))
+
+
+@pytest.mark.parametrize("seals", [False, True])
+def test_a_pack_under_another_packs_name_is_refused(
+    bucket: FakeBucket, tmp_path: Path, owner: Person, seals: bool
+) -> None:
+    first, _ = put_pack(bucket, contents(1), owner if seals else None)
+    second, _ = put_pack(bucket, contents(50), owner if seals else None)
+    bucket.objects[first.key] = bucket.objects[second.key]
+    name = PackKey.read(first.key)
+    assert name is not None
+    with pytest.raises(PackError, match="another pack than its name says"):
+        tables(tmp_path, owner, unsealed_until=(NOW + timedelta(days=2)).date()).open(
+            PackObject(name, second.size, NOW)
+        )
+
+
+# --- snapshots ------------------------------------------------------------------------------------
+
+
+def repository(bucket: FakeBucket, tmp_path: Path, owner: Person, **pack: Any) -> Any:
+    from ntt_backup.config.sealing import Keyring
+
+    settings = bucket_settings(recipients=[owner.public], **pack)
+    identity = owner.file(tmp_path / "identity")
+    keyring = Keyring(lambda: identity)
+    return RepositoryByObjects(
+        bucket, 5 << 20, settings.recipients, keyring, SealPolicy.of(settings)
+    )
+
+
+def write(place: Any, name: str, content: bytes) -> None:
+    file = place.write(name)
+    file.add(content)
+    file.finish()
+
+
+def test_a_planted_file_of_a_snapshot_is_damage_of_that_file(tmp_path: Path, owner: Person) -> None:
+    bucket = FakeBucket()
+    place = repository(bucket, tmp_path, owner)
+    other = FILE.replace("0badcafe", "0badcaff")
+    write(place, other, b"sealed")
+    bucket.put(f"snapshots/{FILE}", b"planted", sha256(b"planted").digest())
+    for again in (place, repository(bucket, tmp_path, owner)):
+        with pytest.raises(SnapshotDamaged, match=f"{FILE} is not sealed"):
+            list(again.read([Range(FILE, 0, 7)]))
+        list(again.list())
+        with pytest.raises(SnapshotDamaged, match="is not sealed"):
+            list(again.read([Range(FILE, 0, 7)]))
+        assert list(again.read([Range(other, 0, 6)])) == [b"sealed"]
+    bucket.came(f"snapshots/{FILE}", LONG_AGO)
+    old = repository(bucket, tmp_path, owner, unsealed_until=NOW.date())
+    assert list(old.read([Range(FILE, 0, 7)])) == [b"planted"]
+
+
+def test_the_sealed_one_of_two_files_counts_and_both_are_removed(
+    tmp_path: Path, owner: Person
+) -> None:
+    bucket = FakeBucket()
+    write(repository(bucket, tmp_path, owner), FILE, b"sealed")
+    bucket.put(f"snapshots/{FILE}", b"planted", sha256(b"planted").digest())
+    for lists in (True, False):
+        place = repository(bucket, tmp_path, owner, unsealed_until=(NOW + timedelta(9)).date())
+        if lists:
+            assert [(one.name, one.size) for one in place.list()] == [(FILE, 6)]
+        assert list(place.read([Range(FILE, 0, 7)])) == [b"sealed"]
+    place.remove([FILE])
+    assert bucket.objects == {}
+
+
+def test_what_is_called_sealed_and_is_not_is_damaged(tmp_path: Path, owner: Person) -> None:
+    bucket = FakeBucket()
+    bucket.put(f"snapshots/{FILE}.sealed", bytes(9000), sha256(bytes(9000)).digest())
+    place = repository(bucket, tmp_path, owner, unsealed_until=(NOW + timedelta(9)).date())
+    with pytest.raises(SnapshotDamaged):
+        list(place.read([Range(FILE, 0, 7)]))
+
+
+def test_a_listing_of_snapshots_is_bounded(
+    tmp_path: Path, owner: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(by_objects, "_MOST_FILES", 3)
+    bucket = FakeBucket()
+    for number in range(4):
+        name = FILE.replace("0badcafe", f"0badcaf{number}")
+        bucket.put(f"snapshots/{name}", b"", sha256(b"").digest())
+    with pytest.raises(ProtocolViolation, match="more files"):
+        list(repository(bucket, tmp_path, owner).list())
+
+
+# --- dumps ----------------------------------------------------------------------------------------
+
+
+def test_a_planted_dump_is_told_and_not_read(owner: Person) -> None:
+    bucket = FakeBucket()
+    settings = bucket_settings(recipients=[owner.public])
+    place = DumpsByObjects(bucket, 5 << 20, settings.recipients, policy=SealPolicy.of(settings))
+    bucket.put(f"pgdump/{DUMP}", b"planted", sha256(b"planted").digest())
+
+    (found,) = place.contents().dumps
+
+    assert not found.whole
+    assert found.torn == NOT_SEALED
+    with pytest.raises(RemoteDenied, match="not sealed") as caught:
+        list(place.fetch(DUMP))
+    assert "pack.unsealed_until" in caught.value.hint
+    bucket.came(f"pgdump/{DUMP}", LONG_AGO)
+    policy = SealPolicy(required=True, until=NOW)
+    old = DumpsByObjects(bucket, 5 << 20, settings.recipients, policy=policy)
+    assert old.contents().dumps[0].refused == ""
+    assert list(old.fetch(DUMP)) == [b"planted"]
+
+
+def test_a_planted_dump_beside_the_sealed_one_changes_nothing(
+    tmp_path: Path, owner: Person
+) -> None:
+    from ntt_backup.config.sealing import Keyring
+
+    bucket = FakeBucket()
+    identity = owner.file(tmp_path / "identity")
+    place = DumpsByObjects(
+        bucket,
+        5 << 20,
+        (owner.public,),
+        Keyring(lambda: identity),
+        SealPolicy(required=True),
+    )
+    upload = place.upload(DUMP)
+    upload.send(b"sealed")
+    upload.finish()
+    upload._upload.finish()
+    bucket.put(f"pgdump/{DUMP}", b"planted", sha256(b"planted").digest())
+    (found,) = place.contents().dumps
+    assert found.refused == ""
+    assert b"".join(place.fetch(DUMP)) == b"sealed"
+
+
+def test_a_listing_of_dumps_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ntt_backup.dump.by_objects._MOST_OBJECTS", 3)
+    bucket = FakeBucket()
+    for number in range(4):
+        bucket.put(f"pgdump/{number}", b"", sha256(b"").digest())
+    with pytest.raises(ProtocolViolation, match="more dumps"):
+        DumpsByObjects(bucket, 5 << 20).contents()
