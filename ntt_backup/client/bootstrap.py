@@ -28,7 +28,7 @@ LOADER: Final = (
     "import zlib;"
     # Nothing comes to a Python that is too old.
     "b=io.BufferedReader(sys.stdin.buffer.raw,1).read(int(a[1]));"
-    "b and exec(zlib.decompress(b))"
+    "exec(b and zlib.decompress(b))"
 )
 # What the remote command starts the loader with.
 PYTHON: Final = "exec python3"

@@ -39,6 +39,8 @@ def test_the_loader_means_the_same_to_every_shell() -> None:
 def test_the_loader_parses_on_a_python_too_old_to_run_it() -> None:
     ast.parse(LOADER, feature_version=(3, 4))
     assert not re.search(r":=|\bf\"|\basync\b|\bnonlocal\b", LOADER)
+    # Python 2 has print and exec as statements.
+    assert not re.search(r"\bprint\b|[^;]exec\b", LOADER)
 
 
 def test_the_loader_is_told_how_many_bytes_follow() -> None:
