@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -118,6 +120,36 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         pytest.skip(f"a package for Debian 12 is made by its Python 3.11, and here is {found}")
     directory = tmp_path_factory.mktemp("deb")
     return [_build(directory, revision) for revision in (1, 2)]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_lintian_finds_no_error(packages: list[Path]) -> None:
+    if shutil.which("lintian") is None:
+        pytest.skip("lintian is not installed")
+    argv = ["lintian", "--no-cfg", "--fail-on", "none", str(packages[0])]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=SECONDS)
+    assert [line for line in done.stdout.splitlines() if line.startswith("E:")] == []
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_a_build_that_is_killed_leaves_nothing_under_the_name_of_a_package(tmp_path: Path) -> None:
+    programs, out = tmp_path / "programs", tmp_path / "out"
+    programs.mkdir()
+    fake = programs / "dpkg-deb"
+    # The package is the last argument.
+    fake.write_text('#!/bin/sh\nfor last; do :; done\necho cut >"$last"\nkill -KILL $PPID\n')
+    fake.chmod(0o755)
+    done = subprocess.run(
+        [str(CHECKOUT / "bin" / "build-deb"), str(out)],
+        env={**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"},
+        check=False,
+        timeout=SECONDS,
+    )
+    assert done.returncode == -signal.SIGKILL
+    assert [path.read_text() for path in out.iterdir()] == ["cut\n"]
+    assert [*out.glob("*.deb")] == []
 
 
 class Service:
