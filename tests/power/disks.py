@@ -102,8 +102,9 @@ def mounted(fs: str, image: Path, where: Path) -> Iterator[str]:
 def check(fs: str, image: Path) -> str:
     """What the file system's checker says of an image that was mounted, "" for nothing."""
     done = call(*_CHECK[fs].split(), image, ok=False)
-    text = (done.stdout + done.stderr)[-600:].decode(errors="replace")
-    return f"{done.returncode}: {text}" if done.returncode else ""
+    lines = (done.stdout + done.stderr).decode(errors="replace").splitlines()
+    said = [one for one in lines if one.strip() and not one.startswith(("Phase", " "))]
+    return f"{done.returncode}: {'; '.join(said)[:600]}" if done.returncode else ""
 
 
 def _new_image(fs: str, size: int, work: Path) -> Path:
