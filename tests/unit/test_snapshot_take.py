@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import subprocess
 import tempfile
 from base64 import b64encode
 from collections.abc import Callable, Iterator
@@ -428,6 +429,27 @@ def test_what_cannot_be_read_is_told_and_the_rest_is_taken(
     }
     assert taker.contents() == {"good": b"new content"}
     assert taker.trailer.skipped == 2
+
+
+def test_what_a_version_does_not_keep_is_told(taker: Taker) -> None:
+    for number in range(3):
+        path = taker.write(f"flagged{number}", b"content")
+        if subprocess.run(["chattr", "+d", path], capture_output=True).returncode:
+            pytest.skip("no flags of chattr here")
+    (taker.root / "link").symlink_to("nowhere")
+    os.link(taker.root / "link", taker.root / "other link", follow_symlinks=False)
+    taken = taker.take()
+    assert taken.exit_code == 0
+    assert taker.problems == {
+        str(taker.root / "flagged0"): (
+            "its flags of chattr are not kept (so for 3 files that were read)"
+        ),
+        str(taker.root / "link"): (
+            "its other names become files of their own (so for 2 files that were read)"
+        ),
+    }
+    taker.take()
+    assert taker.problems == {}  # Once: they are not read again.
 
 
 def test_a_set_of_which_nothing_is_there_is_an_error_and_one_path_of_two_is_told(

@@ -10,10 +10,12 @@ import errno
 import os
 import stat
 import time
+from array import array
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from fcntl import ioctl
 from typing import Final, NamedTuple
 
 from blake3 import blake3
@@ -41,6 +43,12 @@ _ATTEMPTS: Final = 3
 _PIECE: Final = 1 << 18
 # Above the step of the clock that stamps files: a change within the same step is not to be seen.
 _STEP_NS: Final = 20_000_000
+
+
+# FS_IOC_GETFLAGS; and secure deletion, undelete, compress, sync, immutable, append only, no dump,
+# no atime, no copy on write.
+_GET_FLAGS: Final = 0x80086601
+_FLAGS: Final = 0x008000FF
 
 
 class OldFile(NamedTuple):
@@ -295,6 +303,16 @@ def xattrs(where: int | str) -> dict[str, str]:
     if size > MAX_XATTRS:
         raise OSError(errno.E2BIG, "it has more than 1 MiB of extended attributes")
     return found
+
+
+def has_chattr_flags(fd: int) -> bool:
+    """Returns whether a file has a flag of chattr that somebody has set, such as immutable."""
+    flags = array("l", [0])
+    try:
+        ioctl(fd, _GET_FLAGS, flags)
+    except OSError:  # A file system without flags.
+        return False
+    return bool(flags[0] & _FLAGS)
 
 
 def _state(status: os.stat_result) -> tuple[int, int, int]:

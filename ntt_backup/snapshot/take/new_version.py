@@ -24,6 +24,7 @@ from typing import Final
 from ntt_backup.blobdir.open import closing as closing_fd
 from ntt_backup.config.host_key import HostKeys
 from ntt_backup.errors import SOME_FAILED, SourceError
+from ntt_backup.format import many
 from ntt_backup.snapshot.format.block_map import MapWriter
 from ntt_backup.snapshot.format.entry import DIRECTORY, FIFO, FILE, HARD_LINK, SYMLINK, beginning_of
 from ntt_backup.snapshot.format.manifest import Header, ManifestWriter, Trailer
@@ -38,7 +39,13 @@ from ntt_backup.snapshot.take.chain import (
     require_packs,
     require_readable,
 )
-from ntt_backup.snapshot.take.changed_file import FileReader, NewFile, entry_of, xattrs
+from ntt_backup.snapshot.take.changed_file import (
+    FileReader,
+    NewFile,
+    entry_of,
+    has_chattr_flags,
+    xattrs,
+)
 from ntt_backup.snapshot.take.copies import Copies, cannot_keep
 from ntt_backup.snapshot.take.last_version import LastVersion, pieces
 from ntt_backup.snapshot.take.sets import SnapshotSet
@@ -174,6 +181,8 @@ class _Take:
         self._found = False
         # The path of a file with several names, and how many of them are still to come.
         self._links: dict[bytes, tuple[str, int]] = {}
+        # What a version does not keep, with how many files have it, and the first of them.
+        self._left_out: dict[str, tuple[int, str]] = {}
         self._waiting: deque[tuple[int, NewFile | bytes]] = deque()
         self._weight = 0
 
@@ -193,6 +202,7 @@ class _Take:
                 with closing(walk(self._set.paths, self._set.exclude, self._lost)) as found:
                     for one in found:
                         self._pass(one)
+                self._tell_what_is_left_out()
                 if self._last is not None:
                     trailer = self._last.end()
                     require_packs(whole[header.parent], trailer)
@@ -277,6 +287,8 @@ class _Take:
             fd = found.open()
             try:
                 new, sums, status = self._reader.read(fd, path, old)
+                if has_chattr_flags(fd):
+                    self._leave_out(path, "its flags of chattr are not kept")
             finally:
                 os.close(fd)
         except FileExistsError:
@@ -302,6 +314,8 @@ class _Take:
         entry = entry_of(found.path, kind, found.status)
         entry.target = target
         try:
+            if kind in (SYMLINK, FIFO) and found.status.st_nlink > 1:
+                self._leave_out(found.path, "its other names become files of their own")
             if kind == SYMLINK:
                 entry.target = os.readlink(found.name, dir_fd=found.directory)
             if kind == DIRECTORY:
@@ -318,6 +332,16 @@ class _Take:
             if kind != DIRECTORY:
                 return
         self._add(entry.line())
+
+    def _leave_out(self, path: str, what: str) -> None:
+        """Notes that a file has something that no version keeps."""
+        count, first = self._left_out.get(what, (0, path))
+        self._left_out[what] = count + 1, first
+
+    def _tell_what_is_left_out(self) -> None:
+        for what, (count, first) in self._left_out.items():
+            others = f" (so for {many(count, 'file')} that were read)" if count > 1 else ""
+            self._report.problem(f"/{first}", f"{what}{others}")
 
     def _other_name(self, status: os.stat_result) -> str:
         """Returns the path under which a file is in the version already."""
