@@ -231,7 +231,10 @@ class WorkerStart(WorkerEvent):
 
 
 class BatchComplete(WorkerEvent):
-    """A batch is settled: on the remote's stable storage, and committed in the ledger."""
+    """A batch is settled: on the remote's stable storage, and committed in the ledger. In a run
+    that watches, small batches of a worker (at most 16 blobs and 1 MB each) that follow within a
+    minute have one line: numbers are sums, the name is that of the last batch.
+    """
 
     batch: BatchName
     blobs: Positive
@@ -239,11 +242,16 @@ class BatchComplete(WorkerEvent):
     failed: Count
     bytes: Content
     wire_bytes: Annotated[Count, doc("bytes handed to the transport")]
-    duration_s: Annotated[Amount, doc("seconds from the batch's start to its answer")]
+    duration_s: Annotated[
+        Amount, doc("seconds from the batch's start to its answer, of several batches their sum")
+    ]
     mb_per_s: Annotated[Amount, doc("10^6 bytes of content a second")]
-    attempt: Positive
+    attempt: Annotated[Positive, doc("of several batches the highest one")]
     pack: Annotated[str, doc("the key of the pack in the bucket; empty where there is none")] = ""
-    answer_s: Annotated[Amount, doc("seconds from the batch's last byte to its answer")] = 0.0
+    answer_s: Annotated[
+        Amount, doc("seconds from the batch's last byte to its answer, of several the mean")
+    ] = 0.0
+    batches: Annotated[Positive, doc("how many batches the line stands for")] = 1
 
     @classmethod
     def of(cls, receipt: Receipt) -> Self:

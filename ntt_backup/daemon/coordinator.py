@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 from ntt_backup import __version__, events
 from ntt_backup.client.backoff import Backoff
 from ntt_backup.config import Settings
+from ntt_backup.daemon.batch_lines import BatchLines
 from ntt_backup.daemon.control.run_control import RunControl
 from ntt_backup.daemon.event_log import EventLog, FailedBlobs
 from ntt_backup.daemon.open_outages import OpenOutages
@@ -108,6 +109,7 @@ class _Run:
         self._asked_to_stop = False
         self._killed = False
         self._failed_blobs = FailedBlobs()
+        self._batches = BatchLines()
         self._next_progress = self._started + settings.log.progress_interval
         self._regular = ProgressEvents()
 
@@ -321,6 +323,9 @@ class _Run:
                     self._answered(message.what, worker.worker)
                 case events.BatchComplete():
                     self._answered("catalog", worker.worker)
+                    if self._watch:
+                        self._emit(*self._batches.take(message, now))
+                        continue
             if isinstance(message, events.Event):
                 self._emit(message)
 
@@ -418,6 +423,7 @@ class _Run:
 
     def _keep_time(self, now: float) -> None:
         state = self._refresh()
+        self._emit(*self._batches.due(now))
         self._workers.start_reserve(state.pending, now)
         if self._serve_watchdog():
             self._systemd.status(state.event().line or "")
@@ -439,7 +445,7 @@ class _Run:
         if still_failed := self._history.still_failed():
             self._emit(events.StillFailed(blobs=still_failed))
         self._history.end(state, outcome, code, str(self._error or ""))
-        self._emit(*self._failed_blobs.rest())
+        self._emit(*self._batches.rest(), *self._failed_blobs.rest())
         self._emit(state.end(outcome, code))
         return code
 

@@ -31,8 +31,8 @@ def test_the_first_worker_that_is_back_ends_the_outage_for_all(
     """Each waits for 2 to 20 seconds. The first one to come back wakes the others."""
     env.through(env.sshd.through(link.port))
     waits = {"backoff_base": 20, "backoff_cap": 20}
-    env.write_config(run={"workers": 6, "batch_size": 5, "bwlimit": "1MB", **waits})
-    blobids = set(env.fill(200, size=lambda chance: chance.randrange(20_000)))
+    env.write_config(run={"workers": 6, "batch_size": 20, "bwlimit": "1MB", **waits})
+    blobids = set(env.fill(400, size=lambda chance: chance.randrange(20_000)))
     link.cut_after(1_500_000)
     with env.running("run", "--watch") as run:
         wait_until(lambda: len(_missing(env)) > 3, "the workers to miss the remote")

@@ -97,6 +97,14 @@ def test_figures_of_batches_are_those_of_their_worker_and_begin_at_zero() -> Non
     assert told("dump_failures_total") == told("snapshot_failures_total", set="etc") == 0
 
 
+def test_a_line_that_stands_for_several_batches_counts_as_so_many() -> None:
+    told = Told((1.0, START), (2.0, replace(BATCH, batches=3, duration_s=3.0)))
+    assert told("batch_duration_seconds_sum", worker="1") == 3.0
+    assert told("batch_duration_seconds_count", worker="1") == 3
+    assert told("receipt_duration_seconds_count", worker="1") == 3
+    assert told("blobs_copied_total", worker="1") == 9
+
+
 def test_figures_of_what_went_wrong() -> None:
     again = events.BatchRetry(
         worker=0, batch="b", blobs=1, attempt=2, reason="free text", wait_s=1.0, cause="rejected"

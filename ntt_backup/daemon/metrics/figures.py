@@ -66,8 +66,9 @@ class Figures:
                 self._add("copied_bytes_total", what.bytes, target, worker)
                 self._add("wire_bytes_total", what.wire_bytes, target, worker)
                 self._add("blobs_failed_total", what.failed, target, worker)
-                if what.wire_bytes:
-                    self._observe("batch_duration_seconds", what.duration_s, target, worker)
+                for _ in range(what.batches if what.wire_bytes else 0):
+                    mean = what.duration_s / what.batches
+                    self._observe("batch_duration_seconds", mean, target, worker)
                     self._observe("receipt_duration_seconds", what.answer_s, target, worker)
             case events.BatchRetry(worker=worker):
                 self._add("batch_retries_total", 1, target, worker, what.cause)
