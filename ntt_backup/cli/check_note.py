@@ -14,11 +14,20 @@ from dataclasses import asdict, dataclass
 import click
 
 from ntt_backup.cli.common import Common
-from ntt_backup.errors import SOME_FAILED, BackupError, CatalogUnavailable
+from ntt_backup.errors import (
+    SOME_FAILED,
+    BackupError,
+    CatalogUnavailable,
+    ConfigError,
+    DestinationError,
+    LockHeld,
+    SourceError,
+)
 from ntt_backup.format import many, printable
 
 _INTERRUPTED = 130
 _PATIENCE_S = 3.0
+_REFUSALS = (ConfigError, DestinationError, LockHeld, SourceError)
 
 
 @dataclass(slots=True)
@@ -42,9 +51,10 @@ class CheckNote:
 
 @contextmanager
 def noted(common: Common, command: str, **asked: object) -> Iterator[CheckNote]:
-    """Notes what is done in the context as one call of the command. A call whose options are wrong
-    has checked nothing, and is not noted. asked: what limits it to a part, by the names of its
-    options; what is not given is None, "" or False.
+    """Notes what is done in the context as one call of the command. A call that is refused before
+    it has looked at anything, since its options, its directory or the settings are wrong or another
+    one is at work, says nothing of the target, and is not noted. asked: what limits it
+    to a part, by the names of its options; what is not given is None, "" or False.
     """
     note = CheckNote(
         command, ", ".join(f"{name} {value}" for name, value in asked.items() if value)
@@ -56,6 +66,7 @@ def noted(common: Common, command: str, **asked: object) -> Iterator[CheckNote]:
         understood = False
         raise
     except Exception as error:
+        understood = not isinstance(error, _REFUSALS) or note.blobs > 0
         note.exit_code, note.detail = getattr(error, "exit_code", 1), printable(str(error))
         raise
     except (KeyboardInterrupt, SystemExit) as end:

@@ -71,3 +71,23 @@ def test_a_dead_database_changes_nothing_about_a_restore(env: Environment) -> No
 
     assert (done.returncode, done.stderr) == (0, "")
     assert len(list((env.root / "back").rglob("?" * 64))) == len(blobids)
+
+
+def test_a_call_that_is_refused_for_its_arguments_is_no_failed_check(env: Environment) -> None:
+    """Nothing is wrong with the target: the page stays as it is."""
+    blobids = env.fill_both(1)
+    file = env.root / "file"
+    file.write_text("no directory")
+    for command, code in (
+        (["restore", str(file)], 6),
+        (["restore", str(env.root / "back"), "--prefix", "xyz"], 2),
+        (["drill", "--scratch", str(env.store)], 2),
+        (["verify", "--sample", "none"], 2),
+        (["verify", "--local", "--sample", "1", "--prefix", blobids[0]], 2),
+    ):
+        done = env.call(*command)
+        assert done.returncode == code, (command, done.stderr)
+    env.settings["source"]["root"] = str(env.root / "nowhere")
+    env.write_config()
+    assert env.call("verify", "--local").returncode == 2
+    assert notes(env) == []
