@@ -166,9 +166,17 @@ class Stopping(Event):
     """A signal asked for the end; what is in flight is finished."""
 
     signal: Positive
+    within_s: Annotated[
+        Amount | None,
+        doc("seconds that will take at most at the present speed; null where nothing moves"),
+    ] = None
 
     def _text(self) -> str:
-        return "stopping after what is in flight; a second signal stops at once"
+        takes = f" (at most about {duration(max(1.0, self.within_s))})" if self.within_s else ""
+        return (
+            f"stopping after what is being sent{takes}; a second signal stops at once and loses"
+            " nothing: what has no answer yet is sent again by the next run"
+        )
 
 
 class Error(ErrorFields, Event):

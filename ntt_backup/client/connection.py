@@ -68,11 +68,12 @@ class SessionSpec:
     nothing can go), and right before it on_content how much content of blobs they carry; less than
     zero for content that has to be sent again, so that the sum is what was stored and what is under
     way. meanwhile is called while the remote starts the receiver, with the descriptors on which it
-    will be heard; cancelled while an answer is waited for, and may raise. sync: how the receiver
-    makes a batch durable (`syncfs`, or `fsync` a file). bucket: the settings of one, where that is
-    the target; then nothing goes over the transport. recipients: whom its packs are sealed for.
-    dead_before: returns the time of the epoch before which uploads were begun that are nobody's any
-    more; a probe removes them.
+    will be heard; cancelled while an answer is waited for, and may raise. stopping returns whether
+    what is being sent should end soon: after the current blob, where the strategy can do that.
+    sync: how the receiver makes a batch durable (`syncfs`, or `fsync` a file). bucket: the settings
+    of one, where that is the target; then nothing goes over the transport. recipients: whom its
+    packs are sealed for. dead_before: returns the time of the epoch before which uploads were begun
+    that are nobody's any more; a probe removes them.
     """
 
     transport: Transport
@@ -88,6 +89,7 @@ class SessionSpec:
     on_content: Callable[[int], None] = lambda _: None
     meanwhile: Callable[[Sequence[int]], None] = lambda _: None
     cancelled: Callable[[], None] = lambda: None
+    stopping: Callable[[], bool] = lambda: False
     sync: str = "syncfs"
     bucket: RemoteSettings | None = None
     recipients: tuple[str, ...] = ()

@@ -240,6 +240,13 @@ class Progress:
             return share, None
         return share, left * elapsed / done
 
+    def unanswered_s(self, now: float) -> float | None:
+        """Returns the seconds for which the content that was sent and has no answer takes at the
+        present speed of the link; None where nothing moves.
+        """
+        rate = self._bytes_rate.rate(now)
+        return max(0, self._in_flight) / rate if rate else None
+
     def state(self, now: float) -> RunState:
         """Returns the run at this moment; without an ETA where nothing has moved for a minute."""
         share, eta_s = self._share_and_eta(now)

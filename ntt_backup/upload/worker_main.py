@@ -165,6 +165,7 @@ def session_spec(spec: WorkerSpec, pipe: EventPipe) -> SessionSpec:
         effort=spec.effort.sender(spec.worker) if spec.effort is not None else None,
         on_bytes=pipe.sent,
         on_content=pipe.carried,
+        stopping=lambda: pipe.stopping,
         meanwhile=lambda _: load(),
         dead_before=None if spec.worker else lambda: _dead_before(spec),
     )

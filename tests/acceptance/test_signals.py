@@ -43,6 +43,30 @@ def test_the_first_signal_ends_the_run_after_what_is_in_flight(env: Environment)
     assert len(env.events("worker_stop")) == 2
 
 
+def test_a_stop_does_not_wait_for_the_rest_of_a_batch(env: Environment, link: Link) -> None:
+    """30 MB make one batch, of which two or three are sent; the blob under way is finished."""
+    env.through(env.sshd.through(link.port))
+    env.write_config(run={"bwlimit": "2MB/s", "codec": "none"})
+    blobids = env.fill(60, size=lambda _: 500_000)
+    with env.running("run") as run:
+        wait_until(lambda: link.sent > 2_500_000, "the first blobs")
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(PATIENCE) == 143, env.output()
+    assert link.sent < 12_000_000
+    assert 0 < len(env.copied()) < len(blobids)
+    assert {Path(name).name for name in env.on_remote()} == env.copied()
+    env.assert_nothing_half()
+    (batch,) = env.events("batch_complete")
+    assert batch["blobs"] == batch["copied"] == len(env.copied())
+    assert env.events("batch_retry") == env.events("outage") == []
+    assert env.failures() == {}
+    assert env.litter() == []
+    (stopping,) = env.events("stopping")
+    assert 0 < stopping["within_s"] < 30
+    assert "loses nothing" in env.output()
+    env.finish()
+
+
 def test_ctrl_c_on_the_terminal_does_not_hit_the_workers(env: Environment) -> None:
     """A terminal sends SIGINT to a whole process group."""
     env.wrapper = ["setsid"]

@@ -12,7 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ntt_backup.client.channel import Channel
 from ntt_backup.client.connection import SessionSpec
@@ -44,6 +44,12 @@ class Flight:
     begun: bool = False
     aborted: bool = False
     answered: bool = False
+
+    def cut(self) -> None:
+        """Ends the batch with the blobs that were sent or have failed; the others stay pending."""
+        done = {blob.blobid for blob in self.sent} | {one.blobid for one in self.failed}
+        blobs = tuple(blob for blob in self.batch.blobs if blob.blobid in done)
+        self.batch = replace(self.batch, blobs=blobs)
 
 
 @dataclass(slots=True)

@@ -177,9 +177,10 @@ class StreamSession(PipelinedSession):
             packer, sent = self._packer, flight.sent
             for blob in flight.batch.blobs:
                 outcome = reader.read(blob, packer.space)
+                looks = True
                 if isinstance(outcome, int):
                     sent.append(blob if blob.size == outcome else Blob(blob.blobid, outcome))
-                    if packer.add(blob.blobid, outcome):
+                    if looks := packer.add(blob.blobid, outcome):
                         self._flush(flight)
                     if not len(sent) % _SIGN_BLOBS:
                         self._spec.on_bytes(0)
@@ -189,6 +190,10 @@ class StreamSession(PipelinedSession):
                 else:
                     self._put_large(reader, flight, outcome.blob)
                 if flight.answered:
+                    break
+                # Asked for each small blob, it would take longer.
+                if looks and self._spec.stopping():
+                    flight.cut()
                     break
             reader.require_life(flight.failed, nothing_sent=not sent)
 
