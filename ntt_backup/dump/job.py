@@ -31,7 +31,7 @@ from ntt_backup.catalog import connection, dump_history, selection
 from ntt_backup.catalog.dump_history import DatabaseState
 from ntt_backup.client.error_text import explain_gone
 from ntt_backup.config import RemoteConfig, identity
-from ntt_backup.config.host_key import HostKeys, Origin
+from ntt_backup.config.host_key import HostKeys
 from ntt_backup.dump import pg_programs, record, shelf
 from ntt_backup.dump.chain import restorable, with_bases
 from ntt_backup.dump.events import DumpComplete, DumpSkipped, DumpStart
@@ -147,10 +147,7 @@ class _Job:
         contents = remote_dir.contents()
         of_host = shelf.of_host(contents.dumps, self._keys, self._ledger())
         ours = record.of_catalog(of_host, settings.target, state.database)
-        # Where there is a key, only what it has signed comes back unasked.
-        known = restorable(
-            one for one in ours if not self._keys or one.origin(self._keys) is Origin.OURS
-        )
+        known = restorable(shelf.signed(ours, self._keys))
         last = known[-1].record if known else None
         copied = contents.placed and last is not None and last.copied
         copied = copied or self._any_copied()

@@ -14,7 +14,8 @@ from contextlib import closing
 
 from ntt_backup.catalog import connection, dump_history, privileges, selection
 from ntt_backup.config import RemoteConfig, identity
-from ntt_backup.dump import pg_programs
+from ntt_backup.config.host_key import HostKeys
+from ntt_backup.dump import pg_programs, shelf
 from ntt_backup.dump.chain import restorable
 from ntt_backup.dump.form import last_text
 from ntt_backup.dump.pg_programs import Programs
@@ -43,7 +44,7 @@ def rehearse(settings: RemoteConfig, *, remote_too: bool) -> tuple[str, str]:
         if remote_too:
             with closing(open_remote_dir(settings)) as remote_dir:
                 dumps = of_catalog(remote_dir.contents().dumps, settings.target, database)
-                known = restorable(dumps)
+                known = restorable(shelf.signed(dumps, HostKeys.of(settings)))
                 said = _outlook(settings, database, known)
                 warning = _too_old(known) if copied else ""
                 remote_dir.try_out()

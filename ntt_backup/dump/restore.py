@@ -51,6 +51,7 @@ from ntt_backup.process.pipeline import Child, start, wait_for, write
 _HELD: Final = 64 * 1024
 _TOO_NEW: Final = "unsupported version"
 _DENIED: Final = re.compile(r"permission denied|must be superuser|must be owner")
+_PIECE: Final = 1 << 20
 _WAIT_SECONDS: Final = 1.0
 # Of dumps that nobody vouches for.
 _TOLD: Final = 10
@@ -245,7 +246,7 @@ class _Back:
             url, application = self._settings.catalog.url, self._application
             with restorer(url, application, allow_superuser=self._allow_superuser) as who:
                 place, secret = connection.for_program(who.url, application)
-                if not _pour(chain([head], proved), pg_restore, record, place, secret):
+                if not _pour(chain(_cut(head), proved), pg_restore, record, place, secret):
                     return None
             return (*_rights(head, user, warn), *who.returned)
         finally:
@@ -262,7 +263,7 @@ class _Back:
             head = _begun(proved, pg_programs.HEAD_BYTES)
             if head is None:
                 return None
-            whole = _or_damaged(chain([head], proved))
+            whole = _or_damaged(chain(_cut(head), proved))
             return tuple(restore_rows(head, whole, url, application, self._settings.target))
         except DumpDamaged as error:
             _drain(proved)
@@ -282,6 +283,11 @@ def _begun(pieces: Iterator[bytes | None], size: int) -> bytes | None:
         if len(head) >= size:
             break
     return bytes(head)
+
+
+def _cut(head: bytes) -> Iterator[bytes]:
+    """Yields the beginning of a dump in pieces: it is large, and each is copied on its way."""
+    return (head[at : at + _PIECE] for at in range(0, len(head), _PIECE))
 
 
 def _drain(pieces: Iterator[bytes | None]) -> None:

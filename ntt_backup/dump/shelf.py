@@ -41,6 +41,13 @@ def of_host(
     ]
 
 
+def signed(dumps: Iterable[Stored], keys: HostKeys) -> list[Stored]:
+    """Returns the dumps that come back unasked: those that this host's key has signed. Where there
+    is no key, none of them is told from the others, and all are returned.
+    """
+    return [one for one in dumps if not keys or one.origin(keys) is Origin.OURS]
+
+
 def arrival(one: Stored) -> datetime:
     """Returns when a dump arrived, as far as that is known."""
     return one.arrived or one.begun

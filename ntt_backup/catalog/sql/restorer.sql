@@ -4,12 +4,12 @@
 -- Whether this session's role is a superuser, and the roles that let it do more than what belongs to
 -- a database: those that it may become.
 select
-    (select rolsuper from pg_catalog.pg_roles where rolname operator(pg_catalog.=) current_user),
+    (select rolsuper from pg_roles where rolname = current_user),
     array(
-        select m.rolname::text from pg_catalog.pg_roles as m
-        where pg_catalog.pg_has_role(m.oid, 'member') and (
+        select m.rolname::text from pg_roles as m
+        where pg_has_role(m.oid, 'member') and (
             m.rolsuper or m.rolcreaterole or m.rolreplication or m.rolbypassrls
-            or m.rolname operator(pg_catalog.=) any (array[
+            or m.rolname = any (array[
                 'pg_execute_server_program', 'pg_write_server_files', 'pg_read_server_files'
             ]::name[])
         )
@@ -18,12 +18,12 @@ select
 
 -- name: owners
 -- The owners of this database and of its schema public, where it has one.
-select pg_catalog.pg_get_userbyid(d.datdba), (
-    select pg_catalog.pg_get_userbyid(n.nspowner) from pg_catalog.pg_namespace as n
-    where n.nspname operator(pg_catalog.=) 'public'
+select pg_get_userbyid(d.datdba), (
+    select pg_get_userbyid(n.nspowner) from pg_namespace as n
+    where n.nspname = 'public'
 )
-from pg_catalog.pg_database as d
-where d.datname operator(pg_catalog.=) pg_catalog.current_database();
+from pg_database as d
+where d.datname = current_database();
 
 -- name: create_restorer
 -- Makes a role that may do nothing but log in, for some time.
@@ -40,18 +40,18 @@ alter schema public owner to {role};
 
 -- name: end_sessions
 -- Ends the sessions of a role: what they have not committed is undone.
-select pg_catalog.pg_terminate_backend(pid) from pg_catalog.pg_stat_activity
-where usename operator(pg_catalog.=) %(role)s;
+select pg_terminate_backend(pid) from pg_stat_activity
+where usename = %(role)s;
 
 -- name: definers
 -- The routines of a role that run with the rights of their owner.
-select pg_catalog.format(
-    '%%I.%%I(%%s)', n.nspname, p.proname, pg_catalog.pg_get_function_identity_arguments(p.oid)
+select format(
+    '%%I.%%I(%%s)', n.nspname, p.proname, pg_get_function_identity_arguments(p.oid)
 )
-from pg_catalog.pg_proc as p join pg_catalog.pg_namespace as n
-    on n.oid operator(pg_catalog.=) p.pronamespace
+from pg_proc as p join pg_namespace as n
+    on n.oid = p.pronamespace
 where p.prosecdef
-    and pg_catalog.pg_get_userbyid(p.proowner) operator(pg_catalog.=) %(role)s
+    and pg_get_userbyid(p.proowner) = %(role)s
 order by 1;
 
 -- name: as_caller
@@ -76,17 +76,17 @@ drop role {role};
 
 -- name: tables_of_ours
 -- The columns of blobs and of our own tables.
-select n.nspname::text, c.relname::text, pg_catalog.array_agg(a.attname::text order by a.attnum)
-from pg_catalog.pg_class as c
-join pg_catalog.pg_namespace as n on n.oid operator(pg_catalog.=) c.relnamespace
-join pg_catalog.pg_attribute as a on a.attrelid operator(pg_catalog.=) c.oid
-where c.relkind operator(pg_catalog.=) 'r'
-    and a.attnum operator(pg_catalog.>) 0 and not a.attisdropped
+select n.nspname::text, c.relname::text, array_agg(a.attname::text order by a.attnum)
+from pg_class as c
+join pg_namespace as n on n.oid = c.relnamespace
+join pg_attribute as a on a.attrelid = c.oid
+where c.relkind = 'r'
+    and a.attnum > 0 and not a.attisdropped
     and (
-        n.nspname operator(pg_catalog.=) 'ntt_backup'
+        n.nspname = 'ntt_backup'
         or (
-            c.relname operator(pg_catalog.=) 'blobs'
-            and not pg_catalog.starts_with(n.nspname::text, 'pg_')
+            c.relname = 'blobs'
+            and not starts_with(n.nspname::text, 'pg_')
         )
     )
 group by 1, 2;
