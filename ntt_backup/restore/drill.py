@@ -24,6 +24,7 @@ from ntt_backup.catalog.ranges import prefix_ranges
 from ntt_backup.catalog.schema_check import verify_schema
 from ntt_backup.catalog.selection import rows_in
 from ntt_backup.config import RemoteConfig, identity
+from ntt_backup.config.host_key import Origin
 from ntt_backup.config.timetable import Timetable
 from ntt_backup.dump.record import Stored
 from ntt_backup.dump.restore import restore_catalog
@@ -57,11 +58,12 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class Drilled:
-    """The result of a drill. catalog_s: of restoring dump. bad_dumps: what is wrong with newer
-    ones.
+    """The result of a drill. catalog_s: of restoring dump. origin: who made it. bad_dumps: what is
+    wrong with newer ones.
     """
 
     dump: Stored
+    origin: Origin
     bad_dumps: tuple[str, ...]
     catalog_s: float
     restored: Restored
@@ -134,7 +136,7 @@ def drill(
     with connection.connect(settings.catalog.url, application) as conn:
         verify_schema(conn, settings.target, "drill")
         proof = _prove(conn, settings.target, scratch, prefix, on_proof)
-    return Drilled(dump, tuple(bad_dumps), catalog_s, restored, proof)
+    return Drilled(dump, recalled.origin, tuple(bad_dumps), catalog_s, restored, proof)
 
 
 def _prove(

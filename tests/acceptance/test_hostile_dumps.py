@@ -152,9 +152,25 @@ def test_a_drill_is_proved_by_the_dump_of_this_host_beside_a_planted_one(
     scratch = str(env.root / "scratch")
     done = env.call("drill", "--scratch", scratch, "--database", database_url, "--json")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads(done.stdout)["dump"] == ours
+    said = json.loads(done.stdout)
+    assert (said["dump"], said["dump_origin"], said["bad_dumps"]) == (ours, "this host", [])
     assert PLANTED in done.stderr
     assert not marker.exists()
+
+
+def test_a_drill_without_the_key_trusts_the_target_when_it_is_told_to(
+    env: Environment, database_url: str
+) -> None:
+    dump(env)
+    env.host_key.unlink()
+    call = ("drill", "--scratch", str(env.root / "scratch"), "--database", database_url)
+    done = env.call(*call)
+    assert done.returncode == 7
+    assert "no dump on the remote is known to be of this host" in done.stderr
+    done = env.call(*call, "--trust-target")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "nothing proves who made this dump" in done.stdout
+    assert "PROVED" in done.stdout
 
 
 @pytest.mark.parametrize("key", ["none", "another"])

@@ -31,6 +31,7 @@ from ntt_backup.errors import (
 from ntt_backup.objects import store_format
 from ntt_backup.objects.bucket import Bucket
 from ntt_backup.objects.s3 import open_bucket
+from ntt_backup.wire.dump_messages import MAX_DUMPS
 from tests.contract.dumps import NAME, record_of, send_dump
 from tests.contract.harness import PATIENT, Machine
 from tests.environment import wait_until
@@ -204,6 +205,18 @@ def test_more_dumps_than_may_lie_there_are_refused(
     assert "too many" in caught.value.detail
     with pytest.raises(RemoteDenied, match="more than 2 dumps"):
         objects.contents()
+
+
+def test_the_receiver_names_no_more_dumps_than_may_lie_there(root: Path, spec: SessionSpec) -> None:
+    (root / "pgdump").mkdir()
+    for number in range(MAX_DUMPS):
+        (root / "pgdump" / f"20260304T120000Z-{number:08x}.dump.json").touch()
+    with pytest.raises(RemoteCannotStore):
+        send_dump(DumpsByReceiver(spec), b"content")
+    assert len(list((root / "pgdump").iterdir())) == MAX_DUMPS
+    (root / "pgdump" / f"20260304T120000Z-{0:08x}.dump.json").unlink()
+    send_dump(DumpsByReceiver(spec), b"content")
+    assert (root / "pgdump" / NAME).read_bytes() == b"content"
 
 
 def test_a_remote_without_a_new_python_takes_dumps_by_its_shell(

@@ -6,6 +6,7 @@ import shlex
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Final
 
 import click
 
@@ -24,11 +25,16 @@ from ntt_backup.cli.common import (
 )
 from ntt_backup.cli.results import count_lines, failure_lines, fields_of, first_failures, report
 from ntt_backup.config import RemoteConfig
+from ntt_backup.config.host_key import Origin
 from ntt_backup.config.timetable import Timetable
 from ntt_backup.format import duration, many, printable, size
 from ntt_backup.restore.drill import Drilled
 from ntt_backup.restore.drill import drill as restore_and_prove
 from ntt_backup.ui.progress_line import ProgressLine
+
+_NOBODY: Final = (
+    "nothing proves who made this dump: only rows of blobs and of the schema ntt_backup came back"
+)
 
 
 @click.command()
@@ -102,6 +108,7 @@ def drill(
         "proved": found.proved,
         "dump": found.dump.name,
         "dump_begun": found.dump.begun.isoformat(),
+        "dump_origin": str(found.origin),
         "bad_dumps": list(found.bad_dumps),
         **fields_of(proof),
         "restored": restored.restored,
@@ -127,6 +134,7 @@ def lines(found: Drilled, scratch: Path) -> list[str]:
         f"the catalog has {many(proof.rows, 'row')}, {proof.copied:,} copied;"
         f" {many(proof.later, 'restored blob is', 'restored blobs are')} not in it,"
         f" {proof.unsent:,} were not yet sent when it was dumped",
+        *(() if found.origin is Origin.OURS else (_NOBODY,)),
         *_verdict(found),
         f"to clean up: rm -r {shlex.quote(str(scratch))}, and drop the database",
     ]
