@@ -14,6 +14,7 @@ from ntt_backup.mount.erofs import MAX_DEVICE
 from ntt_backup.mount.pieces import Pieces
 from ntt_backup.mount.volume import PIECE, Volume, lay_out
 from ntt_backup.objects.tables import LargeBlob
+from tests.environment import wait_until
 
 
 def large(number: int, size: int) -> LargeBlob:
@@ -64,6 +65,8 @@ def test_a_piece_is_fetched_once_and_reading_on_fetches_ahead() -> None:
     for start in range(0, 2 * PIECE, 1 << 17):
         pieces.read(0, start, 1 << 17)
     pieces.read(0, 9 * PIECE, 1)
+    # What is fetched ahead is asked for by other threads.
+    wait_until(lambda: len(store.requests) >= 10, "the pieces that are fetched ahead")
     assert sorted(store.requests) == [(FIRST, n * PIECE) for n in range(10)]
 
 
