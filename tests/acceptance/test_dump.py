@@ -17,7 +17,9 @@ import psycopg
 import pytest
 
 from ntt_backup.config import Settings, load
+from ntt_backup.config.host_key import HostKeys
 from ntt_backup.dump import job, pg_programs
+from ntt_backup.dump import record as records
 from ntt_backup.dump import restore as dump_restore
 from ntt_backup.errors import DumpFailed
 from ntt_backup.objects.s3 import open_bucket
@@ -30,6 +32,8 @@ from tests.s3_servers import S3Server
 from tests.sshd import Sshd
 
 MADE = ["dump_start", "dump_complete"]
+# Where a dump is on the remote whose clock was wrong.
+ODD = ["dump_start", "warning", "dump_complete"]
 
 
 @pytest.fixture
@@ -212,7 +216,7 @@ def test_dumps_past_retention_are_removed_and_no_others(dumping: Environment) ->
 def test_a_dump_is_as_old_as_its_number_and_not_as_its_name(
     dumping: Environment, database_url: str, strategy: str
 ) -> None:
-    """One that was made while the clock was ahead is neither what comes back nor what stays."""
+    """One that was made while the clock was ahead is not what comes back, and takes no place."""
     dumping.write_config(
         run={"strategy": strategy}, dump={"keep_last": 2, "keep_daily": 0, "keep_weekly": 0}
     )
@@ -223,8 +227,12 @@ def test_a_dump_is_as_old_as_its_number_and_not_as_its_name(
     ahead = "29990101T000000Z-00000001.dump"
     (place / first).rename(place / ahead)
     (place / f"{first}.json").rename(place / f"{ahead}.json")
+    said = records.read(content(dumping, f"{ahead}.json").decode())
+    assert said is not None
+    signed = said.signed(ahead, HostKeys.of(settings(dumping)))
+    (place / f"{ahead}.json").write_text(signed.to_json())
     dumping.fill(20, seed=2)
-    assert make(dumping, force=True) == MADE
+    assert make(dumping, force=True) == ODD
     newest, still = dumps(dumping)
     assert still == ahead
     live, before = dumping.url, rows_of(dumping.url)
@@ -236,9 +244,10 @@ def test_a_dump_is_as_old_as_its_number_and_not_as_its_name(
     assert newest in done.stdout
     assert rows_of(database_url) == before
     dumping.write_config(catalog={"url": live})
-    assert make(dumping, force=True) == MADE
-    assert newest in dumps(dumping)
-    # Nothing proves that it is ours: its record is of another name.
+    for _ in range(2):
+        assert make(dumping, force=True) == ODD
+    assert newest not in dumps(dumping)
+    assert len(dumps(dumping)) == 3
     assert ahead in dumps(dumping)
 
 

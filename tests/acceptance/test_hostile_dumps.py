@@ -32,7 +32,7 @@ EVIL = """
             execute 'reset role';
         exception when others then null;
         end;
-        execute 'copy (select 1) to program ''touch {marker}''';
+        execute 'copy (select 1) to program ''cat >{marker}''';
         return true;
     end $$;
     alter table public.blobs add constraint evil check (public.evil(blobid));
