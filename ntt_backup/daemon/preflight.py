@@ -28,7 +28,7 @@ from ntt_backup.errors import (
     RemoteCannotStore,
     SourceError,
 )
-from ntt_backup.format import many, size
+from ntt_backup.format import duration, many, size
 from ntt_backup.model import Blob, PendingEstimate, Reason
 from ntt_backup.source.inspection import Store
 from ntt_backup.upload.strategies.probe import NOT_APPEND_ONLY, Facts, Probe
@@ -39,6 +39,10 @@ _SAMPLE: Final = 8
 _ESTIMATE_MS: Final = 2000
 _SEARCH_MS: Final = 1000
 _ID_SHOWN: Final = 64
+_CLOCKS: Final = (
+    "the clocks of this host and of the remote differ by {}: see `timedatectl` on both, and set up"
+    " NTP where the time is wrong"
+)
 _UNREADABLE: Final = (
     "the remote has no python3: it takes blobs, but verify, reconcile, restore, drill and snapshot"
     " will not work; `ntt-backup-remote check` says what to do"
@@ -304,5 +308,5 @@ def _transfer(probe: Probe) -> Step:
 
 def _clock(facts: Facts) -> Step:
     if facts.skew_s > _SKEW_SECONDS:
-        return Step("", warning=f"the remote's clock is {facts.skew_s:.0f} s off; set up NTP on it")
+        return Step("", warning=_CLOCKS.format(duration(facts.skew_s)))
     return Step("", "the clocks agree")

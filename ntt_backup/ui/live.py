@@ -20,6 +20,7 @@ from rich.text import Text
 
 from ntt_backup import events
 from ntt_backup.daemon.run_state import RunState, WorkerStatus
+from ntt_backup.dump.events import DumpComplete, DumpFailed, DumpStart
 from ntt_backup.format import duration, many, printable, rate, size
 from ntt_backup.snapshot.events import SnapshotComplete, SnapshotFailed, SnapshotProgress
 
@@ -59,6 +60,11 @@ class Screen:
         """Returns a new picture, below the others."""
         self._views.append(LiveView(self, target))
         return self._views[-1]
+
+    @property
+    def letters(self) -> bool:
+        """Returns whether the terminal shows nothing but letters."""
+        return not self._console.encoding.startswith("utf")
 
     @property
     def width(self) -> int:
@@ -114,10 +120,10 @@ class LiveView:
         line = event.line
         if line is None or isinstance(event, events.Progress):
             return
-        if isinstance(event, SnapshotProgress):
-            self._taking = [one_line(line)]
+        if isinstance(event, SnapshotProgress | DumpStart):
+            self._taking = [one_line(line, letters=self._screen.letters)]
             return
-        if isinstance(event, SnapshotComplete | SnapshotFailed):
+        if isinstance(event, SnapshotComplete | SnapshotFailed | DumpComplete | DumpFailed):
             self._taking = []
         if isinstance(event, events.RunStart):
             self._header = line
@@ -148,15 +154,16 @@ class LiveView:
         if self.closed:
             return Group(*self._recent, self._summary or Text(f"{self._prefix}ended"))
         shown = list(self._recent)[-self._screen.recent :]
-        recent = [one_line(line.plain, str(line.style)) for line in shown]
+        letters = self._screen.letters
+        recent = [one_line(line.plain, str(line.style), letters=letters) for line in shown]
         if self._summary is not None:
-            return Group(one_line(self._header, "bold"), *recent, self._summary)
+            return Group(one_line(self._header, "bold", letters=letters), *recent, self._summary)
         state = self._state
         if state is None:
-            return Group(one_line(self._header, "bold"), *recent)
+            return Group(one_line(self._header, "bold", letters=letters), *recent)
         room = self._screen.height - _OTHER_LINES - self._screen.recent
         return Group(
-            one_line(self._header, "bold"),
+            one_line(self._header, "bold", letters=letters),
             *picture_of(state, self._screen.width, room),
             *self._taking,
             *recent,
@@ -172,11 +179,11 @@ def picture_of(state: RunState, width: int, room: int) -> Iterator[RenderableTyp
 
 def _bar(state: RunState, room: int) -> RenderableType:
     if state.share is None:
-        return one_line(_fitting(_how_far(state), room))
+        return one_line(_fitting(_how_far(state), room), letters=True)
     width = min(_BAR_WIDTH, room // 3)
     bar = ProgressBar(total=1, completed=state.share, width=width, complete_style="green")
     grid = Table.grid(padding=(0, _GAP))
-    grid.add_row(bar, one_line(_fitting(_how_far(state), room - width - _GAP)))
+    grid.add_row(bar, one_line(_fitting(_how_far(state), room - width - _GAP), letters=True))
     return grid
 
 
@@ -188,7 +195,7 @@ def _workers(workers: Sequence[WorkerStatus], width: int, room: int) -> Iterator
             Text(worker.state, style=_STATE_STYLES.get(worker.state, "")),
             Text(rate(worker.mb_per_s)),
             Text(many(worker.copied, "blob")),
-            Text(printable(worker.batch)),
+            Text(f"batch {printable(worker.batch)}" if worker.batch else ""),
         )
         for worker in shown
     ]
@@ -200,12 +207,14 @@ def _workers(workers: Sequence[WorkerStatus], width: int, room: int) -> Iterator
         table.add_row(*row[:columns])
     yield table
     if len(shown) < len(workers):
-        yield one_line(f"and {many(len(workers) - len(shown), 'worker')} more")
+        yield one_line(f"and {many(len(workers) - len(shown), 'worker')} more", letters=True)
 
 
-def one_line(text: str, style: str = "") -> Text:
-    """Returns a text that is cut off where the line ends."""
-    return Text(text, style=style, no_wrap=True, overflow="crop")
+def one_line(text: str, style: str = "", *, letters: bool = False) -> Text:
+    """Returns a text that is cut off where the line ends, with an ellipsis where the terminal can
+    show one. letters: the terminal cannot.
+    """
+    return Text(text, style=style, no_wrap=True, overflow="crop" if letters else "ellipsis")
 
 
 def _how_far(state: RunState) -> list[str]:
@@ -220,7 +229,7 @@ def _how_far(state: RunState) -> list[str]:
     parts = [f"{about}{int(state.share * 100)}%"]
     if pending and state.eta_s is not None:
         parts.append(f"about {duration(state.eta_s)} left")
-    return [*parts, f"{done:,} of {about}{many(done + pending, 'blob')}"]
+    return [*parts, f"{done:,} of {about}{done + pending:,} confirmed"]
 
 
 def _speeds(state: RunState, room: int) -> Text:
@@ -230,7 +239,7 @@ def _speeds(state: RunState, room: int) -> Text:
         f"{rate(state.mb_per_s)} on the link",
         f"{state.blobs_per_s:,.0f} files/s",
     ]
-    line = one_line(_fitting([failed, *parts] if failed else parts, room))
+    line = one_line(_fitting([failed, *parts] if failed else parts, room), letters=True)
     line.stylize(_RED, 0, len(failed))
     return line
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -60,10 +60,10 @@ class Status:
             "url": self.url,
             **asdict(self.totals),
             "objects": asdict(self.stored) if self.stored is not None else None,
-            "last_run": _plain(self.runs[0]) if self.runs else None,
+            "last_run": _plain(self._fresh_runs[0]) if self.runs else None,
             "under_way": [
                 {**_plain(one), "mb_per_s": one.mb_per_s}
-                for one in self.runs
+                for one in self._fresh_runs
                 if one.ended_at is None
             ],
             "dumps": [_plain(one) for one in self.dumps],
@@ -87,6 +87,26 @@ class Status:
         head = _head(self.url, self.daemon)
         return _table(self.target, [*head, *_totals(self.totals), *self._objects(), *self._work()])
 
+    @property
+    def _fresh_runs(self) -> list[Run]:
+        """Returns the runs; of the daemon's own run the figures are what the daemon says now."""
+        report = self.daemon
+        if isinstance(report, str):
+            return list(self.runs)
+        now = report.state
+        return [
+            replace(
+                one,
+                copied=now.copied,
+                failed=now.failed,
+                bytes=now.bytes,
+                updated_at=one.read_at,
+            )
+            if str(one.run_id) == report.run_id and one.ended_at is None
+            else one
+            for one in self.runs
+        ]
+
     def _objects(self) -> list[tuple[str, str]]:
         if (stored := self.stored) is None:
             return []
@@ -97,7 +117,7 @@ class Status:
         return [("in the bucket", said)]
 
     def _work(self) -> list[tuple[str, str]]:
-        rows = [("last run", run_line(one)) for one in self.runs] or [("last run", "none")]
+        rows = [("last run", run_line(one)) for one in self._fresh_runs] or [("last run", "none")]
         if not any(one.name for one in self.dumps):
             rows.append(("last dump", "none"))
         rows += [("last dump", _dump(one)) for one in self.dumps]

@@ -66,11 +66,16 @@ def daemon_picture(
     room = height - 4 - len(outages) - len(recent)
     style = "bold yellow" if report.paused else "bold"
     return Group(
-        one_line(f"target {printable(report.target)}: {daemon_line(report)}", style),
+        one_line(
+            f"target {printable(report.target)}: {daemon_line(report)}", style, letters=letters
+        ),
         *picture_of(report.state, width, room),
         *_hour(report.minutes, now.timestamp(), width, _LETTERS if letters else _BLOCKS),
-        *(one_line(line, "yellow") for line in outages),
-        *(one_line(printable(line), LEVEL_STYLES.get(level, "")) for _, level, line in recent),
+        *(one_line(line, "yellow", letters=letters) for line in outages),
+        *(
+            one_line(printable(line), LEVEL_STYLES.get(level, ""), letters=letters)
+            for _, level, line in recent
+        ),
     )
 
 
@@ -94,7 +99,7 @@ def _hour(
     rates = [sent.get(minute, 0) / lasted.get(minute, _MINUTE) for minute in shown]
     best = size(int(max(rates)))
     text = f"last {many(len(rates), 'minute')} |{sparkline(rates, marks)}| at most {best}/s"
-    yield one_line(text)
+    yield one_line(text, letters=True)
 
 
 def console_for(stream: TextIO) -> Console:

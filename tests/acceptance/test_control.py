@@ -85,6 +85,11 @@ def test_a_daemon_is_paused_limited_hurried_and_stopped(env: Environment, link: 
         assert len(env.copied()) < len(blobids)
         copied = len(env.copied())
         assert told(env, "bwlimit", "off")["bwlimit"] is None
+        # What was asked for holds over new settings, and that is said.
+        env.write_config(run={"bwlimit": "90kB"})
+        run.send_signal(signal.SIGHUP)
+        wait_until(lambda: "run.bwlimit" in env.output(), "a word on the limit")
+        assert "`ntt-backup-remote --config" in env.output()
         state = env.status()["daemon"]
         assert (state["paused"], state["pid"]) == (True, run.pid)
         assert "paused" in {worker["state"] for worker in state["state"]["workers"]}

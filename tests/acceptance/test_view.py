@@ -28,13 +28,13 @@ def test_bar_share_and_time_left_move_while_no_batch_is_answered(
     env = one_large_batch
     env.write_config(run={"strategy": strategy}, log={"progress_interval": 0.1})
     with env.locked_catalog() as release, on_screen(env, "run") as screen:
-        left = r"[1-9]\d?%, about [^,]* left, 0 of 300 blobs"
+        left = r"[1-9]\d?%, about [^,]* left, 0 of 300 confirmed"
         wait_until(lambda: screen.shows(left), "share and time left")
         wait_until(lambda: screen.shows(r"[\d.]+ MB sent in"), "content that was sent")
         assert env.events("batch_complete") == []
         release()
         assert screen.process.wait(PATIENCE) == 0
-    assert screen.shows(r"100%, 300 of 300 blobs|done: 300 copied, 0 failed")
+    assert screen.shows(r"100%, 300 of 300 confirmed|done: 300 copied, 0 failed")
     told = env.events("progress")
     assert all(line["copied"] > 0 or line["bytes"] == 0 for line in told)
     assert any(line["pending"] == 300 and line["eta_s"] for line in told)
@@ -45,11 +45,15 @@ def test_a_burst_of_a_daemon_ends_at_all_with_nothing_left(env: Environment) -> 
     env.write_config(run={"poll_interval": 0.1}, log={"progress_interval": 0.1})
     env.fill_slowly(100, rate="500kB")
     with on_screen(env, "run", "--watch") as screen:
-        wait_until(lambda: screen.shows(r"\b100%, 100 of 100 blobs"), "the end of the first burst")
+        wait_until(
+            lambda: screen.shows(r"\b100%, 100 of 100 confirmed"), "the end of the first burst"
+        )
         wait_until(lambda: _last(env)["active_workers"] == 0, "the log's word")
         assert (_last(env)["pending"], _last(env)["eta_s"]) == (0, 0)
         env.fill(40, seed=2, size=lambda chance: chance.randrange(10_000, 30_000))
-        wait_until(lambda: screen.shows(r"\b100%, 40 of 40 blobs"), "the end of the second burst")
+        wait_until(
+            lambda: screen.shows(r"\b100%, 40 of 40 confirmed"), "the end of the second burst"
+        )
         screen.process.send_signal(signal.SIGTERM)
         assert screen.process.wait(PATIENCE) == 143
     assert not re.search(r"100%, about", screen.text)

@@ -436,3 +436,16 @@ def test_many_viewers_cost_as_much_as_one(monkeypatch: pytest.MonkeyPatch) -> No
         assert {ask(server)[1] for _ in range(20)} == {"page 1"}
         monkeypatch.setattr("ntt_backup.ui.page.server._FRESH_SECONDS", 0.0)
         assert ask(server)[1] == "page 2"
+
+
+def test_the_lines_of_a_daemon_show_no_pause_that_has_ended_and_no_trouble_twice() -> None:
+    recent = [
+        ["1", "warning", "paused by user 0; `ntt-backup-remote resume` goes on"],
+        ["2", "info", "resumed by user 0 after 3.0 s"],
+        ["3", "warning", "remote is away, again in 0.7 s: refused"],
+        ["4", "warning", "remote is away, again in 1 min 30 s: refused"],
+        ["5", "error", "the catalog could not be dumped: no pg_dump"],
+        ["6", "warning", "paused by user 1; `ntt-backup-remote resume` goes on"],
+    ]
+    shown = Target.of(facts(daemon=daemon(recent=recent)), NOW).recent
+    assert [one[0] for one in shown] == ["4", "5", "6"]

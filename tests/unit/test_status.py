@@ -21,10 +21,12 @@ from ntt_backup.catalog.range_locks import Holder
 from ntt_backup.catalog.stats import StoredObjects, Totals
 from ntt_backup.cli.commands.run import plan
 from ntt_backup.config import Settings
+from ntt_backup.daemon.control.run_report import RunReport
 from ntt_backup.model import PendingEstimate
 from ntt_backup.snapshot.last_take import Last
 from ntt_backup.ui.status import Status
 from tests import status_schema
+from tests.unit.sample_events import STATE
 from tests.unit.sample_records import NOW, TOTALS, a_run
 
 A_DUMP = DumpRun(NOW, NOW, "20260304T050607Z-0badcafe.dump", 3_000_000_000, "ab" * 32, "")
@@ -190,3 +192,21 @@ def test_each_set_shows_its_last_version_when_the_next_is_due_and_why_there_is_n
     etc, home = json.loads(json.dumps(found.json()))["snapshots"]
     assert (etc["taken_at"], etc["next_due"]) == ("2026-03-04T05:06:07Z", "2026-03-05T05:06:07Z")
     assert (home["taken_at"], home["next_due"]) == (None, None)
+
+
+def test_beside_a_daemon_the_figures_of_its_run_are_those_of_this_moment() -> None:
+    """What the catalog has of a run is up to a minute old."""
+    report = RunReport("", 2).report("vault", paused=False, bwlimit=None, jobs={})
+    report = replace(report, state=STATE)
+    own = a_run(run_id=UUID(int=9), ended_at=None, outcome=None, exit_code=None, copied=0, bytes=0)
+    report = replace(report, run_id=str(own.run_id))
+    other = replace(own, run_id=UUID(int=8), copied=3)
+    status = Status("remote", TOTALS, [own, other], [], [], daemon=report)
+    said = status.json()
+    assert said["last_run"]["copied"] == report.state.copied > 0
+    assert [one["copied"] for one in said["under_way"]] == [report.state.copied, 3]
+    assert said["last_run"]["updated_at"] == said["last_run"]["read_at"]
+    ended = replace(own, ended_at=own.read_at, outcome="done", exit_code=0)
+    assert (
+        Status("remote", TOTALS, [ended], [], [], daemon=report).json()["last_run"]["copied"] == 0
+    )

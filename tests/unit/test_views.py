@@ -19,6 +19,7 @@ import pytest
 
 from ntt_backup import events
 from ntt_backup.daemon.run_state import Listener, RunState, WorkerStatus
+from ntt_backup.dump.events import DumpStart
 from ntt_backup.snapshot.events import SnapshotFailed, SnapshotProgress
 from ntt_backup.ui.live import LiveView
 from ntt_backup.ui.plain import FAILURES_SHOWN, JsonResult, PlainView, QuietView, make_views
@@ -196,9 +197,9 @@ def test_live_picture_shows_the_figures_and_every_worker() -> None:
         view.refresh(STATE)
         text = term.text()
     assert "4 workers, strategy tar, target remote: /srv/store to host:/backup" in text
-    assert "75%, about 34 s left, 3,000 of 4,000 blobs" in text
+    assert "75%, about 34 s left, 3,000 of 4,000 confirmed" in text
     assert "2 failed, 125.0 MB sent in 1 min 12 s, 12.2 MB/s on the link, 812 files/s" in text
-    assert re.search(r"worker 0 +sending +6\.5 MB/s +1,500 blobs +w0-7", text)
+    assert re.search(r"worker 0 +sending +6\.5 MB/s +1,500 blobs +batch w0-7", text)
     assert re.search(r"worker 1 +outage", text)
     assert "remote is away" in text
 
@@ -223,9 +224,12 @@ def test_live_picture_shows_how_far_a_snapshot_is_until_it_is_done() -> None:
     ("change", "text"),
     [
         ({"pending": None, "eta_s": None, "share": None}, "3,000 blobs, counting what is pending"),
-        ({"estimated": True}, "about 75%, about 34 s left, 3,000 of about 4,000 blobs"),
-        ({"pending": 0, "share": 1.0, "eta_s": 0.0}, "100%, 3,000 of 3,000 blobs"),
-        ({"share": 0.999}, "99%, about 34 s left, 3,000 of 4,000 blobs"),
+        (
+            {"estimated": True},
+            "about 75%, about 34 s left, 3,000 of about 4,000 confirmed",
+        ),
+        ({"pending": 0, "share": 1.0, "eta_s": 0.0}, "100%, 3,000 of 3,000 confirmed"),
+        ({"share": 0.999}, "99%, about 34 s left, 3,000 of 4,000 confirmed"),
         ({"pending": 0, "share": None, "eta_s": 0.0, "done": 0}, "nothing is pending"),
     ],
 )
@@ -307,3 +311,18 @@ def test_nothing_that_others_said_controls_the_terminal() -> None:
     assert "\x1b]" not in raw
     assert "\x1b[2J" not in raw
     assert not {"\x07", "\x9b", "\x00", "\u202e"} & set(raw)
+
+
+def test_a_line_that_does_not_fit_ends_with_an_ellipsis_and_a_dump_is_seen() -> None:
+    with terminal() as term:
+        view = make_view(term.stream)
+        view.event(RUN_START)
+        view.refresh(STATE)
+        view.event(DumpStart(reason="first", program="17"))
+        for nth in range(6):
+            view.event(events.Warning(reason=f"{nth} " + "much to say " * 20))
+        term.raw()
+        view.refresh(STATE)
+        text = term.text()
+    assert "dumping the catalog (there is none yet)" in text
+    assert re.search(r"warning: 5 much to say .*\u2026", text)

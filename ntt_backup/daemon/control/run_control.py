@@ -90,8 +90,16 @@ class RunControl:
 
     def adopt(self, settings: Settings) -> None:
         """Goes on with settings that were read again."""
+        changed = settings.run.bwlimit != self._settings.run.bwlimit
         self._settings = settings
         self._timetable = settings.run.bwlimit or parse("off")
+        if changed and self._asked_for:
+            self._emit(
+                events.Warning(
+                    reason=f"the new run.bwlimit waits: {speed(self._limit.rate)}, which somebody"
+                    " asked for, holds until `ntt-backup-remote bwlimit timetable`"
+                )
+            )
         self._workers.adopt(settings.run)
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 import socket
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,8 @@ from ntt_backup.ui.page.verdict import Level, Verdict, judge, lives
 
 _LINES: Final = 5
 _A_WEEK: Final = 7 * 86400
+# A number, with the unit of a duration where it has one.
+_NUMBER: Final = re.compile(r"\d[\d.,]*( (s|min|h|d)\b)?( *\d+ (s|min|h)\b)*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,7 @@ class Target:
         examples = defaultdict(list)
         for one in facts.examples:
             examples[one.reason].append(one)
-        lines = [line for line in daemon.get("recent", ()) if line[1] != "info"]
+        lines = _worth_a_look(daemon.get("recent", ()))
         return cls(
             facts,
             judge(facts, now),
@@ -71,6 +74,22 @@ class Target:
             lines[-_LINES:],
             complete("`ntt-backup-remote verify`"),
         )
+
+
+def _worth_a_look(recent: Sequence[Sequence[str]]) -> list[Sequence[str]]:
+    """Returns the lines that say what is wrong: no pause that has ended, and of lines that differ
+    in numbers alone, such as tries in a row, the last one.
+    """
+    found: dict[str, Sequence[str]] = {}
+    for one in recent:
+        _, level, line = one
+        if line.startswith("resumed by "):
+            found = {key: kept for key, kept in found.items() if not key.startswith("paused by ")}
+        if level != "info":
+            key = _NUMBER.sub("#", line)
+            found.pop(key, None)
+            found[key] = one
+    return list(found.values())
 
 
 def render(targets: Sequence[Target], now: datetime) -> str:
