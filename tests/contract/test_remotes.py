@@ -94,7 +94,30 @@ def test_a_sync_that_knows_no_file_systems_syncs_everything(
     unknown = "echo \"sync: invalid option -- 'f'\" >&2; exit 1"
     machine.tool("sync", f'[ $# = 0 ] || {{ {unknown}; }}; echo all >> "{called}"')
     sends_everything(local, local.open(transport=machine))
-    assert called.read_text().split() == ["all"] * 4
+    assert called.read_text().split() == ["all"] * 8  # Content and names of each batch.
+
+
+def test_content_is_synced_before_it_has_a_name_and_the_name_before_the_receipt(
+    local: Harness, machine: Machine, tmp_path: Path
+) -> None:
+    """Else a power cut may leave empty files under the names of blobs."""
+    called = tmp_path / "called"
+    machine.tool("sync", f'find "{local.path}/by-hash" -type f | wc -l >>"{called}"')
+    session = local.open(transport=machine)
+    (opening,) = called.read_text().split()  # That it knows file systems.
+    session.put(local.batch("b", b"one", b"two"))
+    (outcome,) = settle(session)
+    assert len(receipt_of(outcome).stored) == 2
+    assert called.read_text().split() == [opening, "0", "2"]
+
+
+def test_content_that_could_not_be_synced_gets_no_name(
+    local: Harness, machine: Machine, tmp_path: Path
+) -> None:
+    first = tmp_path / "first"
+    machine.tool("sync", f'mkdir "{first}" 2>/dev/null || {{ {BAD_SYNC}; }}')
+    assert isinstance(refusal(local, machine, b"content"), RemoteCannotStore)
+    assert local.on_remote() == {}
 
 
 @pytest.mark.parametrize("kind", ["65735546", "fe534d42", "f15f"])

@@ -9,8 +9,9 @@
 #     "got <number>"                        the archive was read to its end
 #     "NTT-TAR 2 end"                       once, after an empty line: nothing of ours is left here
 #     "ok <number>" | "err <number> <text>" | "gone <number> <text>" | "aborted <number>"
-# A batch is extracted below .ntt-incoming, hard-linked into by-hash, and synced before it is ok. So a name
-# below by-hash never shows a half-written file, and what is there already is replaced only if it differs.
+# A batch is extracted below .ntt-incoming and synced, hard-linked into by-hash, and synced again before it is
+# ok. So a name below by-hash never shows a half-written file, not even after a power cut, and what is there
+# already is replaced only if it differs.
 # "gone" says that the disk is away, not that a batch is bad: by-hash or our own scratch space is missing.
 
 umask 022
@@ -122,9 +123,14 @@ place_one() {
 # that was killed, or a scratch space that was swept away, must not look like success.
 place_all() {
     cd "$stage/$number" || return 1
-    if [ "$barrier" = files ]; then
+    case $barrier in
+    file-system) sync -f . || return 1 ;;
+    files)
         find . -type f >"$stage/$number.all" && find . -type d >"$stage/$number.above" || return 1
-    fi
+        xargs sync <"$stage/$number.all" || return 1
+        ;;
+    *) sync ;;
+    esac
     cp -Rl . "$place/" 2>/dev/null
     find . -type f -links 1 >"$stage/$number.left" || return 1
     placed=0 known=""
