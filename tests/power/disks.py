@@ -107,7 +107,7 @@ def check(fs: str, image: Path) -> str:
     return f"{done.returncode}: {'; '.join(said)[:600]}" if done.returncode else ""
 
 
-def _new_image(fs: str, size: int, work: Path) -> Path:
+def new_image(fs: str, size: int, work: Path) -> Path:
     """An image of a new file system with the directory `remote`; made once for each size."""
     path = work / "base" / f"{fs}-{size}.img"
     if not path.exists():
@@ -159,7 +159,7 @@ class Disk:
     @property
     def base(self) -> Path:
         """The image that the log begins with."""
-        return _new_image(self.fs, self.size, self.work)
+        return new_image(self.fs, self.size, self.work)
 
     def start(self) -> None:
         live, fuse = self.directory / "live.img", self.directory / "fuse"
