@@ -246,8 +246,8 @@ class Dense(Blobs):
 
 
 class Tar(Blobs):
-    """The strategy `tar`. Nothing tells that an earlier run's session is dead: its stage stays for a
-    day.
+    """The strategy `tar`. Nothing tells that an earlier run's session is dead, so its stage stays
+    for a day.
     """
 
     name = "tar"
