@@ -15,7 +15,7 @@ from ntt_backup.objects import open as opening
 from ntt_backup.objects.bucket import Bucket
 from ntt_backup.objects.keys import blob_key
 from ntt_backup.pack.format import Entry
-from ntt_backup.pack.seal import no_key
+from ntt_backup.pack.seal import Sign, no_key
 from tests.fake_bucket import FakeBucket
 from tests.packs import Person, key_of, pack, reader, seal
 
@@ -40,12 +40,15 @@ def blobid_of(content: bytes) -> str:
 
 
 def put_pack(
-    bucket: Bucket, contents: Iterable[bytes], seal_for: Person | None = None
+    bucket: Bucket,
+    contents: Iterable[bytes],
+    seal_for: Person | None = None,
+    sign: Sign = lambda _: "",
 ) -> tuple[StoredPack, tuple[Entry, ...]]:
     """Stores a pack of these blobs; returns it as the ledger knows it, and what is in it."""
     data = pack(set(contents))
     if seal_for is not None:
-        data = seal(data, [seal_for.public])
+        data = seal(data, [seal_for.public], sign=sign)
     made = reader(data, no_key if seal_for is None else seal_for.opens)
     name, entries = key_of(made), tuple(made.table)
     info = bucket.put(name.key, data, sha256(data).digest())
@@ -62,15 +65,19 @@ def put_large(bucket: Bucket, content: bytes) -> str:
 
 
 def bucket_settings(
-    url: str = "s3://bucket/backup", identity: Path | None = None, **pack: object
+    url: str = "s3://bucket/backup",
+    identity: Path | None = None,
+    host: Path | None = None,
+    **pack: object,
 ) -> RemoteConfig:
-    """Settings of a target that is a bucket, without a store; waits are short. pack: settings of
-    sealing.
+    """Settings of a target that is a bucket, without a store; waits are short. host: the file of
+    the host key. pack: settings of sealing.
     """
     return RemoteConfig.model_validate(
         {
             "remote": {"url": url, "endpoint": "http://127.0.0.1:1"},
             "pack": {"identity_file": identity, **pack},
+            "host": {"key_file": host},
             "run": {"backoff_base": 0.01, "backoff_cap": 0.05, "outage_timeout": 5},
         }
     )

@@ -14,7 +14,7 @@ from blake3 import blake3
 from ntt_backup.objects.keys import PackKey
 from ntt_backup.pack.format import pack_id
 from ntt_backup.pack.reader import PackReader
-from ntt_backup.pack.seal import OpenKey, SealWriter, no_key, open_key
+from ntt_backup.pack.seal import OpenKey, SealWriter, Sign, no_key, open_key
 from ntt_backup.pack.writer import PackWriter
 from tests.files import noise
 
@@ -54,10 +54,12 @@ def sealed(contents: Iterable[bytes], recipients: Sequence[str]) -> bytes:
     return seal(pack(contents), recipients)
 
 
-def seal(data: bytes, recipients: Sequence[str], step: int = 100_000) -> bytes:
+def seal(
+    data: bytes, recipients: Sequence[str], step: int = 100_000, sign: Sign = lambda _: ""
+) -> bytes:
     """A pack, sealed; it is written in steps of so many bytes."""
     file = io.BytesIO()
-    writer = SealWriter(file.write, STORE, recipients)
+    writer = SealWriter(file.write, STORE, recipients, sign)
     for at in range(0, len(data), step):
         writer.write(memoryview(data)[at : at + step])
     writer.close()

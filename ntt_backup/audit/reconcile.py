@@ -79,7 +79,8 @@ _REASONS: Final = {
 @dataclass(slots=True)
 class Comparison:
     """Holds what was seen so far. part: of the work, from 0 to 1. requeued: blobs that are pending
-    again. marked: blobs that count as copied now. examples: the first of each kind, with a remark.
+    again. marked: blobs that count as copied now. strangers: sealed packs that this host has not
+    signed. examples: the first of each kind, with a remark.
     """
 
     rows: int = 0
@@ -89,6 +90,7 @@ class Comparison:
     part: float = 0.0
     requeued: int = 0
     marked: int = 0
+    strangers: int = 0
     duration_s: float = 0.0
     differences: Counter[Difference] = field(
         default_factory=lambda: Counter(dict.fromkeys(Difference, 0))
@@ -132,6 +134,7 @@ def reconcile(
                     on_progress(work.seen)
                 if isinstance(names, BucketNames):
                     compare_packs(conn, settings.target, names, work.tell, apply=apply)
+                    work.seen.strangers = len(names.tables.strangers)
             return work.end()
     finally:
         names.close()

@@ -104,6 +104,7 @@ class Findings:
     """Holds what a check has found so far, of total blobs; requeued are pending again. lost_packs:
     packs of a bucket that do not count any more. left_out: blobs that no call with this limit
     reads. by_size: blobs of which nothing but the size of their object could be compared.
+    strangers: sealed packs that were read and that this host has not signed.
     """
 
     total: int = 0
@@ -113,6 +114,7 @@ class Findings:
     lost_packs: int = 0
     left_out: int = 0
     by_size: int = 0
+    strangers: int = 0
     complete: bool = False
     duration_s: float = 0.0
     wrong: Failures = field(default_factory=Failures)

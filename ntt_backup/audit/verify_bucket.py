@@ -72,6 +72,7 @@ def verify_bucket(
     finally:
         jobs.close()
     found = check.end()
+    found.strangers = len(tables.strangers)
     tables.keyring.require_fit()
     return found
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import click
 
 from ntt_backup.errors import BackupError, complete
-from ntt_backup.format import json_value, printable
+from ntt_backup.format import json_value, many, printable
 from ntt_backup.model import Failure, Failures
 
 if TYPE_CHECKING:
@@ -64,6 +64,17 @@ def first_failures(failures: Sequence[Failure]) -> list[dict[str, str]]:
 def count_lines(counts: Mapping[Any, int], after: str = "") -> list[str]:
     """Returns a line for each count that is not zero, in the order of the words."""
     return [f"{count:>10,} {word}{after}" for word, count in sorted(counts.items()) if count]
+
+
+def strangers(packs: int) -> list[str]:
+    """Returns a line about sealed packs that this host has not signed, if there are any."""
+    if not packs:
+        return []
+    return [
+        f"{many(packs, 'sealed pack')} not signed by this host: somebody else who knows a recipient"
+        " has made them, or this host before it had its key; a blob counts only if it is what its"
+        " name says"
+    ]
 
 
 def failure_lines(failures: Failures) -> list[str]:

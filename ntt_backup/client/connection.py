@@ -24,6 +24,7 @@ from ntt_backup.client.ssh import Ssh
 from ntt_backup.client.throttle import Pace
 from ntt_backup.client.transport import Transport
 from ntt_backup.config import RemoteConfig, RemoteSettings, RunSettings, identity
+from ntt_backup.config.host_key import OF_PACKS, HostKeys
 from ntt_backup.errors import (
     BackupError,
     ConfigError,
@@ -55,6 +56,10 @@ def transport_to(remote: RemoteSettings) -> Transport:
     return Ssh(remote) if remote.kind == "ssh" else Local(2.0 * remote.connect_timeout)
 
 
+def _unsigned(_data: bytes) -> str:
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class SessionSpec:
     """What a session is opened with.
@@ -72,8 +77,8 @@ class SessionSpec:
     what is being sent should end soon: after the current blob, where the strategy can do that.
     sync: how the receiver makes a batch durable (`syncfs`, or `fsync` a file). bucket: the settings
     of one, where that is the target; then nothing goes over the transport. recipients: whom its
-    packs are sealed for. dead_before: returns the time of the epoch before which uploads were begun
-    that are nobody's any more; a probe removes them.
+    packs are sealed for; sign: signs these as this host's. dead_before: returns the time of the
+    epoch before which uploads were begun that are nobody's any more; a probe removes them.
     """
 
     transport: Transport
@@ -93,6 +98,7 @@ class SessionSpec:
     sync: str = "syncfs"
     bucket: RemoteSettings | None = None
     recipients: tuple[str, ...] = ()
+    sign: Callable[[bytes], str] = _unsigned
     dead_before: Callable[[], float] | None = None
 
     @staticmethod
@@ -115,6 +121,7 @@ class SessionSpec:
             run,
             bucket=bucket,
             recipients=settings.recipients,
+            sign=partial(HostKeys.of(settings).sign, OF_PACKS) if bucket else _unsigned,
         )
 
     def channel(self, command: str) -> Channel:

@@ -36,6 +36,8 @@ _LINE: Final = re.compile(r"ntt-host-key-1 ([0-9a-f]{64})")
 _SIGNATURE: Final = re.compile(r"([0-9a-f]{16}):([0-9a-f]{64})")
 _MOST_BYTES: Final = 64 << 10
 _CONTEXT: Final = "ntt_backup 2026-11 host key "
+# What the signature of a sealed pack is for.
+OF_PACKS: Final = "pack"
 # The home of the service's user. Root's commands read the same key there.
 SERVICE_KEY: Final = Path("/var/lib/ntt-backup/host.key")
 _HEAD: Final = """\

@@ -17,6 +17,7 @@ from ntt_backup.pack.seal import (
     SealedForOthers,
     SealUnusable,
     SealWriter,
+    Sign,
     known_identities,
     known_recipients,
     open_key,
@@ -166,11 +167,16 @@ def require_sealing(recipients: Sequence[str]) -> list[Any]:
 
 
 def seal_writer(
-    write: Callable[[Buffer], object], store_id: bytes, recipients: Sequence[str]
+    write: Callable[[Buffer], object],
+    store_id: bytes,
+    recipients: Sequence[str],
+    sign: Sign = lambda _: "",
 ) -> SealWriter | None:
-    """Returns a writer that seals one pack; None without recipients. Raises ConfigError."""
+    """Returns a writer that seals one pack, and signs it; None without recipients. Raises
+    ConfigError.
+    """
     try:
-        return SealWriter(write, store_id, recipients) if recipients else None
+        return SealWriter(write, store_id, recipients, sign) if recipients else None
     except SealUnusable as error:
         raise _cannot_seal(error) from None
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from ntt_backup.client.backoff import OutageClock
 from ntt_backup.client.shared_pace import SharedPace
 from ntt_backup.config import RemoteConfig
+from ntt_backup.config.host_key import HostKeys
 from ntt_backup.config.sealing import Keyring, SealPolicy
 from ntt_backup.errors import BackupError
 from ntt_backup.objects.cache import cache_of
@@ -32,4 +33,5 @@ def open_to_read(
     bucket = PatientBucket(plain, OutageClock.of(settings.run), on_outage, stop)
     cache = cache_of(settings.remote) if cached else None
     keyring = Keyring(lambda: settings.pack.identity_file)
-    return bucket, Tables(bucket, cache, keyring, SealPolicy.of(settings))
+    keys = HostKeys.of(settings)
+    return bucket, Tables(bucket, cache, keyring, SealPolicy.of(settings), keys)

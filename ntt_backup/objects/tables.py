@@ -19,6 +19,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Final, NamedTuple, Protocol, TypeVar
 
+from ntt_backup.config.host_key import OF_PACKS, HostKeys, Origin
 from ntt_backup.config.sealing import NOT_SEALED, Keyring, SealPolicy
 from ntt_backup.model import StoredPack
 from ntt_backup.objects.bucket import (
@@ -115,7 +116,9 @@ def packs_for(bucket: PatientBucket, digests: Sequence[bytes]) -> list[PackObjec
 class Tables:
     """Opens packs; for several threads. What was opened last is kept in memory. cache: None where
     only the bucket's own word counts. keyring opens what is sealed; methods also raise what it
-    raises. policy: what need not be sealed.
+    raises. policy: what need not be sealed. keys: of this host, whose sealed packs are told from
+    others. strangers: ids of the sealed packs that were opened and that this host has not signed;
+    none where it has no key.
     """
 
     def __init__(
@@ -124,8 +127,11 @@ class Tables:
         cache: Cache | None,
         keyring: Keyring | None = None,
         policy: SealPolicy | None = None,
+        keys: HostKeys | None = None,
     ) -> None:
         self.keyring = keyring or Keyring()
+        self.strangers: set[str] = set()
+        self._keys = keys
         self._policy = policy or SealPolicy()
         self._bucket = bucket
         self._cache = cache
@@ -199,6 +205,12 @@ class Tables:
             raise NotSealed(
                 f"it is {'' if reader.sealed else 'not '}sealed, other than its name says"
             )
+        seal, keys = reader.seal, self._keys
+        if seal is not None and keys:
+            by = keys.origin(OF_PACKS, seal.signed, seal.signature)
+            if by is not Origin.OURS:
+                with self._lock:
+                    self.strangers.add(pack.name.pack_id)
         return reader
 
 

@@ -62,6 +62,7 @@ class PackReader:
         last = min(within, TAIL_BYTES)
         trailer = read_trailer(self.range(within - last, last), within)
         self.table = Table(self.range(trailer.table_offset, trailer.table_bytes), trailer)
+        self.seal = seal
         self.sealed = seal is not None
         needed_from = trailer.table_offset
         if seal is None:

@@ -1,4 +1,6 @@
-"""Seals packs: only who has an identity of age reads what is in one, not who made it.
+"""Seals packs: only who has an identity of age reads what is in one.
+
+The trailer may have a signature, which says who made the pack: a recipient is public.
 
 A pack of version 1 is cut into pieces of 64 KiB, and each is sealed by ChaCha20-Poly1305. The nonce
 is the piece's number and whether it is the last, as in age's own files, so pieces can be read by
@@ -44,12 +46,18 @@ MAX_KEYS: Final = 1 << 14
 _KEY_BYTES: Final = 32
 _CONTEXT: Final = "ntt-pack 2 "
 # After the magic and the version: bytes of the keys, size of the pack within, BLAKE3 of the keys,
-# pack id, store id
+# pack id, store id, name of the key that signed, MAC
 _FIELDS_AT: Final = 10
-_TRAILER: Final = struct.Struct("!2xIQ24x32s16s16s")
+_TRAILER: Final = struct.Struct("!2xIQ24x32s16s16s8s32s")
+# What is signed: size, BLAKE3 of the keys, pack id, store id. Nobody but its maker knows the key of
+# a pack, so its content is bound by them.
+_SIGNED: Final = struct.Struct("!Q32s16s16s")
+_UNSIGNED: Final = (bytes(8), bytes(32))
 
 Buffer = bytes | bytearray | memoryview
 Read = Callable[[int, int], bytes]
+# Returns the signature of data, `NAME:MAC` in hex; "" where there is none.
+Sign = Callable[[bytes], str]
 
 
 class SealUnusable(Exception):
@@ -96,13 +104,28 @@ OpenKey = Callable[[bytes], PackKey]
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """The trailer of a sealed pack. size: of the pack within."""
+    """The trailer of a sealed pack. size: of the pack within. key_name and mac: of the signature;
+    zeros where there is none.
+    """
 
     keys_bytes: int
     size: int
     keys_sum: bytes
     pack_id: bytes
     store_id: bytes
+    key_name: bytes = _UNSIGNED[0]
+    mac: bytes = _UNSIGNED[1]
+
+    @property
+    def signed(self) -> bytes:
+        """Returns the data that the signature is of."""
+        return _SIGNED.pack(self.size, self.keys_sum, self.pack_id, self.store_id)
+
+    @property
+    def signature(self) -> str:
+        """Returns the signature, `NAME:MAC` in hex; "" where there is none."""
+        unsigned = (self.key_name, self.mac) == _UNSIGNED
+        return "" if unsigned else f"{self.key_name.hex()}:{self.mac.hex()}"
 
     @property
     def sealed_bytes(self) -> int:
@@ -140,12 +163,17 @@ class SealWriter:
     SealUnusable.
 
     recipients: public keys of age, `age1...`. keys: the pack's key, sealed for them. pack_id: what
-    the sealed pack is called. size: the bytes that were passed on so far.
+    the sealed pack is called. size: the bytes that were passed on so far. sign: signs the pack.
     """
 
     def __init__(
-        self, write: Callable[[Buffer], object], store_id: bytes, recipients: Sequence[str]
+        self,
+        write: Callable[[Buffer], object],
+        store_id: bytes,
+        recipients: Sequence[str],
+        sign: Sign = lambda _: "",
     ) -> None:
+        self._sign = sign
         self._write = write
         self._store_id = store_id
         key = secrets.token_bytes(_KEY_BYTES)
@@ -182,8 +210,11 @@ class SealWriter:
         size = self._number * PIECE - PIECE + len(self._held)
         keys = self.keys
         self._put(keys)
-        said = (len(keys), size, blake3(keys).digest(), self.pack_id, self._store_id)
-        self._put(write_block(SEALED_VERSION, _TRAILER.pack(*said)) + bytes(2 * BLOCK))
+        said = (size, blake3(keys).digest(), self.pack_id, self._store_id)
+        name, _, mac = self._sign(_SIGNED.pack(*said)).partition(":")
+        signature = (bytes.fromhex(name), bytes.fromhex(mac)) if name else _UNSIGNED
+        fields = _TRAILER.pack(len(keys), *said, *signature)
+        self._put(write_block(SEALED_VERSION, fields) + bytes(2 * BLOCK))
 
     def _seal(self, piece: Buffer, *, last: bool) -> None:
         self._put(self._key.seal(piece, self._number, last=last))

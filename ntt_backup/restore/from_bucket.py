@@ -121,6 +121,7 @@ class FromBucket:
 
         run_threads(workers + 1, thread, tick, self._stop, threading.Event())
         self._tables.keyring.require_fit()
+        work.done.strangers = len(self._tables.strangers)
 
     # --- what there is ----------------------------------------------------------------------------
 

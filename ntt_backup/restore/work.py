@@ -30,6 +30,7 @@ class Restored:
     """Holds what a restore has done so far. right: blobs that the destination had. bytes: what was
     fetched. archived: objects that must be thawed first, archived_bytes: their size; thawing: how
     many of them are. not_needed: damaged packs all of whose blobs are in others, by their keys.
+    strangers: sealed packs that this host has not signed; each blob is compared with its name.
     part: of the work, from 0 to 1; None where that is not known.
     """
 
@@ -39,6 +40,7 @@ class Restored:
     archived: int = 0
     archived_bytes: int = 0
     thawing: int = 0
+    strangers: int = 0
     not_needed: list[str] = field(default_factory=list)
     part: float | None = None
     duration_s: float = 0.0

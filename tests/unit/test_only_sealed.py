@@ -5,12 +5,16 @@ from __future__ import annotations
 import random
 import threading
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ntt_backup.cli.commands.restore import lines
+from ntt_backup.client.connection import SessionSpec
+from ntt_backup.config.host_key import OF_PACKS, HostKey, HostKeys, Origin
 from ntt_backup.config.sealing import NOT_SEALED, SealPolicy
 from ntt_backup.dump import remote_dir
 from ntt_backup.dump.by_objects import DumpsByObjects
@@ -48,9 +52,9 @@ def contents(seed: int) -> list[bytes]:
     return [random.Random(seed + n).randbytes(500) for n in range(20)]
 
 
-def back(tmp_path: Path, owner: Person, **pack: Any) -> Restored:
+def back(tmp_path: Path, owner: Person, host: Path | None = None, **pack: Any) -> Restored:
     identity = owner.file(tmp_path / "identity")
-    settings = bucket_settings(identity=identity, recipients=[owner.public], **pack)
+    settings = bucket_settings(identity=identity, host=host, recipients=[owner.public], **pack)
     return restore(
         settings,
         tmp_path / "back",
@@ -318,3 +322,36 @@ def test_a_listing_of_dumps_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         bucket.put(f"pgdump/{number}", b"", sha256(b"").digest())
     with pytest.raises(ProtocolViolation, match="more dumps"):
         DumpsByObjects(bucket, 5 << 20).contents()
+
+
+# --- who made it ----------------------------------------------------------------------------------
+
+
+def test_sealed_packs_that_this_host_has_not_signed_are_counted_and_read(
+    bucket: FakeBucket, tmp_path: Path, owner: Person
+) -> None:
+    mine, theirs = (HostKey.of(bytes([n]) * 32) for n in (1, 2))
+    file = tmp_path / "host.key"
+    file.write_text(f"ntt-host-key-1 {mine.secret.hex()}\n")
+    file.chmod(0o600)
+    keys = HostKeys([mine], file), HostKeys([theirs], file)
+    put_pack(bucket, contents(1), owner, partial(keys[0].sign, OF_PACKS))
+    put_pack(bucket, contents(50), owner, partial(keys[1].sign, OF_PACKS))
+    put_pack(bucket, contents(100), owner)
+
+    for key_file, strangers in ((file, 2), (tmp_path / "missing", 0)):
+        done = back(tmp_path, owner, host=key_file)
+        assert (done.strangers, done.exit_code) == (strangers, 0)
+        said = "\n".join(lines(done, tmp_path))
+        assert ("2 sealed packs not signed by this host" in said) == bool(strangers)
+    assert tree(tmp_path / "back") == by_path([*contents(1), *contents(50), *contents(100)])
+
+
+def test_a_run_signs_its_sealed_packs(tmp_path: Path, owner: Person) -> None:
+    file = tmp_path / "host.key"
+    file.write_text(f"ntt-host-key-1 {'1' * 64}\n")
+    file.chmod(0o600)
+    settings = bucket_settings(recipients=[owner.public], host=file)
+    spec = SessionSpec.of(settings, "run", "0", sends=True)
+    keys = HostKeys.of(settings)
+    assert keys.origin(OF_PACKS, b"data", spec.sign(b"data")) is Origin.OURS

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ntt_backup.config.host_key import OF_PACKS, HostKey, HostKeys, Origin
 from ntt_backup.pack import seal as sealing
 from ntt_backup.pack.format import SEALED_VERSION, TAIL_BYTES, PackError, write_block
 from ntt_backup.pack.reader import PackReader
@@ -19,6 +25,7 @@ from ntt_backup.pack.seal import (
     SealedForOthers,
     SealUnusable,
     SealWriter,
+    Unsealed,
     open_key,
     read_seal,
     sealed_size,
@@ -261,3 +268,87 @@ def test_a_full_last_piece_is_the_last() -> None:
     writer.write(bytes(2 * PIECE))
     writer.close()
     assert [len(one) for one in told[:2]] == [SEALED_PIECE, SEALED_PIECE]
+
+
+def test_a_pack_that_ends_with_a_full_piece_is_read_to_its_end() -> None:
+    blobs, data = [b"small"], b""
+    for size in range(100_000, 200_000, 512):
+        blobs = [b"small", noise(size, 3)]
+        data = pack(blobs)
+        if len(data) % PIECE == 0:
+            break
+    assert len(data) == 2 * PIECE
+    told = seal(data, [OWNER.public])
+    seal_of = read_seal(told, len(told))
+    assert seal_of is not None
+    assert seal_of.sealed_bytes == 2 * SEALED_PIECE
+
+    assert contents(told, OWNER) == set(blobs)
+
+    key = OWNER.opens(told[seal_of.sealed_bytes :][: seal_of.keys_bytes])
+    within = Unsealed(ranges(told), seal_of, key)
+    assert within.read(0, len(data)) == data
+    for at in (PIECE - 1, PIECE, len(data) - 1, len(data), len(data) + PIECE):
+        assert within.read(at, 10) == data[at : at + 10]
+
+
+def test_a_pack_of_another_bucket_is_refused() -> None:
+    """Its key names the store that it was sealed for, and so does the pack within."""
+    other = bytes(16)
+    file = io.BytesIO()
+    writer = SealWriter(file.write, other, [OWNER.public])
+    writer.write(PLAIN)
+    writer.close()
+    with pytest.raises(PackError, match="another bucket than its seal says"):
+        reader(file.getvalue(), OWNER.opens)
+
+
+# --- who made it ----------------------------------------------------------------------------------
+
+OURS, THEIRS = (HostKeys([HostKey.of(bytes([n]) * 32)], Path("/host.key")) for n in (1, 2))
+
+
+def origin(data: bytes, keys: HostKeys = OURS) -> Origin:
+    found = read_seal(data, len(data))
+    assert found is not None
+    return keys.origin(OF_PACKS, found.signed, found.signature)
+
+
+def signed(keys: HostKeys, purpose: str = OF_PACKS) -> bytes:
+    return seal(PLAIN, [OWNER.public], sign=partial(keys.sign, purpose))
+
+
+def test_a_sealed_pack_says_who_made_it() -> None:
+    data = signed(OURS)
+    assert contents(data, OWNER) == set(FEW)
+    assert origin(data) is Origin.OURS
+    assert origin(data, HostKeys([], Path("/none"))) is Origin.UNKNOWN
+    for other in (SEALED, signed(THEIRS)):
+        assert origin(other) is Origin.UNKNOWN
+    assert origin(signed(OURS, "dump")) is Origin.FORGED
+
+
+def test_a_signature_of_another_pack_is_forged() -> None:
+    mine, other = signed(OURS), signed(OURS)
+    taken, of = read_seal(mine, len(mine)), read_seal(other, len(other))
+    assert taken is not None
+    assert of is not None
+    for name in ("keys_sum", "pack_id", "store_id", "size"):
+        moved = replace(of, key_name=taken.key_name, mac=taken.mac)
+        assert OURS.origin(OF_PACKS, moved.signed, moved.signature) is Origin.FORGED
+        lie: dict[str, Any] = {name: getattr(of, name) if name != "size" else 7}
+        changed = replace(taken, **lie)
+        same = getattr(changed, name) == getattr(taken, name)
+        wanted = Origin.OURS if same else Origin.FORGED
+        assert OURS.origin(OF_PACKS, changed.signed, changed.signature) is wanted
+
+
+def test_content_that_is_not_the_signed_packs_does_not_open() -> None:
+    """The signed trailer and keys of one pack behind the pieces of another one."""
+    mine, other = signed(OURS), seal(PLAIN, [OWNER.public])
+    found = read_seal(mine, len(mine))
+    assert found is not None
+    mixed = other[: found.sealed_bytes] + mine[found.sealed_bytes :]
+    assert origin(mixed) is Origin.OURS
+    with pytest.raises(PackError, match="was altered"):
+        reader(mixed, OWNER.opens)

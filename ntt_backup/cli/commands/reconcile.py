@@ -22,7 +22,7 @@ from ntt_backup.cli.common import (
     writing,
     written,
 )
-from ntt_backup.cli.results import fields_of, report
+from ntt_backup.cli.results import fields_of, report, strangers
 from ntt_backup.config import Settings
 from ntt_backup.format import duration, many, printable
 from ntt_backup.ui.progress_line import ProgressLine, time_left
@@ -149,6 +149,7 @@ def lines(seen: Comparison, *, applied: bool, bucket: bool) -> list[str]:
         if count := seen.differences[what]:
             said.append(f"{count:>12,} {what}: {advice[what]}")
             said += [f"{'':>14}{printable(example)}" for example in seen.examples[what]]
+    said += strangers(seen.strangers)
     if applied:
         pending = many(seen.requeued, "blob is", "blobs are")
         said.append(f"{pending} pending again; `ntt-backup-remote run` sends what is pending")

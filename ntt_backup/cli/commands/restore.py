@@ -26,7 +26,7 @@ from ntt_backup.cli.common import (
     writing,
     written,
 )
-from ntt_backup.cli.results import count_lines, failure_lines, fields_of, report
+from ntt_backup.cli.results import count_lines, failure_lines, fields_of, report, strangers
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.host_key import Origin
 from ntt_backup.config.timetable import Timetable
@@ -275,6 +275,7 @@ def lines(done: Restored, destination: Path) -> list[str]:
     if done.not_needed:
         said.append("damaged, and not needed, since other packs have all of their blobs:")
         said += [f"  {printable(key)}" for key in done.not_needed]
+    said += strangers(done.strangers)
     if done.archived:
         next_step = (
             "The object store is thawing them, which takes hours: then call this again"

@@ -23,7 +23,7 @@ from ntt_backup.cli.common import (
     sessions_option,
 )
 from ntt_backup.cli.param_types import DURATION, PART, SIZE
-from ntt_backup.cli.results import count_lines, failure_lines, fields_of, report
+from ntt_backup.cli.results import count_lines, failure_lines, fields_of, report, strangers
 from ntt_backup.config import RemoteConfig, StoreConfig
 from ntt_backup.format import duration, many, size
 from ntt_backup.model import Reason
@@ -132,6 +132,7 @@ def lines(found: Findings, question: Question) -> list[str]:
         said.append(f"{many_are} never checked so: larger than --max-bytes, or in a pack that is")
     if found.lost_packs:
         said.append(f"LOST: {many(found.lost_packs, 'pack')}, missing or damaged as a whole")
+    said += strangers(found.strangers)
     if found.by_size:
         said.append(
             f"{many(found.by_size, 'blob')} of them by the size of their objects alone: the object"

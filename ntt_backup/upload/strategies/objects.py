@@ -220,7 +220,7 @@ class ObjectsSession:
         def write(data: Buffer) -> None:
             self._outbox.write(out, data)
 
-        seal = seal_writer(write, self._store_id, self._spec.recipients)
+        seal = seal_writer(write, self._store_id, self._spec.recipients, self._spec.sign)
         if seal is not None:
             name = PackKey.of_sealed(low, high, seal.pack_id)
         # What is sealed takes a little more.
