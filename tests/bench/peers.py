@@ -131,11 +131,19 @@ class Rsync(Contender):
     tools = ("rsync", "ssh")
     version_argv = ("rsync", "--version")
     options: ClassVar[tuple[str, ...]] = ("-a",)
+    cipher: ClassVar[tuple[str, ...]] = ()
 
     def run(self, job: Job) -> float:
-        rsh = shlex.join(job.lab.ssh)
+        rsh = shlex.join([*job.lab.ssh, *self.cipher])
         ends = [f"{job.store.root}/", f"{ALIAS}:{job.destination}/"]
         return job.call(["rsync", *self.options, "--rsh", rsh, *ends])
+
+
+class RsyncAes(Rsync):
+    """The same over the cipher that ours asks ssh for, and not over the default of OpenSSH."""
+
+    name = "rsync, AES-GCM"
+    cipher = _CHEAP_CIPHER
 
 
 class RsyncZstd(Rsync):
@@ -151,11 +159,20 @@ class TarStream(Contender):
     name = "tar | ssh tar"
     tools = ("tar", "ssh", "bash")
     version_argv = ("tar", "--version")
+    cipher: ClassVar[tuple[str, ...]] = ()
 
     def run(self, job: Job) -> float:
         extract = shlex.join(["tar", "xf", "-", "-C", str(job.destination)])
-        script = f"tar cf - -C {shlex.quote(str(job.store.root))} . | {_shell(job, extract)}"
+        remote = _shell(job, extract, *self.cipher)
+        script = f"tar cf - -C {shlex.quote(str(job.store.root))} . | {remote}"
         return job.call(["bash", "-o", "pipefail", "-c", script])
+
+
+class TarStreamAes(TarStream):
+    """The same over the cipher that ours asks ssh for, and not over the default of OpenSSH."""
+
+    name = "tar, AES-GCM"
+    cipher = _CHEAP_CIPHER
 
 
 class TarBatches(Contender):
@@ -361,8 +378,10 @@ class Ceiling(Contender):
 CONTENDERS: tuple[Contender, ...] = (
     Ours(),
     Rsync(),
+    RsyncAes(),
     RsyncZstd(),
     TarStream(),
+    TarStreamAes(),
     TarBatches(),
     Restic(),
     Borg(),
