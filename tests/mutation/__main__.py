@@ -167,10 +167,10 @@ def main() -> int:
     reasons, figures, kinds = accepted(), Counter[str](), defaultdict[str, Counter[str]](Counter)
     survivors = list[Mutant]()
     judge = Judge(given.seconds, given.tests)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # The copies are removed.
     with judge.copies(given.jobs), ThreadPoolExecutor(given.jobs) as pool:
-        judged = ((one, pool.submit(judge.verdict, one)) for one in some if one.key not in reasons)
-        for one, future in list(judged):
-            said = future.result()
+        new = [one for one in some if one.key not in reasons]
+        for one, said in zip(new, pool.map(judge.verdict, new), strict=True):
             outcome = said.split()[0].rstrip(",")
             figures[outcome] += 1
             kinds[one.kind][outcome] += 1
