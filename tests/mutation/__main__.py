@@ -83,7 +83,13 @@ class Copy:
             return None
         if process.returncode in (0, 5):
             return []
-        return _FAILED.findall(said) or ["the tests could not be collected"]
+        if not (failed := _FAILED.findall(said)):
+            raise RuntimeError(f"pytest has ended with {process.returncode}:\n{said[-2000:]}")
+        return failed
+
+    def tests_of(self, mutant: Mutant, most: int) -> list[str]:
+        """Returns the test modules that may notice a mutant, the likeliest first."""
+        return [str(one.relative_to(self._root)) for one in tests_of(mutant.path, self._root, most)]
 
 
 class Judge:
@@ -106,7 +112,7 @@ class Judge:
         """Returns "killed by TEST", "too slow" or "survived"."""
         copy = self._copies.get()
         try:
-            tests = [str(one.relative_to(ROOT)) for one in tests_of(mutant.path, ROOT, self._most)]
+            tests = copy.tests_of(mutant, self._most)
             if not tests:
                 return "survived, and no test imports the module"
             while True:
@@ -118,7 +124,7 @@ class Judge:
                 if not found:
                     return "survived"
                 (test, *_) = found
-                if test not in self._sound and "::" in test:
+                if test not in self._sound:
                     self._sound[test] = copy.failures([test]) == []
                 if self._sound.get(test, True):
                     return f"killed by {test}"
