@@ -73,7 +73,6 @@ def trap_env(
     env.url = make_conninfo(url, user="postgres")
     env.write_config(
         catalog={"url": url},
-        run={"skip_pgdump": False},
         dump={"bin": str(postgres.programs)},
     )
     return env
@@ -124,6 +123,7 @@ def test_no_command_calls_what_others_have_put_into_the_search_path(
     call("status")
     call("status", "--json")
     call("runs")
+    call("dump")
     call("dumps")
     call("show", blobids[0])
 
