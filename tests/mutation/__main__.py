@@ -27,7 +27,8 @@ ROOT: Final = Path(__file__).parents[2]
 ACCEPTED: Final = Path(__file__).parent / "accepted.txt"
 PACKAGES: Final = "receiver blobdir wire pack dump snapshot upload catalog"
 _COPIED: Final = ("ntt_backup", "tests", "docs", "systemd", "bin", "pyproject.toml", "README.md")
-_FAILED: Final = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+# Without parameters, whose text may be anything.
+_FAILED: Final = re.compile(r"^(?:FAILED|ERROR) (\S+?\.py(?:::\w+)*)", re.MULTILINE)
 
 
 class Copy:
