@@ -182,3 +182,33 @@ def test_the_parts_of_a_full_range_need_no_look_until_there_is_a_doubt() -> None
     assert not search.full(1).stretches
     left = sorted({piece.index for _, piece in search.slices()})
     assert left == [one.index for one in parts(171)][2:]
+
+
+@pytest.mark.parametrize(
+    ("stretch", "found"),
+    [
+        # It begins and ends with a range: nothing of the next one, and `past` is kept.
+        (Stretch(0, "10", "20", "10"), [Stretch(1, "10", "20", "10")]),
+        (
+            Stretch(0, "10", "30", "1000ab"),
+            [Stretch(1, "10", "20", "1000ab"), Stretch(2, "20", "30")],
+        ),
+        # It lies within one, or reaches over a bound.
+        (Stretch(0, "12", "18"), [Stretch(1, "12", "18")]),
+        (Stretch(0, "12", "28", "12"), [Stretch(1, "12", "20", "12"), Stretch(2, "20", "28")]),
+        (Stretch(0, "28", None), [Stretch(2, "28", "30"), Stretch(3, "30", None)]),
+        (Stretch(0, "30", "30"), []),
+    ],
+)
+def test_what_a_stretch_has_of_each_range(stretch: Stretch, found: list[Stretch]) -> None:
+    ranges = [BlobRange(1, "10", "20"), BlobRange(2, "20", "30"), BlobRange(3, "30", None)]
+
+    assert within(stretch, ranges) == found
+
+
+def test_a_stretch_between_ids_that_are_no_hex_has_all_of_each_range() -> None:
+    ranges = [BlobRange(1, "10", "20"), BlobRange(2, "20", None)]
+    whole = [Stretch(1, "10", "20"), Stretch(2, "20", None)]
+
+    assert within(Stretch(0, "10", "x"), ranges) == whole
+    assert within(Stretch(0, "x", "20"), ranges) == whole
