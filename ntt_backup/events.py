@@ -169,7 +169,7 @@ class Stopping(Event):
     within_s: Annotated[
         Amount | None,
         doc("seconds that will take at most at the present speed; null where nothing moves"),
-    ] = None
+    ]
 
     def _text(self) -> str:
         takes = f" (at most about {duration(max(1.0, self.within_s))})" if self.within_s else ""

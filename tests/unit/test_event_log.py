@@ -22,7 +22,7 @@ from ntt_backup.daemon.event_log import EventLog
 from ntt_backup.errors import ConfigError
 
 WARNING = events.Warning(reason="w")
-STOPPING = events.Stopping(signal=15)
+STOPPING = events.Stopping(signal=15, within_s=None)
 WORKER_STOP = events.WorkerStop()
 ERROR = events.Error(exit_code=5, message="m", detail="", hint="")
 

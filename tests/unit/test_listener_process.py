@@ -84,11 +84,11 @@ def said(process: ListenerProcess, wanted: int = 1) -> list[str]:
 def test_a_body_hears_all_targets_and_has_an_end(tmp_path: Path) -> None:
     process = ListenerProcess("test", writes(tmp_path / "heard"), patience=PATIENCE)
     one, two = process.of("one"), process.of("two")
-    one.event(Stopping(signal=2))
+    one.event(Stopping(signal=2, within_s=None))
     two.refresh(STATE)
     two.event(StillFailed(blobs=3))
     one.close()
-    two.event(Stopping(signal=15))
+    two.event(Stopping(signal=15, within_s=None))
     two.close()
     assert (tmp_path / "heard").read_text().splitlines() == [
         "one stopping",
@@ -107,7 +107,7 @@ def test_what_a_body_says_at_its_end_is_told(tmp_path: Path) -> None:
     log = EventLog(LogSettings(jsonl=tmp_path / "log"), "run-1", "one")
     process = ListenerProcess("test", last_words, patience=PATIENCE)
     listeners = Listeners([log, process.of("one")])
-    listeners.event(Stopping(signal=2))
+    listeners.event(Stopping(signal=2, within_s=None))
     listeners.close()
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     assert [line.get("reason") for line in lines] == [None, "it did not go out"]
@@ -177,7 +177,7 @@ def test_a_body_that_dies_is_told_of_once_and_the_others_hear_on() -> None:
     while not any("died" in line for line in log.told) and time.monotonic() < until:
         listeners.event(LONG)
         listeners.refresh(STATE)
-    listeners.event(Stopping(signal=2))
+    listeners.event(Stopping(signal=2, within_s=None))
     listeners.refresh(STATE)
     listeners.close()
     died = "warning: the process for test died (status 1): ValueError: no good"
