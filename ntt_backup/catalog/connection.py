@@ -9,6 +9,7 @@ up on an outage.
 from __future__ import annotations
 
 import logging
+import pwd
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -71,6 +72,8 @@ _HINTS = {
 WHO_KEEPS_ROWS = (
     "look at the triggers and policies of blobs (in psql: \\d blobs); the owner decides"
 )
+_SERVICE_USER = "ntt-backup"
+_OF_ROOT = re.compile(r"(role|user) \"root\"")
 _AWAY_HINT = "check that PostgreSQL runs on that host, and catalog.url (NTT_DB_URL)"
 
 
@@ -258,6 +261,15 @@ def _is_transient(error: psycopg.Error) -> bool:
     return lost and not _NOT_LET_IN.search(str(error))
 
 
+def _has_service_user() -> bool:
+    """Returns whether this host has the user whose name the service's units have."""
+    try:
+        pwd.getpwnam(_SERVICE_USER)
+    except KeyError:
+        return False
+    return True
+
+
 def _refusal_hint(error: psycopg.Error, detail: str) -> str:
     if "row-level security" in detail:
         return WHO_KEEPS_ROWS
@@ -269,4 +281,9 @@ def _refusal_hint(error: psycopg.Error, detail: str) -> str:
         return _HINTS.get(error.sqlstate, "")
     if "database" in detail and "does not exist" in detail:
         return _HINTS["3D000"]
+    if _OF_ROOT.search(detail) and _has_service_user():
+        return (
+            f"root has no role in the catalog: put `runuser -u {_SERVICE_USER} --` before the"
+            " command, as the service's user has one"
+        )
     return "check user, password and host in catalog.url (NTT_DB_URL), and the server's pg_hba.conf"

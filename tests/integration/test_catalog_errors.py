@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pwd
 import socket
 import subprocess
 import sys
@@ -89,6 +90,27 @@ def test_an_error_at_connecting_is_a_refusal_or_an_outage_by_its_words(
     assert isinstance(error.__cause__, psycopg.Error)
     assert SECRET not in f"{error.message}{error.detail}{error.hint}{error.__cause__}"
     assert error.hint
+
+
+@pytest.mark.parametrize("service", [True, False])
+@pytest.mark.parametrize(
+    "message",
+    ['role "root" does not exist', 'Peer authentication failed for user "root"'],
+)
+def test_root_on_the_host_of_a_service_is_told_how_to_be_the_services_user(
+    monkeypatch: pytest.MonkeyPatch, message: str, service: bool
+) -> None:
+    """A hint on the role alone would have somebody make a role for root."""
+
+    def user(name: str) -> object:
+        if not service:
+            raise KeyError(name)
+        return None
+
+    monkeypatch.setattr(pwd, "getpwnam", user)
+    with server_that_says(message) as url, pytest.raises(CatalogRefused) as caught:
+        connect(url, "test")
+    assert ("`runuser -u ntt-backup --`" in caught.value.hint) == service
 
 
 @pytest.mark.parametrize(
