@@ -278,6 +278,20 @@ class BatchComplete(WorkerEvent):
         )
 
 
+class MarksLost(WorkerEvent):
+    """The catalog's server crashed and lost the last marks: blobs that batch_complete counted as
+    copied are pending, and are sent again. They do not count as copied until then.
+    """
+
+    level = "warning"
+    blobs: Positive
+    bytes: Content
+
+    def _text(self) -> str:
+        blobs = many(self.blobs, "blob")
+        return f"the catalog has lost the marks of {blobs} in a crash; they are sent again"
+
+
 class BatchRetry(WorkerEvent):
     """A batch will be sent again as a whole."""
 

@@ -72,6 +72,14 @@ class Ledger:
                 self._mark_failed(found)
             insert_packs(self._conn, self._target, packs)
 
+    def unrecorded(self, blobids: set[str]) -> set[str]:
+        """Returns those of the blobids that are in the catalog and not marked as copied: a crash of
+        the server may have lost the last marks. Raises as `record` does.
+        """
+        with translated("look for lost marks"):
+            left = {blobid for (blobid,) in self._run("unmarked", blobids=TextArray(blobids))}
+            return self._lock(left) if left else set()
+
     def _mark_copied(self, sizes: dict[str, int | None]) -> None:
         """Marks all rows but those that are gone.
 

@@ -140,6 +140,10 @@ class Progress:
                 self.failed += message.failed
                 self.bytes += message.bytes
                 self._blobs_rate.add(now, message.copied + message.failed)
+            case events.MarksLost():
+                one.copied -= message.blobs
+                self.copied -= message.blobs
+                self.bytes -= message.bytes
             case Drained():
                 self.found(PendingEstimate(0, 0, 0, exact=True))
             case events.WorkerStart():

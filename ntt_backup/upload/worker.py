@@ -15,6 +15,7 @@ event pipe.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
@@ -57,6 +58,8 @@ _READING_SECONDS: Final = 0.05
 _IDLE_SESSION_SECONDS: Final = 60.0
 _FIRST_WAIT_SECONDS: Final = 0.05
 _LAST_WAIT_SECONDS: Final = 2.0
+# For longer a server keeps no commit in memory alone: three times wal_writer_delay, which is 0.2 s.
+_VOLATILE_SECONDS: Final = 1.0
 
 
 class Worker:
@@ -103,6 +106,8 @@ class Worker:
         self._away_s = 0.0
         self._done = False
         self._kept = 0.0
+        # The last receipts that were recorded, each with the time of that.
+        self._recorded: deque[tuple[float, Receipt]] = deque()
         pipe.on_tick = self._keep_claims
 
     def claim_ahead(self) -> None:
@@ -263,6 +268,7 @@ class Worker:
             self._open_catalog().ledger.record(receipt.stored, receipt.failed, receipt.packs)
             self._outages.back("catalog")
             self._outcomes.receipts.popleft()
+            self._note_recorded(receipt)
             for failure in receipt.failed:
                 self._pipe.emit(events.BlobFailed.of(failure))
             self._pipe.emit(events.BatchComplete.of(receipt))
@@ -270,6 +276,24 @@ class Worker:
             kept = self._queue.ranges(time.monotonic())
             busy = kept.union(*(batch.ranges for batch in self._in_flight()))
             self._catalog.claims.release(spent - busy)
+
+    def _note_recorded(self, receipt: Receipt) -> None:
+        """Keeps the receipts of the last moment: a crash of the server may lose their marks."""
+        now = time.monotonic()
+        while self._recorded and now - self._recorded[0][0] > _VOLATILE_SECONDS:
+            self._recorded.popleft()
+        self._recorded.append((now, receipt))
+
+    def _tell_lost_marks(self, catalog: CatalogSession) -> None:
+        """Tells which blobs were counted as copied and will be sent again."""
+        sizes = {
+            blob.blobid: blob.size or 0 for _, receipt in self._recorded for blob in receipt.stored
+        }
+        lost = catalog.ledger.unrecorded(set(sizes)) if sizes else set()
+        self._recorded.clear()
+        if lost:
+            size = sum(sizes[blobid] for blobid in lost)
+            self._pipe.emit(events.MarksLost(blobs=len(lost), bytes=size))
 
     def _record_the_rest(self) -> None:
         """Records what has been answered, as far as possible. The error that ends the work is the
@@ -367,6 +391,7 @@ class Worker:
     def _open_catalog(self) -> CatalogSession:
         if self._catalog is None:
             self._catalog = self._connect_catalog()
+            self._tell_lost_marks(self._catalog)
         return self._catalog
 
     def _keep_claims(self) -> None:

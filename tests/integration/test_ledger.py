@@ -40,6 +40,15 @@ def test_a_receipt_is_recorded(catalog: Connection) -> None:
     ) == [(TARGET, "bad", "corrupt-source", "differs", 1)]
 
 
+def test_of_blobs_that_were_recorded_those_without_a_mark_are_found(catalog: Connection) -> None:
+    """A row that its owner has removed meanwhile is no lost mark."""
+    add(catalog, "marked", "lost")
+    made = Ledger(catalog, TARGET)
+    made.record([Blob("marked", 3)], [])
+    assert made.unrecorded({"marked", "lost", "removed"}) == {"lost"}
+    assert made.unrecorded({"marked"}) == set()
+
+
 def test_nothing_but_the_batch_is_marked_and_all_of_it_in_whatever_state(
     catalog: Connection,
 ) -> None:

@@ -119,6 +119,10 @@ class FakeCatalogSession:
                 taken.append((blob, index))
         return taken
 
+    def unrecorded(self, blobids: set[str]) -> set[str]:
+        self._work("look for marks")
+        return blobids - self._catalog.copied
+
     def exhausted(self) -> frozenset[int]:
         mine = {index for index, owner in self._catalog.locks.items() if owner is self}
         open_ones = {

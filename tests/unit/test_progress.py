@@ -27,6 +27,15 @@ def begin(blobs: int, size: int = 0) -> BatchStart:
     return BatchStart(batch="0.3", blobs=blobs, bytes=size)
 
 
+def test_blobs_whose_marks_were_lost_count_once() -> None:
+    progress = Progress(0.0, 1)
+    progress.take(0, complete(500, size=1000), 1.0)
+    progress.take(0, events.MarksLost(blobs=500, bytes=1000), 2.0)
+    progress.take(0, complete(500, size=1000), 3.0)
+    state = progress.state(4.0)
+    assert (state.copied, state.bytes, state.workers[0].copied) == (500, 1000, 500)
+
+
 def complete(copied: int, failed: int = 0, size: int = 0) -> events.BatchComplete:
     return events.BatchComplete(
         batch="0.3",

@@ -406,6 +406,29 @@ def test_a_catalog_that_is_lost_after_the_last_answer_is_back_before_the_work_en
     assert told[-5:] == ["batch_complete", "outage", "outage", "outage_end", "drained"]
 
 
+def test_marks_that_a_crash_of_the_server_has_lost_are_counted_once() -> None:
+    """It commits without waiting for the disk: the last batch is pending again after a crash."""
+    made = scene(20)
+    first = {blob.blobid: blob for blob in made.all}
+
+    def crash(event: dict[str, Any]) -> None:
+        if event["event"] == "batch_complete" and made.catalog.connections == 1:
+            for blobid in sorted(made.catalog.copied)[:5]:
+                made.catalog.copied.discard(blobid)
+                made.remote.answered.discard(blobid)
+                made.catalog.pending[blobid] = first[blobid]
+            made.catalog.script = Script(["catalog lost at release"])
+
+    made.pipe.on_event = crash
+    made.worker().run()
+    assert made.catalog.copied == set(first)
+    (lost,) = made.pipe.of("marks_lost")
+    assert lost["blobs"] == 5
+    assert lost["bytes"] == sum(first[one].size or 0 for one in sorted(first)[:5])
+    told = sum(one["copied"] for one in made.pipe.of("batch_complete"))
+    assert told - lost["blobs"] == len(first)
+
+
 @pytest.mark.parametrize("where", ["take", "record"])
 def test_a_session_that_expired_while_the_worker_was_stopped_is_no_outage(where: str) -> None:
     made = scene(20, catalog=["ok", f"session expired at {where}"])
