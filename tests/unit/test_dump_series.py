@@ -27,6 +27,7 @@ from ntt_backup.dump.record import SERIES, Stored
 from ntt_backup.dump.removed import Findable, Removed
 from ntt_backup.dump.segments import MOST, Cutter
 from ntt_backup.dump.series import SeriesDamaged, Writer, replay
+from ntt_backup.errors import DumpFailed
 from tests.patience import PATIENCE
 from tests.unit.sample_records import a_dump
 
@@ -489,6 +490,34 @@ def test_nonsense_in_a_dump_of_a_series_with_the_right_sum_is_told_of(tmp_path: 
     found = DumpText(cast(DumpsByShell, RemoteDir()), [replace(one, record=made)])
     assert b"".join(found) == b""
     assert (found.damaged, found.why) == (one.name, "its end is missing")
+
+
+@pytest.mark.parametrize("more", [0, 1, 100])
+def test_more_than_the_record_says_is_damage_and_more_than_there_is_a_lie(more: int) -> None:
+    """A sealed dump is larger than what is in it, and its record may say anything."""
+    file = a_whole_dump(b"a\n" * 50)
+    (one,) = a_chain(0)
+    assert one.record is not None
+    made = replace(
+        one.record,
+        bytes=len(file) - 1,
+        sha256=hashlib.sha256(file).hexdigest(),
+        text_bytes=100,
+        sealed=len(file) + more,
+    )
+
+    class RemoteDir:
+        def fetch(self, name: str) -> Iterator[bytes]:
+            yield from (file[at : at + 5] for at in range(0, len(file), 5))
+            yield bytes(50)
+
+    found = DumpText(cast(DumpsByShell, RemoteDir()), [replace(one, record=made, size=made.sealed)])
+    if more < 50:
+        with pytest.raises(DumpFailed, match="more of a dump than it has"):
+            list(found)
+    else:
+        assert b"".join(found) == b""
+        assert found.damaged == one.name
 
 
 def test_a_full_dump_begins_a_chain_when_the_last_one_is_long_or_has_a_gap() -> None:
