@@ -14,7 +14,14 @@ from ntt_backup.receiver import incoming
 from ntt_backup.receiver.snapshot_directory import SnapshotDirectory
 from ntt_backup.receiver.terms import ALLOWED
 from ntt_backup.wire import file_messages, framing
-from tests.receiver_driver import BYE, RemoteReceiver, ScriptedSession, a_file, everything
+from tests.receiver_driver import (
+    BYE,
+    RemoteReceiver,
+    ScriptedSession,
+    a_dump,
+    a_file,
+    everything,
+)
 
 NAME = "db/20260304T120000Z-0badcafe/map"
 DATA, END = framing.frame(framing.FILE_DATA, b"content"), a_file(b"content", NAME)
@@ -124,6 +131,20 @@ def test_snapshots_is_a_directory_of_its_own(root: Path, client: ScriptedSession
     for said in (FILES, END, file_messages.reading(NAME, 0, 1), file_messages.removing([NAME])):
         assert client.snapshots(said).error == "place"
     assert list((root.parent / "elsewhere").iterdir()) == []
+
+
+def test_dumps_and_snapshots_are_for_the_account_alone(root: Path, client: ScriptedSession) -> None:
+    before = os.umask(0)
+    try:
+        client.snapshots(END)
+        client.dumps(a_dump(b"content", "20260304T120000Z-0badcafe.dump"))
+    finally:
+        os.umask(before)
+    made = {path.name: path.stat().st_mode & 0o777 for path in root.rglob("*")}
+    assert made.pop("pgdump") == made.pop("snapshots") == 0o700
+    files = [path for path in root.rglob("*") if path.is_file()]
+    assert len(files) == 3
+    assert {path.stat().st_mode & 0o077 for path in files} == {0}
 
 
 def test_directories_go_with_their_last_file(root: Path, client: ScriptedSession) -> None:
