@@ -15,6 +15,7 @@ from ntt_backup.catalog.dump_history import DumpRun
 from ntt_backup.catalog.history import Run
 from ntt_backup.catalog.stats import StoredObjects, Totals
 from ntt_backup.daemon.control.run_report import DaemonReport
+from ntt_backup.newest import Newest
 from ntt_backup.snapshot.last_take import Last
 
 FILE = Path(__file__).parents[1] / "docs" / "status.schema.json"
@@ -23,7 +24,7 @@ _NAMES = "#/$defs/{model}"
 
 def schema() -> dict[str, Any]:
     """The schema of the object of one target."""
-    classes: tuple[type, ...] = (Totals, StoredObjects, Run, DumpRun, Last, DaemonReport)
+    classes: tuple[type, ...] = (Totals, StoredObjects, Run, DumpRun, Last, Newest, DaemonReport)
     defs: dict[str, Any] = {}
     for one in classes:
         made = TypeAdapter(one).json_schema(ref_template=_NAMES, mode="serialization")
@@ -58,6 +59,7 @@ def schema() -> dict[str, Any]:
                     next_due=_or_null(moment),
                 )
             ),
+            missed=_list(_ref("Newest")),
             ranges=_list(_object(range=text, holder=text, pid=count)),
             daemon=_or_null(_ref("DaemonReport")),
         ),

@@ -56,6 +56,13 @@ def iter_packs(conn: Connection, target: str) -> Iterator[StoredPack]:
         found, past = len(rows), rows[-1][1] if rows else ""
 
 
+def newest_pack(conn: Connection, target: str) -> tuple[StoredPack, datetime] | None:
+    """Returns the pack that was noted last, and when; None where there is none."""
+    with translated("tell the newest pack"):
+        row = conn.execute(statement("newest_pack"), {"target": target}).fetchone()
+    return (StoredPack(*row[:-1]), row[-1]) if row is not None else None
+
+
 class PackChecks:
     """Lists the packs to check, those first that were checked longest ago. blobs: how many they
     hold; began: when the list was made.

@@ -22,6 +22,7 @@ from ntt_backup.config.timetable import describe
 from ntt_backup.daemon.check_return import host_key, last_drill, remote_reads
 from ntt_backup.daemon.event_log import EventLog
 from ntt_backup.daemon.metrics import process as metrics_process
+from ntt_backup.daemon.newest_check import newest_known
 from ntt_backup.daemon.notices import process as notice_process
 from ntt_backup.daemon.preflight import Preflight, Step, guarded
 from ntt_backup.dump.rehearsal import rehearse
@@ -65,6 +66,8 @@ def check(settings: Settings) -> Iterator[Step]:
         yield guarded("restore", lambda: remote_reads(settings))
     yield guarded("drill", lambda: last_drill(settings))
     yield guarded("signing", lambda: host_key(settings))
+    if reached:
+        yield guarded("newest", lambda: newest_known(settings))
     if settings.snapshots:
         yield guarded("snapshots", lambda: snapshots(settings, reached=reached))
 

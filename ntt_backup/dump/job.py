@@ -26,7 +26,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
-from ntt_backup import events
+from ntt_backup import events, newest
 from ntt_backup.catalog import connection, dump_history, selection
 from ntt_backup.catalog.dump_history import DatabaseState
 from ntt_backup.client.error_text import explain_gone
@@ -147,6 +147,9 @@ class _Job:
         contents = remote_dir.contents()
         of_host = shelf.of_host(contents.dumps, self._keys, self._ledger())
         ours = record.of_catalog(of_host, settings.target, state.database)
+        names = [one.name for one in of_host if one.size is not None]
+        for missed in newest.compare(settings, {("dump", ""): names}):
+            self._warn(str(missed))
         known = restorable(shelf.signed(ours, self._keys))
         last = known[-1].record if known else None
         copied = contents.placed and last is not None and last.copied
@@ -319,6 +322,7 @@ class _Job:
             self._warn(f"dumps past retention are still on the remote: {error}")
             pruned = 0
         self.note(name, made, "")
+        newest.record(self._settings, "dump", name)
         took = time.monotonic() - self._clock
         self._emit(
             DumpComplete(

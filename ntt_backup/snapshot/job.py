@@ -7,6 +7,7 @@ from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
+from ntt_backup import newest
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.host_key import HostKeys
 from ntt_backup.dump.retention import Retention
@@ -19,6 +20,7 @@ from ntt_backup.snapshot.repository.open import open_repository
 from ntt_backup.snapshot.take.copies import open_copies
 from ntt_backup.snapshot.take.new_version import Report, Taken, take
 from ntt_backup.snapshot.take.sets import SnapshotSet, without
+from ntt_backup.snapshot.versions import names_of_host
 
 
 def take_version(
@@ -45,6 +47,9 @@ def take_version(
     ):
         how = {"full": full, "paranoid": paranoid}
         keys = HostKeys.of(settings)
+        names = names_of_host(repository, set.name, copies.origins(keys))
+        for missed in newest.compare(settings, {("version", set.name): names}):
+            report.problem(f"set {set.name}", str(missed))
         taken = take(
             repository,
             without(set, own),
@@ -55,6 +60,7 @@ def take_version(
             **how,
         )
         note(taken)
+        newest.record(settings, "version", taken.version, set.name)
         if (named := settings.snapshots.get(set.name)) is not None:
             try:
                 gone = expire(
@@ -67,6 +73,7 @@ def take_version(
                     problem=report.problem,
                 ).gone
                 taken.forgotten = len(gone)
+                newest.removed(settings, "version", [one.name for one in gone], set.name)
             except BackupError as error:
                 report.problem("versions past retention", f"still on the target: {error}")
         return taken

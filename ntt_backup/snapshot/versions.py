@@ -155,6 +155,19 @@ def newest_of_host(
     return None
 
 
+def names_of_host(repository: RepositoryToRead, set: str, origins: Origins) -> list[str]:
+    """Returns the names of whole versions of a set that tell which is the newest of this host: all
+    that are known by their names, and the newest that it signed. What others may have planted is
+    not among them.
+    """
+    whole = [one for one in versions(repository, set) if one.whole]
+    found = [one.name for one in whole if origins.names(set, one.name)]
+    with suppress(ConfigError, RemoteDenied):  # Nothing else is known of them then.
+        if (newest := newest_of_host(repository, whole, origins)) is not None:
+            found.append(newest.name)
+    return found
+
+
 def _is_ours(repository: RepositoryToRead, version: Version, origins: Origins) -> bool:
     return next(facts(repository, [version], origins)).origin == Origin.OURS
 

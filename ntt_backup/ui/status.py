@@ -29,6 +29,7 @@ from ntt_backup.format import (
     rate,
     size,
 )
+from ntt_backup.newest import Newest
 from ntt_backup.snapshot.last_take import Last
 from ntt_backup.ui.watch import daemon_line, outage_lines
 
@@ -39,7 +40,8 @@ class Status:
     dumps, and who holds which range. url: where the settings have the target, if they do. stored:
     its objects, where that is a bucket. snapshots: what this host knows of each set of the
     settings; every: of those that a run takes, the seconds from one version to the next. daemon:
-    what runs for the target on this host, or why nothing is known of it.
+    what runs for the target on this host, or why nothing is known of it. missed: what the target
+    should have, and had not when it was last looked at.
     """
 
     target: str
@@ -52,6 +54,7 @@ class Status:
     snapshots: Mapping[str, Last] = field(default_factory=dict)
     every: Mapping[str, float] = field(default_factory=dict)
     daemon: DaemonReport | str = "no daemon runs"
+    missed: Sequence[Newest] = ()
 
     def json(self) -> dict[str, Any]:
         """Returns plain JSON values: bytes are integers, times RFC 3339 in UTC."""
@@ -75,6 +78,7 @@ class Status:
                 }
                 for name, one in self.snapshots.items()
             ],
+            "missed": [_plain(one) for one in self.missed],
             "ranges": [
                 {"range": range_name(one.index), "holder": one.application_name, "pid": one.pid}
                 for one in self.holders
@@ -122,6 +126,7 @@ class Status:
             rows.append(("last dump", "none"))
         rows += [("last dump", _dump(one)) for one in self.dumps]
         rows += [row for name in self.snapshots for row in self._snapshot(name)]
+        rows += [("MISSED", str(one)) for one in self.missed]
         grouped: dict[str, list[int]] = {}
         for one in self.holders:
             grouped.setdefault(f"{one.application_name} (PID {one.pid})", []).append(one.index)
@@ -190,7 +195,7 @@ def _head(url: str | None, daemon: DaemonReport | str) -> list[tuple[str, str]]:
     return [*rows, ("daemon", daemon_line(daemon)), *waits]
 
 
-def _plain(record: Run | DumpRun | Last) -> dict[str, Any]:
+def _plain(record: Run | DumpRun | Last | Newest) -> dict[str, Any]:
     return {name: json_value(value) for name, value in asdict(record).items()}
 
 

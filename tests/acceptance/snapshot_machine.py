@@ -46,6 +46,7 @@ class Machine:
     def write_config(self, **sets: dict[str, Any]) -> None:
         remote = self.remote or {"url": f"file://{self.target}"}
         tables = {"remote": remote, "run": self.limits}
+        tables["log"] = {"jsonl": str(self.root / "log.jsonl")}
         tables["lock"] = {"file": f"{self.root}/lock-{{target}}"}
         tables |= {f"snapshots.{name}": said for name, said in sets.items()}
         lines = []

@@ -184,3 +184,13 @@ def test_a_run_that_watches_sends_what_comes_but_nothing_while_it_is_paused(
     env.assert_complete()
     assert [line for kind in ("outage", "worker_stall", "error") for line in env.events(kind)] == []
     assert json.loads(env.log.read_text().splitlines()[-1])["outcome"] == "stopped"
+
+
+def test_check_tells_that_the_newest_pack_is_not_there(bucket_env: BucketEnvironment) -> None:
+    env = bucket_env
+    env.fill(5)
+    assert env.run("run").returncode == 0
+    (key,) = env.packs()
+    assert f"lacks the pack {key}" not in env.run("check").stdout
+    env.bucket.delete(key)
+    assert f"lacks the pack {key}" in env.run("check").stdout

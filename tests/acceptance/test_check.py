@@ -28,7 +28,7 @@ STEPS = (
     "clock",
     "space",
 )
-LAST_STEPS = ("versions", "dump", "drill", "signing")
+LAST_STEPS = ("versions", "dump", "drill", "signing", "newest")
 
 
 def verdicts(output: str) -> dict[str, str]:

@@ -719,3 +719,37 @@ def test_a_dump_that_another_host_is_making_is_not_removed(
             proxy.trouble(kind, meanwhile, when=lambda key: key.endswith(".dump"))
         assert make(in_bucket) == MADE
         assert len(in_pgdump(in_bucket)) == 2
+
+
+def test_a_target_without_the_newest_dump_is_told_by_every_command(dumping: Environment) -> None:
+    """As one that shows an older state of itself: what is left of it is whole."""
+    env = dumping
+    env.fill(3)
+    assert env.run("run").returncode == 0
+    make(env, force=True)
+    make(env, force=True)
+    assert "MISSED" not in env.run("verify", "--download").stdout
+    last = dumps(env)[-1]
+    for name in (last, f"{last}.json"):
+        (env.remote.local / "pgdump" / name).rename(env.remote.local / name)
+    checked = env.run("check")
+    assert checked.returncode == 0
+    (line,) = (one for one in checked.stdout.splitlines() if one.split()[1:2] == ["newest"])
+    assert line.startswith("warning")
+    assert f"lacks the dump {last}" in line
+    assert [one["missed"] for one in json.loads(env.run("status", "--json").stdout)["missed"]] == [
+        last
+    ]
+    verified = env.run("verify", "--download")
+    assert verified.returncode == 7
+    assert f"MISSED: the target lacks the dump {last}" in verified.stdout
+    assert f"lacks the dump {last}" in env.run("status").stdout
+    said: list[str] = []
+    job.dump(settings(env), lambda event: said.append(str(event.line)), force=True)
+    assert any(f"lacks the dump {last}" in one for one in said)
+    # The next dump does not make it good.
+    assert env.run("verify", "--download").returncode == 7
+    for name in (last, f"{last}.json"):
+        (env.remote.local / name).rename(env.remote.local / "pgdump" / name)
+    assert env.run("verify", "--download").returncode == 0
+    assert json.loads(env.run("status", "--json").stdout)["missed"] == []

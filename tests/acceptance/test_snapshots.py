@@ -332,6 +332,26 @@ def test_a_version_that_plays_this_host_is_forged(machine: Machine) -> None:
     assert "FORGED" in machine.call("restore", f"etc@{version}", "--to", back, expect=2)
 
 
+def test_a_target_that_shows_an_older_state_of_itself_is_told(machine: Machine) -> None:
+    (machine.files / "hosts").write_text("content")
+    taken = [machine.take(), machine.take()]
+    assert machine.json("verify", "etc")["missed"] == []
+    last = machine.target / "snapshots" / "etc" / taken[1]
+    last.rename(machine.root / "withheld")
+    (told,) = machine.json("verify", "etc", expect=7)["missed"]
+    assert f"etc@{taken[1]}" in told
+    assert "MISSED: the target lacks" in machine.call("verify", expect=7)
+    # A take says it, too, and goes on with what is there.
+    again = machine.run("take", "etc", "--json")
+    assert f"etc@{taken[1]}" in again.stderr
+    assert json.loads(again.stdout)["parent"] == taken[0]
+    (machine.root / "withheld").rename(last)
+    assert machine.json("verify", "etc")["missed"] == []
+    # What is removed by us is not missed.
+    machine.call("forget", "etc", "--keep-last", "1", "--yes")
+    assert machine.json("verify", "etc")["missed"] == []
+
+
 def test_a_set_is_changed_by_one_at_a_time(machine: Machine) -> None:
     taken = [machine.take("--full"), machine.take("--full")]
     with (machine.root / "lock-remote-snapshot-etc").open("r+b") as held:

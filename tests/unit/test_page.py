@@ -24,6 +24,7 @@ from ntt_backup.catalog.glance import Proved
 from ntt_backup.catalog.history import Hour
 from ntt_backup.config import CatalogConfig
 from ntt_backup.errors import CatalogRefused, CatalogUnavailable, ConfigError, WaitsToStart
+from ntt_backup.newest import Newest
 from ntt_backup.snapshot.last_take import Last
 from ntt_backup.ui.page import charts
 from ntt_backup.ui.page.facts import Facts
@@ -42,6 +43,9 @@ RUN = a_run(started_at=NOW - 2 * HOUR, updated_at=NOW - HOUR, ended_at=NOW - HOU
 DUMP = DumpRun(NOW - HOUR, NOW - HOUR, "a.dump", 1000, "", "")
 AWAY = CatalogUnavailable("it is away")
 HOSTILE = "<script>alert(1)</script>\n\x1b[31m\u202e</title><img src=x onerror=y>'\"`&"
+
+
+MISSED = Newest("remote", "", "version", "etc", "x", NOW, missed="x", missed_at=NOW)
 
 
 def settings(**tables: Any) -> CatalogConfig:
@@ -101,6 +105,7 @@ def uncounted(state: str) -> Facts:
         (facts(daemon=daemon(paused=True)), Level.WAITS, "Somebody paused it"),
         (facts(daemon=daemon(outages=away(HOUR / 2))), Level.WAITS, "The remote has not answered"),
         (facts(daemon=daemon(outages=away(2 * HOUR))), Level.NEEDS_YOU, "for 2 h 0 min"),
+        (facts(missed=[MISSED]), Level.NEEDS_YOU, "The target lacks the version etc@x, the newest"),
         (facts(trouble=AWAY), Level.WAITS, "are older"),
         (facts(trouble=AWAY, read_at=NOW - 2 * HOUR), Level.NEEDS_YOU, "are older"),
         (facts(trouble=AWAY, read_at=None), Level.NEEDS_YOU, "It is away"),

@@ -27,6 +27,11 @@ select pack_id, key, low, high, blobs, size, checksum from ntt_backup.packs
 where target = %(target)s and key collate "C" > %(past)s
 order by key collate "C" limit %(limit)s;
 
+-- name: newest_pack
+-- The pack that was noted last.
+select pack_id, key, low, high, blobs, size, checksum, sealed_at from ntt_backup.packs
+where target = %(target)s order by sealed_at desc limit 1;
+
 -- name: packs_to_check
 -- The packs that may hold blobids between two, those first that were checked longest ago. What is
 -- checked meanwhile comes last, and is left out. A sample is the same for the same seed.

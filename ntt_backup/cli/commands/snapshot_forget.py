@@ -9,6 +9,7 @@ from functools import partial
 
 import click
 
+from ntt_backup import newest
 from ntt_backup.cli.common import Common, json_option
 from ntt_backup.cli.completion import set_names
 from ntt_backup.cli.results import report
@@ -115,6 +116,7 @@ def forget(
                 )
         if removes:
             repository.do(lambda remote: remote.remove(found.names))
+            newest.removed(settings, "version", [one.name for one in found.gone], set_name)
     said = f"removed {size(found.size)}" if removes else "nothing was removed"
     told = {"target": common.target, **fields(found), "removed": removes}
     report(told, [said], 0, as_json=as_json)

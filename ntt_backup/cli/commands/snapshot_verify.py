@@ -8,17 +8,20 @@ from functools import partial
 
 import click
 
+from ntt_backup import newest
 from ntt_backup.cli.common import Common, result_options
 from ntt_backup.cli.completion import set_names
 from ntt_backup.cli.param_types import PART
 from ntt_backup.cli.results import fields_of, first_lines, report
 from ntt_backup.config import RemoteConfig
+from ntt_backup.errors import SOME_FAILED
 from ntt_backup.format import duration, many, size
 from ntt_backup.snapshot.origins import Origins
 from ntt_backup.snapshot.repository.open import open_to_read
 from ntt_backup.snapshot.repository.patient import PatientRepository
 from ntt_backup.snapshot.verify import Findings, Question
 from ntt_backup.snapshot.verify import verify as check
+from ntt_backup.snapshot.versions import names_of_host
 from ntt_backup.ui.progress_line import ProgressLine, pace
 
 _TAKE = "ntt-backup-remote snapshot take"
@@ -52,7 +55,7 @@ def verify(
     if part is not None and download:
         raise click.UsageError("give only one of --sample and --download")
     question = Question(which, 1.0 if download else part or 0.0, since)
-    settings = common.load(RemoteConfig)
+    settings, missed = common.load(RemoteConfig), list[str]()
     with (
         ProgressLine(sys.stderr, quiet=quiet) as line,
         closing(
@@ -65,9 +68,14 @@ def verify(
             lambda found: line.show(lambda: progress_text(found)),
             Origins.of(settings),
         )
+        for of in {one.of for one in newest.recorded(settings) if one.kind == "version"}:
+            if which in ("", of):
+                names = names_of_host(repository, of, Origins.of(settings))
+                missed += map(str, newest.compare(settings, {("version", of): names}))
     wrong = [one._asdict() for one in found.wrong]
-    fields = {"target": common.target, **fields_of(found), "wrong": wrong}
-    report(fields, lines(found, question), found.exit_code, as_json=as_json)
+    fields = {"target": common.target, **fields_of(found), "wrong": wrong, "missed": missed}
+    said = [*lines(found, question), *(f"MISSED: {one}" for one in missed)]
+    report(fields, said, found.exit_code or (SOME_FAILED if missed else 0), as_json=as_json)
 
 
 def progress_text(found: Findings) -> str:

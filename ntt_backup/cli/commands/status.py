@@ -23,6 +23,7 @@ from ntt_backup.daemon.control.client import report
 from ntt_backup.daemon.control.run_report import DaemonReport
 from ntt_backup.errors import BackupError
 from ntt_backup.format import render_error
+from ntt_backup.newest import missed
 from ntt_backup.objects.keys import LARGE_BLOB
 from ntt_backup.snapshot.last_take import last
 from ntt_backup.ui.status import Status, Unavailable
@@ -152,4 +153,5 @@ def _status(settings: CatalogConfig, exact: bool, daemon: DaemonReport | str) ->
             {name: last(settings, name) for name in settings.snapshots},
             settings.scheduled,
             daemon,
+            missed(settings),
         )

@@ -25,6 +25,8 @@ from ntt_backup.cli.common import (
 from ntt_backup.cli.param_types import DURATION, PART, SIZE
 from ntt_backup.cli.results import count_lines, failure_lines, fields_of, report, strangers
 from ntt_backup.config import RemoteConfig, StoreConfig
+from ntt_backup.daemon.newest_check import look
+from ntt_backup.errors import SOME_FAILED, BackupError
 from ntt_backup.format import duration, many, size
 from ntt_backup.model import Reason
 from ntt_backup.ui.progress_line import ProgressLine, pace, time_left
@@ -81,7 +83,7 @@ def verify(
     question = Question(way, **chosen)
     sample = f"{question.fraction:.3%}" if question.fraction else None
     asked = {"way": "download" if download else "", "prefix": question.prefix, "sample": sample}
-    command = "verify --local" if local else "verify"
+    command, missed = "verify --local" if local else "verify", list[str]()
     with noted(common, command, **asked) as note, ProgressLine(sys.stderr, quiet=quiet) as line:
 
         def progress(found: Findings) -> None:
@@ -99,14 +101,22 @@ def verify(
                 check = verify_bucket if remote.remote.kind == "s3" else verify_remote
                 found = check(conn, remote, question, on_progress=progress, on_outage=line.outage)
             said = [*lines(found, question), *advice_for_remote(found)]
+            try:
+                missed = [str(one) for one in look(remote)]
+            except BackupError as error:
+                said.append(f"whether the newest dump and versions are there is not known: {error}")
+            said += [f"MISSED: {one}" for one in missed]
             if remote.remote.kind == "s3" and way == "there":
                 said.append(
                     "only sizes and checksums were asked for; to prove the contents:"
                     " ntt-backup-remote verify --download"
                 )
         progress(found)
-    fields = {"target": common.target, "way": way, **fields_of(found)}
-    report(fields, said, found.exit_code, as_json=as_json)
+        code = found.exit_code or (SOME_FAILED if missed else 0)
+        if missed:
+            note.exit_code, note.detail = code, "; ".join([*filter(None, [note.detail]), *missed])
+    fields = {"target": common.target, "way": way, **fields_of(found), "missed": missed}
+    report(fields, said, code, as_json=as_json)
 
 
 def progress_text(found: Findings) -> str:

@@ -12,6 +12,7 @@ from ntt_backup.catalog.dump_history import last_dumps
 from ntt_backup.config import Settings, identity
 from ntt_backup.daemon.metrics.figures import Figures
 from ntt_backup.errors import CatalogError
+from ntt_backup.newest import missed
 from ntt_backup.snapshot.last_take import last
 
 _EVERY_SECONDS: Final = 60.0
@@ -50,6 +51,7 @@ class CatalogFigures:
     def _ask_for(self, conn: connection.Connection, target: str) -> None:
         figures = self._figures
         of_target = self._settings.model_copy(update={"target": target})
+        figures.set("missed_on_target", len(missed(of_target)), target=target)
         for name in self._settings.snapshots:
             if (taken := last(of_target, name).taken_at) is not None:
                 figures.note("last_snapshot_timestamp_seconds", taken.timestamp(), target, name)

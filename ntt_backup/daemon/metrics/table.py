@@ -122,4 +122,10 @@ METRICS: Final[Mapping[str, Metric]] = {
     "last_check_wrong_blobs": _metric(
         "gauge", "target command", "Blobs that its last call found lost or not right."
     ),
+    "missed_on_target": _metric(
+        "gauge",
+        "target",
+        "The newest dump and versions of this host that the target lacks: it may have been rolled"
+        " back.",
+    ),
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar, cast
@@ -27,6 +27,7 @@ from ntt_backup.errors import (
     CatalogUnavailable,
     NotRunning,
 )
+from ntt_backup.newest import Newest, missed
 from ntt_backup.snapshot.last_take import Last, last
 
 T = TypeVar("T")
@@ -55,6 +56,7 @@ class Facts:
     daemon: Mapping[str, Any] | None = None
     silence: BackupError | None = None
     snapshots: Mapping[str, Last] = field(default_factory=dict)
+    missed: Sequence[Newest] = ()
     read_at: datetime | None = None
     trouble: CatalogError | None = None
     lacks: list[CatalogError] = field(default_factory=list)
@@ -99,6 +101,7 @@ class Reader:
         except BackupError as error:
             found.silence = error
         found.snapshots = {name: last(settings, name) for name in settings.snapshots}
+        found.missed = missed(settings)
         if time.monotonic() >= self._rests_until:
             try:
                 late_catalog = CatalogUnavailable("the catalog is too slow to be read")
@@ -116,6 +119,7 @@ class Reader:
             daemon=found.daemon,
             silence=found.silence,
             snapshots=found.snapshots,
+            missed=found.missed,
             trouble=self._trouble,
         )
 

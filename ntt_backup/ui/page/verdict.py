@@ -204,6 +204,9 @@ def _others(facts: Facts, now: datetime) -> Iterator[Point]:
         elif every and known.taken_at and now - known.taken_at > timedelta(seconds=2 * every):
             what = f"The snapshot of {name} is late: the last one was {_ago(known.taken_at, now)}"
             yield Point(Level.NEEDS_YOU, what, f"`ntt-backup-remote snapshot take {name}`")
+    for one in facts.missed:
+        what = f"{str(one)[0].upper()}{str(one)[1:]}"
+        yield Point(Level.NEEDS_YOU, what, "who can change the target? `ntt-backup-remote check`")
     commands = set()
     for check in facts.checks:
         newest = check.command not in commands

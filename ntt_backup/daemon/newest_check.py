@@ -1,0 +1,91 @@
+"""Asks a target for the newest things that this host stored there, for `check` and `verify`."""
+
+from __future__ import annotations
+
+from contextlib import closing, suppress
+from datetime import datetime
+
+from ntt_backup import newest
+from ntt_backup.catalog import connection, packs
+from ntt_backup.catalog.dump_history import recent_dumps
+from ntt_backup.config import RemoteConfig, identity
+from ntt_backup.config.host_key import HostKeys
+from ntt_backup.daemon.preflight import Step
+from ntt_backup.dump.remote_dir import open_remote_dir
+from ntt_backup.dump.shelf import of_host
+from ntt_backup.errors import BackupError, CatalogError
+from ntt_backup.format import many, moment
+from ntt_backup.model import StoredPack
+from ntt_backup.newest import Kind, Newest
+from ntt_backup.snapshot.origins import Origins
+from ntt_backup.snapshot.repository.open import open_repository
+from ntt_backup.snapshot.versions import names_of_host
+from ntt_backup.wire.dump_messages import MAX_DUMPS
+
+
+def look(settings: RemoteConfig) -> list[Newest]:
+    """Returns what the target lacks of the newest dump, versions and pack that this host knows, and
+    notes it for `status`.
+
+    Raises:
+        BackupError: The target cannot be listed.
+    """
+    known = newest.recorded(settings)
+    there: dict[tuple[Kind, str], list[str]] = {}
+    if any(one.kind == "dump" for one in known):
+        with closing(open_remote_dir(settings)) as remote_dir:
+            found = remote_dir.contents().dumps
+        keys, ledger = HostKeys.of(settings), _ledger(settings)
+        # Without both, nothing tells which dumps are of this host.
+        dumps = found if ledger is None and not keys else of_host(found, keys, ledger or ())
+        there["dump", ""] = [one.name for one in dumps if one.size is not None]
+    sets = [one.of for one in known if one.kind == "version"]
+    if sets:
+        origins = Origins.of(settings)
+        with closing(open_repository(settings)) as repository:
+            for of in sets:
+                there["version", of] = names_of_host(repository, of, origins)
+    away = newest.compare(settings, there)
+    if settings.remote.kind == "s3" and (lost := _lost_pack(settings)) is not None:
+        pack, at = lost
+        place = settings.remote.url
+        away.append(Newest(settings.target, place, "pack", "", pack.key, at, missed=pack.key))
+    return away
+
+
+def _ledger(settings: RemoteConfig) -> frozenset[tuple[str, str]] | None:
+    """Returns the dumps that the catalog has noted; None where it cannot be asked."""
+    with suppress(CatalogError):
+        with connection.connect(settings.catalog.url, identity.application("check")) as conn:
+            noted = recent_dumps(conn, settings.target, MAX_DUMPS)
+        return frozenset((one.name, one.sha256) for one in noted if not one.error)
+    return None
+
+
+def _lost_pack(settings: RemoteConfig) -> tuple[StoredPack, datetime] | None:
+    """Returns the pack that the catalog knows as the newest, and when it was sealed, where the
+    bucket lacks it; None also where the catalog cannot be asked.
+    """
+    from ntt_backup.objects.s3 import open_bucket
+
+    with suppress(CatalogError):
+        with connection.connect(settings.catalog.url, identity.application("check")) as conn:
+            last = packs.newest_pack(conn, settings.target)
+        if last is not None and open_bucket(settings.remote).head(last[0].key) is None:
+            return last
+    return None
+
+
+def newest_known(settings: RemoteConfig) -> Step:
+    """Says whether the target has the newest that this host stored there."""
+    try:
+        found = look(settings)
+    except BackupError as error:
+        return Step("", warning=f"what is newest on the target is not known: {error}")
+    if found:
+        return Step("", warning="; ".join(map(str, found)))
+    known = newest.recorded(settings)
+    if not known:
+        return Step("", "nothing is noted yet that could be missed")
+    last = max(known, key=lambda one: one.at)
+    return Step("", f"{many(len(known), 'newest thing')} there, the last of {moment(last.at)}")
