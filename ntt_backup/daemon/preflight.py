@@ -34,6 +34,7 @@ from ntt_backup.source.inspection import Store
 from ntt_backup.upload.strategies.probe import NOT_APPEND_ONLY, Facts, Probe
 
 _SKEW_SECONDS: Final = 5.0
+_LEAST_INODES: Final = 1000
 _LEAST_FREE: Final = 64 * 1024 * 1024
 _SAMPLE: Final = 8
 _ESTIMATE_MS: Final = 2000
@@ -266,6 +267,18 @@ class Preflight:
             raise RemoteCannotStore(
                 "the remote is full", detail=text, hint="free space on the remote"
             )
+        files = many(estimate.blobs, "blob")
+        if (inodes := facts.free_inodes) is not None:
+            said = f"{inodes:,} inodes free, {about}{files} pending"
+            if inodes < min(_LEAST_INODES, max(estimate.blobs, 1)):
+                raise RemoteCannotStore(
+                    "the remote has no inodes left",
+                    detail=said,
+                    hint="remove files on the remote, or move to a file system with more inodes"
+                    " (df -i; mkfs.ext4 -N)",
+                )
+            if inodes < estimate.blobs:
+                return Step("", warning=f"not all will fit: {said}")
         if facts.free_bytes < need:
             return Step("", warning=f"not all will fit: {text}")
         return Step("", text)

@@ -203,6 +203,7 @@ class Receiver:
         fields: dict[str, write_messages.Field] = {
             "free_bytes": free,
             "total_bytes": total,
+            "free_inodes": workspace.free_inodes(),
             "clock_us": int(time.time() * 1e6),
             "system": f"{system.sysname} {system.release}",
             "sync": "fsync" if self._by_file else "syncfs",

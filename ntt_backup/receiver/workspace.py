@@ -62,6 +62,11 @@ class Workspace:
         room = os.statvfs(self.root)
         return room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize
 
+    def free_inodes(self) -> int:
+        """Returns how many more files fit; -1 where the file system has no fixed number of them."""
+        room = os.statvfs(self.root)
+        return room.f_favail if room.f_files else -1
+
     @property
     def in_place(self) -> bool:
         """Whether the open directories still have their names: a disk may have been taken away, or

@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.ssh import explain
+from ntt_backup.config.sections import RunSettings
 from ntt_backup.errors import (
     BackupError,
     BatchRejected,
@@ -25,6 +27,7 @@ from ntt_backup.errors import (
 )
 from ntt_backup.model import Batch
 from ntt_backup.upload.strategies.session import Rejection, Session
+from ntt_backup.upload.strategies.tar_probe import TarProbe
 from tests.contract.harness import Harness, Imposter, Machine, receipt_of, settle
 from tests.environment import wait_until
 
@@ -138,6 +141,28 @@ def test_what_hears_only_of_a_file_s_sync_is_synced_file_by_file(
     synced = {os.path.normpath(path) for path in called.read_text().split()}
     finals = [local.final(blob) for blob in batch.blobs]
     assert {str(above) for path in finals for above in (path, *path.parents[:3])} <= synced
+
+
+@pytest.mark.parametrize(
+    ("said", "inodes"),
+    [
+        ("Filesystem Inodes IUsed IFree IUse% Mounted\\nd 100 93 7 93% /", 7),
+        ("Filesystem Inodes IUsed IFree IUse% Mounted\\nd 0 0 0 - /", None),
+        ("Filesystem 512-blocks Used Avail Capacity iused\\nd 100 93 7 93% 5", None),
+        ("df: invalid option -- i", None),
+    ],
+)
+def test_the_shell_tells_how_many_inodes_are_free(
+    local: Harness, machine: Machine, said: str, inodes: int | None
+) -> None:
+    machine.tool(
+        "df", f"[ $1 != -Pi ] || {{ printf '%b\\n' '{said}'; exit; }}; exec /bin/df \"$@\""
+    )
+    run = RunSettings(strategy="tar")
+    spec = SessionSpec(machine, local.path, "0123456789ab", "run", "0", run)
+    probe = TarProbe(spec)
+    assert probe.facts(will_try_out=False).free_inodes == inodes
+    probe.close()
 
 
 def test_what_could_not_be_synced_has_no_receipt(

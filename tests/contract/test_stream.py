@@ -6,6 +6,7 @@ protocol just well enough (`lying_receiver`).
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -470,6 +471,8 @@ def test_a_probe_sends_trial_blobs_and_leaves_nothing(local: Harness) -> None:
     assert probe.strategy == "stream"
     assert facts.placed
     assert facts.free_bytes
+    inodes = os.statvfs(local.remote_dir)
+    assert (facts.free_inodes is None) == (inodes.f_files == 0)
     assert facts.skew_s < 5
     said = probe.try_out()
     probe.close()

@@ -8,13 +8,16 @@ import sys
 import tarfile
 import tempfile
 from pathlib import Path
+from typing import cast
 
 import pytest
 from blake3 import blake3
+from psycopg import Connection
 
 from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.daemon import check, preflight
 from ntt_backup.errors import BackupError, RemoteCannotStore, SourceError
+from ntt_backup.model import PendingEstimate
 from ntt_backup.upload.strategies import tar_probe
 from ntt_backup.upload.strategies.probe import Facts, trial
 
@@ -81,6 +84,37 @@ def test_a_clock_that_is_off_is_worth_a_look(skew: float, warned: bool) -> None:
     assert not warned or said.startswith(
         "the clocks of this host and of the remote differ by 5.1 s"
     )
+
+
+@pytest.mark.parametrize(
+    ("inodes", "blobs", "warned", "full"),
+    [
+        (None, 5000, False, False),
+        (5000, 5000, False, False),
+        (4999, 5000, True, False),
+        (999, 5000, False, True),
+        (0, 0, False, True),
+        (1, 0, False, False),
+        (10, 10, False, False),
+        (9, 10, False, True),
+    ],
+)
+def test_free_inodes_are_compared_with_what_is_pending(
+    monkeypatch: pytest.MonkeyPatch, inodes: int | None, blobs: int, warned: bool, full: bool
+) -> None:
+    """Blobs are small files: a disk may have room, and yet take none of them."""
+    facts = Facts("Linux", "tar", 1 << 40, 0.0, True, free_inodes=inodes)
+    checked = preflight.Preflight.__new__(preflight.Preflight)
+    checked._sizes, checked._bucket = [], False
+    estimate = PendingEstimate(blobs, blobs, 0, exact=True)
+    monkeypatch.setattr(preflight.Preflight, "_estimate", lambda self, catalog: estimate)
+    catalog = cast(Connection, None)
+    if full:
+        with pytest.raises(RemoteCannotStore, match="no inodes") as caught:
+            checked._look_for_space(catalog, facts)
+        assert caught.value.exit_code == 6
+    else:
+        assert ("inodes" in checked._look_for_space(catalog, facts).warning) == warned
 
 
 def test_a_missing_tool_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

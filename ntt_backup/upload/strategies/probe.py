@@ -39,7 +39,8 @@ class Facts:
     """Holds what a remote says about itself. Bytes and seconds; None where it does not say.
 
     program: what will receive the blobs, with its version. placed: by-hash exists. readable:
-    whether something is there that `verify` and `restore` need.
+    whether something is there that `verify` and `restore` need. free_inodes: how many more files
+    fit.
     """
 
     system: str
@@ -48,6 +49,7 @@ class Facts:
     skew_s: float
     placed: bool
     readable: bool = True
+    free_inodes: int | None = None
 
 
 class Probe(Protocol):

@@ -61,6 +61,7 @@ class StreamProbe:
         after = time.time()
         clock = _whole(facts, "clock_us") / 1e6
         by = "" if "blake3" in banner.hashes else f" ({banner.checking})"
+        inodes = facts.get("free_inodes")
         checks = f"checks by BLAKE3{by}" if banner.can_hash else _NAMES_UNCHECKED
         return Facts(
             system=str(facts.get("system", "unknown system")),
@@ -69,6 +70,7 @@ class StreamProbe:
             # The remote's clock was read somewhere between.
             skew_s=max(0.0, before - clock, clock - after),
             placed=bool(_whole(facts, "placed")),
+            free_inodes=inodes if isinstance(inodes, int) and inodes >= 0 else None,
         )
 
     def try_out(self) -> str:

@@ -99,7 +99,7 @@ def _facts(said: Mapping[str, str], before: float, after: float) -> Facts:
     if problem := said.get("problem"):
         raise explain_root(problem)
     clock = float(said["clock"]) if said.get("clock", "").isdigit() else before
-    free = said.get("free_kib", "")
+    free, inodes = said.get("free_kib", ""), said.get("free_inodes", "")
     return Facts(
         system=said.get("system", "unknown system"),
         program=said.get("tar", "no tar"),
@@ -107,6 +107,7 @@ def _facts(said: Mapping[str, str], before: float, after: float) -> Facts:
         # The remote's clock was read somewhere between, and shows whole seconds.
         skew_s=max(0.0, before - clock - 1, clock - after),
         placed=said.get("by-hash") == "present",
+        free_inodes=int(inodes) if inodes.isdigit() else None,
         readable=said.get("python") == "present",
     )
 

@@ -27,6 +27,9 @@ fi
 [ ! -d "$root/by-hash" ] || echo by-hash=present
 find "$root/" -maxdepth 1 -name "$stem.*" -mmin +60 -exec rm -rf {} + 2>/dev/null
 printf "free_kib=%s\n" "$(df -Pk "$root" 2>/dev/null | awk "NR == 2 { print \$4 }")"
+# Some file systems have no fixed number of inodes, some a df of other columns.
+printf "free_inodes=%s\n" "$(df -Pi "$root" 2>/dev/null |
+    awk "NR == 1 { known = (\$2 == \"Inodes\") } NR == 2 && known && \$2 > 0 { print \$4 }")"
 [ -n "$scratch" ] || exit 0
 echo kept=yes
 cat >/dev/null
