@@ -76,7 +76,9 @@ def _too_old(known: list[Stored]) -> str:
 
 
 def _outlook(settings: RemoteConfig, database: str, known: list[Stored]) -> str:
-    """Returns what either mode of dumps would send, by the last dump of each kind."""
+    """Returns when the newest dump was begun, and what either mode of dumps would send, by the last
+    dump of each kind.
+    """
 
     def last(kind: Sequence[Stored]) -> str:
         return size(kind[-1].size or 0) if kind else "not known yet"
@@ -86,7 +88,7 @@ def _outlook(settings: RemoteConfig, database: str, known: list[Stored]) -> str:
     newest = f"; the newest is of {moment(known[-1].begun)}"
     whole = last([one for one in known if not one.base])
     part = last([one for one in known if one.base])
-    said = f"; dump.mode full sends {whole} a dump, series {part}, by what was sent last{newest}"
+    said = f"{newest}; dump.mode full sends {whole} a dump, series {part}, by what was sent last"
     if settings.dump.mode == "series":
         base, text = last_text(settings, database, known)
         said += f"; the next one is {f'an increment on {base}' if base else 'whole'}"
