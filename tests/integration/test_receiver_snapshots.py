@@ -160,3 +160,21 @@ def test_reading_snapshots_is_a_right_of_its_own(root: Path) -> None:
     for allow, error in ((["snapshot"], "refused"), (["snapshot", "get"], "")):
         client = ScriptedSession(root, allow)
         assert client.snapshots(FILES, file_messages.reading(NAME, 0, 1)).error == error
+
+
+def test_few_files_stay_open_and_none_after_the_session(root: Path) -> None:
+    names = [f"db/20260304T120000Z-{number:08x}/map" for number in range(40)]
+    for name in names:
+        (root / "snapshots" / name).parent.mkdir(parents=True)
+        (root / "snapshots" / name).touch()
+    with closing(os.open(root, os.O_RDONLY)) as fd:
+        before = len(os.listdir("/proc/self/fd"))
+        directory = SnapshotDirectory(fd)
+        opened = {directory.open(name) for name in names}
+        assert len(opened) < len(names)  # Some got the number of one that was closed.
+        assert len(os.listdir("/proc/self/fd")) <= before + 17
+        directory.remove(names[:1])
+        assert len(os.listdir("/proc/self/fd")) <= before + 1
+        directory.open(names[1])
+        directory.close()
+        assert len(os.listdir("/proc/self/fd")) == before
