@@ -37,7 +37,7 @@ MAX_PACK: Final = 1 << 44
 DENSE_BELOW: Final = 1 << 14
 DENSE_MEMBER_BYTES: Final = 1 << 22
 # Of a compressed blob, before compression. Larger blobs are stored as they are.
-MAX_RAW: Final = 1 << 26
+MAX_RAW: Final = 1 << 24
 MAX_DICTIONARY: Final = 1 << 20
 
 # The codecs of an entry.

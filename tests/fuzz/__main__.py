@@ -8,12 +8,13 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from tests.fuzz import manifests, receiver_sessions
+from tests.fuzz import manifests, packs, receiver_sessions
 from tests.fuzz.bounded import MOST_BYTES, memory
 
 # Each takes a directory of its own, a seed and a number of rounds, and yields what was found.
 KINDS: Mapping[str, Callable[[Path, int, int], Iterator[str]]] = {
     "manifests": manifests.play,
+    "packs": packs.play,
     "receiver": receiver_sessions.play,
 }
 
