@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shlex
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -13,6 +13,9 @@ import pytest
 from blake3 import blake3
 
 from ntt_backup.cli.app import cli
+from ntt_backup.config import Settings, load
+from ntt_backup.config.host_key import HostKeys
+from ntt_backup.dump import record as records
 from tests.environment import Environment
 from tests.postgres import Postgres
 
@@ -129,10 +132,15 @@ def test_a_dump_of_an_early_catalog_comes_back_and_is_completed(
         old.query(statement)
     made = [str(postgres.programs / "pg_dump"), "--format=custom", old.url]
     data = subprocess.run(made, check=True, capture_output=True).stdout
-    (dump,) = old.root.glob("disk/pgdump/*.dump")
-    record = Path(f"{dump}.json")
-    said = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    record.write_text(json.dumps(json.loads(record.read_text()) | said))
+    dump, *others = old.root.glob("disk/pgdump/*.dump")
+    for other in others:
+        other.unlink()
+    said, digest = records.read(Path(f"{dump}.json").read_text()), hashlib.sha256(data).hexdigest()
+    assert said is not None
+    early = replace(
+        said, bytes=len(data), sha256=digest, head_bytes=len(data), head_sha256=digest
+    ).signed(dump.name, HostKeys.of(load(Settings, file=old.config, environ={})))
+    Path(f"{dump}.json").write_text(early.to_json())
     dump.write_bytes(data)
     copied = old.copied()
     old.write_config(catalog={"url": database_url})

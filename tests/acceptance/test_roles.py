@@ -257,7 +257,7 @@ def test_the_page_leads_three_roles_from_nothing_to_a_backup(owned: Environment)
 
     assert "the catalog is ready for target remote\n" in said["backup"]
     assert {Path(name).name for name in owned.on_remote()} == blobids
-    assert len(list((owned.remote.local / "pgdump").glob("*.dump"))) == 1
+    assert len(list((owned.remote.local / "pgdump").glob("*.dump"))) == 2
     assert f"{len(blobids)}" in said["monitor"]
     copied = owned.query("select blobid from app.blobs where remote_copied")
     assert {blobid for (blobid,) in copied} == blobids
