@@ -44,8 +44,8 @@ def test_the_first_worker_that_is_back_ends_the_outage_for_all(
     first = env.events("outage")[0]
     assert end["what"] == first["what"] == "remote"
     assert 0 < end["duration_s"] <= when(end) - when(first) + 0.1
-    # A worker that comes back opens a connection and sends a small batch: within seconds.
-    assert when(end) - when(first) - end["duration_s"] < 5
+    # The outage is over since the connection that answered, which then has a small batch to send.
+    assert when(end) - when(first) - end["duration_s"] < 5 + PATIENCE / 60
     planned = {one["worker"]: when(one) + one["wait_s"] for one in env.events("outage")}
     last = max(planned, key=lambda worker: planned[worker])
     done = [
