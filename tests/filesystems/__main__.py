@@ -1,9 +1,9 @@
 """Runs the tests that write real files on a file system of another kind than the machine's.
 
-    tests/filesystems/run ext4|xfs|btrfs|sshfs [pytest's arguments]
+    tests/filesystems/run ext4|xfs|btrfs [pytest's arguments]
 
-The file system lies in an image, or behind an sshd of this machine, and has pytest's directories.
-Needs root, loop devices and mkfs of that kind; for sshfs FUSE, sshfs and sshd.
+The file system lies in an image, and has pytest's directories. Needs root, loop devices and mkfs of
+that kind.
 """
 
 from __future__ import annotations
@@ -18,11 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from ntt_backup.demo.interrupts import Interrupts
-from ntt_backup.demo.ssh import SshFiles
-from ntt_backup.demo.sshd import LOOPBACK, Sshd
-from tests.parallel import memory, ports
-from tests.power.disks import FILE_SYSTEMS, call, mounted, new_image, unmount
+from tests.parallel import memory
+from tests.power.disks import FILE_SYSTEMS, mounted, new_image
 
 _SIZE: Final = 3 << 30
 _ROOT: Final = Path(__file__).parents[2]
@@ -64,34 +61,9 @@ def image(fs: str, work: Path) -> Iterator[Path]:
         yield where
 
 
-@contextmanager
-def sshfs(work: Path) -> Iterator[Path]:
-    """A directory of this machine, by way of an sshd."""
-    files, where, there = SshFiles(work), work / "mnt", work / "there"
-    files.write()
-    for place in (where, there):
-        place.mkdir()
-    port = ports()[0]
-    files.pin(port)
-    extra = "Subsystem sftp internal-sftp\n"
-    server = Sshd(work, files.host_key, files.authorized_keys, Interrupts(), extra=extra)
-    server.start(port)
-    options = [
-        *("allow_other", "default_permissions", f"IdentityFile={files.identity}"),
-        *(f"UserKnownHostsFile={files.known_hosts}", "StrictHostKeyChecking=yes"),
-    ]
-    try:
-        call("sshfs", "-p", str(port), "-o", ",".join(options), f"{LOOPBACK}:{there}", where)
-        yield where
-        unmount(where)
-    finally:
-        server.stop()
-
-
 def main() -> None:
     kinds: dict[str, Callable[[Path], AbstractContextManager[Path]]] = {
         **{fs: partial(image, fs) for fs in FILE_SYSTEMS},
-        "sshfs": sshfs,
     }
     if len(sys.argv) < 2 or sys.argv[1] not in kinds:
         sys.exit(f"usage: tests/filesystems/run {'|'.join(kinds)} [pytest's arguments]")
