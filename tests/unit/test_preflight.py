@@ -12,9 +12,9 @@ from typing import cast
 
 import pytest
 from blake3 import blake3
-from psycopg import Connection
 
 from ntt_backup.blobdir.layout import relative_path
+from ntt_backup.catalog.connection import Connection
 from ntt_backup.daemon import check, preflight
 from ntt_backup.errors import BackupError, RemoteCannotStore, SourceError
 from ntt_backup.model import PendingEstimate

@@ -48,16 +48,18 @@ def many_failures(count: int) -> Failures:
     [
         (
             Findings(),
-            "total checked bytes complete duration_s wrong requeued lost_packs left_out failures",
+            "total checked bytes complete duration_s wrong requeued lost_packs left_out failures"
+            " by_size strangers",
         ),
         (
             Restored(part=0.5),
             "restored right bytes archived archived_bytes thawing not_needed duration_s wrong"
-            " failures",
+            " failures strangers",
         ),
         (
             Comparison(),
-            "rows in_store on_remote agreed differences examples requeued marked duration_s",
+            "rows in_store on_remote agreed differences examples requeued marked duration_s"
+            " strangers",
         ),
     ],
 )

@@ -133,6 +133,6 @@ def test_a_bucket_without_boto3_is_one_clear_line(monkeypatch: pytest.MonkeyPatc
         monkeypatch.delitem(sys.modules, name)
     for name in ("botocore.client", "botocore.exceptions"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ConfigError, match="boto3") as caught:
+    with pytest.raises(ConfigError, match="the libraries for buckets") as caught:
         open_bucket(RemoteSettings(url="s3://bucket/prefix"))
     assert caught.value.hint == "pip install 'ntt-backup[s3]'"

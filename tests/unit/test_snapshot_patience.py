@@ -136,6 +136,6 @@ def test_a_command_goes_on_where_it_was(command: str, tmp_path: Path) -> None:
         assert found.entries == 201
         assert [one.file[-4:] for one in found.wrong] == ["/map"]  # Only a real take makes one.
     else:
-        done = restore(lambda: patient, "etc", tmp_path / "to", Options())
+        done = restore(lambda: patient, "etc", tmp_path / "to", Options(), trust=True)
         assert (done.files, done.wrong) == (200, 0)
     assert remote.waits == 3
