@@ -38,7 +38,7 @@ def look(settings: RemoteConfig) -> list[Newest]:
         keys, ledger = HostKeys.of(settings), _ledger(settings)
         # Without both, nothing tells which dumps are of this host.
         dumps = found if ledger is None and not keys else of_host(found, keys, ledger or ())
-        there["dump", ""] = [one.name for one in dumps if one.size is not None]
+        there["dump", ""] = [one.name for one in dumps if one.whole]
     sets = [one.of for one in known if one.kind == "version"]
     if sets:
         origins = Origins.of(settings)

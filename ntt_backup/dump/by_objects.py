@@ -74,8 +74,10 @@ class DumpsByObjects:
             )
         dumps = []
         for name in filter(is_name, names):
-            found = infos.get(name + _SEALED, infos.get(name))
             record = self._record(name) if name + _RECORD in infos else None
+            # What somebody else has put beside a dump, with the other ending, does not count.
+            sealed = record.sealed > 0 if record is not None else name + _SEALED in infos
+            found = infos.get(name + _SEALED if sealed else name)
             size, arrived = (found.size, found.modified) if found is not None else (None, None)
             refused = ""
             if found is not None and not found.key.endswith(_SEALED):
@@ -101,7 +103,10 @@ class DumpsByObjects:
         return len(names)
 
     def fetch(self, name: str) -> Generator[bytes, None, None]:
-        sealed = self.bucket.head(DUMPS + name + _SEALED) is not None
+        if (record := self._record(name)) is not None:
+            sealed = record.sealed > 0
+        else:
+            sealed = self.bucket.head(DUMPS + name + _SEALED) is not None
         key = DUMPS + name + (_SEALED if sealed else "")
         plain = None if sealed else self.bucket.head(key)
         if plain is not None and self.policy.refuses(plain.modified):

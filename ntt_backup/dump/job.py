@@ -147,7 +147,7 @@ class _Job:
         contents = remote_dir.contents()
         of_host = shelf.of_host(contents.dumps, self._keys, self._ledger())
         ours = record.of_catalog(of_host, settings.target, state.database)
-        names = [one.name for one in of_host if one.size is not None]
+        names = [one.name for one in of_host if one.whole]
         for missed in newest.compare(settings, {("dump", ""): names}):
             self._warn(str(missed))
         known = restorable(shelf.signed(ours, self._keys))

@@ -158,13 +158,20 @@ def newest_of_host(
 def names_of_host(repository: RepositoryToRead, set: str, origins: Origins) -> list[str]:
     """Returns the names of whole versions of a set that tell which is the newest of this host: all
     that are known by their names, and the newest that it signed. What others may have planted is
-    not among them.
+    not among them, also where it has a name that this host once gave.
+
+    Where manifests may not be read, all names count: who made a version cannot be told then, and a
+    version that is there must not be reported as missing.
     """
-    whole = [one for one in versions(repository, set) if one.whole]
-    found = [one.name for one in whole if origins.names(set, one.name)]
-    with suppress(ConfigError, RemoteDenied):  # Nothing else is known of them then.
-        if (newest := newest_of_host(repository, whole, origins)) is not None:
+    whole = {one.name: one for one in versions(repository, set) if one.whole}
+    found = [name for name in whole if origins.names(set, name)]
+    try:
+        while found and not _is_ours(repository, whole[found[-1]], origins):
+            found.pop()
+        if (newest := newest_of_host(repository, list(whole.values()), origins)) is not None:
             found.append(newest.name)
+    except (ConfigError, RemoteDenied):
+        return list(whole)
     return found
 
 
@@ -238,14 +245,22 @@ def facts(
     they are not proved; but what is of this host has the header and the trailer that it made.
     """
     whole = [(one, one.manifest) for one in versions if one.manifest is not None]
-    pieces = repository.read(one for _, file in whole for one in _ends(file))
+    rest = iter(whole)
     try:
-        for version, file in whole:
-            ends = [next(pieces) for _ in _ends(file)]
-            try:
-                yield _facts(repository, version, ends, origins)
-            except SnapshotDamaged as error:
-                yield Facts(version, None, None, error.detail)
+        # A reader ends with its first error: the versions behind a damaged one need a new one.
+        while whole := list(rest):
+            rest = iter(whole)
+            pieces = repository.read(one for _, file in whole for one in _ends(file))
+            for version, file in rest:
+                try:
+                    ends = [next(pieces) for _ in _ends(file)]
+                except SnapshotDamaged as error:
+                    yield Facts(version, None, None, error.detail)
+                    break
+                try:
+                    yield _facts(repository, version, ends, origins)
+                except SnapshotDamaged as error:
+                    yield Facts(version, None, None, error.detail)
     except FileMissing as error:
         raise RemoteUnreachable(
             "a version was removed meanwhile", detail=str(error), hint="say it again"

@@ -174,8 +174,8 @@ def test_check_says_what_either_mode_sends(series: Environment, tmp_path: Path) 
     done = series.run("check")
     assert done.returncode == 0, done.stdout
     assert re.search(
-        rf"dump.mode full sends [\d.]+ kB a dump, series [\d.]+ kB, by what was sent last;"
-        rf" the newest is of [^;]+; the next one is an increment on {third}$",
+        rf"the newest is of [^;]+; dump.mode full sends [\d.]+ kB a dump, series [\d.]+ kB,"
+        rf" by what was sent last; the next one is an increment on {third}$",
         done.stdout,
         re.MULTILINE,
     ), done.stdout

@@ -147,7 +147,8 @@ def test_snapshots_go_through_the_forced_command_and_cannot_be_removed(
             shutil.rmtree(tmp_path / "cache")
     versions = sorted(path.name for path in (env.remote.local / "snapshots" / "data").iterdir())
     assert parents == ["", versions[0], ""]
-    assert "cannot be read back, so this one is full" in taken.stderr
+    assert "is known to be of this host, so all files are read" in taken.stderr
+    assert "the target lacks" not in taken.stderr
     listed = env.run("snapshot", "list", "data")
     assert [one.split()[0] for one in listed.stdout.splitlines()] == [
         f"data@{version}" for version in versions

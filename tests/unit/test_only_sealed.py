@@ -28,14 +28,19 @@ from ntt_backup.pack.format import PackError
 from ntt_backup.pack.seal import NotSealed
 from ntt_backup.restore.blobs import restore
 from ntt_backup.restore.work import Restored, Wanted
+from ntt_backup.snapshot.origins import NOBODY
 from ntt_backup.snapshot.repository import by_objects
 from ntt_backup.snapshot.repository.by_objects import RepositoryByObjects
 from ntt_backup.snapshot.repository.contract import Range, SnapshotDamaged
 from ntt_backup.snapshot.repository.open import open_repository
+from ntt_backup.snapshot.versions import choose, facts, versions
 from tests.bucket_packs import bucket_settings, by_path, put_large, put_pack
+from tests.contract.dumps import record_of
 from tests.fake_bucket import FakeBucket
 from tests.files import tree
+from tests.memory_repository import MemoryRepository
 from tests.packs import Person
+from tests.snapshots import file, put_version
 
 NOW = datetime.now(UTC)
 LONG_AGO = NOW - timedelta(days=400)
@@ -315,6 +320,19 @@ def test_a_planted_dump_beside_the_sealed_one_changes_nothing(
     assert b"".join(place.fetch(DUMP)) == b"sealed"
 
 
+def test_a_junk_object_with_the_ending_of_a_sealed_one_does_not_hide_a_dump() -> None:
+    bucket = FakeBucket()
+    place = DumpsByObjects(bucket, 5 << 20)
+    upload = place.upload(DUMP)
+    upload.send(b"a good dump")
+    assert upload.finish() == (11, sha256(b"a good dump").hexdigest())
+    upload.name(record_of(b"a good dump"))
+    bucket.put(f"pgdump/{DUMP}.age", b"x", sha256(b"x").digest())
+    (found,) = place.contents().dumps
+    assert found.whole
+    assert b"".join(place.fetch(DUMP)) == b"a good dump"
+
+
 def test_a_listing_of_dumps_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ntt_backup.dump.by_objects._MOST_OBJECTS", 3)
     bucket = FakeBucket()
@@ -355,3 +373,22 @@ def test_a_run_signs_its_sealed_packs(tmp_path: Path, owner: Person) -> None:
     spec = SessionSpec.of(settings, "run", "0", sends=True)
     keys = HostKeys.of(settings)
     assert keys.origin(OF_PACKS, b"data", spec.sign(b"data")) is Origin.OURS
+
+
+@pytest.mark.parametrize("planted", ["junk that is called sealed", "one that is not sealed"])
+def test_a_planted_manifest_ends_no_command_for_its_set(planted: str, owner: Person) -> None:
+    bucket, made = FakeBucket(), MemoryRepository()
+    put_version(made, [file("a")])
+    name = "snapshots/etc/20261124T000000Z-00000000/manifest"
+    sealed = planted.startswith("junk")
+    files = {f"snapshots/{one}": bytes(content) for one, content in made.files.items()}
+    files[name + (".sealed" if sealed else "")] = b"junk" * 2000
+    for key, content in files.items():
+        bucket.put(key, content, sha256(content).digest())
+    # In the sealed target the good version is as foreign as the planted one.
+    policy = SealPolicy(False) if sealed else SealPolicy(True)
+    place = RepositoryByObjects(bucket, 8 << 20, policy=policy)
+    whole = [one for one in versions(place, "etc") if one.whole]
+    told = [(one.version.name[:4], one.header is not None) for one in facts(place, whole)]
+    assert told == [("2026", sealed), ("2026", False)]
+    assert choose(place, "etc", NOBODY) in whole
