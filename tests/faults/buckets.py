@@ -31,6 +31,8 @@ from tests.s3_servers import S3Server
 _PACKS, _BLOBS, _DUMPS, _TRIALS = "packs/", "blobs/", "pgdump/", "packs/trial-"
 _SEALED = ".age"
 _SEALED_SHARE = 0.8
+# Far ahead: rounds without recipients leave what is not sealed for the others to read.
+_LAST_DAY = "9000-01-01"
 # A blob of so many bytes is an object of its own, one of the largest has two parts.
 LARGE_BLOB = 4_500_000
 _SMALL = (0, 1, 600, 5_000, 30_000, 30_000, 90_000, 90_000, 400_000, 400_000, 900_000, 900_000)
@@ -114,7 +116,8 @@ class BucketFaults(FaultEnvironment):
         if self.strategy == "sealed":
             # What some runs have sealed and others have not is for all to go on with.
             sealing = self.chance.random() < _SEALED_SHARE
-            self.env.write_config(pack={"recipients": [self.owner.public] * sealing})
+            pack = {"recipients": [self.owner.public] * sealing, "unsealed_until": _LAST_DAY}
+            self.env.write_config(pack=pack)
 
     def flowing(self) -> bool:
         """Whether the first part of a pack or of a blob has been begun."""
