@@ -256,9 +256,12 @@ class ManifestReader:
                 self._length += end
                 yield block[:end]
             if end < len(block):
-                self._end(block[end:], count)
-                return
-        raise SnapshotDamaged("a manifest breaks off")
+                last = [block[end:]]
+                break
+        else:
+            raise SnapshotDamaged("a manifest breaks off")
+        del block  # The trailer may have megabytes.
+        self._end(last, count)
 
     def _beginning(self, length: int) -> Iterator[bytes]:
         for block in self._blocks:
@@ -266,15 +269,22 @@ class ManifestReader:
                 yield block[:length]
             length -= len(block)
 
-    def _end(self, rest: bytes, count: int) -> None:
+    def _end(self, last: list[bytes], count: int) -> None:
+        """Reads trailer and seal.
+
+        Args:
+            last: The beginning of their lines, which is taken out.
+            count: The number of entries before them.
+        """
         for block in self._blocks:
-            rest += block
-            if len(rest) > MAX_LINE:
-                break
-        self._digest.update(rest[: rest.find(b"\n") + 1])
-        trailer, seal = _ending(rest, self.header_sum)
+            last.append(block)
+            if sum(map(len, last)) > MAX_LINE:
+                raise SnapshotDamaged("the trailer of a manifest is too long")
+        seal = _take_seal(last, self.header_sum)
+        self._digest.update(last[0])
         if seal.digest != self._digest.hexdigest():
             raise SnapshotDamaged("a manifest has not the sum that stands in it")
+        trailer = _trailer(_object(last.pop()))
         if trailer.files != count:
             raise SnapshotDamaged("a manifest has not the number of entries that stands in it")
         self.trailer, self.seal = trailer, seal
@@ -299,18 +309,29 @@ def ending_of(tail: bytes, header_sum: bytes = b"") -> tuple[Trailer, Seal]:
         tail: The last `tail_size` bytes of a manifest.
         header_sum: As in `Seal`; without it nothing can be said about a signature.
     """
-    return _ending(next(_whole_lines(ZstdStream([tail])), b""), header_sum)
+    last = [next(_whole_lines(ZstdStream([tail])), b"")]
+    seal = _take_seal(last, header_sum)
+    return _trailer(_object(last.pop())), seal
 
 
-def _ending(lines: bytes, header_sum: bytes) -> tuple[Trailer, Seal]:
-    said, end, rest = lines.partition(b"\n")
+def _take_seal(last: list[bytes], header_sum: bytes) -> Seal:
+    """Returns the seal, unproven. Raises SnapshotDamaged.
+
+    Args:
+        last: Pieces of the trailer's line and the seal's. The trailer's line is left in it, alone:
+            it may have megabytes, and whoever reads it takes it out.
+        header_sum: As in `Seal`.
+    """
+    lines = b"".join(last)
+    line, end, rest = lines.partition(b"\n")
     if rest.count(b"\n") != 1 or rest[-1:] != b"\n":
         raise SnapshotDamaged("a manifest has something else than a seal at its end")
-    seal = _object(rest)
-    digest, signature = seal.get("blake3"), seal.get("signature", "")
+    said = _object(rest)
+    digest, signature = said.get("blake3"), said.get("signature", "")
     if type(digest) is not str or not is_sum(digest) or type(signature) is not str:
         raise SnapshotDamaged("a manifest has no seal")
-    return _trailer(_object(said)), Seal(digest, signature, header_sum, blake3(said + end).digest())
+    last[:] = [line + end]
+    return Seal(digest, signature, header_sum, blake3(last[0]).digest())
 
 
 def _compressor() -> zstandard.ZstdCompressor:
@@ -348,7 +369,9 @@ def _object(line: bytes) -> dict[str, Any]:
         raise SnapshotDamaged("a line of a manifest is too long")
     try:
         require_few(line, 2 * MAX_CONTAINERS)
-        found = json.loads(line)
+        text = line.decode()
+        del line  # Where the caller has kept it no longer, either: it may have megabytes.
+        found = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise SnapshotDamaged("a line of a manifest is not JSON") from error
     if not isinstance(found, dict):
@@ -384,7 +407,11 @@ def _header(said: dict[str, Any]) -> Header:
 def _trailer(said: dict[str, Any]) -> Trailer:
     try:
         trailer = Trailer(**{name: said[name] for name in Trailer.__slots__})
-        trailer = replace(trailer, packs=tuple(starmap(PackSum, trailer.packs)))
+        packs = said.pop("packs")
+        require(type(packs) is list)
+        for at, one in enumerate(packs):  # In place: there may be a hundred thousand.
+            packs[at] = PackSum(*one)
+        trailer = replace(trailer, packs=tuple(packs))
         numbers = [getattr(trailer, name) for name in _COUNTS]
         numbers += [one.size for one in trailer.packs]
         require({*map(type, numbers)} == {int} and 0 <= min(numbers) <= max(numbers) < MAX_NUMBER)
