@@ -50,8 +50,34 @@ class Origin(StrEnum):
     """Says who made something, by its signature."""
 
     OURS = "this host"  # A key in the file made the signature.
+    ELSEWHERE = "another target"  # So it did, of something that was stored on another target.
     UNKNOWN = "unknown"  # There is no signature, or it is by a key that is not in the file.
     FORGED = "forged"  # It names a key in the file, and that key did not make it.
+
+    @property
+    def text(self) -> str:
+        """Returns the origin in words that follow `is` and the name of a dump or a version."""
+        return _TEXTS[self][0]
+
+    @property
+    def why(self) -> str:
+        """Returns how that is known, as a sentence about a dump or a version."""
+        return _TEXTS[self][1]
+
+
+_TEXTS: Final = {
+    Origin.OURS: ("of this host", "a key of this host has signed it"),
+    Origin.ELSEWHERE: (
+        "of another target of this host",
+        "it is signed for another target: one that was copied or renamed, or somebody has put it"
+        " here",
+    ),
+    Origin.UNKNOWN: (
+        "not of this host",
+        "no key of this host has signed it: whoever may add to the target can have made it",
+    ),
+    Origin.FORGED: ("FORGED", "it names a key of this host, which did not sign it"),
+}
 
 
 class HostKey(NamedTuple):

@@ -182,17 +182,10 @@ def _forged(one: Stored, keys: HostKeys, name: str | None) -> bool:
 def _tell_of(dumps: list[Stored], keys: HostKeys, tell: Callable[[str], None]) -> None:
     """Names dumps that are passed over, the newest first; whoever plants them may plant many."""
     for one in dumps[: -_TOLD - 1 : -1]:
-        tell(f"{one.name} is passed over: {by_whom(one, keys)}")
+        origin = one.origin(keys)
+        tell(f"{one.name} is passed over, since it is {origin.text}: {origin.why}")
     if len(dumps) > _TOLD:
         tell(f"{len(dumps) - _TOLD:,} more are passed over: `ntt-backup-remote dumps` lists them")
-
-
-def by_whom(one: Stored, keys: HostKeys) -> str:
-    """Says why nobody vouches for a dump."""
-    if one.origin(keys) is Origin.FORGED:
-        return "it is FORGED: its record names a key of this host, which did not sign it"
-    signed = one.record is not None and one.record.signature
-    return "it is of another host, whose key is not known here" if signed else "it is not signed"
 
 
 def _nobody_vouches(settings: RemoteConfig, keys: HostKeys, count: int) -> DumpFailed:

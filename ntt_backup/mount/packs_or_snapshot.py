@@ -161,7 +161,7 @@ def mount_version(
         header, trailer = manifest.header, manifest.trailer
         assert trailer is not None  # since the lines have ended
         assert manifest.seal is not None
-        origin = origins.of_seal(header.set, header.version, manifest.seal)
+        origin = origins.of_seal(header, manifest.seal)
 
         def show() -> int:
             tree = VersionTree(Path(file.name), starts)

@@ -47,7 +47,7 @@ def take_version(
     ):
         how = {"full": full, "paranoid": paranoid}
         keys = HostKeys.of(settings)
-        names = names_of_host(repository, set.name, copies.origins(keys))
+        names = names_of_host(repository, set.name, copies.origins(keys, settings.target))
         for missed in newest.compare(settings, {("version", set.name): names}):
             report.problem(f"set {set.name}", str(missed))
         taken = take(
@@ -56,6 +56,7 @@ def take_version(
             copies=copies,
             now=now,
             keys=keys,
+            target=settings.target,
             report=report,
             **how,
         )
@@ -68,7 +69,7 @@ def take_version(
                     set.name,
                     Retention.of(named),
                     now,
-                    copies.origins(keys),
+                    copies.origins(keys, settings.target),
                     every=named.every,
                     problem=report.problem,
                 ).gone

@@ -4,6 +4,12 @@ Whoever may add files to a target can plant a version, and the sums in a manifes
 the manifest is whole. So a host with a host key signs each manifest. A host without one still knows
 what it made itself: it keeps the sum of each manifest in its cache, which may be deleted at any
 time; then nothing proves any more who made those versions.
+
+A genuine manifest may come from another target of this host, where somebody could read it. So the
+header, which the signature binds, names the target as this host's settings call it. An id that the
+target itself keeps would do less: whoever may write there could give it the id of another target.
+A target that was renamed, or copied to a place of another name, has no version of this host at
+first; the sums in the cache still tell this machine those that it sent to this very place.
 """
 
 from __future__ import annotations
@@ -18,7 +24,7 @@ from ntt_backup.config import RemoteConfig
 from ntt_backup.config.host_key import HostKeys, Origin
 from ntt_backup.objects.cache import directory_for
 from ntt_backup.process.durable import write_durably
-from ntt_backup.snapshot.format.manifest import Seal
+from ntt_backup.snapshot.format.manifest import Header, Seal
 from ntt_backup.wire.snapshot_names import is_version
 
 _PURPOSE: Final = "snapshot"
@@ -37,18 +43,23 @@ class Origins:
     Args:
         keys: The keys of this host.
         made: Returns the sums of the manifests of a set that this host made, by version.
+        target: The name of the target in the settings of this host.
     """
 
-    def __init__(self, keys: HostKeys, made: Callable[[str], Sums] = lambda _: {}) -> None:
+    def __init__(
+        self, keys: HostKeys, made: Callable[[str], Sums] = lambda _: {}, target: str = ""
+    ) -> None:
         self._keys = keys
         self._made = made
+        self.target = target
         self._known: dict[str, Sums] = {}
 
     @staticmethod
     def of(settings: RemoteConfig) -> Origins:
         """Returns what this host knows of the versions on the target of the settings."""
         cache = directory_for("snapshots", settings.remote)
-        return Origins(HostKeys.of(settings), lambda of_set: read_made(cache / of_set))
+        made: Callable[[str], Sums] = lambda of_set: read_made(cache / of_set)  # noqa: E731
+        return Origins(HostKeys.of(settings), made, settings.target)
 
     @property
     def signed(self) -> bool:
@@ -65,18 +76,19 @@ class Origins:
         """
         return version in self._sums(of_set)
 
-    def of_seal(self, of_set: str, version: str, seal: Seal) -> Origin:
+    def of_seal(self, header: Header, seal: Seal) -> Origin:
         """Returns who made the manifest of a version.
 
         Args:
-            of_set: The set.
-            version: The version.
-            seal: What stands last in the manifest. That the header and the entries fit the seal is
-                for whoever reads the manifest to prove.
+            header: What stands first in the manifest.
+            seal: What stands last in it. That the header and the entries fit the seal is for
+                whoever reads the manifest to prove.
         """
-        if self._sums(of_set).get(version) == seal.digest:
+        if self._sums(header.set).get(header.version) == seal.digest:
             return Origin.OURS
-        return self._keys.origin(_PURPOSE, seal.signed, seal.signature)
+        origin = self._keys.origin(_PURPOSE, seal.signed, seal.signature)
+        elsewhere = origin is Origin.OURS and header.target != self.target
+        return Origin.ELSEWHERE if elsewhere else origin
 
     def _sums(self, of_set: str) -> Sums:
         if of_set not in self._known:

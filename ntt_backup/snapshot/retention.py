@@ -6,7 +6,10 @@ exist can be restored: a manifest goes before all that it needs, and before its 
 
 Whoever may add versions to a target must not be able to have others removed by that. So a version
 counts by when it arrived, as the target knows it, and not by what it says; a doubtful version (see
-`doubts`) takes no place among those that are kept, and does not go by itself.
+`doubts`) takes no place among those that are kept, and does not go by itself. A version of this
+host that expired may be put back as it was. It is known by its name: this host gives each version
+a name above all before it, and the newest never expires, so what is put back arrives after one with
+a higher name.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from itertools import groupby
 from typing import Final, NamedTuple
 
 from ntt_backup.config.host_key import Origin
@@ -71,6 +75,7 @@ class Known:
         arrived: By which time each counts.
         ours: Those that this host made.
         doubts: Why a version does not count.
+        torn: Those that lack a pack, also of a version that they need, or their map.
     """
 
     chains: Mapping[str, Sequence[str]]
@@ -78,6 +83,7 @@ class Known:
     arrived: Mapping[str, datetime]
     ours: frozenset[str] = frozenset()
     doubts: Mapping[str, str] = field(default_factory=dict)
+    torn: frozenset[str] = frozenset()
 
 
 def known(
@@ -91,19 +97,32 @@ def known(
         every: How often a version is taken, in seconds; None where that is not known.
         trust: Every version that can be read counts, by the time that it says itself.
     """
-    sound = {one.version.name: one for one in found if one.header is not None}
-    times = {name: one.header.begun for name, one in sound.items() if one.header is not None}
-    arrived = {name: one.version.arrived for name, one in sound.items()}
+    read = {one.version.name: one for one in found if one.header is not None}
+    chains = {name: one.header.chain for name, one in read.items() if one.header is not None}
+    times = {name: one.header.begun for name, one in read.items() if one.header is not None}
+    arrived = {name: one.version.arrived for name, one in read.items()}
+    # A trailer that cannot be read names no packs; those of its version cannot be missed.
+    torn = {
+        one.version.name
+        for one in found
+        if one.trailer is not None and one.version.lacks(one.trailer, map=False)
+    }
     return Known(
-        {name: one.header.chain for name, one in sound.items() if one.header is not None},
+        chains,
         times,
         times if trust else arrived,
-        frozenset(name for name, one in sound.items() if one.origin == Origin.OURS),
+        frozenset(name for name, one in read.items() if one.origin == Origin.OURS),
         {
             one.version.name: why
             for one, why in doubts(found, signed=signed, every=every)
             if not trust or one.header is None
         },
+        frozenset(
+            name
+            for name, one in read.items()
+            if not torn.isdisjoint(chains[name])
+            or (one.trailer is not None and one.version.lacks(one.trailer))
+        ),
     )
 
 
@@ -112,20 +131,41 @@ def doubts(
 ) -> list[tuple[Facts, str]]:
     """Returns the versions that do not count, each with the reason. Arguments as in `known`."""
     crowd = _crowd(found, 1 + -(-3600 // every) if every else _FEW)
+    after = _put_back(found)
     said = []
     for one in found:
         if one.header is None:
             said.append((one, f"no manifest that can be read: {one.problem}"))
-        elif one.origin == Origin.FORGED:
-            said.append((one, "FORGED: it names a key of this host, which did not sign it"))
+        elif one.origin in (Origin.FORGED, Origin.ELSEWHERE):
+            said.append((one, one.origin.text))
         elif not one.version.could_begin(one.header.begun):
             at = f"{one.version.arrived:%Y-%m-%d}"
             said.append((one, f"it says {one.header.begun:%Y-%m-%d}, and has arrived on {at}"))
         elif signed and one.origin != Origin.OURS:
-            said.append((one, "not of this host"))
+            said.append((one, one.origin.text))
+        elif one.version.name in after:
+            newer = after[one.version.name]
+            said.append((one, f"it has arrived after {newer}, a newer one"))
         elif one.version.name in crowd:
             said.append((one, f"one of {crowd[one.version.name]} that arrived within an hour"))
     return said
+
+
+def _put_back(found: Sequence[Facts]) -> dict[str, str]:
+    """Returns the versions of this host that arrived after a newer one of this host, each with the
+    newest that was there.
+    """
+    ours = sorted(
+        (one.version for one in found if one.origin == Origin.OURS),
+        key=lambda one: (one.arrived, one.name),
+    )
+    newest = ""
+    after: dict[str, str] = {}
+    for _, together in groupby(ours, key=lambda one: one.arrived):
+        names = [one.name for one in together]
+        after |= {name: newest for name in names if name < newest}
+        newest = max(newest, *names)
+    return after
 
 
 def _crowd(found: Sequence[Facts], most: float) -> dict[str, int]:
@@ -161,8 +201,8 @@ def plan(
     chains, doubtful = known.chains, known.doubts
     whole = {one.name: one for one in versions if one.whole}
     count = [name for name in whole if name in chains and name not in doubtful]
-    sound = [name for name in count if whole.keys() >= set(chains[name])]
-    # What has lost a version that it needs stays as long as it would, but others are kept for it.
+    sound = [name for name in count if name not in known.torn and whole.keys() >= set(chains[name])]
+    # What lacks something that it needs stays as long as it would, but others are kept for it.
     # And what others have made keeps nothing of this host from its place.
     ours = [name for name in sound if name in known.ours]
     staying = {*_kept(count, known, rule), *_kept(sound, known, rule), *_kept(ours, known, rule)}

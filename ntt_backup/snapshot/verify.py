@@ -177,9 +177,9 @@ class _Check:
             if reader.trailer != said.trailer:
                 raise SnapshotDamaged("its end says something else than its content")
             assert reader.seal is not None
-            origin = self._origins.of_seal(version.set, version.name, reader.seal)
+            origin = self._origins.of_seal(reader.header, reader.seal)
             if origin == Origin.FORGED:
-                raise SnapshotDamaged("it names a key of this host, which did not sign it: FORGED")
+                raise SnapshotDamaged(f"{origin.why}: {origin.text}")
             if origin != Origin.OURS:
                 self._found.foreign.append(str(version))
         except (SnapshotDamaged, FileMissing) as error:
@@ -234,20 +234,15 @@ class _Check:
     def _look_up(self, version: Version, trailer: Trailer, *, quiet: bool = False) -> None:
         """Compares what is there of a version with what its trailer says."""
         there = {one.name: one.size for one in version.files}
-        good = set()
-        sizes = [(str(FileName(version.set, version.name, MAP)), trailer.map_size)]
-        for number, one in enumerate(trailer.packs, 1):
-            sizes.append((pack_name(version.set, version.name, number), one.size))
-        for number, (name, size) in enumerate(sizes):
-            if there.get(name) == size:
-                good.add(number)
-            elif not quiet:
-                has = (
-                    f"it has {there[name]} bytes, not {size}" if name in there else "it is missing"
-                )
-                self._found.add(version, has, file=name)
-        self._found.files += 0 if quiet else len(sizes) + 1
-        self._packs[version.set, version.name] = frozenset(good)
+        lacks = version.lacks(trailer)
+        for name, size in () if quiet else lacks.items():
+            has = f"it has {there[name]} bytes, not {size}" if name in there else "it is missing"
+            self._found.add(version, has, file=name)
+        # Its map and its manifest, too.
+        self._found.files += 0 if quiet else len(trailer.packs) + 2
+        key = (version.set, version.name)
+        numbers = range(1, len(trailer.packs) + 1)
+        self._packs[key] = frozenset(one for one in numbers if pack_name(*key, one) not in lacks)
 
     def _proved_map(self, version: Version, trailer: Trailer) -> Iterable[bytes] | None:
         """Returns the bytes of a version's map, if it is what was written."""

@@ -25,7 +25,13 @@ from ntt_backup.snapshot.repository.contract import (
     SnapshotDamaged,
     StoredFile,
 )
-from ntt_backup.snapshot.repository.names import MANIFEST, FileName, require_set
+from ntt_backup.snapshot.repository.names import (
+    MANIFEST,
+    MAP,
+    FileName,
+    pack_name,
+    require_set,
+)
 from ntt_backup.wire.snapshot_names import begun
 
 _PIECE: Final = 1 << 20
@@ -34,7 +40,6 @@ _UNTOLD: Final = 1970
 # Enough for a header and a trailer, as a rule.
 _END: Final = 16 << 10
 _TRAILER: Final = 4 << 10
-_LARGEST_TAIL: Final = 16 << 20
 # What a version says of its time, and what the target says, may differ by as much.
 LEEWAY: Final = timedelta(days=1)
 # Versions of others, newer than all of this host, that are looked at.
@@ -71,6 +76,17 @@ class Version(NamedTuple):
     def size(self) -> int:
         """Bytes in the repository."""
         return sum(one.size for one in self.files)
+
+    def lacks(self, trailer: Trailer, *, map: bool = True) -> dict[str, int]:
+        """Returns the files that its trailer names and that are not there as they were written,
+        each with the size that it must have. map: False leaves out the map, which no restore needs.
+        """
+        packs = enumerate(trailer.packs, 1)
+        sizes = {pack_name(self.set, self.name, number): one.size for number, one in packs}
+        if map:
+            sizes[str(FileName(self.set, self.name, MAP))] = trailer.map_size
+        there = {one.name: one.size for one in self.files}
+        return {name: size for name, size in sizes.items() if there.get(name) != size}
 
     @property
     def arrived(self) -> datetime:
@@ -322,7 +338,7 @@ def _facts(
     except SnapshotDamaged:  # Or it is longer than what was read of it.
         reader = open_manifest(repository, version)
     trailer, seal = ending_of(_tail(repository, version.manifest, ends), reader.header_sum)
-    origin = origins.of_seal(version.set, version.name, seal)
+    origin = origins.of_seal(reader.header, seal)
     return Facts(version, reader.header, trailer, origin=origin)
 
 
@@ -336,6 +352,6 @@ def _tail(repository: RepositoryToRead, file: StoredFile, ends: list[bytes]) -> 
     """Returns the last bytes of a manifest, as `ending_of` needs them."""
     end = b"".join(ends[-1:])
     size = tail_size(end[-END_BYTES:])
-    if len(end) < size <= min(file.size, _LARGEST_TAIL):
+    if len(end) < size <= file.size:
         end = next(repository.read([Range(file.name, file.size - size, size)]))
     return end[-size:]

@@ -137,7 +137,7 @@ def test_a_planted_dump_is_named_and_passed_over_whatever_its_number(
     done = restore(env, database_url)
     assert done.returncode == 0, done.stderr
     assert ours in done.stdout
-    assert f"{PLANTED} is passed over: it is not signed" in done.stderr
+    assert f"{PLANTED} is passed over, since it is not of this host" in done.stderr
     assert rows(database_url) == rows(env.url)
     assert not marker.exists()
     # Nor does its number keep the next one of ours from being the newest.
@@ -204,7 +204,7 @@ def test_a_record_under_another_name_is_forged_and_never_taken_unasked(
     for option in ((), ("--trust-target",), ("--dump", PLANTED)):
         done = restore(env, database_url, *option)
         assert done.returncode == 7, done.stdout
-        assert f"{PLANTED} is passed over: it is FORGED" in done.stderr
+        assert f"{PLANTED} is passed over, since it is FORGED" in done.stderr
     done = restore(env, database_url, "--trust-target", "--dump", PLANTED)
     assert done.returncode == 0, done.stderr
 
@@ -269,9 +269,9 @@ def test_dumps_of_made_up_targets_are_listed_and_removed_by_name_alone(env: Envi
     said = env.call("dumps", "--all").stdout
     assert "\x1b" not in said
     (line,) = (line for line in said.splitlines() if PLANTED in line)
-    assert "target made_up, made by nobody that is known here" in line
+    assert "target made_up, not of this host" in line
     (line,) = (line for line in said.splitlines() if ours in line)
-    assert "target remote, made by this host" in line
+    assert "target remote, of this host" in line
     listed = json.loads(env.call("dumps", "--all", "--json").stdout)["dumps"]
     assert {(one["name"], one["origin"], one["target"]) for one in listed} == {
         (ours, "this host", "remote"),

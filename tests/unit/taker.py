@@ -34,6 +34,7 @@ class Taker:
         self.copies = Copies(cache)
         self.now = NOW
         self.keys = NO_KEYS
+        self.target = ""
         self.problems: dict[str, str] = {}
         self.set = SnapshotSet("s", (str(root),))
         cache.mkdir()
@@ -49,13 +50,14 @@ class Taker:
             copies=self.copies,
             now=self.now,
             keys=self.keys,
+            target=self.target,
             report=report,
             **how,
         )
 
     @property
     def origins(self) -> Origins:
-        return self.copies.origins(self.keys)
+        return self.copies.origins(self.keys, self.target)
 
     def write(self, name: str, content: bytes) -> Path:
         path = self.root / name

@@ -241,3 +241,102 @@ def test_what_says_another_time_than_that_of_its_arrival_is_doubted(tmp_path: Pa
             taker.repository.arrived[file.name] = began + timedelta(hours=hours)
         found = list(facts(taker.repository, whole(taker)))
         assert len(doubts(found, signed=False)) == doubted, (first, last)
+
+
+def files_of(taker: Taker, names: set[str]) -> dict[str, bytes]:
+    return {
+        name: content
+        for name, content in taker.repository.files.items()
+        if name.split("/")[1] in names
+    }
+
+
+def put(taker: Taker, files: dict[str, bytes]) -> None:
+    """Adds files as a stranger who may add to the target does: they arrive now."""
+    taker.now += timedelta(minutes=1)
+    taker.repository.files |= files
+    taker.repository.arrived |= dict.fromkeys(files, taker.now)
+
+
+LAST = Retention(3, 0, 0)
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["manifests", "whole versions"])
+@pytest.mark.parametrize("keys", [KEYS, NO_KEYS], ids=["key", "no key"])
+def test_expired_versions_that_are_put_back_have_no_good_one_removed(
+    tmp_path: Path, keys: HostKeys, alone: bool
+) -> None:
+    """They are genuine, and say a time of the same day; but newer ones had arrived before."""
+    taker = Taker(tmp_path / "tree", tmp_path / "cache")
+    taker.keys = keys
+    for number in range(8):
+        taker.write("file", noise(70_000, number))
+        taker.take(full=True)
+    names = [one.name for one in whole(taker)]
+    old = files_of(taker, set(names[:5]))
+    good = files_of(taker, set(names[5:]))
+    expire(taker.repository, "s", LAST, taker.now, taker.origins)
+    assert taker.repository.files == good
+    # Of the right size, which the manifest tells, and nothing else.
+    put(
+        taker,
+        {
+            name: content if name.endswith("/manifest") else bytes(len(content))
+            for name, content in old.items()
+            if name.endswith("/manifest") or not alone
+        },
+    )
+    found = expire(taker.repository, "s", LAST, taker.now, taker.origins)
+    assert [one.name for one in found.kept] == names[5:]
+    assert [one.name for one, _ in found.doubtful] == names[:5]
+    assert {why for _, why in found.doubtful} == {f"it has arrived after {names[-1]}, a newer one"}
+    assert found.gone == []
+    assert taker.repository.files.items() >= good.items()
+    asked = plan_of(taker.repository, "s", LAST, taker.now, taker.origins, drop=True)
+    assert [one.name for one in asked.gone] == names[:5]
+    # They push nothing out later, either.
+    for number in range(2):
+        taker.write("file", noise(70_000, 50 + number))
+        taker.take(full=True)
+        found = expire(taker.repository, "s", LAST, taker.now, taker.origins)
+        assert {one.name for one in found.gone} == {names[5 + number]}
+
+
+def test_versions_for_another_target_of_this_host_take_no_place(tmp_path: Path) -> None:
+    """They are signed by this host, whole, and newer than all that it has stored here."""
+    here, there = (Taker(tmp_path / one, tmp_path / f"{one} cache") for one in ("a", "b"))
+    for taker, target in ((here, "a"), (there, "b")):
+        taker.keys, taker.target = KEYS, target
+    here.write("file", noise(70_000))
+    for _ in range(3):
+        here.take(full=True)
+    good = dict(here.repository.files)
+    there.now = here.now
+    for _ in range(5):
+        there.take(full=True)
+    here.now = there.now
+    put(here, there.repository.files)
+    for origins in (here.origins, Origins(KEYS, target="a")):
+        found = expire(here.repository, "s", LAST, here.now, origins)
+        assert found.gone == []
+        assert {why for _, why in found.doubtful} == {"of another target of this host"}
+        assert here.repository.files.items() >= good.items()
+    # The same by the name of the other target.
+    assert len(expire(here.repository, "s", LAST, here.now, there.origins).doubtful) == 3
+
+
+@pytest.mark.parametrize("lacks", ["pack-00001", "map"])
+def test_a_version_that_lacks_a_file_takes_the_place_of_no_whole_one(
+    tmp_path: Path, lacks: str
+) -> None:
+    taker = Taker(tmp_path / "tree", tmp_path / "cache")
+    for number in range(3):
+        taker.write("file", noise(70_000, number))
+        taker.take(full=number < 2)
+    first, second, third = (one.name for one in whole(taker))
+    torn = f"s/{third if lacks == 'map' else second}/{lacks}"
+    taker.repository.files[torn] = taker.repository.files[torn][:-1]
+    found = expire(taker.repository, "s", RULE, taker.now, taker.origins)
+    # The last one is kept by its place, and the one that can be restored instead of it.
+    sound = second if lacks == "map" else first
+    assert {one.name for one in found.kept} == {sound, third}

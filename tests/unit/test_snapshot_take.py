@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-from ntt_backup.config.host_key import HostKeys
+from ntt_backup.config.host_key import HostKeys, Origin
 from ntt_backup.errors import (
     BackupError,
     ConfigError,
@@ -43,7 +43,7 @@ from ntt_backup.snapshot.take.copies import Copies, open_copies
 from ntt_backup.snapshot.take.new_version import Taken
 from ntt_backup.snapshot.take.sets import SnapshotSet
 from ntt_backup.snapshot.take.walk import Found, walk
-from ntt_backup.snapshot.versions import last_begun, versions
+from ntt_backup.snapshot.versions import choose, facts, last_begun, versions
 from tests.files import noise
 from tests.unit.taker import BLOCK, KEYS, OTHERS, Taker, rewrite
 
@@ -711,6 +711,31 @@ def test_a_planted_version_is_no_parent_of_the_next_ones(
     assert third.parent == ""
     assert list(taker.problems) == ["set s"]
     assert taker.contents(third.version) == {"file": b"content", "other": b"other"}
+
+
+def test_a_version_for_another_target_is_no_parent_and_not_the_newest(
+    taker: Taker, tmp_path: Path
+) -> None:
+    """This host has signed it; somebody has put it where it does not belong."""
+    taker.keys = KEYS
+    taker.target = "a"
+    taker.write("file", b"content")
+    first = taker.take()
+    there = Taker(tmp_path / "enemy", tmp_path / "cache of the other target")
+    there.set, there.keys, there.target, there.now = taker.set, KEYS, "b", taker.now
+    second = there.take()
+    taker.repository.files |= there.repository.files
+    assert str(choose(taker.repository, "s", taker.origins)) == f"s@{first.version}"
+    third = taker.take()
+    assert (third.parent, taker.problems) == (first.version, {})
+    shutil.rmtree(tmp_path / "cache")
+    (tmp_path / "cache").mkdir()
+    found = {
+        one.version.name: one.origin
+        for one in facts(taker.repository, versions(taker.repository, "s"), taker.origins)
+    }
+    assert found[second.version] == Origin.ELSEWHERE
+    assert found[third.version] == Origin.OURS
 
 
 @pytest.mark.parametrize("of", ["header", "entries"])

@@ -28,11 +28,6 @@ from ntt_backup.errors import CatalogError, RemoteDenied
 from ntt_backup.format import many, moment, printable, size, utc
 
 _OF_LEDGER: Final = 1000
-_MAKERS: Final = {
-    Origin.OURS: "this host",
-    Origin.UNKNOWN: "nobody that is known here",
-    Origin.FORGED: "a FORGER",
-}
 
 
 @click.command()
@@ -171,7 +166,7 @@ def _line(row: dict[str, Any]) -> str:
         text += f" on {row['base']}"
     if row["kind"] is not None:
         text += f", of {row['database']} on {row['host']}, target {row['target']}"
-        text += f", made by {_MAKERS[row['origin']]}"
+        text += f", {Origin(row['origin']).text}"
     if row["sealed"]:
         text += ", sealed"
     if row["refused"]:

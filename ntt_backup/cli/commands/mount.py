@@ -129,7 +129,7 @@ def _mount_version(
     end = "umount" if os.geteuid() == 0 else "fusermount3 -u"
     lines = [f"{said} {duration(took)}: mounted on {directory}; {end} {directory} ends it"]
     if made.origin != Origin.OURS:
-        lines.append("nothing proves who made this version: it is not known to be of this host")
+        lines.append(f"this version is {Origin(made.origin).text}: {Origin(made.origin).why}")
     report({**fields_of(made), "duration_s": round(took, 3)}, lines, 0, as_json=as_json)
 
 

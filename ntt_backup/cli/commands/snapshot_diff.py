@@ -8,7 +8,6 @@ from contextlib import closing
 
 import click
 
-from ntt_backup.cli.commands.snapshot_list import origin_text
 from ntt_backup.cli.commands.snapshot_show import entry_fields
 from ntt_backup.cli.common import Common, json_option
 from ntt_backup.cli.completion import set_names
@@ -64,7 +63,7 @@ def diff(common: Common, old: str, new: str, as_json: bool) -> None:
             )
         for known in facts(repository, [before, after], origins):
             if known.origin != Origin.OURS:
-                click.echo(f"warning: {known.version} is {origin_text(known.origin)}", err=True)
+                click.echo(f"warning: {known.version} is {known.origin.text}", err=True)
         counts: Counter[Kind] = Counter()
         grown = 0
         for one in differences(open_manifest(repository, before), open_manifest(repository, after)):

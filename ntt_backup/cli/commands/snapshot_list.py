@@ -80,11 +80,6 @@ def _begun(version: Version, known: Facts | None) -> datetime:
     return header.begun if header is not None else begun(version.name)
 
 
-def origin_text(origin: Origin) -> str:
-    """Returns who made a version that this host did not make, for people."""
-    return "FORGED" if origin == Origin.FORGED else "not of this host"
-
-
 def line(version: Version, known: Facts | None) -> str:
     """Returns a version as a line for people."""
     begin = f"{version}  {moment(_begun(version, known))}"
@@ -103,5 +98,5 @@ def line(version: Version, known: Facts | None) -> str:
     if trailer.skipped:
         said.append(f"{trailer.skipped:,} skipped")
     if known.origin != Origin.OURS:
-        said.append(origin_text(known.origin))
+        said.append(known.origin.text)
     return f"{begin}  {', '.join(said)}"

@@ -129,7 +129,8 @@ def lines(done: Restored, destination: Path) -> list[str]:
     ]
     said += [f"NOTE: {printable(one)}" for one in done.notes]
     if done.origin != Origin.OURS:
-        said.append(f"NOTE: nothing proves who made this version ({done.origin}): --trust-target")
+        origin = Origin(done.origin)
+        said.append(f"NOTE: --trust-target: this version is {origin.text}: {origin.why}")
     if done.wrong:
         said.append(f"NOT restored: {many(done.wrong, 'file')}")
         said += first_lines((f"{path}: {why}" for path, why in done.problems), done.wrong)

@@ -64,7 +64,8 @@ class Header:
     """Holds what stands first in a manifest. parent: the version before, "" for a full one. chain:
     the versions that extents count in, from the full one to this one. key: of the map's sums, 32
     bytes in hex. roots: the paths that were asked for. clock: what its host's clock said when it
-    was begun, as in the name of a version; "" where the name tells.
+    was begun, as in the name of a version; "" where the name tells. target: for which it was taken,
+    see `snapshot.origins`.
     """
 
     set: str
@@ -75,6 +76,7 @@ class Header:
     roots: tuple[str, ...]
     host: str = ""
     clock: str = ""
+    target: str = ""
 
     @property
     def begun(self) -> datetime:
@@ -386,12 +388,12 @@ def _fields(one: Header | Trailer) -> dict[str, Any]:
 def _header(said: dict[str, Any]) -> Header:
     if said.get("format") != FORMAT:
         raise SnapshotDamaged("not a manifest, or one of a newer program")
-    said = {"clock": "", **said}  # Manifests had none at first.
+    said = {"clock": "", "target": "", **said}  # Manifests had none at first.
     try:
         header = Header(**{name: said[name] for name in Header.__slots__})
         header = replace(header, chain=tuple(header.chain), roots=tuple(header.roots))
         require(len(header.chain) <= MAX_CHAIN)
-        check_text(header.host, *header.chain, *header.roots)
+        check_text(header.host, header.target, *header.chain, *header.roots)
         require(is_set(header.set) and is_sum(header.key))
         for version in header.chain:
             begun(version)

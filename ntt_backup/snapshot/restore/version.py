@@ -113,7 +113,7 @@ def restore(
         stack.enter_context(_translated(to))
         last = stack.enter_context(tempfile.TemporaryFile(dir=to))
         source = _Source(repository, version, to, last, delta=options.delta)
-        origin = origins.of_seal(version.set, version.name, source.seal)
+        origin = origins.of_seal(source.header, source.seal)
         done.origin = str(origin)
         if origin != Origin.OURS and not trust:
             raise _foreign(version, origin)
@@ -148,15 +148,10 @@ def restore(
 
 
 def _foreign(version: Version, origin: Origin) -> ConfigError:
-    """Returns the error for a version that this host did not make."""
-    if origin == Origin.FORGED:
-        said, why = "FORGED", "it names a key of this host, which did not sign it"
-    else:
-        said = "not known to be of this host"
-        why = "whoever may add to the target can have made it: no key of this host has signed it"
+    """Returns the error for a version that this host did not make for this target."""
     return ConfigError(
-        f"{version} is {said}, so nothing was restored",
-        detail=why,
+        f"{version} is {origin.text}, so nothing was restored",
+        detail=origin.why,
         hint="choose another version (ntt-backup-remote snapshot list). On a new machine, put the"
         " host key back (host.key_file). To restore it all the same, add --trust-target",
     )
@@ -218,7 +213,8 @@ class _Source:
         assert self._proved.trailer is not None
         assert self._proved.seal is not None
         self.seal = self._proved.seal
-        require_own(self._proved.header, version)
+        self.header = self._proved.header
+        require_own(self.header, version)
         self.trailer = self._proved.trailer
         if delta and self.trailer.map_size:
             with suppress(SnapshotDamaged):

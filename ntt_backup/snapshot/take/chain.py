@@ -75,7 +75,7 @@ def parents(
             elif not copies.has(newest):
                 continue
             manifest, map = copies.paths(newest)
-            if origin_of(manifest, set.name, newest, origins) != Origin.OURS:
+            if origin_of(manifest, origins) != Origin.OURS:
                 continue
             last = LastVersion(manifest, map)
         except (SnapshotDamaged, FileMissing):
@@ -124,21 +124,13 @@ def _is_whole(repository: Repository, chain: Sequence[Version | None]) -> bool:
 def _complete(version: Version) -> bool:
     """Returns whether no pack is missing between others."""
     packs = [one.name for one in version.files if "/pack-" in one.name]
-    return packs == _packs(version.set, version.name, len(packs))
-
-
-def _packs(set: str, version: str, count: int) -> list[str]:
-    return [pack_name(set, version, one) for one in range(1, count + 1)]
+    return packs == [pack_name(version.set, version.name, one + 1) for one in range(len(packs))]
 
 
 def require_packs(version: Version, trailer: Trailer) -> None:
     """Raises SnapshotDamaged where the repository has not the packs that a manifest names."""
-    sizes = {one.name: one.size for one in version.files}
-    for name, one in zip(
-        _packs(version.set, version.name, len(trailer.packs)), trailer.packs, strict=True
-    ):
-        if sizes.get(name) != one.size:
-            raise SnapshotDamaged(f"{name} is not there as it was written")
+    for name in version.lacks(trailer, map=False):
+        raise SnapshotDamaged(f"{name} is not there as it was written")
 
 
 def require_needed(

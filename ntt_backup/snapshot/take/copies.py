@@ -30,9 +30,9 @@ class Copies:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
-    def origins(self, keys: HostKeys) -> Origins:
+    def origins(self, keys: HostKeys, target: str = "") -> Origins:
         """Returns who made versions of the set, as far as is known here. keys: of this host."""
-        return Origins(keys, lambda _: read_made(self._directory))
+        return Origins(keys, lambda _: read_made(self._directory), target)
 
     def add_made(self, version: str, seal: Seal) -> None:
         """Keeps that this host makes a version. Raises OSError."""

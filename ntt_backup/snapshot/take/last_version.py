@@ -92,20 +92,20 @@ class LastVersion:
             yield piece
 
 
-def origin_of(manifest: Path, of_set: str, version: str, origins: Origins) -> Origin:
+def origin_of(manifest: Path, origins: Origins) -> Origin:
     """Returns who made a manifest, by its header and its seal: `LastVersion.end` proves that what
     stands between them fits. Raises SnapshotDamaged.
     """
-    header_sum = ManifestReader(_copied(manifest)).header_sum
+    reader = ManifestReader(_copied(manifest))
     try:
         with manifest.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - END_BYTES))
             file.seek(max(0, size - tail_size(file.read())))
-            seal = ending_of(file.read(), header_sum)[1]
+            seal = ending_of(file.read(), reader.header_sum)[1]
     except OSError as error:
         raise _unreadable(manifest, error) from error
-    return origins.of_seal(of_set, version, seal)
+    return origins.of_seal(reader.header, seal)
 
 
 def _copied(path: Path) -> Iterator[bytes]:

@@ -109,12 +109,14 @@ def take(
     copies: Copies,
     now: datetime,
     keys: HostKeys = NO_KEYS,
+    target: str = "",
     full: bool = False,
     paranoid: bool = False,
     report: Report = Report(),
 ) -> Taken:
     """Makes a version. copies: where this machine keeps the manifest and map of the last version.
-    keys: what it is signed with, and what tells the versions of this host from others. full:
+    keys: what it is signed with, and what tells the versions of this host from others. target: the
+    name of the target, see `origins`. full:
     depends on no other. paranoid: reads files that seem unchanged, too.
 
     Raises SourceError where nothing of the set is there, DestinationError where the copies cannot
@@ -123,7 +125,7 @@ def take(
     began = time.monotonic()
     set.require_something()
     whole = {one.name: one for one in versions(repository, set.name) if one.whole}
-    origins = copies.origins(keys)
+    origins = copies.origins(keys, target)
     newest = newest_name(repository, [*whole.values()], origins, now)
     try:
         for last in parents(repository, set, whole, copies, origins, now, full, report.problem):
@@ -174,6 +176,7 @@ class _Take:
             set.paths,
             gethostname(),
             names.stamp(now),
+            origins.target,
         )
         self._taken = Taken(set.name, version, self._header.parent)
         self._in_file = 0
