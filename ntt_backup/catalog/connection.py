@@ -16,9 +16,10 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import psycopg
+from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from ntt_backup.catalog.queries import statement
+from ntt_backup.catalog.queries import fragment, statement
 from ntt_backup.config.effective import PUBLIC_PARAMETERS
 from ntt_backup.errors import (
     CatalogError,
@@ -27,11 +28,13 @@ from ntt_backup.errors import (
     ConfigError,
     SessionExpired,
 )
+from ntt_backup.format import printable
 
 # What the driver logs it raises as well; without a handler Python would print it over the screen.
 logging.getLogger("psycopg").addHandler(logging.NullHandler())
 
 _DETAIL_LENGTH = 500
+_SHOWN = 3
 _KEEPALIVE: dict[str, Any] = {
     "connect_timeout": 10,
     "keepalives": 1,
@@ -83,18 +86,30 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
     search_path: the path that the server, role, database and connection string give the session.
     schema: where that path finds the table `blobs`, else where a new table would be created; None
     where the path names no schema that exists.
+    mighty: whoever logged in may do what a superuser may, beyond the database.
     """
 
     search_path = ""
     schema: str | None = None
+    mighty = False
 
 
-def connect(url: str, application_name: str) -> Connection:
+def connect(url: str, application_name: str, *, only_plan: bool = False) -> Connection:
     """Opens a connection in autocommit mode; each end notices within 30 s that the other died.
 
-    url is a libpq connection string or URI; what it sets itself is left alone. application_name is
-    what pg_stat_activity shows. Raises ConfigError for a malformed url, CatalogUnavailable,
-    CatalogRefused.
+    A role with rights beyond the database gets no connection where roles with fewer rights can put
+    code into the tables: it would run with all rights. SET ROLE is no wall, since such code can
+    RESET it.
+
+    Args:
+        url: a libpq connection string or URI; what it sets itself is left alone.
+        application_name: what pg_stat_activity shows.
+        only_plan: the session uses no table of others, but reads the system catalogs.
+
+    Raises:
+        ConfigError: The url is malformed.
+        CatalogUnavailable: The server does not answer.
+        CatalogRefused: It refuses, or the role has more rights than those who can put code there.
 
     Names in later statements are those of the server itself (search_path = pg_catalog, pg_temp).
 
@@ -115,12 +130,50 @@ def connect(url: str, application_name: str) -> Connection:
     except psycopg.Error as error:
         raise _translate(error, f"accept our connection ({describe(url)})") from error
     with translated("set up the connection"):
-        ((conn.search_path, conn.schema),) = conn.execute(statement("begin_session")).fetchall()
+        begin = statement("begin_session", mighty=mighty())
+        ((conn.search_path, conn.schema, conn.mighty),) = conn.execute(begin).fetchall()
         conn.execute(statement("set_defaults"))
         if conn.info.parameter_status("server_encoding") == "SQL_ASCII":
             # There a text may be any bytes, and as UTF-8 the server would refuse to send some.
             configure(conn, "client_encoding", "latin1")
+        if not only_plan:
+            _refuse_code_of_others(conn)
     return conn
+
+
+def _refuse_code_of_others(conn: Connection) -> None:
+    if found := code_of_others(conn):
+        user = conn.info.user
+        conn.close()
+        raise CatalogRefused(
+            f"{user} may do what a superuser may, and would run code of roles that may not",
+            detail=shortened(found),
+            hint="let catalog.url (NTT_DB_URL) name an ordinary role, for which `ntt-backup-remote"
+            " init-db --role NAME` prints the grants; or give what is named to a superuser",
+        )
+
+
+def code_of_others(conn: Connection, *, blobs: bool = True) -> list[str]:
+    """Returns what roles with fewer rights can put code into that this session would run as what is
+    as good as a superuser, a line each; none where it is an ordinary one. blobs: also what is not
+    in our own schema.
+    """
+    if not conn.mighty:
+        return []
+    parts = {"schema": sql.Literal(conn.schema if blobs else None)}
+    asked = statement("code_of_others", trusted=sql.SQL("array[session_user]"), **parts)
+    return [line for line, _ in conn.execute(asked)]
+
+
+def shortened(lines: list[str]) -> str:
+    """Returns the first lines in one, and how many more there are."""
+    more = f" and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
+    return printable(", ".join(lines[:_SHOWN]) + more)
+
+
+def mighty() -> sql.Composed:
+    """Returns whether whoever logged in can do what a superuser can, as a part of a query."""
+    return fragment("mighty", dangerous=fragment("dangerous"))
 
 
 def for_program(url: str, application_name: str) -> tuple[str, dict[str, str]]:

@@ -23,7 +23,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from ntt_backup.catalog.connection import Connection, connect, describe, translated
-from ntt_backup.catalog.queries import shown, statement
+from ntt_backup.catalog.queries import fragment, shown, statement
 from ntt_backup.errors import CatalogError, DumpFailed
 
 # Owns what the owner of the database owns, from PostgreSQL 15 on.
@@ -61,8 +61,9 @@ def restorer(url: str, application: str, *, allow_superuser: bool) -> Iterator[R
         DumpFailed: The user may do more than a restore needs, and no lesser role can log in.
         CatalogError: The server does not answer, or refuses.
     """
-    with connect(url, application) as conn, translated("say what its user may do"):
-        superuser, dangerous = conn.execute(statement("rights_beyond")).fetchall()[0]
+    with connect(url, application, only_plan=True) as conn, translated("say what its user may do"):
+        rights = statement("rights_beyond", dangerous=fragment("dangerous"))
+        superuser, dangerous = conn.execute(rights).fetchall()[0]
         user = conn.info.user
     if allow_superuser or not (superuser or dangerous):
         yield Restorer(url)
@@ -74,16 +75,22 @@ def restorer(url: str, application: str, *, allow_superuser: bool) -> Iterator[R
             hint=_ORDINARY.format(user=user),
         )
     role, password = f"{_PREFIX}{secrets.token_hex(6)}", secrets.token_urlsafe(24)
-    with connect(url, application) as conn, translated("make a role for the restore"):
+    with (
+        connect(url, application, only_plan=True) as conn,
+        translated("make a role for the restore"),
+    ):
         owners = conn.execute(statement("owners")).fetchall()[0]
         _make(conn, role, password)
     try:
-        with connect(url, application) as conn, translated("give the database to that role"):
+        with (
+            connect(url, application, only_plan=True) as conn,
+            translated("give the database to that role"),
+        ):
             _give(conn, role, role if owners[1] not in (None, _DATABASE_OWNER) else None)
         found = Restorer(_way_in(url, application, user, role, password))
         yield found
     finally:
-        with connect(url, application) as conn, translated(f"drop the role {role}"):
+        with connect(url, application, only_plan=True) as conn, translated(f"drop the role {role}"):
             found_rights = _hand_over(conn, role, user, owners)
     found.returned += found_rights
 
@@ -112,7 +119,7 @@ def _way_in(url: str, application: str, user: str, role: str, password: str) -> 
     where a socket believes the names of system users alone.
     """
     ways = [make_conninfo(url, user=role, password=password)]
-    with connect(url, application) as conn:
+    with connect(url, application, only_plan=True) as conn:
         if conn.info.host.startswith("/"):
             ways.append(make_conninfo(ways[0], host="127.0.0.1", port=str(conn.info.port)))
     said = ""

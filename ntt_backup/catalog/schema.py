@@ -15,7 +15,13 @@ from contextlib import contextmanager
 from psycopg import errors
 
 from ntt_backup.catalog import privileges
-from ntt_backup.catalog.connection import Connection, configure, translated
+from ntt_backup.catalog.connection import (
+    Connection,
+    code_of_others,
+    configure,
+    shortened,
+    translated,
+)
 from ntt_backup.catalog.queries import pasted, statement
 from ntt_backup.catalog.range_locks import lock_class
 from ntt_backup.catalog.schema_check import PRINT_SQL, existing_table, warnings
@@ -60,6 +66,11 @@ def init_db(
             )
         for warning in warnings(conn, existing_table(conn, target)):
             report(f"warning: {warning}")
+        if found := code_of_others(conn):
+            report(
+                f"warning: {conn.info.user} will be refused by commands that use the tables, as it"
+                f" may do what a superuser may: {shortened(found)}"
+            )
         return _not_yet(conn, target)
 
 

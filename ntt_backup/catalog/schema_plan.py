@@ -20,7 +20,13 @@ from typing import Final, NamedTuple
 from psycopg import sql
 
 from ntt_backup.catalog import privileges
-from ntt_backup.catalog.connection import Connection, translated
+from ntt_backup.catalog.connection import (
+    Connection,
+    code_of_others,
+    mighty,
+    shortened,
+    translated,
+)
 from ntt_backup.catalog.pending import columns, index_names, read_indexes, rows_about
 from ntt_backup.catalog.queries import fragment, shown, statement
 from ntt_backup.catalog.schema_check import (
@@ -45,6 +51,7 @@ GENERATES: Final = " \\gexec"
 # Rows a second of building an index: 42 million took 210 s beside others who wrote.
 _ROWS_PER_SECOND: Final = 200_000
 _LONG_SECONDS: Final = 5
+_NONE: Final = sql.Literal(None)
 
 
 def make_plan(
@@ -93,6 +100,7 @@ class _Planner:
         self._schema = self._table.schema
         self._name = sql.Identifier(self._schema, "blobs")
         self._database = sql.SQL("database {}").format(sql.Identifier(self._around.database))
+        self._require_trusted()
         if self._table.oid and self._table.found:
             check_table(conn, self._table, target)
             if self._around.version_readable:
@@ -103,6 +111,34 @@ class _Planner:
             self._own_maker = self._who(self._around.own_owner)
         self._own_steps = self._own_schema()
         self._unreadable = privileges.unreadable(conn, self._role)
+
+    def _require_trusted(self) -> None:
+        """Raises CatalogRefused where others than the owners have anything in our schema. What is
+        theirs is not read by whoever can do more than they can.
+        """
+        trusted = sql.SQL("array[session_user, {}]").format(self._trusted())
+        found = self._conn.execute(statement("code_of_others", schema=_NONE, trusted=trusted))
+        if lines := [line for line, owned in found if owned]:
+            raise CatalogRefused(
+                "the schema ntt_backup has what roles with other rights can put code into",
+                detail=shortened(lines),
+                hint="where nobody knows it, its owner or a superuser drops it:"
+                " drop schema ntt_backup cascade;",
+            )
+        if code_of_others(self._conn, blobs=False):
+            self._around = self._around._replace(version_readable=False)
+
+    def _trusted(self) -> sql.Composed:
+        """Returns who may have put something into our schema, as a part of a query."""
+        names = [sql.Literal(name) for name in {self._role, self._table.owner} if name]
+        return sql.SQL(", ").join([fragment("owner_of_database"), *names])
+
+    def _guard(self) -> str:
+        """Returns the statement that ends a script as `_require_trusted` ends a plan."""
+        trusted = fragment("trusted_by_script", mighty=mighty(), names=self._trusted())
+        query = fragment("code_of_others", schema=_NONE, trusted=trusted)
+        body = fragment("guard", mighty=mighty(), code_of_others=query)
+        return shown("do", body=sql.Literal(body.as_string(None)))
 
     def _new_table(self) -> Table:
         """Returns a table that is still to be made: its oid is 0, its owner "" for anybody."""
@@ -139,14 +175,14 @@ class _Planner:
         absent = OWN_TABLES - own_tables(self._conn)
         if not absent and version == SCHEMA_VERSION:
             text = f"note that the table blobs is in the schema {self._schema} now"
-            moved = Step(self._own_maker, text, (note,), needed=False)
+            moved = Step(self._own_maker, text, (self._guard(), note), needed=False)
             return [] if serves == self._schema else [moved]
         create = [] if self._around.own_owner else [shown("create_schema")]
         text = "make the schema ntt_backup and its tables"
         needed = version != SCHEMA_VERSION or not absent <= LATER_TABLES
         if not needed:
             text = f"add to ntt_backup {', '.join(sorted(absent))}"
-        statements = (*create, shown("create_own_tables"), note)
+        statements = (self._guard(), *create, shown("create_own_tables"), note)
         return [Step(self._own_maker, text, statements, needed=needed)]
 
     def _columns(self) -> list[Step]:
@@ -225,6 +261,7 @@ class _Planner:
         if owner and any(lack.privilege == "usage" for lack in self._lacking(owner, ("check",))):
             made.append(self._grant(["usage"], sql.SQL("schema ntt_backup"), owner))
         if made:
+            made.insert(0, self._guard())
             text = "make the function that wakes a watching daemon"
             steps.append(Step(self._own_maker, text, tuple(made)))
         once = fragment(

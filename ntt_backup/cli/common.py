@@ -204,12 +204,15 @@ class Common:
         return Keyring(lambda: identity or self.load(CatalogConfig).pack.identity_file)
 
 
-def connect(settings: CatalogConfig, application: str) -> Connection:
-    """Connects to the catalog, under a name that `status` shows. Raises CatalogError."""
+def connect(settings: CatalogConfig, application: str, *, only_plan: bool = False) -> Connection:
+    """Connects to the catalog, under a name that `status` shows; see `catalog.connection.connect`.
+    Raises CatalogError.
+    """
     from ntt_backup.catalog import connection
     from ntt_backup.config import identity
 
-    return connection.connect(settings.catalog.url, identity.application(application))
+    name = identity.application(application)
+    return connection.connect(settings.catalog.url, name, only_plan=only_plan)
 
 
 @contextmanager

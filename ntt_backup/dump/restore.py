@@ -104,7 +104,7 @@ def restore_catalog(
         BackupError: Anything else is away, or refuses; the database is as it was.
     """
     application, keys = identity.application("restore"), HostKeys.of(settings)
-    with connection.connect(settings.catalog.url, application) as conn:
+    with connection.connect(settings.catalog.url, application, only_plan=True) as conn:
         version, user = conn.info.server_version, conn.info.user
         try:
             dump_history.require_empty(conn)

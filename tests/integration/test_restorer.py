@@ -91,10 +91,10 @@ def test_a_role_that_cannot_log_in_is_dropped_and_said(
 ) -> None:
     refused = CatalogRefused("no", detail="no pg_hba.conf entry")
 
-    def refuse(url: str, application: str) -> object:
+    def refuse(url: str, application: str, **options: bool) -> object:
         if "ntt_restore_" in url:
             raise refused
-        return connect(url, application)
+        return connect(url, application, **options)
 
     monkeypatch.setattr("ntt_backup.catalog.restorer.connect", refuse)
     with (

@@ -17,7 +17,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from ntt_backup.catalog import schema, schema_check
-from ntt_backup.catalog.connection import Connection
+from ntt_backup.catalog.connection import Connection, connect
 from ntt_backup.catalog.range_locks import Claims
 from ntt_backup.catalog.schema import init_db
 from ntt_backup.catalog.schema_check import verify_schema
@@ -627,7 +627,7 @@ def test_names_in_scripts_are_quoted(
             assert not make_plan(conn, "remote", notify=True).steps
         path = "alter database {database} set search_path = {schema}"
         postgres.execute(sql.SQL(path).format(database=sql.Identifier(database), **parts))
-        with session(url, "test") as conn:
+        with connect(url, "test", only_plan=True) as conn:
             assert init_db(conn, "second") == [], "it quotes what it executes, too"
     finally:
         postgres.execute(rename.format(sql.Identifier(database), sql.Identifier(old)))

@@ -1,10 +1,10 @@
 -- Settings of the session, and what `init-db` asks of it.
 
 -- name: begin_session
--- The first statement of each session: its search path, and the schema in which this finds the table
--- blobs, else would create it. From then on all names are those of the server itself. Until then
--- the path may lead anywhere, so each name has its schema; two statements in one message, since a
--- pooler may refuse a search path at connecting.
+-- The first statement of each session: its search path, the schema in which this finds the table
+-- blobs, else would create it, and whether the role may do more than what belongs to a database. From
+-- then on all names are those of the server itself. Until then the path may lead anywhere, so each name
+-- has its schema; two statements in one message, since a pooler may refuse a search path at connecting.
 select
     pg_catalog.current_setting('search_path'),
     coalesce(
@@ -14,8 +14,80 @@ select
             join pg_catalog.pg_namespace n on n.oid operator(pg_catalog.=) c.relnamespace
             where c.oid operator(pg_catalog.=) pg_catalog.to_regclass('blobs')
         ), pg_catalog.current_schema()
-    );
+    ),
+    {mighty};
 set search_path = pg_catalog, pg_temp;
+
+-- name: mighty
+-- Whether the role that logged in is, or may become, one that can do more than what belongs to a database,
+-- as a part of other queries, whatever their search path.
+exists (
+    select from pg_catalog.pg_roles m
+    where pg_catalog.pg_has_role(session_user, m.oid, 'member') and {dangerous}
+)
+
+-- name: dangerous
+-- Whether a role m can do more than what belongs to a database, as a part of other queries.
+(m.rolsuper or m.rolcreaterole or m.rolname operator(pg_catalog.=) any (array[
+    'pg_execute_server_program', 'pg_write_server_files', 'pg_read_server_files'
+]::pg_catalog.name[]))
+
+-- name: code_of_others
+-- What roles can put code into that runs when our tables are used, and blobs where its schema is given: a
+-- line each and whether it is what they own, but for roles that may become one of the trusted. The server calls code in an index, a
+-- trigger, a rule, a check, a default or statistics with the rights of whoever uses the table, and also
+-- when it plans a query; so only the system catalogs are asked. Whoever owns a schema may drop what
+-- is in it, and make it anew.
+with recursive relations (oid) as (
+    select c.oid from pg_class c join pg_namespace n on n.oid = c.relnamespace
+    where n.nspname = 'ntt_backup' or n.nspname = {schema} and c.relname = 'blobs'
+    union
+    select i.inhrelid from pg_inherits i join relations r on r.oid = i.inhparent
+), parts (classid, objid) as (
+    select 'pg_class'::regclass::oid, oid from relations
+    union
+    select 'pg_class'::regclass, i.indexrelid
+    from pg_index i join relations r on r.oid = i.indrelid
+    union
+    select d.classid, d.objid from pg_depend d join relations r on r.oid = d.refobjid
+    where d.refclassid = 'pg_class'::regclass and d.deptype in ('a', 'i')
+), used (classid, objid) as (
+    select d.refclassid, d.refobjid from parts p
+    join pg_depend d on d.classid = p.classid and d.objid = p.objid
+), owned (what, owner, holds) as (
+    select 'schema ' || quote_ident(n.nspname), case pg_get_userbyid(n.nspowner)
+        when 'pg_database_owner' then d.datdba else n.nspowner end, ' belongs to '
+    from pg_namespace n join pg_database d on d.datname = current_database()
+    where n.nspname in ('ntt_backup', {schema})
+    union all
+    select c.oid::regclass::text, c.relowner, ' belongs to '
+    from pg_class c join relations r on r.oid = c.oid
+    union all
+    select 'trigger on ' || c.oid::regclass::text, a.grantee, ' is granted to '
+    from pg_class c join relations r on r.oid = c.oid cross join aclexplode(c.relacl) a
+    where a.privilege_type = 'TRIGGER' and a.grantee <> c.relowner
+    union all
+    select 'function ' || p.oid::regprocedure::text, p.proowner, ' belongs to '
+    from pg_proc p
+    where p.pronamespace = to_regnamespace('ntt_backup') or p.oid in (
+        select objid from used where classid = 'pg_proc'::regclass
+        union
+        select o.oprcode from pg_operator o join used u on u.objid = o.oid
+        where u.classid = 'pg_operator'::regclass
+    )
+    union all
+    select 'type ' || t.oid::regtype::text, t.typowner, ' belongs to '
+    from pg_type t join used u on u.objid = t.oid
+    where u.classid = 'pg_type'::regclass
+)
+select distinct what || holds || case owner when 0 then 'public' else pg_get_userbyid(owner) end,
+    holds = ' belongs to '
+from owned
+where not exists (
+    select from unnest({trusted}::name[]) as trusted (name)
+    where pg_has_role(owner, trusted.name, 'member')
+)
+order by 1;
 
 -- name: set_defaults
 -- What every session of ours starts with, as far as the server knows it. What the connection string

@@ -8,10 +8,7 @@ select
     array(
         select m.rolname::text from pg_roles as m
         where pg_has_role(m.oid, 'member') and (
-            m.rolsuper or m.rolcreaterole or m.rolreplication or m.rolbypassrls
-            or m.rolname = any (array[
-                'pg_execute_server_program', 'pg_write_server_files', 'pg_read_server_files'
-            ]::name[])
+            {dangerous} or m.rolreplication or m.rolbypassrls
         )
         order by 1
     );

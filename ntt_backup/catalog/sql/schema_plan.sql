@@ -58,6 +58,32 @@ create index concurrently if not exists {index} on {table} (blobid) where {uncop
 -- Removes what an interrupted CREATE INDEX CONCURRENTLY left.
 drop index concurrently if exists {index};
 
+-- name: owner_of_database
+-- Who owns this database, as a part of other queries.
+(select pg_get_userbyid(datdba) from pg_database where datname = current_database())
+
+-- name: guard
+-- Ends a script where roles have put something into our schema whose code its statements would run. Whoever
+-- can do what a superuser can believes in nobody but himself.
+declare found text;
+begin
+    select string_agg(line, ', ') into found from ({code_of_others}) as of_others (line, owned)
+    where owned or {mighty};
+    if found is not null then
+        raise exception 'the schema ntt_backup has what roles with other rights can put code into: %',
+            left(found, 500)
+        using hint = 'Let its owner run init-db; or, where nobody knows it: drop schema ntt_backup cascade;';
+    end if;
+end;
+
+-- name: do
+-- Executes a body that is a text.
+do {body};
+
+-- name: trusted_by_script
+-- The roles in whom a script believes, as a part of other queries.
+case when {mighty} then array[session_user] else array[session_user, {names}] end
+
 -- name: create_schema
 -- Where our own tables are.
 create schema if not exists ntt_backup;

@@ -1,0 +1,204 @@
+"""A role of the database prepares code, and waits for a superuser who uses our commands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from ntt_backup.catalog.connection import Connection, connect
+from ntt_backup.catalog.schema import init_db
+from ntt_backup.catalog.schema_check import verify_schema
+from ntt_backup.catalog.schema_plan import make_plan
+from ntt_backup.errors import CatalogRefused
+from tests.integration.catalogs import LIVE, rows
+from tests.postgres import Postgres
+
+# Whoever makes a superuser's session call one of these is a superuser afterwards. The planner calls
+# what is immutable.
+SPRING = """
+    create function {schema}.volatile() returns boolean language plpgsql as $$
+    begin
+        perform pg_catalog.set_config('role', 'none', false);
+        execute 'alter role {role} superuser';
+        return true;
+    exception when others then
+        return true;
+    end $$;
+    create function {schema}.spring(text) returns boolean immutable language plpgsql as $$
+    begin return {schema}.volatile(); end $$;
+    create function {schema}.fire() returns trigger language plpgsql as $$
+    begin perform {schema}.volatile(); return new; end $$;
+"""
+VERSION = "ntt_backup.schema_version (singleton bool primary key, version int, blobs_schema text)"
+# What a role that may create in the database prepares there.
+PREPARED = {
+    "nothing": "",
+    "a trigger": f"create table {VERSION}; create trigger t before insert on"
+    " ntt_backup.schema_version for each row execute function mallory.fire()",
+    "a view": "create view ntt_backup.schema_version as select 1 as version, 'public' as"
+    " blobs_schema where mallory.volatile()",
+    "a rule": f"create table {VERSION}; create rule r as on insert to ntt_backup.schema_version"
+    " do also select mallory.volatile()",
+    "a default": f"create table {VERSION}; alter table ntt_backup.schema_version add x bool"
+    " default mallory.volatile()",
+    "a check": f"create table {VERSION}; alter table ntt_backup.schema_version add check"
+    " (mallory.volatile())",
+    "an index": f"create table {VERSION}; create index on ntt_backup.schema_version (version)"
+    " where mallory.spring('x')",
+    "a function": "create function ntt_backup.notify_blobs() returns trigger language plpgsql as"
+    " $$begin perform mallory.volatile(); return new; end$$",
+}
+# What a superuser has made of blobs, and then the role. A trigger and an index are made when they
+# are wanted, so that the right to make one is enough.
+OWNED = {
+    "the table": (
+        "grant create on schema public to {role}; alter table blobs owner to {role}",
+        "create index on blobs (blobid) where {x}",
+    ),
+    "a child": (
+        "grant create on schema mallory to postgres; create table mallory.child (like blobs);"
+        " alter table mallory.child inherit blobs; alter table mallory.child owner to {role}",
+        "create index on mallory.child (blobid) where {x}",
+    ),
+    "a right to make triggers": ("grant trigger on blobs to {role}", ""),
+    "a right of all to make triggers": ("grant trigger on blobs to public", ""),
+    "the schema": (
+        "alter schema public owner to {role}",
+        "drop table blobs; create table blobs (blobid text primary key, remote_copied bool);"
+        " create index on blobs (blobid) where {x}",
+    ),
+    "a function of an index": ("create index on blobs (blobid) where {x}", ""),
+    "a function of an exclusion": (
+        "alter table blobs add exclude using btree (n_hardlinks with =) where ({x})",
+        "",
+    ),
+    "a function of a trigger": (
+        "create trigger t after update on blobs execute function mallory.fire()",
+        "",
+    ),
+    "a domain": (
+        "create domain mallory.d as text; alter domain mallory.d owner to {role};"
+        " alter table blobs add d mallory.d",
+        "alter domain mallory.d add check (mallory.volatile()) not valid",
+    ),
+    "an operator": ("create index on blobs (blobid) where blobid operator(mallory.===) 'x'", ""),
+    "statistics": ("create statistics s on (mallory.spring(blobid)), blobid from blobs", ""),
+    "a table of ours": ("alter table ntt_backup.runs owner to {role}", ""),
+    "a view in the place of a table": (
+        "drop table blobs",
+        "create view mallory.blobs as select 'x' as blobid where {x}",
+    ),
+}
+
+
+@pytest.fixture
+def mallory(database: Connection, role: Callable[[], str]) -> str:
+    """A role that may create in the database; its code waits in the schema `mallory`."""
+    name = role()
+    database.execute(f"grant create on database {database.info.dbname} to {name}".encode())
+    play(database, name, "create schema mallory; grant usage on schema mallory to public")
+    play(database, name, SPRING.format(schema="mallory", role=name))
+    play(
+        database,
+        name,
+        "create function mallory.same(text, text) returns bool immutable language plpgsql as"
+        " $$begin return mallory.volatile(); end$$;"
+        " create operator mallory.=== (leftarg = text, rightarg = text, function = mallory.same)",
+    )
+    return name
+
+
+def play(conn: Connection, name: str, text: str) -> None:
+    """Execute statements as the role, in a session of its own."""
+    url = make_conninfo(conn.info.dsn, user=name)
+    with psycopg.connect(url, autocommit=True) as own:
+        own.execute(text.encode())
+
+
+def is_superuser(conn: Connection, name: str) -> bool:
+    return rows(conn, f"select rolsuper from pg_roles where rolname = '{name}'") == [(True,)]
+
+
+@pytest.mark.parametrize("prepared", PREPARED)
+def test_a_schema_that_somebody_else_prepared_is_refused_before_it_is_read(
+    database: Connection, mallory: str, prepared: str
+) -> None:
+    database.execute(LIVE)
+    play(database, mallory, f"create schema ntt_backup; {PREPARED[prepared]}")
+
+    for attempt in (init_db, make_plan):
+        with pytest.raises(CatalogRefused, match="ntt_backup") as caught:
+            attempt(database, "remote", notify=True)
+        assert f"belongs to {mallory}" in caught.value.detail
+        assert "drop schema ntt_backup cascade;" in caught.value.hint
+    assert not is_superuser(database, mallory)
+
+
+@pytest.mark.parametrize("prepared", PREPARED)
+def test_a_script_that_was_printed_before_refuses_it_too(
+    database: Connection, postgres: Postgres, mallory: str, prepared: str
+) -> None:
+    database.execute(LIVE)
+    script = make_plan(database, "remote", notify=True).script()
+    play(database, mallory, f"create schema ntt_backup; {PREPARED[prepared]}")
+
+    done = postgres.psql(script, database.info.dsn)
+
+    assert done.returncode != 0
+    assert f"belongs to {mallory}" in done.stderr
+    assert not is_superuser(database, mallory)
+
+
+def test_an_ordinary_owner_of_the_database_keeps_what_he_made(
+    database: Connection, postgres: Postgres, role: Callable[[], str]
+) -> None:
+    """A superuser prints what another role lacks, and reads nothing of the owner's tables."""
+    owner, other = role(), role()
+    database.execute(f"alter database {database.info.dbname} owner to {owner}".encode())
+    with connect(make_conninfo(database.info.dsn, user=owner), "test") as own:
+        init_db(own, "remote", notify=True)
+    play(
+        database,
+        owner,
+        SPRING.format(schema="public", role=owner)
+        + "create index on ntt_backup.schema_version (version) where public.spring('x')",
+    )
+
+    script = make_plan(database, "remote", role=other).script()
+    done = postgres.psql(script, database.info.dsn)
+
+    assert done.returncode == 0, done.stderr
+    with connect(make_conninfo(database.info.dsn, user=other), "test") as session:
+        assert verify_schema(session, "remote") == []
+    assert not is_superuser(database, owner)
+
+
+@pytest.mark.parametrize("way", OWNED)
+def test_a_superuser_does_not_use_what_a_role_with_fewer_rights_can_put_code_into(
+    database: Connection, mallory: str, way: str
+) -> None:
+    database.execute(LIVE)
+    init_db(database, "remote")
+    parts = {"role": mallory, "x": "mallory.spring('x')"}
+    before, after = (text.format(**parts).encode() for text in OWNED[way])
+    database.execute(before)
+    play(database, mallory, after.decode())
+    url = database.info.dsn
+    if way.startswith("a view"):
+        url = make_conninfo(url, options="-c search_path=mallory")
+
+    with (
+        pytest.raises(CatalogRefused, match="superuser") as caught,
+        connect(url, "test") as session,
+    ):
+        session.execute(
+            sql.SQL("select from {}.blobs").format(sql.Identifier(session.schema or ""))
+        )
+
+    assert mallory in caught.value.detail or "public" in caught.value.detail
+    assert "init-db --role" in caught.value.hint
+    assert not is_superuser(database, mallory)
