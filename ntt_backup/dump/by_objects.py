@@ -97,8 +97,11 @@ class DumpsByObjects:
 
     def drop(self, names: Sequence[str]) -> int:
         for name in names:
+            record = self._record(name)
+            # What somebody has put beside a dump, with the other ending, is no part of it.
+            content = ("", _SEALED) if record is None else (_SEALED if record.sealed else "",)
             # In this order: what has a record is found again.
-            for kind in ("", _SEALED, _RECORD):
+            for kind in (*content, _RECORD):
                 self.bucket.delete(DUMPS + name + kind)
         return len(names)
 

@@ -303,16 +303,16 @@ class _Job:
                 " to be of this host: none of them is removed, and none comes back unasked."
                 " `ntt-backup-remote dumps` lists them, and removes them with --remove"
             )
-        if odd := [one.name for one in ours if shelf.off_clock(one)]:
+        if odd := shelf.doubts(ours, self._keys):
+            last = max(odd)
             self._warn(
-                f"the time in the name of {odd[0]} is more than a day off its arrival"
-                f"{f', and of {len(odd) - 1:,} more' if odd[1:] else ''}: such a dump stays, and"
-                " takes no place of another one. `ntt-backup-remote dumps` removes it with --remove"
+                f"{many(len(odd), 'doubtful dump')}, which stay and take no place of others:"
+                f" {last}, {odd[last]}. `ntt-backup-remote dumps` removes them with --remove"
             )
         # Another host may be giving one its name: the record lies there before the content.
         coming = [one.name for one in ours if one.size is None and self._is_young(one)]
         # The new one as well: it needs the others of its chain.
-        stay = shelf.staying(restorable(ours), name, datetime.now(UTC), rule)
+        stay = shelf.staying(ours, name, datetime.now(UTC), rule, self._keys)
         kept = with_bases([*stay, *coming, made.base], known)
         # The newest first: no moment has an increment without what it needs.
         past = [one.name for one in reversed(ours) if one.name not in kept]

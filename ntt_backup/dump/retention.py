@@ -1,20 +1,26 @@
-"""A retention says which dumps of the catalog are kept: the last few, one a day, one a week. Pure.
+"""A retention says which dumps or versions are kept: the last few, one a day, one a week. Pure.
 
 A rule by age alone ("older than 30 days") empties the shelf when dumps begin to fail and nobody
 notices. So nothing here looks at the clock: days and weeks are counted only where they have a dump,
 and the newest is always kept.
+
+Whoever may add to a target must not have good ones removed by that. What arrived at another time
+than it says (`could_begin`), and what had expired and was put back (`put_back`), takes no place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import TypeVar
+from datetime import UTC, datetime, timedelta
+from itertools import groupby
+from typing import Any, Final, TypeVar
 
 from ntt_backup.config.sections import DumpSettings, SnapshotSettings
 
 T = TypeVar("T")
+# What something says of its time, and what the target says, may differ by as much.
+LEEWAY: Final = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,35 @@ def kept(dumps: Mapping[T, datetime], rule: Retention) -> frozenset[T]:
             *_one_each(newest_first, rule.weekly, lambda name: moment(name).isocalendar()[:2]),
         ]
     )
+
+
+def could_begin(begun: datetime, first: datetime, last: datetime) -> bool:
+    """Returns whether something may have been begun at a time: not long before the first of it
+    arrived, nor after the last.
+    """
+    return first - LEEWAY <= begun <= last + LEEWAY
+
+
+def put_back(there: Iterable[tuple[str, datetime, Any]]) -> dict[str, str]:
+    """Returns what arrived after something newer, each with the newest that was there before.
+
+    Args:
+        there: name, arrival, and what is higher for newer ones.
+    """
+    after: dict[str, str] = {}
+    newest: tuple[Any, str] | None = None
+    for _, together in groupby(sorted(there, key=lambda one: one[1]), key=lambda one: one[1]):
+        came = [(age, name) for name, _, age in together]
+        if newest is not None:
+            after |= {name: newest[1] for age, name in came if age < newest[0]}
+        newest = max(came) if newest is None else max(newest, *came)
+    return after
+
+
+def newest_before(limit: datetime, arrived: Mapping[str, datetime]) -> str:
+    """Returns the last that had arrived by a time; "" where none had."""
+    earlier = [name for name, at in arrived.items() if at <= limit]
+    return max(earlier, key=lambda name: (arrived[name], name), default="")
 
 
 def _one_each(newest_first: Iterable[T], count: int, period: Callable[[T], object]) -> list[T]:

@@ -17,12 +17,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from itertools import groupby
 from typing import Final, NamedTuple
 
 from ntt_backup.config.host_key import Origin
 from ntt_backup.config.sections import SnapshotSettings
-from ntt_backup.dump.retention import Retention, kept
+from ntt_backup.dump.retention import Retention, kept, newest_before, put_back
 from ntt_backup.snapshot.repository.names import MANIFEST
 from ntt_backup.snapshot.versions import Facts, Version
 from ntt_backup.wire.snapshot_names import begun
@@ -131,7 +130,8 @@ def doubts(
 ) -> list[tuple[Facts, str]]:
     """Returns the versions that do not count, each with the reason. Arguments as in `known`."""
     crowd = _crowd(found, 1 + -(-3600 // every) if every else _FEW)
-    after = _put_back(found)
+    ours = [one.version for one in found if one.origin == Origin.OURS]
+    after = put_back((one.name, one.arrived, one.name) for one in ours)
     said = []
     for one in found:
         if one.header is None:
@@ -149,23 +149,6 @@ def doubts(
         elif one.version.name in crowd:
             said.append((one, f"one of {crowd[one.version.name]} that arrived within an hour"))
     return said
-
-
-def _put_back(found: Sequence[Facts]) -> dict[str, str]:
-    """Returns the versions of this host that arrived after a newer one of this host, each with the
-    newest that was there.
-    """
-    ours = sorted(
-        (one.version for one in found if one.origin == Origin.OURS),
-        key=lambda one: (one.arrived, one.name),
-    )
-    newest = ""
-    after: dict[str, str] = {}
-    for _, together in groupby(ours, key=lambda one: one.arrived):
-        names = [one.name for one in together]
-        after |= {name: newest for name in names if name < newest}
-        newest = max(newest, *names)
-    return after
 
 
 def _crowd(found: Sequence[Facts], most: float) -> dict[str, int]:
@@ -245,8 +228,7 @@ def _before(one: Version, names: Iterable[str], known: Known) -> str:
     """Returns the newest of some versions that arrived before another one; "" where none did."""
     first = min((file.arrived for file in one.files), default=one.arrived)
     limit = first if first.year > 1970 else begun(one.name)
-    earlier = [name for name in names if known.arrived[name] <= limit]
-    return max(earlier, key=lambda name: (known.arrived[name], name), default="")
+    return newest_before(limit, {name: known.arrived[name] for name in names})
 
 
 def _is_dead(one: Version, count: Iterable[str], known: Known, now: datetime) -> bool:

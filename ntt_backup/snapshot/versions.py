@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Final, NamedTuple
 
 from ntt_backup.config.host_key import Origin
+from ntt_backup.dump.retention import LEEWAY, could_begin
 from ntt_backup.errors import ConfigError, RemoteDenied, RemoteUnreachable
 from ntt_backup.snapshot.format.manifest import (
     END_BYTES,
@@ -40,8 +41,6 @@ _UNTOLD: Final = 1970
 # Enough for a header and a trailer, as a rule.
 _END: Final = 16 << 10
 _TRAILER: Final = 4 << 10
-# What a version says of its time, and what the target says, may differ by as much.
-LEEWAY: Final = timedelta(days=1)
 # Versions of others, newer than all of this host, that are looked at.
 _MOST_FOREIGN: Final = 500
 
@@ -101,7 +100,7 @@ class Version(NamedTuple):
         first file arrived, nor after the last one.
         """
         first, last = self._arrivals[0], self.arrived
-        return first.year == _UNTOLD or first - LEEWAY <= at <= last + LEEWAY
+        return first.year == _UNTOLD or could_begin(at, first, last)
 
     @property
     def _arrivals(self) -> list[datetime]:

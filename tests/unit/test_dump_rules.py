@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -119,18 +120,18 @@ def test_only_dumps_of_this_host_count_by_its_key_or_by_its_ledger() -> None:
 def test_a_dump_whose_clock_and_arrival_differ_by_more_than_a_day_is_odd(
     late: timedelta, duration: float, odd: bool
 ) -> None:
-    assert shelf.off_clock(arrived(0, late=late, duration_s=duration)) is odd
+    assert bool(shelf.doubts([arrived(0, late=late, duration_s=duration)], KEYS)) is odd
 
 
 def test_dumps_with_made_up_times_take_no_place_and_stay() -> None:
     rule = Retention(last=2, daily=3, weekly=0)
     good = [arrived(days, number=9 - int(days)) for days in (5, 4, 3, 2, 1)]
-    before = shelf.staying(good, "new", NOON, rule)
+    before = shelf.staying(good, "new", NOON, rule, KEYS)
     # Twenty that came within an hour, of as many days.
     made_up = [
         arrived(days + 0.5, late=timedelta(days=days), number=99 + days) for days in range(2, 22)
     ]
-    after = shelf.staying([*made_up, *good], "new", NOON, rule)
+    after = shelf.staying([*made_up, *good], "new", NOON, rule, KEYS)
     assert before <= after
     assert {one.name for one in made_up} <= after
     assert after - before == {one.name for one in made_up}
@@ -140,8 +141,68 @@ def test_the_newest_that_was_there_before_the_first_odd_one_stays() -> None:
     rule = Retention(last=1, daily=0, weekly=0)
     good = [arrived(days) for days in (9, 8, 2, 1)]
     odd = arrived(30, late=timedelta(days=25))
-    stay = shelf.staying([*good, odd], "new", NOON, rule)
+    stay = shelf.staying([*good, odd], "new", NOON, rule, KEYS)
     assert stay == {"new", odd.name, good[1].name}
+
+
+def signed(hours: float, number: int, **changes: Any) -> Stored:
+    """A dump of this host that was begun so many hours before noon."""
+    one = arrived(hours / 24, number=number, **changes)
+    assert one.record is not None
+    return replace(one, record=one.record.signed(one.name, KEYS))
+
+
+@pytest.mark.parametrize(
+    ("keys", "forged"),
+    [(KEYS, False), (NO_KEYS, False), (NO_KEYS, True)],
+    ids=["key", "no key", "no key, and another number"],
+)
+def test_expired_dumps_that_are_put_back_take_no_place_and_stay(
+    keys: HostKeys, forged: bool
+) -> None:
+    """Their records are genuine, and garbage of the right size is behind them. Without a key, only
+    name and content are known from the catalog, and the record may say any number.
+    """
+    rule = Retention(last=3, daily=2, weekly=0)
+    make = signed if keys == KEYS else lambda hours, number: arrived(hours / 24, number=number)
+    dumps = [make(10 - n, n) for n in range(1, 9)]
+    good, now = dumps[-3:], NOON - timedelta(minutes=10)
+    back = [replace(one, arrived=now + timedelta(minutes=n)) for n, one in enumerate(dumps[:-3])]
+    if forged:
+        back = [replace(one, record=replace(RECORD, number=99 + n)) for n, one in enumerate(back)]
+    before = shelf.staying(good, "new", NOON, rule, keys)
+    after = shelf.staying([*back, *good], "new", NOON, rule, keys)
+    assert after == {*before, good[-1].name, *(one.name for one in back)}
+    assert shelf.doubts([*back, *good], keys) == {
+        one.name: f"it has arrived after {good[-1].name}, a newer one" for one in back
+    }
+    # A dump that comes then, above all their numbers, counts.
+    new = make(0, 999)
+    assert new.name not in shelf.doubts([*back, *good, new], keys)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"size": 7}, {"refused": "is not sealed"}, {"base": "20200101T000000Z-00000000.dump"}],
+    ids=["another size", "refused", "its base is missing"],
+)
+def test_a_dump_that_cannot_be_read_stays_as_long_as_a_good_one_and_shrinks_nothing(
+    changes: dict[str, Any],
+) -> None:
+    rule = Retention(last=2, daily=0, weekly=0)
+    dumps = [signed(9 - n, n) for n in range(1, 6)]
+    bad = signed(4, 5, **changes) if "base" in changes else replace(dumps[-1], **changes)
+    stay = shelf.staying([*dumps[:-1], bad], "new", NOON, rule, KEYS)
+    assert stay == {"new", bad.name, dumps[-2].name}
+    # Its time comes as that of others.
+    later = [signed(2, 6), signed(1, 7)]
+    assert bad.name not in shelf.staying([*dumps[:-1], bad, *later], "new", NOON, rule, KEYS)
+
+
+def test_of_a_record_alone_nothing_stays() -> None:
+    rule = Retention(last=9, daily=0, weekly=0)
+    dumps = [signed(3, 1), replace(signed(2, 2), size=None)]
+    assert shelf.staying(dumps, "new", NOON, rule, KEYS) == {"new", dumps[0].name}
 
 
 # --- when one is due ------------------------------------------------------------------------------

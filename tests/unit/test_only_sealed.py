@@ -331,6 +331,13 @@ def test_a_junk_object_with_the_ending_of_a_sealed_one_does_not_hide_a_dump() ->
     (found,) = place.contents().dumps
     assert found.whole
     assert b"".join(place.fetch(DUMP)) == b"a good dump"
+    # What goes is what the record names; the other one is a dump without a record, until it is
+    # removed by its name.
+    assert place.drop([DUMP]) == 1
+    assert [key for key in bucket.objects if DUMP in key] == [f"pgdump/{DUMP}.age"]
+    assert [one.record for one in place.contents().dumps] == [None]
+    place.drop([DUMP])
+    assert not place.contents().dumps
 
 
 def test_a_listing_of_dumps_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import click
 
+from ntt_backup import newest
 from ntt_backup.catalog.dump_history import DumpRun, recent_dumps
 from ntt_backup.cli.common import (
     Common,
@@ -58,6 +59,7 @@ def dumps(
     if unwanted:
         with closing(open_remote_dir(settings)) as remote_dir:
             removed = remove(remote_dir, unwanted)
+        newest.removed(settings, "dump", unwanted)
         if as_json:
             click.echo(json.dumps({"target": settings.target, "removed": removed}))
         else:
