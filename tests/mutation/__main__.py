@@ -21,11 +21,15 @@ from queue import SimpleQueue
 from typing import Final
 
 from tests.mutation.mutants import Mutant, mutants
-from tests.mutation.tests_of import tests_of
+from tests.mutation.reach import REPORTS, Reach, add_notes, load, reach_of, save, tests_for
 
 ROOT: Final = Path(__file__).parents[2]
 ACCEPTED: Final = Path(__file__).parent / "accepted.txt"
 PACKAGES: Final = "receiver blobdir wire pack dump snapshot upload catalog"
+REACH: Final = ROOT / ".mutation/reach.json"
+_TESTS: Final = ("tests/unit", "tests/integration", "tests/contract")
+# Seconds that a test waits for a condition, which it does in vain where a mutant is.
+_PATIENCE: Final = "20"
 _COPIED: Final = ("ntt_backup", "tests", "docs", "systemd", "bin", "pyproject.toml", "README.md")
 # Without parameters, whose text may be anything.
 _FAILED: Final = re.compile(r"^(?:FAILED|ERROR) (\S+?\.py(?:::\w+)*)", re.MULTILINE)
@@ -37,6 +41,10 @@ class Copy:
     def __init__(self, root: Path, seconds: float) -> None:
         self._root = root
         self._seconds = seconds
+        self._process: subprocess.Popen[str] | None = None
+        root.mkdir()
+        # Some tests run what has no more rights than any other user.
+        root.parent.chmod(0o755)
         for name in _COPIED:
             one = ROOT / name
             if one.is_dir():
@@ -62,7 +70,12 @@ class Copy:
         argv += [f"--timeout={self._seconds:.0f}", "--tb=no", *tests]
         argv += [f"--deselect={one}" for one in deselected]
         # Bytecode is kept by second and size: two mutants in one second may have one size.
-        environment = {**os.environ, "PYTHONPATH": str(self._root), "PYTHONDONTWRITEBYTECODE": "1"}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(self._root),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "NTT_TEST_PATIENCE": _PATIENCE,
+        }
         with subprocess.Popen(
             argv,
             cwd=self._root,
@@ -73,13 +86,13 @@ class Copy:
             text=True,
             start_new_session=True,
         ) as process:
+            self._process = process
             try:
                 said, _ = process.communicate(timeout=self._seconds)
             except subprocess.TimeoutExpired:
                 said = ""
             finally:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+                self.end()
         if not said:
             return None
         if process.returncode in (0, 5):
@@ -88,34 +101,57 @@ class Copy:
             raise RuntimeError(f"pytest has ended with {process.returncode}:\n{said[-2000:]}")
         return failed
 
-    def tests_of(self, mutant: Mutant, most: int) -> list[str]:
-        """Returns the test modules that may notice a mutant, the likeliest first."""
-        return [str(one.relative_to(self._root)) for one in tests_of(mutant.path, self._root, most)]
+    def end(self) -> None:
+        """Ends the tests that run, and what they have started."""
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process = None
+
+    def reach(self, packages: Sequence[str], jobs: int) -> Reach:
+        """Returns which tests reach which mutants. The copy is of no further use."""
+        hits, reports = self._root / "hits", self._root / "reports"
+        for one in hits, reports:
+            one.touch()
+            one.chmod(0o666)
+        sites = add_notes(self._root, packages, hits)
+        argv = [sys.executable, "-m", "pytest", "-q", f"-n{jobs}", "-p", "no:cacheprovider"]
+        argv += ["-p", "tests.mutation.reach", "--tb=no", "--timeout=300", *_TESTS]
+        environment = {**os.environ, "PYTHONPATH": str(self._root), REPORTS: str(reports)}
+        # What the notes make fail is judged where it has found something.
+        subprocess.run(argv, cwd=self._root, env=environment, stdin=subprocess.DEVNULL, check=False)
+        return reach_of(sites, hits, reports)
 
 
 class Judge:
     """Tells what became of mutants. A test that fails without any change proves nothing."""
 
-    def __init__(self, seconds: float, most: int) -> None:
+    def __init__(self, seconds: float, most: float, reach: Reach) -> None:
         self._seconds = seconds
         self._most = most
+        self._reach = reach
         self._copies: SimpleQueue[Copy] = SimpleQueue()
         self._sound: dict[str, bool] = {}
 
     @contextmanager
     def copies(self, count: int) -> Iterator[None]:
         with tempfile.TemporaryDirectory(prefix="ntt-mutation-") as scratch:
-            for number in range(count):
-                self._copies.put(Copy(Path(scratch) / str(number), self._seconds))
-            yield
+            copies = [Copy(Path(scratch) / str(number), self._seconds) for number in range(count)]
+            for copy in copies:
+                self._copies.put(copy)
+            try:
+                yield
+            finally:
+                for copy in copies:
+                    copy.end()
 
     def verdict(self, mutant: Mutant) -> str:
         """Returns "killed by TEST", "too slow" or "survived"."""
         copy = self._copies.get()
         try:
-            tests = copy.tests_of(mutant, self._most)
+            tests = tests_for(mutant, self._reach, self._most)
             if not tests:
-                return "survived, and no test imports the module"
+                return "survived, and no test reaches it"
             while True:
                 unsound = [one for one, sound in self._sound.items() if not sound]
                 with copy.changed(mutant):
@@ -163,8 +199,9 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=300, help="mutants to draw (300)")
     parser.add_argument("--seed", type=int, default=1, help="of the draw (1)")
     parser.add_argument("-j", "--jobs", type=int, default=1, help="mutants at a time (1)")
-    parser.add_argument("--seconds", type=float, default=300, help="for one mutant's tests (300)")
-    parser.add_argument("--tests", type=int, default=8, help="test modules for a mutant (8)")
+    parser.add_argument("--seconds", type=float, default=180, help="for one mutant's tests (180)")
+    parser.add_argument("--most", type=float, default=60, help="seconds of tests a mutant (60)")
+    parser.add_argument("--renew", action="store_true", help="look again which tests reach what")
     parser.add_argument("--list", action="store_true", help="only show what was drawn")
     given = parser.parse_args()
     some = drawn(given.packages or PACKAGES.split(), given.count, given.seed)
@@ -173,9 +210,12 @@ def main() -> int:
         return 0
     reasons, figures, kinds = accepted(), Counter[str](), defaultdict[str, Counter[str]](Counter)
     survivors = list[Mutant]()
-    judge = Judge(given.seconds, given.tests)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # The copies are removed.
-    with judge.copies(given.jobs), ThreadPoolExecutor(given.jobs) as pool:
+    if given.renew or not REACH.exists():
+        with tempfile.TemporaryDirectory(prefix="ntt-mutation-") as scratch:
+            save(Copy(Path(scratch) / "0", 0).reach(PACKAGES.split(), given.jobs), REACH)
+    judge = Judge(given.seconds, given.most, load(REACH))
+    with ThreadPoolExecutor(given.jobs) as pool, judge.copies(given.jobs):
         new = [one for one in some if one.key not in reasons]
         for one, said in zip(new, pool.map(judge.verdict, new), strict=True):
             outcome = said.split()[0].rstrip(",")

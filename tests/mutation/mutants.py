@@ -31,7 +31,11 @@ _COMPARISONS: Final[dict[type[ast.cmpop], tuple[str, str]]] = {
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change. begin and end: offsets in the source, in characters, of what `new` replaces."""
+    """One change. begin and end: offsets in the source, in characters, of what `new` replaces.
+
+    site: the line before which a call can be put that runs where the change would; statement: its
+    text.
+    """
 
     path: Path
     kind: str
@@ -40,6 +44,8 @@ class Mutant:
     end: int
     new: str
     text: str
+    site: int
+    statement: str
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -65,6 +71,7 @@ class _Finder:
         self._tree = ast.parse(source)
         self._lines = source.splitlines(keepends=True)
         self._starts = [0]
+        self._site = 1
         for line in self._lines:
             self._starts.append(self._starts[-1] + len(line))
 
@@ -77,10 +84,14 @@ class _Finder:
                         yield from self._below(statement)
 
     def _below(self, node: ast.AST) -> Iterator[Mutant]:
+        outer = self._site
+        if isinstance(node, ast.stmt) and not self._text(node.lineno).startswith("elif"):
+            self._site = node.lineno
         yield from self._of(node)
         for child in ast.iter_child_nodes(node):
             if not isinstance(child, ast.FunctionDef | ast.ClassDef | ast.JoinedStr):
                 yield from self._below(child)
+        self._site = outer
 
     def _of(self, node: ast.AST) -> Iterator[Mutant]:
         if isinstance(node, ast.If | ast.While | ast.IfExp):
@@ -119,8 +130,11 @@ class _Finder:
         return self._made(kind, node.lineno, begin, end, new)
 
     def _made(self, kind: str, line: int, begin: int, end: int, new: str) -> Mutant:
-        text = self._lines[line - 1].strip()
-        return Mutant(self._path, kind, line, begin, end, new, text)
+        site, text = self._site, self._text(line)
+        return Mutant(self._path, kind, line, begin, end, new, text, site, self._text(site))
+
+    def _text(self, line: int) -> str:
+        return self._lines[line - 1].strip()
 
     def _offset(self, node: ast.expr | ast.stmt, *, end: bool = False) -> int:
         line, column = (node.lineno, node.col_offset)
