@@ -92,7 +92,7 @@ def _standard_zstd(name: str) -> dict[int, Decompress]:
                 rest = b"" if decompressor.needs_input else decompressor.decompress(b"", 1)
             except (zstd.ZstdError, EOFError) as problem:
                 raise ProtocolError(f"not zstd: {problem}") from None
-            return _whole(raw, raw_length, decompressor.needs_input and not rest)
+            return _whole(raw, raw_length, not rest)
 
         return go_on
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from ntt_backup.client.bootstrap import GREETING, LOADER
 from ntt_backup.upload.strategies.codec import choose_codec
 from ntt_backup.wire import framing, write_messages
 from ntt_backup.wire.write_messages import Receipt
+from tests.patience import PATIENCE
 from tests.receiver_driver import (
     BYE,
     RemoteReceiver,
@@ -271,6 +273,18 @@ def test_the_root_is_never_made(root: Path) -> None:
         receiver.write(receiver.hello_frame(root=str(root / "sub")))
         assert receiver.error()[0] == "root"
     assert list(root.iterdir()) == []
+
+
+def test_the_descriptors_are_left_as_they_were(root: Path) -> None:
+    """They may be a terminal's, or another program's too."""
+    reading, to_receiver = os.pipe()
+    from_receiver, writing = os.pipe()
+    os.close(to_receiver)
+    command = forced_command("--root", str(root))
+    subprocess.run(command, stdin=reading, stdout=writing, timeout=PATIENCE, check=True)
+    assert (os.get_blocking(reading), os.get_blocking(writing)) == (True, True)
+    for fd in reading, from_receiver, writing:
+        os.close(fd)
 
 
 def test_the_session_of_a_silent_client_ends(root: Path) -> None:

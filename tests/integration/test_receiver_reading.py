@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ntt_backup.blobdir.layout import StrayKind
+from ntt_backup.receiver import b3sum
 from ntt_backup.receiver.list_blobs import Listing
 from ntt_backup.receiver.workspace import Workspace
 from ntt_backup.wire import framing, read_messages, write_messages
@@ -222,6 +223,18 @@ def test_each_kind_of_damage_has_its_verdict(root: Path, checking: str) -> None:
     assert said.right == len(asked) - 4
     assert again.right == len(right)
     assert litter(root) == []
+
+
+def test_a_program_that_fails_says_nothing_of_any_blob(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blobs = fill(root, 3)
+    monkeypatch.setattr(b3sum, "find", lambda: b3sum.B3sum("/nowhere/b3sum"))
+    client = ScriptedSession(root, allow=["verify"], checking="b3sum")
+    client.read(read_messages.verifying(blobs))
+    assert client.kinds == [framing.READY, framing.ERROR]
+    assert client.error == "internal"
+    assert "cannot be started" in client.error_text
 
 
 def test_small_and_large_contents_are_sent_back(root: Path, receiver: RemoteReceiver) -> None:

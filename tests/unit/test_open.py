@@ -45,8 +45,10 @@ def test_open_blob_says_exdev_for_a_directory_on_another_file_system(
 ) -> None:
     (tmp_path / "by-hash" / "3f").mkdir()
     other = BlobDirectory(blobs.fd, device=os.stat("/proc").st_dev)
+    before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError, match=os.strerror(errno.EXDEV)):
         other.directory("3f")
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_open_blob_refuses_whatever_is_no_file(blobs: BlobDirectory, tmp_path: Path) -> None:

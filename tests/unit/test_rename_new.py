@@ -45,9 +45,16 @@ def without_links(monkeypatch: pytest.MonkeyPatch, number: int = errno.EPERM) ->
     monkeypatch.setattr(os, "link", link)
 
 
+def without_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a libc that is older than it."""
+    monkeypatch.setattr(syscalls, "_RENAMEAT2", None)
+    monkeypatch.setattr(syscalls, "_missing", set())
+
+
 WAYS: dict[str, list[Callable[[pytest.MonkeyPatch], None]]] = {
     "by the kernel": [],
     "by a link": [without_renameat2],
+    "by a link, without the call": [without_the_call],
     "by a look before": [without_renameat2, without_links],
 }
 

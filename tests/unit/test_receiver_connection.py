@@ -1,0 +1,103 @@
+"""The receiver's end of a connection: last words, and what counts as silence."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from ntt_backup.receiver import connection
+from ntt_backup.receiver.connection import Connection
+from ntt_backup.receiver.workspace import Refusal
+
+# More than a pipe holds.
+WORDS = bytes(range(256)) * 1024
+
+
+class Line:
+    """A connection, and the client's ends of its pipes."""
+
+    def __init__(self) -> None:
+        self.reading, self.client_out = os.pipe()
+        self.client_in, self.writing = os.pipe()
+        for fd in self.reading, self.writing, self.client_in:
+            os.set_blocking(fd, False)
+        self.connection = Connection(self.reading, self.writing, idle_timeout=10.0)
+
+    def take(self) -> bytes:
+        """What the client can read now."""
+        found = b""
+        while True:
+            try:
+                found += os.read(self.client_in, 1 << 20)
+            except BlockingIOError:
+                return found
+
+
+@pytest.fixture
+def line() -> Iterator[Line]:
+    made = Line()
+    yield made
+    for fd in made.reading, made.client_out, made.client_in, made.writing:
+        os.close(fd)
+
+
+def test_the_last_words_wait_for_the_client(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[bytes] = []
+
+    class Poll:
+        """The client takes something whenever the receiver waits."""
+
+        def register(self, fd: int, events: int) -> None:
+            assert fd == line.writing
+
+        def poll(self, milliseconds: float) -> list[tuple[int, int]]:
+            assert milliseconds > 0
+            taken.append(line.take())
+            return []
+
+    line.connection.say(WORDS)
+    assert line.connection.unread
+    monkeypatch.setattr(connection, "_LAST_WORDS_SECONDS", 1.0)
+    monkeypatch.setattr(connection, "select", SimpleNamespace(poll=Poll, POLLOUT=4))
+    line.connection.close()
+    assert b"".join(taken) + line.take() == WORDS
+
+
+def test_a_client_that_takes_nothing_is_not_waited_for_long(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line.connection.say(WORDS)
+    monkeypatch.setattr(connection, "_LAST_WORDS_SECONDS", 0.01)
+    line.connection.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(line.connection.wake)
+    assert len(line.take()) < len(WORDS)
+
+
+@pytest.mark.parametrize("moves", ["nothing", "a thread", "the client", "work"])
+def test_only_the_client_and_work_end_a_silence(
+    line: Line, monkeypatch: pytest.MonkeyPatch, moves: str
+) -> None:
+    now = 1000.0
+    line.connection.say(b"")
+    monkeypatch.setattr(connection, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(connection, "time", SimpleNamespace(monotonic=lambda: now))
+    line.connection.wait(reading=True, working=True)
+    now += 9
+    if moves == "a thread":
+        os.write(line.connection.wake, b"\0")
+    if moves == "the client":
+        os.write(line.client_out, b"\0")
+    line.connection.wait(reading=True, working=moves == "work")
+    now += 2
+    if moves in ("nothing", "a thread"):
+        with pytest.raises(Refusal, match="nothing was heard for 10 s") as caught:
+            line.connection.wait(reading=False, working=False)
+        assert caught.value.code == "idle"
+    else:
+        line.connection.wait(reading=False, working=False)
+    monkeypatch.undo()
+    line.connection.close()
