@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import os
 import re
+import signal
 import socket
 import threading
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -441,6 +443,43 @@ def test_many_viewers_cost_as_much_as_one(monkeypatch: pytest.MonkeyPatch) -> No
         assert {ask(server)[1] for _ in range(20)} == {"page 1"}
         monkeypatch.setattr("ntt_backup.ui.page.server._FRESH_SECONDS", 0.0)
         assert ask(server)[1] == "page 2"
+
+
+def test_a_signal_that_another_thread_gets_ends_the_wait_for_viewers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As one does that comes just before the main thread waits: neither interrupts the wait."""
+    board = Board(lambda: Shown("", "", "", True))
+    hung: list[bool] = []
+
+    def stop(signum: int, _frame: object) -> None:
+        raise SystemExit(128 + signum)
+
+    def send() -> None:
+        # Until then Python sees the signal by itself.
+        while (
+            len(seen := {waiting.read_text() for _ in range(100)}) > 1
+            or "sleeping" not in seen.pop()
+        ):
+            pass
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+        hung.append(not ended.wait(PATIENCE))
+        board.close()
+
+    monkeypatch.setattr("ntt_backup.ui.page.server._SIGNAL_SECONDS", 0.2)
+    waiting = Path(f"/proc/self/task/{threading.get_native_id()}/status")
+    ended = threading.Event()
+    before = signal.signal(signal.SIGTERM, stop)
+    sender = threading.Thread(target=send)
+    try:
+        sender.start()
+        with pytest.raises(SystemExit):
+            board.serve()
+    finally:
+        ended.set()
+        sender.join()
+        signal.signal(signal.SIGTERM, before)
+    assert hung == [False]
 
 
 def test_the_lines_of_a_daemon_show_no_pause_that_has_ended_and_no_trouble_twice() -> None:

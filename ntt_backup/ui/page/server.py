@@ -22,6 +22,9 @@ from ntt_backup.errors import ConfigError
 
 _FRESH_SECONDS: Final = 1.0
 _PATIENCE_SECONDS: Final = 15.0
+# The handler of a signal runs in the main thread, and a signal that comes just before the thread
+# waits, or that the system gives to another thread, does not wake it.
+_SIGNAL_SECONDS: Final = 1.0
 _HEADERS: Final = {
     "Cache-Control": "no-store",
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -68,9 +71,11 @@ class Board:
         """Makes what is wanted, until the board is closed."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._wanted or self._closed)
+                self._changed.wait_for(lambda: self._wanted or self._closed, _SIGNAL_SECONDS)
                 if self._closed:
                     return
+                if not self._wanted:
+                    continue
             shown = self._make()
             with self._changed:
                 self._shown, self._made_at, self._wanted = shown, time.monotonic(), False
