@@ -18,7 +18,7 @@ from ntt_backup.config.host_key import OF_PACKS, HostKey, HostKeys, Origin
 from ntt_backup.config.sealing import NOT_SEALED, SealPolicy
 from ntt_backup.dump import remote_dir
 from ntt_backup.dump.by_objects import DumpsByObjects
-from ntt_backup.errors import ProtocolViolation, RemoteDenied
+from ntt_backup.errors import ProtocolViolation, RemoteCannotStore, RemoteDenied
 from ntt_backup.objects import open as opening
 from ntt_backup.objects import s3
 from ntt_backup.objects.cache import cache_of
@@ -251,6 +251,50 @@ def test_the_sealed_one_of_two_files_counts_and_both_are_removed(
         assert list(place.read([Range(FILE, 0, 7)])) == [b"sealed"]
     place.remove([FILE])
     assert bucket.objects == {}
+
+
+@pytest.mark.parametrize(
+    ("sealing", "seconds"),
+    [(False, 0), (False, 1), (True, 1)],
+    ids=["never sealed, and at once", "never sealed", "sealed since"],
+)
+def test_an_object_that_is_put_beside_a_file_does_not_hide_it(
+    tmp_path: Path, owner: Person, sealing: bool, seconds: int
+) -> None:
+    """It has the ending of what is sealed, and may even open."""
+    bucket = FakeBucket()
+    write(RepositoryByObjects(bucket, 5 << 20), FILE, b"good")
+    bucket.came(f"snapshots/{FILE}", LONG_AGO)
+    other = FakeBucket()
+    write(repository(other, tmp_path, owner), FILE, b"junk")
+    for junk in (b"x", other.objects[f"snapshots/{FILE}.sealed"]):
+        bucket.delete(f"snapshots/{FILE}.sealed")
+        bucket.put(f"snapshots/{FILE}.sealed", junk, sha256(junk).digest())
+        bucket.came(f"snapshots/{FILE}.sealed", LONG_AGO + timedelta(seconds=seconds))
+        for lists in (True, False):
+            place = (
+                repository(bucket, tmp_path, owner, unsealed_until=NOW.date())
+                if sealing
+                else RepositoryByObjects(bucket, 5 << 20)
+            )
+            if lists:
+                assert [(one.name, one.size) for one in place.list()] == [(FILE, 4)]
+            assert list(place.read([Range(FILE, 0, 7)])) == [b"good"]
+    place.remove([FILE])
+    assert bucket.objects == {}
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_file_that_another_object_stands_beside_is_not_said_to_be_stored(
+    tmp_path: Path, owner: Person, sealed: bool
+) -> None:
+    """Somebody has put it there while the file was sent: who reads both takes the first one."""
+    bucket = FakeBucket()
+    place = repository(bucket, tmp_path, owner) if sealed else RepositoryByObjects(bucket, 5 << 20)
+    beside = f"snapshots/{FILE}" if sealed else f"snapshots/{FILE}.sealed"
+    bucket.put(beside, b"planted", sha256(b"planted").digest())
+    with pytest.raises(RemoteCannotStore, match="beside"):
+        write(place, FILE, b"good")
 
 
 def test_what_is_called_sealed_and_is_not_is_damaged(tmp_path: Path, owner: Person) -> None:

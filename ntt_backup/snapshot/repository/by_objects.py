@@ -1,8 +1,9 @@
 """A bucket keeps snapshots, each file as an object below `snapshots/`; see `contract.Repository`.
 
-Where there are recipients, files are sealed on their way, and their objects end with `.sealed`. Of
-two objects of one file the sealed one counts; one that is not sealed is read only where the policy
-allows it.
+Where there are recipients, files are sealed on their way, and their objects end with `.sealed`. One
+that is not sealed is read only where the policy allows it. Of two objects of one file that may be
+read the one counts that arrived first: somebody has put the other one beside it. So a file is
+stored only where none stands beside it once it has its name.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from threading import Lock
 from typing import Final, NamedTuple
 
 from ntt_backup.config.sealing import NOT_SEALED, Keyring, SealPolicy
-from ntt_backup.errors import ProtocolViolation, RemoteDenied
+from ntt_backup.errors import ProtocolViolation, RemoteCannotStore, RemoteDenied
 from ntt_backup.objects.bucket import (
     DEAD_SECONDS,
     Bucket,
@@ -55,9 +56,7 @@ _LARGEST_PART: Final = 16 << 20
 
 
 class _Object(NamedTuple):
-    """Holds what has a file's content. size: of the object. twice: there is one that is not sealed
-    beside it.
-    """
+    """Holds what has a file's content. size: of the object. twice: another one is beside it."""
 
     key: str
     size: int
@@ -68,11 +67,17 @@ class _Object(NamedTuple):
     def sealed(self) -> bool:
         return self.key.endswith(SUFFIX)
 
-    def beside(self, other: _Object | None) -> _Object:
+    def beside(self, other: _Object | None, policy: SealPolicy) -> _Object:
         """Returns the one of two objects of a file that counts."""
         if other is None:
             return self
-        return (self if self.sealed else other)._replace(twice=True)
+        plain, sealed = sorted((self, other), key=lambda one: one.sealed)
+        plain_at, sealed_at = plain.arrived, sealed.arrived
+        first = sealed if policy.required else plain
+        # A server tells whole seconds.
+        if plain_at and sealed_at and plain_at != sealed_at and not policy.refuses(plain_at):
+            first = plain if plain_at < sealed_at else sealed
+        return first._replace(twice=True)
 
 
 class RepositoryByObjects:
@@ -106,7 +111,8 @@ class RepositoryByObjects:
             name = info.key.removeprefix(SNAPSHOTS).removesuffix(SUFFIX)
             with suppress(ValueError):
                 FileName.read(name)
-                listed[name] = _Object(info.key, info.size, info.modified).beside(listed.get(name))
+                one = _Object(info.key, info.size, info.modified)
+                listed[name] = one.beside(listed.get(name), self._policy)
             if len(listed) > _MOST_FILES:
                 raise ProtocolViolation(
                     "the bucket lists more files of snapshots than there can be",
@@ -122,14 +128,15 @@ class RepositoryByObjects:
         return ask_ahead(ranges, _REQUESTS, self._ask, Future.result)
 
     def write(self, name: str) -> NewFile:
-        key = _key(name) + (SUFFIX if self._recipients else "")
+        endings = (SUFFIX, "") if self._recipients else ("", SUFFIX)
+        key, beside = (_key(name) + one for one in endings)
         if not self._swept:
             sweep(self._bucket, (SNAPSHOTS,), time.time() - DEAD_SECONDS)
             self._swept = True
         # A weak server would let it be overwritten.
         if self._bucket.head(key) is not None:
             raise FileExistsError(name)
-        file = NewObject(self._bucket, name, key, self._part_size)
+        file = NewObject(self._bucket, name, key, beside, self._part_size)
         return SealedFile(file, self._recipients) if self._recipients else file
 
     def remove(self, names: Sequence[str]) -> int:
@@ -174,7 +181,8 @@ class RepositoryByObjects:
         for suffix in ("", SUFFIX) if found is None else ():
             info = self._bucket.head(_key(name) + suffix)
             if info is not None:
-                found = _Object(info.key, info.size, info.modified).beside(found)
+                one = _Object(info.key, info.size, info.modified)
+                found = one.beside(found, self._policy)
                 self._known[name] = found
         if found is None:
             raise ObjectMissing(name)
@@ -195,9 +203,11 @@ class RepositoryByObjects:
 class NewObject:
     """An object on its way; see `contract.NewFile`."""
 
-    def __init__(self, bucket: Bucket, name: str, key: str, part_size: int) -> None:
+    def __init__(self, bucket: Bucket, name: str, key: str, beside: str, part_size: int) -> None:
         self._upload = ObjectUpload(bucket, key, part_size, "a file of a snapshot")
+        self._bucket = bucket
         self._name = name
+        self._beside = beside
         self._digest = sha256()
 
     def add(self, data: Buffer) -> None:
@@ -209,6 +219,12 @@ class NewObject:
             self._upload.finish()
         except ObjectExists as error:
             raise FileExistsError(self._name) from error
+        if self._bucket.head(self._beside) is not None:
+            raise RemoteCannotStore(
+                "somebody else has put an object beside a file of a snapshot",
+                detail=f"{self._beside}, while {self._name} was sent",
+                hint="look who may write to the bucket; then take a version again",
+            )
         return self._digest.digest()
 
     def give_up(self) -> None:
