@@ -95,6 +95,12 @@ def recent_dumps(conn: Connection, target: str, limit: int) -> list[DumpRun]:
     return [DumpRun(*row) for row in rows]
 
 
+def noted_dumps(conn: Connection, target: str, limit: int) -> frozenset[tuple[str, str]]:
+    """Returns name and SHA-256 of the good ones among the target's last dumps."""
+    last = recent_dumps(conn, target, limit)
+    return frozenset((one.name, one.sha256) for one in last if not one.error)
+
+
 def ever_made(conn: Connection, target: str) -> bool:
     """Returns whether the target ever got a good dump."""
     return any(one.name for one in last_dumps(conn, target))

@@ -32,6 +32,7 @@ from ntt_backup.errors import (
     RemoteCannotStore,
     RemoteDenied,
 )
+from ntt_backup.pack.seal import Sign, unsigned
 from ntt_backup.wire import framing, write_messages
 from ntt_backup.wire.framing import PROTOCOL, Inbox, ProtocolError
 from ntt_backup.wire.write_messages import Field
@@ -54,10 +55,6 @@ def transport_to(remote: RemoteSettings) -> Transport:
             hint="use a target whose url is ssh:// or file:// (--target)",
         )
     return Ssh(remote) if remote.kind == "ssh" else Local(2.0 * remote.connect_timeout)
-
-
-def _unsigned(_data: bytes) -> str:
-    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +95,7 @@ class SessionSpec:
     sync: str = "syncfs"
     bucket: RemoteSettings | None = None
     recipients: tuple[str, ...] = ()
-    sign: Callable[[bytes], str] = _unsigned
+    sign: Sign = unsigned
     dead_before: Callable[[], float] | None = None
 
     @staticmethod
@@ -121,7 +118,7 @@ class SessionSpec:
             run,
             bucket=bucket,
             recipients=settings.recipients,
-            sign=partial(HostKeys.of(settings).sign, OF_PACKS) if bucket else _unsigned,
+            sign=partial(HostKeys.of(settings).sign, OF_PACKS) if bucket else unsigned,
         )
 
     def channel(self, command: str) -> Channel:

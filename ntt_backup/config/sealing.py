@@ -21,6 +21,7 @@ from ntt_backup.pack.seal import (
     known_identities,
     known_recipients,
     open_key,
+    unsigned,
 )
 
 if TYPE_CHECKING:
@@ -170,7 +171,7 @@ def seal_writer(
     write: Callable[[Buffer], object],
     store_id: bytes,
     recipients: Sequence[str],
-    sign: Sign = lambda _: "",
+    sign: Sign = unsigned,
 ) -> SealWriter | None:
     """Returns a writer that seals one pack, and signs it; None without recipients. Raises
     ConfigError.

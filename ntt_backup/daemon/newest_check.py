@@ -7,7 +7,7 @@ from datetime import datetime
 
 from ntt_backup import newest
 from ntt_backup.catalog import connection, packs
-from ntt_backup.catalog.dump_history import recent_dumps
+from ntt_backup.catalog.dump_history import noted_dumps
 from ntt_backup.config import RemoteConfig, identity
 from ntt_backup.config.host_key import HostKeys
 from ntt_backup.daemon.preflight import Step
@@ -18,6 +18,7 @@ from ntt_backup.format import many, moment
 from ntt_backup.model import StoredPack
 from ntt_backup.newest import Kind, Newest
 from ntt_backup.snapshot.origins import Origins
+from ntt_backup.snapshot.repository.contract import RepositoryToRead
 from ntt_backup.snapshot.repository.open import open_repository
 from ntt_backup.snapshot.versions import names_of_host
 from ntt_backup.wire.dump_messages import MAX_DUMPS
@@ -31,21 +32,18 @@ def look(settings: RemoteConfig) -> list[Newest]:
         BackupError: The target cannot be listed.
     """
     known = newest.recorded(settings)
-    there: dict[tuple[Kind, str], list[str]] = {}
+    away: list[Newest] = []
     if any(one.kind == "dump" for one in known):
         with closing(open_remote_dir(settings)) as remote_dir:
             found = remote_dir.contents().dumps
         keys, ledger = HostKeys.of(settings), _ledger(settings)
         # Without both, nothing tells which dumps are of this host.
         dumps = found if ledger is None and not keys else of_host(found, keys, ledger or ())
-        there["dump", ""] = [one.name for one in dumps if one.whole]
-    sets = [one.of for one in known if one.kind == "version"]
-    if sets:
-        origins = Origins.of(settings)
+        names = [one.name for one in dumps if one.whole]
+        away += newest.compare(settings, {("dump", ""): names})
+    if any(one.kind == "version" for one in known):
         with closing(open_repository(settings)) as repository:
-            for of in sets:
-                there["version", of] = names_of_host(repository, of, origins)
-    away = newest.compare(settings, there)
+            away += missed_versions(settings, repository)
     if settings.remote.kind == "s3" and (lost := _lost_pack(settings)) is not None:
         pack, at = lost
         place = settings.remote.url
@@ -53,12 +51,27 @@ def look(settings: RemoteConfig) -> list[Newest]:
     return away
 
 
+def missed_versions(
+    settings: RemoteConfig, repository: RepositoryToRead, of_set: str = ""
+) -> list[Newest]:
+    """Returns what the target lacks of the newest versions that this host knows, and notes it for
+    `status`. of_set: the only set that is looked for; "" for all.
+    """
+    origins = Origins.of(settings)
+    known = [one.of for one in newest.recorded(settings) if one.kind == "version"]
+    there: dict[tuple[Kind, str], list[str]] = {
+        ("version", of): names_of_host(repository, of, origins)
+        for of in known
+        if of_set in ("", of)
+    }
+    return newest.compare(settings, there)
+
+
 def _ledger(settings: RemoteConfig) -> frozenset[tuple[str, str]] | None:
     """Returns the dumps that the catalog has noted; None where it cannot be asked."""
-    with suppress(CatalogError):
-        with connection.connect(settings.catalog.url, identity.application("check")) as conn:
-            noted = recent_dumps(conn, settings.target, MAX_DUMPS)
-        return frozenset((one.name, one.sha256) for one in noted if not one.error)
+    application = identity.application("check")
+    with suppress(CatalogError), connection.connect(settings.catalog.url, application) as conn:
+        return noted_dumps(conn, settings.target, MAX_DUMPS)
     return None
 
 

@@ -176,8 +176,7 @@ class _Job:
 
     def _ledger(self) -> frozenset[tuple[str, str]]:
         with self._connect() as conn:
-            noted = dump_history.recent_dumps(conn, self._settings.target, MAX_DUMPS)
-        return frozenset((one.name, one.sha256) for one in noted if not one.error)
+            return dump_history.noted_dumps(conn, self._settings.target, MAX_DUMPS)
 
     def _any_copied(self) -> bool:
         with self._connect() as conn:

@@ -60,6 +60,11 @@ Read = Callable[[int, int], bytes]
 Sign = Callable[[bytes], str]
 
 
+def unsigned(_data: bytes) -> str:
+    """Is the `Sign` of a host without a key."""
+    return ""
+
+
 class SealUnusable(Exception):
     """Nothing can be sealed or opened: a library is missing, or a key is no key. The text is one
     line for the operator, and shows no secret.
@@ -171,7 +176,7 @@ class SealWriter:
         write: Callable[[Buffer], object],
         store_id: bytes,
         recipients: Sequence[str],
-        sign: Sign = lambda _: "",
+        sign: Sign = unsigned,
     ) -> None:
         self._sign = sign
         self._write = write

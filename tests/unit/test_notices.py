@@ -315,7 +315,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[Event]:
     """What is logged; and no catalog is asked."""
     logged: list[Event] = []
     monkeypatch.setattr(notice_process, "tell", logged.append)
-    monkeypatch.setattr(notice_process, "_failed_before", lambda settings, target: False)
+    monkeypatch.setattr(notice_process, "_last_failure", lambda settings, target: False)
     return logged
 
 

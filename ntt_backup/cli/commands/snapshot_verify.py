@@ -8,12 +8,12 @@ from functools import partial
 
 import click
 
-from ntt_backup import newest
 from ntt_backup.cli.common import Common, result_options
 from ntt_backup.cli.completion import set_names
 from ntt_backup.cli.param_types import PART
 from ntt_backup.cli.results import fields_of, first_lines, report
 from ntt_backup.config import RemoteConfig
+from ntt_backup.daemon.newest_check import missed_versions
 from ntt_backup.errors import SOME_FAILED
 from ntt_backup.format import duration, many, size
 from ntt_backup.snapshot.origins import Origins
@@ -21,7 +21,6 @@ from ntt_backup.snapshot.repository.open import open_to_read
 from ntt_backup.snapshot.repository.patient import PatientRepository
 from ntt_backup.snapshot.verify import Findings, Question
 from ntt_backup.snapshot.verify import verify as check
-from ntt_backup.snapshot.versions import names_of_host
 from ntt_backup.ui.progress_line import ProgressLine, pace
 
 _TAKE = "ntt-backup-remote snapshot take"
@@ -68,10 +67,8 @@ def verify(
             lambda found: line.show(lambda: progress_text(found)),
             Origins.of(settings),
         )
-        for of in {one.of for one in newest.recorded(settings) if one.kind == "version"}:
-            if which in ("", of):
-                names = names_of_host(repository, of, Origins.of(settings))
-                missed += map(str, newest.compare(settings, {("version", of): names}))
+        if "@" not in which:
+            missed += map(str, missed_versions(settings, repository, which))
     wrong = [one._asdict() for one in found.wrong]
     fields = {"target": common.target, **fields_of(found), "wrong": wrong, "missed": missed}
     said = [*lines(found, question), *(f"MISSED: {one}" for one in missed)]

@@ -91,7 +91,7 @@ def check(settings: CatalogConfig) -> tuple[str, str]:
 def _tell_of_runs(
     settings: CatalogConfig, heard: Iterator[Heard], clock: Callable[[], float] = time.monotonic
 ) -> None:
-    notices = Notices(settings.notify.outage_after, partial(_failed_before, settings))
+    notices = Notices(settings.notify.outage_after, partial(_last_failure, settings))
     pinged: dict[str, float] = {}
     watched: set[str] = set()
     for target, what in heard:
@@ -112,7 +112,7 @@ def _send(settings: CatalogConfig, notice: Notice) -> None:
         tell(Warning(reason=problem))
 
 
-def _failed_before(settings: CatalogConfig, target: str) -> str:
+def _last_failure(settings: CatalogConfig, target: str) -> str:
     """Returns why the target's last run failed; "" where it did not, or the catalog does not say
     it.
     """

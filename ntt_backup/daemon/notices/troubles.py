@@ -59,13 +59,13 @@ class _Target:
 class Notices:
     """Finds what is to be told of the runs of several targets.
 
-    outage_after: seconds. failed_before: returns why the last run of a target failed;
+    outage_after: seconds. last_failure: returns why the last run of a target failed;
     "" where the last run did not fail.
     """
 
-    def __init__(self, outage_after: float, failed_before: Callable[[str], str]) -> None:
+    def __init__(self, outage_after: float, last_failure: Callable[[str], str]) -> None:
         self._outage_after = outage_after
-        self._failed_before = failed_before
+        self._last_failure = last_failure
         self._targets: dict[str, _Target] = {}
 
     def well(self, target: str) -> bool:
@@ -92,7 +92,7 @@ class Notices:
         match what:
             case events.RunStart():
                 one.watch, one.rotten, one.error, one.reason = what.watch, False, "", ""
-                if not one.troubles and (why := self._failed_before(target)):
+                if not one.troubles and (why := self._last_failure(target)):
                     one.troubles[_RUN] = why
                 yield _notice("start", target, one, what)
             case events.RunStop():

@@ -27,6 +27,7 @@ from typing import Any, Final, NamedTuple
 import zstandard
 from blake3 import blake3
 
+from ntt_backup.pack.seal import Sign, unsigned
 from ntt_backup.snapshot.format.entry import (
     MAX_CONTAINERS,
     MAX_LINE,
@@ -146,7 +147,7 @@ class ManifestWriter:
         self,
         write: Callable[[bytes], object],
         header: Header,
-        sign: Callable[[bytes], str] = lambda _: "",
+        sign: Sign = unsigned,
     ) -> None:
         self._write = write
         self._sign = sign
