@@ -21,6 +21,7 @@ from typing import Final, Literal
 from pydantic import TypeAdapter
 
 from ntt_backup.config import CatalogConfig
+from ntt_backup.config.host_key import HostKeys
 from ntt_backup.format import moment
 from ntt_backup.process.durable import write_durably
 
@@ -43,6 +44,7 @@ class Newest:
         at: When this host stored it.
         missed: The name of what was newest and was not there; "" where nothing is missed.
         missed_at: When that was first noticed.
+        key: The name of the host key that signed it; "" for none.
     """
 
     target: str
@@ -53,6 +55,7 @@ class Newest:
     at: datetime
     missed: str = ""
     missed_at: datetime | None = None
+    key: str = ""
 
     def __str__(self) -> str:
         what = f"version {self.of}@{self.missed}" if self.of else f"{self.kind} {self.missed}"
@@ -100,10 +103,10 @@ def missed(settings: CatalogConfig) -> list[Newest]:
     return [one for one in recorded(settings) if one.missed]
 
 
-def record(settings: CatalogConfig, kind: Kind, name: str, of: str = "") -> None:
-    """Notes that something was stored. What cannot be written is not noted."""
+def record(settings: CatalogConfig, kind: Kind, name: str, of: str = "", key: str = "") -> None:
+    """Notes that something was stored. What cannot be written is not noted. key: as in `Newest`."""
     now = datetime.now(UTC)
-    new = Newest(settings.target, _place(settings), kind, of, name, now)
+    new = Newest(settings.target, _place(settings), kind, of, name, now, key=key)
     for old in recorded(settings):
         if (old.kind, old.of) == (kind, of) and old.missed_at and now - old.missed_at < _TOLD_FOR:
             new = replace(new, missed=old.missed, missed_at=old.missed_at)
@@ -116,6 +119,14 @@ def removed(settings: CatalogConfig, kind: Kind, names: Container[str], of: str 
         if (one.kind, one.of) == (kind, of) and one.name in names:
             with suppress(OSError):
                 _path(settings, one).unlink()
+
+
+def lost_key(settings: CatalogConfig, keys: HostKeys) -> str:
+    """Returns a warning where this host has lost its key: it has none, and its settings name one,
+    or one that cannot be read is there, or one has signed what is newest on the target. Else "".
+    """
+    signed = any(one.key for one in recorded(settings))
+    return keys.unsigned if keys.expected or signed else ""
 
 
 def compare(

@@ -104,12 +104,16 @@ class HostKeys:
         keys: The first one signs, all verify.
         path: The file.
         problem: One line for people.
+        expected: Whether there should be keys: the settings name the file, or the file exists.
     """
 
-    def __init__(self, keys: Sequence[HostKey], path: Path, problem: str = "") -> None:
+    def __init__(
+        self, keys: Sequence[HostKey], path: Path, problem: str = "", *, expected: bool = True
+    ) -> None:
         self._keys = {key.name: key for key in keys}
         self.path = path
         self.problem = problem
+        self.expected = expected
 
     @staticmethod
     def of(settings: CatalogConfig) -> HostKeys:
@@ -122,7 +126,8 @@ class HostKeys:
                 found = os.fstat(file.fileno())
                 data = file.read(_MOST_BYTES + 1)
         except FileNotFoundError:
-            return HostKeys((), path, f"there is no host key {path}")
+            expected = settings.host.key_file is not None
+            return HostKeys((), path, f"there is no host key {path}", expected=expected)
         except OSError as error:
             return HostKeys((), path, f"the host key {path} cannot be read: {error.strerror}")
         lines = data.decode("ascii", "replace").splitlines()
@@ -137,6 +142,16 @@ class HostKeys:
 
     def __bool__(self) -> bool:
         return bool(self._keys)
+
+    @property
+    def unsigned(self) -> str:
+        """Returns what it means that this host has no key, for people; "" where it has one."""
+        if self:
+            return ""
+        return (
+            f"{self.problem}: nothing that this host sends is signed, and a restore must trust the"
+            " target; put the copy of the key back, or `ntt-backup-remote init-db` makes a new one"
+        )
 
     @property
     def name(self) -> str:

@@ -128,10 +128,6 @@ def host_key(settings: Settings) -> Step:
     """Says which key signs dumps, versions and packs, and warns where there is none."""
     keys = HostKeys.of(settings)
     if not keys:
-        return Step(
-            "",
-            warning=f"{keys.problem}: nothing that this host sends is signed, and a restore must"
-            " trust the target; `ntt-backup-remote init-db` makes one",
-        )
+        return Step("", warning=keys.unsigned)
     said = f"key {keys.name} in {keys.path}; keep a copy off this host and off the target"
     return Step("", said, warning=keys.problem)

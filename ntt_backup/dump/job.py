@@ -162,6 +162,8 @@ class _Job:
             self._note_good(known[-1])
             self._emit(DumpSkipped(name=known[-1].name))
             return copied
+        if lost := newest.lost_key(settings, self._keys):
+            self._warn(lost)
         self._emit(DumpStart(reason=reason, program=found.version))
         number = record.next_number(of_host)
         form = Form.of(settings, state.database, known, whole=whole)
@@ -321,7 +323,7 @@ class _Job:
             self._warn(f"dumps past retention are still on the remote: {error}")
             pruned = 0
         self.note(name, made, "")
-        newest.record(self._settings, "dump", name)
+        newest.record(self._settings, "dump", name, key=self._keys.name)
         took = time.monotonic() - self._clock
         self._emit(
             DumpComplete(

@@ -47,6 +47,8 @@ def take_version(
     ):
         how = {"full": full, "paranoid": paranoid}
         keys = HostKeys.of(settings)
+        if lost := newest.lost_key(settings, keys):
+            report.problem(f"set {set.name}", lost)
         names = names_of_host(repository, set.name, copies.origins(keys, settings.target))
         for missed in newest.compare(settings, {("version", set.name): names}):
             report.problem(f"set {set.name}", str(missed))
@@ -61,7 +63,7 @@ def take_version(
             **how,
         )
         note(taken)
-        newest.record(settings, "version", taken.version, set.name)
+        newest.record(settings, "version", taken.version, set.name, keys.name)
         if (named := settings.snapshots.get(set.name)) is not None:
             try:
                 gone = expire(

@@ -265,10 +265,18 @@ def test_a_damaged_dump_does_not_count_as_the_last_one(dumping: Environment) -> 
     assert make(dumping) == MADE
     (first,) = dumps(dumping)
     os.truncate(dumping.remote.local / "pgdump" / first, 100)
-    # This host knows that the target had it whole, and misses it.
+    # This host knows that the target had it whole, and misses it for some days.
     assert make(dumping) == ["warning", *MADE]
-    (second,) = dumps(dumping)  # and goes
-    assert second != first
+    # It stays as long as another would, and takes the place of none.
+    assert len(dumps(dumping)) == 2
+    assert make(dumping, force=True) == ["warning", *MADE]
+    assert first not in dumps(dumping)
+
+
+def test_a_dump_that_is_not_signed_since_the_key_is_lost_says_so(dumping: Environment) -> None:
+    dumping.host_key.unlink()
+    assert make(dumping) == ["warning", *MADE]
+    assert record(dumping, *dumps(dumping))["signature"] == ""
 
 
 # --- and back -------------------------------------------------------------------------------------

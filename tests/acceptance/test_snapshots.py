@@ -307,6 +307,7 @@ def test_a_new_machine_restores_with_the_key_or_by_an_option(machine: Machine) -
     said = machine.call("restore", "etc", "--to", str(back), "--trust-target")
     assert "this version is not of this host" in said
     assert tree(back / str(machine.files)[1:]) == tree(machine.files)
+    assert "nothing that this host sends is signed" in machine.call("take", "etc")
 
 
 def test_a_version_that_plays_this_host_is_forged(machine: Machine) -> None:

@@ -11,7 +11,19 @@ import pytest
 
 from ntt_backup import newest
 from ntt_backup.config import CatalogConfig
-from ntt_backup.newest import Kind, Newest, compare, missed, record, recorded, removed, withheld
+from ntt_backup.config.host_key import HostKeys, make_host_key
+from ntt_backup.config.sections import HostSettings
+from ntt_backup.newest import (
+    Kind,
+    Newest,
+    compare,
+    lost_key,
+    missed,
+    record,
+    recorded,
+    removed,
+    withheld,
+)
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
 OLD, LAST, LATER = (f"2026030{day}T000000Z-00000000" for day in (1, 2, 3))
@@ -75,6 +87,25 @@ def test_what_is_missed_stays_known_until_it_is_there_again(
     assert len(missed(settings)) == 1
     monkeypatch.setattr(newest, "_TOLD_FOR", -timedelta(seconds=1))
     assert compare(settings, {KEY: ["20260304T000000Z-00000000"]}) == missed(settings) == []
+
+
+def test_a_key_is_lost_where_the_settings_name_it_or_it_signed_before(tmp_path: Path) -> None:
+    file, settings = tmp_path / "host.key", of(tmp_path)
+    named = settings.model_copy(update={"host": HostSettings(key_file=file)})
+    never = HostKeys((), file, "there is no host key", expected=False)
+    record(settings, "version", OLD, "etc")
+    assert lost_key(settings, never) == ""
+    assert f"no host key {file}" in lost_key(named, HostKeys.of(named))
+    file.mkdir()
+    assert "cannot be read" in lost_key(named, HostKeys.of(named))
+    file.rmdir()
+    make_host_key(file)
+    keys = HostKeys.of(named)
+    assert lost_key(named, keys) == ""
+    record(settings, "version", LAST, "etc", keys.name)
+    assert "nothing that this host sends is signed" in lost_key(settings, never)
+    # A key that is there signs, whatever signed before.
+    assert lost_key(settings, keys) == ""
 
 
 def test_what_this_host_has_removed_is_not_missed(settings: CatalogConfig) -> None:
