@@ -17,6 +17,7 @@ from ntt_backup.errors import BackupError, CatalogError
 from ntt_backup.format import many, moment
 from ntt_backup.model import StoredPack
 from ntt_backup.newest import Kind, Newest
+from ntt_backup.objects.bucket import still
 from ntt_backup.snapshot.origins import Origins
 from ntt_backup.snapshot.repository.contract import RepositoryToRead
 from ntt_backup.snapshot.repository.open import open_repository
@@ -77,14 +78,18 @@ def _ledger(settings: RemoteConfig) -> frozenset[tuple[str, str]] | None:
 
 def _lost_pack(settings: RemoteConfig) -> tuple[StoredPack, datetime] | None:
     """Returns the pack that the catalog knows as the newest, and when it was sealed, where the
-    bucket lacks it; None also where the catalog cannot be asked.
+    bucket lacks it or has another object in its place; None also where the catalog cannot be asked.
     """
     from ntt_backup.objects.s3 import open_bucket
 
     with suppress(CatalogError):
         with connection.connect(settings.catalog.url, identity.application("check")) as conn:
             last = packs.newest_pack(conn, settings.target)
-        if last is not None and open_bucket(settings.remote).head(last[0].key) is None:
+        if last is None:
+            return None
+        there = open_bucket(settings.remote).head(last[0].key)
+        same = there is not None and there.size == last[0].size
+        if there is None or not same or still(there, last[0].checksum) is False:
             return last
     return None
 

@@ -23,6 +23,7 @@ from ntt_backup.dump.record import Stored, of_catalog
 from ntt_backup.dump.remote_dir import open_remote_dir
 from ntt_backup.errors import BackupError, CatalogError, DumpFailed, DumpImpossible
 from ntt_backup.format import moment, size
+from ntt_backup.wire.dump_messages import MAX_DUMPS
 
 
 def rehearse(settings: RemoteConfig, *, remote_too: bool) -> tuple[str, str]:
@@ -40,11 +41,14 @@ def rehearse(settings: RemoteConfig, *, remote_too: bool) -> tuple[str, str]:
             privileges.require_dumpable(conn)
             database = conn.info.dbname
             copied = selection.any_copied(conn, settings.target)
+            ledger = dump_history.noted_dumps(conn, settings.target, MAX_DUMPS)
         _dump_no_rows(settings, found, application)
         if remote_too:
             with closing(open_remote_dir(settings)) as remote_dir:
-                dumps = of_catalog(remote_dir.contents().dumps, settings.target, database)
-                known = restorable(shelf.signed(dumps, HostKeys.of(settings)))
+                keys = HostKeys.of(settings)
+                dumps = shelf.of_host(remote_dir.contents().dumps, keys, ledger)
+                ours = of_catalog(dumps, settings.target, database)
+                known = restorable(shelf.signed(ours, keys))
                 said = _outlook(settings, database, known)
                 warning = _too_old(known) if copied else ""
                 remote_dir.try_out()

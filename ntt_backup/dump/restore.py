@@ -158,7 +158,7 @@ def restore_catalog(
             why = "" if damaged == one.name else f" cannot be read: {damaged}"
             warn(f"{one.name}{why} is damaged: {text.why or 'its SHA-256 is another'}")
     if strangers and not tries:
-        raise _nobody_vouches(settings, keys, len(strangers))
+        raise nobody_vouches(settings.target, keys, strangers, name, trust_target=trust_target)
     if name is not None:
         raise DumpFailed(
             f"the dump {name} is damaged" if chosen else f"there is no dump {name} on the remote",
@@ -188,11 +188,35 @@ def _tell_of(dumps: list[Stored], keys: HostKeys, tell: Callable[[str], None]) -
         tell(f"{len(dumps) - _TOLD:,} more are passed over: `ntt-backup-remote dumps` lists them")
 
 
-def _nobody_vouches(settings: RemoteConfig, keys: HostKeys, count: int) -> DumpFailed:
+def nobody_vouches(
+    target: str, keys: HostKeys, strangers: list[Stored], name: str | None, *, trust_target: bool
+) -> DumpFailed:
+    """Returns why no dump came back where none that was asked for is of this host. Pure.
+
+    Args:
+        target: the target's name.
+        keys: of this host.
+        strangers: the dumps that were asked for.
+        name: of the only one that was asked for; None for any.
+        trust_target: whether dumps of others were asked for, too: then all of them are forged.
+    """
+    found = f"{many(len(strangers), 'dump')} of target {target}"
+    if trust_target:
+        return DumpFailed(
+            "all dumps on the remote are FORGED",
+            detail=f"{found}: each names a key of this host, which did not sign it",
+            hint="somebody who may write to the target has made them; to take the rows of one all"
+            " the same, name it: --dump NAME --trust-target",
+        )
+    said, why = "no dump on the remote is known to be of this host", found
+    if name is not None:
+        origin = strangers[0].origin(keys)
+        said, why = f"the dump {name} is {origin.text}", origin.why
+    elif not keys.problem:
+        why += f"; no key in {keys.path} has signed any of them"
     return DumpFailed(
-        "no dump on the remote is known to be of this host",
-        detail=f"{many(count, 'dump')} of target {settings.target};"
-        f" {keys.problem or f'no key in {keys.path} has signed any of them'}",
+        said,
+        detail=f"{why}; {keys.problem}" if keys.problem else why,
         hint=f"copy the host key of the lost machine to {keys.path} (init-db makes one for dumps to"
         " come); or call it with --trust-target: then nothing proves who made the dump, and only"
         " rows of blobs and of the schema ntt_backup come back",

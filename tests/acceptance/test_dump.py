@@ -762,3 +762,11 @@ def test_a_target_without_the_newest_dump_is_told_by_every_command(dumping: Envi
         (env.remote.local / name).rename(env.remote.local / "pgdump" / name)
     assert env.run("verify", "--download").returncode == 0
     assert json.loads(env.run("status", "--json").stdout)["missed"] == []
+    assert json.loads(env.run("verify", "--download", "--json").stdout)["missed"] == []
+    # A target that refuses to list is not known to have all.
+    (env.remote.local / "pgdump").rename(env.remote.local / "elsewhere")
+    (env.remote.local / "pgdump").touch()
+    refused = env.run("verify", "--download", "--json")
+    assert (refused.returncode, json.loads(refused.stdout)["missed"]) == (0, None)
+    told = env.run("verify", "--download").stdout
+    assert "whether the newest dump, versions and pack are there is not known: " in told

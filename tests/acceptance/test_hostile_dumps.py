@@ -144,6 +144,18 @@ def test_a_planted_dump_is_named_and_passed_over_whatever_its_number(
     assert json.loads((place(env) / f"{dump(env)}.json").read_text())["number"] == 2
 
 
+def test_check_without_the_key_believes_the_dump_that_the_catalog_knows(
+    env: Environment,
+) -> None:
+    ours = dump(env)
+    plant(env, b"nothing", name="20300101T000000Z-00000000.dump")
+    env.host_key.unlink()
+    env.write_config(run={"skip_pgdump": False})
+    said = env.call("check").stdout
+    assert f"the newest is of {ours[:4]}-{ours[4:6]}-{ours[6:8]}" in said
+    assert "2030-01-01" not in said
+
+
 def test_a_drill_is_proved_by_the_dump_of_this_host_beside_a_planted_one(
     env: Environment, postgres: Postgres, database_url: str, marker: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,13 +10,16 @@ from types import SimpleNamespace
 
 import pytest
 
+from ntt_backup.catalog import connection, packs
 from ntt_backup.catalog.check_history import CheckRun
 from ntt_backup.client.greeting import Banner
 from ntt_backup.config.models import Settings
+from ntt_backup.daemon import newest_check
 from ntt_backup.daemon.check import snapshots
 from ntt_backup.daemon.check_return import of_banner, of_drills
+from ntt_backup.model import StoredPack
 from ntt_backup.objects import s3
-from ntt_backup.objects.bucket import Protection
+from ntt_backup.objects.bucket import ObjectInfo, Protection
 from ntt_backup.snapshot.repository import open as opening
 from tests.memory_repository import MemoryRepository
 
@@ -47,6 +51,35 @@ def test_a_lock_that_ends_before_a_chain_does_is_warned_of(
 
     assert bool(step.warning) == (of_which is not None)
     assert (of_which or "2 sets, 0 versions") in step.text + step.warning
+
+
+@pytest.mark.parametrize(
+    ("there", "lost"),
+    [
+        (None, True),
+        (ObjectInfo("k", 9, "SUM"), False),
+        (ObjectInfo("k", 8, "SUM"), True),
+        (ObjectInfo("k", 9, "ANOTHER"), True),
+        # The server keeps no checksum: nothing tells it from another of the same size.
+        (ObjectInfo("k", 9), False),
+    ],
+    ids=str,
+)
+def test_the_newest_pack_is_missed_where_another_object_has_its_key(
+    there: ObjectInfo | None, lost: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings.model_validate(
+        {
+            "source": {"root": str(tmp_path)},
+            "remote": {"url": "s3://bucket"},
+            "log": {"jsonl": str(tmp_path / "log")},
+        }
+    )
+    pack = StoredPack("ab" * 16, "k", "00", "ff", 3, 9, "SUM")
+    monkeypatch.setattr(s3, "open_bucket", lambda _: SimpleNamespace(head=lambda _: there))
+    monkeypatch.setattr(connection, "connect", lambda *_: nullcontext())
+    monkeypatch.setattr(packs, "newest_pack", lambda *_: (pack, WHEN))
+    assert [one.missed for one in newest_check.look(settings)] == ["k"] * lost
 
 
 ALL = frozenset({"list", "get", "verify", "write"})

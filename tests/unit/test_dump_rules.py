@@ -17,6 +17,7 @@ from ntt_backup.dump import record, shelf
 from ntt_backup.dump.chain import restorable
 from ntt_backup.dump.job import due
 from ntt_backup.dump.record import SERIES, Stored
+from ntt_backup.dump.restore import nobody_vouches
 from ntt_backup.dump.retention import Retention, kept
 from tests.unit.sample_records import NOON, RECORD, a_dump
 
@@ -27,6 +28,30 @@ moments = st.datetimes(
 )
 shelves = st.dictionaries(st.integers(0, 10_000), moments, min_size=1, max_size=60)
 rules = st.builds(Retention, st.integers(1, 5), st.integers(0, 10), st.integers(0, 6))
+
+
+# --- who made it ----------------------------------------------------------------------------------
+
+
+def test_why_no_dump_comes_back_is_said_of_what_was_asked_for() -> None:
+    keys = HostKeys([HostKey.of(bytes(32))], Path("host.key"))
+    name = a_dump().name
+    strangers = [a_dump(), a_dump(number=2, signature=f"{keys.name}:{'0' * 64}")]
+    told = nobody_vouches("remote", keys, strangers, None, trust_target=False)
+    assert told.message == "no dump on the remote is known to be of this host"
+    assert told.detail.startswith("2 dumps of target remote; no key in host.key has signed")
+    told = nobody_vouches("remote", keys, strangers[:1], name, trust_target=False)
+    assert told.message == f"the dump {name} is not of this host"
+    assert "no key of this host has signed it" in told.detail
+    told = nobody_vouches("remote", keys, strangers[1:], name, trust_target=False)
+    assert told.message == f"the dump {name} is FORGED"
+    for each in (None, name):
+        told = nobody_vouches("remote", keys, strangers[1:], each, trust_target=each is None)
+        assert ("call it with --trust-target" in told.hint) == (each is not None)
+    # Those that are forged do not come back by --trust-target alone.
+    told = nobody_vouches("remote", keys, strangers[1:], None, trust_target=True)
+    assert told.message == "all dumps on the remote are FORGED"
+    assert "--dump NAME" in told.hint
 
 
 # --- retention ------------------------------------------------------------------------------------

@@ -83,7 +83,9 @@ def verify(
     question = Question(way, **chosen)
     sample = f"{question.fraction:.3%}" if question.fraction else None
     asked = {"way": "download" if download else "", "prefix": question.prefix, "sample": sample}
-    command, missed = "verify --local" if local else "verify", list[str]()
+    command = "verify --local" if local else "verify"
+    # None: not looked for, or not known.
+    missed: list[str] | None = None
     with noted(common, command, **asked) as note, ProgressLine(sys.stderr, quiet=quiet) as line:
 
         def progress(found: Findings) -> None:
@@ -104,8 +106,10 @@ def verify(
             try:
                 missed = [str(one) for one in look(remote)]
             except BackupError as error:
-                said.append(f"whether the newest dump and versions are there is not known: {error}")
-            said += [f"MISSED: {one}" for one in missed]
+                said.append(
+                    f"whether the newest dump, versions and pack are there is not known: {error}"
+                )
+            said += [f"MISSED: {one}" for one in missed or ()]
             if remote.remote.kind == "s3" and way == "there":
                 said.append(
                     "only sizes and checksums were asked for; to prove the contents:"
