@@ -206,6 +206,30 @@ def test_expired_dumps_that_are_put_back_take_no_place_and_stay(
     assert new.name not in shelf.doubts([*back, *good, new], keys)
 
 
+@given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 2**15)), max_size=15), rules)
+def test_whatever_is_put_back_between_dumps_the_good_ones_stay_as_they_would(
+    steps: list[tuple[int, int]], rule: Retention
+) -> None:
+    """Each step is a dump some hours later; then any of those that expired may be put back."""
+    now = NOON - timedelta(days=365)
+    alone: dict[str, Stored] = {}
+    beside: dict[str, Stored] = {}
+    made: list[Stored] = []
+    for number, (hours, chosen) in enumerate(steps, 1):
+        now += timedelta(hours=hours)
+        new = signed((NOON - now) / timedelta(hours=1), number)
+        made.append(new)
+        for there in (alone, beside):
+            stay = shelf.staying([*there.values()], new.name, now, rule, KEYS)
+            for name in there.keys() - stay:
+                del there[name]
+            there[new.name] = new
+        for bit, one in enumerate(made):
+            if chosen >> bit & 1 and one.name not in beside:
+                beside[one.name] = replace(one, arrived=now + timedelta(minutes=chosen % 2))
+        assert {name for name, one in beside.items() if one in made} >= alone.keys()
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"size": 7}, {"refused": "is not sealed"}, {"base": "20200101T000000Z-00000000.dump"}],
