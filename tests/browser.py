@@ -37,8 +37,9 @@ class Browser:
     def look(self, url: str, *, width: int, dark: bool, scripts: bool = True) -> None:
         """Open a page as a screen of this width and taste would have it."""
         self._ask("Emulation.setScriptExecutionDisabled", value=not scripts)
-        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
-        self._ask("Emulation.setDeviceMetricsOverride", **size)
+        size = {"width": width, "height": 900, "screenWidth": width, "screenHeight": 900}
+        looks = {**size, "deviceScaleFactor": 1, "mobile": width < 600}
+        self._ask("Emulation.setDeviceMetricsOverride", **looks)
         taste = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._ask("Emulation.setEmulatedMedia", features=[taste])
         self._ask("Page.navigate", url=url)

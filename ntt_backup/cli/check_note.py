@@ -27,7 +27,8 @@ from ntt_backup.format import many, printable
 
 _INTERRUPTED = 130
 _PATIENCE_S = 3.0
-_REFUSALS = (ConfigError, DestinationError, LockHeld, SourceError)
+# A catalog that does not answer is no trouble of the target, and may be a mistyped `--database`.
+_REFUSALS = (CatalogUnavailable, ConfigError, DestinationError, LockHeld, SourceError)
 
 
 @dataclass(slots=True)

@@ -82,6 +82,7 @@ def test_a_call_that_is_refused_for_its_arguments_is_no_failed_check(env: Enviro
         (["restore", str(file)], 6),
         (["restore", str(env.root / "back"), "--prefix", "xyz"], 2),
         (["drill", "--scratch", str(env.store)], 2),
+        (["drill", "--scratch", str(env.root / "s"), "--database", "host=/nowhere"], 4),
         (["verify", "--sample", "none"], 2),
         (["verify", "--local", "--sample", "1", "--prefix", blobids[0]], 2),
     ):
