@@ -52,9 +52,7 @@ class Screen:
     def __init__(self, terminal: TextIO) -> None:
         self._console = console = Console(file=terminal, highlight=False)
         self._views: list[LiveView] = []
-        self._live: Live | None = Live(
-            console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
-        )
+        self._live: Live | None = _undrawn(console)
 
     def add(self, target: str) -> LiveView:
         """Returns a new picture, below the others."""
@@ -87,7 +85,13 @@ class Screen:
             return
         last = all(view.closed for view in self._views)
         try:
+            before = self._console.width
             fit(self._console)
+            if self._live.is_started and self._console.width != before:
+                # The terminal has wrapped the lines of the last picture: it has another height now.
+                self._live.stop()
+                self._console.clear()
+                self._live = _undrawn(self._console)
             self._live.start()  # does nothing the second time
             first, *others = (view.picture() for view in self._views)
             picture = Group(first, *(line for one in others for line in ("", one)))
@@ -98,6 +102,10 @@ class Screen:
             last = True
         if last:
             self._live = None
+
+
+def _undrawn(console: Console) -> Live:
+    return Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
 
 
 class LiveView:

@@ -35,6 +35,9 @@ from tests.unit.sample_events import (
 )
 
 
+CLEARED = "\x1b[2J\x1b[H"
+
+
 def make_view(stream: TextIO, *, quiet: bool = False) -> Listener:
     """The view of a run with one target."""
     return make_views(stream, [""], quiet=quiet)[""]
@@ -61,8 +64,8 @@ class Terminal:
         return data[:-1].decode()
 
     def text(self) -> str:
-        """The same without the terminal's control sequences."""
-        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", self.raw())
+        """The same, behind the last clearing, without the terminal's control sequences."""
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", self.raw().rpartition(CLEARED)[2])
 
     def hang_up(self) -> None:
         """The window is closed: from here on every write fails."""
@@ -255,6 +258,20 @@ def test_live_picture_fits_any_terminal(rows: int, columns: int) -> None:
     assert max(map(len, lines)) <= columns
     shown = sum("sending" in line for line in lines)
     assert f"and {256 - shown} workers more"[:columns] in map(str.rstrip, lines)
+
+
+def test_a_terminal_that_has_wrapped_the_last_picture_is_cleared() -> None:
+    with terminal() as term:
+        view = make_view(term.stream)
+        view.event(RUN_START)
+        view.refresh(STATE)
+        term.resize(24, 60)
+        term.raw()
+        view.refresh(STATE)
+        _, cleared, after = term.raw().partition(CLEARED)
+        assert cleared and "\x1b[1A" not in after
+        view.refresh(STATE)
+        assert "\x1b[1A" in (drawn := term.raw()) and CLEARED not in drawn
 
 
 def test_live_pictures_of_several_targets_stand_together_until_the_last_ends() -> None:
