@@ -34,7 +34,6 @@ from tests.unit.sample_events import (
     STATE,
 )
 
-
 CLEARED = "\x1b[2J\x1b[H"
 
 
@@ -269,9 +268,12 @@ def test_a_terminal_that_has_wrapped_the_last_picture_is_cleared() -> None:
         term.raw()
         view.refresh(STATE)
         _, cleared, after = term.raw().partition(CLEARED)
-        assert cleared and "\x1b[1A" not in after
+        assert cleared
+        assert "\x1b[1A" not in after
         view.refresh(STATE)
-        assert "\x1b[1A" in (drawn := term.raw()) and CLEARED not in drawn
+        drawn = term.raw()
+        assert "\x1b[1A" in drawn
+        assert CLEARED not in drawn
 
 
 def test_live_pictures_of_several_targets_stand_together_until_the_last_ends() -> None:
