@@ -137,11 +137,14 @@ def connect(url: str, application_name: str, *, only_plan: bool = False) -> Conn
             # There a text may be any bytes, and as UTF-8 the server would refuse to send some.
             configure(conn, "client_encoding", "latin1")
         if not only_plan:
-            _refuse_code_of_others(conn)
+            refuse_code_of_others(conn)
     return conn
 
 
-def _refuse_code_of_others(conn: Connection) -> None:
+def refuse_code_of_others(conn: Connection) -> None:
+    """Raises CatalogRefused, and closes the session, where it would run code of others with rights
+    that these have not.
+    """
     if found := code_of_others(conn):
         user = conn.info.user
         conn.close()
@@ -273,6 +276,11 @@ def describe(url: str) -> str:
     given = _parameters(url)
     where = given.get("host") or given.get("hostaddr") or given.get("service") or "local socket"
     return f"{given.get('dbname') or 'the default database'} on {where}"
+
+
+def database_name(url: str) -> str:
+    """Returns the database that url names, "" for that of the server. Raises ConfigError."""
+    return str(_parameters(url).get("dbname") or "")
 
 
 def _parameters(url: str) -> dict[str, Any]:

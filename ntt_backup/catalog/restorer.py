@@ -3,31 +3,29 @@
 A dump is a program: defaults, check constraints, expressions of indexes and functions in it run
 while it is restored, as the role that restores. For a superuser that is code on the server. SET
 ROLE is no wall, since any function may RESET it. So a superuser makes a role for the restore, which
-logs in by itself, owns the new database for that time, and is dropped afterwards; what it made is
-handed over to the superuser. A role that is no superuser, and cannot become anything dangerous,
-restores by itself.
+logs in by itself, and may create in the new database for that time. A role that is no superuser,
+and cannot become anything dangerous, restores by itself.
 
-Functions that run with the rights of their owner would run with those of a superuser once they are
-handed over: they run with those of the caller from then on, until somebody decides otherwise.
+The code stays in the tables, and runs again for whoever owns or uses them. So what was restored
+belongs to that role for good; it only cannot log in any more. Ordinary roles become its members.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+import psycopg
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from ntt_backup.catalog.connection import Connection, connect, describe, translated
-from ntt_backup.catalog.queries import fragment, shown, statement
-from ntt_backup.errors import CatalogError, DumpFailed
+from ntt_backup.catalog.queries import fragment, statement
+from ntt_backup.errors import BackupError, CatalogError, DumpFailed
 
-# Owns what the owner of the database owns, from PostgreSQL 15 on.
-_DATABASE_OWNER: Final = "pg_database_owner"
 _PREFIX: Final = "ntt_restore_"
 _VALID: Final = timedelta(days=7)
 _SCRAM: Final = "scram-sha-256"
@@ -38,19 +36,24 @@ _ORDINARY: Final = (
 
 
 class Restorer:
-    """Who restores. url: how pg_restore logs in; returned: afterwards the statements that have
-    functions run with the rights of their owners again.
+    """Who restores.
+
+    Attributes:
+        url: how pg_restore logs in.
+        owner: whom all belongs to that it makes.
+        done: set where the database was restored.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, owner: str, url: str) -> None:
+        self.owner = owner
         self.url = url
-        self.returned: list[str] = []
+        self.done = False
 
 
 @contextmanager
 def restorer(url: str, application: str, *, allow_superuser: bool) -> Iterator[Restorer]:
-    """Yields who restores a dump into the database of url. Afterwards all belongs to the user of
-    url, whether or not the restore ended well.
+    """Yields who restores a dump into the database of url. A role that was made for that cannot log
+    in afterwards, and is dropped unless the database was restored.
 
     Args:
         url: of the new database.
@@ -66,7 +69,7 @@ def restorer(url: str, application: str, *, allow_superuser: bool) -> Iterator[R
         superuser, dangerous = conn.execute(rights).fetchall()[0]
         user = conn.info.user
     if allow_superuser or not (superuser or dangerous):
-        yield Restorer(url)
+        yield Restorer(user, url)
         return
     if not superuser:
         raise DumpFailed(
@@ -74,44 +77,100 @@ def restorer(url: str, application: str, *, allow_superuser: bool) -> Iterator[R
             detail=f"a dump is a program, and {user} is, or may become, {', '.join(dangerous)}",
             hint=_ORDINARY.format(user=user),
         )
-    role, password = f"{_PREFIX}{secrets.token_hex(6)}", secrets.token_urlsafe(24)
-    with (
-        connect(url, application, only_plan=True) as conn,
-        translated("make a role for the restore"),
-    ):
-        owners = conn.execute(statement("owners")).fetchall()[0]
-        _make(conn, role, password)
-    try:
-        with (
-            connect(url, application, only_plan=True) as conn,
-            translated("give the database to that role"),
-        ):
-            _give(conn, role, role if owners[1] not in (None, _DATABASE_OWNER) else None)
-        found = Restorer(_way_in(url, application, user, role, password))
+    role = f"{_PREFIX}{secrets.token_hex(6)}"
+    with connect(url, application, only_plan=True) as conn, translated("make a role"):
+        _drop_unused(conn)
+        public = _owner_of_public(conn)
+        # In one transaction: others drop such roles that nothing refers to.
+        with conn.transaction():
+            _make(conn, role, public)
+    found = Restorer(role, "")
+
+    def end() -> None:
+        _end(url, application, role, public, keep=found.done)
+
+    with _ended(role, end):
+        with connect(url, application, only_plan=True) as conn, translated("let that role restore"):
+            _let_log_in(conn, role, password := secrets.token_urlsafe(24))
+        found.url = _way_in(url, application, user, role, password)
         yield found
-    finally:
-        with connect(url, application, only_plan=True) as conn, translated(f"drop the role {role}"):
-            found_rights = _hand_over(conn, role, user, owners)
-    found.returned += found_rights
 
 
-def _make(conn: Connection, role: str, password: str) -> None:
-    name = role.encode()
+@contextmanager
+def logged_in(url: str, application: str, owner: str) -> Iterator[str]:
+    """Yields a URL by which the owner of what was restored can log in meanwhile, where `restorer`
+    has made that role; else that of the user. Raises as `restorer` does.
+    """
+    with connect(url, application, only_plan=True) as conn, translated("let a role log in"):
+        user = conn.info.user
+        if user != owner:
+            _let_log_in(conn, owner, password := secrets.token_urlsafe(24))
+    if user == owner:
+        yield url
+        return
+
+    def end() -> None:
+        with connect(url, application, only_plan=True) as conn, translated("end its sessions"):
+            _forbid_log_in(conn, owner)
+
+    with _ended(owner, end):
+        yield _way_in(url, application, user, owner, password)
+
+
+@contextmanager
+def _ended(role: str, end: Callable[[], None]) -> Iterator[None]:
+    """Calls end afterwards; its own error hides none that came before."""
+    try:
+        yield
+    except BaseException as error:
+        try:
+            end()
+        except CatalogError as also:
+            if isinstance(error, BackupError):
+                error.detail += f"; the role {role} is left: {also.detail or also.message}"
+        raise
+    end()
+
+
+def _let_log_in(conn: Connection, role: str, password: str) -> None:
     # What is sent is not the password: the server may log statements.
-    sent = conn.pgconn.encrypt_password(password.encode(), name, _SCRAM.encode()).decode()
+    sent = conn.pgconn.encrypt_password(password.encode(), role.encode(), _SCRAM.encode())
     parts = {
         "role": sql.Identifier(role),
-        "password": sql.Literal(sent),
+        "password": sql.Literal(sent.decode()),
         "until": sql.Literal((datetime.now(UTC) + _VALID).isoformat()),
     }
+    conn.execute(statement("let_log_in", **parts))
+
+
+def _forbid_log_in(conn: Connection, role: str) -> None:
+    """Ends a role's sessions, and undoes what code in the dump has set for later ones."""
+    parts = {"role": sql.Identifier(role), "database": sql.Identifier(conn.info.dbname)}
+    conn.execute(statement("forbid_log_in", **parts))
+    conn.execute(statement("end_sessions"), {"role": role})
+
+
+def _drop_unused(conn: Connection) -> None:
+    """Drops roles of former restores that own nothing any more, and have no members."""
+    for (name,) in conn.execute(
+        statement("unused_restorers"), {"prefix": f"^{_PREFIX}[0-9a-f]{{12}}$"}
+    ).fetchall():
+        with suppress(psycopg.Error):  # Another restore may be dropping it, too.
+            conn.execute(statement("drop_role", role=sql.Identifier(name)))
+
+
+def _owner_of_public(conn: Connection) -> str | None:
+    return next((owner for (owner,) in conn.execute(statement("owner_of_public"))), None)
+
+
+def _make(conn: Connection, role: str, public: str | None) -> None:
+    """Makes a role that may create in the database. That stays its owner's: whoever owns a database
+    can set what all later sessions in it begin with.
+    """
+    parts = {"role": sql.Identifier(role), "database": sql.Identifier(conn.info.dbname)}
     conn.execute(statement("create_restorer", **parts))
-
-
-def _give(conn: Connection, database_to: str, public_to: str | None) -> None:
-    database = sql.Identifier(conn.info.dbname)
-    conn.execute(statement("give_database", database=database, role=sql.Identifier(database_to)))
-    if public_to is not None:
-        conn.execute(statement("give_public", role=sql.Identifier(public_to)))
+    if public is not None:
+        conn.execute(statement("give_public", role=sql.Identifier(role)))
 
 
 def _way_in(url: str, application: str, user: str, role: str, password: str) -> str:
@@ -137,18 +196,18 @@ def _way_in(url: str, application: str, user: str, role: str, password: str) -> 
     )
 
 
-def _hand_over(conn: Connection, role: str, user: str, owners: tuple[str, str | None]) -> list[str]:
-    """Gives what the role has to the user and to the former owners, and drops the role. Returns the
-    statements that have functions run with the rights of their owners again.
-    """
-    conn.execute(statement("end_sessions"), {"role": role})
-    owner, public = owners
-    _give(conn, owner, public if public not in (None, _DATABASE_OWNER) else None)
-    definers = [sql.SQL(name) for (name,) in conn.execute(statement("definers"), {"role": role})]
-    for routine in definers:
-        conn.execute(statement("as_caller", routine=routine))
-    named = sql.Identifier(role)
-    conn.execute(statement("hand_over", role=named, other=sql.Identifier(user)))
-    conn.execute(statement("drop_grants", role=named))
-    conn.execute(statement("drop_role", role=named))
-    return [shown("as_owner", routine=routine) for routine in definers]
+def _end(url: str, application: str, role: str, public: str | None, *, keep: bool) -> None:
+    """Takes back what the role was lent, and drops the role unless what it made is to be kept."""
+    with connect(url, application, only_plan=True) as conn, translated("take back what it lent"):
+        parts = {"role": sql.Identifier(role), "database": sql.Identifier(conn.info.dbname)}
+        _forbid_log_in(conn, role)
+        if public is not None and _owner_of_public(conn) == role:
+            conn.execute(statement("give_public", role=sql.Identifier(public)))
+            conn.execute(statement("let_use_public", role=sql.Identifier(role)))
+        conn.execute(statement("create_no_more", **parts))
+        for (member,) in conn.execute(statement("members"), {"role": role}).fetchall():
+            revoke = statement("revoke_membership", member=sql.Identifier(member), **parts)
+            conn.execute(revoke)  # Before PostgreSQL 16 a role can make others its members.
+        if not keep:
+            conn.execute(statement("drop_owned", role=sql.Identifier(role)))
+            conn.execute(statement("drop_role", role=sql.Identifier(role)))

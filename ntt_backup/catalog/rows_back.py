@@ -12,7 +12,12 @@ from typing import Final
 
 from psycopg import sql
 
-from ntt_backup.catalog.connection import Connection, connect, translated
+from ntt_backup.catalog.connection import (
+    Connection,
+    connect,
+    refuse_code_of_others,
+    translated,
+)
 from ntt_backup.catalog.queries import statement
 from ntt_backup.catalog.schema import init_db
 
@@ -65,6 +70,7 @@ def new_tables(url: str, application: str, targets: Iterable[str]) -> Iterator[N
         try:
             for target in targets:
                 init_db(conn, target)
+            refuse_code_of_others(conn)
             with conn.transaction():
                 yield NewTables(conn)
         except BaseException:

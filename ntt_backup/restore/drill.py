@@ -21,6 +21,7 @@ from ntt_backup.blobdir.walk import Tree
 from ntt_backup.catalog import connection, dump_history
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.ranges import prefix_ranges
+from ntt_backup.catalog.restorer import logged_in
 from ntt_backup.catalog.schema_check import verify_schema
 from ntt_backup.catalog.selection import rows_in
 from ntt_backup.config import RemoteConfig, identity
@@ -97,10 +98,12 @@ def drill(
     bwlimit: Timetable | None,
     trust_target: bool = False,
     allow_superuser: bool = False,
+    lost: str = "",
 ) -> Drilled:
     """Restores all blobs, or those of a prefix, into scratch, and the catalog into the database of
     catalog.url, both empty; checks all of it. bwlimit: of all blobs that come. trust_target,
-    allow_superuser: see `dump.restore`. Raises BackupError.
+    allow_superuser: see `dump.restore`. lost: the name of the database in production.
+    Raises BackupError.
     """
     _require_empty(settings, scratch)
     application = identity.application("drill")
@@ -119,6 +122,7 @@ def drill(
         on_warning,
         trust_target=trust_target,
         allow_superuser=allow_superuser,
+        database=lost,
     )
     dump = recalled.dump
     catalog_s = time.monotonic() - started
@@ -133,7 +137,10 @@ def drill(
         on_outage=on_outage,
         bwlimit=bwlimit,
     )
-    with connection.connect(settings.catalog.url, application) as conn:
+    with (
+        logged_in(settings.catalog.url, application, recalled.user) as url,
+        connection.connect(url, application) as conn,
+    ):
         verify_schema(conn, settings.target, "drill")
         proof = _prove(conn, settings.target, scratch, prefix, on_proof)
     return Drilled(dump, recalled.origin, tuple(bad_dumps), catalog_s, restored, proof)

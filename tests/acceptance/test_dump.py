@@ -294,7 +294,9 @@ def damage(env: Environment, name: str) -> None:
     (env.remote.local / "pgdump" / name).write_bytes(broken)
 
 
-def test_the_catalog_comes_back_row_by_row(dumping: Environment, database_url: str) -> None:
+def test_the_catalog_comes_back_row_by_row(
+    dumping: Environment, database_url: str, role: Callable[[], str]
+) -> None:
     dumping.fill(300)
     assert dumping.run("run").returncode == 0
     dumped = dumping.run("dump", "--force")
@@ -316,6 +318,12 @@ def test_the_catalog_comes_back_row_by_row(dumping: Environment, database_url: s
     assert made in done.stdout
     assert "there are dumps of other databases, too: another" in done.stderr
     assert rows_of(database_url) == before
+    # The program goes on as an ordinary role.
+    (grant,) = re.findall(r"grant ntt_restore_\w+ to ROLE;", done.stdout)
+    name = role()
+    with psycopg.connect(database_url, autocommit=True) as conn:
+        conn.execute(grant.replace("ROLE", name).encode())
+    dumping.write_config(catalog={"url": psycopg.conninfo.make_conninfo(database_url, user=name)})
     again = dumping.run("run")
     assert (again.returncode, "0 copied" in again.stdout) == (0, True), again.stdout
 
@@ -324,8 +332,9 @@ def test_owners_and_grants_come_back_as_sql(
     dumping: Environment, database_url: str, role: Callable[[], str]
 ) -> None:
     owner, reader = role(), role()
-    dumping.query(f"alter table blobs owner to {owner}")
-    dumping.query(f"grant select on blobs to {reader}")
+    dumping.query("create table of_others (name text)")
+    dumping.query(f"alter table of_others owner to {owner}")
+    dumping.query(f"grant select on of_others to {reader}")
     dumping.query(
         f"alter default privileges in schema ntt_backup grant select on tables to {owner}"
     )
@@ -335,14 +344,16 @@ def test_owners_and_grants_come_back_as_sql(
     done = dumping.run("restore", "--catalog")
 
     assert done.returncode == 0, done.stderr
-    assert "belongs to postgres now, and no grants were restored" in done.stdout
+    (made,) = re.findall(r"belongs to (\w+) now, and no grants were restored", done.stdout)
     *_, shown = done.stdout.partition("as a superuser run:\n")
-    assert f"ALTER TABLE public.blobs OWNER TO {owner};" in shown
+    assert f"ALTER TABLE public.of_others OWNER TO {owner};" in shown
     assert "TO postgres;" not in shown
-    owners = "select tableowner, has_table_privilege(%s, 'blobs', 'select') from pg_tables where"
+    owners = (
+        "select tableowner, has_table_privilege(%s, 'of_others', 'select') from pg_tables where"
+    )
     with psycopg.connect(database_url, autocommit=True) as conn:
-        query = f"{owners} tablename = 'blobs'".encode()
-        assert conn.execute(query, [reader]).fetchall() == [("postgres", False)]
+        query = f"{owners} tablename = 'of_others'".encode()
+        assert conn.execute(query, [reader]).fetchall() == [(made, False)]
         conn.execute(shown.encode())
         assert conn.execute(query, [reader]).fetchall() == [(owner, True)]
 

@@ -202,3 +202,57 @@ def test_a_superuser_does_not_use_what_a_role_with_fewer_rights_can_put_code_int
     assert mallory in caught.value.detail or "public" in caught.value.detail
     assert "init-db --role" in caught.value.hint
     assert not is_superuser(database, mallory)
+
+
+def test_init_db_by_a_superuser_calls_nothing_that_the_owner_of_blobs_has_there(
+    database: Connection, mallory: str
+) -> None:
+    database.execute(f"grant create on schema public to {mallory}".encode())
+    play(
+        database,
+        mallory,
+        f"{LIVE}; create index on blobs (blobid) where mallory.spring('x');"
+        " create trigger t after insert or update on blobs execute function mallory.fire();"
+        " alter table blobs add check (mallory.volatile()) not valid;"
+        " create rule r as on update to blobs do also select mallory.volatile();"
+        " insert into blobs values ('ab'), ('cd')",
+    )
+    said: list[str] = []
+
+    with connect(database.info.dsn, "test", only_plan=True) as session:
+        init_db(session, "remote", notify=True, report=said.append)
+        make_plan(session, "second", role=mallory)
+
+    assert f"belongs to {mallory}" in said[-1]
+    assert not is_superuser(database, mallory)
+
+
+def test_a_role_that_can_become_a_superuser_is_as_good_as_one(
+    database: Connection, mallory: str, role: Callable[[], str]
+) -> None:
+    """Also where its sessions begin as another role."""
+    database.execute(LIVE)
+    init_db(database, "remote")
+    database.execute(f"alter table blobs owner to {mallory}".encode())
+    for mighty in ("member", "postgres", "server programs"):
+        name = role() if mighty != "postgres" else mighty
+        if mighty == "member":
+            database.execute(f"grant postgres to {name}".encode())
+        elif mighty == "server programs":
+            database.execute(f"grant pg_execute_server_program to {name}".encode())
+        url = make_conninfo(database.info.dsn, user=name, options=f"-c role={mallory}")
+        if mighty != "postgres":
+            url = make_conninfo(database.info.dsn, user=name)
+        with pytest.raises(CatalogRefused, match="superuser"):
+            connect(url, "test")
+
+
+def test_an_ordinary_role_uses_the_tables_of_others_as_before(
+    database: Connection, role: Callable[[], str]
+) -> None:
+    owner, user = role(), role()
+    database.execute(LIVE)
+    init_db(database, "remote")
+    database.execute(f"alter table blobs owner to {owner}".encode())
+    database.execute(f"grant all on blobs to {user}".encode())
+    connect(make_conninfo(database.info.dsn, user=user), "test").execute("select from public.blobs")

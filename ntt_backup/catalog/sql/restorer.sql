@@ -13,58 +13,63 @@ select
         order by 1
     );
 
--- name: owners
--- The owners of this database and of its schema public, where it has one.
-select pg_get_userbyid(d.datdba), (
-    select pg_get_userbyid(n.nspowner) from pg_namespace as n
-    where n.nspname = 'public'
-)
-from pg_database as d
-where d.datname = current_database();
+-- name: owner_of_public
+-- The owner of the schema public of this database, if it has one.
+select pg_get_userbyid(nspowner) from pg_namespace where nspname = 'public';
 
 -- name: create_restorer
--- Makes a role that may do nothing but log in, for some time.
-create role {role} login password {password} valid until {until}
+-- Makes a role that may do nothing but restore into a database.
+create role {role} nologin
 nosuperuser nocreatedb nocreaterole noinherit noreplication nobypassrls;
+grant connect, create, temporary on database {database} to {role};
 
--- name: give_database
--- Gives a database to a role.
-alter database {database} owner to {role};
+-- name: unused_restorers
+-- Roles of former restores that own nothing in any database, and have no members.
+select rolname::text from pg_roles as r
+where rolname ~ %(prefix)s and not rolcanlogin
+    and not exists (
+        select from pg_shdepend as d
+        where d.refclassid = 'pg_authid'::regclass and d.refobjid = r.oid
+    )
+    and not exists (select from pg_auth_members as m where m.roleid = r.oid);
+
+-- name: let_log_in
+-- Lets a role log in for some time.
+alter role {role} login password {password} valid until {until};
+
+-- name: forbid_log_in
+-- Lets a role log in no more, and what it set for its later sessions is void.
+alter role {role} nologin password null valid until 'infinity';
+alter role {role} reset all;
+alter role {role} in database {database} reset all;
+
+-- name: members
+-- The members of a role.
+select pg_get_userbyid(member) from pg_auth_members where pg_get_userbyid(roleid) = %(role)s;
+
+-- name: revoke_membership
+-- Has a role be no member of another one.
+revoke {role} from {member} cascade;
+
+-- name: create_no_more
+-- Lets a role create no more schemas in a database.
+revoke create on database {database} from {role};
 
 -- name: give_public
 -- Gives the schema public to a role.
 alter schema public owner to {role};
+
+-- name: let_use_public
+-- Lets a role go on to make indexes and tables in the schema public.
+grant usage, create on schema public to {role};
 
 -- name: end_sessions
 -- Ends the sessions of a role: what they have not committed is undone.
 select pg_terminate_backend(pid) from pg_stat_activity
 where usename = %(role)s;
 
--- name: definers
--- The routines of a role that run with the rights of their owner.
-select format(
-    '%%I.%%I(%%s)', n.nspname, p.proname, pg_get_function_identity_arguments(p.oid)
-)
-from pg_proc as p join pg_namespace as n
-    on n.oid = p.pronamespace
-where p.prosecdef
-    and pg_get_userbyid(p.proowner) = %(role)s
-order by 1;
-
--- name: as_caller
--- Has a routine run with the rights of who calls it.
-alter routine {routine} security invoker;
-
--- name: as_owner
--- Has a routine run with the rights of its owner.
-alter routine {routine} security definer;
-
--- name: hand_over
--- Gives all that a role owns in this database to another one.
-reassign owned by {role} to {other};
-
--- name: drop_grants
--- Drops what else refers to a role in this database.
+-- name: drop_owned
+-- Drops what belongs to a role in this database, and its grants.
 drop owned by {role};
 
 -- name: drop_role
@@ -72,12 +77,12 @@ drop owned by {role};
 drop role {role};
 
 -- name: tables_of_ours
--- The columns of blobs and of our own tables.
+-- The columns of blobs and of our own tables, as far as this session's role has made them.
 select n.nspname::text, c.relname::text, array_agg(a.attname::text order by a.attnum)
 from pg_class as c
 join pg_namespace as n on n.oid = c.relnamespace
 join pg_attribute as a on a.attrelid = c.oid
-where c.relkind = 'r'
+where c.relkind = 'r' and pg_get_userbyid(c.relowner) = current_user
     and a.attnum > 0 and not a.attisdropped
     and (
         n.nspname = 'ntt_backup'

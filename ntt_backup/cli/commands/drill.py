@@ -10,6 +10,7 @@ from typing import Final
 
 import click
 
+from ntt_backup.catalog.connection import database_name
 from ntt_backup.cli.check_note import noted
 from ntt_backup.cli.commands.restore import progress_text
 from ntt_backup.cli.common import (
@@ -79,6 +80,7 @@ def drill(
     """
     flags = {"catalog.url": database, **identity_flag(identity)}
     settings = common.load(RemoteConfig, flags)
+    lost = database_name(common.load(RemoteConfig, identity_flag(identity)).catalog.url)
     with (
         noted(common, "drill", prefix=prefix) as note,
         ProgressLine(sys.stderr, quiet=quiet) as line,
@@ -98,6 +100,7 @@ def drill(
             bwlimit=bwlimit,
             trust_target=trust_target,
             allow_superuser=allow_superuser,
+            lost=lost,
         )
         restored, proof = found.restored, found.proof
         wrong = len(restored.wrong) + proof.lost + proof.wrong

@@ -231,6 +231,12 @@ def _restore_catalog(
         )
         user = printable(found.user)
         click.echo(f"everything in it belongs to {user} now, and no grants were restored")
+        if found.new_owner:
+            click.echo(
+                f"{user} cannot log in, and a superuser is refused, who would run what code others"
+                " had in it: let an ordinary role work with it, which catalog.url names:"
+                f" grant {user} to ROLE;"
+            )
     if found.origin is not Origin.OURS:
         click.echo(
             "warning: nothing proves who made this dump: only rows of blobs and of the schema"
