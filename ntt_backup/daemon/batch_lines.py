@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from ntt_backup.events import BatchComplete
+from ntt_backup.events import BatchComplete, MarksLost
 
 SMALL_BLOBS: Final = 16
 SMALL_BYTES: Final = 1_000_000
@@ -26,12 +26,16 @@ class BatchLines:
         self._held: dict[int | None, BatchComplete] = {}
         self._told: dict[int | None, float] = {}
 
-    def take(self, event: BatchComplete, now: float) -> Iterator[BatchComplete]:
-        """Takes in a batch of a worker; yields what is to be told now."""
+    def take(
+        self, event: BatchComplete | MarksLost, now: float
+    ) -> Iterator[BatchComplete | MarksLost]:
+        """Takes in a batch of a worker, or what became of earlier ones; yields what is to be told
+        now.
+        """
         worker, held = event.worker, self._held.pop(event.worker, None)
+        small = event.blobs <= SMALL_BLOBS and event.bytes <= SMALL_BYTES
         # The key of its pack is told of each.
-        small = event.blobs <= SMALL_BLOBS and event.bytes <= SMALL_BYTES and not event.pack
-        if not small:
+        if isinstance(event, MarksLost) or event.pack or not small:
             if held is not None:
                 yield held
             yield event

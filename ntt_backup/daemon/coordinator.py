@@ -321,7 +321,7 @@ class _Run:
                     self._connected(message.what)
                 case Answered():
                     self._answered(message.what, worker.worker)
-                case events.BatchComplete():
+                case events.BatchComplete() | events.MarksLost():
                     self._answered("catalog", worker.worker)
                     if self._watch:
                         self._emit(*self._batches.take(message, now))

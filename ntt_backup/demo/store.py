@@ -22,6 +22,7 @@ from typing import Final, Self
 from blake3 import blake3
 
 from ntt_backup.blobdir.layout import relative_path
+from ntt_backup.blobdir.open import FILE
 from ntt_backup.errors import ConfigError, SourceError
 from ntt_backup.format import many
 
@@ -101,7 +102,7 @@ def _regular_files(root: Path, avoid: Path) -> Iterator[str]:
 
 
 def _add(store: Path, file: str, budget: int, made: Made) -> None:
-    fd = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    fd = os.open(file, FILE)
     with open(fd, "rb", buffering=0) as content:
         size = os.fstat(fd).st_size
         if made.bytes + size > budget:

@@ -17,12 +17,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from ntt_backup.blobdir.open import closing
+from ntt_backup.blobdir.open import FILE, closing
 from ntt_backup.blobdir.syscalls import can_syncfs, rename_new, syncfs
 from ntt_backup.blobdir.syscalls import sync_directory as sync_descriptor
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_OLD: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _BUFFER: Final = 1 << 20
 
@@ -40,7 +39,7 @@ def write_durably(
 
     Raises:
         FileExistsError: The name exists, and replace is False.
-        OSError: The file could not be written. The name has its former content.
+        OSError: As `durable_file`.
     """
     made = make_directories(path.parent)
     with durable_file(path, mode, owner=owner, replace=replace) as file:
@@ -68,7 +67,8 @@ def durable_file(
 
     Raises:
         FileExistsError: The name exists, and replace is False.
-        OSError: The file could not be written. The name has its former content.
+        OSError: The file could not be written, and the name has its former content. Only where the
+            directory could not be synced, it has the new content, and a power cut may undo that.
     """
     if not replace and os.path.lexists(path):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
@@ -103,7 +103,8 @@ def make_directories(directory: Path) -> list[Path]:
     missing = [directory, *directory.parents]
     while missing and missing[-1].is_dir():
         missing.pop()
-    directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+    for one in reversed(missing):
+        one.mkdir(mode=0o755, exist_ok=True)
     return [one.parent for one in missing]
 
 
@@ -117,28 +118,41 @@ def sync_directory(directory: Path) -> None:
         sync_descriptor(fd)
 
 
-def sync_below(directory: int, *, files: bool = True) -> None:
+def sync_below(directory: int, *, files: bool = True) -> int:
     """Makes all that is below a directory durable.
 
     One call syncs the whole file system. A file system that passes only fsync on to its disk, such
-    as sshfs, has each file and directory synced by itself; there a file that this user may not
-    open is left out.
+    as sshfs, has each file and directory synced by itself; there one that this user may not open
+    is left out.
 
     Args:
         directory: A descriptor of the directory, open since before the first write: Linux reports
             a failed write once to each descriptor.
         files: Whether files need a sync of their own, or names only.
 
+    Returns:
+        How many files and directories were left out. They need not be durable.
+
     Raises:
         OSError: The disk failed, now or while it was written to before.
     """
     if can_syncfs(os.fstat(directory).st_dev):
         syncfs(directory)
-        return
-    for _, _, names, above in os.fwalk(".", dir_fd=directory):
+        return 0
+    left_out: list[OSError] = []
+
+    def leave_out(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError | PermissionError):
+            raise error
+        left_out.append(error)
+
+    for _, _, names, above in os.fwalk(".", dir_fd=directory, onerror=leave_out):
         for name in names if files else ():
-            with suppress(FileNotFoundError, PermissionError):
+            try:
                 if stat.S_ISREG(os.stat(name, dir_fd=above, follow_symlinks=False).st_mode):
-                    with closing(os.open(name, _OLD, dir_fd=above)) as fd:
+                    with closing(os.open(name, FILE, dir_fd=above)) as fd:
                         os.fsync(fd)
+            except (FileNotFoundError, PermissionError) as error:
+                leave_out(error)
         sync_descriptor(above)
+    return sum(isinstance(error, PermissionError) for error in left_out)

@@ -37,7 +37,7 @@ _NEWEST = 2
 _DAYS = 7
 
 
-class Found(NamedTuple):
+class FoundDump(NamedTuple):
     """A dump with its record. size: in bytes; None where only the record exists. arrived_us: when
     the dump got its name, in microseconds since 1970.
     """
@@ -54,7 +54,7 @@ class DumpDirectory(FileDirectory):
     def __init__(self, root: int) -> None:
         super().__init__(root, PGDUMP)
 
-    def found(self) -> Iterator[Found]:
+    def found(self) -> Iterator[FoundDump]:
         """Yields the dumps that have a record; none where the directory is missing."""
         with contextlib.suppress(FileNotFoundError):
             for name in sorted(names_in(self.fd())):
@@ -101,7 +101,7 @@ class DumpDirectory(FileDirectory):
                     os.unlink(name + end, dir_fd=self.fd())
         return len(removed)
 
-    def _found(self, name: str) -> Found:
+    def _found(self, name: str) -> FoundDump:
         with closing(self.open(name + _RECORD)) as fd:
             record = os.read(fd, MAX_RECORD + 1).rstrip(b"\n")
         size, arrived_us = None, 0
@@ -109,10 +109,10 @@ class DumpDirectory(FileDirectory):
             status = os.stat(name, dir_fd=self.fd(), follow_symlinks=False)
             if stat.S_ISREG(status.st_mode):
                 size, arrived_us = status.st_size, arrival_us(status.st_mtime_ns)
-        return Found(name, size, arrived_us, record if len(record) <= MAX_RECORD else b"")
+        return FoundDump(name, size, arrived_us, record if len(record) <= MAX_RECORD else b"")
 
 
-def _irreplaceable(found: Iterable[Found]) -> set[str]:
+def _irreplaceable(found: Iterable[FoundDump]) -> set[str]:
     """Returns the dumps that a client without `replace` cannot remove: of each catalog the newest
     whole ones, and the first one of each of the last days that have one; and what those need, as
     the increments of a series do.

@@ -28,7 +28,7 @@ _KEPT_OPEN = 16
 _TRIES = 20
 
 
-class Found(NamedTuple):
+class FoundFile(NamedTuple):
     """A file of a snapshot. size: in bytes. arrived_us: when the file got its name, in microseconds
     since 1970.
     """
@@ -47,7 +47,7 @@ class SnapshotDirectory(FileDirectory):
         super().__init__(root, SNAPSHOTS)
         self._opened: OrderedDict[str, int] = OrderedDict()
 
-    def found(self, of_set: str, version: str) -> Iterator[Found]:
+    def found(self, of_set: str, version: str) -> Iterator[FoundFile]:
         """Yields the files in the order of names; "" for those of all sets or versions."""
         with contextlib.suppress(FileNotFoundError):
             top = self.fd()
@@ -138,12 +138,12 @@ def _directories(above: int, fits: Callable[[str], bool], wanted: str) -> list[s
     return sorted(names, key="{}/".format)
 
 
-def _files(directory: int, before: str) -> Iterator[Found]:
+def _files(directory: int, before: str) -> Iterator[FoundFile]:
     for name in sorted(filter(is_file, names_in(directory))):
         with contextlib.suppress(FileNotFoundError):
             status = os.stat(name, dir_fd=directory, follow_symlinks=False)
             if stat.S_ISREG(status.st_mode):
-                yield Found(before + name, status.st_size, arrival_us(status.st_mtime_ns))
+                yield FoundFile(before + name, status.st_size, arrival_us(status.st_mtime_ns))
 
 
 def _make(above: int, name: str, most: int) -> None:

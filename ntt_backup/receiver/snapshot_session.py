@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ntt_backup.blobdir.syscalls import error_line
 from ntt_backup.receiver.file_session import FileSession
 from ntt_backup.receiver.send_blobs import pieces
-from ntt_backup.receiver.snapshot_directory import Found, SnapshotDirectory
+from ntt_backup.receiver.snapshot_directory import FoundFile, SnapshotDirectory
 from ntt_backup.receiver.workspace import Workspace
 from ntt_backup.wire import file_messages, framing, write_messages
 from ntt_backup.wire.file_messages import DIFFERENT, GIVEN, MAX_NAMES, MISSING, TAKEN, UNREADABLE
@@ -43,7 +43,7 @@ class SnapshotSession(FileSession):
 
     def _listing(self, of_set: str, version: str) -> Generator[bytes, None, None]:
         count = 0
-        page: list[Found] = []
+        page: list[FoundFile] = []
         with self.refused():
             for one in self._directory.found(of_set, version):
                 page.append(one)

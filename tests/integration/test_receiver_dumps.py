@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ntt_backup.blobdir.open import closing
-from ntt_backup.receiver.dump_directory import DumpDirectory, Found
+from ntt_backup.receiver.dump_directory import DumpDirectory, FoundDump
 from ntt_backup.receiver.terms import ALLOWED
 from ntt_backup.wire import dump_messages, framing, read_messages
 from tests.receiver_driver import BYE, ScriptedSession, a_dump, everything
@@ -148,7 +148,7 @@ def test_what_another_session_drops_meanwhile_is_dropped(
     client.dumps(a_dump(b"content", NAME))
     real = DumpDirectory.found
 
-    def found(self: DumpDirectory) -> Iterator[Found]:
+    def found(self: DumpDirectory) -> Iterator[FoundDump]:
         yield from list(real(self))
         for path in (root / "pgdump").iterdir():
             path.unlink()

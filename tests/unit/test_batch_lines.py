@@ -12,7 +12,7 @@ import pytest
 from ntt_backup.config.sections import LogSettings
 from ntt_backup.daemon.batch_lines import SMALL_BLOBS, SMALL_BYTES, TOGETHER_SECONDS, BatchLines
 from ntt_backup.daemon.event_log import EventLog
-from ntt_backup.events import BatchComplete
+from ntt_backup.events import BatchComplete, MarksLost
 
 SMALL = BatchComplete(
     pid=4711,
@@ -58,8 +58,18 @@ def test_a_larger_batch_is_told_by_itself_after_what_was_held_back(change: dict[
     lines, large = BatchLines(), replace(SMALL, batch="0.9", **change)
     list(lines.take(SMALL, 0.0))
     list(lines.take(replace(SMALL, batch="0.2"), 1.0))
-    assert [one.batch for one in lines.take(large, 2.0)] == ["0.2", "0.9"]
+    assert list(lines.take(large, 2.0)) == [replace(SMALL, batch="0.2"), large]
     assert list(lines.take(large, 3.0)) == [large]
+
+
+def test_what_was_held_back_is_told_before_its_marks_are_lost() -> None:
+    lines, lost = BatchLines(), MarksLost(pid=4711, worker=0, blobs=1, bytes=50)
+    for event in (SMALL, replace(SMALL, worker=1)):
+        assert list(lines.take(event, 0.0)) == [event]
+        assert list(lines.take(replace(event, batch="0.2"), 1.0)) == []
+    assert list(lines.take(lost, 2.0)) == [replace(SMALL, batch="0.2"), lost]
+    assert list(lines.take(lost, 3.0)) == [lost]
+    assert [one.worker for one in lines.rest()] == [1]
 
 
 def test_workers_are_told_apart_and_the_end_tells_all() -> None:

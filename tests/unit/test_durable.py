@@ -34,6 +34,16 @@ def test_the_content_is_synced_before_the_name_and_the_name_before_the_end(
     assert sorted(seen[1:]) == [f"{one} True" for one in (tmp_path, tmp_path / "a", path.parent)]
 
 
+def test_no_directory_that_is_made_may_be_written_to_by_others(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        write_durably(tmp_path / "a" / "b" / "c" / "file", b"content")
+    finally:
+        os.umask(before)
+    made = [tmp_path / "a", tmp_path / "a" / "b", tmp_path / "a" / "b" / "c"]
+    assert [stat.S_IMODE(one.stat().st_mode) for one in made] == [0o755] * 3
+
+
 @pytest.mark.parametrize("fails", ["rename", "fsync", "fchmod"])
 def test_what_fails_leaves_the_former_content_and_no_litter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str

@@ -105,6 +105,25 @@ def test_a_line_that_stands_for_several_batches_counts_as_so_many() -> None:
     assert told("blobs_copied_total", worker="1") == 9
 
 
+def test_blobs_whose_marks_a_crash_has_lost_count_once() -> None:
+    lost = events.MarksLost(worker=1, blobs=10, bytes=1000)
+    told = Told((1.0, START), (2.0, BATCH), (3.0, lost), (4.0, BATCH))
+    assert (told("blobs_copied_total", worker="1"), told("copied_bytes_total", worker="1")) == (
+        9,
+        900,
+    )
+    # Whichever worker sends the others.
+    told = Told(
+        (1.0, START), (2.0, BATCH), (3.0, lost), (4.0, BATCH), (5.0, replace(BATCH, worker=0))
+    )
+    assert told("blobs_copied_total", worker="1") == 9
+    assert (told("blobs_copied_total", worker="0"), told("copied_bytes_total", worker="0")) == (
+        8,
+        800,
+    )
+    assert told("wire_bytes_total", worker="1") == 800
+
+
 def test_figures_of_what_went_wrong() -> None:
     again = events.BatchRetry(
         worker=0, batch="b", blobs=1, attempt=2, reason="free text", wait_s=1.0, cause="rejected"

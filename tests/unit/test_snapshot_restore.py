@@ -25,6 +25,7 @@ from ntt_backup.errors import DestinationError, LockHeld
 from ntt_backup.process import durable
 from ntt_backup.snapshot.format.entry import DIRECTORY, FILE, HARD_LINK, SYMLINK, Entry
 from ntt_backup.snapshot.repository.contract import SnapshotDamaged
+from ntt_backup.snapshot.restore import links
 from ntt_backup.snapshot.restore.attributes import Attributes
 from ntt_backup.snapshot.restore.links import last_lines
 from ntt_backup.snapshot.restore.tree import MARKER
@@ -647,6 +648,39 @@ def test_a_restore_is_marked_as_unfinished_before_its_first_file(
     assert f"fsync {everything.to.parent}" in order[:first]  # The name of the directory.
     assert sum(line.startswith(f"fsync {everything.to}/.") for line in order[:first]) == 1
     assert order[-2:] == ["syncfs", "unlink"]
+
+
+@pytest.mark.parametrize("closed", ["big", "many/5"])
+def test_a_restore_stays_unfinished_where_a_file_cannot_be_synced(
+    everything: Example, monkeypatch: pytest.MonkeyPatch, closed: str
+) -> None:
+    """Where syncfs does not reach the disk, a file or directory that its user may not open."""
+    everything.take()
+    without_syncfs(monkeypatch)
+    open_ = os.open
+
+    def may_not(path: Any, flags: int, *more: Any, **others: Any) -> int:
+        fd = open_(path, flags, *more, **others)
+        at = Path(os.readlink(f"/proc/self/fd/{fd}"))
+        if syncing and at == everything.restored / closed:
+            os.close(fd)
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return fd
+
+    sync, syncing = durable.sync_below, list[int]()
+
+    def noted(directory: int, **more: Any) -> int:
+        syncing.append(directory)
+        return sync(directory, **more)
+
+    monkeypatch.setattr(links, "sync_below", noted)
+    monkeypatch.setattr(os, "open", may_not)
+    done = restore(everything.repository, everything.to)
+    assert (everything.to / MARKER).exists()
+    assert any("cannot be made durable" in one for one in done.notes)
+    monkeypatch.setattr(os, "open", open_)
+    assert restore(everything.repository, everything.to).wrong == 0
+    assert not (everything.to / MARKER).exists()
 
 
 def test_a_file_of_the_version_is_not_taken_for_the_marker(tmp_path: Path) -> None:

@@ -43,6 +43,8 @@ class Figures:
         # By target; and up to when they are counted.
         self._outages: defaultdict[str, OpenOutages] = defaultdict(OpenOutages)
         self._counted = 0.0
+        # By target and counter: what will be copied again, and was counted already.
+        self._lost: defaultdict[tuple[str, str], int] = defaultdict(int)
         self.set("build_info", 1, version=__version__)
 
     def take(self, target: str, what: events.Event | RunState, now: float) -> None:
@@ -62,14 +64,17 @@ class Figures:
             case events.RunStop():
                 self._end(target, what, now)
             case events.BatchComplete(worker=worker):
-                self._add("blobs_copied_total", what.copied, target, worker)
-                self._add("copied_bytes_total", what.bytes, target, worker)
+                self._add_once("blobs_copied_total", what.copied, target, worker)
+                self._add_once("copied_bytes_total", what.bytes, target, worker)
                 self._add("wire_bytes_total", what.wire_bytes, target, worker)
                 self._add("blobs_failed_total", what.failed, target, worker)
                 for _ in range(what.batches if what.wire_bytes else 0):
                     mean = what.duration_s / what.batches
                     self._observe("batch_duration_seconds", mean, target, worker)
                     self._observe("receipt_duration_seconds", what.answer_s, target, worker)
+            case events.MarksLost():
+                self._lost[target, "blobs_copied_total"] += what.blobs
+                self._lost[target, "copied_bytes_total"] += what.bytes
             case events.BatchRetry(worker=worker):
                 self._add("batch_retries_total", 1, target, worker, what.cause)
             case events.BatchSplit(worker=worker):
@@ -183,6 +188,12 @@ class Figures:
         counter = self._metrics[name]
         assert isinstance(counter, Counter)
         counter.labels(*labels).inc(amount)
+
+    def _add_once(self, name: str, amount: int, target: str, worker: object) -> None:
+        """Adds what was copied, without what is copied anew since its marks were lost."""
+        again = min(amount, self._lost[target, name])
+        self._lost[target, name] -= again
+        self._add(name, amount - again, target, worker)
 
     def _observe(self, name: str, value: float, *labels: object) -> None:
         histogram = self._metrics[name]

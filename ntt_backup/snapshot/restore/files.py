@@ -39,7 +39,8 @@ _STEP_SECONDS: Final = 0.25
 @dataclass(slots=True)
 class Step:
     """Holds what was done since the last one, see `version.Restored`. passed: bytes of all files
-    that are settled, one way or the other.
+    that are settled, one way or the other. durable: whether all that was restored is on the disk,
+    where this is the last step.
     """
 
     files: int = 0
@@ -49,6 +50,7 @@ class Step:
     passed: int = 0
     problems: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    durable: bool = True
 
     def problem(self, path: str, error: OSError | Refused | ValueError) -> None:
         """Adds a file that was not restored. Raises the error where it is about more than that."""

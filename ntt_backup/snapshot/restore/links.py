@@ -6,6 +6,7 @@ from collections.abc import Container, Iterable, Iterator
 from re import compile as pattern
 from typing import Final
 
+from ntt_backup.format import many
 from ntt_backup.process.durable import sync_below
 from ntt_backup.snapshot.format.entry import DIRECTORY, HARD_LINK, Entry
 from ntt_backup.snapshot.restore.attributes import Attributes
@@ -15,6 +16,10 @@ from ntt_backup.snapshot.restore.tree import Refused, Tree, link, split
 
 # Inside a text of JSON a backslash would stand before each of these quotes.
 _LAST: Final = pattern(rb'","[dh]",')
+_LEFT_OUT: Final = (
+    "{} that this user may not open cannot be made durable on this file system: run `sync` here,"
+    " and call it again to compare their content"
+)
 
 
 def last_lines(lines: bytes) -> Iterator[bytes]:
@@ -83,13 +88,13 @@ def finish(
         leave("")
         for entry in closed:
             settle(entry)
-        for mounted in tree.mounted:
-            sync_below(mounted)
-        sync_below(root)
+        if left_out := sum(sync_below(one) for one in (*tree.mounted, root)):
+            step.durable = False
+            step.notes.append(_LEFT_OUT.format(many(left_out, "entry", "entries")))
     finally:
         tree.close()
         targets.close()
-    step.notes = sorted(attributes.notes)
+    step.notes += sorted(attributes.notes)
     return step
 
 

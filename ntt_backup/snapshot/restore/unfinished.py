@@ -18,11 +18,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from ntt_backup.blobdir.open import closing, names_in
+from ntt_backup.blobdir.open import FILE, closing, names_in
 from ntt_backup.process.durable import write_durably
 from ntt_backup.snapshot.restore.tree import MARKER
 
-_OLD: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MOST_BYTES: Final = 1 << 20
 
 
@@ -64,7 +63,7 @@ class Unfinished:
                 os.unlink(name, dir_fd=self._root)
 
     def _read(self) -> list[str]:
-        with suppress(OSError), closing(os.open(MARKER, _OLD, dir_fd=self._root)) as fd:
+        with suppress(OSError), closing(os.open(MARKER, FILE, dir_fd=self._root)) as fd:
             return os.read(fd, _MOST_BYTES).decode("utf-8", "surrogateescape").splitlines()
         return []
 

@@ -138,8 +138,10 @@ def restore(
             done.duration_s = time.monotonic() - began
             on_progress(done)
         attributes = Attributes(privileges=options.privileges)
-        done.add(finish(source.last_entries(), root, choice, wrong, attributes))
-        unfinished.end()
+        end = finish(source.last_entries(), root, choice, wrong, attributes)
+        done.add(end)
+        if end.durable:
+            unfinished.end()
     if source.problem:
         done.notes.append(source.problem)
     done.part = 1.0
