@@ -126,8 +126,9 @@ def test_a_blob_of_more_than_eight_gigabytes_has_a_place() -> None:
         ([text(n, 1500) for n in range(2000)], ZSTD_DICTIONARY),
         ([text(n, 8000) for n in range(8)], ZSTD),
         ([noise(1500, n) for n in range(2000)], RAW),
+        ([noise(7800, n) + bytes(200) for n in range(40)], RAW),
     ],
-    ids=["alike and many", "few", "noise"],
+    ids=["alike and many", "few", "noise", "not worth it"],
 )
 def test_a_sample_decides_how_small_blobs_are_compressed(
     contents: Sequence[bytes], codec: int
@@ -135,6 +136,15 @@ def test_a_sample_decides_how_small_blobs_are_compressed(
     data = pack(contents)
     assert codecs(data) == {codec}
     assert len(data) <= len(pack(contents, compress=False))
+
+
+def test_a_compressed_blob_does_not_say_again_what_the_table_says() -> None:
+    data = pack([text(n, 1500) for n in range(300)])
+    assert codecs(data) == {ZSTD_DICTIONARY}
+    for entry in reader(data).table:
+        frame = zstandard.get_frame_parameters(data[entry.offset :][: entry.stored])
+        assert (frame.dict_id, frame.has_checksum) == (0, False)
+        assert frame.content_size == zstandard.CONTENTSIZE_UNKNOWN
 
 
 def test_a_dictionary_is_found_for_blobs_of_which_only_the_heads_are_alike() -> None:

@@ -67,7 +67,9 @@ def test_what_is_right_stays_and_what_is_wrong_is_replaced(
     put_as(to, blake3(cut).hexdigest(), cut[:-1])
     put_as(to, blake3(changed).hexdigest(), b"?" + changed[1:])
     put_as(to, blake3(extra).hexdigest(), extra)
+    before = len(os.listdir("/proc/self/fd"))
     done = unpack(pack(MIX), to, jobs=jobs, verify=verify)
+    assert len(os.listdir("/proc/self/fd")) == before
     assert tree(to) == blobs([*MIX, extra])
     assert (done.right, done.exit_code) == (len(MIX) // 2 - 2, 0)
     kept = set(states) - {to / path_of(one) for one in (cut, changed)}
@@ -147,6 +149,21 @@ def test_of_a_damaged_pack_the_larger_blobs_are_found(tmp_path: Path, damage: st
     assert tree(tmp_path / "to") == blobs(left)
     assert done.exit_code == 7
     assert len(done.damaged) == 1
+
+
+@pytest.mark.parametrize("lacks", [0, 1])
+def test_of_a_pack_that_is_cut_the_blobs_before_the_cut_are_found(
+    tmp_path: Path, lacks: int
+) -> None:
+    larger = [noise(20_000 + n, n) for n in range(3)]
+    data = pack(larger)
+    last = max(reader(data).table, key=lambda one: one.offset)
+    before = len(os.listdir("/proc/self/fd"))
+    done = unpack(data[: last.offset + last.stored - lacks], tmp_path / "to")
+    left = [one for one in larger if not lacks or blake3(one).digest() != last.digest]
+    assert tree(tmp_path / "to") == blobs(left)
+    assert done.exit_code == 7
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_no_link_in_the_directory_is_followed(tmp_path: Path) -> None:
