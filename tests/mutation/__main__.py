@@ -27,7 +27,7 @@ ROOT: Final = Path(__file__).parents[2]
 ACCEPTED: Final = Path(__file__).parent / "accepted.txt"
 PACKAGES: Final = "receiver blobdir wire pack dump snapshot upload catalog"
 REACH: Final = ROOT / ".mutation/reach.json"
-_TESTS: Final = ("tests/unit", "tests/integration", "tests/contract")
+_TESTS: Final = ("tests/unit", "tests/integration", "tests/contract", "tests/acceptance")
 # Seconds that a test waits for a condition, which it does in vain where a mutant is.
 _PATIENCE: Final = "20"
 _COPIED: Final = ("ntt_backup", "tests", "docs", "systemd", "bin", "pyproject.toml", "README.md")
@@ -48,7 +48,7 @@ class Copy:
         for name in _COPIED:
             one = ROOT / name
             if one.is_dir():
-                ignored = shutil.ignore_patterns("__pycache__", "bench", "faults")
+                ignored = shutil.ignore_patterns("__pycache__")
                 shutil.copytree(one, root / name, ignore=ignored)
             else:
                 shutil.copy2(one, root / name)

@@ -128,7 +128,7 @@ def tests_for(mutant: Mutant, reach: Mapping[Site, Mapping[str, float]], most: f
 
 def _needs(test: str) -> int:
     """Returns how much has to be started before a test: unit tests need nothing."""
-    return ("unit" not in test) + ("contract" in test)
+    return ("unit", "integration", "contract", "acceptance").index(test.split("/")[1])
 
 
 def save(reach: Reach, file: Path) -> None:
