@@ -174,12 +174,14 @@ def test_a_trial_whose_key_is_refused_since_one_was_deleted_takes_another() -> N
     assert [*bucket.uploads("")] == []
 
 
-def test_a_trial_that_is_gone_again_is_one_line() -> None:
+@pytest.mark.parametrize("left", [None, b"other"])
+def test_a_trial_that_is_gone_again_is_one_line(left: bytes | None) -> None:
     bucket = FakeBucket()
 
     def lose(verb: str, key: str) -> None:
         if verb == "get_range":
             bucket.objects.clear()
+            bucket.objects.update({} if left is None else {key: left})
 
     bucket.before = lose
     with pytest.raises(RemoteCannotStore, match="something else than was sent"):

@@ -12,6 +12,7 @@ import pytest
 from ntt_backup.errors import BatchRejected, RemoteCannotStore, RemoteUnreachable
 from ntt_backup.model import Batch, Blob
 from ntt_backup.process.pipeline import PIPE_BYTES
+from ntt_backup.upload.strategies.in_flight import PipelinedSession
 from ntt_backup.upload.strategies.session import Rejection
 from tests.contract.harness import Harness, Tampered, reasons, receipt_of, settle
 from tests.environment import wait_until
@@ -138,7 +139,9 @@ def test_what_the_next_session_sends_again_is_welcome(local: Harness) -> None:
     batch = local.batch("b", *(bytes([number]) * 3000 for number in range(50)))
     first = local.open()
     first.put(batch)
+    assert isinstance(first, PipelinedSession)
     first.abort()
+    assert first.channel.ended
     local.assert_arrives(batch)
 
 

@@ -314,6 +314,7 @@ def failed(text: str) -> str:
         receipt(2, hashed=1),
         receipt(2, number="number + 1"),
         receipt(2) + "; " + receipt(2),
+        f"if number == 2: {receipt(2)}",
         "say(numbered(ABORTED, number))",
         "say(head(RECEIPT, 1 << 30))",
         "say(frame(COMMIT, b'1234'))",
@@ -583,4 +584,7 @@ def test_auto_is_tar_where_the_remote_has_no_python(local: Harness, machine: Mac
     probe.facts(will_try_out=True)
     assert probe.strategy == "tar"
     assert "trial blobs" in probe.try_out()
-    probe.close()
+    probe.facts(will_try_out=True)
+    assert list(local.remote_dir.glob(".ntt-check-*")) != []
+    probe.hand_over()  # Without a trial.
+    assert list(local.remote_dir.glob(".ntt-check-*")) == []

@@ -8,7 +8,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
 
 import psycopg
 import pytest
@@ -16,6 +18,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import Conninfo
 
+from ntt_backup.catalog import connection
 from ntt_backup.catalog.connection import (
     Connection,
     connect,
@@ -356,3 +359,15 @@ def test_a_program_is_given_the_password_by_its_environment() -> None:
     assert SECRET not in place
     assert conninfo_to_dict(place)["sslmode"] == "require"
     assert environment == {"PGPASSWORD": SECRET}
+
+
+@pytest.mark.parametrize("lent", [False, True])
+def test_a_session_that_others_are_lent_is_refused(
+    monkeypatch: pytest.MonkeyPatch, lent: bool
+) -> None:
+    """Another backend than the reported one answers: that is a pooler, of one kind or the other."""
+    conn: Any = SimpleNamespace(info=SimpleNamespace(backend_pid=1))
+    monkeypatch.setattr(connection, "_backend", lambda _: 2)
+    monkeypatch.setattr(connection, "_is_lent", lambda *_: lent)
+    with pytest.raises(ConfigError, match="shares sessions") if lent else nullcontext():
+        connection.refuse_shared_session(conn, "host=pooler")

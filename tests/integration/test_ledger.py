@@ -340,6 +340,7 @@ def test_requeue_by_reason_and_all(catalog: Connection, monkeypatch: pytest.Monk
     Ledger(catalog, "second").record([], [Failure(one, Reason.MISSING) for one in lost])
     catalog.execute("update blobs set remote_copy_failed = true where blobid = any(%s)", [foreign])
     checked = Failure("stored", Reason.REMOTE_CORRUPT)
+    assert record_checks(catalog, TARGET, ["stored"], []) == 0
     assert record_checks(catalog, TARGET, [], [checked]) == 1
     assert exact_totals(catalog, TARGET).failed_by_reason == {
         "unknown": 8,

@@ -314,6 +314,17 @@ def test_blobs_of_earlier_ranges_do_not_starve_later_ones(catalog: Connection) -
     assert seen == ["00a", "10a", "20a"]
 
 
+def test_nothing_is_left_only_where_a_whole_round_has_given_nothing(catalog: Connection) -> None:
+    add(catalog, "03aa", "c8aa")
+    claims = Claims(catalog, "remote", EVERYWHERE)
+    taken = [ids(claims.take(1))]
+    add(catalog, "01aa")  # Where the search has been already.
+
+    taken += [ids(claims.take(1)) for _ in range(3)]
+
+    assert taken == [["03aa"], ["c8aa"], ["01aa"], []]
+
+
 def test_malformed_blobids_are_handed_out_once_too(catalog: Connection) -> None:
     allow_null(catalog)
     add(catalog, *MALFORMED, None, None)

@@ -18,7 +18,7 @@ from ntt_backup.catalog.schema import init_db
 from ntt_backup.catalog.stats import exact_totals, pending_estimate
 from ntt_backup.model import Blob, Failure, PendingEstimate, Reason
 from tests.integration.catalogs import MALFORMED, add, add_hashes, allow_null, rows
-from tests.postgres import TARGET
+from tests.postgres import TARGET, session
 
 
 def add_many(catalog: Connection, count: int) -> None:
@@ -131,6 +131,25 @@ def test_totals_are_exact_and_add_up(catalog: Connection) -> None:
         failed_by_reason={"missing": 1, "wrong-size": 1},
         pending_by_reason={},
     )
+
+
+def test_totals_are_of_one_moment(
+    catalog: Connection, catalog_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(catalog, "a", "b")
+    really = statement
+    with session(catalog_url) as other:
+
+        def meanwhile(name: str, **parts: sql.Composable) -> sql.Composable:
+            if name == "uncopied_by_reason":
+                other.execute("update blobs set remote_copy_failed = true")
+            return really(name, **parts)
+
+        monkeypatch.setattr(stats, "statement", meanwhile)
+        totals = exact_totals(catalog, TARGET)
+        assert (totals.failed, totals.failed_by_reason) == (0, {})
+        totals = exact_totals(catalog, TARGET)
+        assert (totals.failed, totals.failed_by_reason) == (2, {"unknown": 2})
 
 
 def test_what_a_check_made_pending_is_counted_by_its_reason_until_it_is_copied(

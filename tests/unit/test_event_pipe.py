@@ -9,7 +9,7 @@ import pytest
 
 from ntt_backup.process.messages import Message, Tick, decode
 from ntt_backup.upload import event_pipe
-from ntt_backup.upload.event_pipe import EventPipe
+from ntt_backup.upload.event_pipe import NOW, EventPipe
 from tests.unit.fakes import Clock
 
 Received = Callable[[], list[Message | None]]
@@ -67,6 +67,17 @@ def test_a_tick_has_what_was_sent_since_the_last_one(
     clock.now += 1.0
     worker.sent(50)
     assert received()[1:] == [Tick(state="sending", sent=150, content=60)]
+
+
+def test_once_told_to_stop_a_worker_has_no_word_to_wait_for(clock: Clock) -> None:
+    stdin, coordinator = os.pipe()
+    worker = EventPipe(stdin, -1)
+    assert (worker.stopping, worker.fd) == (False, stdin)
+    os.write(coordinator, NOW)
+    assert (worker.stopping, worker.fd, worker.take_hurry()) == (False, stdin, True)
+    os.close(coordinator)
+    assert (worker.stopping, worker.fd, worker.take_hurry()) == (True, -1, False)
+    os.close(stdin)
 
 
 def test_a_worker_announces_how_long_it_will_be_quiet(pipe: tuple[EventPipe, Received]) -> None:

@@ -357,6 +357,24 @@ def test_an_error_ends_the_session_with_the_batch_in_flight(scene: Scene, verb: 
     assert scene.stored() == scene.in_store(blobs)
 
 
+def test_an_error_that_comes_once_all_is_put_ends_the_session_too(scene: Scene) -> None:
+    is_put = Event()
+
+    def fail(verb: str, key: str) -> None:
+        if verb in ("put", "put_part"):
+            is_put.wait(PATIENCE)
+            raise RemoteUnreachable("away")
+
+    scene.bucket.before = fail
+    session = scene.session()
+    session.put(batch(scene.blobs(10, 20)))
+    is_put.set()
+    with pytest.raises(RemoteUnreachable, match="away"):
+        settled(session)
+    assert not session.usable
+    assert [one.name for one in session.in_flight] == ["0.1"]
+
+
 def test_an_upload_that_somebody_else_has_aborted_is_an_outage(scene: Scene) -> None:
     blobs = scene.blobs(11_000_000)
 

@@ -367,6 +367,22 @@ def test_a_watching_worker_sends_what_is_inserted_and_ends_when_told(heard: bool
     made.assert_done()
 
 
+def test_a_look_that_is_asked_for_ends_the_wait_for_the_catalog() -> None:
+    made = scene(5, catalog=["catalog lost at take"])
+    asked: list[str] = []
+
+    def look(state: str) -> None:
+        if state == "outage":
+            asked.append(state)
+            assert len(asked) < 20, "it waits all the same"
+            made.pipe.hurried = True
+
+    made.pipe.on_state = look
+    made.worker(backoff_base=60, backoff_cap=3600).run()
+    made.assert_done()
+    assert asked
+
+
 def test_ranges_that_others_hold_are_waited_for() -> None:
     made = scene(20)
     other = made.catalog.connect()

@@ -53,7 +53,6 @@ def name_list(blobids: Iterable[str]) -> BinaryIO:
     """Returns the stdin for tar_argv, an anonymous file: nothing is left to clean up."""
     names = os.fdopen(os.memfd_create("ntt-names", os.MFD_CLOEXEC), "wb")
     names.write(b"".join(relative_path(blobid).encode() + b"\0" for blobid in blobids))
-    names.flush()
     names.seek(0)
     return names
 
