@@ -40,20 +40,22 @@ def test_the_first_worker_that_is_back_ends_the_outage_for_all(
         env.await_copied(blobids)
         stop(env, run)
 
-    (end,) = env.events("outage_end")
+    # A worker that was not sending may meet the cut connection later, and tell of it once more.
+    end, *_ = env.events("outage_end")
     first = env.events("outage")[0]
     assert end["what"] == first["what"] == "remote"
     assert 0 < end["duration_s"] <= when(end) - when(first) + 0.1
     # The outage is over since the connection that answered, which then has a small batch to send.
     assert when(end) - when(first) - end["duration_s"] < 5 + PATIENCE / 60
-    planned = {one["worker"]: when(one) + one["wait_s"] for one in env.events("outage")}
-    last = max(planned, key=lambda worker: planned[worker])
-    done = [
-        when(one)
+    planned = {
+        one["worker"]: when(one) + one["wait_s"]
+        for one in env.events("outage")
+        if when(one) <= when(end)
+    }
+    assert any(
+        when(end) < when(one) < planned.get(one["worker"], 0.0)
         for one in env.events("batch_complete")
-        if one["worker"] == last and when(one) > when(end)
-    ]
-    assert done[0] < planned[last]
+    ), "no worker has sent before its wait was over"
 
 
 def _missing(env: Environment) -> set[int]:
