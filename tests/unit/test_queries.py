@@ -21,6 +21,9 @@ _MANY = {
     "create_own_tables",
     "mend_large_objects",
     "create_notify",
+    "create_restorer",
+    "forbid_log_in",
+    "guard",
 }
 DESCRIBED = [
     described
