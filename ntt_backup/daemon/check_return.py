@@ -1,8 +1,8 @@
-"""`check` asks whether what is sent could come back, and says in words what will not work.
+"""`check` asks whether the backup can be restored, and names the commands that will not work.
 
 A remote may take blobs for years that none of our commands can read there: sending by `tar` needs
-no Python, reading does. What is found here is a warning and never an error: the blobs are plain
-files, which other programs bring back, and a check that fails would stop the backup itself.
+no Python, reading does. A finding here is a warning and never an error: the blobs are plain files,
+which other programs can restore, and a check that fails would stop the backup itself.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def remote_reads(settings: Settings) -> Step:
 
 
 def nothing_reads(why: str, where: str) -> str:
-    """Returns in words what will not work where no receiver can run.
+    """Returns which commands will not work where no receiver can run, for people.
 
     Args:
         why: What the remote lacks.

@@ -1,4 +1,7 @@
-"""Asks a target for the newest things that this host stored there, for `check` and `verify`."""
+"""Compares the newest dump, versions and pack on a target with the notes of this host.
+
+For `check` and `verify`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from ntt_backup.daemon.preflight import Step
 from ntt_backup.dump.remote_dir import open_remote_dir
 from ntt_backup.dump.shelf import of_host
 from ntt_backup.errors import BackupError, CatalogError
-from ntt_backup.format import many, moment
+from ntt_backup.format import moment
 from ntt_backup.model import StoredPack
 from ntt_backup.newest import Kind, Newest
 from ntt_backup.objects.bucket import still
@@ -95,15 +98,17 @@ def _lost_pack(settings: RemoteConfig) -> tuple[StoredPack, datetime] | None:
 
 
 def newest_known(settings: RemoteConfig) -> Step:
-    """Says whether the target has the newest that this host stored there."""
+    """Says whether the target has the newest dump, versions and pack of this host."""
     try:
         found = look(settings)
     except BackupError as error:
-        return Step("", warning=f"what is newest on the target is not known: {error}")
+        return Step(
+            "", warning=f"the newest dump and versions on the target are not known: {error}"
+        )
     if found:
         return Step("", warning="; ".join(map(str, found)))
     known = newest.recorded(settings)
     if not known:
-        return Step("", "nothing is noted yet that could be missed")
+        return Step("", "this host has noted no dump and no version yet")
     last = max(known, key=lambda one: one.at)
-    return Step("", f"{many(len(known), 'newest thing')} there, the last of {moment(last.at)}")
+    return Step("", f"nothing is missing; the last {last.kind} was stored {moment(last.at)}")

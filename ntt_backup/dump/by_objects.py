@@ -161,7 +161,7 @@ class UploadByObjects:
         self._upload.add(data if self._sealing is None else self._sealing.add(data))
 
     def finish(self) -> tuple[int, str]:
-        """Sends what is left; returns the size and the SHA-256 of what the bucket has taken, before
+        """Sends the rest; returns the size and the SHA-256 of what the bucket has taken, before
         it was sealed.
         """
         if self._sealing is not None:

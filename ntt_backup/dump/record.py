@@ -219,7 +219,7 @@ def read(text: str) -> DumpRecord | None:
     values = read_record(text)
     if values.get("format") not in (PLAIN, SERIES):
         return None
-    # Records had none at first.
+    # The first records had no number.
     values = {"number": 0, **_DEFAULTS, **values}
     names = [field.name for field in fields(DumpRecord)]
     if any(not isinstance(values.get(name), _KINDS.get(name, str)) for name in names):

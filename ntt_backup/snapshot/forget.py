@@ -7,6 +7,7 @@ from datetime import datetime
 
 from ntt_backup.dump.retention import Retention
 from ntt_backup.errors import complete
+from ntt_backup.format import many
 from ntt_backup.snapshot.origins import NOBODY, Origins
 from ntt_backup.snapshot.repository.contract import Repository, RepositoryToRead
 from ntt_backup.snapshot.retention import Plan, known, plan
@@ -66,7 +67,7 @@ def expire(
     if found.doubtful:
         version, why = found.doubtful[-1]
         problem(
-            f"{len(found.doubtful)} doubtful versions",
+            many(len(found.doubtful), "doubtful version"),
             complete(
                 f"they do not count, and stay: {version}, {why}; see ntt-backup-remote snapshot"
                 f" forget {set}"

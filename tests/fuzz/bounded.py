@@ -1,4 +1,6 @@
-"""Input that is made to take much memory is read in processes of their own, which are measured.
+"""Hostile inputs are read: they must be refused, and must not take much memory.
+
+Input that is made to take much memory is read in processes of their own, which are measured.
 
 A process that forks copies nothing: what the child takes is what it adds, and what a process of its
 own would have had to begin with is counted, too.
@@ -7,8 +9,9 @@ own would have had to begin with is counted, too.
 from __future__ import annotations
 
 import os
+import random
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 MOST_BYTES = 100_000_000
@@ -53,6 +56,41 @@ def harm_of(
             yield f"{name}: {harm}"
         os.close(file)
         os.close(end)
+
+
+def harm_of_mutated(
+    noun: str,
+    valid: Sequence[bytes],
+    changed: Callable[[bytes, random.Random], bytes],
+    read: Callable[[bytes], object],
+    refusal: type[Exception],
+    seed: int,
+    rounds: int,
+) -> Iterator[str]:
+    """Yields which mutated inputs end in another error than the reader promises.
+
+    Args:
+        noun: What an input is, for people.
+        valid: The inputs that are mutated.
+        changed: Mutates an input.
+        read: Reads an input to its end.
+        refusal: The error with which it may refuse one.
+        seed: What chance begins with; with the number of a round it repeats that round.
+        rounds: How many inputs are read.
+    """
+    was_read = 0
+    for number in range(rounds):
+        chance = random.Random(f"{seed}/{number}")
+        try:
+            read(changed(chance.choice(valid), chance))
+            was_read += 1
+        except refusal:
+            pass
+        except Exception as error:  # noqa: BLE001  Whatever escapes is what is looked for.
+            yield f"seed {seed}, {noun} {number}: {error!r}"
+    # Where all are refused at the door, they say nothing about what is behind it.
+    if rounds >= 100 and not was_read:
+        yield f"no {noun} was read"
 
 
 def _read(

@@ -41,7 +41,7 @@ from ntt_backup.snapshot.format.manifest import (
 )
 from ntt_backup.snapshot.format.zstd_stream import ZstdStream
 from ntt_backup.snapshot.repository.contract import SnapshotDamaged
-from tests.fuzz.bounded import harm_of
+from tests.fuzz.bounded import harm_of, harm_of_mutated
 from tests.fuzz.mutations import mutated
 
 CHAIN: Final = ("20260101T000000Z-00000001", "20260102T000000Z-00000002")
@@ -228,16 +228,4 @@ def hostile() -> dict[str, Callable[[], bytes]]:
 def play(_: Path, seed: int, rounds: int) -> Iterator[str]:
     """Reads manifests; yields what came of those that were neither read nor refused."""
     yield from harm_of(hostile(), read, (SnapshotDamaged,))
-    valid, was_read = seeds(), 0
-    for number in range(rounds):
-        chance = random.Random(f"{seed}/{number}")
-        try:
-            read(changed(chance.choice(valid), chance))
-            was_read += 1
-        except SnapshotDamaged:
-            pass
-        except Exception as error:  # noqa: BLE001  Whatever escapes is what is looked for.
-            yield f"seed {seed}, manifest {number}: {error!r}"
-    # Where all are refused at the door, they say nothing about what is behind it.
-    if rounds >= 100 and not was_read:
-        yield "no manifest was read"
+    yield from harm_of_mutated("manifest", seeds(), changed, read, SnapshotDamaged, seed, rounds)

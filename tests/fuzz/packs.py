@@ -33,7 +33,7 @@ from ntt_backup.pack.format import (
 from ntt_backup.pack.reader import PackReader
 from ntt_backup.pack.ustar import BLOCK
 from tests.files import noise
-from tests.fuzz.bounded import harm_of
+from tests.fuzz.bounded import harm_of, harm_of_mutated
 from tests.fuzz.mutations import mutated
 from tests.packs import STORE, Person, pack, ranges, seal, text
 
@@ -141,16 +141,4 @@ def hostile() -> dict[str, Callable[[], bytes]]:
 def play(_: Path, seed: int, rounds: int) -> Iterator[str]:
     """Reads packs; yields what came of those that were neither read nor refused."""
     yield from harm_of(hostile(), read, (PackError,))
-    valid, was_read = seeds(), 0
-    for number in range(rounds):
-        chance = random.Random(f"{seed}/{number}")
-        try:
-            read(changed(chance.choice(valid), chance))
-            was_read += 1
-        except PackError:
-            pass
-        except Exception as error:  # noqa: BLE001  Whatever escapes is what is looked for.
-            yield f"seed {seed}, pack {number}: {error!r}"
-    # Where all are refused at the door, they say nothing about what is behind it.
-    if rounds >= 100 and not was_read:
-        yield "no pack was read"
+    yield from harm_of_mutated("pack", seeds(), changed, read, PackError, seed, rounds)

@@ -86,7 +86,7 @@ def line(version: Version, known: Facts | None) -> str:
     if known is None:
         return f"{begin}  {'' if version.whole else 'never finished, '}{size(version.size)} stored"
     if known.header is None or known.trailer is None:
-        return f"{begin}  DAMAGED, or no manifest: {printable(known.problem)}"
+        return f"{begin}  DAMAGED: {printable(known.problem)}"
     trailer, number = known.trailer, len(known.header.chain) - 1
     said = [
         f"increment {number}" if number else "full",
