@@ -66,6 +66,15 @@ OWNED = {
     ),
     "a right to make triggers": ("grant trigger on blobs to {role}", ""),
     "a right of all to make triggers": ("grant trigger on blobs to public", ""),
+    "a right to refer to what is deleted": (
+        "grant references on ntt_backup.failures to {role}",
+        "",
+    ),
+    "a table that refers to what is deleted": (
+        "create table mallory.x (t text, b text, foreign key (t, b) references ntt_backup.failures"
+        " on delete cascade); alter table mallory.x owner to {role}",
+        "",
+    ),
     "the schema": (
         "alter schema public owner to {role}",
         "drop table blobs; create table blobs (blobid text primary key, remote_copied bool);"

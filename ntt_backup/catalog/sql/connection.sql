@@ -33,11 +33,12 @@ exists (
 ]::pg_catalog.name[]))
 
 -- name: code_of_others
--- What roles can put code into that runs when our tables are used, and blobs where its schema is given: a
--- line each and whether it is what they own, but for roles that may become one of the trusted. The server calls code in an index, a
--- trigger, a rule, a check, a default or statistics with the rights of whoever uses the table, and also
--- when it plans a query; so only the system catalogs are asked. Whoever owns a schema may drop what
--- is in it, and make it anew.
+-- What roles can put code into that runs when our tables are used, and blobs where its schema is given:
+-- a line each, and whether it is what they own, but for roles that may become one of the trusted. The
+-- server calls code in an index, a trigger, a rule, a check, a default or statistics with the rights of
+-- whoever uses the table, and also when it plans a query; so only the system catalogs are asked. Before
+-- PostgreSQL 18 the deferred triggers of a table that refers to ours run with the rights of whoever
+-- deletes from ours. Whoever owns a schema may drop what is in it, and make it anew.
 with recursive relations (oid) as (
     select c.oid from pg_class c join pg_namespace n on n.oid = c.relnamespace
     where n.nspname = 'ntt_backup' or n.nspname = {schema} and c.relname = 'blobs'
@@ -63,9 +64,17 @@ with recursive relations (oid) as (
     select c.oid::regclass::text, c.relowner, ' belongs to '
     from pg_class c join relations r on r.oid = c.oid
     union all
-    select 'trigger on ' || c.oid::regclass::text, a.grantee, ' is granted to '
+    select lower(a.privilege_type) || ' on ' || c.oid::regclass::text, a.grantee, ' is granted to '
     from pg_class c join relations r on r.oid = c.oid cross join aclexplode(c.relacl) a
-    where a.privilege_type = 'TRIGGER' and a.grantee <> c.relowner
+    where a.grantee <> c.relowner and (
+        a.privilege_type = 'TRIGGER'
+        or a.privilege_type = 'REFERENCES' and c.relnamespace = to_regnamespace('ntt_backup')
+    )
+    union all
+    select f.oid::regclass::text, f.relowner, ' belongs to '
+    from pg_constraint k
+    join pg_class c on c.oid = k.confrelid and c.relnamespace = to_regnamespace('ntt_backup')
+    join pg_class f on f.oid = k.conrelid
     union all
     select 'function ' || p.oid::regprocedure::text, p.proowner, ' belongs to '
     from pg_proc p
