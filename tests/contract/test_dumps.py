@@ -267,8 +267,22 @@ def test_a_dump_goes_into_a_bucket_by_parts_comes_back_and_is_dropped(bucket: Bu
     assert place.contents().dumps == ()
 
 
-def test_a_dump_that_is_given_up_leaves_nothing_in_the_bucket(bucket: Bucket) -> None:
-    place = DumpsByObjects(bucket, SMALLEST_PART)
+def test_a_trial_tells_of_a_bucket_that_takes_no_content() -> None:
+    bucket = FakeBucket()
+
+    def refuse(verb: str, key: str) -> None:
+        if verb == "put_part":
+            raise RemoteDenied("read-only")
+
+    bucket.before = refuse
+    with pytest.raises(RemoteDenied, match="read-only"):
+        DumpsByObjects(bucket, SMALLEST_PART).try_out()
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_dump_that_is_given_up_leaves_nothing_in_the_bucket(bucket: Bucket, sealed: bool) -> None:
+    """Nor a thread that seals it."""
+    place = DumpsByObjects(bucket, SMALLEST_PART, [Person.new().public] if sealed else [])
     upload = place.upload(NAME)
     upload.send(bytes(SMALLEST_PART + 1))
     upload.give_up()

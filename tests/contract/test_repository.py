@@ -482,6 +482,24 @@ def test_a_receiver_that_takes_no_snapshots_is_named_before_it_is_asked(
     assert "add snapshot to --allow" in caught.value.hint
 
 
+def lying(machine: Machine, directory: Path, answer: str) -> Machine:
+    """A remote that answers so whatever is asked."""
+    program = directory / "lying.py"
+    program.write_text(LYING_RECEIVER.replace("{answer}", answer))
+    machine.tool("python3", f"PYTHONPATH={PROJECT} exec {sys.executable} {program}")
+    return machine
+
+
+def test_a_file_that_did_not_come_as_it_was_sent_is_not_taken_for_stored(
+    spec: SessionSpec, machine: Machine, tmp_path: Path
+) -> None:
+    answer = "say(file_messages.said(file_messages.DIFFERENT, 'its SHA-256 is another'))"
+    repository = RepositoryByReceiver(replace(spec, transport=lying(machine, tmp_path, answer)))
+    with closing(repository), pytest.raises(RemoteCannotStore, match="not what was sent") as told:
+        put(repository, NAMES[2])
+    assert told.value.detail == "its SHA-256 is another"
+
+
 @pytest.mark.parametrize(
     ("answer", "ask"),
     [
@@ -501,10 +519,7 @@ def test_a_receiver_that_takes_no_snapshots_is_named_before_it_is_asked(
 def test_answers_that_cannot_be_end_the_session(
     spec: SessionSpec, machine: Machine, tmp_path: Path, answer: str, ask: str
 ) -> None:
-    program = tmp_path / "lying.py"
-    program.write_text(LYING_RECEIVER.replace("{answer}", answer))
-    machine.tool("python3", f"PYTHONPATH={PROJECT} exec {sys.executable} {program}")
-    repository = RepositoryByReceiver(replace(spec, transport=machine))
+    repository = RepositoryByReceiver(replace(spec, transport=lying(machine, tmp_path, answer)))
     asked: dict[str, Callable[[], object]] = {
         "list": lambda: list(repository.list("db/")),
         "read": lambda: get(repository, NAMES[2], 0, 7),

@@ -27,6 +27,7 @@ from ntt_backup.catalog.connection import (
     translated,
 )
 from ntt_backup.catalog.ledger import Ledger, requeue
+from ntt_backup.catalog.privileges import require_writing
 from ntt_backup.catalog.range_locks import Claims
 from ntt_backup.catalog.stats import exact_totals
 from ntt_backup.errors import (
@@ -371,3 +372,28 @@ def test_a_session_that_others_are_lent_is_refused(
     monkeypatch.setattr(connection, "_is_lent", lambda *_: lent)
     with pytest.raises(ConfigError, match="shares sessions") if lent else nullcontext():
         connection.refuse_shared_session(conn, "host=pooler")
+
+
+@pytest.mark.parametrize(
+    ("standby", "source", "hint"),
+    [
+        (True, "user", "it is a standby: point catalog.url (NTT_DB_URL) at the primary"),
+        (False, "configuration file", "see the server's configuration"),
+        (False, "user", 'as a superuser: alter role "me" '),
+        (False, "database", 'as a superuser: alter database "db" '),
+        (False, "database user", 'as a superuser: alter role "me" in database "db" '),
+    ],
+)
+def test_who_has_made_transactions_read_only_can_undo_it(
+    standby: bool, source: str, hint: str
+) -> None:
+    rows = [(True, standby, source, "db", "me")]
+    conn: Any = SimpleNamespace(
+        info=SimpleNamespace(user="me"),
+        execute=lambda _: SimpleNamespace(fetchall=lambda: rows),
+    )
+    with pytest.raises(CatalogUnavailable, match="read-only") as caught:
+        require_writing(conn)
+    assert hint in caught.value.hint
+    rows[:] = [(False, standby, source, "db", "me")]
+    require_writing(conn)

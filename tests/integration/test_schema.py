@@ -592,6 +592,22 @@ def test_init_db_does_what_it_may_and_leaves_the_rest(
         assert_usable(conn)
 
 
+def test_a_script_lets_the_role_dump_what_other_programs_have(
+    database: Connection,
+    database_url: str,
+    role: Callable[[], str],
+    grant: Callable[[Connection], None],
+) -> None:
+    make(database, LIVE, "create schema other", "create table other.theirs (x int)")
+    name = role()
+    with session(make_conninfo(database_url, user=name), "test") as conn:
+        script = make_plan(conn, "remote", notify=False).script()
+        assert f"let {name} dump all tables of today" in script
+        grant(conn)
+        assert conn.execute("select count(*) from other.theirs").fetchall() == [(0,)]
+        assert "dump all tables" not in make_plan(conn, "remote", notify=False).script()
+
+
 def test_names_in_scripts_are_quoted(
     postgres: Postgres, database_url: str, role: Callable[[], str]
 ) -> None:

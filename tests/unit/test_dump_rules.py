@@ -18,7 +18,7 @@ from ntt_backup.dump.chain import restorable
 from ntt_backup.dump.job import due
 from ntt_backup.dump.record import SERIES, Stored
 from ntt_backup.dump.restore import nobody_vouches
-from ntt_backup.dump.retention import Retention, kept
+from ntt_backup.dump.retention import Retention, kept, put_back
 from tests.unit.sample_records import NOON, RECORD, a_dump
 
 WEEK = 7 * 86400.0
@@ -28,6 +28,14 @@ moments = st.datetimes(
 )
 shelves = st.dictionaries(st.integers(0, 10_000), moments, min_size=1, max_size=60)
 rules = st.builds(Retention, st.integers(1, 5), st.integers(0, 10), st.integers(0, 6))
+
+
+def test_what_comes_after_something_newer_was_put_back() -> None:
+    first, second, third = (NOON + timedelta(hours=n) for n in range(3))
+    there = [("b", first, 2), ("a", second, 1), ("c", second, 3), ("d", third, 2), ("e", third, 4)]
+    assert put_back(there) == {"a": "b", "d": "c"}
+    assert put_back(reversed(there)) == {"a": "b", "d": "c"}
+    assert put_back([]) == {}
 
 
 # --- who made it ----------------------------------------------------------------------------------

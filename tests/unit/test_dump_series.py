@@ -132,6 +132,23 @@ def test_runs_of_more_lines_than_the_text_may_have_are_refused_before_they_are_l
     assert copy[0] == old
 
 
+def test_texts_that_take_too_much_memory_have_no_patch(monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = b"one\ntwo", b"one\ntwo\nthree\nfour"
+    made = patch.make(old, new, Findable())
+    assert patch.possible(old, new)
+    monkeypatch.setattr(patch, "LINES", 3)
+    assert patch.possible(old, old)
+    assert not patch.possible(old, new)
+    assert not patch.possible(new, old)
+    with pytest.raises(patch.PatchDamaged, match="too many lines"):
+        patch.apply(b"", patch.make(b"", new, Findable()), len(new), Removed())
+    assert patch.apply(old, made, len(new), Removed())[0] == new  # It gives two lines of its own.
+    monkeypatch.setattr(patch, "_OLD_BYTES", len(old) - 1)
+    assert not patch.possible(old, old)
+    with pytest.raises(patch.PatchDamaged, match="its old text is too long"):
+        patch.apply(old, made, len(new), Removed())
+
+
 def a_block(content: bytes, size: int, *, first: int = 0, count: int = 0) -> bytes:
     """A block of a series: a patch, where its content begins as one."""
     return (
@@ -437,6 +454,9 @@ def test_a_chain_with_a_gap_is_named_and_ends_no_loop() -> None:
     with pytest.raises(ChainBroken):
         chain_of(loop["2"], loop)
     assert with_bases(["2"], loop) == {"1", "2"}
+    own = {one.name: one for one in a_chain(1)}
+    with pytest.raises(ChainBroken, match=r"^1 is missing"):
+        chain_of(own["1"], own)
 
 
 def test_the_longest_chain_comes_back_and_a_longer_one_is_refused(tmp_path: Path) -> None:

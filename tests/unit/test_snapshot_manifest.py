@@ -361,6 +361,12 @@ def test_a_trailer_out_of_bounds_is_refused(changed: dict[str, object]) -> None:
         read(forged([], **changed))
 
 
+@pytest.mark.parametrize("header", [[], ["format"], "format", 1])
+def test_a_header_that_is_no_object_is_refused(header: object) -> None:
+    with pytest.raises(SnapshotDamaged, match="out of place"):
+        read(forged([], header))
+
+
 def test_fields_of_a_newer_program_are_passed_over() -> None:
     data = forged(
         [json.dumps(fields(new=[1])).encode()], {"format": FORMAT, **asdict(HEADER), "n": 1}, new=2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -11,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from ntt_backup.errors import DestinationError
 from ntt_backup.snapshot.format.entry import FIFO, HARD_LINK, SYMLINK, Entry
 from ntt_backup.snapshot.restore import landlock
+from ntt_backup.snapshot.restore.tree import Level, Refused, open_old
 from tests.files import tree as files_of
 from tests.memory_repository import MemoryRepository
 from tests.snapshots import Made, directory, file, put_version, restore
@@ -84,6 +87,34 @@ def test_a_path_that_is_none_is_told_and_the_rest_is_restored(
     assert files_of(to) == {"!": b"content", "~": b"content"}
     assert files_of(outside) == {"secret": b"secret"}
     assert sorted(os.listdir(tmp_path)) == ["outside", "to"]
+
+
+def test_what_is_no_file_any_more_is_not_opened_for_its_content(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "name")
+    level = Level("", os.open(tmp_path, os.O_RDONLY), plain=False)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(Refused, match="no file any more"):
+        open_old(level, "name")
+    assert len(os.listdir("/proc/self/fd")) == before
+    os.close(level.fd)
+
+
+def test_a_directory_that_the_disk_cannot_read_is_an_error_with_its_reason(
+    to: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = MemoryRepository()
+    put_version(repository, [directory("d"), file("d/in", b"a"), file("e", b"b")])
+    (to / "d").mkdir(parents=True)
+    really = os.open
+
+    def fails(path: str, flags: int, *mode: int, dir_fd: int | None = None) -> int:
+        if path == "d":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return really(path, flags, *mode, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "open", fails)
+    with pytest.raises(DestinationError, match=os.strerror(errno.EIO)):
+        restore(repository, to)
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["one version", "two restores"])

@@ -62,6 +62,14 @@ def test_a_set_in_order_is_right(taken: Taker, share: float) -> None:
         assert 0 < found.bytes < taken.repository.size
 
 
+def test_a_check_of_all_content_says_how_far_it_is(taken: Taker) -> None:
+    told: list[int] = []
+    found = verify(taken.repository, Question("s", 1.0, ""), lambda one: told.append(one.bytes))
+    assert told == sorted(told)
+    assert len(told) > 5, len(told)
+    assert told[-1] == found.bytes
+
+
 def test_a_sample_is_another_part_each_time(taken: Taker) -> None:
     # A part of so few super blocks may be none of them, or all.
     assert len({check(taken, share=0.3).bytes for _ in range(20)}) > 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import subprocess
@@ -114,6 +115,31 @@ def test_a_directory_that_cannot_be_opened_is_told_and_is_still_an_entry(
         [tmp_path.name, f"{tmp_path.name}/a", f"{tmp_path.name}/b"],
         [f"{tmp_path}/a"[1:]],
     )
+    told: list[tuple[str, str]] = []
+    assert list(walk([str(tmp_path)], [], lambda *problem: told.append(problem)))
+    assert told == [(f"{tmp_path}/a"[1:], "Permission denied")]
+
+
+def test_a_directory_that_cannot_be_listed_is_told_and_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").touch()
+    before = len(os.listdir("/proc/self/fd"))
+    really = os.listdir
+
+    def failing(fd: int) -> list[str]:
+        if os.readlink(f"/proc/self/fd/{fd}") == f"{tmp_path}/a":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return really(fd)
+
+    monkeypatch.setattr(os, "listdir", failing)
+    told: list[tuple[str, str]] = []
+    paths = [one.path for one in walk([str(tmp_path)], [], lambda *one: told.append(one))]
+    monkeypatch.undo()
+    assert paths[-2:] == [f"{tmp_path}/a"[1:], f"{tmp_path}/b"[1:]]
+    assert told == [(f"{tmp_path}/a"[1:], os.strerror(errno.EIO))]
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.parametrize(
