@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
@@ -105,7 +105,7 @@ def _bare(node: str) -> str:
 
 
 def tests_for(mutant: Mutant, reach: Mapping[Site, Mapping[str, float]], most: float) -> list[str]:
-    """Returns the tests that reach a mutant, the quickest first.
+    """Returns the tests that reach a mutant: the quickest of each module, then the next ones.
 
     Args:
         mutant: The mutant.
@@ -117,8 +117,14 @@ def tests_for(mutant: Mutant, reach: Mapping[Site, Mapping[str, float]], most: f
         # The line is newer than what is known of the module.
         of_module = [some for (path, _), some in reach.items() if path == str(mutant.path)]
         tests = {test: seconds for some in of_module for test, seconds in some.items()}
+    turns = Counter[str]()
+    ranked = []
+    for test, seconds in sorted(tests.items(), key=lambda one: one[1]):
+        module = test.partition("::")[0]
+        ranked.append((_needs(test), turns[module], seconds, test))
+        turns[module] += 1
     chosen: list[str] = []
-    for test, seconds in sorted(tests.items(), key=lambda one: (_needs(one[0]), one[1])):
+    for _, _, seconds, test in sorted(ranked):
         most -= seconds
         if chosen and most < 0:
             break
