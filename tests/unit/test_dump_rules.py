@@ -13,12 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ntt_backup.config.host_key import HostKey, HostKeys
-from ntt_backup.dump import record, shelf
+from ntt_backup.dump import pg_programs, record, shelf
 from ntt_backup.dump.chain import restorable
 from ntt_backup.dump.job import due
+from ntt_backup.dump.pg_programs import Programs
 from ntt_backup.dump.record import SERIES, Stored
 from ntt_backup.dump.restore import nobody_vouches
 from ntt_backup.dump.retention import Retention, kept, put_back
+from ntt_backup.errors import DumpImpossible
 from tests.unit.sample_records import NOON, RECORD, a_dump
 
 WEEK = 7 * 86400.0
@@ -325,3 +327,21 @@ def test_a_record_that_is_not_understood_is_none(changes: dict[str, object]) -> 
 @given(st.text() | st.recursive(st.integers() | st.text(), st.lists).map(json.dumps))
 def test_no_text_breaks_the_reading_of_records(text: str) -> None:
     assert record.read(text) is None
+
+
+# --- with what it is made -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("server", "fits"), [(160_004, 16), (170_000, 17), (179_999, 17)])
+def test_a_pg_dump_that_is_not_older_than_the_server_is_found(
+    monkeypatch: pytest.MonkeyPatch, server: int, fits: int
+) -> None:
+    programs = {
+        major: Programs(Path(f"/{major}/pg_dump"), Path(f"/{major}/pg_restore"), f"{major}.1")
+        for major in (15, 16, 17)
+    }
+    monkeypatch.setattr(pg_programs, "_all", lambda *_: list(programs.items()))
+    assert pg_programs.find(None, server) is programs[fits]
+    with pytest.raises(DumpImpossible, match="older than the server") as caught:
+        pg_programs.find(None, 180_000)
+    assert "the server has 18" in caught.value.detail
