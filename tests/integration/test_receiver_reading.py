@@ -225,6 +225,36 @@ def test_each_kind_of_damage_has_its_verdict(root: Path, checking: str) -> None:
     assert litter(root) == []
 
 
+@pytest.mark.parametrize("checking", ["blake3", "b3sum"])
+def test_what_is_hashed_comes_from_the_disk_and_stays_in_no_memory(
+    root: Path, monkeypatch: pytest.MonkeyPatch, checking: str
+) -> None:
+    """Else a blob that was written lately would be proved by the page cache."""
+    if checking == "b3sum" and b3sum.find() is None:
+        pytest.skip("b3sum is not installed")
+    blobs = fill(root, 3)
+    told: list[tuple[str, str]] = []
+    advise, read = os.posix_fadvise, os.readv
+
+    def forgets(fd: int, offset: int, length: int, advice: int) -> None:
+        assert (offset, length, advice) == (0, 0, os.POSIX_FADV_DONTNEED)
+        told.append((Path(os.readlink(f"/proc/self/fd/{fd}")).name, "forget"))
+        advise(fd, offset, length, advice)
+
+    def reads(fd: int, buffers: Any) -> int:
+        told.append((Path(os.readlink(f"/proc/self/fd/{fd}")).name, "read"))
+        return read(fd, buffers)
+
+    monkeypatch.setattr(os, "posix_fadvise", forgets)
+    monkeypatch.setattr(os, "readv", reads)
+    client = ScriptedSession(root, allow=["verify"], checking=checking)
+    client.read(read_messages.verifying(blobs))
+    for digest, content in blobs.items():
+        steps = [what for name, what in told if name == digest.hex()]
+        reads_of_it = 0 if checking == "b3sum" else 1 + bool(content)
+        assert steps == ["forget", *["read"] * reads_of_it, "forget"]
+
+
 def test_a_program_that_fails_says_nothing_of_any_blob(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from ntt_backup.pack.format import (
+    _SELF_AT,
     MAX_ENTRIES,
     MAX_RAW,
     RAW,
@@ -29,7 +30,7 @@ from ntt_backup.pack.format import (
 )
 from ntt_backup.pack.reader import PackReader
 from ntt_backup.pack.salvage import find_members
-from ntt_backup.pack.ustar import write_header
+from ntt_backup.pack.ustar import BLOCK, write_header
 from ntt_backup.restore.unpack import unpack
 from tests.files import noise, tree
 from tests.packs import pack, reader, text
@@ -77,6 +78,15 @@ def test_random_bytes_are_no_pack(data: bytes) -> None:
 def test_a_pack_that_is_cut_is_no_pack(length: int) -> None:
     with pytest.raises(PackError):
         reader(GOOD[:length])
+
+
+def test_a_trailer_of_another_format_is_none_though_its_sum_is_right() -> None:
+    data = bytearray(GOOD)
+    at = len(GOOD) - TAIL_BYTES
+    data[at] ^= 1
+    data[at + _SELF_AT : at + BLOCK] = blake3(data[at : at + _SELF_AT]).digest()
+    with pytest.raises(PackError, match="no trailer"):
+        reader(bytes(data))
 
 
 REGIONS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import time
@@ -11,11 +12,12 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
+from ntt_backup.blobdir import publish
 from ntt_backup.blobdir.partial import PARTIAL, remove_useless
 from ntt_backup.blobdir.stage_writer import StageWriter
 from ntt_backup.blobdir.staged_batch import StagedBatch
 from ntt_backup.receiver.write_workspace import WriteWorkspace
-from tests.receiver_driver import ScriptedSession, digest_of, place_of
+from tests.receiver_driver import ScriptedSession, digest_of, failure, place_of
 
 OWNER = "0123456789ab"
 MARK = b"%020d\n" % 1000
@@ -94,6 +96,20 @@ def test_a_disk_that_takes_a_little_at_a_time_gets_all_of_it(
     session.say(batch)
     assert [receipt.stored for receipt in session.receipts()] == [1]
     assert place_of(root, digest_of(content)).read_bytes() == content
+
+
+def test_a_disk_that_is_full_when_names_are_given_fails_the_batch(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(publish, "rename_new", full)
+    session = ScriptedSession(root)
+    session.say(session.batch(1, [b"one", b"two"]))
+    (receipt,) = session.receipts()
+    assert failure(receipt).startswith("ENOSPC: ")
+    assert os.listdir(root) == ["by-hash"]
 
 
 def test_new_directories_below_one_are_staged_in_one(root: Path) -> None:
