@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -199,6 +199,18 @@ def accepted() -> dict[tuple[str, str, str], str]:
     return {(path, kind, text): reason for path, kind, reason, text in parts}
 
 
+def stale(reasons: Iterable[tuple[str, str, str]]) -> list[str]:
+    """Returns the accepted mutants that the program no longer has."""
+    modules = {path for path, *_ in reasons}
+    there = {
+        one.key
+        for path in modules
+        if (ROOT / path).exists()
+        for one in mutants(Path(path), (ROOT / path).read_text())
+    }
+    return [" | ".join(key) for key in reasons if key not in there]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="tests/mutation/run", description=__doc__)
     parser.add_argument("packages", nargs="*", help=f"packages of ntt_backup; default: {PACKAGES}")
@@ -232,6 +244,7 @@ def main() -> int:
     known = sum(one.key in reasons for one in some)
     shown = map(str, survivors) if survivors else ["none"]
     print("\nsurvived, and nobody has given a reason:", *shown, sep="\n  ")
+    print("\naccepted, and not there any more:", *stale(reasons) or ["none"], sep="\n  ")
     print(f"\n{'kind':20} {'killed':>6} {'slow':>6} {'survived':>8}")
     for kind, counted in sorted(kinds.items()):
         print(f"{kind:20} {counted['killed']:6} {counted['too']:6} {counted['survived']:8}")

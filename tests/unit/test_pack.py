@@ -13,7 +13,17 @@ from blake3 import blake3
 
 from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.pack import dense
-from ntt_backup.pack.format import RAW, ZSTD, ZSTD_DICTIONARY, PackError, pack_id
+from ntt_backup.pack.format import (
+    _ENTRY,
+    RAW,
+    ZSTD,
+    ZSTD_DICTIONARY,
+    Entry,
+    PackError,
+    _entry,
+    pack_id,
+    write_entry,
+)
 from ntt_backup.pack.reader import PackReader
 from ntt_backup.pack.writer import PackWriter
 from tests.files import noise
@@ -118,6 +128,22 @@ def test_a_blob_of_more_than_eight_gigabytes_has_a_place() -> None:
 
     (entry,) = PackReader(read, length).table
     assert (entry.offset, entry.stored) == (512, size)
+
+
+@pytest.mark.parametrize(
+    ("offset", "stored", "raw", "codec"),
+    [
+        (512, 3, 3, RAW),
+        (0xFFFFFFFF, 10, 20, ZSTD),
+        ((7 << 32) + 5, (3 << 32) + 1, (3 << 32) + 1, RAW),
+        ((1 << 40) + 512, 100, 2000, ZSTD_DICTIONARY),
+    ],
+)
+def test_an_entry_comes_back_however_far_behind_it_lies(
+    offset: int, stored: int, raw: int, codec: int
+) -> None:
+    entry = Entry(bytes(32), offset, stored, raw, codec)
+    assert _entry(_ENTRY.unpack(write_entry(entry))) == entry
 
 
 @pytest.mark.parametrize(
