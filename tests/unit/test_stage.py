@@ -8,6 +8,7 @@ import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from blake3 import blake3
@@ -130,3 +131,15 @@ def test_new_directories_below_one_are_staged_in_one(root: Path) -> None:
     batch.discard(session.stage, keep_partials=False)
     session.leave()
     assert sorted(os.listdir(root)) == ["by-hash"]
+
+
+@pytest.mark.parametrize(("files", "free", "told"), [(1000, 7, 7), (1000, 0, 0), (0, 0, -1)])
+def test_a_file_system_without_a_fixed_number_of_files_tells_none(
+    root: Path, monkeypatch: pytest.MonkeyPatch, files: int, free: int, told: int
+) -> None:
+    session = WriteWorkspace(str(root), OWNER, "run", "0")
+    room = SimpleNamespace(f_files=files, f_favail=free)
+    monkeypatch.setattr(os, "statvfs", lambda _: room)
+    assert session.free_inodes() == told
+    monkeypatch.undo()
+    session.leave()
