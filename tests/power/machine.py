@@ -33,7 +33,7 @@ class Catalog:
         self._name = name.replace("-", "_")
         self.url = server.url_of(self._name)
         self.drop()
-        server.query(f"create database {self._name}", "postgres")
+        server.query(f"create database {self._name}", server.url_of("postgres"))
 
     def query(self, text: str, *values: object) -> list[tuple[Any, ...]]:
         with psycopg.connect(self.url, autocommit=True) as conn:
@@ -58,7 +58,8 @@ class Catalog:
         self.query(f"update blobs set {marks}", list(blobids))
 
     def drop(self) -> None:
-        self._server.query(f"drop database if exists {self._name} with (force)", "postgres")
+        drop = f"drop database if exists {self._name} with (force)"
+        self._server.query(drop, self._server.url_of("postgres"))
 
 
 class Program:

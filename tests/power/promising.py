@@ -179,9 +179,10 @@ def note_last_sync() -> None:
     # Opened now: later this process may write below its destination only.
     fd = os.open(f"{_NOTES}/synced", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
-    def noting(directory: int) -> None:
-        sync_below(directory)
+    def noting(directory: int) -> int:
+        left_out: int = sync_below(directory)
         os.write(fd, f"{time.monotonic_ns()}\n".encode())
+        return left_out
 
     module.sync_below = noting
 
