@@ -87,6 +87,7 @@ def test_a_remote_without_python_is_told_of_before_the_first_blob(
     assert "PROVED" in proved
 
 
+@pytest.mark.long
 def test_a_dump_that_is_older_than_the_first_copy_is_warned_of(new: Environment) -> None:
     assert new.call("run").returncode == 0
     directory = new.remote.local / "pgdump"
@@ -105,6 +106,7 @@ def test_a_dump_that_is_older_than_the_first_copy_is_warned_of(new: Environment)
     assert "no dump of the catalog can be restored" in none["text"]
 
 
+@pytest.mark.long
 def test_a_drill_that_proved_nothing_is_warned_of(new: Environment, database_url: str) -> None:
     assert new.call("run").returncode == 0
     assert "no drill has proved yet" in steps(new)["drill"]["text"]
