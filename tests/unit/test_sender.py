@@ -1,0 +1,592 @@
+"""What the sender of `stream` says, frame by frame, to a far side in memory."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from blake3 import blake3
+
+from ntt_backup.blobdir.layout import relative_path
+from ntt_backup.errors import RemoteUnreachable, SourceError
+from ntt_backup.model import Batch, Blob, Reason, Receipt
+from ntt_backup.source.inspection import Store
+from ntt_backup.upload.strategies.session import Rejection
+from ntt_backup.upload.strategies.stream import StreamSession, open_stream
+from ntt_backup.upload.strategies.stream_probe import StreamProbe
+from ntt_backup.upload.strategies.tar_probe import TarProbe
+from ntt_backup.wire import framing, write_messages
+from ntt_backup.wire.framing import (
+    ABORT,
+    ASK_OFFSET,
+    BATCH,
+    BYE,
+    COMMIT,
+    DATA,
+    END,
+    HELLO,
+    LARGE,
+    PACK,
+    PACK_BYTES,
+    PLACE,
+)
+from ntt_backup.wire.write_messages import Exceptional
+from tests.files import noise
+from tests.unit.far_side import FarSide, far_side, spec
+
+__all__ = ["far_side"]
+
+MIB = 1 << 20
+
+
+class Source:
+    """A store on this machine."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.store = Store(root)
+
+    def put(self, content: bytes) -> Blob:
+        blob = Blob(blake3(content).hexdigest(), len(content))
+        path = self.path(blob)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        return blob
+
+    def path(self, blob: Blob) -> Path:
+        return self.root / relative_path(blob.blobid)
+
+    def batch(self, name: str, *contents: bytes) -> Batch:
+        return Batch(name, tuple(map(self.put, contents)))
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Source:
+    return Source(tmp_path)
+
+
+def opened(source: Source, **changes: Any) -> StreamSession:
+    return open_stream(spec(**changes), source.store)
+
+
+def received(session: StreamSession) -> Receipt:
+    (outcome,) = session.collect(1.0)
+    assert isinstance(outcome, Receipt)
+    return outcome
+
+
+def packs(far: FarSide) -> list[list[int]]:
+    """The sizes of the blobs in each PACK."""
+    parts = [write_messages.read_part(memoryview(one), 1 << 30)[2] for one in far.of(PACK)]
+    return [list(write_messages.read_table(raw)[1]) for raw in parts]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "cut"),
+    [
+        ([], []),
+        ([0], [[0]]),
+        ([5, 6], [[5, 6]]),
+        ([PACK_BYTES - 1, 1, 1], [[PACK_BYTES - 1, 1], [1]]),
+        ([PACK_BYTES - 1, 2, 1], [[PACK_BYTES - 1, 2], [1]]),
+        ([PACK_BYTES - 2, 1, 5, 1], [[PACK_BYTES - 2, 1, 5], [1]]),
+        ([PACK_BYTES, 1], [[PACK_BYTES], [1]]),
+        ([PACK_BYTES - 1, PACK_BYTES], [[PACK_BYTES - 1, PACK_BYTES]]),
+        ([600_000, 500_000, 600_000, 500_000], [[600_000, 500_000]] * 2),
+    ],
+)
+def test_a_pack_is_sent_as_soon_as_it_is_full(
+    far_side: FarSide, source: Source, sizes: list[int], cut: list[list[int]]
+) -> None:
+    session = opened(source)
+    batch = source.batch("b", *(noise(size, seed) for seed, size in enumerate(sizes)))
+    session.put(batch)
+
+    assert packs(far_side) == cut
+    assert received(session).stored == batch.blobs
+    begun = [BATCH, *[PACK] * len(cut), COMMIT] if sizes else []
+    assert far_side.kinds == [HELLO, *begun]
+    assert session.in_flight == ()
+
+
+def test_a_batch_says_how_much_may_follow(far_side: FarSide, source: Source) -> None:
+    session = opened(source)
+    known = source.batch("known", b"one", b"three")
+    unknown = Batch("unknown", (source.put(b"four"), Blob(known.blobs[0].blobid, None)))
+    for batch in (known, unknown):
+        session.put(batch)
+    said = [write_messages.read_batch(one) for one in far_side.of(BATCH)]
+    assert said == [(1, 2, 8), (2, 2, framing.MAX_BLOB)]
+    one, two = session.collect(1.0)
+    assert isinstance(one, Receipt)
+    assert isinstance(two, Receipt)
+    assert [blob.size for blob in two.stored] == [4, 3]
+    assert one.wire_bytes > 8
+
+
+def test_a_large_blob_goes_in_pieces_after_what_was_gathered(
+    far_side: FarSide, source: Source
+) -> None:
+    session = opened(source)
+    batch = source.batch("b", b"before", noise(PACK_BYTES + 1), b"after")
+    session.put(batch)
+
+    assert far_side.kinds == [HELLO, BATCH, PACK, LARGE, DATA, DATA, END, PACK, COMMIT]
+    (large,) = map(write_messages.read_large, far_side.of(LARGE))
+    assert (large.size, large.offset) == (PACK_BYTES + 1, 0)
+    lengths = [write_messages.read_part(memoryview(one), MIB)[1] for one in far_side.of(DATA)]
+    assert lengths == [MIB, 1]
+    assert far_side.of(END) == [bytes([write_messages.COMPLETE])]
+    assert received(session).stored == batch.blobs
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 3])
+@pytest.mark.parametrize("change", ["cut", "other"])
+def test_a_large_blob_that_is_not_its_names_is_withdrawn(
+    far_side: FarSide, source: Source, change: str, pieces: int
+) -> None:
+    batch = source.batch("b", noise(pieces * MIB + 1), b"after")
+    path = source.path(batch.blobs[0])
+    session = opened(source)
+    if change == "other":
+        path.write_bytes(bytes(pieces * MIB + 1))
+
+    def answers(kind: int, payload: bytes) -> bytes:
+        if kind == LARGE and change == "cut":
+            os.truncate(path, MIB)
+        return far_side.stores(kind, payload)
+
+    far_side.answer = answers
+    session.put(batch)
+
+    assert far_side.of(END) == [bytes([write_messages.WITHDRAWN])]
+    told = received(session)
+    assert told.stored == batch.blobs[1:]
+    assert [(one.blobid, one.reason) for one in told.failed] == [
+        (batch.blobs[0].blobid, Reason.CORRUPT_SOURCE)
+    ]
+
+
+def test_a_large_blob_that_cannot_be_opened_is_not_begun(far_side: FarSide, source: Source) -> None:
+    batch = source.batch("b", noise(PACK_BYTES + 1), b"after")
+    session = opened(source)
+    source.path(batch.blobs[0]).write_bytes(b"short")
+    session.put(batch)
+    assert far_side.kinds == [HELLO, BATCH, PACK, COMMIT]
+    told = received(session)
+    assert told.stored == batch.blobs[1:]
+    assert [one.reason for one in told.failed] == [Reason.WRONG_SIZE]
+
+
+def settles(*exceptions: Exceptional, stored: int, **changes: Any) -> Callable[[FarSide], bytes]:
+    """The receipt of batch 1, but for changes."""
+
+    def said(far: FarSide) -> bytes:
+        number = changes.get("number", 1)
+        hashed = changes.get("hash", write_messages.BLAKE3)
+        return write_messages.receipt(
+            write_messages.Receipt(number, write_messages.SETTLED, hashed, stored, exceptions)
+        )
+
+    return said
+
+
+PRESENT, WITHDREW = write_messages.PRESENT, write_messages.WITHDREW
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        settles(stored=1),
+        settles(stored=3),
+        settles(stored=2, number=2),
+        settles(stored=2, number=0),
+        settles(stored=2, hash=write_messages.SHA256),
+        settles(Exceptional(2, PRESENT, ""), stored=1),
+        settles(Exceptional(0, PRESENT, ""), stored=2),
+        settles(Exceptional(0, PRESENT, ""), Exceptional(0, PRESENT, ""), stored=1),
+        settles(Exceptional(0, PRESENT, ""), Exceptional(0, PRESENT, ""), stored=0),
+        settles(Exceptional(0, WITHDREW, ""), stored=1),
+        lambda far: write_messages.numbered(framing.ABORTED, 1),
+        lambda far: write_messages.numbered(framing.ABORTED, 2),
+        lambda far: framing.frame(framing.READY, b"{}"),
+        lambda far: settles(stored=2)(far) * 2,
+    ],
+)
+def test_an_answer_that_does_not_fit_ends_the_session(
+    far_side: FarSide, source: Source, said: Callable[[FarSide], bytes]
+) -> None:
+    session = opened(source)
+    far_side.answer = lambda kind, payload: said(far_side) if kind == COMMIT else b""
+    session.put(source.batch("b", b"one", b"two"))
+
+    with pytest.raises(RemoteUnreachable, match="violates the protocol"):
+        session.collect(1.0)
+    assert not session.usable
+    assert far_side.ended
+
+
+@pytest.mark.parametrize("kind", [BATCH, PACK])
+def test_a_receipt_of_a_batch_that_was_not_handed_over_ends_the_session(
+    far_side: FarSide, source: Source, kind: int
+) -> None:
+    session = opened(source)
+    batch = source.batch("b", b"one", noise(PACK_BYTES))
+    far_side.answer = lambda one, _: settles(stored=2)(far_side) if one == kind else b""
+    session._begin_flight(batch)
+    session._put_blobs(session._flights[0])
+    session._flush(session._flights[0])
+    with pytest.raises(RemoteUnreachable, match="violates the protocol"):
+        session.collect(1.0)
+
+
+def test_a_receipt_out_of_turn_ends_the_session(far_side: FarSide, source: Source) -> None:
+    session = opened(source)
+    far_side.answer = lambda kind, payload: b""
+    session.put(source.batch("a", b"one"))
+    session.put(source.batch("b", b"two"))
+    far_side._answers = [settles(stored=1, number=2)(far_side)]
+    with pytest.raises(RemoteUnreachable, match="violates the protocol"):
+        session.collect(1.0)
+    assert [one.name for one in session.in_flight] == ["a", "b"]
+
+
+@pytest.mark.parametrize("verdict", [PRESENT, write_messages.REPLACED])
+def test_what_is_there_already_or_replaced_is_stored(
+    far_side: FarSide, source: Source, verdict: int
+) -> None:
+    session = opened(source)
+    told = settles(Exceptional(1, verdict, ""), stored=1)
+    far_side.answer = lambda kind, _: told(far_side) if kind == COMMIT else b""
+    batch = source.batch("b", b"one", b"two")
+    session.put(batch)
+    assert received(session).stored == batch.blobs
+
+
+def test_what_is_refused_fails_with_the_words_of_the_remote(
+    far_side: FarSide, source: Source
+) -> None:
+    session = opened(source)
+    refused = write_messages.REFUSED
+    told = settles(Exceptional(0, refused, "why"), Exceptional(2, refused, ""), stored=1)
+    far_side.answer = lambda kind, _: told(far_side) if kind == COMMIT else b""
+    batch = source.batch("b", b"one", b"two", b"three")
+    session.put(batch)
+    found = received(session)
+    assert found.stored == batch.blobs[1:2]
+    assert [(one.blobid, one.reason, one.detail) for one in found.failed] == [
+        (batch.blobs[0].blobid, Reason.REMOTE_REJECTED, "why"),
+        (batch.blobs[2].blobid, Reason.REMOTE_REJECTED, "the remote said no more about it"),
+    ]
+
+
+@pytest.mark.parametrize("outcome", [write_messages.SETTLED, write_messages.FAILED])
+def test_a_batch_that_went_wrong_is_rejected_and_the_session_goes_on(
+    far_side: FarSide, source: Source, outcome: int
+) -> None:
+    session = opened(source)
+    settled = outcome == write_messages.SETTLED
+    verdict = write_messages.MISMATCH if settled else write_messages.REFUSED
+    one = Exceptional(0, verdict, "ENOSPC: bad")
+
+    def fails(kind: int, payload: bytes) -> bytes:
+        if kind != COMMIT:
+            return b""
+        return far_side.receipt(1, int(settled), one, outcome=outcome)
+
+    far_side.answer = fails
+    batch = source.batch("b", b"one", b"two")
+    session.put(batch)
+    (told,) = session.collect(1.0)
+    assert isinstance(told, Rejection)
+    assert told.batch is batch
+    assert "ENOSPC: bad" in told.error.detail
+    assert session.usable
+    far_side.answer = far_side.stores
+    session.put(source.batch("c", b"three"))
+    received(session)
+
+
+def test_a_batch_that_fails_while_it_is_sent_ends_there(far_side: FarSide, source: Source) -> None:
+    session = opened(source)
+    one = Exceptional(0, write_messages.REFUSED, "ENOSPC: full")
+    # It answers no ABORT of a batch that has failed.
+    far_side.answer = lambda kind, _: (
+        far_side.receipt(1, 0, one, outcome=1) if kind == PACK else b""
+    )
+    batch = source.batch("b", *(noise(PACK_BYTES, seed) for seed in range(4)))
+    put, take = session._send, session._hear
+
+    def send(data: Any, beside: Any = ()) -> None:
+        put(data, beside)
+        take(0.0)
+
+    session._send = send  # type: ignore[method-assign]
+    session.put(batch)
+    assert far_side.kinds == [HELLO, BATCH, PACK, ABORT]
+    (told,) = session.collect(1.0)
+    assert isinstance(told, Rejection)
+    assert session.in_flight == ()
+
+
+def test_a_stop_ends_a_batch_after_the_blob_that_is_being_sent(
+    far_side: FarSide, source: Source
+) -> None:
+    asked = count(1)
+    session = opened(source, stopping=lambda: next(asked) > 1)
+    batch = source.batch("b", *(noise(PACK_BYTES, seed) for seed in range(4)))
+    session.put(batch)
+    found = received(session)
+    assert found.batch.blobs == found.stored == batch.blobs[:2]
+
+
+def test_what_is_missing_is_told_and_shows_life(far_side: FarSide, source: Source) -> None:
+    told: list[int] = []
+    session = opened(source, on_bytes=told.append)
+    good = source.put(b"good")
+    missing = Blob("0" * 64, 5)
+    before = len(told)
+    session.put(Batch("b", (missing, good)))
+    assert 0 in told[before:]
+    found = received(session)
+    assert found.stored == (good,)
+    assert [(one.blobid, one.reason) for one in found.failed] == [(missing.blobid, Reason.MISSING)]
+
+
+def test_content_is_counted_as_it_is_sent_and_corrected_by_the_answer(
+    far_side: FarSide, source: Source
+) -> None:
+    told: list[int] = []
+    session = opened(source, on_content=told.append)
+    batch = source.batch("b", noise(PACK_BYTES), noise(PACK_BYTES + 5), b"x")
+    session.put(batch)
+    assert sum(told) == batch.size
+    received(session)
+    assert sum(told) == batch.size
+    session.put(source.batch("c", b"lost"))
+    assert sum(told) == batch.size + 4
+    session.abort()
+    assert sum(told) == batch.size
+
+
+# --- a large blob that was sent in part -----------------------------------------------------------
+
+
+@pytest.fixture
+def resumable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write_messages, "RESUMABLE", 3 * MIB)
+
+
+@pytest.mark.parametrize("offset", [0, 1, MIB, 3 * MIB, 3 * MIB + 1, 3 * MIB + 2, 1 << 50])
+@pytest.mark.parametrize("same", [True, False])
+@pytest.mark.usefixtures("resumable")
+def test_a_large_blob_goes_on_after_what_is_there_and_the_same(
+    far_side: FarSide, source: Source, offset: int, same: bool
+) -> None:
+    content = noise(3 * MIB + 1)
+    there = blake3(content[:offset]).digest() if same else bytes(32)
+
+    def answers(kind: int, payload: bytes) -> bytes:
+        if kind == ASK_OFFSET:
+            return write_messages.offset(offset, there)
+        return far_side.stores(kind, payload)
+
+    far_side.answer = answers
+    session = opened(source)
+    batch = source.batch("b", b"small", content)
+    session.put(batch)
+
+    at = offset if same and offset <= len(content) else 0
+    (large,) = map(write_messages.read_large, far_side.of(LARGE))
+    assert large.offset == at
+    lengths = [write_messages.read_part(memoryview(one), MIB)[1] for one in far_side.of(DATA)]
+    assert sum(lengths) == len(content) - at
+    assert far_side.kinds[:4] == [HELLO, BATCH, PACK, ASK_OFFSET]
+    assert received(session).stored == batch.blobs
+
+
+@pytest.mark.usefixtures("resumable")
+def test_a_blob_that_is_not_large_enough_is_not_asked_for(
+    far_side: FarSide, source: Source
+) -> None:
+    session = opened(source)
+    session.put(source.batch("b", noise(3 * MIB)))
+    assert far_side.of(ASK_OFFSET) == []
+    received(session)
+
+
+# --- ahead, called back, and the end --------------------------------------------------------------
+
+
+def test_a_batch_that_is_begun_is_committed_by_its_put_and_called_back_by_any_other(
+    far_side: FarSide, source: Source
+) -> None:
+    session = opened(source)
+    first, second, third = (source.batch(name, name.encode()) for name in "abc")
+    session.begin(first)
+    assert far_side.kinds == [HELLO, BATCH, PACK]
+    session.put(first)
+    assert far_side.kinds[3:] == [COMMIT]
+    session.begin(second)
+    session.put(third)
+    assert far_side.kinds[4:] == [BATCH, PACK, ABORT, BATCH, PACK, COMMIT]
+    assert session.in_flight == (first, third)
+    one, two = session.collect(1.0)
+    assert isinstance(one, Receipt)
+    assert isinstance(two, Receipt)
+    assert (one.batch, two.batch) == (first, third)
+    session.begin(second)
+    session.close()
+    assert far_side.kinds[-2:] == [ABORT, BYE]
+    assert far_side.ended
+    assert not session.usable
+    session.close()
+    assert far_side.of(BYE) == [b""]
+
+
+def test_a_store_that_is_away_calls_its_batch_back(far_side: FarSide, source: Source) -> None:
+    session = opened(source)
+    batch = source.batch("b", b"content", noise(2 * PACK_BYTES))
+    away = source.root.with_name("elsewhere")
+    source.root.rename(away)
+    with pytest.raises(SourceError):
+        session.put(batch)
+    assert session.in_flight == ()
+    assert far_side.of(COMMIT) == []
+    assert session.usable
+    away.rename(source.root)
+    session.put(batch)
+    assert received(session).stored == batch.blobs
+
+
+def test_a_trial_is_called_back_batch_by_batch(far_side: FarSide, source: Source) -> None:
+    session = opened(source)
+    session.begin_trial([source.batch("a", b"one"), source.batch("b", b"two", b"three")])
+    assert far_side.kinds == [HELLO, *[BATCH, PACK, ABORT] * 2]
+    assert packs(far_side) == [[3], [3, 5]]
+    session.end_trial()
+    assert session.in_flight == ()
+    assert session.collect(0.0) == []
+
+
+def test_a_trial_that_fails_on_the_remote_raises_its_words(
+    far_side: FarSide, source: Source
+) -> None:
+    one = Exceptional(0, write_messages.REFUSED, "ENOSPC: No space left on device")
+    session = opened(source)
+
+    def fails(kind: int, payload: bytes) -> bytes:
+        return far_side.receipt(1, 0, one, outcome=1) if kind == PACK else b""
+
+    far_side.answer = fails
+    flight = session._begin_flight(source.batch("a", b"one"))
+    session._put_blobs(flight)
+    session._flush(flight)
+    with pytest.raises(Exception, match="No space left"):
+        session.end_trial()
+
+
+# --- the probe ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_probe_whose_link_was_lost_makes_another_one(
+    far_side: FarSide, source: Source, ends: bool
+) -> None:
+    probe = StreamProbe(spec())
+    assert probe.facts(will_try_out=False).placed
+    far_side.ended = ends
+    probe.make_place()
+    assert far_side.connections == 1 + ends
+    assert far_side.kinds == [HELLO] * (1 + ends) + [PLACE]
+    probe.close()
+    assert far_side.ended
+
+
+def test_a_probe_tries_over_another_connection_where_its_session_has_ended(
+    far_side: FarSide,
+) -> None:
+    probe = StreamProbe(spec())
+    probe.facts(will_try_out=True)
+    assert far_side.kinds == [HELLO, *[BATCH, PACK, ABORT] * 2]
+    assert probe._trial is not None
+    probe._trial.abort()
+    assert probe.try_out() == "5 trial blobs in 2 batches by stream, called back"
+    assert far_side.connections == 2
+    assert far_side.kinds[7:] == [HELLO, *[BATCH, PACK, ABORT] * 2]
+
+
+def test_a_probe_hands_over_the_connection_that_still_lives(
+    far_side: FarSide, source: Source
+) -> None:
+    probe = StreamProbe(spec())
+    assert probe.hand_over() is None
+    probe.connect()
+    connection = probe.hand_over()
+    assert connection is not None
+    assert probe.hand_over() is None
+    probe.close()
+    assert not far_side.ended
+    probe.connect()
+    far_side.ended = True
+    assert probe.hand_over() is None
+    batch = source.batch("b", b"one")
+    probe.send_ahead(source.store, batch)
+    probe.facts(will_try_out=True)
+    assert probe.try_out() == "the first batch was sent ahead by stream"
+    session = probe.hand_over()
+    assert isinstance(session, StreamSession)
+    assert far_side.kinds[-2:] == [BATCH, PACK]
+    session.put(batch)
+    assert received(session).stored == batch.blobs
+
+
+def test_a_probe_that_is_closed_calls_back_what_it_sent_ahead(
+    far_side: FarSide, source: Source
+) -> None:
+    probe = StreamProbe(spec())
+    probe.send_ahead(source.store, source.batch("b", b"one"))
+    probe.facts(will_try_out=True)
+    probe.close()
+    assert far_side.kinds == [HELLO, BATCH, PACK, ABORT, BYE]
+    probe.close()
+    assert far_side.of(BYE) == [b""]
+
+
+@pytest.mark.parametrize(
+    ("said", "inodes"),
+    [({"free_inodes": 0}, 0), ({"free_inodes": -1}, None), ({"free_inodes": "x"}, None), ({}, 7)],
+)
+def test_a_probe_tells_how_many_files_fit(
+    far_side: FarSide, said: dict[str, write_messages.Field], inodes: int | None
+) -> None:
+    far_side.ready.update(said)
+    assert StreamProbe(spec()).facts(will_try_out=False).free_inodes == inodes
+
+
+@pytest.mark.parametrize(("placed", "free"), [(0, "many"), (1, 5), ("yes", 0)])
+def test_a_probe_takes_only_numbers_for_numbers(
+    far_side: FarSide, placed: write_messages.Field, free: write_messages.Field
+) -> None:
+    far_side.ready.update(placed=placed, free_bytes=free)
+    facts = StreamProbe(spec()).facts(will_try_out=False)
+    assert facts.placed == (placed == 1)
+    assert facts.free_bytes == (free if free == 5 else 0)
+
+
+def test_a_probe_that_has_ended_nothing_lingers_nowhere() -> None:
+    assert not StreamProbe(spec()).lingers
+    assert not TarProbe(spec()).lingers
+
+
+@pytest.mark.parametrize("ahead", [-5.0, 0.0, 5.0])
+def test_a_probe_tells_by_how_much_the_clocks_differ(far_side: FarSide, ahead: float) -> None:
+    far_side.ready["clock_us"] = int((time.time() + ahead) * 1e6)
+    skew = StreamProbe(spec()).facts(will_try_out=False).skew_s
+    assert (skew > 2) == (ahead != 0)
+    assert skew < 10
