@@ -41,6 +41,7 @@ class FarSide:
         self.on_bytes: Callable[[int], object] = lambda count: None
         self.answer: Callable[[int, bytes], bytes] = self.stores
         self.ready = dict(READY)
+        self.codecs: tuple[str, ...] = ("zlib",)
         self.connections = 0
         self.frames: list[tuple[int, bytes]] = []
         self.heard = time.monotonic()
@@ -58,6 +59,9 @@ class FarSide:
         self.connections += 1
         self._answers.clear()
         return self
+
+    def greet(self, *_: object) -> Banner:
+        return Banner("1", "3.11", ("blake3",), "blake3", self.codecs, frozenset(["put"]))
 
     def of(self, kind: int) -> list[bytes]:
         """The payloads of the frames of a kind."""
@@ -137,12 +141,11 @@ class FarSide:
 def far_side(monkeypatch: pytest.MonkeyPatch) -> FarSide:
     """A far side to which every connection of this test leads."""
     far = FarSide()
-    banner = Banner("1", "3.11", ("blake3",), "blake3", ("zlib",), frozenset(["put"]))
-    monkeypatch.setattr(connection, "greet", lambda *_: banner)
+    monkeypatch.setattr(connection, "greet", far.greet)
     monkeypatch.setattr(connection.SessionSpec, "channel", far.connect)
     return far
 
 
 def spec(**changes: Any) -> SessionSpec:
-    run = RunSettings(codec="none", **changes.pop("run", {}))
+    run = RunSettings(**{"codec": "none", **changes.pop("run", {})})
     return replace(SessionSpec(Local(1.0), "/far", "owner", "run", "0", run), **changes)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 from blake3 import blake3
 
 from ntt_backup.blobdir.layout import relative_path
@@ -332,6 +334,36 @@ def test_a_batch_that_fails_while_it_is_sent_ends_there(far_side: FarSide, sourc
     (told,) = session.collect(1.0)
     assert isinstance(told, Rejection)
     assert session.in_flight == ()
+
+
+@pytest.mark.parametrize(
+    ("verdict", "outcome", "anew"),
+    [
+        (write_messages.PRESENT, write_messages.SETTLED, False),
+        (write_messages.MISMATCH, write_messages.SETTLED, True),
+        (write_messages.REFUSED, write_messages.FAILED, True),
+    ],
+)
+def test_nothing_refers_to_what_was_altered_or_dropped(
+    far_side: FarSide, source: Source, verdict: int, outcome: int, anew: bool
+) -> None:
+    far_side.codecs = ("zstd-stream", "zstd")
+    session = opened(source, run={"codec": "zstd-3"})
+    told = Exceptional(0, verdict, "")
+
+    def answers(kind: int, payload: bytes) -> bytes:
+        if kind != COMMIT:
+            return b""
+        number = write_messages.read_number(payload)
+        return far_side.receipt(number, 1 - outcome, told, outcome=outcome)
+
+    far_side.answer = answers
+    for name in "ab":
+        session.put(source.batch(name, name.encode() * 2000, b"x"))
+        session.collect(1.0)
+    _, packed = (write_messages.read_part(memoryview(one), MIB)[2] for one in far_side.of(PACK))
+    with nullcontext() if anew else pytest.raises(zstandard.ZstdError):
+        assert b"b" * 2000 in zstandard.ZstdDecompressor().decompressobj().decompress(packed)
 
 
 def test_a_stop_ends_a_batch_after_the_blob_that_is_being_sent(

@@ -133,6 +133,13 @@ def test_batches_grow_unless_a_disk_is_read_ahead(
     assert max(len(batch.blobs) for batch in made.remote.batches) == largest
 
 
+def test_an_accepted_connection_and_each_settled_batch_are_told_of() -> None:
+    made = scene(15)
+    made.worker(window=1).run()
+    told = [one["settled"] for one in made.pipe.of("answered")]
+    assert told == [False, True, True]
+
+
 def test_no_more_batches_are_under_way_than_the_window_allows() -> None:
     made = scene(300)
     made.worker(window=3).run()

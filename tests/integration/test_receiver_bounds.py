@@ -1,0 +1,517 @@
+"""Each bound of what a receiver answers, in this process: on it, before it and beyond."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from ntt_backup.blobdir.layout import StrayKind
+from ntt_backup.receiver import (
+    dump_directory,
+    incoming,
+    large_blob,
+    send_blobs,
+    snapshot_session,
+    write_session,
+)
+from ntt_backup.receiver.file_session import FileSession
+from ntt_backup.receiver.incoming import FileDirectory
+from ntt_backup.receiver.terms import ALLOWED
+from ntt_backup.receiver.workspace import Refusal
+from ntt_backup.wire import dump_messages, file_messages, framing, read_messages, write_messages
+from tests.files import noise
+from tests.receiver_driver import (
+    BYE,
+    PLACE,
+    ScriptedSession,
+    a_dump,
+    a_file,
+    abort,
+    commit,
+    digest_of,
+    litter,
+    place_of,
+    put,
+)
+
+LOW, HIGH = bytes(32), b"\xff" * 32
+VERSION = "db/20260304T120000Z-0badcafe"
+DUMP = "20260304T120000Z-0badcafe.dump"
+
+
+@pytest.fixture
+def client(root: Path) -> ScriptedSession:
+    (root / "by-hash").mkdir()
+    return ScriptedSession(root, ALLOWED)
+
+
+def stored(root: Path, *sizes: int) -> list[bytes]:
+    """The digests of blobs of these sizes that lie on the receiver."""
+    digests = []
+    for seed, size in enumerate(sizes):
+        content = noise(size, seed)
+        digests.append(digest_of(content))
+        put(root, digests[-1], content)
+    return digests
+
+
+def of(client: ScriptedSession, kind: int) -> list[bytes]:
+    return [payload for one, payload in client.answers if one == kind]
+
+
+# --- contents -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_packs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(send_blobs, "PACK_BYTES", 1000)
+    monkeypatch.setattr(send_blobs, "MAX_CHUNK", 400)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "together"),
+    [
+        ([0], [[0]]),
+        ([964], [[964]]),
+        ([965], []),
+        ([464, 464], [[464, 464]]),
+        ([464, 465], [[464], [465]]),
+        ([5, 965, 6], [[5, 6]]),
+        ([300, 300, 300, 300], [[300, 300], [300, 300]]),
+    ],
+)
+@pytest.mark.usefixtures("small_packs")
+def test_small_contents_go_together_up_to_a_pack(
+    root: Path, client: ScriptedSession, sizes: list[int], together: list[list[int]]
+) -> None:
+    client.read(read_messages.getting(stored(root, *sizes)))
+    packs = [
+        [len(content) for _, content in read_messages.read_contents(memoryview(one))]
+        for one in of(client, framing.CONTENTS)
+    ]
+    assert packs == together
+    assert of(client, framing.GIVEN) == [len(sizes).to_bytes(4, "big")]
+
+
+@pytest.mark.parametrize(
+    ("offset", "lengths"),
+    [
+        (0, [400, 400, 200]),
+        (1, [400, 400, 199]),
+        (200, [400, 400]),
+        (999, [1]),
+        (1000, []),
+        (1001, []),
+        (1 << 60, []),
+    ],
+)
+@pytest.mark.usefixtures("small_packs")
+def test_a_content_is_given_from_an_offset_on(
+    root: Path, client: ScriptedSession, offset: int, lengths: list[int]
+) -> None:
+    (digest,) = stored(root, 1000)
+    client.read(read_messages.getting([digest], offset))
+    (begun,) = map(write_messages.read_large, of(client, framing.BLOB))
+    assert begun == (digest, 1000, min(offset, 1000))
+    pieces = [read_messages.read_piece(memoryview(one)) for one in of(client, framing.PIECE)]
+    assert [len(one) for one in pieces] == lengths
+    assert b"".join(pieces) == noise(1000, 0)[offset:]
+    assert of(client, framing.BLOB_END) == [bytes([read_messages.COMPLETE])]
+
+
+@pytest.mark.parametrize(
+    ("size", "pages"),
+    [(0, [0]), (1, [1]), (100, [1]), (101, [2, 0]), (200, [2, 0]), (201, [2, 1]), (400, [2, 2, 0])],
+)
+def test_the_hashes_of_blocks_come_in_pages(
+    root: Path,
+    client: ScriptedSession,
+    monkeypatch: pytest.MonkeyPatch,
+    size: int,
+    pages: list[int],
+) -> None:
+    monkeypatch.setattr(send_blobs, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(send_blobs, "MAX_SUMS", 2)
+    (digest,) = stored(root, size)
+    client.read(read_messages.summing(digest))
+    found = [read_messages.read_block_sums(one) for one in of(client, framing.BLOCK_SUMS)]
+    assert [(of_size, len(sums) // 16) for of_size, sums in found] == [(size, n) for n in pages]
+    content = noise(size, 0)
+    blocks = [content[at : at + 100] for at in range(0, size, 100)]
+    assert b"".join(sums for _, sums in found) == b"".join(map(read_messages.block_sum, blocks))
+    assert of(client, framing.GIVEN) == [(1).to_bytes(4, "big")]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "lengths", "why"),
+    [
+        ([0], [100], ""),
+        ([2, 0], [50, 100], ""),
+        ([1, 3], [100], "it ends before byte 300"),
+        ([2**32 - 1], [], "it ends before byte"),
+    ],
+)
+def test_blocks_are_given_as_far_as_there_are_any(
+    root: Path,
+    client: ScriptedSession,
+    monkeypatch: pytest.MonkeyPatch,
+    numbers: list[int],
+    lengths: list[int],
+    why: str,
+) -> None:
+    monkeypatch.setattr(send_blobs, "BLOCK_BYTES", 100)
+    (digest,) = stored(root, 250)
+    client.read(read_messages.getting_blocks(digest, numbers))
+    pieces = [read_messages.read_piece(memoryview(one)) for one in of(client, framing.PIECE)]
+    assert [len(one) for one in pieces] == lengths
+    (end,) = map(read_messages.read_blob_end, of(client, framing.BLOB_END))
+    assert end[0] == (read_messages.BROKEN if why else read_messages.COMPLETE)
+    assert end[1].startswith(why)
+
+
+# --- names ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("most", [0, 1, 4, 5, 6])
+def test_names_come_in_pages_up_to_the_number_that_was_asked_for(
+    root: Path, client: ScriptedSession, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr(read_messages, "MAX_NAMES", 2)
+    digests = sorted(stored(root, 1, 2, 3, 4, 5))
+    client.read(read_messages.listing(LOW, HIGH, most))
+    pages = [[*read_messages.read_names(one)] for one in of(client, framing.NAMES)]
+    count = min(most or 5, 5)
+    assert [digest for page in pages for digest, _ in page] == digests[:count]
+    assert [len(page) for page in pages] == [2] * (count // 2) + [1] * (count % 2)
+    (end,) = map(read_messages.read_listed, of(client, framing.LISTED))
+    assert end == (count, sum(size for page in pages for _, size in page), 0, count < 5)
+
+
+@pytest.mark.parametrize(("low", "high"), [(1, 3), (0, 4), (2, 2), (3, 1)])
+def test_names_are_listed_from_one_end_to_the_other(
+    root: Path, client: ScriptedSession, low: int, high: int
+) -> None:
+    digests = [b"\x01\x02" + bytes([n]) * 30 for n in range(4)] + [b"\x01\x03" + bytes(30)]
+    for digest in digests:
+        put(root, digest, b"")
+    client.read(read_messages.listing(digests[low], digests[high], 0))
+    found = [name for one in of(client, framing.NAMES) for name, _ in read_messages.read_names(one)]
+    assert found == digests[low : high + 1]
+
+
+def test_strays_are_told_up_to_a_number_and_counted_beyond_it(
+    root: Path, client: ScriptedSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_messages, "MAX_STRAYS", 2)
+    for count in range(5):
+        client.read(read_messages.listing(LOW, HIGH, 0))
+        assert len(of(client, framing.STRAY)) == min(count, 2)
+        (end,) = map(read_messages.read_listed, of(client, framing.LISTED))
+        assert end.strays == count
+        (root / "by-hash" / f"stray-{count}").write_bytes(b"")
+
+
+@pytest.mark.parametrize(
+    ("place", "from_", "told"),
+    [
+        ("aa", b"\xaa" + bytes(31), True),
+        ("aa", b"\xaa" + bytes(30) + b"\x01", False),
+        ("aa/bb", b"\xaa\xbb" + bytes(30), True),
+        ("aa/bb", b"\xaa\xbb" + bytes(29) + b"\x01\0", False),
+        ("aa/bb", b"\xaa\xba" + b"\xff" * 30, True),
+    ],
+)
+def test_a_stray_is_told_with_the_page_in_which_its_directory_begins(
+    root: Path, client: ScriptedSession, place: str, from_: bytes, told: bool
+) -> None:
+    (root / "by-hash" / "aa" / "bb").mkdir(parents=True)
+    (root / "by-hash" / place / "stray").write_bytes(b"")
+    client.read(read_messages.listing(from_, HIGH, 0))
+    strays = [read_messages.read_stray(one) for one in of(client, framing.STRAY)]
+    kinds = [*StrayKind]
+    assert [(kinds[kind], path) for kind, path in strays] == (
+        [(StrayKind.NOT_A_BLOBID, f"{place}/stray")] if told else []
+    )
+
+
+# --- snapshots and dumps --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 4])
+def test_files_of_snapshots_are_listed_in_pages(
+    client: ScriptedSession, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    monkeypatch.setattr(snapshot_session, "MAX_NAMES", 2)
+    names = [f"{VERSION}/pack-{number:05}" for number in range(count)]
+    client.snapshots(*(a_file(b"x", name) for name in names), file_messages.listing(""))
+    pages = [len([*file_messages.read_names(one)]) for one in of(client, framing.FILE_NAMES)]
+    assert pages == [2] * (count // 2) + [1] * (count % 2)
+    assert [name for name, _ in client.listed()] == names
+    assert of(client, framing.DONE) == [count.to_bytes(4, "big")]
+
+
+@pytest.mark.parametrize(
+    "below", ["", "db/", f"{VERSION}/", "other/", "db/20260305T120000Z-0badcafe/", "none/"]
+)
+def test_files_of_snapshots_are_listed_below_what_was_asked_for(
+    client: ScriptedSession, below: str
+) -> None:
+    names = [f"{VERSION}/map", "db/20260305T120000Z-0badcafe/map", f"other{VERSION[2:]}/map"]
+    client.snapshots(*(a_file(b"x", name) for name in names), file_messages.listing(below))
+    assert [name for name, _ in client.listed()] == [n for n in names if n.startswith(below)]
+
+
+@pytest.mark.parametrize(
+    ("start", "length", "given"),
+    [
+        (0, 7, b"content"),
+        (0, 8, b"content"),
+        (0, 6, b"conten"),
+        (6, 1, b"t"),
+        (6, 2, b"t"),
+        (7, 1, b""),
+        (3, 0, b""),
+        (8, 1, b""),
+        (2**63, 2**63, b""),
+    ],
+)
+def test_a_file_of_a_snapshot_is_read_up_to_its_end(
+    client: ScriptedSession, start: int, length: int, given: bytes
+) -> None:
+    name = f"{VERSION}/map"
+    client.snapshots(a_file(b"content", name), file_messages.reading(name, start, length))
+    pieces = [read_messages.read_piece(memoryview(one)) for one in of(client, framing.PIECE)]
+    assert b"".join(pieces) == given
+    assert of(client, framing.BLOB_END) == [bytes([read_messages.COMPLETE])]
+
+
+@pytest.mark.parametrize("extra", [-1, 0, 1])
+def test_a_record_is_told_up_to_its_bound(root: Path, client: ScriptedSession, extra: int) -> None:
+    client.dumps(a_dump(b"good", DUMP))
+    record = b'"' + b"x" * (dump_messages.MAX_RECORD - 2 + extra) + b'"'
+    (root / "pgdump" / f"{DUMP}.json").write_bytes(record + b"\n")
+    client.dumps(framing.frame(framing.DUMPS))
+    (found,) = map(dump_messages.read_dump, of(client, framing.DUMP))
+    assert found[:2] == (DUMP, 4)
+    assert found[3] == (record if extra <= 0 else b"")
+
+
+def test_dumps_are_counted(client: ScriptedSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dump_directory, "MAX_DUMPS", 2)
+    names = [DUMP.replace("0bad", f"{number:04}") for number in range(3)]
+    assert [client.dumps(a_dump(b"good", name)).error for name in names] == ["", "", "dump"]
+    client.dumps(framing.frame(framing.DUMPS))
+    assert of(client, framing.DONE) == [(2).to_bytes(4, "big")]
+
+
+@pytest.mark.parametrize("cut", [1, 9, 10, 11, 25])
+def test_a_file_is_summed_from_the_disk_however_it_comes(
+    root: Path, monkeypatch: pytest.MonkeyPatch, cut: int
+) -> None:
+    monkeypatch.setattr(incoming, "_STEP", 10)
+    top = os.open(root, os.O_RDONLY)
+    directory = FileDirectory(top, "files")
+    file = directory.begin()
+    content = noise(100, 1)
+    for at in range(0, 100, cut):
+        file.write(memoryview(content)[at : at + cut])
+        if cut == 10:  # What is behind the writing ends before the next piece.
+            file._wait()
+            assert file._summed == at + 10
+    assert file.sync() == (100, hashlib.sha256(content).digest())
+    file.remove()
+    directory.close()
+    assert not (root / "files").exists()
+    os.close(top)
+
+
+def test_a_directory_that_was_there_stays(root: Path) -> None:
+    (root / "files").mkdir()
+    top = os.open(root, os.O_RDONLY)
+    directory = FileDirectory(top, "files")
+    directory.begin().remove()
+    directory.close()
+    assert [*(root / "files").iterdir()] == []
+    os.close(top)
+
+
+@pytest.mark.parametrize(("age", "stays"), [(0, True), (3590, True), (3610, False)])
+def test_what_the_killed_left_goes_after_an_hour(root: Path, age: int, stays: bool) -> None:
+    (root / "files").mkdir()
+    left = root / "files" / ".incoming-0badcafe"
+    left.write_bytes(b"")
+    os.utime(left, (time.time() - age,) * 2)
+    top = os.open(root, os.O_RDONLY)
+    directory = FileDirectory(top, "files")
+    directory.begin().remove()
+    directory.close()
+    assert left.exists() == stays
+    os.close(top)
+
+
+class Work:
+    """What is done aside: it ends once somebody waits for it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ended = False
+        self._awaited = threading.Event()
+        join = threading.Thread.join
+
+        def joining(thread: threading.Thread, timeout: float | None = None) -> None:
+            self._awaited.set()
+            join(thread, timeout)
+
+        monkeypatch.setattr(threading.Thread, "join", joining)
+
+    def __call__(self) -> bytes:
+        self._awaited.wait()
+        self.ended = True
+        return b"answer"
+
+
+def aside(root: Path, work: Any) -> tuple[Any, int]:
+    """The answer of a session that does work aside, and the descriptor that is told of its end."""
+    told, wake = os.pipe()
+    terms, connection = SimpleNamespace(allow=()), SimpleNamespace(wake=wake)
+    directory = cast(Any, SimpleNamespace(called="files"))
+    session = FileSession(directory, "dump", cast(Any, terms), cast(Any, connection))
+    return session.aside(work), told
+
+
+def test_work_aside_has_ended_when_its_answer_is_dropped(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = Work(monkeypatch)
+    answer, told = aside(root, work)
+    assert next(answer) == b""
+    assert not work.ended
+    answer.close()
+    assert work.ended
+    assert os.read(told, 1) == b"\0"
+
+
+@pytest.mark.parametrize(
+    ("problem", "code"),
+    [(FileNotFoundError(2, "no"), "gone"), (OSError(28, "full"), "dump"), (None, "")],
+)
+def test_work_aside_is_answered_by_its_frame_or_its_error(
+    root: Path, problem: OSError | None, code: str
+) -> None:
+    def work() -> bytes:
+        if problem is not None:
+            raise problem
+        return b"answer"
+
+    answer, _ = aside(root, work)
+    if problem is None:
+        assert [one for one in answer if one] == [b"answer"]
+        return
+    with pytest.raises(Refusal) as refused:
+        list(answer)
+    assert refused.value.code == code
+
+
+# --- the session and its batches ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("field", "most"), [("owner", 32), ("run", 64), ("slot", 32)])
+def test_names_of_sessions_have_lengths(client: ScriptedSession, field: str, most: int) -> None:
+    for length in (1, most):
+        assert client.say(BYE, **{field: "a" * length}).error == ""
+    for length in (0, most + 1):
+        assert client.say(BYE, **{field: "a" * length}).error == "protocol"
+
+
+def test_a_batch_is_full_at_what_it_announced(root: Path, client: ScriptedSession) -> None:
+    pack = client.pack([b"abc", b"d"])
+    for blobs, size, error in ((2, 4, ""), (1, 4, "protocol"), (2, 3, "protocol")):
+        client.say(PLACE, write_messages.batch(1, blobs, size), pack, commit(1))
+        assert client.error == error
+    assert place_of(root, digest_of(b"abc")).read_bytes() == b"abc"
+
+
+@pytest.mark.parametrize("length", [2, 3, 4])
+def test_a_large_blob_has_the_length_that_was_announced(
+    root: Path, client: ScriptedSession, length: int
+) -> None:
+    content = b"abcd"[:length]
+    digest = digest_of(content)
+    said = [write_messages.large(digest, 3, 0), *client.pieces(content), client.end(content)]
+    client.say(PLACE, write_messages.batch(1, 1, 3), *said, commit(1))
+    assert client.error == ("" if length == 3 else "protocol")
+    assert place_of(root, digest).exists() == (length == 3)
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_batches_have_numbers_that_grow(client: ScriptedSession, number: int) -> None:
+    client.say(PLACE, client.batch(1, [b"a"]), client.batch(number, [b"b"]))
+    assert client.error == ("" if number > 1 else "protocol")
+    assert len(client.receipts()) == 1 + (number > 1)
+
+
+def test_a_batch_that_is_called_back_leaves_nothing(root: Path, client: ScriptedSession) -> None:
+    content = noise(5000, 1)
+    large = write_messages.large(digest_of(content), 5000, 0)
+    for rest in (
+        [client.pack([b"abc"])],
+        [large],
+        [large, *client.pieces(content[:100])],
+        [client.large(content)],
+        [large, *client.pieces(content), write_messages.end(write_messages.WITHDRAWN)],
+    ):
+        client.say(PLACE, write_messages.batch(1, 9, 9000), *rest, abort(1))
+        assert client.error == ""
+        assert framing.ABORTED in client.kinds
+        assert client.receipts() == []
+        assert not (root / ".ntt-incoming").exists() or litter(root) == []
+        assert list((root / "by-hash").iterdir()) == []
+
+
+@pytest.fixture
+def resumable(monkeypatch: pytest.MonkeyPatch) -> int:
+    for module in (write_session, large_blob):
+        monkeypatch.setattr(module, "RESUMABLE", 1000)
+    monkeypatch.setattr(large_blob, "WORTH_KEEPING", 100)
+    monkeypatch.setattr(large_blob, "_KEEP_EVERY", 500)
+    return 1000
+
+
+@pytest.mark.parametrize(
+    ("size", "sent", "offset"),
+    [
+        (1000, 999, 0),
+        (1001, 99, 0),
+        (1001, 100, 100),
+        (1001, 1000, 1000),
+        (1001, 1001, 1001),
+        (3000, 2999, 2999),
+    ],
+)
+@pytest.mark.usefixtures("resumable")
+def test_a_large_blob_is_offered_from_what_was_worth_keeping(
+    root: Path, client: ScriptedSession, size: int, sent: int, offset: int
+) -> None:
+    content = noise(size, 1)
+    digest = digest_of(content)
+    batch = write_messages.batch(1, 1, size)
+    client.say(PLACE, batch, write_messages.large(digest, size, 0), *client.pieces(content[:sent]))
+    client.say(PLACE, batch, write_messages.ask_offset(digest, size))
+    (found,) = map(write_messages.read_offset, of(client, framing.OFFSET))
+    assert found[0] == offset
+    assert found[1] == large_blob_sum(digest, content[:offset])
+
+    ask = write_messages.ask_offset(digest, size)
+    client.say(PLACE, batch, ask, client.large(content, offset), commit(1))
+    assert client.receipts()[0].stored == 1
+    assert place_of(root, digest).read_bytes() == content
+
+
+def large_blob_sum(digest: bytes, content: bytes) -> bytes:
+    return hashlib.sha256(digest + content).digest()
