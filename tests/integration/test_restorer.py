@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
 
 import psycopg
 import pytest
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from ntt_backup.catalog.connection import connect
 from ntt_backup.catalog.restorer import logged_in, restorer
@@ -207,3 +209,78 @@ def test_a_role_that_cannot_log_in_is_dropped_and_said(
 def test_whoever_may_restore_by_himself_makes_no_role(database_url: str, state: None) -> None:
     with restorer(database_url, "test", allow_superuser=True) as who:
         assert (who.url, who.owner) == (database_url, "postgres")
+
+
+def test_a_role_that_may_become_a_mighty_one_restores_only_where_that_is_allowed(
+    database_url: str, role: Callable[[], str]
+) -> None:
+    mighty, ordinary = role(), role()
+    with psycopg.connect(database_url, autocommit=True) as conn:
+        conn.execute(f"grant pg_execute_server_program to {mighty}".encode())
+        roles = {*conn.execute(ROLES)}
+    url = make_conninfo(database_url, user=mighty)
+    with (
+        pytest.raises(DumpFailed, match="may do more than a restore needs") as caught,
+        restorer(url, "test", allow_superuser=False),
+    ):
+        raise AssertionError
+    assert "pg_execute_server_program" in caught.value.detail
+    lesser = make_conninfo(database_url, user=ordinary)
+    for given, user, allowed in ((url, mighty, True), (lesser, ordinary, False)):
+        with (
+            restorer(given, "test", allow_superuser=allowed) as who,
+            psycopg.connect(database_url) as conn,
+        ):
+            assert (who.url, who.owner) == (given, user)
+            assert {*conn.execute(ROLES)} == roles
+
+
+def test_a_role_is_made_and_dropped_beside_tables_that_others_own(
+    database_url: str, role: Callable[[], str]
+) -> None:
+    with psycopg.connect(database_url, autocommit=True) as conn:
+        conn.execute("create table public.blobs (blobid text primary key)")
+        conn.execute(f"alter table public.blobs owner to {role()}".encode())
+    with (
+        restorer(database_url, "test", allow_superuser=False) as who,
+        psycopg.connect(who.url) as conn,
+    ):
+        assert conn.execute("select session_user").fetchall() == [(who.owner,)]
+    with psycopg.connect(database_url) as conn:
+        assert (who.owner,) not in {*conn.execute(ROLES)}
+
+
+def test_a_dump_without_the_schema_public_leaves_no_role_behind(
+    database_url: str, role: Callable[[], str]
+) -> None:
+    with restorer(database_url, "test", allow_superuser=False) as who:
+        with psycopg.connect(who.url, autocommit=True) as conn:
+            conn.execute("drop schema public cascade")
+            conn.execute("create schema s")
+        who.done = True
+    with psycopg.connect(database_url) as conn:
+        may = f"select rolcanlogin from pg_roles where rolname = '{who.owner}'"
+        assert conn.execute(may.encode()).fetchall() == [(False,)]
+
+
+def test_a_role_that_no_socket_lets_in_logs_in_by_tcp(
+    database_url: str, state: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(url: str, application: str, **options: bool) -> Any:
+        given = conninfo_to_dict(url)
+        if "ntt_restore_" not in str(given["user"]):
+            return connect(url, application, **options)
+        if given["host"] == "127.0.0.1":
+            return nullcontext()
+        raise CatalogRefused("no", detail="peer authentication failed")
+
+    with psycopg.connect(database_url) as conn:
+        if not conn.info.host.startswith("/"):
+            pytest.skip("the server of the tests has no socket")
+        port, name = conn.info.port, conn.info.dbname
+    monkeypatch.setattr("ntt_backup.catalog.restorer.connect", refuse)
+    with restorer(database_url, "test", allow_superuser=False) as who:
+        given = conninfo_to_dict(who.url)
+        assert (given["host"], given["port"]) == ("127.0.0.1", str(port))
+        assert (given["user"], given["dbname"]) == (who.owner, name)
+        assert given["password"]

@@ -19,7 +19,7 @@ from ntt_backup.dump.job import due
 from ntt_backup.dump.pg_programs import Programs
 from ntt_backup.dump.record import SERIES, Stored
 from ntt_backup.dump.restore import nobody_vouches
-from ntt_backup.dump.retention import Retention, kept, put_back
+from ntt_backup.dump.retention import Retention, kept, newest_before, put_back
 from ntt_backup.errors import DumpImpossible
 from tests.unit.sample_records import NOON, RECORD, a_dump
 
@@ -140,11 +140,21 @@ def test_only_dumps_of_this_host_count_by_its_key_or_by_its_ledger() -> None:
     assert shelf.of_host([unsigned, moved, nothing], NO_KEYS, ledger) == [unsigned]
 
 
+def test_only_signed_dumps_come_back_unasked_and_all_where_there_is_no_key() -> None:
+    ours, other = signed(2, 1), arrived(0.1, number=2)
+    assert shelf.signed([ours, other], KEYS) == [ours]
+    assert shelf.signed([ours, other], NO_KEYS) == [ours, other]
+
+
 @pytest.mark.parametrize(
     ("late", "duration", "odd"),
     [
         (timedelta(hours=23), 1.0, False),
         (timedelta(hours=-23), 1.0, False),
+        (timedelta(days=1), 0.0, False),
+        (timedelta(days=-1), 0.0, False),
+        (timedelta(days=1, microseconds=1), 0.0, True),
+        (timedelta(days=-1, microseconds=-1), 0.0, True),
         (timedelta(hours=25), 1.0, True),
         (timedelta(hours=-25), 1.0, True),
         # It takes as long over a slow link, but not for ever.
@@ -178,6 +188,16 @@ def test_the_newest_that_was_there_before_the_first_odd_one_stays() -> None:
     odd = arrived(30, late=timedelta(days=25))
     stay = shelf.staying([*good, odd], "new", NOON, rule, KEYS)
     assert stay == {"new", odd.name, good[1].name}
+    # Who plants another one later makes nothing stay.
+    later = arrived(29, late=timedelta(days=27.5))
+    stay = shelf.staying([*good, odd, later], "new", NOON, rule, KEYS)
+    assert stay == {"new", odd.name, later.name, good[1].name}
+
+
+def test_what_came_at_the_same_moment_was_there_before() -> None:
+    there = {"a": NOON, "b": NOON, "c": NOON + timedelta(seconds=1)}
+    assert newest_before(NOON, there) == "b"
+    assert newest_before(NOON - timedelta(seconds=1), there) == ""
 
 
 def signed(hours: float, number: int, **changes: Any) -> Stored:
@@ -296,6 +316,26 @@ def test_dumps_sort_by_number_and_then_by_name() -> None:
     unread = replace(ahead, record=None)
     shelf = record.by_age([ahead, unread, now, first])
     assert shelf == [unread, first, ahead, now]
+
+
+def test_a_new_dump_is_the_next_of_all_and_a_catalog_has_its_own() -> None:
+    unread = replace(a_dump(), record=None)
+    assert [record.next_number(some) for some in ([], [unread], [a_dump(number=7)])] == [1, 1, 8]
+    ours = [a_dump(), a_dump(number=2)]
+    others = [a_dump(target="usb"), a_dump(database="other"), unread]
+    assert record.of_catalog([*others, *ours], "remote", "copyjob") == ours
+
+
+def test_the_text_of_a_dump_is_what_pg_dump_wrote() -> None:
+    assert a_dump().text == (1000, "ab" * 32)
+    assert a_dump(format=SERIES, text_bytes=5, text_sha256="cd").text == (5, "cd")
+    assert replace(a_dump(), record=None).text == (0, "")
+
+
+def test_the_first_records_had_no_number() -> None:
+    values = asdict(replace(RECORD, number=0))
+    del values["number"]
+    assert record.read(json.dumps(values)) == replace(RECORD, number=0)
 
 
 def test_after_the_highest_number_of_all_a_dump_is_still_read_and_the_newest() -> None:

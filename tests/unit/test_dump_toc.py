@@ -35,16 +35,18 @@ def entry(
     drop: str = "",
     copy: str = "",
     schema: str | None = "public",
+    relkind: bool = True,
 ) -> bytes:
     fields = [text(name), text(kind), number(2)]
     fields += map(text, (definition, drop, copy, schema, "", ""))
     depends = [text("7"), text(None)]
-    middle = [number(0), text(owner), text("false"), *depends, bytes(9)]
+    middle = [number(0) if relkind else b"", text(owner), text("false"), *depends, bytes(9)]
     return b"".join([number(dump_id), number(0), text("0"), text("0"), *fields, *middle])
 
 
 def archive(*entries: bytes, method: int = 0, version: int = 16) -> bytes:
-    head = b"PGDMP" + bytes([1, version, 0, 4, 8, 1, method])
+    head = b"PGDMP" + bytes([1, version, 0, 4, 8, 1])
+    head += number(method) if version < 15 else bytes([method])
     date = number(0) * 7 + text("db") + text("18") + text("18")
     return head + date + number(len(entries)) + b"".join(entries)
 
@@ -75,6 +77,11 @@ def test_the_rows_of_one_table_are_given_however_they_are_stored(method: int) ->
     (one,) = contents.entries
     assert one.columns == ["blobid", 'odd"a, b']
     assert rows_of(data, contents) == ROWS.splitlines(keepends=True)
+    # Archives of before 1.15 have a level of compression in the place of its name, as a number.
+    plain = entry(5, "TABLE DATA", "blobs", copy=COPY, relkind=False)
+    old = archive(plain, method=method, version=14) + block(5, *stored)
+    assert toc.read(old).method == contents.method
+    assert rows_of(old, toc.read(old)) == ROWS.splitlines(keepends=True)
     # What lies behind the rows that are wanted is nobody's.
     assert rows_of(data + b"nonsense", contents) == ROWS.splitlines(keepends=True)
 

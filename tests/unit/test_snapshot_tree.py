@@ -9,6 +9,7 @@ import subprocess
 import sys
 from base64 import b64encode
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -270,10 +271,80 @@ def test_landlock_permits_no_write_elsewhere(to: Path, outside: Path) -> None:
     assert files_of(outside) == {"secret": b"secret"}
 
 
-def test_a_kernel_without_landlock_confines_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Kernel:
-        def syscall(self, *_: object) -> int:
-            return -1
+class Kernel:
+    """Answers the system calls of Landlock, and notes what was asked of it."""
 
-    monkeypatch.setattr(landlock, "_libc", Kernel())
-    assert not landlock.confine(["/"])
+    def __init__(self, version: int, *refuses: str, privileged: bool = True) -> None:
+        self.version, self.refuses, self.privileged = version, refuses, privileged
+        self.handled = 0
+        self.rules: dict[str, int] = {}
+        self.confined = False
+        self.files = {*os.listdir("/proc/self/fd")}
+
+    def syscall(self, number: int, *values: Any) -> int:
+        if number == 444 and values[2] == 1:
+            return self.version
+        name = {444: "ruleset", 445: "rule", 446: "confine"}[number]
+        if name in self.refuses or (name == "confine" and not self.privileged):
+            return -1
+        if name == "ruleset":
+            assert (values[1].value, values[2]) == (8, 0)
+            self.handled = values[0]._obj.handled_access_fs
+            return os.open(os.devnull, os.O_RDONLY)
+        assert values[0] >= 0
+        if name == "rule":
+            kind, rule, flags = values[1:]
+            assert (kind, flags) == (1, 0)
+            path = Path(f"/proc/self/fd/{rule._obj.parent_fd}").readlink()
+            self.rules[str(path)] = rule._obj.allowed_access
+        else:
+            assert values[1] == 0
+            self.confined = True
+        return 0
+
+    def prctl(self, *values: int) -> int:
+        assert values == (38, 1, 0, 0, 0)
+        self.privileged = True
+        return 0
+
+
+def confine(monkeypatch: pytest.MonkeyPatch, kernel: Kernel, *paths: Path | str) -> bool:
+    monkeypatch.setattr(landlock, "_libc", kernel)
+    said = landlock.confine(paths)
+    assert {*os.listdir("/proc/self/fd")} == kernel.files
+    return said
+
+
+@pytest.mark.parametrize("privileged", [True, False])
+@pytest.mark.parametrize(
+    ("version", "changes"), [(1, 0x1FF2), (2, 0x3FF2), (3, 0x7FF2), (4, 0x7FF2)]
+)
+def test_a_kernel_confines_every_change_that_it_knows_to_the_directories(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    version: int,
+    changes: int,
+    privileged: bool,
+) -> None:
+    kernel = Kernel(version, privileged=privileged)
+    (tmp_path / "a").mkdir()
+    paths = (tmp_path / "a", tmp_path / "missing", tmp_path)
+    assert confine(monkeypatch, kernel, *paths)
+    assert kernel.confined
+    assert kernel.handled == changes
+    # A directory that is missing lets nothing in, and keeps no other one out.
+    programs = dict.fromkeys({"/dev/null", "/dev/tty"} & kernel.rules.keys(), 2)
+    assert kernel.rules == {str(tmp_path / "a"): changes, str(tmp_path): changes, **programs}
+    assert "/dev/null" in programs
+
+
+@pytest.mark.parametrize(
+    ("version", "refuses"),
+    [(-1, ""), (0, ""), (7, "ruleset"), (7, "rule"), (7, "confine")],
+)
+def test_a_kernel_without_landlock_confines_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int, refuses: str
+) -> None:
+    kernel = Kernel(version, refuses)
+    assert not confine(monkeypatch, kernel, tmp_path)
+    assert not kernel.confined

@@ -1,0 +1,588 @@
+"""A dump is given to pg_restore, and its rows are copied, only where it is what was dumped."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ntt_backup.catalog import connection, dump_history
+from ntt_backup.catalog.restorer import Restorer
+from ntt_backup.config import RemoteConfig
+from ntt_backup.config.host_key import HostKey, HostKeys, Origin
+from ntt_backup.dump import pg_programs, record, restore, rows_only
+from ntt_backup.dump.record import SERIES, Contents, Stored
+from ntt_backup.dump.rows_only import restore_rows
+from ntt_backup.dump.toc import DumpDamaged
+from ntt_backup.errors import CatalogRefused, ConfigError, DumpFailed
+from tests.unit.sample_records import NOON, RECORD, a_dump
+from tests.unit.test_dump_toc import ROWS, archive, block, entry
+
+CONTENT = bytes(range(256)) * 1000
+HEAD = 1000
+KEYS = HostKeys([HostKey.of(bytes(32))], Path("host.key"))
+OF_BLOBS = "COPY public.blobs (blobid, size, remote_copied, usb_copied, evil) FROM stdin;\n"
+
+
+SETTINGS = RemoteConfig.model_validate(
+    {"catalog": {"url": "dbname=c"}, "remote": {"host": "vault", "path": "/srv"}}
+)
+
+
+class Text:
+    """What comes of a dump, in pieces. left: those that nobody has read; closed: it was ended."""
+
+    def __init__(self, content: bytes = CONTENT) -> None:
+        self.left = [content[at : at + 300] for at in range(0, len(content), 300)]
+        self.closed = False
+        self.damaged = self.why = ""
+
+    def __iter__(self) -> Iterator[bytes]:
+        try:
+            while self.left:
+                yield self.left.pop(0)
+        finally:
+            self.closed = True
+
+
+class Back:
+    """Restores of a dump of CONTENT by a pg_restore that takes anything. entered: a role was made;
+    poured: what pg_restore got, None after what was damaged.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.entered = 0
+        self.poured: list[bytes | None] = []
+        self.good = True
+        self.refused = False
+        monkeypatch.setattr(restore, "restorer", self._restorer)
+        monkeypatch.setattr(restore, "_pour", self._pour)
+        monkeypatch.setattr(pg_programs, "find_restore", lambda *_: Path("pg_restore"))
+        self._back = restore._Back(
+            SETTINGS,
+            None,  # type: ignore[arg-type]
+            "test",
+            160_004,
+            allow_superuser=False,
+        )
+
+    @contextmanager
+    def _restorer(self, *_: object, **__: object) -> Iterator[Restorer]:
+        self.entered += 1
+        if self.refused:
+            raise CatalogRefused("no role can be made")
+        yield Restorer("owner", "dbname=c")
+
+    def _pour(self, pieces: Iterator[bytes | None], *_: object) -> bool:
+        self.poured = list(pieces)
+        return self.good
+
+    def whole(self, text: Text, one: Stored) -> Any:
+        return self._back.whole(text, one, "user", lambda _: None)  # type: ignore[arg-type]
+
+    def rows(self, text: Text, one: Stored) -> Any:
+        return self._back.rows(text, one)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def back(monkeypatch: pytest.MonkeyPatch) -> Back:
+    return Back(monkeypatch)
+
+
+def dumped(content: bytes = CONTENT, **changes: Any) -> Stored:
+    """A dump of that content."""
+    head = content[:HEAD]
+    values: dict[str, Any] = {
+        "bytes": len(content),
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "head_bytes": len(head),
+        "head_sha256": hashlib.sha256(head).hexdigest(),
+    }
+    return a_dump(**{**values, **changes})
+
+
+def test_pg_restore_gets_a_dump_as_it_is_stored(back: Back) -> None:
+    text = Text()
+    assert back.whole(text, dumped()) == ("owner", ())
+    assert (None in back.poured, text.left, text.closed) == (False, [], True)
+    assert b"".join(one or b"" for one in back.poured) == CONTENT
+    back.good = False
+    assert back.whole(Text(), dumped()) is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"head_sha256": "00" * 32}, {"head_bytes": HEAD - 1}, {"head_bytes": HEAD + 1}],
+    ids=str,
+)
+def test_of_a_head_that_is_not_proved_nothing_is_executed(
+    back: Back, changes: dict[str, Any]
+) -> None:
+    text = Text()
+    assert back.whole(text, dumped(**changes)) is None
+    # The session gives nothing else before the end of what was asked for.
+    assert (back.entered, back.poured, text.left) == (0, [], [])
+
+
+@pytest.mark.parametrize("changes", [{"sha256": "00" * 32}, {"bytes": len(CONTENT) - 1}], ids=str)
+def test_pg_restore_is_told_last_that_a_dump_is_damaged(
+    back: Back, changes: dict[str, Any]
+) -> None:
+    back.whole(Text(), dumped(**changes))
+    assert back.poured[-1] is None
+    assert None not in back.poured[:-1]
+
+
+def test_a_dump_that_ends_within_its_head_is_damaged(back: Back) -> None:
+    text = Text(CONTENT[: HEAD - 1])
+    assert back.whole(text, dumped()) is None
+    assert (back.entered, text.left) == (0, [])
+
+
+def test_an_error_ends_what_comes_from_the_remote(
+    back: Back, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise CatalogRefused("no tables can be made")
+
+    back.refused = True
+    monkeypatch.setattr(restore, "restore_rows", refuse)
+    for way in (back.whole, back.rows):
+        text = Text()
+        with pytest.raises(CatalogRefused) as caught:
+            way(text, dumped())
+        assert text.closed, caught
+
+
+def test_rows_come_back_of_what_is_whole_and_the_reason_is_kept_where_they_do_not(
+    back: Back, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def take(head: bytes, pieces: Iterator[bytes], url: str, *_: object) -> list[str]:
+        assert CONTENT.startswith(head)
+        if b"".join(pieces) != CONTENT:
+            raise DumpDamaged("it is another")
+        return [url]
+
+    monkeypatch.setattr(pg_programs, "HEAD_BYTES", HEAD)
+    monkeypatch.setattr(restore, "restore_rows", take)
+    assert back.rows(Text(), dumped()) == ("dbname=c",)
+    text = Text(CONTENT[:-1])
+    assert back.rows(text, dumped()) is None
+    assert text.why == "its SHA-256 is another"
+    text = Text()
+    assert back.rows(text, dumped(sha256="00" * 32)) is None
+    assert (text.why, text.left) == ("its SHA-256 is another", [])
+
+
+# --- which one comes back -------------------------------------------------------------------------
+
+
+class Shelf:
+    """A target with dumps, and an empty database. bad: dumps whose content is another. whole, rows:
+    the dumps that came back in either way, also those that turned out to be damaged.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.dumps: list[Stored] = []
+        self.bad: set[str] = set()
+        self.whole_of: list[str] = []
+        self.rows_of: list[str] = []
+        self.warned: list[str] = []
+        self.told: list[str] = []
+        self.keys = KEYS
+        self.empty = True
+        self.planned: list[object] = []
+        self.info = SimpleNamespace(server_version=160_004, user="user", dbname="copyjob")
+        monkeypatch.setattr(connection, "connect", self._connect)
+        monkeypatch.setattr(dump_history, "require_empty", self._require_empty)
+        monkeypatch.setattr(restore, "open_remote_dir", lambda _: self)
+        monkeypatch.setattr(HostKeys, "of", lambda _: self.keys)
+        monkeypatch.setattr(restore, "_Back", lambda *_, **__: self)
+
+    @contextmanager
+    def _connect(self, *_: object, only_plan: bool) -> Iterator[Shelf]:
+        # As a superuser it uses no table of others before the restore.
+        assert only_plan
+        yield self
+
+    def _require_empty(self, _: object) -> None:
+        if not self.empty:
+            raise ConfigError("the database copyjob is not empty", detail="it has t")
+
+    def contents(self) -> Contents:
+        return Contents.of(self.dumps, placed=True)
+
+    def close(self) -> None: ...
+
+    def whole(self, text: Any, one: Stored, *_: object) -> Any:
+        self.whole_of.append(one.name)
+        return ("owner", ("GRANT",)) if self._is_good(text, one) else None
+
+    def rows(self, text: Any, one: Stored) -> Any:
+        self.rows_of.append(one.name)
+        return ("FUNCTION f()",) if self._is_good(text, one) else None
+
+    def _is_good(self, text: Any, one: Stored) -> bool:
+        names = [member.name for member in text._chain]
+        text.damaged = next((name for name in names if name in self.bad), "")
+        return not text.damaged
+
+    def back(self, tell: bool = False, **how: Any) -> restore.Recalled:
+        tells = self.told.append if tell else None
+        return restore.restore_catalog(SETTINGS, self.warned.append, tells, **how)
+
+
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch) -> Shelf:
+    return Shelf(monkeypatch)
+
+
+def ours(number: int, keys: HostKeys = KEYS, **changes: Any) -> Stored:
+    one = a_dump(NOON + timedelta(hours=number), number=number, **changes)
+    assert one.record is not None
+    return replace(one, record=one.record.signed(one.name, keys))
+
+
+def strange(number: int, **changes: Any) -> Stored:
+    return a_dump(NOON + timedelta(hours=number), number=number, **changes)
+
+
+def test_the_newest_good_dump_of_this_host_comes_back_whole(place: Shelf) -> None:
+    torn = replace(ours(4), size=7)
+    place.dumps = [ours(1), ours(2), ours(3), torn, strange(5), ours(6, target="usb")]
+    place.dumps += [replace(strange(7), record=None)]
+    place.bad = {place.dumps[2].name}
+    found = place.back()
+    assert found == restore.Recalled(
+        place.dumps[1], Origin.OURS, "owner", ("GRANT",), (), new_owner=True
+    )
+    assert place.whole_of == [place.dumps[2].name, place.dumps[1].name]
+    assert place.rows_of == []
+    passed, incomplete, damaged = place.warned
+    assert passed.startswith(f"{place.dumps[4].name} is passed over, since it is not of this host")
+    assert incomplete == f"{torn.name} is not complete: it has 7 bytes"
+    assert damaged == f"{place.dumps[2].name} is damaged: its SHA-256 is another"
+
+
+def test_what_is_passed_over_is_told_to_whoever_asked_for_it(place: Shelf) -> None:
+    place.dumps = [strange(number) for number in range(13)] + [ours(14)]
+    place.back(tell=True)
+    assert place.warned == []
+    assert [one.split()[0] for one in place.told[:10]] == [one.name for one in place.dumps[12:2:-1]]
+    assert place.told[10] == "3 more are passed over: `ntt-backup-remote dumps` lists them"
+    place.told.clear()
+    place.dumps = place.dumps[3:]
+    place.back(tell=True)
+    assert len(place.told) == 10
+
+
+def test_dumps_of_the_database_that_was_lost_come_first_where_there_are_any(place: Shelf) -> None:
+    mine, other = ours(1), ours(2, database="other")
+    place.dumps = [mine, other]
+    found = place.back()
+    assert (found.dump, found.others) == (mine, ("other",))
+    found = place.back(database="other")
+    assert (found.dump, found.others) == (other, ("copyjob",))
+    assert place.back(database="nobody's").dump == other
+    assert place.back(name=other.name).dump == other
+    place.info.user = "owner"
+    assert not place.back().new_owner
+
+
+def test_an_increment_comes_back_by_its_chain_and_what_is_damaged_is_read_once(
+    place: Shelf,
+) -> None:
+    base, lost = ours(1, format=SERIES, text_sha256="ab"), f"{record.name_of(NOON, '0' * 8)}"
+    more = [ours(n, format=SERIES, text_sha256="ab", base=base.name) for n in (2, 3)]
+    place.dumps = [base, *more, ours(4, format=SERIES, text_sha256="ab", base=lost)]
+    assert place.back().dump == more[-1]
+    assert place.warned[0].startswith(f"{place.dumps[-1].name} cannot be read: ")
+    place.warned.clear()
+    place.bad = {base.name}
+    with pytest.raises(DumpFailed, match="there is no good dump of the catalog"):
+        place.back()
+    assert place.warned[1:] == [
+        f"{more[1].name} cannot be read: {base.name} is damaged: its SHA-256 is another",
+        f"{more[0].name} cannot be read: {base.name} is damaged",
+        f"{base.name} cannot be read: {base.name} is damaged",
+    ]
+    assert place.whole_of[1:] == [more[1].name]
+
+
+def test_of_a_dump_that_nobody_vouches_for_rows_come_back_where_that_is_asked_for(
+    place: Shelf,
+) -> None:
+    early = replace(strange(9), arrived=NOON)
+    late = replace(strange(1), arrived=NOON + timedelta(hours=5))
+    untold = replace(strange(3), arrived=None)
+    forged = strange(5, signature=f"{KEYS.name}:{'0' * 64}")
+    place.dumps = [early, late, untold, forged]
+    with pytest.raises(DumpFailed, match="no dump on the remote is known to be of this host"):
+        place.back()
+    assert place.whole_of == place.rows_of == []
+    # In the order of arrival, which no record can claim.
+    place.bad = {late.name, untold.name}
+    found = place.back(trust_target=True)
+    assert found == restore.Recalled(early, Origin.UNKNOWN, "user", (), (), ("FUNCTION f()",))
+    assert place.rows_of == [late.name, untold.name, early.name]
+    assert place.whole_of == []
+    # One that is forged only by its name.
+    assert place.back(trust_target=True, name=forged.name).origin is Origin.FORGED
+    place.dumps = [forged]
+    with pytest.raises(DumpFailed, match="all dumps on the remote are FORGED"):
+        place.back(trust_target=True)
+    # Those of this host come first.
+    place.dumps = [ours(2), late, early]
+    assert place.back(trust_target=True).origin is Origin.OURS
+
+
+def test_a_dump_that_was_asked_for_and_does_not_come_back_is_named(place: Shelf) -> None:
+    place.dumps = [ours(1), ours(2)]
+    place.bad = {ours(2).name}
+    with pytest.raises(DumpFailed, match=f"the dump {ours(2).name} is damaged") as caught:
+        place.back(name=ours(2).name)
+    assert caught.value.detail == f"there are {ours(1).name}, {ours(2).name}"
+    with pytest.raises(DumpFailed, match="there is no dump none on the remote"):
+        place.back(name="none")
+    place.dumps = []
+    with pytest.raises(DumpFailed) as caught:
+        place.back(name="none")
+    assert caught.value.detail == "there are none"
+
+
+def test_nothing_is_restored_into_a_database_that_has_something(place: Shelf) -> None:
+    place.empty, place.dumps = False, [ours(1)]
+    with pytest.raises(DumpFailed, match="is not empty") as caught:
+        place.back()
+    assert "needs an empty database" in caught.value.hint
+    assert place.whole_of == []
+
+
+# --- what pg_restore says -------------------------------------------------------------------------
+
+
+class Program:
+    """A pg_restore that takes what it is given until it ends."""
+
+    def __init__(self, status: int = 0, said: str = "", *, takes: int = 1 << 30) -> None:
+        self.status, self.text, self.takes = status, said, takes
+        self.got = b""
+        self.waits = 2
+        self.killed = self.drained = self.closed = False
+        self.stderr = self
+        self.fds: list[int] = []
+        self.stdin_fd = -1
+
+    def wait(self, _: float) -> int | None:
+        self.waits -= 1
+        return None if self.waits > 0 else self.status
+
+    def write(self, _: int, data: memoryview) -> int:
+        if len(self.got) >= self.takes:
+            raise BrokenPipeError
+        self.got += data[:1000]
+        return min(len(data), 1000)
+
+    def drain_stderr(self) -> None:
+        self.drained = True
+
+    def close_stdin(self) -> None:
+        self.closed = True
+
+    def kill(self) -> None:
+        self.killed = True
+
+
+def pour(
+    monkeypatch: pytest.MonkeyPatch, program: Program, *, damaged: bool = False, made: str = "16.4"
+) -> bool:
+    monkeypatch.setattr(restore, "start", lambda *_, **__: program)
+    monkeypatch.setattr(restore, "wait_for", lambda **_: None)
+    monkeypatch.setattr(restore, "write", program.write)
+    of_program = replace(RECORD, program=made)
+    pieces = [*Text().left, None] if damaged else Text().left
+    try:
+        return restore._pour(iter(pieces), Path("pg_restore"), of_program, "dbname=c", {})
+    finally:
+        assert program.killed
+
+
+def test_the_end_of_a_dump_is_held_back_until_it_is_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = Program()
+    assert pour(monkeypatch, program)
+    assert (program.got, program.closed, program.drained) == (CONTENT, True, True)
+    program = Program()
+    assert not pour(monkeypatch, program, damaged=True)
+    assert CONTENT.startswith(program.got)
+    assert len(program.got) == len(CONTENT) - restore._HELD
+    assert not program.closed
+
+
+@pytest.mark.parametrize(
+    ("said", "made", "message", "hint"),
+    [
+        ("unsupported version (1.16)", "18.1", "too old for this dump", "postgresql-client-18,"),
+        ("unsupported version (1.16)", "", "too old for this dump", "postgresql-client-N,"),
+        ("permission denied for x", "16.4", "pg_restore failed", "--allow-superuser"),
+        ("must be superuser", "16.4", "pg_restore failed", "--allow-superuser"),
+        ("disk full", "16.4", "pg_restore failed", "has to be as new as the server"),
+    ],
+)
+def test_what_pg_restore_stumbles_over_is_told_at_the_end(
+    monkeypatch: pytest.MonkeyPatch, said: str, made: str, message: str, hint: str
+) -> None:
+    for takes in (0, 1 << 30):
+        program = Program(1, f"{said}\nmore", takes=takes)
+        with pytest.raises(DumpFailed, match=message) as caught:
+            pour(monkeypatch, program, made=made)
+        assert f"{said}; more" in caught.value.detail
+        assert hint in caught.value.hint
+    # What it stumbled over may be damage.
+    assert not pour(monkeypatch, Program(1, said, takes=0), damaged=True, made=made)
+
+
+def test_what_says_nothing_is_told_by_its_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DumpFailed) as caught:
+        pour(monkeypatch, Program(3))
+    assert caught.value.detail == "status 3"
+
+
+# --- rows of a dump that nobody vouches for -------------------------------------------------------
+
+
+class Tables:
+    """The tables that init-db makes, and the rows that they got."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.columns = {
+            ("public", "blobs"): frozenset({"blobid", "size", "remote_copied"}),
+            ("ntt_backup", "runs"): frozenset({"run_id", "host"}),
+            ("ntt_backup", "blobs"): frozenset({"n"}),
+        }
+        self.targets: list[str] = []
+        self.got: dict[tuple[str, str], list[bytes]] = {}
+        self.refuses = False
+        monkeypatch.setattr(rows_only, "new_tables", self._new)
+
+    @contextmanager
+    def _new(self, url: str, application: str, targets: Any) -> Iterator[Tables]:
+        self.targets = list(targets)
+        yield self
+
+    def copy(self, table: tuple[str, str], columns: Any, encoding: str, rows: Any) -> None:
+        if self.refuses:
+            raise CatalogRefused("a row does not fit")
+        assert encoding == "LATIN1"
+        self.got[table] = [",".join(columns).encode(), *rows]
+
+
+@pytest.fixture
+def tables(monkeypatch: pytest.MonkeyPatch) -> Tables:
+    return Tables(monkeypatch)
+
+
+def rows_of(*entries: bytes, blocks: bytes = b"") -> list[str]:
+    data = archive(*entries) + blocks
+    return restore_rows(data, [data], "dbname=c", "test", "remote")
+
+
+def data_of(number: int, name: str, copy: str, schema: str = "public") -> bytes:
+    return entry(number, "TABLE DATA", name, copy=copy, schema=schema)
+
+
+ENCODING = entry(1, "ENCODING", "ENCODING", definition="SET client_encoding = 'LATIN1';\n")
+BLOBS = data_of(5, "blobs", OF_BLOBS)
+BLOB_ROWS = block(5, b"aa\t1\tt\tf\tx\n\\N\t2\tt\tf\tx\nbb\t\\N\tt\tf\tx\n\\.\n\n\n")
+
+
+def test_only_rows_of_our_tables_come_back_and_what_is_lost_is_named(tables: Tables) -> None:
+    runs = data_of(6, "runs", "COPY ntt_backup.runs (host, run_id) FROM stdin;\n", "ntt_backup")
+    own = data_of(7, "blobs", "COPY ntt_backup.blobs (n) FROM stdin;\n", "ntt_backup")
+    other = data_of(8, "runs", "COPY public.runs (run_id) FROM stdin;\n")
+    gone = data_of(9, "gone", "COPY ntt_backup.gone (n) FROM stdin;\n", "ntt_backup")
+    lost = rows_of(
+        ENCODING,
+        entry(2, "TABLE", "blobs"),
+        entry(2, "TABLE", "runs"),
+        entry(3, "SCHEMA", "ntt_backup", schema=None),
+        entry(3, "SCHEMA", "evil", schema=None),
+        entry(4, "TABLE", "runs", schema="ntt_backup"),
+        entry(4, "FUNCTION", "f()", schema="ntt_backup"),
+        entry(4, "FUNCTION", "blobs"),
+        *(entry(4, kind, kind) for kind in ("STDSTRINGS", "SEARCHPATH", "DATABASE")),
+        *(BLOBS, runs, own, other, gone),
+        blocks=BLOB_ROWS
+        + block(6, b"alpha\t7\n\\.\n\n\n")
+        + block(7, b"3\n\\.\n\n\n")
+        + block(8, b"evil\n\\.\n\n\n"),
+    )
+    assert tables.got == {
+        ("public", "blobs"): [b"blobid,size,remote_copied", b"aa\t1\tt\n", b"bb\t\\N\tt\n"],
+        ("ntt_backup", "runs"): [b"host,run_id", b"alpha\t7\n"],
+        ("ntt_backup", "blobs"): [b"n", b"3\n"],
+    }
+    assert tables.targets == ["remote", "usb"]
+    assert lost == [
+        "TABLE public.runs",
+        "SCHEMA evil",
+        "FUNCTION ntt_backup.f()",
+        "FUNCTION public.blobs",
+        "TABLE DATA public.runs",
+    ]
+
+
+def test_of_two_tables_the_one_in_public_is_taken(tables: Tables) -> None:
+    elsewhere = data_of(4, "blobs", OF_BLOBS.replace("public", "a"), "a")
+    rows_of(ENCODING, elsewhere, BLOBS, blocks=block(4, ROWS) + BLOB_ROWS)
+    assert len(tables.got["public", "blobs"]) == 3
+    # Where there is but one, its schema may be any.
+    rows_of(ENCODING, elsewhere, blocks=BLOB_ROWS.replace(b"\5", b"\4", 1))
+    assert len(tables.got["public", "blobs"]) == 3
+    elsewhere_too = data_of(5, "blobs", OF_BLOBS.replace("public", "b"), "b")
+    with pytest.raises(DumpDamaged, match="does not hold one table blobs"):
+        rows_of(ENCODING, elsewhere, elsewhere_too, blocks=BLOB_ROWS)
+
+
+@pytest.mark.parametrize(
+    ("columns", "row", "why"),
+    [
+        ("evil", b"x", "cannot be told"),
+        ("blobid, blobid", b"aa\taa", "cannot be told"),
+        ("blobid, size", b"aa", "not as many columns"),
+        ("blobid, size", b"aa\t1\t2", "not as many columns"),
+        ("blobid, (size)", b"aa\t1", "cannot be told"),
+    ],
+)
+def test_rows_that_are_not_those_of_their_table_are_damage(
+    tables: Tables, columns: str, row: bytes, why: str
+) -> None:
+    one = data_of(5, "blobs", f"COPY public.blobs ({columns}) FROM stdin;\n")
+    with pytest.raises(DumpDamaged, match=why):
+        rows_of(ENCODING, one, blocks=block(5, row + b"\n\\.\n\n\n"))
+
+
+def test_what_cannot_be_read_or_does_not_fit_is_damage(tables: Tables) -> None:
+    with pytest.raises(DumpDamaged, match="no dump of pg_dump"):
+        restore_rows(b"nonsense", [b"nonsense"], "dbname=c", "test", "remote")
+    with pytest.raises(DumpDamaged, match="does not hold one table blobs"):
+        rows_of(ENCODING)
+    with pytest.raises(DumpDamaged, match="has no rows in it"):
+        rows_of(ENCODING, BLOBS)
+    tables.refuses = True
+    with pytest.raises(DumpDamaged, match="a row does not fit"):
+        rows_of(ENCODING, BLOBS, blocks=BLOB_ROWS)
+
+
+def test_a_dump_names_no_more_than_twenty_targets(tables: Tables) -> None:
+    names = ", ".join(f"t{n}_copied" for n in range(30))
+    one = data_of(5, "blobs", f"COPY public.blobs (blobid, {names}) FROM stdin;\n")
+    row = b"\t".join([b"aa", *[b"t"] * 30]) + b"\n\\.\n\n\n"
+    rows_of(ENCODING, one, blocks=block(5, row))
+    assert tables.targets == ["remote", *(f"t{n}" for n in range(20))]
