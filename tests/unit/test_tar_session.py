@@ -1,0 +1,236 @@
+"""What the sender of `tar` says to the remote's loop, and makes of its answers, in memory."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from ntt_backup.client.channel import NOISE_LIMIT
+from ntt_backup.client.connection import SessionSpec
+from ntt_backup.errors import BackupError, BatchRejected, RemoteUnreachable, SourceError
+from ntt_backup.model import Batch, Blob, Reason, Receipt
+from ntt_backup.source.inspection import Store
+from ntt_backup.upload.strategies import tar
+from ntt_backup.upload.strategies.session import Rejection
+from ntt_backup.upload.strategies.tar import TarSession
+from tests.files import put
+from tests.unit.far_side import spec
+
+LAST_WORD = b"\nNTT-TAR 2 end\n"
+
+
+class Loop:
+    """Stands for `Channel`: it greets, keeps what is sent, and says what it was given."""
+
+    lingers = quiet = False
+
+    def __init__(self, greeting: bytes = b"NTT-TAR 2 ready turns") -> None:
+        self.greeting = greeting
+        self.sent = bytearray()
+        self.says: list[bytes] = []
+        self.heard = time.monotonic()
+        self.on_bytes: Callable[[int], object] = lambda _: None
+        self.on_sent: Callable[[], object] = lambda: None
+        self.closed: list[bytes] = []
+        self.ended = False
+
+    def greet(self, script: bytes, pattern: re.Pattern[bytes], *_: Any, **__: Any) -> Any:
+        return pattern.match(self.greeting)
+
+    def send(self, data: memoryview, hear: Any, **_: Any) -> None:
+        assert not self.ended
+        self.sent += data
+        self.on_bytes(len(data))
+        self.on_sent()
+
+    def hear(self, hear: Callable[[bytes], None], timeout: float, **_: Any) -> None:
+        said, self.says = self.says, []
+        for one in said:
+            hear(one)
+
+    def is_silent(self, *_: Any) -> bool:
+        return not self.says
+
+    def close(self, last_word: bytes = b"") -> None:
+        self.closed.append(last_word)
+
+    def abort(self) -> None:
+        self.ended = True
+
+
+@pytest.fixture
+def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
+    made = Loop()
+    monkeypatch.setattr(SessionSpec, "channel", lambda *_: made)
+    return made
+
+
+def opened(root: Path, **changes: Any) -> TarSession:
+    return TarSession(spec(**changes), Store(root))
+
+
+def batch(root: Path, *contents: bytes) -> Batch:
+    return Batch("b", tuple(put(root, content) for content in contents))
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [(b"fatal EACCES: no", "remote"), (b"gone it is away", "remote.path is gone")],
+)
+def test_a_loop_that_cannot_begin_says_why(
+    loop: Loop, tmp_path: Path, said: bytes, words: str
+) -> None:
+    loop.greeting = b"NTT-TAR 2 " + said
+    with pytest.raises(BackupError, match=words):
+        opened(tmp_path)
+    assert loop.ended
+
+
+def test_a_batch_goes_with_its_length_first_and_the_word_to_commit_last(
+    loop: Loop, tmp_path: Path
+) -> None:
+    told: list[int] = []
+    session = opened(tmp_path, on_content=told.append)
+    one = batch(tmp_path, b"one", b"three", b"one")
+    session.put(one)
+    head, _, rest = bytes(loop.sent).partition(b"\n")
+    number, length, files = map(int, head.split())
+    assert (number, files) == (1, 2)
+    assert rest[length:] == b"commit\n"
+    assert b"three" in rest[:length]
+    assert session.in_flight == (one,)
+    assert sum(told) == one.size
+    loop.says = [b"o", b"k 1", b"\n"]
+    (receipt,) = session.collect(1.0)
+    assert isinstance(receipt, Receipt)
+    assert (receipt.stored, receipt.wire_bytes) == (one.blobs, length)
+    assert not session.in_flight
+    session.put(batch(tmp_path, b"two"))
+    assert b"commit\n2 " in bytes(loop.sent)
+    session.close()
+    session.close()
+    assert loop.closed == [LAST_WORD]
+    assert not session.usable
+
+
+def test_a_batch_without_any_blob_is_not_sent(loop: Loop, tmp_path: Path) -> None:
+    session = opened(tmp_path)
+    put(tmp_path, b"there")
+    session.put(Batch("b", (Blob("0" * 64, 5),)))
+    assert loop.sent == b""
+    (receipt,) = session.collect(1.0)
+    assert isinstance(receipt, Receipt)
+    assert receipt.stored == ()
+    assert [one.reason for one in receipt.failed] == [Reason.MISSING]
+
+
+@pytest.mark.parametrize("text", ["ENOSPC: No space left on device", "tar: bad"])
+def test_what_the_remote_could_not_store_is_rejected(loop: Loop, tmp_path: Path, text: str) -> None:
+    session = opened(tmp_path)
+    one = batch(tmp_path, b"one")
+    session.put(one)
+    loop.says = [f"err 1 {text}\n".encode()]
+    (told,) = session.collect(1.0)
+    assert isinstance(told, Rejection)
+    assert told.batch == one
+    assert not session.in_flight
+    assert session.usable
+    assert text in told.error.detail
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (b"ok 2\n", "violates the protocol"),
+        (b"ok 0\n", "violates the protocol"),
+        (b"ok\n", "violates the protocol"),
+        (b"well 1\n", "violates the protocol"),
+        (b"\n", "violates the protocol"),
+        (b"ok 1\nok 1\n", "violates the protocol"),
+        (b"gone 1 by-hash: away\n", "remote.path is gone"),
+        (b"x" * (NOISE_LIMIT + 1), "violates the protocol"),
+    ],
+)
+def test_an_answer_that_cannot_be_ends_the_session(
+    loop: Loop, tmp_path: Path, said: bytes, words: str
+) -> None:
+    session = opened(tmp_path)
+    session.put(batch(tmp_path, b"one"))
+    loop.says = [said]
+    with pytest.raises(RemoteUnreachable, match=words):
+        session.collect(1.0)
+    assert loop.ended
+    assert not session.usable
+
+
+def test_a_line_may_be_long(loop: Loop, tmp_path: Path) -> None:
+    session = opened(tmp_path)
+    session.put(batch(tmp_path, b"one"))
+    words = b"err 1 " + b"x" * (NOISE_LIMIT - 6)
+    loop.says = [words, b"\n"]
+    (told,) = session.collect(1.0)
+    assert isinstance(told, Rejection)
+
+
+@pytest.mark.parametrize("change", ["other", "length"])
+def test_a_blob_that_changes_meanwhile_is_not_committed(
+    loop: Loop, tmp_path: Path, change: str
+) -> None:
+    told: list[int] = []
+    session = opened(tmp_path, on_content=told.append)
+    one = batch(tmp_path, b"one")
+    path = tmp_path / one.blobs[0].blobid[:2] / one.blobs[0].blobid[2:4] / one.blobs[0].blobid
+
+    def alter() -> None:
+        if change == "other" and not loop.sent.endswith(b"abort\n"):
+            path.write_bytes(b"two")
+            os.utime(path, (5, 5))
+        elif change == "length" and loop.sent.count(b"\n") == 1:
+            path.write_bytes(bytes(20_000))
+
+    loop.on_sent = alter
+    with pytest.raises(BatchRejected):
+        session.put(one)
+    assert session.in_flight == ()
+    assert not loop.sent.endswith(b"commit\n")
+    if change == "other":
+        assert loop.sent.endswith(b"abort\n")
+        assert session.usable
+        assert sum(told) == 0
+        loop.says = [b"ok 1\n"]
+        assert session.collect(0.0) == []
+        assert [*session._flights] == []
+    else:
+        assert not session.usable
+
+
+def test_a_loop_that_takes_turns_is_waited_for_before_the_commit(
+    loop: Loop, tmp_path: Path
+) -> None:
+    loop.greeting = b"NTT-TAR 2 ready lockstep"
+    session = opened(tmp_path)
+    loop.says = [b"got 1\n"]
+    session.put(batch(tmp_path, b"one"))
+    assert loop.sent.endswith(b"commit\n")
+    with pytest.raises(RemoteUnreachable, match="does not answer"):
+        session.put(batch(tmp_path, b"two"))
+    assert not bytes(loop.sent).endswith(b"commit\n")
+
+
+def test_a_store_that_hangs_is_an_outage_of_the_source(
+    loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tar, "tar_argv", lambda _: ["sleep", "600"])
+    session = opened(tmp_path, run={"stall_timeout": 5.0})
+    clock = iter(range(0, 100, 3))
+    one = batch(tmp_path, b"one")
+    monkeypatch.setattr(tar, "time", cast(Any, type("C", (), {"monotonic": lambda: next(clock)})))
+    with pytest.raises(SourceError, match="the store does not answer"):
+        session.put(one)
+    assert loop.ended
