@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytest
 
 from ntt_backup.blobdir.layout import StrayKind
+from ntt_backup.blobdir.partial import open_partial
 from ntt_backup.receiver import (
     dump_directory,
     incoming,
@@ -515,3 +516,112 @@ def test_a_large_blob_is_offered_from_what_was_worth_keeping(
 
 def large_blob_sum(digest: bytes, content: bytes) -> bytes:
     return hashlib.sha256(digest + content).digest()
+
+
+@pytest.mark.parametrize(
+    ("offset", "error"), [(0, ""), (500, ""), (1, "protocol"), (499, "protocol"), (501, "protocol")]
+)
+@pytest.mark.usefixtures("resumable")
+def test_a_large_blob_goes_on_from_the_offer_or_begins_anew(
+    root: Path, client: ScriptedSession, offset: int, error: str
+) -> None:
+    content = noise(1001, 1)
+    digest = digest_of(content)
+    batch = write_messages.batch(1, 1, 1001)
+    client.say(PLACE, batch, write_messages.large(digest, 1001, 0), *client.pieces(content[:500]))
+    ask = write_messages.ask_offset(digest, 1001)
+    client.say(PLACE, batch, ask, client.large(content, offset), commit(1))
+    assert client.error == error
+    assert place_of(root, digest).exists() == (not error)
+    other = noise(1001, 2)
+    client.say(batch, ask, client.large(other), commit(1))  # An offer is for its blob alone.
+    assert place_of(root, digest_of(other)).exists()
+    client.say(batch, ask, client.large(other, 500), commit(1))
+    assert client.error == "protocol"
+
+
+@pytest.mark.parametrize("problem", ["unreadable", "short"])
+@pytest.mark.usefixtures("resumable")
+def test_what_cannot_be_read_of_a_large_blob_is_not_offered(
+    root: Path, client: ScriptedSession, monkeypatch: pytest.MonkeyPatch, problem: str
+) -> None:
+    content = noise(1001, 1)
+    digest = digest_of(content)
+    batch = write_messages.batch(1, 1, 1001)
+    client.say(PLACE, batch, write_messages.large(digest, 1001, 0), *client.pieces(content[:500]))
+
+    def pread(fd: int, length: int, at: int) -> bytes:
+        if problem == "short":
+            return b""
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "pread", pread)
+    client.say(batch, write_messages.ask_offset(digest, 1001))
+    (found,) = map(write_messages.read_offset, of(client, framing.OFFSET))
+    assert found == (0, large_blob_sum(digest, b""))
+    assert not (root / ".ntt-incoming").exists()
+
+
+@pytest.mark.usefixtures("resumable")
+def test_only_so_many_blobs_of_a_batch_can_be_resumed(
+    root: Path, client: ScriptedSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(write_session, "_MOST_PARTIALS", 2)
+    opened: list[Any] = []
+
+    def opening(*args: Any) -> Any:
+        opened.append(args)
+        return open_partial(*args)
+
+    monkeypatch.setattr(write_session, "open_partial", opening)
+    contents = [noise(1001, seed) for seed in range(4)]
+    client.say(PLACE, client.batch(1, contents, large=True), client.batch(2, contents[:1]))
+    assert [receipt.stored for receipt in client.receipts()] == [4, 0]
+    assert len(opened) == 2
+    assert all(place_of(root, digest_of(one)).read_bytes() == one for one in contents)
+
+
+@pytest.mark.usefixtures("resumable")
+def test_a_disk_that_has_failed_offers_nothing(
+    root: Path, client: ScriptedSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = noise(1001, 1)
+    digest = digest_of(content)
+    batch = write_messages.batch(1, 2, 2002)
+    client.say(PLACE, batch, write_messages.large(digest, 1001, 0), *client.pieces(content[:500]))
+
+    def full(*_: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(large_blob, "write_all", full)
+    other = noise(1001, 2)
+    begun = [write_messages.large(digest_of(other), 1001, 0), *client.pieces(other)]
+    ask = write_messages.ask_offset(digest, 1001)
+    client.say(batch, *begun, client.end(other), ask, commit(1))
+    (receipt,) = client.receipts()
+    assert receipt.outcome == write_messages.FAILED
+    (found,) = map(write_messages.read_offset, of(client, framing.OFFSET))
+    assert found[0] == 0
+
+
+@pytest.mark.parametrize("kinds", [{"reading": 1, "dumps": 1}, {"reading": 0, "dumps": 1}])
+def test_a_session_is_of_one_kind(client: ScriptedSession, kinds: dict[str, int]) -> None:
+    client.say(BYE, **kinds)
+    assert client.error == ("protocol" if all(kinds.values()) else "")
+
+
+def test_a_root_that_is_none_says_why(root: Path) -> None:
+    for name, words in (("none", "ENOENT: "), ("\0", "embedded null")):
+        session = ScriptedSession(root / name, ALLOWED)
+        session.say(BYE)
+        assert session.error == "root"
+        assert words in session.error_text
+
+
+def test_directories_may_be_looked_into_by_others(root: Path) -> None:
+    umask = os.umask(0)
+    try:
+        ScriptedSession(root).say(PLACE)
+    finally:
+        os.umask(umask)
+    assert (root / "by-hash").stat().st_mode & 0o7777 == 0o755

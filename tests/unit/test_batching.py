@@ -265,3 +265,72 @@ def test_few_blobs_or_a_share_of_one_make_no_suspect() -> None:
     assert Suspicion(0.5).falls(1000, 501)
     assert not Suspicion(0.5).falls(1000, 500)
     assert not Suspicion(1).falls(5000, 5000)
+
+
+# --- what waits -----------------------------------------------------------------------------------
+
+
+def some(name: str, *ranges: int) -> Batch:
+    return Batch(name, (Blob("0" * 64, 1),), frozenset(ranges))
+
+
+def test_a_batch_waits_until_it_is_due_and_no_longer() -> None:
+    queue = SendQueue("0", 10, 100)
+    assert queue.next_due is None
+    queue.delay([some("late", 1)], 9.0)
+    queue.delay([some("soon", 2), some("as soon", 3)], 5.0)
+    assert queue.next_due == 5.0
+    assert queue.pop_due(4.9) is None
+    assert [one.name for _ in "ab" if (one := queue.pop_due(5.0))] == ["soon", "as soon"]
+    assert queue.pop_due(8.9) is None
+    queue.hurry()
+    assert queue.next_due == 0.0
+    assert (hurried := queue.pop_due(0.0)) is not None
+    assert hurried.name == "late"
+    assert queue.next_due is None
+
+
+def test_ranges_are_kept_as_long_as_anything_of_them_waits() -> None:
+    queue = SendQueue("0", 10, 100)
+    queue.add([(Blob("0" * 64, 1), 1), (Blob("1" * 64, 1), 2)])
+    queue.delay([some("a", 3, 4)])
+    queue.put_off([5, 6], 7.0)
+    queue.put_off([6], 8.0)
+    assert queue.ranges(6.9) == {1, 2, 3, 4, 5, 6}
+    assert queue.next_due == 0.0
+    assert queue.ranges(7.0) == {1, 2, 3, 4, 6}
+    assert queue.pop_due(0.0) is not None
+    assert queue.next_due == 8.0
+    assert queue.ranges(7.9) == {1, 2, 6}
+    queue.recall()
+    assert queue.ranges(0.0) == {1, 2}
+    assert queue.next_due is None
+    queue.put_off([5], 7.0)
+    queue.hurry()
+    assert queue.ranges(0.0) == {1, 2}
+    assert queue.pop_new() is not None
+    assert queue.ranges(0.0) == frozenset()
+    queue.put_off([5], 7.0)
+    queue.delay([some("a", 3)])
+    queue.add([(Blob("0" * 64, 1), 1)])
+    queue.forget()
+    assert (queue.ranges(0.0), queue.next_due, queue.pop_new()) == (frozenset(), None, None)
+
+
+def test_batches_are_numbered_sorted_and_cut_smaller_where_that_is_wanted() -> None:
+    queue = SendQueue("0", 3, 100)
+    blobs = [Blob(f"{9 - number}" * 64, 40) for number in range(6)]
+    queue.add((blob, number) for number, blob in enumerate(blobs))
+    assert queue.missing == 0
+    assert [*queue.front()] == blobs[:2]
+    first, second, third = queue.pop_new(), queue.pop_new(most=79), queue.pop_new(most=1000)
+    assert first is not None
+    assert second is not None
+    assert third is not None
+    assert [one.name for one in (first, second, third)] == ["0.1", "0.2", "0.3"]
+    assert [*first.blobs] == [blobs[1], blobs[0]]
+    assert [*second.blobs] == [blobs[2]]
+    assert [*third.blobs] == [blobs[4], blobs[3]]
+    assert (first.ranges, second.ranges) == (frozenset([0, 1]), frozenset([2]))
+    assert queue.missing == 2
+    assert [*queue.front()] == blobs[5:]

@@ -597,3 +597,29 @@ def test_life_is_shown_while_a_disk_reads_what_fills_a_pack(
     session.put(Batch("b", blobs))
     assert sum(since) >= 100
     assert max(since) <= 16
+
+
+def test_a_bucket_that_is_no_store_any_more_is_an_outage(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects, "open_bucket", lambda *_: scene.bucket)
+    with pytest.raises(RemoteUnreachable):
+        scene.opened()
+
+
+def test_what_may_be_there_is_looked_for_before_it_is_sent(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That is what a run before this one may have sent last, and what is sent again."""
+    looks: list[bool] = []
+    session = scene.session()
+    begin = session._outbox.begin
+
+    def begun(key: str, size: int, *, look: bool) -> Any:
+        looks.append(look)
+        return begin(key, size, look=look)
+
+    monkeypatch.setattr(session._outbox, "begin", begun)
+    for seed, attempt in enumerate((1, 1, 1, 2, 1)):
+        exchange(session, batch(scene.blobs(10, seed=seed), attempt=attempt))
+    assert looks == [True, True, False, True, False]

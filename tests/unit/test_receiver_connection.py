@@ -101,3 +101,45 @@ def test_only_the_client_and_work_end_a_silence(
         line.connection.wait(reading=False, working=False)
     monkeypatch.undo()
     line.connection.close()
+
+
+def test_what_is_said_goes_at_once_as_far_as_the_client_takes_it(line: Line) -> None:
+    line.connection.say(b"word")
+    assert line.take() == b"word"
+    assert not line.connection.unread
+    line.connection.say(WORDS)
+    assert line.connection.unread
+    assert not line.connection.choked
+    taken = line.take()
+    assert 0 < len(taken) < len(WORDS)
+    line.connection.say(bytes(connection._UNREAD_ANSWERS - len(WORDS) + len(taken)))
+    taken += line.take()
+    line.connection._outbox[:] = bytes(connection._UNREAD_ANSWERS)
+    assert not line.connection.choked
+    line.connection._outbox += b"x"
+    assert line.connection.choked
+
+
+def test_what_a_client_that_is_gone_does_not_take_is_dropped(line: Line) -> None:
+    os.close(line.client_in)
+    line.connection.say(b"word")
+    assert line.connection.deaf
+    assert not line.connection.unread
+    line.client_in = os.dup(line.reading)
+    assert not line.connection.read()
+    os.close(line.client_out)
+    assert line.connection.read()
+    assert line.connection.ended
+    line.client_out = os.dup(line.reading)
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(4.9, False), (5.0, True), (60.0, True)])
+def test_life_is_shown_where_nothing_was_said_for_some_seconds(
+    line: Line, monkeypatch: pytest.MonkeyPatch, seconds: float, said: bool
+) -> None:
+    now = line.connection._spoke + seconds
+    monkeypatch.setattr(connection, "time", SimpleNamespace(monotonic=lambda: now))
+    line.connection.show_life()
+    assert bool(line.take()) == said
+    line.connection.show_life()
+    assert line.take() == b""

@@ -374,6 +374,28 @@ def test_a_watching_worker_sends_what_is_inserted_and_ends_when_told(heard: bool
     made.assert_done()
 
 
+@pytest.mark.parametrize(("limit", "sessions"), [(-1.0, 2), (60.0, 1)])
+def test_a_session_is_closed_when_nothing_was_sent_for_long(
+    monkeypatch: pytest.MonkeyPatch, limit: float, sessions: int
+) -> None:
+    monkeypatch.setattr("ntt_backup.upload.worker._IDLE_SESSION_SECONDS", limit)
+    made = scene(5)
+    late = Blob("ff" * 32, 10)
+
+    def next_scene(state: str) -> None:
+        if state == "idle" and late.blobid not in made.catalog.copied:
+            made.catalog.insert(late, heard=False)
+        elif state == "idle":
+            made.pipe.stop()
+
+    made.pipe.on_state = next_scene
+    made.worker(watch=True, poll_interval=86400).run()
+    made.all.append(late)
+    made.assert_done()
+    # A second one while the first is usable would fail the test.
+    assert len(made.remote.sessions) == sessions
+
+
 def test_a_look_that_is_asked_for_ends_the_wait_for_the_catalog() -> None:
     made = scene(5, catalog=["catalog lost at take"])
     asked: list[str] = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,7 +16,7 @@ from ntt_backup.process.messages import Done, Found
 from ntt_backup.source.inspection import Store
 from ntt_backup.upload import worker_main
 from ntt_backup.upload.strategies.probe import Facts
-from ntt_backup.upload.worker_main import PLACE, PROBE_AND_TRY, TRY_OUT, Remote
+from ntt_backup.upload.worker_main import GO, PLACE, PROBE, PROBE_AND_TRY, TRY_OUT, Remote
 from tests.unit.fakes import Clock
 
 SLOW = 100.0
@@ -165,3 +167,80 @@ def test_a_session_after_a_probe_that_is_long_ago_gets_another_connection(
 def test_a_probe_without_work_says_whether_its_connection_lingered(probing: Remote) -> None:
     probing.end_probe(go_on=False)
     assert probing.lingers
+
+
+@dataclass
+class Preparing:
+    """What a worker has to do before it is told to go: it notes it. words: what it is told."""
+
+    words: list[bytes]
+    strategy: str = "stream"
+    first: Batch | None = None
+    done: list[str] = field(default_factory=list)
+
+    def connect_ahead(self) -> None:
+        self.done.append("connect")
+
+    def claim_ahead(self) -> None:
+        self.done.append("claim")
+
+    def first_batch(self) -> Batch:
+        self.done.append("first")
+        return Batch("0.1", ())
+
+    def begin_probe(self, meanwhile: Callable[[list[int]], Batch | None]) -> None:
+        self.done.append("probe")
+        self.first = meanwhile([])
+
+    def answer(self, word: bytes) -> str:
+        return word.decode().strip()
+
+    def end_probe(self, *, go_on: bool) -> None:
+        self.done.append("go on" if go_on else "end")
+
+    def emit(self, said: str) -> None:
+        self.done.append(said)
+
+    def await_first(self, fds: list[int]) -> bytes:
+        return self.words[0]
+
+    def next(self) -> bytes:
+        return self.words.pop(0) if self.words else b""
+
+    def prepare(self, monkeypatch: pytest.MonkeyPatch, *, probes: bool, limit: Any = None) -> bool:
+        monkeypatch.setattr(worker_main, "_Words", lambda fd: self)
+        monkeypatch.setattr(signal, "signal", lambda *_: None)
+        run = SimpleNamespace(bwlimit=limit)
+        spec = SimpleNamespace(probes=probes, settings=SimpleNamespace(run=run))
+        mine = cast(Any, self)
+        return worker_main._prepare(cast(Any, spec), mine, mine, mine)
+
+
+@pytest.mark.parametrize("word", [GO, b"", b"what\n"])
+def test_a_worker_connects_and_claims_before_it_is_told_to_go(
+    monkeypatch: pytest.MonkeyPatch, word: bytes
+) -> None:
+    made = Preparing([word])
+    assert made.prepare(monkeypatch, probes=False) == (word == GO)
+    assert made.done == ["connect", "claim"]
+
+
+@pytest.mark.parametrize("strategy", ["stream", "objects"])
+@pytest.mark.parametrize("limit", [None, "1MB"])
+def test_a_first_worker_claims_while_the_remote_answers(
+    monkeypatch: pytest.MonkeyPatch, limit: str | None, strategy: str
+) -> None:
+    made = Preparing([PROBE_AND_TRY, TRY_OUT, PLACE, GO], strategy)
+    words = [one.decode().strip() for one in (PROBE_AND_TRY, TRY_OUT, PLACE)]
+    assert made.prepare(monkeypatch, probes=True, limit=limit)
+    claims = ["probe", "claim"] + ([] if limit else ["first"])
+    again = ["claim"] if strategy == "objects" else []
+    assert made.done == [*claims, words[0], *again, *words[1:], "go on"]
+    assert (made.first is None) == (limit is not None)
+
+
+def test_a_first_worker_that_only_looks_claims_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Preparing([PROBE, b""])
+    assert not made.prepare(monkeypatch, probes=True)
+    assert made.done == ["probe", PROBE.decode().strip(), "end"]
+    assert made.first is None
