@@ -15,7 +15,12 @@ from ntt_backup.catalog.history import start_run, update_run
 from ntt_backup.catalog.ledger import Ledger, record_checks
 from ntt_backup.catalog.queries import statement
 from ntt_backup.catalog.schema import init_db
-from ntt_backup.catalog.stats import exact_totals, pending_estimate
+from ntt_backup.catalog.stats import (
+    StoredObjects,
+    exact_totals,
+    pending_estimate,
+    stored_objects,
+)
 from ntt_backup.model import Blob, Failure, PendingEstimate, Reason
 from tests.integration.catalogs import MALFORMED, add, add_hashes, allow_null, rows
 from tests.postgres import TARGET, session
@@ -257,3 +262,22 @@ def test_what_another_program_failed_is_seen_where_little_is_left_to_copy(
     assert (totals.pending, totals.failed_by_reason) == (1, {"unknown": 1})
     assert totals.without_blobid == 1
     assert totals.estimated == ("copied", "copied_bytes")
+
+
+def test_objects_of_a_bucket_that_take_too_long_to_count_are_not_told(
+    catalog: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(catalog, "0a", size=99)
+    add(catalog, "0b", "0c", size=100)
+    catalog.execute("update blobs set remote_copied = true")
+    counted = StoredObjects(packs=0, pack_bytes=0, large_blobs=2, large_bytes=200)
+    for exact in (True, False):
+        assert stored_objects(catalog, TARGET, 100, exact=exact) == counted
+    really = statement
+
+    def locked(name: str, **parts: sql.Composable) -> sql.Composable:
+        return sql.SQL("select pg_sleep(60)") if name == "large_copied" else really(name, **parts)
+
+    monkeypatch.setattr(stats, "statement", locked)
+    told = stored_objects(catalog, TARGET, 100, exact=False)
+    assert told == StoredObjects(packs=0, pack_bytes=0, large_blobs=None, large_bytes=None)

@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 
-from ntt_backup import events
+from ntt_backup import events, newest
 from ntt_backup.catalog import connection, dump_history, privileges, selection
 from ntt_backup.catalog.dump_history import DatabaseState
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.host_key import HostKey, HostKeys
 from ntt_backup.dump import job, pg_programs, rehearsal
 from ntt_backup.dump.events import DumpComplete, DumpSkipped, DumpStart
+from ntt_backup.dump.form import Form
 from ntt_backup.dump.pg_programs import Programs
 from ntt_backup.dump.record import Contents, DumpRecord, Stored
 from ntt_backup.errors import (
@@ -154,6 +155,7 @@ class World:
         return len(names)
 
     def upload(self, name: str) -> Upload:
+        self.sent = b""
         return Upload(self, name)
 
     def run(self, **how: bool) -> bool:
@@ -297,7 +299,6 @@ def test_no_dump_is_made_where_the_last_one_is_as_good(world: World) -> None:
     assert world.noted == [(last.name, last.record.bytes, last.record.sha256, "")]
     for how in ({"force": True}, {"whole": True}):
         world.pieces = list(TEXT)
-        world.sent = b""
         world.run(**how)
     assert [made.number for made in world.named.values()] == [2, 2]
     assert {one.reason for one in world.said(DumpStart)} == {"asked"}
@@ -308,12 +309,46 @@ def test_blobs_that_were_copied_are_known_of_by_the_catalog_or_the_last_dump(wor
     assert not world.run()
     (made,) = world.named.values()
     assert not made.copied
-    world.placed, world.pieces, world.sent = False, list(TEXT), b""
+    world.placed, world.pieces = False, list(TEXT)
     world.dumps = [ours(1, copied=True)]
     # A target without by-hash tells of no blob.
     assert not world.run(force=True)
-    world.placed, world.pieces, world.sent = True, list(TEXT), b""
+    world.placed, world.pieces = True, list(TEXT)
     assert world.run(force=True)
+
+
+def test_a_dump_that_is_missed_is_named(world: World) -> None:
+    world.run()
+    ((name, made),) = world.named.items()
+    there = Stored(name, made.bytes, made, datetime.now(UTC))
+    for dumps in ([there], []):
+        world.pieces, world.events, world.dumps = list(TEXT), [], dumps
+        world.run(force=True)
+        lacks = ["the target lacks the dump" in one.reason for one in world.said(events.Warning)]
+        assert lacks == [True] * (not dumps)
+
+
+def test_what_was_dumped_is_kept_for_the_next_one_where_it_has_its_name(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[str] = []
+    closed: list[Form] = []
+    monkeypatch.setattr(Form, "keep", lambda _, name, made: kept.append(name))
+    monkeypatch.setattr(Form, "close", lambda one: closed.append(one))
+    world.run()
+    assert (kept, len(closed)) == ([*world.named], 1)
+    world.status, world.pieces = 1, list(TEXT)
+    with pytest.raises(DumpFailed):
+        world.run()
+    assert (kept, len(closed)) == ([*world.named], 2)
+
+
+def test_a_key_that_was_lost_is_told_before_a_dump_goes_unsigned(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(newest, "lost_key", lambda *_: "the key is lost")
+    world.run()
+    assert [one.reason for one in world.said(events.Warning)] == ["the key is lost"]
 
 
 def test_dumps_past_retention_go_the_newest_first(world: World) -> None:

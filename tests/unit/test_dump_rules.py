@@ -296,6 +296,8 @@ def test_of_a_record_alone_nothing_stays() -> None:
         ([a_dump()], "5 1 2+3", timedelta(days=-8), False, False, "old"),  # a clock that was ahead
         ([a_dump()], "5 1 2+4", timedelta(), False, False, "changed"),
         ([a_dump(fingerprint="")], "", timedelta(), False, False, "changed"),  # nothing is counted
+        ([a_dump(fingerprint="")], "5 1 2+3", timedelta(), False, False, "changed"),
+        ([replace(a_dump(), record=None)], "5 1 2+3", timedelta(), False, False, "changed"),
         ([a_dump()], "5 1 2+3", timedelta(), True, False, "asked"),
         ([a_dump(fingerprint="new"), a_dump()], "new", timedelta(), False, False, "changed"),
         ([a_dump()], "5 1 2+3", timedelta(), False, True, "marked"),

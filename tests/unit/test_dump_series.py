@@ -432,6 +432,38 @@ def a_chain(*bases: int) -> list[Stored]:
     ]
 
 
+def test_a_segment_of_a_series_is_as_its_head_says() -> None:
+    frame = zstandard.ZstdCompressor().compress(b"row\n")
+    old = [b"row\n", b"two\n", b"three\n", b"four\n", b"five\n"]
+    made = patch.make(b"".join(old[:4]), b"row\n", Findable())
+
+    def back(*numbers: int, data: bytes = frame) -> bytes:
+        compress = zstandard.ZstdCompressor().compress
+        whole, part, rest = series_format._WHOLE, series_format._PATCH, series_format._REST
+        heads = [(whole, rest, 0, 0, len(compress(one)), len(one)) for one in old]
+        head = series_format._HEAD.pack
+        base = b"".join(head(*one) + compress(text) for one, text in zip(heads, old, strict=True))
+        kind, *others = numbers
+        return b"".join(replay([[base], [head((whole, part)[kind], rest, *others) + data]]))
+
+    assert back(0, 0, 0, len(frame), 4) == b"row\n"
+    assert back(0, 0, 2, 0, 0, data=b"") == b"row\ntwo\n"
+    assert back(1, 0, 4, len(made), 4, data=made) == b"row\n"
+    for numbers, data in (
+        ((0, 0, 1, len(frame), 4), frame),
+        ((0, 0, 0, len(frame), 3), frame),
+        ((0, 0, 0, len(frame), 5), frame),
+        ((0, 0, 0, len(frame) + 1, 4), frame),
+        ((0, 0, 0, len(frame), MOST + 1), frame),
+        ((0, 0, 0, 2 * MOST + 1, 4), frame),
+        ((0, 0, 6, 0, 0), b""),
+        ((1, 0, 5, len(made), 4), made),
+        ((1, 2, 4, len(made), 4), made),
+    ):
+        with pytest.raises(SeriesDamaged):
+            back(*numbers, data=data)
+
+
 def test_what_a_kept_dump_needs_is_kept() -> None:
     known = {one.name: one for one in a_chain(0, 1, 2, 0, 4)}
     assert with_bases(["3"], known) == {"1", "2", "3"}

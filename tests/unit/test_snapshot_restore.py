@@ -21,14 +21,19 @@ import pytest
 from blake3 import blake3
 
 from ntt_backup.blobdir import syscalls
-from ntt_backup.errors import DestinationError, LockHeld
+from ntt_backup.config.host_key import Origin
+from ntt_backup.errors import ConfigError, DestinationError, LockHeld
 from ntt_backup.process import durable
 from ntt_backup.snapshot.format.entry import DIRECTORY, FILE, HARD_LINK, SYMLINK, Entry
+from ntt_backup.snapshot.origins import NO_KEYS, NOBODY, Origins
 from ntt_backup.snapshot.repository.contract import SnapshotDamaged
 from ntt_backup.snapshot.restore import links
 from ntt_backup.snapshot.restore.attributes import Attributes
 from ntt_backup.snapshot.restore.links import last_lines
+from ntt_backup.snapshot.restore.plan import Options
 from ntt_backup.snapshot.restore.tree import MARKER
+from ntt_backup.snapshot.restore.version import Restored
+from ntt_backup.snapshot.restore.version import restore as restore_version
 from ntt_backup.snapshot.take.copies import Copies
 from ntt_backup.snapshot.take.new_version import take
 from ntt_backup.snapshot.take.sets import SnapshotSet
@@ -37,6 +42,7 @@ from tests.files import tree as files_of
 from tests.memory_repository import MemoryRepository
 from tests.snapshots import directory, file, put_version, restore
 from tests.syncs import files_and_directories, inode, noted_syncs, without_syncfs
+from tests.unit.taker import KEYS, OTHERS, Taker
 
 BLOCK = 8 << 10
 EMPTY = blake3(b"").hexdigest()
@@ -440,6 +446,51 @@ def test_nothing_is_written_by_the_manifest_of_another_version(example: Example)
     with pytest.raises(SnapshotDamaged, match="that of another version"):
         restore(example.repository, example.to, f"etc@{new}")
     assert list(example.to.iterdir()) == []
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_only_what_this_host_made_comes_back_unless_the_target_is_trusted(
+    tmp_path: Path, jobs: int
+) -> None:
+    taker = Taker(tmp_path / "root", tmp_path / "cache")
+    taker.keys = KEYS
+    taker.write("file", b"content")
+    version = taker.take().version
+    opened: list[MemoryRepository] = []
+
+    def open_repository() -> MemoryRepository:
+        # A process with the threads of another repository could not be copied.
+        assert all(one.closed for one in opened)
+        opened.append(MemoryRepository())
+        opened[-1].files = taker.repository.files
+        return opened[-1]
+
+    def back(to: str, origins: Origins, *, trust: bool = False) -> Restored:
+        opened.clear()
+        place = tmp_path / to
+        return restore_version(
+            open_repository,
+            f"s@{version}",
+            place,
+            Options(),
+            jobs=jobs,
+            origins=origins,
+            trust=trust,
+        )
+
+    restored = str(tmp_path / "root" / "file")[1:]
+    for to, origins in (("by-key", Origins(KEYS)), ("by-sum", taker.copies.origins(NO_KEYS))):
+        done = back(to, origins)
+        assert (done.files, done.wrong, done.part) == (1, 0, 1.0)
+        assert done.origin == str(Origin.OURS)
+        assert (tmp_path / to / restored).read_bytes() == b"content"
+    for number, origins in enumerate((NOBODY, Origins(OTHERS))):
+        with pytest.raises(ConfigError, match="so nothing was restored") as caught:
+            back(f"refused{number}", origins)
+        assert "--trust-target" in caught.value.hint
+        assert list((tmp_path / f"refused{number}").iterdir()) == []
+        done = back(f"trusted{number}", origins, trust=True)
+        assert (done.files, done.origin) == (1, str(Origin.UNKNOWN))
 
 
 def test_nothing_is_written_by_a_manifest_that_is_damaged(example: Example) -> None:

@@ -15,8 +15,8 @@ import pytest
 
 from ntt_backup.errors import DestinationError
 from ntt_backup.snapshot.format.entry import FIFO, HARD_LINK, SYMLINK, Entry
-from ntt_backup.snapshot.restore import landlock
-from ntt_backup.snapshot.restore.tree import Level, Refused, open_old
+from ntt_backup.snapshot.restore import landlock, tree
+from ntt_backup.snapshot.restore.tree import MARKER, Level, Refused, open_old
 from tests.files import tree as files_of
 from tests.memory_repository import MemoryRepository
 from tests.snapshots import Made, directory, file, put_version, restore
@@ -246,6 +246,25 @@ def test_without_privileges_nothing_of_a_version_gives_rights(
             os.setxattr(to / "d" / "capable", "security.capability", capability)
             (to / "d" / "root").chmod(0o4755)
     assert done.files == 0
+
+
+@pytest.mark.parametrize("name", ["a", "...", " ", "n" * 255, "\udcff" * 255, "ü" * 127])
+def test_a_name_is_one_component_of_a_path(name: str) -> None:
+    assert tree.checked(name) == name
+    assert tree.split(name) == ("", name)
+    assert tree.split(f"a/{name}") == ("a", name)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/", "a\0b", "n" * 256, "ü" * 128])
+def test_a_name_that_may_lead_elsewhere_is_refused(name: str) -> None:
+    with pytest.raises(Refused):
+        tree.checked(name)
+
+
+@pytest.mark.parametrize("path", ["a/", "a/.", "a/..", "/a", "/", MARKER])
+def test_a_path_without_a_name_is_refused(path: str) -> None:
+    with pytest.raises(Refused):
+        tree.split(path)
 
 
 def test_landlock_permits_no_write_elsewhere(to: Path, outside: Path) -> None:
