@@ -183,6 +183,17 @@ class RemoteCannotStore(RemoteError):
     exit_code = 6
 
 
+class NameTaken(RemoteCannotStore):
+    """Somebody else has written under a name of ours, while what shall have it was sent."""
+
+    def __init__(self, name: str, what: str) -> None:
+        super().__init__(
+            f"somebody else has written under the name of {what} that was being sent",
+            detail=name,
+            hint="look who may write there; the next try gets another name",
+        )
+
+
 class DestinationError(BackupError):
     """The directory that something is restored into cannot keep it."""
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from hashlib import sha256
 
-from ntt_backup.errors import RemoteDenied
-from ntt_backup.snapshot.repository.contract import Buffer, FileMissing, Range, StoredFile
+from ntt_backup.errors import NameTaken, RemoteDenied
+from ntt_backup.snapshot.repository.contract import A_FILE, Buffer, FileMissing, Range, StoredFile
 from ntt_backup.snapshot.repository.names import FileName
 from ntt_backup.wire.snapshot_names import begun
 
@@ -64,7 +64,7 @@ class MemoryRepository:
         assert not self.writing, "one file at a time"
         self._ask("write", name)
         if name in self.files:
-            raise FileExistsError(name)
+            raise NameTaken(name, A_FILE)
         self.writing = True
         return MemoryFile(self, name)
 
@@ -111,7 +111,7 @@ class MemoryFile:
         assert self._open
         self._repository.before("finish", self._name)
         if self._name in self._repository.files:
-            raise FileExistsError(self._name)
+            raise NameTaken(self._name, A_FILE)
         self._open = self._repository.writing = False
         self._repository.files[self._name] = bytes(self._data)
         self._repository.arrived[self._name] = self._repository.clock()

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Final
@@ -20,7 +19,7 @@ from typing import Final
 from ntt_backup.config.sealing import NOT_SEALED, Keyring, SealPolicy
 from ntt_backup.dump.age_stream import Sealing, opened
 from ntt_backup.dump.record import Contents, DumpRecord, Stored, read
-from ntt_backup.errors import ProtocolViolation, RemoteDenied
+from ntt_backup.errors import NameTaken, ProtocolViolation, RemoteDenied
 from ntt_backup.objects import store_format
 from ntt_backup.objects.bucket import (
     DEAD_SECONDS,
@@ -175,10 +174,16 @@ class UploadByObjects:
         return self._upload.size if self._sealing is not None else 0
 
     def name(self, record: DumpRecord) -> None:
-        """Gives the dump its name. The record comes first: a dump without one would stay."""
+        """Gives the dump its name. The record comes first: a dump without one would stay. Raises
+        NameTaken: the name of an upload can be listed, so somebody else may be first.
+        """
         text = record.to_json().encode()
-        with suppress(ObjectExists):  # The answer to the first request for it was lost.
+        try:
             self._bucket.put(self._record, text, sha256(text).digest())
+        except ObjectExists as error:
+            # Or the answer to the first request for it was lost.
+            if not self._is_record(text):
+                raise NameTaken(self._record, "a dump") from error
         self._upload.finish()
 
     def give_up(self) -> None:
@@ -186,6 +191,12 @@ class UploadByObjects:
         if self._sealing is not None:
             self._sealing.close()
         self._upload.give_up()
+
+    def _is_record(self, text: bytes) -> bool:
+        try:
+            return self._bucket.get_range(self._record, 0, len(text) + 1) == text
+        except (ObjectMissing, ObjectArchived):
+            return False
 
 
 def _pieces(bucket: Bucket, key: str) -> Iterator[bytes]:

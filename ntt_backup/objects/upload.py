@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from ntt_backup.errors import RemoteCannotStore
-from ntt_backup.objects.bucket import Bucket, Buffer, ObjectExists
+from ntt_backup.errors import NameTaken, RemoteCannotStore
+from ntt_backup.objects.bucket import Bucket, Buffer
 from ntt_backup.objects.outbox import KeyTaken, Outbox
 
 _WAIT_SECONDS: Final = 0.2
@@ -36,7 +36,7 @@ class ObjectUpload:
         self._outbox.flush(self._out)
 
     def finish(self) -> None:
-        """Makes it visible. Raises ObjectExists where other content had its key before."""
+        """Makes it visible. Raises NameTaken where other content had its key before."""
         key = self._out.key
         try:
             self._outbox.finish(self._out)
@@ -46,7 +46,7 @@ class ObjectUpload:
             self._out.done.result()
         except KeyTaken as error:
             if error.older:
-                raise ObjectExists(key) from error
+                raise NameTaken(key, self._what) from error
             raise RemoteCannotStore(
                 f"{self._what} in the bucket is not what was sent",
                 detail=key,

@@ -24,6 +24,7 @@ from ntt_backup.dump.remote_dir import connect
 from ntt_backup.errors import (
     ConfigError,
     DumpImpossible,
+    NameTaken,
     RemoteCannotStore,
     RemoteDenied,
     RemoteUnreachable,
@@ -304,6 +305,43 @@ def test_a_dump_whose_last_answer_was_lost_has_its_name() -> None:
     bucket.after = lose
     upload.name(record_of(b"content"))
     assert place.contents().dumps[0].whole
+
+
+def test_a_record_that_the_bucket_has_already_is_compared() -> None:
+    """The answer to the first request for it was lost."""
+    bucket = FakeBucket()
+    text = record_of(b"content").to_json().encode()
+    bucket.before = lambda verb, key: verb == "put" and bucket.objects.setdefault(key, text)
+    place = DumpsByObjects(bucket, SMALLEST_PART)
+    send_dump(place, b"content")
+    assert place.contents().dumps[0].whole
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+@pytest.mark.parametrize("planted", [b"{}", record_of(b"CONTENT").to_json().encode()])
+def test_a_record_that_somebody_plants_for_a_dump_on_its_way_ends_the_dump(
+    sealed: bool, planted: bytes
+) -> None:
+    """Whoever may list uploads knows the name before the record is stored."""
+    bucket, key = FakeBucket(), f"pgdump/{NAME}.json"
+    bucket.after = lambda verb, _: verb == "put_part" and bucket.objects.setdefault(key, planted)
+    place = DumpsByObjects(bucket, SMALLEST_PART, [Person.new().public] if sealed else [])
+    with pytest.raises(NameTaken, match="somebody else") as caught:
+        send_dump(place, b"content")
+    assert caught.value.detail == key
+    # The dump has no name, so nobody takes it for one.
+    assert bucket.objects == {key: planted}
+
+
+@pytest.mark.parametrize("ending", ["", ".age"])
+def test_content_that_somebody_plants_for_a_dump_on_its_way_ends_the_dump(ending: str) -> None:
+    bucket, key = FakeBucket(), f"pgdump/{NAME}{ending}"
+    bucket.after = lambda verb, _: verb == "put_part" and bucket.objects.setdefault(key, b"x")
+    place = DumpsByObjects(bucket, SMALLEST_PART, [Person.new().public] if ending else [])
+    with pytest.raises(NameTaken, match="somebody else") as caught:
+        send_dump(place, b"content")
+    assert caught.value.detail == key
+    assert not place.contents().dumps[0].whole
 
 
 def test_a_dump_that_the_bucket_has_damaged_gets_no_receipt() -> None:

@@ -21,7 +21,13 @@ from ntt_backup.client.local import Local
 from ntt_backup.client.ssh import Ssh
 from ntt_backup.config.sealing import Keyring
 from ntt_backup.config.sections import RemoteSettings, RunSettings
-from ntt_backup.errors import ConfigError, RemoteCannotStore, RemoteDenied, RemoteUnreachable
+from ntt_backup.errors import (
+    ConfigError,
+    NameTaken,
+    RemoteCannotStore,
+    RemoteDenied,
+    RemoteUnreachable,
+)
 from ntt_backup.objects.s3 import open_bucket
 from ntt_backup.snapshot.repository import by_receiver
 from ntt_backup.snapshot.repository.by_directory import RepositoryByDirectory
@@ -249,7 +255,7 @@ def test_a_file_that_is_missing_is_told_when_its_turn_comes(repository: Reposito
 def test_a_name_that_is_taken_stays_as_it_is(open_anew: Open, repository: Repository) -> None:
     put(repository, NAMES[2], b"first")
     other = open_anew()
-    with pytest.raises(FileExistsError):
+    with pytest.raises(NameTaken):
         put(other, NAMES[2], b"second")
     put(other, NAMES[3], b"third")
     assert get(repository, NAMES[2]) == b"first"

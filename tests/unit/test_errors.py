@@ -28,6 +28,7 @@ CONTRACT = {
     "RemoteDenied": (5, False),
     "Unsupported": (5, False),
     "RemoteCannotStore": (6, False),
+    "NameTaken": (6, False),
     "DestinationError": (6, False),
     "NotRunning": (8, False),
     "WaitsToStart": (8, False),

@@ -20,12 +20,11 @@ from threading import Lock
 from typing import Final, NamedTuple
 
 from ntt_backup.config.sealing import NOT_SEALED, Keyring, SealPolicy
-from ntt_backup.errors import ProtocolViolation, RemoteCannotStore, RemoteDenied
+from ntt_backup.errors import NameTaken, ProtocolViolation, RemoteCannotStore, RemoteDenied
 from ntt_backup.objects.bucket import (
     DEAD_SECONDS,
     Bucket,
     ObjectArchived,
-    ObjectExists,
     ObjectMissing,
     sweep,
 )
@@ -35,6 +34,7 @@ from ntt_backup.pack.format import PackError
 from ntt_backup.pack.seal import Unsealed
 from ntt_backup.snapshot.repository.ahead import ask_ahead
 from ntt_backup.snapshot.repository.contract import (
+    A_FILE,
     Buffer,
     FileMissing,
     NewFile,
@@ -135,7 +135,7 @@ class RepositoryByObjects:
             self._swept = True
         # A weak server would let it be overwritten.
         if self._bucket.head(key) is not None:
-            raise FileExistsError(name)
+            raise NameTaken(key, A_FILE)
         file = NewObject(self._bucket, name, key, beside, self._part_size)
         return SealedFile(file, self._recipients) if self._recipients else file
 
@@ -204,7 +204,7 @@ class NewObject:
     """An object on its way; see `contract.NewFile`."""
 
     def __init__(self, bucket: Bucket, name: str, key: str, beside: str, part_size: int) -> None:
-        self._upload = ObjectUpload(bucket, key, part_size, "a file of a snapshot")
+        self._upload = ObjectUpload(bucket, key, part_size, A_FILE)
         self._bucket = bucket
         self._name = name
         self._beside = beside
@@ -215,10 +215,7 @@ class NewObject:
         self._upload.add(data)
 
     def finish(self) -> bytes:
-        try:
-            self._upload.finish()
-        except ObjectExists as error:
-            raise FileExistsError(self._name) from error
+        self._upload.finish()
         if self._bucket.head(self._beside) is not None:
             raise RemoteCannotStore(
                 "somebody else has put an object beside a file of a snapshot",

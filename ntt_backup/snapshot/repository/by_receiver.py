@@ -16,9 +16,9 @@ from typing import Final
 
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.question_session import SLOW, QuestionSession
-from ntt_backup.errors import BackupError, RemoteCannotStore, RemoteDenied
+from ntt_backup.errors import BackupError, NameTaken, RemoteCannotStore, RemoteDenied
 from ntt_backup.snapshot.repository.ahead import ask_ahead
-from ntt_backup.snapshot.repository.contract import Buffer, FileMissing, Range, StoredFile
+from ntt_backup.snapshot.repository.contract import A_FILE, Buffer, FileMissing, Range, StoredFile
 from ntt_backup.snapshot.repository.names import FileName
 from ntt_backup.wire import file_messages, framing, read_messages, write_messages
 from ntt_backup.wire.framing import MAX_CHUNK, ProtocolError
@@ -145,7 +145,7 @@ class RepositoryByReceiver(QuestionSession):
         question = self._ask(framing.FILE_END, file_messages.end(name, digest))
         _, status, text = self._await(question, size / SLOW)
         if status == file_messages.TAKEN:
-            raise FileExistsError(name)
+            raise NameTaken(name, A_FILE)
         if status != file_messages.GIVEN:
             raise RemoteCannotStore(
                 "a file of a snapshot on the remote's disk is not what was sent",

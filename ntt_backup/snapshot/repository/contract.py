@@ -4,18 +4,20 @@ A file is visible all at once, durable and compared by SHA-256, or not at all; i
 again. Names are those of `names.FileName`, and relative to `snapshots/`.
 
 Any method may raise RemoteUnreachable (retryable), RemoteDenied (no right) or RemoteCannotStore
-(full, or something else arrived than was sent).
+(full, something else arrived than was sent, or NameTaken).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from ntt_backup.errors import RemoteError
 
 Buffer = bytes | bytearray | memoryview
+# In errors.
+A_FILE: Final = "a file of a snapshot"
 
 
 class FileMissing(Exception):
@@ -92,7 +94,7 @@ class Repository(RepositoryToRead, Protocol):
     """The same, where files are added and removed, too."""
 
     def write(self, name: str) -> NewFile:
-        """Begins a file: one at a time. Raises FileExistsError, now or at its end."""
+        """Begins a file: one at a time. Raises NameTaken, now or at its end."""
         ...
 
     def remove(self, names: Sequence[str]) -> int:

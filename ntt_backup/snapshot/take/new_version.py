@@ -294,8 +294,6 @@ class _Take:
                     self._leave_out(path, "its flags of chattr are not kept")
             finally:
                 os.close(fd)
-        except FileExistsError:
-            raise  # By the repository.
         except FileNotFoundError:
             self._skip(path, "it is gone since its directory was listed")
             return
