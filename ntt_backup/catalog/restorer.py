@@ -4,7 +4,8 @@ A dump is a program: defaults, check constraints, expressions of indexes and fun
 while it is restored, as the role that restores. For a superuser that is code on the server. SET
 ROLE is no wall, since any function may RESET it. So a superuser makes a role for the restore, which
 logs in by itself, and may create in the new database for that time. A role that is no superuser,
-and cannot become anything dangerous, restores by itself.
+and cannot become anything dangerous, restores by itself. Who logged in counts, and not as whom a
+session begins.
 
 The code stays in the tables, and runs again for whoever owns or uses them. So what was restored
 belongs to that role for good; it only cannot log in any more. Ordinary roles become its members.
@@ -61,16 +62,24 @@ def restorer(url: str, application: str, *, allow_superuser: bool) -> Iterator[R
         allow_superuser: restore as the user of url, whatever that user may do.
 
     Raises:
-        DumpFailed: The user may do more than a restore needs, and no lesser role can log in.
+        DumpFailed: The user may do more than a restore needs, and no lesser role can log in; or
+            its sessions begin as another role.
         CatalogError: The server does not answer, or refuses.
     """
     with connect(url, application, only_plan=True) as conn, translated("say what its user may do"):
         rights = statement("rights_beyond", dangerous=fragment("dangerous"))
-        superuser, dangerous = conn.execute(rights).fetchall()[0]
+        superuser, dangerous, begins_as = conn.execute(rights).fetchall()[0]
         user = conn.info.user
-    if allow_superuser or not (superuser or dangerous):
+    if allow_superuser or not (superuser or dangerous or begins_as):
         yield Restorer(user, url)
         return
+    if begins_as:
+        raise DumpFailed(
+            f"a dump is restored by whoever logs in, and sessions of {user} begin as {begins_as}",
+            detail=f"a dump is a program, and SET ROLE NONE in it makes it {user} again",
+            hint="take the setting `role` out of the URL, the database or the role"
+            f" (alter database, alter role: reset role); or {_ORDINARY.format(user=user)}",
+        )
     if not superuser:
         raise DumpFailed(
             f"the user {user} may do more than a restore needs",

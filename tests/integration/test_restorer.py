@@ -70,6 +70,54 @@ def test_what_restores_can_do_nothing_else(database_url: str, state: None, evil:
             conn.execute(evil.encode())
 
 
+@pytest.mark.parametrize("setting", ["role", "session_authorization"])
+@pytest.mark.parametrize("by", ["the url", "the owner of the database"])
+def test_a_superuser_whose_sessions_begin_as_another_role_is_still_one(
+    database_url: str, role: Callable[[], str], by: str, setting: str
+) -> None:
+    """Code in a dump is back at whoever logged in by SET ROLE NONE."""
+    lesser, url = role(), database_url
+    if by == "the url":
+        url = make_conninfo(url, options=f"-c {setting}={lesser}")
+    else:
+        with psycopg.connect(url, autocommit=True) as conn:
+            conn.execute(f"alter database {conn.info.dbname} owner to {lesser}".encode())
+        with psycopg.connect(make_conninfo(url, user=lesser), autocommit=True) as conn:
+            set_role = f"alter database {conn.info.dbname} set {setting} = {lesser}"
+            conn.execute(set_role.encode())
+    try:
+        with (
+            restorer(url, "test", allow_superuser=False) as who,
+            psycopg.connect(who.url, autocommit=True) as conn,
+        ):
+            conn.execute("set session authorization default")
+            conn.execute("set role none")
+            shown = conn.execute("show is_superuser").fetchone()
+    except DumpFailed as error:
+        assert lesser in str(error) + error.detail  # noqa: PT017 - or a lesser role was made
+        assert "--allow-superuser" in error.hint  # noqa: PT017
+    else:
+        assert shown == ("off",)
+
+
+@pytest.mark.parametrize("granted", ["pg_read_all_data", "pg_write_all_data", "pg_monitor"])
+def test_a_role_that_may_read_or_write_beyond_the_database_is_no_ordinary_one(
+    database_url: str, role: Callable[[], str], granted: str
+) -> None:
+    """Each reaches what no owner can: the passwords of all roles, the statements of others."""
+    user = role()
+    with psycopg.connect(database_url, autocommit=True) as conn:
+        conn.execute(f"alter database {conn.info.dbname} owner to {user}".encode())
+        conn.execute(f"grant {granted} to {user}".encode())
+    url = make_conninfo(database_url, user=user)
+    with (
+        pytest.raises(DumpFailed, match="more than a restore needs") as caught,
+        restorer(url, "test", allow_superuser=False),
+    ):
+        raise AssertionError
+    assert f"{user} is, or may become, {granted}" in caught.value.detail
+
+
 def test_all_that_was_made_belongs_to_that_role_which_cannot_log_in(
     database_url: str, role: Callable[[], str]
 ) -> None:

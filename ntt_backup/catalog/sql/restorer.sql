@@ -1,17 +1,20 @@
 -- The role that restores a dump, and the tables into which the rows of a stranger's dump go.
 
 -- name: rights_beyond
--- Whether this session's role is a superuser, and the roles that let it do more than what belongs to
--- a database: those that it may become.
+-- Whether whoever logged in is a superuser; the roles that allow more than what belongs to a database and that
+-- this role is or may become, as each predefined one but that of a database's owner; and as which other
+-- role the session began, which code in a dump can undo.
 select
-    (select rolsuper from pg_roles where rolname = current_user),
+    (select rolsuper from pg_roles where rolname = session_user),
     array(
         select m.rolname::text from pg_roles as m
-        where pg_has_role(m.oid, 'member') and (
+        where pg_has_role(session_user, m.oid, 'member') and (
             {dangerous} or m.rolreplication or m.rolbypassrls
+            or starts_with(m.rolname::text, 'pg_') and m.rolname <> 'pg_database_owner'
         )
         order by 1
-    );
+    ),
+    nullif(current_user, session_user)::text;
 
 -- name: owner_of_public
 -- The owner of the schema public of this database, if it has one.
