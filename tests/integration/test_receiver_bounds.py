@@ -22,6 +22,7 @@ from ntt_backup.receiver import (
     snapshot_session,
     write_session,
 )
+from ntt_backup.receiver.connection import Connection
 from ntt_backup.receiver.file_session import FileSession
 from ntt_backup.receiver.incoming import FileDirectory
 from ntt_backup.receiver.terms import ALLOWED
@@ -625,3 +626,30 @@ def test_directories_may_be_looked_into_by_others(root: Path) -> None:
     finally:
         os.umask(umask)
     assert (root / "by-hash").stat().st_mode & 0o7777 == 0o755
+
+
+@pytest.mark.usefixtures("resumable")
+def test_life_is_shown_while_a_part_that_is_there_is_hashed(
+    root: Path, client: ScriptedSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = noise(1001, 1)
+    digest = digest_of(content)
+    batch = write_messages.batch(1, 1, 1001)
+    client.say(PLACE, batch, write_messages.large(digest, 1001, 0), *client.pieces(content[:500]))
+    alive: list[int] = []
+    monkeypatch.setattr(large_blob, "_READ_CHUNK", 100)
+    monkeypatch.setattr(Connection, "show_life", lambda _: alive.append(1))
+    client.say(batch, write_messages.ask_offset(digest, 1001))
+    (found,) = map(write_messages.read_offset, of(client, framing.OFFSET))
+    assert found == (500, large_blob_sum(digest, content[:500]))
+    assert len(alive) >= 5
+
+
+def test_an_interrupted_session_ends_the_sum_of_a_file_early(root: Path) -> None:
+    directory = cast(Any, SimpleNamespace(called="files"))
+    connection = cast(Any, SimpleNamespace(wake=-1))
+    session = FileSession(directory, "dump", cast(Any, SimpleNamespace(allow=())), connection)
+    session.interrupt()
+    session.incoming = cast(Any, SimpleNamespace(stopped=False))
+    session.interrupt()
+    assert cast(Any, session.incoming).stopped

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -21,7 +22,7 @@ from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.errors import RemoteUnreachable, SourceError
 from ntt_backup.model import Batch, Blob, Failure, Receipt
 from ntt_backup.objects import outbox
-from ntt_backup.objects.bucket import Buffer, sweep
+from ntt_backup.objects.bucket import Buffer, Protection, sweep
 from ntt_backup.objects.keys import BLOBS, LARGE_BLOB, PACKS, blobid_of
 from ntt_backup.objects.outbox import Meter
 from ntt_backup.pack.reader import PackReader
@@ -29,7 +30,9 @@ from ntt_backup.pack.seal import OpenKey, no_key
 from ntt_backup.source.inspection import Store
 from ntt_backup.source.reader import Reader, TooLarge
 from ntt_backup.upload.strategies import objects
+from ntt_backup.upload.strategies.content_report import ContentReport
 from ntt_backup.upload.strategies.objects import ObjectsSession
+from ntt_backup.upload.strategies.objects_probe import ObjectsProbe
 from ntt_backup.upload.strategies.session import Outcome, Rejection
 from tests.fake_bucket import FakeBucket
 from tests.files import put
@@ -623,3 +626,45 @@ def test_what_may_be_there_is_looked_for_before_it_is_sent(
     for seed, attempt in enumerate((1, 1, 1, 2, 1)):
         exchange(session, batch(scene.blobs(10, seed=seed), attempt=attempt))
     assert looks == [True, True, False, True, False]
+
+
+@pytest.mark.parametrize(("versioning", "keeps"), [("on", True), ("off", False), ("", False)])
+@pytest.mark.parametrize("append_only", [False, True])
+def test_versions_are_told_of_where_anything_can_be_overwritten(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, versioning: str, keeps: bool, append_only: bool
+) -> None:
+    bucket = scene.bucket
+    monkeypatch.setattr(bucket, "protection", lambda: Protection(versioning))
+    bucket.append_only = append_only
+    probe = ObjectsProbe(bucket, "owner")
+    program = probe.facts(will_try_out=True).program
+    assert program == ("by boto3" + (f", versioning is {versioning}" if versioning else ""))
+    said = probe.try_out()
+    assert ("versioning keeps" in said) == (keeps and not append_only)
+    assert said.endswith("packs/trial-owner stays") == append_only
+    assert ("append-only: overwriting and deleting are refused" in said) == append_only
+    for_run = ObjectsProbe(bucket, "owner", for_run=True)
+    assert for_run.facts(will_try_out=True).program == "by boto3"
+    assert for_run.try_out() == "a trial object in parts, checked and read back"
+
+
+@pytest.mark.parametrize(
+    ("held", "sent", "told"), [(0, 0, 100), (100, 0, 0), (100, 40, 40), (100, 100, 100)]
+)
+def test_content_is_told_as_far_as_it_was_sent(held: int, sent: int, told: int) -> None:
+    outbox = SimpleNamespace(answers=0, held=held, written=100)
+    found: list[int] = []
+    report = ContentReport(cast(Any, outbox), found.append)
+    report.put(100)
+    report.hear(sent)
+    assert sum(found) == told
+    report.hear(sent)
+    assert sum(found) == told
+    report.settle(100, 70)
+    assert sum(found) == 70
+    outbox.answers, outbox.held, outbox.written = 1, 50, 150
+    report.put(50)
+    report.hear(sent + 20)  # What was sent before the last answer is not of what is held.
+    assert sum(found) == 70
+    report.hear(sent + 50)
+    assert sum(found) == 100

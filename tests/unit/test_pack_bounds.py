@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 
 import pytest
+import zstandard
 from blake3 import blake3
 
 from ntt_backup.pack import reader as packs
@@ -38,11 +39,11 @@ from ntt_backup.pack.format import (
 from ntt_backup.pack.reader import PackReader, _Tail
 from ntt_backup.pack.salvage import find_members
 from ntt_backup.pack.seal import _TRAILER as SEAL
-from ntt_backup.pack.seal import MAX_KEYS, PIECE, read_seal, sealed_size
+from ntt_backup.pack.seal import MAX_KEYS, PIECE, Unsealed, read_seal, sealed_size
 from ntt_backup.pack.ustar import BLOCK, Member, read_header, write_header
 from ntt_backup.pack.writer import PackWriter
 from tests.files import noise
-from tests.packs import pack, reader
+from tests.packs import Person, pack, ranges, reader, seal
 
 ID = bytes(16)
 A, B = b"\x01" * 32, b"\x02" * 32
@@ -230,6 +231,18 @@ def test_a_seal_beyond_a_bound_is_refused(size: int, keys: int, end: bytes) -> N
         read_seal(seal_tail(size, keys, end), sealed_size(size) + keys + TAIL_BYTES)
 
 
+@pytest.mark.parametrize("size", [2 * PIECE, 2 * PIECE + 5])
+def test_what_is_sealed_is_read_up_to_its_end(size: int) -> None:
+    owner, content = Person.new(), noise(size, 1)
+    whole = seal(content, [owner.public])
+    found = read_seal(whole, len(whole))
+    assert found is not None
+    within = Unsealed.of(ranges(whole), found, owner.opens)
+    for start in (0, 1, PIECE - 1, PIECE, PIECE + 1, size - 1, size, size + 1, 3 * PIECE):
+        for length in (0, 1, 2, PIECE - 1, PIECE, PIECE + 1, size):
+            assert within.read(start, length) == content[start : start + length]
+
+
 def test_what_is_sealed_has_a_tag_for_each_piece_begun_and_for_one_at_least() -> None:
     sizes = (0, 1, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE, 2 * PIECE + 1)
     assert [sealed_size(size) - size for size in sizes] == [16, 16, 16, 16, 32, 32, 48]
@@ -357,3 +370,13 @@ def test_a_blob_is_checked_to_its_last_byte(monkeypatch: pytest.MonkeyPatch, pie
     del data[entry.offset + 19_999 :]
     with pytest.raises(PackError, match="cut off"):
         found.check(entry)
+
+
+def test_no_dictionary_is_looked_for_where_nothing_is_alike(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried: list[object] = []
+    monkeypatch.setattr(zstandard, "train_dictionary", lambda *_, **__: tried.append(1))
+    data = pack([noise(2000, seed) for seed in range(100)])
+    assert {one.codec for one in reader(data).table} == {RAW}
+    assert tried == []

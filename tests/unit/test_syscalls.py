@@ -6,15 +6,25 @@ import ctypes
 import errno
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from ntt_backup.blobdir import syscalls
 from ntt_backup.blobdir.syscalls import can_syncfs
 
+LIBC = ctypes.CDLL(None, use_errno=True)
+# What is tested here must not say by itself whether it is tested.
 pytestmark = pytest.mark.skipif(
-    not can_syncfs(0, os.devnull), reason="this system has no syncfs that tells of errors"
+    not hasattr(LIBC, "syncfs") or LIBC.syncfs(-1) == 0 or ctypes.get_errno() != errno.EBADF,
+    reason="this system has no syncfs",
 )
+
+
+@pytest.fixture(autouse=True)
+def _kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(syscalls, "_linux", lambda: (5, 8))
+
 
 MOUNTS = """\
 22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
@@ -56,3 +66,37 @@ def test_syncfs_is_not_used_where_a_filter_forbids_it(
     assert can_syncfs(1, str(tmp_path / "missing"))
     monkeypatch.setattr(syscalls, "_SYNCFS", forbidden)
     assert not can_syncfs(1, str(tmp_path / "missing"))
+
+
+@pytest.mark.parametrize(
+    ("version", "tells"), [((), False), ((5, 7), False), ((5, 8), True), ((6, 1), True)]
+)
+def test_syncfs_is_not_used_where_the_kernel_keeps_errors_to_itself(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: tuple[int, ...], tells: bool
+) -> None:
+    monkeypatch.setattr(syscalls, "_linux", lambda: version)
+    assert can_syncfs(1, str(tmp_path / "missing")) == tells
+
+
+def test_a_syncfs_that_takes_anything_is_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(syscalls, "_SYNCFS", lambda _: 0)
+    assert not can_syncfs(1, str(tmp_path / "missing"))
+
+
+@pytest.mark.parametrize(
+    ("name", "release", "version"),
+    [
+        ("Linux", "5.8.0-generic", (5, 8)),
+        ("Linux", "6.12", (6, 12)),
+        ("Linux", "odd", ()),
+        ("Darwin", "23.1.0", ()),
+    ],
+)
+def test_the_version_of_the_kernel_is_read_on_linux_alone(
+    monkeypatch: pytest.MonkeyPatch, name: str, release: str, version: tuple[int, ...]
+) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(sysname=name, release=release))
+    assert syscalls._linux() == version

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.client.channel import NOISE_LIMIT
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.errors import BackupError, BatchRejected, RemoteUnreachable, SourceError
@@ -185,7 +186,7 @@ def test_a_blob_that_changes_meanwhile_is_not_committed(
     told: list[int] = []
     session = opened(tmp_path, on_content=told.append)
     one = batch(tmp_path, b"one")
-    path = tmp_path / one.blobs[0].blobid[:2] / one.blobs[0].blobid[2:4] / one.blobs[0].blobid
+    path = tmp_path / relative_path(one.blobs[0].blobid)
 
     def alter() -> None:
         if change == "other" and not loop.sent.endswith(b"abort\n"):
@@ -208,6 +209,24 @@ def test_a_blob_that_changes_meanwhile_is_not_committed(
         assert [*session._flights] == []
     else:
         assert not session.usable
+
+
+@pytest.mark.parametrize(("count", "more"), [(1, ""), (2, ", and 1 more"), (3, ", and 2 more")])
+def test_blobs_that_changed_meanwhile_are_counted(
+    loop: Loop, tmp_path: Path, count: int, more: str
+) -> None:
+    session = opened(tmp_path)
+    one = batch(tmp_path, b"1", b"2", b"3")
+    paths = [tmp_path / relative_path(blob.blobid) for blob in one.blobs]
+
+    def alter() -> None:
+        for path in paths[:count]:
+            os.utime(path, (5, 5))
+
+    loop.on_sent = alter
+    with pytest.raises(BatchRejected) as caught:
+        session.put(one)
+    assert caught.value.detail.endswith(f"{paths[0].name}{more}")
 
 
 def test_a_loop_that_takes_turns_is_waited_for_before_the_commit(

@@ -17,6 +17,7 @@ from ntt_backup.errors import (
     RemoteCannotStore,
     RemoteUnreachable,
     SourceError,
+    StoreSuspect,
 )
 from ntt_backup.model import Blob
 from ntt_backup.process.pipeline import wait_for
@@ -322,6 +323,16 @@ def test_a_store_that_comes_back_is_waited_for() -> None:
     made.worker().run()
     made.assert_done()
     assert {one["what"] for one in made.pipe.of("outage")} == {"source"}
+
+
+@pytest.mark.parametrize("watch", [False, True])
+def test_a_store_that_is_there_in_part_is_for_a_person_to_look_at(watch: bool) -> None:
+    made = scene(20)
+    made.store.error = StoreSuspect("most of it is missing")
+    with pytest.raises(StoreSuspect):
+        made.worker(watch=watch).run()
+    assert made.remote.batches == []
+    assert made.pipe.of("outage") == []
 
 
 def stop_after(made: Scene, batches: int) -> None:

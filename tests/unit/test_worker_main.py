@@ -125,7 +125,7 @@ def probe(monkeypatch: pytest.MonkeyPatch, ahead: Ahead) -> FakeProbe:
 
 @pytest.fixture
 def probing(probe: FakeProbe) -> Remote:
-    spec = SessionSpec(*cast(Any, (None, "/root", "owner", "run", "0", None)))
+    spec = SessionSpec(*cast(Any, (None, "/root", "owner", "run", "0", None, "the limit")))
     remote = Remote("auto", spec, cast(Store, None))
     remote.begin_probe(lambda _: None)
     return remote
@@ -140,6 +140,7 @@ def test_a_probe_answers_what_it_is_asked_and_goes_on_over_its_connection(
     assert [probing.answer(TRY_OUT), probing.answer(PLACE)] == [Done(text="well"), Done(text="")]
     assert (found.strategy, probing.strategy, probe.done) == ("tar", "tar", [True, "place"])
     probing.end_probe(go_on=True)
+    assert probe.connection.channel.pace == "the limit"
     assert cast(object, probing.connect()) is probe.connection
     assert not probing.lingers
 
