@@ -123,6 +123,19 @@ def test_the_first_digits_name_a_blob_where_no_other_begins_so(failed: Connectio
             find_blob(failed, name)
 
 
+@pytest.mark.parametrize(("count", "more"), [(2, False), (5, False), (6, True), (9, True)])
+def test_five_of_the_blobs_that_begin_so_are_named(
+    catalog: Connection, count: int, more: bool
+) -> None:
+    names = [f"ab{number:062x}" for number in range(count)]
+    catalog.execute("insert into blobs (blobid) select unnest(%s::text[])", [names])
+    with pytest.raises(ConfigError, match="several blobs begin with ab") as caught:
+        find_blob(catalog, "ab")
+    assert caught.value.detail == ", ".join(names[:5]) + (", ..." if more else "")
+    for name in (names[0], names[-1]):
+        assert find_blob(catalog, name) == name
+
+
 def test_the_ledger_of_each_target_is_told(failed: Connection) -> None:
     failed.execute(
         "alter table blobs add other_copied boolean, add other_last_checked timestamptz,"

@@ -150,3 +150,77 @@ def test_a_list_without_end_a_long_row_and_a_bomb_are_refused() -> None:
     data = archive(DATA, method=1) + block(5, bomb)
     with pytest.raises(DumpDamaged, match="a row is too long"):
         rows_of(data, toc.read(data), piece=1 << 16)
+
+
+def test_a_head_is_read_in_either_size_of_its_numbers() -> None:
+    for version in (14, 15, 16):
+        assert toc.read(archive(version=version)).entries == ()
+    data = archive()
+    wide = data[:8] + b"\x08\x04" + data[10:12]
+    eight = b"".join(bytes([0]) + n.to_bytes(8, "little") for n in (0, 0, 0, 0, 0, 0, 0))
+    texts = b"".join(b"\0" + len(one).to_bytes(8, "little") + one for one in (b"d", b"1", b"2"))
+    assert toc.read(wide + eight + texts + bytes(9)).integer == 8
+
+
+@pytest.mark.parametrize(
+    ("at", "byte"),
+    [
+        (0, ord("p")),
+        (5, 0),
+        (5, 2),
+        (6, 13),
+        (6, 17),
+        (8, 3),
+        (8, 5),
+        (8, 0),
+        (9, 3),
+        (9, 9),
+        (10, 0),
+        (10, 2),
+        (10, 3),
+        (11, 4),
+    ],
+    ids=str,
+)
+def test_another_head_is_refused(at: int, byte: int) -> None:
+    data = bytearray(archive(DATA))
+    toc.read(bytes(data))
+    data[at] = byte
+    with pytest.raises(TocUnreadable):
+        toc.read(bytes(data))
+
+
+@pytest.mark.parametrize("count", [-1, 1, 200_001])
+def test_another_number_of_entries_is_refused(count: int) -> None:
+    with pytest.raises(TocUnreadable):
+        toc.read(archive()[:-5] + number(count))
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"", "has no rows in it"),
+        (block(4, ROWS, END), "has no rows in it"),
+        (b"\2" + number(5) + block(5, ROWS)[6:], "no block of data"),
+        (b"\1" + number(-5) + number(0), "is negative"),
+        (b"\1" + number(5) + number(-3) + b"a\n", "is negative"),
+        (block(5, ROWS, END)[:-1], "ends within"),
+        (b"\1" + number(5) + number(9) + b"a\n", "ends within"),
+        (b"\3" + number(9) + number(77) + number(2), "ends within"),
+        (block(5, b"a\t1"), ""),
+    ],
+)
+def test_other_data_are_refused(data: bytes, why: str) -> None:
+    data = archive(DATA) + data
+    with pytest.raises(DumpDamaged, match=why):
+        rows_of(data, toc.read(data))
+
+
+@pytest.mark.parametrize("piece", [1, 1 << 20])
+def test_a_row_has_a_longest_length(monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
+    monkeypatch.setattr(toc, "_LONGEST_LINE", 8)
+    data = archive(DATA) + block(5, b"1234567\nab\n", END)
+    assert rows_of(data, toc.read(data), piece) == [b"1234567\n", b"ab\n"]
+    data = archive(DATA) + block(5, b"1234567890", b"1234567890\n", END)
+    with pytest.raises(DumpDamaged, match="a row is too long"):
+        rows_of(data, toc.read(data), piece)

@@ -97,6 +97,15 @@ def read(data: bytes, piece: int = 1 << 20) -> tuple[list[Entry], Trailer]:
     return entries, reader.trailer
 
 
+@pytest.mark.parametrize("count", [0, 1, 2000])
+def test_a_trailer_that_is_longer_than_a_piece_comes_back(count: int) -> None:
+    entries = [Entry(f"{n:05}", FIFO, 0o644, mtime=1) for n in range(count)]
+    packs = PACKS * 1500
+    for piece in (1000, 1 << 20):
+        found, trailer = read(written(entries, packs), piece)
+        assert (found, trailer.packs, trailer.files) == (entries, packs, count)
+
+
 def flat(rows: Iterable[Row]) -> Iterator[Entry]:
     for row in rows:
         yield from [row] if isinstance(row, Entry) else map(row.entry, row.files)
