@@ -163,9 +163,16 @@ def code_of_others(conn: Connection, *, blobs: bool = True) -> list[str]:
     """
     if not conn.mighty:
         return []
-    parts = {"schema": sql.Literal(conn.schema if blobs else None)}
-    asked = statement("code_of_others", trusted=sql.SQL("array[session_user]"), **parts)
+    schema = sql.Literal(conn.schema if blobs else None)
+    asked = statement("code_of_others", **code_parts(schema, sql.SQL("array[session_user]")))
     return [line for line, _ in conn.execute(asked)]
+
+
+def code_parts(schema: sql.Composable, trusted: sql.Composable) -> dict[str, sql.Composable]:
+    """Returns the parts of the query `code_of_others`: the schema of blobs, or NULL, and in whom it
+    believes.
+    """
+    return {"schema": schema, "trusted": trusted, "mighty": mighty()}
 
 
 def shortened(lines: list[str]) -> str:

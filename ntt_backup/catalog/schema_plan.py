@@ -23,6 +23,7 @@ from ntt_backup.catalog import privileges
 from ntt_backup.catalog.connection import (
     Connection,
     code_of_others,
+    code_parts,
     mighty,
     shortened,
     translated,
@@ -117,13 +118,14 @@ class _Planner:
         theirs is not read by whoever can do more than they can.
         """
         trusted = sql.SQL("array[session_user, {}]").format(self._trusted())
-        found = self._conn.execute(statement("code_of_others", schema=_NONE, trusted=trusted))
+        found = self._conn.execute(statement("code_of_others", **code_parts(_NONE, trusted)))
         if lines := [line for line, owned in found if owned]:
             raise CatalogRefused(
-                "the schema ntt_backup has what roles with other rights can put code into",
+                "the schema ntt_backup, or an event trigger, has what roles with other rights can"
+                " put code into",
                 detail=shortened(lines),
-                hint="where nobody knows it, its owner or a superuser drops it:"
-                " drop schema ntt_backup cascade;",
+                hint="where nobody knows the schema, its owner or a superuser drops it:"
+                " drop schema ntt_backup cascade; an event trigger needs a superuser's function",
             )
         if code_of_others(self._conn, blobs=False):
             self._around = self._around._replace(version_readable=False)
@@ -136,7 +138,7 @@ class _Planner:
     def _guard(self) -> str:
         """Returns the statement that ends a script as `_require_trusted` ends a plan."""
         trusted = fragment("trusted_by_script", mighty=mighty(), names=self._trusted())
-        query = fragment("code_of_others", schema=_NONE, trusted=trusted)
+        query = fragment("code_of_others", **code_parts(_NONE, trusted))
         body = fragment("guard", mighty=mighty(), code_of_others=query)
         return shown("do", body=sql.Literal(body.as_string(None)))
 
@@ -177,12 +179,13 @@ class _Planner:
             text = f"note that the table blobs is in the schema {self._schema} now"
             moved = Step(self._own_maker, text, (self._guard(), note), needed=False)
             return [] if serves == self._schema else [moved]
-        create = [] if self._around.own_owner else [shown("create_schema")]
+        create = [] if self._around.own_owner else [self._guard(), shown("create_schema")]
         text = "make the schema ntt_backup and its tables"
         needed = version != SCHEMA_VERSION or not absent <= LATER_TABLES
         if not needed:
             text = f"add to ntt_backup {', '.join(sorted(absent))}"
         # A schema that is ours nobody else can put anything into any more; another one is refused.
+        # To make it fires event triggers.
         statements = (*create, self._guard(), shown("create_own_tables"), note)
         return [Step(self._own_maker, text, statements, needed=needed)]
 

@@ -52,6 +52,13 @@ PREPARED = {
     "a function": "create function ntt_backup.notify_blobs() returns trigger language plpgsql as"
     " $$begin perform mallory.volatile(); return new; end$$",
 }
+EVENT = (
+    "create function mallory.event() returns event_trigger language plpgsql as"
+    " $$begin perform mallory.volatile(); end$$;"
+    " create event trigger ntt on ddl_command_end execute function mallory.event();"
+    " alter event trigger ntt disable; alter function mallory.event() owner to {role};"
+    " alter event trigger ntt enable always"
+)
 # What a superuser has made of blobs, and then the role. A trigger and an index are made when they
 # are wanted, so that the right to make one is enough.
 OWNED = {
@@ -97,6 +104,48 @@ OWNED = {
     "an operator": ("create index on blobs (blobid) where blobid operator(mallory.===) 'x'", ""),
     "statistics": ("create statistics s on (mallory.spring(blobid)), blobid from blobs", ""),
     "a table of ours": ("alter table ntt_backup.runs owner to {role}", ""),
+    "a support function of an operator class": (
+        "create function mallory.cmp(text, text) returns int immutable language sql as"
+        " 'select 0'; alter function mallory.cmp(text, text) owner to {role};"
+        " create operator class mallory.c for type text using btree as"
+        " operator 1 <, operator 3 =, operator 5 >, function 1 mallory.cmp(text, text);"
+        " create index on blobs (blobid mallory.c)",
+        "",
+    ),
+    "a function of a domain's check": (
+        "create domain d as text check (mallory.spring(value)); alter table blobs add d d",
+        "",
+    ),
+    "a domain below a domain, in an array": (
+        "create domain mallory.d as text; alter domain mallory.d owner to {role};"
+        " create domain d as mallory.d; alter table blobs add d d[]",
+        "alter domain mallory.d add check (mallory.volatile()) not valid",
+    ),
+    "a table that a rule writes to": (
+        "create table audit (b text); grant trigger on audit to {role};"
+        " create rule r as on insert to blobs do also insert into audit values (new.blobid)",
+        "create trigger t before insert on audit for each row execute function mallory.fire()",
+    ),
+    "a trigger of a table that refers to what is deleted": (
+        "create table x (t text, b text, foreign key (t, b) references ntt_backup.failures"
+        " on delete cascade); create constraint trigger t after delete on x deferrable initially"
+        " deferred for each row execute function mallory.fire()",
+        "",
+    ),
+    "a right to refer to columns of what is deleted": (
+        "grant references (target, blobid) on ntt_backup.failures to {role}",
+        "",
+    ),
+    "a partitioned table above": (
+        "grant create on schema public to {role}; create table mallory.above (blobid text not null,"
+        " remote_copied bool) partition by range (blobid);"
+        " alter table blobs drop constraint blobs_pkey;"
+        " create table other (like mallory.above); alter table blobs rename to old;"
+        " alter table other rename to blobs; alter table mallory.above attach partition blobs"
+        " default; alter table mallory.above owner to {role}",
+        "create index on mallory.above (blobid) where {x}",
+    ),
+    "the function of an event trigger": (EVENT, ""),
     "a view in the place of a table": (
         "drop table blobs",
         "create view mallory.blobs as select 'x' as blobid where {x}",
@@ -210,6 +259,40 @@ def test_a_superuser_does_not_use_what_a_role_with_fewer_rights_can_put_code_int
 
     assert mallory in caught.value.detail or "public" in caught.value.detail
     assert "init-db --role" in caught.value.hint
+    assert not is_superuser(database, mallory)
+
+
+def test_a_superuser_uses_what_superusers_have_made_wherever_that_is(
+    database: Connection, mallory: str
+) -> None:
+    """Whoever owns a schema can drop what is in it, but give it no other code."""
+    database.execute(LIVE)
+    init_db(database, "remote")
+    database.execute(
+        b"create function mallory.own(text) returns bool immutable language sql as 'select true';"
+        b"create domain mallory.d as text check (mallory.own(value)); alter table blobs add d"
+        b" mallory.d; create index on blobs (blobid) where mallory.own(blobid)"
+    )
+    with connect(database.info.dsn, "test") as session:
+        assert verify_schema(session, "remote") == []
+
+
+def test_init_db_by_a_superuser_fires_no_event_trigger_of_a_role_with_fewer_rights(
+    database: Connection, postgres: Postgres, mallory: str
+) -> None:
+    database.execute(LIVE)
+    script = make_plan(database, "remote").script()
+    database.execute(EVENT.format(role=mallory).encode())
+
+    with (
+        connect(database.info.dsn, "test", only_plan=True) as session,
+        pytest.raises(CatalogRefused) as caught,
+    ):
+        init_db(session, "remote")
+    done = postgres.psql(script, database.info.dsn)
+
+    assert f"function mallory.event() belongs to {mallory}" in caught.value.detail
+    assert f"function mallory.event() belongs to {mallory}" in done.stderr
     assert not is_superuser(database, mallory)
 
 

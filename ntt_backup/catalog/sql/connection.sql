@@ -36,58 +36,68 @@ exists (
 -- What roles can put code into that runs when our tables are used, and blobs where its schema is given:
 -- a line each, and whether it is what they own, but for roles that may become one of the trusted. The
 -- server calls code in an index, a trigger, a rule, a check, a default or statistics with the rights of
--- whoever uses the table, and also when it plans a query; so only the system catalogs are asked. Before
+-- whoever uses the table, and also when it plans a query; so only the system catalogs are asked: for all
+-- that the tables need, directly or not, all that is a part of it, and tables above and below. Before
 -- PostgreSQL 18 the deferred triggers of a table that refers to ours run with the rights of whoever
--- deletes from ours. Whoever owns a schema may drop what is in it, and make it anew.
-with recursive relations (oid) as (
-    select c.oid from pg_class c join pg_namespace n on n.oid = c.relnamespace
-    where n.nspname = 'ntt_backup' or n.nspname = {schema} and c.relname = 'blobs'
+-- deletes from ours. Whoever owns a schema may drop what is in it, and make it anew: that counts where
+-- we name what is in it.
+with recursive needed (classid, objid) as (
+    (
+        select 'pg_class'::regclass::oid, c.oid
+        from pg_class c join pg_namespace n on n.oid = c.relnamespace
+        where n.nspname = {schema} and c.relname = 'blobs'
+        union all
+        select classid, objid from pg_depend
+        where refclassid = 'pg_namespace'::regclass and refobjid = to_regnamespace('ntt_backup')
+        union all
+        select 'pg_event_trigger'::regclass, oid from pg_event_trigger
+        where evtenabled <> 'D' and {mighty}
+    )
     union
-    select i.inhrelid from pg_inherits i join relations r on r.oid = i.inhparent
-), parts (classid, objid) as (
-    select 'pg_class'::regclass::oid, oid from relations
-    union
-    select 'pg_class'::regclass, i.indexrelid
-    from pg_index i join relations r on r.oid = i.indrelid
-    union
-    select d.classid, d.objid from pg_depend d join relations r on r.oid = d.refobjid
-    where d.refclassid = 'pg_class'::regclass and d.deptype in ('a', 'i')
-), used (classid, objid) as (
-    select d.refclassid, d.refobjid from parts p
-    join pg_depend d on d.classid = p.classid and d.objid = p.objid
+    select more.classid, more.objid from needed n cross join lateral (
+        select d.refclassid, d.refobjid from pg_depend d
+        where d.classid = n.classid and d.objid = n.objid
+        union all
+        select d.classid, d.objid from pg_depend d
+        where d.refclassid = n.classid and d.refobjid = n.objid and (
+            d.deptype in ('a', 'i', 'P', 'S')
+            or d.refclassid = 'pg_class'::regclass and (
+                d.classid = 'pg_class'::regclass
+                or d.classid = 'pg_constraint'::regclass and exists (
+                    select from pg_class c where c.oid = d.refobjid
+                    and c.relnamespace = to_regnamespace('ntt_backup')
+                )
+            )
+        )
+    ) more (classid, objid)
 ), owned (what, owner, holds) as (
     select 'schema ' || quote_ident(n.nspname), case pg_get_userbyid(n.nspowner)
         when 'pg_database_owner' then d.datdba else n.nspowner end, ' belongs to '
     from pg_namespace n join pg_database d on d.datname = current_database()
     where n.nspname in ('ntt_backup', {schema})
     union all
-    select c.oid::regclass::text, c.relowner, ' belongs to '
-    from pg_class c join relations r on r.oid = c.oid
+    select concat(i.type, ' ', i.identity), o.owner, ' belongs to '
+    from needed n join (
+        select 'pg_class'::regclass, oid, relowner from pg_class where relkind not in ('i', 'I')
+        union all
+        select 'pg_proc'::regclass, oid, proowner from pg_proc
+        union all
+        select 'pg_type'::regclass, oid, typowner from pg_type
+        where typrelid = 0 and typcategory <> 'A'
+    ) o (classid, objid, owner) using (classid, objid)
+    cross join pg_identify_object(n.classid, n.objid, 0) i
     union all
     select lower(a.privilege_type) || ' on ' || c.oid::regclass::text, a.grantee, ' is granted to '
-    from pg_class c join relations r on r.oid = c.oid cross join aclexplode(c.relacl) a
+    from needed n
+    join pg_class c on n.classid = 'pg_class'::regclass and c.oid = n.objid
+    cross join lateral (
+        select c.relacl union all select attacl from pg_attribute where attrelid = c.oid
+    ) l (acl)
+    cross join aclexplode(l.acl) a
     where a.grantee <> c.relowner and (
         a.privilege_type = 'TRIGGER'
         or a.privilege_type = 'REFERENCES' and c.relnamespace = to_regnamespace('ntt_backup')
     )
-    union all
-    select f.oid::regclass::text, f.relowner, ' belongs to '
-    from pg_constraint k
-    join pg_class c on c.oid = k.confrelid and c.relnamespace = to_regnamespace('ntt_backup')
-    join pg_class f on f.oid = k.conrelid
-    union all
-    select 'function ' || p.oid::regprocedure::text, p.proowner, ' belongs to '
-    from pg_proc p
-    where p.pronamespace = to_regnamespace('ntt_backup') or p.oid in (
-        select objid from used where classid = 'pg_proc'::regclass
-        union
-        select o.oprcode from pg_operator o join used u on u.objid = o.oid
-        where u.classid = 'pg_operator'::regclass
-    )
-    union all
-    select 'type ' || t.oid::regtype::text, t.typowner, ' belongs to '
-    from pg_type t join used u on u.objid = t.oid
-    where u.classid = 'pg_type'::regclass
 )
 select distinct what || holds || case owner when 0 then 'public' else pg_get_userbyid(owner) end,
     holds = ' belongs to '

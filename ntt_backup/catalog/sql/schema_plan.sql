@@ -70,8 +70,8 @@ begin
     select string_agg(line, ', ') into found from ({code_of_others}) as of_others (line, owned)
     where owned or {mighty};
     if found is not null then
-        raise exception 'the schema ntt_backup has what roles with other rights can put code into: %',
-            left(found, 500)
+        raise exception 'the schema ntt_backup, or an event trigger, has what roles with other rights can put'
+            ' code into: %', left(found, 500)
         using hint = 'Let its owner run init-db; or, where nobody knows it: drop schema ntt_backup cascade;';
     end if;
 end;
