@@ -120,6 +120,16 @@ def add_made(directory: Path, version: str, digest: str) -> None:
         version: The version.
         digest: The digest of `Seal`.
     """
-    known = {**read_made(directory), version: digest}
+    _keep(directory, {**read_made(directory), version: digest})
+
+
+def drop_made(directory: Path, version: str) -> None:
+    """Forgets a version whose manifest did not get its name. Raises OSError."""
+    known = read_made(directory)
+    if known.pop(version, None) is not None:
+        _keep(directory, known)
+
+
+def _keep(directory: Path, known: Sums) -> None:
     lines = [f"{name} {digest}\n" for name, digest in known.items()][-_MOST_LINES:]
     write_durably(directory / _FILE, "".join(lines).encode("ascii"), 0o600)

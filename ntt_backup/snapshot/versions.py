@@ -147,7 +147,9 @@ def choose(repository: RepositoryToRead, wanted: str, origins: Origins = NOBODY)
 def newest_of_host(
     repository: RepositoryToRead, whole: Sequence[Version], origins: Origins
 ) -> Version | None:
-    """Returns the newest version that this host made; None where none is known.
+    """Returns the newest version that this host made; None where none is known. A name that this
+    host once gave proves it only where manifests may not be read: somebody else may have been
+    first with the manifest.
 
     Args:
         repository: Where the versions lie.
@@ -158,15 +160,16 @@ def newest_of_host(
         ConfigError: Versions are sealed, and none is known by its name.
         RemoteDenied: Versions may not be read, and none is known by its name.
     """
-    for version in whole[: -_MOST_FOREIGN - 1 : -1]:
-        if origins.names(version.set, version.name):
-            return version
-        if origins.signed and _is_ours(repository, version, origins):
-            return version
-    # One that is known by its name need not be read.
-    for version in whole[::-1]:
-        if origins.names(version.set, version.name):
-            return version
+    named = [one for one in whole if origins.names(one.set, one.name)]
+    signed = whole[-_MOST_FOREIGN:] if origins.signed else []
+    for version in sorted({*named, *signed}, reverse=True):
+        try:
+            if _is_ours(repository, version, origins):
+                return version
+        except (ConfigError, RemoteDenied):
+            if left := [one for one in named if one.name <= version.name]:
+                return left[-1]
+            raise
     return None
 
 

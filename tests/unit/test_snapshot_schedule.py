@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ntt_backup.config import Settings, load
-from ntt_backup.errors import BackupError, LockHeld, RemoteUnreachable, SourceError
+from ntt_backup.errors import BackupError, LockHeld, RemoteDenied, RemoteUnreachable, SourceError
 from ntt_backup.events import Event, Warning
 from ntt_backup.objects.cache import directory_for
 from ntt_backup.snapshot import schedule
@@ -123,7 +123,7 @@ def test_an_outage_before_a_set_was_due_is_forgotten_once_that_is_known(
     versions = {}
     for one in ("etc", "home"):
         name = new_version(datetime.now(UTC))
-        versions[f"{one}/{name}/manifest"] = b""
+        versions[f"{one}/{name}/manifest"] = b"x"
         add_made(directory_for("snapshots", settings.remote) / one, name, "00" * 32)
 
     def opened(_: Settings) -> MemoryRepository:
@@ -131,7 +131,12 @@ def test_an_outage_before_a_set_was_due_is_forgotten_once_that_is_known(
             raise RemoteUnreachable("it is away")
         repository = MemoryRepository()
         repository.files |= versions
+        repository.before = deny
         return repository
+
+    def deny(verb: str, _: str) -> None:
+        if verb == "read":
+            raise RemoteDenied("the key may only add")
 
     monkeypatch.setattr(schedule, "open_repository", opened)
     for away, error in ((True, "it is away"), (False, "")):

@@ -10,7 +10,7 @@ import tempfile
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from ntt_backup.errors import (
     BackupError,
     ConfigError,
     DestinationError,
+    NameTaken,
     RemoteCannotStore,
     RemoteDenied,
     RemoteUnreachable,
@@ -36,14 +37,14 @@ from ntt_backup.snapshot.format.manifest import (
     ending_of,
     tail_size,
 )
-from ntt_backup.snapshot.origins import NO_KEYS
-from ntt_backup.snapshot.repository.names import MANIFEST
+from ntt_backup.snapshot.origins import NO_KEYS, add_made, read_made
+from ntt_backup.snapshot.repository.names import MANIFEST, new_version
 from ntt_backup.snapshot.take import changed_file
 from ntt_backup.snapshot.take.copies import Copies, open_copies
 from ntt_backup.snapshot.take.new_version import Taken
 from ntt_backup.snapshot.take.sets import SnapshotSet
 from ntt_backup.snapshot.take.walk import Found, walk
-from ntt_backup.snapshot.versions import choose, facts, last_begun, versions
+from ntt_backup.snapshot.versions import choose, facts, last_begun, names_of_host, versions
 from tests.files import noise
 from tests.unit.taker import BLOCK, KEYS, OTHERS, Taker, rewrite
 
@@ -534,7 +535,8 @@ def test_with_its_own_copies_a_take_fetches_nothing_and_a_bad_copy_is_fetched_an
     taker.take()
     fetched = taker.repository.requests["read"]
     last = taker.take()
-    assert taker.repository.requests["read"] == fetched
+    # But who made the last version.
+    assert taker.repository.requests["read"] == fetched + 1
     copies = taker.copies.paths(last.version)
     assert set((tmp_path / "cache").iterdir()) == {*copies, tmp_path / "cache" / "made"}
 
@@ -780,3 +782,92 @@ def test_a_version_of_the_last_of_days_does_not_stop_takes(
     assert last_begun(taker.repository, "s", taker.now, taker.origins) == taker.now.replace(
         microsecond=0
     )
+
+
+@pytest.mark.parametrize("planted", [b"x", b"", None])
+@pytest.mark.parametrize("keys", [KEYS, NO_KEYS], ids=["key", "no key"])
+def test_a_manifest_that_somebody_plants_first_takes_the_place_of_no_version(
+    taker: Taker, keys: HostKeys, planted: bytes | None
+) -> None:
+    """Whoever sees the first pack knows the name of the version; None is a genuine manifest."""
+    taker.keys = keys
+    taker.write("file", b"content")
+    first = taker.take()
+    begun = last_begun(taker.repository, "s", taker.now, taker.origins)
+    genuine = taker.repository.files[f"s/{first.version}/manifest"]
+
+    def plant(verb: str, name: str) -> None:
+        if verb == "finish" and name.endswith("/map"):
+            manifest = f"{name.removesuffix('map')}manifest"
+            taker.repository.files[manifest] = genuine if planted is None else planted
+            taker.repository.arrived[manifest] = taker.now
+
+    taker.repository.before = plant
+    taker.write("file", b"changed")
+    with pytest.raises(NameTaken, match="somebody else"):
+        taker.take()
+    taker.repository.before = lambda *_: None
+    taker.repository.writing = False
+    assert list(read_made(taker.copies.paths("")[0].parent)) == [first.version]
+    _is_newest_of_host(taker, first, begun)
+    assert taker.problems == {}
+
+
+def test_a_name_that_this_host_once_gave_proves_no_version(taker: Taker) -> None:
+    """It may have died before the manifest had its name, or have removed the version."""
+    taker.write("file", b"content")
+    first = taker.take()
+    begun = last_begun(taker.repository, "s", taker.now, taker.origins)
+    name = new_version(taker.now, first.version)
+    add_made(taker.copies.paths("")[0].parent, name, "0" * 64)
+    taker.repository.files[f"s/{name}/manifest"] = b"x"
+    taker.repository.arrived[f"s/{name}/manifest"] = taker.now
+    _is_newest_of_host(taker, first, begun)
+    assert list(taker.problems) == [f"version {name}"]
+
+
+def test_where_genuine_manifests_may_not_be_read_a_planted_one_is_still_none(taker: Taker) -> None:
+    """A sealed one asks for an identity; one that is not sealed is refused unread."""
+    taker.write("file", b"content")
+    first = taker.take()
+    name = new_version(taker.now, first.version)
+    add_made(taker.copies.paths("")[0].parent, name, "0" * 64)
+    taker.repository.files[f"s/{name}/manifest"] = b"x"
+
+    def deny(verb: str, file: str) -> None:
+        if verb == "read" and first.version in file:
+            raise ConfigError("no identity")
+
+    taker.repository.before = deny
+    assert choose(taker.repository, "s", taker.origins).name == first.version
+
+
+def _is_newest_of_host(taker: Taker, first: Taken, begun: datetime | None) -> None:
+    """Checks that all see the first version as the newest of this host, whatever is beside it."""
+    assert len([one for one in versions(taker.repository, "s") if one.whole]) == 2
+    assert choose(taker.repository, "s", taker.origins).name == first.version
+    assert last_begun(taker.repository, "s", taker.now, taker.origins) == begun
+    assert set(names_of_host(taker.repository, "s", taker.origins)) == {first.version}
+    assert taker.take().parent == first.version
+
+
+@pytest.mark.parametrize("may_read", [True, False])
+def test_a_file_that_somebody_adds_to_a_version_makes_no_take_a_full_one(
+    taker: Taker, may_read: bool
+) -> None:
+    def deny(verb: str, name: str) -> None:
+        if verb == "read" and not may_read:
+            raise RemoteDenied("no get")
+        # Also while a version is on its way.
+        if verb == "finish" and name.endswith("/map"):
+            taker.repository.files[f"s/{last.version}/pack-00100"] = b"x"
+
+    taker.write("file", b"content")
+    last = taker.take()
+    taker.repository.before = deny
+    for number in range(3 if may_read else 1):
+        taker.repository.files[f"s/{last.version}/pack-00099"] = b"x"
+        taker.write(f"file{number}", b"content")
+        taken = taker.take()
+        assert (taken.parent, taker.problems) == (last.version, {})
+        last = taken

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Final
 
 from ntt_backup.config.host_key import Origin
 from ntt_backup.errors import (
@@ -20,7 +21,7 @@ from ntt_backup.snapshot.origins import Origins
 from ntt_backup.snapshot.repository.contract import FileMissing, Repository, SnapshotDamaged
 from ntt_backup.snapshot.repository.names import pack_name
 from ntt_backup.snapshot.take.copies import Copies
-from ntt_backup.snapshot.take.last_version import LastVersion, origin_of, pieces
+from ntt_backup.snapshot.take.last_version import LastVersion, ending, pieces
 from ntt_backup.snapshot.take.sets import SnapshotSet
 from ntt_backup.snapshot.versions import (
     Version,
@@ -29,6 +30,9 @@ from ntt_backup.snapshot.versions import (
     trailers,
     versions,
 )
+
+_ODD: Final = "it is damaged, not whole, or not what this host made"
+_SEE: Final = "see ntt-backup-remote snapshot verify"
 
 
 def parents(
@@ -57,7 +61,12 @@ def parents(
         newest = found.name if found is not None else ""
     except (ConfigError, RemoteDenied) as error:  # They are sealed, or the key may only add.
         why = f": {error}"
-    if not newest:
+    named = [one for one in sorted(whole) if origins.names(set.name, one)]
+    if named and named[-1] > newest:
+        problem(
+            f"version {named[-1]}", complete(f"{_ODD}, so this one does not build on it; {_SEE}")
+        )
+    elif not newest:
         problem(
             f"set {set.name}",
             complete(
@@ -66,6 +75,7 @@ def parents(
                 " ones are"
             ),
         )
+    if not newest:
         yield None
         return
     for fetched in (False, True):
@@ -75,7 +85,8 @@ def parents(
             elif not copies.has(newest):
                 continue
             manifest, map = copies.paths(newest)
-            if origin_of(manifest, origins) != Origin.OURS:
+            trailer, origin = ending(manifest, origins)
+            if origin != Origin.OURS:
                 continue
             last = LastVersion(manifest, map)
         except (SnapshotDamaged, FileMissing):
@@ -89,35 +100,30 @@ def parents(
         first = whole.get(header.chain[0])
         if first is not None and abs(now - begun_by(repository, first, now)) >= set.full_every:
             break
-        if _is_whole(repository, [whole.get(one) for one in header.chain]):
+        if _is_whole(repository, [whole.get(one) for one in header.chain], trailer):
             yield last
     else:
-        problem(
-            f"version {newest}",
-            complete(
-                "it is damaged, not whole, or not what this host made, so this one is full; see"
-                " ntt-backup-remote snapshot verify"
-            ),
-        )
+        problem(f"version {newest}", complete(f"{_ODD}, so this one is full; {_SEE}"))
     yield None
 
 
-def _is_whole(repository: Repository, chain: Sequence[Version | None]) -> bool:
-    """Returns whether the repository has the packs of a chain, as far as can be known: where
-    nothing may be read, those that were cut, and the last one, are not missed. The last version's
-    packs are for `require_packs`.
+def _is_whole(repository: Repository, chain: Sequence[Version | None], last: Trailer) -> bool:
+    """Returns whether the repository has the packs of a chain, whatever somebody has put beside
+    them, as far as can be known: where nothing may be read, of the versions before the last one
+    those that were cut, or the last pack, are not missed. last: the trailer of the last version.
     """
-    known = [one for one in chain if one is not None and _complete(one)]
+    known = [one for one in chain if one is not None]
     if len(known) < len(chain):
         return False
+    before = known[:-1]
     try:
-        before = known[:-1]
+        require_packs(known[-1], last)
         for version, trailer in zip(before, trailers(repository, before), strict=True):
             require_packs(version, trailer)
     except (SnapshotDamaged, FileMissing, ValueError):
         return False
     except (ConfigError, RemoteDenied):  # It is sealed, or the key may only add.
-        pass
+        return all(map(_complete, before))
     return True
 
 
@@ -138,11 +144,12 @@ def require_needed(
 ) -> None:
     """Checks that the repository has all that a new version needs: another host may have removed
     some of it meanwhile. Raises SnapshotDamaged for the versions before it, which are not what is
-    in whole; RemoteCannotStore for its own files.
+    in whole, whatever was added to them; RemoteCannotStore for its own files.
     """
     there = {one.name: one for one in versions(repository, header.set)}
     for name in header.chain[:-1]:
-        if there.get(name) != whole[name]:
+        now = there.get(name)
+        if now is None or not {*now.files}.issuperset(whole[name].files):
             raise SnapshotDamaged(f"{header.set}@{name} was removed meanwhile")
     try:
         nothing = Version(header.set, header.version, ())

@@ -18,7 +18,7 @@ from ntt_backup.blobdir.syscalls import DIRECTORY
 from ntt_backup.config.host_key import HostKeys
 from ntt_backup.errors import DestinationError
 from ntt_backup.snapshot.format.manifest import Seal
-from ntt_backup.snapshot.origins import Origins, add_made, read_made
+from ntt_backup.snapshot.origins import Origins, add_made, drop_made, read_made
 from ntt_backup.snapshot.repository.contract import Repository
 from ntt_backup.snapshot.repository.names import MANIFEST, MAP
 from ntt_backup.snapshot.versions import Version, content
@@ -37,6 +37,11 @@ class Copies:
     def add_made(self, version: str, seal: Seal) -> None:
         """Keeps that this host makes a version. Raises OSError."""
         add_made(self._directory, version, seal.digest)
+
+    def drop_made(self, version: str) -> None:
+        """Forgets a version that somebody else has the name of."""
+        with suppress(OSError):  # The sum that stays is not that of the other one.
+            drop_made(self._directory, version)
 
     def paths(self, version: str) -> tuple[Path, Path]:
         """Returns where the manifest and the map of a version are, or may be written."""

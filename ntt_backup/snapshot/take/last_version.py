@@ -92,9 +92,9 @@ class LastVersion:
             yield piece
 
 
-def origin_of(manifest: Path, origins: Origins) -> Origin:
-    """Returns who made a manifest, by its header and its seal: `LastVersion.end` proves that what
-    stands between them fits. Raises SnapshotDamaged.
+def ending(manifest: Path, origins: Origins) -> tuple[Trailer, Origin]:
+    """Returns the trailer of a manifest, and who made it, by its header and its seal:
+    `LastVersion.end` proves that what stands between them fits. Raises SnapshotDamaged.
     """
     reader = ManifestReader(_copied(manifest))
     try:
@@ -102,10 +102,10 @@ def origin_of(manifest: Path, origins: Origins) -> Origin:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - END_BYTES))
             file.seek(max(0, size - tail_size(file.read())))
-            seal = ending_of(file.read(), reader.header_sum)[1]
+            trailer, seal = ending_of(file.read(), reader.header_sum)
     except OSError as error:
         raise _unreadable(manifest, error) from error
-    return origins.of_seal(reader.header, seal)
+    return trailer, origins.of_seal(reader.header, seal)
 
 
 def _copied(path: Path) -> Iterator[bytes]:

@@ -23,7 +23,7 @@ from typing import Final
 
 from ntt_backup.blobdir.open import closing as closing_fd
 from ntt_backup.config.host_key import HostKeys
-from ntt_backup.errors import SOME_FAILED, SourceError
+from ntt_backup.errors import SOME_FAILED, NameTaken, SourceError
 from ntt_backup.format import many
 from ntt_backup.snapshot.format.block_map import MapWriter
 from ntt_backup.snapshot.format.entry import DIRECTORY, FIFO, FILE, HARD_LINK, SYMLINK, beginning_of
@@ -231,7 +231,11 @@ class _Take:
             require_needed(self._repository, header, whole, new)
             # First: whoever dies between the two has a version that is not there, which is no harm.
             self._copies.add_made(header.version, seal)
-            self._upload(names.MANIFEST, manifest)
+            try:
+                self._upload(names.MANIFEST, manifest)
+            except NameTaken:
+                self._copies.drop_made(header.version)
+                raise
         except BaseException:
             packs.give_up()
             self._copies.drop(header.version)
