@@ -19,7 +19,7 @@ import pytest
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.config import RunSettings
 from ntt_backup.config.sections import RemoteSettings
-from ntt_backup.errors import RemoteUnreachable, SourceError
+from ntt_backup.errors import RemoteCannotStore, RemoteUnreachable, SourceError
 from ntt_backup.model import Batch, Blob, Failure, Receipt
 from ntt_backup.objects import outbox
 from ntt_backup.objects.bucket import Buffer, Protection, sweep
@@ -668,3 +668,18 @@ def test_content_is_told_as_far_as_it_was_sent(held: int, sent: int, told: int) 
     assert sum(found) == 70
     report.hear(sent + 50)
     assert sum(found) == 100
+
+
+@pytest.mark.parametrize("left", ["other", "more", "nothing"])
+def test_a_trial_that_reads_back_something_else_is_damage(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, left: str
+) -> None:
+    read = scene.bucket.get_range
+
+    def get_range(key: str, start: int, length: int) -> bytes:
+        content = read(key, start, length)
+        return {"other": content[:-1] + b"?", "more": content + b"?", "nothing": b""}[left]
+
+    monkeypatch.setattr(scene.bucket, "get_range", get_range)
+    with pytest.raises(RemoteCannotStore, match="something else than was sent"):
+        ObjectsProbe(scene.bucket, "owner").try_out()

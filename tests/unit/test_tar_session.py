@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
+import tarfile
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,12 +17,20 @@ import pytest
 from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.client.channel import NOISE_LIMIT
 from ntt_backup.client.connection import SessionSpec
-from ntt_backup.errors import BackupError, BatchRejected, RemoteUnreachable, SourceError
+from ntt_backup.errors import (
+    BackupError,
+    BatchRejected,
+    RemoteCannotStore,
+    RemoteUnreachable,
+    SourceError,
+)
 from ntt_backup.model import Batch, Blob, Reason, Receipt
 from ntt_backup.source.inspection import Store
-from ntt_backup.upload.strategies import tar
+from ntt_backup.upload.strategies import tar, tar_probe
+from ntt_backup.upload.strategies.probe import Facts
 from ntt_backup.upload.strategies.session import Rejection
 from ntt_backup.upload.strategies.tar import TarSession
+from ntt_backup.upload.strategies.tar_probe import TarProbe
 from tests.files import put
 from tests.unit.far_side import spec
 
@@ -253,3 +264,149 @@ def test_a_store_that_hangs_is_an_outage_of_the_source(
     with pytest.raises(SourceError, match="the store does not answer"):
         session.put(one)
     assert loop.ended
+
+
+# --- the probe ------------------------------------------------------------------------------------
+
+
+class Scratch:
+    """Stands for `ScratchDirectory`."""
+
+    facts = Facts("Linux", "tar", 5, 0.0, placed=True)
+
+    def __init__(self, *given: Any) -> None:
+        self.path = given[-1]
+        self.closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.fixture
+def scratches(monkeypatch: pytest.MonkeyPatch) -> list[Scratch]:
+    made: list[Scratch] = []
+
+    def scratch(*given: Any) -> Scratch:
+        made.append(Scratch(*given))
+        return made[-1]
+
+    monkeypatch.setattr(tar_probe, "ScratchDirectory", scratch)
+    return made
+
+
+@pytest.mark.parametrize("end", ["close", "hand_over"])
+@pytest.mark.parametrize("tries", [True, False])
+def test_a_probe_makes_a_scratch_directory_where_it_tries_and_lets_go_of_it(
+    scratches: list[Scratch], tries: bool, end: str
+) -> None:
+    probe = TarProbe(spec())
+    assert probe.facts(will_try_out=tries).placed
+    (scratch,) = scratches
+    assert scratch.path.startswith("/far/.ntt-check-owner.run.") if tries else scratch.path == ""
+    for _ in range(2):
+        getattr(probe, end)()
+        assert scratch.closed == tries
+
+
+@pytest.mark.parametrize("back", ["all", "nothing", "one less", "odd mode", "other content"])
+def test_a_probe_compares_what_comes_back_with_what_was_sent(
+    loop: Loop,
+    scratches: list[Scratch],
+    monkeypatch: pytest.MonkeyPatch,
+    back: str,
+) -> None:
+    archives: list[bytes] = []
+
+    def answers() -> None:
+        for word in (b"commit\n", b"abort\n"):
+            if loop.sent.endswith(word):
+                head, _, rest = bytes(loop.sent).partition(b"\n")
+                number, length, _ = map(int, head.split())
+                archives.append(rest[:length])
+                loop.sent.clear()
+                loop.says.append(b"ok %d\n" % number)
+
+    def fetched(*_: Any, **__: Any) -> bytes:
+        if back == "nothing":
+            return b""
+        sink = io.BytesIO()
+        mode = 0o600 if back == "odd mode" else 0o644
+        found = [one for archive in archives for one in members(archive)]
+        with tarfile.open(mode="w", fileobj=sink) as to:
+            for name, content in found[back == "one less" :]:
+                member = tarfile.TarInfo(name)
+                altered = b"?" + content[1:] if back == "other content" else content
+                member.size, member.mode = len(altered), mode
+                to.addfile(member, io.BytesIO(altered))
+        return sink.getvalue()
+
+    loop.on_sent = answers
+    monkeypatch.setattr(tar_probe, "ask", fetched)
+    probe = TarProbe(spec())
+    probe.facts(will_try_out=True)
+    if back == "all":
+        assert probe.try_out() == "5 trial blobs in 2 batches by tar, identical"
+    else:
+        words = "mode 600 instead of 644" if back == "odd mode" else "not what was sent"
+        with pytest.raises(RemoteCannotStore, match=words):
+            probe.try_out()
+    assert scratches[0].closed == 1
+    assert loop.closed == [LAST_WORD]
+
+
+def members(archive: bytes) -> list[tuple[str, bytes]]:
+    with tarfile.open(fileobj=io.BytesIO(archive)) as found:
+        return [(one.name, found.extractfile(one).read()) for one in found if one.isreg()]  # type: ignore[union-attr]
+
+
+def test_a_trial_that_the_remote_refuses_raises_its_words(
+    loop: Loop, scratches: list[Scratch]
+) -> None:
+    def refuses() -> None:
+        if loop.sent.endswith(b"commit\n"):
+            loop.sent += b" "
+            loop.says.append(b"err 1 ENOSPC: No space left on device\n")
+
+    loop.on_sent = refuses
+    probe = TarProbe(spec())
+    probe.facts(will_try_out=True)
+    with pytest.raises(RemoteCannotStore):
+        probe.try_out()
+    assert loop.ended
+
+
+@pytest.mark.parametrize(
+    ("said", "works"), [(b"made\n", True), (b"noise\nmade\n", True), (b"no\n", False), (b"", False)]
+)
+def test_by_hash_is_made_where_the_remote_says_so_last(
+    monkeypatch: pytest.MonkeyPatch, said: bytes, works: bool
+) -> None:
+    monkeypatch.setattr(tar_probe, "ask", lambda *_, **__: said)
+    with nullcontext() if works else pytest.raises(RemoteCannotStore):
+        TarProbe(spec()).make_place()
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ({}, (None, 0.0, False, None, False)),
+        ({"free_kib": "5", "free_inodes": "7"}, (5120, 0.0, False, 7, False)),
+        ({"free_kib": "x", "free_inodes": "-"}, (None, 0.0, False, None, False)),
+        ({"by-hash": "present", "python": "present"}, (None, 0.0, True, None, True)),
+        ({"by-hash": "missing", "python": "missing"}, (None, 0.0, False, None, False)),
+        ({"clock": "95"}, (None, 4.0, False, None, False)),
+        ({"clock": "99"}, (None, 0.0, False, None, False)),
+        ({"clock": "104"}, (None, 2.0, False, None, False)),
+    ],
+)
+def test_a_probe_takes_facts_as_far_as_they_are_any(said: dict[str, str], found: Any) -> None:
+    facts = tar_probe._facts(said, 100.0, 102.0)
+    assert found == (
+        facts.free_bytes,
+        facts.skew_s,
+        facts.placed,
+        facts.free_inodes,
+        facts.readable,
+    )
+    with pytest.raises(BackupError):
+        tar_probe._facts({**said, "problem": "EACCES: no"}, 100.0, 102.0)
