@@ -592,6 +592,27 @@ def test_init_db_does_what_it_may_and_leaves_the_rest(
         assert_usable(conn)
 
 
+def test_a_plan_grants_a_role_what_it_lacks_and_nothing_that_it_makes(
+    database: Connection, database_url: str, role: Callable[[], str]
+) -> None:
+    owner, name, monitor = role(), role(), role()
+    make(database, f"alter database {database.info.dbname} owner to {owner}")
+    with session(make_conninfo(database_url, user=owner), "test") as conn:
+        own = make_plan(conn, "remote", notify=True)
+        # What it makes is its own.
+        assert {step.who for step in own.steps} == {Who.OPERATOR}
+        assert " to " + owner not in own.script()
+        plan = make_plan(conn, "remote", role=name, monitors=[monitor])
+        granted = [step for step in plan.steps if step.text.startswith("let ")]
+        of_name = [step for step in granted if step.text.startswith(f"let {name} ")]
+        of_monitor = [step for step in granted if step not in of_name]
+        assert {step.needed for step in of_name} == {True}
+        for steps, who in ((of_name, name), (of_monitor, monitor)):
+            text = "\n".join(one for step in steps for one in step.statements)
+            assert f"on public.blobs to {who};" in text.replace('"', "")
+            assert ("insert" in text) == (who == name)
+
+
 def test_a_script_lets_the_role_dump_what_other_programs_have(
     database: Connection,
     database_url: str,

@@ -32,6 +32,7 @@ from ntt_backup.errors import (
     RemoteCannotStore,
     RemoteUnreachable,
 )
+from ntt_backup.wire.dump_messages import is_name
 from tests.unit.sample_records import a_dump
 
 KEYS = HostKeys([HostKey.of(bytes(32))], Path("host.key"))
@@ -86,10 +87,10 @@ class World:
         monkeypatch.setattr(history, "ever_made", lambda *_: self.ever)
         monkeypatch.setattr(history, "last_dumps", lambda *_: [self])
         monkeypatch.setattr(selection, "any_copied", lambda *_: self.copied)
-        monkeypatch.setattr(privileges, "require_dumpable", lambda _: None)
+        monkeypatch.setattr(privileges, "require_dumpable", lambda _: self._fail("privileges"))
         monkeypatch.setattr(pg_programs, "find", self._find)
         monkeypatch.setattr(pg_programs, "start_pg_dump", lambda *_: self)
-        monkeypatch.setattr(pg_programs, "read_head", lambda *_: self.listed)
+        monkeypatch.setattr(pg_programs, "read_head", self._read_head)
         monkeypatch.setattr(job, "wait_for", lambda **_: None)
         monkeypatch.setattr(HostKeys, "of", lambda _: KEYS)
 
@@ -116,6 +117,10 @@ class World:
     def _find(self, *_: object) -> Programs:
         self._fail("find")
         return FOUND
+
+    def _read_head(self, *_: object) -> bytes:
+        self._fail("head")
+        return self.listed
 
     def read(self) -> bytes | None:
         return self.pieces.pop(0) if self.pieces else b""
@@ -205,6 +210,7 @@ def test_a_dump_is_sent_compared_named_signed_and_noted(world: World) -> None:
     assert world.run()
     assert world.sent == WHOLE
     ((name, made),) = world.named.items()
+    assert is_name(name)
     assert made.origin(name, KEYS).text == "of this host"
     assert (made.number, made.bytes, made.text, made.copied) == (1, 12, (12, made.sha256), True)
     assert made.sha256 == hashlib.sha256(WHOLE).hexdigest()
@@ -451,6 +457,15 @@ def test_what_a_run_would_stumble_over_is_said_before(
     with pytest.raises(raised, match=said) as caught:
         rehearse(world)
     assert type(caught.value) is raised
+    assert not world.tried
+
+
+@pytest.mark.parametrize("where", ["privileges", "head", "open"])
+def test_a_rehearsal_goes_through_all_that_a_dump_does(world: World, where: str) -> None:
+    world.errors[where] = DumpFailed(where)
+    with pytest.raises(DumpFailed, match=f"cannot be dumped: {where}"):
+        rehearse(world)
+    assert world.killed == (where != "privileges")
     assert not world.tried
 
 
