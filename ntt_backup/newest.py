@@ -126,7 +126,7 @@ def lost_key(settings: CatalogConfig, keys: HostKeys) -> str:
     or one that cannot be read is there, or one has signed what is newest on the target. Else "".
     """
     signed = any(one.key for one in recorded(settings))
-    return keys.unsigned if keys.expected or signed else ""
+    return keys.missing_key if keys.expected or signed else ""
 
 
 def compare(

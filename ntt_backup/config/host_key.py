@@ -66,11 +66,11 @@ class Origin(StrEnum):
 
 
 _TEXTS: Final = {
-    Origin.OURS: ("of this host", "a key of this host has signed it"),
+    Origin.OURS: ("of this host", "this host signed it, or has a note of it"),
     Origin.ELSEWHERE: (
         "of another target of this host",
-        "it is signed for another target: one that was copied or renamed, or somebody has put it"
-        " here",
+        "it is signed for another target of this host: this target was renamed or copied, or"
+        " somebody has put it here",
     ),
     Origin.UNKNOWN: (
         "not of this host",
@@ -144,13 +144,19 @@ class HostKeys:
         return bool(self._keys)
 
     @property
-    def unsigned(self) -> str:
+    def missing_key(self) -> str:
         """Returns what it means that this host has no key, for people; "" where it has one."""
         if self:
             return ""
+        there = self.path is not None and self.path.exists()
+        mend = (
+            "correct that file or its mode, or put the copy of the key back"
+            if there
+            else "put the copy of the key back, or `ntt-backup-remote init-db` makes a new one"
+        )
         return (
             f"{self.problem}: nothing that this host sends is signed, and a restore must trust the"
-            " target; put the copy of the key back, or `ntt-backup-remote init-db` makes a new one"
+            f" target; {mend}"
         )
 
     @property

@@ -128,6 +128,6 @@ def host_key(settings: Settings) -> Step:
     """Says which key signs dumps, versions and packs, and warns where there is none."""
     keys = HostKeys.of(settings)
     if not keys:
-        return Step("", warning=keys.unsigned)
+        return Step("", warning=keys.missing_key)
     said = f"key {keys.name} in {keys.path}; keep a copy off this host and off the target"
     return Step("", said, warning=keys.problem)

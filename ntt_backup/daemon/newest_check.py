@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from contextlib import closing, suppress
 from datetime import datetime
+from typing import Final
 
 from ntt_backup import newest
 from ntt_backup.catalog import connection, packs
@@ -26,6 +27,10 @@ from ntt_backup.snapshot.repository.contract import RepositoryToRead
 from ntt_backup.snapshot.repository.open import open_repository
 from ntt_backup.snapshot.versions import names_of_host
 from ntt_backup.wire.dump_messages import MAX_DUMPS
+
+NOT_LOOKED: Final = (
+    "could not check whether the newest dump, versions and pack are on the target: {}"
+)
 
 
 def look(settings: RemoteConfig) -> list[Newest]:
@@ -102,9 +107,7 @@ def newest_known(settings: RemoteConfig) -> Step:
     try:
         found = look(settings)
     except BackupError as error:
-        return Step(
-            "", warning=f"the newest dump and versions on the target are not known: {error}"
-        )
+        return Step("", warning=NOT_LOOKED.format(error))
     if found:
         return Step("", warning="; ".join(map(str, found)))
     known = newest.recorded(settings)

@@ -307,8 +307,9 @@ class _Job:
         if odd := shelf.doubts(ours, self._keys):
             last = max(odd)
             self._warn(
-                f"{many(len(odd), 'doubtful dump')}, which stay and take no place of others:"
-                f" {last}, {odd[last]}. `ntt-backup-remote dumps` removes them with --remove"
+                f"{many(len(odd), 'doubtful dump')} on the target: never removed by the retention,"
+                f" nor counted by it. The newest is {last}: {odd[last]}."
+                " `ntt-backup-remote dumps --remove NAME` removes one"
             )
         # Another host may be giving one its name: the record lies there before the content.
         coming = [one.name for one in ours if one.size is None and self._is_young(one)]

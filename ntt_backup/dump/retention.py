@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 from ntt_backup.config.sections import DumpSettings, SnapshotSettings
 
 T = TypeVar("T")
-# What something says of its time, and what the target says, may differ by as much.
+# How far the time that a dump or a version states may differ from its arrival.
 LEEWAY: Final = timedelta(days=1)
 
 

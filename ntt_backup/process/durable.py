@@ -139,12 +139,14 @@ def sync_below(directory: int, *, files: bool = True) -> int:
     if can_syncfs(os.fstat(directory).st_dev):
         syncfs(directory)
         return 0
-    left_out: list[OSError] = []
+    left_out = 0
 
     def leave_out(error: OSError) -> None:
-        if not isinstance(error, FileNotFoundError | PermissionError):
+        nonlocal left_out
+        if isinstance(error, PermissionError):
+            left_out += 1
+        elif not isinstance(error, FileNotFoundError):
             raise error
-        left_out.append(error)
 
     for _, _, names, above in os.fwalk(".", dir_fd=directory, onerror=leave_out):
         for name in names if files else ():
@@ -155,4 +157,4 @@ def sync_below(directory: int, *, files: bool = True) -> int:
             except (FileNotFoundError, PermissionError) as error:
                 leave_out(error)
         sync_descriptor(above)
-    return sum(isinstance(error, PermissionError) for error in left_out)
+    return left_out

@@ -58,7 +58,10 @@ class Origins:
     def of(settings: RemoteConfig) -> Origins:
         """Returns what this host knows of the versions on the target of the settings."""
         cache = directory_for("snapshots", settings.remote)
-        made: Callable[[str], Sums] = lambda of_set: read_made(cache / of_set)  # noqa: E731
+
+        def made(of_set: str) -> Sums:
+            return read_made(cache / of_set)
+
         return Origins(HostKeys.of(settings), made, settings.target)
 
     @property

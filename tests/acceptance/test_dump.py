@@ -780,4 +780,4 @@ def test_a_target_without_the_newest_dump_is_told_by_every_command(dumping: Envi
     refused = env.run("verify", "--download", "--json")
     assert (refused.returncode, json.loads(refused.stdout)["missed"]) == (0, None)
     told = env.run("verify", "--download").stdout
-    assert "whether the newest dump, versions and pack are there is not known: " in told
+    assert "could not check whether the newest dump, versions and pack are on the target: " in told

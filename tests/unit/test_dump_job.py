@@ -387,7 +387,8 @@ def test_a_dump_whose_clock_was_off_is_named(world: World) -> None:
     world.run(force=True)
     (warned,) = world.said(events.Warning)
     assert warned.reason.startswith(
-        f"1 doubtful dump, which stay and take no place of others: {odd.name}"
+        "1 doubtful dump on the target: never removed by the retention, nor counted by it. The"
+        f" newest is {odd.name}"
     )
     assert world.dropped == []
 

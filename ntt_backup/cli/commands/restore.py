@@ -233,9 +233,10 @@ def _restore_catalog(
         click.echo(f"everything in it belongs to {user} now, and no grants were restored")
         if found.new_owner:
             click.echo(
-                f"{user} cannot log in, and a superuser is refused, who would run what code others"
-                " had in it: let an ordinary role work with it, which catalog.url names:"
-                f" grant {user} to ROLE;"
+                f"{user} cannot log in. To use the catalog: create an ordinary role, run"
+                f" `grant {user} to ROLE;` as a superuser, and name ROLE in catalog.url. A"
+                " superuser is refused, because code that others put into the tables would run"
+                " with all rights"
             )
     if found.origin is not Origin.OURS:
         click.echo(

@@ -130,7 +130,7 @@ def lines(done: Restored, destination: Path) -> list[str]:
     said += [f"NOTE: {printable(one)}" for one in done.notes]
     if done.origin != Origin.OURS:
         origin = Origin(done.origin)
-        said.append(f"NOTE: --trust-target: this version is {origin.text}: {origin.why}")
+        said.append(f"NOTE: by --trust-target: this version is {origin.text}: {origin.why}")
     if done.wrong:
         said.append(f"NOT restored: {many(done.wrong, 'file')}")
         said += first_lines((f"{path}: {why}" for path, why in done.problems), done.wrong)

@@ -25,7 +25,7 @@ from ntt_backup.cli.common import (
 from ntt_backup.cli.param_types import DURATION, PART, SIZE
 from ntt_backup.cli.results import count_lines, failure_lines, fields_of, report, strangers
 from ntt_backup.config import RemoteConfig, StoreConfig
-from ntt_backup.daemon.newest_check import look
+from ntt_backup.daemon.newest_check import NOT_LOOKED, look
 from ntt_backup.errors import SOME_FAILED, BackupError
 from ntt_backup.format import duration, many, size
 from ntt_backup.model import Reason
@@ -106,9 +106,7 @@ def verify(
             try:
                 missed = [str(one) for one in look(remote)]
             except BackupError as error:
-                said.append(
-                    f"whether the newest dump, versions and pack are there is not known: {error}"
-                )
+                said.append(NOT_LOOKED.format(error))
             said += [f"MISSED: {one}" for one in missed or ()]
             if remote.remote.kind == "s3" and way == "there":
                 said.append(

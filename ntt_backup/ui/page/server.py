@@ -71,11 +71,12 @@ class Board:
         """Makes what is wanted, until the board is closed."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._wanted or self._closed, _SIGNAL_SECONDS)
+                if not self._changed.wait_for(
+                    lambda: self._wanted or self._closed, _SIGNAL_SECONDS
+                ):
+                    continue
                 if self._closed:
                     return
-                if not self._wanted:
-                    continue
             shown = self._make()
             with self._changed:
                 self._shown, self._made_at, self._wanted = shown, time.monotonic(), False
