@@ -16,7 +16,7 @@ from ntt_backup.snapshot.forget import expire, plan_of
 from ntt_backup.snapshot.origins import NO_KEYS, Origins
 from ntt_backup.snapshot.retention import Plan, doubts
 from ntt_backup.snapshot.verify import Question, verify
-from ntt_backup.snapshot.versions import Version, facts, versions
+from ntt_backup.snapshot.versions import Version, facts, names_of_host, versions
 from tests.files import noise
 from tests.unit.taker import KEYS, OTHERS, Taker
 
@@ -340,3 +340,33 @@ def test_a_version_that_lacks_a_file_takes_the_place_of_no_whole_one(
     # The last one is kept by its place, and the one that can be restored instead of it.
     sound = second if lacks == "map" else first
     assert {one.name for one in found.kept} == {sound, third}
+
+
+def test_the_names_of_this_host_are_those_that_it_made_and_the_newest_that_it_signed(
+    tmp_path: Path,
+) -> None:
+    """What others have planted, also under a name that this host gave, is not among them."""
+    taker = Taker(tmp_path / "root", tmp_path / "cache")
+    taker.keys = KEYS
+    taker.write("file", b"content")
+    mine = [taker.take(full=True).version for _ in range(3)]
+    by_sum, by_key = taker.origins, Origins(KEYS)
+
+    def found(origins: Origins) -> set[str]:
+        return set(names_of_host(taker.repository, "s", origins))
+
+    assert found(by_sum) == {*mine}
+    assert found(by_key) == {mine[-1]}
+    taker.keys = OTHERS
+    theirs = Taker(tmp_path / "other", tmp_path / "other cache")
+    theirs.keys, theirs.now = OTHERS, taker.now
+    theirs.write("file", b"evil")
+    planted = theirs.take(full=True).version
+    put(taker, theirs.repository.files)
+    assert found(by_sum) == {*mine}
+    assert found(by_key) == {mine[-1]}
+    assert found(Origins(NO_KEYS)) == set()
+    # The newest is another's under a name of ours.
+    name, of_theirs = f"s/{mine[-1]}/manifest", f"s/{planted}/manifest"
+    taker.repository.files[name] = taker.repository.files[of_theirs]
+    assert mine[-1] not in found(by_sum)
