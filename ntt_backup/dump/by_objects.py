@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Final
@@ -184,7 +185,14 @@ class UploadByObjects:
             # Or the answer to the first request for it was lost.
             if not self._is_record(text):
                 raise NameTaken(self._record, "a dump") from error
-        self._upload.finish()
+        try:
+            self._upload.finish()
+        except NameTaken:
+            # Else the record would vouch for the content of somebody else. Who may not remove it
+            # removes no older dumps either.
+            with suppress(RemoteDenied):
+                self._bucket.delete(self._record)
+            raise
 
     def give_up(self) -> None:
         """Drops the parts. Never raises."""

@@ -178,8 +178,10 @@ class FaultEnvironment:
         self.begin_source()
 
     def begin_source(self) -> None:
-        """An empty store, and an empty catalog."""
+        """An empty store, an empty catalog, and no notes of what a target should have."""
         _empty(self.env.store)
+        for note in self.env.log.parent.glob("newest-*.json"):
+            note.unlink()
         self.env.query("truncate blobs, ntt_backup.failures, ntt_backup.dumps")
         for known in (self.blobs, self.damaged, self.ever_damaged):
             known.clear()
