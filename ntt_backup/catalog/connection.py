@@ -19,7 +19,7 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from ntt_backup.catalog.queries import fragment, statement
+from ntt_backup.catalog.queries import fragment, shown, statement
 from ntt_backup.config.effective import PUBLIC_PARAMETERS
 from ntt_backup.errors import (
     CatalogError,
@@ -99,7 +99,8 @@ def connect(url: str, application_name: str, *, only_plan: bool = False) -> Conn
 
     A role with rights beyond the database gets no connection where roles with fewer rights can put
     code into the tables: it would run with all rights. SET ROLE is no wall, since such code can
-    RESET it.
+    RESET it. Nobody gets one where the search path finds another table blobs than the one that
+    init-db prepared: whoever may make schemas could make that of a path's "$user".
 
     Args:
         url: a libpq connection string or URI; what it sets itself is left alone.
@@ -109,7 +110,8 @@ def connect(url: str, application_name: str, *, only_plan: bool = False) -> Conn
     Raises:
         ConfigError: The url is malformed.
         CatalogUnavailable: The server does not answer.
-        CatalogRefused: It refuses, or the role has more rights than those who can put code there.
+        CatalogRefused: It refuses, the role has more rights than those who can put code there, or
+            another table is meant.
 
     Names in later statements are those of the server itself (search_path = pg_catalog, pg_temp).
 
@@ -131,14 +133,41 @@ def connect(url: str, application_name: str, *, only_plan: bool = False) -> Conn
         raise _translate(error, f"accept our connection ({describe(url)})") from error
     with translated("set up the connection"):
         begin = statement("begin_session", mighty=mighty())
-        ((conn.search_path, conn.schema, conn.mighty),) = conn.execute(begin).fetchall()
+        conn.search_path, conn.schema, conn.mighty, knows = conn.execute(begin).fetchall()[0]
         conn.execute(statement("set_defaults"))
         if conn.info.parameter_status("server_encoding") == "SQL_ASCII":
             # There a text may be any bytes, and as UTF-8 the server would refuse to send some.
             configure(conn, "client_encoding", "latin1")
         if not only_plan:
             refuse_code_of_others(conn)
+            if knows:
+                try:
+                    check_one_table(conn)
+                except CatalogRefused:
+                    conn.close()
+                    raise
     return conn
+
+
+def check_one_table(conn: Connection) -> None:
+    """Raises CatalogRefused where the schema ntt_backup of this database serves another table.
+
+    Claims and failures are told apart by target and blobid only, and the progress of a scan by the
+    store. A second catalog in one database is not worth a third key to each: a database is cheap.
+    """
+    for (schema,) in conn.execute(statement("other_table")).fetchall():
+        raise CatalogRefused(
+            "the schema ntt_backup of this database serves another table",
+            detail=f"it is about {schema}.blobs, which the search path does not find",
+            hint="give a second catalog a database of its own; to use that table:"
+            f" {search_path(conn, schema)}",
+        )
+
+
+def search_path(conn: Connection, schema: str, role: str = "") -> str:
+    """Returns the SQL that lets a role ("": that of this session) find the tables of a schema."""
+    names = {"user": role or conn.info.user, "database": conn.info.dbname, "schema": schema}
+    return shown("mend_search_path", **{key: sql.Identifier(name) for key, name in names.items()})
 
 
 def refuse_code_of_others(conn: Connection) -> None:

@@ -13,7 +13,13 @@ from typing import NamedTuple
 from psycopg import sql
 
 from ntt_backup.catalog import privileges
-from ntt_backup.catalog.connection import INIT_DB, Connection, translated
+from ntt_backup.catalog.connection import (
+    INIT_DB,
+    Connection,
+    check_one_table,
+    search_path,
+    translated,
+)
 from ntt_backup.catalog.pending import bounds, read_indexes
 from ntt_backup.catalog.queries import shown, statement
 from ntt_backup.catalog.ranges import prefix_ranges
@@ -55,12 +61,6 @@ class Table(NamedTuple):
     schema_owner: str
     found: bool
     columns: Mapping[str, Column]
-
-
-def search_path(conn: Connection, schema: str, role: str = "") -> str:
-    """Returns the SQL that lets a role ("": that of this session) find the tables of a schema."""
-    names = {"user": role or conn.info.user, "database": conn.info.dbname, "schema": schema}
-    return shown("mend_search_path", **{key: sql.Identifier(name) for key, name in names.items()})
 
 
 def our_columns(target: str) -> dict[str, str]:
@@ -199,21 +199,6 @@ def own_version(conn: Connection) -> tuple[int, str]:
             hint="upgrade ntt_backup on this host",
         )
     return version, blobs_schema
-
-
-def check_one_table(conn: Connection) -> None:
-    """Raises CatalogRefused where the schema ntt_backup of this database serves another table.
-
-    Claims and failures are told apart by target and blobid only, and the progress of a scan by the
-    store. A second catalog in one database is not worth a third key to each: a database is cheap.
-    """
-    for (schema,) in conn.execute(statement("other_table")).fetchall():
-        raise CatalogRefused(
-            "the schema ntt_backup of this database serves another table",
-            detail=f"it is about {schema}.blobs, which the search path does not find",
-            hint="give a second catalog a database of its own; to use that table:"
-            f" {search_path(conn, schema)}",
-        )
 
 
 def warnings(conn: Connection, table: Table) -> list[str]:

@@ -22,9 +22,11 @@ from psycopg import sql
 from ntt_backup.catalog import privileges
 from ntt_backup.catalog.connection import (
     Connection,
+    check_one_table,
     code_of_others,
     code_parts,
     mighty,
+    search_path,
     shortened,
     translated,
 )
@@ -35,13 +37,11 @@ from ntt_backup.catalog.schema_check import (
     OWN_TABLES,
     SCHEMA_VERSION,
     Table,
-    check_one_table,
     check_table,
     find_table,
     our_columns,
     own_tables,
     own_version,
-    search_path,
 )
 from ntt_backup.catalog.schema_steps import Plan, Step, Who
 from ntt_backup.errors import CatalogRefused

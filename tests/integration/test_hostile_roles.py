@@ -13,6 +13,7 @@ from ntt_backup.catalog.connection import Connection, connect
 from ntt_backup.catalog.schema import init_db
 from ntt_backup.catalog.schema_check import verify_schema
 from ntt_backup.catalog.schema_plan import make_plan
+from ntt_backup.catalog.selection import any_copied
 from ntt_backup.errors import CatalogRefused
 from tests.integration.catalogs import LIVE, rows
 from tests.postgres import Postgres
@@ -348,3 +349,33 @@ def test_an_ordinary_role_uses_the_tables_of_others_as_before(
     database.execute(f"alter table blobs owner to {owner}".encode())
     database.execute(f"grant all on blobs to {user}".encode())
     connect(make_conninfo(database.info.dsn, user=user), "test").execute("select from public.blobs")
+
+
+def test_a_table_that_stands_before_ours_in_the_search_path_is_not_even_planned_on(
+    database: Connection, mallory: str, role: Callable[[], str]
+) -> None:
+    """The first schema of the path has the name of the role, and whoever comes first makes it."""
+    user = role()
+    database.execute(LIVE)
+    init_db(database, "remote")
+    database.execute(
+        f"grant usage on schema ntt_backup to {user};"
+        f" grant select on ntt_backup.schema_version, public.blobs to {user};".encode()
+    )
+    url = make_conninfo(database.info.dsn, user=user)
+    assert connect(url, "test").schema == "public"
+    play(
+        database,
+        mallory,
+        f"create schema {user}; grant usage on schema {user} to public;"
+        f" create function {user}.see(text) returns boolean immutable language plpgsql as $$begin"
+        f" if session_user = '{user}' then raise 'it ran'; end if; return true; end$$;"
+        f" create table {user}.blobs (blobid text primary key, remote_copied bool);"
+        f" grant all on {user}.blobs to public;"
+        f" create index on {user}.blobs (blobid) where {user}.see('x')",
+    )
+
+    with pytest.raises(CatalogRefused, match="serves another table") as caught:
+        any_copied(connect(url, "test"), "remote")
+
+    assert "search_path" in caught.value.hint

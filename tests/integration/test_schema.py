@@ -699,7 +699,7 @@ def test_a_table_that_the_search_path_does_not_find_is_left_as_it_is(
 
 def finding(url: str, schema: str) -> AbstractContextManager[Connection]:
     """A connection whose search path finds the tables of one schema only."""
-    return session(make_conninfo(url, options=f"-c search_path={schema}"), "test")
+    return session(make_conninfo(url, options=f"-c search_path={schema}"), only_plan=True)
 
 
 @pytest.fixture

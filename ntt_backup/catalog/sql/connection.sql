@@ -2,9 +2,10 @@
 
 -- name: begin_session
 -- The first statement of each session: its search path, the schema in which this finds the table
--- blobs, else would create it, and whether the role may do more than what belongs to a database. From
--- then on all names are those of the server itself. Until then the path may lead anywhere, so each name
--- has its schema; two statements in one message, since a pooler may refuse a search path at connecting.
+-- blobs, else would create it, whether the role may do more than what belongs to a database, and whether it
+-- may read which blobs is meant. From then on all names are those of the server itself. Until then the
+-- path may lead anywhere, so each name has its schema; two statements in one message, since a pooler may
+-- refuse a search path at connecting.
 select
     pg_catalog.current_setting('search_path'),
     coalesce(
@@ -15,8 +16,24 @@ select
             where c.oid operator(pg_catalog.=) pg_catalog.to_regclass('blobs')
         ), pg_catalog.current_schema()
     ),
-    {mighty};
+    {mighty},
+    exists (
+        select from pg_catalog.pg_class v
+        join pg_catalog.pg_namespace n on n.oid operator(pg_catalog.=) v.relnamespace
+        where n.nspname operator(pg_catalog.=) 'ntt_backup'
+            and v.relname operator(pg_catalog.=) 'schema_version'
+            and pg_catalog.has_schema_privilege(n.oid, 'usage')
+            and pg_catalog.has_table_privilege(v.oid, 'select')
+    );
 set search_path = pg_catalog, pg_temp;
+
+-- name: other_table
+-- The schema of the table that ours are about, where that is not the one the search path finds. A
+-- table that does not exist any more has moved.
+select v.blobs_schema from ntt_backup.schema_version v
+join pg_namespace n on n.nspname = v.blobs_schema
+join pg_class c on c.relnamespace = n.oid and c.relname = 'blobs' and c.relkind in ('r', 'p')
+where c.oid is distinct from to_regclass({blobs_name});
 
 -- name: mighty
 -- Whether the role that logged in is, or may become, one that can do more than what belongs to a database,

@@ -78,14 +78,6 @@ where c.relnamespace = to_regnamespace('ntt_backup') and c.relkind = 'r';
 -- Which version of our schema this is, and the schema of the table that it serves.
 select version, blobs_schema from ntt_backup.schema_version;
 
--- name: other_table
--- The schema of the table that ours are about, where that is not the one the search path finds. A
--- table that does not exist any more has moved.
-select v.blobs_schema from ntt_backup.schema_version v
-join pg_namespace n on n.nspname = v.blobs_schema
-join pg_class c on c.relnamespace = n.oid and c.relname = 'blobs' and c.relkind in ('r', 'p')
-where c.oid is distinct from to_regclass({blobs_name});
-
 -- name: building
 -- Sessions that are building an index on the table at this moment.
 select p.pid from pg_stat_progress_create_index p
