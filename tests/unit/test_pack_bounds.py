@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import zstandard
@@ -36,7 +37,7 @@ from ntt_backup.pack.format import (
     write_entry,
     write_table,
 )
-from ntt_backup.pack.reader import PackReader, _Tail
+from ntt_backup.pack.reader import PackFile, PackReader, _Tail
 from ntt_backup.pack.salvage import find_members
 from ntt_backup.pack.seal import _TRAILER as SEAL
 from ntt_backup.pack.seal import MAX_KEYS, PIECE, Unsealed, read_seal, sealed_size
@@ -380,3 +381,14 @@ def test_no_dictionary_is_looked_for_where_nothing_is_alike(
     data = pack([noise(2000, seed) for seed in range(100)])
     assert {one.codec for one in reader(data).table} == {RAW}
     assert tried == []
+
+
+def test_a_pack_in_a_file_is_closed_also_where_it_is_none(tmp_path: Path) -> None:
+    path, before = tmp_path / "pack", len(os.listdir("/proc/self/fd"))
+    path.write_bytes(pack([b"x"]))
+    with PackFile(path) as found:
+        assert [found.read_blob(one) for one in found.table] == [b"x"]
+    path.write_bytes(b"none")
+    with pytest.raises(PackError):
+        PackFile(path)
+    assert len(os.listdir("/proc/self/fd")) == before
