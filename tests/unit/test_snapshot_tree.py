@@ -16,6 +16,7 @@ import pytest
 from ntt_backup.errors import DestinationError
 from ntt_backup.snapshot.format.entry import FIFO, HARD_LINK, SYMLINK, Entry
 from ntt_backup.snapshot.restore import landlock, tree
+from ntt_backup.snapshot.restore.attributes import Attributes
 from ntt_backup.snapshot.restore.tree import MARKER, Level, Refused, open_old
 from tests.files import tree as files_of
 from tests.memory_repository import MemoryRepository
@@ -367,3 +368,19 @@ def test_a_kernel_without_landlock_confines_nothing(
     kernel = Kernel(version, refuses)
     assert not confine(monkeypatch, kernel, tmp_path)
     assert not kernel.confined
+
+
+def test_what_makes_a_file_mighty_is_set_for_its_owner_alone() -> None:
+    attributes = Attributes(privileges=True)
+    attributes.user, attributes._groups = 7, {8}
+    may = [(7, 8, True), (7, 9, False), (6, 8, False), (6, 9, False)]
+    for user, group, own in may:
+        entry = Entry("x", FIFO, 0o6755, mtime=1, uid=user, gid=group)
+        assert attributes._may_own(entry) == own
+    xattrs = {"security.capability": "AA==", "user.of": "BB=="}
+    entry = Entry("x", FIFO, 0o6755, mtime=1, xattrs=xattrs)
+    assert attributes._wanted(entry, owned=True) == xattrs
+    assert attributes._wanted(entry, owned=False) == {"user.of": "BB=="}
+    assert attributes._mode(entry, owned=False) == 0o755
+    plain = Attributes(privileges=False)
+    assert plain._wanted(entry, owned=True) == {"user.of": "BB=="}
