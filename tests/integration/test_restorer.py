@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from ntt_backup.catalog.connection import connect
+from ntt_backup.catalog.connection import connect, refuse_code_of_others
 from ntt_backup.catalog.restorer import logged_in, restorer
 from ntt_backup.catalog.schema import init_db
 from ntt_backup.errors import CatalogRefused, CatalogUnavailable, DumpFailed
@@ -176,6 +176,10 @@ def test_code_that_was_restored_never_runs_as_a_superuser(
     with pytest.raises(CatalogRefused, match="superuser") as caught:
         connect(database_url, "test")
     assert f"public.blobs belongs to {who.owner}" in caught.value.detail
+    planning = connect(database_url, "test", only_plan=True)
+    with pytest.raises(CatalogRefused, match="superuser"):
+        refuse_code_of_others(planning)
+    assert planning.closed
     with logged_in(database_url, "test", who.owner) as url, connect(url, "test") as conn:
         assert conn.execute("select session_user::text, t from public.blobs").fetchall() == [
             (who.owner, who.owner)
