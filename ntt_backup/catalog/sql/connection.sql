@@ -2,10 +2,10 @@
 
 -- name: begin_session
 -- The first statement of each session: its search path, the schema in which this finds the table
--- blobs, else would create it, whether the role may do more than what belongs to a database, and whether it
--- may read which blobs is meant. From then on all names are those of the server itself. Until then the
--- path may lead anywhere, so each name has its schema; two statements in one message, since a pooler may
--- refuse a search path at connecting.
+-- blobs, else would create it, whether the role may do more than what belongs to a database, and whether
+-- it finds that table and may read which one is meant. From then on all names are those of the server
+-- itself. Until then the path may lead anywhere, so each name has its schema; two statements in one
+-- message, since a pooler may refuse a search path at connecting.
 select
     pg_catalog.current_setting('search_path'),
     coalesce(
@@ -17,7 +17,7 @@ select
         ), pg_catalog.current_schema()
     ),
     {mighty},
-    exists (
+    pg_catalog.to_regclass('blobs') is not null and exists (
         select from pg_catalog.pg_class v
         join pg_catalog.pg_namespace n on n.oid operator(pg_catalog.=) v.relnamespace
         where n.nspname operator(pg_catalog.=) 'ntt_backup'
