@@ -284,7 +284,7 @@ def test_a_dump_of_ours_with_a_clock_far_off_stays_and_takes_no_place(env: Envir
     plant(env, content, name="20260101T000000Z-00000001.dump", sign=True, number=2)
     first = dump(env)
     second = env.call("dump", "--force")
-    assert "20260101T000000Z-00000001.dump, the time in its name is more than" in second.stdout
+    assert "20260101T000000Z-00000001.dump: the time in its name is more than" in second.stdout
     names = {path.name for path in place(env).glob("*.dump")}
     assert "20260101T000000Z-00000001.dump" in names
     # And the newest that was there before it.
