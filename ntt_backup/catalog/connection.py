@@ -86,12 +86,12 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
     search_path: the path that the server, role, database and connection string give the session.
     schema: where that path finds the table `blobs`, else where a new table would be created; None
     where the path names no schema that exists.
-    mighty: whoever logged in may do what a superuser may, beyond the database.
+    privileged: whoever logged in has rights beyond the database, or may become a role that has.
     """
 
     search_path = ""
     schema: str | None = None
-    mighty = False
+    privileged = False
 
 
 def connect(url: str, application_name: str, *, only_plan: bool = False) -> Connection:
@@ -102,21 +102,21 @@ def connect(url: str, application_name: str, *, only_plan: bool = False) -> Conn
     RESET it. Nobody gets one where the search path finds another table blobs than the one that
     init-db prepared: whoever may make schemas could make that of a path's "$user".
 
+    Names in later statements are those of the server itself (search_path = pg_catalog, pg_temp).
+    No statement is prepared, even where one asks for it, until a `prepare_threshold` is set: a plan
+    that is kept was made for other values, and for the table as it was then.
+
     Args:
         url: a libpq connection string or URI; what it sets itself is left alone.
         application_name: what pg_stat_activity shows.
-        only_plan: the session uses no table of others, but reads the system catalogs.
+        only_plan: the session reads the system catalogs only, so who can put code into tables is
+            not asked.
 
     Raises:
         ConfigError: The url is malformed.
         CatalogUnavailable: The server does not answer.
         CatalogRefused: It refuses, the role has more rights than those who can put code there, or
             another table is meant.
-
-    Names in later statements are those of the server itself (search_path = pg_catalog, pg_temp).
-
-    No statement is prepared, even where one asks for it, until a `prepare_threshold` is set: a plan
-    that is kept was made for other values, and for the table as it was then.
     """
     given = _parameters(url)
     options: dict[str, Any] = {key: value for key, value in _KEEPALIVE.items() if key not in given}
@@ -132,8 +132,8 @@ def connect(url: str, application_name: str, *, only_plan: bool = False) -> Conn
     except psycopg.Error as error:
         raise _translate(error, f"accept our connection ({describe(url)})") from error
     with translated("set up the connection"):
-        begin = statement("begin_session", mighty=mighty())
-        conn.search_path, conn.schema, conn.mighty, knows = conn.execute(begin).fetchall()[0]
+        begin = statement("begin_session", privileged=privileged())
+        conn.search_path, conn.schema, conn.privileged, knows = conn.execute(begin).fetchall()[0]
         conn.execute(statement("set_defaults"))
         if conn.info.parameter_status("server_encoding") == "SQL_ASCII":
             # There a text may be any bytes, and as UTF-8 the server would refuse to send some.
@@ -171,26 +171,26 @@ def search_path(conn: Connection, schema: str, role: str = "") -> str:
 
 
 def refuse_code_of_others(conn: Connection) -> None:
-    """Raises CatalogRefused, and closes the session, where it would run code of others with rights
-    that these have not.
+    """Closes the session and raises CatalogRefused where it is privileged, and roles that are not
+    can put code into what it uses.
     """
     if found := code_of_others(conn):
         user = conn.info.user
         conn.close()
         raise CatalogRefused(
-            f"{user} may do what a superuser may, and would run code of roles that may not",
+            f"{user} has rights beyond this database, and would run code of roles that have not",
             detail=shortened(found),
             hint="let catalog.url (NTT_DB_URL) name an ordinary role, for which `ntt-backup-remote"
-            " init-db --role NAME` prints the grants; or give what is named to a superuser",
+            " init-db --role NAME` prints the grants; or change the owner of what is named to a"
+            " superuser, and revoke each privilege that is named",
         )
 
 
 def code_of_others(conn: Connection, *, blobs: bool = True) -> list[str]:
-    """Returns what roles with fewer rights can put code into that this session would run as what is
-    as good as a superuser, a line each; none where it is an ordinary one. blobs: also what is not
-    in our own schema.
+    """Returns what roles that are not privileged can put code into, one line each; none for an
+    ordinary session. blobs: also check the table `blobs` and what it needs.
     """
-    if not conn.mighty:
+    if not conn.privileged:
         return []
     schema = sql.Literal(conn.schema if blobs else None)
     asked = statement("code_of_others", **code_parts(schema, sql.SQL("array[session_user]")))
@@ -201,7 +201,7 @@ def code_parts(schema: sql.Composable, trusted: sql.Composable) -> dict[str, sql
     """Returns the parts of the query `code_of_others`: the schema of blobs, or NULL, and in whom it
     believes.
     """
-    return {"schema": schema, "trusted": trusted, "mighty": mighty()}
+    return {"schema": schema, "trusted": trusted, "privileged": privileged()}
 
 
 def shortened(lines: list[str]) -> str:
@@ -210,9 +210,9 @@ def shortened(lines: list[str]) -> str:
     return printable(", ".join(lines[:_SHOWN]) + more)
 
 
-def mighty() -> sql.Composed:
-    """Returns whether whoever logged in can do what a superuser can, as a part of a query."""
-    return fragment("mighty", dangerous=fragment("dangerous"))
+def privileged() -> sql.Composed:
+    """Returns whether whoever logged in is privileged, as a part of a query."""
+    return fragment("privileged", role_is_privileged=fragment("role_is_privileged"))
 
 
 def for_program(url: str, application_name: str) -> tuple[str, dict[str, str]]:

@@ -67,7 +67,7 @@ def restorer(url: str, application: str, *, allow_superuser: bool) -> Iterator[R
         CatalogError: The server does not answer, or refuses.
     """
     with connect(url, application, only_plan=True) as conn, translated("say what its user may do"):
-        rights = statement("rights_beyond", dangerous=fragment("dangerous"))
+        rights = statement("rights_beyond", role_is_privileged=fragment("role_is_privileged"))
         superuser, dangerous, begins_as = conn.execute(rights).fetchall()[0]
         user = conn.info.user
     if allow_superuser or not (superuser or dangerous or begins_as):

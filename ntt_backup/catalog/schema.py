@@ -68,8 +68,9 @@ def init_db(
             report(f"warning: {warning}")
         if found := code_of_others(conn):
             report(
-                f"warning: {conn.info.user} will be refused by commands that use the tables, as it"
-                f" may do what a superuser may: {shortened(found)}"
+                f"warning: commands that use the tables will refuse {conn.info.user}, which has"
+                f" rights beyond this database: {shortened(found)}. Let catalog.url name an"
+                " ordinary role: `ntt-backup-remote init-db --role NAME` prints its grants"
             )
         return _not_yet(conn, target)
 

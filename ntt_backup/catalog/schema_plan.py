@@ -25,7 +25,7 @@ from ntt_backup.catalog.connection import (
     check_one_table,
     code_of_others,
     code_parts,
-    mighty,
+    privileged,
     search_path,
     shortened,
     translated,
@@ -124,8 +124,10 @@ class _Planner:
                 "the schema ntt_backup, or an event trigger, has what roles with other rights can"
                 " put code into",
                 detail=shortened(lines),
-                hint="where nobody knows the schema, its owner or a superuser drops it:"
-                " drop schema ntt_backup cascade; an event trigger needs a superuser's function",
+                hint="let the owner run init-db; if nobody knows the schema, drop it as a"
+                " superuser: drop schema ntt_backup cascade; (this deletes the backup's tables and"
+                " history);"
+                " an event trigger needs a superuser's function",
             )
         if code_of_others(self._conn, blobs=False):
             self._around = self._around._replace(version_readable=False)
@@ -137,9 +139,9 @@ class _Planner:
 
     def _guard(self) -> str:
         """Returns the statement that ends a script as `_require_trusted` ends a plan."""
-        trusted = fragment("trusted_by_script", mighty=mighty(), names=self._trusted())
+        trusted = fragment("trusted_by_script", privileged=privileged(), names=self._trusted())
         query = fragment("code_of_others", **code_parts(_NONE, trusted))
-        body = fragment("guard", mighty=mighty(), code_of_others=query)
+        body = fragment("guard", privileged=privileged(), code_of_others=query)
         return shown("do", body=sql.Literal(body.as_string(None)))
 
     def _new_table(self) -> Table:

@@ -16,7 +16,7 @@ select
             where c.oid operator(pg_catalog.=) pg_catalog.to_regclass('blobs')
         ), pg_catalog.current_schema()
     ),
-    {mighty},
+    {privileged},
     pg_catalog.to_regclass('blobs') is not null and exists (
         select from pg_catalog.pg_class v
         join pg_catalog.pg_namespace n on n.oid operator(pg_catalog.=) v.relnamespace
@@ -35,15 +35,15 @@ join pg_namespace n on n.nspname = v.blobs_schema
 join pg_class c on c.relnamespace = n.oid and c.relname = 'blobs' and c.relkind in ('r', 'p')
 where c.oid is distinct from to_regclass({blobs_name});
 
--- name: mighty
+-- name: privileged
 -- Whether the role that logged in is, or may become, one that can do more than what belongs to a database,
 -- as a part of other queries, whatever their search path.
 exists (
     select from pg_catalog.pg_roles m
-    where pg_catalog.pg_has_role(session_user, m.oid, 'member') and {dangerous}
+    where pg_catalog.pg_has_role(session_user, m.oid, 'member') and {role_is_privileged}
 )
 
--- name: dangerous
+-- name: role_is_privileged
 -- Whether a role m can do more than what belongs to a database, as a part of other queries.
 (m.rolsuper or m.rolcreaterole or m.rolname operator(pg_catalog.=) any (array[
     'pg_execute_server_program', 'pg_write_server_files', 'pg_read_server_files'
@@ -68,7 +68,7 @@ with recursive needed (classid, objid) as (
         where refclassid = 'pg_namespace'::regclass and refobjid = to_regnamespace('ntt_backup')
         union all
         select 'pg_event_trigger'::regclass, oid from pg_event_trigger
-        where evtenabled <> 'D' and {mighty}
+        where evtenabled <> 'D' and {privileged}
     )
     union
     select more.classid, more.objid from needed n cross join lateral (

@@ -9,7 +9,7 @@ select
     array(
         select m.rolname::text from pg_roles as m
         where pg_has_role(session_user, m.oid, 'member') and (
-            {dangerous} or m.rolreplication or m.rolbypassrls
+            {role_is_privileged} or m.rolreplication or m.rolbypassrls
             or starts_with(m.rolname::text, 'pg_') and m.rolname <> 'pg_database_owner'
         )
         order by 1

@@ -68,11 +68,11 @@ drop index concurrently if exists {index};
 declare found text;
 begin
     select string_agg(line, ', ') into found from ({code_of_others}) as of_others (line, owned)
-    where owned or {mighty};
+    where owned or {privileged};
     if found is not null then
         raise exception 'the schema ntt_backup, or an event trigger, has what roles with other rights can put'
             ' code into: %', left(found, 500)
-        using hint = 'Let its owner run init-db; or, where nobody knows it: drop schema ntt_backup cascade;';
+        using hint = 'Let the owner run init-db; if nobody knows the schema, drop it as a superuser: drop schema ntt_backup cascade;';
     end if;
 end;
 
@@ -82,7 +82,7 @@ do {body};
 
 -- name: trusted_by_script
 -- The roles in whom a script believes, as a part of other queries.
-case when {mighty} then array[session_user] else array[session_user, {names}] end
+case when {privileged} then array[session_user] else array[session_user, {names}] end
 
 -- name: create_schema
 -- Where our own tables are.
