@@ -15,6 +15,7 @@ import psycopg
 from blake3 import blake3
 
 from ntt_backup.blobdir.layout import relative_path
+from ntt_backup.config.host_key import make_host_key
 from ntt_backup.demo.postgres import Postgres
 from tests.files import put
 
@@ -81,7 +82,9 @@ class Program:
             "run": {"workers": 2, "batch_size": 40, "backoff_base": 0.05, "skip_pgdump": True},
             "log": {"jsonl": str(home / "log/backup-remote.jsonl")},
             "lock": {"file": str(home / "lock")},
+            "host": {"key_file": str(home / "host.key")},
         }
+        make_host_key(home / "host.key")
         if pg_dump is not None:
             self.tables["dump"] = {"bin": str(pg_dump)}
         self.configure({})

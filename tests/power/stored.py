@@ -77,7 +77,11 @@ class Files(Kind):
         return []
 
     def forget_cache(self, moment: Moment) -> None:
-        """Every second time the machine has lost what it keeps to save work."""
+        """Every second time the machine has lost what it keeps to save work. What it notes of the
+        newest is of the end of the play, and not of the moment.
+        """
+        for note in (self.home / "log").glob("newest-*.json"):
+            note.unlink()
         if moment.seed % 2:
             shutil.rmtree(self.home / "cache", ignore_errors=True)
 
@@ -167,7 +171,8 @@ class DumpsByShell(Dumps):
     strategy = "tar"
 
     def collect(self) -> None:
-        names = sorted(name for name in self.sums if name.endswith(".dump"))
+        # As they came: the names of two dumps of one second are in any order.
+        names = [name for name in self.sums if name.endswith(".dump")]
         self.named, self.removed = {}, {}
         for number, name in enumerate(names):
             for one in (name, f"{name}.json"):
