@@ -364,7 +364,7 @@ def test_a_trial_that_the_remote_refuses_raises_its_words(
 ) -> None:
     def refuses() -> None:
         if loop.sent.endswith(b"commit\n"):
-            loop.sent += b" "
+            loop.on_sent = lambda: None
             loop.says.append(b"err 1 ENOSPC: No space left on device\n")
 
     loop.on_sent = refuses
