@@ -207,7 +207,7 @@ def test_another_number_of_entries_is_refused(count: int) -> None:
         (block(5, ROWS, END)[:-1], "ends within"),
         (b"\1" + number(5) + number(9) + b"a\n", "ends within"),
         (b"\3" + number(9) + number(77) + number(2), "ends within"),
-        (block(5, b"a\t1"), ""),
+        (block(5, b"a\t1"), "end of a table's rows is missing"),
     ],
 )
 def test_other_data_are_refused(data: bytes, why: str) -> None:
