@@ -133,19 +133,19 @@ def connect(url: str, application_name: str, *, only_plan: bool = False) -> Conn
         raise _translate(error, f"accept our connection ({describe(url)})") from error
     with translated("set up the connection"):
         begin = statement("begin_session", privileged=privileged())
-        conn.search_path, conn.schema, conn.privileged, knows = conn.execute(begin).fetchall()[0]
+        conn.search_path, conn.schema, conn.privileged, compared = conn.execute(begin).fetchall()[0]
         conn.execute(statement("set_defaults"))
         if conn.info.parameter_status("server_encoding") == "SQL_ASCII":
             # There a text may be any bytes, and as UTF-8 the server would refuse to send some.
             configure(conn, "client_encoding", "latin1")
-        if not only_plan:
-            refuse_code_of_others(conn)
-            if knows:
-                try:
-                    check_one_table(conn)
-                except CatalogRefused:
-                    conn.close()
-                    raise
+        try:
+            if not only_plan:
+                refuse_code_of_others(conn)
+            if not only_plan and compared:
+                check_one_table(conn)
+        except CatalogRefused:
+            conn.close()
+            raise
     return conn
 
 
@@ -198,8 +198,11 @@ def code_of_others(conn: Connection, *, blobs: bool = True) -> list[str]:
 
 
 def code_parts(schema: sql.Composable, trusted: sql.Composable) -> dict[str, sql.Composable]:
-    """Returns the parts of the query `code_of_others`: the schema of blobs, or NULL, and in whom it
-    believes.
+    """Returns the parts of the query `code_of_others`.
+
+    Args:
+        schema: The schema of the table blobs, as a literal; NULL leaves that table out.
+        trusted: An array of the roles whose code may run.
     """
     return {"schema": schema, "trusted": trusted, "privileged": privileged()}
 

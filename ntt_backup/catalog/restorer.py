@@ -100,8 +100,8 @@ def restorer(url: str, application: str, *, allow_superuser: bool) -> Iterator[R
 
     with _ended(role, end):
         with connect(url, application, only_plan=True) as conn, translated("let that role restore"):
-            _let_log_in(conn, role, password := secrets.token_urlsafe(24))
-        found.url = _way_in(url, application, user, role, password)
+            _enable_login(conn, role, password := secrets.token_urlsafe(24))
+        found.url = _login_url(url, application, user, role, password)
         yield found
 
 
@@ -113,17 +113,17 @@ def logged_in(url: str, application: str, owner: str) -> Iterator[str]:
     with connect(url, application, only_plan=True) as conn, translated("let a role log in"):
         user = conn.info.user
         if user != owner:
-            _let_log_in(conn, owner, password := secrets.token_urlsafe(24))
+            _enable_login(conn, owner, password := secrets.token_urlsafe(24))
     if user == owner:
         yield url
         return
 
     def end() -> None:
         with connect(url, application, only_plan=True) as conn, translated("end its sessions"):
-            _forbid_log_in(conn, owner)
+            _disable_login(conn, owner)
 
     with _ended(owner, end):
-        yield _way_in(url, application, user, owner, password)
+        yield _login_url(url, application, user, owner, password)
 
 
 @contextmanager
@@ -141,7 +141,7 @@ def _ended(role: str, end: Callable[[], None]) -> Iterator[None]:
     end()
 
 
-def _let_log_in(conn: Connection, role: str, password: str) -> None:
+def _enable_login(conn: Connection, role: str, password: str) -> None:
     # What is sent is not the password: the server may log statements.
     sent = conn.pgconn.encrypt_password(password.encode(), role.encode(), _SCRAM.encode())
     parts = {
@@ -149,13 +149,13 @@ def _let_log_in(conn: Connection, role: str, password: str) -> None:
         "password": sql.Literal(sent.decode()),
         "until": sql.Literal((datetime.now(UTC) + _VALID).isoformat()),
     }
-    conn.execute(statement("let_log_in", **parts))
+    conn.execute(statement("enable_login", **parts))
 
 
-def _forbid_log_in(conn: Connection, role: str) -> None:
+def _disable_login(conn: Connection, role: str) -> None:
     """Ends a role's sessions, and undoes what code in the dump has set for later ones."""
     parts = {"role": sql.Identifier(role), "database": sql.Identifier(conn.info.dbname)}
-    conn.execute(statement("forbid_log_in", **parts))
+    conn.execute(statement("disable_login", **parts))
     conn.execute(statement("end_sessions"), {"role": role})
 
 
@@ -179,10 +179,10 @@ def _make(conn: Connection, role: str, public: str | None) -> None:
     parts = {"role": sql.Identifier(role), "database": sql.Identifier(conn.info.dbname)}
     conn.execute(statement("create_restorer", **parts))
     if public is not None:
-        conn.execute(statement("give_public", role=sql.Identifier(role)))
+        conn.execute(statement("set_owner_of_public", role=sql.Identifier(role)))
 
 
-def _way_in(url: str, application: str, user: str, role: str, password: str) -> str:
+def _login_url(url: str, application: str, user: str, role: str, password: str) -> str:
     """Returns a URL by which the role can log in: as the user does, or by TCP on this machine,
     where a socket believes the names of system users alone.
     """
@@ -209,11 +209,11 @@ def _end(url: str, application: str, role: str, public: str | None, *, keep: boo
     """Takes back what the role was lent, and drops the role unless what it made is to be kept."""
     with connect(url, application, only_plan=True) as conn, translated("take back what it lent"):
         parts = {"role": sql.Identifier(role), "database": sql.Identifier(conn.info.dbname)}
-        _forbid_log_in(conn, role)
+        _disable_login(conn, role)
         if public is not None and _owner_of_public(conn) == role:
-            conn.execute(statement("give_public", role=sql.Identifier(public)))
-            conn.execute(statement("let_use_public", role=sql.Identifier(role)))
-        conn.execute(statement("create_no_more", **parts))
+            conn.execute(statement("set_owner_of_public", role=sql.Identifier(public)))
+            conn.execute(statement("grant_public", role=sql.Identifier(role)))
+        conn.execute(statement("revoke_create", **parts))
         for (member,) in conn.execute(statement("members"), {"role": role}).fetchall():
             revoke = statement("revoke_membership", member=sql.Identifier(member), **parts)
             conn.execute(revoke)  # Before PostgreSQL 16 a role can make others its members.

@@ -74,7 +74,7 @@ class Known:
         arrived: By which time each counts.
         ours: Those that this host made.
         doubts: Why a version does not count.
-        torn: Those that lack a pack, also of a version that they need, or their map.
+        incomplete: Those that lack a pack, also of a version that they need, or their map.
     """
 
     chains: Mapping[str, Sequence[str]]
@@ -82,7 +82,7 @@ class Known:
     arrived: Mapping[str, datetime]
     ours: frozenset[str] = frozenset()
     doubts: Mapping[str, str] = field(default_factory=dict)
-    torn: frozenset[str] = frozenset()
+    incomplete: frozenset[str] = frozenset()
 
 
 def known(
@@ -101,7 +101,7 @@ def known(
     times = {name: one.header.begun for name, one in read.items() if one.header is not None}
     arrived = {name: one.version.arrived for name, one in read.items()}
     # A trailer that cannot be read names no packs; those of its version cannot be missed.
-    torn = {
+    incomplete = {
         one.version.name
         for one in found
         if one.trailer is not None and one.version.lacks(one.trailer, map=False)
@@ -119,7 +119,7 @@ def known(
         frozenset(
             name
             for name, one in read.items()
-            if not torn.isdisjoint(chains[name])
+            if not incomplete.isdisjoint(chains[name])
             or (one.trailer is not None and one.version.lacks(one.trailer))
         ),
     )
@@ -184,7 +184,9 @@ def plan(
     chains, doubtful = known.chains, known.doubts
     whole = {one.name: one for one in versions if one.whole}
     count = [name for name in whole if name in chains and name not in doubtful]
-    sound = [name for name in count if name not in known.torn and whole.keys() >= set(chains[name])]
+    sound = [
+        name for name in count if name not in known.incomplete and whole.keys() >= set(chains[name])
+    ]
     # What lacks something that it needs stays as long as it would, but others are kept for it.
     # And what others have made keeps nothing of this host from its place.
     ours = [name for name in sound if name in known.ours]

@@ -22,7 +22,7 @@ _MANY = {
     "mend_large_objects",
     "create_notify",
     "create_restorer",
-    "forbid_log_in",
+    "disable_login",
     "guard",
 }
 DESCRIBED = [

@@ -36,12 +36,12 @@ where rolname ~ %(prefix)s and not rolcanlogin
     )
     and not exists (select from pg_auth_members as m where m.roleid = r.oid);
 
--- name: let_log_in
+-- name: enable_login
 -- Lets a role log in for some time.
 alter role {role} login password {password} valid until {until};
 
--- name: forbid_log_in
--- Lets a role log in no more, and what it set for its later sessions is void.
+-- name: disable_login
+-- Disables the login of a role, and removes what it set for its later sessions.
 alter role {role} nologin password null valid until 'infinity';
 alter role {role} reset all;
 alter role {role} in database {database} reset all;
@@ -51,18 +51,18 @@ alter role {role} in database {database} reset all;
 select pg_get_userbyid(member) from pg_auth_members where pg_get_userbyid(roleid) = %(role)s;
 
 -- name: revoke_membership
--- Has a role be no member of another one.
+-- Revokes a role's membership in another role.
 revoke {role} from {member} cascade;
 
--- name: create_no_more
--- Lets a role create no more schemas in a database.
+-- name: revoke_create
+-- Revokes the right to create schemas in a database.
 revoke create on database {database} from {role};
 
--- name: give_public
--- Gives the schema public to a role.
+-- name: set_owner_of_public
+-- Makes a role the owner of the schema public.
 alter schema public owner to {role};
 
--- name: let_use_public
+-- name: grant_public
 -- Lets a role go on to make indexes and tables in the schema public.
 grant usage, create on schema public to {role};
 

@@ -63,8 +63,8 @@ drop index concurrently if exists {index};
 (select pg_get_userbyid(datdba) from pg_database where datname = current_database())
 
 -- name: guard
--- Ends a script where roles have put something into our schema whose code its statements would run. Whoever
--- can do what a superuser can believes in nobody but himself.
+-- Ends a script where other roles have put something into our schema whose code its statements would run.
+-- A privileged role trusts no other role.
 declare found text;
 begin
     select string_agg(line, ', ') into found from ({code_of_others}) as of_others (line, owned)
@@ -81,7 +81,7 @@ end;
 do {body};
 
 -- name: trusted_by_script
--- The roles in whom a script believes, as a part of other queries.
+-- The roles that a script trusts, as a part of other queries.
 case when {privileged} then array[session_user] else array[session_user, {names}] end
 
 -- name: create_schema
