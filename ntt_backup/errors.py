@@ -184,13 +184,13 @@ class RemoteCannotStore(RemoteError):
 
 
 class NameTaken(RemoteCannotStore):
-    """Somebody else has written under a name of ours, while what shall have it was sent."""
+    """The name of a file that was being sent was taken by somebody else."""
 
     def __init__(self, name: str, what: str) -> None:
         super().__init__(
-            f"somebody else has written under the name of {what} that was being sent",
+            f"somebody else has taken the name of {what} that was being sent",
             detail=name,
-            hint="look who may write there; the next try gets another name",
+            hint="check who may write to the target; the next attempt uses another name",
         )
 
 
