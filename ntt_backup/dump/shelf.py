@@ -68,7 +68,7 @@ def doubts(ours: Iterable[Stored], keys: HostKeys) -> dict[str, str]:
     }
     # What the target does not tell when it came cannot have come late.
     told = [(one, at) for one in dumps if one.name not in said and (at := one.arrived) is not None]
-    by_name = put_back((one.name, at, one.name) for one, at in told)
+    by_name = put_back((one.name, at, one.begun) for one, at in told)
     known = {one.name for one, _ in told if one.origin(keys) is not Origin.OURS}
     after = {name: newer for name, newer in by_name.items() if name in known}
     told = [(one, at) for one, at in told if one.name not in after]

@@ -236,6 +236,14 @@ def test_expired_dumps_that_are_put_back_take_no_place_and_stay(
     assert new.name not in shelf.doubts([*back, *good, new], keys)
 
 
+def test_of_two_dumps_of_one_second_neither_was_put_back_in_any_order() -> None:
+    first, second = (
+        replace(a_dump(NOON), name=record.name_of(NOON, token), arrived=NOON + timedelta(seconds=n))
+        for n, token in enumerate(("bbbbbbbb", "aaaaaaaa"))
+    )
+    assert shelf.doubts([first, second], NO_KEYS) == {}
+
+
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 2**15)), max_size=15), rules)
 def test_whatever_is_put_back_between_dumps_the_good_ones_stay_as_they_would(
     steps: list[tuple[int, int]], rule: Retention
