@@ -17,11 +17,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
+from ntt_backup import newest
 from ntt_backup.catalog import connection, privileges, selection, stats
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.schema_check import verify_rights, verify_schema
 from ntt_backup.client.error_text import explain_gone
 from ntt_backup.config import Settings, identity
+from ntt_backup.config.host_key import HostKeys
 from ntt_backup.errors import (
     BackupError,
     ConfigError,
@@ -225,7 +227,10 @@ class Preflight:
         self.strategy = probe.strategy
         remote = self._settings.remote
         where = remote.url if self._bucket else remote.host or "this machine"
-        return Step("", f"{where}: {found.system}, {found.program}; strategy {self.strategy}")
+        text = f"{where}: {found.system}, {found.program}; strategy {self.strategy}"
+        signs = self._bucket and self._settings.pack.recipients
+        lost = newest.lost_key(self._settings, HostKeys.of(self._settings)) if signs else ""
+        return Step("", text, warning=lost)
 
     def _look_for_place(self, catalog: Connection, probe: Probe, facts: Facts) -> Step:
         """Makes by-hash at the start of a target's life, and warns then of a remote from which

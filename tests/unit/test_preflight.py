@@ -8,6 +8,7 @@ import sys
 import tarfile
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -15,11 +16,13 @@ from blake3 import blake3
 
 from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.catalog.connection import Connection
+from ntt_backup.config import Settings, load
 from ntt_backup.daemon import check, preflight
 from ntt_backup.errors import BackupError, RemoteCannotStore, SourceError
 from ntt_backup.model import PendingEstimate
 from ntt_backup.upload.strategies import tar_probe
-from ntt_backup.upload.strategies.probe import Facts, trial
+from ntt_backup.upload.strategies.probe import Facts, Probe, trial
+from tests.unit.test_config import RECIPIENT
 
 CONTENTS = (b"", b"x", b"y" * 70_000)
 SENT = {blake3(content).hexdigest() for content in CONTENTS}
@@ -139,3 +142,30 @@ def test_a_start_loads_nothing_of_buckets() -> None:
     argv = [sys.executable, "-c", f"{load}; import sys; print(*sys.modules)"]
     loaded = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()
     assert [name for name in loaded if name.startswith("ntt_backup.objects.")] == []
+
+
+@pytest.mark.parametrize(
+    ("url", "recipients", "warned"),
+    [
+        ("s3://bucket/store", (RECIPIENT,), True),
+        ("s3://bucket/store", (), False),
+        ("ssh://remote/store", (), False),
+    ],
+)
+def test_a_run_whose_packs_should_be_signed_tells_of_a_lost_key(
+    tmp_path: Path, url: str, recipients: tuple[str, ...], warned: bool
+) -> None:
+    flags = {
+        "remote.url": url,
+        "host.key_file": str(tmp_path / "host.key"),
+        "pack.recipients": recipients,
+        "catalog.url": "postgresql:///catalog",
+        "source.root": str(tmp_path),
+    }
+    settings = load(Settings, flags=flags, environ={})
+    facts = Facts("Linux", "python", 1 << 40, 0.0, True)
+    probe = cast(Probe, SimpleNamespace(strategy="any", facts=lambda **_: facts))
+    checked = preflight.Preflight(
+        settings, lambda: probe, try_out=False, prepare=False, patient=False
+    )
+    assert ("nothing that this host sends is signed" in checked._look_at_remote().warning) is warned

@@ -54,7 +54,8 @@ def verify(
     if part is not None and download:
         raise click.UsageError("give only one of --sample and --download")
     question = Question(which, 1.0 if download else part or 0.0, since)
-    settings, missed = common.load(RemoteConfig), list[str]()
+    settings = common.load(RemoteConfig)
+    missed: list[str] | None = None  # Not looked for.
     with (
         ProgressLine(sys.stderr, quiet=quiet) as line,
         closing(
@@ -68,10 +69,10 @@ def verify(
             Origins.of(settings),
         )
         if "@" not in which:
-            missed += map(str, missed_versions(settings, repository, which))
+            missed = [str(one) for one in missed_versions(settings, repository, which)]
     wrong = [one._asdict() for one in found.wrong]
     fields = {"target": common.target, **fields_of(found), "wrong": wrong, "missed": missed}
-    said = [*lines(found, question), *(f"MISSED: {one}" for one in missed)]
+    said = [*lines(found, question), *(f"MISSED: {one}" for one in missed or ())]
     report(fields, said, found.exit_code or (SOME_FAILED if missed else 0), as_json=as_json)
 
 

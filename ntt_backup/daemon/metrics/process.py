@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _WRITE_SECONDS: Final = 15.0
 # A short run's file shall have what the catalog knows, too.
 _FIRST_ANSWER_SECONDS: Final = 2.0
+# How long the end waits for the last file: its file system may not answer.
+_LAST_WRITE_SECONDS: Final = 10.0
 
 
 def metrics_process(settings: Settings) -> ListenerProcess:
@@ -69,7 +71,7 @@ def _serve(settings: Settings, heard: Iterator[Heard]) -> None:
         if isinstance(what, RunStart):
             catalog.wanted.set()
     over.set()
-    clock.join()
+    clock.join(_LAST_WRITE_SECONDS)
 
 
 def _keep_time(settings: Settings, figures: Figures, catalog: CatalogFigures, over: Event) -> None:
