@@ -101,9 +101,8 @@ class _Asked:
         try:
             while not self._rest and (piece := next(self._pieces, None)) is not None:
                 self._rest = piece
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - for the library it is the end; `opened` raises it
             self.error = error
-            raise
         data, self._rest = self._rest[:most], self._rest[most:]
         return data
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -10,10 +11,15 @@ import pytest
 from ntt_backup.config.sealing import Keyring
 from ntt_backup.dump.age_stream import Sealing, opened
 from ntt_backup.errors import ConfigError, RemoteUnreachable
+from tests.environment import wait_until
 from tests.files import noise
 from tests.packs import Person
 
 PIECES = [noise(70_000, number) for number in range(4)]
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
 
 
 def sealed(owner: Person) -> list[bytes]:
@@ -41,6 +47,19 @@ def test_of_what_is_cut_comes_less(tmp_path: Path) -> None:
     found = b"".join(opened(iter([made]), keyring(owner, tmp_path)))
     assert len(found) < sum(map(len, PIECES))
     assert b"".join(PIECES).startswith(found)
+
+
+def test_whoever_seals_and_opens_leaves_no_descriptor_behind(tmp_path: Path) -> None:
+    owner, before = Person.new(), descriptors()
+    made = sealed(owner)
+    half = Sealing([owner.public])
+    half.add(PIECES[0])
+    half.close()
+    for some in opened(iter(made), keyring(owner, tmp_path)):
+        assert some
+        break
+    assert b"".join(opened(iter(made), keyring(owner, tmp_path))) == b"".join(PIECES)
+    wait_until(lambda: descriptors() == before, "the end of the threads that seal and open")
 
 
 def broken(made: Sequence[bytes]) -> Iterator[bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -411,6 +412,24 @@ def test_a_rehearsal_says_what_makes_a_dump_and_what_it_may_send(world: World) -
     said, _ = rehearse(world)
     assert "; the newest is of " in said
     assert "dump.mode full sends 5.0 kB a dump, series not known yet" in said
+
+
+@pytest.mark.parametrize(
+    ("base", "said"),
+    [("", "; the next one is whole"), ("a.dump", "; the next one is an increment on a.dump")],
+)
+def test_a_rehearsal_says_on_what_the_next_dump_is_an_increment(
+    world: World, monkeypatch: pytest.MonkeyPatch, base: str, said: str
+) -> None:
+    opened = io.BytesIO()
+    text = opened if base else None
+    monkeypatch.setattr(rehearsal, "last_text", lambda *_: (base, text))
+    world.dumps = [ours(2)]
+    assert "next one" not in rehearse(world)[0]
+    dump = world.settings.dump.model_copy(update={"mode": "series"})
+    world.settings = world.settings.model_copy(update={"dump": dump})
+    assert rehearse(world)[0].endswith(said)
+    assert opened.closed == bool(base)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import lzma
 import random
 import sys
 import tracemalloc
@@ -20,7 +21,14 @@ from hypothesis import strategies as st
 from ntt_backup.receiver import codec, hashing
 from ntt_backup.upload.strategies.codec import Codec, choose_codec
 from ntt_backup.wire.framing import ProtocolError
-from ntt_backup.wire.write_messages import BLAKE3, SHA256, STREAM_WINDOW_LOG, ZLIB, ZSTD_STREAM
+from ntt_backup.wire.write_messages import (
+    BLAKE3,
+    SHA256,
+    STREAM_WINDOW_LOG,
+    ZLIB,
+    ZSTD,
+    ZSTD_STREAM,
+)
 
 
 def compress(name: int, raw: bytes) -> bytes:
@@ -50,6 +58,29 @@ def test_another_length_and_other_data_are_refused(name: int) -> None:
     for damage in (b"", b"nonsense", right[:-1], right + b"x", right * 2):
         with pytest.raises(ProtocolError):
             codec.available()[name](damage, 100)
+
+
+def test_what_python_itself_decompresses_is_one_frame_of_the_announced_length(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Python's own zstd is one of Python 3.14; its classes work as those of lzma do."""
+    parameter = types.SimpleNamespace(window_log_max=None)
+    fake = types.ModuleType("zstd")
+    vars(fake).update(
+        DecompressionParameter=parameter,
+        ZstdDecompressor=lambda options: lzma.LZMADecompressor(),
+        ZstdError=lzma.LZMAError,
+    )
+    monkeypatch.setitem(sys.modules, "zstd_of_python", fake)
+    decompress = codec._standard_zstd("zstd_of_python")[ZSTD]
+    right = lzma.compress(bytes(100))
+    assert decompress(right, 100) == bytes(100)
+    for damage, announced in (
+        *((right, length) for length in (1, 99, 101)),
+        *((one, 100) for one in (b"", b"nonsense", right[:-1], right + b"x", right * 2)),
+    ):
+        with pytest.raises(ProtocolError):
+            decompress(damage, announced)
 
 
 def test_a_bomb_is_not_unpacked() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 import zstandard
@@ -129,3 +129,56 @@ def test_a_range_is_no_longer_than_the_largest(monkeypatch: pytest.MonkeyPatch) 
     pack = Pack(8)
     pack.read(range(8))
     assert pack.repository.requests["read"] == 3
+
+
+class Lost:
+    """Blocks that lie in packs of one block each, of which some are missing."""
+
+    def __init__(self, count: int, *missing: int) -> None:
+        self.content = random.Random(1).randbytes(SIZE)
+        stored = zstandard.ZstdCompressor(write_checksum=True).compress(self.content)
+        self.extents = [Extent(0, SIZE, 0, n + 1, 0, len(stored), 0) for n in range(count)]
+        self.repository = MemoryRepository()
+        for n in set(range(count)).difference(missing):
+            self.repository.files[pack_name("etc", VERSION, n + 1)] = stored
+        self.fetcher = Fetcher[int](self.repository, HEADER)
+
+    def read(self) -> list[bool]:
+        """Returns which blocks came, of which each is an item."""
+        came = []
+        items = enumerate([one] for one in self.extents)
+        for _, [(_, data, whole)], last in self.fetcher.read(items):
+            assert last
+            assert data == (self.content if whole else b"")
+            came.append(whole)
+        return came
+
+
+def test_what_lies_in_other_packs_comes_where_some_are_missing() -> None:
+    lost = Lost(6, 1, 2, 5)
+    assert lost.read() == [True, False, False, True, True, False]
+    assert lost.fetcher.damaged == 3
+    assert lost.fetcher.fetched == 3 * lost.extents[0][5]
+
+
+def test_no_more_is_planned_ahead_where_packs_are_missing(windows: None) -> None:
+    lost = Lost(9, *range(9))
+    taken: list[int] = []
+
+    def items() -> Iterator[tuple[int, list[Extent]]]:
+        for n, one in enumerate(lost.extents):
+            taken.append(n)
+            yield n, [one]
+
+    ahead = [len(taken) - item for item, _, _ in lost.fetcher.read(items())]
+    assert ahead == [1] * 9
+
+
+@pytest.mark.parametrize(("more", "parts"), [(0, [2, 2, 2]), (1, [3, 3])])
+def test_a_window_is_as_long_as_it_may_be(
+    monkeypatch: pytest.MonkeyPatch, more: int, parts: list[int]
+) -> None:
+    pack = Pack(6)
+    monkeypatch.setattr(fetch, "_WINDOW_BYTES", 2 * pack.stored + more)
+    items = [(0, pack.extents)]
+    assert [len(pieces) for _, pieces, _ in pack.fetcher.read(items)] == parts

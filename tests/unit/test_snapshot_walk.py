@@ -142,6 +142,15 @@ def test_a_directory_that_cannot_be_listed_is_told_and_is_closed(
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+def test_a_walk_that_is_given_up_closes_its_directories(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    before = len(os.listdir("/proc/self/fd"))
+    walked = walk([str(tmp_path)], [], print)
+    assert any(one.name == "b" for one in walked)
+    walked.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 @pytest.mark.parametrize(
     ("pattern", "fitting", "others"),
     [

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from ntt_backup import events
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.model import Batch
 from ntt_backup.process.messages import Done, Found
@@ -238,6 +239,25 @@ def test_a_first_worker_claims_while_the_remote_answers(
     again = ["claim"] if strategy == "objects" else []
     assert made.done == [*claims, words[0], *again, *words[1:], "go on"]
     assert (made.first is None) == (limit is not None)
+
+
+@pytest.mark.parametrize("goes", [True, False])
+def test_a_worker_says_that_it_has_started_and_stopped(
+    monkeypatch: pytest.MonkeyPatch, goes: bool
+) -> None:
+    did: list[object] = []
+    pipe = SimpleNamespace(emit=did.append, sent=print)
+    worker = SimpleNamespace(run=lambda: did.append("run"), let_go=lambda: did.append("let go"))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(worker_main, "EventPipe", lambda *_: pipe)
+    monkeypatch.setattr(worker_main, "session_spec", lambda *_: None)
+    monkeypatch.setattr(worker_main, "make_worker", lambda *_: worker)
+    monkeypatch.setattr(worker_main, "_prepare", lambda *_: goes)
+    settings = SimpleNamespace(source=SimpleNamespace(root="/"))
+    spec = SimpleNamespace(settings=settings, strategy="tar", probes=False)
+    assert worker_main.work(cast(Any, spec)) == 0
+    ran = [events.WorkerStart(strategy="tar"), "run", events.WorkerStop()]
+    assert did == (ran if goes else ["let go"])
 
 
 def test_a_first_worker_that_only_looks_claims_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,15 +94,15 @@ class Fetcher(Generic[_Item]):
         self._items = iter(items)
         arrivals = self._arrivals()
         planned = self._planned
-        while next(arrivals, False):
+        for _ in arrivals:
             while planned:
                 item, extents, frames, last = planned.popleft()
                 pieces: list[Piece] = []
                 for extent, frame in zip(extents, frames):  # noqa: B905 - as long, and faster
                     content = frame.content
                     if content is None:
-                        while frame.stored is None and next(arrivals, False):
-                            pass
+                        while frame.stored is None:
+                            next(arrivals)
                         content = self._decompress(frame)
                     start, length, _, _, _, _, skip = extent
                     data = content[skip : skip + length]
@@ -114,16 +114,16 @@ class Fetcher(Generic[_Item]):
 
     # --- what comes -------------------------------------------------------------------------------
 
-    def _arrivals(self) -> Iterator[bool]:
-        """Yields True after each range that has come, and after a window that needs none."""
+    def _arrivals(self) -> Iterator[None]:
+        """Yields after each range that has come, and after a window that needs none."""
         while self._asked or self._waiting or not self._ended:
             try:
                 for data in self._repository.read(self._ranges()):
                     self._arrive(data)
-                    yield True
+                    yield
             except FileMissing:
                 self._gone.add(self._asked[0].range.name)
-            yield True
+            yield
 
     def _arrive(self, data: bytes) -> None:
         asked = self._asked.popleft()
@@ -189,11 +189,12 @@ class Fetcher(Generic[_Item]):
         left = _WINDOW_BYTES
         frame = _Frame(())
         for _ in range(_WINDOW_ITEMS):
-            item, extents = self._rest or next(self._items, (None, None))
-            self._rest = None
-            if item is None or extents is None:
+            following = self._rest or next(self._items, None)
+            if following is None:
                 self._ended = True
                 break
+            item, extents = following
+            self._rest = None
             frames = []
             for extent in extents:
                 key = extent[2:6]

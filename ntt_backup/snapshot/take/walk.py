@@ -96,12 +96,11 @@ def walk(
             try:
                 yield found
                 levels.append(_Level(f"{path}/", fd, below))
-            except OSError as error:
+            except BaseException as error:
                 os.close(fd)
+                if not isinstance(error, OSError):
+                    raise
                 problem(path, error.strerror or str(error))
-            except BaseException:
-                os.close(fd)
-                raise
     finally:
         for level in levels:
             os.close(level.fd)

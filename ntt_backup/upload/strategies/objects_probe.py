@@ -147,7 +147,6 @@ class ObjectsProbe:
         """
         bucket, key = self._bucket, self._key
         part = Part(1, "", self._sha256, _SIZE, md5(self._content, usedforsecurity=False).digest())
-        by_etag = info is not None and agree(info.etag, composite_etag([part]))
         if info is None or not info.checksum:
             info = bucket.head(key)
         if info is None:
@@ -157,7 +156,7 @@ class ObjectsProbe:
             raise _damaged(f"{key}: its SHA-256 is {info.checksum}, ours {composite([part])}")
         if same:
             return []
-        if by_etag or agree(info.etag, composite_etag([part])):
+        if agree(info.etag, composite_etag([part])):
             return ["it keeps no SHA-256 of an object, so the MD5 sums in its ETag are compared"]
         return [
             "it keeps no SHA-256 of an object, and its ETag is no MD5 sum (as with encryption by a"
