@@ -82,7 +82,7 @@ class DumpText:
 
     def __iter__(self) -> Generator[bytes, None, None]:
         last, first = self._chain[-1], self._chain[0]
-        if last.record is None or not last.record.series:
+        if not (last.record and last.record.series):
             yield from self._proved(last)
             return
         with ExitStack() as stack:
@@ -109,8 +109,8 @@ class DumpText:
 
     def _proved(self, one: Stored) -> Iterator[bytes]:
         """Yields a dump as it is stored; notes afterwards whether it is what was stored once."""
-        digest, size, record = hashlib.sha256(), 0, one.record
-        said = record.bytes if record is not None else 0
+        digest, size = hashlib.sha256(), 0
+        said, right = (one.record.bytes, one.record.sha256) if one.record is not None else (0, "")
         for piece in self._remote_dir.fetch(one.name):
             digest.update(piece)
             size += len(piece)
@@ -123,7 +123,7 @@ class DumpText:
                 )
             if size <= said:  # What a record does not tell of is read to its end, and dropped.
                 yield piece
-        if record is None or (record.bytes, record.sha256) != (size, digest.hexdigest()):
+        if (said, right) != (size, digest.hexdigest()):
             self.damaged, self.why = one.name, "its SHA-256 is another"
 
     def _save(self, one: Stored, file: IO[bytes]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import struct
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Final
 
@@ -49,11 +49,8 @@ class LastText:
     @staticmethod
     def find(directory: Path, name: str, sha256: str) -> LastText | None:
         """Returns the dump of that name and text, if it is here."""
-        try:
-            file = (directory / name).open("rb")
-        except OSError:
-            return None
-        with suppress(OSError, struct.error):
+        with suppress(OSError, struct.error), ExitStack() as opened:
+            file = opened.enter_context((directory / name).open("rb"))
             size = os.fstat(file.fileno()).st_size
             end = os.pread(file.fileno(), _END.size, max(0, size - _END.size))
             text, count, proof = _END.unpack(end)
@@ -61,8 +58,8 @@ class LastText:
             if text.hex() == sha256 and begin >= 0:
                 data = os.pread(file.fileno(), count * _ENTRY.size, begin)
                 if blake3(data + end[:-32]).digest() == proof:
+                    opened.pop_all()
                     return LastText(file, list(_ENTRY.iter_unpack(data)))
-        file.close()
         return None
 
     def segment(self, number: int) -> Segment | None:

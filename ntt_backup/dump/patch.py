@@ -155,12 +155,10 @@ def _common(before: Sequence[bytes], place: int, after: Sequence[bytes], number:
 
 class _Runs:
     """The runs of a patch, in three numbers each: as tuples they would take ten times the memory.
-    Raises ValueError where they are no threes.
+    To iterate over them raises ValueError where they are no threes.
     """
 
     def __init__(self, numbers: array[int]) -> None:
-        if len(numbers) % 3:
-            raise ValueError("its runs are no threes")
         self._parts = [numbers[part::3] for part in range(3)]
 
     def __iter__(self) -> Iterator[Run]:

@@ -343,20 +343,18 @@ def _pour(
     child = start(argv, env={**os.environ, **secret, "LC_ALL": "C"})
     failed = partial(_failed, child, pg_restore, record)
     try:
-        held, failure = b"", None
+        held, ended = b"", False
         for data in pieces:
             if data is None:
                 return False
-            if failure is None:
+            if not ended:
                 held += data
                 # What pg_restore stumbles over may be damage: the end will tell.
                 try:
                     _feed(child, held[:-_HELD], failed)
-                except DumpFailed as error:
-                    failure = error
+                except DumpFailed:
+                    ended = True
                 held = held[-_HELD:]
-        if failure is not None:
-            raise failure
         _feed(child, held, failed)
         child.close_stdin()
         while (status := child.wait(_WAIT_SECONDS)) is None:

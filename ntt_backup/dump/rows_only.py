@@ -51,7 +51,7 @@ def restore_rows(
     except toc.TocUnreadable as error:
         raise DumpDamaged(str(error)) from error
     tables = _tables(contents)
-    blobs = next((one for one in tables if one.name == BLOBS and one.schema != OWN_SCHEMA), None)
+    blobs = next((one for one in tables if one.schema != OWN_SCHEMA), None)
     if blobs is None:
         raise DumpDamaged(f"it does not hold one table {BLOBS}")
     found = [match[1] for match in map(_TARGET.fullmatch, blobs.columns) if match is not None]

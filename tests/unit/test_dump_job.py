@@ -359,7 +359,8 @@ def test_a_key_that_was_lost_is_told_before_a_dump_goes_unsigned(
 
 
 def test_dumps_past_retention_go_the_newest_first(world: World) -> None:
-    world.dumps = [ours(100 - n, n) for n in range(1, 6)]
+    # One that is young is not on its way any more, once it has its content.
+    world.dumps = [ours(hours, n) for n, hours in enumerate((99, 98, 97, 0.7, 0.6), 1)]
     young = replace(ours(0.1, 9), size=None)
     stranger = a_dump(datetime.now(UTC) - timedelta(hours=1), number=10)
     world.dumps += [young, stranger]

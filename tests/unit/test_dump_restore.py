@@ -153,6 +153,7 @@ def test_an_error_ends_what_comes_from_the_remote(
         raise CatalogRefused("no tables can be made")
 
     back.refused = True
+    monkeypatch.setattr(pg_programs, "HEAD_BYTES", HEAD)
     monkeypatch.setattr(restore, "restore_rows", refuse)
     for way in (back.whole, back.rows):
         text = Text()
@@ -517,7 +518,7 @@ def test_only_rows_of_our_tables_come_back_and_what_is_lost_is_named(tables: Tab
         entry(4, "FUNCTION", "f()", schema="ntt_backup"),
         entry(4, "FUNCTION", "blobs"),
         *(entry(4, kind, kind) for kind in ("STDSTRINGS", "SEARCHPATH", "DATABASE")),
-        *(BLOBS, runs, own, other, gone),
+        *(other, BLOBS, runs, own, gone),
         blocks=BLOB_ROWS
         + block(6, b"alpha\t7\n\\.\n\n\n")
         + block(7, b"3\n\\.\n\n\n")

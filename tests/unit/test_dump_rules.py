@@ -20,7 +20,8 @@ from ntt_backup.dump.pg_programs import Programs
 from ntt_backup.dump.record import SERIES, Stored
 from ntt_backup.dump.restore import nobody_vouches
 from ntt_backup.dump.retention import Retention, kept, newest_before, put_back
-from ntt_backup.errors import DumpImpossible
+from ntt_backup.errors import DumpFailed, DumpImpossible
+from tests.patience import PATIENCE
 from tests.unit.sample_records import NOON, RECORD, a_dump
 
 WEEK = 7 * 86400.0
@@ -395,3 +396,103 @@ def test_a_pg_dump_that_is_not_older_than_the_server_is_found(
     with pytest.raises(DumpImpossible, match="older than the server") as caught:
         pg_programs.find(None, 180_000)
     assert "the server has 18" in caught.value.detail
+
+
+def test_the_pg_restore_that_fits_is_neither_too_old_for_the_dump_nor_much_newer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    programs = [
+        (major, Programs(Path(f"/{major}"), Path(str(major)), f"{major}.1"))
+        for major in (13, 15, 16, 18)
+    ]
+    monkeypatch.setattr(pg_programs, "_all", lambda *_: programs)
+    for server, made_by, fits in (
+        (16, None, 16),
+        (16, 16, 16),
+        (16, 17, 18),
+        (16, 19, 18),
+        (14, 13, 15),
+        (17, None, 18),
+        (19, 13, 18),
+        (13, 15, 15),
+    ):
+        found = pg_programs.find_restore(None, server * 10_000 + 9_999, made_by)
+        assert found == Path(str(fits)), (server, made_by)
+    for text, major in (("16.4", 16), ("18beta1", 18), ("", None), ("x", None), ("٣", None)):
+        assert pg_programs.major_of(text) == major
+
+
+def script(directory: Path, name: str, text: str) -> Path:
+    """Makes a program of the shell."""
+    path = directory / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_programs_are_known_by_what_they_say(tmp_path: Path) -> None:
+    def nothing_is_found() -> bool:
+        with pytest.raises(DumpImpossible, match="not installed in") as caught:
+            pg_programs.find(tmp_path, 160_004)
+        return "postgresql-client-16," in caught.value.hint
+
+    assert nothing_is_found()
+    pg_dump = script(tmp_path, "pg_dump", 'echo "pg_dump (PostgreSQL) 16.4 (Debian 1)"')
+    assert nothing_is_found()
+    pg_restore = script(tmp_path, "pg_restore", "exit 1")
+    assert pg_programs.find(tmp_path, 160_004) == Programs(pg_dump, pg_restore, "16.4")
+    for other in ("echo pg_dump 16.4", "exit 1"):
+        script(tmp_path, "pg_dump", other)
+        assert nothing_is_found()
+
+
+def test_programs_are_looked_for_on_the_path_and_where_debian_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("16", "9", "17", "17x"):
+        (tmp_path / name / "bin").mkdir(parents=True)
+    monkeypatch.setattr(pg_programs, "_DEBIAN", tmp_path)
+    packaged = [tmp_path / name / "bin" for name in ("9", "16", "17")]
+    for place, first in (("/opt/pg/pg_dump", [Path("/opt/pg")]), (None, [])):
+        monkeypatch.setattr("shutil.which", lambda _, place=place: place)
+        assert pg_programs._places() == [*first, *packaged]
+
+
+def test_pg_dump_has_nothing_to_read_and_its_password_is_no_argument(tmp_path: Path) -> None:
+    said = script(tmp_path, "pg_dump", 'cat; echo "$@" "$PGPASSWORD" "$LC_ALL"')
+    url = "postgresql://ntt:secret@db/copyjob"
+    child = pg_programs.start_pg_dump(said, url, "test", "--compress=0")
+    try:
+        *options, password, locale = child.output(PATIENCE).decode().split()
+    finally:
+        child.kill()
+    assert {"--format=custom", "--no-password", "--compress=0"} < set(options)
+    assert (password, locale) == ("secret", "C")
+    assert "secret" not in " ".join(options)
+
+
+def test_what_pg_restore_reads_of_a_head_is_returned_or_why_it_cannot(tmp_path: Path) -> None:
+    head = bytes(range(256)) * 1000
+    assert pg_programs.read_head(script(tmp_path, "pg_restore", "cat"), head) == head
+    other = script(tmp_path, "other", 'echo "unsupported $1" >&2; exit 3')
+    with pytest.raises(DumpFailed, match="pg_restore cannot read the dump") as caught:
+        pg_programs.read_head(other, head, "--list")
+    assert caught.value.detail == "unsupported --list"
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "detail", "hint"),
+    [
+        (1, "", "status 1", ""),
+        (None, "\n \n", "it did not end in time", ""),
+        (1, "one\n\ntwo\n", "one; two", ""),
+        (1, "permission denied for table x", "permission denied for", "grant pg_read_all_data"),
+        (1, "canceling due to lock timeout", "canceling", "see pg_locks"),
+        (1, "timeout", "timeout", ""),
+        (1, "x" * 501 + "!", "x" * 499 + "!", ""),
+    ],
+)
+def test_why_pg_dump_failed_is_told(status: int | None, said: str, detail: str, hint: str) -> None:
+    failed = pg_programs.pg_dump_failed(status, said)
+    assert failed.detail.startswith(detail)
+    assert (hint in failed.hint) == (bool(hint) == bool(failed.hint))

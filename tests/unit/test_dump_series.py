@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import io
+import os
 import random
 import subprocess
 import sys
@@ -10,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -21,7 +25,7 @@ from ntt_backup.dump import patch
 from ntt_backup.dump import series as series_format
 from ntt_backup.dump.by_shell import DumpsByShell
 from ntt_backup.dump.chain import LONGEST, ChainBroken, DumpText, chain_of, with_bases
-from ntt_backup.dump.form import base_of
+from ntt_backup.dump.form import Form, base_of
 from ntt_backup.dump.last_text import LastText, NewText
 from ntt_backup.dump.record import SERIES, Stored
 from ntt_backup.dump.removed import Findable, Removed
@@ -130,6 +134,36 @@ def test_runs_of_more_lines_than_the_text_may_have_are_refused_before_they_are_l
         patch.apply(old, a_patch([0, *empty]), 1000, Removed())
     copy = patch.apply(old, a_patch([0, 0, 0, count + 1, 0, 0, 0]), count, Removed())
     assert copy[0] == old
+
+
+@pytest.mark.parametrize(
+    ("numbers", "lines", "most", "made"),
+    [
+        ([0, 1, 2, 1, 0, 0, 0], b"new", 14, b"new\nnext line."),
+        ([0, 0, 0, 1, 0, 1, 1, 0, 0, 0], b"", 21, b"first line\nfirst line"),
+        ([0, 0, 0, 1, 0, 1, 1, 0, 0, 0], b"", 20, "it makes a text that is too long"),
+        ([0, 0, 0, 3, 0, 0, 0], b"", 40, "a run of lines that are not there"),
+        ([0, 0, 1, 1, 0, 0, 0], b"", 40, "a run of lines that are not there"),
+        ([0, 0, 6, 0, 0, 0, 0], b"", 40, "a run of lines that are not there"),
+        ([0, 1, 0, 0], b"0123456789a", 11, b"0123456789a"),
+        ([0, 1, 0, 0], b"0123456789a", 10, "it has too much in it"),
+        ([1, 0, 0, 0, 0], b"", 40, b""),
+        ([0, 0, 0], b"", 40, "shorter"),
+        ([0, 0, 0, 1, (1 << 63) - 1], b"", 40, "shorter"),
+        ([0, 0, 0, 1, 1 << 63], b"", 40, "a number is too long"),
+    ],
+)
+def test_a_patch_refers_to_what_is_there_and_makes_no_more_than_it_may(
+    numbers: list[int], lines: bytes, most: int, made: bytes | str
+) -> None:
+    """made: the text, or why there is none."""
+    old, removed, given = b"first line\nnext line.", Removed(), a_patch(numbers, lines)
+    removed.add([b"gone"])
+    if isinstance(made, bytes):
+        assert patch.apply(old, given, most, removed)[0] == made
+        return
+    with pytest.raises(patch.PatchDamaged, match=made):
+        patch.apply(old, given, most, removed)
 
 
 def test_texts_that_take_too_much_memory_have_no_patch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,10 +305,13 @@ def test_every_dump_of_a_history_comes_back_byte_for_byte(
             known.append(b"\n".join(now))
             series.add(known[-1])
         assert [series.text(number) for number in range(len(known))] == known
-    assert (
-        zstandard.ZstdDecompressor().stream_reader(series.files[0], read_across_frames=True).read()
-        == text
-    )
+    assert decompressed(series.files[0]) == text
+
+
+def decompressed(file: bytes) -> bytes:
+    """What zstd alone makes of a full dump."""
+    zstd = zstandard.ZstdDecompressor()
+    return zstd.stream_reader(file, read_across_frames=True).read()
 
 
 def one_percent_updated(old: list[bytes], at: set[int]) -> list[bytes]:
@@ -358,6 +395,7 @@ def test_removed_lines_are_kept_up_to_a_size(monkeypatch: pytest.MonkeyPatch) ->
 def test_rows_in_another_order_ship_as_a_full_dump_does(tmp_path: Path) -> None:
     old, series = rows(10_000), Series(tmp_path, size=1 << 15, most=1 << 17)
     full = series.add(b"".join(old))
+    assert decompressed(series.files[0]) == b"".join(old)
     new = b"".join(sorted(old))
     assert full * 0.9 < series.add(new) < full * 1.1
     assert series.text(1) == new
@@ -404,10 +442,16 @@ def test_only_the_dump_that_is_asked_for_is_found_here(tmp_path: Path) -> None:
     right = hashlib.sha256(b"two\n").hexdigest()
     found = LastText.find(tmp_path, "2", right)
     assert found is not None
-    found.close()
+    assert found.text(0) == b"two\n"
+    data = (tmp_path / "2").read_bytes()
+    os.truncate(tmp_path / "2", 1)
+    assert found.text(0) is None
+    (tmp_path / "2").write_bytes(data)
+    Form(found, "1", None).close()
+    with pytest.raises(ValueError, match="closed file"):
+        found.text(0)
     assert LastText.find(tmp_path, "1", hashlib.sha256(b"one\n").hexdigest()) is None
     assert LastText.find(tmp_path, "2", "00" * 32) is None
-    data = (tmp_path / "2").read_bytes()
     (tmp_path / "2").write_bytes(data[:-40] + bytes(8) + data[-32:])
     assert LastText.find(tmp_path, "2", right) is None
 
@@ -419,6 +463,25 @@ def test_what_a_killed_dump_left_here_goes_when_the_next_one_begins(tmp_path: Pa
     assert len(list(tmp_path.glob(".new-*"))) == 1
     new.give_up()
     assert [path.name for path in tmp_path.iterdir()] == ["last"]
+
+
+def test_what_this_machine_cannot_keep_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(io.BytesIO):
+        def close(self) -> None:
+            super().close()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for ends in (lambda new: new.keep("1", "00" * 32), NewText.give_up):
+        new, file = NewText(tmp_path), Full()
+        with monkeypatch.context() as patched:
+            assert new._file is not None
+            new._file.close()
+            patched.setattr(new, "_file", file)
+            ends(new)
+        assert file.closed
+        assert list(tmp_path.iterdir()) == []
 
 
 # --- what a chain needs ---------------------------------------------------------------------------
@@ -446,11 +509,21 @@ def test_a_segment_of_a_series_is_as_its_head_says() -> None:
         kind, *others = numbers
         return b"".join(replay([[base], [head((whole, part)[kind], rest, *others) + data]]))
 
+    odd_heads = [
+        series_format._HEAD.pack(magic, rest, 0, 0, len(frame), 4)
+        for magic, rest in (
+            (series_format._WHOLE + 2, series_format._REST),
+            (series_format._WHOLE, series_format._REST + 1),
+        )
+    ]
+    back_again = series_format._HEAD.pack(series_format._WHOLE, series_format._REST, 2, 1, 0, 0)
     assert back(0, 0, 0, len(frame), 4) == b"row\n"
     assert back(0, 0, 2, 0, 0, data=b"") == b"row\ntwo\n"
     assert back(1, 0, 4, len(made), 4, data=made) == b"row\n"
     for numbers, data in (
         ((0, 0, 1, len(frame), 4), frame),
+        ((0, 3, 1, 0, 0), back_again),
+        *(((0, 0, 0, 0, 0), odd + frame) for odd in odd_heads),
         ((0, 0, 0, len(frame), 3), frame),
         ((0, 0, 0, len(frame), 5), frame),
         ((0, 0, 0, len(frame) + 1, 4), frame),
@@ -525,6 +598,22 @@ def test_the_longest_chain_comes_back_and_a_longer_one_is_refused(tmp_path: Path
     assert (found.damaged, found.why) == (last.name, "it makes more than its record says")
     with pytest.raises(ChainBroken, match="needs more than 1,000 dumps"):
         chain_of(known[str(LONGEST + 1)], known)
+
+
+def test_increments_that_cannot_be_kept_on_this_machine_are_told_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chain = a_chain(0, 1)
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    remote = SimpleNamespace(fetch=lambda _: iter(()))
+
+    def fail() -> None:
+        raise full
+
+    monkeypatch.setattr("tempfile.TemporaryFile", fail)
+    with pytest.raises(DumpFailed, match="cannot be kept on this machine") as caught:
+        list(DumpText(cast(DumpsByShell, remote), chain))
+    assert os.strerror(errno.ENOSPC) in caught.value.detail
 
 
 def test_nonsense_in_a_dump_of_a_series_with_the_right_sum_is_told_of(tmp_path: Path) -> None:

@@ -190,6 +190,23 @@ def test_another_head_is_refused(at: int, byte: int) -> None:
         toc.read(bytes(data))
 
 
+def test_of_a_head_nothing_may_be_missing() -> None:
+    head = archive(DATA)
+    for size in range(len(head)):
+        with pytest.raises(TocUnreadable):
+            toc.read(head[:size])
+
+
+@pytest.mark.parametrize(
+    ("method", "why"),
+    [(1, "incorrect header"), (2, "compressed by lz4"), (3, "compressed by zstd")],
+)
+def test_rows_that_cannot_be_decompressed_are_refused(method: int, why: str) -> None:
+    data = archive(DATA, method=method) + block(5, ROWS, END)
+    with pytest.raises(DumpDamaged, match=why):
+        rows_of(data, toc.read(data))
+
+
 @pytest.mark.parametrize("count", [-1, 1, 200_001])
 def test_another_number_of_entries_is_refused(count: int) -> None:
     with pytest.raises(TocUnreadable):
