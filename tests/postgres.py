@@ -142,9 +142,9 @@ def _copy_of(postgres: Postgres, template: str) -> Iterator[str]:
 
 
 @contextmanager
-def session(url: str, name: str = "test", *, only_plan: bool = False) -> Iterator[Connection]:
+def session(url: str, name: str = "test", *, no_tables: bool = False) -> Iterator[Connection]:
     """A connection as the program makes it, but with the search path of any other program."""
-    with connect(url, name, only_plan=only_plan) as conn:
+    with connect(url, name, no_tables=no_tables) as conn:
         conn.execute("select set_config('search_path', %s, false)", [conn.search_path])
         yield conn
 

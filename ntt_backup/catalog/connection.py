@@ -94,7 +94,7 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
     privileged = False
 
 
-def connect(url: str, application_name: str, *, only_plan: bool = False) -> Connection:
+def connect(url: str, application_name: str, *, no_tables: bool = False) -> Connection:
     """Opens a connection in autocommit mode; each end notices within 30 s that the other died.
 
     A role with rights beyond the database gets no connection where roles with fewer rights can put
@@ -109,8 +109,8 @@ def connect(url: str, application_name: str, *, only_plan: bool = False) -> Conn
     Args:
         url: a libpq connection string or URI; what it sets itself is left alone.
         application_name: what pg_stat_activity shows.
-        only_plan: the session reads the system catalogs only, so who can put code into tables is
-            not asked.
+        no_tables: the session reads the system catalogs only, so who can put code into tables is
+            not checked.
 
     Raises:
         ConfigError: The url is malformed.
@@ -139,9 +139,9 @@ def connect(url: str, application_name: str, *, only_plan: bool = False) -> Conn
             # There a text may be any bytes, and as UTF-8 the server would refuse to send some.
             configure(conn, "client_encoding", "latin1")
         try:
-            if not only_plan:
+            if not no_tables:
                 refuse_code_of_others(conn)
-            if not only_plan and compared:
+            if not no_tables and compared:
                 check_one_table(conn)
         except CatalogRefused:
             conn.close()

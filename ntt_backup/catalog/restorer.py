@@ -66,7 +66,7 @@ def restorer(url: str, application: str, *, allow_superuser: bool) -> Iterator[R
             its sessions begin as another role.
         CatalogError: The server does not answer, or refuses.
     """
-    with connect(url, application, only_plan=True) as conn, translated("say what its user may do"):
+    with connect(url, application, no_tables=True) as conn, translated("say what its user may do"):
         rights = statement("rights_beyond", role_is_privileged=fragment("role_is_privileged"))
         superuser, dangerous, begins_as = conn.execute(rights).fetchall()[0]
         user = conn.info.user
@@ -87,7 +87,7 @@ def restorer(url: str, application: str, *, allow_superuser: bool) -> Iterator[R
             hint=_ORDINARY.format(user=user),
         )
     role = f"{_PREFIX}{secrets.token_hex(6)}"
-    with connect(url, application, only_plan=True) as conn, translated("make a role"):
+    with connect(url, application, no_tables=True) as conn, translated("make a role"):
         _drop_unused(conn)
         public = _owner_of_public(conn)
         # In one transaction: others drop such roles that nothing refers to.
@@ -99,7 +99,7 @@ def restorer(url: str, application: str, *, allow_superuser: bool) -> Iterator[R
         _end(url, application, role, public, keep=found.done)
 
     with _ended(role, end):
-        with connect(url, application, only_plan=True) as conn, translated("let that role restore"):
+        with connect(url, application, no_tables=True) as conn, translated("let that role restore"):
             _enable_login(conn, role, password := secrets.token_urlsafe(24))
         found.url = _login_url(url, application, user, role, password)
         yield found
@@ -110,7 +110,7 @@ def logged_in(url: str, application: str, owner: str) -> Iterator[str]:
     """Yields a URL by which the owner of what was restored can log in meanwhile, where `restorer`
     has made that role; else that of the user. Raises as `restorer` does.
     """
-    with connect(url, application, only_plan=True) as conn, translated("let a role log in"):
+    with connect(url, application, no_tables=True) as conn, translated("let a role log in"):
         user = conn.info.user
         if user != owner:
             _enable_login(conn, owner, password := secrets.token_urlsafe(24))
@@ -119,7 +119,7 @@ def logged_in(url: str, application: str, owner: str) -> Iterator[str]:
         return
 
     def end() -> None:
-        with connect(url, application, only_plan=True) as conn, translated("end its sessions"):
+        with connect(url, application, no_tables=True) as conn, translated("end its sessions"):
             _disable_login(conn, owner)
 
     with _ended(owner, end):
@@ -187,7 +187,7 @@ def _login_url(url: str, application: str, user: str, role: str, password: str) 
     where a socket believes the names of system users alone.
     """
     ways = [make_conninfo(url, user=role, password=password)]
-    with connect(url, application, only_plan=True) as conn:
+    with connect(url, application, no_tables=True) as conn:
         if conn.info.host.startswith("/"):
             ways.append(make_conninfo(ways[0], host="127.0.0.1", port=str(conn.info.port)))
     said = ""
@@ -207,7 +207,7 @@ def _login_url(url: str, application: str, user: str, role: str, password: str) 
 
 def _end(url: str, application: str, role: str, public: str | None, *, keep: bool) -> None:
     """Takes back what the role was lent, and drops the role unless what it made is to be kept."""
-    with connect(url, application, only_plan=True) as conn, translated("take back what it lent"):
+    with connect(url, application, no_tables=True) as conn, translated("take back what it lent"):
         parts = {"role": sql.Identifier(role), "database": sql.Identifier(conn.info.dbname)}
         _disable_login(conn, role)
         if public is not None and _owner_of_public(conn) == role:

@@ -66,7 +66,7 @@ def new_tables(url: str, application: str, targets: Iterable[str]) -> Iterator[N
     """Makes the tables of init-db for these targets in an empty database, and yields them within
     one transaction. Where that does not end well, the database is empty again. Raises CatalogError.
     """
-    with connect(url, application, only_plan=True) as conn:
+    with connect(url, application, no_tables=True) as conn:
         try:
             for target in targets:
                 init_db(conn, target)

@@ -204,7 +204,7 @@ class Common:
         return Keyring(lambda: identity or self.load(CatalogConfig).pack.identity_file)
 
 
-def connect(settings: CatalogConfig, application: str, *, only_plan: bool = False) -> Connection:
+def connect(settings: CatalogConfig, application: str, *, no_tables: bool = False) -> Connection:
     """Connects to the catalog, under a name that `status` shows; see `catalog.connection.connect`.
     Raises CatalogError.
     """
@@ -212,7 +212,7 @@ def connect(settings: CatalogConfig, application: str, *, only_plan: bool = Fals
     from ntt_backup.config import identity
 
     name = identity.application(application)
-    return connection.connect(settings.catalog.url, name, only_plan=only_plan)
+    return connection.connect(settings.catalog.url, name, no_tables=no_tables)
 
 
 @contextmanager

@@ -111,7 +111,7 @@ def restore_catalog(
         BackupError: Anything else is away, or refuses; the database is as it was.
     """
     application, keys = identity.application("restore"), HostKeys.of(settings)
-    with connection.connect(settings.catalog.url, application, only_plan=True) as conn:
+    with connection.connect(settings.catalog.url, application, no_tables=True) as conn:
         version, user = conn.info.server_version, conn.info.user
         database = database or conn.info.dbname
         try:

@@ -5,7 +5,7 @@ notices. So nothing here looks at the clock: days and weeks are counted only whe
 and the newest is always kept.
 
 Whoever may add to a target must not have good ones removed by that. What arrived at another time
-than it says (`could_begin`), and what had expired and was put back (`put_back`), takes no place.
+than it says (`could_begin`), and what had expired and was put back (`replayed`), takes no place.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def could_begin(begun: datetime, first: datetime, last: datetime) -> bool:
     return first - LEEWAY <= begun <= last + LEEWAY
 
 
-def put_back(there: Iterable[tuple[str, datetime, Any]]) -> dict[str, str]:
+def replayed(there: Iterable[tuple[str, datetime, Any]]) -> dict[str, str]:
     """Returns what arrived after something newer, each with the newest that was there before.
 
     Args:

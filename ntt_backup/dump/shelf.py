@@ -21,7 +21,7 @@ from typing import Final
 from ntt_backup.config.host_key import HostKeys, Origin
 from ntt_backup.dump.chain import restorable
 from ntt_backup.dump.record import Stored
-from ntt_backup.dump.retention import Retention, could_begin, kept, newest_before, put_back
+from ntt_backup.dump.retention import Retention, could_begin, kept, newest_before, replayed
 
 # A dump gets its name when it is complete: one over a slow link takes days.
 _LONGEST: Final = timedelta(days=7)
@@ -68,11 +68,11 @@ def doubts(ours: Iterable[Stored], keys: HostKeys) -> dict[str, str]:
     }
     # What the target does not tell when it came cannot have come late.
     told = [(one, at) for one in dumps if one.name not in said and (at := one.arrived) is not None]
-    by_name = put_back((one.name, at, one.begun) for one, at in told)
+    by_name = replayed((one.name, at, one.begun) for one, at in told)
     known = {one.name for one, _ in told if one.origin(keys) is not Origin.OURS}
     after = {name: newer for name, newer in by_name.items() if name in known}
     told = [(one, at) for one, at in told if one.name not in after]
-    after |= put_back((one.name, at, one.number) for one, at in told)
+    after |= replayed((one.name, at, one.number) for one, at in told)
     return said | {name: f"it has arrived after {after[name]}, a newer one" for name in after}
 
 

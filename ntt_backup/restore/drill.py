@@ -107,7 +107,7 @@ def drill(
     """
     _require_empty(settings, scratch)
     application = identity.application("drill")
-    with connection.connect(settings.catalog.url, application, only_plan=True) as conn:
+    with connection.connect(settings.catalog.url, application, no_tables=True) as conn:
         dump_history.require_empty(conn)
     started = time.monotonic()
     bad_dumps: list[str] = []

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 from ntt_backup.config.host_key import Origin
 from ntt_backup.config.sections import SnapshotSettings
-from ntt_backup.dump.retention import Retention, kept, newest_before, put_back
+from ntt_backup.dump.retention import Retention, kept, newest_before, replayed
 from ntt_backup.snapshot.repository.names import MANIFEST
 from ntt_backup.snapshot.versions import Facts, Version
 from ntt_backup.wire.snapshot_names import begun
@@ -131,7 +131,7 @@ def doubts(
     """Returns the versions that do not count, each with the reason. Arguments as in `known`."""
     crowd = _crowd(found, 1 + -(-3600 // every) if every else _FEW)
     ours = [one.version for one in found if one.origin == Origin.OURS]
-    after = put_back((one.name, one.arrived, one.name) for one in ours)
+    after = replayed((one.name, one.arrived, one.name) for one in ours)
     said = []
     for one in found:
         if one.header is None:

@@ -286,7 +286,7 @@ def test_init_db_by_a_superuser_fires_no_event_trigger_of_a_role_with_fewer_righ
     database.execute(EVENT.format(role=mallory).encode())
 
     with (
-        connect(database.info.dsn, "test", only_plan=True) as session,
+        connect(database.info.dsn, "test", no_tables=True) as session,
         pytest.raises(CatalogRefused) as caught,
     ):
         init_db(session, "remote")
@@ -312,7 +312,7 @@ def test_init_db_by_a_superuser_calls_nothing_that_the_owner_of_blobs_has_there(
     )
     said: list[str] = []
 
-    with connect(database.info.dsn, "test", only_plan=True) as session:
+    with connect(database.info.dsn, "test", no_tables=True) as session:
         init_db(session, "remote", notify=True, report=said.append)
         make_plan(session, "second", role=mallory)
 

@@ -176,7 +176,7 @@ def test_code_that_was_restored_never_runs_as_a_superuser(
     with pytest.raises(CatalogRefused, match="rights beyond") as caught:
         connect(database_url, "test")
     assert f"public.blobs belongs to {who.owner}" in caught.value.detail
-    planning = connect(database_url, "test", only_plan=True)
+    planning = connect(database_url, "test", no_tables=True)
     with pytest.raises(CatalogRefused, match="rights beyond"):
         refuse_code_of_others(planning)
     assert planning.closed

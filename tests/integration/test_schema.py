@@ -664,7 +664,7 @@ def test_names_in_scripts_are_quoted(
             assert not make_plan(conn, "remote", notify=True).steps
         path = "alter database {database} set search_path = {schema}"
         postgres.execute(sql.SQL(path).format(database=sql.Identifier(database), **parts))
-        with connect(url, "test", only_plan=True) as conn:
+        with connect(url, "test", no_tables=True) as conn:
             assert init_db(conn, "second") == [], "it quotes what it executes, too"
     finally:
         postgres.execute(rename.format(sql.Identifier(database), sql.Identifier(old)))
@@ -699,7 +699,7 @@ def test_a_table_that_the_search_path_does_not_find_is_left_as_it_is(
 
 def finding(url: str, schema: str) -> AbstractContextManager[Connection]:
     """A connection whose search path finds the tables of one schema only."""
-    return session(make_conninfo(url, options=f"-c search_path={schema}"), only_plan=True)
+    return session(make_conninfo(url, options=f"-c search_path={schema}"), no_tables=True)
 
 
 @pytest.fixture

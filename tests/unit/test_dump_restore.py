@@ -208,9 +208,9 @@ class Shelf:
         monkeypatch.setattr(restore, "_Back", lambda *_, **__: self)
 
     @contextmanager
-    def _connect(self, *_: object, only_plan: bool) -> Iterator[Shelf]:
+    def _connect(self, *_: object, no_tables: bool) -> Iterator[Shelf]:
         # As a superuser it uses no table of others before the restore.
-        assert only_plan
+        assert no_tables
         yield self
 
     def _require_empty(self, _: object) -> None:

@@ -19,7 +19,7 @@ from ntt_backup.dump.job import due
 from ntt_backup.dump.pg_programs import Programs
 from ntt_backup.dump.record import SERIES, Stored
 from ntt_backup.dump.restore import nobody_vouches
-from ntt_backup.dump.retention import Retention, kept, newest_before, put_back
+from ntt_backup.dump.retention import Retention, kept, newest_before, replayed
 from ntt_backup.errors import DumpFailed, DumpImpossible
 from tests.patience import PATIENCE
 from tests.unit.sample_records import NOON, RECORD, a_dump
@@ -36,9 +36,9 @@ rules = st.builds(Retention, st.integers(1, 5), st.integers(0, 10), st.integers(
 def test_what_comes_after_something_newer_was_put_back() -> None:
     first, second, third = (NOON + timedelta(hours=n) for n in range(3))
     there = [("b", first, 2), ("a", second, 1), ("c", second, 3), ("d", third, 2), ("e", third, 4)]
-    assert put_back(there) == {"a": "b", "d": "c"}
-    assert put_back(reversed(there)) == {"a": "b", "d": "c"}
-    assert put_back([]) == {}
+    assert replayed(there) == {"a": "b", "d": "c"}
+    assert replayed(reversed(there)) == {"a": "b", "d": "c"}
+    assert replayed([]) == {}
 
 
 # --- who made it ----------------------------------------------------------------------------------

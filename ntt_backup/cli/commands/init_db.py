@@ -58,7 +58,7 @@ def init_db(
     if role or monitor:
         script = script or "all"
     settings = common.load(CatalogConfig)
-    with connect(settings, "init-db", only_plan=True) as conn:
+    with connect(settings, "init-db", no_tables=True) as conn:
         if script is not None:
             plan = schema_plan.make_plan(
                 conn, settings.target, role=role, monitors=monitor, notify=notify
