@@ -46,7 +46,7 @@ class VersionTree:
     """
 
     def __init__(self, file: Path, starts: array[int]) -> None:
-        self._fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        self._file = file.open("rb", buffering=0)
         self._starts = starts
         self._count = len(starts) - 1
         self._key = lru_cache(_KEYS_KEPT)(self._read_key)
@@ -97,4 +97,4 @@ class VersionTree:
 
     def _line(self, at: int, most: int = MAX_LINE) -> bytes:
         begin, end = self._starts[at], self._starts[at + 1]
-        return os.pread(self._fd, min(end - begin, most), begin)
+        return os.pread(self._file.fileno(), min(end - begin, most), begin)

@@ -17,6 +17,7 @@ from blake3 import blake3
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from ntt_backup.snapshot.format import manifest
 from ntt_backup.snapshot.format.entry import (
     DIRECTORY,
     FIFO,
@@ -335,6 +336,57 @@ def test_entries_out_of_order_or_twice_are_refused() -> None:
             read(forged(lines))
         with pytest.raises(SnapshotDamaged, match="order"):
             list(ManifestReader([forged(lines)]).lines())
+    for second in ("d/a", "d/0", "c/z"):
+        small = PLAIN.replace(b'"d/a"', json.dumps(second).encode())
+        with pytest.raises(SnapshotDamaged, match="order"):
+            list(ManifestReader([forged([PLAIN, small])]).rows())
+
+
+def test_a_manifest_is_written_as_it_grows() -> None:
+    out: list[bytes] = []
+    writer = ManifestWriter(out.append, HEADER)
+    for n in range(10_000):
+        writer.add(b'["%s"]\n' % random.Random(n).randbytes(50).hex().encode())
+    assert sum(map(len, out)) > 10_000 * 40
+
+
+@pytest.mark.parametrize(
+    ("seal", "why"),
+    [
+        (b"%b\n\n", "something else than a seal"),
+        (b"%b", "breaks off|something else than a seal"),
+        (b"%b\n%b\n", "something else than a seal"),
+        (b"%b\nx", "breaks off"),
+        (b"{}\n", "has no seal"),
+        (b'{"blake3":1}\n', "has no seal"),
+        (b'{"blake3":"ab"}\n', "has no seal"),
+        (b'{"blake3":"%b","signature":1}\n', "has no seal"),
+    ],
+)
+def test_what_is_no_seal_is_refused(seal: bytes, why: str) -> None:
+    *_, end = TEXT.splitlines(keepends=True)
+    right = end.rstrip(b"\n") if b"blake3" not in seal else SUM.encode()
+    text = TEXT.removesuffix(end) + seal.replace(b"%b", right)
+    with pytest.raises(SnapshotDamaged, match=why):
+        read(zstandard.ZstdCompressor().compress(text))
+
+
+def test_a_line_that_is_too_long_is_given_up_before_it_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(manifest, "MAX_LINE", 4 * 65536)
+    packed, taken = zstandard.ZstdCompressor().compressobj(), list[int]()
+
+    def pieces() -> Iterator[bytes]:
+        yield packed.compress(FIRST)
+        for n in range(100):
+            taken.append(n)
+            noise = random.Random(n).randbytes(1 << 17).replace(b"\n", b"")
+            yield packed.compress(noise) + packed.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+
+    with pytest.raises(SnapshotDamaged, match="too long"):
+        list(ManifestReader(pieces()).entries())
+    assert len(taken) < 10
 
 
 @pytest.mark.parametrize(

@@ -377,10 +377,10 @@ def test_a_delta_replaces_a_file_that_the_disk_cannot_read(
 # --- damage and interruptions ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize(("jobs", "verify"), [(1, False), (2, True)])
 @pytest.mark.parametrize("damage", ["flipped", "cut", "missing"])
 def test_a_damaged_pack_costs_the_files_in_it_and_no_others(
-    everything: Example, damage: str, jobs: int
+    everything: Example, damage: str, jobs: int, verify: bool
 ) -> None:
     everything.take()
     small = everything.write("zz small", b"of another pack")
@@ -393,7 +393,7 @@ def test_a_damaged_pack_costs_the_files_in_it_and_no_others(
     )
     if damage == "missing":
         del everything.repository.files[name]
-    done = restore(everything.repository, everything.to, jobs=jobs)
+    done = restore(everything.repository, everything.to, jobs=jobs, verify=verify)
     wanted, found = files_of(everything.root), files_of(everything.restored)
     wanted = {name: data for name, data in wanted.items() if name in found}
     assert done.exit_code == 7

@@ -38,8 +38,9 @@ from ntt_backup.snapshot.format.manifest import (
     tail_size,
 )
 from ntt_backup.snapshot.origins import NO_KEYS, add_made, read_made
+from ntt_backup.snapshot.repository.contract import SnapshotDamaged
 from ntt_backup.snapshot.repository.names import MANIFEST, new_version
-from ntt_backup.snapshot.take import changed_file
+from ntt_backup.snapshot.take import chain, changed_file
 from ntt_backup.snapshot.take.copies import Copies, open_copies
 from ntt_backup.snapshot.take.new_version import Taken
 from ntt_backup.snapshot.take.sets import SnapshotSet
@@ -315,7 +316,7 @@ def test_a_file_of_any_time_leaves_the_version_readable(taker: Taker, seconds: i
 
 
 def test_a_version_that_no_restore_would_read_is_not_made(
-    taker: Taker, monkeypatch: pytest.MonkeyPatch
+    taker: Taker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taker.write("file", b"content")
     first = taker.take()
@@ -324,6 +325,11 @@ def test_a_version_that_no_restore_would_read_is_not_made(
     with pytest.raises(SourceError, match="could not be restored"):
         taker.take()
     assert [one.name for one in versions(taker.repository, "s") if one.whole] == [first.version]
+    bad = tmp_path / "manifest"
+    bad.write_bytes(b"no manifest")
+    for full, error in ((True, SourceError), (False, SnapshotDamaged)):
+        with pytest.raises(error):
+            chain.require_readable(bad, full=full)
 
 
 def test_many_small_files_share_packs_and_keep_their_order(taker: Taker) -> None:
@@ -539,6 +545,12 @@ def test_with_its_own_copies_a_take_fetches_nothing_and_a_bad_copy_is_fetched_an
     assert taker.repository.requests["read"] == fetched + 1
     copies = taker.copies.paths(last.version)
     assert set((tmp_path / "cache").iterdir()) == {*copies, tmp_path / "cache" / "made"}
+    with open_copies(tmp_path / "cache") as again:
+        assert again.has(last.version)
+        again.drop(last.version)
+        assert not any(one.exists() for one in copies)
+    assert set((tmp_path / "cache").iterdir()) == {tmp_path / "cache" / "made"}
+    last = taker.take()
 
     def flip(path: Path) -> None:
         rewrite(path, path.stat().st_size - 15, b"spoilt")

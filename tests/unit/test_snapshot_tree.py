@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
+from ntt_backup.blobdir.open import closing
 from ntt_backup.errors import DestinationError
 from ntt_backup.snapshot.format.entry import FIFO, HARD_LINK, SYMLINK, Entry
 from ntt_backup.snapshot.restore import landlock, tree
 from ntt_backup.snapshot.restore.attributes import Attributes
-from ntt_backup.snapshot.restore.tree import MARKER, Level, Refused, open_old
+from ntt_backup.snapshot.restore.tree import MARKER, Beside, Level, Refused, open_old
 from tests.files import tree as files_of
 from tests.memory_repository import MemoryRepository
 from tests.snapshots import Made, directory, file, put_version, restore
@@ -260,6 +261,30 @@ def test_a_name_is_one_component_of_a_path(name: str) -> None:
 def test_a_name_that_may_lead_elsewhere_is_refused(name: str) -> None:
     with pytest.raises(Refused):
         tree.checked(name)
+
+
+def test_what_a_killed_restore_left_beside_a_file_is_in_nobodys_way(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"old")
+    with closing(os.open(tmp_path, os.O_RDONLY)) as root:
+        level = Level("", root, True)
+        with closing(Beside(level, "file", free=False).open()) as fd:
+            os.write(fd, b"of one that was killed")
+        with Beside(level, "file", free=False) as beside, closing(beside.open()) as fd:
+            os.write(fd, b"new")
+            beside.rename()
+    assert files_of(tmp_path) == {"file": b"new"}
+
+
+def test_a_link_to_what_is_missing_or_a_directory_replaces_nothing(to: Path) -> None:
+    to.mkdir()
+    (to / "a").write_bytes(b"there before")
+    (to / "d").mkdir()
+    repository = MemoryRepository()
+    put_version(repository, [hard_link("a", "none"), hard_link("b", "d"), hard_link("c", "x/none")])
+    done = restore(repository, to)
+    why = "the file that it is a link to is missing"
+    assert done.problems == [(path, why) for path in "abc"]
+    assert files_of(to) == {"a": b"there before"}
 
 
 @pytest.mark.parametrize("path", ["a/", "a/.", "a/..", "/a", "/", MARKER])

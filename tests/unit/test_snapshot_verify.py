@@ -10,13 +10,15 @@ import zstandard
 
 from ntt_backup.errors import ConfigError
 from ntt_backup.snapshot.diff import differences
-from ntt_backup.snapshot.format.entry import Extent
+from ntt_backup.snapshot.format.entry import DIRECTORY, Entry, Extent
+from ntt_backup.snapshot.format.manifest import ManifestReader
 from ntt_backup.snapshot.format.super_blocks import read_super_block
 from ntt_backup.snapshot.repository.names import FileName
 from ntt_backup.snapshot.verify import Findings, Question, verify
 from ntt_backup.snapshot.versions import open_manifest, versions
 from tests.files import noise
 from tests.unit.taker import BLOCK, Taker, rewrite
+from tests.unit.test_snapshot_manifest import written
 
 MIB = 1 << 20
 
@@ -175,6 +177,17 @@ def test_a_version_that_retention_removes_meanwhile_is_not_damaged(
     found = check(taken)
 
     assert (found.versions, found.damaged, found.wrong, found.wrong_total) == (2, [], [], 0)
+
+
+@pytest.mark.parametrize(("old", "new"), [("ab", "abcd"), ("", "ab"), ("bd", "abcde"), ("a", "b")])
+def test_a_diff_goes_to_the_end_of_both_versions(old: str, new: str) -> None:
+    def manifest(paths: str) -> ManifestReader:
+        return ManifestReader([written([Entry(path, DIRECTORY) for path in paths])])
+
+    for one, two in ((old, new), (new, old)):
+        found = {(d.entry.path, str(d.kind)) for d in differences(manifest(one), manifest(two))}
+        gone, added = set(one) - set(two), set(two) - set(one)
+        assert found == {(path, "removed") for path in gone} | {(path, "added") for path in added}
 
 
 def test_a_diff_tells_what_is_new_gone_and_other(taken: Taker) -> None:

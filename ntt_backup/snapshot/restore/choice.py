@@ -55,5 +55,5 @@ class Choice:
         return path in self._parents or self.has(path)
 
     def _add_parents(self, path: str) -> None:
-        while (path := path.rpartition("/")[0]) and path not in self._parents:
+        while path := path.rpartition("/")[0]:
             self._parents.add(path)
