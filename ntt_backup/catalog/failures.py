@@ -79,17 +79,18 @@ def iter_failed(
         queries.append("next_failed_unlisted")
     for name in queries:
         query = statement(name, **parts)
+        bounded = name == "next_failed_unlisted" and reason is None
         past, found = None, _PAGE
         while found == _PAGE:
             with translated("list failed blobs"):
                 try:
                     with conn.transaction():
                         walk_indexes(conn, local=True)
-                        if name == "next_failed_unlisted" and reason is None:
+                        if bounded:
                             configure(conn, "statement_timeout", _PATIENCE_MS, local=True)
                         rows = conn.execute(query, {**values, "past": past}).fetchall()
                 except errors.QueryCanceled:
-                    if name == "next_failed" or reason is not None:
+                    if not bounded:
                         raise
                     on_cut()
                     return

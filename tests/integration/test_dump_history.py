@@ -11,7 +11,7 @@ import pytest
 from ntt_backup.catalog import dump_history, ledger
 from ntt_backup.catalog.connection import Connection, connect
 from ntt_backup.catalog.ledger import Ledger, record_checks
-from ntt_backup.errors import CatalogRefused
+from ntt_backup.errors import CatalogRefused, ConfigError
 from ntt_backup.model import Blob, Failure, Reason
 from tests.environment import wait_until
 
@@ -131,6 +131,14 @@ def test_what_happens_in_another_database_is_no_change(
 
 def note(conn: Connection, started_at: datetime, *, name: str = "", error: str = "") -> None:
     dump_history.record_dump(conn, "remote", started_at, name=name, bytes=0, sha256="", error=error)
+
+
+def test_a_database_is_empty_where_nobody_keeps_anything_in_it(database: Connection) -> None:
+    dump_history.require_empty(database)
+    database.execute("create table other (n int)")
+    with pytest.raises(ConfigError, match="is not empty") as caught:
+        dump_history.require_empty(database)
+    assert "other" in caught.value.detail
 
 
 def test_a_clock_that_was_ahead_once_hides_nothing(catalog: Connection) -> None:

@@ -11,7 +11,7 @@ from ntt_backup.catalog.failures import UNKNOWN, acknowledge, find_blob, iter_fa
 from ntt_backup.catalog.ledger import Ledger, requeue
 from ntt_backup.catalog.pending import read_parts
 from ntt_backup.catalog.queries import fragment, statement
-from ntt_backup.errors import ConfigError
+from ntt_backup.errors import CatalogError, ConfigError
 from ntt_backup.model import Failure, Reason
 
 TARGET = "remote"
@@ -66,6 +66,10 @@ def test_what_takes_too_long_to_find_is_told_of(
     assert len(found) == 5
     assert cut == [True]
     assert listed(failed, reason=UNKNOWN) == [(NAMES[5], UNKNOWN)]
+    # What was asked for by its reason is not cut short where somebody else has set a limit.
+    failed.execute("set statement_timeout = 1")
+    with pytest.raises(CatalogError):
+        listed(failed, reason=UNKNOWN)
 
 
 def test_since_leaves_out_what_failed_before(failed: Connection) -> None:

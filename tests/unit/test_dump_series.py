@@ -27,7 +27,7 @@ from ntt_backup.dump.by_shell import DumpsByShell
 from ntt_backup.dump.chain import LONGEST, ChainBroken, DumpText, chain_of, with_bases
 from ntt_backup.dump.form import Form, base_of
 from ntt_backup.dump.last_text import LastText, NewText
-from ntt_backup.dump.record import SERIES, Stored
+from ntt_backup.dump.record import PLAIN, SERIES, Stored
 from ntt_backup.dump.removed import Findable, Removed
 from ntt_backup.dump.segments import MOST, Cutter
 from ntt_backup.dump.series import SeriesDamaged, Writer, replay
@@ -415,6 +415,19 @@ def test_damage_is_never_more_than_another_text(
         assert len(series.text(1)) < 100_000
     except SeriesDamaged:
         return
+
+
+def test_a_form_says_how_pg_dump_is_called_and_sums_what_comes_and_goes(tmp_path: Path) -> None:
+    text = b"".join(rows(100))
+    plain, series = Form(None, "", None), Form(None, "", NewText(tmp_path))
+    assert (plain.format, plain.options, plain.add(text), plain.end()) == (PLAIN, (), text, b"")
+    assert (series.format, series.options) == (SERIES, ("--compress=0",))
+    made = series.add(text) + series.end()
+    assert decompressed(made) == text
+    for total, data in ((plain.sent, text), (series.text, text), (series.sent, made)):
+        assert (total.size, total.sha256) == (len(data), hashlib.sha256(data).hexdigest())
+    series.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 # --- the last dump on this machine ----------------------------------------------------------------

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from psycopg import sql
 
+from ntt_backup.catalog import connection
 from ntt_backup.catalog.pending import columns, form_of, index_names
 from ntt_backup.catalog.queries import fragment, load_all, shown, statement
 from ntt_backup.catalog.range_locks import lock_class
@@ -66,6 +67,16 @@ def test_a_statement_says_its_name_and_quotes_identifiers() -> None:
 
     assert text.startswith("/* ntt_backup mark_failed */ with failing as")
     assert '"odd""name" = true' in text
+
+
+def test_a_catalog_is_named_without_its_password() -> None:
+    for url, name, described in (
+        ("postgresql://ntt:secret@db:5433/copyjob", "copyjob", "copyjob on db"),
+        ("hostaddr=::1 dbname=c", "c", "c on ::1"),
+        ("service=backup", "", "the default database on backup"),
+        ("", "", "the default database on local socket"),
+    ):
+        assert (connection.database_name(url), connection.describe(url)) == (name, described)
 
 
 def test_what_is_shown_can_be_pasted() -> None:

@@ -17,8 +17,16 @@ from ntt_backup.client import question_session
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.config.sealing import Keyring
 from ntt_backup.config.sections import RunSettings
-from ntt_backup.errors import ConfigError, NameTaken, RemoteCannotStore, RemoteDenied, RemoteError
+from ntt_backup.errors import (
+    ConfigError,
+    NameTaken,
+    RemoteCannotStore,
+    RemoteDenied,
+    RemoteError,
+    Unsupported,
+)
 from ntt_backup.snapshot.repository import names, sealed
+from ntt_backup.snapshot.repository import open as open_module
 from ntt_backup.snapshot.repository.ahead import ask_ahead
 from ntt_backup.snapshot.repository.by_directory import RepositoryByDirectory
 from ntt_backup.snapshot.repository.by_receiver import RepositoryByReceiver
@@ -193,6 +201,43 @@ def test_a_receiver_that_names_others_or_answers_unasked_is_refused(
         connection.answers = [done + done]
         with pytest.raises(ProtocolError, match="without a question"):
             repository.remove([NAME])
+
+
+@pytest.mark.parametrize(
+    ("kind", "made", "opened"),
+    [
+        ("file", True, RepositoryByDirectory),
+        ("file", False, "receiver"),
+        ("ssh", True, "receiver"),
+        ("s3", True, "bucket"),
+    ],
+)
+def test_a_repository_is_opened_by_what_its_target_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, made: bool, opened: object
+) -> None:
+    if made:
+        (tmp_path / "snapshots").mkdir()
+    monkeypatch.setattr(open_module, "_by_receiver", lambda _: "receiver")
+    monkeypatch.setattr(open_module, "_by_objects", lambda _: "bucket")
+    settings = cast(Any, SimpleNamespace(remote=SimpleNamespace(kind=kind, path=str(tmp_path))))
+    found = open_module.open_to_read(settings)
+    if isinstance(found, RepositoryByDirectory):
+        found.close()
+    assert opened in (type(found), found)
+    assert open_module.open_repository(settings) == ("bucket" if kind == "s3" else "receiver")
+
+
+def test_a_remote_without_python_is_told_what_snapshots_need(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(_: object) -> None:
+        raise Unsupported("Python 2.7")
+
+    monkeypatch.setattr(open_module, "_by_receiver", fail)
+    settings = cast(Any, SimpleNamespace(remote=SimpleNamespace(kind="ssh")))
+    with pytest.raises(Unsupported, match=r"snapshots need Python 3\.8") as caught:
+        open_module.open_repository(settings)
+    assert caught.value.detail == "Python 2.7"
 
 
 # --- names and seals ------------------------------------------------------------------------------

@@ -146,6 +146,7 @@ def everything(example: Example) -> Example:
     (example.root / os.fsdecode(b"no utf-8 \xff")).write_bytes(b"x")
     if os.geteuid() == 0:
         os.chown(example.root / "big", 1234, 5678)
+        os.chown(example.root / "many" / "5" / "5", 1234, 5678)
         os.chown(example.root / "to nowhere", 1234, 5678, follow_symlinks=False)
         os.chown(example.root / "no files", 1234, 5678)
     (example.root / "many" / "3").chmod(0o555)
@@ -575,22 +576,31 @@ def test_a_file_whose_extended_attributes_differ_is_not_taken_for_right(
     assert everything.is_same()
 
 
-def test_an_attribute_that_cannot_be_removed_is_told(
+def test_an_attribute_that_cannot_be_set_or_removed_is_told(
     everything: Example, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    os.setxattr(everything.root / "big", "user.of", b"the version")
     everything.take()
+    with monkeypatch.context() as without:
+        without.setattr(os, "setxattr", _forbidden)
+        done = restore(everything.repository, everything.to)
+    assert any(
+        note.startswith("some extended attributes are not set: user.")
+        and note.endswith(": Operation not permitted")
+        for note in done.notes
+    )
     restore(everything.repository, everything.to)
     os.setxattr(everything.restored / "big", "user.new", b"not of the version")
-
-    def forbidden(*_: object, **__: object) -> None:
-        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
-
-    monkeypatch.setattr(os, "removexattr", forbidden)
+    monkeypatch.setattr(os, "removexattr", _forbidden)
     done = restore(everything.repository, everything.to)
     assert [note for note in done.notes if note not in _said_of_parents(everything.root)] == [
         "some extended attributes that the version lacks are still there: user.new:"
         " Operation not permitted"
     ]
+
+
+def _forbidden(*_: object, **__: object) -> None:
+    raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
 
 # --- a power cut: sizes and times may be on the disk, and the content not

@@ -42,6 +42,7 @@ from ntt_backup.snapshot.repository.contract import SnapshotDamaged
 from ntt_backup.snapshot.repository.names import MANIFEST, new_version
 from ntt_backup.snapshot.take import chain, changed_file
 from ntt_backup.snapshot.take.copies import Copies, open_copies
+from ntt_backup.snapshot.take.last_version import LastVersion
 from ntt_backup.snapshot.take.new_version import Taken
 from ntt_backup.snapshot.take.sets import SnapshotSet
 from ntt_backup.snapshot.take.walk import Found, walk
@@ -479,6 +480,11 @@ def test_a_set_whose_files_are_all_gone_gets_no_version_but_by_full(taker: Taker
     assert taker.contents() == {"file": b"content"}
     assert taker.take(full=True).files == first.files - 1
     assert taker.take().files == first.files - 1
+    # A directory in it tells that its disk is mounted.
+    taker.write("directory/file", b"content")
+    taker.take()
+    (taker.root / "directory" / "file").unlink()
+    assert taker.take().files == first.files
 
 
 # --- chains, copies and faults -------------------------------------------------------------------
@@ -565,6 +571,21 @@ def test_with_its_own_copies_a_take_fetches_nothing_and_a_bad_copy_is_fetched_an
         taken = taker.take()
         assert (taken.parent, taken.read, taker.problems) == (last.version, 0, {})
         last = taken
+
+
+def test_a_map_of_another_version_is_not_taken_for_that_of_the_last_one(
+    taker: Taker, tmp_path: Path
+) -> None:
+    maps = []
+    for number in range(2):
+        taker.write("big", noise(3 << 20, number))
+        version = taker.take().version
+        maps.append(taker.repository.files[f"s/{version}/map"])
+    manifest, map = taker.copies.paths(version)
+    LastVersion(manifest, map).end()
+    map.write_bytes(maps[0])
+    with pytest.raises(SnapshotDamaged, match="a map is not what was written"):
+        LastVersion(manifest, map).end()
 
 
 def test_a_damaged_last_version_is_told_and_a_full_one_is_taken(taker: Taker) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from ntt_backup.blobdir.open import closing
 from ntt_backup.errors import DestinationError
-from ntt_backup.snapshot.format.entry import FIFO, HARD_LINK, SYMLINK, Entry
+from ntt_backup.snapshot.format.entry import FIFO, FILE, HARD_LINK, SYMLINK, Entry
 from ntt_backup.snapshot.restore import landlock, tree
 from ntt_backup.snapshot.restore.attributes import Attributes
 from ntt_backup.snapshot.restore.tree import MARKER, Beside, Level, Refused, open_old
@@ -181,12 +181,14 @@ def test_what_stands_in_the_place_of_a_file_is_replaced_and_a_directory_is_not(
     (to / "c").mkdir()
     (to / "d").write_bytes(b"no directory")
     os.link(outside / "secret", to / "e")
+    (to / "f").write_bytes(b"no link")
+    (to / "g").write_bytes(b"no FIFO")
     repository = MemoryRepository()
-    put_version(
-        repository, [file("a"), file("b"), file("c"), directory("d"), file("d/x"), file("e")]
-    )
+    files = [file("a"), file("b"), file("c"), directory("d"), file("d/x"), file("e")]
+    put_version(repository, [*files, symlink("f", "x"), fifo("g")])
     done = restore(repository, to)
     assert {path for path, _ in done.problems} == {"c", "d", "d/x"}
+    assert ((to / "f").readlink(), (to / "g").is_fifo()) == (Path("x"), True)
     assert files_of(to) == dict.fromkeys("abe", b"content") | {"d": b"no directory"}
     assert not (to / "a").is_symlink()
     assert files_of(outside) == {"secret": b"secret"}
@@ -248,6 +250,33 @@ def test_without_privileges_nothing_of_a_version_gives_rights(
             os.setxattr(to / "d" / "capable", "security.capability", capability)
             (to / "d" / "root").chmod(0o4755)
     assert done.files == 0
+
+
+def test_an_ordinary_user_sets_attributes_of_what_it_may_not_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, really = tmp_path / "file", os.setxattr
+    path.touch()
+
+    def as_user(fd: int, *values: Any) -> None:
+        if not os.fstat(fd).st_mode & 0o200:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        really(fd, *values)
+
+    monkeypatch.setattr(os, "setxattr", as_user)
+    status = path.stat()
+    entry = Entry("file", FILE, 0o444, status.st_uid, status.st_gid)
+    entry.xattrs = {"user.of": b64encode(b"value").decode()}
+    attributes = Attributes(privileges=True)
+    attributes.user = 1000
+    for mode in (0o644, 0o444):
+        path.chmod(mode)
+        with closing(os.open(path, os.O_RDONLY)) as fd:
+            attributes.set(fd, entry)
+        assert os.getxattr(path, "user.of") == b"value"
+        os.removexattr(path, "user.of")
+        assert stat.S_IMODE(path.stat().st_mode) == 0o444
+    assert attributes.notes == set()
 
 
 @pytest.mark.parametrize("name", ["a", "...", " ", "n" * 255, "\udcff" * 255, "ü" * 127])

@@ -14,10 +14,11 @@ from ntt_backup.snapshot.format.entry import DIRECTORY, Entry, Extent
 from ntt_backup.snapshot.format.manifest import ManifestReader
 from ntt_backup.snapshot.format.super_blocks import read_super_block
 from ntt_backup.snapshot.repository.names import FileName
+from ntt_backup.snapshot.take.copies import Copies
 from ntt_backup.snapshot.verify import Findings, Question, verify
 from ntt_backup.snapshot.versions import open_manifest, versions
 from tests.files import noise
-from tests.unit.taker import BLOCK, Taker, rewrite
+from tests.unit.taker import BLOCK, KEYS, OTHERS, Taker, rewrite
 from tests.unit.test_snapshot_manifest import written
 
 MIB = 1 << 20
@@ -62,6 +63,18 @@ def test_a_set_in_order_is_right(taken: Taker, share: float) -> None:
     assert share or not found.bytes
     if share == 1:  # Each super block once, and maps.
         assert 0 < found.bytes < taken.repository.size
+
+
+def test_versions_that_are_not_of_this_host_are_told(tmp_path: Path) -> None:
+    taker = Taker(tmp_path / "tree", tmp_path / "cache")
+    taker.keys = KEYS
+    taker.write("file", b"content")
+    version = taker.take().version
+    found = verify(taker.repository, Question("s", 0.0, ""), origins=taker.origins)
+    assert (found.foreign, found.damaged) == ([], [])
+    taker.copies, taker.keys = Copies(tmp_path), OTHERS
+    found = verify(taker.repository, Question("s", 0.0, ""), origins=taker.origins)
+    assert (found.foreign, found.damaged) == ([f"s@{version}"], [])
 
 
 def test_a_check_of_all_content_says_how_far_it_is(taken: Taker) -> None:

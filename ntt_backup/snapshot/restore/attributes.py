@@ -56,8 +56,7 @@ class Attributes:
         self._remove(fd, entry)
         wanted = self._wanted(entry, owned=owned)
         if wanted:
-            if self.user and status.st_mode & 0o600 != 0o600:  # Else it may not set them.
-                os.fchmod(fd, status.st_mode & 0o777 | 0o600)
+            os.fchmod(fd, status.st_mode & 0o777 | 0o600)  # Else a user may not set them.
             self._extend(fd, wanted)
         os.fchmod(fd, self._mode(entry, owned=owned))
         os.utime(fd, ns=(entry.mtime, entry.mtime))
