@@ -224,7 +224,8 @@ def test_a_repository_is_opened_by_what_its_target_is(
     if isinstance(found, RepositoryByDirectory):
         found.close()
     assert opened in (type(found), found)
-    assert open_module.open_repository(settings) == ("bucket" if kind == "s3" else "receiver")
+    anew = cast(object, open_module.open_repository(settings))
+    assert anew == ("bucket" if kind == "s3" else "receiver")
 
 
 def test_a_remote_without_python_is_told_what_snapshots_need(
