@@ -13,11 +13,14 @@ from ntt_backup.client import question_session
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.config.sections import RunSettings
 from ntt_backup.dump import by_shell
+from ntt_backup.dump.by_objects import DumpsByObjects
 from ntt_backup.dump.by_receiver import DumpsByReceiver
 from ntt_backup.dump.by_shell import DumpsByShell, UploadByShell
 from ntt_backup.errors import BackupError, RemoteDenied, RemoteUnreachable
+from ntt_backup.objects.bucket import ObjectArchived
 from ntt_backup.wire import dump_messages, framing, read_messages, write_messages
 from ntt_backup.wire.framing import Inbox, ProtocolError
+from tests.fake_bucket import SMALLEST_PART, FakeBucket
 from tests.unit.sample_records import RECORD
 
 NAME = "20260304T120000Z-0badcafe.dump"
@@ -244,3 +247,22 @@ def test_a_connection_that_is_not_greeted_is_ended() -> None:
     with pytest.raises(RemoteDenied, match="not allowed"):
         UploadByShell(cast(SessionSpec, spec), NAME)
     assert script.aborted
+
+
+# --- a bucket -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("archived", "why"), [(False, "is gone"), (True, "thaw it")])
+def test_a_dump_that_cannot_be_read_from_its_bucket_says_why(archived: bool, why: str) -> None:
+    bucket = FakeBucket()
+    if archived:
+        bucket.objects[f"pgdump/{NAME}"] = b"content"
+
+    def refuse(verb: str, _: str) -> None:
+        if verb == "get_range":
+            raise ObjectArchived
+
+    bucket.before = refuse if archived else bucket.before
+    with pytest.raises(RemoteDenied, match="a dump cannot be read") as caught:
+        list(DumpsByObjects(bucket, SMALLEST_PART).fetch(NAME))
+    assert why in caught.value.detail

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import zstandard
@@ -30,7 +30,7 @@ from ntt_backup.dump.last_text import LastText, NewText
 from ntt_backup.dump.record import PLAIN, SERIES, Stored
 from ntt_backup.dump.removed import Findable, Removed
 from ntt_backup.dump.segments import MOST, Cutter
-from ntt_backup.dump.series import SeriesDamaged, Writer, replay
+from ntt_backup.dump.series import Segment, SeriesDamaged, Writer, replay
 from ntt_backup.errors import DumpFailed
 from tests.patience import PATIENCE
 from tests.unit.sample_records import a_dump
@@ -486,13 +486,27 @@ def test_what_this_machine_cannot_keep_is_not_kept(
             super().close()
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    for ends in (lambda new: new.keep("1", "00" * 32), NewText.give_up):
-        new, file = NewText(tmp_path), Full()
+        def write(self, _: Any) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    class FullAtItsEnd(Full):
+        write = io.BytesIO.write
+
+    def add(new: NewText) -> None:
+        new.add(Segment(bytes(32), 0, 4, b"frame"))
+
+    ends: list[tuple[type[Full], Callable[[NewText], None]]] = [
+        (Full, add),
+        (FullAtItsEnd, lambda new: new.keep("1", "00" * 32)),
+        (FullAtItsEnd, NewText.give_up),
+    ]
+    for kind, end in ends:
+        new, file = NewText(tmp_path), kind()
         with monkeypatch.context() as patched:
             assert new._file is not None
             new._file.close()
             patched.setattr(new, "_file", file)
-            ends(new)
+            end(new)
         assert file.closed
         assert list(tmp_path.iterdir()) == []
 

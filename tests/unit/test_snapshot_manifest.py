@@ -176,6 +176,15 @@ def test_small_files_come_back_in_rows(entries: list[Entry]) -> None:
             assert row.extent.length == ends[-1] - row.extent.skip
 
 
+def test_small_files_out_of_the_order_of_their_content_are_rows_of_their_own() -> None:
+    entries = [
+        Entry(name, FILE, size=10, digest=SUM, extents=[Extent(0, 10, 1, 1, 8, 99, skip)])
+        for name, skip in (("a", 20), ("b", 10), ("c", 0))
+    ]
+    rows = list(ManifestReader([written(entries)]).rows())
+    assert [len(row.files) for row in rows if not isinstance(row, Entry)] == [1, 1, 1]
+
+
 def test_small_files_in_a_row_are_as_many_as_may_be_open() -> None:
     extents = [Extent(0, 1, 0, 1, 8, 99, n) for n in range(1000)]
     entries = [

@@ -25,14 +25,17 @@ from ntt_backup.errors import (
     RemoteError,
     Unsupported,
 )
-from ntt_backup.snapshot.repository import names, sealed
+from ntt_backup.objects.bucket import ObjectArchived
+from ntt_backup.snapshot.repository import by_objects, names, sealed
 from ntt_backup.snapshot.repository import open as open_module
 from ntt_backup.snapshot.repository.ahead import ask_ahead
 from ntt_backup.snapshot.repository.by_directory import RepositoryByDirectory
+from ntt_backup.snapshot.repository.by_objects import RepositoryByObjects
 from ntt_backup.snapshot.repository.by_receiver import RepositoryByReceiver
 from ntt_backup.snapshot.repository.contract import FileMissing, Range, SnapshotDamaged
 from ntt_backup.wire import file_messages, framing, read_messages, write_messages
 from ntt_backup.wire.framing import Inbox, ProtocolError
+from tests.fake_bucket import SMALLEST_PART, FakeBucket
 from tests.memory_repository import MemoryRepository
 from tests.packs import Person
 
@@ -201,6 +204,38 @@ def test_a_receiver_that_names_others_or_answers_unasked_is_refused(
         connection.answers = [done + done]
         with pytest.raises(ProtocolError, match="without a question"):
             repository.remove([NAME])
+
+
+def test_a_file_in_an_archive_class_is_named() -> None:
+    bucket = FakeBucket()
+    key = f"snapshots/{NAME}"
+    bucket.objects[key] = b"content"
+    with closing(RepositoryByObjects(bucket, SMALLEST_PART)) as repository:
+        assert list(repository.read([Range(NAME, 0, 3)])) == [b"con"]
+
+        def archived(verb: str, _: str) -> None:
+            if verb == "get_range":
+                raise ObjectArchived
+
+        bucket.before = archived
+        with pytest.raises(RemoteDenied, match="archive class") as caught:
+            list(repository.read([Range(NAME, 0, 3)]))
+        assert caught.value.detail == key
+
+
+def test_keys_of_sealed_files_are_kept_up_to_a_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, bucket = Person.new(), FakeBucket()
+    keyring = Keyring(lambda: owner.file(tmp_path / "key"))
+    monkeypatch.setattr(by_objects, "_KEPT_OPEN", 1)
+    with closing(RepositoryByObjects(bucket, SMALLEST_PART, [owner.public], keyring)) as repository:
+        for name in (NAME, f"{VERSION}/map"):
+            file = repository.write(name)
+            file.add(b"content")
+            file.finish()
+            assert list(repository.read([Range(name, 0, 7)])) == [b"content"]
+        assert [*repository._opened] == [f"{VERSION}/map"]
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,9 @@ from ntt_backup.errors import ConfigError, DestinationError, LockHeld
 from ntt_backup.process import durable
 from ntt_backup.snapshot.format.entry import DIRECTORY, FILE, HARD_LINK, SYMLINK, Entry
 from ntt_backup.snapshot.origins import NO_KEYS, NOBODY, Origins
-from ntt_backup.snapshot.repository.contract import SnapshotDamaged
-from ntt_backup.snapshot.restore import links
+from ntt_backup.snapshot.repository.contract import SnapshotDamaged, StoredFile
+from ntt_backup.snapshot.restore import links, local_file
+from ntt_backup.snapshot.restore import version as restoring
 from ntt_backup.snapshot.restore.attributes import Attributes
 from ntt_backup.snapshot.restore.links import last_lines
 from ntt_backup.snapshot.restore.plan import Options
@@ -37,10 +38,11 @@ from ntt_backup.snapshot.restore.version import restore as restore_version
 from ntt_backup.snapshot.take.copies import Copies
 from ntt_backup.snapshot.take.new_version import take
 from ntt_backup.snapshot.take.sets import SnapshotSet
+from ntt_backup.snapshot.versions import Version
 from tests.bad_sectors import put_on_bad_sectors
 from tests.files import tree as files_of
 from tests.memory_repository import MemoryRepository
-from tests.snapshots import directory, file, put_version, restore
+from tests.snapshots import VERSION, directory, file, put_version, restore
 from tests.syncs import files_and_directories, inode, noted_syncs, without_syncfs
 from tests.unit.taker import KEYS, OTHERS, Taker
 
@@ -961,3 +963,66 @@ def test_an_ordinary_user_restores_all_but_owners(
         assert found.st_uid == 65534
         assert found.st_mtime_ns == wanted.st_mtime_ns
         assert stat.S_IMODE(found.st_mode) == stat.S_IMODE(wanted.st_mode) & ~0o6000
+
+
+def test_a_file_is_whole_however_few_bytes_a_write_takes(
+    everything: Example, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everything.take()
+    really = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: really(fd, data[: len(data) // 2 + 1]))
+    assert restore(everything.repository, everything.to).wrong == 0
+    monkeypatch.undo()
+    assert everything.is_same()
+
+
+def test_what_a_power_cut_left_of_a_marker_is_removed(example: Example) -> None:
+    example.write("file", b"content")
+    example.take()
+    example.to.mkdir()
+    left = example.to / f".{MARKER}.0123"
+    left.write_bytes(b"half of a mark")
+    assert restore(example.repository, example.to).wrong == 0
+    assert not left.exists()
+
+
+@pytest.mark.parametrize(
+    ("files", "why"),
+    [
+        ((), "is missing"),
+        ((StoredFile(f"etc/{VERSION}/manifest", 0, datetime.now(UTC)),), "is empty"),
+    ],
+)
+def test_a_version_without_a_manifest_is_damaged(
+    tmp_path: Path, files: tuple[StoredFile, ...], why: str
+) -> None:
+    with pytest.raises(SnapshotDamaged, match=why):
+        restoring._keep(MemoryRepository(), Version("etc", VERSION, files), "manifest", tmp_path)
+
+
+def test_only_a_disk_that_cannot_read_makes_a_file_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in (errno.EIO, errno.EBADF):
+        error = OSError(number, os.strerror(number))
+
+        def fail(*_: object, error: OSError = error) -> None:
+            raise error
+
+        monkeypatch.setattr(local_file, "_compare", fail)
+        if number == errno.EIO:
+            assert local_file.compare(0, Entry("a", FILE), b"", b"") == (False, None)
+        else:
+            with pytest.raises(OSError, match="Bad file"):
+                local_file.compare(0, Entry("a", FILE), b"", b"")
+
+
+def test_bytes_become_zeros_where_no_hole_can_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    for holes in (True, False):
+        path.write_bytes(b"x" * 300_000)
+        if not holes:
+            monkeypatch.setattr(local_file, "_fallocate", lambda *_: -1)
+        with path.open("r+b") as file:
+            local_file._clear(file.fileno(), 10, 250_000)
+        assert path.read_bytes() == b"x" * 10 + bytes(249_990) + b"x" * 50_000

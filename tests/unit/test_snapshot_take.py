@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import socket
@@ -13,7 +14,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from blake3 import blake3
@@ -40,7 +41,8 @@ from ntt_backup.snapshot.format.manifest import (
 from ntt_backup.snapshot.origins import NO_KEYS, add_made, read_made
 from ntt_backup.snapshot.repository.contract import SnapshotDamaged
 from ntt_backup.snapshot.repository.names import MANIFEST, new_version
-from ntt_backup.snapshot.take import chain, changed_file
+from ntt_backup.snapshot.take import chain, changed_file, last_version
+from ntt_backup.snapshot.take import new_version as taking
 from ntt_backup.snapshot.take.copies import Copies, open_copies
 from ntt_backup.snapshot.take.last_version import LastVersion
 from ntt_backup.snapshot.take.new_version import Taken
@@ -556,6 +558,7 @@ def test_with_its_own_copies_a_take_fetches_nothing_and_a_bad_copy_is_fetched_an
         again.drop(last.version)
         assert not any(one.exists() for one in copies)
     assert set((tmp_path / "cache").iterdir()) == {tmp_path / "cache" / "made"}
+    assert (tmp_path / "cache" / "made").stat().st_mode & 0o777 == 0o600
     last = taker.take()
 
     def flip(path: Path) -> None:
@@ -586,6 +589,64 @@ def test_a_map_of_another_version_is_not_taken_for_that_of_the_last_one(
     map.write_bytes(maps[0])
     with pytest.raises(SnapshotDamaged, match="a map is not what was written"):
         LastVersion(manifest, map).end()
+
+
+def test_a_copy_that_is_gone_meanwhile_is_a_damaged_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(last_version, "ManifestReader", lambda _: None)
+    with pytest.raises(SnapshotDamaged, match="cannot be read: No such file"):
+        last_version.ending(tmp_path / "none", cast(Any, None))
+
+
+def test_a_directory_of_copies_that_is_gone_is_told(taker: Taker, tmp_path: Path) -> None:
+    (tmp_path / "cache").rmdir()
+    with pytest.raises(DestinationError, match="cannot be written"):
+        taker.take()
+
+
+def test_what_is_no_file_any_more_is_not_read(tmp_path: Path) -> None:
+    reader = object.__new__(changed_file.FileReader)
+    fd = os.open(tmp_path, os.O_RDONLY)
+    try:
+        assert not changed_file.has_chattr_flags(fd)
+        with pytest.raises(OSError, match="replaced by something else"):
+            reader.read(fd, "path", None)
+    finally:
+        os.close(fd)
+    with Path("/dev/null").open("rb") as null:
+        assert not changed_file.has_chattr_flags(null.fileno())
+
+
+def test_what_waits_for_its_content_is_bounded(
+    taker: Taker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(5):
+        taker.write(f"{number}", noise(1000, number))
+    taker.take()
+    assert len({one.extents[0].offset for one in taker.entries().values()}) == 1
+    monkeypatch.setattr(taking, "_WAITING", 2)
+    taker.take(full=True)
+    assert len({one.extents[0].offset for one in taker.entries().values()}) > 1
+
+
+def test_what_goes_while_it_is_taken_is_told(taker: Taker, monkeypatch: pytest.MonkeyPatch) -> None:
+    taker.write("file", b"content")
+    (taker.root / "link").symlink_to("nowhere")
+    gone = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+    def fail(*_: object, **__: object) -> None:
+        raise gone
+
+    really = Found.open
+    monkeypatch.setattr(Found, "open", lambda one: fail() if one.name == "file" else really(one))
+    monkeypatch.setattr(os, "readlink", fail)
+    taken = taker.take()
+    monkeypatch.undo()
+    why = "it is gone since its directory was listed"
+    assert taker.problems == {f"{taker.root}/{one}": why for one in ("file", "link")}
+    assert (taken.skipped, taken.unreadable) == (2, 0)
+    assert taker.entries() == {}
 
 
 def test_a_damaged_last_version_is_told_and_a_full_one_is_taken(taker: Taker) -> None:

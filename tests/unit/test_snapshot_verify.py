@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from ntt_backup.errors import ConfigError
+from ntt_backup.config.host_key import HostKeys
+from ntt_backup.errors import ConfigError, RemoteUnreachable
 from ntt_backup.snapshot.diff import differences
 from ntt_backup.snapshot.format.entry import DIRECTORY, Entry, Extent
 from ntt_backup.snapshot.format.manifest import ManifestReader
 from ntt_backup.snapshot.format.super_blocks import read_super_block
 from ntt_backup.snapshot.repository.names import FileName
+from ntt_backup.snapshot.restore.choice import Choice
 from ntt_backup.snapshot.take.copies import Copies
 from ntt_backup.snapshot.verify import Findings, Question, verify
 from ntt_backup.snapshot.versions import open_manifest, versions
@@ -63,6 +65,52 @@ def test_a_set_in_order_is_right(taken: Taker, share: float) -> None:
     assert share or not found.bytes
     if share == 1:  # Each super block once, and maps.
         assert 0 < found.bytes < taken.repository.size
+
+
+def test_a_map_that_is_not_what_was_written_is_told(taken: Taker) -> None:
+    file = name(taken, 1, "map")
+    data = bytearray(taken.repository.files[file])
+    data[len(data) // 2] ^= 1
+    taken.repository.files[file] = bytes(data)
+    found = check(taken, share=1.0)
+    assert ("it is not what was written", file) in {(one.detail, one.file) for one in found.wrong}
+
+
+def test_an_outage_ends_the_check(taken: Taker) -> None:
+    def lose(verb: str, of: str) -> None:
+        if verb == "read" and of.endswith("/map"):
+            raise RemoteUnreachable("the link was lost")
+
+    taken.repository.before = lose
+    with pytest.raises(RemoteUnreachable, match="the link was lost"):
+        check(taken, share=1.0)
+
+
+def test_a_version_with_a_signature_that_is_not_ours_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taker = Taker(tmp_path / "tree", tmp_path / "cache")
+    taker.keys = KEYS
+    taker.write("file", b"content")
+    with monkeypatch.context() as forging:
+        forging.setattr(HostKeys, "sign", lambda keys, *_: f"{keys.name}:{'0' * 64}")
+        taker.take()
+    taker.copies = Copies(tmp_path)
+    found = verify(taker.repository, Question("s", 0.0, ""), origins=taker.origins)
+    assert (len(found.wrong), found.foreign) == (1, [])
+    assert "FORGED" in found.wrong[0].detail
+
+
+def test_a_pattern_that_nothing_fits_is_named() -> None:
+    def chosen(*patterns: str) -> Choice:
+        entries = [Entry(path, DIRECTORY) for path in ("a", "a/b", "c")]
+        return Choice(patterns, ManifestReader([written(entries)]))
+
+    assert chosen("a").has("a/b")
+    assert chosen("a/b").has_directory("a")
+    assert not chosen("a/b").has("a")
+    with pytest.raises(ConfigError, match=r"nothing in db@.* fits 'none'"):
+        chosen("none", "a")
 
 
 def test_versions_that_are_not_of_this_host_are_told(tmp_path: Path) -> None:

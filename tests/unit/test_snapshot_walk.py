@@ -171,6 +171,12 @@ def test_a_pattern_fits(pattern: str, fitting: list[str], others: list[str]) -> 
     assert [one for one in [*fitting, *others] if fits(one)] == fitting
 
 
+def test_a_pattern_that_cannot_be_read_is_named() -> None:
+    assert matcher([]) is None
+    with pytest.raises(ConfigError, match=r"cannot be read: \[z-a\]"):
+        matcher(["[z-a]"])
+
+
 @pytest.mark.filterwarnings("error")
 @example("[a-b--z]")
 @given(st.text(alphabet="[]!*?/ab-z\\^&~|().{}+$\n", max_size=12))
