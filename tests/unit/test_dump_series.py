@@ -490,7 +490,8 @@ def test_what_this_machine_cannot_keep_is_not_kept(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     class FullAtItsEnd(Full):
-        write = io.BytesIO.write
+        def write(self, data: Any) -> int:
+            return io.BytesIO.write(self, data)
 
     def add(new: NewText) -> None:
         new.add(Segment(bytes(32), 0, 4, b"frame"))
