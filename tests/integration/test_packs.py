@@ -9,7 +9,7 @@ import pytest
 from ntt_backup.catalog import privileges
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.ledger import Ledger
-from ntt_backup.catalog.packs import forget_packs, iter_packs, mark_packs_checked
+from ntt_backup.catalog.packs import forget_packs, iter_packs, mark_packs_checked, newest_pack
 from ntt_backup.catalog.schema import init_db
 from ntt_backup.catalog.schema_check import verify_schema
 from ntt_backup.errors import CatalogRefused
@@ -48,6 +48,10 @@ def test_packs_are_noted_once_and_with_their_blobs(catalog: Connection) -> None:
     assert list(iter_packs(catalog, TARGET)) == [anew, pack(2)]
     assert checked(catalog) == {pack(1).pack_id: False, pack(2).pack_id: True}
     assert list(iter_packs(catalog, "other")) == []
+    assert newest_pack(catalog, "other") is None
+    newest = newest_pack(catalog, TARGET)
+    assert newest is not None
+    assert newest[0] == anew
 
 
 def test_packs_are_listed_in_pages_and_forgotten(catalog: Connection) -> None:

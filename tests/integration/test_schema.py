@@ -22,7 +22,7 @@ from ntt_backup.catalog.range_locks import Claims
 from ntt_backup.catalog.schema import init_db
 from ntt_backup.catalog.schema_check import verify_schema
 from ntt_backup.catalog.schema_plan import make_plan
-from ntt_backup.catalog.schema_steps import Who
+from ntt_backup.catalog.schema_steps import Plan, Who
 from ntt_backup.catalog.selection import first_pending
 from ntt_backup.errors import CatalogRefused, CatalogUnavailable
 from ntt_backup.model import Blob, BlobRange
@@ -611,6 +611,44 @@ def test_a_plan_grants_a_role_what_it_lacks_and_nothing_that_it_makes(
             text = "\n".join(one for step in steps for one in step.statements)
             assert f"on public.blobs to {who};" in text.replace('"', "")
             assert ("insert" in text) == (who == name)
+
+
+def test_a_plan_lets_a_role_connect_and_pg_dump_lock_what_it_reads(
+    catalog: Connection, role: Callable[[], str]
+) -> None:
+    name = role()
+    with pytest.raises(CatalogRefused, match="the server has no role nobody"):
+        make_plan(catalog, "remote", role="nobody")
+    found = catalog.execute(
+        "select string_agg(quote_ident(attname), ', ') from pg_attribute"
+        " where attrelid = 'blobs'::regclass and attnum > 0 and not attisdropped"
+    ).fetchall()
+    make(
+        catalog,
+        f"revoke connect on database {catalog.info.dbname} from public",
+        f"grant select ({found[0][0]}) on blobs to {name}",
+    )
+
+    def grants() -> list[str]:
+        """What is granted on blobs."""
+        told = [one for step in plan().steps for one in step.statements]
+        return [one for one in told if "on public.blobs to" in one.replace('"', "")]
+
+    def plan() -> Plan:
+        return make_plan(catalog, "remote", role=name)
+
+    assert f"let {name} connect" in [step.text for step in plan().steps]
+    # pg_dump may not lock what can be read by columns alone.
+    assert any("select" in one for one in grants())
+    make(catalog, f"grant select on blobs to {name}")
+    assert grants()
+    assert not any("select" in one for one in grants())
+
+
+def test_a_table_that_the_search_path_does_not_find_is_none(catalog: Connection) -> None:
+    make(catalog, "create schema elsewhere", "alter table blobs set schema elsewhere")
+    with pytest.raises(CatalogRefused, match="has no table blobs"):
+        schema_check.existing_table(catalog, "remote")
 
 
 def test_a_script_lets_the_role_dump_what_other_programs_have(

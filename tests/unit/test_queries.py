@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import re
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
+import psycopg
 import pytest
 from psycopg import sql
 
@@ -12,6 +16,7 @@ from ntt_backup.catalog import connection
 from ntt_backup.catalog.pending import columns, form_of, index_names
 from ntt_backup.catalog.queries import fragment, load_all, shown, statement
 from ntt_backup.catalog.range_locks import lock_class
+from ntt_backup.errors import ConfigError
 
 PACKAGE = Path(__file__).parents[2] / "ntt_backup" / "catalog"
 PYTHON = "\n".join(file.read_text() for file in PACKAGE.glob("*.py"))
@@ -77,6 +82,70 @@ def test_a_catalog_is_named_without_its_password() -> None:
         ("", "", "the default database on local socket"),
     ):
         assert (connection.database_name(url), connection.describe(url)) == (name, described)
+
+
+class Session:
+    """A connection of which the backend is told; a pooler may lend it another one each time."""
+
+    def __init__(self, backend: int, *answers: int | psycopg.Error) -> None:
+        self.info = SimpleNamespace(backend_pid=backend)
+        self.answers = [*answers]
+        self.error: psycopg.Error | None = None
+        self.closed = False
+        self.asked = 0
+
+    def execute(self, _: object) -> Session:
+        self.asked += 1
+        if self.error is not None:
+            raise self.error
+        return self
+
+    def fetchone(self) -> tuple[int]:
+        answer = self.answers.pop(0)
+        if isinstance(answer, psycopg.Error):
+            raise answer
+        return (answer,)
+
+    def transaction(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "shared"),
+    [
+        ([1], [], False),
+        ([7, 7, 7, 7, 7, 7], [2, 3, 4, 5, 6], False),
+        ([7, 1, 2, 3, 4, 9], [5, 5, 5, 5, 9], True),
+        ([7, 8], [psycopg.errors.ProtocolViolation()], True),
+    ],
+)
+def test_a_pooler_is_refused_where_it_lends_our_session_to_others(
+    monkeypatch: pytest.MonkeyPatch, ours: list[Any], theirs: list[Any], shared: bool
+) -> None:
+    mine, other = cast(Any, Session(1, *ours)), Session(2, *theirs)
+    monkeypatch.setattr(connection.Connection, "connect", lambda *_, **__: other)
+    if shared:
+        with pytest.raises(ConfigError, match="a pooler that shares sessions"):
+            connection.refuse_shared_session(mine, "dbname=c")
+    else:
+        connection.refuse_shared_session(mine, "dbname=c")
+    assert mine.answers == other.answers == []
+
+
+def test_a_sign_of_life_is_sent_by_an_open_session_and_raises_nothing() -> None:
+    for error in (None, psycopg.OperationalError("gone")):
+        session = Session(1)
+        session.error = error
+        connection.show_life(cast(Any, session))
+        assert session.asked == 1
+        session.closed = True
+        connection.show_life(cast(Any, session))
+        assert session.asked == 1
 
 
 def test_what_is_shown_can_be_pasted() -> None:
