@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import re
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 import ntt_backup
 from ntt_backup.client.bootstrap import LOADER, bundle
+from ntt_backup.receiver import __main__ as receiver
 
 PACKAGE = Path(ntt_backup.__file__).parent
 TRAVELS = ("receiver", "wire", "blobdir")
@@ -106,3 +108,9 @@ def test_a_session_that_writes_loads_nothing_of_the_others() -> None:
     loaded = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()
     others = ("b3sum", "name_check", "read_messages", "dump_messages", "file_messages", "datetime")
     assert [name for name in loaded if name.rpartition(".")[2] in others] == []
+
+
+def test_a_receiver_allows_what_it_knows_and_nothing_else() -> None:
+    assert receiver._allowed("put,list") == {"put", "list"}
+    with pytest.raises(argparse.ArgumentTypeError, match=r"any of .*put"):
+        receiver._allowed("put,everything")

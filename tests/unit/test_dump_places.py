@@ -236,6 +236,16 @@ def test_what_is_not_confirmed_is_an_outage(script: Script) -> None:
         DumpsByShell(SPEC).try_out()
     script.answers = b"tried=yes\n"
     DumpsByShell(SPEC).try_out()
+    upload = UploadByShell(SPEC, NAME)
+    with pytest.raises(RemoteUnreachable, match="the connection to the remote was lost"):
+        upload.name(RECORD)
+    assert not script.aborted
+    script.answers = b"named=yes\n"
+    upload.name(RECORD)
+    assert script.aborted
+    script.aborted = False
+    upload.give_up()
+    assert script.aborted
 
 
 def test_a_connection_that_is_not_greeted_is_ended() -> None:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from ntt_backup.errors import CatalogRefused
 from ntt_backup.process.messages import Message, Tick, decode
-from ntt_backup.upload import event_pipe
+from ntt_backup.upload import catalog_session, event_pipe
 from ntt_backup.upload.event_pipe import NOW, EventPipe
 from tests.unit.fakes import Clock
 
@@ -86,3 +87,41 @@ def test_a_worker_announces_how_long_it_will_be_quiet(pipe: tuple[EventPipe, Rec
     worker.state("idle", 0.1)
     worker.state("idle", 30.0)
     assert received() == [Tick(state="idle", quiet=0.1), Tick(state="idle", quiet=30.0)]
+
+
+class Table:
+    """A session of the catalog, which somebody has to close."""
+
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_session_of_the_catalog_that_is_not_set_up_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table, shown = Table(), list[object]()
+    monkeypatch.setattr(catalog_session, "connect", lambda *_: table)
+    monkeypatch.setattr(catalog_session, "Claims", lambda *_: None)
+    monkeypatch.setattr(catalog_session, "Ledger", lambda *_: None)
+    monkeypatch.setattr(catalog_session, "show_life", shown.append)
+    monkeypatch.setattr(catalog_session, "end_when_idle", lambda *_: None)
+    session = catalog_session.CatalogSession("dbname=c", "test", "remote", [], listen=False)
+    assert not table.closed
+    session.keep()
+    assert shown == []
+    monkeypatch.setattr(catalog_session, "_SPEAK_SECONDS", 0.0)
+    session.keep()
+    assert shown == [table]
+    session.close()
+    assert table.closed
+    table.closed = False
+
+    def refuse(*_: object) -> None:
+        raise CatalogRefused("not prepared")
+
+    monkeypatch.setattr(catalog_session, "end_when_idle", refuse)
+    with pytest.raises(CatalogRefused, match="not prepared"):
+        catalog_session.CatalogSession("dbname=c", "test", "remote", [], listen=False)
+    assert table.closed

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ntt_backup.blobdir.open import BlobDirectory, NotAFile
+from ntt_backup.receiver.incoming import open_file
 
 BLOBID = "3f07" + "0" * 60
 
@@ -65,3 +66,20 @@ def test_directory_makes_what_is_missing_and_keeps_no_more_open_than_it_may(
         blobs.directory(f"{number % 7:02x}/{number:02x}", make=True)
     assert len(os.listdir("/proc/self/fd")) == before + 2
     assert len(list((tmp_path / "by-hash").glob("??/??"))) == 40
+
+
+def test_what_is_no_file_is_not_opened_as_one(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"content")
+    (tmp_path / "directory").mkdir()
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to("file")
+    directory = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fd = open_file(directory, "file")
+        assert os.read(fd, 9) == b"content"
+        os.close(fd)
+        for name in ("directory", "fifo", "link", "none"):
+            with pytest.raises(OSError, match=name):
+                open_file(directory, name)
+    finally:
+        os.close(directory)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -129,6 +130,27 @@ def test_a_program_that_knows_no_sealed_packs_says_so() -> None:
 
     with pytest.raises(PackError, match="version 2"):
         read_trailer(SEALED[-TAIL_BYTES:], len(SEALED))
+
+
+@pytest.mark.parametrize("lacking", ["pyrage", "cryptography.hazmat.primitives.ciphers.aead"])
+def test_without_a_library_nothing_is_sealed(monkeypatch: pytest.MonkeyPatch, lacking: str) -> None:
+    monkeypatch.setitem(sys.modules, lacking, None)
+    with pytest.raises(SealUnusable, match=r"ntt-backup\[seal\]"):
+        seal(PLAIN, [OWNER.public])
+
+
+def test_more_recipients_than_have_room_are_refused() -> None:
+    with pytest.raises(SealUnusable, match="1000 recipients are too many"):
+        seal(PLAIN, [OWNER.public] * 1000)
+
+
+def test_a_read_that_gives_less_than_was_asked_for_is_told() -> None:
+    assert SEAL is not None
+    whole = Unsealed.of(ranges(SEALED), SEAL, OWNER.opens)
+    short = whole.over(lambda at, count: SEALED[at : at + count - 1])
+    assert short.read(SEAL.size, 1) == b""
+    with pytest.raises(PackError, match="it is cut off"):
+        short.read(0, 1)
 
 
 # --- hostile packs --------------------------------------------------------------------------------

@@ -544,6 +544,15 @@ def test_a_manifest_of_another_version_is_told() -> None:
             tail_size(end)
 
 
+@pytest.mark.parametrize(
+    "line", [b'{"a","f"', b'["a"', b'[1,"f"', b"", b'["a":"f"', b'["\xff","f"']
+)
+def test_a_line_without_a_path_is_refused(line: bytes) -> None:
+    assert path_of(b'["a","f"') == "a"
+    with pytest.raises(SnapshotDamaged, match="has no path"):
+        path_of(line)
+
+
 def test_no_lines_have_no_entries() -> None:
     # As in a part of a manifest where a restore finds neither directories nor hard links.
     assert entries_of([]) == []

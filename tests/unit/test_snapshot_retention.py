@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any, cast
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ntt_backup.config.host_key import Origin
 from ntt_backup.dump.retention import Retention
+from ntt_backup.snapshot import retention
 from ntt_backup.snapshot.repository.contract import StoredFile
 from ntt_backup.snapshot.repository.names import MANIFEST, MAP, FileName
 from ntt_backup.snapshot.retention import Known, Plan, plan
@@ -134,3 +138,18 @@ def test_files_that_a_version_needs_stay_even_if_the_manifest_beside_them_is_los
     versions = [version(first, whole=False), version(second)]
     found = planned(versions, {second: [first, second]}, Retention(1, 0, 0))
     assert found.names == []
+
+
+def test_many_versions_of_strangers_within_an_hour_are_a_crowd() -> None:
+    """And neither those before and behind it, nor those of this host."""
+    minutes = {"a": 0, "b": 59, "c": 60, "d": 90, "e": 119, "f": 181, "ours": 95}
+    found = [
+        SimpleNamespace(
+            version=SimpleNamespace(name=one, arrived=NOW + timedelta(minutes=after)),
+            origin=Origin.OURS if one == "ours" else Origin.UNKNOWN,
+        )
+        for one, after in minutes.items()
+    ]
+    assert retention._crowd(cast(Any, found), 2) == {"a": 3, "b": 4, "c": 4, "d": 4, "e": 4}
+    assert retention._crowd(cast(Any, found), 3) == dict.fromkeys("bcde", 4)
+    assert retention._crowd(cast(Any, found), 4) == {}

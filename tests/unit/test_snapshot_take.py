@@ -30,7 +30,7 @@ from ntt_backup.errors import (
     RemoteUnreachable,
     SourceError,
 )
-from ntt_backup.snapshot.format.entry import MAX_NUMBER, Entry
+from ntt_backup.snapshot.format.entry import MAX_NUMBER, Entry, Extent
 from ntt_backup.snapshot.format.manifest import (
     END_BYTES,
     ManifestReader,
@@ -589,6 +589,24 @@ def test_a_map_of_another_version_is_not_taken_for_that_of_the_last_one(
     map.write_bytes(maps[0])
     with pytest.raises(SnapshotDamaged, match="a map is not what was written"):
         LastVersion(manifest, map).end()
+
+
+@pytest.mark.parametrize(
+    ("stretches", "found"),
+    [
+        ([], []),
+        ([(0, 10), (30, 35)], [(0, 10, 0), (30, 5, 1)]),
+        ([(5, 32)], [(5, 5, 5), (29, 3, 0)]),
+        ([(2, 3), (4, 5), (12, 20)], [(2, 1, 2), (4, 1, 4)]),
+        ([(0, 0), (38, 100)], [(38, 1, 9)]),
+    ],
+)
+def test_extents_are_cut_to_the_stretches_that_are_kept(
+    stretches: list[tuple[int, int]], found: list[tuple[int, int, int]]
+) -> None:
+    extents = [Extent(0, 10, 0, 1, 0, 99, 0), Extent(29, 10, 0, 1, 0, 99, 0)]
+    cut = changed_file.cut(extents, stretches)
+    assert [(one.start, one.length, one.skip) for one in cut] == found
 
 
 def test_a_copy_that_is_gone_meanwhile_is_a_damaged_one(

@@ -139,7 +139,9 @@ def test_a_sample_is_another_part_each_time(taken: Taker) -> None:
 
 
 def test_only_the_versions_that_are_asked_for_are_checked(taken: Taker) -> None:
-    last = versions(taken.repository, "s")[-1].name
+    last, files = versions(taken.repository, "s")[-1][1:]
+    # The versions that it needs are looked up as well, and not counted.
+    assert check(taken, f"s@{last}").files == len(files)
     assert check(taken, f"s@{last}").versions == check(taken, since=last[:15]).versions == 1
     assert check(taken, since="2026-03-05").versions == 0
     assert check(taken, "").versions == check(taken, since="2026-03-04").versions == 3
