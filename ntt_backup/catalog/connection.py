@@ -109,8 +109,8 @@ def connect(url: str, application_name: str, *, no_tables: bool = False) -> Conn
     Args:
         url: a libpq connection string or URI; what it sets itself is left alone.
         application_name: what pg_stat_activity shows.
-        no_tables: the session reads the system catalogs only, so who can put code into tables is
-            not checked.
+        no_tables: the session uses no tables but the system catalogs, so who can put code into
+            ours is not checked.
 
     Raises:
         ConfigError: The url is malformed.
@@ -139,8 +139,7 @@ def connect(url: str, application_name: str, *, no_tables: bool = False) -> Conn
             # There a text may be any bytes, and as UTF-8 the server would refuse to send some.
             configure(conn, "client_encoding", "latin1")
         try:
-            if not no_tables:
-                refuse_code_of_others(conn)
+            refuse_code_of_others(conn, tables=not no_tables)
             if not no_tables and compared:
                 check_one_table(conn)
         except CatalogRefused:
@@ -170,11 +169,11 @@ def search_path(conn: Connection, schema: str, role: str = "") -> str:
     return shown("mend_search_path", **{key: sql.Identifier(name) for key, name in names.items()})
 
 
-def refuse_code_of_others(conn: Connection) -> None:
+def refuse_code_of_others(conn: Connection, *, tables: bool = True) -> None:
     """Closes the session and raises CatalogRefused where it is privileged, and roles that are not
-    can put code into what it uses.
+    can put code into what it uses. tables: as in `code_of_others`.
     """
-    if found := code_of_others(conn):
+    if found := code_of_others(conn, tables=tables, blobs=tables):
         user = conn.info.user
         conn.close()
         raise CatalogRefused(
@@ -186,25 +185,37 @@ def refuse_code_of_others(conn: Connection) -> None:
         )
 
 
-def code_of_others(conn: Connection, *, blobs: bool = True) -> list[str]:
+def code_of_others(conn: Connection, *, tables: bool = True, blobs: bool = True) -> list[str]:
     """Returns what roles that are not privileged can put code into, one line each; none for an
-    ordinary session. blobs: also check the table `blobs` and what it needs.
+    ordinary session. Event triggers are always checked.
+
+    Args:
+        conn: The session.
+        tables: Check the schema `ntt_backup` and what it needs.
+        blobs: Check the table `blobs` and what it needs.
     """
     if not conn.privileged:
         return []
-    schema = sql.Literal(conn.schema if blobs else None)
-    asked = statement("code_of_others", **code_parts(schema, sql.SQL("array[session_user]")))
-    return [line for line, _ in conn.execute(asked)]
+    parts = code_parts(conn.schema if blobs else None, sql.SQL("array[session_user]"), ours=tables)
+    return [line for line, _ in conn.execute(statement("code_of_others", **parts))]
 
 
-def code_parts(schema: sql.Composable, trusted: sql.Composable) -> dict[str, sql.Composable]:
+def code_parts(
+    schema: str | None, trusted: sql.Composable, *, ours: bool = True
+) -> dict[str, sql.Composable]:
     """Returns the parts of the query `code_of_others`.
 
     Args:
-        schema: The schema of the table blobs, as a literal; NULL leaves that table out.
+        schema: The schema of the table blobs; None leaves that table out.
         trusted: An array of the roles whose code may run.
+        ours: Ask about the schema `ntt_backup`.
     """
-    return {"schema": schema, "trusted": trusted, "privileged": privileged()}
+    return {
+        "schema": sql.Literal(schema),
+        "ours": sql.Literal("ntt_backup" if ours else None),
+        "trusted": trusted,
+        "privileged": privileged(),
+    }
 
 
 def shortened(lines: list[str]) -> str:

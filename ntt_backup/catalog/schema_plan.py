@@ -52,7 +52,6 @@ GENERATES: Final = " \\gexec"
 # Rows a second of building an index: 42 million took 210 s beside others who wrote.
 _ROWS_PER_SECOND: Final = 200_000
 _LONG_SECONDS: Final = 5
-_NONE: Final = sql.Literal(None)
 
 
 def make_plan(
@@ -118,7 +117,7 @@ class _Planner:
         theirs is not read by whoever can do more than they can.
         """
         trusted = sql.SQL("array[session_user, {}]").format(self._trusted())
-        found = self._conn.execute(statement("code_of_others", **code_parts(_NONE, trusted)))
+        found = self._conn.execute(statement("code_of_others", **code_parts(None, trusted)))
         if lines := [line for line, owned in found if owned]:
             raise CatalogRefused(
                 "the schema ntt_backup, or an event trigger, has what roles with other rights can"
@@ -140,7 +139,7 @@ class _Planner:
     def _guard(self) -> str:
         """Returns the statement that ends a script as `_require_trusted` ends a plan."""
         trusted = fragment("trusted_by_script", privileged=privileged(), names=self._trusted())
-        query = fragment("code_of_others", **code_parts(_NONE, trusted))
+        query = fragment("code_of_others", **code_parts(None, trusted))
         body = fragment("guard", privileged=privileged(), code_of_others=query)
         return shown("do", body=sql.Literal(body.as_string(None)))
 

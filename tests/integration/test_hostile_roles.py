@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import psycopg
 import pytest
@@ -10,6 +11,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from ntt_backup.catalog.connection import Connection, connect
+from ntt_backup.catalog.restorer import restorer
 from ntt_backup.catalog.schema import init_db
 from ntt_backup.catalog.schema_check import verify_schema
 from ntt_backup.catalog.schema_plan import make_plan
@@ -286,8 +288,8 @@ def test_init_db_by_a_superuser_fires_no_event_trigger_of_a_role_with_fewer_righ
     database.execute(EVENT.format(role=mallory).encode())
 
     with (
-        connect(database.info.dsn, "test", no_tables=True) as session,
         pytest.raises(CatalogRefused) as caught,
+        connect(database.info.dsn, "test", no_tables=True) as session,
     ):
         init_db(session, "remote")
     done = postgres.psql(script, database.info.dsn)
@@ -295,6 +297,46 @@ def test_init_db_by_a_superuser_fires_no_event_trigger_of_a_role_with_fewer_righ
     assert f"function mallory.event() belongs to {mallory}" in caught.value.detail
     assert f"function mallory.event() belongs to {mallory}" in done.stderr
     assert not is_superuser(database, mallory)
+
+
+def test_no_event_trigger_is_fired_for_the_owner_of_the_database_nor_by_a_restore(
+    database: Connection, mallory: str
+) -> None:
+    """Whoever owns a database is trusted with its schemas, and not with a superuser's rights."""
+    database.execute(EVENT.format(role=mallory).encode())
+    database.execute(f"alter database {database.info.dbname} owner to {mallory}".encode())
+
+    with (
+        pytest.raises(CatalogRefused) as planned,
+        connect(database.info.dsn, "test", no_tables=True) as session,
+    ):
+        init_db(session, "remote")
+    with (
+        pytest.raises(CatalogRefused) as restored,
+        restorer(database.info.dsn, "test", allow_superuser=False),
+    ):
+        pytest.fail("a role was made")
+
+    for caught in (planned, restored):
+        assert f"function mallory.event() belongs to {mallory}" in caught.value.detail
+    assert not is_superuser(database, mallory)
+
+
+@pytest.mark.parametrize("granted", ["", "with inherit false, set false", "with admin option"])
+def test_a_member_in_name_only_is_not_trusted_as_the_role_itself(
+    database: Connection, mallory: str, granted: str
+) -> None:
+    if granted.startswith("with inherit") and database.info.server_version < 160000:
+        pytest.skip("before PostgreSQL 16 all members can become the role")
+    database.execute(f"grant postgres to {mallory} {granted}".encode())
+    database.execute(LIVE)
+    init_db(database, "remote")
+    database.execute(f"alter table blobs owner to {mallory}".encode())
+
+    refused = granted.startswith("with inherit")
+    expected = pytest.raises(CatalogRefused, match="rights beyond") if refused else nullcontext()
+    with expected, connect(database.info.dsn, "test"):
+        pass
 
 
 def test_init_db_by_a_superuser_calls_nothing_that_the_owner_of_blobs_has_there(

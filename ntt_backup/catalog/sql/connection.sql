@@ -57,7 +57,9 @@ exists (
 -- that the tables need, directly or not, all that is a part of it, and tables above and below. Before
 -- PostgreSQL 18 the deferred triggers of a table that refers to ours run with the rights of whoever
 -- deletes from ours. Whoever owns a schema may drop what is in it, and make it anew: that counts where
--- we name what is in it.
+-- we name what is in it. Without a schema of ours, only event triggers count: any DDL calls them.
+--
+-- From PostgreSQL 16 on a member may be one in name only, and become nothing.
 with recursive needed (classid, objid) as (
     (
         select 'pg_class'::regclass::oid, c.oid
@@ -65,7 +67,7 @@ with recursive needed (classid, objid) as (
         where n.nspname = {schema} and c.relname = 'blobs'
         union all
         select classid, objid from pg_depend
-        where refclassid = 'pg_namespace'::regclass and refobjid = to_regnamespace('ntt_backup')
+        where refclassid = 'pg_namespace'::regclass and refobjid = to_regnamespace({ours})
         union all
         select 'pg_event_trigger'::regclass, oid from pg_event_trigger
         where evtenabled <> 'D' and {privileged}
@@ -82,7 +84,7 @@ with recursive needed (classid, objid) as (
                 d.classid = 'pg_class'::regclass
                 or d.classid = 'pg_constraint'::regclass and exists (
                     select from pg_class c where c.oid = d.refobjid
-                    and c.relnamespace = to_regnamespace('ntt_backup')
+                    and c.relnamespace = to_regnamespace({ours})
                 )
             )
         )
@@ -91,7 +93,7 @@ with recursive needed (classid, objid) as (
     select 'schema ' || quote_ident(n.nspname), case pg_get_userbyid(n.nspowner)
         when 'pg_database_owner' then d.datdba else n.nspowner end, ' belongs to '
     from pg_namespace n join pg_database d on d.datname = current_database()
-    where n.nspname in ('ntt_backup', {schema})
+    where n.nspname in ({ours}, {schema})
     union all
     select concat(i.type, ' ', i.identity), o.owner, ' belongs to '
     from needed n join (
@@ -113,7 +115,7 @@ with recursive needed (classid, objid) as (
     cross join aclexplode(l.acl) a
     where a.grantee <> c.relowner and (
         a.privilege_type = 'TRIGGER'
-        or a.privilege_type = 'REFERENCES' and c.relnamespace = to_regnamespace('ntt_backup')
+        or a.privilege_type = 'REFERENCES' and c.relnamespace = to_regnamespace({ours})
     )
 )
 select distinct what || holds || case owner when 0 then 'public' else pg_get_userbyid(owner) end,
@@ -121,7 +123,9 @@ select distinct what || holds || case owner when 0 then 'public' else pg_get_use
 from owned
 where not exists (
     select from unnest({trusted}::name[]) as trusted (name)
-    where pg_has_role(owner, trusted.name, 'member')
+    where pg_has_role(owner, trusted.name, case
+        when current_setting('server_version_num')::int >= 160000
+        then 'set, usage, member with admin option' else 'member' end)
 )
 order by 1;
 
