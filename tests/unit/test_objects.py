@@ -162,6 +162,17 @@ def test_a_batch_is_one_pack_and_its_large_blobs_objects(scene: Scene) -> None:
     assert list(scene.bucket.uploads("")) == []
 
 
+@pytest.mark.parametrize(("codec", "smaller"), [("none", False), ("auto", True)])
+def test_a_pack_is_compressed_unless_the_settings_say_none(
+    scene: Scene, codec: str, smaller: bool
+) -> None:
+    scene.run = {"codec": codec}
+    blobs = tuple(put(scene.root, b"%d all work and no play " % n * 80) for n in range(300))
+    (pack,) = receipt(exchange(scene.session(), batch(blobs))).packs
+    assert (pack.size < sum(blob.size or 0 for blob in blobs)) == smaller
+    assert scene.stored() == scene.in_store(blobs)
+
+
 def test_a_small_batch_is_one_request(scene: Scene) -> None:
     blobs = scene.blobs(*[300] * 200)
     session = scene.session()
@@ -683,3 +694,11 @@ def test_a_trial_that_reads_back_something_else_is_damage(
     monkeypatch.setattr(scene.bucket, "get_range", get_range)
     with pytest.raises(RemoteCannotStore, match="something else than was sent"):
         ObjectsProbe(scene.bucket, "owner").try_out()
+
+
+def test_a_trial_object_that_is_gone_is_damage() -> None:
+    bucket = FakeBucket(weak=True)
+    bucket.after = lambda verb, key: verb == "complete" and bucket.objects.pop(key)
+    with pytest.raises(RemoteCannotStore) as caught:
+        ObjectsProbe(bucket, "owner").try_out()
+    assert caught.value.detail.endswith(": it is missing")

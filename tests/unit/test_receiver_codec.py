@@ -83,6 +83,43 @@ def test_what_python_itself_decompresses_is_one_frame_of_the_announced_length(
             decompress(damage, announced)
 
 
+class Identity:
+    """Decompresses to what it is given; it takes and gives as Python's own zstd does."""
+
+    def __init__(self, options: object) -> None:
+        self.held = b""
+
+    @property
+    def needs_input(self) -> bool:
+        return not self.held
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        if data == b"bad":
+            raise lzma.LZMAError("damaged")
+        self.held += data
+        found, self.held = self.held[:max_length], self.held[max_length:]
+        return found
+
+
+def test_a_part_of_a_stream_is_of_the_announced_length_for_python_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake = types.ModuleType("zstd")
+    parameter = types.SimpleNamespace(window_log_max=None)
+    known = {"DecompressionParameter": parameter, "ZstdError": lzma.LZMAError}
+    vars(fake).update(ZstdDecompressor=Identity, **known)
+    monkeypatch.setitem(sys.modules, "zstd_of_python", fake)
+    unpack = codec._standard_zstd("zstd_of_python")[ZSTD_STREAM]
+    begin = codec._MAGIC + b"one"
+    for announced in (6, 8):
+        with pytest.raises(ProtocolError):
+            unpack(begin, announced)
+    assert unpack(begin, 7) == begin
+    assert unpack(b"more", 4) == b"more"
+    with pytest.raises(ProtocolError, match="not zstd: damaged"):
+        unpack(b"bad", 3)
+
+
 def test_a_bomb_is_not_unpacked() -> None:
     data = zlib.compress(bytes(50 << 20))
     tracemalloc.start()

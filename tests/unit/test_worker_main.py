@@ -12,11 +12,12 @@ import pytest
 
 from ntt_backup import events
 from ntt_backup.client.connection import SessionSpec
+from ntt_backup.errors import CatalogUnavailable
 from ntt_backup.model import Batch
-from ntt_backup.process.messages import Done, Found
+from ntt_backup.process.messages import Done, Fatal, Found
 from ntt_backup.source.inspection import Store
 from ntt_backup.upload import worker_main
-from ntt_backup.upload.strategies.probe import Facts
+from ntt_backup.upload.strategies.probe import LINGERS, Facts
 from ntt_backup.upload.worker_main import GO, PLACE, PROBE, PROBE_AND_TRY, TRY_OUT, Remote
 from tests.unit.fakes import Clock
 
@@ -258,6 +259,40 @@ def test_a_worker_says_that_it_has_started_and_stopped(
     assert worker_main.work(cast(Any, spec)) == 0
     ran = [events.WorkerStart(strategy="tar"), "run", events.WorkerStop()]
     assert did == (ran if goes else ["let go"])
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(CatalogUnavailable("gone"), CatalogUnavailable.exit_code), (SystemExit(1), 1), (None, 0)],
+)
+def test_a_worker_says_why_it_ended_and_what_lingers(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException | None, status: int
+) -> None:
+    did: list[object] = []
+
+    def make(*_: object) -> object:
+        if error is not None:
+            raise error
+        return SimpleNamespace(let_go=lambda: None)
+
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(worker_main, "EventPipe", lambda *_: SimpleNamespace(emit=did.append))
+    monkeypatch.setattr(worker_main, "session_spec", lambda *_: None)
+    monkeypatch.setattr(worker_main, "make_worker", make)
+    monkeypatch.setattr(worker_main, "_prepare", lambda *_: False)
+    monkeypatch.setattr(Remote, "lingers", True)
+    settings = SimpleNamespace(source=SimpleNamespace(root="/"))
+    spec = cast(Any, SimpleNamespace(settings=settings, strategy="tar", probes=True))
+    assert worker_main.work(spec) == status
+    if isinstance(error, CatalogUnavailable):
+        assert did == [Fatal.of(error)]
+    elif error is not None:
+        assert did == []
+    else:
+        assert did == [events.Warning(reason=f"login: {LINGERS}")]
+        spec.probes = False
+        assert worker_main.work(spec) == 0
+        assert len(did) == 1
 
 
 def test_a_first_worker_that_only_looks_claims_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
