@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import argparse
 import ast
+import errno
+import gc
+import os
 import re
+import select
 import subprocess
 import sys
 import zlib
@@ -15,6 +19,8 @@ import pytest
 import ntt_backup
 from ntt_backup.client.bootstrap import LOADER, bundle
 from ntt_backup.receiver import __main__ as receiver
+from ntt_backup.receiver import session
+from ntt_backup.receiver.terms import Terms
 
 PACKAGE = Path(ntt_backup.__file__).parent
 TRAVELS = ("receiver", "wire", "blobdir")
@@ -114,3 +120,52 @@ def test_a_receiver_allows_what_it_knows_and_nothing_else() -> None:
     assert receiver._allowed("put,list") == {"put", "list"}
     with pytest.raises(argparse.ArgumentTypeError, match=r"any of .*put"):
         receiver._allowed("put,everything")
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("odd"), "ValueError: odd"),
+        (OSError(errno.EIO, os.strerror(errno.EIO), "/srv"), "EIO"),
+    ],
+)
+def test_a_defect_of_a_receiver_is_told_to_its_client(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, text: str
+) -> None:
+    written: list[bytes] = []
+    blocking = {0: True, 1: True}
+
+    def write(fd: int, data: bytes) -> int:
+        assert fd == 1
+        assert blocking[1]
+        written.append(bytes(data))
+        return len(data)
+
+    def run(_: object) -> int:
+        assert not any(blocking.values())
+        raise error
+
+    monkeypatch.setattr(session.Receiver, "__init__", lambda *_: None)
+    monkeypatch.setattr(session.Receiver, "run", run)
+    monkeypatch.setattr(os, "write", write)
+    monkeypatch.setattr(os, "set_blocking", blocking.__setitem__)
+    monkeypatch.setattr(os, "umask", lambda _: 0)
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+    monkeypatch.setattr(select, "select", lambda *_: ([0], [], []))
+    assert receiver.serve() == 1
+    banner, told = written
+    assert banner.startswith(b"\nNTT-RECEIVE ")
+    assert text.encode() in told
+    assert "Traceback" in capsys.readouterr().err
+    assert all(blocking.values())
+
+
+def test_what_a_receiver_demands_and_lacks_is_said_at_its_start(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Terms, "lacking", "no BLAKE3 here")
+    monkeypatch.setattr(receiver, "_banner", lambda _: sys.exit(9))
+    monkeypatch.setattr(os, "umask", lambda _: 0)
+    with pytest.raises(SystemExit):
+        receiver.serve()
+    assert capsys.readouterr().err == "ntt-backup-receive: no BLAKE3 here\n"

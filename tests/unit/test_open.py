@@ -6,11 +6,15 @@ import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from ntt_backup.blobdir.open import BlobDirectory, NotAFile
+from ntt_backup.receiver import send_blobs
 from ntt_backup.receiver.incoming import open_file
+from ntt_backup.receiver.open_blob import BlobError, BlobOpener
 
 BLOBID = "3f07" + "0" * 60
 
@@ -83,3 +87,12 @@ def test_what_is_no_file_is_not_opened_as_one(tmp_path: Path) -> None:
                 open_file(directory, name)
     finally:
         os.close(directory)
+
+
+def test_an_error_while_a_blob_is_read_is_one_of_the_blob(tmp_path: Path) -> None:
+    fd = os.open(tmp_path, os.O_RDONLY)
+    opener = cast(BlobOpener, SimpleNamespace(open=lambda _: (fd, 7)))
+    with pytest.raises(BlobError), send_blobs._opened(opener, bytes(32)):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(fd)
