@@ -116,7 +116,7 @@ def reconcile(
     store.probe()
     names: RemoteNames
     if settings.remote.kind == "s3":
-        names = BucketNames.of(settings, on_outage)
+        names = BucketNames.of(settings, on_outage, lambda: iter_packs(conn, settings.target))
     else:
         names = ReceiverNames(settings, on_outage)
     try:
@@ -219,10 +219,10 @@ class _Work:
                 found.append(one)
         return sorted(found)
 
-    def _stray_on_remote(self, path: str, kind: StrayKind) -> None:
+    def _stray_on_remote(self, path: str, kind: StrayKind, detail: str = "") -> None:
         if kind is StrayKind.UNREADABLE:
             self.unreadable.append("" if path == "." else path.replace("/", ""))
-        self.tell(Difference.STRAY_REMOTE, path, kind)
+        self.tell(Difference.STRAY_REMOTE, path, f"{kind} {detail}".strip())
 
     def _judge(
         self,
@@ -248,6 +248,9 @@ class _Work:
         if row.copied:
             if remote is None and blobid.startswith(tuple(self.unreadable)):
                 self.tell(Difference.UNREADABLE, blobid, "its remote directory is unreadable")
+            elif remote is None and self._is_hidden(blobid):
+                said = "it may be in a pack that is sealed for other identities"
+                self.tell(Difference.UNREADABLE, blobid, said)
             elif remote is None:
                 self._lose(Difference.LOST, blobid, "not listed on the remote")
             elif expected is not None and remote != expected:
@@ -258,6 +261,9 @@ class _Work:
             if not row.failed and expected in (None, remote):
                 self._find(Blob(blobid, remote))
         self.seen.agreed += self.seen.differences.total() == before
+
+    def _is_hidden(self, blobid: str) -> bool:
+        return isinstance(self.names, BucketNames) and self.names.hides(blobid)
 
     def tell(self, what: Difference, name: str, remark: str) -> None:
         """Reports a difference."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -25,7 +25,7 @@ from ntt_backup.audit.verify import LOST, Budget, Findings, Question, settling
 from ntt_backup.blobdir.layout import is_blobid
 from ntt_backup.catalog.connection import Connection, translated
 from ntt_backup.catalog.ledger import record_checks
-from ntt_backup.catalog.packs import PackChecks, forget_packs, mark_packs_checked
+from ntt_backup.catalog.packs import PackChecks, forget_packs, iter_packs, mark_packs_checked
 from ntt_backup.catalog.ranges import prefix_ranges, range_name
 from ntt_backup.catalog.selection import Checks, rows_in
 from ntt_backup.client.shared_pace import SharedPace
@@ -73,7 +73,7 @@ def verify_bucket(
         jobs.close()
     found = check.end()
     found.strangers = len(tables.strangers)
-    tables.keyring.require_fit()
+    check.names().require_fit()
     return found
 
 
@@ -135,6 +135,14 @@ class _Check:
         self.found.duration_s = time.monotonic() - self.budget.started
         self.found.complete = self.found.checked >= self.found.total
         return self.found
+
+    def names(self) -> BucketNames:
+        """Returns what the packs name that are not lost."""
+
+        def recorded() -> Iterator[StoredPack]:
+            return iter_packs(self.conn, self.target)
+
+        return BucketNames(self.bucket, self.tables, recorded, self.lost.keys())
 
     def settle(self) -> None:
         """Records what is known, but for lost packs: what they held takes long to find out."""
@@ -219,7 +227,7 @@ class _Check:
 
     def _require_blobs(self) -> None:
         """Raises RemoteUnreachable where the bucket has nothing at all."""
-        if not self.has_blobs and BucketNames(self.bucket, self.tables).is_empty():
+        if not self.has_blobs and self.names().is_empty():
             raise RemoteUnreachable(
                 "the bucket is empty below the target's prefix",
                 detail=f"looked for {many(self.found.checked, 'blob')} that should be there",
@@ -230,7 +238,7 @@ class _Check:
 
     def _requeue_lost(self) -> None:
         try:
-            self._requeue_ranges(BucketNames(self.bucket, self.tables, but=self.lost.keys()))
+            self._requeue_ranges(self.names())
         except ConfigError:  # Other packs are sealed, and no identity is given that opens them.
             self._tell_lost("which blobs it had is known by --identity alone")
             return
@@ -275,8 +283,10 @@ class _Check:
                     if pack.low <= row.blobid <= pack.high:
                         missing[row.blobid] = failure
                         break
-        for digest, _ in names.below(name, lambda path, kind: None):
+        for digest, _ in names.below(name, lambda *_: None):
             missing.pop(digest.hex(), None)
+        if names.closed:
+            raise self.tables.keyring.foreign()
         gone = [Failure(blobid, why.reason, why.detail) for blobid, why in missing.items()]
         for failure in gone:
             self.found.wrong.add(failure)

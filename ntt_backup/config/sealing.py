@@ -96,9 +96,18 @@ class Keyring:
         self._opened = True
         return found
 
+    @property
+    def fits(self) -> bool:
+        """Returns whether something was opened, or nothing was met yet that is sealed for others.
+
+        One object that is sealed for others is damage of that object: whoever may write to a bucket
+        can put it there. Where nothing opens, the identities are probably the wrong ones.
+        """
+        return self._opened or not self._refused
+
     def require_fit(self) -> None:
-        """Raises ConfigError where packs were met, and none of them could be opened."""
-        if self._refused and not self._opened:
+        """Raises ConfigError where sealed objects were met, and none of them could be opened."""
+        if not self.fits:
             raise self.foreign()
 
     def foreign(self) -> ConfigError:

@@ -68,8 +68,9 @@ def unpack(
     on_progress: Callable[[UnpackedAll], None],
     keyring: Keyring | None = None,
 ) -> UnpackedAll:
-    """Unpacks all files; keyring opens those that are sealed. Raises ConfigError for one that
-    cannot be read, DestinationError, and LockHeld.
+    """Unpacks all files; keyring opens those that are sealed. One that is sealed for other
+    identities is damaged. Raises ConfigError for a file that cannot be read, and where nothing
+    sealed could be opened and there was nothing else; DestinationError, and LockHeld.
     """
     keyring = keyring or Keyring()
     began = time.monotonic()
@@ -77,7 +78,10 @@ def unpack(
     with closing(RestoreTarget(to)) as target:
         for number, path in enumerate(files):
             with ExitStack() as stack:
-                pack, entries = _open(path, keyring, done)
+                opened = _open(path, keyring, done)
+                if opened is None:
+                    continue
+                pack, entries = opened
                 stack.callback(pack.close)
                 slices = list(_slices(entries, jobs))
                 checked = verify or isinstance(pack, Salvage)
@@ -93,18 +97,23 @@ def unpack(
                     done.duration_s = time.monotonic() - began
                     on_progress(done)
         target.sync_names()
+    if not (done.unpacked or done.right):
+        keyring.require_fit()
     done.duration_s = time.monotonic() - began
     return done
 
 
-def _open(path: Path, keyring: Keyring, done: UnpackedAll) -> tuple[Pack, Slice]:
-    """Returns a pack and its blobs; those that can still be found where it is damaged."""
+def _open(path: Path, keyring: Keyring, done: UnpackedAll) -> tuple[Pack, Slice] | None:
+    """Returns a pack and its blobs; those that can still be found where it is damaged, None where
+    it is sealed for other identities.
+    """
     try:
         try:
             pack = PackFile(path, keyring.open)
             return pack, list(pack.table)
-        except SealedForOthers:
-            raise keyring.foreign() from None
+        except SealedForOthers as error:
+            done.damaged.append(f"{path}: {error}")
+            return None
         except PackError as error:
             salvage = Salvage(path)
             found = salvage.entries()

@@ -573,6 +573,40 @@ def test_sealed_packs_are_looked_at_by_anybody_and_read_by_an_identity(
     assert len(list(iter_packs(catalog, TARGET))) == 2
 
 
+def test_a_pack_that_somebody_has_sealed_for_others_ends_no_check(
+    catalog: Connection, bucket: FakeBucket, tmp_path: Path, compared: Callable[..., Any]
+) -> None:
+    owner, other = Person.new(), Person.new()
+    key, wrong = owner.file(tmp_path / "key"), other.file(tmp_path / "wrong")
+    lost, kept, replaced = contents(30, 1), contents(30, 2), contents(30, 3)
+    packs = [back_up(catalog, bucket, one, owner) for one in (lost, kept)]
+    packs.append(back_up(catalog, bucket, replaced, Person.new()))  # As for a recipient of earlier.
+    put_pack(bucket, contents(30, 4), Person.new())
+    everything = lost + kept + replaced
+
+    seen, kinds = compared(everything, apply=True, identity=key)
+    assert kinds[Difference.UNREADABLE] == 30
+    assert kinds[Difference.STRAY_REMOTE] == 2
+    assert (seen.exit_code, seen.requeued) == (7, 0)
+    assert not pending(catalog)
+
+    del bucket.objects[packs[0].key]
+    with pytest.raises(ConfigError, match="for other identities"):
+        compared(everything, apply=True, identity=wrong)
+    assert not pending(catalog)
+    # What the third pack may have is not known to be lost.
+    verified(catalog, identity=key, code=7)
+    assert pending(catalog) < {blobid_of(one) for one in lost}
+    assert len(list(iter_packs(catalog, TARGET))) == 3
+    del bucket.objects[packs[2].key]
+    verified(catalog, identity=key, code=7)
+    assert pending(catalog) == {blobid_of(one) for one in lost + replaced}
+    # Nothing that this host has stored is left: the planted pack tells nothing of the identity.
+    del bucket.objects[packs[1].key]
+    verified(catalog, identity=key, code=7)
+    assert pending(catalog) == {blobid_of(one) for one in everything}
+
+
 def test_a_large_blob_that_is_gone_is_told_beside_sealed_packs_without_an_identity(
     catalog: Connection, bucket: FakeBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,12 +12,18 @@ from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ntt_backup.audit.remote_names import BucketNames
+from ntt_backup.blobdir.layout import StrayKind
 from ntt_backup.client.backoff import Backoff, OutageClock
+from ntt_backup.config.sealing import Keyring
+from ntt_backup.errors import ConfigError
+from ntt_backup.model import StoredPack
 from ntt_backup.objects.cache import Cache, cache_directory
 from ntt_backup.objects.patient import PatientBucket
 from ntt_backup.objects.tables import Tables, names_of, packs_for, packs_of
-from tests.bucket_packs import put_large, put_pack
+from tests.bucket_packs import blobid_of, put_large, put_pack
 from tests.fake_bucket import FakeBucket
+from tests.packs import Person
 
 
 def patient(bucket: FakeBucket) -> PatientBucket:
@@ -55,6 +61,61 @@ def test_names_and_places_are_those_of_a_model(packs: list[set[int]], seed: int)
     some = sorted(chance.sample(sorted(holders), min(len(holders), 5)))
     keys = {pack.key for pack in packs_for(reader, some)}
     assert set().union(*(holders[one] for one in some)) <= keys
+
+
+def names_in(
+    bucket: FakeBucket, owner: Person, at: Path, recorded: list[StoredPack]
+) -> BucketNames:
+    key, reader = owner.file(at / "key"), patient(bucket)
+    return BucketNames(reader, Tables(reader, None, Keyring(lambda: key)), lambda: recorded)
+
+
+def all_of(names: BucketNames) -> tuple[set[str], dict[str, str]]:
+    """Returns the blobids, and what is told of strays by their paths."""
+    strays: dict[str, str] = {}
+
+    def stray(path: str, kind: StrayKind, detail: str = "") -> None:
+        strays[path] = f"{kind} {detail}"
+
+    return {digest.hex() for digest, _ in names.below("", stray)}, strays
+
+
+def test_a_pack_that_is_sealed_for_others_is_a_stray(tmp_path: Path) -> None:
+    bucket, owner = FakeBucket(), Person.new()
+    good, _ = put_pack(bucket, [b"a", b"b"], owner)
+    planted, _ = put_pack(bucket, [b"c", b"d"], Person.new())
+
+    names = names_in(bucket, owner, tmp_path, [good])
+    found, strays = all_of(names)
+
+    assert found == {blobid_of(b"a"), blobid_of(b"b")}
+    assert list(strays) == [planted.key]
+    assert "unreadable it is sealed for other identities" in strays[planted.key]
+    assert not names.hides(blobid_of(b"c"))
+    assert all_of(names) == (found, {})
+
+
+def test_of_a_pack_of_this_host_that_no_identity_opens_nothing_is_known(tmp_path: Path) -> None:
+    """It may be sealed for a recipient of earlier: its blobs are not lost."""
+    bucket, owner = FakeBucket(), Person.new()
+    packs = [put_pack(bucket, [b"a"], owner)[0], put_pack(bucket, [b"c"], Person.new())[0]]
+    names = names_in(bucket, owner, tmp_path, packs)
+    assert all_of(names)[0] == {blobid_of(b"a")}
+    assert names.hides(blobid_of(b"c"))
+    assert not names.hides(blobid_of(b"b"))
+
+
+def test_where_no_pack_of_this_host_opens_it_is_the_identity(tmp_path: Path) -> None:
+    bucket, owner = FakeBucket(), Person.new()
+    mine, _ = put_pack(bucket, [b"a"], owner)
+    for recorded in ([mine], []):
+        with pytest.raises(ConfigError, match="for other identities than those in"):
+            all_of(names_in(bucket, Person.new(), tmp_path, recorded))
+    # All packs of this host are lost: what somebody else has put there tells nothing of the
+    # identity.
+    del bucket.objects[mine.key]
+    planted, _ = put_pack(bucket, [b"c"], Person.new())
+    assert list(all_of(names_in(bucket, owner, tmp_path, [mine]))[1]) == [planted.key]
 
 
 def test_a_user_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import pytest
 from blake3 import blake3
 
 from ntt_backup.blobdir.layout import relative_path
+from ntt_backup.config.sealing import Keyring
 from ntt_backup.errors import ConfigError, DestinationError
 from ntt_backup.pack import unpack as unpacking
 from ntt_backup.pack.format import TAIL_BYTES, Entry
@@ -20,7 +21,7 @@ from ntt_backup.pack.unpack import Unpacker
 from ntt_backup.restore.unpack import UnpackedAll
 from ntt_backup.restore.unpack import unpack as unpack_files
 from tests.files import noise, put_as, tree
-from tests.packs import MIX, pack, reader, text
+from tests.packs import MIX, Person, pack, reader, sealed, text
 from tests.syncs import files_and_directories, inode, noted_syncs, without_syncfs
 
 WAYS = [(jobs, verify) for jobs in (1, 3) for verify in (True, False)]
@@ -33,13 +34,20 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def unpack(
-    data: bytes | Sequence[bytes], to: Path, *, jobs: int = 1, verify: bool = True
+    data: bytes | Sequence[bytes],
+    to: Path,
+    *,
+    jobs: int = 1,
+    verify: bool = True,
+    keyring: Keyring | None = None,
 ) -> UnpackedAll:
     files = []
     for number, one in enumerate([data] if isinstance(data, bytes) else data):
         files.append(to.parent / f"{number}.tar")
         files[-1].write_bytes(one)
-    return unpack_files(files, to, jobs=jobs, verify=verify, on_progress=lambda _: None)
+    return unpack_files(
+        files, to, jobs=jobs, verify=verify, on_progress=lambda _: None, keyring=keyring
+    )
 
 
 def path_of(content: bytes) -> str:
@@ -211,6 +219,29 @@ def test_a_directory_that_cannot_be_written_is_an_error(tmp_path: Path, jobs: in
     with pytest.raises(DestinationError):
         unpack(pack(contents), to, jobs=jobs)
     assert set(tree(to).values()) == {b""}
+
+
+def test_a_pack_that_is_sealed_for_others_is_told_and_the_others_are_unpacked(
+    tmp_path: Path,
+) -> None:
+    owner, to = Person.new(), tmp_path / "to"
+    foreign, good = sealed(MIX[:5], [Person.new().public]), sealed(MIX[5:50], [owner.public])
+    key = owner.file(tmp_path / "key")
+
+    done = unpack([foreign, good], to, keyring=Keyring(lambda: key))
+
+    assert tree(to) == blobs(MIX[5:50])
+    assert (done.unpacked, done.exit_code) == (45, 7)
+    (said,) = done.damaged
+    assert "0.tar: it is sealed for other identities" in said
+
+
+def test_where_no_pack_opens_the_identity_is_told(tmp_path: Path) -> None:
+    foreign = sealed(MIX[:5], [Person.new().public])
+    key = Person.new().file(tmp_path / "key")
+    with pytest.raises(ConfigError, match="for other identities than those in"):
+        unpack([foreign, foreign], tmp_path / "to", keyring=Keyring(lambda: key))
+    assert not tree(tmp_path / "to")
 
 
 def test_a_file_that_is_missing_is_a_mistake_of_the_command(tmp_path: Path) -> None:
