@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 from contextlib import AbstractContextManager, nullcontext
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from uuid import UUID
 
 import psycopg
 import pytest
 from psycopg import sql
 
 from ntt_backup.catalog import connection
+from ntt_backup.catalog.history import Run
 from ntt_backup.catalog.pending import columns, form_of, index_names
 from ntt_backup.catalog.queries import fragment, load_all, shown, statement
 from ntt_backup.catalog.range_locks import lock_class
@@ -176,3 +179,14 @@ def test_names_that_other_hosts_and_scripts_rely_on() -> None:
     assert lock_class("other") != lock_class("remote")
     assert index_names("remote")[0] == "idx_blobs_remote_pending"
     assert columns("b2")["last_checked"] == sql.Identifier("b2_last_checked")
+
+
+def test_the_speed_of_a_run_is_that_from_its_start_to_its_last_update() -> None:
+    began = datetime(2026, 3, 4, tzinfo=UTC)
+    common = {"run_id": UUID(int=1), "target": "remote", "host": "h", "pid": 1, "strategy": "tar"}
+    counts = {"workers": 1, "copied": 1, "failed": 0, "bytes": 30_000_000, "reason": ""}
+    ends = {"ended_at": None, "outcome": None, "exit_code": None, "read_at": began}
+    for seconds, speed in ((0, 0.0), (10, 3.0), (0.5, 60.0), (-1, 0.0)):
+        updated = began + timedelta(seconds=seconds)
+        run = Run(**cast(Any, common | counts | ends), started_at=began, updated_at=updated)
+        assert run.mb_per_s == speed

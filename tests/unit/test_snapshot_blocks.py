@@ -69,6 +69,9 @@ def test_a_map_comes_back_and_one_that_is_cut_or_changed_is_refused() -> None:
     assert reader.read(19_990) == data[80:]
     with pytest.raises(SnapshotDamaged, match="breaks off"):
         reader.read(1)
+    reader = MapReader([stored])
+    # Of a file of five blocks only two are wanted.
+    assert (reader.read(2, 5), reader.read(1)) == (data[:16], data[40:48])
     for bad in (stored[:-40_000], b"", b"no zstd at all", stored[:-1] + b"\0"):
         with pytest.raises(SnapshotDamaged):
             MapReader([bad]).read(20_001)

@@ -31,7 +31,7 @@ from ntt_backup.errors import (
     RemoteUnreachable,
     SourceError,
 )
-from ntt_backup.snapshot.format.entry import MAX_NUMBER, Entry, Extent
+from ntt_backup.snapshot.format.entry import MAX_NUMBER, MAX_SUPER_BLOCK, Entry, Extent
 from ntt_backup.snapshot.format.manifest import (
     END_BYTES,
     ManifestReader,
@@ -629,6 +629,25 @@ def test_a_directory_of_copies_that_is_gone_is_told(taker: Taker, tmp_path: Path
     (tmp_path / "cache").rmdir()
     with pytest.raises(DestinationError, match="cannot be written"):
         taker.take()
+
+
+@pytest.mark.parametrize(
+    ("size", "most", "block"),
+    [
+        (1, 1 << 30, 8),
+        (1 << 30, 1 << 30, 8),
+        ((1 << 30) + 1, 1 << 30, 16),
+        (16 << 30, 1 << 30, 16),
+        ((16 << 30) + 1, 1 << 30, 64),
+        (1 << 20, 128, 8),
+        ((1 << 20) + 1, 128, 16),
+        (1 << 40, 1, MAX_SUPER_BLOCK >> 10),
+    ],
+)
+def test_a_larger_file_has_larger_blocks(size: int, most: int, block: int) -> None:
+    reader = object.__new__(changed_file.FileReader)
+    reader._block = 0
+    assert reader._block_of(size, most) == block << 10
 
 
 def test_what_is_no_file_any_more_is_not_read(tmp_path: Path) -> None:
