@@ -13,11 +13,11 @@ from ntt_backup.config import RemoteConfig
 from ntt_backup.model import StoredPack
 from ntt_backup.objects import open as opening
 from ntt_backup.objects.bucket import Bucket
-from ntt_backup.objects.keys import blob_key
+from ntt_backup.objects.keys import PackKey, blob_key
 from ntt_backup.pack.format import Entry
 from ntt_backup.pack.seal import Sign, no_key
 from tests.fake_bucket import FakeBucket
-from tests.packs import Person, key_of, pack, reader, seal
+from tests.packs import Person, key_of, pack, pack_as, reader, seal
 
 
 @pytest.fixture
@@ -55,6 +55,26 @@ def put_pack(
     low, high = entries[0].digest.hex(), entries[-1].digest.hex()
     count, size = len(entries), len(data)
     return StoredPack(name.pack_id, name.key, low, high, count, size, info.checksum), entries
+
+
+def plant_pack(
+    bucket: Bucket,
+    contents: Iterable[bytes],
+    says: bytes | None = b"x",
+    seal_for: Person | None = None,
+    name: PackKey | None = None,
+) -> str:
+    """Stores a pack of somebody who knows the names of these blobs and has them say something else;
+    None: garbage of the right size. Returns its key. name: the key that it has instead of its own.
+    """
+    data = pack_as(
+        {blake3(one).digest(): bytes(len(one)) if says is None else says for one in contents}
+    )
+    if seal_for is not None:
+        data = seal(data, [seal_for.public])
+    key = (name or key_of(reader(data, no_key if seal_for is None else seal_for.opens))).key
+    bucket.put(key, data, sha256(data).digest())
+    return key
 
 
 def put_large(bucket: Bucket, content: bytes) -> str:

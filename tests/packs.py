@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,7 +38,12 @@ MIX = (
 
 def pack(contents: Iterable[bytes], *, compress: bool = True) -> bytes:
     """A pack of these blobs."""
-    blobs = sorted((blake3(one).digest(), one) for one in contents)
+    return pack_as({blake3(one).digest(): one for one in contents}, compress=compress)
+
+
+def pack_as(named: Mapping[bytes, bytes], *, compress: bool = True) -> bytes:
+    """A pack of these contents by the digests that it gives them, which may be wrong."""
+    blobs = sorted(named.items())
     file = io.BytesIO()
     identity = pack_id(STORE, [digest for digest, _ in blobs])
     writer = PackWriter(file.write, STORE, identity, compress=compress)

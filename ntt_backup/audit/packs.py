@@ -4,14 +4,12 @@ says of it, or by reading it.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass
 
 from ntt_backup.audit.hashing import Hashing
-from ntt_backup.errors import ConfigError
 from ntt_backup.model import Blob, Failure, Reason, StoredPack
 from ntt_backup.objects.bucket import ObjectArchived, ObjectMissing, ObjectUnreadable, still
-from ntt_backup.objects.contents import give_blobs, give_large, places, read_elsewhere
+from ntt_backup.objects.contents import give_blobs, give_elsewhere, give_large
 from ntt_backup.objects.keys import PackKey, blob_key
 from ntt_backup.objects.patient import PatientBucket
 from ntt_backup.objects.ranges import jobs
@@ -40,15 +38,15 @@ class Checked:
     by_size: bool = False
 
 
-def look(bucket: PatientBucket, tables: Tables, what: Checkable) -> Checked:
+def look(bucket: PatientBucket, what: Checkable) -> Checked:
     """Checks an object by its size and by the checksum that the server keeps: nothing is read."""
     try:
-        return _look(bucket, tables, what)
+        return _look(bucket, what)
     except ObjectUnreadable as trouble:
         return _unread(what, str(trouble))
 
 
-def _look(bucket: PatientBucket, tables: Tables, what: Checkable) -> Checked:
+def _look(bucket: PatientBucket, what: Checkable) -> Checked:
     if isinstance(what, Blob):
         info = bucket.head(blob_key(what.blobid))
         failure = None
@@ -57,11 +55,6 @@ def _look(bucket: PatientBucket, tables: Tables, what: Checkable) -> Checked:
         elif what.size is not None and info.size != what.size:
             text = f"its object has {info.size} bytes, {what.size} expected"
             failure = _failure(what, Reason.REMOTE_CORRUPT, text)
-        if failure is not None:
-            # What is sealed, and nothing given opens, is taken for none that has it.
-            with suppress(ConfigError):
-                if any(places(bucket, tables, bytes.fromhex(what.blobid))):
-                    failure = None
         # The catalog has no checksum of it but its name, which no server knows.
         failures = () if failure is None else (failure,)
         return Checked(what, 1, failures=failures, by_size=not failures)
@@ -88,7 +81,7 @@ def read(bucket: PatientBucket, tables: Tables, what: Checkable, prefix: str) ->
             return _read_large(bucket, tables, what, sink)
         return _read_pack(bucket, tables, what, prefix, sink)
     except ObjectMissing:
-        return look(bucket, tables, what)
+        return look(bucket, what)
     except (ObjectArchived, ObjectUnreadable, SealedForOthers, NotSealed) as trouble:
         text = str(trouble)
         if isinstance(trouble, ObjectArchived):
@@ -104,14 +97,8 @@ def read(bucket: PatientBucket, tables: Tables, what: Checkable, prefix: str) ->
 def _read_large(bucket: PatientBucket, tables: Tables, blob: Blob, sink: Hashing) -> Checked:
     digest = bytes.fromhex(blob.blobid)
     give_large(bucket, digest, None, sink)
-    failures = tuple(sink.failures)
-    for pack, reader, entry in places(bucket, tables, digest) if failures else ():
-        sink.failures.clear()
-        give_blobs(pack, reader, [entry], sink)
-        if not sink.failures:
-            failures = ()
-            break
-    return Checked(blob, 1, sink.bytes, failures)
+    give_elsewhere(bucket, tables, sink, None, ())
+    return Checked(blob, 1, sink.bytes, tuple(sink.failures))
 
 
 def _read_pack(
@@ -124,18 +111,15 @@ def _read_pack(
     info = bucket.head(what.key)
     if info is None or info.size != what.size:
         # Who restores looks for the table at the end that the bucket tells.
-        return look(bucket, tables, what)
+        return look(bucket, what)
     pack = PackObject(name, what.size, info.modified)
     reader = tables.open(pack)
     entries = list(entries_of(reader, prefix))
     for some in jobs(entries):
         give_blobs(pack, reader, some, sink)
-    failed = {bytes.fromhex(one.blobid): one for one in sink.failures}
-    if failed:
-        for digest, _ in read_elsewhere(bucket, tables, [*failed], pack):
-            del failed[digest]
+    give_elsewhere(bucket, tables, sink, pack, None)
     whole = len(entries) == len(reader.table)
-    return Checked(what, len(entries), sink.bytes, tuple(failed.values()), whole=whole)
+    return Checked(what, len(entries), sink.bytes, tuple(sink.failures), whole=whole)
 
 
 def _unread(what: Checkable, text: str) -> Checked:

@@ -110,7 +110,7 @@ class _Check:
             if self.question.way == "download":
                 checked = read(self.bucket, self.tables, what, self.question.prefix)
             else:
-                checked = look(self.bucket, self.tables, what)
+                checked = look(self.bucket, what)
             self.jobs.give(checked)
 
     def step(self) -> None:

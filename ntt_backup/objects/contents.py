@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final, Protocol
 
-from ntt_backup.objects.bucket import ObjectMissing, ObjectUnreadable
+from ntt_backup.objects.bucket import ObjectArchived, ObjectMissing, ObjectUnreadable
 from ntt_backup.objects.keys import blob_key
 from ntt_backup.objects.patient import PatientBucket
 from ntt_backup.objects.ranges import LARGEST_RANGE, Range, merge
-from ntt_backup.objects.tables import TROUBLES, PackObject, Tables, packs_for
+from ntt_backup.objects.tables import PackObject, Tables, packs_for
 from ntt_backup.pack.format import MAX_RAW, RAW, Entry, PackError
 from ntt_backup.pack.reader import PackReader
 from ntt_backup.wire import read_messages
@@ -20,6 +21,13 @@ from ntt_backup.wire.write_messages import Large
 
 if TYPE_CHECKING:
     from ntt_backup.client.read_session import ContentSink
+    from ntt_backup.model import Failure
+
+    class JudgingSink(ContentSink, Protocol):
+        """Hashes what it takes. failures: what was not given, or not right."""
+
+        failures: list[Failure]
+
 
 # A pack's reader serves several threads, and zstandard's objects one at a time.
 _decompressing = threading.Lock()
@@ -102,25 +110,64 @@ def places(
             yield pack, reader, entry
 
 
-def read_elsewhere(
-    bucket: PatientBucket, tables: Tables, digests: Sequence[bytes], but: PackObject
-) -> Iterator[tuple[bytes, bytes]]:
-    """Yields blobs with their content that other packs have right, each once."""
-    left = set(digests)
-    others = [pack for pack in packs_for(bucket, sorted(left)) if pack.key != but.key]
-    for _, reader in tables.readable(others):
+def give_elsewhere(
+    bucket: PatientBucket,
+    tables: Tables,
+    sink: JudgingSink,
+    but: PackObject | None,
+    alone: Container[bytes] | None,
+    on_archived: Callable[[str], None] = lambda key: None,
+) -> None:
+    """Hands over what the sink has found wrong from each other place that names it, until it is
+    right: whoever may write to the bucket can name any blob in a pack.
+
+    Args:
+        sink: What is right in another place is taken off its failures. Of what is not, the first
+            failure stays.
+        but: The pack that was tried before.
+        alone: Blobs that may be objects of their own; None: all of them.
+        on_archived: Is told the keys of objects that must be thawed to be tried.
+    """
+    left = {bytes.fromhex(one.blobid): one for one in sink.failures}
+    for key, digests, give in _other_places(bucket, tables, left, but, alone, on_archived):
+        sink.failures.clear()
+        try:
+            give(sink)
+        except ObjectArchived:
+            on_archived(key)
+            continue
+        wrong = {bytes.fromhex(one.blobid) for one in sink.failures}
+        for digest in digests:
+            if digest not in wrong:
+                del left[digest]
+    sink.failures[:] = left.values()
+
+
+def _other_places(
+    bucket: PatientBucket,
+    tables: Tables,
+    left: Mapping[bytes, object],
+    but: PackObject | None,
+    alone: Container[bytes] | None,
+    on_archived: Callable[[str], None],
+) -> Iterator[tuple[str, list[bytes], Callable[[ContentSink], None]]]:
+    """Yields key, blobs and who gives them of each place that names blobs which are left by then.
+    The arguments are those of `give_elsewhere`.
+    """
+    others = packs_for(bucket, sorted(left)) if left else []
+    for pack, reader in tables.open_all(one for one in others if but is None or one.key != but.key):
         if not left:
             return
-        for digest in sorted(left):
-            if (entry := reader.table.find(digest)) is None:
-                continue
-            try:
-                with _decompressing:
-                    content = reader.read_blob(entry)
-            except TROUBLES:
-                continue
-            yield digest, content
-            left.remove(digest)
+        if isinstance(reader, PackReader):
+            found = [entry for digest in left if (entry := reader.table.find(digest)) is not None]
+            found.sort(key=attrgetter("offset"))
+            digests = [entry.digest for entry in found]
+            yield pack.key, digests, partial(give_blobs, pack, reader, found)
+        elif isinstance(reader, ObjectArchived):
+            on_archived(pack.key)
+    for digest in sorted(left):
+        if alone is None or digest in alone:
+            yield blob_key(digest.hex()), [digest], partial(give_large, bucket, digest, None)
 
 
 def _refuse(digest: bytes, key: str, trouble: _Trouble, sink: ContentSink) -> None:

@@ -201,6 +201,12 @@ class Tables:
         reader = PackReader(read, pack.size, self.keyring.open, first, kept)
         if reader.trailer.pack_id.hex() != pack.name.pack_id:
             raise PackError("it is another pack than its name says")
+        if len(reader.table):
+            # Who looks for a blob goes by the names of packs.
+            of = PackKey.of_sealed if reader.sealed else PackKey.of
+            low, high = reader.table[0].digest, reader.table[len(reader.table) - 1].digest
+            if of(low, high, reader.trailer.pack_id)[:2] != pack.name[:2]:
+                raise PackError("it has other blobs than its name says")
         if reader.sealed != (pack.name.kind == "sealed"):
             raise NotSealed(
                 f"it is {'' if reader.sealed else 'not '}sealed, other than its name says"

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from ntt_backup.client.shared_pace import SharedPace
@@ -20,8 +21,8 @@ from ntt_backup.errors import BackupError
 from ntt_backup.model import Failure, Reason
 from ntt_backup.objects import store_format
 from ntt_backup.objects.bucket import ObjectArchived, ObjectMissing, ObjectUnreadable
-from ntt_backup.objects.contents import give_blobs, give_large, read_elsewhere
-from ntt_backup.objects.keys import FORMAT, LARGE_BLOB, blob_key
+from ntt_backup.objects.contents import give_blobs, give_elsewhere, give_large
+from ntt_backup.objects.keys import FORMAT, blob_key
 from ntt_backup.objects.open import open_to_read
 from ntt_backup.objects.ranges import jobs
 from ntt_backup.objects.tables import (
@@ -106,6 +107,8 @@ class FromBucket:
         self._url = settings.remote.url
         self._on_archived = on_archived
         self._archived: set[str] = set()
+        # The blobs that are objects of their own; None: the bucket is asked for each.
+        self._alone: Container[bytes] | None = None
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._bucket, self._tables = open_to_read(
@@ -136,6 +139,7 @@ class FromBucket:
     def _all(self, work: Work[Job], prefix: str) -> Iterator[Job]:
         packs = [(pack, _weight(pack, prefix)) for pack in packs_of(self._bucket, prefix)]
         large = {blob.digest: blob.size for blob in large_blobs_of(self._bucket, prefix)}
+        self._alone, named = large.keys(), set[bytes]()
         if not (packs or large) and self._bucket.head(FORMAT) is None:
             raise store_format.gone(self._url)
         total = sum(weight for _, weight in packs) + sum(large.values()) or 1
@@ -145,16 +149,16 @@ class FromBucket:
             if isinstance(reader, PackReader):
                 entries = list(entries_of(reader, prefix))
                 stored = sum(entry.stored for entry in entries) or 1
-                for entry in entries:
-                    # One whose key was taken by something else is in a pack.
-                    large.pop(entry.digest, None)
+                # One whose key was taken by something else is in a pack.
+                named.update(entry.digest for entry in entries if entry.digest in large)
                 for some in jobs(entries):
                     share = part * sum(entry.stored for entry in some) / stored
                     yield OfPack(pack, reader, some, share)
             else:
                 yield from self._trouble(work, pack, reader)
         for digest, size in large.items():
-            yield OfItsOwn(digest, size, size / total)
+            if digest not in named:
+                yield OfItsOwn(digest, size, size / total)
 
     def _chosen(self, work: Work[Job], digests: list[bytes]) -> Iterator[Job]:
         left = set(digests)
@@ -189,12 +193,16 @@ class FromBucket:
         else:
             work.fail(Failure(pack.key, Reason.REMOTE_CORRUPT, f"a pack of blobs: {trouble}"))
 
-    def _frozen(self, work: Work[Job], key: str, size: int) -> None:
+    def _frozen(self, work: Work[Job], key: str, size: int | None = None) -> None:
         with self._lock:
             known = key in self._archived
             self._archived.add(key)
         if not known:
-            work.freeze(size, thawing=self._asked_for(key))
+            if size is None:
+                with suppress(ObjectUnreadable):
+                    info = self._bucket.head(key)
+                    size = info.size if info is not None else None
+            work.freeze(size or 0, thawing=self._asked_for(key))
             self._on_archived(key)
 
     def _asked_for(self, key: str) -> bool:
@@ -229,16 +237,9 @@ class FromBucket:
             give_blobs(job.pack, job.reader, lacking, writer, turn)
         except ObjectArchived:
             self._frozen(work, job.pack.key, job.pack.size)
-        if not writer.failures:
-            return
-        failed, writer.failures = {bytes.fromhex(one.blobid): one for one in writer.failures}, []
-        for digest, content in read_elsewhere(self._bucket, self._tables, [*failed], job.pack):
-            writer.whole(digest, memoryview(content))
-            del failed[digest]
-        for one in lacking:
-            if one.raw >= LARGE_BLOB and failed.pop(one.digest, None) is not None:
-                self._fetch_large(work, writer, OfItsOwn(one.digest, None, None))
-        writer.failures.extend(failed.values())
+        if writer.failures:
+            frozen = partial(self._frozen, work)
+            give_elsewhere(self._bucket, self._tables, writer, job.pack, self._alone, frozen)
 
     def _fetch_large(self, work: Work[Job], writer: TargetWriter, job: OfItsOwn) -> None:
         if work.has(writer, (job.digest, job.size)):
@@ -249,11 +250,7 @@ class FromBucket:
             try:
                 give_large(self._bucket, job.digest, job.size, writer, offset)
             except ObjectArchived:
-                key, size = blob_key(job.digest.hex()), job.size or 0
-                with suppress(ObjectUnreadable):
-                    info = self._bucket.head(key) if job.size is None else None
-                    size = info.size if info is not None else size
-                self._frozen(work, key, size)
+                self._frozen(work, blob_key(job.digest.hex()), job.size)
             # A part that an earlier call has left may have been wrong.
             again = bool(writer.again())
 

@@ -29,6 +29,8 @@ class RestoreTarget:
     """The target, made if only its last part is missing, and locked against a second restore.
     Raises DestinationError, LockHeld.
 
+    began_ns: the time of the file system at which it was opened.
+
     turn: the lock that a thread holds while it makes or names many small files. Threads that do so
     at once wake each other a few times for each file, which takes longer than the file.
     """
@@ -48,6 +50,8 @@ class RestoreTarget:
                 fcntl.flock(self._scratch, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise LockHeld.restoring(root) from None
+            os.utime(self._scratch)
+            self.began_ns = os.fstat(self._scratch).st_ctime_ns
             make_directory(self._scratch, PARTIAL, 0o700)
             self.partial = open_below(self._scratch, PARTIAL)
             self._empty_scratch()

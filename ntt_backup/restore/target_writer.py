@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Final
 
 from blake3 import blake3
@@ -43,6 +44,16 @@ class _Large:
     resumed: bool = False
 
 
+class Found(IntEnum):
+    """What the target has under a blob's name: nothing that is right, the blob since before the
+    restore began, or since then.
+    """
+
+    NOT_RIGHT = 0
+    BEFORE = 1
+    RESTORED = 2
+
+
 class TargetWriter:
     """Writes and publishes the files of one thread; a `read_session.ContentSink`. on_bytes is told
     the length of content as it comes. Raises DestinationError, OSError.
@@ -63,7 +74,7 @@ class TargetWriter:
 
     # --- what the target has ----------------------------------------------------------------------
 
-    def is_right(self, digest: bytes, size: int | None, *, trust_size: bool) -> bool:
+    def find(self, digest: bytes, size: int | None, *, trust_size: bool) -> Found:
         """Returns whether the target has this blob. size: the remote's, None for unknown.
         trust_size: takes a file of that size for right without reading it.
         """
@@ -71,10 +82,14 @@ class TargetWriter:
             fd, status = self._blobs.open_blob(digest.hex())
             with closing(fd):
                 if trust_size and size is not None:
-                    return status.st_size == size
-                return self._hash(fd).digest() == digest
+                    right = status.st_size == size
+                else:
+                    right = self._hash(fd).digest() == digest
         except (OSError, NotAFile):
-            return False
+            return Found.NOT_RIGHT
+        if not right:
+            return Found.NOT_RIGHT
+        return Found.RESTORED if status.st_ctime_ns > self._target.began_ns else Found.BEFORE
 
     def has_base(self, digest: bytes) -> bool:
         """Returns whether a file that is worth repairing has this blob's name."""
@@ -197,7 +212,7 @@ class TargetWriter:
     # --- publishing -------------------------------------------------------------------------------
 
     def publish(self) -> int:
-        """Publishes all that is whole; returns how many blobs that were."""
+        """Publishes all that is whole; returns how many blobs the target did not have before."""
         staged, self._staged = sorted(self._staged), []
         if not staged:
             self._leave_parts()
@@ -206,14 +221,13 @@ class TargetWriter:
         publisher = Publisher(self._target.fd, self._target.device, may_replace=True)
         try:
             with self._target.turn:
-                for digest, directory in staged:
-                    self._publish(publisher, digest, directory)
+                new = sum(self._publish(publisher, *one) for one in staged)
         finally:
             publisher.close()
         self._leave_parts()
-        return len(staged)
+        return new
 
-    def _publish(self, publisher: Publisher, digest: bytes, directory: int) -> None:
+    def _publish(self, publisher: Publisher, digest: bytes, directory: int) -> bool:
         name = digest.hex()
         path = self._target.root / digest[:1].hex() / digest[1:2].hex()
         with destination(path):
@@ -224,8 +238,10 @@ class TargetWriter:
                     detail=f"{name}: {taken[1]}",
                     hint="remove it, and call it again",
                 )
-            if taken is not None and taken[0] == PRESENT:
+            present = taken is not None and taken[0] == PRESENT
+            if present:
                 os.unlink(name, dir_fd=directory)
+            return not present
 
     def again(self) -> list[bytes]:
         """Returns the blobs that must be asked for once more, from their beginning."""

@@ -17,7 +17,7 @@ from ntt_backup.errors import SOME_FAILED
 from ntt_backup.model import Failure, Failures
 from ntt_backup.process.threads import WorkQueue
 from ntt_backup.restore.target_dir import RestoreTarget
-from ntt_backup.restore.target_writer import TargetWriter
+from ntt_backup.restore.target_writer import Found, TargetWriter
 
 Entry = tuple[bytes, int | None]
 Job = TypeVar("Job")
@@ -114,10 +114,11 @@ class Work(Generic[Job]):
     def has(self, writer: TargetWriter, entry: Entry) -> bool:
         """Returns whether the destination has this blob, and right."""
         self._cancelled()
-        right = writer.is_right(*entry, trust_size=self._trust_size)
+        found = writer.find(*entry, trust_size=self._trust_size)
         with self._lock:
-            self.done.right += right
-        return right
+            # What this call has restored, from another pack, was counted then.
+            self.done.right += found is Found.BEFORE
+        return found is not Found.NOT_RIGHT
 
     def finish(self, writer: TargetWriter, part: float | None) -> None:
         """Publishes what has come, and counts it; part: of all the work."""

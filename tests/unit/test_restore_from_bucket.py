@@ -18,13 +18,21 @@ from ntt_backup.errors import BackupError, ConfigError, RemoteDenied, RemoteUnre
 from ntt_backup.objects import open as opening
 from ntt_backup.objects import store_format
 from ntt_backup.objects.bucket import ObjectArchived, ObjectMissing
-from ntt_backup.objects.keys import blob_key
+from ntt_backup.objects.keys import PackKey, blob_key
 from ntt_backup.pack.format import Entry
 from ntt_backup.pack.seal import PIECE, SEALED_PIECE
 from ntt_backup.restore.blobs import restore
 from ntt_backup.restore.from_bucket import Thaw
 from ntt_backup.restore.work import Restored, Wanted
-from tests.bucket_packs import blobid_of, bucket_settings, by_path, flip, put_large, put_pack
+from tests.bucket_packs import (
+    blobid_of,
+    bucket_settings,
+    by_path,
+    flip,
+    plant_pack,
+    put_large,
+    put_pack,
+)
 from tests.fake_bucket import FakeBucket
 from tests.files import tree
 from tests.packs import Person
@@ -325,9 +333,8 @@ def test_what_the_bucket_has_and_does_not_give_is_left_out(
 
 @pytest.mark.parametrize("damaged", ["object", "pack"])
 def test_a_large_blob_that_is_also_in_a_pack_is_restored_from_what_is_right(
-    bucket: FakeBucket, tmp_path: Path, damaged: str, monkeypatch: pytest.MonkeyPatch
+    bucket: FakeBucket, tmp_path: Path, damaged: str
 ) -> None:
-    monkeypatch.setattr("ntt_backup.restore.from_bucket.LARGE_BLOB", 20 * MIB)
     large = random.Random(4).randbytes(20 * MIB)
     put_large(bucket, large)
     pack, (entry,) = put_pack(bucket, [large])
@@ -337,6 +344,95 @@ def test_a_large_blob_that_is_also_in_a_pack_is_restored_from_what_is_right(
         done = run(tmp_path, wanted)
         assert (reasons(done), tree(tmp_path / "back")) == ({}, by_path([large]))
         shutil.rmtree(tmp_path / "back")
+
+
+@pytest.mark.parametrize("good", ["pack", "sealed pack", "object"])
+@pytest.mark.parametrize("way", ["all", "prefix", "list"])
+def test_a_blob_that_a_planted_pack_names_is_restored_from_each_other_place(
+    bucket: FakeBucket, tmp_path: Path, good: str, way: str
+) -> None:
+    owner, contents = Person.new(), [*blobs(300), random.Random(2).randbytes(5 * MIB)]
+    many = set(contents)
+    if good == "object":
+        for one in many:
+            put_large(bucket, one)
+    else:
+        put_pack(bucket, many, owner if good == "sealed pack" else None)
+    for more in (b"first", b"second", b"third"):
+        plant_pack(bucket, [*many, more])
+    damaged = b"in one place, and wrong there"
+    plant_pack(bucket, [damaged])
+    wanted = {
+        "all": Wanted(),
+        "prefix": Wanted(blobid_of(contents[-1])[:1]),
+        "list": chosen([*many, damaged]),
+    }[way]
+    expected = {one for one in many if blobid_of(one).startswith(wanted.prefix)}
+
+    done = run(tmp_path, wanted, identity=owner.file(tmp_path / "key"))
+
+    assert tree(tmp_path / "back") == by_path(expected)
+    assert (done.restored, done.right) == (len(expected), 0)
+    if way != "prefix":
+        assert reasons(done)[blobid_of(damaged)] == "remote-corrupt"
+    assert not reasons(done).keys() & {blobid_of(one) for one in many}
+
+
+def test_a_pack_that_must_be_thawed_is_told_where_a_planted_one_names_its_blob(
+    bucket: FakeBucket, tmp_path: Path
+) -> None:
+    wanted = blobs(20, most=200)
+    good, _ = put_pack(bucket, wanted)
+    plant_pack(bucket, [*wanted, b"beside"])
+    bucket.archived.add(good.key)
+    assert run(tmp_path, chosen(wanted), thaw=Thaw(3, "bulk")).archived == 1
+    assert bucket.thawing.keys() == {good.key}
+
+
+def test_a_blob_is_read_in_pieces_from_the_place_that_a_planted_pack_hides(
+    bucket: FakeBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few kilobytes that somebody plants must not take the memory of the largest blob."""
+    large = random.Random(1).randbytes(40 * MIB)
+    put_pack(bucket, [large])
+    plant_pack(bucket, [large, b"beside"])
+    most, get_range = 0, bucket.get_range
+
+    def measured(key: str, start: int, length: int) -> bytes:
+        nonlocal most
+        most = max(most, length)
+        return get_range(key, start, length)
+
+    monkeypatch.setattr(bucket, "get_range", measured)
+    run(tmp_path, Wanted())
+    assert tree(tmp_path / "back") == by_path([large])
+    assert most <= 16 * MIB
+
+
+def test_blobs_that_several_packs_have_are_counted_once(bucket: FakeBucket, tmp_path: Path) -> None:
+    contents = set(blobs(300, most=300))
+    for more in (b"first", b"second", b"third"):
+        put_pack(bucket, [*contents, more])
+    done = run(tmp_path, Wanted(), workers=1)
+    assert (done.restored, done.right) == (len(contents) + 3, 0)
+
+
+def test_a_pack_with_other_blobs_than_its_name_says_is_damaged(
+    bucket: FakeBucket, tmp_path: Path
+) -> None:
+    """Else it would stand for the blobs of a damaged pack where nobody reads it."""
+    contents = blobs(300, most=300)
+    good, entries = put_pack(bucket, contents)
+    flip(bucket, good.key, bucket.objects[good.key].rindex(entries[-1].digest) + 34)
+    own = PackKey.read(plant_pack(bucket, [*contents, b"beside"]))
+    assert own is not None
+    planted = own._replace(low=own.low, high=own.low).key
+    bucket.objects[planted] = bucket.objects.pop(own.key)
+    prefix = next(one for one in map(blobid_of, contents) if one[:2] != own.low[:2])[:2]
+    assert run(tmp_path, Wanted(prefix)).exit_code == 7
+    done = run(tmp_path, Wanted())
+    assert done.not_needed == []
+    assert reasons(done) == {good.key: "remote-corrupt", planted: "remote-corrupt"}
 
 
 def test_answers_that_break_off_are_asked_for_again(
