@@ -87,6 +87,13 @@ def test_a_catalog_is_named_without_its_password() -> None:
         assert (connection.database_name(url), connection.describe(url)) == (name, described)
 
 
+def test_of_many_lines_the_first_are_shown() -> None:
+    lines = [f"line {n}" for n in range(connection._SHOWN + 2)]
+    assert connection.shortened(lines[:2]) == "line 0, line 1"
+    assert "more" not in connection.shortened(lines[:-2])
+    assert connection.shortened(lines) == f"{', '.join(lines[:-2])} and 2 more"
+
+
 class Session:
     """A connection of which the backend is told; a pooler may lend it another one each time."""
 

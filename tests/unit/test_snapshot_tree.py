@@ -304,6 +304,17 @@ def test_what_a_killed_restore_left_beside_a_file_is_in_nobodys_way(tmp_path: Pa
     assert files_of(tmp_path) == {"file": b"new"}
 
 
+def test_a_directory_is_entered_from_whichever_is_open(tmp_path: Path) -> None:
+    with closing(os.open(tmp_path, os.O_RDONLY)) as root:
+        made = tree.Tree(root, make=True)
+        paths = ("a", "a-b", "a-b/c", "a", "a/b", "a-b/c/d", "", "x/y")
+        for path in paths:
+            assert made.enter(path).path == path
+        made.close()
+    found = {str(one.relative_to(tmp_path)) for one in tmp_path.rglob("*")}
+    assert found == {*paths, "x"} - {""}
+
+
 def test_a_link_to_what_is_missing_or_a_directory_replaces_nothing(to: Path) -> None:
     to.mkdir()
     (to / "a").write_bytes(b"there before")
