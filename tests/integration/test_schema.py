@@ -26,6 +26,7 @@ from ntt_backup.catalog.schema_steps import Plan, Who
 from ntt_backup.catalog.selection import first_pending
 from ntt_backup.errors import CatalogRefused, CatalogUnavailable
 from ntt_backup.model import Blob, BlobRange
+from tests.environment import wait_until
 from tests.integration.catalogs import FORMS, INDEX, LIVE, LIVE_COLUMNS, assert_usable
 from tests.patience import PATIENCE
 from tests.postgres import Postgres, session
@@ -759,6 +760,11 @@ def test_a_second_table_in_the_same_database_is_refused(two_schemas: str) -> Non
             with pytest.raises(CatalogRefused, match="serves another table") as caught:
                 check(conn, "remote")
             assert "one.blobs" in caught.value.detail
+        with pytest.raises(CatalogRefused, match="serves another table") as refused:
+            connect(make_conninfo(two_schemas, options="-c search_path=two"), "refused")
+        left = "select from pg_stat_activity where application_name = 'refused'"
+        wait_until(lambda: not conn.execute(left).fetchall(), "the end of the session")
+        assert refused  # It holds the session, which was closed all the same.
 
         assert conn.execute("select array_agg(attname) from pg_attribute").fetchone() == before
         execute_hint(conn, caught.value.hint)
