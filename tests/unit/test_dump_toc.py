@@ -236,8 +236,8 @@ def test_other_data_are_refused(data: bytes, why: str) -> None:
 @pytest.mark.parametrize("piece", [1, 1 << 20])
 def test_a_row_has_a_longest_length(monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
     monkeypatch.setattr(toc, "_LONGEST_LINE", 8)
-    data = archive(DATA) + block(5, b"1234567\nab\n", END)
-    assert rows_of(data, toc.read(data), piece) == [b"1234567\n", b"ab\n"]
-    data = archive(DATA) + block(5, b"1234567890", b"1234567890\n", END)
+    data = archive(DATA) + block(5, b"12345678\nab\n", END)
+    assert rows_of(data, toc.read(data), piece) == [b"12345678\n", b"ab\n"]
+    data = archive(DATA) + block(5, b"123456789", b"1234567890\n", END)
     with pytest.raises(DumpDamaged, match="a row is too long"):
         rows_of(data, toc.read(data), piece)
