@@ -138,6 +138,19 @@ def test_neighbours_in_a_super_block_are_one_extent() -> None:
     assert repository.requests["write"] == 1
 
 
+def test_what_is_held_is_stored_before_super_blocks_grow() -> None:
+    repository = MemoryRepository()
+    writer = SuperBlockWriter(repository, "db", VERSION, index=1)
+    extents: list[Extent] = []
+    parts = [random.Random(n).randbytes(1000) for n in range(3)]
+    for number, (part, size) in enumerate(zip(parts, (0, 4 << 20, 4 << 20), strict=True)):
+        writer.grow(size)
+        writer.add(number * 1000, part, extents)
+    writer.end()
+    assert len({one.offset for one in extents}) == 2
+    assert b"".join(whole(repository, extents).values()) == b"".join(parts)
+
+
 def test_a_full_pack_is_followed_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ntt_backup.snapshot.format.super_blocks.MAX_PACK", 1_000_000)
     repository = MemoryRepository()
