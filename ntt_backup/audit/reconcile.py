@@ -9,17 +9,19 @@ not marked yet, which is harmless; it can never show as copied and absent.
 
 Only names and sizes are compared; `verify` reads contents. What `apply` changes is in the safe
 direction: what the remote lacks is pending again, and nothing is deleted on it. Nothing is marked
-as copied, except what a bucket's packs name: a pack is visible only once all that it names was
-verified and stored, and the next run would not find it there, as it finds files. What a check has
-found damaged since then stays pending, although its pack still names it.
+as copied, except what a bucket's packs name: a run makes a pack visible only once all that it names
+was verified and stored, and the next run would not find it there, as it finds files. The ledger has
+the pack before the mark, so checks look at it, whoever stored it. What a check has found damaged
+stays pending, although its pack still names it.
 """
 
 from __future__ import annotations
 
 import heapq
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import groupby
@@ -41,7 +43,8 @@ from ntt_backup.errors import SOME_FAILED, BackupError, RemoteUnreachable
 from ntt_backup.format import many
 from ntt_backup.model import Blob, BlobRange, Failure, Reason, StoredPack
 from ntt_backup.objects.bucket import ObjectUnreadable
-from ntt_backup.objects.tables import PackObject, describe, packs_of
+from ntt_backup.objects.open import open_to_read
+from ntt_backup.objects.tables import PackObject, packs_of
 from ntt_backup.source.inspection import Store
 
 _APPLY_BLOBS: Final = 1000
@@ -116,7 +119,8 @@ def reconcile(
     store.probe()
     names: RemoteNames
     if settings.remote.kind == "s3":
-        names = BucketNames.of(settings, on_outage, lambda: iter_packs(conn, settings.target))
+        bucket, tables = open_to_read(settings, on_outage, threading.Event())
+        names = BucketNames(bucket, tables, lambda: iter_packs(conn, settings.target))
     else:
         names = ReceiverNames(settings, on_outage)
     try:
@@ -128,14 +132,14 @@ def reconcile(
                     hint="is its disk mounted, is it the right bucket? Nothing was marked. Without"
                     " --apply the comparison is made nevertheless",
                 )
+            gone = work.compare_packs(names) if isinstance(names, BucketNames) else []
             with settling(work.record):
                 for one in prefix_ranges():
                     work.compare(one)
                     on_progress(work.seen)
-                if isinstance(names, BucketNames):
-                    compare_packs(conn, settings.target, names, work.tell, apply=apply)
-                    work.seen.strangers = len(names.tables.strangers)
-            return work.end()
+            if isinstance(names, BucketNames):
+                work.seen.strangers = len(names.tables.strangers)
+            return work.end(gone)
     finally:
         names.close()
 
@@ -169,12 +173,57 @@ class _Work:
             key=_name,
         )
         for blobid, found in groupby(merged, key=_name):
-            self._judge(blobid, **{source: value for _, source, value in found})
+            sides: dict[str, Any] = {}
+            sizes: list[int] = []
+            for _, source, value in found:
+                if source == "remote":
+                    sizes.append(value)
+                else:
+                    sides[source] = value
+            self._judge(blobid, sizes, **sides)
         self.seen.part = (one.index + 1) / len(prefix_ranges())
         self.seen.duration_s = time.monotonic() - self.started
 
-    def end(self) -> Comparison:
+    def compare_packs(self, names: BucketNames) -> list[StoredPack]:
+        """Compares the packs that the ledger knows with those of the bucket. Where differences are
+        applied, it learns what the bucket has, before a blob is marked because of that: checks look
+        at what the ledger has. Which blobs are copied is another question, see `reconcile`.
+
+        Returns the packs that the bucket has lost.
+        """
+        lost: list[StoredPack] = []
+        rows = ((pack.key, "row", pack) for pack in iter_packs(self.conn, self.target))
+        listed = ((pack.key, "object", pack) for pack in packs_of(names.bucket))
+
+        def unrecorded() -> Iterator[PackObject]:
+            for key, found in groupby(heapq.merge(rows, listed, key=_name), key=_name):
+                sides: dict[str, Any] = {source: value for _, source, value in found}
+                listing: PackObject | None = sides.get("object")
+                row: StoredPack | None = sides.get("row")
+                if listing is not None and row is None:
+                    self.tell(Difference.UNRECORDED, key, f"{listing.size} bytes")
+                    yield listing
+                elif listing is not None:
+                    if row is not None and row.size != listing.size:
+                        said = f"{listing.size} bytes, {row.size} were sent"
+                        self.tell(Difference.UNRECORDED, key, said)
+                # It may have come after its part of the listing was made.
+                elif row is not None and _is_gone(names, key):
+                    self.tell(Difference.PACK_LOST, key, many(row.blobs, "blob"))
+                    lost.append(row)
+
+        for stored in names.learn(unrecorded(), self._stray_on_remote):
+            if self.apply:
+                with translated("record a pack"), self.conn.transaction():
+                    insert_packs(self.conn, self.target, [stored])
+        return lost
+
+    def end(self, gone: Sequence[StoredPack]) -> Comparison:
         self.record()
+        # Once their blobs are pending.
+        if gone and self.apply:
+            with translated("forget packs"), self.conn.transaction():
+                forget_packs(self.conn, self.target, [pack.pack_id for pack in gone])
         self.seen.duration_s = time.monotonic() - self.started
         return self.seen
 
@@ -190,7 +239,6 @@ class _Work:
 
     def _remote(self, prefix: str) -> Iterator[tuple[str, str, Any]]:
         for digest, size in self.names.below(prefix, self._stray_on_remote):
-            self.seen.on_remote += 1
             yield digest.hex(), "remote", size
 
     def _local(self, prefix: str) -> Iterator[tuple[str, str, Any]]:
@@ -227,12 +275,19 @@ class _Work:
     def _judge(
         self,
         blobid: str,
+        sizes: Sequence[int],
         row: Row | None = None,
-        remote: int | None = None,
         local: int | None = None,
     ) -> None:
-        """Reports each difference. remote and local are sizes, None for absent."""
+        """Reports each difference. sizes: of the blob in each place of the remote that has it;
+        local: in the store, None for absent.
+        """
         before = self.seen.differences.total()
+        # The store's size was checked when the blob was sent; the catalog's is second best.
+        expected = local if local is not None or row is None else row.size
+        # Somebody else's pack may say any size: one place that fits is enough.
+        remote = expected if expected in sizes else next(iter(sizes), None)
+        self.seen.on_remote += remote is not None
         if row is None:
             if local is not None:
                 self.tell(Difference.UNREGISTERED, blobid, f"{local} bytes")
@@ -243,8 +298,6 @@ class _Work:
             self.tell(Difference.SOURCELESS, blobid, "copied" if row.copied else "not copied")
         elif row.size is not None and row.size != local:
             self.tell(Difference.STORE_SIZE, blobid, f"{local} bytes, {row.size} in the catalog")
-        # The store's size was checked when the blob was sent; the catalog's is second best.
-        expected = local if local is not None else row.size
         if row.copied:
             if remote is None and blobid.startswith(tuple(self.unreadable)):
                 self.tell(Difference.UNREADABLE, blobid, "its remote directory is unreadable")
@@ -298,38 +351,6 @@ class _Work:
             good = [blob for blob in found if blob.blobid not in damaged]
             Ledger(self.conn, self.target).record(good, [])
             self.seen.marked += len(good)
-
-
-def compare_packs(
-    conn: Connection,
-    target: str,
-    names: BucketNames,
-    tell: Callable[[Difference, str, str], None],
-    *,
-    apply: bool,
-) -> None:
-    """Compares the packs that the ledger knows with those of the bucket; with apply the ledger
-    learns what the bucket has. Which blobs are copied is another question, see `reconcile`.
-    """
-    rows = ((pack.key, "row", pack) for pack in iter_packs(conn, target))
-    listed = ((pack.key, "object", pack) for pack in packs_of(names.bucket))
-    for key, found in groupby(heapq.merge(rows, listed, key=_name), key=_name):
-        sides: dict[str, Any] = {source: value for _, source, value in found}
-        listing: PackObject | None = sides.get("object")
-        row: StoredPack | None = sides.get("row")
-        if listing is not None:
-            if row is not None and row.size == listing.size:
-                continue
-            tell(Difference.UNRECORDED, key, f"{listing.size} bytes")
-            if apply and (stored := describe(names.bucket, names.tables, listing)) is not None:
-                with translated("record a pack"), conn.transaction():
-                    insert_packs(conn, target, [stored])
-        # It may have come after its part of the listing was made.
-        elif row is not None and _is_gone(names, key):
-            tell(Difference.PACK_LOST, key, many(row.blobs, "blob"))
-            if apply:
-                with translated("forget a pack"), conn.transaction():
-                    forget_packs(conn, target, [row.pack_id])
 
 
 def _is_gone(names: BucketNames, key: str) -> bool:

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Collection, Iterable, Iterator
+import heapq
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Final, Protocol
 
 from ntt_backup.blobdir.layout import StrayKind
 from ntt_backup.client.pool import SessionPool
 from ntt_backup.config import RemoteConfig
+from ntt_backup.config.sealing import NOT_SEALED
 from ntt_backup.errors import BackupError, RemoteUnreachable, Unsupported
 from ntt_backup.model import StoredPack
-from ntt_backup.objects.bucket import ObjectArchived, ObjectUnreadable
-from ntt_backup.objects.keys import BLOBS, PACKS, TRIALS
-from ntt_backup.objects.open import open_to_read
+from ntt_backup.objects.bucket import ObjectArchived, ObjectUnreadable, proof_of
+from ntt_backup.objects.keys import BLOBS, LARGE_BLOB, PACKS, TRIALS
 from ntt_backup.objects.patient import PatientBucket
-from ntt_backup.objects.tables import PackObject, Tables, Trouble, names_of, packs_of
+from ntt_backup.objects.tables import (
+    PackObject,
+    Tables,
+    Trouble,
+    entries_of,
+    large_blobs_of,
+    packs_of,
+)
+from ntt_backup.pack.reader import PackReader
 from ntt_backup.pack.seal import SealedForOthers
 
 _STRAYS: Final = dict(enumerate(StrayKind))
@@ -59,17 +67,17 @@ class ReceiverNames:
 
 
 class BucketNames:
-    """Lists what the tables of packs name, and the blobs that are objects of their own. Has the
-    methods of `ReceiverNames`.
+    """Lists what the tables of known packs name, and the blobs that are objects of their own, as
+    runs store them. Has the methods of `ReceiverNames`.
 
-    Whoever may write to the bucket can put a pack there that is sealed for others. Such a pack is
-    told and passed over; `closed` has those that this host has stored: which blobs they hold is not
-    known.
+    Whoever may write to the bucket can put a pack there that names any blob, or one that is sealed
+    for others. So only packs that the ledger has tell which blobs are stored: checks look at these.
+    `closed` has those of them that are sealed for others: which blobs they hold is not known.
 
     Args:
         bucket: The bucket.
         tables: Open its packs.
-        recorded: Returns the packs that the ledger knows.
+        recorded: Returns the packs that the ledger has.
         but: Keys of packs that count as if they were not there.
     """
 
@@ -78,7 +86,7 @@ class BucketNames:
         bucket: PatientBucket,
         tables: Tables,
         recorded: Callable[[], Iterable[StoredPack]],
-        but: Collection[str] = frozenset(),
+        but: Container[str] = frozenset(),
     ) -> None:
         self.bucket = bucket
         self.tables = tables
@@ -86,75 +94,117 @@ class BucketNames:
         self._recorded = recorded
         self._but = but
         self._told: set[str] = set()
+        self._sizes: dict[str, int] = {}
+        self._is_new = False
 
-    @staticmethod
-    def of(
-        settings: RemoteConfig,
-        on_outage: Callable[[BackupError, float], None],
-        recorded: Callable[[], Iterable[StoredPack]],
-    ) -> BucketNames:
-        """Returns those of the settings' bucket."""
-        return BucketNames(*open_to_read(settings, on_outage, threading.Event()), recorded)
+    def knows(self, pack: PackObject) -> bool:
+        """Returns whether the ledger has a pack, in this size. It is asked once for each listing
+        that meets another pack: a run may have added that.
+        """
+        if self._sizes.get(pack.key) != pack.size and not self._is_new:
+            self._is_new = True
+            self._sizes.update((one.key, one.size) for one in self._recorded())
+        return self._sizes.get(pack.key) == pack.size and pack.key not in self._but
+
+    def learn(self, packs: Iterable[PackObject], on_stray: OnStray) -> Iterator[StoredPack]:
+        """Yields packs as the ledger may have them, and knows them from then on. on_stray is told
+        of those that cannot be read.
+        """
+        foreign = False
+        for pack, opened in self.tables.open_all(packs):
+            if not isinstance(opened, PackReader):
+                foreign = foreign or isinstance(opened, SealedForOthers)
+                self._tell(pack, opened, on_stray)
+            elif (stored := self._describe(pack, opened)) is not None:
+                yield stored
+                self._sizes[pack.key] = pack.size
+        if foreign:
+            self.require_fit()
+
+    def _describe(self, pack: PackObject, reader: PackReader) -> StoredPack | None:
+        """Returns a pack as the ledger has it; None for one that is empty, or gone."""
+        table = reader.table
+        try:
+            info = self.bucket.head(pack.key)
+        except ObjectUnreadable:
+            info = None
+        if info is None or not len(table):
+            return None
+        low, high = table[0].digest.hex(), table[len(table) - 1].digest.hex()
+        pack_id, proof = pack.name.pack_id, proof_of(info)
+        return StoredPack(pack_id, pack.key, low, high, len(table), pack.size, proof)
 
     def below(self, prefix: str, on_stray: OnStray) -> Iterator[tuple[bytes, int]]:
-        foreign: list[PackObject] = []
+        """Yields the blobs with a prefix in order; one that is in several places comes for each of
+        these, with its size there.
+        """
+        self._is_new, known = False, len(self.closed)
+        lists = [self._large(prefix, on_stray)]
+        packs = (pack for pack in packs_of(self.bucket, prefix) if self.knows(pack))
+        for pack, opened in self.tables.open_all(packs):
+            if isinstance(opened, PackReader):
+                lists.append((entry.digest, entry.raw) for entry in entries_of(opened, prefix))
+            else:
+                if isinstance(opened, SealedForOthers) and pack not in self.closed:
+                    self.closed.append(pack)
+                self._tell(pack, opened, on_stray)
+        if len(self.closed) > known:
+            self.require_fit()
+        return heapq.merge(*lists)
 
-        def trouble(pack: PackObject, what: Trouble) -> None:
-            if isinstance(what, ObjectArchived):
-                raise Unsupported(
-                    "the bucket's packs cannot be read where they lie",
-                    detail=f"{pack.key} is in an archive class",
-                    hint="thaw the packs first; `ntt-backup-remote verify` needs no thawing",
-                )
-            if isinstance(what, ObjectUnreadable):
-                raise RemoteUnreachable(
-                    "the object store does not give the table of a pack",
-                    detail=str(what),
-                    hint="nothing is known of the blobs in it: look at the object store's log",
-                )
-            if pack.key not in self._told:
-                self._told.add(pack.key)
-                if isinstance(what, SealedForOthers):
-                    foreign.append(pack)
-                on_stray(pack.key, StrayKind.UNREADABLE, str(what))
+    def _large(self, prefix: str, on_stray: OnStray) -> Iterator[tuple[bytes, int]]:
+        """Yields the blobs with a prefix that are objects of their own. on_stray is told of objects
+        that no run stores so: no check looks at them.
+        """
+        for blob in large_blobs_of(self.bucket, prefix):
+            if self.tables.policy.refuses(blob.arrived):
+                on_stray(blob.key, StrayKind.WRONG_DIRECTORY, f"it {NOT_SEALED}")
+            elif blob.size < LARGE_BLOB:
+                said = f"{blob.size} bytes: it is no large blob"
+                on_stray(blob.key, StrayKind.WRONG_DIRECTORY, said)
+            else:
+                yield blob.digest, blob.size
 
-        names = names_of(self.bucket, self.tables, prefix, trouble, self._but)
-        first = next(names, None)  # All packs with the prefix have been opened by now.
-        if foreign:
-            sizes = self.require_fit()
-            self.closed += [one for one in foreign if sizes.get(one.key) == one.size]
-        if first is not None:
-            yield first
-            yield from names
+    def _tell(self, pack: PackObject, what: Trouble, on_stray: OnStray) -> None:
+        """Tells on_stray of a pack that cannot be read, once. Raises BackupError where it may be
+        read later.
+        """
+        if isinstance(what, ObjectArchived):
+            raise Unsupported(
+                "the bucket's packs cannot be read where they lie",
+                detail=f"{pack.key} is in an archive class",
+                hint="thaw the packs first; `ntt-backup-remote verify` needs no thawing",
+            )
+        if isinstance(what, ObjectUnreadable):
+            raise RemoteUnreachable(
+                "the object store does not give the table of a pack",
+                detail=str(what),
+                hint="nothing is known of the blobs in it: look at the object store's log",
+            )
+        if pack.key not in self._told:
+            self._told.add(pack.key)
+            on_stray(pack.key, StrayKind.UNREADABLE, str(what))
 
     def hides(self, blobid: str) -> bool:
         """Returns whether a blob may be in one of the closed packs."""
         return any(one.name.may_have(blobid) for one in self.closed)
 
-    def require_fit(self) -> dict[str, int]:
-        """Returns the keys of the packs that the ledger knows, with their sizes.
-
-        Raises:
-            ConfigError: Packs are sealed for others, and so are all packs of this host, of which at
-                least one is there; where it never stored any, all packs of the bucket.
+    def require_fit(self) -> None:
+        """Raises ConfigError where packs are sealed for others, and so are all packs of this host,
+        of which at least one is there; where it never stored any, all packs of the bucket.
         """
-        sizes = {one.key: one.size for one in self._recorded()}
         keyring = self.tables.keyring
-        if not keyring.fits:
-            any_pack = not (sizes or self._but)
-            ours = (
-                one
-                for one in packs_of(self.bucket)
-                if any_pack or (one.key not in self._but and sizes.get(one.key) == one.size)
-            )
-            refused = False
-            for _, what in self.tables.open_all(ours):
-                if keyring.fits:
-                    return sizes
-                refused = refused or isinstance(what, SealedForOthers)
-            if refused:
-                raise keyring.foreign()
-        return sizes
+        if keyring.fits:
+            return
+        any_pack = not ({one.key for one in self._recorded()} or self._but)
+        ours = (one for one in packs_of(self.bucket) if any_pack or self.knows(one))
+        refused = False
+        for _, what in self.tables.open_all(ours):
+            if keyring.fits:
+                return
+            refused = refused or isinstance(what, SealedForOthers)
+        if refused:
+            raise keyring.foreign()
 
     def is_empty(self) -> bool:
         return not any(

@@ -5,8 +5,9 @@ or was replaced, for little money; only reading the packs proves their contents,
 that is read costs.
 
 A blob that is wrong, and right in no other pack, becomes pending again. So do all blobs of a pack
-that is lost, unless another pack names them: which they are, the catalog knows and the other packs'
-tables.
+that is lost, unless another pack of the ledger names them: which they are, the catalog knows and
+the tables of these packs. Whatever else lies in the bucket anybody may have put there, and no later
+check looks at it: it counts once it was read.
 """
 
 from __future__ import annotations
@@ -14,18 +15,25 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from ntt_backup.audit.hashing import Hashing
 from ntt_backup.audit.packs import Checkable, Checked, look, read
 from ntt_backup.audit.remote_names import BucketNames
 from ntt_backup.audit.verify import LOST, Budget, Findings, Question, settling
 from ntt_backup.blobdir.layout import is_blobid
 from ntt_backup.catalog.connection import Connection, translated
 from ntt_backup.catalog.ledger import record_checks
-from ntt_backup.catalog.packs import PackChecks, forget_packs, iter_packs, mark_packs_checked
+from ntt_backup.catalog.packs import (
+    PackChecks,
+    forget_packs,
+    insert_packs,
+    iter_packs,
+    mark_packs_checked,
+)
 from ntt_backup.catalog.ranges import prefix_ranges, range_name
 from ntt_backup.catalog.selection import Checks, rows_in
 from ntt_backup.client.shared_pace import SharedPace
@@ -34,10 +42,11 @@ from ntt_backup.errors import BackupError, ConfigError, RemoteUnreachable, Unsup
 from ntt_backup.format import many
 from ntt_backup.model import Blob, BlobRange, Failure, StoredPack
 from ntt_backup.objects.bucket import ObjectUnreadable
-from ntt_backup.objects.keys import FORMAT, LARGE_BLOB, blob_key
+from ntt_backup.objects.contents import give_elsewhere
+from ntt_backup.objects.keys import FORMAT, LARGE_BLOB, PackKey, blob_key
 from ntt_backup.objects.open import open_to_read
 from ntt_backup.objects.patient import PatientBucket
-from ntt_backup.objects.tables import Tables
+from ntt_backup.objects.tables import PackObject, Tables
 from ntt_backup.process.threads import WorkQueue, run_threads
 
 _PAGE: Final = 100
@@ -273,24 +282,56 @@ class _Check:
         held: list[tuple[StoredPack, Failure]],
         names: BucketNames,
     ) -> None:
-        """Makes pending what no pack names any more, of the blobids in one range that packs may
-        have held. The catalog is read before the bucket: what is sent meanwhile is not missed.
+        """Makes pending what is nowhere else, of the blobids in one range that packs may have held.
+        The catalog is read before the bucket: what is sent meanwhile is not missed.
         """
         missing: dict[str, Failure] = {}
+        sizes: dict[str, int | None] = {}
         for row in rows_in(self.conn, self.target, one):
             if row.copied and is_blobid(row.blobid):
                 for pack, failure in held:
                     if pack.low <= row.blobid <= pack.high:
-                        missing[row.blobid] = failure
+                        missing[row.blobid] = Failure(row.blobid, failure.reason, failure.detail)
+                        sizes[row.blobid] = row.size
                         break
-        for digest, _ in names.below(name, lambda *_: None):
-            missing.pop(digest.hex(), None)
+        # A large blob is alone in its pack because its own key has something else.
+        alone = {pack.low for pack, _ in held if pack.low == pack.high}
+        for digest, size in names.below(name, lambda *_: None):
+            blobid = digest.hex()
+            if blobid not in alone and sizes.get(blobid) in (None, size):
+                missing.pop(blobid, None)
         if names.closed:
             raise self.tables.keyring.foreign()
-        gone = [Failure(blobid, why.reason, why.detail) for blobid, why in missing.items()]
+        gone = list(missing.values())
+        if gone and self.question.way == "download":
+            large = {one for one, size in sizes.items() if size is not None and size >= LARGE_BLOB}
+            gone = self._read_elsewhere(gone, names, {bytes.fromhex(one) for one in large})
         for failure in gone:
             self.found.wrong.add(failure)
         for first in range(0, len(gone), _RECORD_BLOBS):
             some = gone[first : first + _RECORD_BLOBS]
             self.found.requeued += record_checks(self.conn, self.target, [], some)
         self.on_progress(self.found)
+
+    def _read_elsewhere(
+        self, lost: list[Failure], names: BucketNames, large: Container[bytes]
+    ) -> list[Failure]:
+        """Reads blobs from packs that the ledger does not have, such as a run has left that died,
+        and large ones from their own objects. Packs in which some are right the ledger has from
+        now on, so that checks look at them.
+
+        Returns what is right nowhere.
+        """
+        sink = Hashing()
+        sink.failures = lost
+        good: list[PackObject] = []
+        for key in give_elsewhere(self.bucket, self.tables, sink, None, large):
+            name, info = PackKey.read(key), self.bucket.head(key)
+            if name is not None and info is not None:
+                good.append(PackObject(name, info.size, info.modified))
+        new = [pack for pack in good if not names.knows(pack)]
+        for stored in names.learn(new, lambda *_: None):
+            with translated("record a pack"), self.conn.transaction():
+                insert_packs(self.conn, self.target, [stored])
+        self.found.bytes += sink.bytes
+        return sink.failures

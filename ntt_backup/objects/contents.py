@@ -117,7 +117,7 @@ def give_elsewhere(
     but: PackObject | None,
     alone: Container[bytes] | None,
     on_archived: Callable[[str], None] = lambda key: None,
-) -> None:
+) -> list[str]:
     """Hands over what the sink has found wrong from each other place that names it, until it is
     right: whoever may write to the bucket can name any blob in a pack.
 
@@ -127,7 +127,11 @@ def give_elsewhere(
         but: The pack that was tried before.
         alone: Blobs that may be objects of their own; None: all of them.
         on_archived: Is told the keys of objects that must be thawed to be tried.
+
+    Returns:
+        The keys of the objects in which some were right.
     """
+    good: list[str] = []
     left = {bytes.fromhex(one.blobid): one for one in sink.failures}
     for key, digests, give in _other_places(bucket, tables, left, but, alone, on_archived):
         sink.failures.clear()
@@ -140,7 +144,10 @@ def give_elsewhere(
         for digest in digests:
             if digest not in wrong:
                 del left[digest]
+        if len(wrong) < len(digests):
+            good.append(key)
     sink.failures[:] = left.values()
+    return good
 
 
 def _other_places(

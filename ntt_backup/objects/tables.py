@@ -6,28 +6,23 @@ about the whole bucket has to be kept, neither in it nor locally.
 
 from __future__ import annotations
 
-import heapq
 import threading
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
-from itertools import groupby
-from operator import itemgetter
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from ntt_backup.config.host_key import OF_PACKS, HostKeys, Origin
 from ntt_backup.config.sealing import NOT_SEALED, Keyring, SealPolicy
-from ntt_backup.model import StoredPack
 from ntt_backup.objects.bucket import (
     Bucket,
     ObjectArchived,
     ObjectMissing,
     ObjectUnreadable,
-    proof_of,
 )
 from ntt_backup.objects.cache import Cache
 from ntt_backup.objects.keys import (
@@ -73,10 +68,11 @@ class PackObject(NamedTuple):
 
 
 class LargeBlob(NamedTuple):
-    """A blob that is an object of its own, as it is listed."""
+    """A blob that is an object of its own, as it is listed; see `PackObject`."""
 
     digest: bytes
     size: int
+    arrived: datetime | None = None
 
     @property
     def key(self) -> str:
@@ -96,7 +92,7 @@ def large_blobs_of(bucket: Bucket | PatientBucket, prefix: str = "") -> Iterator
     """Yields the blobs with a prefix that are objects of their own, in order."""
     for one in bucket.list(blob_prefix(prefix)):
         if (blobid := blobid_of(one.key)) is not None:
-            yield LargeBlob(bytes.fromhex(blobid), one.size)
+            yield LargeBlob(bytes.fromhex(blobid), one.size, one.modified)
 
 
 def packs_for(bucket: PatientBucket, digests: Sequence[bytes]) -> list[PackObject]:
@@ -132,7 +128,7 @@ class Tables:
         self.keyring = keyring or Keyring()
         self.strangers: set[str] = set()
         self._keys = keys
-        self._policy = policy or SealPolicy()
+        self.policy = policy or SealPolicy()
         self._bucket = bucket
         self._cache = cache
         self._lock = threading.Lock()
@@ -182,7 +178,7 @@ class Tables:
             return trouble
 
     def _open(self, pack: PackObject) -> PackReader:
-        if pack.name.kind != "sealed" and self._policy.refuses(pack.arrived):
+        if pack.name.kind != "sealed" and self.policy.refuses(pack.arrived):
             raise NotSealed(f"it {NOT_SEALED}")
         name = f"{pack.name.pack_id}-{pack.size}"
         cache = self._cache
@@ -243,39 +239,3 @@ def entries_of(reader: PackReader, prefix: str) -> Iterator[Entry]:
         if entry.digest > last:
             return
         yield entry
-
-
-def describe(bucket: PatientBucket, tables: Tables, pack: PackObject) -> StoredPack | None:
-    """Returns a pack as the ledger knows it; None for one that cannot be read, or is empty."""
-    try:
-        table = tables.open(pack).table
-        info = bucket.head(pack.key)
-    except TROUBLES:
-        return None
-    if info is None or not len(table):
-        return None
-    low, high = table[0].digest.hex(), table[len(table) - 1].digest.hex()
-    return StoredPack(pack.name.pack_id, pack.key, low, high, len(table), pack.size, proof_of(info))
-
-
-def names_of(
-    bucket: PatientBucket,
-    tables: Tables,
-    prefix: str,
-    on_trouble: Callable[[PackObject, Trouble], None],
-    but: Collection[str] = (),
-) -> Iterator[tuple[bytes, int]]:
-    """Yields all blobs with a prefix that the bucket has, with their sizes, in order, each once.
-
-    on_trouble is told of packs that cannot be read. but: keys of packs that are left out.
-    """
-    lists: list[Iterator[tuple[bytes, int]]] = [iter(large_blobs_of(bucket, prefix))]
-    for pack, opened in tables.open_all(
-        pack for pack in packs_of(bucket, prefix) if pack.key not in but
-    ):
-        if isinstance(opened, PackReader):
-            lists.append((entry.digest, entry.raw) for entry in entries_of(opened, prefix))
-        else:
-            on_trouble(pack, opened)
-    for _, same in groupby(heapq.merge(*lists), key=itemgetter(0)):
-        yield next(same)

@@ -7,6 +7,7 @@ import os
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, date, datetime
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,14 @@ from ntt_backup.model import Blob, StoredPack
 from ntt_backup.objects import keys
 from ntt_backup.objects import open as opening
 from ntt_backup.source.tree import SourceTree
-from tests.bucket_packs import blobid_of, bucket_settings, flip, put_large, put_pack
+from tests.bucket_packs import (
+    blobid_of,
+    bucket_settings,
+    flip,
+    plant_pack,
+    put_large,
+    put_pack,
+)
 from tests.fake_bucket import FakeBucket
 from tests.files import put
 from tests.packs import Person
@@ -385,6 +393,87 @@ def test_an_empty_bucket_marks_nothing(catalog: Connection, bucket: FakeBucket) 
     assert list(iter_packs(catalog, TARGET))
 
 
+# --- what somebody has planted --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("planted", "way"),
+    [
+        ("objects", "there"),
+        ("garbage in objects", "download"),
+        ("pack", "download"),
+        ("garbage in a pack", "there"),
+    ],
+)
+def test_blobs_of_a_lost_pack_are_pending_whatever_somebody_has_put_under_their_names(
+    catalog: Connection, bucket: FakeBucket, planted: str, way: str
+) -> None:
+    blobs, alone, other = contents(30, 1), contents(1, 2), contents(5, 3)
+    lost = [back_up(catalog, bucket, blobs), back_up(catalog, bucket, alone)]
+    back_up(catalog, bucket, other)
+    for pack in lost:
+        del bucket.objects[pack.key]
+    if "objects" in planted:
+        for one in blobs + alone:
+            data = bytes(len(one)) if "garbage" in planted else b""
+            bucket.put(keys.blob_key(blobid_of(one)), data, sha256(data).digest())
+    else:
+        plant_pack(bucket, [*blobs, *alone, b"beside"], None if "garbage" in planted else b"x")
+
+    assert verified(catalog, way=way, code=7).requeued == 31
+
+    assert pending(catalog) == {blobid_of(one) for one in blobs + alone}
+    assert [pack.blobs for pack in iter_packs(catalog, TARGET)] == [5]
+
+
+def test_what_was_read_in_a_pack_that_the_ledger_lacks_is_checked_from_then_on(
+    catalog: Connection, bucket: FakeBucket
+) -> None:
+    """A run has left it that died, or somebody has put it there."""
+    blobs = contents(30, 1)
+    gone = back_up(catalog, bucket, blobs)
+    back_up(catalog, bucket, contents(5, 2))
+    left, _ = put_pack(bucket, [*blobs[:20], b"beside"])
+    plant_pack(bucket, [*blobs, b"planted"])
+    del bucket.objects[gone.key]
+
+    assert verified(catalog, way="download", code=7).requeued == 10
+
+    assert pending(catalog) == {blobid_of(one) for one in blobs[20:]}
+    assert sorted(pack.blobs for pack in iter_packs(catalog, TARGET)) == [5, 21]
+    del bucket.objects[left.key]
+    verified(catalog, code=7)
+    assert pending(catalog) == {blobid_of(one) for one in blobs}
+
+
+def test_a_large_blob_whose_pack_is_lost_is_read_where_its_own_object_is(
+    catalog: Connection, bucket: FakeBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("verify_bucket", "remote_names"):
+        monkeypatch.setattr(f"ntt_backup.audit.{module}.LARGE_BLOB", 100_000)
+    large = [random.Random(seed).randbytes(150_000) for seed in range(2)]
+    packs = [back_up(catalog, bucket, [one]) for one in large]
+    for pack, content in zip(packs, (large[0], bytes(150_000)), strict=True):
+        key = keys.blob_key(pack.low)
+        bucket.put(key, content, sha256(content).digest())
+        del bucket.objects[pack.key]
+    back_up(catalog, bucket, contents(5, 3))
+    verified(catalog, way="download", code=7)
+    assert pending(catalog) == {blobid_of(large[1])}
+    assert verified(catalog, way="download").checked == 6
+
+
+def test_a_large_blob_whose_object_is_gone_is_pending_though_a_planted_pack_names_it(
+    catalog: Connection, bucket: FakeBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ntt_backup.audit.verify_bucket.LARGE_BLOB", 100_000)
+    large = random.Random(1).randbytes(150_000)
+    Ledger(catalog, TARGET).record(register(catalog, [large]), [])
+    plant_pack(bucket, [large, b"beside"])
+    assert verified(catalog, code=7).wrong.counts == {"remote-missing": 1}
+    assert pending(catalog) == {blobid_of(large)}
+
+
 # --- reconcile ------------------------------------------------------------------------------------
 
 
@@ -402,12 +491,13 @@ def compared(
         apply: bool = False,
         identity: Path | None = None,
         on_progress: Callable[[Comparison], None] = lambda seen: None,
+        **sealing: Any,
     ) -> tuple[Comparison, dict[str, int]]:
         for one in stored:
             put(store, one)
         settings = Settings.model_validate(
             {
-                **bucket_settings(identity=identity).model_dump(include={"run", "pack"}),
+                **bucket_settings(identity=identity, **sealing).model_dump(include={"run", "pack"}),
                 "source": {"root": str(store)},
                 "remote": {"url": "s3://bucket/backup", "endpoint": "http://127.0.0.1:1"},
             }
@@ -426,10 +516,14 @@ def compared(
 
 
 def test_an_empty_ledger_is_refilled_from_the_packs(
-    catalog: Connection, bucket: FakeBucket, compared: Callable[..., Any]
+    catalog: Connection,
+    bucket: FakeBucket,
+    compared: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("ntt_backup.audit.remote_names.LARGE_BLOB", 100_000)
     first, second, unsent = contents(50, 1), contents(50, 2), contents(3, 3)
-    large = contents(1, 4)
+    large = [random.Random(4).randbytes(150_000)]
     packs = [put_pack(bucket, first)[0], put_pack(bucket, second + first[:3])[0]]
     put_large(bucket, large[0])
     everything = first + second + unsent + large
@@ -489,6 +583,115 @@ def test_what_no_pack_names_is_pending_again(
     bucket.objects.clear()
     with pytest.raises(RemoteUnreachable):
         compared(everything, apply=True)
+
+
+@pytest.mark.parametrize("sealing", [False, True])
+def test_an_object_that_no_run_stores_so_is_a_stray_and_not_taken_for_a_blob(
+    catalog: Connection,
+    bucket: FakeBucket,
+    tmp_path: Path,
+    compared: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    sealing: bool,
+) -> None:
+    monkeypatch.setattr("ntt_backup.audit.remote_names.LARGE_BLOB", 100_000)
+    owner, small = Person.new(), contents(20, 1)
+    old, large = (random.Random(seed).randbytes(150_000) for seed in (2, 3))
+    for one in [*small, large]:
+        data = bytes(len(one))
+        bucket.put(keys.blob_key(blobid_of(one)), data, sha256(data).digest())
+    bucket.came(keys.blob_key(put_large(bucket, old)), datetime(2026, 1, 2, tzinfo=UTC))
+    put_pack(bucket, [b"beside"], owner if sealing else None)
+    everything = [*small, old, large]
+    register(catalog, everything)
+    options: dict[str, Any] = {
+        "apply": True,
+        "identity": owner.file(tmp_path / "key"),
+        "recipients": [owner.public] if sealing else [],
+    }
+
+    seen, kinds = compared(everything, **options)
+
+    unsealed = 2 if sealing else 0
+    assert kinds[Difference.STRAY_REMOTE] == 20 + unsealed
+    assert seen.marked == 2 - unsealed
+    # All that is marked is looked at.
+    monkeypatch.setattr("ntt_backup.audit.verify_bucket.LARGE_BLOB", 100_000)
+    found = verified(
+        catalog, identity=options["identity"], way="download", code=0 if sealing else 7
+    )
+    assert found.wrong.counts.total() == (0 if sealing else 1)
+    assert pending(catalog) == {blobid_of(one) for one in everything} - (
+        set() if sealing else {blobid_of(old)}
+    )
+    if sealing:
+        assert compared(everything, **options, unsealed_until=date(2026, 1, 3))[0].marked == 1
+
+
+def test_a_size_that_a_planted_pack_makes_up_requeues_nothing(
+    catalog: Connection, bucket: FakeBucket, compared: Callable[..., Any]
+) -> None:
+    blobs = contents(30, 1)
+    back_up(catalog, bucket, blobs)
+    for more in (b"one", b"two", b"three"):
+        plant_pack(bucket, [*blobs, more])
+    seen, kinds = compared(blobs, apply=True)
+    assert (seen.requeued, seen.exit_code, seen.on_remote) == (0, 0, 33)
+    assert kinds == {Difference.UNRECORDED: 3, Difference.UNKNOWN: 3}
+    assert not pending(catalog)
+    # The good one is lost. The ledger has the planted ones, and their sizes do not fit.
+    bucket.objects = {key: data for key, data in bucket.objects.items() if b"one" not in data}
+    (good,) = [one.key for one in iter_packs(catalog, TARGET) if one.blobs == 30]
+    del bucket.objects[good]
+    verified(catalog, code=7)
+    assert pending(catalog) == {blobid_of(one) for one in blobs}
+
+
+def test_nothing_is_marked_that_is_in_no_pack_of_the_ledger(
+    catalog: Connection, bucket: FakeBucket, compared: Callable[..., Any]
+) -> None:
+    """No check would look at it."""
+    blobs = contents(300, 1)
+    register(catalog, blobs)
+    put_pack(bucket, [b"beside"])
+
+    def plant(seen: Comparison) -> None:
+        if seen.part < 0.005:
+            put_pack(bucket, blobs)
+
+    assert compared(blobs, apply=True, on_progress=plant)[0].marked == 0
+    assert len(pending(catalog)) == 300
+    assert compared(blobs, apply=True)[0].marked == 300
+    assert not pending(catalog)
+
+
+def test_a_pack_that_a_run_stores_while_all_is_compared_is_known(
+    catalog: Connection, bucket: FakeBucket, compared: Callable[..., Any]
+) -> None:
+    blobs = contents(300, 1)
+    put_pack(bucket, [b"beside"])
+
+    def run(seen: Comparison) -> None:
+        if seen.part < 0.005:
+            back_up(catalog, bucket, blobs)
+
+    assert compared(blobs, apply=True, on_progress=run)[0].exit_code == 0
+    assert not pending(catalog)
+
+
+def test_a_pack_that_was_replaced_is_not_learned_anew(
+    catalog: Connection, bucket: FakeBucket, compared: Callable[..., Any]
+) -> None:
+    blobs = contents(30, 1)
+    pack = back_up(catalog, bucket, blobs)
+    back_up(catalog, bucket, contents(5, 2))
+    del bucket.objects[pack.key]
+    assert plant_pack(bucket, blobs) == pack.key
+
+    seen, kinds = compared(blobs + contents(5, 2), apply=True)
+
+    assert (seen.requeued, kinds) == (30, {Difference.UNRECORDED: 1, Difference.LOST: 30})
+    assert verified(catalog, code=7).lost_packs == 1
 
 
 def test_what_was_found_damaged_is_not_marked_because_its_pack_names_it(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import threading
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from ntt_backup.errors import ConfigError
 from ntt_backup.model import StoredPack
 from ntt_backup.objects.cache import Cache, cache_directory
 from ntt_backup.objects.patient import PatientBucket
-from ntt_backup.objects.tables import Tables, names_of, packs_for, packs_of
+from ntt_backup.objects.tables import Tables, packs_for, packs_of
 from tests.bucket_packs import blobid_of, put_large, put_pack
 from tests.fake_bucket import FakeBucket
 from tests.packs import Person
@@ -35,26 +36,29 @@ def patient(bucket: FakeBucket) -> PatientBucket:
 @given(st.lists(st.sets(st.integers(0, 300), min_size=1), max_size=8), st.integers(0, 400))
 def test_names_and_places_are_those_of_a_model(packs: list[set[int]], seed: int) -> None:
     bucket = FakeBucket()
+    recorded: list[StoredPack] = []
     content = {number: b"%d," % number * (number % 5 + 1) for number in range(300)}
     model: dict[bytes, int] = {}
     holders: dict[bytes, set[str]] = {}
     for numbers in {frozenset(one & content.keys()) for one in packs} - {frozenset()}:
         blobs = {content[number] for number in numbers}
         pack, _ = put_pack(bucket, blobs)
+        recorded.append(pack)
         for blob in blobs:
             digest = blake3(blob).digest()
             model[digest] = len(blob)
             holders.setdefault(digest, set()).add(pack.key)
-    large = b"large %d" % seed
-    model[bytes.fromhex(put_large(bucket, large))] = len(large)
+    put_large(bucket, b"no large blob")
     bucket.objects |= {"packs/ab/other": b"x", "blobs/ab/other": b"x"}
     reader = patient(bucket)
-    tables = Tables(reader, None)
+    names = BucketNames(reader, Tables(reader, None), lambda: recorded)
     chance = random.Random(seed)
-    digits = chance.choice(sorted(model)).hex()
+    digits = chance.choice(sorted(model) or [bytes(32)]).hex()
     for prefix in ("", f"{chance.randrange(16):x}", f"{chance.randrange(256):02x}", digits[:5]):
-        found = list(names_of(reader, tables, prefix, lambda *_: None))
-        assert found == sorted(one for one in model.items() if one[0].hex().startswith(prefix))
+        found = Counter(names.below(prefix, lambda *_: None))
+        assert found == {
+            one: len(holders[one[0]]) for one in model.items() if one[0].hex().startswith(prefix)
+        }
         keys = {pack.key for pack in packs_of(reader, prefix)}
         for digest, at in holders.items():
             assert not digest.hex().startswith(prefix) or at <= keys
@@ -77,6 +81,8 @@ def all_of(names: BucketNames) -> tuple[set[str], dict[str, str]]:
     def stray(path: str, kind: StrayKind, detail: str = "") -> None:
         strays[path] = f"{kind} {detail}"
 
+    unknown = [pack for pack in packs_of(names.bucket) if not names.knows(pack)]
+    list(names.learn(unknown, stray))
     return {digest.hex() for digest, _ in names.below("", stray)}, strays
 
 
