@@ -94,13 +94,15 @@ class Staging:
         """Removes the staging directory with all that is in it, and those around it if empty."""
         # Again: this session may have published a blob whose partial file another one held.
         remove_useless(self.incoming, self._by_hash)
+        # First: over NFS and sshfs a file that is open only gets another name, which would stay.
+        os.close(self._lock)
         remove_tree(self.incoming, self._name)
         with contextlib.suppress(OSError):
             os.rmdir(PARTIAL, dir_fd=self.incoming)
         with contextlib.suppress(OSError):
             os.rmdir(INCOMING, dir_fd=self._root)
-        for fd in (self._lock, self.stage, self.incoming):
-            os.close(fd)
+        os.close(self.stage)
+        os.close(self.incoming)
 
     def _make(self, device: int) -> None:
         # Again, under another name, where a session that ends removes what is empty at that moment,

@@ -68,6 +68,26 @@ def test_a_session_begins_without_what_dead_ones_have_left(root: Path) -> None:
     session.leave()
 
 
+def test_a_session_leaves_nothing_where_open_files_keep_a_hidden_name(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As over NFS, and by FUSE."""
+    unlink = os.unlink
+
+    def hide(name: str, *, dir_fd: int) -> None:
+        path = Path(f"/proc/self/fd/{dir_fd}").readlink() / name
+        files = {os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")}
+        if str(path) in files:
+            path.rename(path.with_name(".hidden"))
+        else:
+            unlink(path)
+
+    session = WriteWorkspace(str(root), OWNER, "run", "0")
+    monkeypatch.setattr(os, "unlink", hide)
+    session.leave()
+    assert [one.name for one in root.iterdir()] == ["by-hash"]
+
+
 def test_others_may_look_and_not_write(root: Path) -> None:
     """Whatever the umask is: a receiver sets its own."""
     umask = os.umask(0)
