@@ -79,6 +79,7 @@ class BucketNames:
         tables: Open its packs.
         recorded: Returns the packs that the ledger has.
         but: Keys of packs that count as if they were not there.
+        signed: Sealed packs that this host has not signed do not count either, where it has a key.
     """
 
     def __init__(
@@ -87,12 +88,15 @@ class BucketNames:
         tables: Tables,
         recorded: Callable[[], Iterable[StoredPack]],
         but: Container[str] = frozenset(),
+        *,
+        signed: bool = False,
     ) -> None:
         self.bucket = bucket
         self.tables = tables
         self.closed: list[PackObject] = []
         self._recorded = recorded
         self._but = but
+        self._signed = signed
         self._told: set[str] = set()
         self._sizes: dict[str, int] = {}
         self._is_new = False
@@ -143,7 +147,8 @@ class BucketNames:
         packs = (pack for pack in packs_of(self.bucket, prefix) if self.knows(pack))
         for pack, opened in self.tables.open_all(packs):
             if isinstance(opened, PackReader):
-                lists.append((entry.digest, entry.raw) for entry in entries_of(opened, prefix))
+                if not (self._signed and pack.name.pack_id in self.tables.strangers):
+                    lists.append((entry.digest, entry.raw) for entry in entries_of(opened, prefix))
             else:
                 if isinstance(opened, SealedForOthers) and pack not in self.closed:
                     self.closed.append(pack)

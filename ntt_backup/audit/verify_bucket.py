@@ -151,7 +151,7 @@ class _Check:
         def recorded() -> Iterator[StoredPack]:
             return iter_packs(self.conn, self.target)
 
-        return BucketNames(self.bucket, self.tables, recorded, self.lost.keys())
+        return BucketNames(self.bucket, self.tables, recorded, self.lost.keys(), signed=True)
 
     def settle(self) -> None:
         """Records what is known, but for lost packs: what they held takes long to find out."""

@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, date, datetime
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,12 @@ from ntt_backup.catalog.ledger import Ledger
 from ntt_backup.catalog.packs import iter_packs
 from ntt_backup.cli.commands.verify import lines
 from ntt_backup.config import Settings
+from ntt_backup.config.host_key import OF_PACKS, HostKey, HostKeys
 from ntt_backup.errors import CatalogUnavailable, ConfigError, RemoteUnreachable
 from ntt_backup.model import Blob, StoredPack
 from ntt_backup.objects import keys
 from ntt_backup.objects import open as opening
+from ntt_backup.pack.seal import Sign
 from ntt_backup.source.tree import SourceTree
 from tests.bucket_packs import (
     blobid_of,
@@ -58,10 +61,14 @@ def register(conn: Connection, blobs: list[bytes]) -> list[Blob]:
 
 
 def back_up(
-    conn: Connection, bucket: FakeBucket, blobs: list[bytes], seal_for: Person | None = None
+    conn: Connection,
+    bucket: FakeBucket,
+    blobs: list[bytes],
+    seal_for: Person | None = None,
+    sign: Sign = lambda _: "",
 ) -> StoredPack:
     """Puts blobs into a pack and into the ledger, as a run does."""
-    pack, _ = put_pack(bucket, blobs, seal_for)
+    pack, _ = put_pack(bucket, blobs, seal_for, sign)
     Ledger(conn, TARGET).record(register(conn, blobs), [], [pack])
     return pack
 
@@ -77,11 +84,16 @@ def unproved(conn: Connection) -> set[str]:
 
 
 def verified(
-    conn: Connection, *, code: int = 0, identity: Path | None = None, **question: Any
+    conn: Connection,
+    *,
+    code: int = 0,
+    identity: Path | None = None,
+    host: Path | None = None,
+    **question: Any,
 ) -> Findings:
     found = verify_bucket(
         conn,
-        bucket_settings(identity=identity),
+        bucket_settings(identity=identity, host=host),
         Question(**question),
         on_progress=lambda found: None,
         on_outage=lambda error, seconds: None,
@@ -444,6 +456,28 @@ def test_what_was_read_in_a_pack_that_the_ledger_lacks_is_checked_from_then_on(
     del bucket.objects[left.key]
     verified(catalog, code=7)
     assert pending(catalog) == {blobid_of(one) for one in blobs}
+
+
+def test_a_pack_that_this_host_has_not_signed_stands_for_no_lost_one(
+    catalog: Connection, bucket: FakeBucket, tmp_path: Path, compared: Callable[..., Any]
+) -> None:
+    """reconcile has recorded it, and its sizes fit."""
+    owner, ours, blobs = Person.new(), HostKey.of(bytes(32)), contents(30, 1)
+    key, host = owner.file(tmp_path / "key"), tmp_path / "host.key"
+    host.write_text(f"ntt-host-key-1 {ours.secret.hex()}\n")
+    host.chmod(0o600)
+    sign = partial(HostKeys([ours], host).sign, OF_PACKS)
+    twice = back_up(catalog, bucket, blobs[:10], owner, sign)
+    gone = back_up(catalog, bucket, blobs, owner, sign)
+    plant_pack(bucket, [*blobs, b"beside"], None, owner)
+    compared(blobs, apply=True, identity=key)
+    assert sorted(pack.blobs for pack in iter_packs(catalog, TARGET)) == [10, 30, 31]
+    del bucket.objects[gone.key]
+
+    verified(catalog, identity=key, host=host, code=7)
+
+    assert twice.key in bucket.objects
+    assert pending(catalog) == {blobid_of(one) for one in blobs[10:]}
 
 
 def test_a_large_blob_whose_pack_is_lost_is_read_where_its_own_object_is(
