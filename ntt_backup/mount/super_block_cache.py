@@ -14,7 +14,12 @@ from typing import Final
 from ntt_backup.snapshot.format.entry import Entry, Extent
 from ntt_backup.snapshot.format.manifest import Header
 from ntt_backup.snapshot.format.super_blocks import read_super_block
-from ntt_backup.snapshot.repository.contract import Range, Repository, SnapshotDamaged
+from ntt_backup.snapshot.repository.contract import (
+    FileMissing,
+    Range,
+    Repository,
+    SnapshotDamaged,
+)
 
 _KEPT_BYTES: Final = 64 << 20
 _AHEAD: Final = 8
@@ -94,11 +99,14 @@ class SuperBlockCache:
             if self._repository is None:
                 self._repository = self._open_repository()
             found = list(self._repository.read(map(self._range, wanted)))
-        except BaseException:
+            for extent, data in zip(reversed(wanted), reversed(found), strict=True):
+                self._keep(_key(extent), read_super_block(data))
+        except BaseException as error:
             self._disconnect()
+            if wanted[1:] and isinstance(error, SnapshotDamaged | FileMissing):
+                self._fetch(wanted[:1])  # What is ahead may be all that is damaged.
+                return
             raise
-        for extent, data in zip(reversed(wanted), reversed(found), strict=True):
-            self._keep(_key(extent), read_super_block(data))
 
     def _keep(self, key: _Key, content: bytes) -> None:
         self._bytes += len(content)

@@ -61,7 +61,9 @@ class ContentCheck:
             wrong: list[str] = []
             for start, data, whole in pieces:
                 if not whole:
-                    wrong.append(f"{self._note(entry, start)} is missing or damaged")
+                    name = self._note(entry, start)
+                    lost = self._fetcher.lost.get(name)
+                    wrong.append(lost or f"{name} is missing or damaged")
                 elif not file.add(start, data):
                     self._note(entry, start)
                     wrong.append(_DIFFERS)

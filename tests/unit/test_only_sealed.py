@@ -18,7 +18,7 @@ from ntt_backup.config.host_key import OF_PACKS, HostKey, HostKeys, Origin
 from ntt_backup.config.sealing import NOT_SEALED, SealPolicy
 from ntt_backup.dump import remote_dir
 from ntt_backup.dump.by_objects import DumpsByObjects
-from ntt_backup.errors import ProtocolViolation, RemoteCannotStore, RemoteDenied
+from ntt_backup.errors import ConfigError, ProtocolViolation, RemoteCannotStore, RemoteDenied
 from ntt_backup.objects import open as opening
 from ntt_backup.objects import s3
 from ntt_backup.objects.cache import cache_of
@@ -32,7 +32,11 @@ from ntt_backup.snapshot.origins import NOBODY
 from ntt_backup.snapshot.repository import by_objects
 from ntt_backup.snapshot.repository.by_objects import RepositoryByObjects
 from ntt_backup.snapshot.repository.contract import Range, SnapshotDamaged
+from ntt_backup.snapshot.repository.names import pack_name
 from ntt_backup.snapshot.repository.open import open_repository
+from ntt_backup.snapshot.restore.plan import Options
+from ntt_backup.snapshot.restore.version import restore as restore_version
+from ntt_backup.snapshot.verify import Question, verify
 from ntt_backup.snapshot.versions import choose, facts, versions
 from tests.bucket_packs import bucket_settings, by_path, put_large, put_pack
 from tests.contract.dumps import record_of
@@ -40,7 +44,7 @@ from tests.fake_bucket import FakeBucket
 from tests.files import tree
 from tests.memory_repository import MemoryRepository
 from tests.packs import Person
-from tests.snapshots import file, put_version
+from tests.snapshots import VERSION, file, put_version
 
 NOW = datetime.now(UTC)
 LONG_AGO = NOW - timedelta(days=400)
@@ -303,6 +307,105 @@ def test_what_is_called_sealed_and_is_not_is_damaged(tmp_path: Path, owner: Pers
     place = repository(bucket, tmp_path, owner, unsealed_until=(NOW + timedelta(9)).date())
     with pytest.raises(SnapshotDamaged):
         list(place.read([Range(FILE, 0, 7)]))
+
+
+def put_sealed(place: Any, name: str) -> None:
+    """Puts a version with one file."""
+    made = MemoryRepository()
+    put_version(made, [file("a")], chain=(name,), map=bytes(32))
+    for one, content in made.files.items():
+        write(place, one, content)
+
+
+def test_a_version_that_is_sealed_for_others_is_damaged_and_ends_no_command(
+    tmp_path: Path, owner: Person
+) -> None:
+    bucket, good = FakeBucket(), "20260102T030405Z-0123abcd"
+    put_sealed(repository(bucket, tmp_path, owner), good)
+    for name in ("19710102T030405Z-0123abcd", "20260202T030405Z-0123abcd"):
+        put_sealed(repository(bucket, tmp_path, Person.new()), name)
+
+    place = repository(bucket, tmp_path, owner)
+    found = list(facts(place, versions(place, "etc")))
+    assert [one.header is not None for one in found] == [False, True, False]
+    assert all("sealed for other identities" in found[n].problem for n in (0, 2))
+    for wanted in ("etc", f"etc@{good}"):
+        assert choose(repository(bucket, tmp_path, owner), wanted).name == good
+    checked = verify(repository(bucket, tmp_path, owner), Question())
+    assert (checked.versions, len(checked.damaged), checked.exit_code) == (3, 2, 7)
+
+
+def test_where_no_version_opens_the_identity_is_told_at_once(tmp_path: Path, owner: Person) -> None:
+    bucket = FakeBucket()
+    for number in range(3):
+        place = repository(bucket, tmp_path, owner)
+        put_sealed(place, f"2026010{number + 1}T030405Z-0123abcd")
+    for ask in (
+        lambda place: list(facts(place, versions(place, "etc"))),
+        lambda place: choose(place, "etc"),
+        lambda place: verify(place, Question()),
+        lambda place: list(place.read([Range(next(place.list()).name, 0, 9)])),
+    ):
+        with pytest.raises(ConfigError, match="for other identities than those in"):
+            ask(repository(bucket, tmp_path, Person.new()))
+
+
+@pytest.mark.parametrize("damage", ["sealed for others", "its key was altered", "is missing"])
+def test_a_pack_that_cannot_be_read_costs_its_own_files_alone(
+    tmp_path: Path, owner: Person, damage: str
+) -> None:
+    bucket, made = FakeBucket(), MemoryRepository()
+    first, second = "20260102T030405Z-0123abcd", "20260103T030405Z-0123abcd"
+    old = [file(f"old{n}", b"%d" % n * 90_000) for n in range(3)]
+    put_version(made, old, chain=(first,))
+    put_version(made, [*((one, ()) for one, _ in old), file("new")], chain=(first, second))
+    place = repository(bucket, tmp_path, owner)
+    for name, content in made.files.items():
+        write(place, name, content)
+    name = pack_name("etc", first, 1)
+    key = f"snapshots/{name}.sealed"
+    sealed = bytearray(bucket.objects.pop(key))
+    if damage.startswith("sealed"):
+        write(repository(bucket, tmp_path, Person.new()), name, made.files[name])
+    elif damage != "is missing":
+        sealed[99] ^= 1
+        bucket.put(key, sealed, sha256(sealed).digest())
+
+    def opened() -> Any:
+        return repository(bucket, tmp_path, owner)
+
+    done = restore_version(opened, "etc", tmp_path / "to", Options(), trust=True)
+
+    assert tree(tmp_path / "to") == {"new": b"content"}
+    assert (done.files, done.wrong, done.exit_code) == (1, 3, 7)
+    (note,) = done.notes
+    assert name in note
+    assert damage.replace("others", "other identities") in note
+    checked = verify(opened(), Question(share=1.0))
+    assert sorted(checked.damaged) == [f"etc@{first}", f"etc@{second}"]
+    if damage != "is missing":
+        assert note in {one.detail for one in checked.wrong}
+
+
+def test_of_a_pack_that_is_damaged_in_one_place_the_rest_comes_back(
+    tmp_path: Path, owner: Person
+) -> None:
+    bucket, made = FakeBucket(), MemoryRepository()
+    chance = random.Random(1)
+    put_version(made, [file(f"f{n}", chance.randbytes(1 << 20)) for n in range(4)])
+    for name, content in made.files.items():
+        write(repository(bucket, tmp_path, owner), name, content)
+    key = f"snapshots/{pack_name('etc', VERSION, 1)}.sealed"
+    data = bytearray(bucket.objects[key])
+    data[len(data) // 8] ^= 1
+    bucket.objects[key] = bytes(data)
+
+    done = restore_version(
+        lambda: repository(bucket, tmp_path, owner), "etc", tmp_path / "to", Options(), trust=True
+    )
+
+    assert sorted(tree(tmp_path / "to")) == ["f1", "f2", "f3"]
+    assert (done.wrong, done.exit_code) == (1, 7)
 
 
 def test_a_listing_of_snapshots_is_bounded(

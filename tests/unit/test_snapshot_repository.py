@@ -26,13 +26,15 @@ from ntt_backup.errors import (
     Unsupported,
 )
 from ntt_backup.objects.bucket import ObjectArchived
+from ntt_backup.pack.format import PackError
+from ntt_backup.pack.seal import SealedForOthers
 from ntt_backup.snapshot.repository import by_objects, names, sealed
 from ntt_backup.snapshot.repository import open as open_module
 from ntt_backup.snapshot.repository.ahead import ask_ahead
 from ntt_backup.snapshot.repository.by_directory import RepositoryByDirectory
 from ntt_backup.snapshot.repository.by_objects import RepositoryByObjects
 from ntt_backup.snapshot.repository.by_receiver import RepositoryByReceiver
-from ntt_backup.snapshot.repository.contract import FileMissing, Range, SnapshotDamaged
+from ntt_backup.snapshot.repository.contract import FileMissing, Range
 from ntt_backup.wire import file_messages, framing, read_messages, write_messages
 from ntt_backup.wire.framing import Inbox, ProtocolError
 from tests.fake_bucket import SMALLEST_PART, FakeBucket
@@ -311,15 +313,15 @@ def test_a_sealed_file_is_opened_by_whom_it_is_for_and_else_told(tmp_path: Path)
         return sealed.opened(read, len(content), keyring).read(0, 7)
 
     assert opened(data) == b"content"
-    with pytest.raises(ConfigError):
+    with pytest.raises(SealedForOthers):
         opened(data, Keyring(lambda: other.file(tmp_path / "other")))
     head = sealed._HEAD.size
     for bad in (b"", b"X" + data[1:], data[:head] + b"X" + data[head + 1 :]):
-        with pytest.raises(SnapshotDamaged, match="no sealed file"):
+        with pytest.raises(PackError, match="no sealed file"):
             opened(bad)
     keys = pyrage.encrypt(b"no key", [pyrage.x25519.Recipient.from_str(owner.public)])
     lie = sealed._HEAD.pack(sealed._MAGIC, len(keys), blake3(keys).digest()) + keys
-    with pytest.raises(SnapshotDamaged):
+    with pytest.raises(PackError):
         opened(lie.ljust(len(data), b"\0"))
     with pytest.raises(ConfigError, match="50 recipients are too many"):
         sealed.SealedFile(repository.write(f"{VERSION}/map"), [owner.public] * 50)

@@ -16,6 +16,7 @@ from ntt_backup.mount.version_tree import VersionTree, write_lines
 from ntt_backup.snapshot.format.entry import FILE, HARD_LINK, Entry, Extent, order
 from ntt_backup.snapshot.format.manifest import Header
 from ntt_backup.snapshot.repository.contract import SnapshotDamaged
+from ntt_backup.snapshot.repository.names import pack_name
 from ntt_backup.snapshot.versions import choose, open_manifest
 from tests.memory_repository import MemoryRepository
 from tests.snapshots import VERSION, directory, put_version
@@ -134,6 +135,25 @@ def test_what_is_read_on_is_fetched_ahead_and_a_lost_connection_made_anew() -> N
     file.read(content, 10, (4 << 20) - 10)
     assert repository.requests["read"] == 1 + 4
     content.close()
+
+
+def test_what_is_damaged_ahead_of_what_is_read_is_no_error() -> None:
+    repository = MemoryRepository()
+    data = random.Random(1).randbytes(4 << 20)
+    entry = Entry("f", FILE, size=len(data))
+    put_version(repository, [(entry, [(0, data)])])
+    name = pack_name("etc", VERSION, 1)
+    repository.files[name] = repository.files[name][:-1]
+
+    def open_repository() -> MemoryRepository:
+        repository.closed = False
+        return repository
+
+    content = SuperBlockCache(HEADER, open_repository)
+    with closing(content):
+        assert content.read(entry, 0, 10, ahead=True) == data[:10]
+        with pytest.raises(SnapshotDamaged):
+            content.read(entry, len(data) - 10, 10, ahead=True)
 
 
 @pytest.mark.parametrize("change", [{"skip": 1}, {"skip": 1 << 40}, {"offset": 9}, {"stored": 7}])

@@ -36,18 +36,21 @@ from ntt_backup.snapshot.repository.ahead import ask_ahead
 from ntt_backup.snapshot.repository.contract import (
     A_FILE,
     Buffer,
+    FileDamaged,
     FileMissing,
     NewFile,
     Range,
     SnapshotDamaged,
     StoredFile,
 )
-from ntt_backup.snapshot.repository.names import FileName
+from ntt_backup.snapshot.repository.names import MANIFEST, FileName
 from ntt_backup.snapshot.repository.sealed import SUFFIX, SealedFile, opened, plain_size
 
 _REQUESTS: Final = 8
 # Keys of sealed files that are kept.
 _KEPT_OPEN: Final = 1024
+# Of manifests, to find one that the identities open.
+_MOST_TRIED: Final = 256
 # Ten thousand versions of a hundred sets; each takes 400 bytes of memory.
 _MOST_FILES: Final = 1_000_000
 _UNKNOWN: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -161,7 +164,7 @@ class RepositoryByObjects:
             found = self._find(name)
             if not found.sealed:
                 if self._policy.refuses(found.arrived):
-                    raise SnapshotDamaged(f"{name} {NOT_SEALED}")
+                    raise FileDamaged(f"{name} {NOT_SEALED}")
                 return self._bucket.get_range(found.key, start, length)
             return self._open(name, found).read(start, length)
         except PackError as error:
@@ -194,10 +197,31 @@ class RepositoryByObjects:
             content = self._opened.get(name)
             if content is None:
                 read = partial(self._bucket.get_range, found.key)
-                content = self._opened[name] = opened(read, found.size, self._keyring)
+                try:
+                    content = opened(read, found.size, self._keyring)
+                except PackError as error:
+                    self._require_fit()
+                    raise FileDamaged(f"{name}: {error}") from error
+                self._opened[name] = content
                 if len(self._opened) > _KEPT_OPEN:
                     self._opened.popitem(last=False)
         return content
+
+    def _require_fit(self) -> None:
+        """Raises ConfigError where nothing was opened yet, and no manifest can be: of all sets the
+        first ones that arrived are tried, since nobody can put others there before them.
+        """
+        if self._keyring.fits:
+            return
+        manifests = [one for one in self.list() if one.name.endswith(f"/{MANIFEST}")]
+        for one in sorted(manifests, key=lambda one: one.arrived)[:_MOST_TRIED]:
+            found = self._known[one.name]
+            if found.sealed:
+                with suppress(PackError, ObjectMissing, ObjectArchived):
+                    opened(partial(self._bucket.get_range, found.key), found.size, self._keyring)
+                if self._keyring.fits:
+                    return
+        raise self._keyring.foreign()
 
 
 class NewObject:

@@ -36,6 +36,10 @@ class SnapshotDamaged(RemoteError):
         )
 
 
+class FileDamaged(SnapshotDamaged):
+    """Nothing of a file of a snapshot can be read."""
+
+
 class StoredFile(NamedTuple):
     """A file that a repository has. size in bytes. arrived: when the file got its name, as the
     target itself knows it (UTC); 1970 where the target does not say.
@@ -83,7 +87,8 @@ class RepositoryToRead(Protocol):
         """Yields the bytes of each range, in order; fewer only at a file's end.
 
         Several ranges are under way at once, and ranges are taken from the iterable a bounded
-        number of bytes ahead. Other methods may be called before it has ended. Raises FileMissing.
+        number of bytes ahead. Other methods may be called before it has ended. Raises FileMissing,
+        and SnapshotDamaged for the first range that did not come: FileDamaged where none would.
         """
         ...
 

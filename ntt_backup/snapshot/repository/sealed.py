@@ -22,10 +22,9 @@ from ntt_backup.pack.seal import (
     SEALED_PIECE,
     Read,
     Seal,
-    SealedForOthers,
     Unsealed,
 )
-from ntt_backup.snapshot.repository.contract import Buffer, NewFile, SnapshotDamaged
+from ntt_backup.snapshot.repository.contract import Buffer, NewFile
 
 SUFFIX: Final = ".sealed"
 HEAD_BYTES: Final = 4096
@@ -73,19 +72,14 @@ def plain_size(size: int) -> int:
 
 
 def opened(read: Read, size: int, keyring: Keyring) -> Unsealed:
-    """Returns what is within a sealed file of that size. Raises SnapshotDamaged, and ConfigError
-    where no identity opens it.
+    """Returns what is within a sealed file of that size. Raises PackError, SealedForOthers too, and
+    ConfigError where no identity is given.
     """
     head = read(0, HEAD_BYTES)
     magic, length, digest = _HEAD.unpack_from(head.ljust(HEAD_BYTES, b"\0"))
     keys = head[_HEAD.size : _HEAD.size + length]
     if magic != _MAGIC or blake3(keys).digest() != digest:
-        raise SnapshotDamaged("it is no sealed file of a snapshot, or its key was altered")
-    try:
-        key = keyring.open(keys)
-    except SealedForOthers:
-        raise keyring.foreign() from None
-    except PackError as error:
-        raise SnapshotDamaged(str(error)) from None
+        raise PackError("it is no sealed file of a snapshot, or its key was altered")
+    key = keyring.open(keys)
     seal = Seal(length, plain_size(size), b"", b"", _STORE)
     return Unsealed(lambda start, count: read(HEAD_BYTES + start, count), seal, key)

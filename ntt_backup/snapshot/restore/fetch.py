@@ -16,6 +16,7 @@ from ntt_backup.snapshot.format.entry import Extent
 from ntt_backup.snapshot.format.manifest import Header
 from ntt_backup.snapshot.format.super_blocks import read_super_block
 from ntt_backup.snapshot.repository.contract import (
+    FileDamaged,
     FileMissing,
     Range,
     RepositoryToRead,
@@ -67,7 +68,8 @@ _Planned = tuple[_Item, Sequence[Extent], Sequence[_Frame], bool]
 
 class Fetcher(Generic[_Item]):
     """Fetches what the versions of header.chain have. fetched: bytes that came. damaged: super
-    blocks that are missing, or are not what was written.
+    blocks that are missing, or are not what was written. lost: packs of which nothing, or not all
+    could be read, with the first reason.
     """
 
     def __init__(self, repository: RepositoryToRead, header: Header) -> None:
@@ -83,7 +85,8 @@ class Fetcher(Generic[_Item]):
         self._read: OrderedDict[_Key, _Frame] = OrderedDict()
         self._read_bytes = 0
         self._gone: set[str] = set()
-        self._ended = False
+        self._ended = self._broken = False
+        self.lost: dict[str, str] = {}
         self.fetched = 0
         self.damaged = 0
 
@@ -121,9 +124,30 @@ class Fetcher(Generic[_Item]):
                 for data in self._repository.read(self._ranges()):
                     self._arrive(data)
                     yield
-            except FileMissing:
-                self._gone.add(self._asked[0].range.name)
+            except (FileMissing, SnapshotDamaged) as error:
+                if self._broken:
+                    raise
+                self._refuse(error)
             yield
+
+    def _refuse(self, error: FileMissing | SnapshotDamaged) -> None:
+        """Notes that nothing of a pack can be read, or not the range that was asked for first: then
+        its super blocks are asked for one by one, and a single one is left out.
+        """
+        name = self._asked[0].range.name
+        why = error.detail if isinstance(error, SnapshotDamaged) else f"{name} is missing"
+        if isinstance(error, FileMissing | FileDamaged):
+            self._gone.add(name)
+            self.lost[name] = why
+            return
+        asked = self._asked.popleft()
+        if len(asked.frames) == 1:
+            asked.frames[0].stored = _NOTHING
+            self.lost.setdefault(name, why)
+        else:
+            self._asked.extendleft(
+                _Asked(Range(name, *one.key[2:]), [one]) for one in reversed(asked.frames)
+            )
 
     def _arrive(self, data: bytes) -> None:
         asked = self._asked.popleft()
@@ -189,7 +213,7 @@ class Fetcher(Generic[_Item]):
         left = _WINDOW_BYTES
         frame = _Frame(())
         for _ in range(_WINDOW_ITEMS):
-            following = self._rest or next(self._items, None)
+            following = self._rest or self._next()
             if following is None:
                 self._ended = True
                 break
@@ -218,6 +242,14 @@ class Fetcher(Generic[_Item]):
             if left <= 0:
                 break
         return self._merge(new)
+
+    def _next(self) -> tuple[_Item, Sequence[Extent]] | None:
+        """Returns the next item, None at the end. What ends the items is no damage of a pack."""
+        try:
+            return next(self._items, None)
+        except Exception:
+            self._broken = True
+            raise
 
     def _merge(self, frames: list[_Frame]) -> list[_Asked]:
         need = {frame.key: number for number, frame in enumerate(frames)}

@@ -34,6 +34,8 @@ from ntt_backup.snapshot.restore.tree import (
 )
 
 _STEP_SECONDS: Final = 0.25
+# Packs that could not be read; the files that needed them are told besides.
+_LOST_SHOWN: Final = 20
 
 
 @dataclass(slots=True)
@@ -118,7 +120,8 @@ class Restorer:
 
     def _take_step(self) -> Step:
         step, self._step = self._step, Step()
-        step.notes = sorted(self._attributes.notes)
+        lost = sorted(self._fetcher.lost.values())
+        step.notes = [*sorted(self._attributes.notes), *lost[:_LOST_SHOWN]]
         step.fetched = self._fetcher.fetched - self._fetched
         self._fetched = self._fetcher.fetched
         return step
