@@ -1,9 +1,9 @@
 """Runs the tests that write real files on a file system of another kind than the machine's.
 
-    tests/filesystems/run ext4|xfs|btrfs [pytest's arguments]
+    tests/filesystems/run ext4|xfs|btrfs|sshfs [pytest's arguments]
 
-The file system lies in an image, and has pytest's directories. Needs root, loop devices and mkfs of
-that kind.
+The file system lies in an image, or behind an sshd of this machine, and has pytest's directories.
+Needs root, loop devices and mkfs of that kind; for sshfs FUSE, sshfs and sshd.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from tests.parallel import memory
-from tests.power.disks import FILE_SYSTEMS, mounted, new_image
+from ntt_backup.demo.interrupts import Interrupts
+from ntt_backup.demo.ssh import SshFiles
+from ntt_backup.demo.sshd import LOOPBACK, Sshd
+from tests.parallel import memory, ports
+from tests.power.disks import FILE_SYSTEMS, call, mounted, new_image, unmount
 
 _SIZE: Final = 3 << 30
 _ROOT: Final = Path(__file__).parents[2]
@@ -50,6 +53,17 @@ TESTS: Final = (
     "integration/test_stale_listings.py",
 )
 
+# By way of sshfs no file has flags, ACLs, holes, extended attributes or other names, a path has at
+# most 4,096 bytes, and each call takes its time: what remains is whole targets and takes.
+OVER_SSHFS: Final = (
+    "integration/test_receiver_directories.py",
+    "integration/test_receiver_dumps.py",
+    "integration/test_receiver_snapshots.py",
+    "acceptance/test_local_disk.py::test_every_command_works_on_a_directory",
+    "acceptance/test_local_disk.py::test_a_disk_that_is_not_mounted_gets_nothing",
+    "acceptance/test_snapshots.py",
+)
+
 
 @contextmanager
 def image(fs: str, work: Path) -> Iterator[Path]:
@@ -61,14 +75,46 @@ def image(fs: str, work: Path) -> Iterator[Path]:
         yield where
 
 
+@contextmanager
+def sshfs(work: Path) -> Iterator[Path]:
+    """A directory of this machine, by way of an sshd."""
+    files, where, there = SshFiles(work), work / "mnt", work / "there"
+    files.write()
+    for place in (where, there):
+        place.mkdir()
+    port = ports()[0]
+    files.pin(port)
+    extra = "Subsystem sftp internal-sftp\n"
+    server = Sshd(work, files.host_key, files.authorized_keys, Interrupts(), extra=extra)
+    server.start(port)
+    options = [
+        "allow_other",
+        "default_permissions",
+        "no_contain_symlinks",  # Else pytest cannot read its own links.
+        f"IdentityFile={files.identity}",
+        f"UserKnownHostsFile={files.known_hosts}",
+        "StrictHostKeyChecking=yes",
+    ]
+    try:
+        call("sshfs", "-p", str(port), "-o", ",".join(options), f"{LOOPBACK}:{there}", where)
+        yield where
+        unmount(where)
+    finally:
+        server.stop()
+
+
 def main() -> None:
     kinds: dict[str, Callable[[Path], AbstractContextManager[Path]]] = {
         **{fs: partial(image, fs) for fs in FILE_SYSTEMS},
+        "sshfs": sshfs,
     }
     if len(sys.argv) < 2 or sys.argv[1] not in kinds:
         sys.exit(f"usage: tests/filesystems/run {'|'.join(kinds)} [pytest's arguments]")
     fs, *more = sys.argv[1:]
-    tests = [one for one in more if one.startswith("tests/")]
+    chosen = [one for one in more if one.startswith("tests/")]
+    tests = chosen or [f"tests/{one}" for one in (OVER_SSHFS if fs == "sshfs" else TESTS)]
+    if fs == "sshfs":
+        more += ["-k", "not bucket"]  # They are about what a bucket's server keeps.
     with (
         tempfile.TemporaryDirectory(prefix="ntt-files-", dir=memory()) as work,
         kinds[fs](Path(work)) as where,
@@ -76,8 +122,8 @@ def main() -> None:
         Path(work).chmod(0o755)
         argv = [sys.executable, "-m", "pytest", "-n0", "-q", f"--basetemp={where / 'pytest'}"]
         # Else links of pytest to its last directories would lie there, and be followed.
-        argv += ["-p", "no:cacheprovider", *([] if tests else (f"tests/{one}" for one in TESTS))]
-        done = subprocess.run([*argv, *more], cwd=_ROOT, env=os.environ, check=False)
+        argv += ["-p", "no:cacheprovider", *tests, *(one for one in more if one not in chosen)]
+        done = subprocess.run(argv, cwd=_ROOT, env=os.environ, check=False)
     sys.exit(done.returncode)
 
 
