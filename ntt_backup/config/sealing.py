@@ -69,6 +69,10 @@ NOT_SEALED: Final = (
 )
 
 
+class OtherIdentities(ConfigError):
+    """No identity of the operator's opens what is sealed."""
+
+
 class Keyring:
     """Opens what is sealed, by the identities in a file. The file is read when it is first needed.
 
@@ -110,9 +114,9 @@ class Keyring:
         if not self.fits:
             raise self.foreign()
 
-    def foreign(self) -> ConfigError:
+    def foreign(self) -> OtherIdentities:
         """Returns the error for what is sealed for others."""
-        return ConfigError(
+        return OtherIdentities(
             f"what is sealed is sealed for other identities than those in {self._file}",
             hint="give the file of a recipient that it was sealed for: --identity FILE, or"
             " pack.identity_file",

@@ -51,7 +51,7 @@ class Sealing:
 
 def opened(pieces: Iterator[bytes], keyring: Keyring) -> Generator[bytes, None, None]:
     """Yields what was sealed; less than all of it where it was altered or cut off. Raises what
-    pieces raises, and ConfigError.
+    pieces raises, OtherIdentities, and ConfigError where no identity is given.
     """
     known = known_identities(keyring.identities)
     out, into = os.pipe()

@@ -14,6 +14,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import IO, Final
 
+from ntt_backup.config.sealing import OtherIdentities
 from ntt_backup.dump.record import Stored
 from ntt_backup.dump.remote_dir import RemoteDir
 from ntt_backup.dump.series import SeriesDamaged, replay
@@ -71,14 +72,21 @@ def with_bases(names: Iterable[str], known: Mapping[str, Stored]) -> frozenset[s
 
 
 class DumpText:
-    """What pg_dump wrote, of the last one of a chain; read once. damaged: after less than all of it
-    the dump that is at fault, and why.
+    """What pg_dump wrote, of the last one of a chain; read once.
+
+    Attributes:
+        damaged: After less than all of it the dump that is at fault; "" else.
+        why: That dump is damaged, in words.
+        refused: The error where that dump is sealed for other identities.
+        begun: Content of a dump has come, so it could be opened.
     """
 
     def __init__(self, remote_dir: RemoteDir, chain: Sequence[Stored]) -> None:
         self._remote_dir = remote_dir
         self._chain = chain
         self.damaged = self.why = ""
+        self.refused: OtherIdentities | None = None
+        self.begun = False
 
     def __iter__(self) -> Generator[bytes, None, None]:
         last, first = self._chain[-1], self._chain[0]
@@ -111,7 +119,8 @@ class DumpText:
         """Yields a dump as it is stored; notes afterwards whether it is what was stored once."""
         digest, size = hashlib.sha256(), 0
         said, right = (one.record.bytes, one.record.sha256) if one.record is not None else (0, "")
-        for piece in self._remote_dir.fetch(one.name):
+        for piece in self._fetched(one.name):
+            self.begun = True
             digest.update(piece)
             size += len(piece)
             if size > max(said, one.size or 0):
@@ -124,7 +133,17 @@ class DumpText:
             if size <= said:  # What a record does not tell of is read to its end, and dropped.
                 yield piece
         if (said, right) != (size, digest.hexdigest()):
-            self.damaged, self.why = one.name, "its SHA-256 is another"
+            other = "it is sealed for other identities" if self.refused else ""
+            self.damaged, self.why = one.name, other or "its SHA-256 is another"
+
+    def _fetched(self, name: str) -> Iterator[bytes]:
+        """Yields a dump as it is stored; nothing of one that no identity opens. Whoever may write
+        to the target can put that there: it is damage of that dump.
+        """
+        try:
+            yield from self._remote_dir.fetch(name)
+        except OtherIdentities as error:
+            self.refused = error
 
     def _save(self, one: Stored, file: IO[bytes]) -> None:
         with _keeping():

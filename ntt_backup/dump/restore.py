@@ -37,6 +37,7 @@ from ntt_backup.catalog import connection, dump_history
 from ntt_backup.catalog.restorer import restorer
 from ntt_backup.config import RemoteConfig, identity
 from ntt_backup.config.host_key import HostKeys, Origin
+from ntt_backup.config.sealing import OtherIdentities
 from ntt_backup.dump import pg_programs, toc
 from ntt_backup.dump.chain import ChainBroken, DumpText, chain_of
 from ntt_backup.dump.record import DumpRecord, Stored
@@ -108,6 +109,7 @@ def restore_catalog(
 
     Raises:
         DumpFailed: No dump can be restored; the database is as it was.
+        OtherIdentities: No sealed dump can be opened; the database is as it was.
         BackupError: Anything else is away, or refuses; the database is as it was.
     """
     application, keys = identity.application("restore"), HostKeys.of(settings)
@@ -140,8 +142,12 @@ def restore_catalog(
         # In the order of arrival, which no record can claim.
         trusted.sort(key=lambda one: (one.arrived or one.begun, one.age))
         tries += [(one, ours) for one in reversed(trusted)]
-        damaged = ""
+        damaged, begun = "", False
+        refused: OtherIdentities | None = None
         for one, known in tries:
+            assert one.record is not None
+            if refused is not None and not (begun or one.record.sealed):
+                break  # With another identity a newer one would come back.
             if not one.whole:
                 warn(f"{one.name} {one.torn}")
                 continue
@@ -165,9 +171,12 @@ def restore_catalog(
                 left_out = back.rows(text, one)
                 if left_out is not None:
                     return Recalled(one, one.origin(keys), user, (), others, left_out)
+            refused, begun = text.refused or refused, text.begun or begun
             damaged = text.damaged or one.name
             why = "" if damaged == one.name else f" cannot be read: {damaged}"
             warn(f"{one.name}{why} is damaged: {text.why or 'its SHA-256 is another'}")
+    if refused is not None and not begun:
+        raise refused
     if strangers and not tries:
         raise nobody_vouches(settings.target, keys, strangers, name, trust_target=trust_target)
     if name is not None:

@@ -17,6 +17,7 @@ from ntt_backup.catalog import connection, dump_history
 from ntt_backup.catalog.restorer import Restorer
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.host_key import HostKey, HostKeys, Origin
+from ntt_backup.config.sealing import Keyring
 from ntt_backup.dump import pg_programs, record, restore, rows_only
 from ntt_backup.dump.record import SERIES, Contents, Stored
 from ntt_backup.dump.rows_only import restore_rows
@@ -186,13 +187,15 @@ def test_rows_come_back_of_what_is_whole_and_the_reason_is_kept_where_they_do_no
 
 
 class Shelf:
-    """A target with dumps, and an empty database. bad: dumps whose content is another. whole, rows:
-    the dumps that came back in either way, also those that turned out to be damaged.
+    """A target with dumps, and an empty database. bad: dumps whose content is another; foreign:
+    that are sealed for others. whole, rows: the dumps that came back in either way, also those that
+    turned out to be damaged.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.dumps: list[Stored] = []
         self.bad: set[str] = set()
+        self.foreign: set[str] = set()
         self.whole_of: list[str] = []
         self.rows_of: list[str] = []
         self.warned: list[str] = []
@@ -232,8 +235,17 @@ class Shelf:
 
     def _is_good(self, text: Any, one: Stored) -> bool:
         names = [member.name for member in text._chain]
+        if self.foreign.intersection(names):
+            list(text)
+            return False
+        text.begun = True
         text.damaged = next((name for name in names if name in self.bad), "")
         return not text.damaged
+
+    def fetch(self, name: str) -> Iterator[bytes]:
+        """Of all dumps that are read, nothing can be opened."""
+        yield from ()
+        raise Keyring().foreign()
 
     def back(self, tell: bool = False, **how: Any) -> restore.Recalled:
         tells = self.told.append if tell else None
@@ -270,6 +282,33 @@ def test_the_newest_good_dump_of_this_host_comes_back_whole(place: Shelf) -> Non
     assert passed.startswith(f"{place.dumps[4].name} is passed over, since it is not of this host")
     assert incomplete == f"{torn.name} is not complete: it has 7 bytes"
     assert damaged == f"{place.dumps[2].name} is damaged: its SHA-256 is another"
+
+
+def sealed(number: int) -> Stored:
+    return replace(ours(number, sealed=2000), size=2000)
+
+
+def test_a_dump_that_is_sealed_for_others_is_told_and_the_one_before_it_is_taken(
+    place: Shelf,
+) -> None:
+    place.dumps = [sealed(n) for n in (1, 2, 3)]
+    place.foreign = {place.dumps[2].name}
+    assert place.back().dump == place.dumps[1]
+    assert place.warned == [f"{place.dumps[2].name} is damaged: it is sealed for other identities"]
+
+
+def test_where_no_sealed_dump_opens_the_identity_is_told(place: Shelf) -> None:
+    """And one of the time before the bucket was sealed is not taken instead."""
+    place.dumps = [ours(1), sealed(2), sealed(3)]
+    place.foreign = {one.name for one in place.dumps[1:]}
+    for name in (None, place.dumps[2].name):
+        with pytest.raises(ConfigError, match="for other identities than those in"):
+            place.back(name=name)
+    assert place.dumps[0].name not in place.whole_of
+    assert place.back(name=place.dumps[0].name).dump == place.dumps[0]
+    place.foreign.remove(place.dumps[1].name)
+    place.bad = {place.dumps[1].name}
+    assert place.back().dump == place.dumps[0]
 
 
 def test_what_is_passed_over_is_told_to_whoever_asked_for_it(place: Shelf) -> None:
