@@ -36,6 +36,8 @@ from ntt_backup.snapshot.format.entry import (
 from ntt_backup.snapshot.format.manifest import (
     END_BYTES,
     FORMAT,
+    MAX_CHAIN,
+    MAX_HEADER,
     Header,
     ManifestReader,
     ManifestWriter,
@@ -378,6 +380,29 @@ def test_what_is_no_seal_is_refused(seal: bytes, why: str) -> None:
     text = TEXT.removesuffix(end) + seal.replace(b"%b", right)
     with pytest.raises(SnapshotDamaged, match=why):
         read(zstandard.ZstdCompressor().compress(text))
+
+
+@pytest.mark.parametrize(
+    ("member", "why"),
+    [
+        ({"x": "\U0001f600" + "A" * (2 << 20)}, "header of a manifest is too long"),
+        ({"host": "\U0001f600" + "A" * (128 << 10)}, "the header of a manifest"),
+        ({"roots": ["/srv" + "A" * (64 << 10), "/etc" + "A" * (64 << 10)]}, "the header"),
+    ],
+    ids=["a member that is passed over", "a host", "roots"],
+)
+def test_a_header_is_bounded_before_it_is_kept(member: dict[str, object], why: str) -> None:
+    """Some kilobytes, compressed, would take hundreds of megabytes of memory."""
+    line = json.dumps({**json.loads(FIRST), **member}, ensure_ascii=False).encode() + b"\n"
+    with pytest.raises(SnapshotDamaged, match=why):
+        ManifestReader([zstandard.ZstdCompressor().compress(line)])
+
+
+def test_a_header_has_room_for_the_longest_chain() -> None:
+    names = [f"20260102T030405Z-{number:08x}" for number in range(MAX_CHAIN)]
+    said = {"chain": names, "version": names[-1], "parent": names[-2]}
+    line = json.dumps({**json.loads(FIRST), **said}).encode()
+    assert len(line) < MAX_HEADER - (128 << 10)
 
 
 def test_a_line_that_is_too_long_is_given_up_before_it_has_ended(

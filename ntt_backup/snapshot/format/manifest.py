@@ -50,6 +50,11 @@ from ntt_backup.wire.snapshot_names import begun, is_set, moment_of
 FORMAT: Final = "ntt-snapshot 1"
 # A version of each minute of a month.
 MAX_CHAIN: Final = 50_000
+# Bytes of a header's line: a chain of that length takes 1.5 MB. JSON of several megabytes takes
+# thirty times as much memory while it is read.
+MAX_HEADER: Final = 2 << 20
+# Characters of the other texts in a header, together. Whoever lists versions holds all headers.
+_MAX_TEXTS: Final = 128 << 10
 # Most of it are digests, which no level makes smaller.
 _LEVEL: Final = 1
 _PIECE: Final = 1 << 16
@@ -207,6 +212,8 @@ class ManifestReader:
         self.trailer: Trailer | None = None
         self.seal: Seal | None = None
         first, end, rest = next(self._blocks, b"").partition(b"\n")
+        if len(first) > MAX_HEADER:
+            raise SnapshotDamaged("the header of a manifest is too long")
         self._digest.update(first + end)
         self.header_sum = blake3(first + end).digest()
         self._blocks = chained([rest] if rest else [], self._blocks)
@@ -392,6 +399,8 @@ def _header(said: dict[str, Any]) -> Header:
         header = Header(**{name: said[name] for name in Header.__slots__})
         header = replace(header, chain=tuple(header.chain), roots=tuple(header.roots))
         require(len(header.chain) <= MAX_CHAIN)
+        texts = (header.host, header.clock, header.target, *header.roots)
+        require(sum(map(len, texts)) <= _MAX_TEXTS)
         check_text(header.host, header.target, *header.chain, *header.roots)
         require(is_set(header.set) and is_sum(header.key))
         for version in header.chain:
