@@ -56,4 +56,6 @@ def test_what_keeps_no_promise_is_found(play: Play, name: str) -> None:
 def test_what_must_be_found_and_is_not_is_told() -> None:
     assert not Played("control-cp", "ext4", 1, images=9).right
     assert not Played("small", "ext4", 1, "early-name", images=9).right
+    assert Played("small", "xfs", 1, "early-name", images=9).right
+    assert not Played("small", "xfs", 1, "early-receipt", images=9).right
     assert Played("small", "ext4", 1, images=9).right
