@@ -152,6 +152,10 @@ def _make(remote: RemoteSettings) -> _Ready:
     return _Ready(remote, _environment(), client, credentials)
 
 
+_EARLIEST: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_LATEST: Final = datetime(9999, 1, 1, tzinfo=UTC)
+
+
 @contextmanager
 def _explained() -> Iterator[None]:
     """Raises ConfigError for what botocore cannot make a client of."""
@@ -166,8 +170,9 @@ def _explained() -> Iterator[None]:
 
 
 def _moment(text: str) -> datetime:
-    """Returns a time of an answer; it is in UTC where it names no zone. Raises
-    ResponseParserError.
+    """Returns a time of an answer in UTC, which is also meant where it names no zone. A time before
+    1970 counts as 1970, one of the year 9999 as its beginning: nobody who counts days from there
+    may leave what a datetime can hold. Raises ResponseParserError.
     """
     # A listing has a thousand: botocore would spend three quarters of its work on them. The header
     # of each object has one, too.
@@ -181,7 +186,8 @@ def _moment(text: str) -> datetime:
         found = found or parse_timestamp(text)
     except (ValueError, OverflowError, RuntimeError) as error:
         raise ResponseParserError(str(error)) from error
-    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+    known = found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+    return min(max(known, _EARLIEST), _LATEST).astimezone(UTC)
 
 
 class _Files(JSONFileLoader):

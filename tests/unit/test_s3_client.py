@@ -3,7 +3,7 @@
 import io
 import json
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -87,6 +87,24 @@ def test_a_listing_with_what_is_no_time_is_that_of_no_object_store(
 ) -> None:
     with pytest.raises(RemoteDenied, match="no object store"):
         _listed(monkeypatch, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "year"),
+    [
+        ("0001-01-01T00:00:00+14:00", 1970),
+        ("0001-01-01T00:00:00Z", 1970),
+        ("9999-12-31T23:59:59-14:00", 9999),
+        ("Fri, 31 Dec 9999 23:59:59 -1400", 9999),
+    ],
+)
+def test_a_time_that_no_clock_can_reach_leaves_room_to_count_from(
+    monkeypatch: pytest.MonkeyPatch, text: str, year: int
+) -> None:
+    (found,) = _listed(monkeypatch, text)
+    assert found.modified is not None
+    assert (found.modified.year, found.modified.tzinfo) == (year, UTC)
+    assert found.modified + timedelta(days=300) > found.modified.astimezone()
 
 
 def _listed(monkeypatch: pytest.MonkeyPatch, modified: str) -> list[ObjectInfo]:
