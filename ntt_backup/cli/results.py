@@ -35,6 +35,11 @@ def report(
     sys.exit(exit_code)
 
 
+def warn(text: str) -> None:
+    """Prints a warning, which may have text of strangers in it."""
+    click.echo(f"warning: {printable(text)}", err=True)
+
+
 def failed(target: str, error: BackupError) -> dict[str, Any]:
     """Returns what a program is told of an error that ends a command, or a target's part of it."""
     return {"target": target, "error": error.fields, "exit_code": error.exit_code}

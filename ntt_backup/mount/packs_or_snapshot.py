@@ -141,9 +141,10 @@ def mount_version(
     origins: Origins,
     *,
     scratch: Path,
+    tell: Callable[[str], object] = lambda _: None,
 ) -> Mounted:
     """Mounts the tree of a version, which wanted names as `versions.choose` knows it, on a
-    directory, an absolute path. A process stays until it is unmounted.
+    directory, an absolute path. A process stays until it is unmounted. tell: as there.
 
     scratch: where the manifest's lines lie meanwhile. Raises MountImpossible, SnapshotDamaged, and
     what a repository raises.
@@ -156,7 +157,7 @@ def mount_version(
         tempfile.NamedTemporaryFile(dir=scratch) as file,
     ):
         with closing(open_repository()) as repository:
-            manifest = open_manifest(repository, choose(repository, wanted, origins))
+            manifest = open_manifest(repository, choose(repository, wanted, origins, tell))
             starts = write_lines(manifest, file)
         header, trailer = manifest.header, manifest.trailer
         assert trailer is not None  # since the lines have ended

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import Final, NamedTuple
@@ -41,6 +41,8 @@ _UNTOLD: Final = 1970
 # Enough for a header and a trailer, as a rule.
 _END: Final = 16 << 10
 _TRAILER: Final = 4 << 10
+# Versions that are passed over, by name.
+_TOLD: Final = 10
 # Versions of others, newer than all of this host, that are looked at.
 _MOST_FOREIGN: Final = 500
 
@@ -118,7 +120,12 @@ def versions(repository: RepositoryToRead, below: str = "") -> list[Version]:
     return [Version(*key, tuple(files)) for key, files in sorted(found.items())]
 
 
-def choose(repository: RepositoryToRead, wanted: str, origins: Origins = NOBODY) -> Version:
+def choose(
+    repository: RepositoryToRead,
+    wanted: str,
+    origins: Origins = NOBODY,
+    tell: Callable[[str], object] = lambda _: None,
+) -> Version:
     """Returns the version that `SET` or `SET@VERSION` means. Raises ConfigError where there is
     none, or more than one.
 
@@ -127,6 +134,7 @@ def choose(repository: RepositoryToRead, wanted: str, origins: Origins = NOBODY)
         wanted: `SET` means the newest of this host; where this host made none that is known, the
             one that arrived last. Of a version the first letters are enough.
         origins: Who made versions.
+        tell: Is told of each newer version that is passed over, and why.
     """
     name, _, begin = wanted.partition("@")
     require_set(name)
@@ -141,7 +149,19 @@ def choose(repository: RepositoryToRead, wanted: str, origins: Origins = NOBODY)
         )
     if begin:
         return fitting[0]
-    return newest_of_host(repository, whole, origins) or _last_arrived(repository, whole)
+    ours = newest_of_host(repository, whole, origins)
+    chosen = ours or _last_arrived(repository, whole)
+    newer = [one for one in whole if one.name > chosen.name]
+    with suppress(ConfigError, RemoteDenied):  # They may not be read, so nothing is known of them.
+        for known in facts(repository, newer[: -_TOLD - 1 : -1], origins):
+            if known.problem:
+                tell(f"{known.version} is passed over, since it is damaged: {known.problem}")
+            elif ours is not None:
+                text, why = known.origin.text, known.origin.why
+                tell(f"{known.version} is passed over, since it is {text}: {why}")
+        if len(newer) > _TOLD:
+            tell(f"{len(newer) - _TOLD:,} more are passed over: see snapshot list {name}")
+    return chosen
 
 
 def newest_of_host(

@@ -329,8 +329,13 @@ def test_a_version_that_is_sealed_for_others_is_damaged_and_ends_no_command(
     found = list(facts(place, versions(place, "etc")))
     assert [one.header is not None for one in found] == [False, True, False]
     assert all("sealed for other identities" in found[n].problem for n in (0, 2))
-    for wanted in ("etc", f"etc@{good}"):
-        assert choose(repository(bucket, tmp_path, owner), wanted).name == good
+    told: list[str] = []
+    for wanted in (f"etc@{good}", "etc"):
+        assert not told
+        place = repository(bucket, tmp_path, owner)
+        assert choose(place, wanted, NOBODY, told.append).name == good
+    (said,) = told
+    assert said.startswith("etc@20260202T030405Z-0123abcd is passed over, since it is damaged: ")
     checked = verify(repository(bucket, tmp_path, owner), Question())
     assert (checked.versions, len(checked.damaged), checked.exit_code) == (3, 2, 7)
 

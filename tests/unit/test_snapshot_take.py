@@ -866,7 +866,10 @@ def test_a_version_for_another_target_is_no_parent_and_not_the_newest(
     there.set, there.keys, there.target, there.now = taker.set, KEYS, "b", taker.now
     second = there.take()
     taker.repository.files |= there.repository.files
-    assert str(choose(taker.repository, "s", taker.origins)) == f"s@{first.version}"
+    told: list[str] = []
+    assert str(choose(taker.repository, "s", taker.origins, told.append)) == f"s@{first.version}"
+    (said,) = told
+    assert said.startswith(f"s@{second.version} is passed over, since it is of another target")
     third = taker.take()
     assert (third.parent, taker.problems) == (first.version, {})
     shutil.rmtree(tmp_path / "cache")

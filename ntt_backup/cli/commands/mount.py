@@ -14,7 +14,7 @@ import click
 
 from ntt_backup.cli.common import Common, GivenPath, prefix_option, result_options
 from ntt_backup.cli.completion import set_names
-from ntt_backup.cli.results import FirstLines, fields_of, report
+from ntt_backup.cli.results import FirstLines, fields_of, report, warn
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.host_key import Origin
 from ntt_backup.errors import SOME_FAILED, ConfigError
@@ -122,7 +122,7 @@ def _mount_version(
     began = time.monotonic()
     origins = Origins.of(settings)
     made = mount_version(
-        lambda: open_repository(settings), wanted, directory, origins, scratch=scratch
+        lambda: open_repository(settings), wanted, directory, origins, scratch=scratch, tell=warn
     )
     took = time.monotonic() - began
     said = f"{made.set}@{made.version}, {many(made.files, 'file')}, {size(made.bytes)}, in"

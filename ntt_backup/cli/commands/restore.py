@@ -26,7 +26,7 @@ from ntt_backup.cli.common import (
     writing,
     written,
 )
-from ntt_backup.cli.results import count_lines, failure_lines, fields_of, report, strangers
+from ntt_backup.cli.results import count_lines, failure_lines, fields_of, report, strangers, warn
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.host_key import Origin
 from ntt_backup.config.timetable import Timetable
@@ -206,7 +206,7 @@ def _restore_catalog(
     settings = common.load(RemoteConfig, identity_flag(identity))
     found = restore_catalog(
         settings,
-        lambda text: click.echo(f"warning: {printable(text)}", err=True),
+        warn,
         name=name,
         trust_target=trust_target,
         allow_superuser=allow_superuser,

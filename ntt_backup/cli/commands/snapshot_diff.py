@@ -11,6 +11,7 @@ import click
 from ntt_backup.cli.commands.snapshot_show import entry_fields
 from ntt_backup.cli.common import Common, json_option
 from ntt_backup.cli.completion import set_names
+from ntt_backup.cli.results import warn
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.host_key import Origin
 from ntt_backup.errors import ConfigError
@@ -46,7 +47,7 @@ def diff(common: Common, old: str, new: str, as_json: bool) -> None:
     origins = Origins.of(settings)
     with closing(open_repository(settings)) as repository:
         if not new and old == name:
-            after = choose(repository, name, origins)
+            after = choose(repository, name, origins, warn)
             older = [
                 one for one in versions(repository, name) if one.whole and one.name < after.name
             ]
@@ -57,9 +58,9 @@ def diff(common: Common, old: str, new: str, as_json: bool) -> None:
                 )
             before = newest_of_host(repository, older, origins) or older[-1]
         else:
-            before = choose(repository, old, origins)
+            before = choose(repository, old, origins, warn)
             after = choose(
-                repository, name + new if not new or new.startswith("@") else new, origins
+                repository, name + new if not new or new.startswith("@") else new, origins, warn
             )
         for known in facts(repository, [before, after], origins):
             if known.origin != Origin.OURS:

@@ -10,7 +10,7 @@ import click
 
 from ntt_backup.cli.common import Common, destination_option, jobs_option, result_options
 from ntt_backup.cli.completion import set_names
-from ntt_backup.cli.results import fields_of, first_lines, report
+from ntt_backup.cli.results import fields_of, first_lines, report, warn
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.host_key import Origin
 from ntt_backup.format import duration, many, printable, size
@@ -105,6 +105,7 @@ def restore(
             trust=trust_target,
             on_progress=lambda done: line.show(lambda: progress_text(done)),
             before_writing=lambda: confine([destination]),
+            tell=warn,
         )
     fields = {"target": common.target, **fields_of(done)}
     report(fields, lines(done, destination), done.exit_code, as_json=as_json)

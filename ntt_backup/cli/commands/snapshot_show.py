@@ -13,6 +13,7 @@ import click
 from ntt_backup.cli.commands.snapshot_list import fields, line
 from ntt_backup.cli.common import Common, json_option
 from ntt_backup.cli.completion import set_names
+from ntt_backup.cli.results import warn
 from ntt_backup.config import RemoteConfig
 from ntt_backup.format import moment, printable
 from ntt_backup.snapshot.format.entry import DIRECTORY, FIFO, FILE, HARD_LINK, SYMLINK, Entry
@@ -44,7 +45,7 @@ def show(common: Common, version: str, files: bool, as_json: bool) -> None:
     settings = common.load(RemoteConfig)
     origins = Origins.of(settings)
     with closing(open_repository(settings)) as repository:
-        chosen = choose(repository, version, origins)
+        chosen = choose(repository, version, origins, warn)
         if files:
             for entry in open_manifest(repository, chosen).entries():
                 click.echo(json.dumps(entry_fields(entry)) if as_json else entry_line(entry))

@@ -94,18 +94,20 @@ def restore(
     trust: bool = False,
     on_progress: Callable[[Restored], object] = lambda _: None,
     before_writing: Callable[[], object] = lambda: None,
+    tell: Callable[[str], object] = lambda _: None,
 ) -> Restored:
     """Restores what `SET` or `SET@VERSION` means; patterns: only files that fit one of them, see
     `choice`. Raises ConfigError, RemoteError (SnapshotDamaged too), DestinationError, LockHeld.
 
     origins: who made versions; one that this host did not make is refused, unless trust.
     before_writing is called once the directory is there, and before anything is written into it.
+    tell hears of newer versions that are passed over, see `choose`.
     """
     began = time.monotonic()
     done = Restored()
     with ExitStack() as stack:
         repository = stack.enter_context(closing(open_repository()))
-        version = choose(repository, wanted, origins)
+        version = choose(repository, wanted, origins, tell)
         done.version = version.name
         root = stack.enter_context(_destination(to))
         before_writing()
