@@ -289,12 +289,14 @@ class _Check:
         sizes: dict[str, int | None] = {}
         for row in rows_in(self.conn, self.target, one):
             if row.copied and is_blobid(row.blobid):
+                large = row.size is not None and row.size >= LARGE_BLOB
                 for pack, failure in held:
-                    if pack.low <= row.blobid <= pack.high:
+                    # A large blob is in a pack alone, or an object of its own.
+                    if pack.low <= row.blobid <= pack.high and (not large or pack.low == pack.high):
                         missing[row.blobid] = Failure(row.blobid, failure.reason, failure.detail)
                         sizes[row.blobid] = row.size
                         break
-        # A large blob is alone in its pack because its own key has something else.
+        # Where a pack has one blob, its own key had something else.
         alone = {pack.low for pack, _ in held if pack.low == pack.high}
         for digest, size in names.below(name, lambda *_: None):
             blobid = digest.hex()
@@ -304,8 +306,8 @@ class _Check:
             raise self.tables.keyring.foreign()
         gone = list(missing.values())
         if gone and self.question.way == "download":
-            large = {one for one, size in sizes.items() if size is not None and size >= LARGE_BLOB}
-            gone = self._read_elsewhere(gone, names, {bytes.fromhex(one) for one in large})
+            own = {bytes.fromhex(one) for one in missing if (sizes[one] or 0) >= LARGE_BLOB}
+            gone = self._read_elsewhere(gone, names, own)
         for failure in gone:
             self.found.wrong.add(failure)
         for first in range(0, len(gone), _RECORD_BLOBS):
@@ -314,18 +316,18 @@ class _Check:
         self.on_progress(self.found)
 
     def _read_elsewhere(
-        self, lost: list[Failure], names: BucketNames, large: Container[bytes]
+        self, lost: list[Failure], names: BucketNames, own: Container[bytes]
     ) -> list[Failure]:
         """Reads blobs from packs that the ledger does not have, such as a run has left that died,
-        and large ones from their own objects. Packs in which some are right the ledger has from
-        now on, so that checks look at them.
+        and those in `own` from objects of their own. Packs in which some are right the ledger has
+        from now on, so that checks look at them.
 
         Returns what is right nowhere.
         """
         sink = Hashing()
         sink.failures = lost
         good: list[PackObject] = []
-        for key in give_elsewhere(self.bucket, self.tables, sink, None, large):
+        for key in give_elsewhere(self.bucket, self.tables, sink, None, own):
             name, info = PackKey.read(key), self.bucket.head(key)
             if name is not None and info is not None:
                 good.append(PackObject(name, info.size, info.modified))

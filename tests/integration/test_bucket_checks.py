@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, date, datetime
 from functools import partial
@@ -89,11 +89,12 @@ def verified(
     code: int = 0,
     identity: Path | None = None,
     host: Path | None = None,
+    recipients: Sequence[str] = (),
     **question: Any,
 ) -> Findings:
     found = verify_bucket(
         conn,
-        bucket_settings(identity=identity, host=host),
+        bucket_settings(identity=identity, host=host, recipients=recipients),
         Question(**question),
         on_progress=lambda found: None,
         on_outage=lambda error, seconds: None,
@@ -478,6 +479,22 @@ def test_a_pack_that_this_host_has_not_signed_stands_for_no_lost_one(
 
     assert twice.key in bucket.objects
     assert pending(catalog) == {blobid_of(one) for one in blobs[10:]}
+
+
+def test_a_large_blob_was_in_no_lost_pack_of_several(
+    catalog: Connection, bucket: FakeBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is an object of its own from before the bucket was sealed, and is checked as that."""
+    for module in ("verify_bucket", "remote_names"):
+        monkeypatch.setattr(f"ntt_backup.audit.{module}.LARGE_BLOB", 100_000)
+    owner, large = Person.new(), random.Random(1).randbytes(150_000)
+    put_large(bucket, large)
+    Ledger(catalog, TARGET).record(register(catalog, [large]), [])
+    gone = back_up(catalog, bucket, contents(300, 1), owner)
+    del bucket.objects[gone.key]
+    key = owner.file(tmp_path / "key")
+    assert verified(catalog, identity=key, recipients=[owner.public], code=7).requeued == 300
+    assert blobid_of(large) not in pending(catalog)
 
 
 def test_a_large_blob_whose_pack_is_lost_is_read_where_its_own_object_is(
