@@ -385,7 +385,7 @@ def test_what_is_no_seal_is_refused(seal: bytes, why: str) -> None:
 @pytest.mark.parametrize(
     ("member", "why"),
     [
-        ({"x": "\U0001f600" + "A" * (2 << 20)}, "header of a manifest is too long"),
+        ({"x": "\U0001f600" + "A" * (3 << 20)}, "a line of a manifest is too long"),
         ({"host": "\U0001f600" + "A" * (128 << 10)}, "the header of a manifest"),
         ({"roots": ["/srv" + "A" * (64 << 10), "/etc" + "A" * (64 << 10)]}, "the header"),
     ],

@@ -208,12 +208,10 @@ class ManifestReader:
         self._proved = proved
         # Of the entries' lines, as far as they were read.
         self._length = 0
-        self._blocks = _whole_lines(ZstdStream(data))
+        self._blocks = _whole_lines(ZstdStream(data), MAX_HEADER)
         self.trailer: Trailer | None = None
         self.seal: Seal | None = None
         first, end, rest = next(self._blocks, b"").partition(b"\n")
-        if len(first) > MAX_HEADER:
-            raise SnapshotDamaged("the header of a manifest is too long")
         self._digest.update(first + end)
         self.header_sum = blake3(first + end).digest()
         self._blocks = chained([rest] if rest else [], self._blocks)
@@ -355,20 +353,26 @@ def _in_order(last: bytes, keys: list[bytes]) -> bytes:
     return keys[-1]
 
 
-def _whole_lines(stream: ZstdStream) -> Iterator[bytes]:
-    """Yields the lines of a stream, many together, each with its end."""
+def _whole_lines(stream: ZstdStream, first: int = MAX_LINE) -> Iterator[bytes]:
+    """Yields the lines of a stream, many together, each with its end.
+
+    Args:
+        stream: The lines.
+        first: The most bytes of the first line, but for a piece.
+    """
+    most = first
     rest: list[bytes] = []
     length = 0
     while piece := stream.read(_PIECE):
         if end := piece.rfind(b"\n") + 1:
             whole = b"".join((*rest, piece[:end]))
             # Long lines are in memory no more often than need be.
-            rest, length = [piece[end:]], len(piece) - end
+            rest, length, most = [piece[end:]], len(piece) - end, MAX_LINE
             yield whole
         else:
             rest.append(piece)
             length += len(piece)
-            if length > MAX_LINE:
+            if length > most:
                 raise SnapshotDamaged("a line of a manifest is too long")
     if length:
         raise SnapshotDamaged("a manifest breaks off")
