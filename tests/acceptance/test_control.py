@@ -88,7 +88,7 @@ def test_a_daemon_is_paused_limited_hurried_and_stopped(env: Environment, link: 
         # What was asked for holds over new settings, and that is said.
         env.write_config(run={"bwlimit": "90kB"})
         run.send_signal(signal.SIGHUP)
-        wait_until(lambda: "run.bwlimit" in env.output(), "a word on the limit")
+        wait_until(lambda: "the new run.bwlimit waits" in env.output(), "a word on it")
         assert "`ntt-backup-remote --config" in env.output()
         state = env.status()["daemon"]
         assert (state["paused"], state["pid"]) == (True, run.pid)

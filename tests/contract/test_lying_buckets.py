@@ -251,6 +251,21 @@ def test_a_listing_may_be_in_the_order_of_bytes_or_of_directories(
         list(bucket.list(""))
 
 
+def test_a_listing_that_goes_on_and_does_not_say_where_is_not_whole(
+    liar: Liar, bucket: S3Bucket
+) -> None:
+    last = liar.answers(page("backup/packs/b", more=FULL))
+
+    def say(handler: BaseHTTPRequestHandler) -> None:
+        liar.say = last
+        liar.answers(page("backup/packs/a", more=FULL, token="a"))(handler)
+
+    for first in (say, last):
+        liar.say = first
+        with pytest.raises(RemoteUnreachable, match="does not go on"):
+            list(bucket.list("packs/"))
+
+
 def test_a_listing_of_empty_pages_ends(liar: Liar, bucket: S3Bucket) -> None:
     def empty(handler: BaseHTTPRequestHandler) -> None:
         liar.answers(page(more=FULL, token=f"t{liar.asked}"))(handler)

@@ -592,6 +592,27 @@ def test_a_chain_with_a_gap_is_named_and_ends_no_loop() -> None:
         chain_of(own["1"], own)
 
 
+def test_a_chain_for_which_there_is_no_memory_is_damage_of_its_dump(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def without_memory(files: object) -> Iterator[bytes]:
+        yield b"some"
+        raise MemoryError
+
+    class RemoteDir:
+        def fetch(self, name: str) -> Iterator[bytes]:
+            yield from ()
+
+    monkeypatch.setattr("ntt_backup.dump.chain.replay", without_memory)
+    (one,) = a_chain(0)
+    assert one.record is not None
+    found = DumpText(
+        cast(DumpsByShell, RemoteDir()), [replace(one, record=replace(one.record, text_bytes=9))]
+    )
+    assert list(found) == [b"some"]
+    assert found.damaged == one.name
+
+
 def test_the_longest_chain_comes_back_and_a_longer_one_is_refused(tmp_path: Path) -> None:
     text, series = b"".join(rows(50)), Series(tmp_path, size=512, most=2048)
     series.add(text)

@@ -493,3 +493,5 @@ def test_the_lines_of_a_daemon_show_no_pause_that_has_ended_and_no_trouble_twice
     ]
     shown = Target.of(facts(daemon=daemon(recent=recent)), NOW).recent
     assert [one[0] for one in shown] == ["4", "5", "6"]
+    shown = Target.of(facts(daemon=daemon(recent=recent[:5])), NOW).recent
+    assert [one[0] for one in shown] == ["4", "5"]

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from ntt_backup.config.host_key import Origin
 from ntt_backup.dump.retention import Retention
 from ntt_backup.snapshot import retention
+from ntt_backup.snapshot.format.manifest import Header
 from ntt_backup.snapshot.repository.contract import StoredFile
 from ntt_backup.snapshot.repository.names import MANIFEST, MAP, FileName
-from ntt_backup.snapshot.retention import Known, Plan, plan
-from ntt_backup.snapshot.versions import Version
+from ntt_backup.snapshot.retention import Known, Plan, doubts, plan
+from ntt_backup.snapshot.versions import Facts, Version
 from ntt_backup.wire.snapshot_names import begun
 
 NOW = datetime(2026, 3, 31, 12, tzinfo=UTC)
@@ -153,3 +154,34 @@ def test_many_versions_of_strangers_within_an_hour_are_a_crowd() -> None:
     assert retention._crowd(cast(Any, found), 2) == {"a": 3, "b": 4, "c": 4, "d": 4, "e": 4}
     assert retention._crowd(cast(Any, found), 3) == dict.fromkeys("bcde", 4)
     assert retention._crowd(cast(Any, found), 4) == {}
+
+
+def test_the_newest_version_before_the_oldest_that_is_doubtful_stays() -> None:
+    """Whoever plants versions has none removed that was there before, whatever is taken later."""
+    days = [name(NOW - timedelta(days=age)) for age in range(9, 0, -1)]
+    good, planted, later = days[:3], days[3:6], days[6:]
+    times = {one: begun(one) for one in days}
+    known = Known(
+        {one: [one] for one in days},
+        times,
+        times,
+        frozenset({*good, *later}),
+        dict.fromkeys(planted, "it is not of this host"),
+    )
+    found = plan([version(one) for one in days], known, Retention(1, 0, 0), NOW)
+    assert [one.name for one in found.kept] == [days[8]]
+    assert [(one.name, why) for one, why in found.needed] == [(good[2], planted[0])]
+    assert [one.name for one in found.gone] == [*good[:2], *later[:2]]
+
+
+def test_with_a_key_every_version_of_a_stranger_is_doubtful_and_without_one_few_are_not() -> None:
+    found = [
+        Facts(
+            version(one := name(NOW - timedelta(hours=age))),
+            Header("db", one, "", (one,), "00" * 32, ("/etc",)),
+            None,
+        )
+        for age in (6, 4, 2)
+    ]
+    assert doubts(found, signed=False) == []
+    assert doubts(found, signed=True) == [(one, "not of this host") for one in found]

@@ -456,6 +456,8 @@ def test_what_a_version_does_not_keep_is_told(taker: Taker) -> None:
                 pytest.skip(f"no flags of chattr here: {error.strerror}")
     (taker.root / "link").symlink_to("nowhere")
     os.link(taker.root / "link", taker.root / "other link", follow_symlinks=False)
+    os.mkfifo(taker.root / "pipe")
+    os.link(taker.root / "pipe", taker.root / "other pipe")
     taken = taker.take()
     assert taken.exit_code == 0
     assert taker.problems == {
@@ -463,7 +465,7 @@ def test_what_a_version_does_not_keep_is_told(taker: Taker) -> None:
             "its flags of chattr are not kept (so for 3 files that were read)"
         ),
         str(taker.root / "link"): (
-            "its other names become files of their own (so for 2 files that were read)"
+            "its other names become files of their own (so for 4 files that were read)"
         ),
     }
     taker.take()

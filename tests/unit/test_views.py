@@ -122,6 +122,7 @@ def test_quiet_view_shows_only_what_is_wrong_at_the_end() -> None:
     view.event(events.StillFailed(blobs=8))
     view.event(RUN_STOP)
     view.event(ERROR)
+    assert "`ntt-backup-remote failed` says why" in stream.getvalue()
     assert [line.split(":")[0] for line in stream.getvalue().splitlines()] == [
         "8 blobs are still failed",
         "some failed",
