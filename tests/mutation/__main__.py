@@ -3,130 +3,26 @@
 from __future__ import annotations
 
 import argparse
-import os
 import random
-import re
-import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Final
 
+from tests.mutation.copies import ROOT, Copy
 from tests.mutation.mutants import Mutant, mutants
-from tests.mutation.reach import REPORTS, Reach, add_notes, load, reach_of, save, tests_for
+from tests.mutation.reach import Reach, load, save, tests_for
 
-ROOT: Final = Path(__file__).parents[2]
 ACCEPTED: Final = Path(__file__).parent / "accepted.txt"
 PACKAGES: Final = "receiver blobdir wire pack dump snapshot upload catalog"
 REACH: Final = ROOT / ".mutation/reach.json"
-_TESTS: Final = ("tests/unit", "tests/integration", "tests/contract", "tests/acceptance")
-# Seconds that a test waits for a condition, which it does in vain where a mutant is.
-_PATIENCE: Final = "20"
-_COPIED: Final = ("ntt_backup", "tests", "docs", "systemd", "bin", "pyproject.toml", "README.md")
-# Without parameters, whose text may be anything.
-_FAILED: Final = re.compile(r"^(?:FAILED|ERROR) (\S+?\.py(?:::\w+)*)", re.MULTILINE)
-
-
-class Copy:
-    """A copy of the tree, in which one mutant lives at a time."""
-
-    def __init__(self, root: Path, seconds: float) -> None:
-        self._root = root
-        self._seconds = seconds
-        self._process: subprocess.Popen[str] | None = None
-        root.mkdir()
-        # Some tests run what has no more rights than any other user.
-        root.parent.chmod(0o755)
-        for name in _COPIED:
-            one = ROOT / name
-            if one.is_dir():
-                ignored = shutil.ignore_patterns("__pycache__")
-                shutil.copytree(one, root / name, ignore=ignored)
-            else:
-                shutil.copy2(one, root / name)
-        (root / ".venv").symlink_to(ROOT / ".venv")
-
-    @contextmanager
-    def changed(self, mutant: Mutant) -> Iterator[None]:
-        path = self._root / mutant.path
-        source = path.read_text()
-        path.write_text(mutant.apply(source))
-        try:
-            yield
-        finally:
-            path.write_text(source)
-
-    def failures(self, tests: Sequence[str], deselected: Sequence[str] = ()) -> list[str] | None:
-        """Returns the first test that fails; none where all pass; None where they take too long."""
-        argv = [sys.executable, "-m", "pytest", "-x", "-q", "-n0", "-p", "no:cacheprovider"]
-        argv += [f"--timeout={self._seconds:.0f}", "--tb=no", *tests]
-        argv += [f"--deselect={one}" for one in deselected]
-        # Bytecode is kept by second and size: two mutants in one second may have one size.
-        environment = {
-            **os.environ,
-            "PYTHONPATH": str(self._root),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "NTT_TEST_PATIENCE": _PATIENCE,
-        }
-        with subprocess.Popen(
-            argv,
-            cwd=self._root,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        ) as process:
-            self._process = process
-            try:
-                said, _ = process.communicate(timeout=self._seconds)
-            except subprocess.TimeoutExpired:
-                said = ""
-            finally:
-                self.end()
-        if not said:
-            return None
-        if process.returncode in (0, 5):
-            return []
-        if not (failed := _FAILED.findall(said)):
-            raise RuntimeError(f"pytest has ended with {process.returncode}:\n{said[-2000:]}")
-        return failed
-
-    def has(self, test: str) -> bool:
-        """Returns whether there is still a test of that name."""
-        module, *_, name = test.split("::")
-        path = self._root / module
-        return path.exists() and f"def {name}(" in path.read_text()
-
-    def end(self) -> None:
-        """Ends the tests that run, and what they have started."""
-        if self._process is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process = None
-
-    def reach(self, packages: Sequence[str], jobs: int) -> Reach:
-        """Returns which tests reach which mutants. The copy is of no further use."""
-        hits, reports = self._root / "hits", self._root / "reports"
-        for one in hits, reports:
-            one.touch()
-            one.chmod(0o666)
-        sites = add_notes(self._root, packages, hits)
-        argv = [sys.executable, "-m", "pytest", "-q", f"-n{jobs}", "-p", "no:cacheprovider"]
-        argv += ["-p", "tests.mutation.reach", "--tb=no", "--timeout=300", *_TESTS]
-        environment = {**os.environ, "PYTHONPATH": str(self._root), REPORTS: str(reports)}
-        # What the notes make fail is judged where it has found something.
-        subprocess.run(argv, cwd=self._root, env=environment, stdin=subprocess.DEVNULL, check=False)
-        return reach_of(sites, hits, reports)
 
 
 class Judge:
