@@ -204,9 +204,14 @@ def _open(source: Source) -> PackReader | PackError | None:
     try:
         return source.open() if source.open is not None else PackReader(source.read, source.size)
     except SealedForOthers:
-        raise MountImpossible(f"{source.name} is sealed: that cannot be mounted") from None
+        raise sealed(source.name) from None
     except PackError as problem:
         return problem
+
+
+def sealed(name: str) -> MountImpossible:
+    """Returns the error for a pack that is sealed."""
+    return MountImpossible(f"{name} is sealed: that cannot be mounted")
 
 
 def _read(run: _Run) -> bytes | PackError:

@@ -17,7 +17,7 @@ from typing import BinaryIO, Final
 from ntt_backup.config.sealing import SealPolicy
 from ntt_backup.errors import MountImpossible
 from ntt_backup.mount import kernel, local
-from ntt_backup.mount.image import Built, Options, Source, build
+from ntt_backup.mount.image import Built, Options, Source, build, sealed
 from ntt_backup.mount.super_block_cache import SuperBlockCache
 from ntt_backup.mount.version_tree import VersionTree, write_lines
 from ntt_backup.mount.volume import Volume, lay_out
@@ -101,8 +101,10 @@ def mount_bucket(
         read = partial(readable.read, one.key)
         if isinstance(one, LargeBlob):
             source = Source(one.key, one.size, read, len(volumes), start, one.digest)
+        elif one.name.kind == "sealed":  # Whatever it is: only `tables` would see that it is not.
+            raise sealed(one.key)
         else:
-            opened = None if one.name.kind == "sealed" else partial(tables.open, one)
+            opened = partial(tables.open, one)
             source = Source(one.key, one.size, read, len(volumes), start, open=opened)
         sources.append(source)
     with _image(options.scratch) as file:

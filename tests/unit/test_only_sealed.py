@@ -8,17 +8,28 @@ from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from ntt_backup.cli.commands.mount import _mount_bucket as of_bucket
 from ntt_backup.cli.commands.restore import lines
+from ntt_backup.cli.common import Common
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.config.host_key import OF_PACKS, HostKey, HostKeys, Origin
 from ntt_backup.config.sealing import NOT_SEALED, SealPolicy
 from ntt_backup.dump import remote_dir
 from ntt_backup.dump.by_objects import DumpsByObjects
-from ntt_backup.errors import ConfigError, ProtocolViolation, RemoteCannotStore, RemoteDenied
+from ntt_backup.errors import (
+    ConfigError,
+    MountImpossible,
+    ProtocolViolation,
+    RemoteCannotStore,
+    RemoteDenied,
+)
+from ntt_backup.mount import kernel, packs_or_snapshot
+from ntt_backup.mount.image import Options as MountOptions
 from ntt_backup.objects import open as opening
 from ntt_backup.objects import s3
 from ntt_backup.objects.cache import cache_of
@@ -202,6 +213,27 @@ def test_a_pack_under_another_packs_name_is_refused(
         tables(tmp_path, owner, unsealed_until=(NOW + timedelta(days=2)).date()).open(
             PackObject(name, second.size, NOW)
         )
+
+
+@pytest.mark.parametrize("kind", ["tar", "sealed"])
+def test_a_planted_pack_is_not_mounted_whatever_its_name_says(
+    bucket: FakeBucket, tmp_path: Path, owner: Person, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    for need in ("require_erofs", "require_mount_point"):
+        monkeypatch.setattr(kernel, need, lambda _: None)
+    monkeypatch.setattr(packs_or_snapshot, "_serving", lambda: None)
+    monkeypatch.setattr(s3, "open_bucket", lambda *_: bucket)
+    put_pack(bucket, contents(100))
+    (pack,) = packs_of(bucket)
+    bucket.objects[pack.name._replace(kind=kind).key] = bucket.objects.pop(pack.key)
+    settings = bucket_settings(recipients=[owner.public])
+    told: list[str] = []
+    why = {"tar": "there is no blob to mount", "sealed": "is sealed: that cannot be mounted"}[kind]
+    with pytest.raises(MountImpossible, match=why):
+        of_bucket(cast(Common, SimpleNamespace(load=lambda _: settings)))(
+            tmp_path, MountOptions(tmp_path, "", told.append)
+        )
+    assert [NOT_SEALED in one for one in told] == [True] * (kind == "tar")
 
 
 # --- snapshots ------------------------------------------------------------------------------------
