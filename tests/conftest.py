@@ -119,6 +119,8 @@ def _no_file_stays_open_after_its_test(request: pytest.FixtureRequest) -> Iterat
     """
     place = Path("/proc/self/fd")
     before = set(os.listdir(place))
+    if "tmp_path" in request.fixturenames:
+        request.getfixturevalue("tmp_path")  # Else it would be removed before this looks.
     yield
     if "unit" in request.path.parts and len(os.listdir(place)) > len(before):
         gc.collect()  # What an exception or a cycle holds.

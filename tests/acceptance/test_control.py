@@ -90,7 +90,10 @@ def test_a_daemon_is_paused_limited_hurried_and_stopped(env: Environment, link: 
         run.send_signal(signal.SIGHUP)
         wait_until(lambda: "the new run.bwlimit waits" in env.output(), "a word on it")
         assert "`ntt-backup-remote --config" in env.output()
-        state = env.status()["daemon"]
+        status = env.status()
+        state = status["daemon"]
+        last = status["last_run"]
+        assert (last["run_id"], last["copied"]) == (state["run_id"], state["state"]["copied"])
         assert (state["paused"], state["pid"]) == (True, run.pid)
         assert "paused" in {worker["state"] for worker in state["state"]["workers"]}
 

@@ -22,9 +22,11 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ntt_backup import events
+from ntt_backup import events, newest
+from ntt_backup.catalog import history, stats
 from ntt_backup.config import Settings, load
 from ntt_backup.daemon.events import TargetRestart
+from ntt_backup.daemon.metrics import catalog
 from ntt_backup.daemon.metrics import process as metrics_process
 from ntt_backup.daemon.metrics.figures import Figures
 from ntt_backup.daemon.metrics.table import METRICS, PREFIX
@@ -172,6 +174,27 @@ def test_a_time_of_a_clock_that_was_ahead_stays_no_last_one() -> None:
     told.figures.note_end("far", ahead, 7)  # As the catalog knows it.
     assert told("last_run_end_timestamp_seconds") == 20
     assert told("last_run_exit_code") == 0
+
+
+def test_what_a_target_lacks_is_counted_until_it_is_there_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("last_dumps", "last_checks"):
+        monkeypatch.setattr(catalog, name, lambda *_: [])
+    monkeypatch.setattr(history, "last_end", lambda *_: None)
+    monkeypatch.setattr(stats, "still_failed", lambda *_: 0)
+    wanted = settings()
+    wanted = wanted.model_copy(
+        update={"target": "far", "log": wanted.log.model_copy(update={"jsonl": tmp_path / "log"})}
+    )
+    told = Told()
+    asking: Any = catalog.CatalogFigures.__new__(catalog.CatalogFigures)
+    asking._settings, asking._figures = wanted, told.figures
+    newest.record(wanted, "dump", "the newest")
+    for there in ([], ["the newest"]):
+        newest.compare(wanted, {("dump", ""): there})
+        asking._ask_for(None, "far")
+        assert told("missed_on_target") == (not there)
 
 
 def test_an_outage_before_the_workers_start_ends_with_its_event() -> None:

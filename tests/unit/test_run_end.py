@@ -1,4 +1,4 @@
-"""What the coordinator makes of a worker's word that nothing is pending."""
+"""What the coordinator makes of a worker's word: nothing is pending, or a side has answered."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from ntt_backup.daemon.coordinator import _Run
+from ntt_backup.daemon.open_outages import OpenOutages
 from ntt_backup.daemon.progress import Progress
-from ntt_backup.process.messages import Drained
+from ntt_backup.events import Outage
+from ntt_backup.process.messages import Answered, Drained
 
 
 @pytest.mark.parametrize("watch", [False, True])
@@ -22,3 +24,26 @@ def test_all_workers_end_as_soon_as_one_sees_that_nothing_is_pending(watch: bool
     run._workers = SimpleNamespace(stop=lambda: stops.append(True))
     run._receive(SimpleNamespace(worker=0), [Drained()])
     assert stops == ([] if watch else [True])
+
+
+@pytest.mark.parametrize("settled", [False, True])
+def test_all_that_wait_for_a_side_go_on_as_soon_as_it_answers_one_worker(settled: bool) -> None:
+    """A side job, too: by itself it would wait for up to `run.backoff_cap`."""
+    woken: list[str] = []
+    run: Any = _Run.__new__(_Run)
+    run._progress = Progress(0.0, 2)
+    run._outages = OpenOutages()
+    run._emit = lambda *_: None
+    run._control = SimpleNamespace(connect=lambda side: None)
+    run._jobs = SimpleNamespace(answer=woken.append)
+    run._workers = [
+        SimpleNamespace(
+            worker=one, running=True, hurry=lambda one=one: woken.append(f"worker {one}")
+        )
+        for one in (0, 1, 2)
+    ]
+    for one in (0, 1):
+        away = Outage(worker=one, what="remote", reason="", detail="", attempt=1, wait_s=60.0)
+        run._outages.take(away, 0.0)
+    run._receive(run._workers[1], [Answered(what="remote", settled=settled)])
+    assert woken == ["worker 0", "worker 1", "remote"]
