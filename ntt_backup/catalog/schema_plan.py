@@ -308,9 +308,8 @@ class _Planner:
     ) -> list[Step]:
         """Grants what the commands lack, a step for each who must; needed is what `run` lacks."""
         lacks = self._lacking(role, commands)
-        readable = not any(one.on == "blobs" and one.privilege == "select" for one in lacks)
-        if dump and readable and (self._schema, "blobs") in self._unreadable:
-            # We may read it by columns, and pg_dump may not lock it.
+        if dump and (self._schema, "blobs") in self._unreadable:
+            # Even if we may read it by columns, pg_dump may not lock it.
             lacks.append(privileges.Lack("select", "blobs"))
         urgent = self._lacking(role, ("run",))
         steps: dict[Who, Step] = {}
@@ -319,7 +318,7 @@ class _Planner:
             named, who, will_own = self._object(on)
             if will_own and role == self._role:
                 continue
-            grant = self._grant([_verb(one) for one in these], named, role)
+            grant = self._grant(list(dict.fromkeys(map(_verb, these))), named, role)
             step = steps.get(who, Step(who, f"let {role} {purpose}", (), needed=False))
             needed = step.needed or any(one in urgent for one in these)
             steps[who] = step._replace(statements=(*step.statements, grant), needed=needed)

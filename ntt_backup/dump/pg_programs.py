@@ -155,19 +155,15 @@ def read_head(pg_restore: Path, head: bytes, *options: str) -> bytes:
 
     Raises DumpFailed where it cannot read it.
     """
-    memory = os.memfd_create("head-of-dump")
-    try:
-        with os.fdopen(os.dup(memory), "wb") as file:
-            file.write(head)
-        os.lseek(memory, 0, os.SEEK_SET)
-        child = start([str(pg_restore), *options], stdin=memory)
+    with os.fdopen(os.memfd_create("head-of-dump"), "wb") as memory:
+        memory.write(head)
+        memory.seek(0)
+        child = start([str(pg_restore), *options], stdin=memory.fileno())
         try:
             said = child.output(_READ_SECONDS)
             status = child.status
         finally:
             child.kill()
-    finally:
-        os.close(memory)
     if status != 0:
         raise DumpFailed(
             "pg_restore cannot read the dump",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import zlib
 from contextlib import suppress
 from hashlib import sha256
@@ -15,8 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ntt_backup.snapshot.format.block_map import SUM, MapReader, MapWriter, differing, sums
-from ntt_backup.snapshot.format.entry import Extent
-from ntt_backup.snapshot.format.super_blocks import MAGIC, SuperBlockWriter, read_super_block
+from ntt_backup.snapshot.format.entry import MAX_SUPER_BLOCK, Extent
+from ntt_backup.snapshot.format.super_blocks import (
+    MAGIC,
+    SuperBlockWriter,
+    read_super_block,
+)
 from ntt_backup.snapshot.repository.contract import SnapshotDamaged
 from tests.memory_repository import MemoryRepository
 
@@ -164,6 +169,14 @@ def test_a_full_pack_is_followed_by_another(monkeypatch: pytest.MonkeyPatch) -> 
     assert b"".join(whole(repository, extents).values()) == data
 
 
+def test_no_thread_stays_after_the_end() -> None:
+    before = set(threading.enumerate())
+    writer = SuperBlockWriter(MemoryRepository(), "db", VERSION, index=1)
+    writer.add(0, b"content", [])
+    writer.end()
+    assert set(threading.enumerate()) <= before
+
+
 def test_giving_up_leaves_no_pack() -> None:
     repository = MemoryRepository()
     writer = SuperBlockWriter(repository, "db", VERSION, index=1)
@@ -179,6 +192,8 @@ def test_a_bad_super_block_is_refused_in_little_memory() -> None:
     good = zstandard.ZstdCompressor(write_checksum=True).compress(content)
     assert read_super_block(good) == content
     unsummed = zstandard.ZstdCompressor().compress(content)
+    largest = zstandard.ZstdCompressor(write_checksum=True).compress(bytes(MAX_SUPER_BLOCK))
+    assert len(read_super_block(largest)) == MAX_SUPER_BLOCK
     stream = zstandard.ZstdCompressor(write_checksum=True, write_content_size=False)
     huge = zstandard.ZstdCompressor(write_checksum=True).compress(bytes(17 << 20))
     skipped = b"\x50\x2a\x4d\x18\4\0\0\0abcd"

@@ -10,6 +10,7 @@ import zstandard
 
 from ntt_backup.snapshot.format.entry import Extent
 from ntt_backup.snapshot.format.manifest import Header
+from ntt_backup.snapshot.repository.contract import SnapshotDamaged
 from ntt_backup.snapshot.repository.names import pack_name
 from ntt_backup.snapshot.restore import fetch
 from ntt_backup.snapshot.restore.fetch import Fetcher
@@ -159,6 +160,26 @@ def test_what_lies_in_other_packs_comes_where_some_are_missing() -> None:
     assert lost.read() == [True, False, False, True, True, False]
     assert lost.fetcher.damaged == 3
     assert lost.fetcher.fetched == 3 * lost.extents[0][5]
+
+
+def test_a_super_block_that_is_refused_by_itself_is_left_out_and_those_beside_it_come() -> None:
+    pack = Pack(3)
+    asked: list[str] = []
+
+    def before(_: str, name: str) -> None:
+        asked.append(name)
+        if len(asked) in (1, 3):  # All in one range; then the second one by itself.
+            raise SnapshotDamaged("it is not what was asked for")
+
+    pack.repository.before = before
+    came = pack.fetcher.read((n, [one]) for n, one in enumerate(pack.extents))
+    assert [(bytes(data), whole) for _, [(_, data, whole)], _ in came] == [
+        (pack.contents[0], True),
+        (b"", False),
+        (pack.contents[2], True),
+    ]
+    assert len(asked) == 4
+    assert pack.fetcher.damaged == 1
 
 
 def test_no_more_is_planned_ahead_where_packs_are_missing(windows: None) -> None:

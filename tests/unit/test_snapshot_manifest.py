@@ -101,11 +101,15 @@ def read(data: bytes, piece: int = 1 << 20) -> tuple[list[Entry], Trailer]:
 
 
 @pytest.mark.parametrize("count", [0, 1, 2000])
-def test_a_trailer_that_is_longer_than_a_piece_comes_back(count: int) -> None:
+def test_a_trailer_that_is_longer_than_a_piece_comes_back(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     entries = [Entry(f"{n:05}", FIFO, 0o644, mtime=1) for n in range(count)]
     packs = PACKS * 1500
-    for piece in (1000, 1 << 20):
-        found, trailer = read(written(entries, packs), piece)
+    data = written(entries, packs)
+    for piece, at_once in ((1000, 1 << 16), (1 << 20, 1 << 16), (1 << 20, 100)):
+        monkeypatch.setattr(manifest, "_PIECE", at_once)
+        found, trailer = read(data, piece)
         assert (found, trailer.packs, trailer.files) == (entries, packs, count)
 
 

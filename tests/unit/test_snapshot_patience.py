@@ -102,6 +102,14 @@ def test_what_waiting_does_not_mend_ends_it(
     assert remote.waits == waits
 
 
+def test_what_is_open_is_closed(remote: Remote) -> None:
+    patient = remote.patient()
+    opened = patient._repository
+    assert opened is not None
+    patient.close()
+    assert opened.closed
+
+
 def test_the_first_contact_has_no_patience(remote: Remote) -> None:
     patient = remote.patient()
     remote.fail(LOST)

@@ -316,6 +316,26 @@ def test_a_directory_is_entered_from_whichever_is_open(tmp_path: Path) -> None:
     assert found == {*paths, "x"} - {""}
 
 
+def test_no_descriptor_of_another_file_system_stays_open() -> None:
+    with closing(os.open("/", os.O_RDONLY)) as root:
+        before = set(os.listdir("/proc/self/fd"))
+        entered = tree.Tree(root, make=False)
+        entered.enter("proc")
+        assert len(entered.mounted) == 1
+        entered.close()
+        assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_link_takes_the_place_of_another_file(to: Path) -> None:
+    to.mkdir()
+    (to / "b").write_bytes(b"there before")
+    repository = MemoryRepository()
+    put_version(repository, [file("a"), hard_link("b", "a")])
+    assert restore(repository, to).problems == []
+    assert files_of(to) == dict.fromkeys("ab", b"content")
+    assert (to / "a").samefile(to / "b")
+
+
 def test_a_link_to_what_is_missing_or_a_directory_replaces_nothing(to: Path) -> None:
     to.mkdir()
     (to / "a").write_bytes(b"there before")
