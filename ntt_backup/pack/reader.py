@@ -130,8 +130,6 @@ class PackReader:
     @cached_property
     def _with_dictionary(self) -> zstandard.ZstdDecompressor:
         trailer = self.trailer
-        if not trailer.dictionary_bytes:
-            raise PackError("its table names a dictionary, and it has none")
         words = self.range(trailer.dictionary_offset, trailer.dictionary_bytes)
         return zstandard.ZstdDecompressor(
             dict_data=zstandard.ZstdCompressionDict(words, dict_type=zstandard.DICT_TYPE_FULLDICT)

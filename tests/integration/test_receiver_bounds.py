@@ -25,6 +25,7 @@ from ntt_backup.receiver import (
 from ntt_backup.receiver.connection import Connection
 from ntt_backup.receiver.file_session import FileSession
 from ntt_backup.receiver.incoming import FileDirectory
+from ntt_backup.receiver.question_session import QuestionSession
 from ntt_backup.receiver.terms import ALLOWED
 from ntt_backup.receiver.workspace import Refusal
 from ntt_backup.wire import dump_messages, file_messages, framing, read_messages, write_messages
@@ -38,7 +39,9 @@ from tests.receiver_driver import (
     abort,
     commit,
     digest_of,
+    failure,
     litter,
+    names_under,
     place_of,
     put,
 )
@@ -374,7 +377,7 @@ class Work:
         monkeypatch.setattr(threading.Thread, "join", joining)
 
     def __call__(self) -> bytes:
-        self._awaited.wait()
+        self._awaited.wait(10)
         self.ended = True
         return b"answer"
 
@@ -388,14 +391,17 @@ def aside(root: Path, work: Any) -> tuple[Any, int]:
     return session.aside(work), told
 
 
+@pytest.mark.parametrize("end", ["interrupt", "close"])
 def test_work_aside_has_ended_when_its_answer_is_dropped(
-    root: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
     work = Work(monkeypatch)
     answer, told = aside(root, work)
     assert next(answer) == b""
     assert not work.ended
-    answer.close()
+    session = QuestionSession(cast(Any, None), cast(Any, None))
+    session.frames = answer
+    getattr(session, end)()
     assert work.ended
     assert os.read(told, 1) == b"\0"
 
@@ -596,6 +602,9 @@ def test_a_disk_that_has_failed_offers_nothing(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(large_blob, "write_all", full)
+    small = noise(999, 3)
+    client.say(write_messages.batch(1, 1, 999), client.large(small), commit(1))
+    assert failure(client.receipts()[0]).startswith("ENOSPC: ")
     other = noise(1001, 2)
     begun = [write_messages.large(digest_of(other), 1001, 0), *client.pieces(other)]
     ask = write_messages.ask_offset(digest, 1001)
@@ -604,6 +613,21 @@ def test_a_disk_that_has_failed_offers_nothing(
     assert receipt.outcome == write_messages.FAILED
     (found,) = map(write_messages.read_offset, of(client, framing.OFFSET))
     assert found[0] == 0
+
+
+def test_a_large_blob_that_cannot_be_made_durable_fails_its_batch(
+    root: Path, client: ScriptedSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seal = large_blob.LargeBlob.seal
+
+    def fails(blob: large_blob.LargeBlob, by_file: bool) -> None:
+        seal(blob, by_file)
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(large_blob.LargeBlob, "seal", fails)
+    client.say(PLACE, client.batch(1, [b"content"], large=True))
+    assert failure(client.receipts()[0]).startswith("EIO: ")
+    assert not names_under(root)
 
 
 @pytest.mark.parametrize("kinds", [{"reading": 1, "dumps": 1}, {"reading": 0, "dumps": 1}])

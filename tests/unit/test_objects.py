@@ -159,6 +159,7 @@ def test_a_batch_is_one_pack_and_its_large_blobs_objects(scene: Scene) -> None:
     assert (pack.size, pack.checksum, pack.blobs) == (info.size, info.checksum, 6)
     assert len(pack.checksum.rpartition("-")[2]) == 1
     assert scene.content == got.stored_bytes == sum(blob.size or 0 for blob in blobs)
+    assert scene.wire == session._meter.sent
     assert list(scene.bucket.uploads("")) == []
 
 
@@ -414,6 +415,25 @@ def test_a_bucket_that_says_nothing_is_given_up(scene: Scene) -> None:
         exchange(session, batch(blobs))
     quiet.set()
     assert not session.usable
+
+
+def test_a_bucket_that_has_all_is_given_as_long_as_a_receipt(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.run = {"stall_timeout": 1, "receipt_timeout": 3}
+    now, sent = 100.0, 5
+    monkeypatch.setattr(objects, "time", SimpleNamespace(monotonic=lambda: now))
+    session = scene.session()
+    session._meter.sent = sent
+    abort = session._outbox.abort
+    box = SimpleNamespace(trouble=None, answers=0, handed_over=sent, waiting=True, abort=abort)
+    session._outbox = cast(Any, box)
+    session._hear()
+    now += 2
+    session._hear()
+    now += 2
+    with pytest.raises(RemoteUnreachable, match="does not answer"):
+        session._hear()
 
 
 def test_a_store_that_is_away_fails_no_blob(scene: Scene) -> None:

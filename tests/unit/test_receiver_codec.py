@@ -23,6 +23,7 @@ from ntt_backup.upload.strategies.codec import Codec, choose_codec
 from ntt_backup.wire.framing import ProtocolError
 from ntt_backup.wire.write_messages import (
     BLAKE3,
+    RAW,
     SHA256,
     STREAM_WINDOW_LOG,
     ZLIB,
@@ -120,6 +121,13 @@ def test_a_part_of_a_stream_is_of_the_announced_length_for_python_itself(
         unpack(b"bad", 3)
 
 
+@pytest.mark.parametrize("announced", [0, 3, 5])
+def test_what_is_not_compressed_is_of_the_announced_length_too(announced: int) -> None:
+    assert bytes(codec.unpacked({}, RAW, 4, memoryview(b"abcd"))) == b"abcd"
+    with pytest.raises(ProtocolError):
+        codec.unpacked({}, RAW, announced, memoryview(b"abcd"))
+
+
 def test_a_bomb_is_not_unpacked() -> None:
     data = zlib.compress(bytes(50 << 20))
     tracemalloc.start()
@@ -206,6 +214,9 @@ def test_what_is_no_part_of_a_stream_is_refused(unpack: codec.Decompress) -> Non
     for damage in (right[4:], right[:-1], right * 2, b"\0" + right, b"", b"nonsense", right[:4]):
         with pytest.raises(ProtocolError):
             unpack(damage, len(TEXT))
+    unpack(right, len(TEXT))
+    with pytest.raises(ProtocolError, match="not zstd: "):
+        unpack(b"\xff" * 20, len(TEXT))
 
 
 def test_a_stream_that_ends_takes_no_more(unpack: codec.Decompress) -> None:

@@ -103,6 +103,14 @@ def test_only_the_client_and_work_end_a_silence(
     line.connection.close()
 
 
+def test_a_thread_that_has_ended_is_told_of_once(line: Line) -> None:
+    os.write(line.connection.wake, b"\0")
+    line.connection.wait(reading=False, working=False)
+    with pytest.raises(BlockingIOError):  # Else no later wait would rest.
+        os.read(line.connection._wake, 1)
+    line.connection.close()
+
+
 def test_what_is_said_goes_at_once_as_far_as_the_client_takes_it(line: Line) -> None:
     line.connection.say(b"word")
     assert line.take() == b"word"

@@ -290,6 +290,7 @@ def test_a_full_last_piece_is_the_last() -> None:
     writer.write(bytes(2 * PIECE))
     writer.close()
     assert [len(one) for one in told[:2]] == [SEALED_PIECE, SEALED_PIECE]
+    assert told[2] == writer.keys
 
 
 def test_a_pack_that_ends_with_a_full_piece_is_read_to_its_end() -> None:

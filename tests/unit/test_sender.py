@@ -116,6 +116,25 @@ def test_a_pack_is_sent_as_soon_as_it_is_full(
     assert session.in_flight == ()
 
 
+def test_a_remote_that_has_earlier_batches_is_given_as_long_as_a_receipt(
+    far_side: FarSide, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[float] = []
+    send = far_side.send
+
+    def sending(*args: Any, patience: float, **more: Any) -> None:
+        given.append(patience)
+        send(*args, patience=patience, **more)
+
+    monkeypatch.setattr(far_side, "send", sending)
+    session = opened(source, run={"stall_timeout": 7, "receipt_timeout": 70})
+    given.clear()
+    for patience in (7, 70):
+        session.put(source.batch("b", b"%d" % patience))
+        assert {*given} == {patience}
+        given.clear()
+
+
 def test_a_batch_says_how_much_may_follow(far_side: FarSide, source: Source) -> None:
     session = opened(source)
     known = source.batch("known", b"one", b"three")

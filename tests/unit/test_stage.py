@@ -17,6 +17,7 @@ from ntt_backup.blobdir import publish
 from ntt_backup.blobdir.partial import PARTIAL, remove_useless
 from ntt_backup.blobdir.stage_writer import StageWriter
 from ntt_backup.blobdir.staged_batch import StagedBatch
+from ntt_backup.receiver.workspace import Refusal
 from ntt_backup.receiver.write_workspace import WriteWorkspace
 from tests.receiver_driver import ScriptedSession, digest_of, failure, place_of
 
@@ -151,6 +152,29 @@ def test_new_directories_below_one_are_staged_in_one(root: Path) -> None:
     batch.discard(session.stage, keep_partials=False)
     session.leave()
     assert sorted(os.listdir(root)) == ["by-hash"]
+
+
+def test_what_has_files_of_its_own_goes_with_its_batch(root: Path) -> None:
+    session = WriteWorkspace(str(root), OWNER, "run", "0")
+    batch = StagedBatch(1, 2, 10, 7)
+    batch.add(bytes(64), 10)
+    for position in (0, 1):
+        name = batch.lay(position)
+        os.close(os.open(name, os.O_CREAT | os.O_WRONLY, dir_fd=session.stage))
+    batch.discard(session.stage, keep_partials=True)
+    assert os.listdir(session.stage) == ["lock"]
+    session.leave()
+
+
+@pytest.mark.parametrize(("flags", "code"), [(os.ST_RDONLY, "EROFS"), (0, "EACCES")])
+def test_a_session_that_may_not_write_is_refused_before_it_makes_anything(
+    root: Path, monkeypatch: pytest.MonkeyPatch, flags: int, code: str
+) -> None:
+    monkeypatch.setattr(os, "access", lambda *_, **__: False)
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=flags))
+    with pytest.raises(Refusal, match=f"{code}.*by-hash"):
+        WriteWorkspace(str(root), OWNER, "run", "0")
+    assert os.listdir(root) == ["by-hash"]
 
 
 @pytest.mark.parametrize(("files", "free", "told"), [(1000, 7, 7), (1000, 0, 0), (0, 0, -1)])

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+import os
+
+import pytest
+
+from ntt_backup.client.backoff import Backoff
+from ntt_backup.config import RunSettings
+from ntt_backup.errors import StoreSuspect
 from ntt_backup.model import Batch, Failure, Reason, Receipt
+from ntt_backup.upload.event_pipe import EventPipe
+from ntt_backup.upload.outages import Outages
+from ntt_backup.upload.outcomes import Outcomes
+from ntt_backup.upload.queue import SendQueue
 from ntt_backup.upload.suspicion import Judge
 from tests.unit.fakes import blobs
 
@@ -44,6 +55,20 @@ def test_the_first_suspect_batch_is_the_sample_and_the_next_ones_wait_quietly() 
     assert (quiet.error, quiet.cleared, quiet.receipt.failed) == (None, False, ())
     assert quiet.unread is not None
     assert quiet.unread.ranges == second.ranges
+
+
+def test_a_suspect_store_ends_a_run_that_does_not_watch_once_all_is_taken_in() -> None:
+    first, second = batches(2)
+    stopping, reading = os.pipe()
+    run, backoff, queue = RunSettings(max_failed_share=0.5), Backoff(1.0, 2.0), SendQueue("0", 1, 1)
+    pipe = EventPipe(stopping, reading)
+    outages = Outages(pipe.emit, backoff, None)
+    outcomes = Outcomes(run, backoff, queue, outages, pipe, watch=False)
+    with pytest.raises(StoreSuspect):
+        outcomes.accept([receipt(first, ids(first)), receipt(second, set())], connected=False)
+    assert [one.batch for one in outcomes.receipts] == [second]
+    os.close(stopping)
+    os.close(reading)
 
 
 def test_what_is_not_the_stores_fault_is_failed_in_a_suspect_store_too() -> None:

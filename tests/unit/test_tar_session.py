@@ -17,6 +17,7 @@ import pytest
 from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.client.channel import NOISE_LIMIT
 from ntt_backup.client.connection import SessionSpec
+from ntt_backup.client.local import Local
 from ntt_backup.errors import (
     BackupError,
     BatchRejected,
@@ -280,6 +281,24 @@ class Scratch:
 
     def close(self) -> None:
         self.closed += 1
+
+
+@pytest.mark.parametrize("scratch", ["", "/far/.ntt-check-owner.run"])
+def test_facts_end_their_connection_unless_it_keeps_a_directory(
+    monkeypatch: pytest.MonkeyPatch, scratch: str
+) -> None:
+    loop = Loop()
+    monkeypatch.setattr(tar_probe, "Channel", lambda *_: loop)
+    said = {"tar": "GNU tar", "free_kib": "1"}
+    monkeypatch.setattr(tar_probe.ScratchDirectory, "_read_facts", lambda *_, **__: said)
+    made = tar_probe.ScratchDirectory(Local(1.0), "/far", ".ntt-check-owner", scratch)
+    assert made.facts.free_bytes == 1024
+    assert loop.ended == (not scratch)
+    loop.ended = False
+    said["problem"] = "remote.path is away"
+    with pytest.raises(BackupError):
+        tar_probe.ScratchDirectory(Local(1.0), "/far", ".ntt-check-owner", scratch)
+    assert loop.ended
 
 
 @pytest.fixture

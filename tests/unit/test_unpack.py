@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import stat
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -86,6 +87,16 @@ def test_what_is_right_stays_and_what_is_wrong_is_replaced(
     kept = set(states) - {to / path_of(one) for one in (cut, changed)}
     assert all(path.stat().st_mtime_ns == states[path].st_mtime_ns for path in kept)
     assert all(path.stat().st_ino == states[path].st_ino for path in kept)
+
+
+def test_others_may_look_and_not_write_whatever_the_umask_is(tmp_path: Path) -> None:
+    umask = os.umask(0)
+    try:
+        unpack(pack([b"content"]), tmp_path / "to")
+    finally:
+        os.umask(umask)
+    found = [stat.S_IMODE(one.stat().st_mode) for one in sorted((tmp_path / "to").rglob("*"))]
+    assert found == [0o755, 0o755, 0o644]
 
 
 def test_a_disk_that_tells_only_at_the_close_that_it_is_full_is_heard(
@@ -293,12 +304,11 @@ def test_every_blob_is_staged_whole_however_little_is_written_at_once(
 ) -> None:
     monkeypatch.setattr(unpacking, "_WINDOW", window)
     contents = SOME if most > 1 else SOME[:9]
+    before = len(os.listdir("/proc/self/fd"))
     made = Staging(tmp_path, contents)
     write = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: write(fd, bytes(data[:most])))
-    before = len(os.listdir("/proc/self/fd"))
     done = made.unpacker.stage([*made.found.table])
-    assert len(os.listdir("/proc/self/fd")) == before
     assert (done.unpacked, done.right, done.wrong) == (len(contents), 0, [])
     assert done.size == sum(map(len, contents))
     assert tree(made.stage) == blobs(contents)
@@ -308,6 +318,7 @@ def test_every_blob_is_staged_whole_however_little_is_written_at_once(
     again = made.unpacker.stage([*made.found.table])
     assert (again.unpacked, again.right, again.size) == (0, len(contents), 0)
     made.close()
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.parametrize("window", [1 << 10, 1 << 20])
