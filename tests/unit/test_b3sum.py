@@ -6,12 +6,17 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from blake3 import blake3
 
 from ntt_backup.receiver import b3sum, hashing
 from ntt_backup.receiver.b3sum import B3sum
+from ntt_backup.receiver.hash_blobs import HashJob
+from ntt_backup.receiver.workspace import Refusal, Workspace
+from tests.receiver_driver import digest_of, put
 
 REAL = shutil.which("b3sum")
 needs_b3sum = pytest.mark.skipif(REAL is None, reason="b3sum is not installed")
@@ -144,3 +149,19 @@ def test_a_relative_path_is_not_searched(tmp_path: Path, monkeypatch: pytest.Mon
     assert b3sum.find() is None
     monkeypatch.setenv("PATH", f".:{tmp_path}")
     assert b3sum.find() is not None
+
+
+def test_a_program_that_leaves_out_what_can_be_read_says_nothing_of_any_blob(
+    tmp_path: Path,
+) -> None:
+    digest = digest_of(b"content")
+    put(tmp_path, digest, b"content")
+    workspace = Workspace(str(tmp_path))
+    told, wake = os.pipe()
+    program = SimpleNamespace(digests=lambda *_, **__: {})
+    job = HashJob(workspace, [digest], None, cast(Any, program), wake)
+    with pytest.raises(Refusal, match="b3sum reads no blob"):
+        list(job.frames())
+    workspace.leave()
+    for fd in told, wake:
+        os.close(fd)
