@@ -21,11 +21,12 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ntt_backup.dump import patch
+from ntt_backup.config import RemoteConfig
+from ntt_backup.dump import form, patch
 from ntt_backup.dump import series as series_format
 from ntt_backup.dump.by_shell import DumpsByShell
 from ntt_backup.dump.chain import LONGEST, ChainBroken, DumpText, chain_of, with_bases
-from ntt_backup.dump.form import Form, base_of
+from ntt_backup.dump.form import Form, base_of, last_text
 from ntt_backup.dump.last_text import LastText, NewText
 from ntt_backup.dump.record import PLAIN, SERIES, Stored
 from ntt_backup.dump.removed import Findable, Removed
@@ -717,3 +718,18 @@ def test_a_full_dump_begins_a_chain_when_the_last_one_is_long_or_has_a_gap() -> 
     assert base_of([chain[0], chain[2]], 14) is None
     assert base_of([*chain, a_dump(number=4)], 14) is None
     assert base_of([], 14) is None
+
+
+def test_an_increment_is_made_on_the_last_dump_where_that_is_on_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(form, "directory_of", lambda *_: tmp_path)
+    settings = cast(RemoteConfig, SimpleNamespace(dump=SimpleNamespace(full_every=14)))
+    Series(tmp_path).add(b"one\n")
+    here = a_dump(format=SERIES, number=1, text_sha256=hashlib.sha256(b"one\n").hexdigest())
+    name, text = last_text(settings, "db", [replace(here, name="1")])
+    assert text is not None
+    assert (name, text.text(0)) == ("1", b"one\n")
+    text.close()
+    assert last_text(settings, "db", a_chain(0)) == ("", None)
+    assert last_text(settings, "db", []) == ("", None)

@@ -592,9 +592,12 @@ def test_a_bad_large_blob_is_left_out_of_what_is_sealed(scene: Scene) -> None:
     assert scene.content == 900
 
 
-def test_content_is_reported_when_it_is_sent_and_not_when_it_is_buffered(scene: Scene) -> None:
+@pytest.mark.parametrize("size", [4_000_000, 100_000])
+def test_content_is_reported_when_it_is_sent_and_not_when_it_is_buffered(
+    scene: Scene, size: int
+) -> None:
     """Two parts fit into the buffers: on a slow link it takes minutes until they have gone."""
-    blobs = scene.blobs(4_000_000, 4_000_000)
+    blobs = scene.blobs(*[size] * (8_000_000 // size))
     go = Event()
     scene.bucket.before = lambda verb, key: verb == "put_part" and go.wait(PATIENCE)
     session = scene.session()

@@ -13,11 +13,14 @@ from ntt_backup.dump.retention import Retention
 from ntt_backup.errors import RemoteDenied, RemoteUnreachable
 from ntt_backup.format import moment
 from ntt_backup.snapshot.forget import expire, plan_of
+from ntt_backup.snapshot.format.manifest import END_BYTES
 from ntt_backup.snapshot.origins import NO_KEYS, Origins
 from ntt_backup.snapshot.retention import Plan, doubts
 from ntt_backup.snapshot.verify import Question, verify
 from ntt_backup.snapshot.versions import Version, facts, names_of_host, versions
 from tests.files import noise
+from tests.memory_repository import MemoryRepository
+from tests.snapshots import directory, put_version
 from tests.unit.taker import KEYS, OTHERS, Taker
 
 RULE = Retention(1, 0, 0)
@@ -340,6 +343,17 @@ def test_a_version_that_lacks_a_file_takes_the_place_of_no_whole_one(
     # The last one is kept by its place, and the one that can be restored instead of it.
     sound = second if lacks == "map" else first
     assert {one.name for one in found.kept} == {sound, third}
+
+
+def test_a_trailer_that_is_longer_than_the_end_that_is_fetched_is_read_as_a_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    repository = MemoryRepository()
+    put_version(repository, [directory("a")])
+    [known] = facts(repository, versions(repository, "etc"))
+    assert known.trailer is not None
+    monkeypatch.setattr("ntt_backup.snapshot.versions._END", END_BYTES)
+    assert list(facts(repository, versions(repository, "etc"))) == [known]
 
 
 def test_the_names_of_this_host_are_those_that_it_made_and_the_newest_that_it_signed(

@@ -28,6 +28,7 @@ from ntt_backup.errors import (
 from ntt_backup.objects.bucket import ObjectArchived
 from ntt_backup.pack.format import PackError
 from ntt_backup.pack.seal import SealedForOthers
+from ntt_backup.process.threads import Cancelled
 from ntt_backup.snapshot.repository import by_objects, names, sealed
 from ntt_backup.snapshot.repository import open as open_module
 from ntt_backup.snapshot.repository.ahead import ask_ahead
@@ -162,6 +163,17 @@ def by_connection(monkeypatch: pytest.MonkeyPatch, connection: Connection) -> Re
     monkeypatch.setattr(question_session, "Connection", lambda *_: connection)
     spec = SimpleNamespace(cancelled=lambda: None, run=RunSettings())
     return RepositoryByReceiver(cast(SessionSpec, spec))
+
+
+def test_a_command_that_is_ending_waits_for_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(by_connection(monkeypatch, Connection())) as repository:
+
+        def cancelled() -> None:
+            raise Cancelled
+
+        monkeypatch.setattr(repository._spec, "cancelled", cancelled)
+        with pytest.raises(Cancelled):
+            repository.list()
 
 
 def test_what_a_receiver_says_of_a_file_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

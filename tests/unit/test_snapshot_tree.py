@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import struct
 import subprocess
 import sys
 from base64 import b64encode
@@ -324,6 +325,22 @@ def test_no_descriptor_of_another_file_system_stays_open() -> None:
         assert len(entered.mounted) == 1
         entered.close()
         assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_what_a_directory_gives_to_new_files_is_taken_from_them(to: Path) -> None:
+    to.mkdir()
+    entries = (0x1, 6), (0x4, 4), (0x10, 7), (0x20, 4)
+    acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *one, -1) for one in entries)
+    acl += struct.pack("<HHi", 0x2, 7, 1234)  # user:1234:rwx
+    acl = acl[:12] + acl[-8:] + acl[12:-8]
+    try:
+        os.setxattr(to, "system.posix_acl_default", acl)
+    except OSError as error:
+        pytest.skip(f"no ACLs here: {error.strerror}")
+    repository = MemoryRepository()
+    put_version(repository, [file("a")])
+    assert restore(repository, to).problems == []
+    assert os.listxattr(to / "a") == []
 
 
 def test_a_link_takes_the_place_of_another_file(to: Path) -> None:
