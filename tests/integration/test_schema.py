@@ -788,6 +788,8 @@ def test_the_table_may_move(two_schemas: str, change: str) -> None:
     schema = "uno" if "uno" in change else "two"
     with finding(two_schemas, schema) as conn:
         make(conn, change)
+        # To note another table is not worth a refusal of a role that may not.
+        assert make_plan(conn, "remote").needed == ("create table" in change)
 
         init_db(conn, "remote")
 
