@@ -462,7 +462,8 @@ class ScriptedSession(Frames):
         found = iter(inbox.next, None)
         self.answers = [(kind, bytes(payload)) for kind, payload in found if kind != framing.BUSY]
         assert inbox.waiting == 0
-        assert after == before or framing.READY not in self.kinds
+        # What an earlier test has left may be collected, and closed, meanwhile.
+        assert after <= before or framing.READY not in self.kinds
         return self
 
     @property
