@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import pytest
 import zstandard
 
 from ntt_backup.snapshot.format.entry import Extent
 from ntt_backup.snapshot.format.manifest import Header
-from ntt_backup.snapshot.repository.contract import SnapshotDamaged
+from ntt_backup.snapshot.repository.contract import Range, SnapshotDamaged
 from ntt_backup.snapshot.repository.names import pack_name
 from ntt_backup.snapshot.restore import fetch
 from ntt_backup.snapshot.restore.fetch import Fetcher
@@ -180,6 +180,21 @@ def test_a_super_block_that_is_refused_by_itself_is_left_out_and_those_beside_it
     ]
     assert len(asked) == 4
     assert pack.fetcher.damaged == 1
+
+
+def test_what_is_damaged_behind_all_ranges_is_told_in_its_own_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pack = Pack(2)
+    read = pack.repository.read
+
+    def more(ranges: Iterable[Range]) -> Iterator[bytes]:
+        yield from read(ranges)
+        raise SnapshotDamaged("more came than was asked for")
+
+    monkeypatch.setattr(pack.repository, "read", more)
+    with pytest.raises(SnapshotDamaged, match="more came than was asked for"):
+        pack.read([0], [1])
 
 
 def test_no_more_is_planned_ahead_where_packs_are_missing(windows: None) -> None:

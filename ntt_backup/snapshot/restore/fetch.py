@@ -125,7 +125,7 @@ class Fetcher(Generic[_Item]):
                     self._arrive(data)
                     yield
             except (FileMissing, SnapshotDamaged) as error:
-                if self._broken:
+                if self._broken or not self._asked:
                     raise
                 self._refuse(error)
             yield
