@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,15 @@ def assert_complete(root: Path) -> None:
     for path in (root / "by-hash").rglob("*"):
         if path.is_file():
             assert blake3(path.read_bytes()).hexdigest() == path.name
+
+
+def frames(data: bytes, lengths: dict[int, tuple[int, int]]) -> Iterator[tuple[int, memoryview]]:
+    """The whole frames in data, which must have no others. lengths: of each kind's payload."""
+    inbox = Inbox(lengths)
+    inbox.space()[: len(data)] = data
+    inbox.filled(len(data))
+    yield from iter(inbox.next, None)
+    assert inbox.waiting == 0
 
 
 def litter(root: Path) -> list[str]:
@@ -456,12 +465,8 @@ class ScriptedSession(Frames):
             after = len(os.listdir("/proc/self/fd"))
             sink.seek(0)
             data = sink.read()
-        inbox = Inbox(TO_CLIENT)
-        inbox.space()[: len(data)] = data
-        inbox.filled(len(data))
-        found = iter(inbox.next, None)
+        found = frames(data, TO_CLIENT)
         self.answers = [(kind, bytes(payload)) for kind, payload in found if kind != framing.BUSY]
-        assert inbox.waiting == 0
         # What an earlier test has left may be collected, and closed, meanwhile.
         assert after <= before or framing.READY not in self.kinds
         return self

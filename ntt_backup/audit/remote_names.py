@@ -99,14 +99,14 @@ class BucketNames:
         self._signed = signed
         self._told: set[str] = set()
         self._sizes: dict[str, int] = {}
-        self._is_new = False
+        self._asked_ledger = False
 
     def knows(self, pack: PackObject) -> bool:
         """Returns whether the ledger has a pack, in this size. It is asked once for each listing
         that meets another pack: a run may have added that.
         """
-        if self._sizes.get(pack.key) != pack.size and not self._is_new:
-            self._is_new = True
+        if self._sizes.get(pack.key) != pack.size and not self._asked_ledger:
+            self._asked_ledger = True
             self._sizes.update((one.key, one.size) for one in self._recorded())
         return self._sizes.get(pack.key) == pack.size and pack.key not in self._but
 
@@ -142,7 +142,7 @@ class BucketNames:
         """Yields the blobs with a prefix in order; one that is in several places comes for each of
         these, with its size there.
         """
-        self._is_new, known = False, len(self.closed)
+        self._asked_ledger, known = False, len(self.closed)
         lists = [self._large(prefix, on_stray)]
         packs = (pack for pack in packs_of(self.bucket, prefix) if self.knows(pack))
         for pack, opened in self.tables.open_all(packs):

@@ -19,8 +19,9 @@ from ntt_backup.dump.by_shell import DumpsByShell, UploadByShell
 from ntt_backup.errors import BackupError, RemoteDenied, RemoteUnreachable
 from ntt_backup.objects.bucket import ObjectArchived
 from ntt_backup.wire import dump_messages, framing, read_messages, write_messages
-from ntt_backup.wire.framing import Inbox, ProtocolError
+from ntt_backup.wire.framing import ProtocolError
 from tests.fake_bucket import SMALLEST_PART, FakeBucket
+from tests.receiver_driver import frames
 from tests.unit.sample_records import RECORD
 
 NAME = "20260304T120000Z-0badcafe.dump"
@@ -57,11 +58,7 @@ class Connection:
         hear(self.answers.pop(0))
 
     def frames(self, data: bytes) -> Iterator[tuple[int, memoryview]]:
-        inbox = Inbox(dump_messages.TO_CLIENT)
-        inbox.space()[: len(data)] = data
-        inbox.filled(len(data))
-        while (found := inbox.next()) is not None:
-            yield found
+        return frames(data, dump_messages.TO_CLIENT)
 
     def close(self) -> None:
         self.closed = True

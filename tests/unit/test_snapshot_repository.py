@@ -37,10 +37,11 @@ from ntt_backup.snapshot.repository.by_objects import RepositoryByObjects
 from ntt_backup.snapshot.repository.by_receiver import RepositoryByReceiver
 from ntt_backup.snapshot.repository.contract import FileMissing, Range
 from ntt_backup.wire import file_messages, framing, read_messages, write_messages
-from ntt_backup.wire.framing import Inbox, ProtocolError
+from ntt_backup.wire.framing import ProtocolError
 from tests.fake_bucket import SMALLEST_PART, FakeBucket
 from tests.memory_repository import MemoryRepository
 from tests.packs import Person
+from tests.receiver_driver import frames
 
 VERSION = "db/20260304T120000Z-0badcafe"
 NAME = f"{VERSION}/manifest"
@@ -149,11 +150,7 @@ class Connection:
         hear(self.answers.pop(0))
 
     def frames(self, data: bytes) -> Any:
-        inbox = Inbox(file_messages.TO_CLIENT)
-        inbox.space()[: len(data)] = data
-        inbox.filled(len(data))
-        while (found := inbox.next()) is not None:
-            yield found
+        return frames(data, file_messages.TO_CLIENT)
 
     def close(self) -> None:
         self.closed = True
