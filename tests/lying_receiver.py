@@ -23,6 +23,6 @@ while True:
     inbox.filled(count)
     while (found := inbox.next()) is not None:
         if found[0] == HELLO: say(fields(READY, {"placed": 1}))
-        if found[0] in (*range(LIST, BLOCKS + 1), DUMPS, FILES, READ, REMOVE, FILE_END):
+        if found[0] in (*range(LIST, GET + 1), DUMPS, FILES, READ, REMOVE, FILE_END):
             {answer}
 """

@@ -10,7 +10,7 @@ what was not asked ends the session.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from ntt_backup.client.connection import SessionSpec
@@ -19,8 +19,6 @@ from ntt_backup.wire import framing, read_messages, write_messages
 from ntt_backup.wire.framing import ProtocolError
 
 _NO_REASON: Final = "no reason given"
-# Of a blob of 1 TiB: 64 MiB of hashes. What is larger is no blob of ours.
-_MAX_SUMS: Final = (1 << 40) // read_messages.BLOCK_BYTES * read_messages.BLOCK_SUM_BYTES
 
 
 class Page(NamedTuple):
@@ -177,63 +175,6 @@ class ReadSession(QuestionSession):
                     return
                 else:
                     raise ProtocolError(f"a frame of type {kind} among contents")
-
-    def sums(
-        self, digest: bytes, not_given: Callable[[bytes, int, str], None], listed: int | None = None
-    ) -> tuple[int, bytes] | None:
-        """Returns a blob's size and the hashes of all its blocks joined; None where it is not
-        given, after not_given was told why. listed: its size in bytes in the remote's listing, if
-        that is known; a larger one is not taken.
-        """
-        found = bytearray()
-        size = 0
-        refused = False
-        with self._connection.checked():
-            for kind, payload in self._answers(read_messages.summing(digest), framing.GIVEN):
-                if kind == framing.BLOCK_SUMS:
-                    size, some = read_messages.read_block_sums(payload)
-                    found += some
-                    if len(found) > _MAX_SUMS or (listed is not None and size > listed):
-                        raise ProtocolError("hashes without end")
-                elif kind == framing.NOT_GIVEN:
-                    _, verdict, text = read_messages.read_not_given(payload)
-                    not_given(digest, verdict, text)
-                    refused = True
-                else:
-                    raise ProtocolError(f"a frame of type {kind} among hashes of blocks")
-            if refused:
-                return None
-            if len(found) != -(-size // read_messages.BLOCK_BYTES) * read_messages.BLOCK_SUM_BYTES:
-                raise ProtocolError("another number of hashes than of blocks")
-            return size, bytes(found)
-
-    def blocks(
-        self, digest: bytes, size: int, numbers: Sequence[int], take: Callable[[memoryview], None]
-    ) -> str:
-        """Fetches these blocks of a blob of that size, and calls take for each, in order. Returns
-        the problem, or "".
-        """
-        lengths = deque(
-            min(read_messages.BLOCK_BYTES, size - n * read_messages.BLOCK_BYTES) for n in numbers
-        )
-        problem = ""
-        with self._connection.checked():
-            question = read_messages.getting_blocks(digest, numbers)
-            for kind, payload in self._answers(question, framing.GIVEN):
-                if kind == framing.PIECE:
-                    piece = read_messages.read_piece(payload)
-                    if not lengths or len(piece) != lengths.popleft():
-                        raise ProtocolError("a block that was not asked for")
-                    take(piece)
-                elif kind == framing.BLOB_END:
-                    problem = _problem(payload)
-                elif kind == framing.NOT_GIVEN:
-                    problem = read_messages.read_not_given(payload)[2] or _NO_REASON
-                elif kind != framing.BLOB:
-                    raise ProtocolError(f"a frame of type {kind} among blocks")
-            if lengths and not problem:
-                raise ProtocolError("fewer blocks than were asked for")
-        return problem
 
 
 def _problem(payload: memoryview) -> str:

@@ -17,7 +17,7 @@ from ntt_backup.receiver.incoming import Incoming
 from ntt_backup.receiver.send_blobs import pieces
 from ntt_backup.receiver.workspace import Workspace
 from ntt_backup.wire import dump_messages, framing, read_messages, write_messages
-from ntt_backup.wire.framing import MAX_CHUNK, ProtocolError
+from ntt_backup.wire.framing import ProtocolError
 
 if TYPE_CHECKING:
     from ntt_backup.receiver.connection import Connection
@@ -102,7 +102,7 @@ class DumpSession(FileSession):
                 return
             with closing(fd):
                 size = os.fstat(fd).st_size
-                yield from pieces(fd, size, range(0, size, MAX_CHUNK), MAX_CHUNK)
+                yield from pieces(fd, 0, size)
 
 
 def _done(count: int) -> bytes:

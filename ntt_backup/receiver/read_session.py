@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class ReadSession(QuestionSession):
-    """Answers LIST, VERIFY, GET, SUMS and BLOCKS."""
+    """Answers LIST, VERIFY and GET."""
 
     def __init__(self, workspace: Workspace, terms: Terms, connection: Connection) -> None:
         super().__init__(terms, connection)
@@ -37,8 +37,6 @@ class ReadSession(QuestionSession):
             framing.LIST: self._list,
             framing.VERIFY: self._verify,
             framing.GET: self._get,
-            framing.SUMS: self._sums,
-            framing.BLOCKS: self._blocks,
         }
 
     def close(self) -> None:
@@ -63,14 +61,6 @@ class ReadSession(QuestionSession):
         self.require("get")
         offset, digests = read_messages.read_getting(payload)
         self.frames = send_blobs.contents(self._opener, digests, offset)
-
-    def _sums(self, payload: memoryview) -> None:
-        self.require("get")
-        self.frames = send_blobs.sums(self._opener, bytes(payload), self.connection.show_life)
-
-    def _blocks(self, payload: memoryview) -> None:
-        self.require("get")
-        self.frames = send_blobs.blocks(self._opener, *read_messages.read_getting_blocks(payload))
 
     def require(self, word: str) -> None:
         """Raises Refusal where `--allow` does not list the word, or `by-hash` is missing."""

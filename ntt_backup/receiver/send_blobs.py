@@ -1,24 +1,21 @@
-"""GET, SUMS and BLOCKS send blobs, or the parts of one that differ, to a client that names them.
+"""GET sends blobs to a client that names them, one whole or from an offset on.
 
 Small blobs travel together, large ones in pieces; memory is one pack or one piece. Nothing is
 checked here: the client hashes what arrives, which proves the disk, this machine and the link in
-one. A client that has most of a large blob asks for a short hash of every block (SUMS), then for
-the blocks that differ (BLOCKS), and hashes the whole at the end.
-
-All are generators of frames, and end with a GIVEN.
+one.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 
 from ntt_backup.blobdir.syscalls import error_line
 from ntt_backup.receiver.open_blob import BlobError, BlobOpener, blob_error, forget
 from ntt_backup.wire import read_messages
 from ntt_backup.wire.framing import DIGEST_BYTES, MAX_CHUNK, PACK_BYTES
-from ntt_backup.wire.read_messages import BLOCK_BYTES, BROKEN, COMPLETE, MAX_SUMS
+from ntt_backup.wire.read_messages import BROKEN, COMPLETE
 
 _TABLE_ENTRY = DIGEST_BYTES + 4
 
@@ -26,7 +23,9 @@ _TABLE_ENTRY = DIGEST_BYTES + 4
 def contents(
     opener: BlobOpener, digests: Sequence[bytes], offset: int
 ) -> Generator[bytes, None, None]:
-    """Answers a GET: something for every blob, in no order. offset: where a single blob begins."""
+    """Yields the frames that answer a GET: something for every blob, in no order, then a GIVEN.
+    offset: where a single blob begins.
+    """
     names: list[bytes] = []
     parts: list[bytes] = []
     room = PACK_BYTES
@@ -35,9 +34,8 @@ def contents(
             with _opened(opener, digest) as (fd, size):
                 if offset or size > PACK_BYTES - _TABLE_ENTRY:
                     begin = min(offset, size)
-                    begins = range(begin, size, MAX_CHUNK)
                     yield read_messages.blob(digest, size, begin)
-                    yield from pieces(fd, size, begins, MAX_CHUNK)
+                    yield from pieces(fd, begin, size)
                     continue
                 content = _read(fd, size, 0)
         except BlobError as said:
@@ -54,47 +52,14 @@ def contents(
     yield read_messages.given(len(digests))
 
 
-def sums(
-    opener: BlobOpener, digest: bytes, alive: Callable[[], None]
-) -> Generator[bytes, None, None]:
-    """Answers a SUMS: the hashes of all blocks, in order. alive is called after each of them."""
-    found: list[bytes] = []
-    try:
-        with _opened(opener, digest) as (fd, size):
-            for at in range(0, size, BLOCK_BYTES):
-                found.append(read_messages.block_sum(_read(fd, BLOCK_BYTES, at)))
-                alive()
-                if len(found) == MAX_SUMS:
-                    yield read_messages.block_sums(size, found)
-                    found = []
-            yield read_messages.block_sums(size, found)
-    except BlobError as said:
-        yield read_messages.not_given(digest, said.verdict, said.text)
-    yield read_messages.given(1)
-
-
-def blocks(
-    opener: BlobOpener, digest: bytes, numbers: Sequence[int]
-) -> Generator[bytes, None, None]:
-    """Answers a BLOCKS: these blocks, in this order."""
-    try:
-        with _opened(opener, digest) as (fd, size):
-            begins = (number * BLOCK_BYTES for number in numbers)
-            yield read_messages.blob(digest, size, 0)
-            yield from pieces(fd, size, begins, BLOCK_BYTES)
-    except BlobError as said:
-        yield read_messages.not_given(digest, said.verdict, said.text)
-    yield read_messages.given(1)
-
-
-def pieces(fd: int, size: int, begins: Iterable[int], length: int) -> Iterator[bytes]:
-    """Yields a file in pieces of that length, and its end. begins: where each of them begins."""
+def pieces(fd: int, begin: int, end: int) -> Iterator[bytes]:
+    """Yields a file from begin up to end in pieces, and its BLOB_END."""
     status, why = COMPLETE, ""
     try:
-        for at in begins:
-            wanted = max(0, min(length, size - at))
+        for at in range(begin, end, MAX_CHUNK):
+            wanted = min(MAX_CHUNK, end - at)
             data = _read(fd, wanted, at)
-            if not data or len(data) < wanted:
+            if len(data) < wanted:
                 status, why = BROKEN, f"it ends before byte {at + wanted}"
                 break
             yield read_messages.piece(data)

@@ -13,7 +13,6 @@ from ntt_backup.receiver.snapshot_directory import FoundFile, SnapshotDirectory
 from ntt_backup.receiver.workspace import Workspace
 from ntt_backup.wire import file_messages, framing, write_messages
 from ntt_backup.wire.file_messages import DIFFERENT, GIVEN, MAX_NAMES, MISSING, TAKEN, UNREADABLE
-from ntt_backup.wire.framing import MAX_CHUNK
 from ntt_backup.wire.snapshot_names import begun, parts_of
 
 if TYPE_CHECKING:
@@ -88,7 +87,7 @@ class SnapshotSession(FileSession):
                 yield file_messages.said(UNREADABLE, error_line(problem))
                 return
         end = min(start + length, os.fstat(fd).st_size)
-        yield from pieces(fd, end, range(start, end, MAX_CHUNK), MAX_CHUNK)
+        yield from pieces(fd, start, end)
 
     def _remove(self, payload: memoryview) -> None:
         self.require("replace")

@@ -19,7 +19,6 @@ from ntt_backup.config import RemoteConfig
 from ntt_backup.config.timetable import Timetable
 from ntt_backup.errors import BackupError
 from ntt_backup.model import Failure, Reason
-from ntt_backup.restore.block_repair import repair
 from ntt_backup.restore.target_dir import destination
 from ntt_backup.restore.target_writer import TargetWriter
 from ntt_backup.restore.work import Entry, Wanted, Work
@@ -28,7 +27,6 @@ from ntt_backup.wire.write_messages import RESUMABLE
 _BATCH_BLOBS: Final = 1000
 _BATCH_BYTES: Final = 32 << 20
 _AHEAD: Final = 2
-_MOST_DAMAGED: Final = 100
 _UNREADABLE: Final = list(StrayKind).index(StrayKind.UNREADABLE)
 
 
@@ -106,7 +104,6 @@ class Fetching:
         self._writer = writer
         self._next: deque[Batch] = deque()
         self._under_way: deque[Batch] = deque()
-        self._damaged: deque[Entry] = deque()
         self._resumed = 0
 
     def work(self, session: ReadSession) -> None:
@@ -125,11 +122,6 @@ class Fetching:
                 session.settled += 1
                 wrong = writer.again()
                 self._next.extendleft(Batch([(digest, None)], None) for digest in wrong)
-            elif self._damaged:
-                repair(session, writer, *self._damaged[0])
-                self._damaged.popleft()
-                self._shared.finish(writer, None)
-                session.settled += 1
             elif not self._refill(wait=True):
                 return
 
@@ -137,7 +129,7 @@ class Fetching:
         """Asks for another batch, if there is one now; returns whether it did. One that has come in
         part is asked for when nothing else is under way.
         """
-        if len(self._damaged) >= _MOST_DAMAGED or not (self._next or self._refill(wait=False)):
+        if not (self._next or self._refill(wait=False)):
             return False
         batch = self._next[0]
         digests = [digest for digest, _ in batch.entries]
@@ -159,15 +151,10 @@ class Fetching:
         shared, writer = self._shared, self._writer
         while (batch := shared.queue.take(wait=wait)) is not None:
             lacking = [entry for entry in batch.entries if not shared.has(writer, entry)]
-            damaged = [entry for entry in lacking if writer.has_base(entry[0])]
-            self._damaged.extend(damaged)
-            absent = [entry for entry in lacking if entry not in damaged]
-            if absent:
-                self._next.extend(self._parted(Batch(absent, batch.part)))
+            if lacking:
+                self._next.extend(self._parted(Batch(lacking, batch.part)))
                 return True
             shared.finish(writer, batch.part)
-            if damaged:
-                return wait
         return False
 
     def _parted(self, batch: Batch) -> list[Batch]:

@@ -9,8 +9,7 @@ link below the target is followed.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
@@ -28,7 +27,6 @@ from ntt_backup.wire import read_messages, write_messages
 from ntt_backup.wire.write_messages import PRESENT, REFUSED, RESUMABLE
 
 _CHUNK: Final = 1 << 20
-_WORTH_REPAIRING: Final = 1 << 20
 _NEW: Final = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -90,28 +88,6 @@ class TargetWriter:
         if not right:
             return Found.NOT_RIGHT
         return Found.RESTORED if status.st_ctime_ns > self._target.began_ns else Found.BEFORE
-
-    def has_base(self, digest: bytes) -> bool:
-        """Returns whether a file that is worth repairing has this blob's name."""
-        try:
-            with self.base(digest) as fd:
-                return os.fstat(fd).st_size >= _WORTH_REPAIRING
-        except (OSError, DestinationError):
-            return False
-
-    @contextmanager
-    def base(self, digest: bytes) -> Iterator[int]:
-        """Gives a descriptor of the file that has this blob's name."""
-        name = digest.hex()
-        try:
-            with destination(self._target.root / name[:2] / name[2:4]):
-                fd, _ = self._blobs.open_blob(name)
-        except NotAFile:
-            raise DestinationError(
-                f"{name} is no file any more", hint="does another program write there?"
-            ) from None
-        with closing(fd):
-            yield fd
 
     def has_part(self, digest: bytes) -> bool:
         """Returns whether an earlier attempt has left a part of this blob, which no other thread
@@ -178,10 +154,6 @@ class TargetWriter:
 
     def piece(self, data: memoryview) -> None:
         self._on_bytes(len(data))
-        self.add(data)
-
-    def add(self, data: memoryview) -> None:
-        """Adds a piece that was not fetched."""
         large = self._large
         if large is not None:
             large.hasher.update(data)

@@ -39,9 +39,8 @@ HELLO, BATCH, PACK, LARGE, DATA, END, COMMIT, ABORT, ASK_OFFSET, PING, BYE, PLAC
 READY, RECEIPT, ABORTED, OFFSET, PONG, BUSY, ERROR, LEFT = range(129, 137)
 # Those of a session that reads. No kind of session takes another's frames, so one that reads cannot
 # write.
-LIST, VERIFY, GET, SUMS, BLOCKS = range(32, 37)
+LIST, VERIFY, GET = range(32, 35)
 NAMES, STRAY, LISTED, VERDICTS, CONTENTS, BLOB, PIECE, BLOB_END, NOT_GIVEN, GIVEN = range(160, 170)
-BLOCK_SUMS = 170
 # Those of a session for dumps of the catalog, which also answers with PIECE and BLOB_END.
 DUMPS, DUMP_DATA, DUMP_END, NAME, DROP, FETCH = range(64, 70)
 DUMP, DUMP_SUM, DONE = range(192, 195)

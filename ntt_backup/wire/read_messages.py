@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from hashlib import blake2b
 from typing import NamedTuple
 
 from ntt_backup.wire import framing, write_messages
 from ntt_backup.wire.framing import (
     DIGEST_BYTES,
-    MAX_BLOB,
     MAX_CHUNK,
     MAX_PAYLOAD,
     MAX_RAW,
@@ -37,10 +35,6 @@ MAX_NAMES = 8192
 # be in one of them.
 MAX_STRAYS = 1000
 MAX_DIRECTORIES = 256 + 256 * 256
-# A large blob that is wrong is repaired by blocks of this size.
-BLOCK_BYTES = 256 << 10
-BLOCK_SUM_BYTES = 16
-MAX_SUMS = 16_384
 
 _LIST = struct.Struct("!32s32sI")
 _NAME = struct.Struct("!32sQ")
@@ -60,8 +54,6 @@ TO_RECEIVER = {
     framing.LIST: (_LIST.size, _LIST.size),
     framing.VERIFY: _DIGESTS,
     framing.GET: (_SIZE.size + DIGEST_BYTES, _SIZE.size + _DIGESTS[1]),
-    framing.SUMS: (DIGEST_BYTES, DIGEST_BYTES),
-    framing.BLOCKS: (DIGEST_BYTES + _COUNT.size, DIGEST_BYTES + MAX_DIGESTS * _COUNT.size),
 }
 # The kinds that a client takes in any session.
 OF_ALL = (framing.READY, framing.PONG, framing.BUSY, framing.ERROR, framing.LEFT)
@@ -78,7 +70,6 @@ TO_CLIENT = {
     framing.BLOB_END: (1, 1 + MAX_TEXT),
     framing.NOT_GIVEN: (_NOT_GIVEN.size, _NOT_GIVEN.size + MAX_TEXT),
     framing.GIVEN: (_COUNT.size, _COUNT.size),
-    framing.BLOCK_SUMS: (_SIZE.size, _SIZE.size + MAX_SUMS * BLOCK_SUM_BYTES),
 }
 
 
@@ -133,15 +124,6 @@ def getting(digests: Iterable[bytes], offset: int = 0) -> bytes:
     return frame(framing.GET, _SIZE.pack(offset), *digests)
 
 
-def summing(digest: bytes) -> bytes:
-    return frame(framing.SUMS, digest)
-
-
-def getting_blocks(digest: bytes, numbers: Sequence[int]) -> bytes:
-    """Returns a BLOCKS. numbers count the blocks of BLOCK_BYTES from 0."""
-    return frame(framing.BLOCKS, digest, struct.pack(f"!{len(numbers)}I", *numbers))
-
-
 def names(entries: Iterable[tuple[bytes, int]]) -> bytes:
     return frame(framing.NAMES, *(_NAME.pack(digest, size) for digest, size in entries))
 
@@ -188,16 +170,6 @@ def given(count: int) -> bytes:
     return frame(framing.GIVEN, _COUNT.pack(count))
 
 
-def block_sums(size: int, sums: Sequence[bytes]) -> bytes:
-    """Returns a BLOCK_SUMS. size: of the whole blob."""
-    return frame(framing.BLOCK_SUMS, _SIZE.pack(size), *sums)
-
-
-def block_sum(data: bytes) -> bytes:
-    """Returns the hash by which both ends tell one block from another."""
-    return blake2b(data, digest_size=BLOCK_SUM_BYTES).digest()
-
-
 def read_listing(payload: Buffer) -> Range:
     return Range(*_LIST.unpack(payload))
 
@@ -217,15 +189,6 @@ def read_getting(payload: memoryview) -> tuple[int, list[bytes]]:
     if offset and len(digests) > 1:
         raise ProtocolError("an offset for several blobs")
     return offset, digests
-
-
-def read_getting_blocks(payload: Buffer) -> tuple[bytes, Sequence[int]]:
-    """Returns (digest, numbers) of a BLOCKS."""
-    data = bytes(payload)
-    if (len(data) - DIGEST_BYTES) % _COUNT.size:
-        raise ProtocolError("a number that is cut short")
-    count = (len(data) - DIGEST_BYTES) // _COUNT.size
-    return data[:DIGEST_BYTES], struct.unpack_from(f"!{count}I", data, DIGEST_BYTES)
 
 
 def read_names(payload: Buffer) -> Iterator[tuple[bytes, int]]:
@@ -285,15 +248,6 @@ def read_not_given(payload: Buffer) -> tuple[bytes, int, str]:
     if not _is_bad(verdict):
         raise ProtocolError("an unknown verdict")
     return digest, verdict, plain(data[_NOT_GIVEN.size :])
-
-
-def read_block_sums(payload: Buffer) -> tuple[int, bytes]:
-    """Returns (size of the blob, hashes of its next blocks joined)."""
-    data = bytes(payload)
-    (size,) = _SIZE.unpack_from(data)
-    if size > MAX_BLOB or (len(data) - _SIZE.size) % BLOCK_SUM_BYTES:
-        raise ProtocolError("hashes of blocks that cannot be")
-    return size, data[_SIZE.size :]
 
 
 def _is_bad(verdict: int) -> bool:

@@ -12,7 +12,6 @@ from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.read_session import ReadSession
 from ntt_backup.config.sections import RunSettings
 from ntt_backup.errors import BackupError, RemoteUnreachable, Unsupported
-from ntt_backup.wire import read_messages
 from tests.contract.harness import Machine, Taken
 from tests.lying_receiver import LYING_RECEIVER
 from tests.patience import PATIENCE
@@ -123,58 +122,6 @@ def test_no_more_of_a_blob_is_taken_than_the_remote_has_listed(
     with pytest.raises(RemoteUnreachable):
         session.contents(taken)
     assert taken.digests == []
-
-
-@pytest.mark.parametrize("size", [3, 4])
-def test_hashes_of_more_than_the_remote_has_listed_end_the_session(
-    lying_receiver: Callable[[str], ReadSession], size: int
-) -> None:
-    session = lying_receiver(f"say(block_sums({size}, [bytes(16)])); say(given(1))")
-    if size == 3:
-        assert session.sums(A, lambda digest, verdict, text: None, 3) == (3, bytes(16))
-    else:
-        with pytest.raises(RemoteUnreachable):
-            session.sums(A, lambda digest, verdict, text: None, 3)
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        "say(block_sums(1, [])); say(given(1))",
-        "say(block_sums(1, [bytes(16)] * 2)); say(given(1))",
-        "say(block_sums(1 << 60, [bytes(16)])); say(given(1))",
-        "say(frame(BLOCK_SUMS, bytes(9)))",
-        "say(piece(b'abc'))",
-    ],
-)
-def test_hashes_of_blocks_that_cannot_be_end_the_session(
-    lying_receiver: Callable[[str], ReadSession], answer: str
-) -> None:
-    session = lying_receiver(answer)
-    with pytest.raises(RemoteUnreachable):
-        session.sums(A, lambda digest, verdict, text: None)
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        "say(piece(b'abc')); say(given(1))",
-        "say(piece(bytes(BLOCK_BYTES))); say(piece(b'x'))",
-        "[say(piece(bytes(BLOCK_BYTES))) for _ in range(3)]",
-        "say(given(1))",
-        "say(verdicts(Verdicts(1, 1, 0, [])))",
-    ],
-)
-def test_blocks_that_cannot_be_end_the_session(
-    lying_receiver: Callable[[str], ReadSession], answer: str
-) -> None:
-    session = lying_receiver(answer)
-    taken: list[int] = []
-    with pytest.raises(RemoteUnreachable):
-        session.blocks(
-            A, 2 * read_messages.BLOCK_BYTES, [0, 1], lambda block: taken.append(len(block))
-        )
-    assert len(taken) <= 2
 
 
 def test_a_remote_that_says_nothing_is_given_up_after_the_stall_timeout(

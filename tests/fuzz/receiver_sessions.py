@@ -40,7 +40,7 @@ from tests.receiver_driver import (
 _ANSWERS = {
     "list": {framing.NAMES, framing.STRAY, framing.LISTED},
     "verify": {framing.VERDICTS},
-    "get": {framing.CONTENTS, framing.BLOB, framing.PIECE, framing.GIVEN, framing.BLOCK_SUMS},
+    "get": {framing.CONTENTS, framing.BLOB, framing.PIECE, framing.GIVEN},
 }
 _RIGHT, _WRONG, _NEW = b"right and secret", b"rotten", b"a new blob"
 _DUMP, _MANIFEST = b"a dump and secret", b"a manifest and secret"
@@ -140,8 +140,6 @@ def _plans(client: ScriptedSession) -> list[tuple[str, list[bytes]]]:
         read_messages.listing(low, high, 100),
         read_messages.verifying([right, wrong]),
         read_messages.getting([right, wrong]),
-        read_messages.summing(right),
-        read_messages.getting_blocks(right, [0]),
     ]
     dumps = [
         framing.frame(framing.DUMPS),

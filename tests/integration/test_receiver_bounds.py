@@ -40,6 +40,7 @@ from tests.receiver_driver import (
     commit,
     digest_of,
     failure,
+    frames,
     litter,
     names_under,
     place_of,
@@ -131,54 +132,21 @@ def test_a_content_is_given_from_an_offset_on(
     assert of(client, framing.BLOB_END) == [bytes([read_messages.COMPLETE])]
 
 
-@pytest.mark.parametrize(
-    ("size", "pages"),
-    [(0, [0]), (1, [1]), (100, [1]), (101, [2, 0]), (200, [2, 0]), (201, [2, 1]), (400, [2, 2, 0])],
-)
-def test_the_hashes_of_blocks_come_in_pages(
-    root: Path,
-    client: ScriptedSession,
-    monkeypatch: pytest.MonkeyPatch,
-    size: int,
-    pages: list[int],
-) -> None:
-    monkeypatch.setattr(send_blobs, "BLOCK_BYTES", 100)
-    monkeypatch.setattr(send_blobs, "MAX_SUMS", 2)
-    (digest,) = stored(root, size)
-    client.read(read_messages.summing(digest))
-    found = [read_messages.read_block_sums(one) for one in of(client, framing.BLOCK_SUMS)]
-    assert [(of_size, len(sums) // 16) for of_size, sums in found] == [(size, n) for n in pages]
-    content = noise(size, 0)
-    blocks = [content[at : at + 100] for at in range(0, size, 100)]
-    assert b"".join(sums for _, sums in found) == b"".join(map(read_messages.block_sum, blocks))
-    assert of(client, framing.GIVEN) == [(1).to_bytes(4, "big")]
-
-
-@pytest.mark.parametrize(
-    ("numbers", "lengths", "why"),
-    [
-        ([0], [100], ""),
-        ([2, 0], [50, 100], ""),
-        ([1, 3], [100], "it ends before byte 300"),
-        ([2**32 - 1], [], "it ends before byte"),
-    ],
-)
-def test_blocks_are_given_as_far_as_there_are_any(
-    root: Path,
-    client: ScriptedSession,
-    monkeypatch: pytest.MonkeyPatch,
-    numbers: list[int],
-    lengths: list[int],
-    why: str,
-) -> None:
-    monkeypatch.setattr(send_blobs, "BLOCK_BYTES", 100)
-    (digest,) = stored(root, 250)
-    client.read(read_messages.getting_blocks(digest, numbers))
-    pieces = [read_messages.read_piece(memoryview(one)) for one in of(client, framing.PIECE)]
-    assert [len(one) for one in pieces] == lengths
-    (end,) = map(read_messages.read_blob_end, of(client, framing.BLOB_END))
-    assert end[0] == (read_messages.BROKEN if why else read_messages.COMPLETE)
-    assert end[1].startswith(why)
+@pytest.mark.parametrize("left", [0, 399, 400, 999])
+@pytest.mark.usefixtures("small_packs")
+def test_a_file_that_has_become_shorter_is_broken_off(tmp_path: Path, left: int) -> None:
+    path = tmp_path / "blob"
+    path.write_bytes(bytes(left))
+    with path.open("rb") as file:
+        sent = b"".join(send_blobs.pieces(file.fileno(), 0, 1000))
+    *pieces, (kind, end) = frames(sent, read_messages.TO_CLIENT)
+    assert [kind for kind, _ in pieces] == [framing.PIECE] * (left // 400)
+    ends_before = min((left // 400 + 1) * 400, 1000)
+    assert kind == framing.BLOB_END
+    assert read_messages.read_blob_end(end) == (
+        read_messages.BROKEN,
+        f"it ends before byte {ends_before}",
+    )
 
 
 # --- names ----------------------------------------------------------------------------------------

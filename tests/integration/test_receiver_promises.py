@@ -138,8 +138,6 @@ def test_each_right_is_asked_for(root: Path, checking: str, hashed: str) -> None
         read_messages.listing(LOW, HIGH, 0): ("list", framing.LISTED),
         read_messages.verifying([digest]): ("verify", framing.VERDICTS),
         read_messages.getting([digest]): ("get", framing.GIVEN),
-        read_messages.summing(digest): ("get", framing.GIVEN),
-        read_messages.getting_blocks(digest, [0]): ("get", framing.GIVEN),
     }
     of_dumps = [framing.frame(kind) for kind in (framing.DUMPS, framing.DUMP_END)]
     of_files = [file_messages.listing(""), a_file(EVIL, f"{VERSION}/map")]

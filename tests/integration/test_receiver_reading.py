@@ -296,9 +296,6 @@ def test_a_question_that_cannot_be_ends_the_session(root: Path) -> None:
         (framing.GET, bytes(7)),
         (framing.GET, b"\0\0\0\0\0\0\0\1" + bytes(64)),
         (framing.LIST, bytes(67)),
-        (framing.SUMS, bytes(33)),
-        (framing.BLOCKS, bytes(35)),
-        (framing.BLOCKS, bytes(37)),
         (framing.VERIFY, bytes(32 * (read_messages.MAX_DIGESTS + 1))),
     ):
         client = ScriptedSession(root, ["list", "verify", "get"])

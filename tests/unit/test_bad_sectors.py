@@ -5,30 +5,24 @@ from __future__ import annotations
 import errno
 import os
 import random
-from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 from blake3 import blake3
 
 from ntt_backup.blobdir.publish import Publisher
 from ntt_backup.blobdir.syscalls import DIRECTORY
-from ntt_backup.client.read_session import ReadSession
 from ntt_backup.errors import DestinationError
 from ntt_backup.process import durable
-from ntt_backup.restore import block_repair, target_dir
-from ntt_backup.restore.block_repair import repair
+from ntt_backup.restore import target_dir
 from ntt_backup.restore.target_dir import RestoreTarget
 from ntt_backup.restore.target_writer import TargetWriter
-from ntt_backup.wire.read_messages import BLOCK_BYTES, block_sum
 from ntt_backup.wire.write_messages import REFUSED, REPLACED
 from tests.bad_sectors import put_on_bad_sectors
 
-CONTENT = random.Random(7).randbytes(2 * BLOCK_BYTES + 5)
+CONTENT = random.Random(7).randbytes((512 << 10) + 5)
 DIGEST = blake3(CONTENT).digest()
-BLOCKS = [CONTENT[at : at + BLOCK_BYTES] for at in range(0, len(CONTENT), BLOCK_BYTES)]
 
 
 def blob_in(root: Path) -> Path:
@@ -65,64 +59,6 @@ def test_what_cannot_be_read_is_other_content_to_who_publishes(
     assert taken[0] == verdict
     assert os.listdir(stage) == left
     assert (blob.stat().st_ino == before) == (verdict == REFUSED)
-
-
-class Session:
-    """A remote that has the blob."""
-
-    def __init__(self) -> None:
-        self.shown = 0
-        self.questions: list[list[int]] = []
-
-    def show_life(self) -> None:
-        self.shown += 1
-
-    def sums(self, *_: Any) -> tuple[int, bytes]:
-        return len(CONTENT), b"".join(map(block_sum, BLOCKS))
-
-    def blocks(
-        self, _: bytes, __: int, numbers: Sequence[int], take: Callable[[memoryview], None]
-    ) -> str:
-        self.questions.append(list(numbers))
-        for number in numbers:
-            take(memoryview(BLOCKS[number]))
-        return ""
-
-
-def repaired(root: Path) -> Session:
-    session = Session()
-    with (
-        closing(RestoreTarget(root)) as target,
-        closing(TargetWriter(target, "w", lambda _: None)) as writer,
-    ):
-        repair(cast(ReadSession, session), writer, DIGEST, None)
-        assert writer.publish() == 1
-        assert writer.failures == []
-    return session
-
-
-def test_a_repair_fetches_the_blocks_that_cannot_be_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    blob = blob_in(tmp_path)
-    put_on_bad_sectors(blob, monkeypatch)
-    session = repaired(tmp_path)
-    assert session.shown == len(BLOCKS)
-    assert session.questions == [[0, 1, 2]]
-    assert blob.read_bytes() == CONTENT
-
-
-def test_no_question_of_a_repair_waits_until_much_is_copied(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The remote ends a session whose client takes no answer for an hour."""
-    monkeypatch.setattr(block_repair, "_SPAN", 2)
-    blob = blob_in(tmp_path)
-    blob.write_bytes(b"\xff" + CONTENT[1:-1])
-    session = repaired(tmp_path)
-    assert session.questions == [[0], [2]]
-    assert session.shown == len(BLOCKS) + 1
-    assert blob.read_bytes() == CONTENT
 
 
 def test_a_part_of_a_large_blob_that_cannot_be_read_is_fetched_anew(

@@ -41,9 +41,6 @@ class Kept:
 
     def forget(self) -> None: ...
 
-    def has_base(self, digest: bytes) -> bool:
-        return False
-
     def has_part(self, digest: bytes) -> bool:
         return True
 

@@ -79,11 +79,6 @@ RIGHT: list[tuple[Callable[[Any], Any], bytes, Any]] = [
         write_messages.large(A, MAX_BLOB, MAX_BLOB),
         Large(A, MAX_BLOB, MAX_BLOB),
     ),
-    (
-        read_messages.read_block_sums,
-        read_messages.block_sums(MAX_BLOB, [A[:16]]),
-        (MAX_BLOB, A[:16]),
-    ),
     (write_messages.read_end, write_messages.end(0), (0, b"")),
     (write_messages.read_end, write_messages.end(1, A), (1, A)),
     (write_messages.read_number, write_messages.numbered(COMMIT, 2**32 - 1), 2**32 - 1),
@@ -108,7 +103,6 @@ RIGHT: list[tuple[Callable[[Any], Any], bytes, Any]] = [
     (read_messages.read_digests, read_messages.verifying([A, B]), [A, B]),
     (read_messages.read_getting, read_messages.getting([A], 9), (9, [A])),
     (read_messages.read_getting, read_messages.getting([A, B]), (0, [A, B])),
-    (read_messages.read_getting_blocks, read_messages.getting_blocks(A, [1, 2]), (A, (1, 2))),
     (listed(read_messages.read_names), read_messages.names([(A, 1), (B, 2)]), [(A, 1), (B, 2)]),
     (read_messages.read_stray, read_messages.stray(2, "aa/b\n"), (2, "aa/b")),
     (
@@ -205,7 +199,6 @@ WRONG: list[tuple[Callable[[Any], Any], memoryview, str]] = [
     ),
     (read_messages.read_digests, memoryview(A + b"x"), "digest that is cut"),
     (read_messages.read_getting, packed("!Q", 1, rest=A + B), "offset for several"),
-    (read_messages.read_getting_blocks, memoryview(A + b"\0\0\0"), "number that is cut"),
     (read_messages.read_names, memoryview(A), "name that is cut"),
     (
         read_messages.read_verdicts,
@@ -240,8 +233,6 @@ WRONG: list[tuple[Callable[[Any], Any], memoryview, str]] = [
     (read_messages.read_blob_end, memoryview(b"\2"), "says nothing"),
     (read_messages.read_not_given, packed("!32sB", A, 0), "unknown verdict"),
     (read_messages.read_not_given, packed("!32sB", A, 4), "unknown verdict"),
-    (read_messages.read_block_sums, packed("!Q", MAX_BLOB + 1), "cannot be"),
-    (read_messages.read_block_sums, packed("!Q", 5, rest=bytes(15)), "cannot be"),
     (dump_messages.read_named, memoryview(b"x" * len(DUMP)), "name of a dump"),
     (dump_messages.read_named, memoryview(DUMP.replace("0102", "1302").encode()), "name of a dump"),
     (dump_messages.read_names, memoryview(DUMP.encode() * 2)[:-1], "name of a dump"),
