@@ -1,48 +1,113 @@
-"""A child process, a worker or a side job, sends messages as lines of JSON on its stdout."""
+"""A child process of a run is started, heard, killed and started again by one set of rules.
+
+A worker, a side job, the coordinator of one of several targets, and a process that hears of runs
+are children. A child leads a session, and sends messages as lines of JSON on its stdout. A child
+may print anything, hang, and die at any instant; its parent never waits for it.
+"""
 
 from __future__ import annotations
 
 import os
+import random
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Final
 
-from ntt_backup.process.messages import Message, decode
+from ntt_backup.client.backoff import Backoff
+from ntt_backup.process.messages import Message, ProcessEnded, decode
 from ntt_backup.process.pipeline import Child, write
 
+# The restarts in a row of a process that must not die.
+RESTARTS: Final = 5
+# After a life of this length the restarts before it do not count.
+SOUND_SECONDS: Final = 600.0
 _LINE_BYTES: Final = 1 << 20
 _END_SECONDS: Final = 5.0
 _DETAIL_CHARS: Final = 2000
+_STDOUT: Final = 1
 
 
-class EventChild:
-    """A process that leads its own process group. ended: it has ended, and its output was read."""
+class Restarts:
+    """Says when a process that failed is started again: each failure in a row doubles the wait.
 
-    def __init__(self, process: Child) -> None:
-        self._process = process
+    Args:
+        backoff: The shortest and the longest wait.
+        most: The number of restarts in a row; None: without a limit.
+        jitter: Returns a number in [0, 1), see `Backoff.wait`.
+    """
+
+    def __init__(
+        self,
+        backoff: Backoff,
+        most: int | None = None,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self.count = 0
+        self._backoff = backoff
+        self._most = most
+        self._jitter = jitter
+
+    def next_wait(self, lived_s: float = 0.0) -> float | None:
+        """Counts a failure.
+
+        Args:
+            lived_s: The seconds from the start to the failure.
+
+        Returns:
+            The seconds until the next start; None where there were too many restarts.
+        """
+        if lived_s > SOUND_SECONDS:
+            self.count = 0
+        if self.count == self._most:
+            return None
+        self.count += 1
+        return self._backoff.wait(self.count, self._jitter)
+
+
+class ChildProcess:
+    """At most one child process at a time. A process that could not be started is heard of as one
+    that ended at once.
+    """
+
+    def __init__(self) -> None:
+        self._process: Child | None = None
+        self._stillborn: ProcessEnded | None = None
         self._rest = b""
-        self.ended = False
+
+    @property
+    def running(self) -> bool:
+        """Returns whether a process was started whose end was not heard yet."""
+        return self._process is not None or self._stillborn is not None
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        """Returns the ID of the process; our own where there is none."""
+        return os.getpid() if self._process is None else self._process.pid
 
     @property
     def fds(self) -> list[int]:
         """Returns the descriptors that become readable when the process says something or ends."""
-        return self._process.fds
+        return [] if self._process is None else self._process.fds
 
-    @property
-    def detail(self) -> str:
-        """Returns the end of what it wrote to stderr."""
-        return self._process.stderr.text[-_DETAIL_CHARS:]
+    def begin(self, fork: Callable[[], Child]) -> None:
+        """Starts a process. fork: returns it, or raises OSError."""
+        self._rest = b""
+        try:
+            self._process = fork()
+        except OSError as error:
+            self._stillborn = ProcessEnded(status=None, detail=error.strerror or str(error))
 
-    def hear(self) -> Iterator[Message | bytes]:
-        """Yields the messages that have come, and as bytes the lines that are none, of one read: a
-        child that talks faster than it is heard must not keep others waiting.
+    def read_messages(self) -> Iterator[Message | bytes]:
+        """Yields what the process has said, of one read: a process that talks faster than it is
+        heard must not keep others waiting. Lines that are no message are yielded as bytes. After
+        the end of the process the last message is `ProcessEnded`.
         """
-        process = self._process
+        if self._stillborn is not None:
+            stillborn, self._stillborn = self._stillborn, None
+            yield stillborn
+        if (process := self._process) is None:
+            return
         process.drain_stderr()
         # Asked before reading: what it wrote before it ended is then read below.
         ended = process.status is not None
@@ -58,26 +123,53 @@ class EventChild:
                 yield decode(line) or line
             if not ended:
                 break
-        self.ended = ended
+        if ended:
+            yield self._reap(process)
 
     def tell(self, data: bytes) -> None:
-        """Writes to its stdin; a process that has ended is heard of by `hear`."""
-        with suppress(BrokenPipeError):
-            write(self._process.stdin_fd, data)
+        """Writes to the stdin of the process; the end of a process is heard by reading."""
+        if self._process is not None:
+            with suppress(BrokenPipeError):
+                write(self._process.stdin_fd, data)
 
-    def signal(self, signum: int) -> None:
-        """Sends it a signal, if it still runs."""
-        if self._process.status is None:
-            os.kill(self.pid, signum)
+    def send_signal(self, signum: int) -> None:
+        """Sends a signal to the process, if it still runs."""
+        if self._process is not None and self._process.status is None:
+            os.kill(self._process.pid, signum)
 
     def kill(self) -> None:
-        """Ends it, and all that it started, now; what it wrote can still be heard."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
-        self._process.end()  # A copy that has only just been made leads no group yet.
+        """Kills the process and its child processes immediately; what it wrote can still be
+        read.
+        """
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.end()  # A copy that has only just been made leads no group yet.
 
-    def reap(self) -> int:
-        """Waits a moment for its end, kills what is left of its group, and returns its status."""
-        self._process.wait(_END_SECONDS)
+    def discard(self, signum: int = signal.SIGKILL) -> None:
+        """Ends the process, and does not hear what it says.
+
+        Args:
+            signum: SIGKILL, or a signal upon which the process ends within a moment.
+        """
+        self._stillborn = None
+        if (process := self._process) is not None:
+            if signum == signal.SIGKILL:
+                self.kill()
+            else:
+                self.send_signal(signum)
+            self._reap(process)
+
+    def _reap(self, process: Child) -> ProcessEnded:
+        """Waits a moment for the end of the process, and kills what is left of its group."""
+        process.wait(_END_SECONDS)
         self.kill()
-        return self._process.kill()
+        status = process.kill()
+        self._process = None
+        detail = process.stderr.text[-_DETAIL_CHARS:]
+        return ProcessEnded(pid=process.pid, status=status, detail=detail)
+
+
+def tell_parent(message: Message) -> None:
+    """Sends a message to the parent, which hears it by `ChildProcess.read_messages`."""
+    message.write(_STDOUT)

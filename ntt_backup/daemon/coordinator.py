@@ -12,11 +12,9 @@ the run with its exit code, again after what is in flight.
 
 from __future__ import annotations
 
-import random
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from ntt_backup import __version__, events
@@ -36,7 +34,7 @@ from ntt_backup.daemon.workers.probe import WorkerLost, WorkerProbe
 from ntt_backup.daemon.workers.supervisor import SupervisedWorker
 from ntt_backup.dump.events import DumpSkipped, DumpStart
 from ntt_backup.errors import BackupError, SourceError, Stopped
-from ntt_backup.process.messages import Answered, Drained, Fatal, Message, Tick, WorkerDied
+from ntt_backup.process.messages import Answered, Drained, Fatal, Message, ProcessEnded, Tick
 from ntt_backup.process.pid_lock import pid_lock
 from ntt_backup.snapshot.events import SnapshotComplete, SnapshotStart
 from ntt_backup.upload.outages import Outages
@@ -97,7 +95,7 @@ class _Run:
         self._backoff = Backoff.of(settings.run)
         self._progress = Progress(self._started, settings.run.workers)
         self._workers = WorkerPool(settings, run_id, self._backoff, watch=watch)
-        self._connect_first()
+        self._workers.begin_probe()
         # What speaks to the catalog takes as long to load as the remote to answer.
         from ntt_backup.daemon import run_jobs
         from ntt_backup.daemon.run_history import RunHistory
@@ -195,7 +193,7 @@ class _Run:
 
         warnings = []
         first = self._workers.first
-        self._connect_first()
+        self._workers.begin_probe()
         preflight = Preflight(
             self._settings,
             lambda: WorkerProbe(first, self._hear_first, self._emit, load_ahead),
@@ -222,12 +220,6 @@ class _Run:
             first.abandon()
             raise
         return preflight, warnings
-
-    def _connect_first(self) -> None:
-        """Lets the first worker connect to the remote, to probe it for the preflight."""
-        self._workers.begin_probe()
-        with suppress(OSError):  # It is tried again.
-            self._workers.first.prepare()
 
     def _hear_first(self) -> Iterator[Message]:
         """Waits a while for the first worker, and yields its messages, or a stall."""
@@ -280,25 +272,18 @@ class _Run:
             now = time.monotonic()
             for worker in self._workers:
                 if worker.due is not None and worker.due <= now:
-                    self._start(worker, now)
+                    worker.start(now)
             if self._watch and not self._asked_to_stop and not self._control.paused:
                 self._jobs.start_due(now, self._missed_by_workers)
             fds = [self._inbox.fd, *(fd for worker in self._workers for fd in worker.fds)]
             ready = self._control.wait([*fds, *self._jobs.fds], _REFRESH_SECONDS)
             self._hear_jobs()
             for worker in self._workers:
-                if not ready.isdisjoint(worker.fds):
+                if not (worker.fds and ready.isdisjoint(worker.fds)):
                     self._receive(worker, worker.hear())
                 self._receive(worker, worker.mind_silence(time.monotonic()))
             self._mind_signals()
             self._keep_time(time.monotonic())
-
-    def _start(self, worker: SupervisedWorker, now: float) -> None:
-        """Starts a worker. One that cannot be started, for want of memory, has died at once."""
-        try:
-            worker.start(now)
-        except OSError as error:
-            self._died(worker, WorkerDied(status=None, detail=str(error)), now)
 
     def _receive(self, worker: SupervisedWorker, messages: Iterable[Message]) -> None:
         for message in messages:
@@ -307,7 +292,7 @@ class _Run:
             match message:
                 case Fatal():
                     self._fail(message.error)
-                case WorkerDied():
+                case ProcessEnded():
                     self._died(worker, message, now)
                 case Drained() if not self._watch:
                     # The others need not find that out. All say goodbye to the remote at once.
@@ -366,11 +351,11 @@ class _Run:
                 worker.hurry()
         self._jobs.answer(side)
 
-    def _died(self, worker: SupervisedWorker, death: WorkerDied, now: float) -> None:
+    def _died(self, worker: SupervisedWorker, death: ProcessEnded, now: float) -> None:
         if self._asked_to_stop:
             return
         try:
-            self._emit(worker.plan_restart(death, now, random.random()))
+            self._emit(worker.plan_restart(death, now))
         except BackupError as error:
             self._fail(error)
 

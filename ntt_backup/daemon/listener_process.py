@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
 
-from ntt_backup.daemon.child import EventChild
+from ntt_backup.daemon.child import ChildProcess
 from ntt_backup.daemon.run_state import Listener, RunState, StateMessage
 from ntt_backup.events import Event, Warning
 from ntt_backup.process.fork import Fork
-from ntt_backup.process.messages import Message, decode
-from ntt_backup.process.pipeline import PIPE_BYTES, Child, wait_for, write
+from ntt_backup.process.messages import Message, ProcessEnded, decode
+from ntt_backup.process.pipeline import PIPE_BYTES, wait_for, write
 
 Heard = tuple[str, Event | RunState]
 Body = Callable[[Iterator[Heard]], object]
@@ -29,25 +29,24 @@ _END_SECONDS: Final = 5.0
 _LOOK_SECONDS: Final = 0.05
 
 
-class ListenerProcess:
+class ListenerProcess(ChildProcess):
     """One process that hears of the runs of all targets that are asked for by `of`.
 
     body: what it does with the target's name and the event or state, as they come; they end with
-    the runs, and then it must return within `patience` seconds. By `side_job.tell` it can have an
-    event logged. It has no descriptor of ours, and no signal ends it but SIGKILL. The process is
+    the runs, and then it must return within `patience` seconds. By `child.tell_parent` it can have
+    an event logged. It has no descriptor of ours, and no signal ends it but SIGKILL. The process is
     forked when there is something to hear, so that a run that may not begin starts none.
     """
 
     def __init__(self, name: str, body: Body, *, patience: float = _END_SECONDS) -> None:
+        super().__init__()
         self.dropped = 0
         self._name = name
         self._body = body
         self._patience = patience
         self._open = 0
         self._forked = False
-        self._process: Child | None = None
-        self._child: EventChild | None = None
-        self._rest = b""
+        self._kept = b""
         self._words: list[Event] = []
 
     def of(self, target: str) -> Listener:
@@ -55,15 +54,16 @@ class ListenerProcess:
         self._open += 1
         return _OfTarget(self, target)
 
-    def tell(self, target: str, message: Message) -> None:
+    def pass_on(self, target: str, message: Message) -> None:
         """Passes a message on, or drops it where too many wait already."""
         if not self._forked:
-            self._fork()
+            self._forked = True
+            self.begin(lambda: Fork(partial(_hear, self._body), f"ntt-{self._name}"))
         if self._process is None:
             return
         line = f"{target}\t".encode() + message.encode()
-        if len(self._rest) + len(line) <= PIPE_BYTES:
-            self._rest += line
+        if len(self._kept) + len(line) <= PIPE_BYTES:
+            self._kept += line
         else:
             if not self.dropped:
                 self._warn("is too slow, and does not hear of all that happens")
@@ -72,54 +72,42 @@ class ListenerProcess:
 
     def hear(self) -> Iterator[Event]:
         """Yields what is to be logged of it: its own events, and that it is not well."""
-        if (child := self._child) is not None:
-            for message in child.hear():
-                if isinstance(message, Event):
+        for message in self.read_messages():
+            match message:
+                case Event():
                     yield message
-            if child.ended:
-                self._child = self._process = None
-                status = child.reap()
-                last = (child.detail.splitlines() or [""])[-1]
-                self._warn(f"died (status {status})" + (f": {last}" if last else ""))
+                case ProcessEnded(status=status, detail=detail):
+                    last = "".join(f": {line}" for line in detail.splitlines()[-1:])
+                    died = status is not None
+                    self._warn((f"died (status {status})" if died else "cannot be started") + last)
         words, self._words = self._words, []
         yield from words
 
     def release(self) -> None:
         """Ends the process when the last of its listeners is closed: it gets what is left."""
         self._open -= 1
-        if self._open or self._process is None or self._child is None:
+        if self._open or self._process is None:
             return
         deadline = time.monotonic() + self._patience
         while self._flush() and (left := deadline - time.monotonic()) > 0:
             wait_for(writing=[self._process.stdin_fd], timeout=left)
         self._process.close_stdin()
-        while not self._child.ended and (left := deadline - time.monotonic()) > 0:
+        while self.running and (left := deadline - time.monotonic()) > 0:
             # What it leaves behind may keep its pipes open.
-            wait_for(reading=self._child.fds, timeout=min(left, _LOOK_SECONDS))
-            self._words += [one for one in self._child.hear() if isinstance(one, Event)]
-        self._child.kill()
-        self._process.release()
-        self._child = self._process = None
-
-    def _fork(self) -> None:
-        self._forked = True
-        try:
-            self._process = Fork(partial(_hear, self._body), f"ntt-{self._name}")
-        except OSError as error:
-            self._warn(f"cannot be started: {error}")
-        else:
-            self._child = EventChild(self._process)
+            wait_for(reading=self.fds, timeout=min(left, _LOOK_SECONDS))
+            self._words += [one for one in self.read_messages() if isinstance(one, Event)]
+        self.discard()
 
     def _flush(self) -> bool:
         """Writes what the pipe takes, and returns whether some is left."""
         try:
-            while self._process and self._rest:
-                if not (written := write(self._process.stdin_fd, self._rest)):
+            while self._process and self._kept:
+                if not (written := write(self._process.stdin_fd, self._kept)):
                     break
-                self._rest = self._rest[written:]
+                self._kept = self._kept[written:]
         except BrokenPipeError:  # `hear` tells of its end.
-            self._rest = b""
-        return bool(self._rest)
+            self._kept = b""
+        return bool(self._kept)
 
     def _warn(self, what: str) -> None:
         self._words.append(Warning(reason=f"the process for {self._name} {what}"))
@@ -134,13 +122,13 @@ class _OfTarget:
         self._next_state = 0.0
 
     def event(self, event: Event) -> None:
-        self._process.tell(self._target, event)
+        self._process.pass_on(self._target, event)
 
     def refresh(self, state: RunState) -> None:
         now = time.monotonic()
         if now >= self._next_state:
             self._next_state = now + _STATE_SECONDS
-            self._process.tell(self._target, StateMessage(state=state.fields))
+            self._process.pass_on(self._target, StateMessage(state=state.fields))
 
     def hear(self) -> Iterator[Event]:
         return self._process.hear()

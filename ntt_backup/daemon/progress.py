@@ -20,7 +20,7 @@ from typing import NamedTuple
 from ntt_backup import events
 from ntt_backup.daemon.run_state import RunState, WorkerStatus
 from ntt_backup.model import PendingEstimate
-from ntt_backup.process.messages import BatchStart, Drained, Fatal, Message, Tick, WorkerDied
+from ntt_backup.process.messages import BatchStart, Drained, Fatal, Message, ProcessEnded, Tick
 
 _NOT_AT_WORK = ("starting", "idle", "stopped")
 _NOT_ALL = 0.999  # What is sent is not done before the answer.
@@ -148,7 +148,7 @@ class Progress:
                 self.found(PendingEstimate(0, 0, 0, exact=True))
             case events.WorkerStart():
                 one.restart("starting")
-            case events.WorkerStop() | WorkerDied() | Fatal():
+            case events.WorkerStop() | ProcessEnded() | Fatal():
                 one.restart("stopped")
             case events.WorkerStall():
                 one.stalled = True

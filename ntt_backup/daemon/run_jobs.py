@@ -22,11 +22,12 @@ from functools import partial
 
 from ntt_backup.client.backoff import Backoff
 from ntt_backup.config import Settings
-from ntt_backup.daemon.side_job import MOST_RETRY_SECONDS, SideJob, SideJobs, tell
+from ntt_backup.daemon.child import tell_parent
+from ntt_backup.daemon.side_job import MOST_RETRY_SECONDS, SideJob, SideJobs
 from ntt_backup.dump.events import DumpFailed, DumpRecovered
 from ntt_backup.errors import BackupError, CatalogUnavailable, DumpImpossible
 from ntt_backup.events import Event, Warning
-from ntt_backup.process.messages import JobOver
+from ntt_backup.process.messages import JobOver, ProcessEnded
 from ntt_backup.snapshot.events import (
     SnapshotFailed,
     SnapshotProgress,
@@ -69,27 +70,27 @@ def _dump(settings: Settings, patient: bool) -> JobOver:
     from ntt_backup.dump.rehearsal import relied_on
 
     try:
-        tells = dump(settings, tell, patient=patient)
+        tells = dump(settings, tell_parent, patient=patient)
     except DumpImpossible as error:
         if not relied_on(settings):
             text = f"no dump of the catalog is made: {error}; {error.hint}; or set run.skip_pgdump"
-            tell(Warning(reason=text))
+            tell_parent(Warning(reason=text))
             return JobOver(failed=False)
-        tell(DumpFailed(**error.fields))
+        tell_parent(DumpFailed(**error.fields))
     except BackupError as error:
         if patient and error.retryable:
             what = "catalog" if isinstance(error, CatalogUnavailable) else "remote"
             return JobOver(failed=False, away=what, reason=error.message, detail=error.detail)
-        tell(DumpFailed(**error.fields))
+        tell_parent(DumpFailed(**error.fields))
     else:
         soon = min(MOST_RETRY_SECONDS, settings.dump.interval)
         return JobOver(failed=False, again_s=None if tells else soon)
     return JobOver(failed=True)
 
 
-def _dump_died(pid: int, detail: str, _last: Event | None) -> Event:
+def _dump_died(ended: ProcessEnded, _last: Event | None) -> Event:
     message = "the process that dumps the catalog died"
-    return DumpFailed(pid=pid, exit_code=1, message=message, detail=detail, hint="")
+    return DumpFailed(pid=ended.pid, exit_code=1, message=message, detail=ended.detail, hint="")
 
 
 def _snapshot_job(settings: Settings, backoff: Backoff | None) -> SideJob:
@@ -107,13 +108,15 @@ def _snapshot_job(settings: Settings, backoff: Backoff | None) -> SideJob:
 def _take(settings: Settings, patient: bool) -> JobOver:
     from ntt_backup.snapshot.schedule import take_due
 
-    return take_due(settings, tell, patient=patient)
+    return take_due(settings, tell_parent, patient=patient)
 
 
-def _take_died(settings: Settings, pid: int, detail: str, last: Event | None) -> Event:
+def _take_died(settings: Settings, ended: ProcessEnded, last: Event | None) -> Event:
     from ntt_backup.snapshot.last_take import note_failure
 
     name = last.set if isinstance(last, SnapshotStart | SnapshotProgress) else ""
     message = "the process that takes snapshots died"
     note_failure(settings, name, message)
-    return SnapshotFailed(set=name, pid=pid, exit_code=1, message=message, detail=detail, hint="")
+    return SnapshotFailed(
+        set=name, pid=ended.pid, exit_code=1, message=message, detail=ended.detail, hint=""
+    )

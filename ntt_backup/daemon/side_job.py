@@ -8,8 +8,6 @@ due, and loading a program only to find that out would cost more than all else.
 from __future__ import annotations
 
 import math
-import os
-import random
 import signal
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
@@ -17,10 +15,10 @@ from typing import Final
 
 from ntt_backup.client.backoff import Backoff
 from ntt_backup.client.throttle import Limit, Pace, join
-from ntt_backup.daemon.child import EventChild
+from ntt_backup.daemon.child import ChildProcess, Restarts, tell_parent
 from ntt_backup.events import Event, Outage, Warning
 from ntt_backup.process.fork import Fork
-from ntt_backup.process.messages import JobOver, Message
+from ntt_backup.process.messages import JobOver, ProcessEnded
 from ntt_backup.process.pipeline import Child
 
 RETRY_SECONDS: Final = 60.0
@@ -29,12 +27,11 @@ MOST_RETRY_SECONDS: Final = 3600.0
 MOST_BROKEN: Final = 5
 # A dump says nothing while its bytes travel.
 _QUIET_SECONDS: Final = 86400.0
-_STDOUT: Final = 1
 
 # Whether an outage is to be waited for, and is no failure -> how the work ended
 Body = Callable[[bool], JobOver]
-# PID, the end of stderr, the last event but for warnings -> what happened
-Died = Callable[[int, str, Event | None], Event]
+# how the process ended, the last event but for warnings -> what happened
+Died = Callable[[ProcessEnded, Event | None], Event]
 
 
 def fork(body: Callable[[], JobOver], name: str, pace: Pace | None = None) -> Child:
@@ -44,8 +41,8 @@ def fork(body: Callable[[], JobOver], name: str, pace: Pace | None = None) -> Ch
     return Fork(partial(_work, body, pace), name)
 
 
-class SideJob:
-    """One kind of work, at most one process at a time.
+class SideJob(ChildProcess):
+    """One kind of work.
 
     body: does it, and says what happens by `tell`. name: of the process. every: seconds from one
     start to the next, where the work does not say when; None: it is never done. died: makes the
@@ -68,6 +65,7 @@ class SideJob:
         needs: frozenset[str] = frozenset(),
         backoff: Backoff | None = None,
     ) -> None:
+        super().__init__()
         self.failed = False
         self.away = ""
         self.needs = needs
@@ -77,23 +75,17 @@ class SideJob:
         self._every = every or math.inf
         self._died = died
         self._well = well
-        self._backoff = backoff
-        self._failures = 0
+        self._failures = Restarts(Backoff(RETRY_SECONDS, MOST_RETRY_SECONDS), jitter=lambda: 1.0)
         # Tries in a row that met an outage, and how many of them had begun to work.
-        self._waits = self._broken = 0
-        self._child: EventChild | None = None
+        self._waits = Restarts(backoff) if backoff is not None else None
+        self._broken = 0
         self._over: JobOver | None = None
         self._last: Event | None = None
         # Whether an error was told since all was well.
         self._wrong = False
-        self._unsaid: list[Event] = []
         # When it starts next, and when it was to start next as its process began.
         self._next = self._planned = math.inf if every is None else 0.0
         self._heard = 0.0
-
-    @property
-    def running(self) -> bool:
-        return self._child is not None
 
     @property
     def again(self) -> bool:
@@ -104,27 +96,17 @@ class SideJob:
         """Returns whether it is at work, as far as one can tell from its last word."""
         return self.running and now - self._heard < _QUIET_SECONDS
 
-    @property
-    def fds(self) -> list[int]:
-        """Returns the descriptors that become readable when the process says something or ends."""
-        return [] if self._child is None else self._child.fds
-
     def start_if_due(self, now: float, away: Collection[str] = ()) -> None:
         """Starts a process, if it is time to, and no side that the work needs is known to be
         unreachable. now: monotonic seconds. away: the sides that are unreachable.
         """
-        if now < self._next or self._child is not None or not self.needs.isdisjoint(away):
+        if now < self._next or self.running or not self.needs.isdisjoint(away):
             return
         self._next = self._planned = now + self._every
         self._heard = now
         self._over = self._last = None
-        try:
-            patient = self._backoff is not None and self._broken < MOST_BROKEN
-            self._child = EventChild(fork(partial(self._body, patient), self._name, self.pace))
-        except OSError as error:  # short of memory: the next look may find more
-            self.failed = True
-            self._unsaid.append(self._died(os.getpid(), error.strerror or str(error), None))
-            self._try_again(now)
+        patient = self._waits is not None and self._broken < MOST_BROKEN
+        self.begin(lambda: fork(partial(self._body, patient), self._name, self.pace))
 
     def become(self, other: SideJob, *, look: bool) -> None:
         """Does from its next start on what the other would do; a process that runs is not
@@ -149,48 +131,40 @@ class SideJob:
             yield self._well()
 
     def _events(self, now: float) -> Iterator[Event]:
-        unsaid, self._unsaid = self._unsaid, []
-        yield from unsaid
-        child = self._child
-        if child is None:
-            return
-        for message in child.hear():
+        for message in self.read_messages():
             self._heard = now
-            if isinstance(message, JobOver):
-                self._over = message
-            elif isinstance(message, Event):
-                self._last = self._last if isinstance(message, Warning) else message
-                yield message
-        if not child.ended:
-            return
-        child.reap()
-        self._child = None
-        if self._over is not None and self._over.away and self._backoff is not None:
-            yield self._wait_for(self._over, self._backoff, now)
+            match message:
+                case JobOver():
+                    self._over = message
+                case Event():
+                    self._last = self._last if isinstance(message, Warning) else message
+                    yield message
+                case ProcessEnded():
+                    yield from self._end(message, self._over, now)
+
+    def _end(self, ended: ProcessEnded, over: JobOver | None, now: float) -> Iterator[Event]:
+        """Takes in that the process has ended, and sets when the next one starts."""
+        if over is not None and over.away and self._waits is not None:
+            self.away = over.away
+            self._broken += self._last is not None
+            wait = self._start_again(self._waits, now)
+            attempt = self._waits.count
+            reason, detail = over.reason, over.detail
+            yield Outage(what=over.away, reason=reason, detail=detail, attempt=attempt, wait_s=wait)
             return
         self.away = ""
-        self._waits = 0
-        self.failed = self._over is None or self._over.failed
-        if self._over is None:
-            yield self._died(child.pid, child.detail, self._last)
-        elif self._over.again_s is not None and self._next == self._planned:
+        if self._waits is not None:
+            self._waits.count = 0
+        self.failed = over is None or over.failed
+        if over is None:
+            yield self._died(ended, self._last)
+        elif over.again_s is not None and self._next == self._planned:
             # Else it was set meanwhile, for what the process did not know.
-            self._next = now + self._over.again_s
+            self._next = now + over.again_s
         if self.failed:
-            self._try_again(now)
+            self._start_again(self._failures, now)
         else:
-            self._failures = self._broken = 0
-
-    def _wait_for(self, over: JobOver, backoff: Backoff, now: float) -> Outage:
-        """Notes that the work waits for a side; returns the event that says so."""
-        self.away = over.away
-        self._waits += 1
-        self._broken += self._last is not None
-        wait = backoff.wait(self._waits, random.random)
-        self._start_within(wait, now)
-        return Outage(
-            what=over.away, reason=over.reason, detail=over.detail, attempt=self._waits, wait_s=wait
-        )
+            self._failures.count = self._broken = 0
 
     def answer(self, what: str) -> None:
         """Has the work tried again with the next look where it waits for a side that answers."""
@@ -202,21 +176,13 @@ class SideJob:
         if self._every < math.inf:
             self._next = 0.0
 
-    def kill(self) -> None:
-        """Ends it and all that it started, now; the remote removes what it got."""
-        child, self._child = self._child, None
-        if child is not None:
-            child.kill()
-            child.reap()
-
-    def _try_again(self, now: float) -> None:
-        wait = min(RETRY_SECONDS * 2.0 ** min(self._failures, 30), MOST_RETRY_SECONDS)
-        self._failures += 1
-        self._start_within(wait, now)
-
-    def _start_within(self, seconds: float, now: float) -> None:
+    def _start_again(self, restarts: Restarts, now: float) -> float:
+        """Counts a try, and returns the seconds within which the next one follows."""
+        wait = restarts.next_wait()
+        assert wait is not None  # They are not limited.
         if self._every < math.inf:  # Else it was switched off meanwhile.
-            self._next = min(self._next, now + seconds)
+            self._next = min(self._next, now + wait)
+        return wait
 
 
 class SideJobs(dict[str, SideJob]):
@@ -252,25 +218,15 @@ class SideJobs(dict[str, SideJob]):
         for job in self.values():
             job.answer(what)
 
-    def hear(self, now: float) -> Iterator[Event]:
-        """Yields the events of all."""
-        for job in self.values():
-            yield from job.hear(now)
-
     def hurry(self) -> None:
         """Has those started with the next look that are done at all."""
         for job in self.values():
             job.hurry()
 
     def kill(self) -> None:
-        """Ends all, now."""
+        """Kills all jobs immediately. The remote discards the incomplete uploads."""
         for job in self.values():
-            job.kill()
-
-
-def tell(message: Message) -> None:
-    """Says something to the coordinator; for the process that works."""
-    message.write(_STDOUT)
+            job.discard()
 
 
 def _work(body: Callable[[], JobOver], pace: Pace | None) -> int:
@@ -278,5 +234,5 @@ def _work(body: Callable[[], JobOver], pace: Pace | None) -> int:
     if pace is not None:
         join(pace)
     over = body()
-    tell(over)
+    tell_parent(over)
     return int(over.failed)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import random
 import signal
 import sys
 from collections.abc import Mapping
@@ -14,14 +12,13 @@ from typing import Any, Final, Protocol
 
 from ntt_backup import events
 from ntt_backup.client.backoff import Backoff
-from ntt_backup.daemon.child import EventChild
+from ntt_backup.daemon.child import RESTARTS, ChildProcess, Restarts
 from ntt_backup.daemon.control.control_socket import ControlSocket
 from ntt_backup.daemon.events import Asked, TargetRestart
 from ntt_backup.daemon.run_state import Listeners, RunState, StateMessage
-from ntt_backup.daemon.workers.supervisor import RESTARTS, SOUND_SECONDS
 from ntt_backup.errors import BackupError, ConfigError, WaitsToStart
 from ntt_backup.format import duration, printable
-from ntt_backup.process.messages import Fatal, Message
+from ntt_backup.process.messages import Fatal, Message, ProcessEnded
 from ntt_backup.process.pipeline import Child
 
 # As WatchdogSec of the unit; a coordinator feeds the watchdog every few seconds.
@@ -40,7 +37,7 @@ class SystemdWord(Message):
     text: str
 
 
-class SupervisedTarget:
+class SupervisedTarget(ChildProcess):
     """The coordinator of one target.
 
     heard: those who are told what it says, which it has logged itself; own: they and the log, for
@@ -62,6 +59,7 @@ class SupervisedTarget:
         watch: bool,
         socket: Path | None = None,
     ) -> None:
+        super().__init__()
         self.name = name
         self._path = socket
         self._socket: ControlSocket | None = None
@@ -71,25 +69,22 @@ class SupervisedTarget:
         self.status = "starting"
         self.code = 0
         self._fork = fork
-        self._backoff = backoff
         self._heard = heard
         self._own = own
         self._watch = watch
         self._asked = 0
         self._hangs = False
-        self._restarts = 0
-        self._child: EventChild | None = None
+        self._restarts = Restarts(backoff, None if watch else RESTARTS)
 
     @property
     def busy(self) -> bool:
         """Returns whether it runs, or will be started."""
-        return self._child is not None or self.due is not None
+        return self.running or self.due is not None
 
     @property
     def fds(self) -> list[int]:
-        """Returns the descriptors that become readable when it says something or ends."""
-        fds = [] if self._child is None else self._child.fds
-        return fds if self._socket is None else [*fds, *self._socket.fds]
+        """Returns the descriptors that become readable when there is something to hear or serve."""
+        return super().fds if self._socket is None else [*super().fds, *self._socket.fds]
 
     def turn(self, now: float) -> None:
         """Starts it if that is due, hears what it says, and ends it if it hangs. now: monotonic
@@ -99,25 +94,22 @@ class SupervisedTarget:
             self._socket.serve()
         if self.due is not None and self.due <= now:
             self._start(now)
-        if (child := self._child) is None:
-            return
-        for message in child.hear():
-            self._take(message, child.pid, now)
-        if child.ended:
-            status = child.reap()
-            self._child = None
-            self._end(child.pid, status, now)
-        elif now - self._alive > HANG_SECONDS and not self._hangs:
+        for message in self.read_messages():
+            if isinstance(message, ProcessEnded):
+                self._end(message, now)
+            else:
+                self._take(message, now)
+        if self.running and now - self._alive > HANG_SECONDS and not self._hangs:
             self._hangs = True
             self._last_line = f"it gave no sign of life for {duration(HANG_SECONDS)}"
-            child.kill()
+            self.kill()
 
     def hang_up(self) -> None:
         """Passes a SIGHUP on, if it can be ready for one; else it is only about to begin."""
-        if self._child is not None and self._spoke:
-            self._child.signal(signal.SIGHUP)
+        if self.running and self._spoke:
+            self.send_signal(signal.SIGHUP)
 
-    def tell(self, event: events.Event) -> None:
+    def announce(self, event: events.Event) -> None:
         """Logs an event of the daemon itself, and tells the listeners."""
         self._own.event(event)
 
@@ -128,14 +120,11 @@ class SupervisedTarget:
             self.due = None
             self.code = 128 + signum
             self._close_socket()
-        if self._child is not None:
-            self._child.signal(signum)
+        self.send_signal(signum)
 
     def close(self) -> None:
-        """Ends it now, if it still runs; then its listeners."""
-        if self._child is not None:
-            self._child.kill()
-            self._child.reap()
+        """Kills the coordinator, if it still runs, and closes its listeners."""
+        self.discard()
         self._close_socket()
         self._own.close()
 
@@ -145,13 +134,9 @@ class SupervisedTarget:
         self._started = self._alive = now
         self._spoke = self._said_goodbye = self._hangs = False
         self._last_line = self._reason = ""
-        try:
-            self._child = EventChild(self._fork(again=self._restarts > 0))
-        except OSError as error:
-            self._last_line = error.strerror or str(error)
-            self._end(os.getpid(), None, now)
+        self.begin(lambda: self._fork(again=self._restarts.count > 0))
 
-    def _take(self, message: Message | bytes, pid: int, now: float) -> None:
+    def _take(self, message: Message | bytes, now: float) -> None:
         self._spoke = True
         match message:
             case bytes():
@@ -164,7 +149,7 @@ class SupervisedTarget:
                 self._own.refresh(RunState.of(state))
             case Fatal():
                 self._said_goodbye = True
-                self._own.event(events.Error(pid=pid, **message.error.fields))
+                self._own.event(events.Error(pid=self.pid, **message.error.fields))
             case events.Event():
                 if isinstance(message, events.Error):
                     self._reason = events.with_detail(message.message, message.detail)
@@ -180,8 +165,11 @@ class SupervisedTarget:
         elif word == "STATUS":
             self.status = value
 
-    def _end(self, pid: int, status: int | None, now: float) -> None:
+    def _end(self, ended: ProcessEnded, now: float) -> None:
         """Takes in that it has ended, and says whether and when it is started again."""
+        status = ended.status
+        if status is None:
+            self._last_line = ended.detail
         self.ready = True
         died = not self._said_goodbye or status is None or status < 0
         self.code = 1 if died or status is None else status
@@ -192,23 +180,20 @@ class SupervisedTarget:
             return
         if self.code == ConfigError.exit_code:
             return
-        if now - self._started > SOUND_SECONDS:
-            self._restarts = 0
-        if not self._watch and self._restarts == RESTARTS:
+        wait = self._restarts.next_wait(now - self._started)
+        if wait is None:
             text = f"the coordinator of the target {self.name} died {RESTARTS + 1} times"
             hint = "the reason is in the log, in the target_restart events before this"
             self._own.event(events.Error(exit_code=1, message=text, detail="", hint=hint))
             return
-        self._restarts += 1
-        wait = self._backoff.wait(self._restarts, random.random)
         self.due = now + wait
         self._open_socket(wait)
         self._own.event(
             TargetRestart(
-                pid=pid,
+                pid=ended.pid,
                 status=status,
                 detail=self._last_line if died else "",
-                attempt=self._restarts,
+                attempt=self._restarts.count,
                 wait_s=wait,
             )
         )

@@ -139,7 +139,7 @@ def _reread(
             log.reopen(reread(target.name).log)
     with suppress(ConfigError):  # Each coordinator tells of it.
         if changed := changed_targets([target.name for target in targets], names()):
-            targets[0].tell(start_needed(changed))
+            targets[0].announce(start_needed(changed))
 
 
 def _fork(settings: Settings, watch: bool, reread: Callable[[], Settings], *, again: bool) -> Child:

@@ -193,8 +193,11 @@ class Done(Message):
     text: str
 
 
-class WorkerDied(Message):
-    """A worker process has ended without a word. detail: the end of its stderr."""
+class ProcessEnded(Message):
+    """A child process has ended; a parent passes on only an end without a goodbye. status: the exit
+    status, negative for a signal; None: the process could not be started. detail: the end of its
+    stderr.
+    """
 
     status: int | None
     detail: str

@@ -16,11 +16,11 @@ import pytest
 
 from ntt_backup.config.sections import LogSettings
 from ntt_backup.daemon import listener_process
+from ntt_backup.daemon.child import tell_parent
 from ntt_backup.daemon.event_log import EventLog
 from ntt_backup.daemon.listener_process import Body, Heard, ListenerProcess
 from ntt_backup.daemon.progress import Progress
 from ntt_backup.daemon.run_state import Listener, Listeners, RunState
-from ntt_backup.daemon.side_job import tell
 from ntt_backup.events import Event, StillFailed, Stopping, Warning
 from ntt_backup.process.pipeline import PIPE_BYTES
 from tests.patience import PATIENCE
@@ -102,7 +102,7 @@ def test_a_body_hears_all_targets_and_has_an_end(tmp_path: Path) -> None:
 def test_what_a_body_says_at_its_end_is_told(tmp_path: Path) -> None:
     def last_words(heard: Iterator[Heard]) -> None:
         for _ in heard:
-            tell(Warning(reason="it did not go out"))
+            tell_parent(Warning(reason="it did not go out"))
 
     log = EventLog(LogSettings(jsonl=tmp_path / "log"), "run-1", "one")
     process = ListenerProcess("test", last_words, patience=PATIENCE)
@@ -190,7 +190,7 @@ def test_what_a_body_says_is_heard_and_signals_do_not_end_it() -> None:
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             os.kill(os.getpid(), signum)
         for _ in heard:
-            tell(Warning(reason="no port"))
+            tell_parent(Warning(reason="no port"))
 
     process = ListenerProcess("test", body, patience=PATIENCE)
     listener = process.of("one")

@@ -314,7 +314,7 @@ def server() -> Iterator[Server]:
 def said(monkeypatch: pytest.MonkeyPatch) -> list[Event]:
     """What is logged; and no catalog is asked."""
     logged: list[Event] = []
-    monkeypatch.setattr(notice_process, "tell", logged.append)
+    monkeypatch.setattr(notice_process, "tell_parent", logged.append)
     monkeypatch.setattr(notice_process, "_last_failure", lambda settings, target: False)
     return logged
 

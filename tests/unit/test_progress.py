@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from ntt_backup import events
 from ntt_backup.daemon.progress import Progress, RateWindow
 from ntt_backup.model import PendingEstimate
-from ntt_backup.process.messages import BatchStart, Drained, Fatal, Message, Tick, WorkerDied
+from ntt_backup.process.messages import BatchStart, Drained, Fatal, Message, ProcessEnded, Tick
 
 DRAINED = Drained()
 START = events.WorkerStart(strategy="tar")
-DIED = WorkerDied(status=1, detail="")
+DIED = ProcessEnded(status=1, detail="")
 FATAL = Fatal(exit_code=1, message="", detail="", hint="")
 STALL = events.WorkerStall(silent_s=61.0, hint="")
 STALL_END = events.WorkerStallEnd(duration_s=70.0)

@@ -68,7 +68,7 @@ def test_events_of_the_dump_process_are_passed_on_and_its_end_is_not(program: Pa
     assert not dump.running
     dump.start_if_due(INTERVAL)
     assert dump.running
-    dump.kill()
+    dump.discard()
     assert not dump.running
 
 
@@ -84,7 +84,7 @@ def test_no_dump_grows_older_than_it_may(program: Path, max_age: float, next_loo
     assert not dump.running
     dump.start_if_due(next_look)
     assert dump.running
-    dump.kill()
+    dump.discard()
 
 
 def test_a_dump_process_that_dies_has_failed_and_is_tried_again_sooner(program: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_dump_process_that_dies_has_failed_and_is_tried_again_sooner(program: 
     assert not dump.running
     dump.start_if_due(5.0 + RETRY_SECONDS)
     assert dump.running
-    dump.kill()
+    dump.discard()
 
 
 def test_a_dump_process_that_cannot_be_started_has_failed_and_is_tried_again_sooner(
@@ -111,8 +111,8 @@ def test_a_dump_process_that_cannot_be_started_has_failed_and_is_tried_again_soo
     monkeypatch.setattr(side_job, "fork", fork)
     dump = dump_job(settings())
     dump.start_if_due(0.0)
-    assert not dump.running
     (event,) = dump.hear(0.0)
+    assert not dump.running
     assert isinstance(event, DumpFailed)
     assert event.detail == "no memory"
     assert dump.failed
@@ -166,7 +166,7 @@ def test_a_job_whose_schedule_changes_while_it_works_is_started_by_the_new_one(
     assert list(heard(job, now=5.0)) == []
     job.start_if_due(now)
     assert job.running == runs
-    job.kill()
+    job.discard()
 
 
 def test_a_job_tells_once_that_it_is_well_after_an_error(program: Path) -> None:
@@ -278,7 +278,7 @@ def test_a_dump_that_is_due_in_a_known_outage_is_not_even_started(program: Path)
         assert not dump.running
     dump.start_if_due(0.0, {"source"})
     assert dump.running
-    dump.kill()
+    dump.discard()
 
 
 def test_a_dump_that_the_link_breaks_each_time_fails_in_the_end(

@@ -10,11 +10,11 @@ import pytest
 
 from ntt_backup.client.backoff import Backoff
 from ntt_backup.config import CatalogConfig
+from ntt_backup.daemon.child import RESTARTS, SOUND_SECONDS
 from ntt_backup.daemon.control.client import ask, report
 from ntt_backup.daemon.events import TargetRestart
 from ntt_backup.daemon.run_state import Listeners, RunState, StateMessage
 from ntt_backup.daemon.supervised_target import HANG_SECONDS, SupervisedTarget, SystemdWord
-from ntt_backup.daemon.workers.supervisor import RESTARTS, SOUND_SECONDS
 from ntt_backup.errors import LockHeld, WaitsToStart, worst
 from ntt_backup.events import Error, Event, RunStop, Warning
 from ntt_backup.process.messages import Fatal, Message

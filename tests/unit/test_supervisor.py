@@ -12,9 +12,10 @@ import pytest
 from ntt_backup import events
 from ntt_backup.client.backoff import Backoff
 from ntt_backup.config import Settings
-from ntt_backup.daemon.workers.supervisor import RESTARTS, SOUND_SECONDS, SupervisedWorker
+from ntt_backup.daemon.child import RESTARTS, SOUND_SECONDS, Restarts
+from ntt_backup.daemon.workers.supervisor import SupervisedWorker
 from ntt_backup.errors import BackupError, RemoteUnreachable, Unsupported, WorkerFailed
-from ntt_backup.process.messages import Drained, Fatal, Message, Tick, WorkerDied, decode
+from ntt_backup.process.messages import Drained, Fatal, Message, ProcessEnded, Tick, decode
 from ntt_backup.process.pipeline import Child, wait_for
 from ntt_backup.upload.worker_main import WorkerSpec
 from tests.environment import wait_until
@@ -22,7 +23,7 @@ from tests.patience import PATIENCE
 from tests.processes import has_ended
 
 ENDLESS = 500_000
-DEATH = WorkerDied(status=1, detail="killed")
+DEATH = ProcessEnded(status=1, detail="killed")
 SPEC = WorkerSpec(
     settings=Settings(source={"root": "/s"}, remote={"host": "h", "path": "/p"}),
     worker=3,
@@ -156,7 +157,7 @@ def test_garbage_without_end_is_told_once_and_not_kept(start: Start) -> None:
 def test_an_end_without_a_good_bye_is_a_death(start: Start, end: str, status: int) -> None:
     worker = start(f"{say(START)}echo 'Traceback: out of luck' >&2\n{end}")
     *_, died = listen(worker)
-    assert isinstance(died, WorkerDied)
+    assert isinstance(died, ProcessEnded)
     assert (died.status, died.detail) == (status, "Traceback: out of luck")
     assert not worker.running
     assert worker.fds == []
@@ -207,14 +208,15 @@ def test_stopping_and_killing_what_has_ended_is_no_error(start: Start) -> None:
 
 def test_a_worker_is_restarted_a_bounded_number_of_times_with_growing_waits() -> None:
     worker = SupervisedWorker(SPEC, Backoff(1, 60))
+    worker.restarts = Restarts(Backoff(1, 60), RESTARTS, lambda: 0.5)
     waits = []
     for nth in range(1, RESTARTS + 1):
-        waits.append(worker.plan_restart(DEATH, 100.0, random=0.5).wait_s)
+        waits.append(worker.plan_restart(DEATH, 100.0).wait_s)
         assert worker.due == 100.0 + waits[-1]
-        assert worker.restarts == nth
+        assert worker.restarts.count == nth
     assert waits == sorted(waits)
     with pytest.raises(WorkerFailed) as caught:
-        worker.plan_restart(DEATH, 100.0, random=0.5)
+        worker.plan_restart(DEATH, 100.0)
     assert caught.value.exit_code == 1
     assert "worker 3 died 6 times" in caught.value.message
     assert caught.value.hint
@@ -223,10 +225,10 @@ def test_a_worker_is_restarted_a_bounded_number_of_times_with_growing_waits() ->
 def test_deaths_far_apart_do_not_add_up(start: Start) -> None:
     worker = start("exit 1")
     for nth in range(1, 4):
-        worker.plan_restart(DEATH, 100.0, random=0.5)
-        assert worker.restarts == nth
-    worker.plan_restart(DEATH, SOUND_SECONDS + 1, random=0.5)
-    assert worker.restarts == 1
+        worker.plan_restart(DEATH, 100.0)
+        assert worker.restarts.count == nth
+    worker.plan_restart(DEATH, SOUND_SECONDS + 1)
+    assert worker.restarts.count == 1
 
 
 def test_the_half_line_of_a_dead_process_is_not_the_beginning_of_the_next_ones(
@@ -271,7 +273,7 @@ def test_one_that_died_before_its_start_is_told_as_any_other(start: Start) -> No
     assert wait_for(reading=worker.fds, timeout=PATIENCE)
     worker.start(0.0)
     (died,) = listen(worker)
-    assert isinstance(died, WorkerDied)
+    assert isinstance(died, ProcessEnded)
     assert died.status == 7
 
 

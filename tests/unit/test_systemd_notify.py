@@ -95,7 +95,7 @@ class Workers(WorkerPool):
 
     def say(self, number: int, message: Message) -> None:
         worker = self._workers[number]
-        worker._child.tell(message.encode())  # type: ignore[union-attr]
+        worker.tell(message.encode())
         self.hear(worker)
 
     def hear(self, worker: SupervisedWorker) -> None:

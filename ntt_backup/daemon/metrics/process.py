@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final
 
 from ntt_backup.config import Settings
 from ntt_backup.config.values import address_of
+from ntt_backup.daemon.child import tell_parent
 from ntt_backup.daemon.listener_process import Heard, ListenerProcess
-from ntt_backup.daemon.side_job import tell
 from ntt_backup.daemon.web_server import BriefRequest, WebServer
 from ntt_backup.events import RunStart, Warning
 
@@ -92,7 +92,7 @@ def _keep_time(settings: Settings, figures: Figures, catalog: CatalogFigures, ov
         except OSError as error:
             if place not in complained:
                 complained.add(place)
-                tell(Warning(reason=_trouble(place, error)))
+                tell_parent(Warning(reason=_trouble(place, error)))
             return False
         complained.discard(place)
         return True

@@ -19,10 +19,10 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 from ntt_backup import __version__
 from ntt_backup.config import CatalogConfig, identity
+from ntt_backup.daemon.child import tell_parent
 from ntt_backup.daemon.listener_process import Heard, ListenerProcess
 from ntt_backup.daemon.notices.troubles import Notice, Notices
 from ntt_backup.daemon.run_state import RunState
-from ntt_backup.daemon.side_job import tell
 from ntt_backup.daemon.signals import time_limit
 from ntt_backup.errors import BackupError, CatalogError, RemoteUnreachable, SourceError
 from ntt_backup.events import Warning
@@ -109,7 +109,7 @@ def _tell_of_runs(
 
 def _send(settings: CatalogConfig, notice: Notice) -> None:
     for problem in send(settings, notice):
-        tell(Warning(reason=problem))
+        tell_parent(Warning(reason=problem))
 
 
 def _last_failure(settings: CatalogConfig, target: str) -> str:

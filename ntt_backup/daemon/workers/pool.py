@@ -6,7 +6,6 @@ import gc
 import math
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
@@ -103,8 +102,9 @@ class WorkerPool:
         return bool(running) and not waits and all(worker.stalled for worker in running)
 
     def begin_probe(self) -> None:
-        """Lets the first worker probe the remote as soon as it is prepared."""
+        """Lets the first worker connect to the remote, to probe it for the preflight."""
         self.first.spec = replace(self.first.spec, strategy=self._run.strategy, probes=True)
+        self.first.prepare()
 
     def load_ahead(self, pending: PendingEstimate | None) -> None:
         """Loads what a bucket needs, where the first worker does not remain alone: the others are
@@ -135,8 +135,7 @@ class WorkerPool:
             if worker in self.reserve:
                 worker.due = None
             elif connect and not head_starts:
-                with suppress(OSError):  # It is started later.
-                    worker.prepare()
+                worker.prepare()
 
     def start_reserve(self, pending: int | None, now: float) -> None:
         """Starts the reserve when more is pending than the others were started for."""

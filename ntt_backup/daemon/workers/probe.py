@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from ntt_backup import events
 from ntt_backup.daemon.workers.supervisor import SupervisedWorker
-from ntt_backup.process.messages import Done, Fatal, Found, Message, WorkerDied
+from ntt_backup.process.messages import Done, Fatal, Found, Message, ProcessEnded
 from ntt_backup.upload.strategies.probe import Facts
 from ntt_backup.upload.worker_main import PLACE, PROBE, PROBE_AND_TRY, TRY_OUT
 
@@ -18,7 +18,7 @@ from ntt_backup.upload.worker_main import PLACE, PROBE, PROBE_AND_TRY, TRY_OUT
 class WorkerLost(Exception):
     """The worker died, or could not be started, before it answered."""
 
-    def __init__(self, death: WorkerDied) -> None:
+    def __init__(self, death: ProcessEnded) -> None:
         super().__init__(death.detail)
         self.death = death
 
@@ -43,10 +43,7 @@ class WorkerProbe:
         self._emit = emit
         self._meanwhile = meanwhile
         self.strategy = ""
-        try:
-            worker.prepare()
-        except OSError as error:
-            raise WorkerLost(WorkerDied(status=None, detail=str(error))) from error
+        worker.prepare()
 
     def facts(self, *, will_try_out: bool) -> Facts:
         found = self._ask(PROBE_AND_TRY if will_try_out else PROBE, self._meanwhile)
@@ -76,7 +73,7 @@ class WorkerProbe:
                         answer = message
                     case Fatal():
                         raise message.error
-                    case WorkerDied():
+                    case ProcessEnded():
                         raise WorkerLost(message)
                     case events.Event():
                         self._emit(message)

@@ -6,21 +6,17 @@ import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Final
 
 from ntt_backup import events
 from ntt_backup.client.backoff import Backoff
 from ntt_backup.client.bootstrap import bundle
-from ntt_backup.daemon.child import EventChild
+from ntt_backup.daemon.child import RESTARTS, ChildProcess, Restarts
 from ntt_backup.errors import WorkerFailed
 from ntt_backup.process.fork import Fork
-from ntt_backup.process.messages import Fatal, Message, Tick, WorkerDied
+from ntt_backup.process.messages import Fatal, Message, ProcessEnded, Tick
 from ntt_backup.process.pipeline import Child
 from ntt_backup.upload.event_pipe import NOW
 from ntt_backup.upload.worker_main import GO, STOP, WorkerSpec, work
-
-RESTARTS: Final = 5
-SOUND_SECONDS: Final = 600.0
 
 
 def fork_worker(spec: WorkerSpec) -> Child:
@@ -30,10 +26,10 @@ def fork_worker(spec: WorkerSpec) -> Child:
     return Fork(partial(work, spec), f"ntt-worker {spec.worker}")
 
 
-class SupervisedWorker:
+class SupervisedWorker(ChildProcess):
     """A worker process with a bounded number of restarts.
 
-    It is the leader of its own session and process group, so `kill` ends its tar and ssh with it.
+    due: when the worker is started, in monotonic seconds; None: it runs, or is not to be started.
     stalled: it has said nothing for longer than it may, see `mind_silence`.
     """
 
@@ -43,63 +39,42 @@ class SupervisedWorker:
         backoff: Backoff,
         fork: Callable[[WorkerSpec], Child] = fork_worker,
     ) -> None:
-        self._fork = fork
+        super().__init__()
         self.spec = spec
-        self.restarts = 0
-        self._started = 0.0
         self.due: float | None = 0.0
-        self._backoff = backoff
-        self._child: EventChild | None = None
-        self._given: WorkerSpec | None = None
-        self._said_goodbye = False
-        self._warned = False
-        self._spoke = False
-        self._expected = 0.0
-        self._quiet = 0.0
+        self.restarts = Restarts(backoff, RESTARTS)
         self.stalled = False
+        self._fork = fork
+        self._given: WorkerSpec | None = None
+        self._started = self._expected = self._quiet = 0.0
+        self._said_goodbye = self._warned = self._spoke = False
 
     @property
     def worker(self) -> int:
         """Returns the worker's number."""
         return self.spec.worker
 
-    @property
-    def running(self) -> bool:
-        return self._child is not None
-
-    @property
-    def fds(self) -> list[int]:
-        """Returns the descriptors that become readable when the process says something or ends."""
-        return [] if self._child is None else self._child.fds
-
     def start(self, now: float) -> None:
-        """Lets it work, in a process that is started if there is none. now: monotonic seconds.
-        Raises OSError where none can be started.
-        """
+        """Lets it work, in a process that is started if there is none. now: monotonic seconds."""
         self.due = None
         self._started = self._expected = now
         self.stalled = False
         self.prepare()
-        if self._child is not None:
-            self._child.tell(GO)
+        self.tell(GO)
 
     def prepare(self) -> None:
-        """Starts the process early: it connects to the remote, and waits for `start`. Raises
-        OSError where none can be started.
-        """
-        if self._child is not None and self._given != self.spec:
+        """Starts the process early: it connects to the remote, and waits for `start`."""
+        if self.running and self._given != self.spec:
             self.abandon()
-        if self._child is None:
-            self._child = EventChild(self._fork(self.spec))
+        if not self.running:
+            self.begin(partial(self._fork, self.spec))
             self._given = self.spec
-            self._said_goodbye = False
-            self._warned = False
+            self._said_goodbye = self._warned = False
 
     def ask(self, word: bytes, now: float) -> None:
         """Asks a process that probes the remote for one step; `hear` gives the answer."""
         self._started = self._expected = now
-        if self._child is not None:
-            self._child.tell(word)
+        self.tell(word)
 
     def found(self, strategy: str) -> None:
         """Sets the strategy. A process that probes the remote found it, and goes on with it."""
@@ -109,22 +84,19 @@ class SupervisedWorker:
 
     def abandon(self) -> None:
         """Ends a process that has not begun to work. It cleans up first; another may be started."""
-        if self._child is not None:
-            self._child.signal(signal.SIGTERM)
-            self._child.reap()
-            self._child = None
+        self.discard(signal.SIGTERM)
 
     def hear(self) -> Iterator[Message]:
-        """Yields the messages that have arrived, as many as one read gives: a worker that sends
-        faster than it is heard must not keep signals and the others waiting. Afterwards `running`
-        is False if the process has ended, and then all has been heard.
+        """Yields the messages that `read_messages` yields, with the worker's number. The end of a
+        worker that said goodbye is none.
         """
-        child = self._child
-        if child is None:
-            return
-        for message in child.hear():
+        for message in self.read_messages():
             if isinstance(message, bytes):
-                yield from self._warn_once(message, child.pid)
+                yield from self._warn_once(message)
+                continue
+            if isinstance(message, ProcessEnded):
+                if not self._said_goodbye:
+                    yield message
                 continue
             self._said_goodbye |= isinstance(message, events.WorkerStop | Fatal)
             self._spoke = True
@@ -132,37 +104,32 @@ class SupervisedWorker:
             if isinstance(message, events.WorkerEvent):
                 message = replace(message, worker=self.worker)
             yield message
-        if child.ended:
-            status = child.reap()
-            self._child = None
-            if not self._said_goodbye:
-                yield WorkerDied(pid=child.pid, status=status, detail=child.detail)
 
     def mind_silence(self, now: float) -> Iterator[Message]:
         """Yields a `worker_stall` event, once, when the worker has said nothing for more than
         `run.stall_timeout` beyond the seconds for which it had announced to be quiet;
         `worker_stall_end` when it speaks again. Messages that wait are no silence: `hear` first.
         """
-        child = self._child
-        if child is None:
+        if self._process is None:
             return
+        pid = self.pid
         silent = now - self._expected
         if self._spoke:
             self._spoke = False
             self._expected = now + self._quiet
             if self.stalled:
                 self.stalled = False
-                yield events.WorkerStallEnd(pid=child.pid, worker=self.worker, duration_s=silent)
+                yield events.WorkerStallEnd(pid=pid, worker=self.worker, duration_s=silent)
         elif silent > self.spec.settings.run.stall_timeout and not self.stalled:
             self.stalled = True
             hint = (
-                f"`ps -o stat,wchan,args -p {child.pid}` says what it waits for: T is"
-                f" stopped, `kill -CONT {child.pid}` lets it go on; D is a disk that does not"
-                f" answer; `kill -KILL {child.pid}` has another one do its work, and loses nothing"
+                f"`ps -o stat,wchan,args -p {pid}` says what it waits for: T is"
+                f" stopped, `kill -CONT {pid}` lets it go on; D is a disk that does not"
+                f" answer; `kill -KILL {pid}` has another one do its work, and loses nothing"
             )
-            yield events.WorkerStall(pid=child.pid, worker=self.worker, silent_s=silent, hint=hint)
+            yield events.WorkerStall(pid=pid, worker=self.worker, silent_s=silent, hint=hint)
 
-    def _warn_once(self, line: bytes, pid: int) -> Iterator[Message]:
+    def _warn_once(self, line: bytes) -> Iterator[Message]:
         """Yields a warning for the first line that is no message: a library may print something,
         and that ends no backup.
         """
@@ -170,46 +137,41 @@ class SupervisedWorker:
             self._warned = True
             shown = line[:200].decode("utf-8", "backslashreplace")
             reason = f"worker {self.worker} prints what is no event: {shown!r}"
-            yield events.Warning(pid=pid, worker=self.worker, reason=reason)
+            yield events.Warning(pid=self.pid, worker=self.worker, reason=reason)
 
     def hurry(self) -> None:
         """Has it look for work at once, and start at once where it waits for that."""
         if self.due is not None:
             self.due = 0.0
-        elif self._child is not None:
-            self._child.tell(NOW)
+        else:
+            self.tell(NOW)
 
     def stop(self) -> None:
         """Asks it to finish what is in flight and end. It is not started again."""
         self.due = None
-        if self._child is not None:
-            self._child.tell(STOP)
+        self.tell(STOP)
 
     def kill(self) -> None:
-        """Ends it and all that it started, now."""
+        """Kills the worker and its child processes immediately. It is not started again."""
         self.due = None
-        if self._child is not None:
-            self._child.kill()
+        super().kill()
 
-    def plan_restart(self, death: WorkerDied, now: float, random: float) -> events.WorkerRestart:
+    def plan_restart(self, death: ProcessEnded, now: float) -> events.WorkerRestart:
         """Counts a restart, sets when it is due, and returns its event. Raises WorkerFailed at the
-        limit. The count begins anew when the worker had lived for SOUND_SECONDS.
+        limit.
         """
-        if now - self._started > SOUND_SECONDS:
-            self.restarts = 0
-        if self.restarts == RESTARTS:
+        wait = self.restarts.next_wait(now - self._started)
+        if wait is None:
             raise WorkerFailed(
                 f"worker {self.worker} died {RESTARTS + 1} times",
                 hint="the reason is in the log, in the worker_restart events before this",
             )
-        self.restarts += 1
-        wait = self._backoff.wait(self.restarts, lambda: random)
         self.due = now + wait
         return events.WorkerRestart(
             worker=self.worker,
             pid=death.pid,
             status=death.status,
             detail=death.detail,
-            attempt=self.restarts,
+            attempt=self.restarts.count,
             wait_s=wait,
         )
