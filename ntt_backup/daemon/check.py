@@ -28,10 +28,12 @@ from ntt_backup.daemon.preflight import Preflight, Step, guarded
 from ntt_backup.dump.rehearsal import rehearse
 from ntt_backup.errors import SOME_FAILED, CatalogError, DumpImpossible, SourceError
 from ntt_backup.format import many
+from ntt_backup.process.messages import Done, Found
 from ntt_backup.process.pid_lock import pid_lock
 from ntt_backup.process.pipeline import version_of
-from ntt_backup.upload.strategies import open_probe
-from ntt_backup.upload.strategies.probe import LINGERS, Probe
+from ntt_backup.source.inspection import Store
+from ntt_backup.upload.strategies.probe import LINGERS
+from ntt_backup.upload.worker_main import PROBE_AND_TRY, Remote
 
 _KINDS: Final = {"ssh": "by ssh", "file": "a directory of this machine", "s3": "a bucket"}
 
@@ -46,18 +48,25 @@ def check(settings: Settings) -> Iterator[Step]:
     if settings.pack.recipients or settings.remote.kind == "s3":
         yield guarded("sealing", lambda: _sealing(settings))
 
-    def open_one() -> Probe:
-        spec = SessionSpec.of(settings, f"check-{os.getpid()}", "check", sends=True)
-        return open_probe(settings.run.strategy, spec)
+    spec = SessionSpec.of(settings, f"check-{os.getpid()}", "check", sends=True)
+    remote = Remote(settings.run.strategy, spec, Store(settings.source.root))
+
+    def ask(word: bytes) -> Found | Done:
+        if word == PROBE_AND_TRY:
+            remote.begin_probe(lambda _: None)
+        return remote.answer(word)
 
     if settings.metrics.wanted:
         yield guarded("metrics", lambda: Step("", *metrics_process.check(settings)))
     if settings.notify.wanted:
         yield guarded("notices", lambda: Step("", *notice_process.check(settings)))
-    preflight = Preflight(settings, open_one, try_out=True, prepare=False, patient=False)
-    with preflight:
-        yield from preflight.steps()
-    if preflight.lingers:
+    preflight = Preflight(settings, check=True)
+    try:
+        yield from preflight.steps(ask)
+    finally:
+        remote.end_probe(go_on=False)
+        preflight.close()
+    if remote.lingers:
         yield Step("login", warning=LINGERS)
     yield guarded("versions", lambda: _versions(settings.remote.kind))
     reached = preflight.strategy is not None

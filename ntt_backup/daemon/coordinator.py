@@ -30,11 +30,19 @@ from ntt_backup.daemon.run_state import Listener, Listeners, RunState
 from ntt_backup.daemon.signals import SignalInbox
 from ntt_backup.daemon.systemd import WATCHDOG_SECONDS, Systemd
 from ntt_backup.daemon.workers.pool import WorkerPool
-from ntt_backup.daemon.workers.probe import WorkerLost, WorkerProbe
 from ntt_backup.daemon.workers.supervisor import SupervisedWorker
 from ntt_backup.dump.events import DumpSkipped, DumpStart
 from ntt_backup.errors import BackupError, SourceError, Stopped
-from ntt_backup.process.messages import Answered, Drained, Fatal, Message, ProcessEnded, Tick
+from ntt_backup.process.messages import (
+    Answered,
+    Done,
+    Drained,
+    Fatal,
+    Found,
+    Message,
+    ProcessEnded,
+    Tick,
+)
 from ntt_backup.process.pid_lock import pid_lock
 from ntt_backup.snapshot.events import SnapshotComplete, SnapshotStart
 from ntt_backup.upload.outages import Outages
@@ -71,6 +79,14 @@ def run(
             return _Run(reload, watch, told, run_id, inbox, systemd or Systemd(), control).go()
         finally:
             told.close()
+
+
+class _WorkerLost(Exception):
+    """The first worker died, or could not be started, before it answered the preflight."""
+
+    def __init__(self, death: ProcessEnded) -> None:
+        super().__init__(death.detail)
+        self.death = death
 
 
 class _Run:
@@ -164,7 +180,7 @@ class _Run:
                 outages.back("preflight")
                 self._emit(*(events.Warning(reason=warning) for warning in warnings))
                 return preflight
-            except WorkerLost as lost:
+            except _WorkerLost as lost:
                 self._died(self._workers.first, lost.death, time.monotonic())
                 if self._error is not None:
                     raise self._error from lost
@@ -187,22 +203,17 @@ class _Run:
         """
         from ntt_backup.daemon.preflight import Preflight
 
-        def load_ahead() -> None:
-            if preflight.pending or self._watch:
+        def ask(word: bytes) -> Found | Done:
+            self._workers.first.ask(word, time.monotonic())
+            if preflight.strategy is None and (preflight.pending or self._watch):
                 self._workers.load_ahead(preflight.estimate)
+            return self._answer_of_first()
 
         warnings = []
-        first = self._workers.first
         self._workers.begin_probe()
-        preflight = Preflight(
-            self._settings,
-            lambda: WorkerProbe(first, self._hear_first, self._emit, load_ahead),
-            try_out=self._watch,
-            prepare=True,
-            patient=self._watch,
-        )
+        preflight = Preflight(self._settings, watch=self._watch)
         try:
-            for step in preflight.steps():
+            for step in preflight.steps(ask):
                 if step.error is not None:
                     raise step.error
                 if step.warning:
@@ -217,9 +228,23 @@ class _Run:
                         self._progress.take(worker.worker, Tick(state="idle"), time.monotonic())
         except BaseException:
             preflight.close()
-            first.abandon()
+            self._workers.first.abandon()
             raise
         return preflight, warnings
+
+    def _answer_of_first(self) -> Found | Done:
+        """Waits for the first worker's answer to a word. Raises its error, or _WorkerLost."""
+        while True:
+            for message in self._hear_first():
+                match message:
+                    case Found() | Done():
+                        return message
+                    case Fatal():
+                        raise message.error
+                    case ProcessEnded():
+                        raise _WorkerLost(message)
+                    case events.Event():
+                        self._emit(message)
 
     def _hear_first(self) -> Iterator[Message]:
         """Waits a while for the first worker, and yields its messages, or a stall."""

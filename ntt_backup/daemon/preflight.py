@@ -3,7 +3,8 @@
 A test connection that only says `echo` proves little: the real job once hung in X11 forwarding, and
 in an account's own RemoteCommand, where the echo had passed by another way. So the preflight does
 what the job does, with the same options: it opens the job's own session, and sends two real batches
-in a row that leave no trace on the remote. How is the strategy's: see `strategies.probe.Probe`.
+in a row that leave no trace on the remote. How is the strategy's: see `strategies.probe.Probe`. The
+preflight asks whoever holds the session by the words of `worker_main`.
 
 Each step says ok, a warning, or what is wrong and what to do. Steps are independent where they can
 be, so that one call shows all that is wrong.
@@ -15,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Final, Self
+from typing import Final
 
 from ntt_backup import newest
 from ntt_backup.catalog import connection, privileges, selection, stats
@@ -32,8 +33,13 @@ from ntt_backup.errors import (
 )
 from ntt_backup.format import duration, many, size
 from ntt_backup.model import Blob, PendingEstimate, Reason
+from ntt_backup.process.messages import Done, Found
 from ntt_backup.source.inspection import Store
-from ntt_backup.upload.strategies.probe import NOT_APPEND_ONLY, Facts, Probe
+from ntt_backup.upload.strategies.probe import NOT_APPEND_ONLY, Facts
+from ntt_backup.upload.worker_main import PLACE, PROBE, PROBE_AND_TRY, TRY_OUT
+
+# Has the remote do a word of `worker_main`, and returns its answer. Raises as `Session` does.
+Ask = Callable[[bytes], Found | Done]
 
 _SKEW_SECONDS: Final = 5.0
 _LEAST_INODES: Final = 1000
@@ -86,41 +92,33 @@ def require_known(catalog: Connection, settings: Settings) -> None:
 class Preflight:
     """Takes the steps that a check and the start of a run have in common, one after the other.
 
-    open_one: returns a probe of the remote, or raises as `Session` does. try_out: send trial blobs
-    even if nothing is pending. prepare: make by-hash on the remote where it is missing and nothing
-    was copied yet. patient: a catalog without blobs is no error, since blobs may be registered
-    later. Between two steps, `pending` says whether there is something to send, as far as is known,
-    `estimate` how much, and `strategy` by which strategy, once the remote was reached. After the
-    end, `lingers` says whether the account keeps connections open.
+    Between two steps, `pending` says whether there is something to send, as far as is known,
+    `estimate` how much, and `strategy` by which strategy, once the remote was reached.
+
+    Args:
+        settings: Of the run.
+        check: Whether nothing may be made on the remote. Otherwise by-hash is made where it is
+            missing and nothing was copied yet.
+        watch: Whether a catalog without blobs is no error, since blobs may be registered later.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        open_one: Callable[[], Probe],
-        *,
-        try_out: bool,
-        prepare: bool,
-        patient: bool,
-    ) -> None:
+    def __init__(self, settings: Settings, *, check: bool = False, watch: bool = False) -> None:
         self._settings = settings
-        self._open_one = open_one
-        self._try_out = try_out
-        self._prepare = prepare
-        self._patient = patient
+        self._check = check
+        self._watch = watch
+        # Whether trial blobs are sent: also where nothing is pending, if there is time for that.
+        self._try_out = check or watch
         self._store = Store(settings.source.root)
         self._catalog: Connection | None = None
-        self._probe: Probe | None = None
         self._facts: Facts | None = None
         self._sizes: list[int] = []
         self._bucket = settings.remote.kind == "s3"
         self.strategy: str | None = None
         self.pending = False
         self.estimate: PendingEstimate | None = None
-        self.lingers = False
 
-    def steps(self) -> Iterator[Step]:
-        """Yields each step as it is done; none raises."""
+    def steps(self, ask: Ask) -> Iterator[Step]:
+        """Yields each step as it is done; none raises a BackupError."""
         source = guarded("source", lambda: Step("", self._store.probe()))
         yield source
         yield guarded("catalog", self._look_at_catalog)
@@ -128,28 +126,19 @@ class Preflight:
             yield guarded("rights", lambda: self._rights(catalog))
             if source.error is None:
                 yield guarded("pending", lambda: self._look_for_pending(catalog))
-        yield guarded("remote", self._look_at_remote)
-        if (facts := self._facts) is not None and (probe := self._probe) is not None:
+        yield guarded("remote", lambda: self._look_at_remote(ask))
+        if (facts := self._facts) is not None:
             if self._try_out:
-                yield guarded("transfer", lambda: _transfer(probe))
+                yield guarded("transfer", lambda: _transfer(ask))
             yield guarded("clock", lambda: _clock(facts))
             if catalog is not None:
                 yield guarded("space", lambda: self._look_for_space(catalog, facts))
                 if not facts.placed:
                     name = "store" if self._bucket else "by-hash"
-                    yield guarded(name, lambda: self._look_for_place(catalog, probe, facts))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+                    yield guarded(name, lambda: self._look_for_place(catalog, ask, facts))
 
     def close(self) -> None:
-        """Ends all connections."""
-        if self._probe is not None:
-            self._probe.close()
-            self.lingers = self._probe.lingers
+        """Closes the connection to the catalog."""
         if (catalog := self.take_catalog()) is not None:
             catalog.close()
 
@@ -160,11 +149,11 @@ class Preflight:
 
     def _look_at_catalog(self) -> Step:
         settings = self._settings
-        name = identity.application("" if self._prepare else "check")
+        name = identity.application("check" if self._check else "")
         conn = connection.connect(settings.catalog.url, name)
         try:
             connection.refuse_shared_session(conn, settings.catalog.url)
-            command = privileges.of("run", bucket=self._bucket) if self._prepare else "check"
+            command = "check" if self._check else privileges.of("run", bucket=self._bucket)
             warnings = verify_schema(conn, settings.target, command)
         except BaseException:
             conn.close()
@@ -194,7 +183,7 @@ class Preflight:
             try:
                 require_known(catalog, self._settings)
             except ConfigError as error:
-                if not self._patient:
+                if not self._watch:
                     raise
                 return Step("", warning=f"{error}; {error.hint}")
             return Step("", "nothing is pending")
@@ -221,10 +210,11 @@ class Preflight:
         )
         return Step("", warning=said)
 
-    def _look_at_remote(self) -> Step:
-        self._probe = probe = self._open_one()
-        self._facts = found = probe.facts(will_try_out=self._try_out)
-        self.strategy = probe.strategy
+    def _look_at_remote(self, ask: Ask) -> Step:
+        answer = ask(PROBE_AND_TRY if self._try_out else PROBE)
+        assert isinstance(answer, Found)
+        self._facts = found = Facts(**answer.facts)
+        self.strategy = answer.strategy
         remote = self._settings.remote
         where = remote.url if self._bucket else remote.host or "this machine"
         text = f"{where}: {found.system}, {found.program}; strategy {self.strategy}"
@@ -232,7 +222,7 @@ class Preflight:
         lost = newest.lost_key(self._settings, HostKeys.of(self._settings)) if signs else ""
         return Step("", text, warning=lost)
 
-    def _look_for_place(self, catalog: Connection, probe: Probe, facts: Facts) -> Step:
+    def _look_for_place(self, catalog: Connection, ask: Ask, facts: Facts) -> Step:
         """Makes by-hash at the start of a target's life, and warns then of a remote from which
         nothing can be read. Later, that it is missing means a disk that is not mounted: making it
         would fill the disk below.
@@ -246,9 +236,9 @@ class Preflight:
 
                 raise store_format.gone(remote.url, but)
             raise explain_gone(f"{path} is missing{but}")
-        if not self._prepare:
+        if self._check:
             return Step("", f"{path} will be made by the first run")
-        probe.make_place()
+        ask(PLACE)
         return Step("", f"{path} was made", warning="" if facts.readable else _UNREADABLE)
 
     def _estimate(self, catalog: Connection) -> PendingEstimate:
@@ -316,12 +306,13 @@ def guarded(name: str, work: Callable[[], Step]) -> Step:
         return Step(name, error=error)
 
 
-def _transfer(probe: Probe) -> Step:
+def _transfer(ask: Ask) -> Step:
     """Sends trial blobs; warns of a bucket where a thief of the credentials may delete."""
     began = time.monotonic()
-    said = probe.try_out()
-    text = f"{said}, {time.monotonic() - began:.1f} s"
-    return Step("", text, warning=text if NOT_APPEND_ONLY in said else "")
+    answer = ask(TRY_OUT)
+    assert isinstance(answer, Done)
+    text = f"{answer.text}, {time.monotonic() - began:.1f} s"
+    return Step("", text, warning=text if NOT_APPEND_ONLY in text else "")
 
 
 def _clock(facts: Facts) -> Step:

@@ -29,7 +29,7 @@ from ntt_backup.client.throttle import Limit
 from ntt_backup.config import Settings
 from ntt_backup.errors import BackupError
 from ntt_backup.model import Batch
-from ntt_backup.process.messages import Done, Fatal, Found, Message
+from ntt_backup.process.messages import Done, Fatal, Found
 from ntt_backup.process.pipeline import wait_for
 from ntt_backup.process.shared import SharedNumber
 from ntt_backup.source.inspection import Store
@@ -111,11 +111,11 @@ class Remote:
         if first and (batch := first[0]) is not None:
             self._probe.send_ahead(self._store, batch)
 
-    def answer(self, word: bytes) -> Message:
+    def answer(self, word: bytes) -> Found | Done:
         """Carries out a word of the preflight, and returns the answer. Raises as `Session` does."""
         probe = self._probe
         assert probe is not None  # `begin_probe` comes first.
-        said: Message
+        said: Found | Done
         if word == TRY_OUT:
             said = Done(text=probe.try_out())
         elif word == PLACE:

@@ -7,8 +7,8 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -20,8 +20,9 @@ from ntt_backup.config import Settings, load
 from ntt_backup.daemon import check, preflight
 from ntt_backup.errors import BackupError, RemoteCannotStore, SourceError
 from ntt_backup.model import PendingEstimate
+from ntt_backup.process.messages import Found
 from ntt_backup.upload.strategies import tar_probe
-from ntt_backup.upload.strategies.probe import Facts, Probe, trial
+from ntt_backup.upload.strategies.probe import Facts, trial
 from tests.unit.test_config import RECIPIENT
 
 CONTENTS = (b"", b"x", b"y" * 70_000)
@@ -164,8 +165,6 @@ def test_a_run_whose_packs_should_be_signed_tells_of_a_lost_key(
     }
     settings = load(Settings, flags=flags, environ={})
     facts = Facts("Linux", "python", 1 << 40, 0.0, True)
-    probe = cast(Probe, SimpleNamespace(strategy="any", facts=lambda **_: facts))
-    checked = preflight.Preflight(
-        settings, lambda: probe, try_out=False, prepare=False, patient=False
-    )
-    assert ("nothing that this host sends is signed" in checked._look_at_remote().warning) is warned
+    found = Found(strategy="any", facts=asdict(facts))
+    step = preflight.Preflight(settings)._look_at_remote(lambda _: found)
+    assert ("nothing that this host sends is signed" in step.warning) is warned
