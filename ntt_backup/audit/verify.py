@@ -8,42 +8,58 @@ A blob that is missing or wrong becomes pending again, with the reason, and the 
 Before the first is marked, the remote must show any blob at all: an empty directory is a disk that
 is not mounted, and marks nothing. A blob that cannot be read is reported and left alone: the disk
 must be looked at, and sending it again would not help.
+
+All sources are checked by one class, which each of them extends: a remote that hashes, which is the
+cheapest, since only names go over the link; a remote whose blobs are fetched and hashed here, which
+proves as much; the local store; and, in `verify_bucket`, a bucket.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from math import inf
-from typing import Final, Literal
+from pathlib import Path
+from typing import ClassVar, Final, Generic, Literal, TypeVar
 
-from ntt_backup.audit.hashing import CheckQueue, Job, hash_in_store, hash_remote
+from blake3 import blake3
+
 from ntt_backup.blobdir.layout import is_blobid
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.ledger import record_checks
 from ntt_backup.catalog.selection import Checks, Choice
-from ntt_backup.client.pool import SessionPool
+from ntt_backup.client.pool import ReconnectingSession, SessionPool
+from ntt_backup.client.read_session import ReadSession
+from ntt_backup.client.verdicts import hash_mismatch, remote_failure
 from ntt_backup.config import RemoteConfig, StoreConfig
 from ntt_backup.config.timetable import Timetable
 from ntt_backup.errors import SOME_FAILED, BackupError, RemoteUnreachable, Unsupported
 from ntt_backup.format import many
 from ntt_backup.model import Blob, Failure, Failures, Reason, total_size
-from ntt_backup.process.threads import run_threads
+from ntt_backup.process.threads import WorkQueue, run_threads
+from ntt_backup.source.inspection import Store
 from ntt_backup.upload.batching import cut
+from ntt_backup.wire import read_messages
+from ntt_backup.wire.write_messages import Large
 
 # What is asked for again when the link drops, and a step of the progress of a download.
 _JOB_BLOBS: Final = 1000
 _JOB_BYTES: Final = 64 << 20
+# Jobs asked for on one connection: while one is hashed, the next has reached the remote.
+_AHEAD: Final = 2
 _RECORD_BLOBS: Final = 2000
 _RECORD_SECONDS: Final = 5.0
-LOST: Final = {Reason.REMOTE_MISSING, Reason.REMOTE_CORRUPT}
+_LOST: Final = {Reason.REMOTE_MISSING, Reason.REMOTE_CORRUPT}
 
 # Scripts read the words in JSON.
 Way = Literal["there", "download", "local"]
+Blobs = tuple[Blob, ...]
+Job = TypeVar("Job")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +140,254 @@ class Findings:
         return SOME_FAILED if self.wrong or self.lost_packs else 0
 
 
+@dataclass(frozen=True, slots=True)
+class Checked(Generic[Job]):
+    """The result of a job.
+
+    Attributes:
+        job: What was checked.
+        blobs: How many blobs that were.
+        bytes: Of content that was hashed.
+        failures: Of blobs that the remote, or the store, has nowhere right.
+        lost: Why a pack as a whole does not count any more, None where it does.
+        whole: Whether all of the job was looked at.
+        by_size: Whether only the size could be compared of all that a server says.
+    """
+
+    job: Job
+    blobs: int
+    bytes: int = 0
+    failures: tuple[Failure, ...] = ()
+    lost: Failure | None = None
+    whole: bool = True
+    by_size: bool = False
+
+
+@dataclass
+class Check(ABC, Generic[Job]):
+    """Gives jobs to threads, and records in the catalog what they have found.
+
+    Attributes:
+        conn: The catalog.
+        target: The name of the target.
+        question: What to check.
+        on_progress: Is called about five times a second.
+        jobs: Brings jobs to the threads, and back what they have found.
+        has_blobs: Whether the source is known to have any blob.
+    """
+
+    # What is said, and what may help, where the source has no blob at all.
+    empty: ClassVar[str]
+    hint: ClassVar[str]
+
+    conn: Connection
+    target: str
+    question: Question
+    on_progress: Callable[[Findings], None]
+    jobs: WorkQueue[Job, Checked[Job]]
+
+    def __post_init__(self) -> None:
+        self.found = Findings()
+        self.budget = Budget(self.question)
+        self.has_blobs = False
+        self._right: list[str] = []
+        # A blob that is wrong in several places is found wrong in each of them.
+        self._lost: dict[str, Failure] = {}
+        self._recorded = self.budget.started
+
+    @abstractmethod
+    def next_job(self) -> Job | None:
+        """Returns what to check next; None where nothing is left, or the limits allow no more."""
+
+    @abstractmethod
+    def blobs_of(self, job: Job) -> Blobs:
+        """Returns the blobs that are marked as checked where a job finds them right."""
+
+    @abstractmethod
+    def is_empty(self) -> bool:
+        """Returns whether the source has no blob at all."""
+
+    def run(self, threads: Callable[[Callable[[], None]], None]) -> Findings:
+        """Checks all that is asked for. threads: does the jobs in threads until no more come, and
+        calls what it is given meanwhile. Raises BackupError; what was found is recorded.
+        """
+        try:
+            with settling(self._settle):
+                threads(self._step)
+        finally:
+            self.jobs.close()
+        self._settle()
+        self.finish()
+        self.found.duration_s = time.monotonic() - self.budget.started
+        self.found.complete = self.found.checked >= self.found.total
+        return self.found
+
+    def finish(self) -> None:
+        """Does what is left to do when all jobs are done, and their results are recorded."""
+
+    def next_blobs(self, checks: Checks, count: int) -> list[Blob]:
+        """Returns the next blobs of a list; none at its end. A row without a blobid was never
+        copied, and has no file.
+        """
+        while blobs := checks.next(count):
+            good = [blob for blob in blobs if is_blobid(blob.blobid)]
+            self.found.total -= len(blobs) - len(good)
+            if good:
+                return good
+        return []
+
+    def take_result(self, checked: Checked[Job]) -> None:
+        """Counts what came of a job."""
+        found = self.found
+        found.checked += checked.blobs
+        found.bytes += checked.bytes
+        found.by_size += checked.blobs if checked.by_size else 0
+        wrong = {failure.blobid for failure in checked.failures}
+        for failure in checked.failures:
+            found.wrong.add(failure)
+            if failure.reason in _LOST:
+                self._lost[failure.blobid] = failure
+        self._right += [b.blobid for b in self.blobs_of(checked.job) if b.blobid not in wrong]
+
+    def record(self, right: list[str], lost: list[Failure]) -> None:
+        """Records which blobs are right, and makes pending those that are lost."""
+        self.has_blobs = self.has_blobs or bool(right)
+        if lost:
+            self.require_blobs()
+        if right or lost:
+            self.found.requeued += record_checks(self.conn, self.target, right, lost)
+
+    def require_blobs(self) -> None:
+        """Raises RemoteUnreachable where the remote has no blob at all."""
+        if not self.has_blobs and self.is_empty():
+            raise RemoteUnreachable(
+                self.empty,
+                detail=f"looked for {many(self.found.checked, 'blob')} that should be there",
+                hint=f"{self.hint} Nothing was marked. If the backup is really lost, see"
+                " 'When the remote has lost its disk' in docs/first-aid.md",
+            )
+        self.has_blobs = True
+
+    def _step(self) -> None:
+        """Takes results and adds jobs, without waiting."""
+        self._take_results()
+        while not self.jobs.full:
+            if (job := self.next_job()) is None:
+                self.jobs.close()
+                break
+            self.jobs.put(job)
+        due = time.monotonic() - self._recorded > _RECORD_SECONDS
+        if due or len(self._right) + len(self._lost) >= _RECORD_BLOBS:
+            self._record()
+        self.on_progress(self.found)
+
+    def _settle(self) -> None:
+        """Records what is known."""
+        self._take_results()
+        self._record()
+
+    def _take_results(self) -> None:
+        for checked in self.jobs.done():
+            self.take_result(checked)
+        self.found.duration_s = time.monotonic() - self.budget.started
+
+    def _record(self) -> None:
+        self._recorded = time.monotonic()
+        right, lost = self._right, list(self._lost.values())
+        self._right, self._lost = [], {}
+        self.record(right, lost)
+
+
+@contextmanager
+def settling(settle: Callable[[], None]) -> Iterator[None]:
+    """Calls settle where the context ends with an error, which goes on: what is known of a
+    check, and not recorded, would be checked again.
+    """
+    try:
+        yield
+    except BaseException:
+        with suppress(BackupError):
+            settle()
+        raise
+
+
+_BlobQueue = WorkQueue[Blobs, Checked[Blobs]]
+
+
+class _BlobCheck(Check[Blobs]):
+    """Checks blobs by themselves: of the store where that is local, else what was copied."""
+
+    local: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._checks = Checks(self.conn, self.target, self.question.choice, local=self.local)
+        self._ahead: list[Blob] = []
+        self.found.total = self._checks.total
+
+    def next_job(self) -> Blobs | None:
+        """Returns the next blobs, in the order of their directories, as disks like it."""
+        if self.budget.time_is_up:
+            return None
+        while len(self._ahead) < _JOB_BLOBS:
+            blobs = self.next_blobs(self._checks, _JOB_BLOBS)
+            if not blobs:
+                break
+            fitting = [blob for blob in blobs if self.budget.ever_allows(blob.expected)]
+            self.found.left_out += len(blobs) - len(fitting)
+            self._ahead += fitting
+        count = cut(self._ahead, _JOB_BLOBS, int(min(_JOB_BYTES, self.budget.left)))
+        job, self._ahead = self._ahead[:count], self._ahead[count:]
+        if not job or not self.budget.allows(total_size(job)):
+            return None
+        return tuple(sorted(job, key=lambda blob: blob.blobid))
+
+    def blobs_of(self, job: Blobs) -> Blobs:
+        return job
+
+
+# --- the store ------------------------------------------------------------------------------------
+
+
+def verify_store(
+    conn: Connection,
+    settings: StoreConfig,
+    question: Question,
+    *,
+    on_progress: Callable[[Findings], None],
+) -> Findings:
+    """Checks the store's own blobs, and changes nothing. Raises BackupError."""
+    stop, news = threading.Event(), threading.Event()
+    jobs = _BlobQueue(2 * question.workers, lambda: None, news.set)
+    root = settings.source.root
+    check = _StoreCheck(conn, settings.target, question, on_progress, jobs, root)
+    return check.run(lambda step: run_threads(question.workers, check.work, step, stop, news))
+
+
+@dataclass
+class _StoreCheck(_BlobCheck):
+    local = True
+
+    root: Path
+
+    def work(self, _name: str) -> None:
+        """Does the jobs of one thread. Raises SourceError where the store is away as a whole."""
+        store = Store(self.root)
+        while (job := self.jobs.take(wait=True)) is not None:
+            seen = store.inspect(job, verify=True)
+            size = total_size(seen.ready)
+            self.jobs.give(Checked(job, len(job), size, tuple(seen.failed)))
+
+    def is_empty(self) -> bool:
+        return False
+
+    def record(self, right: list[str], lost: list[Failure]) -> None:
+        """Records nothing: the catalog tells of remotes."""
+
+
+# --- a remote that a receiver serves --------------------------------------------------------------
+
+
 def verify_remote(
     conn: Connection,
     settings: RemoteConfig,
@@ -146,149 +410,105 @@ def verify_remote(
                 " the remote' in docs/operations.md), or fetch every blob and hash it locally:"
                 " `ntt-backup-remote verify --download`",
             )
-        jobs = CheckQueue(2 * question.workers, pool.cancelled, pool.wake)
-        check = _Check(conn, settings.target, question, jobs, on_progress, pool)
-        work = partial(hash_remote, jobs=jobs, fetch=fetching)
-        with settling(check.settle):
-            pool.run(question.workers, work, check.step)
-        return check.end()
+        jobs = _BlobQueue(2 * question.workers, pool.cancelled, pool.wake)
+        check = _RemoteCheck(conn, settings.target, question, on_progress, jobs, pool)
+        return check.run(lambda step: pool.run(question.workers, check.work, step))
     finally:
         pool.close()
 
 
-def verify_store(
-    conn: Connection,
-    settings: StoreConfig,
-    question: Question,
-    *,
-    on_progress: Callable[[Findings], None],
-) -> Findings:
-    """Checks the store's own blobs, and changes nothing. Raises BackupError."""
-    root = settings.source.root
-    stop, news = threading.Event(), threading.Event()
-    jobs = CheckQueue(2 * question.workers, lambda: None, news.set)
-    check = _Check(conn, settings.target, question, jobs, on_progress, None)
-    try:
-        run_threads(question.workers, lambda _: hash_in_store(root, jobs), check.step, stop, news)
-    finally:
-        jobs.close()
-    return check.end()
-
-
-@contextmanager
-def settling(settle: Callable[[], None]) -> Iterator[None]:
-    """Calls settle where the context ends with an error, which goes on: what is known of a
-    check, and not recorded, would be checked again.
-    """
-    try:
-        yield
-    except BaseException:
-        with suppress(BackupError):
-            settle()
-        raise
-
-
 @dataclass
-class _Check:
-    """Feeds the queue from the catalog, and records the results. pool is None for the store."""
+class _RemoteCheck(_BlobCheck):
+    """Has the remote hash the blobs: only names go over the link. Where the remote has no BLAKE3,
+    fetching the content proves as much, and costs the whole transfer.
+    """
 
-    conn: Connection
-    target: str
-    question: Question
-    jobs: CheckQueue
-    on_progress: Callable[[Findings], None]
-    pool: SessionPool | None
-    ahead: list[Blob] = field(default_factory=list)
-    exhausted: bool = False
-    has_blobs: bool = False
-    right: list[str] = field(default_factory=list)
-    lost: list[Failure] = field(default_factory=list)
+    empty = "by-hash on the remote is empty"
+    hint = "is its disk mounted?"
 
-    def __post_init__(self) -> None:
-        self.budget = Budget(self.question)
-        self.recorded = self.budget.started
-        local = self.pool is None
-        self.checks = Checks(self.conn, self.target, self.question.choice, local=local)
-        self.found = Findings(total=self.checks.total)
+    pool: SessionPool
 
-    def step(self) -> None:
-        """Takes results and adds jobs, without waiting."""
-        self._take_results()
-        while not self.jobs.full and (job := self._next_job()):
-            self.jobs.put(job)
-        if self.exhausted and not self.ahead:
-            self.jobs.close()
-        due = time.monotonic() - self.recorded > _RECORD_SECONDS
-        if due or len(self.right) + len(self.lost) >= _RECORD_BLOBS:
-            self._record()
-        self.on_progress(self.found)
+    def work(self, session: ReconnectingSession) -> None:
+        """Does the jobs of one thread: asks for them ahead of their answers. A new session asks
+        again for those without one.
+        """
+        fetching = self.question.way == "download"
+        ask = ReadSession.ask_contents if fetching else ReadSession.ask_verdicts
+        receive = _receive_contents if fetching else _receive_verdicts
+        asked: deque[Blobs] = deque()
 
-    def end(self) -> Findings:
-        """Records the last results. The threads have ended."""
-        self.settle()
-        self.found.complete = self.found.checked >= self.found.total
-        return self.found
+        def work(session: ReadSession) -> None:
+            for again in asked:
+                ask(session, _digests(again))
+            while True:
+                while len(asked) < _AHEAD and (job := self.jobs.take(wait=not asked)) is not None:
+                    asked.append(job)
+                    ask(session, _digests(job))
+                if not asked:
+                    return
+                checked = receive(session, asked[0])
+                asked.popleft()
+                self.jobs.give(checked)
+                session.settled += 1
 
-    def settle(self) -> None:
-        """Records what is known."""
-        self._take_results()
-        self._record()
+        session.do(work)
 
-    def _next_job(self) -> Job:
-        if self.budget.time_is_up:
-            self._stop()
-        if not self.exhausted and len(self.ahead) < _JOB_BLOBS:
-            blobs = self.checks.next(_JOB_BLOBS)
-            self.exhausted = not blobs
-            # A row without a blobid was never copied, and has no file.
-            good = [blob for blob in blobs if is_blobid(blob.blobid)]
-            self.found.total -= len(blobs) - len(good)
-            fitting = [blob for blob in good if self.budget.ever_allows(blob.expected)]
-            self.found.left_out += len(good) - len(fitting)
-            self.ahead += fitting
-        count = cut(self.ahead, _JOB_BLOBS, int(min(_JOB_BYTES, self.budget.left)))
-        job, self.ahead = self.ahead[:count], self.ahead[count:]
-        if not self.budget.allows(total_size(job)):
-            self._stop()
-            return ()
-        # One directory after the other, as disks like it.
-        return tuple(sorted(job, key=lambda blob: blob.blobid))
+    def is_empty(self) -> bool:
+        return self.pool.is_empty()
 
-    def _stop(self) -> None:
-        """Leaves the rest for the next call."""
-        self.exhausted = True
-        self.ahead.clear()
 
-    def _take_results(self) -> None:
-        found = self.found
-        for checked in self.jobs.done():
-            found.checked += len(checked.blobs)
-            found.bytes += checked.bytes
-            wrong = {failure.blobid for failure in checked.failures}
-            self.right += [blob.blobid for blob in checked.blobs if blob.blobid not in wrong]
-            self.lost += [failure for failure in checked.failures if failure.reason in LOST]
-            for failure in checked.failures:
-                found.wrong.add(failure)
-        found.duration_s = time.monotonic() - self.budget.started
+def _digests(job: Blobs) -> list[bytes]:
+    return [bytes.fromhex(blob.blobid) for blob in job]
 
-    def _record(self) -> None:
-        self.recorded = time.monotonic()
-        right, lost = self.right, self.lost
-        self.right, self.lost = [], []
-        if self.pool is None:
-            return
-        self.has_blobs = self.has_blobs or bool(right)
-        if lost and not self.has_blobs:
-            self._require_blobs(self.pool)
-        self.found.requeued += record_checks(self.conn, self.target, right, lost)
 
-    def _require_blobs(self, pool: SessionPool) -> None:
-        """Raises RemoteUnreachable where the remote has no blob at all."""
-        if pool.is_empty():
-            raise RemoteUnreachable(
-                "by-hash on the remote is empty",
-                detail=f"looked for {many(self.found.checked, 'blob')} that should be there",
-                hint="is its disk mounted? Nothing was marked. If the backup is really lost, see"
-                " 'When the remote has lost its disk' in docs/first-aid.md",
-            )
-        self.has_blobs = True
+def _receive_verdicts(session: ReadSession, job: Blobs) -> Checked[Blobs]:
+    verdicts = session.verdicts(total_size(job))
+    failures = (
+        remote_failure(
+            job[one.position].blobid, one.verdict, one.text or hash_mismatch(one.size, one.found)
+        )
+        for one in verdicts.exceptions
+    )
+    return Checked(job, len(job), verdicts.bytes, tuple(failures))
+
+
+def _receive_contents(session: ReadSession, job: Blobs) -> Checked[Blobs]:
+    hashing = Hashing()
+    session.contents(hashing)
+    return Checked(job, len(job), hashing.bytes, tuple(hashing.failures))
+
+
+class Hashing:
+    """Takes contents, hashes them, and keeps none."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.failures: list[Failure] = []
+        self._large: Large | None = None
+        self._hasher = blake3()
+
+    def whole(self, digest: bytes, content: memoryview) -> None:
+        self.bytes += len(content)
+        self._compare(digest, blake3(content).digest(), len(content))
+
+    def begin(self, large: Large) -> None:
+        self._large = large
+        self._hasher = blake3()
+
+    def piece(self, data: memoryview) -> None:
+        self.bytes += len(data)
+        self._hasher.update(data)
+
+    def end(self, problem: str) -> None:
+        assert self._large is not None
+        if problem:
+            self.not_given(self._large.digest, read_messages.UNREADABLE, problem)
+        else:
+            self._compare(self._large.digest, self._hasher.digest(), self._large.size)
+
+    def not_given(self, digest: bytes, verdict: int, text: str) -> None:
+        self.failures.append(remote_failure(digest.hex(), verdict, text))
+
+    def _compare(self, digest: bytes, found: bytes, size: int) -> None:
+        if found != digest:
+            self.not_given(digest, read_messages.WRONG, hash_mismatch(size, found))

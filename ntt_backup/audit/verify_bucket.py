@@ -13,17 +13,14 @@ check looks at it: it counts once it was read.
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
-from ntt_backup.audit.hashing import Hashing
-from ntt_backup.audit.packs import Checkable, Checked, look, read
 from ntt_backup.audit.remote_names import BucketNames
-from ntt_backup.audit.verify import LOST, Budget, Findings, Question, settling
+from ntt_backup.audit.verify import Blobs, Check, Checked, Findings, Hashing, Question
 from ntt_backup.blobdir.layout import is_blobid
 from ntt_backup.catalog.connection import Connection, translated
 from ntt_backup.catalog.ledger import record_checks
@@ -38,20 +35,25 @@ from ntt_backup.catalog.ranges import prefix_ranges, range_name
 from ntt_backup.catalog.selection import Checks, rows_in
 from ntt_backup.client.shared_pace import SharedPace
 from ntt_backup.config import RemoteConfig
-from ntt_backup.errors import BackupError, ConfigError, RemoteUnreachable, Unsupported
-from ntt_backup.format import many
-from ntt_backup.model import Blob, BlobRange, Failure, StoredPack
-from ntt_backup.objects.bucket import ObjectUnreadable
-from ntt_backup.objects.contents import give_elsewhere
+from ntt_backup.errors import BackupError, ConfigError, Unsupported
+from ntt_backup.model import Blob, BlobRange, Failure, Reason, StoredPack
+from ntt_backup.objects.bucket import ObjectArchived, ObjectMissing, ObjectUnreadable, still
+from ntt_backup.objects.contents import give_blobs, give_elsewhere, give_large
 from ntt_backup.objects.keys import FORMAT, LARGE_BLOB, PackKey, blob_key
 from ntt_backup.objects.open import open_to_read
 from ntt_backup.objects.patient import PatientBucket
-from ntt_backup.objects.tables import PackObject, Tables
+from ntt_backup.objects.ranges import jobs
+from ntt_backup.objects.tables import PackObject, Tables, entries_of
+from ntt_backup.pack.format import PackError
+from ntt_backup.pack.seal import NotSealed, SealedForOthers
 from ntt_backup.process.threads import WorkQueue, run_threads
 
 _PAGE: Final = 100
-_RECORD_SECONDS: Final = 5.0
 _RECORD_BLOBS: Final = 1000
+
+# A pack, or a blob that is an object of its own.
+_Stored = StoredPack | Blob
+_Checked = Checked[_Stored]
 
 
 def verify_bucket(
@@ -69,115 +71,51 @@ def verify_bucket(
     bucket, tables = open_to_read(
         settings, on_outage, stop, cached=False, fetch=SharedPace.of(question.bwlimit)
     )
-    jobs: WorkQueue[Checkable, Checked] = WorkQueue(
-        2 * question.workers, bucket.cancelled, news.set
-    )
-    check = _Check(conn, settings.target, question, bucket, tables, jobs, on_progress)
+    queue = WorkQueue[_Stored, _Checked](2 * question.workers, bucket.cancelled, news.set)
+    check = _BucketCheck(conn, settings.target, question, on_progress, queue, bucket, tables)
     # That it is not there must be noticed also where nothing is to be checked.
     next(bucket.list(FORMAT), None)
-    try:
-        with settling(check.settle):
-            run_threads(question.workers, lambda _: check.work(), check.step, stop, news)
-    finally:
-        jobs.close()
-    found = check.end()
+    found = check.run(lambda step: run_threads(question.workers, check.work, step, stop, news))
     found.strangers = len(tables.strangers)
     check.names().require_fit()
     return found
 
 
 @dataclass
-class _Check:
-    """Feeds the queue from the ledger, and records the results."""
+class _BucketCheck(Check[_Stored]):
+    empty = "the bucket is empty below the target's prefix"
+    hint = "is remote.url right?"
 
-    conn: Connection
-    target: str
-    question: Question
     bucket: PatientBucket
     tables: Tables
-    jobs: WorkQueue[Checkable, Checked]
-    on_progress: Callable[[Findings], None]
-    ahead: deque[Checkable] = field(default_factory=deque)
-    exhausted: bool = False
-    has_blobs: bool = False
-    right: list[str] = field(default_factory=list)
-    read_packs: list[str] = field(default_factory=list)
-    wrong: list[Failure] = field(default_factory=list)
-    lost: dict[str, tuple[StoredPack, Failure]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.budget = Budget(self.question)
-        self.recorded = self.budget.started
+        super().__post_init__()
         choice = self.question.choice
-        self.packs = PackChecks(self.conn, self.target, choice)
-        self.large = Checks(self.conn, self.target, choice, least=LARGE_BLOB)
-        self.found = Findings(total=self.packs.blobs + self.large.total)
+        self._reads = self.question.way == "download"
+        self._packs = PackChecks(self.conn, self.target, choice)
+        self._large = Checks(self.conn, self.target, choice, least=LARGE_BLOB)
+        self._ahead: deque[_Stored] = deque()
+        self._read_packs: list[str] = []
+        self._lost_packs: dict[str, tuple[StoredPack, Failure]] = {}
+        self.found.total = self._packs.blobs + self._large.total
 
-    def work(self) -> None:
-        """Does the jobs of one thread."""
-        while (what := self.jobs.take(wait=True)) is not None:
-            if self.question.way == "download":
-                checked = read(self.bucket, self.tables, what, self.question.prefix)
-            else:
-                checked = look(self.bucket, what)
-            self.jobs.give(checked)
+    # --- what is checked, and recorded ------------------------------------------------------------
 
-    def step(self) -> None:
-        """Takes results and adds jobs, without waiting."""
-        self._take_results()
-        while not self.jobs.full and (what := self._next()) is not None:
-            self.jobs.put(what)
-        if self.exhausted:
-            self.jobs.close()
-        if time.monotonic() - self.recorded > _RECORD_SECONDS or len(self.wrong) > _RECORD_BLOBS:
-            self._record()
-        self.on_progress(self.found)
-
-    def end(self) -> Findings:
-        """Records the last results, and makes pending what lost packs held. The threads have
-        ended.
-        """
-        self.settle()
-        if self.lost:
-            self._require_blobs()
-            self._requeue_lost()
-        self.found.duration_s = time.monotonic() - self.budget.started
-        self.found.complete = self.found.checked >= self.found.total
-        return self.found
-
-    def names(self) -> BucketNames:
-        """Returns what the packs name that are not lost."""
-
-        def recorded() -> Iterator[StoredPack]:
-            return iter_packs(self.conn, self.target)
-
-        return BucketNames(self.bucket, self.tables, recorded, self.lost.keys(), signed=True)
-
-    def settle(self) -> None:
-        """Records what is known, but for lost packs: what they held takes long to find out."""
-        self._take_results()
-        self._record()
-
-    def _next(self) -> Checkable | None:
-        """Returns what to check next; None where the limits do not allow it, or nothing is left."""
-        reads = self.question.way == "download"
-        while not (self.exhausted or self.budget.time_is_up):
-            if not self.ahead:
-                self.ahead.extend(self.packs.next(_PAGE) or self._large_blobs())
-            if not self.ahead:
-                break
-            what = self.ahead.popleft()
-            size = self._size(what) if reads else 0
-            if not self.budget.ever_allows(size):
-                self.found.left_out += 1 if isinstance(what, Blob) else what.blobs
-            elif self.budget.allows(size):
-                return what
-            else:
-                break
-        self.exhausted = True
+    def next_job(self) -> _Stored | None:
+        while not self.budget.time_is_up:
+            if not self._ahead:
+                self._ahead.extend(self._packs.next(_PAGE) or self.next_blobs(self._large, _PAGE))
+            if not self._ahead:
+                return None
+            what = self._ahead.popleft()
+            size = self._size(what) if self._reads else 0
+            if self.budget.ever_allows(size):
+                return what if self.budget.allows(size) else None
+            self.found.left_out += _count(what)
         return None
 
-    def _size(self, what: Checkable) -> int:
+    def _size(self, what: _Stored) -> int:
         """Returns how much is read of an object, which the catalog may not know."""
         if what.size is None and isinstance(what, Blob) and self.question.max_bytes is not None:
             with suppress(ObjectUnreadable):
@@ -185,67 +123,119 @@ class _Check:
                 return info.size if info is not None else 0
         return what.size or 0
 
-    def _large_blobs(self) -> list[Blob]:
-        """Returns more of the blobs that are objects of their own."""
-        while blobs := self.large.next(_PAGE):
-            good = [blob for blob in blobs if is_blobid(blob.blobid)]
-            self.found.total -= len(blobs) - len(good)
-            if good:
-                return good
-        return []
+    def blobs_of(self, job: _Stored) -> Blobs:
+        return (job,) if isinstance(job, Blob) else ()
 
-    def _take_results(self) -> None:
-        found = self.found
-        for checked in self.jobs.done():
-            what = checked.what
-            found.checked += checked.blobs
-            found.bytes += checked.bytes
-            found.by_size += checked.blobs if checked.by_size else 0
-            self.wrong += checked.failures
-            for failure in checked.failures:
-                found.wrong.add(failure)
-            if isinstance(what, Blob):
-                self.right += [] if checked.failures else [what.blobid]
-                continue
-            found.total += checked.blobs - what.blobs
-            if checked.lost is not None:
-                found.lost_packs += 1
-                self.lost[what.key] = what, checked.lost
-            elif checked.whole and self.question.way == "download":
-                self.read_packs.append(what.pack_id)
-            self.has_blobs = self.has_blobs or checked.lost is None
-        found.duration_s = time.monotonic() - self.budget.started
+    def is_empty(self) -> bool:
+        return self.names().is_empty()
 
-    def _record(self) -> None:
-        self.recorded = time.monotonic()
+    def names(self) -> BucketNames:
+        """Returns what the packs name that are not lost."""
+
+        def recorded() -> Iterator[StoredPack]:
+            return iter_packs(self.conn, self.target)
+
+        lost = self._lost_packs.keys()
+        return BucketNames(self.bucket, self.tables, recorded, lost, signed=True)
+
+    def take_result(self, checked: _Checked) -> None:
+        super().take_result(checked)
+        pack = checked.job
+        if isinstance(pack, Blob):
+            return
+        self.found.total += checked.blobs - pack.blobs
+        if checked.lost is not None:
+            self.found.lost_packs += 1
+            self._lost_packs[pack.key] = pack, checked.lost
+            return
+        self.has_blobs = True
+        if checked.whole and self._reads:
+            self._read_packs.append(pack.pack_id)
+
+    def record(self, right: list[str], lost: list[Failure]) -> None:
+        self.has_blobs = self.has_blobs or bool(right)
         # A look at an object's size proves nothing about it.
-        right = self.right if self.question.way == "download" else []
-        self.has_blobs = self.has_blobs or bool(self.right)
-        # What is wrong in several places is found wrong in each.
-        bad = {one.blobid: one for one in self.wrong if one.reason in LOST}
-        lost = list(bad.values())
-        packs = self.read_packs
-        self.right, self.wrong, self.read_packs = [], [], []
-        if lost and not self.has_blobs:
-            self._require_blobs()
-        if right or lost:
-            self.found.requeued += record_checks(self.conn, self.target, right, lost)
+        super().record(right if self._reads else [], lost)
+        packs, self._read_packs = self._read_packs, []
         if packs:
             with translated("record a check"), self.conn.transaction():
                 mark_packs_checked(self.conn, self.target, packs)
 
-    def _require_blobs(self) -> None:
-        """Raises RemoteUnreachable where the bucket has nothing at all."""
-        if not self.has_blobs and self.names().is_empty():
-            raise RemoteUnreachable(
-                "the bucket is empty below the target's prefix",
-                detail=f"looked for {many(self.found.checked, 'blob')} that should be there",
-                hint="is remote.url right? Nothing was marked. If the backup is really lost, see"
-                " 'When the remote has lost its disk' in docs/first-aid.md",
-            )
-        self.has_blobs = True
+    # --- one object -------------------------------------------------------------------------------
 
-    def _requeue_lost(self) -> None:
+    def work(self, _name: str) -> None:
+        """Does the jobs of one thread."""
+        while (what := self.jobs.take(wait=True)) is not None:
+            self.jobs.give(self._check(what))
+
+    def _check(self, what: _Stored) -> _Checked:
+        """Checks an object. What is wrong in this pack and right in another one is no failure."""
+        sink = Hashing()
+        try:
+            if self._reads:
+                with suppress(ObjectMissing):
+                    return self._read(what, sink)
+            return self._look(what)
+        except (ObjectArchived, ObjectUnreadable, SealedForOthers, NotSealed) as trouble:
+            text = str(trouble)
+            if isinstance(trouble, ObjectArchived):
+                text = "it lies in an archive class: thaw it to read it"
+            failure = Failure(_key(what), Reason.REMOTE_UNREADABLE, text)
+            return Checked(what, _count(what), failures=(failure,), whole=False)
+        except PackError as error:
+            assert isinstance(what, StoredPack)
+            text = f"the pack {what.key} is damaged: {error}"
+            return _lost(what, Reason.REMOTE_CORRUPT, text, sink.bytes)
+
+    def _look(self, what: _Stored) -> _Checked:
+        """Checks an object by its size and by the checksum that the server keeps: nothing is
+        read.
+        """
+        info = self.bucket.head(_key(what))
+        name = "its object" if isinstance(what, Blob) else f"the pack {what.key}"
+        sent = "expected" if isinstance(what, Blob) else "were sent"
+        if info is None:
+            return _lost(what, Reason.REMOTE_MISSING, f"{name} is gone")
+        if what.size is not None and info.size != what.size:
+            text = f"{name} has {info.size} bytes, {what.size} {sent}"
+            return _lost(what, Reason.REMOTE_CORRUPT, text)
+        # The catalog has no checksum of a blob but its name, which no server knows.
+        same = None if isinstance(what, Blob) else still(info, what.checksum)
+        if same is False:
+            text = f"{name} is another one than was sent, by its checksum"
+            return _lost(what, Reason.REMOTE_CORRUPT, text)
+        return Checked(what, _count(what), by_size=same is None)
+
+    def _read(self, what: _Stored, sink: Hashing) -> _Checked:
+        """Reads and hashes a blob, or those of a pack that the question's prefix has."""
+        if isinstance(what, Blob):
+            give_large(self.bucket, bytes.fromhex(what.blobid), None, sink)
+            give_elsewhere(self.bucket, self.tables, sink, None, ())
+            return Checked(what, 1, sink.bytes, tuple(sink.failures))
+        name = PackKey.read(what.key)
+        if name is None:
+            text = f"the ledger names a pack that can be none, {what.key}"
+            return _lost(what, Reason.REMOTE_MISSING, text)
+        info = self.bucket.head(what.key)
+        if info is None or info.size != what.size:
+            # Who restores looks for the table at the end that the bucket tells.
+            return self._look(what)
+        pack = PackObject(name, what.size, info.modified)
+        reader = self.tables.open(pack)
+        entries = list(entries_of(reader, self.question.prefix))
+        for some in jobs(entries):
+            give_blobs(pack, reader, some, sink)
+        give_elsewhere(self.bucket, self.tables, sink, pack, None)
+        whole = len(entries) == len(reader.table)
+        return Checked(what, len(entries), sink.bytes, tuple(sink.failures), whole=whole)
+
+    # --- what lost packs held ---------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Makes pending what lost packs held, which takes long to find out."""
+        if not self._lost_packs:
+            return
+        self.require_blobs()
         try:
             self._requeue_ranges(self.names())
         except ConfigError:  # Other packs are sealed, and no identity is given that opens them.
@@ -255,13 +245,13 @@ class _Check:
             self._tell_lost(f"which blobs it had is known once all are thawed: {error.detail}")
             return
         # A run may have stored one again by now: the same blobs make the same pack.
-        ids = [pack.pack_id for pack, _ in self.lost.values()]
+        ids = [pack.pack_id for pack, _ in self._lost_packs.values()]
         with translated("forget packs"), self.conn.transaction():
-            forget_packs(self.conn, self.target, ids, self.packs.began)
+            forget_packs(self.conn, self.target, ids, self._packs.began)
 
     def _tell_lost(self, more: str) -> None:
         """Tells of the lost packs themselves. They stay in the ledger, for the next check."""
-        for _, failure in self.lost.values():
+        for _, failure in self._lost_packs.values():
             self.found.wrong.add(replace(failure, detail=f"{failure.detail}; {more}"))
 
     def _requeue_ranges(self, names: BucketNames) -> None:
@@ -269,7 +259,7 @@ class _Check:
             name = range_name(one.index)
             held = [
                 (pack, failure)
-                for pack, failure in self.lost.values()
+                for pack, failure in self._lost_packs.values()
                 if pack.low[:2] <= name <= pack.high[:2]
             ]
             if held:
@@ -305,7 +295,7 @@ class _Check:
         if names.closed:
             raise self.tables.keyring.foreign()
         gone = list(missing.values())
-        if gone and self.question.way == "download":
+        if gone and self._reads:
             own = {bytes.fromhex(one) for one in missing if (sizes[one] or 0) >= LARGE_BLOB}
             gone = self._read_elsewhere(gone, names, own)
         for failure in gone:
@@ -337,3 +327,20 @@ class _Check:
                 insert_packs(self.conn, self.target, [stored])
         self.found.bytes += sink.bytes
         return sink.failures
+
+
+def _key(what: _Stored) -> str:
+    return blob_key(what.blobid) if isinstance(what, Blob) else what.key
+
+
+def _count(what: _Stored) -> int:
+    return 1 if isinstance(what, Blob) else what.blobs
+
+
+def _lost(what: _Stored, reason: Reason, text: str, size: int = 0) -> _Checked:
+    """Returns the result for a blob whose object is not right, or for a pack that does not count
+    any more.
+    """
+    if isinstance(what, Blob):
+        return Checked(what, 1, failures=(Failure(what.blobid, reason, text),))
+    return Checked(what, what.blobs, size, lost=Failure(what.key, reason, text))
