@@ -19,7 +19,7 @@ from ntt_backup.model import Failure, Failures
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    from ntt_backup.ui.progress_line import ProgressLine
+    from ntt_backup.report.lines import ProgressLine
 
 _SHOWN: Final = 20
 

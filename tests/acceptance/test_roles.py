@@ -15,7 +15,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from ntt_backup.catalog.schema_check import OWN_TABLES
 from ntt_backup.config import CatalogConfig, load
-from ntt_backup.ui.page.facts import Reader
+from ntt_backup.report.facts import Reader
 from tests.environment import Environment
 from tests.postgres import Postgres
 

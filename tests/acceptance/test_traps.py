@@ -13,7 +13,7 @@ from psycopg.conninfo import make_conninfo
 
 from ntt_backup.catalog.queries import load_all
 from ntt_backup.config import CatalogConfig, load
-from ntt_backup.ui.page.facts import Reader
+from ntt_backup.report.facts import Reader
 from tests import traps
 from tests.bucket_environment import BucketEnvironment
 from tests.environment import Environment

@@ -11,10 +11,10 @@ import pytest
 
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.config import CatalogConfig
-from ntt_backup.ui.page import facts
-from ntt_backup.ui.page.facts import Reader
-from ntt_backup.ui.page.verdict import Level, judge
-from ntt_backup.ui.page.view import Target, render
+from ntt_backup.report import facts
+from ntt_backup.report.facts import Reader
+from ntt_backup.report.health import Level, judge
+from ntt_backup.report.page.view import Target, render
 from tests.patience import PATIENCE
 from tests.postgres import Postgres
 

@@ -27,7 +27,7 @@ from ntt_backup.daemon import run_history
 from ntt_backup.daemon.progress import Progress
 from ntt_backup.daemon.run_history import RunHistory
 from ntt_backup.process.messages import Tick
-from ntt_backup.ui.status import run_line
+from ntt_backup.report.status import run_line
 from tests.patience import PATIENCE
 from tests.postgres import Postgres
 

@@ -27,12 +27,11 @@ from ntt_backup.catalog.history import Hour
 from ntt_backup.config import CatalogConfig
 from ntt_backup.errors import CatalogRefused, CatalogUnavailable, ConfigError, WaitsToStart
 from ntt_backup.newest import Newest
+from ntt_backup.report.facts import Facts
+from ntt_backup.report.health import Level, judge
+from ntt_backup.report.page.server import Board, PageServer, Shown
+from ntt_backup.report.page.view import Target, ages, last_days, last_hour, policy, render
 from ntt_backup.snapshot.last_take import Last
-from ntt_backup.ui.page import charts
-from ntt_backup.ui.page.facts import Facts
-from ntt_backup.ui.page.server import Board, PageServer, Shown
-from ntt_backup.ui.page.verdict import Level, judge
-from ntt_backup.ui.page.view import Target, policy, render
 from tests.patience import PATIENCE
 from tests.unit.sample_records import TOTALS, a_run
 
@@ -217,11 +216,11 @@ def test_the_verdict_says_at_once_how_it_stands(found: Facts, level: Level, word
 
 def test_the_minutes_of_the_last_hour_are_drawn_by_what_was_sent() -> None:
     minute = int(NOW.timestamp()) // 60 * 60
-    chart = charts.last_hour([[minute - 60, 30_000_000], [minute, 60_000_000], [0, 5]], NOW)
+    chart = last_hour([[minute - 60, 30_000_000], [minute, 60_000_000], [0, 5]], NOW)
     assert chart is not None
     assert [round(bar.height) for bar in chart.bars if bar.height] == [50, 100]
     assert chart.says == "90.0 MB in the last hour, at most 1.0 MB/s"
-    assert charts.last_hour([[minute - 7200, 5]], NOW) is None
+    assert last_hour([[minute - 7200, 5]], NOW) is None
 
 
 def test_the_days_of_the_month_are_drawn_and_outages_marked() -> None:
@@ -231,18 +230,18 @@ def test_the_days_of_the_month_are_drawn_and_outages_marked() -> None:
         Hour(today - 2 * DAY + HOUR, 1, 0, 1000, 7200.0),
         Hour(today, 3, 1, 8000, 0.0),
     ]
-    chart = charts.last_days(hours, 30, NOW)
+    chart = last_days(hours, 30, NOW)
     assert chart is not None
     amounts = [bar for bar in chart.bars if bar.kind == "amount" and bar.height]
     assert [round(bar.height) for bar in amounts] == [25, 100]
     (mark,) = [bar for bar in chart.bars if bar.kind == "away"]
     assert mark.x == amounts[0].x
     assert "2 blobs, 2.0 kB, 0 failures, away for 2 h 0 min" in mark.says
-    assert charts.last_days([], 30, NOW) is None
+    assert last_days([], 30, NOW) is None
 
 
 def test_the_shares_of_what_was_proved_fill_the_bar() -> None:
-    shares = {words: share for words, share, _ in charts.ages(Proved(200, 100, 150, 150, 190))}
+    shares = {words: share for words, share, _ in ages(Proved(200, 100, 150, 150, 190))}
     assert list(shares.values()) == [0.5, 0.25, 0.0, 0.2, 0.05]
 
 
@@ -438,10 +437,10 @@ def test_many_viewers_cost_as_much_as_one(monkeypatch: pytest.MonkeyPatch) -> No
         made.append(None)
         return Shown(f"page {len(made)}", policy(), "", True)
 
-    monkeypatch.setattr("ntt_backup.ui.page.server._FRESH_SECONDS", 600.0)
+    monkeypatch.setattr("ntt_backup.report.page.server._FRESH_SECONDS", 600.0)
     with served(Board(make)) as server:
         assert {ask(server)[1] for _ in range(20)} == {"page 1"}
-        monkeypatch.setattr("ntt_backup.ui.page.server._FRESH_SECONDS", 0.0)
+        monkeypatch.setattr("ntt_backup.report.page.server._FRESH_SECONDS", 0.0)
         assert ask(server)[1] == "page 2"
 
 
@@ -466,7 +465,7 @@ def test_a_signal_that_another_thread_gets_ends_the_wait_for_viewers(
         hung.append(not ended.wait(PATIENCE))
         board.close()
 
-    monkeypatch.setattr("ntt_backup.ui.page.server._SIGNAL_SECONDS", 0.2)
+    monkeypatch.setattr("ntt_backup.report.page.server._SIGNAL_SECONDS", 0.2)
     waiting = Path(f"/proc/self/task/{threading.get_native_id()}/status")
     ended = threading.Event()
     before = signal.signal(signal.SIGTERM, stop)

@@ -23,8 +23,8 @@ from ntt_backup.cli.commands.run import plan
 from ntt_backup.config import Settings
 from ntt_backup.daemon.control.run_report import RunReport
 from ntt_backup.model import PendingEstimate
+from ntt_backup.report.status import Status
 from ntt_backup.snapshot.last_take import Last
-from ntt_backup.ui.status import Status
 from tests import status_schema
 from tests.unit.sample_events import STATE
 from tests.unit.sample_records import NOW, TOTALS, a_run

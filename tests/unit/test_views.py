@@ -20,9 +20,9 @@ import pytest
 from ntt_backup import events
 from ntt_backup.daemon.run_state import Listener, RunState, WorkerStatus
 from ntt_backup.dump.events import DumpStart
+from ntt_backup.report.lines import FAILURES_SHOWN, JsonResult, PlainView, QuietView, make_views
+from ntt_backup.report.live import LiveView
 from ntt_backup.snapshot.events import SnapshotFailed, SnapshotProgress
-from ntt_backup.ui.live import LiveView
-from ntt_backup.ui.plain import FAILURES_SHOWN, JsonResult, PlainView, QuietView, make_views
 from tests.unit.sample_events import (
     BLOB_FAILED,
     ERROR,

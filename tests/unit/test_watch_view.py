@@ -23,8 +23,8 @@ from ntt_backup.daemon.control.run_report import DaemonReport, RunReport
 from ntt_backup.daemon.progress import Progress
 from ntt_backup.errors import CatalogError
 from ntt_backup.process.messages import Tick
-from ntt_backup.ui.status import Status, Unavailable
-from ntt_backup.ui.watch import Watch, daemon_line, daemon_picture, sparkline
+from ntt_backup.report.live import Watch, daemon_line, daemon_picture, sparkline
+from ntt_backup.report.status import Status, Unavailable
 from tests import status_schema
 
 NOW = 1_800_000_000.0

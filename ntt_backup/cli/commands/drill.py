@@ -29,9 +29,9 @@ from ntt_backup.config import RemoteConfig
 from ntt_backup.config.host_key import Origin
 from ntt_backup.config.timetable import Timetable
 from ntt_backup.format import duration, many, printable, size
+from ntt_backup.report.lines import ProgressLine
 from ntt_backup.restore.drill import Drilled
 from ntt_backup.restore.drill import drill as restore_and_prove
-from ntt_backup.ui.progress_line import ProgressLine
 
 _NOBODY: Final = (
     "nothing proves who made this dump: only rows of blobs and of the schema ntt_backup came back"

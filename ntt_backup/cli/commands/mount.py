@@ -22,7 +22,7 @@ from ntt_backup.format import amount, duration, many, size
 from ntt_backup.mount.image import Built, Options
 from ntt_backup.mount.packs_or_snapshot import mount_bucket, mount_packs
 from ntt_backup.objects.cache import cache_of
-from ntt_backup.ui.progress_line import ProgressLine, time_left
+from ntt_backup.report.lines import ProgressLine, time_left
 
 
 @click.command()

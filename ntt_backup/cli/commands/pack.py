@@ -29,8 +29,8 @@ from ntt_backup.format import amount, duration, many, printable, size
 from ntt_backup.pack.format import MAX_ENTRIES, PackError
 from ntt_backup.pack.reader import PackFile
 from ntt_backup.pack.seal import SealedForOthers
+from ntt_backup.report.lines import ProgressLine, pace, time_left
 from ntt_backup.source.packing import Packed, list_store, pack_blobs
-from ntt_backup.ui.progress_line import ProgressLine, pace, time_left
 
 _ANOTHER = "name another file, or replace this one by --force"
 

@@ -25,7 +25,7 @@ from ntt_backup.cli.common import (
 from ntt_backup.cli.results import fields_of, report, strangers
 from ntt_backup.config import Settings
 from ntt_backup.format import duration, many, printable
-from ntt_backup.ui.progress_line import ProgressLine, time_left
+from ntt_backup.report.lines import ProgressLine, time_left
 
 _ANOTHER: Final = "name another directory with --out"
 _ADVICE: Final = {

@@ -32,10 +32,10 @@ from ntt_backup.config.host_key import Origin
 from ntt_backup.config.timetable import Timetable
 from ntt_backup.errors import ConfigError, complete
 from ntt_backup.format import duration, many, moment, printable, size
+from ntt_backup.report.lines import ProgressLine, pace, time_left
 from ntt_backup.restore.blobs import restore as restore_blobs
 from ntt_backup.restore.from_bucket import Thaw
 from ntt_backup.restore.work import Restored, Wanted
-from ntt_backup.ui.progress_line import ProgressLine, pace, time_left
 
 # Of what was left out of a dump.
 _SHOWN: Final = 20

@@ -20,7 +20,7 @@ from ntt_backup.config.timetable import describe
 from ntt_backup.daemon.run_state import Listener
 from ntt_backup.format import amount, many, size
 from ntt_backup.model import PendingEstimate
-from ntt_backup.ui.plain import JsonResult, make_views
+from ntt_backup.report.lines import JsonResult, make_views
 
 if TYPE_CHECKING:
     from ntt_backup.daemon.listener_process import ListenerProcess

@@ -11,7 +11,7 @@ from ntt_backup.cli.common import Common, json_option, open_catalog
 from ntt_backup.cli.results import fields_of
 from ntt_backup.config import CatalogConfig
 from ntt_backup.format import duration, printable
-from ntt_backup.ui.status import run_line
+from ntt_backup.report.status import run_line
 
 
 @click.command()

@@ -24,8 +24,8 @@ from ntt_backup.cli.common import (
 from ntt_backup.cli.results import fields_of, report
 from ntt_backup.config import StoreConfig
 from ntt_backup.format import amount, duration, many
+from ntt_backup.report.lines import ProgressLine
 from ntt_backup.source.inspection import Store
-from ntt_backup.ui.progress_line import ProgressLine
 
 _STRAYS_SHOWN: Final = 20
 

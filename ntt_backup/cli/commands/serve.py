@@ -39,10 +39,10 @@ def serve(common: Common, listen: str, expose: bool, known_as: tuple[str, ...]) 
     """
     from datetime import UTC, datetime
 
-    from ntt_backup.ui.page.facts import Reader
-    from ntt_backup.ui.page.server import Board, PageServer, Shown
-    from ntt_backup.ui.page.verdict import Level
-    from ntt_backup.ui.page.view import Target, policy, render
+    from ntt_backup.report.facts import Reader
+    from ntt_backup.report.health import Level
+    from ntt_backup.report.page.server import Board, PageServer, Shown
+    from ntt_backup.report.page.view import Target, policy, render
 
     asked = click.get_current_context().find_root().get_parameter_source("target")
     wanted = ALL_TARGETS if asked is ParameterSource.DEFAULT else common.target

@@ -17,6 +17,7 @@ from ntt_backup.config import RemoteConfig
 from ntt_backup.dump.retention import Retention
 from ntt_backup.errors import ConfigError, LockHeld
 from ntt_backup.format import many, moment, printable, size
+from ntt_backup.report.lines import ProgressLine
 from ntt_backup.snapshot.forget import plan_of
 from ntt_backup.snapshot.job import set_lock
 from ntt_backup.snapshot.origins import Origins
@@ -25,7 +26,6 @@ from ntt_backup.snapshot.repository.open import open_repository
 from ntt_backup.snapshot.repository.patient import PatientRepository
 from ntt_backup.snapshot.retention import Plan
 from ntt_backup.snapshot.versions import Version, versions
-from ntt_backup.ui.progress_line import ProgressLine
 
 _COUNT = click.IntRange(0, 100_000)
 

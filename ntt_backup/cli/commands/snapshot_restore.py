@@ -14,6 +14,7 @@ from ntt_backup.cli.results import fields_of, first_lines, report, warn
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.host_key import Origin
 from ntt_backup.format import duration, many, printable, size
+from ntt_backup.report.lines import ProgressLine, pace, time_left
 from ntt_backup.snapshot.origins import Origins
 from ntt_backup.snapshot.repository.open import open_to_read
 from ntt_backup.snapshot.repository.patient import PatientRepository
@@ -21,7 +22,6 @@ from ntt_backup.snapshot.restore.landlock import confine
 from ntt_backup.snapshot.restore.plan import Options
 from ntt_backup.snapshot.restore.version import Restored
 from ntt_backup.snapshot.restore.version import restore as restore_version
-from ntt_backup.ui.progress_line import ProgressLine, pace, time_left
 
 
 @click.command()

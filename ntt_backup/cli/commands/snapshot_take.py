@@ -15,10 +15,10 @@ from ntt_backup.cli.results import FirstLines, fields_of, report
 from ntt_backup.config import RemoteConfig
 from ntt_backup.errors import RemoteUnreachable
 from ntt_backup.format import duration, many, size
+from ntt_backup.report.lines import ProgressLine, pace
 from ntt_backup.snapshot.job import take_version
 from ntt_backup.snapshot.take.new_version import Report, Taken
 from ntt_backup.snapshot.take.sets import find_set
-from ntt_backup.ui.progress_line import ProgressLine, pace
 
 
 @click.command()

@@ -16,12 +16,12 @@ from ntt_backup.config import RemoteConfig
 from ntt_backup.daemon.newest_check import missed_versions
 from ntt_backup.errors import SOME_FAILED
 from ntt_backup.format import duration, many, size
+from ntt_backup.report.lines import ProgressLine, pace
 from ntt_backup.snapshot.origins import Origins
 from ntt_backup.snapshot.repository.open import open_to_read
 from ntt_backup.snapshot.repository.patient import PatientRepository
 from ntt_backup.snapshot.verify import Findings, Question
 from ntt_backup.snapshot.verify import verify as check
-from ntt_backup.ui.progress_line import ProgressLine, pace
 
 _TAKE = "ntt-backup-remote snapshot take"
 

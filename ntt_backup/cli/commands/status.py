@@ -25,9 +25,9 @@ from ntt_backup.errors import BackupError
 from ntt_backup.format import render_error
 from ntt_backup.newest import missed
 from ntt_backup.objects.keys import LARGE_BLOB
+from ntt_backup.report.live import Watch, console_for, print_to
+from ntt_backup.report.status import Status, Unavailable
 from ntt_backup.snapshot.last_take import last
-from ntt_backup.ui.status import Status, Unavailable
-from ntt_backup.ui.watch import Watch, console_for, print_to
 
 _CATALOG_SECONDS: Final = 10.0
 

@@ -17,9 +17,9 @@ from ntt_backup.cli.common import (
 )
 from ntt_backup.cli.results import count_lines, failure_lines, fields_of, report
 from ntt_backup.format import amount, duration, printable
+from ntt_backup.report.lines import ProgressLine, pace, time_left
 from ntt_backup.restore.unpack import UnpackedAll
 from ntt_backup.restore.unpack import unpack as unpack_files
-from ntt_backup.ui.progress_line import ProgressLine, pace, time_left
 
 
 @click.command()

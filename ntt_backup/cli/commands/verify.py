@@ -29,7 +29,7 @@ from ntt_backup.daemon.newest_check import NOT_LOOKED, look
 from ntt_backup.errors import SOME_FAILED, BackupError
 from ntt_backup.format import duration, many, size
 from ntt_backup.model import Reason
-from ntt_backup.ui.progress_line import ProgressLine, pace, time_left
+from ntt_backup.report.lines import ProgressLine, pace, time_left
 
 
 @click.command()

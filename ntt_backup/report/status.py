@@ -30,8 +30,8 @@ from ntt_backup.format import (
     size,
 )
 from ntt_backup.newest import Newest
+from ntt_backup.report.live import daemon_line, outage_lines
 from ntt_backup.snapshot.last_take import Last
-from ntt_backup.ui.watch import daemon_line, outage_lines
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from ntt_backup.catalog.history import Run
 from ntt_backup.errors import CatalogUnavailable, WaitsToStart, complete
 from ntt_backup.format import about, duration, many, moment, printable
 from ntt_backup.process.pid_lock import exists
-from ntt_backup.ui.page.facts import Facts
+from ntt_backup.report.facts import Facts
 
 # An outage that lasts longer may not pass by itself.
 _LONG_OUTAGE: Final = timedelta(hours=1)

@@ -1,0 +1,1 @@
+"""The status page of `serve` is drawn, and shown over HTTP. Nothing here writes."""

@@ -1,1 +1,0 @@
-"""A person sees a run on a terminal, or all targets on a web page."""

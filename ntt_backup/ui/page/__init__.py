@@ -1,1 +1,0 @@
-"""The status page of `serve` is read, judged, drawn, and shown over HTTP. Nothing here writes."""
