@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import dropwhile
 from pathlib import Path
 
-from ntt_backup.daemon.metrics.table import METRICS, PREFIX
+from ntt_backup.daemon.metrics.figures import METRICS, PREFIX
 
 DOCS = Path(__file__).parents[1] / "docs"
 FILE = DOCS / "monitoring.md"

@@ -97,8 +97,7 @@ def _write(common: Common, note: CheckNote, lasted: float) -> None:
 def _tell(common: Common, note: CheckNote) -> None:
     """Sends a notice of what was found. Raises BackupError for settings that cannot be read."""
     from ntt_backup.config import CatalogConfig, load
-    from ntt_backup.daemon.notices.process import send
-    from ntt_backup.daemon.notices.troubles import Notice
+    from ntt_backup.daemon.notices import Notice, send
 
     settings = load(CatalogConfig, file=common.config, target=common.target)
     found = f"{note.command} found {many(note.wrong, 'blob')} lost or not right"

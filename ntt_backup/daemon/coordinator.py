@@ -20,17 +20,16 @@ from typing import TYPE_CHECKING, Final
 from ntt_backup import __version__, events
 from ntt_backup.client.backoff import Backoff
 from ntt_backup.config import Settings
-from ntt_backup.daemon.batch_lines import BatchLines
 from ntt_backup.daemon.control.run_control import RunControl
-from ntt_backup.daemon.event_log import EventLog, FailedBlobs
+from ntt_backup.daemon.event_log import BatchLines, EventLog, FailedBlobs
+from ntt_backup.daemon.listeners import Listener, Listeners
 from ntt_backup.daemon.open_outages import OpenOutages
-from ntt_backup.daemon.progress import Progress, ProgressEvents
+from ntt_backup.daemon.progress import Progress, ProgressEvents, RunState
 from ntt_backup.daemon.reload import Reload
-from ntt_backup.daemon.run_state import Listener, Listeners, RunState
+from ntt_backup.daemon.side_jobs import jobs_of
 from ntt_backup.daemon.signals import SignalInbox
 from ntt_backup.daemon.systemd import WATCHDOG_SECONDS, Systemd
-from ntt_backup.daemon.workers.pool import WorkerPool
-from ntt_backup.daemon.workers.supervisor import SupervisedWorker
+from ntt_backup.daemon.workers import SupervisedWorker, WorkerPool
 from ntt_backup.dump.events import DumpSkipped, DumpStart
 from ntt_backup.errors import BackupError, SourceError, Stopped
 from ntt_backup.process.messages import (
@@ -113,11 +112,10 @@ class _Run:
         self._workers = WorkerPool(settings, run_id, self._backoff, watch=watch)
         self._workers.begin_probe()
         # What speaks to the catalog takes as long to load as the remote to answer.
-        from ntt_backup.daemon import run_jobs
         from ntt_backup.daemon.run_history import RunHistory
 
         self._history = RunHistory(settings, run_id)
-        self._jobs = run_jobs.jobs_of(settings, watch=watch).under(self._workers.limit)
+        self._jobs = jobs_of(settings, watch=watch).under(self._workers.limit)
         self._outages = OpenOutages()
         self._error: BackupError | None = None
         self._asked_to_stop = False
@@ -405,12 +403,10 @@ class _Run:
 
     def _adopt(self, settings: Settings) -> None:
         """Goes on with settings that were read again."""
-        from ntt_backup.daemon import run_jobs
-
         if settings.log != self._settings.log:
             self._next_progress = time.monotonic() + settings.log.progress_interval
         self._settings = settings
-        run_jobs.adopt(self._jobs, settings)
+        self._jobs.adopt(settings)
         self._control.adopt(settings)
 
     def _mind_signals(self) -> None:

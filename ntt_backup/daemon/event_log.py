@@ -6,33 +6,45 @@ backup goes on and says so once on stderr.
 
 logrotate may rename the file at any time: each line is appended to the file that has the name at
 that moment.
+
+Small batches of a run that watches are told together, so that a quiet daemon logs little. Blobs
+that other programs insert one by one make batches of one or two blobs, and a line for each of these
+batches would be nearly all of the log. So the first small batch of a worker is told at once, and
+what follows within a minute is summed up to one line. Larger batches are told one by one. A line
+never comes before its commit; it may come a minute after it.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import socket
 import stat
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
 from ntt_backup.config.sections import LogSettings
-from ntt_backup.daemon.run_state import RunState
+from ntt_backup.daemon.listeners import Listener
 from ntt_backup.errors import ConfigError
-from ntt_backup.events import BlobFailed, BlobsFailed, Event
+from ntt_backup.events import BatchComplete, BlobFailed, BlobsFailed, Event, MarksLost
 
 # The number of failed blobs of a run that have a line each.
 FAILURES_LOGGED: Final = 100
 
+_LEADING: Final = ("timestamp", "level", "event", "run_id", "target", "host", "pid", "worker")
 _LEVELS: Final = ("info", "warning", "error")
+SMALL_BLOBS: Final = 16
+SMALL_BYTES: Final = 1_000_000
+TOGETHER_SECONDS: Final = 60.0
 
 
-class EventLog:
+class EventLog(Listener):
     """Appends events to the JSONL file as `reopen` does; raises what that raises. The file is found
     by its name, and each line is one write(2), so it stays whole.
     """
@@ -48,10 +60,31 @@ class EventLog:
 
     @cached_property
     def _logger(self) -> Any:
-        """Is made for the first line: the remote is asked before it is loaded."""
-        from ntt_backup.daemon.log_lines import make_logger
-
-        return make_logger(self, self._run_id, self._target)
+        """Gives each event to `write`, as one line of JSON. The logger is made for the first line:
+        structlog takes a while to load, and the remote is asked before.
+        """
+        # Where structlog finds rich, it loads it, and pygments, for a renderer that is not used.
+        rich = sys.modules.get("rich")
+        sys.modules["rich"] = None  # type: ignore[assignment]  # as Python notes what is missing
+        try:
+            import structlog
+        finally:
+            del sys.modules["rich"]
+            if rich is not None:
+                sys.modules["rich"] = rich
+        return structlog.wrap_logger(
+            structlog.WriteLogger(self),  # type: ignore[arg-type]  # only write and flush are used
+            processors=[
+                structlog.processors.TimeStamper(fmt="iso", utc=True),
+                _lead,
+                structlog.processors.JSONRenderer(ensure_ascii=True, default=str),
+            ],
+            wrapper_class=structlog.BoundLogger,
+            context_class=dict,
+            run_id=self._run_id,
+            target=self._target,
+            host=socket.gethostname(),
+        )
 
     def reopen(self, settings: LogSettings) -> None:
         """Opens the file of the settings for the lines to come, of their level and above. Raises
@@ -76,9 +109,6 @@ class EventLog:
         """Appends the event's line, unless its level is too low."""
         if event.level in self._written:
             self._logger.info(event.kind, level=event.level, **event.fields)
-
-    def refresh(self, state: RunState) -> None:
-        """Does nothing: the event `progress` tells it."""
 
     def write(self, line: str) -> None:
         """Appends a line. Where that fails, the line is dropped and the operator told once."""
@@ -128,6 +158,12 @@ class EventLog:
             return False
 
 
+def _lead(_logger: object, _method: str, event: Mapping[str, Any]) -> dict[str, Any]:
+    """Puts the common fields first, in the contract's order; people read these lines too."""
+    head = {key: event[key] for key in _LEADING if key in event}
+    return head | {key: value for key, value in event.items() if key not in head}
+
+
 def _is_trusted(link: Path) -> bool:
     """Returns whether nobody but root and this user can have made or changed a symlink. Such a one,
     as /dev/stdout is, is followed; through another one root would write into any file.
@@ -157,3 +193,61 @@ class FailedBlobs:
         counted, self._counted = self._counted, Counter()
         if counted:
             yield BlobsFailed(count=counted.total(), reasons=dict(counted))
+
+
+class BatchLines:
+    """Holds back the events of small batches. Times are monotonic seconds."""
+
+    def __init__(self) -> None:
+        self._held: dict[int | None, BatchComplete] = {}
+        self._told: dict[int | None, float] = {}
+
+    def take(
+        self, event: BatchComplete | MarksLost, now: float
+    ) -> Iterator[BatchComplete | MarksLost]:
+        """Takes in a batch of a worker, or what became of earlier ones; yields what is to be told
+        now.
+        """
+        worker, held = event.worker, self._held.pop(event.worker, None)
+        small = event.blobs <= SMALL_BLOBS and event.bytes <= SMALL_BYTES
+        # The key of its pack is told of each.
+        if isinstance(event, MarksLost) or event.pack or not small:
+            if held is not None:
+                yield held
+            yield event
+            return
+        self._held[worker] = event if held is None else _sum(held, event)
+        yield from self.due(now, [worker])
+
+    def due(
+        self, now: float, workers: Iterable[int | None] | None = None
+    ) -> Iterator[BatchComplete]:
+        """Yields what was held back for long enough. workers: only of these; None: of all."""
+        for worker in list(self._held) if workers is None else workers:
+            if now - self._told.get(worker, -TOGETHER_SECONDS) >= TOGETHER_SECONDS:
+                self._told[worker] = now
+                yield self._held.pop(worker)
+
+    def rest(self) -> Iterator[BatchComplete]:
+        """Yields all that was held back, at the end of a run."""
+        while self._held:
+            yield self._held.pop(next(iter(self._held)))
+
+
+def _sum(first: BatchComplete, second: BatchComplete) -> BatchComplete:
+    """Returns one event for both, with the name of the later batch."""
+    bytes_, duration = first.bytes + second.bytes, first.duration_s + second.duration_s
+    batches = first.batches + second.batches
+    return replace(
+        second,
+        batches=batches,
+        blobs=first.blobs + second.blobs,
+        copied=first.copied + second.copied,
+        failed=first.failed + second.failed,
+        bytes=bytes_,
+        wire_bytes=first.wire_bytes + second.wire_bytes,
+        duration_s=duration,
+        mb_per_s=bytes_ / max(duration, 1e-6) / 1e6,
+        attempt=max(first.attempt, second.attempt),
+        answer_s=(first.answer_s * first.batches + second.answer_s * second.batches) / batches,
+    )

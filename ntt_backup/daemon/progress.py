@@ -13,20 +13,125 @@ for hours is no slower for it. The sums (`copied`, `failed`, `bytes`) are of ans
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from operator import attrgetter
+from typing import Any, Final, NamedTuple, Self
 
 from ntt_backup import events
-from ntt_backup.daemon.run_state import RunState, WorkerStatus
+from ntt_backup.errors import SOME_FAILED, BackupError, Stopped
 from ntt_backup.model import PendingEstimate
 from ntt_backup.process.messages import BatchStart, Drained, Fatal, Message, ProcessEnded, Tick
 
+STATES: Final = (
+    "starting",
+    "sending",
+    "paused",
+    "waiting",
+    "idle",
+    "outage",
+    "stalled",
+    "stopped",
+)
+_sums = attrgetter("copied", "failed", "pending", "active_workers")
 _NOT_AT_WORK = ("starting", "idle", "stopped")
 _NOT_ALL = 0.999  # What is sent is not done before the answer.
 _FIRST_SECONDS = 0.25  # They say nothing of the pace.
 # How often a run that has nothing to do says so.
 _IDLE_SECONDS = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """One worker at a moment. state: starting, sending, paused, waiting, idle, outage, stalled,
+    stopped.
+    """
+
+    worker: int
+    state: str
+    batch: str
+    copied: int
+    mb_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """A run at a moment. mb_per_s: on the link, over the last minute. estimated: pending, share and
+    eta_s are. sent: content, answered or not. Of this burst of work: done are the settled blobs,
+    share is the part of the content that was sent, below 1 while blobs are pending; None where
+    nothing is pending or done, or pending is not known. paused: somebody holds all back.
+    """
+
+    elapsed_s: float
+    copied: int
+    failed: int
+    pending: int | None
+    estimated: bool
+    bytes: int
+    sent: int
+    done: int
+    share: float | None
+    mb_per_s: float
+    blobs_per_s: float
+    eta_s: float | None
+    workers: tuple[WorkerStatus, ...]
+    paused: bool = False
+
+    def says_more_than(self, other: RunState | None) -> bool:
+        """Returns whether there is work, or anything but a speed, which only fades, has changed."""
+        states = {worker.state for worker in self.workers}
+        return other is None or bool(states - {"idle"}) or _sums(self) != _sums(other)
+
+    @property
+    def active_workers(self) -> int:
+        return sum(1 for worker in self.workers if worker.state in ("sending", "waiting"))
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Returns the state as it stands in JSON."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, fields: dict[str, Any]) -> Self:
+        """Returns the state whose `fields` these are."""
+        workers = tuple(WorkerStatus(**one) for one in fields["workers"])
+        return cls(**{**fields, "workers": workers})
+
+    def event(self) -> events.Progress:
+        """Returns the event that says the same."""
+        return events.Progress(
+            copied=self.copied,
+            failed=self.failed,
+            pending=self.pending,
+            estimated=self.estimated,
+            bytes=self.bytes,
+            mb_per_s=self.mb_per_s,
+            blobs_per_s=self.blobs_per_s,
+            eta_s=None if self.eta_s is None else round(self.eta_s, 1),
+            active_workers=self.active_workers,
+            paused=self.paused,
+        )
+
+    def outcome(self, error: BackupError | None, jobs_failed: Sequence[str]) -> tuple[str, int]:
+        """Returns how a run ends that is so, and its exit code. error: what ends it, if it is one;
+        jobs_failed: the side jobs that failed.
+        """
+        if error is not None:
+            return "stopped" if isinstance(error, Stopped) else "error", error.exit_code
+        if self.failed:
+            return "some_failed", SOME_FAILED
+        return (f"{jobs_failed[0]}_failed", SOME_FAILED) if jobs_failed else ("done", 0)
+
+    def end(self, outcome: str, exit_code: int) -> events.RunStop:
+        """Returns the event of a run that ends so."""
+        return events.RunStop(
+            outcome=outcome,
+            exit_code=exit_code,
+            copied=self.copied,
+            failed=self.failed,
+            bytes=self.bytes,
+            duration_s=self.elapsed_s,
+        )
 
 
 class RateWindow:

@@ -20,8 +20,7 @@ from ntt_backup.catalog import connection, history, stats
 from ntt_backup.catalog.range_locks import Claims
 from ntt_backup.catalog.ranges import RANGES
 from ntt_backup.config import Settings, identity
-from ntt_backup.daemon.progress import Progress
-from ntt_backup.daemon.run_state import RunState
+from ntt_backup.daemon.progress import Progress, RunState
 from ntt_backup.daemon.signals import time_limit
 from ntt_backup.errors import CatalogError, CatalogUnavailable
 from ntt_backup.format import printable

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, Final, Self, TextIO
 
 from ntt_backup import events
-from ntt_backup.daemon.run_state import Listener, RunState
+from ntt_backup.daemon.listeners import Listener
 from ntt_backup.errors import SOME_FAILED, BackupError
 from ntt_backup.format import duration, printable, size
 
@@ -43,7 +43,7 @@ def make_views(
     return {name: screen.add(label) for name, label in labels.items()}
 
 
-class PlainView:
+class PlainView(Listener):
     """One line for each event that an operator wants in a mail; no colours, no cursor. target: what
     each line begins with, where there are several.
     """
@@ -71,12 +71,6 @@ class PlainView:
                 print(line, file=self._stream, flush=True)
             except OSError:
                 self._stream = None
-
-    def refresh(self, state: RunState) -> None:
-        """Does nothing: the event `progress` has a line."""
-
-    def close(self) -> None:
-        """Does nothing: each line is printed at once."""
 
 
 class QuietView(PlainView):

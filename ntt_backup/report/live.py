@@ -23,7 +23,8 @@ from rich.text import Text
 from ntt_backup import events
 from ntt_backup.config.timetable import speed
 from ntt_backup.daemon.control.run_report import DaemonReport
-from ntt_backup.daemon.run_state import RunState, WorkerStatus
+from ntt_backup.daemon.listeners import Listener
+from ntt_backup.daemon.progress import RunState, WorkerStatus
 from ntt_backup.dump.events import DumpComplete, DumpFailed, DumpStart
 from ntt_backup.format import duration, many, moment, printable, rate, size
 from ntt_backup.snapshot.events import SnapshotComplete, SnapshotFailed, SnapshotProgress
@@ -120,7 +121,7 @@ def _undrawn(console: Console) -> Live:
     return Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
 
 
-class LiveView:
+class LiveView(Listener):
     """A picture that is drawn over itself; a short summary takes its place at the end. target: its
     name, where there are several.
     """

@@ -11,7 +11,7 @@ from typing import Final
 from psycopg import sql
 
 from ntt_backup.config.sections import RunSettings
-from ntt_backup.daemon.workers.pool import workers_needed
+from ntt_backup.daemon.workers import workers_needed
 from ntt_backup.model import PendingEstimate
 from tests.bench import kopia
 from tests.bench.contender import PROJECT, Contender, Failed, Job, compare

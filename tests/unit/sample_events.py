@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ntt_backup import events
-from ntt_backup.daemon.run_state import RunState, WorkerStatus
+from ntt_backup.daemon.progress import RunState, WorkerStatus
 
 BLOBID = "ab" * 32
 HOSTILE = "a\x1b]0;owned\x07\x1b[2J\x9bb\r\nc\u202ed\x00[red]"

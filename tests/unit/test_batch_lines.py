@@ -10,8 +10,13 @@ from typing import Any
 import pytest
 
 from ntt_backup.config.sections import LogSettings
-from ntt_backup.daemon.batch_lines import SMALL_BLOBS, SMALL_BYTES, TOGETHER_SECONDS, BatchLines
-from ntt_backup.daemon.event_log import EventLog
+from ntt_backup.daemon.event_log import (
+    SMALL_BLOBS,
+    SMALL_BYTES,
+    TOGETHER_SECONDS,
+    BatchLines,
+    EventLog,
+)
 from ntt_backup.events import BatchComplete, MarksLost
 
 SMALL = BatchComplete(

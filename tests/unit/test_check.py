@@ -15,8 +15,7 @@ from ntt_backup.catalog.check_history import CheckRun
 from ntt_backup.client.greeting import Banner
 from ntt_backup.config.models import Settings
 from ntt_backup.daemon import newest_check
-from ntt_backup.daemon.check import snapshots
-from ntt_backup.daemon.check_return import of_banner, of_drills
+from ntt_backup.daemon.check import of_banner, of_drills, snapshots
 from ntt_backup.model import StoredPack
 from ntt_backup.objects import s3
 from ntt_backup.objects.bucket import ObjectInfo, Protection

@@ -15,12 +15,10 @@ from pathlib import Path
 import pytest
 
 from ntt_backup.config.sections import LogSettings
-from ntt_backup.daemon import listener_process
 from ntt_backup.daemon.child import tell_parent
 from ntt_backup.daemon.event_log import EventLog
-from ntt_backup.daemon.listener_process import Body, Heard, ListenerProcess
-from ntt_backup.daemon.progress import Progress
-from ntt_backup.daemon.run_state import Listener, Listeners, RunState
+from ntt_backup.daemon.listeners import Body, Heard, Listener, ListenerProcess, Listeners
+from ntt_backup.daemon.progress import Progress, RunState
 from ntt_backup.events import Event, StillFailed, Stopping, Warning
 from ntt_backup.process.pipeline import PIPE_BYTES
 from tests.patience import PATIENCE
@@ -160,15 +158,12 @@ def test_a_body_that_is_slow_gets_all_that_was_kept(tmp_path: Path) -> None:
 
 
 def test_a_body_that_dies_is_told_of_once_and_the_others_hear_on() -> None:
-    class Log:
+    class Log(Listener):
         def __init__(self) -> None:
             self.told: list[str] = []
 
         def event(self, event: Event) -> None:
             self.told.append(event.line or "")
-
-        def refresh(self, state: RunState) -> None: ...
-        def close(self) -> None: ...
 
     log = Log()
     process = ListenerProcess("test", dies)
@@ -203,7 +198,7 @@ def test_a_process_that_cannot_be_started_is_a_warning(monkeypatch: pytest.Monke
     def no_memory(*_: object) -> None:
         raise OSError("no memory")
 
-    monkeypatch.setattr(listener_process, "Fork", no_memory)
+    monkeypatch.setattr("ntt_backup.daemon.listeners.Fork", no_memory)
     process = ListenerProcess("test", dies)
     listener: Listener = process.of("one")
     for _ in range(2):

@@ -28,10 +28,8 @@ from ntt_backup.config import Settings, load
 from ntt_backup.daemon.events import TargetRestart
 from ntt_backup.daemon.metrics import catalog
 from ntt_backup.daemon.metrics import process as metrics_process
-from ntt_backup.daemon.metrics.figures import Figures
-from ntt_backup.daemon.metrics.table import METRICS, PREFIX
-from ntt_backup.daemon.progress import Progress
-from ntt_backup.daemon.run_state import RunState, WorkerStatus
+from ntt_backup.daemon.metrics.figures import METRICS, PREFIX, Figures
+from ntt_backup.daemon.progress import Progress, RunState, WorkerStatus
 from ntt_backup.dump.events import DumpFailed
 from ntt_backup.snapshot.events import SnapshotFailed
 from tests import metrics_table

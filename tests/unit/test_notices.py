@@ -20,11 +20,10 @@ from pydantic import ValidationError
 from ntt_backup import events
 from ntt_backup.config import CatalogConfig
 from ntt_backup.config.sections import NotifySettings
+from ntt_backup.daemon import notices
 from ntt_backup.daemon.events import TargetRestart
-from ntt_backup.daemon.notices import process as notice_process
-from ntt_backup.daemon.notices.troubles import Notice, Notices
-from ntt_backup.daemon.progress import Progress
-from ntt_backup.daemon.run_state import RunState
+from ntt_backup.daemon.notices import Notice, Notices
+from ntt_backup.daemon.progress import Progress, RunState
 from ntt_backup.dump.events import DumpFailed, DumpRecovered, DumpSkipped
 from ntt_backup.errors import RemoteUnreachable
 from ntt_backup.events import Event
@@ -314,8 +313,8 @@ def server() -> Iterator[Server]:
 def said(monkeypatch: pytest.MonkeyPatch) -> list[Event]:
     """What is logged; and no catalog is asked."""
     logged: list[Event] = []
-    monkeypatch.setattr(notice_process, "tell_parent", logged.append)
-    monkeypatch.setattr(notice_process, "_last_failure", lambda settings, target: False)
+    monkeypatch.setattr(notices, "tell_parent", logged.append)
+    monkeypatch.setattr(notices, "_last_failure", lambda settings, target: False)
     return logged
 
 
@@ -333,7 +332,7 @@ def program(tmp_path: Path, text: str) -> tuple[str, ...]:
 def test_a_program_gets_the_notices_that_are_wanted(tmp_path: Path, said: list[Event]) -> None:
     command = program(tmp_path, f'cat >> {tmp_path}/got; echo "|$1" >> {tmp_path}/got')
     heard = [("far", start()), ("near", stop("done")), ("far", stop("error"))]
-    notice_process._tell_of_runs(settings(command=command), iter(heard))
+    notices._tell_of_runs(settings(command=command), iter(heard))
     body, _, argument = (tmp_path / "got").read_text().partition("|")
     assert argument == "an argument; not a command\n"
     notice = json.loads(body)
@@ -356,7 +355,7 @@ def test_a_program_that_fails_or_hangs_is_a_warning(
     tmp_path: Path, said: list[Event], script: str, timeout: float, why: str
 ) -> None:
     wanted = settings(command=program(tmp_path, script), timeout=timeout)
-    notice_process._tell_of_runs(wanted, iter([("far", start()), ("far", stop("error"))]))
+    notices._tell_of_runs(wanted, iter([("far", start()), ("far", stop("error"))]))
     assert [str(event.line) for event in said] == [
         f"warning: the notice 'first_failure' did not go out by notify.command: {why}"
     ]
@@ -367,7 +366,7 @@ def test_what_a_program_leaves_behind_is_not_waited_for(tmp_path: Path, said: li
     wanted = settings(command=program(tmp_path, "sleep 600 & echo $! >$0.pid"), timeout=PATIENCE)
     begun = time.monotonic()
     try:
-        notice_process._tell_of_runs(wanted, iter([("far", stop("error"))]))
+        notices._tell_of_runs(wanted, iter([("far", stop("error"))]))
     finally:
         os.kill(int((tmp_path / "program.pid").read_text()), signal.SIGKILL)
     assert time.monotonic() - begun < PATIENCE
@@ -377,7 +376,7 @@ def test_what_a_program_leaves_behind_is_not_waited_for(tmp_path: Path, said: li
 def test_what_a_program_prints_takes_no_memory(tmp_path: Path, said: list[Event]) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     wanted = settings(command=program(tmp_path, "head -c 200M /dev/zero"))
-    notice_process._tell_of_runs(wanted, iter([("far", stop("error"))]))
+    notices._tell_of_runs(wanted, iter([("far", stop("error"))]))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 * 1024
     assert said == []
 
@@ -386,11 +385,11 @@ def test_a_program_that_is_missing_is_told_by_check_and_at_the_notice(
     tmp_path: Path, said: list[Event]
 ) -> None:
     wanted = settings(command=[f"{tmp_path}/none"])
-    assert notice_process.check(wanted) == (
+    assert notices.check(wanted) == (
         "by command",
         f"notify.command cannot be run: {tmp_path}/none",
     )
-    notice_process._tell_of_runs(wanted, iter([("far", stop("error"))]))
+    notices._tell_of_runs(wanted, iter([("far", stop("error"))]))
     assert "is not installed" in str(said[0].line)
 
 
@@ -399,7 +398,7 @@ def test_a_check_is_pinged_at_the_start_the_end_and_a_failure(
 ) -> None:
     wanted = settings(ping_url=f"{server.url}/key/backup-{{target}}?create=1")
     heard = [("far off", start()), ("far off", stop("done")), ("far off", stop("error"))]
-    notice_process._tell_of_runs(wanted, iter(heard))
+    notices._tell_of_runs(wanted, iter(heard))
     page = "/key/backup-far%20off"
     assert server.paths == [f"{page}{end}?create=1" for end in ("/start", "", "/fail")]
     assert server.bodies[1].decode() == stop("done").line
@@ -411,7 +410,7 @@ def test_a_daemon_pings_while_it_is_well(server: Server, said: list[Event]) -> N
     heard: list[Event | RunState] = [start(watch=True), STATE, STATE, STATE]
     heard += [DUMP_FAILED, STATE, DUMP_FINE]
     wanted = settings(ping_url=f"{server.url}/p")
-    notice_process._tell_of_runs(wanted, iter([("far", what) for what in heard]), clock.__next__)
+    notices._tell_of_runs(wanted, iter([("far", what) for what in heard]), clock.__next__)
     assert server.paths == ["/p", "/p/fail", "/p"]
 
 
@@ -420,7 +419,7 @@ def test_a_webhook_gets_the_notice_and_its_refusal_shows_no_url(
 ) -> None:
     wanted = settings(webhook_url=f"{server.url}/secret/{{target}}", on=["success"])
     server.status = 403
-    notice_process._tell_of_runs(wanted, iter([("far", start()), ("far", stop("done"))]))
+    notices._tell_of_runs(wanted, iter([("far", start()), ("far", stop("done"))]))
     assert json.loads(server.bodies[0])["notice"] == "success"
     assert server.paths == ["/secret/far"]
     (warning,) = said
@@ -429,7 +428,7 @@ def test_a_webhook_gets_the_notice_and_its_refusal_shows_no_url(
 
 def test_a_server_that_is_away_is_a_warning_and_shows_no_url() -> None:
     wanted = settings(ping_url="http://127.0.0.1:1/secret")
-    (problem,) = notice_process.send(wanted, Notice("test", "far", "t", {}))
+    (problem,) = notices.send(wanted, Notice("test", "far", "t", {}))
     assert problem.startswith("the notice 'test' did not go out by notify.ping_url: no answer")
     assert "secret" not in problem
 
@@ -438,7 +437,7 @@ def test_a_redirect_is_not_followed(server: Server, said: list[Event]) -> None:
     """The notice would not arrive: it becomes a GET without a body, to whom the answer names."""
     server.status, server.headers = 302, {"Location": f"{server.url}/elsewhere"}
     wanted = settings(webhook_url=f"{server.url}/secret", on=["success"])
-    (problem,) = notice_process.send(wanted, Notice("success", "far", "t", {}))
+    (problem,) = notices.send(wanted, Notice("success", "far", "t", {}))
     assert problem.endswith("the server answered 302 Found: the URL leads elsewhere now")
     assert server.paths == ["/secret"]
 
@@ -460,7 +459,7 @@ def test_a_url_that_would_not_be_sent_as_it_is_is_refused(url: str) -> None:
 
 def test_an_unusable_url_is_not_shown() -> None:
     with pytest.raises(RemoteUnreachable) as caught:
-        notice_process._request("http://127.0.0.1/sec ret", b"", "text/plain", 1)
+        notices._request("http://127.0.0.1/sec ret", b"", "text/plain", 1)
     assert str(caught.value) == "no answer: the URL is not valid"
 
 

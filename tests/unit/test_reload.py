@@ -11,7 +11,7 @@ from ntt_backup import events
 from ntt_backup.config import Settings
 from ntt_backup.daemon.events import SettingsRead, SettingsRefused
 from ntt_backup.daemon.reload import Reload
-from ntt_backup.daemon.side_job import SideJob
+from ntt_backup.daemon.side_jobs import SideJob
 from ntt_backup.errors import ConfigError
 from ntt_backup.events import Event
 from ntt_backup.process.messages import JobOver

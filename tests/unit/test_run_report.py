@@ -9,8 +9,7 @@ import pytest
 
 from ntt_backup import events
 from ntt_backup.daemon.control.run_report import DaemonReport, RunReport
-from ntt_backup.daemon.progress import Progress
-from ntt_backup.daemon.run_state import RunState
+from ntt_backup.daemon.progress import Progress, RunState
 
 
 class Clock:

@@ -12,9 +12,7 @@ import pytest
 
 from ntt_backup.client.backoff import Backoff
 from ntt_backup.config import Settings, load
-from ntt_backup.daemon import side_job
-from ntt_backup.daemon.run_jobs import dump_job
-from ntt_backup.daemon.side_job import MOST_BROKEN, RETRY_SECONDS, SideJob
+from ntt_backup.daemon.side_jobs import MOST_BROKEN, RETRY_SECONDS, SideJob, dump_job
 from ntt_backup.dump.events import DumpFailed, DumpSkipped, DumpStart
 from ntt_backup.events import Event, Outage, Warning
 from ntt_backup.process.messages import JobOver, Message
@@ -39,7 +37,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def fork(*_: object) -> Child:
         return Child((sys.executable, str(path)))
 
-    monkeypatch.setattr(side_job, "fork", fork)
+    monkeypatch.setattr("ntt_backup.daemon.side_jobs.fork", fork)
     return path
 
 
@@ -108,7 +106,7 @@ def test_a_dump_process_that_cannot_be_started_has_failed_and_is_tried_again_soo
     def fork(*_: object) -> Child:
         raise OSError(errno.ENOMEM, "no memory")
 
-    monkeypatch.setattr(side_job, "fork", fork)
+    monkeypatch.setattr("ntt_backup.daemon.side_jobs.fork", fork)
     dump = dump_job(settings())
     dump.start_if_due(0.0)
     (event,) = dump.hear(0.0)
@@ -291,7 +289,7 @@ def test_a_dump_that_the_link_breaks_each_time_fails_in_the_end(
         patient.extend(body.args)
         return Child((sys.executable, str(program)))
 
-    monkeypatch.setattr(side_job, "fork", fork)
+    monkeypatch.setattr("ntt_backup.daemon.side_jobs.fork", fork)
     told(program, DumpStart(reason="old", program="17"), AWAY)
     dump = SideJob(
         lambda _: JobOver(failed=False),

@@ -13,8 +13,9 @@ from ntt_backup.config import CatalogConfig
 from ntt_backup.daemon.child import RESTARTS, SOUND_SECONDS
 from ntt_backup.daemon.control.client import ask, report
 from ntt_backup.daemon.events import TargetRestart
-from ntt_backup.daemon.run_state import Listeners, RunState, StateMessage
-from ntt_backup.daemon.supervised_target import HANG_SECONDS, SupervisedTarget, SystemdWord
+from ntt_backup.daemon.listeners import Listener, Listeners, StateMessage
+from ntt_backup.daemon.progress import RunState
+from ntt_backup.daemon.targets import HANG_SECONDS, SupervisedTarget, SystemdWord
 from ntt_backup.errors import LockHeld, WaitsToStart, worst
 from ntt_backup.events import Error, Event, RunStop, Warning
 from ntt_backup.process.messages import Fatal, Message
@@ -23,7 +24,7 @@ from tests.patience import PATIENCE
 from tests.unit.sample_events import STATE
 
 
-class Ear:
+class Ear(Listener):
     """A listener that keeps what it hears."""
 
     def __init__(self) -> None:
@@ -36,8 +37,6 @@ class Ear:
     def refresh(self, state: RunState) -> None:
         self.states.append(state)
 
-    def close(self) -> None: ...
-
 
 class Machine:
     """A target whose coordinators are shell scripts, one after the other. seen: what views are
@@ -49,7 +48,7 @@ class Machine:
         self.now = 0.0
         self.target = SupervisedTarget(
             "usb",
-            lambda *, again: Child(("/bin/sh", "-c", scripts.pop(0))),
+            lambda _: Child(("/bin/sh", "-c", scripts.pop(0))),
             Backoff(1, 60),
             Listeners([self.seen]),
             Listeners([self.logged, self.seen]),
@@ -220,7 +219,7 @@ def test_one_that_cannot_be_started_is_tried_again(make: Make) -> None:
     assert machine.target.code == 0
 
 
-def _no_memory(*, again: bool) -> Child:
+def _no_memory(_: bool) -> Child:
     raise OSError(12, "Cannot allocate memory")
 
 

@@ -13,7 +13,7 @@ from ntt_backup import events
 from ntt_backup.client.backoff import Backoff
 from ntt_backup.config import Settings
 from ntt_backup.daemon.child import RESTARTS, SOUND_SECONDS, Restarts
-from ntt_backup.daemon.workers.supervisor import SupervisedWorker
+from ntt_backup.daemon.workers import SupervisedWorker
 from ntt_backup.errors import BackupError, RemoteUnreachable, Unsupported, WorkerFailed
 from ntt_backup.process.messages import Drained, Fatal, Message, ProcessEnded, Tick, decode
 from ntt_backup.process.pipeline import Child, wait_for

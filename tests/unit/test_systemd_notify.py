@@ -12,8 +12,7 @@ import pytest
 from ntt_backup.client.backoff import Backoff
 from ntt_backup.config import Settings
 from ntt_backup.daemon.systemd import Systemd
-from ntt_backup.daemon.workers.pool import WorkerPool
-from ntt_backup.daemon.workers.supervisor import SupervisedWorker
+from ntt_backup.daemon.workers import SupervisedWorker, WorkerPool
 from ntt_backup.process.messages import Message, Tick
 from ntt_backup.process.pipeline import Child, wait_for
 from tests.patience import PATIENCE

@@ -18,7 +18,8 @@ from typing import Any, TextIO
 import pytest
 
 from ntt_backup import events
-from ntt_backup.daemon.run_state import Listener, RunState, WorkerStatus
+from ntt_backup.daemon.listeners import Listener
+from ntt_backup.daemon.progress import RunState, WorkerStatus
 from ntt_backup.dump.events import DumpStart
 from ntt_backup.report.lines import FAILURES_SHOWN, JsonResult, PlainView, QuietView, make_views
 from ntt_backup.report.live import LiveView

@@ -6,7 +6,7 @@ import pytest
 
 from ntt_backup.client.backoff import Backoff
 from ntt_backup.config import Settings
-from ntt_backup.daemon.workers.pool import WorkerPool, workers_needed
+from ntt_backup.daemon.workers import WorkerPool, workers_needed
 from ntt_backup.model import PendingEstimate
 
 SETTINGS = Settings(source={"root": "/s"}, remote={"host": "h", "path": "/p"})

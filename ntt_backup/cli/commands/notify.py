@@ -17,8 +17,7 @@ def notify(common: Common, text: str) -> None:
 
     It goes to notify.command, notify.webhook_url and notify.ping_url, as far as they are set.
     """
-    from ntt_backup.daemon.notices.process import send, told
-    from ntt_backup.daemon.notices.troubles import Notice
+    from ntt_backup.daemon.notices import Notice, send, told
 
     settings = common.load(CatalogConfig)
     if not told(settings):

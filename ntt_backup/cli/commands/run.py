@@ -17,13 +17,13 @@ from ntt_backup.cli.common import Common, json_option, only_errors_option, open_
 from ntt_backup.cli.results import fields_of
 from ntt_backup.config import SendConfig, Settings
 from ntt_backup.config.timetable import describe
-from ntt_backup.daemon.run_state import Listener
+from ntt_backup.daemon.listeners import Listener
 from ntt_backup.format import amount, many, size
 from ntt_backup.model import PendingEstimate
 from ntt_backup.report.lines import JsonResult, make_views
 
 if TYPE_CHECKING:
-    from ntt_backup.daemon.listener_process import ListenerProcess
+    from ntt_backup.daemon.listeners import ListenerProcess
 
 _ESTIMATE_MS = 1000
 _SETTINGS = ("workers", "batch_size", "batch_bytes", "strategy", "codec", "bwlimit")
@@ -126,7 +126,7 @@ def _listener_processes(settings: Settings) -> Iterator[ListenerProcess]:
 
         yield metrics_process(settings)
     if settings.notify.wanted:
-        from ntt_backup.daemon.notices.process import notice_process
+        from ntt_backup.daemon.notices import notice_process
 
         yield notice_process(settings)
 

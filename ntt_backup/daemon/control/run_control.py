@@ -15,11 +15,11 @@ from ntt_backup.config.timetable import Timetable, parse, speed
 from ntt_backup.daemon.control.control_socket import ControlSocket
 from ntt_backup.daemon.control.run_report import RunReport
 from ntt_backup.daemon.events import Asked, BandwidthLimit, Paused, Resumed
-from ntt_backup.daemon.progress import Progress
-from ntt_backup.daemon.run_state import RunState
-from ntt_backup.daemon.side_job import SideJobs
+from ntt_backup.daemon.listeners import Listener
+from ntt_backup.daemon.progress import Progress, RunState
+from ntt_backup.daemon.side_jobs import SideJobs
 from ntt_backup.daemon.signals import SignalInbox
-from ntt_backup.daemon.workers.pool import WorkerPool
+from ntt_backup.daemon.workers import WorkerPool
 from ntt_backup.errors import BackupError, ConfigError
 from ntt_backup.process.pipeline import wait_for
 
@@ -27,8 +27,8 @@ _TIMETABLE: Final = "timetable"
 _LOOK_SECONDS: Final = 1.0
 
 
-class RunControl:
-    """A `run_state.Listener` that serves the control socket while the coordinator waits."""
+class RunControl(Listener):
+    """Serves the control socket while the coordinator waits."""
 
     def __init__(self, settings: Settings, run_id: str) -> None:
         self._settings = settings

@@ -15,9 +15,9 @@ from datetime import UTC, datetime
 from typing import Any, Final, Self
 
 from ntt_backup import events
+from ntt_backup.daemon.listeners import Listener
 from ntt_backup.daemon.open_outages import OpenOutages
-from ntt_backup.daemon.progress import Progress
-from ntt_backup.daemon.run_state import RunState
+from ntt_backup.daemon.progress import Progress, RunState
 from ntt_backup.format import utc
 from ntt_backup.snapshot.events import SnapshotProgress
 
@@ -79,8 +79,8 @@ class DaemonReport:
         return cls(**{**fields, **found})
 
 
-class RunReport:
-    """A `run_state.Listener`. clock gives seconds of the epoch."""
+class RunReport(Listener):
+    """Keeps what is to be told. clock gives seconds of the epoch."""
 
     def __init__(self, run_id: str, workers: int, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -118,9 +118,6 @@ class RunReport:
         self._minutes[-1][1] += max(0, state.sent - self._sent)
         self._sent = state.sent
         self._state = state
-
-    def close(self) -> None:
-        """Does nothing: nothing is held open."""
 
     def report(
         self, target: str, *, paused: bool, bwlimit: int | None, jobs: Mapping[str, bool]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from ntt_backup.config import Settings
 from ntt_backup.config.values import address_of
 from ntt_backup.daemon.child import tell_parent
-from ntt_backup.daemon.listener_process import Heard, ListenerProcess
+from ntt_backup.daemon.listeners import Heard, ListenerProcess
 from ntt_backup.daemon.web_server import BriefRequest, WebServer
 from ntt_backup.events import RunStart, Warning
 

@@ -1,8 +1,13 @@
-"""A process beside the run hears what it does, for metrics, notices, and whatever may block.
+"""A run's listeners are told of its events, and of its state at a moment.
 
-The run never waits for it. What the pipe does not take is kept, up to a bound, and what is more is
-dropped; of the states one a second is passed on. The process may hang or die: the run goes on and
-says so once. On its pipe a line is the target's name, a tab, and a message.
+What a run does is heard by listeners: the log, the screen, and whatever else an operator has
+switched on. Each hears every event once, in order, and the state a few times a second. The run
+waits for none of them, so a listener that has much to do, or may block, does its work in a process
+of its own (`ListenerProcess`): metrics, notices.
+
+What the pipe to such a process does not take is kept, up to a bound, and what is more is dropped;
+of the states one a second is passed on. The process may hang or die: the run goes on and says so
+once. On its pipe a line is the target's name, a tab, and a message.
 """
 
 from __future__ import annotations
@@ -10,12 +15,13 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
+from ntt_backup import events
 from ntt_backup.daemon.child import ChildProcess
-from ntt_backup.daemon.run_state import Listener, RunState, StateMessage
+from ntt_backup.daemon.progress import RunState
 from ntt_backup.events import Event, Warning
 from ntt_backup.process.fork import Fork
 from ntt_backup.process.messages import Message, ProcessEnded, decode
@@ -27,6 +33,54 @@ Body = Callable[[Iterator[Heard]], object]
 _STATE_SECONDS: Final = 1.0
 _END_SECONDS: Final = 5.0
 _LOOK_SECONDS: Final = 0.05
+
+
+class StateMessage(Message):
+    """A run's state, on its way to another process. state: `RunState.fields`."""
+
+    state: dict[str, Any]
+
+
+class Listener:
+    """Is told of one run. By default it takes no notice, and has nothing to say."""
+
+    def event(self, event: events.Event) -> None:
+        """Takes in what has happened."""
+
+    def refresh(self, state: RunState) -> None:
+        """Takes in how the run is now."""
+
+    def close(self) -> None:
+        """Ends: nothing more will come."""
+
+    def hear(self) -> Iterable[events.Event]:
+        """Returns what it has to say since it was asked last: all listeners are told."""
+        return ()
+
+
+class Listeners:
+    """Tells several listeners, in their order. Those that have something to say are the last."""
+
+    def __init__(self, all_of_them: Iterable[Listener]) -> None:
+        self._all = list(all_of_them)
+
+    def event(self, event: events.Event) -> None:
+        for one in self._all:
+            one.event(event)
+
+    def refresh(self, state: RunState) -> None:
+        for one in self._all:
+            one.refresh(state)
+        for said in [said for one in self._all for said in one.hear()]:
+            self.event(said)
+
+    def close(self) -> None:
+        """Ends all, the last one first; what one says at its end is told to those before it."""
+        while self._all:
+            one = self._all.pop()
+            one.close()
+            for said in one.hear():
+                self.event(said)
 
 
 class ListenerProcess(ChildProcess):
@@ -113,15 +167,15 @@ class ListenerProcess(ChildProcess):
         self._words.append(Warning(reason=f"the process for {self._name} {what}"))
 
 
-class _OfTarget:
-    """See `run_state.Listener` and `run_state.Speaks`."""
+class _OfTarget(Listener):
+    """Tells the process of the runs of one target."""
 
     def __init__(self, process: ListenerProcess, target: str) -> None:
         self._process = process
         self._target = target
         self._next_state = 0.0
 
-    def event(self, event: Event) -> None:
+    def event(self, event: events.Event) -> None:
         self._process.pass_on(self._target, event)
 
     def refresh(self, state: RunState) -> None:

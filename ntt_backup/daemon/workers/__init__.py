@@ -1,1 +1,0 @@
-"""Workers are started, heard, probed with, supervised and ended."""
