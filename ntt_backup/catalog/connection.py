@@ -295,7 +295,7 @@ def refuse_shared_session(conn: Connection, url: str) -> None:
 
 def _is_lent(conn: Connection, url: str) -> bool:
     """Returns whether a second connection can be given the session of the first."""
-    with Connection.connect(url, autocommit=True, prepare_threshold=None) as other:
+    with Connection.connect(url, prepare_threshold=None) as other:
         for _ in range(_BORROWINGS):
             ours = _backend(conn)
             try:

@@ -37,7 +37,7 @@ def proved(conn: Connection, target: str) -> Proved | None:
     """
     with translated("look at when its blobs were checked"):
         parts = read_parts(conn, target)
-        values = {"percent": min(100.0, 100 * _SAMPLE / max(rows_about(conn), 1))}
+        values = {"percent": 100 * _SAMPLE / max(rows_about(conn), _SAMPLE)}
         rows = quick_rows(conn, "proved", parts, values, _MILLISECONDS)
     return Proved(*rows[0]) if rows else None
 

@@ -34,11 +34,9 @@ def parts(index: int) -> tuple[BlobRange, ...]:
     """Cuts a range at the third digit. The indexes of the parts follow on those of all ranges."""
     whole = prefix_ranges()[index]
     cuts = [whole.lo, *(f"{index:02x}{part:x}" for part in range(1, PARTS))]
+    ends = [*cuts[1:], whole.hi]
     first = RANGES + PARTS * index
-    return tuple(
-        BlobRange(first + part, lo, hi)
-        for part, (lo, hi) in enumerate(zip(cuts, [*cuts[1:], whole.hi], strict=True))
-    )
+    return tuple(BlobRange(first + part, cuts[part], ends[part]) for part in range(PARTS))
 
 
 def interval(index: int) -> BlobRange:

@@ -71,6 +71,19 @@ def test_a_pack_is_an_archive_of_its_larger_blobs(tmp_path: Path) -> None:
     assert {one.stat().st_mode & 0o7777 for one in found} == {0o444}
 
 
+def test_a_pack_has_one_dictionary_before_its_first_dense_member_or_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(dense, "DENSE_MEMBER_BYTES", 300_000)
+    for compress in (True, False):
+        (tmp_path / "a.tar").write_bytes(
+            pack([text(n, 1500) for n in range(700)], compress=compress)
+        )
+        listed = subprocess.run(["tar", "tf", tmp_path / "a.tar"], capture_output=True, check=True)
+        members = [".ntt/dense"] * 4 + [".ntt/index"]
+        assert listed.stdout.decode().split() == [".ntt/dict"] * compress + members
+
+
 def test_a_blob_may_come_in_pieces_of_any_length() -> None:
     content = noise(200_000, 1)
     file = io.BytesIO()

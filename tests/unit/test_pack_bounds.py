@@ -262,6 +262,15 @@ def test_a_header_with_a_byte_altered_is_none(at: int) -> None:
     assert read_header(bytes(block)) is None
 
 
+@pytest.mark.parametrize("digits", [b"+0000000005", b"0_000000005", b"-0000000005", b"0000000 005"])
+def test_a_header_whose_size_is_no_digits_is_none(digits: bytes) -> None:
+    block = bytearray(write_header(NAME, 5))
+    block[124:135] = digits
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    assert read_header(bytes(block)) is None
+
+
 def members(data: bytes, size: int | None = None) -> list[Entry]:
     """What is found in a file with that content, of that size when it was looked at."""
     fd = os.memfd_create("pack")

@@ -236,6 +236,19 @@ def test_a_zstd_bomb_gets_no_more_memory_than_its_entry_says(says: int | None) -
         tracemalloc.stop()
 
 
+@pytest.mark.parametrize("codec", [RAW, ZSTD])
+@pytest.mark.parametrize("less", [1, 999])
+def test_a_blob_that_is_shorter_than_its_entry_says_is_refused(codec: int, less: int) -> None:
+    content = noise(1000, 1)[less:]
+    frame = zstandard.ZstdCompressor(write_content_size=False).compress(content)
+    stored = content if codec == RAW else frame
+    size = 1000 if codec == RAW else len(stored)
+    entry = Entry(blake3(content).digest(), 0, size, 1200, codec)
+    found = reader(forged(bytes(2000), [entry]))
+    with pytest.raises(PackError, match=r"has not the 1[02]00 bytes"):
+        found.content(found.table[0], stored)
+
+
 @given(st.binary(max_size=300))
 @example(b"")
 @example(b"\x37\xa4\x30\xec" + bytes(100))
