@@ -1,8 +1,9 @@
-"""The facts of a target are read for the page: from the daemon, the catalog, files of this host.
+"""The facts of a target are read for `status` and the page: from daemon, catalog and this host.
 
-Any of them may be away, slow or old: what cannot be read is named in place of its figures, and the
-last figures are kept with the time at which they were read. There is one connection to the catalog,
-which may only read. What is costly to read is read again after a time many times as long.
+Any of these may be unreachable, slow or old: what cannot be read is named in place of its figures.
+For the page the last figures are kept with the time at which they were read. The page has one
+connection to the catalog, which may only read, and reads what is costly again after a time many
+times as long.
 """
 
 from __future__ import annotations
@@ -12,13 +13,23 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, Self, TypeVar, cast
 
-from ntt_backup.catalog import check_history, connection, dump_history, glance, history, stats
+from ntt_backup.catalog import (
+    check_history,
+    connection,
+    dump_history,
+    glance,
+    history,
+    range_locks,
+    stats,
+)
 from ntt_backup.catalog.failures import FailedBlob
 from ntt_backup.catalog.schema_check import verify_schema
 from ntt_backup.config import CatalogConfig, identity
 from ntt_backup.daemon.control.client import report
+from ntt_backup.daemon.control.run_report import DaemonReport
+from ntt_backup.daemon.progress import WorkerStatus
 from ntt_backup.daemon.signals import time_limit
 from ntt_backup.errors import (
     BackupError,
@@ -28,6 +39,7 @@ from ntt_backup.errors import (
     NotRunning,
 )
 from ntt_backup.newest import Newest, missed
+from ntt_backup.objects.keys import LARGE_BLOB
 from ntt_backup.snapshot.last_take import Last, last
 
 T = TypeVar("T")
@@ -47,36 +59,72 @@ _SLOW_SECONDS: Final = 60.0
 @dataclass(slots=True)
 class Facts:
     """Holds what is known of a target. daemon: what it answers, where it does; silence: why it does
-    not, where that is no sign that none runs. read_at: when the catalog was read last; None: never.
-    trouble: why it could not be read now; lacks: what it refused to tell. unknown: failed blobs of
-    which nobody has said that it is known.
+    not. read_at: when the catalog was read last; None: never. trouble: why it could not be read
+    now; lacks: what it refused to tell. unknown: failed blobs of which nobody has said that it is
+    known. runs: the newest first. For `status` alone: holders (of ranges), stored (the objects of a
+    bucket). For the page alone: hours, examples, proved.
     """
 
     settings: CatalogConfig
-    daemon: Mapping[str, Any] | None = None
+    daemon: DaemonReport | None = None
     silence: BackupError | None = None
     snapshots: Mapping[str, Last] = field(default_factory=dict)
     missed: Sequence[Newest] = ()
     read_at: datetime | None = None
-    trouble: CatalogError | None = None
+    trouble: BackupError | None = None
     lacks: list[CatalogError] = field(default_factory=list)
     totals: stats.Totals | None = None
     unknown: int = 0
-    runs: list[history.Run] = field(default_factory=list)
-    dumps: list[dump_history.DumpRun] = field(default_factory=list)
-    hours: list[history.Hour] = field(default_factory=list)
-    checks: list[check_history.CheckRun] = field(default_factory=list)
-    examples: list[FailedBlob] = field(default_factory=list)
+    runs: Sequence[history.Run] = ()
+    dumps: Sequence[dump_history.DumpRun] = ()
+    checks: Sequence[check_history.CheckRun] = ()
+    holders: Sequence[range_locks.Holder] = ()
+    stored: stats.StoredObjects | None = None
+    hours: Sequence[history.Hour] = ()
+    examples: Sequence[FailedBlob] = ()
     proved: glance.Proved | None = None
+
+    @classmethod
+    def of_host(cls, settings: CatalogConfig) -> Self:
+        """Returns what this host knows without the catalog."""
+        known = {name: last(settings, name) for name in settings.snapshots}
+        found = cls(settings, snapshots=known, missed=missed(settings))
+        found.ask_daemon()
+        return found
+
+    def ask_daemon(self) -> None:
+        """Asks the daemon of the target on this host."""
+        self.daemon = self.silence = None
+        try:
+            late = NotRunning("the daemon does not answer: it may be busy, or stopped")
+            with time_limit(_PATIENCE_SECONDS, late):
+                self.daemon = report(self.settings)
+        except BackupError as error:
+            self.silence = error
+
+    def read_for_status(self, conn: connection.Connection, *, exact: bool) -> None:
+        """Reads what `status` shows. exact: count all, however long that takes. Raises
+        CatalogError.
+        """
+        target, remote = self.target, self.settings.remote
+        self.totals = (stats.exact_totals if exact else stats.quick_totals)(conn, target)
+        self.unknown = stats.still_failed(conn, target)
+        self.runs = history.latest_runs(conn, target)
+        self.dumps = dump_history.last_dumps(conn, target)
+        self.checks = check_history.last_checks(conn, target)
+        self.holders = range_locks.holders(conn, target)
+        if remote is not None and remote.kind == "s3":
+            self.stored = stats.stored_objects(conn, target, LARGE_BLOB, exact=exact)
+        self.read_at = datetime.now(UTC)
 
     @property
     def target(self) -> str:
         return self.settings.target
 
     @property
-    def workers(self) -> list[Mapping[str, Any]]:
+    def workers(self) -> Sequence[WorkerStatus]:
         """Returns the running daemon's workers."""
-        return list(self.daemon["state"]["workers"]) if self.daemon is not None else []
+        return self.daemon.state.workers if self.daemon is not None else ()
 
 
 class Reader:
@@ -92,16 +140,7 @@ class Reader:
 
     def read(self, target: str) -> Facts:
         """Returns what is known of a target now."""
-        settings = self._targets[target]
-        found = Facts(settings)
-        try:
-            late = NotRunning("the daemon does not answer: it may be busy, or stopped")
-            with time_limit(_PATIENCE_SECONDS, late):
-                found.daemon = report(settings).fields
-        except BackupError as error:
-            found.silence = error
-        found.snapshots = {name: last(settings, name) for name in settings.snapshots}
-        found.missed = missed(settings)
+        found = Facts.of_host(self._targets[target])
         if time.monotonic() >= self._rests_until:
             try:
                 late_catalog = CatalogUnavailable("the catalog is too slow to be read")

@@ -1,4 +1,8 @@
-"""The verdict says in words how a target is: well, waits, or needs you; why, what to do. Pure."""
+"""The health of a target is judged by its facts, in words: what is so, and what to do about it.
+
+A target is healthy, or waits for something that passes by itself, or somebody has to act. `status`
+and the page show the same judgement. Pure.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +32,14 @@ _AWAY: Final = {"remote": "The remote", "catalog": "The catalog", "source": "The
 class Level(IntEnum):
     """Says how much a person is needed; the larger, the more."""
 
-    WELL = 0
-    WAITS = 1
-    NEEDS_YOU = 2
+    HEALTHY = 0
+    WAITING = 1
+    ACTION_REQUIRED = 2
 
     @property
     def words(self) -> str:
-        return ("Well", "Waits", "Needs you")[self]
+        """Returns the level for people: `Action required`."""
+        return self.name.replace("_", " ").capitalize()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +70,8 @@ class Verdict:
 def judge(facts: Facts, now: datetime) -> Verdict:
     """Returns the verdict. Its command lines get the options of this moment, see `complete`."""
     found = [*_catalog(facts, now), *_runs(facts, now), *_blobs(facts), *_others(facts, now)]
-    if all(point.level == Level.WELL for point in found):
-        found.insert(0, Point(Level.WELL, _all_well(facts, now)))
+    if all(point.level == Level.HEALTHY for point in found):
+        found.insert(0, Point(Level.HEALTHY, _all_well(facts, now)))
     points = (Point(one.level, one.what, complete(one.do)) for one in found)
     return Verdict(tuple(sorted(points, key=lambda point: -point.level)))
 
@@ -79,7 +84,7 @@ def lives(facts: Facts, run: Run) -> bool:
     if run.host != socket.gethostname():
         return True
     if facts.daemon is not None:
-        return bool(facts.daemon["run_id"] == str(run.run_id))
+        return facts.daemon.run_id == str(run.run_id)
     return exists(run.pid)
 
 
@@ -95,11 +100,11 @@ def _catalog(facts: Facts, now: datetime) -> Iterator[Point]:
         # A server that starts anew is back by itself.
         short = read_at is not None and now - read_at < _LONG_OUTAGE
         waits = short and isinstance(trouble, CatalogUnavailable)
-        level = Level.WAITS if waits else Level.NEEDS_YOU
+        level = Level.WAITING if waits else Level.ACTION_REQUIRED
         yield Point(level, _sentence(trouble.message) + when, trouble.hint)
     # What is missing has several readers.
     for lack in {(one.detail or one.message, one.hint): one for one in facts.lacks}.values():
-        yield Point(Level.NEEDS_YOU, _sentence(str(lack)), lack.hint)
+        yield Point(Level.ACTION_REQUIRED, _sentence(str(lack)), lack.hint)
 
 
 def _runs(facts: Facts, now: datetime) -> Iterator[Point]:
@@ -108,12 +113,12 @@ def _runs(facts: Facts, now: datetime) -> Iterator[Point]:
     if facts.daemon is not None:
         yield from _daemon(facts, now)
     elif run is not None and run.host == socket.gethostname() and facts.silence is not None:
-        yield Point(Level.WAITS, _sentence(str(facts.silence)), facts.silence.hint)
+        yield Point(Level.WAITING, _sentence(str(facts.silence)), facts.silence.hint)
     elif run is None and facts.runs:
         last = facts.runs[0]
         if last.ended_at is None:
             yield Point(
-                Level.NEEDS_YOU,
+                Level.ACTION_REQUIRED,
                 f"The last run, on {last.host}, ended without a word:"
                 f" last heard of {_ago(last.updated_at, now)}",
                 "See the journal or the log of that time, then start it again:"
@@ -121,7 +126,7 @@ def _runs(facts: Facts, now: datetime) -> Iterator[Point]:
             )
         elif last.outcome == "error":
             yield Point(
-                Level.NEEDS_YOU,
+                Level.ACTION_REQUIRED,
                 f"The last run ended early, {_ago(last.ended_at, now)}{_why(last)}"
                 f"{_restart(facts)}",
                 "`ntt-backup-remote check` says what is in the way",
@@ -139,24 +144,24 @@ def _restart(facts: Facts) -> str:
 
 def _daemon(facts: Facts, now: datetime) -> Iterator[Point]:
     assert facts.daemon is not None
-    if facts.daemon["paused"]:
-        yield Point(Level.WAITS, "Somebody paused it", "`ntt-backup-remote resume` goes on")
+    if facts.daemon.paused:
+        yield Point(Level.WAITING, "Somebody paused it", "`ntt-backup-remote resume` goes on")
     first: dict[str, datetime] = {}
-    for outage in facts.daemon["outages"]:
-        since = datetime.fromisoformat(outage["since"])
-        first[outage["what"]] = min(since, first.get(outage["what"], since))
+    for outage in facts.daemon.outages:
+        since = datetime.fromisoformat(outage.since)
+        first[outage.what] = min(since, first.get(outage.what, since))
     for what, since in first.items():
         long = now - since >= _LONG_OUTAGE
         yield Point(
-            Level.NEEDS_YOU if long else Level.WAITS,
+            Level.ACTION_REQUIRED if long else Level.WAITING,
             f"{_AWAY.get(what, what)} has not answered for"
             f" {duration(max(0.0, (now - since).total_seconds()))}; it is tried again and again",
             "`ntt-backup-remote check` says why" if long else "",
         )
     for worker in facts.workers:
-        if worker["state"] == "stalled":
-            what = f"Worker {worker['worker']} has said nothing for a long time"
-            yield Point(Level.WAITS, what, "The last lines of the log say what it did")
+        if worker.state == "stalled":
+            what = f"Worker {worker.worker} has said nothing for a long time"
+            yield Point(Level.WAITING, what, "The last lines of the log say what it did")
 
 
 def _blobs(facts: Facts) -> Iterator[Point]:
@@ -165,20 +170,21 @@ def _blobs(facts: Facts) -> Iterator[Point]:
         return
     if unknown := facts.unknown + totals.failed_by_reason.get(UNKNOWN, 0):
         yield Point(
-            Level.NEEDS_YOU,
+            Level.ACTION_REQUIRED,
             f"{many(unknown, 'blob')} could not be copied",
-            "Mend what the reasons below name, then `ntt-backup-remote requeue`; what nobody can"
-            " mend, `ntt-backup-remote failed --known` keeps quiet",
+            "Fix the causes that `ntt-backup-remote failed` lists, then run `ntt-backup-remote"
+            " requeue`. To silence failures that cannot be fixed, run `ntt-backup-remote failed"
+            " --known`",
         )
     elif totals.failed:
         yield Point(
-            Level.WELL,
+            Level.HEALTHY,
             f"{many(totals.failed, 'blob')} could not be copied, which somebody said is known",
             "`ntt-backup-remote failed` lists them",
         )
     if again := sum(totals.pending_by_reason.values()):
         yield Point(
-            Level.WAITS,
+            Level.WAITING,
             f"A check found {many(again, 'blob')} missing or wrong on the remote;"
             " they will be sent again",
         )
@@ -192,21 +198,23 @@ def _others(facts: Facts, now: datetime) -> Iterator[Point]:
         if totals.pending and late:
             when = f"the last run was {_ago(ended, now)}" if ended else "there never was a run"
             what = f"{_blobs_pending(facts)} not copied yet, and {when}"
-            yield Point(Level.NEEDS_YOU, what, "`ntt-backup-remote run` copies them")
+            yield Point(Level.ACTION_REQUIRED, what, "`ntt-backup-remote run` copies them")
         elif totals.pending:
-            yield Point(Level.WAITS, f"{_blobs_pending(facts)} waiting for the next run")
+            yield Point(Level.WAITING, f"{_blobs_pending(facts)} waiting for the next run")
     yield from _dumps(facts, now)
     for name, known in facts.snapshots.items():
         every = facts.settings.scheduled.get(name)
         if known.error:
             what = f"The last snapshot of {name} failed: {known.error}"
-            yield Point(Level.NEEDS_YOU, what, f"`ntt-backup-remote snapshot take {name}`")
+            yield Point(Level.ACTION_REQUIRED, what, f"`ntt-backup-remote snapshot take {name}`")
         elif every and known.taken_at and now - known.taken_at > timedelta(seconds=2 * every):
             what = f"The snapshot of {name} is late: the last one was {_ago(known.taken_at, now)}"
-            yield Point(Level.NEEDS_YOU, what, f"`ntt-backup-remote snapshot take {name}`")
+            yield Point(Level.ACTION_REQUIRED, what, f"`ntt-backup-remote snapshot take {name}`")
     for one in facts.missed:
         what = f"{str(one)[0].upper()}{str(one)[1:]}"
-        yield Point(Level.NEEDS_YOU, what, "who can change the target? `ntt-backup-remote check`")
+        yield Point(
+            Level.ACTION_REQUIRED, what, "who can change the target? `ntt-backup-remote check`"
+        )
     commands = set()
     for check in facts.checks:
         newest = check.command not in commands
@@ -215,24 +223,27 @@ def _others(facts: Facts, now: datetime) -> Iterator[Point]:
             found = f" found {many(check.wrong, 'blob')} missing or wrong" if check.wrong else ""
             what = f"The last {check.command}, {_ago(check.ended_at, now)},{found or ' failed'}"
             do = f"`ntt-backup-remote {check.command}` says more"
-            yield Point(Level.NEEDS_YOU, what + (f": {check.detail}" if check.detail else ""), do)
+            yield Point(
+                Level.ACTION_REQUIRED, what + (f": {check.detail}" if check.detail else ""), do
+            )
 
 
 def _dumps(facts: Facts, now: datetime) -> Iterator[Point]:
     settings = facts.settings
     do = "`ntt-backup-remote dump` makes one"
     oldest = timedelta(seconds=2 * max(settings.dump.max_age, settings.dump.interval))
-    if facts.dumps and facts.dumps[0].error:
-        what = f"The catalog could not be dumped: {facts.dumps[0].error}"
-        yield Point(Level.NEEDS_YOU, what, do)
+    last = max(facts.dumps, key=lambda one: one.started_at, default=None)
+    if last is not None and last.error:
+        what = f"The catalog could not be dumped: {last.error}"
+        yield Point(Level.ACTION_REQUIRED, what, do)
     elif settings.run.skip_pgdump or facts.read_at is None or facts.daemon or under_way(facts):
         return
-    elif facts.runs and not facts.dumps:
+    elif facts.runs and last is None:
         what = "There is no dump of the catalog: after the loss of this host nobody could tell"
-        yield Point(Level.NEEDS_YOU, f"{what} what the blobs are", do)
-    elif facts.dumps and now - facts.dumps[0].ended_at > oldest:
-        what = f"The last dump of the catalog is old: {_ago(facts.dumps[0].ended_at, now)}"
-        yield Point(Level.NEEDS_YOU, what, do)
+        yield Point(Level.ACTION_REQUIRED, f"{what} what the blobs are", do)
+    elif last is not None and now - last.ended_at > oldest:
+        what = f"The last dump of the catalog is old: {_ago(last.ended_at, now)}"
+        yield Point(Level.ACTION_REQUIRED, what, do)
 
 
 def _blobs_pending(facts: Facts) -> str:
@@ -244,22 +255,19 @@ def _blobs_pending(facts: Facts) -> str:
 
 def _all_well(facts: Facts, now: datetime) -> str:
     if facts.daemon is not None:
-        state = facts.daemon["state"]
-        if state["pending"]:
-            eta = state["eta_s"]
-            left = f", about {duration(eta)}" if eta is not None else ""
-            return f"Sending: {many(state['pending'], 'blob')} left{left}"
-        if state["pending"] == 0:
-            watches = "; it waits for new ones" if facts.daemon.get("watch") else ""
+        state = facts.daemon.state
+        if state.pending:
+            left = f", about {duration(state.eta_s)}" if state.eta_s is not None else ""
+            return f"Sending: {many(state.pending, 'blob')} left{left}"
+        if state.pending == 0:
+            watches = "; it waits for new ones" if facts.daemon.watch else ""
             return f"All blobs are copied{watches}"
-        does = {worker["state"] for worker in facts.workers}
+        does = {worker.state for worker in facts.workers}
         if does <= {"starting"}:
             return "A run is starting"
         if does <= {"idle"}:
             return "It waits for new blobs"
-        return (
-            f"Sending: {many(state['copied'], 'blob')} copied so far, what is left is not counted"
-        )
+        return f"Sending: {many(state.copied, 'blob')} copied so far, what is left is not counted"
     if (run := under_way(facts)) is not None:
         return f"A run is under way on {run.host}"
     if facts.runs and facts.runs[0].ended_at is not None:

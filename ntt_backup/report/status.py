@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,11 +13,9 @@ from rich.text import Text
 
 from ntt_backup.catalog.dump_history import DumpRun
 from ntt_backup.catalog.history import Run
-from ntt_backup.catalog.range_locks import Holder
 from ntt_backup.catalog.ranges import range_name
-from ntt_backup.catalog.stats import StoredObjects, Totals
-from ntt_backup.daemon.control.run_report import DaemonReport
-from ntt_backup.errors import BackupError, complete
+from ntt_backup.catalog.stats import Totals
+from ntt_backup.errors import complete
 from ntt_backup.format import (
     about,
     amount,
@@ -30,73 +28,102 @@ from ntt_backup.format import (
     size,
 )
 from ntt_backup.newest import Newest
+from ntt_backup.report.facts import Facts
+from ntt_backup.report.health import judge
 from ntt_backup.report.live import daemon_line, outage_lines
 from ntt_backup.snapshot.last_take import Last
 
 
-@dataclass(frozen=True, slots=True)
 class Status:
-    """Holds what the catalog says of a target: its last run and those under way beside it, its
-    dumps, and who holds which range. url: where the settings have the target, if they do. stored:
-    its objects, where that is a bucket. snapshots: what this host knows of each set of the
-    settings; every: of those that a run takes, the seconds from one version to the next. daemon:
-    what runs for the target on this host, or why nothing is known of it. missed: what the target
-    should have, and had not when it was last looked at.
+    """The state of a target: its health, its last run and those under way beside it, its dumps, and
+    who holds which range; where the catalog could not be asked, what else is known.
     """
 
-    target: str
-    totals: Totals
-    runs: Sequence[Run]
-    dumps: Sequence[DumpRun]
-    holders: Sequence[Holder]
-    url: str | None = None
-    stored: StoredObjects | None = None
-    snapshots: Mapping[str, Last] = field(default_factory=dict)
-    every: Mapping[str, float] = field(default_factory=dict)
-    daemon: DaemonReport | str = "no daemon runs"
-    missed: Sequence[Newest] = ()
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+        # Judged now, since the command lines in it get the options of this moment.
+        self._verdict = judge(facts, datetime.now(UTC))
 
     def json(self) -> dict[str, Any]:
         """Returns plain JSON values: bytes are integers, times RFC 3339 in UTC."""
+        facts = self.facts
+        points = [
+            {"level": one.level.name.lower(), "what": printable(one.what), "do": one.do}
+            for one in self._verdict.points
+        ]
+        health = {"level": self._verdict.level.name.lower(), "points": points}
+        head = {"target": facts.target, "url": self._url, "health": health}
+        daemon = None if facts.daemon is None else facts.daemon.fields
+        if facts.trouble is not None:
+            error = facts.trouble
+            return {**head, "error": error.fields, "exit_code": error.exit_code, "daemon": daemon}
+        assert facts.totals is not None  # The catalog was read.
         return {
-            "target": self.target,
-            "url": self.url,
-            **asdict(self.totals),
-            "objects": asdict(self.stored) if self.stored is not None else None,
-            "last_run": _plain(self._fresh_runs[0]) if self.runs else None,
+            **head,
+            **asdict(facts.totals),
+            "objects": asdict(facts.stored) if facts.stored is not None else None,
+            "last_run": _plain(self._fresh_runs[0]) if facts.runs else None,
             "under_way": [
                 {**_plain(one), "mb_per_s": one.mb_per_s}
                 for one in self._fresh_runs
                 if one.ended_at is None
             ],
-            "dumps": [_plain(one) for one in self.dumps],
+            "dumps": [_plain(one) for one in facts.dumps],
             "snapshots": [
-                {
-                    "set": name,
-                    **_plain(one),
-                    "next_due": json_value(self._next_due(name)),
-                }
-                for name, one in self.snapshots.items()
+                {"set": name, **_plain(one), "next_due": json_value(self._next_due(name))}
+                for name, one in facts.snapshots.items()
             ],
-            "missed": [_plain(one) for one in self.missed],
+            "missed": [_plain(one) for one in facts.missed],
             "ranges": [
                 {"range": range_name(one.index), "holder": one.application_name, "pid": one.pid}
-                for one in self.holders
+                for one in facts.holders
             ],
-            "daemon": None if isinstance(self.daemon, str) else self.daemon.fields,
+            "daemon": daemon,
         }
 
     def table(self) -> Table:
         """Returns a table with a row for each fact."""
-        head = _head(self.url, self.daemon)
-        return _table(self.target, [*head, *_totals(self.totals), *self._objects(), *self._work()])
+        facts = self.facts
+        table = Table(
+            title=f"target {facts.target}", box=box.SIMPLE, show_header=False, title_justify="left"
+        )
+        table.add_column(justify="right")
+        table.add_column(overflow="fold")
+        for name, text in self._rows():
+            # As Text: other programs write into the catalog, also markup and control sequences.
+            table.add_row(name, Text(printable(text)))
+        return table
+
+    def _rows(self) -> Iterator[tuple[str, str]]:
+        facts = self.facts
+        if self._url is not None:
+            yield "url", self._url
+        if facts.daemon is None:
+            yield "daemon", facts.silence.message if facts.silence else "no daemon runs"
+        else:
+            yield "daemon", daemon_line(facts.daemon)
+            yield from (("", line) for line in outage_lines(facts.daemon, datetime.now(UTC)))
+        if facts.trouble is not None or facts.totals is None:
+            yield "catalog", f"cannot be asked: {facts.trouble}"
+            return
+        for point in self._verdict.points:
+            yield point.level.words, f"{point.what}{f'; {point.do}' if point.do else ''}"
+        yield from _totals(facts.totals)
+        yield from self._objects()
+        yield from self._work()
+
+    @property
+    def _url(self) -> str | None:
+        """Returns where the settings have the target, if they do."""
+        remote = self.facts.settings.remote
+        return None if remote is None else remote.url
 
     @property
     def _fresh_runs(self) -> list[Run]:
         """Returns the runs; of the daemon's own run the figures are what the daemon says now."""
-        report = self.daemon
-        if isinstance(report, str):
-            return list(self.runs)
+        report, runs = self.facts.daemon, self.facts.runs
+        if report is None:
+            return list(runs)
         now = report.state
         return [
             replace(
@@ -108,11 +135,11 @@ class Status:
             )
             if str(one.run_id) == report.run_id and one.ended_at is None
             else one
-            for one in self.runs
+            for one in runs
         ]
 
     def _objects(self) -> list[tuple[str, str]]:
-        if (stored := self.stored) is None:
+        if (stored := self.facts.stored) is None:
             return []
         said = f"{many(stored.packs, 'pack')}, {size(stored.pack_bytes)}"
         if stored.large_blobs is not None and stored.large_bytes is not None:
@@ -122,19 +149,19 @@ class Status:
 
     def _work(self) -> list[tuple[str, str]]:
         rows = [("last run", run_line(one)) for one in self._fresh_runs] or [("last run", "none")]
-        if not any(one.name for one in self.dumps):
+        if not any(one.name for one in self.facts.dumps):
             rows.append(("last dump", "none"))
-        rows += [("last dump", _dump(one)) for one in self.dumps]
-        rows += [row for name in self.snapshots for row in self._snapshot(name)]
-        rows += [("MISSED", str(one)) for one in self.missed]
+        rows += [("last dump", _dump(one)) for one in self.facts.dumps]
+        rows += [row for name in self.facts.snapshots for row in self._snapshot(name)]
+        rows += [("MISSED", str(one)) for one in self.facts.missed]
         grouped: dict[str, list[int]] = {}
-        for one in self.holders:
+        for one in self.facts.holders:
             grouped.setdefault(f"{one.application_name} (PID {one.pid})", []).append(one.index)
         return rows + [("at work", f"{who}: {_ranges(held)}") for who, held in grouped.items()]
 
     def _snapshot(self, name: str) -> Iterator[tuple[str, str]]:
         """Yields the rows of a set: its last version, and why there is no newer one."""
-        one, due = self.snapshots[name], self._next_due(name)
+        one, due = self.facts.snapshots[name], self._next_due(name)
         said = "none known to this host"
         if one.taken_at is not None:
             said = f"{moment(one.taken_at)}: {one.version}, {many(one.files, 'file')},"
@@ -147,52 +174,9 @@ class Status:
             yield "", f"{when}FAILED, {one.error}"
 
     def _next_due(self, name: str) -> datetime | None:
-        taken = self.snapshots[name].taken_at
-        every = self.every.get(name)
+        taken = self.facts.snapshots[name].taken_at
+        every = self.facts.settings.scheduled.get(name)
         return None if taken is None or every is None else taken + timedelta(seconds=every)
-
-
-@dataclass(frozen=True, slots=True)
-class Unavailable:
-    """Holds what is known of a target whose catalog cannot be asked: see `Status`. error: why."""
-
-    target: str
-    error: BackupError
-    url: str | None
-    daemon: DaemonReport | str
-
-    def json(self) -> dict[str, Any]:
-        """Returns plain JSON values."""
-        return {
-            "target": self.target,
-            "url": self.url,
-            "error": self.error.fields,
-            "exit_code": self.error.exit_code,
-            "daemon": None if isinstance(self.daemon, str) else self.daemon.fields,
-        }
-
-    def table(self) -> Table:
-        """Returns a table with a row for each fact."""
-        catalog = f"cannot be asked: {self.error}"
-        return _table(self.target, [*_head(self.url, self.daemon), ("catalog", catalog)])
-
-
-def _table(target: str, rows: Iterable[tuple[str, str]]) -> Table:
-    table = Table(title=f"target {target}", box=box.SIMPLE, show_header=False, title_justify="left")
-    table.add_column(justify="right")
-    table.add_column(overflow="fold")
-    for name, text in rows:
-        # As Text: other programs write into the catalog, also markup and control sequences.
-        table.add_row(name, Text(printable(text)))
-    return table
-
-
-def _head(url: str | None, daemon: DaemonReport | str) -> list[tuple[str, str]]:
-    rows = [("url", url)] if url is not None else []
-    if isinstance(daemon, str):
-        return [*rows, ("daemon", daemon)]
-    waits = [("", line) for line in outage_lines(daemon, datetime.now(UTC))]
-    return [*rows, ("daemon", daemon_line(daemon)), *waits]
 
 
 def _plain(record: Run | DumpRun | Last | Newest) -> dict[str, Any]:

@@ -40,11 +40,11 @@ def test_the_page_says_what_the_rows_say_before_and_after_a_run(env: Environment
     env.write_config(**{"targets.attic": {"url": f"file://{env.root}/attic"}})
     with serving(env) as url:
         assert health(url)[1].splitlines()[1:] == [
-            "attic: Needs you: The table blobs lacks attic_copied, attic_last_checked,"
+            "attic: Action required: The table blobs lacks attic_copied, attic_last_checked,"
             " attic_copy_failed"
         ]
         env.call("--target", "attic", "init-db")
-        words = "Needs you: 23 blobs are not copied yet, and there never was a run\n"
+        words = "Action required: 23 blobs are not copied yet, and there never was a run\n"
         both = (503, f"remote: {words}attic: {words}")
         wait_until(lambda: health(url) == both, "what both targets wait for")
         assert figures(url) == {"copied": "0", "pending": "23", "failed": "0"}
@@ -52,7 +52,7 @@ def test_the_page_says_what_the_rows_say_before_and_after_a_run(env: Environment
         wanted = {"copied": str(len(env.copied())), "pending": "0", "failed": "3"}
         assert wanted["copied"] == "20"
         wait_until(lambda: figures(url) == wanted, "the page to say what the rows say")
-        assert health(url)[1].startswith("remote: Needs you: 3 blobs could not be copied\n")
+        assert health(url)[1].startswith("remote: Action required: 3 blobs could not be copied\n")
 
 
 def test_the_page_shows_a_daemon_at_work(env: Environment) -> None:
@@ -115,7 +115,7 @@ def test_a_browser_shows_it_well_while_a_run_works_and_after(
         copied, failed = f"{len(env.copied())}", "1"
         words = "[...document.querySelectorAll('dd b')].slice(0, 3).map(b => b.textContent).join()"
         wait_until(lambda: browser.tell(words) == f"{copied},0,{failed}", "the renewed page")
-        assert "Needs you" in browser.tell("document.title")
+        assert "Action required" in browser.tell("document.title")
         run.send_signal(signal.SIGTERM)
         run.wait(PATIENCE)
         stopped = "document.body.textContent.includes('No daemon runs on this host')"

@@ -25,6 +25,8 @@ from ntt_backup.catalog.failures import FailedBlob
 from ntt_backup.catalog.glance import Proved
 from ntt_backup.catalog.history import Hour
 from ntt_backup.config import CatalogConfig
+from ntt_backup.daemon.control.run_report import Away, DaemonReport, RunReport
+from ntt_backup.daemon.progress import WorkerStatus
 from ntt_backup.errors import CatalogRefused, CatalogUnavailable, ConfigError, WaitsToStart
 from ntt_backup.newest import Newest
 from ntt_backup.report.facts import Facts
@@ -61,73 +63,73 @@ def facts(**changes: Any) -> Facts:
     return replace(well, **changes)
 
 
-def daemon(**changes: Any) -> dict[str, Any]:
-    worker = {"worker": 0, "state": "sending", "batch": "b-1", "copied": 10, "mb_per_s": 3.0}
-    return {
-        "run_id": str(RUN.run_id),
-        "pid": 4711,
-        "started_at": NOW.isoformat(),
-        "watch": True,
-        "paused": False,
-        "bwlimit": 12_000_000,
-        "outages": [],
-        "recent": [],
-        "minutes": [],
-        "state": {
-            "pending": 77,
-            "estimated": False,
-            "eta_s": 90.0,
-            "mb_per_s": 11.5,
-            "blobs_per_s": 3.0,
-            "share": 0.25,
-            "workers": [worker],
-        },
-        **changes,
-    }
+def daemon(**changes: Any) -> DaemonReport:
+    made = RunReport(str(RUN.run_id), 1).report("remote", paused=False, bwlimit=12_000_000, jobs={})
+    state = replace(
+        made.state,
+        pending=77,
+        eta_s=90.0,
+        mb_per_s=11.5,
+        blobs_per_s=3.0,
+        share=0.25,
+        workers=(WorkerStatus(0, "sending", "b-1", 10, 3.0),),
+    )
+    return replace(made, watch=True, state=state, **changes)
 
 
-def away(since: timedelta) -> list[dict[str, Any]]:
-    return [{"what": "remote", "worker": 0, "since": (NOW - since).isoformat()}]
+def away(since: timedelta) -> list[Away]:
+    return [Away("remote", 0, (NOW - since).isoformat())]
 
 
 def uncounted(state: str) -> Facts:
     """A daemon that does not know what is pending."""
     made = daemon()
-    worker = {**made["state"]["workers"][0], "state": state}
-    known = {"pending": None, "copied": 10, "workers": [worker]}
-    return facts(daemon={**made, "state": {**made["state"], **known}})
+    workers = (replace(made.state.workers[0], state=state),)
+    known = replace(made.state, pending=None, copied=10, workers=workers)
+    return facts(daemon=replace(made, state=known))
+
+
+HEALTHY, WAITING, ACTION = Level
 
 
 @pytest.mark.parametrize(
     ("found", "level", "words"),
     [
-        (facts(), Level.WELL, "All blobs are copied; the last run ended 1 h 0 min ago"),
-        (facts(daemon=daemon()), Level.WELL, "Sending: 77 blobs left, about 1 min 30 s"),
-        (facts(daemon=daemon(paused=True)), Level.WAITS, "Somebody paused it"),
-        (facts(daemon=daemon(outages=away(HOUR / 2))), Level.WAITS, "The remote has not answered"),
-        (facts(daemon=daemon(outages=away(2 * HOUR))), Level.NEEDS_YOU, "for 2 h 0 min"),
-        (facts(missed=[MISSED]), Level.NEEDS_YOU, "The target lacks the version etc@x, the newest"),
-        (facts(trouble=AWAY), Level.WAITS, "are older"),
-        (facts(trouble=AWAY, read_at=NOW - 2 * HOUR), Level.NEEDS_YOU, "are older"),
-        (facts(trouble=AWAY, read_at=None), Level.NEEDS_YOU, "It is away"),
-        (facts(trouble=CatalogRefused("no right")), Level.NEEDS_YOU, "No right"),
-        (facts(lacks=[CatalogRefused("no table")]), Level.NEEDS_YOU, "No table"),
-        (facts(totals=TOTALS, unknown=3), Level.NEEDS_YOU, "3 blobs could not be copied"),
+        (facts(), HEALTHY, "All blobs are copied; the last run ended 1 h 0 min ago"),
+        (facts(daemon=daemon()), HEALTHY, "Sending: 77 blobs left, about 1 min 30 s"),
+        (facts(daemon=daemon(paused=True)), WAITING, "Somebody paused it"),
+        (
+            facts(daemon=daemon(outages=away(HOUR / 2))),
+            WAITING,
+            "The remote has not answered",
+        ),
+        (facts(daemon=daemon(outages=away(2 * HOUR))), ACTION, "for 2 h 0 min"),
+        (
+            facts(missed=[MISSED]),
+            ACTION,
+            "The target lacks the version etc@x, the newest",
+        ),
+        (facts(trouble=AWAY), WAITING, "are older"),
+        (facts(trouble=AWAY, read_at=NOW - 2 * HOUR), ACTION, "are older"),
+        (facts(trouble=AWAY, read_at=None), ACTION, "It is away"),
+        (facts(trouble=CatalogRefused("no right")), ACTION, "No right"),
+        (facts(lacks=[CatalogRefused("no table")]), ACTION, "No table"),
+        (facts(totals=TOTALS, unknown=3), ACTION, "3 blobs could not be copied"),
         (
             facts(totals=replace(ALL_COPIED, failed=3, failed_by_reason={"missing": 3})),
-            Level.WELL,
+            HEALTHY,
             "3 blobs could not be copied, which somebody said is known",
         ),
-        (facts(totals=TOTALS), Level.WAITS, "A check found 5 blobs missing or wrong"),
-        (facts(totals=replace(ALL_COPIED, pending=5)), Level.WAITS, "5 blobs are waiting"),
+        (facts(totals=TOTALS), WAITING, "A check found 5 blobs missing or wrong"),
+        (facts(totals=replace(ALL_COPIED, pending=5)), WAITING, "5 blobs are waiting"),
         (
             facts(totals=replace(ALL_COPIED, pending=5), runs=[]),
-            Level.NEEDS_YOU,
+            ACTION,
             "5 blobs are not copied yet, and there never was a run",
         ),
         (
             facts(runs=[replace(RUN, outcome="error", exit_code=5)]),
-            Level.NEEDS_YOU,
+            ACTION,
             "The last run ended early, 1 h 0 min ago, with exit code 5",
         ),
         (
@@ -135,20 +137,20 @@ def uncounted(state: str) -> Facts:
                 runs=[replace(RUN, outcome="error", exit_code=6, reason="the remote is full")],
                 silence=WaitsToStart("the daemon starts again at 17:40:03"),
             ),
-            Level.NEEDS_YOU,
+            ACTION,
             "1 h 0 min ago: the remote is full; the daemon starts again at 17:40:03",
         ),
-        (uncounted("starting"), Level.WELL, "A run is starting"),
-        (uncounted("idle"), Level.WELL, "It waits for new blobs"),
-        (uncounted("sending"), Level.WELL, "Sending: 10 blobs copied so far"),
+        (uncounted("starting"), HEALTHY, "A run is starting"),
+        (uncounted("idle"), HEALTHY, "It waits for new blobs"),
+        (uncounted("sending"), HEALTHY, "Sending: 10 blobs copied so far"),
         (
             facts(runs=[replace(RUN, ended_at=None, outcome=None, host="elsewhere")]),
-            Level.NEEDS_YOU,
+            ACTION,
             "The last run, on elsewhere, ended without a word",
         ),
         (
             facts(runs=[replace(RUN, ended_at=None, updated_at=NOW, host="elsewhere")]),
-            Level.WELL,
+            HEALTHY,
             "A run is under way on elsewhere",
         ),
         (
@@ -163,7 +165,7 @@ def uncounted(state: str) -> Facts:
                     )
                 ]
             ),
-            Level.NEEDS_YOU,
+            ACTION,
             "ended without a word",
         ),
         (
@@ -179,20 +181,24 @@ def uncounted(state: str) -> Facts:
                 ],
                 silence=ConfigError("this user may not ask"),
             ),
-            Level.WAITS,
+            WAITING,
             "This user may not ask",
         ),
-        (facts(dumps=[replace(DUMP, error="disk full")]), Level.NEEDS_YOU, "disk full"),
-        (facts(dumps=[]), Level.NEEDS_YOU, "There is no dump of the catalog"),
-        (facts(dumps=[replace(DUMP, ended_at=NOW - 20 * DAY)]), Level.NEEDS_YOU, "dump of the ca"),
+        (facts(dumps=[replace(DUMP, error="disk full")]), ACTION, "disk full"),
+        (facts(dumps=[]), ACTION, "There is no dump of the catalog"),
+        (
+            facts(dumps=[replace(DUMP, ended_at=NOW - 20 * DAY)]),
+            ACTION,
+            "dump of the ca",
+        ),
         (
             facts(snapshots={"etc": Last(failed_at=NOW, error="no space")}),
-            Level.NEEDS_YOU,
+            ACTION,
             "The last snapshot of etc failed: no space",
         ),
         (
             facts(checks=[CheckRun("verify", NOW, NOW, 7, 100, 1000, 2, "")]),
-            Level.NEEDS_YOU,
+            ACTION,
             "The last verify, 0.0 s ago, found 2 blobs missing or wrong",
         ),
         (
@@ -202,7 +208,7 @@ def uncounted(state: str) -> Facts:
                     CheckRun("verify", NOW - DAY, NOW - DAY, 7, 100, 1000, 2, ""),
                 ]
             ),
-            Level.WELL,
+            HEALTHY,
             "All blobs are copied",
         ),
     ],
@@ -293,7 +299,7 @@ def test_the_page_says_the_figures_and_asks_for_nothing_else() -> None:
     page = render([Target.of(facts(daemon=daemon(), totals=TOTALS, unknown=3), NOW)], NOW)
     figures = dict(re.findall(r"<dt>(\w+)</dt><dd><b>([^<]*)</b>", page))
     assert figures == {"copied": "3,400,000", "pending": "77", "failed": "3", "speed": "11.5 MB/s"}
-    assert "<title>Needs you: backup of " in page
+    assert "<title>Action required: backup of " in page
     tags = Seen(page).tags
     assert not [found for _, found in tags if {"src", "action", "formaction", "style"} & set(found)]
     assert not {"form", "button", "input"} & {tag for tag, _ in tags}
@@ -346,7 +352,7 @@ def ask(
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[PageServer]:
-    with served(Board(lambda: Shown("<p>page", policy(), "remote: Well\n", True))) as found:
+    with served(Board(lambda: Shown("<p>page", policy(), "remote: Healthy\n", True))) as found:
         yield found
 
 
@@ -421,10 +427,10 @@ def test_what_is_no_address_and_port_is_refused(listen: str) -> None:
 
 def test_health_is_told_in_plain_text(server: PageServer) -> None:
     answer, text = ask(server, path="/healthz?full")
-    assert (answer.status, text) == (200, "remote: Well\n")
+    assert (answer.status, text) == (200, "remote: Healthy\n")
     assert answer.headers["Content-Type"] == "text/plain; charset=utf-8"
     assert ask(server, path="/other")[0].status == 404
-    with served(Board(lambda: Shown("", "", "remote: Needs you\n", False))) as ill:
+    with served(Board(lambda: Shown("", "", "remote: Action required\n", False))) as ill:
         assert ask(ill, path="/healthz")[0].status == 503
         assert ask(ill)[0].status == 200
 

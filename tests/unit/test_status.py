@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
-from datetime import timedelta, timezone
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID
 
@@ -20,9 +20,10 @@ from ntt_backup.catalog.history import Run
 from ntt_backup.catalog.range_locks import Holder
 from ntt_backup.catalog.stats import StoredObjects, Totals
 from ntt_backup.cli.commands.run import plan
-from ntt_backup.config import Settings
+from ntt_backup.config import CatalogConfig, Settings
 from ntt_backup.daemon.control.run_report import RunReport
 from ntt_backup.model import PendingEstimate
+from ntt_backup.report.facts import Facts
 from ntt_backup.report.status import Status
 from ntt_backup.snapshot.last_take import Last
 from tests import status_schema
@@ -41,6 +42,19 @@ def _utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     time.tzset()
 
 
+def status_of(runs: Sequence[Run] = (), **known: Any) -> Status:
+    """The status of a target: what is known of it goes by the fields of `Facts`."""
+    made = CatalogConfig.model_validate(known.pop("settings", {}))
+    return Status(Facts(made, **{"totals": TOTALS, "runs": runs, "read_at": NOW, **known}))
+
+
+def shown(status: Status, width: int = 200) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(status.table())
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
 def drawn(
     last: Run | None = None,
     holders: list[Holder] | None = None,
@@ -48,21 +62,17 @@ def drawn(
     dumps: list[DumpRun] | None = None,
     width: int = 200,
 ) -> str:
-    console = Console(file=io.StringIO(), width=width)
-    console.print(
-        Status("remote", totals, [last] if last else [], dumps or [], holders or []).table()
-    )
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+    runs = [last] if last else []
+    return shown(status_of(runs, holders=holders or [], totals=totals, dumps=dumps or []), width)
 
 
 # --- status ---------------------------------------------------------------------------------------
 
 
 def test_the_json_is_plain_and_complete() -> None:
-    assert Status("remote", TOTALS, [], [], []).json()["last_run"] is None
+    assert status_of().json()["last_run"] is None
     holders = [Holder(0xAB, "ntt-backup-remote/alpha/0", 99)]
-    said = json.loads(json.dumps(Status("remote", TOTALS, [a_run()], [A_DUMP], holders).json()))
+    said = json.loads(json.dumps(status_of([a_run()], dumps=[A_DUMP], holders=holders).json()))
     assert (said["target"], said["url"]) == ("remote", None)
     assert (said["pending"], said["copied"], said["failed"]) == (1200, 3_400_000, 3)
     assert said["pending_bytes"] == 5_000_000
@@ -84,19 +94,16 @@ def test_the_schema_file_is_made_from_what_status_is_made_of() -> None:
 
 
 def test_the_objects_of_a_bucket_are_shown_those_that_were_counted() -> None:
-    def shown(stored: StoredObjects) -> str:
-        console = Console(file=io.StringIO(), width=200)
-        status = Status("remote", TOTALS, [], [], [], "s3://bucket/backup", stored)
+    def drawn(stored: StoredObjects) -> str:
+        status = status_of(stored=stored)
         assert status.json()["objects"] == asdict(stored)
-        console.print(status.table())
-        assert isinstance(console.file, io.StringIO)
-        return console.file.getvalue()
+        return shown(status)
 
-    assert "67,000 packs, 17.0 GB; 2 large blobs as objects of their own, 140.0 MB" in shown(
+    assert "67,000 packs, 17.0 GB; 2 large blobs as objects of their own, 140.0 MB" in drawn(
         StoredObjects(67_000, 17_000_000_000, 2, 140_000_000)
     )
-    assert "1 pack, 10 Bytes  " in shown(StoredObjects(1, 10, None, None))
-    assert Status("remote", TOTALS, [], [], []).json()["objects"] is None
+    assert "1 pack, 10 Bytes  " in drawn(StoredObjects(1, 10, None, None))
+    assert status_of().json()["objects"] is None
 
 
 def test_the_table_shows_all_figures() -> None:
@@ -121,7 +128,7 @@ def test_times_are_local_in_the_table_and_utc_in_json(
     time.tzset()
     theirs = NOW.astimezone(timezone(timedelta(hours=-5)))
     assert f"2026-03-04 {shown} on alpha" in drawn(a_run(started_at=theirs))
-    said = Status("remote", TOTALS, [a_run(started_at=theirs)], [], []).json()
+    said = status_of([a_run(started_at=theirs)]).json()
     assert said["last_run"]["started_at"] == "2026-03-04T05:06:07Z"
 
 
@@ -132,9 +139,22 @@ def test_estimated_figures_are_marked() -> None:
     assert "about 4 pending blobs have no size" in text
     assert "`ntt-backup-remote status --exact` counts" in text
     assert "about 3,400,000" not in text
-    said = Status("remote", totals, [], [], []).json()
+    said = status_of(totals=totals).json()
     assert (said["pending"], said["estimated"]) == (41_930_647, totals.estimated)
     assert "about" not in drawn()
+
+
+def test_the_health_is_told_to_people_and_programs() -> None:
+    bad = status_of([a_run(outcome="error", exit_code=6, reason="the remote is full")], unknown=3)
+    health = bad.json()["health"]
+    assert health["level"] == "action_required"
+    assert "3 blobs could not be copied" in [point["what"] for point in health["points"]]
+    assert "Action required The last run ended early" in " ".join(shown(bad).split())
+    well = replace(TOTALS, pending=0, failed=0, pending_by_reason={}, failed_by_reason={})
+    now = datetime.now(UTC)
+    good = status_of([a_run(ended_at=now)], totals=well, dumps=[replace(A_DUMP, ended_at=now)])
+    assert good.json()["health"]["level"] == "healthy"
+    assert "Healthy All blobs are copied" in " ".join(shown(good).split())
 
 
 def test_control_characters_from_the_catalog_are_escaped() -> None:
@@ -178,12 +198,9 @@ def test_the_plan_has_the_least_batches_where_they_grow() -> None:
 def test_each_set_shows_its_last_version_when_the_next_is_due_and_why_there_is_none() -> None:
     known = Last("20260304T050607Z-0badcafe", 1200, 7_000_000, 5000, 1, taken_at=NOW)
     away = Last(failed_at=NOW, error="it is away")
-    found = Status(
-        "remote", TOTALS, (), (), (), None, None, {"etc": known, "home": away}, {"etc": 86400.0}
-    )
-    stream = io.StringIO()
-    Console(file=stream, width=200).print(found.table())
-    text = " ".join(stream.getvalue().split())
+    sets = {"etc": {"paths": ["/etc"], "every": 86400}, "home": {"paths": ["/home"]}}
+    found = status_of(settings={"snapshots": sets}, snapshots={"etc": known, "home": away})
+    text = " ".join(shown(found).split())
     assert (
         "snapshot etc 2026-03-04 05:06 UTC: 20260304T050607Z-0badcafe, 1,200 files, 7.0 MB,"
         " 5.0 kB stored; 1 file could NOT be read; next due 2026-03-05 05:06 UTC" in text
@@ -201,12 +218,10 @@ def test_beside_a_daemon_the_figures_of_its_run_are_those_of_this_moment() -> No
     own = a_run(run_id=UUID(int=9), ended_at=None, outcome=None, exit_code=None, copied=0, bytes=0)
     report = replace(report, run_id=str(own.run_id))
     other = replace(own, run_id=UUID(int=8), copied=3)
-    status = Status("remote", TOTALS, [own, other], [], [], daemon=report)
+    status = status_of([own, other], daemon=report)
     said = status.json()
     assert said["last_run"]["copied"] == report.state.copied > 0
     assert [one["copied"] for one in said["under_way"]] == [report.state.copied, 3]
     assert said["last_run"]["updated_at"] == said["last_run"]["read_at"]
     ended = replace(own, ended_at=own.read_at, outcome="done", exit_code=0)
-    assert (
-        Status("remote", TOTALS, [ended], [], [], daemon=report).json()["last_run"]["copied"] == 0
-    )
+    assert status_of([ended], daemon=report).json()["last_run"]["copied"] == 0

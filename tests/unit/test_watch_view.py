@@ -23,8 +23,9 @@ from ntt_backup.daemon.control.run_report import DaemonReport, RunReport
 from ntt_backup.daemon.progress import Progress
 from ntt_backup.errors import CatalogError
 from ntt_backup.process.messages import Tick
+from ntt_backup.report import facts
 from ntt_backup.report.live import Watch, daemon_line, daemon_picture, sparkline
-from ntt_backup.report.status import Status, Unavailable
+from ntt_backup.report.status import Status
 from tests import status_schema
 
 NOW = 1_800_000_000.0
@@ -93,9 +94,9 @@ def test_a_daemon_is_seen_while_its_catalog_is_away(monkeypatch: pytest.MonkeyPa
 
     reports = iter([a_report(), a_report(paused=True)])
     monkeypatch.setattr(status, "open_catalog", away)
-    monkeypatch.setattr(status, "report", lambda _: next(reports))
+    monkeypatch.setattr(facts, "report", lambda _: next(reports))
     settings = {"vault": CatalogConfig(target="vault")}
-    vault = EachTarget[Status | Unavailable](Common(None, "vault"), settings)
+    vault = EachTarget[Status](Common(None, "vault"), settings)
     seen = status.Seen(vault, exact=False)
     stream = io.StringIO()
     with Watch(stream) as shown:
@@ -117,7 +118,7 @@ def test_status_tells_of_a_daemon_whose_catalog_is_away(
         raise CatalogError("the catalog is not available")
 
     monkeypatch.setattr(status, "open_catalog", away)
-    monkeypatch.setattr(status, "report", lambda _: a_report())
+    monkeypatch.setattr(facts, "report", lambda _: a_report())
     monkeypatch.setenv("NTT_CONFIG", "/dev/null")
     done = CliRunner().invoke(cli, ["status", *["--json"] * as_json])
     assert isinstance(done.exception, CatalogError)

@@ -54,7 +54,7 @@ def serve(common: Common, listen: str, expose: bool, known_as: tuple[str, ...]) 
         for name in targets:
             common.turn_to(name)
             found.append(Target.of(reader.read(name), datetime.now(UTC)))
-        healthy = all(one.verdict.level < Level.NEEDS_YOU for one in found)
+        healthy = all(one.verdict.level < Level.ACTION_REQUIRED for one in found)
         health = "".join(f"{one.facts.target}: {one.verdict.headline}\n" for one in found)
         return Shown(render(found, datetime.now(UTC)), policy(), health, healthy)
 

@@ -62,18 +62,18 @@ class Target:
     @classmethod
     def of(cls, facts: Facts, now: datetime) -> Target:
         """Judges and draws. The command lines in it get the options of this moment."""
-        daemon, totals, proved = facts.daemon or {}, facts.totals, facts.proved
+        daemon, totals, proved = facts.daemon, facts.totals, facts.proved
         failed = totals.failed_by_reason.items() if totals else ()
         again = totals.pending_by_reason.items() if totals else ()
         examples = defaultdict(list)
         for one in facts.examples:
             examples[one.reason].append(one)
-        lines = _worth_a_look(daemon.get("recent", ()))
+        lines = _worth_a_look(daemon.recent if daemon is not None else ())
         return cls(
             facts,
             judge(facts, now),
             [run for run in facts.runs if lives(facts, run)],
-            last_hour(daemon.get("minutes", ()), now),
+            last_hour(daemon.minutes if daemon is not None else (), now),
             last_days(facts.hours, DAYS, now),
             ages(proved) if proved is not None and proved.blobs else (),
             [(*one, False) for one in failed] + [(*one, True) for one in again],
@@ -101,7 +101,7 @@ def _worth_a_look(recent: Sequence[Sequence[str]]) -> list[Sequence[str]]:
 
 def render(targets: Sequence[Target], now: datetime) -> str:
     """Returns the page."""
-    worst = max((one.verdict.level for one in targets), default=Level.WELL)
+    worst = max((one.verdict.level for one in targets), default=Level.HEALTHY)
     return _template().render(
         targets=targets,
         now=now,
