@@ -156,9 +156,10 @@ def ledger_of(conn: Connection, blobid: str) -> list[LedgerEntry]:
             parts = {**columns(target), "size": fragment("read_size")}
             query = statement("blob_at_target", known_at=fragment("known_at"), **parts)
             values = {"target": target, "blobid": blobid}
-            for size, copied, failed, checked, *why in conn.execute(query, values).fetchall():
-                failure = FailedBlob(blobid, *why) if why[0] is not None else None
-                if failed and failure is None:
-                    failure = FailedBlob(blobid)
+            for row in conn.execute(query, values).fetchall():
+                size, copied, failed, checked, reason, *why = row
+                failure = FailedBlob(blobid) if failed else None
+                if reason is not None:
+                    failure = FailedBlob(blobid, reason, *why)
                 entries.append(LedgerEntry(target, size, copied, failed, checked, failure))
     return entries

@@ -8,9 +8,12 @@ import pytest
 from blake3 import blake3
 
 from ntt_backup.catalog.connection import Connection, connect
-from ntt_backup.catalog.ledger import Ledger
+from ntt_backup.catalog.failures import iter_failed
+from ntt_backup.catalog.ledger import Ledger, requeue
+from ntt_backup.catalog.ranges import prefix_ranges
 from ntt_backup.catalog.scan_state import register
-from ntt_backup.catalog.selection import first_pending, sample
+from ntt_backup.catalog.selection import first_pending, rows_in, sample
+from ntt_backup.catalog.stats import pending_estimate, still_failed
 from ntt_backup.model import Blob
 from tests.integration.catalogs import MALFORMED, add, add_hashes, allow_null, rows
 from tests.postgres import TARGET
@@ -80,3 +83,20 @@ def test_a_search_for_the_first_pending_blob_ends_with_its_time(
 
     assert first_pending(catalog, TARGET, 100, 60_000) != []
     assert catalog.execute("show statement_timeout").fetchall() == [("0",)]
+
+
+def test_whoever_reads_leaves_the_session_as_it_was(catalog: Connection) -> None:
+    add_hashes(catalog, 3)
+    changed = "select name, setting from pg_settings where source = 'session' order by 1"
+    before = rows(catalog, changed)
+    for read in (
+        lambda: first_pending(catalog, TARGET, 1, 60_000),
+        lambda: rows_in(catalog, TARGET, prefix_ranges()[0]),
+        lambda: sample(catalog, TARGET, 64),
+        lambda: list(iter_failed(catalog, TARGET)),
+        lambda: requeue(catalog, TARGET),
+        lambda: pending_estimate(catalog, TARGET, 60_000),
+        lambda: still_failed(catalog, TARGET),
+    ):
+        read()
+        assert rows(catalog, changed) == before
