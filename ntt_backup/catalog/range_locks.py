@@ -83,6 +83,10 @@ class Claims:
     when the connection is lost. All claims are lost with it: make a new object on a new connection.
     """
 
+    # Of a round of searches: about how many rows the table has, and whether anything was read.
+    _rows = 0
+    _found = False
+
     def __init__(self, conn: Connection, target: str, order: Sequence[int]) -> None:
         self._conn = conn
         self._class = lock_class(target)
@@ -93,14 +97,11 @@ class Claims:
             walk_indexes(conn)
             self._parts = read_parts(conn, target)
         self._parts["taken"] = fragment("taken")
-        self._rows = 0
         self._searches = self._rounds()
-        self._search = self._any = Search((), 0)
+        self._search = self._any = Search()
         self._searching = False
         # Whether the last look met a full range: then the next one is probably full, too.
         self._dense = False
-        # Whether anything was read in this round of searches.
-        self._found = False
         # Ranges that were locked last, and have given nothing yet.
         self._fresh: set[int] = set()
 
@@ -147,7 +148,7 @@ class Claims:
         with translated("look for pending blobs"):
             self._any = self._any or Search(prefix_ranges(), rows_about(self._conn))
             if self._find(self._any, 1, deadline, held=True).stretches:
-                self._any = Search((), 0)
+                self._any = Search()
                 return True
         return None if self._any else False
 

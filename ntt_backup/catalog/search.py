@@ -55,15 +55,17 @@ class Search:
     rows: about how many the table has.
     """
 
-    def __init__(self, ranges: Iterable[BlobRange], rows: int) -> None:
+    # About how many blobs each of the first stretches has that need no look.
+    _each = 1
+
+    def __init__(self, ranges: Iterable[BlobRange] = (), rows: int = 0) -> None:
         self._left = [Stretch(one.index, one.lo, one.hi) for one in ranges]
         # What was put off, and whether that is looked into now.
         self._later: list[Stretch] = []
         self._again = False
         self._rows = rows
-        # How many of the first stretches need no look, and about how many blobs each of them has.
+        # How many of the first stretches need no look.
         self._full = 0
-        self._each = 1
         # The slices of the next look, the widest of them, and how many stretches are skipped after
         # the next slow one.
         self._most = RANGES

@@ -152,10 +152,11 @@ def read(head: bytes) -> Toc:
 class _Head:
     """Reads a head field by field. Raises IndexError at its end, ValueError for nonsense."""
 
+    _integer: int  # As the head says, before the first of them.
+
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._at = 0
-        self._integer = 4
 
     def toc(self) -> Toc:
         if self._take(len(_MAGIC)) != _MAGIC:

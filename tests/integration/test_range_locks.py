@@ -77,11 +77,13 @@ def test_taking_goes_on_where_it_stopped_in_order(
     expected = [f"{prefix:02x}{n:02x}" for prefix in (3, 4, 200) for n in range(25)]
     add(catalog, *expected)
     claims = Claims(catalog, "remote", EVERYWHERE)
+    assert not claims.searching
 
-    taken = [ids(claims.take(10)) for _ in range(9)]
+    taken = [claims.take(10) for _ in range(9)]
 
     assert [len(batch) for batch in taken] == [10] * 7 + [5, 0]
-    assert [blobid for batch in taken for blobid in batch] == expected
+    found = [(blob.blobid, index) for batch in taken for blob, index in batch]
+    assert found == [(one, int(one[:2], 16)) for one in expected]
     assert claims.exhausted() == {3, 4, 200}
 
 

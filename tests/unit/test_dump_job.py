@@ -68,7 +68,7 @@ class World:
         self.stored: tuple[int, str] | None = None
         self.named: dict[str, DumpRecord] = {}
         self.given_up = self.killed = False
-        self.polls = 0
+        self.polls = self.waits = self.drained = 0
         self.dropped: list[str] = []
         self.noted: list[tuple[str, int, str, str]] = []
         self.last_error = ""
@@ -92,7 +92,7 @@ class World:
         monkeypatch.setattr(pg_programs, "find", self._find)
         monkeypatch.setattr(pg_programs, "start_pg_dump", lambda *_: self)
         monkeypatch.setattr(pg_programs, "read_head", self._read_head)
-        monkeypatch.setattr(job, "wait_for", lambda **_: None)
+        monkeypatch.setattr(job, "wait_for", self._wait)
         monkeypatch.setattr(HostKeys, "of", lambda _: KEYS)
 
     # --- the catalog --------------------------------------------------------------------------
@@ -132,7 +132,11 @@ class World:
     def wait(self, _: float) -> int | None:
         return self.status
 
-    def drain_stderr(self) -> None: ...
+    def drain_stderr(self) -> None:
+        self.drained += 1
+
+    def _wait(self, *, reading: list[int], timeout: float) -> None:
+        self.waits += 1
 
     def kill(self) -> None:
         self.killed = True
@@ -218,7 +222,8 @@ def test_a_dump_is_sent_compared_named_signed_and_noted(world: World) -> None:
     assert (made.head_bytes, made.head_sha256) == (12, made.sha256)
     assert (made.target, made.database, made.fingerprint) == ("remote", "copyjob", "5 1 2+3")
     assert world.noted == [(name, 12, made.sha256, "")]
-    assert (world.killed, world.given_up, world.polls) == (True, False, 1)
+    assert (world.killed, world.given_up, world.polls, world.waits) == (True, False, 1, 1)
+    assert world.drained == len(TEXT)
     assert [one.reason for one in world.said(DumpStart)] == ["first"]
     (done,) = world.said(DumpComplete)
     assert (done.name, done.bytes, done.kept, done.pruned) == (name, 12, 1, 0)

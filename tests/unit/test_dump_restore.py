@@ -415,7 +415,7 @@ class Program:
         self.status, self.text, self.takes = status, said, takes
         self.got = b""
         self.waits = 2
-        self.killed = self.drained = self.closed = False
+        self.killed = self.drained = self.closed = self.ready = False
         self.stderr = self
         self.fds: list[int] = []
         self.stdin_fd = -1
@@ -424,7 +424,12 @@ class Program:
         self.waits -= 1
         return None if self.waits > 0 else self.status
 
+    def wait_for(self, *, writing: list[int], **_: object) -> None:
+        self.ready = True
+
     def write(self, _: int, data: memoryview) -> int:
+        assert self.ready  # Else it would be asked again and again.
+        self.ready = False
         if len(self.got) >= self.takes:
             raise BrokenPipeError
         self.got += data[:1000]
@@ -444,7 +449,7 @@ def pour(
     monkeypatch: pytest.MonkeyPatch, program: Program, *, damaged: bool = False, made: str = "16.4"
 ) -> bool:
     monkeypatch.setattr(restore, "start", lambda *_, **__: program)
-    monkeypatch.setattr(restore, "wait_for", lambda **_: None)
+    monkeypatch.setattr(restore, "wait_for", program.wait_for)
     monkeypatch.setattr(restore, "write", program.write)
     of_program = replace(RECORD, program=made)
     pieces = [*Text().left, None] if damaged else Text().left
