@@ -18,7 +18,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
@@ -79,156 +79,154 @@ class Notice:
     watch: bool = False
 
 
-@dataclass(slots=True)
-class _Target:
-    watch: bool = False
-    # What is wrong, by what it is about.
-    troubles: dict[str, str] = field(default_factory=dict)
-    outages: OpenOutages = field(default_factory=OpenOutages)
-    error: str = ""
-    reason: str = ""
-    rotten: bool = False
-    failed_blobs_at: float | None = None
-
-
 class Notices:
-    """Finds what is to be told of the runs of several targets.
+    """Finds what is to be told of the runs of a target.
 
-    outage_after: seconds. last_failure: returns why the last run of a target failed;
-    "" where the last run did not fail.
+    Args:
+        target: Its name.
+        outage_after: Seconds after which an outage is told.
+        last_failure: Returns why the target's last run failed; "" where that run did not fail.
     """
 
-    def __init__(self, outage_after: float, last_failure: Callable[[str], str]) -> None:
+    def __init__(
+        self, target: str, outage_after: float, last_failure: Callable[[str], str]
+    ) -> None:
+        self._target = target
         self._outage_after = outage_after
         self._last_failure = last_failure
-        self._targets: dict[str, _Target] = {}
+        self._watch = self._rotten = False
+        # What is wrong, by what it is about.
+        self._troubles: dict[str, str] = {}
+        self._outages = OpenOutages()
+        self._error = self._reason = ""
+        self._failed_blobs_at: float | None = None
+        self._told_at = 0.0
+        self._found: list[Notice] = []
 
-    def well(self, target: str) -> bool:
-        """Returns whether nothing is known to be wrong with the target."""
-        return not self._targets.setdefault(target, _Target()).troubles
-
-    def take(self, target: str, what: Event | RunState, now: float) -> Iterator[Notice]:
-        """Takes in what a run does, and yields what is to be told. now: monotonic seconds."""
-        one = self._targets.setdefault(target, _Target())
+    def take(self, what: Event | RunState, now: float) -> list[Notice]:
+        """Takes in what a run does, and returns what is to be told. now: monotonic seconds."""
+        self._found = []
         if isinstance(what, RunState):
-            yield from self._long_outages(target, one, now)
-            # A daemon has no good end.
-            copies = what.copied and what.elapsed_s >= _SOUND_SECONDS
-            if one.watch and (copies or what.pending == 0):
-                yield from _over(_RUN, target, one, what.event())
-            return
-        one.outages.take(what, now)
+            self._take_state(what, now)
+        else:
+            self._take_event(what, now)
+        if self._found:
+            self._told_at = now
+        return self._found
+
+    def _take_state(self, state: RunState, now: float) -> None:
+        self._find_long_outages(now)
+        # A daemon has no good end.
+        copies = state.copied and state.elapsed_s >= _SOUND_SECONDS
+        if self._watch and (copies or state.pending == 0):
+            self._end_trouble(_RUN, state.event())
+        well = self._watch and not (self._found or self._troubles)
+        if well and now >= self._told_at + _PING_SECONDS:
+            self._found.append(Notice("alive", self._target, "the daemon is well", {}))
+
+    def _take_event(self, event: Event, now: float) -> None:
+        self._outages.take(event, now)
         # Before its outages end with it. One that ended by an error has told so.
-        if isinstance(what, TargetRestart) and _RUN not in one.troubles:
-            yield from _failure(_RUN, target, one, what, text=one.error)
+        if isinstance(event, TargetRestart) and _RUN not in self._troubles:
+            self._begin_trouble(_RUN, event, text=self._error)
         for side in events.SIDES:
-            if side not in one.outages.sides:
-                yield from _over(f"outage {side}", target, one, what)
-        match what:
+            if side not in self._outages.sides:
+                self._end_trouble(f"outage {side}", event)
+        match event:
             case events.RunStart():
-                one.watch, one.rotten, one.error, one.reason = what.watch, False, "", ""
-                if not one.troubles and (why := self._last_failure(target)):
-                    one.troubles[_RUN] = why
-                yield _notice("start", target, one, what)
+                self._watch, self._rotten, self._error, self._reason = event.watch, False, "", ""
+                if not self._troubles and (why := self._last_failure(self._target)):
+                    self._troubles[_RUN] = why
+                self._tell("start", event)
             case events.RunStop():
-                yield from self._end(target, one, what)
+                self._end_run(event)
             case events.Outage():  # Before the workers start there are no states.
-                yield from self._long_outages(target, one, now)
+                self._find_long_outages(now)
             case events.Error():
-                one.error = what.line or ""
-                one.reason = events.with_detail(what.message, what.detail)
+                self._error = event.line or ""
+                self._reason = events.with_detail(event.message, event.detail)
             case DumpFailed():
-                yield from _failure(_DUMP, target, one, what)
+                self._begin_trouble(_DUMP, event)
             case DumpComplete() | DumpSkipped() | DumpRecovered():
-                yield from _over(_DUMP, target, one, what)
+                self._end_trouble(_DUMP, event)
             case SnapshotFailed():
-                yield from _failure(f"{_SNAPSHOT}{what.set}", target, one, what)
+                self._begin_trouble(f"{_SNAPSHOT}{event.set}", event)
             case SnapshotComplete():
-                yield from _over(f"{_SNAPSHOT}{what.set}", target, one, what)
+                self._end_trouble(f"{_SNAPSHOT}{event.set}", event)
             case SnapshotsRecovered():
-                for about in [key for key in one.troubles if key.startswith(_SNAPSHOT)]:
-                    yield from _over(about, target, one, what)
+                for about in [key for key in self._troubles if key.startswith(_SNAPSHOT)]:
+                    self._end_trouble(about, event)
             case events.WorkerStall():
-                if f"stall {what.worker}" not in one.troubles:
-                    yield _notice("stall", target, one, what)
-                yield from _failure(f"stall {what.worker}", target, one, what, told=True)
+                self._begin_trouble(f"stall {event.worker}", event, kind="stall")
             case (
                 events.WorkerStallEnd()
                 | events.WorkerRestart()
                 | events.WorkerStop()
                 | events.WorkerStart()  # Of a coordinator in the place of one that was killed.
             ):
-                yield from _over(f"stall {what.worker}", target, one, what)
+                self._end_trouble(f"stall {event.worker}", event)
             case events.BlobFailed():
-                yield from self._failed_blob(target, one, what, now)
+                self._take_failed_blob(event, now)
 
-    def _long_outages(self, target: str, one: _Target, now: float) -> Iterator[Notice]:
-        for since, outage in one.outages.all:
-            key = f"outage {outage.what}"
-            if now - since >= self._outage_after and key not in one.troubles:
-                yield _notice("outage", target, one, outage)
-                yield from _failure(key, target, one, outage, told=True)
+    def _find_long_outages(self, now: float) -> None:
+        for since, outage in self._outages.all:
+            if now - since >= self._outage_after:
+                self._begin_trouble(f"outage {outage.what}", outage, kind="outage")
 
-    def _failed_blob(
-        self, target: str, one: _Target, event: events.BlobFailed, now: float
-    ) -> Iterator[Notice]:
-        """Yields a notice of rot once a run; of any other failed blob only while a daemon runs,
-        since the end of a single run tells of them.
+    def _take_failed_blob(self, event: events.BlobFailed, now: float) -> None:
+        """Tells of rot once a run; of any other failed blob only while a daemon runs, since the end
+        of a single run tells of them.
         """
         if event.reason == Reason.CORRUPT_SOURCE:
-            if not one.rotten:
-                one.rotten = True
-                yield _notice("source_rot", target, one, event)
-        elif one.watch:
-            last = one.failed_blobs_at
+            if not self._rotten:
+                self._rotten = True
+                self._tell("source_rot", event)
+        elif self._watch:
+            last = self._failed_blobs_at
             if last is None or now - last >= _FAILED_BLOBS_SECONDS:
-                one.failed_blobs_at = now
-                yield _notice("failure", target, one, event)
+                self._failed_blobs_at = now
+                self._tell("failure", event)
 
-    def _end(self, target: str, one: _Target, event: events.RunStop) -> Iterator[Notice]:
+    def _end_run(self, event: events.RunStop) -> None:
         if event.outcome == "stopped":
             return
         if event.exit_code:
-            text = one.error or event.line or ""
-            yield from _failure(_RUN, target, one, event, text=text, reason=one.reason)
+            text = self._error or event.line or ""
+            self._begin_trouble(_RUN, event, text=text, reason=self._reason)
             return
-        yield _notice("success", target, one, event)
-        if one.troubles:
-            one.troubles.clear()
-            yield _notice("recovery", target, one, event)
+        self._tell("success", event)
+        if self._troubles:
+            self._troubles.clear()
+            self._tell("recovery", event)
 
+    def _begin_trouble(
+        self, about: str, event: Event, *, kind: str = "failure", text: str = "", reason: str = ""
+    ) -> None:
+        """Notes a trouble, and tells of it.
 
-def _failure(
-    about: str,
-    target: str,
-    one: _Target,
-    event: Event,
-    *,
-    text: str = "",
-    reason: str = "",
-    told: bool = False,
-) -> Iterator[Notice]:
-    """Notes a trouble, and yields its notices: none where the same trouble was told before for the
-    same reason. reason: without what changes from one time to the next; the text where it is empty.
-    told: another kind of notice tells of it.
-    """
-    first, reason = not one.troubles, reason or text or event.line or ""
-    known, one.troubles[about] = one.troubles.get(about), reason
-    if not told and known != reason:
-        yield _notice("failure", target, one, event, text)
-    if first:
-        yield _notice("first_failure", target, one, event, text)
+        Args:
+            about: What is wrong.
+            event: The event that says so.
+            kind: Of the notice. A failure is told again where its reason is another one.
+            text: Of the notice; the event's line where it is empty.
+            reason: Without what changes from one time to the next; the text where it is empty.
+        """
+        first, reason = not self._troubles, reason or text or event.line or ""
+        known, self._troubles[about] = self._troubles.get(about), reason
+        if known is None or (kind == "failure" and known != reason):
+            self._tell(kind, event, text)
+        if first:
+            self._tell("first_failure", event, text)
 
+    def _end_trouble(self, about: str, event: Event) -> None:
+        """Ends a trouble, and tells of that where it was the last one."""
+        if self._troubles.pop(about, None) is not None and not self._troubles:
+            self._tell("recovery", event)
 
-def _over(about: str, target: str, one: _Target, event: Event) -> Iterator[Notice]:
-    """Ends a trouble, and yields a notice where it was the last one."""
-    if one.troubles.pop(about, None) is not None and not one.troubles:
-        yield _notice("recovery", target, one, event)
-
-
-def _notice(kind: str, target: str, one: _Target, event: Event, text: str = "") -> Notice:
-    fields = {"event": event.kind, **event.fields}
-    return Notice(kind, target, text or event.line or "", fields, one.watch)
+    def _tell(self, kind: str, event: Event, text: str = "") -> None:
+        fields = {"event": event.kind, **event.fields}
+        text = text or event.line or ""
+        self._found.append(Notice(kind, self._target, text, fields, self._watch))
 
 
 def notice_process(settings: CatalogConfig) -> ListenerProcess:
@@ -275,25 +273,14 @@ def check(settings: CatalogConfig) -> tuple[str, str]:
 def _tell_of_runs(
     settings: CatalogConfig, heard: Iterator[Heard], clock: Callable[[], float] = time.monotonic
 ) -> None:
-    notices = Notices(settings.notify.outage_after, partial(_last_failure, settings))
-    pinged: dict[str, float] = {}
-    watched: set[str] = set()
+    notices: dict[str, Notices] = {}
     for target, what in heard:
-        now = clock()
-        for notice in notices.take(target, what, now):
-            if notice.kind == "start" and notice.watch:
-                watched.add(target)
-            pinged[target] = now
-            _send(settings, notice)
-        regular = isinstance(what, RunState) and target in watched and notices.well(target)
-        if regular and now >= pinged.get(target, 0.0) + _PING_SECONDS:
-            pinged[target] = now
-            _send(settings, Notice("alive", target, "the daemon is well", {}))
-
-
-def _send(settings: CatalogConfig, notice: Notice) -> None:
-    for problem in send(settings, notice):
-        tell_parent(Warning(reason=problem))
+        if target not in notices:
+            last_failure = partial(_last_failure, settings)
+            notices[target] = Notices(target, settings.notify.outage_after, last_failure)
+        for notice in notices[target].take(what, clock()):
+            for problem in send(settings, notice):
+                tell_parent(Warning(reason=problem))
 
 
 def _last_failure(settings: CatalogConfig, target: str) -> str:

@@ -72,8 +72,9 @@ At = tuple[float, Event | RunState]
 
 def told(*heard: At, failed_before: bool = False) -> list[str]:
     """The kinds of the notices, after what a run told at these seconds."""
-    notices = Notices(900.0, lambda target: "exit code 5" if failed_before else "")
-    return [one.kind for now, what in heard for one in notices.take("far", what, now)]
+    notices = Notices("far", 900.0, lambda target: "exit code 5" if failed_before else "")
+    found = [one.kind for now, what in heard for one in notices.take(what, now)]
+    return [kind for kind in found if kind != "alive"]
 
 
 # --- when -----------------------------------------------------------------------------------------
@@ -149,9 +150,9 @@ def test_a_daemon_that_a_service_manager_starts_again_tells_no_trouble_twice(
     before: str, kinds: list[str]
 ) -> None:
     """The catalog knows why the last run ended."""
-    notices = Notices(900.0, lambda _: before)
+    notices = Notices("far", 900.0, lambda _: before)
     heard = (start(watch=True), FULL, stop("error"))
-    found = [one.kind for what in heard for one in notices.take("far", what, 0.0)]
+    found = [one.kind for what in heard for one in notices.take(what, 0.0)]
     assert found == ["start", *kinds]
 
 
@@ -162,10 +163,10 @@ def test_another_trouble_is_told_beside_one_that_is_known() -> None:
 
 
 def test_a_failure_says_what_the_error_said() -> None:
-    notices = Notices(900.0, lambda target: "")
+    notices = Notices("far", 900.0, lambda target: "")
     for event in (start(), events.Error(**ERROR)):
-        list(notices.take("far", event, 0.0))
-    text = next(notices.take("far", stop("error"), 1.0)).text
+        notices.take(event, 0.0)
+    text = notices.take(stop("error"), 1.0)[0].text
     assert text == "error: m: why; do"
 
 
