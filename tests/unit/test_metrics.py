@@ -26,7 +26,7 @@ from ntt_backup import events, newest
 from ntt_backup.catalog import history, stats
 from ntt_backup.config import Settings, load
 from ntt_backup.daemon.events import TargetRestart
-from ntt_backup.daemon.metrics import catalog
+from ntt_backup.daemon.metrics import figures as catalog
 from ntt_backup.daemon.metrics import process as metrics_process
 from ntt_backup.daemon.metrics.figures import METRICS, PREFIX, Figures
 from ntt_backup.daemon.progress import Progress, RunState, WorkerStatus

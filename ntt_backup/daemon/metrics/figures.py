@@ -1,4 +1,4 @@
-"""The figures of all metrics come from what runs tell.
+"""The figures of all metrics come from what runs tell, and from the catalog.
 
 Counters begin at 0 with the process that serves them, and are there from the start of a run, so
 that the first failure is an increase.
@@ -12,19 +12,27 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
+from threading import Event, Thread
 from typing import Final, Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
 from ntt_backup import __version__, events
+from ntt_backup.catalog import connection, history, stats
+from ntt_backup.catalog.check_history import last_checks
+from ntt_backup.catalog.dump_history import last_dumps
+from ntt_backup.config import Settings, identity
 from ntt_backup.daemon.events import TargetRestart
 from ntt_backup.daemon.open_outages import OpenOutages
 from ntt_backup.daemon.progress import STATES, RunState
 from ntt_backup.dump.events import DumpComplete, DumpFailed
+from ntt_backup.errors import CatalogError
 from ntt_backup.model import OF_CHECKS, Reason
+from ntt_backup.newest import missed
 from ntt_backup.snapshot.events import SnapshotComplete, SnapshotFailed
+from ntt_backup.snapshot.last_take import last
 
 Kind = Literal["counter", "gauge", "histogram"]
 
@@ -32,6 +40,8 @@ PREFIX: Final = "ntt_backup_"
 # The clock of the catalog's server may differ by as much.
 _AHEAD_SECONDS: Final = 3600.0
 _SECONDS: Final = (0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600)
+_EVERY_SECONDS: Final = 60.0
+_STATEMENT_MILLISECONDS: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,3 +343,56 @@ def _made(name: str, metric: Metric, registry: CollectorRegistry) -> Counter | G
             return Gauge(*about, registry=registry)
         case "histogram":
             return Histogram(*about, registry=registry, buckets=_SECONDS)
+
+
+class CatalogFigures:
+    """Asks the catalog for what it knows of all targets: what is failed, when all was last copied
+    and checked. A thread of its own does that.
+
+    wanted: it is asked for now, and not only in a minute. answered: it was asked once.
+    """
+
+    def __init__(self, settings: Settings, figures: Figures) -> None:
+        self._settings = settings
+        self._figures = figures
+        self.wanted = Event()
+        self.answered = Event()
+        Thread(target=self._ask_on_and_on, daemon=True).start()
+
+    def _ask_on_and_on(self) -> None:
+        name = identity.application("metrics")
+        self.wanted.wait()
+        while True:
+            self.wanted.clear()
+            with (
+                suppress(CatalogError),
+                closing(connection.connect(self._settings.catalog.url, name)) as conn,
+            ):
+                connection.configure(conn, "statement_timeout", _STATEMENT_MILLISECONDS)
+                for target in sorted(self._figures.targets):
+                    self._ask_for(conn, target)
+            self.answered.set()
+            self.wanted.wait(_EVERY_SECONDS)
+
+    def _ask_for(self, conn: connection.Connection, target: str) -> None:
+        figures = self._figures
+        of_target = self._settings.model_copy(update={"target": target})
+        figures.set("missed_on_target", len(missed(of_target)), target=target)
+        for name in self._settings.snapshots:
+            if (taken := last(of_target, name).taken_at) is not None:
+                figures.note("last_snapshot_timestamp_seconds", taken.timestamp(), target, name)
+        if (end := history.last_end(conn, target)) is not None:
+            figures.note_end(target, end.ended_at.timestamp(), end.exit_code)
+            if end.succeeded_at is not None:
+                when = end.succeeded_at.timestamp()
+                figures.note("last_success_timestamp_seconds", when, target)
+        for dump in last_dumps(conn, target):
+            if dump.name:
+                when = dump.ended_at.timestamp()
+                figures.note("last_dump_timestamp_seconds", when, target)
+        for one in sorted(last_checks(conn, target), key=lambda one: one.ended_at):
+            figures.set("last_check_wrong_blobs", one.wrong, target=target, command=one.command)
+            if one.exit_code == 0:
+                when = one.ended_at.timestamp()
+                figures.note("last_check_timestamp_seconds", when, target, one.command)
+        figures.set("blobs_still_failed", stats.still_failed(conn, target), target=target)

@@ -22,8 +22,7 @@ from ntt_backup.daemon.web_server import BriefRequest, WebServer
 from ntt_backup.events import RunStart, Warning
 
 if TYPE_CHECKING:
-    from ntt_backup.daemon.metrics.catalog import CatalogFigures
-    from ntt_backup.daemon.metrics.figures import Figures
+    from ntt_backup.daemon.metrics.figures import CatalogFigures, Figures
 
 _WRITE_SECONDS: Final = 15.0
 # A short run's file shall have what the catalog knows, too.
@@ -59,8 +58,7 @@ def _trouble(place: object, error: OSError) -> str:
 
 
 def _serve(settings: Settings, heard: Iterator[Heard]) -> None:
-    from ntt_backup.daemon.metrics.catalog import CatalogFigures
-    from ntt_backup.daemon.metrics.figures import Figures
+    from ntt_backup.daemon.metrics.figures import CatalogFigures, Figures
 
     figures, over = Figures(settings.scheduled), Event()
     catalog = CatalogFigures(settings, figures)
