@@ -8,7 +8,7 @@ from pathlib import Path
 import blake3
 import pytest
 
-from ntt_backup.cli.commands.install_receiver import RECEIVER, write_receiver
+from ntt_backup.cli.commands.install import RECEIVER, write_receiver
 from tests.sshd import RemoteDir, Sshd
 
 CHECKING = ("blake3", "b3sum", "none")

@@ -3,7 +3,7 @@
 A command may be started with its output closed, or on a full disk, or with signals ignored, and may
 end by any error, or by a signal. Whatever happens, the program ends with one line that says what
 happened, one that says what to do, and the exit code of the contract. Commands need not think of
-it. Each is loaded when it is asked for, so that a short one answers at once.
+it.
 """
 
 from __future__ import annotations
@@ -16,66 +16,17 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, Final, NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 import click
 
 from ntt_backup import __version__
-from ntt_backup.cli.common import AS_JSON, Common, GivenPath
-from ntt_backup.cli.completion import target_names
-from ntt_backup.cli.examples import with_examples
-from ntt_backup.cli.lazy_group import LazyGroup
+from ntt_backup.cli import options
+from ntt_backup.cli.command_tree import PROGRAM, SECTIONS, LazyGroup
+from ntt_backup.cli.common import Common
 from ntt_backup.errors import BackupError, remember_global_options
 from ntt_backup.format import printable, render_error, use_iec
 from ntt_backup.model import DEFAULT_TARGET
-
-# The headings of `--help`, and the commands below each in the order in which they are needed.
-_SECTIONS: Final = {
-    "Every day": {
-        "run": "Send the pending blobs to the remote.",
-        "status": "Show what is pending, copied and failed, and who works.",
-        "runs": "List the last runs: when, how they ended, what they copied.",
-        "check": "Check everything that a run needs.",
-        "verify": "Check the blobs on the remote by their hashes.",
-        "drill": "Prove that everything can be restored.",
-        "dump": "Dump the catalog to the remote, and remove old dumps.",
-        "dumps": "List the dumps of the catalog on the remote, and remove some.",
-        "snapshot": "Keep versions of files that change in place, and bring them back.",
-    },
-    "On a bad day": {
-        "failed": "List the blobs that failed: why, since when, how often.",
-        "show": "Tell everything that is known of one blob.",
-        "requeue": "Make failed blobs pending again.",
-        "reconcile": "Compare catalog, store and remote by name and size.",
-        "restore": "Restore blobs, or the catalog, from the remote.",
-    },
-    "Set up": {
-        "demo": "Back up an example store, all on this machine.",
-        "config": "Show or check the configuration.",
-        "init-db": "Create the catalog, or add what an existing one lacks.",
-        "scan": "Register in the catalog what only the store has.",
-        "bench": "Measure the link, and the ways to send blobs over it.",
-        "install-service": "Install the service for systemd, or remove it.",
-        "install-receiver": "Prepare an ssh key that can only back up.",
-        "completion": "Print the code that lets a shell complete commands, options and names.",
-        "man": "Print the man page, or write it into a directory.",
-    },
-    "A running daemon": {
-        "pause": "Make a running daemon send nothing until it is resumed.",
-        "resume": "Make a paused daemon continue.",
-        "bwlimit": "Set how fast a running daemon may send.",
-        "now": "Make a running daemon look for work, and do what is due, at once.",
-        "stop": "End a running daemon after what is in flight.",
-        "serve": "Show the state of all targets as a web page.",
-        "notify": "Send a notice, to see whether it arrives.",
-    },
-    "Pack files and mounts": {
-        "pack": "Pack blobs into one file, or look into one.",
-        "unpack": "Unpack pack files into a directory.",
-        "mount": "Mount packs as a directory of blobs, or a snapshot as a tree of files.",
-    },
-}
-_COMMANDS: Final = {name: said for section in _SECTIONS.values() for name, said in section.items()}
 
 
 class _Program(LazyGroup):
@@ -85,34 +36,32 @@ class _Program(LazyGroup):
         try:
             return super().invoke(ctx)
         except (BackupError, click.ClickException) as error:
-            if ctx.meta.get(AS_JSON):
-                from ntt_backup.cli.results import failed
+            if options.wants("as_json"):
+                from ntt_backup.cli import results
 
                 if isinstance(error, click.ClickException):
                     said = BackupError(error.format_message(), exit_code=error.exit_code)
                 else:
                     said = error
-                click.echo(json.dumps(failed(ctx.obj.target, said)))
+                click.echo(json.dumps(results.failed(ctx.obj.target, said)))
             raise
 
 
 @click.group(
     cls=_Program,
-    helps=_COMMANDS,
-    sections=_SECTIONS,
-    homes=dict.fromkeys(("bwlimit", "now", "pause", "resume", "stop"), "control"),
+    sections=SECTIONS,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.option(
     "--config",
-    type=GivenPath(),
+    type=options.PATH,
     help="Configuration file (TOML); default: NTT_CONFIG, else /etc/ntt/backup-remote.toml.",
 )
 @click.option(
     "--target",
     default=DEFAULT_TARGET,
     show_default=True,
-    shell_complete=target_names,
+    shell_complete=options.target_names,
     help="Name of the remote to work with. For run, status, serve, config check and the commands"
     " to a daemon (pause, resume, bwlimit, now, stop) also several, as a,b, or all.",
 )
@@ -124,7 +73,7 @@ class _Program(LazyGroup):
     help="Units that are shown: si for MB (10^6 bytes), iec for MiB; default: NTT_SIZES, else si.",
 )
 @click.option("-v", "--verbose", is_flag=True, help="Show the traceback of an unforeseen error.")
-@click.version_option(__version__, prog_name="ntt-backup-remote")
+@click.version_option(__version__, prog_name=PROGRAM)
 @click.pass_context
 def cli(
     context: click.Context, config: Path | None, target: str, sizes: str, verbose: bool
@@ -140,9 +89,6 @@ def cli(
     remember_global_options(context.obj.options)
     if not verbose:
         sys.excepthook = _say_unforeseen
-
-
-with_examples(cli, "")
 
 
 def main() -> int:
@@ -214,7 +160,7 @@ def _stop(signum: int, _frame: FrameType | None) -> NoReturn:
 
 def _run() -> int:
     try:
-        cli.main(prog_name="ntt-backup-remote", standalone_mode=False)
+        cli.main(prog_name=PROGRAM, standalone_mode=False)
     except BackupError as error:
         _complain(render_error(error))
         return error.exit_code
@@ -244,8 +190,8 @@ def _right_place(error: click.NoSuchOption) -> str:
     name, context = error.option_name, click.Context(cli)
     if _has(cli, name):
         called = error.ctx.command_path.partition(" ")[2] if error.ctx is not None else "COMMAND"
-        return f"{name} stands before the command: ntt-backup-remote {name} ... {called}"
-    commands = {one: cli.get_command(context, one) for one in sorted(_COMMANDS)}
+        return f"{name} stands before the command: {PROGRAM} {name} ... {called}"
+    commands = {one: cli.get_command(context, one) for one in cli.list_commands(context)}
     having = [one for one, command in commands.items() if command and _has(command, name)]
     return f"{name} stands after the command: {', '.join(having)}" if having else ""
 

@@ -1,16 +1,13 @@
-"""Commands share this: the options before the command, settings, the catalog, common options.
-
-`--help` loads this module, and none of what reads settings or speaks to the catalog.
-"""
+"""Commands share the options before the command, settings, the catalog, and files."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import click
 
@@ -23,127 +20,6 @@ if TYPE_CHECKING:
     from ntt_backup.catalog.connection import Connection
     from ntt_backup.config import CatalogConfig, ConfigT
     from ntt_backup.config.sealing import Keyring
-
-# Where a context notes that what is printed is for a program.
-AS_JSON: Final = "ntt_backup.as_json"
-
-
-class GivenPath(click.Path):
-    """Takes a path that is not empty.
-
-    An empty one, as of a variable that is not set, would be the current directory: a restore
-    would write there.
-    """
-
-    def __init__(
-        self, *, file_okay: bool = True, dir_okay: bool = True, path_type: type = Path
-    ) -> None:
-        super().__init__(file_okay=file_okay, dir_okay=dir_okay, path_type=path_type)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value == "":
-            self.fail("it is empty: is a variable of the shell not set?", param, ctx)
-        return super().convert(value, param, ctx)
-
-
-def json_option_of(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Returns the option --json. what: it prints."""
-
-    def note(context: click.Context, _option: click.Parameter, as_json: bool) -> bool:
-        context.meta[AS_JSON] = as_json
-        return as_json
-
-    # Eager: a mistake in another option is told as JSON, too.
-    return click.option(
-        "--json", "as_json", is_flag=True, is_eager=True, callback=note, help=f"Print {what}."
-    )
-
-
-json_option = json_option_of("one JSON object")
-only_errors_option = click.option("-q", "--quiet", is_flag=True, help="Print only errors.")
-
-
-def result_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options of a command that prints a result at the end."""
-    quiet = click.option("-q", "--quiet", is_flag=True, help="Print only the result at the end.")
-    return json_option(quiet(command))
-
-
-def prefix_option(verb: str) -> Callable[[Any], Any]:
-    """Returns the option --prefix of a command that does something with blobs."""
-    from ntt_backup.cli.param_types import HEX_PREFIX
-
-    text = f"{verb} only blobids that begin so; 00 is 1/256 of all."
-    return click.option("--prefix", type=HEX_PREFIX, default="", help=text)
-
-
-def list_option(verb: str) -> Callable[[Any], Any]:
-    """Returns the option --list of a command that does something with blobs."""
-    text = f"{verb} the blobids in this file, one a line; - for stdin."
-    return click.option("--list", "names", type=click.File("r"), metavar="FILE", help=text)
-
-
-def sessions_option(default: int) -> Callable[[Any], Any]:
-    """Returns the option --workers of a command that reads the remote."""
-    return click.option(
-        "--workers",
-        type=click.IntRange(1, 64),
-        default=default,
-        show_default=True,
-        help="Number of connections that work in parallel.",
-    )
-
-
-def jobs_option(more: str = "") -> Callable[[Any], Any]:
-    """Returns the option --jobs of a command that works in several processes."""
-    return click.option(
-        "--jobs",
-        type=click.IntRange(1, 64),
-        default=1,
-        show_default=True,
-        help=f"Number of processes that work in parallel{more}.",
-    )
-
-
-def destination_option(text: str) -> Callable[[Any], Any]:
-    """Returns the option --to of a command that fills a directory."""
-    kind = GivenPath()
-    return click.option("--to", "destination", type=kind, required=True, metavar="DIR", help=text)
-
-
-def bwlimit_option(what: str) -> Callable[[Any], Any]:
-    """Returns the option --bwlimit of a command that fetches blobs. what: it is a limit of."""
-    from ntt_backup.cli.param_types import RATE
-
-    text = f"Bytes a second {what}, for example 10MB, or a timetable as of run.bwlimit."
-    return click.option("--bwlimit", type=RATE, metavar="RATE", help=text)
-
-
-def identity_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the option --identity of a command that reads what may be sealed."""
-    return click.option(
-        "--identity",
-        type=GivenPath(),
-        metavar="FILE",
-        help="File with the age identity that opens sealed packs.  [default: pack.identity_file]",
-    )(command)
-
-
-def dump_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds --trust-target and --allow-superuser of a command that restores a dump."""
-    trust_target = click.option(
-        "--trust-target",
-        is_flag=True,
-        help="Where no dump is known to be of this host, take one of which nothing proves who made"
-        " it: only rows of blobs and of our own tables come back from that.",
-    )
-    allow_superuser = click.option(
-        "--allow-superuser",
-        is_flag=True,
-        help="Restore the dump as the user of the database, even a superuser: what only a superuser"
-        " may make comes back, and code in the dump runs with that user's rights.",
-    )
-    return trust_target(allow_superuser(command))
 
 
 def identity_flag(identity: Path | None) -> dict[str, object]:

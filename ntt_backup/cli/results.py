@@ -1,37 +1,61 @@
-"""`verify`, `restore`, `reconcile` and `drill` print a result: a JSON object, or lines of text."""
+"""Commands share how a result is told: to programs, to people, of each target, in the catalog."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, Protocol, TypeVar
 
 import click
 
-from ntt_backup.errors import BackupError, complete
-from ntt_backup.format import json_value, many, printable
+from ntt_backup.cli import options
+from ntt_backup.cli.common import Common
+from ntt_backup.errors import (
+    SOME_FAILED,
+    BackupError,
+    CatalogUnavailable,
+    ConfigError,
+    DestinationError,
+    LockHeld,
+    SourceError,
+    complete,
+    worst,
+)
+from ntt_backup.format import json_value, many, printable, render_error
 from ntt_backup.model import Failure, Failures
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+    from ntt_backup.config import CatalogConfig
     from ntt_backup.report.lines import ProgressLine
 
+T = TypeVar("T")
 _SHOWN: Final = 20
+_INTERRUPTED: Final = 130
+_NOTE_S: Final = 3.0
+# A catalog that does not answer is no trouble of the target, and may be a mistyped `--database`.
+_REFUSALS: Final = (CatalogUnavailable, ConfigError, DestinationError, LockHeld, SourceError)
 
 
-def report(
-    fields: Mapping[str, Any], lines: Sequence[str], exit_code: int, *, as_json: bool
-) -> NoReturn:
+def tell(fields: Mapping[str, Any], lines: Iterable[str]) -> None:
+    """Prints fields for programs where the operator wants JSON, else lines for people."""
+    if options.wants("as_json"):
+        click.echo(json.dumps(fields))
+    elif text := "\n".join(lines):
+        click.echo(text)
+
+
+def report(fields: Mapping[str, Any], lines: Iterable[str], exit_code: int) -> NoReturn:
     """Prints fields for programs or lines for people, and ends the process with the exit code."""
-    if as_json:
-        click.echo(json.dumps({**fields, "exit_code": exit_code}))
-    else:
-        click.echo(complete("\n".join(lines)))
+    tell({**fields, "exit_code": exit_code}, map(complete, lines))
     sys.exit(exit_code)
 
 
@@ -82,6 +106,11 @@ def strangers(packs: int) -> list[str]:
     ]
 
 
+def wrong_lines(failures: Failures) -> list[str]:
+    """Returns how many failed by reason, and the first of them."""
+    return [*count_lines(failures.counts), *failure_lines(failures)]
+
+
 def failure_lines(failures: Failures) -> list[str]:
     """Returns a line for each of the first failures, and one for the rest."""
     lines = (f"{one.blobid} {one.reason} {one.detail}" for one in failures.first)
@@ -96,12 +125,46 @@ def first_lines(problems: Iterable[str], total: int) -> list[str]:
     return lines
 
 
-class FirstLines:
-    """Shows the first of many lines, even where no progress is shown. begin: of each line."""
+def progress_line() -> ProgressLine:
+    """Returns what shows on stderr how far a command is, unless the operator wants it quiet."""
+    from ntt_backup.report.lines import ProgressLine
 
-    def __init__(self, line: ProgressLine, *, quiet: bool, begin: str = "") -> None:
+    return ProgressLine(sys.stderr, quiet=options.wants("quiet"))
+
+
+class _Work(Protocol):
+    """Work that goes on. part: from 0 to 1, None where it is not known."""
+
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def duration_s(self) -> float: ...
+    @property
+    def part(self) -> float | None: ...
+
+
+def so_far(work: _Work) -> str:
+    """Returns the bytes of work that goes on, with rate, part and time left, where it is known."""
+    from ntt_backup.report.lines import pace, time_left
+
+    part, seconds = work.part, work.duration_s
+    return pace(work.bytes, seconds) + (f", {part:.1%}{time_left(part, seconds)}" if part else "")
+
+
+class FirstLines:
+    """Shows the first of many lines, also where the operator wants the command quiet.
+
+    begin: of each line. more: what is said of those beyond the first. silent: to say nothing where
+    the operator wants the command quiet.
+    """
+
+    def __init__(
+        self, line: ProgressLine, begin: str = "", *, more: str = "", silent: bool = False
+    ) -> None:
+        quiet = options.wants("quiet") and not silent
         self._show = partial(click.echo, err=True) if quiet else line.say
         self._begin = begin
+        self._more = more or f"{begin}more, which is not shown"
         self._number = 0
 
     def say(self, text: str) -> None:
@@ -109,4 +172,134 @@ class FirstLines:
         if self._number <= _SHOWN:
             self._show(self._begin + printable(text))
         elif self._number == _SHOWN + 1:
-            self._show(f"{self._begin}more, which is not shown")
+            self._show(self._more)
+
+
+class EachTarget(Generic[T]):
+    """Works on each target, and keeps what was found and what went wrong.
+
+    settings: of each target, by name. found and errors: what `do` has found, or met.
+    """
+
+    def __init__(self, common: Common, settings: Mapping[str, CatalogConfig]) -> None:
+        self._common = common
+        self.settings = settings
+        self.found: dict[str, T] = {}
+        self.errors: dict[str, BackupError] = {}
+
+    @property
+    def several(self) -> bool:
+        """Returns whether --target names more than one, or all."""
+        return list(self.settings) != [self._common.target]
+
+    def do(self, work: Callable[[CatalogConfig], T]) -> None:
+        """Works on each."""
+        self.found, self.errors = {}, {}
+        for name, settings in self.settings.items():
+            self._common.turn_to(name)
+            try:
+                self.found[name] = work(settings)
+            except BackupError as error:
+                self.errors[name] = error
+
+    def json(self, fields: Callable[[T], Mapping[str, Any]]) -> dict[str, Any]:
+        """Returns plain JSON values: of one target, or of all by their names."""
+        told: dict[str, Mapping[str, Any]] = {
+            name: failed(name, error) for name, error in self.errors.items()
+        }
+        told |= {name: fields(one) for name, one in self.found.items()}
+        if self.several:
+            return {"targets": {name: told[name] for name in self.settings}}
+        return dict(told[self._common.target])
+
+    def complain(self) -> None:
+        """Prints the errors of several targets. Raises the one of a single target."""
+        for name, error in self.errors.items():
+            if not self.several:
+                raise error
+            click.echo(f"target {name}: {render_error(error)}", err=True)
+
+    def end(self) -> None:
+        """Ends the process with the exit code of the worst error, where there was one."""
+        if self.errors:
+            sys.exit(worst(error.exit_code for error in self.errors.values()))
+
+
+@dataclass(slots=True)
+class CheckNote:
+    """Holds what a check has found so far; see `catalog.check_history`.
+
+    How a check ended is noted in the catalog, for `status`, metrics and the page, and told. That is
+    done at the end, over a connection of its own and within some seconds. Where it cannot be done
+    nobody is told: a check, or a restore on a new machine, needs no catalog to note it in.
+    """
+
+    command: str
+    detail: str = ""
+    blobs: int = 0
+    bytes: int = 0
+    wrong: int = 0
+    exit_code: int = 0
+
+    def saw(self, blobs: int, bytes_: int, wrong: int, exit_code: int) -> None:
+        """Sets what was found so far, and the exit code if that is all."""
+        # What speaks to PostgreSQL is loaded while others fetch, not when they have ended.
+        import ntt_backup.catalog.check_history  # noqa: F401
+
+        self.blobs, self.bytes, self.wrong, self.exit_code = blobs, bytes_, wrong, exit_code
+
+
+@contextmanager
+def noted(common: Common, command: str, **asked: object) -> Iterator[CheckNote]:
+    """Notes what is done in the context as one call of the command. A call that is refused before
+    it has looked at anything, since its options, its directory or the settings are wrong or another
+    one is at work, says nothing of the target, and is not noted. asked: what limits it
+    to a part, by the names of its options; what is not given is None, "" or False.
+    """
+    note = CheckNote(
+        command, ", ".join(f"{name} {value}" for name, value in asked.items() if value)
+    )
+    began, understood = time.monotonic(), True
+    try:
+        yield note
+    except click.UsageError:
+        understood = False
+        raise
+    except Exception as error:
+        understood = not isinstance(error, _REFUSALS) or note.blobs > 0
+        note.exit_code, note.detail = getattr(error, "exit_code", 1), printable(str(error))
+        raise
+    except (KeyboardInterrupt, SystemExit) as end:
+        code = getattr(end, "code", None)
+        note.exit_code = code if isinstance(code, int) else _INTERRUPTED
+        raise
+    finally:
+        if understood:
+            _note_check(common, note, time.monotonic() - began)
+        if note.wrong or note.exit_code == SOME_FAILED:
+            with suppress(BackupError):
+                _tell(common, note)
+
+
+def _note_check(common: Common, note: CheckNote, lasted: float) -> None:
+    from ntt_backup.catalog.check_history import note_check
+    from ntt_backup.catalog.connection import connect
+    from ntt_backup.config import CatalogConfig, identity, load
+    from ntt_backup.daemon.signals import time_limit
+
+    with suppress(BackupError), time_limit(_NOTE_S, CatalogUnavailable("it is too slow")):
+        settings = load(CatalogConfig, file=common.config, target=common.target)
+        with connect(settings.catalog.url, identity.application("note")) as conn:
+            note_check(conn, settings.target, lasted=lasted, **asdict(note))
+
+
+def _tell(common: Common, note: CheckNote) -> None:
+    """Sends a notice of what was found. Raises BackupError for settings that cannot be read."""
+    from ntt_backup.config import CatalogConfig, load
+    from ntt_backup.daemon.notices import Notice, send
+
+    settings = load(CatalogConfig, file=common.config, target=common.target)
+    found = f"{note.command} found {many(note.wrong, 'blob')} lost or not right"
+    text = f"{found} ({note.detail})" if note.detail else found
+    for problem in send(settings, Notice("findings", settings.target, text, asdict(note))):
+        click.echo(f"warning: {problem}", err=True)

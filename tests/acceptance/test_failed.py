@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ntt_backup.catalog.failures import UNKNOWN
-from ntt_backup.cli.commands.failed import ADVICE
+from ntt_backup.cli.commands.blob import ADVICE
 from ntt_backup.model import OF_CHECKS, Reason
 from tests.environment import Environment
 

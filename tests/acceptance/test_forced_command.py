@@ -19,7 +19,7 @@ import pytest
 
 from ntt_backup.catalog import dump_history
 from ntt_backup.catalog.connection import connect
-from ntt_backup.cli.commands.install_receiver import RECEIVER, key_line
+from ntt_backup.cli.commands.install import RECEIVER, key_line
 from ntt_backup.config import RemoteSettings
 from tests.environment import Environment
 from tests.hashing import receiver_on

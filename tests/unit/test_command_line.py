@@ -16,10 +16,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ntt_backup.cli.app import cli
-from ntt_backup.cli.commands.install_service import NEXT
-from ntt_backup.cli.commands.man import page
-from ntt_backup.cli.examples import EXAMPLES, PROGRAM
-from ntt_backup.cli.lazy_group import LazyGroup
+from ntt_backup.cli.command_tree import EXAMPLES, PROGRAM, LazyGroup
+from ntt_backup.cli.commands.install import NEXT
+from ntt_backup.cli.commands.manual import page
 from ntt_backup.errors import ConfigError, DestinationError
 
 ROOT = Path(__file__).parents[2]
@@ -128,7 +127,7 @@ def test_what_comes_after_the_installation_is_in_order() -> None:
 def test_types_of_values_need_no_generic_class_of_click(monkeypatch: pytest.MonkeyPatch) -> None:
     """As click 8.1 has it, which is the oldest that is allowed."""
     monkeypatch.setattr(click, "ParamType", type("ParamType", (), {}))
-    runpy.run_path(str(ROOT / "ntt_backup" / "cli" / "param_types.py"))
+    runpy.run_path(str(ROOT / "ntt_backup" / "cli" / "options.py"))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from ntt_backup.cli.app import cli
-from ntt_backup.cli.commands.install_receiver import key_line, steps, write_receiver
+from ntt_backup.cli.commands.install import key_line, steps, write_receiver
 from ntt_backup.client.bootstrap import standalone
 from ntt_backup.config import RemoteSettings
 from ntt_backup.errors import ConfigError

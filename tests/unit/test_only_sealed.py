@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from ntt_backup.cli.commands.mount import _mount_bucket as of_bucket
+from ntt_backup.cli.commands.pack import _mount_bucket as of_bucket
 from ntt_backup.cli.commands.restore import lines
 from ntt_backup.cli.common import Common
 from ntt_backup.client.connection import SessionSpec

@@ -6,13 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
+from click.testing import CliRunner
 
 from ntt_backup.audit.reconcile import Comparison, Difference
 from ntt_backup.audit.verify import Findings
-from ntt_backup.cli import check_note
+from ntt_backup.cli import options, results
 from ntt_backup.cli.common import Common, written
-from ntt_backup.cli.results import count_lines, failure_lines, fields_of, report
+from ntt_backup.cli.results import fields_of, report, wrong_lines
 from ntt_backup.errors import BackupError, CatalogUnavailable
 from ntt_backup.model import Failure, Failures, Reason
 from ntt_backup.restore.work import Restored
@@ -63,13 +65,15 @@ def many_failures(count: int) -> Failures:
         ),
     ],
 )
-def test_the_json_has_the_fields_that_scripts_read(
-    record: Any, names: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as end:
-        report(fields_of(record), [], 7, as_json=True)
-    assert end.value.code == 7
-    found = json.loads(capsys.readouterr().out)
+def test_the_json_has_the_fields_that_scripts_read(record: Any, names: str) -> None:
+    @click.command()
+    @options.as_json
+    def command() -> None:
+        report(fields_of(record), [], 7)
+
+    done = CliRunner().invoke(command, ["--json"])
+    assert done.exit_code == 7
+    found = json.loads(done.output)
     assert found.keys() == {*names.split(), "exit_code"}
     assert found["duration_s"] == 0
     assert found.get("differences", {}) in ({}, {str(what): 0 for what in Difference})
@@ -84,7 +88,7 @@ def test_failures_are_counted_by_reason_and_the_first_thousand_listed() -> None:
 
 def test_people_see_counts_and_the_first_failures_without_control_characters() -> None:
     failures = many_failures(22)
-    lines = [*count_lines(failures.counts), *failure_lines(failures)]
+    lines = wrong_lines(failures)
     assert lines[0].split() == ["22", "remote-corrupt"]
     assert lines[-1] == "  and 2 more; --json lists the first 1000"
     assert len(lines) == 22
@@ -94,11 +98,11 @@ def test_people_see_counts_and_the_first_failures_without_control_characters() -
 def test_a_check_that_ends_by_an_unforeseen_error_is_not_noted_as_right(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    notes: list[check_note.CheckNote] = []
-    monkeypatch.setattr(check_note, "_write", lambda _common, note, _lasted: notes.append(note))
+    notes: list[results.CheckNote] = []
+    monkeypatch.setattr(results, "_note_check", lambda _common, note, _lasted: notes.append(note))
 
     def check() -> None:
-        with check_note.noted(Common(None, "remote"), "verify") as note:
+        with results.noted(Common(None, "remote"), "verify") as note:
             note.saw(5, 5, 0, 0)
             raise BrokenPipeError(32, "Broken pipe")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ntt_backup.cli.commands.install_service import install_service
+from ntt_backup.cli.commands.install import install_service
 from ntt_backup.daemon.service_files import PROGRAM, service_files
 from ntt_backup.source import read_ahead
 

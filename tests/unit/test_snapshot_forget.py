@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.cli.commands.snapshot_forget import lines
+from ntt_backup.cli.commands.snapshot import forget_lines
 from ntt_backup.config.host_key import HostKeys
 from ntt_backup.dump.retention import Retention
 from ntt_backup.errors import RemoteDenied, RemoteUnreachable
@@ -74,7 +74,7 @@ def test_versions_after_one_of_a_clock_that_was_ahead_count_as_their_own_days(
     assert len({one.name[:8] for one in found}) == 1
     # The first of true days began a chain, which the others went on with.
     assert [bool(one.parent) for one in headers] == [False, False, *[True] * 9]
-    told = lines(gone)
+    told = forget_lines(gone)
     for one, header in zip(found, headers, strict=True):
         assert any(f"{one}  {moment(header.begun)}," in line for line in told)
 

@@ -17,7 +17,7 @@ from ntt_backup import events
 from ntt_backup.cli.app import cli
 from ntt_backup.cli.commands import status
 from ntt_backup.cli.common import Common
-from ntt_backup.cli.each_target import EachTarget
+from ntt_backup.cli.results import EachTarget
 from ntt_backup.config import CatalogConfig
 from ntt_backup.daemon.control.run_report import DaemonReport, RunReport
 from ntt_backup.daemon.progress import Progress

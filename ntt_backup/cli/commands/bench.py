@@ -18,9 +18,9 @@ from rich.table import Table
 from ntt_backup.bench import bucket_back, bucket_out, buckets, link, sending, strategies, verdict
 from ntt_backup.bench.output import Progress, bucket_tables, link_tables, strategies_tables
 from ntt_backup.bench.results import LEAST_ROUNDS, SCHEMA, describe_machine, now
+from ntt_backup.cli import options
 from ntt_backup.cli.common import Common, writing
-from ntt_backup.cli.param_types import Parsed
-from ntt_backup.config import RemoteConfig, Settings, parse_size
+from ntt_backup.config import RemoteConfig, Settings
 from ntt_backup.format import printable
 
 
@@ -31,11 +31,10 @@ def _numbers(text: str) -> tuple[int, ...]:
     return numbers
 
 
-_NUMBERS = Parsed("list", _numbers, "a list of numbers from 1 to 64, such as 1,2,4")
-_SIZE = Parsed("size", parse_size, "a size such as 200MB")
+_NUMBERS = options.Parsed("list", _numbers, "a list of numbers from 1 to 64, such as 1,2,4")
 
 
-class _Ways(click.ParamType):  # type: ignore[type-arg] # As in `param_types.Parsed`.
+class _Ways(click.ParamType):  # type: ignore[type-arg] # As in `common.Parsed`.
     """Names of ways to send: to a machine, or to and from a bucket."""
 
     name = "list"
@@ -75,16 +74,7 @@ _JSON = click.option(
 _QUIET = click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 
 
-@click.group()
-def bench() -> None:
-    """Measure the link, and the ways to send blobs over it.
-
-    Nothing is marked in the catalog, and what is sent is removed from the remote again. A bucket
-    that would keep it is left alone without --yes.
-    """
-
-
-@bench.command("link")
+@click.command("link")
 @_ROUNDS
 @click.option(
     "--seconds",
@@ -111,20 +101,20 @@ def bench() -> None:
 @_JSON
 @_QUIET
 @click.pass_obj
-def bench_link(common: Common, /, json_file: Path | None, quiet: bool, **options: Any) -> None:
+def bench_link(common: Common, /, json_file: Path | None, quiet: bool, **chosen: Any) -> None:
     """Measure the link: round trip, handshake, and throughput by number of streams.
 
     Random bytes are sent and received; nothing is stored. Takes about three minutes.
     """
     settings = common.load(RemoteConfig)
-    report = _Report("link", settings, options, json_file)
-    found = link.measure(settings, Progress(sys.stderr, quiet=quiet), **options)
+    report = _Report("link", settings, chosen, json_file)
+    found = link.measure(settings, Progress(sys.stderr, quiet=quiet), **chosen)
     said = verdict.of_link(found)
     report.show(link_tables(found.figures()), {}, said)
     report.write({"figures": [one.json() for one in found.figures()]}, {}, said)
 
 
-@bench.command("strategies")
+@click.command("strategies")
 @_ROUNDS
 @click.option(
     "--seconds",
@@ -133,7 +123,9 @@ def bench_link(common: Common, /, json_file: Path | None, quiet: bool, **options
     help="Time for the ceiling: a bare stream.",
 )
 @click.option(
-    "--sample", type=_SIZE, help="Bytes, such as 1GB; default: what the link carries in 10 s."
+    "--sample",
+    type=options.SIZE,
+    help="Bytes, such as 1GB; default: what the link carries in 10 s.",
 )
 @click.option(
     "--workers",
@@ -143,7 +135,7 @@ def bench_link(common: Common, /, json_file: Path | None, quiet: bool, **options
     help="Numbers to try the strategies with; all ways are compared with run.workers.",
 )
 @click.option("--only", type=_Ways(), help="Comma-separated names of ways; default: all.")
-@click.option("--yes", is_flag=True, help="Let what is sent stay in an append-only bucket.")
+@options.flag("--yes", "Let what is sent stay in an append-only bucket.")
 @_JSON
 @_QUIET
 @click.pass_obj
@@ -168,16 +160,16 @@ def bench_strategies(
         (bucket_back if bucket else sending).choose(names)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--only") from error
-    options = strategies.Options(**chosen, ways=names)
-    report = _Report("strategies", settings, asdict(options), json_file)
+    plan = strategies.Options(**chosen, ways=names)
+    report = _Report("strategies", settings, asdict(plan), json_file)
     progress = Progress(sys.stderr, quiet=quiet)
     if bucket:
-        both = buckets.measure(settings, options, progress, accepted=yes)
+        both = buckets.measure(settings, plan, progress, accepted=yes)
         said = verdict.of_bucket(both.out, both.back, both.left)
         report.show(bucket_tables(both.out, both.back), both.skipped, said)
         report.write(both.json(), both.skipped, said)
         return
-    found = strategies.measure(settings, options, progress)
+    found = strategies.measure(settings, plan, progress)
     said = verdict.of_strategies(found)
     report.show(strategies_tables(found), found.skipped, said)
     report.write(found.json(), found.skipped, said)
@@ -187,7 +179,7 @@ class _Report:
     """The end of a bench: what is printed, and the JSON file."""
 
     def __init__(
-        self, name: str, settings: RemoteConfig, options: Mapping[str, Any], file: Path | None
+        self, name: str, settings: RemoteConfig, chosen: Mapping[str, Any], file: Path | None
     ) -> None:
         self._file = file
         self._started = time.monotonic()
@@ -201,7 +193,7 @@ class _Report:
                 "host": settings.remote.host,
                 "url": settings.remote.url,
             },
-            "options": options,
+            "options": chosen,
         }
 
     def show(self, shown: Sequence[Table], skipped: Mapping[str, str], said: Sequence[str]) -> None:

@@ -1,20 +1,158 @@
-"""The command `config` shows what the configuration is, and whether it is right."""
+"""The commands `config`, `check` and `notify` tell whether everything is set as it should be."""
 
 from __future__ import annotations
 
+import json
+import os
+from typing import Any
+
 import click
+from click.core import ParameterSource
 
-from ntt_backup.cli.lazy_group import LazyGroup
+from ntt_backup.cli import options, results
+from ntt_backup.cli.common import Common
+from ntt_backup.config import (
+    CatalogConfig,
+    Found,
+    RemoteConfig,
+    SendConfig,
+    examine,
+    misspelt,
+    shared_files,
+    shared_places,
+    sources,
+)
+from ntt_backup.config.effective import Effective, effective
+from ntt_backup.errors import ConfigError
+from ntt_backup.format import many, printable
 
-_COMMANDS = {
-    "check": "Check the configuration, for all targets.",
-    "show": "Show every setting with its value, and where that comes from.",
-}
 
+@click.command("check")
+@options.as_json
+@click.pass_context
+def config_check(context: click.Context) -> None:
+    """Check the configuration, for all targets.
 
-@click.group(cls=LazyGroup, helps=_COMMANDS, prefix="config_")
-def config() -> None:
-    """Show or check the configuration.
-
-    Neither the catalog nor the remote is asked: the command `check`, without `config`, does that.
+    With --target, which may name several, check only these. All problems are told at once. Where
+    there are only snapshot sets, no store is needed. Exit code 2 when there is a problem.
     """
+    common: Common = context.obj
+    file, environ = common.config, os.environ
+    path = sources.path_of(file, environ)
+    targets: list[str] = []
+    problems: dict[str, str] = {}
+    sound: dict[str, CatalogConfig] = {}
+    try:
+        targets = sources.targets(file, environ)
+        if context.find_root().get_parameter_source("target") != ParameterSource.DEFAULT:
+            targets = common.names()
+    except ConfigError as error:
+        problems[str(error)] = error.hint
+    for target in targets:
+        found: Found[Any] = examine(SendConfig, environ=environ, file=file, target=target)
+        if "source.root" not in found.layer and sources.snapshot_sets(file, environ):
+            found = examine(RemoteConfig, environ=environ, file=file, target=target)
+        problems |= dict(found.problems)
+        if found.settings is not None:
+            sound[target] = found.settings
+    problems |= dict(shared_files(sound) + shared_places(sound))
+    for warning in misspelt(environ):
+        click.echo(f"warning: {warning}", err=True)
+    lines = []
+    for text, hint in problems.items():
+        lines += [f"FAILED  {printable(text)}", *([f"        {printable(hint)}"] if hint else [])]
+    end = f"{many(len(problems), 'problem')} in" if problems else "ok     "
+    end += f" {printable(str(path))}"
+    if targets:  # Else nothing in it could be read.
+        end += " (there is no such file)" * (not path.exists())
+        end += f": {many(len(targets), 'target')} ({', '.join(targets)})"
+    told = [{"text": text, "hint": hint} for text, hint in problems.items()]
+    fields = {"file": str(path), "targets": targets, "problems": told}
+    results.report(fields, [*lines, end], ConfigError.exit_code if problems else 0)
+
+
+@click.command("show")
+@options.as_json
+@click.pass_obj
+def config_show(common: Common) -> None:
+    """Show every setting with its value, and where that comes from.
+
+    Sizes are in bytes, times in seconds. Passwords, and the addresses of notices, are not shown.
+    """
+    settings = common.load(CatalogConfig)
+    found = examine(CatalogConfig, environ=os.environ, file=common.config, target=settings.target)
+    path = sources.path_of(common.config, os.environ)
+    rows = list(effective(settings, found.layer))
+    there = "" if path.exists() else " (there is no such file)"
+    said = [f"target {settings.target}, configuration {printable(str(path))}{there}"]
+    key_width = max(len(row.key) for row in rows)
+    value_width = min(40, max(len(_text(row)) for row in rows))
+    for row in rows:
+        # The name that stands in the file is nearly always that of the key.
+        origin = printable(row.origin.removeprefix(f"{row.key} in "))
+        said.append(f"{row.key:<{key_width}}  {_text(row):<{value_width}}  {origin}")
+    fields = {
+        "target": settings.target,
+        "file": str(path) if path.exists() else None,
+        "settings": {row.key: {"value": row.value, "origin": row.origin} for row in rows},
+    }
+    results.tell(fields, said)
+
+
+def _text(row: Effective) -> str:
+    if row.value is None or row.value == "":
+        return "-"
+    return printable(row.value if isinstance(row.value, str) else json.dumps(row.value))
+
+
+@click.command()
+@options.as_json
+@click.pass_obj
+def check(common: Common) -> None:
+    """Check everything that a run needs.
+
+    A real transfer is tried; it leaves nothing behind. The exit code is that of the first problem.
+    """
+    from ntt_backup.daemon.check import check as check_all
+
+    settings = common.load(SendConfig)
+    code, steps = 0, []
+    for step in check_all(settings):
+        code = code or (step.error.exit_code if step.error else 0)
+        verdict = "FAILED" if step.error else "warning" if step.warning else "ok"
+        text = str(step.error) if step.error else step.warning or step.text
+        error = step.error.fields if step.error else None
+        found = {"name": step.name, "verdict": verdict.lower(), "text": text, "error": error}
+        steps.append(found)
+        if not options.wants("as_json"):  # Each step is told when it is done: some take long.
+            click.echo(f"{verdict:<8}{step.name:<10}{printable(text)}")
+            if step.error and step.error.hint:
+                click.echo(f"{'':<18}{printable(step.error.hint)}")
+    results.report({"target": settings.target, "steps": steps}, [], code)
+
+
+@click.command()
+@click.argument("text", default="this is a test")
+@click.pass_obj
+def notify(common: Common, text: str) -> None:
+    """Send a notice, to see whether it arrives.
+
+    It goes to notify.command, notify.webhook_url and notify.ping_url, as far as they are set.
+    """
+    from ntt_backup.daemon.notices import Notice, send, told
+
+    settings = common.load(CatalogConfig)
+    if not told(settings):
+        raise ConfigError(
+            "nobody is to be told",
+            hint="set notify.command, notify.webhook_url or notify.ping_url",
+        )
+    if not (ways := told(settings, "test")):
+        raise ConfigError("notify.on leaves out the notice 'test'", hint='add "test" to notify.on')
+    if problems := send(settings, Notice("test", settings.target, text, {})):
+        raise ConfigError(
+            "; ".join(problems),
+            hint="correct that under [notify], or at the other end; a URL is not shown, since"
+            " whoever knows it can post there",
+        )
+    click.echo(f"sent by {', '.join(ways)}")

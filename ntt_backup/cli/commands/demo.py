@@ -8,46 +8,39 @@ from typing import Any
 import click
 
 from ntt_backup import demo as demonstration
-from ntt_backup.cli.common import GivenPath
+from ntt_backup.cli import options
 
 
 @click.command()
 @click.option(
     "--from",
     "source",
-    type=GivenPath(),
+    type=options.PATH,
     help="Make the store from the files below this directory; default: system directories.",
 )
 @click.option(
     "--blobs", type=click.IntRange(1), default=5000, show_default=True, help="Number of blobs."
 )
-@click.option(
-    "--workers",
-    type=click.IntRange(1, 64),
-    default=4,
-    show_default=True,
-    help="Number of workers that send in parallel.",
-)
-@click.option("--keep", is_flag=True, help="Remove nothing at the end, and say how to continue.")
-@click.option("--directory", type=GivenPath(), help="Where to work; must be absent or empty.")
+@options.count("--workers", 4, "Number of workers that send in parallel.")
+@options.flag("--keep", "Remove nothing at the end, and say how to continue.")
+@click.option("--directory", type=options.PATH, help="Where to work; must be absent or empty.")
 @click.option(
     "--ssh-server",
     type=click.Choice(["auto", "openssh", "embedded"]),
     default="auto",
     help="OpenSSH's sshd, or one written in Python; auto: sshd where it is installed.",
 )
-@click.option("--s3", is_flag=True, help="The remote is a bucket of an object store, SeaweedFS.")
-@click.option(
+@options.flag("--s3", "The remote is a bucket of an object store, SeaweedFS.")
+@options.flag(
     "--drill",
-    is_flag=True,
-    help="Then delete the store and the database, and restore both from the remote alone.",
+    "Then delete the store and the database, and restore both from the remote alone.",
 )
-def demo(**options: Any) -> None:
+def demo(**chosen: Any) -> None:
     """Back up an example store, all on this machine.
 
     The servers are real, and every byte is compared. Exit code 1 when store and remote differ, 7
     when the drill did not restore everything.
     """
-    if options["s3"] and options["ssh_server"] != "auto":
+    if chosen["s3"] and chosen["ssh_server"] != "auto":
         raise click.UsageError("--s3 takes no --ssh-server: a bucket is reached without ssh")
-    sys.exit(demonstration.run(**options))
+    sys.exit(demonstration.run(**chosen))

@@ -1,27 +1,43 @@
-"""The command `dump` dumps the catalog to the remote, and removes old dumps."""
+"""The command `dump` dumps the catalog to the remote; `dumps` lists the dumps, and removes some."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final
 
 import click
 
-from ntt_backup.cli.common import Common, json_option, only_errors_option, open_catalog
+from ntt_backup import newest
+from ntt_backup.catalog.dump_history import DumpRun, recent_dumps
+from ntt_backup.cli import options, results
+from ntt_backup.cli.common import Common, identity_flag, open_catalog
 from ntt_backup.config import RemoteConfig
+from ntt_backup.config.host_key import HostKeys, Origin
 from ntt_backup.dump import job
+from ntt_backup.dump.chain import restorable
 from ntt_backup.dump.events import DumpComplete, DumpSkipped
+from ntt_backup.dump.record import Stored
+from ntt_backup.dump.remote_dir import RemoteDir, open_remote_dir
+from ntt_backup.errors import CatalogError, RemoteDenied
 from ntt_backup.events import Event
+from ntt_backup.format import many, moment, printable, size, utc
+
+_OF_LEDGER: Final = 1000
 
 
 @click.command()
-@click.option("--force", is_flag=True, help="Dump even if nothing has changed since the last dump.")
-@click.option("--whole", is_flag=True, help="Dump, and not as an increment on the last dump.")
-@json_option
-@only_errors_option
+@options.flag("--force", "Dump even if nothing has changed since the last dump.")
+@options.flag("--whole", "Dump, and not as an increment on the last dump.")
+@options.as_json
+@options.only_errors
 @click.pass_obj
-def dump(common: Common, force: bool, whole: bool, as_json: bool, quiet: bool) -> None:
+def dump(common: Common, force: bool, whole: bool) -> None:
     """Dump the catalog to the remote, and remove old dumps."""
     settings = common.load(RemoteConfig)
+    as_json, quiet = options.wants("as_json"), options.wants("quiet")
 
     def show(event: Event) -> None:
         if as_json and isinstance(event, DumpComplete | DumpSkipped):
@@ -33,3 +49,147 @@ def dump(common: Common, force: bool, whole: bool, as_json: bool, quiet: bool) -
     with open_catalog(settings, "dump"):
         pass  # What the command needs is missing before the work, not at its end.
     job.dump(settings, show, force=force, whole=whole)
+
+
+@click.command()
+@options.flag("--all", "List the dumps of all targets.", "of_all")
+@click.option(
+    "--remove",
+    "unwanted",
+    multiple=True,
+    metavar="NAME",
+    help="Remove this dump from the remote, of whichever target; may be repeated.",
+)
+@options.identity
+@options.as_json
+@click.pass_obj
+def dumps(common: Common, of_all: bool, unwanted: tuple[str, ...], identity: Path | None) -> None:
+    """List the dumps of the catalog on the remote, and remove some.
+
+    The newest comes first. Beside each stands who made it, as far as that can be proved, and what
+    is wrong with it. `restore --catalog --dump NAME` brings one back. This works without the
+    catalog, too, which only adds what it knows.
+
+    Dumps that this host does not know are removed by nothing but --remove.
+    """
+    settings = common.load(RemoteConfig, identity_flag(identity))
+    keys = HostKeys.of(settings)
+    if unwanted:
+        with closing(open_remote_dir(settings)) as remote_dir:
+            removed = _remove(remote_dir, unwanted)
+        newest.removed(settings, "dump", unwanted)
+        said = f"removed {many(removed, 'dump')}"
+        results.tell({"target": settings.target, "removed": removed}, [said])
+        return
+    ledger: list[DumpRun] | None = None
+    problem = ""
+    try:
+        with open_catalog(settings, "dumps") as conn:
+            ledger = recent_dumps(conn, settings.target, _OF_LEDGER)
+    except CatalogError as error:
+        problem = str(error)
+    with closing(open_remote_dir(settings)) as remote_dir:
+        found = remote_dir.contents().dumps
+    ours = [
+        one for one in found if of_all or one.record is None or one.record.target == settings.target
+    ]
+    whole = frozenset(one.name for one in restorable(ours))
+    recorded = None if ledger is None else frozenset(one.name for one in ledger)
+    rows = [_fields(one, whole, recorded, keys) for one in reversed(ours)]
+    listed = [results.fields_of(one) for one in ledger] if ledger is not None else None
+    lines = map(printable, _lines(rows, ledger, problem))
+    results.tell({"target": settings.target, "dumps": rows, "ledger": listed}, lines)
+    if keys.problem and not options.wants("as_json"):
+        results.warn(keys.problem)
+
+
+def _remove(remote_dir: RemoteDir, names: Sequence[str]) -> int:
+    """Removes dumps by their names, and returns how many there were.
+
+    Raises:
+        UsageError: There is no such dump, or another one needs it.
+        RemoteDenied: The remote keeps some of them.
+    """
+    found = remote_dir.contents().dumps
+    known = frozenset(one.name for one in found)
+    for name in names:
+        if name not in known:
+            raise click.UsageError(f"there is no dump {printable(name)} on the remote")
+    for one in found:
+        if one.base in names and one.name not in names:
+            said = f"{one.name} is an increment on {one.base}: remove both, or neither"
+            raise click.UsageError(said)
+    # The newest first: no moment has an increment without what it needs.
+    in_order = [one.name for one in reversed(found) if one.name in names]
+    removed = remote_dir.drop(in_order)
+    if removed < len(in_order):
+        raise RemoteDenied(
+            f"the remote has kept {many(len(in_order) - removed, 'dump')}",
+            detail="its forced command keeps the newest of each catalog, and what it cannot read",
+            hint="remove them from pgdump/ there, or by a key that may replace",
+        )
+    return removed
+
+
+def _fields(
+    one: Stored, whole: frozenset[str], recorded: frozenset[str] | None, keys: HostKeys
+) -> dict[str, Any]:
+    """Returns a dump for programs. whole: those that can come back; recorded: those in the ledger,
+    None where that cannot be asked. Its kind is None where its record cannot be read.
+    """
+    record = one.record
+    kind = None
+    if record is not None:
+        kind = "increment" if record.base else "full" if record.series else "plain"
+    return {
+        "name": one.name,
+        "begun": utc(one.begun),
+        "arrived": utc(one.arrived) if one.arrived is not None else None,
+        "origin": str(one.origin(keys)),
+        "target": record and record.target,
+        "number": one.number,
+        "size": one.size,
+        "kind": kind,
+        "base": one.base,
+        "database": record and record.database,
+        "server_version": record and record.server_version,
+        "host": record and record.host,
+        "sealed": record is not None and record.sealed > 0,
+        "complete": one.whole,
+        "refused": one.refused,
+        "restorable": one.name in whole,
+        "recorded": None if recorded is None else one.name in recorded,
+    }
+
+
+def _lines(rows: list[dict[str, Any]], ledger: list[DumpRun] | None, problem: str) -> Iterator[str]:
+    """Yields the dumps for people, then what the ledger says beyond them."""
+    yield from map(_line, rows) if rows else ("there is no dump on the remote",)
+    if ledger is None:
+        yield f"the ledger cannot be asked: {problem}"
+        return
+    if ledger and ledger[0].error:
+        yield f"the last one, of {moment(ledger[0].started_at)}, FAILED: {ledger[0].error}"
+    good = next((row for row in ledger if not row.error), None)
+    if good is not None and all(row["name"] != good.name for row in rows):
+        yield f"NOT on the remote: {good.name}, the newest that the ledger knows"
+
+
+def _line(row: dict[str, Any]) -> str:
+    text = f"{row['name']}  {size(row['size'] or 0):>9}  {row['kind'] or 'record cannot be read'}"
+    if row["base"]:
+        text += f" on {row['base']}"
+    if row["kind"] is not None:
+        text += f", of {row['database']} on {row['host']}, target {row['target']}"
+        text += f", {Origin(row['origin']).text}"
+    if row["sealed"]:
+        text += ", sealed"
+    if row["refused"]:
+        text += f", REFUSED: it {row['refused']}"
+    elif row["kind"] is not None and not row["complete"]:
+        text += ", NOT COMPLETE"
+    elif row["kind"] is not None and not row["restorable"]:
+        text += ", CANNOT BE READ: one that it needs is missing"
+    if row["recorded"] is False:
+        text += ", not in the ledger"
+    return text

@@ -1,9 +1,10 @@
-"""The command `pack` packs blobs into one file, or looks into one."""
+"""The commands `pack`, `unpack` and `mount` work on pack files; `mount` shows snapshots, too."""
 
 from __future__ import annotations
 
-import sys
+import os
 import time
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -11,49 +12,46 @@ from typing import NoReturn, TextIO
 
 import click
 
-from ntt_backup.cli.common import (
-    Common,
-    GivenPath,
-    identity_option,
-    list_option,
-    prefix_option,
-    read_blobids,
-    result_options,
-    writing,
-)
-from ntt_backup.cli.results import FirstLines, count_lines, failure_lines, fields_of, report
-from ntt_backup.config import StoreConfig
-from ntt_backup.config.sealing import Keyring, require_sealing
+from ntt_backup.cli import options, results
+from ntt_backup.cli.common import Common, read_blobids, writing
+from ntt_backup.config import RemoteConfig, StoreConfig
+from ntt_backup.config.host_key import Origin
+from ntt_backup.config.sealing import Keyring, SealPolicy, require_sealing
 from ntt_backup.errors import SOME_FAILED, ConfigError
 from ntt_backup.format import amount, duration, many, printable, size
+from ntt_backup.mount.image import Built, Options
+from ntt_backup.mount.packs_or_snapshot import mount_bucket, mount_packs, mount_version, write_image
+from ntt_backup.objects.cache import cache_of
 from ntt_backup.pack.format import MAX_ENTRIES, PackError
 from ntt_backup.pack.reader import PackFile
 from ntt_backup.pack.seal import SealedForOthers
-from ntt_backup.report.lines import ProgressLine, pace, time_left
-from ntt_backup.source.packing import Packed, list_store, pack_blobs
+from ntt_backup.report.lines import time_left
+from ntt_backup.restore.unpack import unpack as unpack_files
+from ntt_backup.snapshot.origins import Origins
+from ntt_backup.snapshot.repository.open import open_repository
+from ntt_backup.source.packing import list_store, pack_blobs
 
 _ANOTHER = "name another file, or replace this one by --force"
 
 
 @click.command()
-@click.argument("file", type=GivenPath())
+@click.argument("file", type=options.PATH)
 @click.option(
     "--from",
     "--source",
     "source",
-    type=GivenPath(),
-    metavar="DIR",
+    type=options.DIR,
     help="Directory that holds aa/bb/<blobid>; by default source.root, where --list is given.",
 )
-@list_option("Pack")
-@prefix_option("Pack")
-@click.option("--no-compress", is_flag=True, help="Store small blobs as they are.")
-@click.option("--force", is_flag=True, help="Replace FILE, or IMAGE.")
-@click.option("--check", is_flag=True, help="Check FILE instead: hash every blob in it.")
-@click.option("--list-blobs", is_flag=True, help="Print the blobids in FILE instead.")
+@options.blob_list("Pack")
+@options.prefix("Pack")
+@options.flag("--no-compress", "Store small blobs as they are.")
+@options.flag("--force", "Replace FILE, or IMAGE.")
+@options.flag("--check", "Check FILE instead: hash every blob in it.")
+@options.flag("--list-blobs", "Print the blobids in FILE instead.")
 @click.option(
     "--image",
-    type=GivenPath(),
+    type=options.PATH,
     metavar="IMAGE",
     help="Write a file system instead, which shows the blobs of FILE, a pack or a directory of"
     " packs; see docs/mount.md.",
@@ -65,8 +63,8 @@ _ANOTHER = "name another file, or replace this one by --force"
     metavar="AGE1...",
     help="Seal FILE for this public key of age; may be repeated.",
 )
-@identity_option
-@result_options
+@options.identity
+@options.result
 @click.pass_obj
 def pack(
     common: Common,
@@ -81,8 +79,6 @@ def pack(
     image: Path | None,
     recipients: tuple[str, ...],
     identity: Path | None,
-    as_json: bool,
-    quiet: bool,
 ) -> None:
     """Pack blobs into one file, or look into one.
 
@@ -96,16 +92,16 @@ def pack(
     if recipients and not making:
         raise click.UsageError("--recipient is for a new pack")
     if image is not None:
-        _write_image(file, image, prefix, force, as_json, quiet)
+        _write_image(file, image, prefix, replace=force)
     if list_blobs:
-        _list_blobs(_open(file, common.keyring(identity)), as_json)
+        _list_blobs(_open(file, common.keyring(identity)))
     if check:
-        _check(_open(file, common.keyring(identity)), as_json, quiet)
+        _check(_open(file, common.keyring(identity)))
     if names is not None and prefix:
         raise click.UsageError("give only one of --list and --prefix")
     require_sealing(recipients)
     root = source or common.load(StoreConfig).source.root
-    with ProgressLine(sys.stderr, quiet=quiet) as line:
+    with results.progress_line() as line:
         if names is not None:
             blobids = sorted(set(read_blobids(names)))
         else:  # One more than fits says that they do not.
@@ -118,52 +114,29 @@ def pack(
                 recipients,
                 compress=not no_compress,
                 replace=force,
-                on_progress=lambda done: line.show(lambda: _progress_text(done)),
+                on_progress=lambda done: line.show(
+                    lambda: f"{done.blobs:,} packed, {results.so_far(done)}"
+                ),
             )
     said = [
         f"packed {amount(done.blobs, done.bytes)} into {file}, {size(done.size)}, in"
         f" {duration(done.duration_s)}"
     ]
     if done.wrong:
-        said.append(f"NOT packed: {many(len(done.wrong), 'blob')}")
-        said += [*count_lines(done.wrong.counts), *failure_lines(done.wrong)]
-    report(fields_of(done), said, done.exit_code, as_json=as_json)
+        said += [f"NOT packed: {many(len(done.wrong), 'blob')}", *results.wrong_lines(done.wrong)]
+    results.report(results.fields_of(done), said, done.exit_code)
 
 
-def _write_image(
-    packs: Path, image: Path, prefix: str, force: bool, as_json: bool, quiet: bool
-) -> NoReturn:
-    from ntt_backup.cli.commands.mount import report_built
-    from ntt_backup.mount.image import Options
-    from ntt_backup.mount.packs_or_snapshot import write_image
-
-    began = time.monotonic()
-    with writing(image, _ANOTHER), ProgressLine(sys.stderr, quiet=quiet) as line:
-        left_out = FirstLines(line, quiet=quiet, begin="left out ").say
-        options = Options(image.absolute().parent, prefix, left_out)
-        built = write_image(packs.absolute(), image.absolute(), options, replace=force)
-    built.duration_s = time.monotonic() - began
-    report_built(built, f"written to {image}", as_json=as_json)
-
-
-def _progress_text(done: Packed) -> str:
-    part = done.part or 0
-    return (
-        f"{done.blobs:,} packed, {pace(done.bytes, done.duration_s)}, {part:.1%}"
-        f"{time_left(part, done.duration_s)}"
-    )
-
-
-def _list_blobs(pack: PackFile, as_json: bool) -> NoReturn:
+def _list_blobs(pack: PackFile) -> NoReturn:
     with pack as found:
-        lines = [one.digest.hex() for one in found.table]
         blobs = [{"blobid": one.digest.hex(), "size": one.raw} for one in found.table]
-        report({**_about(found), "blobs": blobs}, lines, 0, as_json=as_json)
+        lines = [one.digest.hex() for one in found.table]
+        results.report({**_about(found), "blobs": blobs}, lines, 0)
 
 
-def _check(pack: PackFile, as_json: bool, quiet: bool) -> NoReturn:
+def _check(pack: PackFile) -> NoReturn:
     wrong: dict[str, str] = {}
-    with pack as found, ProgressLine(sys.stderr, quiet=quiet) as line:
+    with pack as found, results.progress_line() as line:
         checked = 0
         for number, one in enumerate(found.table, 1):
             try:
@@ -180,7 +153,7 @@ def _check(pack: PackFile, as_json: bool, quiet: bool) -> NoReturn:
         said.append("unpack takes out what is right: ntt-backup-remote unpack")
     else:
         said.append("all of them are right")
-    report(fields, said, SOME_FAILED if wrong else 0, as_json=as_json)
+    results.report(fields, said, SOME_FAILED if wrong else 0)
 
 
 def _open(file: Path, keyring: Keyring) -> PackFile:
@@ -206,3 +179,180 @@ def _about(found: PackFile) -> dict[str, object]:
         "size": found.size,
         "sealed": found.sealed,
     }
+
+
+# --- unpack ---------------------------------------------------------------------------------------
+
+
+@click.command()
+@click.argument("files", type=options.PATH, nargs=-1, required=True, metavar="FILE...")
+@options.destination("Directory for the blobs.")
+@options.jobs()
+@options.flag("--no-verify", "Trust the packs: hash no blob.")
+@options.identity
+@options.result
+@click.pass_obj
+def unpack(
+    common: Common,
+    files: tuple[Path, ...],
+    destination: Path,
+    jobs: int,
+    no_verify: bool,
+    identity: Path | None,
+) -> None:
+    """Unpack pack files into a directory.
+
+    Blobs are unpacked into DIR/aa/bb/, each hashed before it appears under its name. Files in DIR
+    that are right are kept. Of a damaged pack, all that can be found and is right is unpacked. Exit
+    code 7 when a pack was damaged, or a blob wrong.
+    """
+    with results.progress_line() as line:
+        done = unpack_files(
+            files,
+            destination.absolute(),
+            jobs=jobs,
+            verify=not no_verify,
+            keyring=common.keyring(identity),
+            on_progress=lambda done: line.show(
+                lambda: (
+                    f"{done.unpacked:,} unpacked, {done.right:,} already there,"
+                    f" {results.so_far(done)}"
+                )
+            ),
+        )
+    said = [
+        f"unpacked {amount(done.unpacked, done.bytes)} in {duration(done.duration_s)}, into"
+        f" {destination}; {done.right:,} were already there and right"
+    ]
+    for text in done.damaged:
+        said.append(f"DAMAGED: {printable(text)}")
+        said.append("  only blobs of 16 KiB and more can be found without its table")
+    if done.wrong:
+        said.append(f"NOT unpacked: {len(done.wrong):,} that are damaged in their pack")
+        said += results.wrong_lines(done.wrong)
+    results.report(results.fields_of(done), said, done.exit_code)
+
+
+# --- mount and images -----------------------------------------------------------------------------
+
+
+@click.command()
+@click.argument("directory", type=options.PATH, metavar="DIR")
+@click.option(
+    "--packs", type=options.DIR, help="Mount the packs in this directory, not those of the target."
+)
+@options.prefix("Mount")
+@click.option(
+    "--snapshot",
+    "version",
+    metavar="SET[@VERSION]",
+    shell_complete=options.set_names,
+    help="Mount the tree of a snapshot: the newest version of a set, or the one that is named.",
+)
+@click.option(
+    "--scratch",
+    type=options.DIR,
+    help="Directory for the image: 150 bytes a blob, and what all blobs below 16 KiB have; of a"
+    " snapshot some 200 bytes a file.  [default: TMPDIR, else /var/tmp]",
+)
+@options.result
+@click.pass_obj
+def mount(
+    common: Common,
+    directory: Path,
+    packs: Path | None,
+    prefix: str,
+    version: str | None,
+    scratch: Path | None,
+) -> None:
+    """Mount packs as a directory of blobs, or a snapshot as a tree of files.
+
+    A blob is shown as DIR/aa/bb/BLOBID. The packs are those in a directory, or those in the
+    target's bucket. Root and Linux 6.12 are needed (6.4 for a bucket). umount DIR ends it. What is
+    read from DIR is not compared with its name: that is what verify does. Exit code 7 when a pack
+    or a blob is damaged and was left out.
+
+    Of a snapshot a file is shown as DIR/PATH, without unpacking anything. FUSE is needed, and root
+    is not; fusermount3 -u DIR ends it, too.
+    """
+    if version is not None and (packs is not None or prefix):
+        raise click.UsageError("--snapshot goes with neither --packs nor --prefix")
+    where = (scratch or Path(os.environ.get("TMPDIR") or "/var/tmp")).absolute()  # noqa: S108
+    began = time.monotonic()
+    if version is not None:
+        _mount_version(common, version, directory.absolute(), where)
+    work = partial(mount_packs, packs.absolute()) if packs is not None else _mount_bucket(common)
+    with results.progress_line() as line:
+        ways = Options(
+            where,
+            prefix,
+            on_left_out=results.FirstLines(line, "left out ").say,
+            on_progress=lambda built: line.show(lambda: _built_so_far(built, began)),
+        )
+        built = work(directory.absolute(), ways)
+    built.duration_s = time.monotonic() - began
+    _report_built(built, f"mounted on {directory}; umount {directory} ends it")
+
+
+def _built_so_far(built: Built, began: float) -> str:
+    left = time_left(built.part, time.monotonic() - began)
+    return f"{many(built.packs, 'pack')} read, {built.part:.1%}{left}"
+
+
+def _mount_bucket(common: Common) -> Callable[..., Built]:
+    """Returns what mounts the target's bucket. Raises ConfigError."""
+    from ntt_backup.objects.s3 import open_bucket
+
+    settings = common.load(RemoteConfig)
+    remote = settings.remote
+    if remote.kind != "s3":
+        raise ConfigError(
+            f"{remote.where} is no bucket: there is nothing to mount",
+            hint="its blobs are files below by-hash/; packs in a directory are mounted by --packs",
+        )
+    policy = SealPolicy.of(settings)
+    return partial(mount_bucket, lambda: open_bucket(remote), cache=cache_of(remote), policy=policy)
+
+
+def _mount_version(common: Common, wanted: str, directory: Path, scratch: Path) -> NoReturn:
+    settings = common.load(RemoteConfig)
+    began = time.monotonic()
+    origins = Origins.of(settings)
+    made = mount_version(
+        lambda: open_repository(settings),
+        wanted,
+        directory,
+        origins,
+        scratch=scratch,
+        tell=results.warn,
+    )
+    took = time.monotonic() - began
+    said = f"{made.set}@{made.version}, {many(made.files, 'file')}, {size(made.bytes)}, in"
+    end = "umount" if os.geteuid() == 0 else "fusermount3 -u"
+    lines = [f"{said} {duration(took)}: mounted on {directory}; {end} {directory} ends it"]
+    if made.origin != Origin.OURS:
+        lines.append(f"this version is {Origin(made.origin).text}: {Origin(made.origin).why}")
+    results.report({**results.fields_of(made), "duration_s": round(took, 3)}, lines, 0)
+
+
+def _write_image(packs: Path, image: Path, prefix: str, *, replace: bool) -> NoReturn:
+    began = time.monotonic()
+    with writing(image, _ANOTHER), results.progress_line() as line:
+        ways = Options(image.absolute().parent, prefix, results.FirstLines(line, "left out ").say)
+        built = write_image(packs.absolute(), image.absolute(), ways, replace=replace)
+    built.duration_s = time.monotonic() - began
+    _report_built(built, f"written to {image}")
+
+
+def _report_built(built: Built, done: str) -> NoReturn:
+    """Prints what an image shows, and ends the process. done: what was done with it."""
+    lines = [
+        f"{amount(built.blobs, built.bytes)}, of {many(built.packs, 'pack')}, in"
+        f" {duration(built.duration_s)}: {done}",
+        f"the image has {size(built.image_bytes)}, with the content of"
+        f" {many(built.copied, 'blob')}; the others lie in their packs",
+    ]
+    if built.left_out:
+        damaged = many(built.left_out, "damaged pack or blob", "damaged packs or blobs")
+        lines.append(f"LEFT OUT: {damaged}")
+    results.report(results.fields_of(built), lines, SOME_FAILED if built.left_out else 0)

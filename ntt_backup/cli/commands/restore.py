@@ -1,80 +1,72 @@
-"""The command `restore` fetches blobs, or the catalog, from the remote."""
+"""The commands `restore` and `drill` fetch blobs and the catalog from the remote."""
 
 from __future__ import annotations
 
-import sys
+import shlex
+from collections.abc import Iterator
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, TextIO
+from typing import TYPE_CHECKING, Final, TextIO
 
 import click
 
-from ntt_backup.cli.check_note import noted
+from ntt_backup.cli import options, results
 from ntt_backup.cli.common import (
     Common,
-    GivenPath,
-    bwlimit_option,
-    dump_options,
     identity_flag,
-    identity_option,
-    list_option,
-    prefix_option,
     read_blobids,
     require_blobids,
-    result_options,
-    sessions_option,
     writing,
     written,
 )
-from ntt_backup.cli.results import count_lines, failure_lines, fields_of, report, strangers, warn
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.host_key import Origin
 from ntt_backup.config.timetable import Timetable
 from ntt_backup.errors import ConfigError, complete
 from ntt_backup.format import duration, many, moment, printable, size
-from ntt_backup.report.lines import ProgressLine, pace, time_left
 from ntt_backup.restore.blobs import restore as restore_blobs
 from ntt_backup.restore.from_bucket import Thaw
 from ntt_backup.restore.work import Restored, Wanted
 
-# Of what was left out of a dump.
+if TYPE_CHECKING:
+    # What speaks to PostgreSQL takes longer to load than a few blobs to restore.
+    from ntt_backup.dump.restore import Recalled
+    from ntt_backup.restore.drill import Drilled
+
 _SHOWN: Final = 20
+_NOBODY: Final = (
+    "nothing proves who made this dump: only rows of blobs and of the schema ntt_backup came back"
+)
 
 
 @click.command()
-@click.argument("directory", type=GivenPath(), metavar="[DIR]", required=False)
+@click.argument("directory", type=options.PATH, metavar="[DIR]", required=False)
 @click.option(
     "--to",
     "destination",
-    type=GivenPath(),
-    metavar="DIR",
+    type=options.DIR,
     help="Directory for the blobs; may also be given without --to.",
 )
-@click.option(
+@options.flag(
     "--catalog",
-    "of_catalog",
-    is_flag=True,
-    help="Restore the catalog instead: the newest good dump of this host, into the empty database"
+    "Restore the catalog instead: the newest good dump of this host, into the empty database"
     " of catalog.url.",
+    "of_catalog",
 )
 @click.option("--dump", metavar="NAME", help="With --catalog: this dump, and not the newest.")
-@dump_options
-@prefix_option("Restore")
-@list_option("Restore")
+@options.of_dump
+@options.prefix("Restore")
+@options.blob_list("Restore")
 @click.option(
     "--blobid", "blobids", multiple=True, metavar="ID", help="Restore this blob; may be repeated."
 )
-@bwlimit_option("that the blobs may take")
-@sessions_option(default=4)
-@click.option(
-    "--trust-size",
-    is_flag=True,
-    help="Keep a file in DIR that has the right size, without hashing it.",
-)
+@options.bwlimit("that the blobs may take")
+@options.sessions(default=4)
+@options.flag("--trust-size", "Keep a file in DIR that has the right size, without hashing it.")
 @click.option(
     "--archived",
-    type=GivenPath(dir_okay=False),
-    metavar="FILE",
+    type=options.GivenPath("file", dir_okay=False),
     help="Write into FILE the keys of a bucket's objects that must be thawed first.",
 )
 @click.option(
@@ -89,8 +81,8 @@ _SHOWN: Final = 20
     type=click.Choice(["bulk", "standard", "expedited"]),
     help="With --thaw, how fast: standard by default; the slowest is the cheapest.",
 )
-@identity_option
-@result_options
+@options.identity
+@options.result
 @click.pass_obj
 def restore(
     common: Common,
@@ -110,8 +102,6 @@ def restore(
     identity: Path | None,
     days: int | None,
     tier: str | None,
-    as_json: bool,
-    quiet: bool,
 ) -> None:
     """Restore blobs, or the catalog, from the remote.
 
@@ -123,19 +113,21 @@ def restore(
         raise click.UsageError("give one directory: --to DIR, or DIR alone")
     destination = destination or directory
     if of_catalog:
-        of_blobs = (destination, prefix, names, blobids, days, tier, bwlimit)
-        if any(of_blobs):
+        if any((destination, prefix, names, blobids, days, tier, bwlimit)):
             raise click.UsageError(
                 "--catalog cannot be combined with --to, --thaw, --bwlimit or a choice of blobs"
             )
-        _restore_catalog(
-            common,
-            identity,
-            dump,
+        from ntt_backup.dump.restore import restore_catalog
+
+        settings = common.load(RemoteConfig, identity_flag(identity))
+        found = restore_catalog(
+            settings,
+            results.warn,
+            name=dump,
             trust_target=trust_target,
             allow_superuser=allow_superuser,
-            quiet=quiet,
         )
+        _tell_of_catalog(found, bucket=settings.remote.kind == "s3")
         return
     if dump is not None or trust_target or allow_superuser:
         raise click.UsageError("--dump, --trust-target and --allow-superuser are for --catalog")
@@ -158,8 +150,8 @@ def restore(
             hint="leave out --thaw",
         )
     with ExitStack() as stack:
-        note = stack.enter_context(noted(common, "restore", prefix=prefix, blobs=chosen))
-        line = stack.enter_context(ProgressLine(sys.stderr, quiet=quiet))
+        note = stack.enter_context(results.noted(common, "restore", prefix=prefix, blobs=chosen))
+        line = stack.enter_context(results.progress_line())
         keys = None
         another = "name another file with --archived"
 
@@ -170,7 +162,7 @@ def restore(
 
         def progress(done: Restored) -> None:
             note.saw(done.restored + done.right, done.bytes, len(done.wrong), done.exit_code)
-            line.show(lambda: progress_text(done))
+            line.show(lambda: _restored_so_far(done))
 
         if archived is not None:
             keys = stack.enter_context(written(archived, another))
@@ -187,47 +179,25 @@ def restore(
             bwlimit=bwlimit,
         )
         progress(done)
-    fields = {"target": common.target, **fields_of(done)}
-    report(fields, lines(done, destination), done.exit_code, as_json=as_json)
+    fields = {"target": common.target, **results.fields_of(done)}
+    results.report(fields, lines(done, destination), done.exit_code)
 
 
-def _restore_catalog(
-    common: Common,
-    identity: Path | None,
-    name: str | None,
-    *,
-    trust_target: bool,
-    allow_superuser: bool,
-    quiet: bool,
-) -> None:
-    # What speaks to PostgreSQL takes longer to load than a few blobs to restore.
-    from ntt_backup.dump.restore import restore_catalog
-
-    settings = common.load(RemoteConfig, identity_flag(identity))
-    found = restore_catalog(
-        settings,
-        warn,
-        name=name,
-        trust_target=trust_target,
-        allow_superuser=allow_superuser,
-    )
+def _tell_of_catalog(found: Recalled, *, bucket: bool) -> None:
+    """Prints what came back of a catalog, what did not, and what to do next."""
     if found.others:
-        others = printable(", ".join(found.others))
-        click.echo(
-            f"warning: there are dumps of other databases, too: {others}; --dump NAME takes one",
-            err=True,
-        )
-    if not quiet:
+        others = ", ".join(found.others)
+        results.warn(f"there are dumps of other databases, too: {others}; --dump NAME takes one")
+    if not options.wants("quiet"):
         record = found.dump.record
         assert record is not None  # Else it would not have been taken.
-        of = printable(f"the database {record.database} on {record.host}")
         next_step = f"`{complete('ntt-backup-remote run')}` finds it on the remote"
-        if settings.remote.kind == "s3":
+        if bucket:
             next_step = f"`{complete('ntt-backup-remote reconcile --apply')}` marks it as copied"
         click.echo(
-            f"restored the catalog of {moment(found.dump.begun)} from"
-            f" {found.dump.name}, a dump of {of}; what was copied since then is pending in it, and"
-            f" {next_step}"
+            f"restored the catalog of {moment(found.dump.begun)} from {found.dump.name}, a dump of"
+            f" {printable(f'the database {record.database} on {record.host}')}; what was copied"
+            f" since then is pending in it, and {next_step}"
         )
         user = printable(found.user)
         click.echo(f"everything in it belongs to {user} now, and no grants were restored")
@@ -239,13 +209,9 @@ def _restore_catalog(
                 " with all rights"
             )
     if found.origin is not Origin.OURS:
-        click.echo(
-            "warning: nothing proves who made this dump: only rows of blobs and of the schema"
-            " ntt_backup came back. Compare them with the remote: `reconcile`, then `verify`",
-            err=True,
-        )
+        results.warn(f"{_NOBODY}. Compare them with the remote: `reconcile`, then `verify`")
     if found.left_out:
-        click.echo(f"warning: {many(len(found.left_out), 'object')} were left out:", err=True)
+        results.warn(f"{many(len(found.left_out), 'object')} were left out:")
         for text in found.left_out[:_SHOWN]:
             click.echo(f"  {printable(text)}", err=True)
         if len(found.left_out) > _SHOWN:
@@ -256,17 +222,10 @@ def _restore_catalog(
             click.echo(printable(text))
 
 
-def progress_text(done: Restored) -> str:
-    """Returns how far a restore is."""
-    text = (
-        f"{done.restored:,} restored, {done.right:,} already there,"
-        f" {pace(done.bytes, done.duration_s)}"
-    )
-    if done.wrong:
-        text += f", {len(done.wrong):,} wrong"
-    if done.part:
-        text += f", {done.part:.1%}{time_left(done.part, done.duration_s)}"
-    return text
+def _restored_so_far(done: Restored) -> str:
+    text = f"{done.restored:,} restored, {done.right:,} already there"
+    wrong = f", {len(done.wrong):,} wrong" if done.wrong else ""
+    return f"{text}{wrong}, {results.so_far(done)}"
 
 
 def lines(done: Restored, destination: Path) -> list[str]:
@@ -278,11 +237,11 @@ def lines(done: Restored, destination: Path) -> list[str]:
     ]
     if done.wrong:
         said.append(f"NOT restored: {len(done.wrong):,} that the remote lacks, or has damaged")
-        said += [*count_lines(done.wrong.counts), *failure_lines(done.wrong)]
+        said += results.wrong_lines(done.wrong)
     if done.not_needed:
         said.append("damaged, and not needed, since other packs have all of their blobs:")
         said += [f"  {printable(key)}" for key in done.not_needed]
-    said += strangers(done.strangers)
+    said += results.strangers(done.strangers)
     if done.archived:
         next_step = (
             "The object store is thawing them, which takes hours: then call this again"
@@ -295,3 +254,136 @@ def lines(done: Restored, destination: Path) -> list[str]:
             f" {size(done.archived_bytes)}, of an archive class. {next_step}"
         )
     return said
+
+
+# --- drill ----------------------------------------------------------------------------------------
+
+
+@click.command()
+@click.option(
+    "--scratch",
+    type=options.DIR,
+    required=True,
+    help="Directory for the blobs; must be absent or empty.",
+)
+@click.option(
+    "--database",
+    required=True,
+    metavar="URL",
+    help="Empty database for the catalog, used instead of catalog.url; a password is for ~/.pgpass,"
+    " since others may see arguments.",
+)
+@options.of_dump
+@options.prefix("Restore")
+@options.bwlimit("that the blobs may take")
+@options.sessions(default=4)
+@options.identity
+@options.result
+@click.pass_obj
+def drill(
+    common: Common,
+    scratch: Path,
+    database: str,
+    trust_target: bool,
+    allow_superuser: bool,
+    prefix: str,
+    bwlimit: Timetable | None,
+    workers: int,
+    identity: Path | None,
+) -> None:
+    """Prove that everything can be restored.
+
+    Catalog and blobs are restored into scratch space, read back and checked. The production
+    database and the store are not touched. Exit code 7 when something is wrong.
+    """
+    from ntt_backup.catalog.connection import database_name
+    from ntt_backup.restore.drill import drill as restore_and_prove
+
+    flags = {"catalog.url": database, **identity_flag(identity)}
+    settings = common.load(RemoteConfig, flags)
+    lost = database_name(common.load(RemoteConfig, identity_flag(identity)).catalog.url)
+    with results.noted(common, "drill", prefix=prefix) as note, results.progress_line() as line:
+        found = restore_and_prove(
+            settings,
+            scratch.absolute(),
+            prefix,
+            workers,
+            on_dump=lambda dump: line.say(f"the catalog is restored, from {dump.name}"),
+            on_restored=lambda done: line.show(lambda: _restored_so_far(done)),
+            on_proof=lambda proof: line.show(
+                lambda: f"{proof.part:.0%}, {proof.right:,} read back and right"
+            ),
+            on_outage=line.outage,
+            on_warning=lambda text: line.say(f"warning: {text}"),
+            bwlimit=bwlimit,
+            trust_target=trust_target,
+            allow_superuser=allow_superuser,
+            lost=lost,
+        )
+        restored, proof = found.restored, found.proof
+        wrong = len(restored.wrong) + proof.lost + proof.wrong
+        note.saw(proof.right, proof.bytes, wrong, found.exit_code)
+    fields = {
+        "target": settings.target,
+        "prefix": prefix,
+        "proved": found.proved,
+        "dump": found.dump.name,
+        "dump_begun": found.dump.begun.isoformat(),
+        "dump_origin": str(found.origin),
+        "bad_dumps": list(found.bad_dumps),
+        **results.fields_of(proof),
+        "restored": restored.restored,
+        "not_restored": restored.wrong.counts,
+        "catalog_s": round(found.catalog_s, 3),
+        "restore_s": round(restored.duration_s, 3),
+        "failures": results.first_failures([*restored.wrong.first, *proof.failures.first]),
+    }
+    results.report(fields, _drilled(found, scratch), found.exit_code)
+
+
+def _drilled(found: Drilled, scratch: Path) -> Iterator[str]:
+    """Yields what was restored and checked, and the verdict."""
+    restored, proof = found.restored, found.proof
+    age = duration(max(0.0, (datetime.now(UTC) - found.dump.begun).total_seconds()))
+    for name, seconds, text in (
+        ("catalog", found.catalog_s, f"{found.dump.name}, {age} old"),
+        ("blobs", restored.duration_s, f"{restored.restored:,}, {size(restored.bytes)}"),
+        ("read back", proof.proof_s, f"{proof.right:,} right, {size(proof.bytes)}"),
+    ):
+        yield f"{name:<10}{duration(seconds):>12}  {text}"
+    yield (
+        f"the catalog has {many(proof.rows, 'row')}, {proof.copied:,} copied;"
+        f" {many(proof.later, 'restored blob is', 'restored blobs are')} not in it,"
+        f" {proof.unsent:,} were not yet sent when it was dumped"
+    )
+    if found.origin is not Origin.OURS:
+        yield _NOBODY
+    if found.proved:
+        yield "PROVED: all that the catalog calls copied was restored, and every byte is right"
+    else:
+        yield from _not_proved(found)
+    yield f"to clean up: rm -r {shlex.quote(str(scratch))}, and drop the database"
+
+
+def _not_proved(found: Drilled) -> Iterator[str]:
+    restored, proof = found.restored, found.proof
+    yield "NOT PROVED"
+    yield from results.count_lines(restored.wrong.counts, ": not restored")
+    lost = "copied according to the catalog, but not restored"
+    yield from results.count_lines({lost: proof.lost, "restored, but not right": proof.wrong})
+    if not proof.right:
+        yield "nothing was restored"
+    if not proof.rows:
+        yield "the restored catalog has no blobs"
+    elif not proof.copied:
+        yield (
+            "the restored catalog calls nothing copied, so it does not tell what should have come"
+            " back: make a dump after a run, ntt-backup-remote dump --force"
+        )
+    yield from (f"  {printable(text)}" for text in found.bad_dumps)
+    yield from (*results.failure_lines(restored.wrong), *results.failure_lines(proof.failures))
+    if restored.wrong or proof.lost:
+        yield (
+            "to send again what the store still has: ntt-backup-remote verify, then"
+            " ntt-backup-remote run"
+        )

@@ -1,4 +1,8 @@
-"""The command `run` sends the pending blobs, or tells with --dry-run what it would send."""
+"""The command `run` sends the pending blobs; `pause`, `stop` and others ask a daemon that runs.
+
+These ask over the control socket, and say what the daemon did, of each target that is named. Who
+asks twice is told so, and nothing is done twice.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +13,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ntt_backup.cli.common import Common, json_option, only_errors_option, open_catalog
-from ntt_backup.cli.results import fields_of
-from ntt_backup.config import SendConfig, Settings
+from ntt_backup.cli import options, results
+from ntt_backup.cli.common import Common, open_catalog
+from ntt_backup.config import CatalogConfig, SendConfig, Settings
 from ntt_backup.config.timetable import describe
 from ntt_backup.daemon.listeners import Listener
-from ntt_backup.format import amount, many, size
+from ntt_backup.errors import complete
+from ntt_backup.format import amount, many, printable, size
 from ntt_backup.model import PendingEstimate
 from ntt_backup.report.lines import JsonResult, make_views
 
@@ -26,12 +31,11 @@ if TYPE_CHECKING:
     from ntt_backup.daemon.listeners import ListenerProcess
 
 _ESTIMATE_MS = 1000
-_SETTINGS = ("workers", "batch_size", "batch_bytes", "strategy", "codec", "bwlimit")
 
 
 @click.command()
-@click.option("--once", is_flag=True, help="Send what is pending, then end. This is the default.")
-@click.option("--watch", is_flag=True, help="Run until stopped, and send new blobs as they come.")
+@options.flag("--once", "Send what is pending, then end. This is the default.")
+@options.flag("--watch", "Run until stopped, and send new blobs as they come.")
 @click.option("--workers", metavar="N", help="Number of workers that send in parallel, 1 to 256.")
 @click.option("--batch-size", metavar="N", help="Largest number of blobs in a batch.")
 @click.option("--batch-bytes", metavar="SIZE", help="Largest content of a batch, such as 256MiB.")
@@ -44,15 +48,15 @@ _SETTINGS = ("workers", "batch_size", "batch_bytes", "strategy", "codec", "bwlim
     metavar="RATE",
     help="Bytes a second of all workers together, such as 10MB, or a timetable.",
 )
-@click.option("--skip-pgdump", is_flag=True, help="Send no dump of the catalog.")
+@options.flag("--skip-pgdump", "Send no dump of the catalog.")
 @click.option(
     "--log-level",
     type=click.Choice(["info", "warning", "error"]),
     help="Write only events of this level and above into the log; info: all.",
 )
-@click.option("--dry-run", is_flag=True, help="Show what would be sent, and send nothing.")
-@json_option
-@only_errors_option
+@options.flag("--dry-run", "Show what would be sent, and send nothing.")
+@options.as_json
+@options.only_errors
 @click.pass_obj
 def run(
     common: Common,
@@ -61,8 +65,6 @@ def run(
     watch: bool,
     skip_pgdump: bool,
     dry_run: bool,
-    as_json: bool,
-    quiet: bool,
     log_level: str | None,
     **flags: str | None,
 ) -> None:
@@ -72,17 +74,17 @@ def run(
     """
     if once and watch:
         raise click.UsageError("give only one of --once and --watch")
-    given: dict[str, object] = {f"run.{name}": flags[name] for name in _SETTINGS}
+    given: dict[str, object] = {f"run.{name}": value for name, value in flags.items()}
     given |= {"run.skip_pgdump": True if skip_pgdump else None, "log.level": log_level}
     each = common.load_each(SendConfig, given)
     if dry_run:
         for name, settings in each.items():
             common.turn_to(name)
-            _show_plan(settings, f"{name}: " if len(each) > 1 else "", as_json=as_json)
+            _show_plan(settings, f"{name}: " if len(each) > 1 else "")
         return
+    as_json, quiet = options.wants("as_json"), options.wants("quiet")
     views = make_views(sys.stderr if quiet or as_json else sys.stdout, each, quiet=quiet)
-    any_of_them = next(iter(each.values()))
-    heard_by = list(_listener_processes(any_of_them))
+    heard_by = list(_listener_processes(next(iter(each.values()))))
 
     def listeners(name: str) -> list[Listener]:
         result = [JsonResult(sys.stdout, name)] if as_json else []
@@ -94,29 +96,27 @@ def run(
     if len(each) > 1:
         from ntt_backup.daemon import targets
 
-        sys.exit(
-            targets.run(
-                each,
-                watch=watch,
-                listeners=listeners,
-                reread=reread,
-                names=common.names,
-                turn_to=common.turn_to,
-            )
+        code = targets.run(
+            each,
+            watch=watch,
+            listeners=listeners,
+            reread=reread,
+            names=common.names,
+            turn_to=common.turn_to,
         )
-    from ntt_backup.daemon import coordinator
+    else:
+        from ntt_backup.daemon import coordinator
 
-    ((name, settings),) = each.items()
-    common.turn_to(name)
-    sys.exit(
-        coordinator.run(
+        ((name, settings),) = each.items()
+        common.turn_to(name)
+        code = coordinator.run(
             settings,
             watch=watch,
             listeners=listeners(name),
             reread=partial(reread, name),
             names=common.names,
         )
-    )
+    sys.exit(code)
 
 
 def _listener_processes(settings: Settings) -> Iterator[ListenerProcess]:
@@ -131,7 +131,7 @@ def _listener_processes(settings: Settings) -> Iterator[ListenerProcess]:
         yield notice_process(settings)
 
 
-def _show_plan(settings: Settings, prefix: str, *, as_json: bool) -> None:
+def _show_plan(settings: Settings, prefix: str) -> None:
     from ntt_backup.catalog.stats import pending_estimate
 
     with open_catalog(settings, "run --dry-run", application="dry-run") as conn:
@@ -140,10 +140,8 @@ def _show_plan(settings: Settings, prefix: str, *, as_json: bool) -> None:
             from ntt_backup.daemon import preflight
 
             preflight.require_known(conn, settings)
-    if as_json:
-        click.echo(json.dumps({"target": settings.target, **fields_of(pending)}))
-        return
-    click.echo("\n".join(f"{prefix}{line}" for line in plan(settings, pending)))
+    said = [f"{prefix}{line}" for line in plan(settings, pending)]
+    results.tell({"target": settings.target, **results.fields_of(pending)}, said)
 
 
 def plan(settings: Settings, pending: PendingEstimate) -> list[str]:
@@ -162,3 +160,77 @@ def plan(settings: Settings, pending: PendingEstimate) -> list[str]:
         f" and {size(run.batch_bytes)}",
         f"by {many(run.workers, 'worker')}, strategy {run.strategy}{limit}",
     ]
+
+
+# --- what a daemon is asked -----------------------------------------------------------------------
+
+
+def _ask(common: Common, do: str, **values: str) -> None:
+    from ntt_backup.daemon.control.client import ask
+
+    each = results.EachTarget[dict[str, Any]](common, common.load_each(CatalogConfig))
+    each.do(lambda settings: ask(settings, do, **values))
+    each.complain()
+    if options.wants("as_json"):
+        click.echo(json.dumps(each.json(dict)))
+    else:
+        for name, said in each.found.items():
+            common.turn_to(name)
+            click.echo(printable(f"target {name}: {complete(said['done'])}"))
+    each.end()
+
+
+@click.command()
+@options.as_json
+@click.pass_obj
+def pause(common: Common) -> None:
+    """Make a running daemon send nothing until it is resumed.
+
+    It keeps its connections, and what it has begun. To a bucket it first ends the requests that
+    have begun. A pause ends with the daemon.
+    """
+    _ask(common, "pause")
+
+
+@click.command()
+@options.as_json
+@click.pass_obj
+def resume(common: Common) -> None:
+    """Make a paused daemon continue."""
+    _ask(common, "resume")
+
+
+@click.command()
+@click.argument("rate")
+@options.as_json
+@click.pass_obj
+def bwlimit(common: Common, rate: str) -> None:
+    """Set how fast a running daemon may send.
+
+    RATE is bytes a second of all workers together, such as 4MB/s; `off` means no limit; `timetable`
+    means what run.bwlimit says. It holds until the daemon ends.
+    """
+    _ask(common, "bwlimit", rate=rate)
+
+
+@click.command()
+@options.as_json
+@click.pass_obj
+def stop(common: Common) -> None:
+    """End a running daemon after what is in flight.
+
+    It ends with exit code 143, as by SIGTERM. One that is paused ends at once, and loses nothing.
+    """
+    _ask(common, "stop")
+
+
+@click.command()
+@options.as_json
+@click.pass_obj
+def now(common: Common) -> None:
+    """Make a running daemon look for work, and do what is due, at once.
+
+    It tries at once whatever it waits for: new blobs, the end of an outage, the time of the next
+    dump or snapshot.
+    """
+    _ask(common, "now")

@@ -1,26 +1,679 @@
-"""The command `snapshot` keeps versions of files and trees that change in place."""
+"""The commands `snapshot` keep versions of files and trees that change in place."""
 
 from __future__ import annotations
 
+import json
+import stat
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
 import click
 
-from ntt_backup.cli.lazy_group import LazyGroup
+from ntt_backup import newest
+from ntt_backup.cli import options, results
+from ntt_backup.cli.common import Common
+from ntt_backup.config import RemoteConfig
+from ntt_backup.config.host_key import Origin
+from ntt_backup.dump.retention import Retention
+from ntt_backup.errors import SOME_FAILED, ConfigError, LockHeld, RemoteUnreachable, Unsupported
+from ntt_backup.format import duration, many, moment, printable, size, utc
+from ntt_backup.report.lines import pace
+from ntt_backup.snapshot.diff import Difference, Kind, differences
+from ntt_backup.snapshot.forget import plan_of
+from ntt_backup.snapshot.format.entry import DIRECTORY, FIFO, FILE, HARD_LINK, SYMLINK, Entry
+from ntt_backup.snapshot.format.manifest import Header
+from ntt_backup.snapshot.job import set_lock, take_version
+from ntt_backup.snapshot.origins import Origins
+from ntt_backup.snapshot.repository.contract import SnapshotDamaged
+from ntt_backup.snapshot.repository.names import require_set
+from ntt_backup.snapshot.repository.open import open_repository, open_to_read
+from ntt_backup.snapshot.repository.patient import PatientRepository
+from ntt_backup.snapshot.restore.landlock import confine
+from ntt_backup.snapshot.restore.plan import Options
+from ntt_backup.snapshot.restore.version import Restored
+from ntt_backup.snapshot.restore.version import restore as restore_version
+from ntt_backup.snapshot.retention import Plan
+from ntt_backup.snapshot.take.new_version import Report, Taken
+from ntt_backup.snapshot.take.sets import find_set
+from ntt_backup.snapshot.verify import Findings, Question
+from ntt_backup.snapshot.verify import verify as verify_versions
+from ntt_backup.snapshot.versions import (
+    Facts,
+    Version,
+    choose,
+    facts,
+    newest_of_host,
+    open_manifest,
+    versions,
+)
+from ntt_backup.wire.snapshot_names import begun
 
-_COMMANDS = {
-    "diff": "Show what differs between two versions.",
-    "forget": "Remove versions that are not to be kept.",
-    "list": "List the versions of a set, or of all.",
-    "restore": "Restore a version, or a part of it, into a directory.",
-    "show": "Show a version, the newest where none is named.",
-    "take": "Make a version of a set on the target.",
-    "verify": "Check that versions are there as they were taken.",
+_version_argument = click.argument(
+    "wanted", metavar="SET[@VERSION]", shell_complete=options.set_names
+)
+_set_argument = click.argument("set_name", metavar="SET", shell_complete=options.set_names)
+
+
+# --- take -----------------------------------------------------------------------------------------
+
+
+@click.command("take")
+@_set_argument
+@click.argument("paths", type=click.Path(), nargs=-1, metavar="[PATH]...")
+@click.option(
+    "--exclude",
+    multiple=True,
+    metavar="PATTERN",
+    help="Leave out what fits: '*.tmp', or '/srv/cache/**'; may be repeated. Only with PATH.",
+)
+@options.flag("--full", "Store everything, so that it needs no other version.")
+@options.flag("--paranoid", "Read files that seem unchanged, too.")
+@options.result
+@click.pass_obj
+def snapshot_take(
+    common: Common,
+    set_name: str,
+    paths: tuple[str, ...],
+    exclude: tuple[str, ...],
+    full: bool,
+    paranoid: bool,
+) -> None:
+    """Make a version of a set on the target.
+
+    The paths of SET stand under [snapshots.SET] in the configuration; without that, PATHs are named
+    here each time. Only files that have changed since the last version are read: those with another
+    size, time, inode, mode or owner. Only what differs in them is stored. Neither the catalog nor
+    the store is needed. Exit code 7 when a file could not be read.
+    """
+    settings = common.load(RemoteConfig)
+    chosen = find_set(settings, set_name, paths, exclude)
+    began = time.monotonic()
+    with results.progress_line() as line, _advice():
+        unread = results.FirstLines(line)
+
+        def progress(files: int, _: int, read: int, stored: int) -> None:
+            rate = pace(read, time.monotonic() - began)
+            line.show(lambda: f"{many(files, 'file')}, {rate} read, {size(stored)} stored")
+
+        done = take_version(
+            settings,
+            chosen,
+            full=full,
+            paranoid=paranoid,
+            report=Report(progress, lambda path, why: unread.say(f"{path}: {why}")),
+        )
+    results.report(
+        {"target": common.target, **results.fields_of(done)}, _taken(done), done.exit_code
+    )
+
+
+@contextmanager
+def _advice() -> Iterator[None]:
+    """Adds to an outage what becomes of the take."""
+    try:
+        yield
+    except RemoteUnreachable as error:
+        error.hint = f"take it again: that begins anew, and removes what was sent; {error.hint}"
+        raise
+
+
+def _taken(done: Taken) -> Iterator[str]:
+    kind = f"on {done.parent}" if done.parent else "full"
+    yield (
+        f"took {done.set}@{done.version} ({kind}): {many(done.files, 'file')}, {size(done.bytes)};"
+        f" {done.changed:,} changed, {size(done.read)} read, {size(done.stored)} stored, in"
+        f" {duration(done.duration_s)}"
+    )
+    if done.forgotten:
+        yield f"removed {many(done.forgotten, 'version')} past retention"
+    if done.unsettled:
+        yield f"UNSETTLED: {many(done.unsettled, 'file')} changed while being read"
+    if done.unreadable:
+        yield f"NOT taken: {done.unreadable:,} that could not be read"
+
+
+# --- list and show --------------------------------------------------------------------------------
+
+
+@click.command("list")
+@click.argument("set_name", metavar="[SET]", default="", shell_complete=options.set_names)
+@options.as_json
+@click.pass_obj
+def snapshot_list(common: Common, set_name: str) -> None:
+    """List the versions of a set, or of all.
+
+    Of versions that cannot be read, since they are sealed or the ssh key may not, only names and
+    sizes are listed. A version that is not signed by a key of this host is `not of this host`; one
+    whose signature is wrong is FORGED. Exit code 7 when a manifest is damaged.
+    """
+    if set_name:
+        require_set(set_name)
+    settings = common.load(RemoteConfig)
+    origins = Origins.of(settings)
+    with closing(open_repository(settings)) as repository:
+        found, known = versions(repository, set_name), dict[Version, Facts]()
+        try:
+            known |= {one.version: one for one in facts(repository, found, origins)}
+        except (ConfigError, Unsupported) as error:  # It is sealed, or this key may not read it.
+            click.echo(f"warning: only names and sizes can be told: {error}", err=True)
+    rows = [_version_fields(one, known.get(one)) for one in found]
+    said = [_version_line(one, known.get(one)) for one in found]
+    nothing = f"no snapshots{' of ' * bool(set_name)}{set_name}"
+    results.tell({"target": common.target, "versions": rows}, said or [nothing])
+    if any(one.problem for one in known.values()):
+        sys.exit(SOME_FAILED)
+
+
+@click.command("show")
+@_version_argument
+@options.flag("--files", "List its files.")
+@options.as_json
+@click.pass_obj
+def snapshot_show(common: Common, wanted: str, files: bool) -> None:
+    """Show a version, the newest where none is named.
+
+    With --files and --json there is one JSON object for each file.
+    """
+    settings = common.load(RemoteConfig)
+    origins = Origins.of(settings)
+    with closing(open_repository(settings)) as repository:
+        chosen = choose(repository, wanted, origins, results.warn)
+        if files:
+            as_json = options.wants("as_json")
+            for entry in open_manifest(repository, chosen).entries():
+                click.echo(json.dumps(_entry_fields(entry)) if as_json else _entry_line(entry))
+            return
+        known = next(facts(repository, [chosen], origins))
+    if known.header is None:
+        raise SnapshotDamaged(known.problem)
+    more = {"roots": known.header.roots, "chain_versions": known.header.chain}
+    fields = {"target": common.target, **_version_fields(chosen, known), **more}
+    results.tell(fields, [_version_line(chosen, known), *_header_lines(known.header)])
+
+
+def _version_fields(version: Version, known: Facts | None) -> dict[str, Any]:
+    """Returns a version for programs."""
+    said: dict[str, Any] = {
+        "set": version.set,
+        "version": version.name,
+        "begun": utc(_begun(version, known)),
+        "finished": version.whole,
+        "arrived": utc(version.arrived),
+        "stored": version.size,
+    }
+    if known is not None and known.header is not None and known.trailer is not None:
+        header, trailer = known.header, known.trailer
+        said |= {"full": not header.parent, "parent": header.parent, "chain": len(header.chain)}
+        said |= {"files": trailer.files, "bytes": trailer.bytes, "host": header.host}
+        said |= {"unsettled": trailer.unsettled, "skipped": trailer.skipped}
+        said["origin"] = str(known.origin)
+    elif known is not None:
+        said["damage"] = known.problem
+    return said
+
+
+def _version_line(version: Version, known: Facts | None) -> str:
+    """Returns a version for people."""
+    begin = f"{version}  {moment(_begun(version, known))}"
+    if known is None:
+        return f"{begin}  {'' if version.whole else 'never finished, '}{size(version.size)} stored"
+    if known.header is None or known.trailer is None:
+        return f"{begin}  DAMAGED: {printable(known.problem)}"
+    trailer, number = known.trailer, len(known.header.chain) - 1
+    said = [
+        f"increment {number}" if number else "full",
+        f"{many(trailer.files, 'file')}, {size(trailer.bytes)}",
+        f"{size(version.size)} stored",
+    ]
+    if trailer.unsettled:
+        said.append(f"{trailer.unsettled:,} UNSETTLED")
+    if trailer.skipped:
+        said.append(f"{trailer.skipped:,} skipped")
+    if known.origin != Origin.OURS:
+        said.append(known.origin.text)
+    return f"{begin}  {', '.join(said)}"
+
+
+def _begun(version: Version, known: Facts | None) -> datetime:
+    header = known.header if known is not None else None
+    return header.begun if header is not None else begun(version.name)
+
+
+def _header_lines(header: Header) -> Iterator[str]:
+    """Yields what a version is of, and which others it needs, for people."""
+    for root in header.roots:
+        yield f"  of {printable(root)}{f' on {printable(header.host)}' if header.host else ''}"
+    for needed in header.chain[:-1]:
+        yield f"  needs {header.set}@{needed}"
+
+
+# --- the files of a version -----------------------------------------------------------------------
+
+_TYPES: Final = {
+    FILE: stat.S_IFREG,
+    HARD_LINK: stat.S_IFREG,
+    DIRECTORY: stat.S_IFDIR,
+    SYMLINK: stat.S_IFLNK,
+    FIFO: stat.S_IFIFO,
 }
 
 
-@click.group(cls=LazyGroup, helps=_COMMANDS, prefix="snapshot_")
-def snapshot() -> None:
-    """Keep versions of files that change in place, and bring them back.
+def _entry_fields(entry: Entry) -> dict[str, object]:
+    """Returns a file for programs."""
+    return {
+        "path": entry.path,
+        "kind": entry.kind,
+        "mode": f"{entry.mode:04o}",
+        "uid": entry.uid,
+        "gid": entry.gid,
+        "mtime": entry.mtime / 1e9,
+        "size": entry.size,
+        **({"target": entry.target} if entry.target else {}),
+        **({"blake3": entry.digest} if entry.digest else {}),
+        **({"unsettled": True} if entry.unsettled else {}),
+    }
 
-    A set has a name and paths. Each `take` makes a version of it on the target, and sends what has
-    changed since the last one.
+
+def _entry_line(entry: Entry) -> str:
+    """Returns a file as `ls -l` shows it, with what was hard to take behind it."""
+    mode = stat.filemode(_TYPES[entry.kind] | entry.mode)
+    seconds = entry.mtime // 10**9
+    try:
+        when = moment(datetime.fromtimestamp(seconds, UTC), zone=False)
+    except (ValueError, OverflowError, OSError):
+        when = f"{seconds:>16}"
+    arrow = {SYMLINK: " -> ", HARD_LINK: " = "}.get(entry.kind, "")
+    name = printable(entry.path) + (arrow + printable(entry.target) if arrow else "")
+    end = "  (UNSETTLED)" if entry.unsettled else ""
+    return f"{mode} {entry.uid:>5} {entry.gid:>5} {entry.size:>13} {when} {name}{end}"
+
+
+# --- diff -----------------------------------------------------------------------------------------
+
+_SIGNS: Final = {Kind.ADDED: "+", Kind.REMOVED: "-", Kind.CHANGED: "M", Kind.ATTRIBUTES: "a"}
+
+
+@click.command("diff")
+@click.argument("old", metavar="SET[@OLD]", shell_complete=options.set_names)
+@click.argument("new", metavar="[SET][@NEW]", default="")
+@options.as_json
+@click.pass_obj
+def snapshot_diff(common: Common, old: str, new: str) -> None:
+    """Show what differs between two versions.
+
+    SET alone compares its last two; one version is compared with the newest. A line begins with
+    `+` for a new file, `-` for one that is gone, `M` where the content is another, `a` where only
+    mode, owner, time or attributes are. With --json there is one JSON object for each.
     """
+    name = old.partition("@")[0]
+    settings = common.load(RemoteConfig)
+    origins = Origins.of(settings)
+    as_json = options.wants("as_json")
+    with closing(open_repository(settings)) as repository:
+        if not new and old == name:
+            after = choose(repository, name, origins, results.warn)
+            all_of_it = versions(repository, name)
+            older = [one for one in all_of_it if one.whole and one.name < after.name]
+            if not older:
+                raise ConfigError(
+                    f"{name} has no version before {after}",
+                    hint=f"make another one: ntt-backup-remote snapshot take {name}",
+                )
+            before = newest_of_host(repository, older, origins) or older[-1]
+        else:
+            before = choose(repository, old, origins, results.warn)
+            whole = new and not new.startswith("@")
+            after = choose(repository, new if whole else name + new, origins, results.warn)
+        for known in facts(repository, [before, after], origins):
+            if known.origin != Origin.OURS:
+                click.echo(f"warning: {known.version} is {known.origin.text}", err=True)
+        counts: Counter[Kind] = Counter()
+        grown = 0
+        for one in differences(open_manifest(repository, before), open_manifest(repository, after)):
+            counts[one.kind] += 1
+            grown += (one.new.size if one.new else 0) - (one.old.size if one.old else 0)
+            click.echo(json.dumps(_difference_fields(one)) if as_json else _difference_line(one))
+    if not as_json:
+        said = ", ".join(f"{counts[kind]:,} {kind}" for kind in Kind if counts[kind])
+        change = f"; {size(abs(grown))} {'more' if grown > 0 else 'less'}" if grown else ""
+        click.echo(f"{before} and {after}: {said or 'nothing differs'}{change}", err=True)
+
+
+def _difference_fields(one: Difference) -> dict[str, object]:
+    was = {"was": _entry_fields(one.old)} if one.old is not None and one.new is not None else {}
+    return {"difference": str(one.kind), **_entry_fields(one.entry), **was}
+
+
+def _difference_line(one: Difference) -> str:
+    before, after = one.old, one.new
+    what = f"{_SIGNS[one.kind]} {printable(one.entry.path)}"
+    if one.kind == Kind.CHANGED and before is not None and after is not None:
+        if before.kind != after.kind:
+            return f"{what}  (was {before.kind}, is {after.kind})"
+        if before.size != after.size:
+            return f"{what}  ({size(before.size)}, now {size(after.size)})"
+    return what
+
+
+# --- restore --------------------------------------------------------------------------------------
+
+
+@click.command("restore")
+@_version_argument
+@options.destination("Directory for the files: /etc/hosts becomes DIR/etc/hosts.")
+@click.option(
+    "--path",
+    "patterns",
+    multiple=True,
+    metavar="GLOB",
+    help="Restore only what fits, with all that is below it: '/etc/ssh', '*.conf', '/srv/**/a?';"
+    " may be repeated.",
+)
+@options.flag(
+    "--delta", "Hash the files that are there, and fetch only those parts of them that differ."
+)
+@options.flag(
+    "--in-place",
+    "With --delta, write into the files themselves and not into copies, which saves room; an"
+    " interruption leaves a file half changed.",
+)
+@options.jobs(", each with its own connection")
+@options.flag(
+    "--trust-target", "Restore the version also where nothing proves that this host made it."
+)
+@options.flag(
+    "--no-privileges",
+    "Make files of this user's, and set no bits of set-user-id and set-group-id, and no"
+    " capabilities: for a version whose maker is not trusted.",
+)
+@options.flag("--no-verify", "Do not compare new files with their hashes.")
+@options.result
+@click.pass_obj
+def snapshot_restore(
+    common: Common,
+    wanted: str,
+    destination: Path,
+    patterns: tuple[str, ...],
+    delta: bool,
+    in_place: bool,
+    jobs: int,
+    trust_target: bool,
+    no_privileges: bool,
+    no_verify: bool,
+) -> None:
+    """Restore a version, or a part of it, into a directory.
+
+    Without a version, the newest of this host. A version that this host did not make, as its host
+    key tells, is refused without --trust-target. Each file is compared with its hash. A file in DIR
+    that has the size and the time of the version's is taken for it, and hashed where an earlier
+    restore did not finish, so the same command continues after an interruption or a power cut. A
+    file that differs is replaced, and one that the version lacks is left alone. Exit code 7 when a
+    file could not be restored.
+    """
+    if in_place and not delta:
+        raise click.UsageError("--in-place is a way of --delta: give that, too")
+    settings = common.load(RemoteConfig)
+    destination = destination.absolute()
+    ways = Options(
+        delta=delta, in_place=in_place, verify=not no_verify, privileges=not no_privileges
+    )
+    with results.progress_line() as line:
+        done = restore_version(
+            lambda: PatientRepository(partial(open_to_read, settings), settings.run, line.outage),
+            wanted,
+            destination,
+            ways,
+            jobs=jobs,
+            patterns=patterns,
+            origins=Origins.of(settings),
+            trust=trust_target,
+            on_progress=lambda done: line.show(lambda: _restored_so_far(done)),
+            before_writing=lambda: confine([destination]),
+            tell=results.warn,
+        )
+    fields = {"target": common.target, **results.fields_of(done)}
+    results.report(fields, _restored(done, destination), done.exit_code)
+
+
+def _restored_so_far(done: Restored) -> str:
+    wrong = f", {done.wrong:,} wrong" if done.wrong else ""
+    text = f"{done.files:,} restored, {done.kept:,} already there{wrong}"
+    return f"{text}, {results.so_far(done)}"
+
+
+def _restored(done: Restored, destination: Path) -> Iterator[str]:
+    yield (
+        f"restored {many(done.files, 'file')} of {done.version}, {size(done.bytes)} in"
+        f" {duration(done.duration_s)}, into {destination}; {done.kept:,} were already there and"
+        f" right; {size(done.fetched)} fetched"
+    )
+    yield from (f"NOTE: {printable(one)}" for one in done.notes)
+    if done.origin != Origin.OURS:
+        origin = Origin(done.origin)
+        yield f"NOTE: by --trust-target: this version is {origin.text}: {origin.why}"
+    if done.wrong:
+        yield f"NOT restored: {many(done.wrong, 'file')}"
+        yield from results.first_lines(
+            (f"{path}: {why}" for path, why in done.problems), done.wrong
+        )
+
+
+# --- verify ---------------------------------------------------------------------------------------
+
+
+@click.command("verify")
+@click.argument("which", metavar="[SET[@VERSION]]", default="", shell_complete=options.set_names)
+@click.option(
+    "--sample",
+    "part",
+    type=options.PART,
+    help="Fetch a random part, such as 5%.",
+)
+@options.flag("--download", "Fetch all content, and compare it.")
+@click.option(
+    "--since", default="", metavar="DAY|VERSION", help="Check only versions from then on."
+)
+@options.result
+@click.pass_obj
+def snapshot_verify(
+    common: Common, which: str, part: float | None, download: bool, since: str
+) -> None:
+    """Check that versions are there as they were taken.
+
+    Manifests are read whole, and the sizes of all files compared. To prove contents, --sample
+    fetches a part of them, and --download all. Exit code 7 when a version is damaged.
+    """
+    if part is not None and download:
+        raise click.UsageError("give only one of --sample and --download")
+    from ntt_backup.daemon.newest_check import missed_versions
+
+    question = Question(which, 1.0 if download else part or 0.0, since)
+    settings = common.load(RemoteConfig)
+    missed: list[str] | None = None  # Not looked for.
+    with (
+        results.progress_line() as line,
+        closing(
+            PatientRepository(partial(open_to_read, settings), settings.run, line.outage)
+        ) as repository,
+    ):
+        found = verify_versions(
+            repository,
+            question,
+            lambda found: line.show(lambda: _checked_so_far(found)),
+            Origins.of(settings),
+        )
+        if "@" not in which:
+            missed = [str(one) for one in missed_versions(settings, repository, which)]
+    wrong = [one._asdict() for one in found.wrong]
+    fields = {"target": common.target, **results.fields_of(found), "wrong": wrong, "missed": missed}
+    said = [*_checked(found, question), *(f"MISSED: {one}" for one in missed or ())]
+    results.report(fields, said, found.exit_code or (SOME_FAILED if missed else 0))
+
+
+def _checked_so_far(found: Findings) -> str:
+    return (
+        f"version {found.versions:,}, {many(found.entries, 'file')},"
+        f" {pace(found.bytes, found.duration_s)}, {many(found.wrong_total, 'damage')}"
+    )
+
+
+def _checked(found: Findings, question: Question) -> Iterator[str]:
+    """Yields what was checked, and what is damaged, for a terminal."""
+    yield (
+        f"checked {many(found.versions, 'version')} with {many(found.entries, 'file')}:"
+        f" {many(found.files, 'stored file')}, {size(found.bytes)} of content, in"
+        f" {duration(found.duration_s)}"
+    )
+    if found.unfinished:
+        yield f"{many(found.unfinished, 'version was', 'versions were')} never finished"
+    if found.foreign:
+        yield f"{many(len(found.foreign), 'version')} NOT of this host: nothing proves the maker"
+        yield from results.first_lines(found.foreign, len(found.foreign))
+    if found.damaged:
+        yield f"DAMAGED: {', '.join(found.damaged)}"
+        wrong = (f"{one.version} {one.path or one.file}: {one.detail}" for one in found.wrong)
+        yield from results.first_lines(wrong, found.wrong_total)
+        for name in dict.fromkeys(one.partition("@")[0] for one in found.damaged):
+            command = f"ntt-backup-remote snapshot take {name} --full"
+            yield f"take a version that needs no other: {command}"
+    elif not found.versions:
+        yield "there was nothing to check"
+    else:
+        more = "" if question.share else "; to prove contents, add --sample 5% or --download"
+        yield f"all of it is right{more}"
+
+
+# --- forget ---------------------------------------------------------------------------------------
+
+_COUNT: Final = click.IntRange(0, 100_000)
+
+
+@click.command("forget")
+@_set_argument
+@click.option("--keep-last", type=_COUNT, metavar="N", help="Keep the newest N versions.")
+@click.option("--keep-daily", type=_COUNT, metavar="N", help="Keep one version of each of N days.")
+@click.option("--keep-weekly", type=_COUNT, metavar="N", help="Keep one of each of N weeks.")
+@options.flag(
+    "--trust-target",
+    "Count every version, by the time that it says itself, whoever made it: after the target"
+    " was copied, or the host key was lost.",
+)
+@options.flag("--drop-doubtful", "Remove all doubtful versions that no other needs, too.")
+@options.flag("--yes", "Do not ask.")
+@options.as_json
+@click.pass_obj
+def snapshot_forget(
+    common: Common,
+    set_name: str,
+    keep_last: int | None,
+    keep_daily: int | None,
+    keep_weekly: int | None,
+    trust_target: bool,
+    drop_doubtful: bool,
+    yes: bool,
+) -> None:
+    """Remove versions that are not to be kept.
+
+    Without --keep-... the settings of the set decide. The newest version always stays, and so does
+    every one that a kept version needs: a full one goes with the last of its increments.
+
+    Versions count by when they arrived on the target. Doubtful ones do not count, and stay: those
+    that are not of this host, as its host key tells, that say another time than that of their
+    arrival, or that arrived many at once.
+    """
+    settings = common.load(RemoteConfig)
+    require_set(set_name)
+    named = settings.snapshots.get(set_name)
+    asked = (keep_last, keep_daily, keep_weekly)
+    if any(one is not None for one in asked):
+        rule = Retention(*(one or 0 for one in asked))
+    elif named is not None:
+        rule = Retention.of(named)
+    else:
+        raise click.UsageError(f"say what to keep: {set_name} is not in the configuration")
+    with (
+        results.progress_line() as line,
+        set_lock(settings, set_name),
+        closing(
+            PatientRepository(partial(open_repository, settings), settings.run, line.outage)
+        ) as repository,
+    ):
+        if named is None and not versions(repository, set_name):
+            raise ConfigError(
+                f"{set_name} has no version, and is not in the configuration",
+                hint="see ntt-backup-remote snapshot list",
+            )
+
+        def ask() -> Plan:
+            return plan_of(
+                repository,
+                set_name,
+                rule,
+                datetime.now(UTC),
+                Origins.of(settings),
+                every=named.every if named is not None else None,
+                trust=trust_target,
+                drop=drop_doubtful,
+            )
+
+        found = ask()
+        if not options.wants("as_json"):
+            click.echo("\n".join(forget_lines(found)))
+        removes = bool(found.names)
+        if removes and not yes:
+            removes = _agreed()
+            # Another host may have taken a version that builds on one of these.
+            if removes and ask().names != found.names:
+                raise LockHeld(
+                    f"versions of {set_name} have changed since: nothing was removed",
+                    hint="call it again, and look at what it would remove now",
+                )
+        if removes:
+            repository.do(lambda remote: remote.remove(found.names))
+            newest.removed(settings, "version", [one.name for one in found.gone], set_name)
+    fields = {
+        "target": common.target,
+        "kept": [one.name for one in found.kept],
+        "needed": [{"version": one.name, "for": why} for one, why in found.needed],
+        "gone": [one.name for one in found.gone],
+        "unfinished": [one.name for one in found.dead],
+        "doubtful": [{"version": one.name, "why": why} for one, why in found.doubtful],
+        "bytes": found.size,
+        "removed": removes,
+    }
+    results.report(fields, [f"removed {size(found.size)}" if removes else "nothing was removed"], 0)
+
+
+def _agreed() -> bool:
+    """Returns whether the operator wants it. Raises ConfigError where nobody can be asked."""
+    if not sys.stdin.isatty():
+        raise ConfigError("nothing was removed: nobody can be asked", hint="say it with --yes")
+    return click.confirm("Remove them?", err=True)
+
+
+def forget_lines(found: Plan) -> list[str]:
+    """Returns what is kept and what goes, for people, in the order of the versions."""
+
+    def line(verb: str, one: Version, more: str = "") -> str:
+        return f"{verb:<6} {one}  {moment(found.begun(one))}, {size(one.size)}{more}"
+
+    said = [line("keep", one) for one in found.kept]
+    said += [line("keep", one, f", which {why} needs") for one, why in found.needed]
+    said += [line("remove", one) for one in found.gone]
+    said += [line("remove", one, ", which was never finished") for one in found.dead]
+    said += [line("keep", one, f", DOUBTFUL: {printable(why)}") for one, why in found.doubtful]
+    going = many(len(found.gone) + len(found.dead), "version")
+    told = [*sorted(said, key=lambda one: one[7:]), f"{going} to remove, {size(found.size)}"]
+    if found.doubtful:
+        told.append(
+            f"{many(len(found.doubtful), 'doubtful version')} neither counted nor removed: look at"
+            " them, then add --drop-doubtful; or --trust-target, if they are right"
+        )
+    return told

@@ -1,4 +1,4 @@
-"""The command `status` shows what is pending, copied and failed, and who works."""
+"""The commands `status`, `runs` and `serve` show how things are, on a terminal or as a page."""
 
 from __future__ import annotations
 
@@ -8,32 +8,34 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import click
+from click.core import ParameterSource
 from rich.console import RenderableType
 from rich.text import Text
 
-from ntt_backup.cli.common import AS_JSON, Common, json_option, open_catalog
-from ntt_backup.cli.each_target import EachTarget
-from ntt_backup.config import CatalogConfig
+from ntt_backup.catalog import history
+from ntt_backup.cli import options, results
+from ntt_backup.cli.common import Common, open_catalog
+from ntt_backup.config import ALL_TARGETS, CatalogConfig
 from ntt_backup.errors import BackupError
-from ntt_backup.format import render_error
+from ntt_backup.format import duration, printable, render_error
 from ntt_backup.report.facts import Facts
 from ntt_backup.report.live import Watch, console_for, print_to
-from ntt_backup.report.status import Status
+from ntt_backup.report.status import Status, run_line
 
 _CATALOG_SECONDS: Final = 10.0
 
 
 @click.command()
-@json_option
-@click.option(
-    "--exact",
-    is_flag=True,
-    help="Count everything. Without it, figures that take long to count are estimated.",
+@options.as_json
+@options.flag(
+    "--exact", "Count everything. Without it, figures that take long to count are estimated."
 )
-@click.option("--watch", is_flag=True, help="Show it again and again, until Ctrl-C ends it.")
+@options.flag("--watch", "Show it again and again, until Ctrl-C ends it.")
 @click.option(
     "--interval",
     type=click.FloatRange(0.2, 3600),
@@ -43,19 +45,19 @@ _CATALOG_SECONDS: Final = 10.0
     help="With --watch: time between two looks. The catalog is asked every 10 seconds at most.",
 )
 @click.pass_obj
-def status(common: Common, as_json: bool, exact: bool, watch: bool, interval: float) -> None:
+def status(common: Common, exact: bool, watch: bool, interval: float) -> None:
     """Show what is pending, copied and failed, and who works."""
-    seen = Seen(EachTarget(common, common.load_each(CatalogConfig)), exact=exact)
+    seen = Seen(results.EachTarget(common, common.load_each(CatalogConfig)), exact=exact)
     if watch:
         with suppress(KeyboardInterrupt):
-            _watch(seen, interval, as_json=as_json)
+            _watch(seen, interval)
         return
     seen.look()
-    if as_json:
+    if options.wants("as_json"):
         click.echo(json.dumps(seen.json()))
+        options.told()
     else:
         print_to(console_for(sys.stdout), (one.table() for one in seen.each.found.values()))
-    click.get_current_context().meta[AS_JSON] = False  # An error has been told.
     seen.each.complain()
     seen.each.end()
 
@@ -63,7 +65,7 @@ def status(common: Common, as_json: bool, exact: bool, watch: bool, interval: fl
 class Seen:
     """What was seen of each target by the last look."""
 
-    def __init__(self, each: EachTarget[Status], *, exact: bool) -> None:
+    def __init__(self, each: results.EachTarget[Status], *, exact: bool) -> None:
         self.each = each
         self._exact = exact
 
@@ -93,7 +95,7 @@ class Seen:
         return self.each.json(lambda one: one.json())
 
 
-def _watch(seen: Seen, interval: float, *, as_json: bool) -> None:
+def _watch(seen: Seen, interval: float) -> None:
     """Shows how things are, for ever."""
     asked = -math.inf
     with Watch(sys.stdout) as shown:
@@ -105,7 +107,7 @@ def _watch(seen: Seen, interval: float, *, as_json: bool) -> None:
                 asked = time.monotonic()
             else:
                 seen.look_at_daemons()
-            if as_json:
+            if options.wants("as_json"):
                 click.echo(json.dumps(seen.json()))
                 sys.stdout.flush()
             else:
@@ -122,3 +124,75 @@ def picture(seen: Seen, shown: Watch) -> Iterator[RenderableType]:
             yield Text(f"target {name}: {render_error(one.facts.trouble)}", style="red")
         else:
             yield one.table()
+
+
+@click.command()
+@click.option(
+    "--limit", type=click.IntRange(1), default=20, show_default=True, help="Show the last N."
+)
+@options.as_json
+@click.pass_obj
+def runs(common: Common, limit: int) -> None:
+    """List the last runs: when, how they ended, what they copied. The newest comes first."""
+    settings = common.load(CatalogConfig)
+    with open_catalog(settings, "runs") as conn:
+        found = history.recent_runs(conn, settings.target, limit)
+    listed = [{**results.fields_of(one), "mb_per_s": one.mb_per_s} for one in found]
+    said = [printable(run_line(one, _lasted(one))) for one in found]
+    results.tell({"target": settings.target, "runs": listed}, said or ["there was no run yet"])
+
+
+def _lasted(one: history.Run) -> str:
+    if one.ended_at is None:
+        return ""
+    return f" in {duration((one.ended_at - one.started_at).total_seconds())}"
+
+
+@click.command()
+@click.option(
+    "--listen",
+    default="127.0.0.1:9188",
+    show_default=True,
+    metavar="ADDRESS:PORT",
+    help="Where to listen; port 0 takes a free one.",
+)
+@options.flag(
+    "--expose", "Listen on an address that other hosts reach, too. The page has no password."
+)
+@click.option(
+    "--name",
+    "known_as",
+    multiple=True,
+    metavar="HOST",
+    help="Name by which a browser may ask for the page, as behind a proxy; may be repeated.",
+)
+@click.pass_obj
+def serve(common: Common, listen: str, expose: bool, known_as: tuple[str, ...]) -> None:
+    """Show the state of all targets as a web page.
+
+    The page renews itself. The command only reads.
+    """
+    from ntt_backup.report.facts import Reader
+    from ntt_backup.report.health import Level
+    from ntt_backup.report.page.server import Board, PageServer, Shown
+    from ntt_backup.report.page.view import Target, policy, render
+
+    asked = click.get_current_context().find_root().get_parameter_source("target")
+    wanted = ALL_TARGETS if asked is ParameterSource.DEFAULT else common.target
+    targets = replace(common, target=wanted).load_each(CatalogConfig)
+    reader = Reader(targets)
+
+    def make() -> Shown:
+        found = []
+        for name in targets:
+            common.turn_to(name)
+            found.append(Target.of(reader.read(name), datetime.now(UTC)))
+        healthy = all(one.verdict.level < Level.ACTION_REQUIRED for one in found)
+        health = "".join(f"{one.facts.target}: {one.verdict.headline}\n" for one in found)
+        return Shown(render(found, datetime.now(UTC)), policy(), health, healthy)
+
+    board = Board(make)
+    server = PageServer(listen, board, exposed=expose, names=known_as)
+    server.start()
+    click.echo(f"the status page is at {server.url}")
+    board.serve()

@@ -1,72 +1,61 @@
-"""The command `verify` checks the blobs on the remote by their hashes."""
+"""The commands `verify`, `reconcile` and `scan` compare catalog, store and remote."""
 
 from __future__ import annotations
 
+import json
 import shlex
-import sys
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TextIO
 
 import click
 
+from ntt_backup.audit.reconcile import SERIOUS, Comparison, Difference
+from ntt_backup.audit.reconcile import reconcile as compare
+from ntt_backup.audit.scan import ScanResult
+from ntt_backup.audit.scan import scan as scan_store
 from ntt_backup.audit.verify import Findings, Question, Way, verify_remote, verify_store
 from ntt_backup.audit.verify_bucket import verify_bucket
-from ntt_backup.cli.check_note import noted
-from ntt_backup.cli.common import (
-    Common,
-    bwlimit_option,
-    identity_flag,
-    identity_option,
-    open_catalog,
-    prefix_option,
-    result_options,
-    sessions_option,
-)
-from ntt_backup.cli.param_types import DURATION, PART, SIZE
-from ntt_backup.cli.results import count_lines, failure_lines, fields_of, report, strangers
-from ntt_backup.config import RemoteConfig, StoreConfig
+from ntt_backup.blobdir.layout import Stray
+from ntt_backup.cli import options, results
+from ntt_backup.cli.common import Common, identity_flag, open_catalog, writing, written
+from ntt_backup.config import RemoteConfig, Settings, StoreConfig
 from ntt_backup.daemon.newest_check import NOT_LOOKED, look
 from ntt_backup.errors import SOME_FAILED, BackupError
-from ntt_backup.format import duration, many, size
+from ntt_backup.format import amount, duration, many, printable, size
 from ntt_backup.model import Reason
-from ntt_backup.report.lines import ProgressLine, pace, time_left
+from ntt_backup.report.lines import pace, time_left
+from ntt_backup.source.inspection import Store
 
 
 @click.command()
 @click.option(
-    "--sample", "fraction", type=PART, metavar="PERCENT", help="Check a random part, such as 1%."
+    "--sample",
+    "fraction",
+    type=options.PART,
+    help="Check a random part, such as 1%.",
 )
+@click.option("--max-duration", type=options.TIME, help="Stop after this time: 90s, 2h, 1d.")
 @click.option(
-    "--max-duration", type=DURATION, metavar="TIME", help="Stop after this time: 90s, 2h, 1d."
-)
-@click.option(
-    "--max-bytes", type=SIZE, metavar="SIZE", help="Stop before more than this is read: 10GB, 1TiB."
+    "--max-bytes",
+    type=options.SIZE,
+    help="Stop before more than this is read: 10GB, 1TiB.",
 )
 @click.option(
     "--older-than",
-    type=DURATION,
-    metavar="TIME",
+    type=options.TIME,
     help="Check only blobs whose last check is older than this, such as 30d.",
 )
-@prefix_option("Check")
-@click.option("--local", is_flag=True, help="Check the local store instead of the remote.")
-@click.option(
-    "--download", is_flag=True, help="Fetch every blob and hash it locally, not on the remote."
-)
-@bwlimit_option("that --download fetches")
-@sessions_option(default=2)
-@identity_option
-@result_options
+@options.prefix("Check")
+@options.flag("--local", "Check the local store instead of the remote.")
+@options.flag("--download", "Fetch every blob and hash it locally, not on the remote.")
+@options.bwlimit("that --download fetches")
+@options.sessions(default=2)
+@options.identity
+@options.result
 @click.pass_obj
 def verify(
-    common: Common,
-    /,
-    local: bool,
-    download: bool,
-    identity: Path | None,
-    as_json: bool,
-    quiet: bool,
-    **chosen: Any,
+    common: Common, /, local: bool, download: bool, identity: Path | None, **chosen: Any
 ) -> None:
     """Check the blobs on the remote by their hashes.
 
@@ -84,31 +73,31 @@ def verify(
     sample = f"{question.fraction:.3%}" if question.fraction else None
     asked = {"way": "download" if download else "", "prefix": question.prefix, "sample": sample}
     command = "verify --local" if local else "verify"
-    # None: not looked for, or not known.
-    missed: list[str] | None = None
-    with noted(common, command, **asked) as note, ProgressLine(sys.stderr, quiet=quiet) as line:
+    missed: list[str] | None = None  # Not looked for, or not known.
+    with results.noted(common, command, **asked) as note, results.progress_line() as line:
 
         def progress(found: Findings) -> None:
             note.saw(found.checked, found.bytes, len(found.wrong), found.exit_code)
-            line.show(lambda: progress_text(found))
+            line.show(lambda: _checked_so_far(found))
 
         if local:
             store = common.load(StoreConfig)
             with open_catalog(store, "verify --local", application="verify") as conn:
                 found = verify_store(conn, store, question, on_progress=progress)
-            said = [*lines(found, question), *advice_for_store(found, store.source.root)]
+            said = [*lines(found, question), *_advice_for_store(found, store.source.root)]
         else:
             remote = common.load(RemoteConfig, identity_flag(identity))
+            bucket = remote.remote.kind == "s3"
             with open_catalog(remote, "verify") as conn:
-                check = verify_bucket if remote.remote.kind == "s3" else verify_remote
+                check = verify_bucket if bucket else verify_remote
                 found = check(conn, remote, question, on_progress=progress, on_outage=line.outage)
-            said = [*lines(found, question), *advice_for_remote(found)]
+            said = [*lines(found, question), *_advice_for_remote(found)]
             try:
                 missed = [str(one) for one in look(remote)]
             except BackupError as error:
                 said.append(NOT_LOOKED.format(error))
             said += [f"MISSED: {one}" for one in missed or ()]
-            if remote.remote.kind == "s3" and way == "there":
+            if bucket and way == "there":
                 said.append(
                     "only sizes and checksums were asked for; to prove the contents:"
                     " ntt-backup-remote verify --download"
@@ -117,12 +106,11 @@ def verify(
         code = found.exit_code or (SOME_FAILED if missed else 0)
         if missed:
             note.exit_code, note.detail = code, "; ".join([*filter(None, [note.detail]), *missed])
-    fields = {"target": common.target, "way": way, **fields_of(found), "missed": missed}
-    report(fields, said, code, as_json=as_json)
+    fields = {"target": common.target, "way": way, **results.fields_of(found), "missed": missed}
+    results.report(fields, said, code)
 
 
-def progress_text(found: Findings) -> str:
-    """Returns how far a check is."""
+def _checked_so_far(found: Findings) -> str:
     return (
         f"{found.checked:,} of {found.total:,} checked, {pace(found.bytes, found.duration_s)},"
         f" {len(found.wrong):,} wrong"
@@ -144,7 +132,7 @@ def lines(found: Findings, question: Question) -> list[str]:
         said.append(f"{many_are} never checked so: larger than --max-bytes, or in a pack that is")
     if found.lost_packs:
         said.append(f"LOST: {many(found.lost_packs, 'pack')}, missing or damaged as a whole")
-    said += strangers(found.strangers)
+    said += results.strangers(found.strangers)
     if found.by_size:
         said.append(
             f"{many(found.by_size, 'blob')} of them by the size of their objects alone: the object"
@@ -154,7 +142,7 @@ def lines(found: Findings, question: Question) -> list[str]:
     if found.wrong:
         count = len(found.wrong)
         said.append(f"WRONG: {count:,} of them ({count / found.checked:.3%})")
-        return [*said, *count_lines(found.wrong.counts), *failure_lines(found.wrong)]
+        return [*said, *results.wrong_lines(found.wrong)]
     if not found.checked:
         return [*said, "there was nothing to check"] if found.complete else said
     if found.lost_packs:
@@ -169,8 +157,7 @@ def lines(found: Findings, question: Question) -> list[str]:
     return said
 
 
-def advice_for_store(found: Findings, root: Path) -> list[str]:
-    """Returns how to repair the store's blobs."""
+def _advice_for_store(found: Findings, root: Path) -> list[str]:
     if not found.wrong:
         return []
     names = " ".join(f"--blobid {one.blobid}" for one in found.wrong.first[:3])
@@ -178,8 +165,7 @@ def advice_for_store(found: Findings, root: Path) -> list[str]:
     return [f"fetch them from the remote: {command}"]
 
 
-def advice_for_remote(found: Findings) -> list[str]:
-    """Returns how to repair the remote's blobs."""
+def _advice_for_remote(found: Findings) -> list[str]:
     said = []
     if found.requeued:
         pending = many(found.requeued, "blob is", "blobs are")
@@ -190,3 +176,202 @@ def advice_for_remote(found: Findings) -> list[str]:
             " of the remote"
         )
     return said
+
+
+# --- reconcile ------------------------------------------------------------------------------------
+
+_ANOTHER: Final = "name another directory with --out"
+_ADVICE: Final = {
+    Difference.LOST: "`ntt-backup-remote reconcile --apply` makes them pending, and the next run"
+    " sends them",
+    Difference.REMOTE_SIZE: "`ntt-backup-remote reconcile --apply` makes them pending; the next run"
+    " replaces them",
+    Difference.UNREADABLE: "look at their directories on the remote; nothing is known about them",
+    Difference.PACK_LOST: "whether blobs are lost with it is said beside; --apply forgets the pack",
+    Difference.UNMARKED: "the next run marks the right ones and replaces the others; failed ones"
+    " wait for `ntt-backup-remote requeue`",
+    Difference.UNRECORDED: "`ntt-backup-remote reconcile --apply` records it",
+    Difference.UNKNOWN: "their rows were deleted, or they belong to another catalog; left alone",
+    Difference.UNREGISTERED: "`ntt-backup-remote scan` registers them",
+    Difference.SOURCELESS: "`ntt-backup-remote restore` brings back what is copied; find the"
+    " others, or delete their rows",
+    Difference.STORE_SIZE: "for copied blobs `ntt-backup-remote verify --local` tells whether the"
+    " store is right",
+    Difference.BAD_BLOBID: "correct or delete the rows",
+    Difference.STRAY_STORE: "not blobs; never sent",
+    Difference.STRAY_REMOTE: "not blobs; never touched",
+}
+_ADVICE_FOR_BUCKETS: Final = _ADVICE | {
+    Difference.REMOTE_SIZE: "`ntt-backup-remote reconcile --apply` makes them pending; the next run"
+    " sends them in another pack",
+    Difference.UNMARKED: "`ntt-backup-remote reconcile --apply` marks them as copied, but for what"
+    " `verify` has found damaged; the next run sends the rest again, in another pack",
+}
+
+
+@click.command()
+@click.option(
+    "--out",
+    type=options.GivenPath("dir", file_okay=False),
+    help="Write all differences into this directory, one file for each kind.",
+)
+@options.flag(
+    "--apply", "Make copied blobs pending again that the remote lacks or has with another size."
+)
+@options.identity
+@options.result
+@click.pass_obj
+def reconcile(common: Common, out: Path | None, apply: bool, identity: Path | None) -> None:
+    """Compare catalog, store and remote by name and size.
+
+    Contents are not read; `verify` does that. Exit code 7 when the remote lacks what the catalog
+    calls copied.
+    """
+    settings = common.load(Settings, identity_flag(identity))
+    command = "reconcile --apply" if apply else "reconcile"
+    with ExitStack() as stack:
+        note = stack.enter_context(results.noted(common, "reconcile"))
+        line = stack.enter_context(results.progress_line())
+        files = _Files(out, stack)
+        conn = stack.enter_context(open_catalog(settings, command, application="reconcile"))
+        seen = compare(
+            conn,
+            settings,
+            apply=apply,
+            on_progress=lambda seen: line.show(lambda: _compared_so_far(seen)),
+            on_difference=files.write,
+            on_outage=line.outage,
+        )
+        wrong = sum(seen.differences[what] for what in SERIOUS)
+        note.saw(seen.rows, 0, wrong, seen.exit_code)
+    said = _comparison(seen, applied=apply, bucket=settings.remote.kind == "s3")
+    results.report({"target": settings.target, **results.fields_of(seen)}, said, seen.exit_code)
+
+
+class _Files:
+    """A file for each kind of difference. A line is a blobid or path, a tab, and a remark."""
+
+    def __init__(self, directory: Path | None, stack: ExitStack) -> None:
+        self._files: dict[Difference, TextIO] = {}
+        if directory is not None:
+            self._directory = directory
+            with self._writing():
+                directory.mkdir(exist_ok=True)
+                # All kinds, so that no file of an earlier call is left beside the new ones.
+                for what in Difference:
+                    path = directory / f"{what}.txt"
+                    self._files[what] = stack.enter_context(written(path, _ANOTHER))
+
+    def write(self, what: Difference, name: str, remark: str) -> None:
+        if what in self._files:
+            with self._writing():
+                self._files[what].write(f"{printable(name)}\t{printable(remark)}\n")
+
+    def _writing(self) -> AbstractContextManager[None]:
+        return writing(self._directory, _ANOTHER)
+
+
+def _compared_so_far(seen: Comparison) -> str:
+    return (
+        f"{seen.part:.0%}, {many(seen.rows, 'row')}, {seen.in_store:,} in the store,"
+        f" {seen.on_remote:,} on the remote{time_left(seen.part, seen.duration_s)}"
+    )
+
+
+def _comparison(seen: Comparison, *, applied: bool, bucket: bool) -> list[str]:
+    """Returns what was compared and what differs, for a terminal."""
+    said = [
+        f"{many(seen.rows, 'row')} in the catalog, {many(seen.in_store, 'blob')} in the store,"
+        f" {seen.on_remote:,} on the remote, compared in {duration(seen.duration_s)}",
+        f"{many(seen.agreed, 'row agrees', 'rows agree')} with both",
+    ]
+    advice = _ADVICE_FOR_BUCKETS if bucket else _ADVICE
+    for what in Difference:
+        if count := seen.differences[what]:
+            said.append(f"{count:>12,} {what}: {advice[what]}")
+            said += [f"{'':>14}{printable(example)}" for example in seen.examples[what]]
+    said += results.strangers(seen.strangers)
+    if applied:
+        pending = many(seen.requeued, "blob is", "blobs are")
+        said.append(f"{pending} pending again; `ntt-backup-remote run` sends what is pending")
+        if seen.marked:
+            said.append(f"{many(seen.marked, 'blob counts', 'blobs count')} as copied now")
+    return said
+
+
+# --- scan -----------------------------------------------------------------------------------------
+
+
+@click.command()
+@options.flag("--restart", "Begin anew, even if an earlier scan did not finish.")
+@click.option(
+    "--strays",
+    type=options.PATH,
+    help="Write every stray to this file, one JSON object a line. A scan that continues an"
+    " interrupted one adds to the file, and may write a stray twice.",
+)
+@options.as_json
+@options.only_errors
+@click.pass_obj
+def scan(common: Common, restart: bool, strays: Path | None) -> None:
+    """Register in the catalog what only the store has.
+
+    What is not a blob (another name, another place, a symlink) is a stray: it is reported and never
+    registered. Exit code 7 when something could not be read.
+    """
+    settings = common.load(StoreConfig)
+    with ExitStack() as stack:
+        conn = stack.enter_context(open_catalog(settings, "scan"))
+        line = stack.enter_context(results.progress_line())
+        more = "more strays are not shown; --strays FILE has them all"
+        shown = results.FirstLines(line, "stray ", more=more, silent=True)
+        file: TextIO | None = None
+        if strays is not None:
+            with writing(strays):
+                file = stack.enter_context(strays.open("a", buffering=1, encoding="utf-8"))
+
+        def begin(resumed_from: str | None) -> None:
+            # A scan that goes on where an earlier one ended adds to the file.
+            if file is not None and strays is not None and resumed_from is None and file.seekable():
+                with writing(strays):
+                    file.truncate(0)
+
+        def note_stray(stray: Stray) -> None:
+            # Written before the scan notes that it is past it.
+            if file is not None and strays is not None:
+                text = {"path": stray.path, "kind": stray.kind.value, "detail": stray.detail}
+                with writing(strays, "what was registered so far stays; name another file"):
+                    print(json.dumps(text), file=file)
+            shown.say(f"{stray.path}: {stray.kind.value} {stray.detail}")
+
+        result = scan_store(
+            conn,
+            Store(settings.source.root),
+            restart=restart,
+            on_begin=begin,
+            on_progress=lambda done: line.show(lambda: _scanned_so_far(done)),
+            on_stray=note_stray,
+        )
+    results.report(
+        {"target": settings.target, **results.fields_of(result)}, _scanned(result), result.exit_code
+    )
+
+
+def _scanned_so_far(done: ScanResult) -> str:
+    return f"{done.registered:,} registered, {done.known:,} known, at {done.directory}"
+
+
+def _scanned(result: ScanResult) -> list[str]:
+    """Returns what a scan found, for a terminal."""
+    resumed = f", continued after {result.resumed_from}" if result.resumed_from else ""
+    unread = ["NOT known: which blobs lie in what could not be read; let this user read it"]
+    return [
+        f"registered {amount(result.registered, result.bytes)}; {result.known:,} known before",
+        f"looked at {many(result.directories, 'directory', 'directories')} in"
+        f" {duration(result.duration_s)}{resumed}",
+        *(
+            f"left aside {many(count, 'stray')}: {kind.value}"
+            for kind, count in sorted(result.strays.items())
+        ),
+        *(unread if result.exit_code else ()),
+    ]

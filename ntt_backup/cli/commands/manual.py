@@ -1,4 +1,4 @@
-"""The command `man` makes the man page from the commands themselves."""
+"""The commands `man` and `completion` print what is made from the commands themselves."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from pathlib import Path
 import click
 
 from ntt_backup import __version__
-from ntt_backup.cli.common import GivenPath, writing
-from ntt_backup.cli.examples import EXAMPLES, PROGRAM
+from ntt_backup.cli import options
+from ntt_backup.cli.command_tree import EXAMPLES, PROGRAM
+from ntt_backup.cli.common import writing
 from ntt_backup.process.durable import durable_file
 
 _PAGE = f"{PROGRAM}.1"
+_VARIABLE = f"_{PROGRAM}_COMPLETE".replace("-", "_").upper()
 
 
 @click.command()
 @click.option(
     "--to",
     "directory",
-    type=GivenPath(),
-    metavar="DIR",
+    type=options.DIR,
     help=f"Write {_PAGE} into this directory, such as /usr/local/share/man/man1.",
 )
 @click.pass_context
@@ -139,3 +140,21 @@ def _roff(text: str) -> str:
     """Returns one line of text, in which nothing is a command of roff."""
     escaped = text.replace("\\", "\\e").replace("-", "\\-").replace('"', "\\(dq")
     return "\\&" + escaped if escaped.startswith((".", "'")) else escaped
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the code that lets a shell complete commands, options and names.
+
+    bash: eval "$(ntt-backup-remote completion bash)" in ~/.bashrc. zsh: the same with zsh, after
+    compinit, in ~/.zshrc. fish: ntt-backup-remote completion fish | source, in
+    ~/.config/fish/config.fish.
+    """
+    from click.shell_completion import ShellComplete, get_completion_class
+
+    found = get_completion_class(shell)
+    assert found is not None
+    # That of bash would start a bash, to look at its version.
+    script = ShellComplete.source(found(click.Command(PROGRAM), {}, PROGRAM, _VARIABLE))
+    click.echo(script.rstrip("\n"))

@@ -1,0 +1,274 @@
+"""The tree of commands: names, the first sentence of each help, the module, and the examples.
+
+A command is loaded when it is asked for, so that a short one answers at once, and `--help` and a
+shell that completes a word load none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+PROGRAM: Final = "ntt-backup-remote"
+
+# The headings of `--help`, and the commands below each in the order in which they are needed.
+SECTIONS: Final = {
+    "Every day": {
+        "run": "Send the pending blobs to the remote.",
+        "status": "Show what is pending, copied and failed, and who works.",
+        "runs": "List the last runs: when, how they ended, what they copied.",
+        "check": "Check everything that a run needs.",
+        "verify": "Check the blobs on the remote by their hashes.",
+        "drill": "Prove that everything can be restored.",
+        "dump": "Dump the catalog to the remote, and remove old dumps.",
+        "dumps": "List the dumps of the catalog on the remote, and remove some.",
+        "snapshot": "Keep versions of files that change in place, and bring them back.",
+    },
+    "On a bad day": {
+        "failed": "List the blobs that failed: why, since when, how often.",
+        "show": "Tell everything that is known of one blob.",
+        "requeue": "Make failed blobs pending again.",
+        "reconcile": "Compare catalog, store and remote by name and size.",
+        "restore": "Restore blobs, or the catalog, from the remote.",
+    },
+    "Set up": {
+        "demo": "Back up an example store, all on this machine.",
+        "config": "Show or check the configuration.",
+        "init-db": "Create the catalog, or add what an existing one lacks.",
+        "scan": "Register in the catalog what only the store has.",
+        "bench": "Measure the link, and the ways to send blobs over it.",
+        "install-service": "Install the service for systemd, or remove it.",
+        "install-receiver": "Prepare an ssh key that can only back up.",
+        "completion": "Print the code that lets a shell complete commands, options and names.",
+        "man": "Print the man page, or write it into a directory.",
+    },
+    "A running daemon": {
+        "pause": "Make a running daemon send nothing until it is resumed.",
+        "resume": "Make a paused daemon continue.",
+        "bwlimit": "Set how fast a running daemon may send.",
+        "now": "Make a running daemon look for work, and do what is due, at once.",
+        "stop": "End a running daemon after what is in flight.",
+        "serve": "Show the state of all targets as a web page.",
+        "notify": "Send a notice, to see whether it arrives.",
+    },
+    "Pack files and mounts": {
+        "pack": "Pack blobs into one file, or look into one.",
+        "unpack": "Unpack pack files into a directory.",
+        "mount": "Mount packs as a directory of blobs, or a snapshot as a tree of files.",
+    },
+}
+# The groups: the help of each, and its commands.
+_GROUPS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
+    "bench": (
+        """Measure the link, and the ways to send blobs over it.
+
+        Nothing is marked in the catalog, and what is sent is removed from the remote again. A
+        bucket that would keep it is left alone without --yes.
+        """,
+        {
+            "link": "Measure the link: round trip, handshake, and throughput by number of streams.",
+            "strategies": "Compare the ways to send, on a sample of your blobs; for a bucket also"
+            " the ways back.",
+        },
+    ),
+    "config": (
+        """Show or check the configuration.
+
+        Neither the catalog nor the remote is asked: the command `check`, without `config`, does
+        that.
+        """,
+        {
+            "check": "Check the configuration, for all targets.",
+            "show": "Show every setting with its value, and where that comes from.",
+        },
+    ),
+    "snapshot": (
+        """Keep versions of files that change in place, and bring them back.
+
+        A set has a name and paths. Each `take` makes a version of it on the target, and sends what
+        has changed since the last one.
+        """,
+        {
+            "diff": "Show what differs between two versions.",
+            "forget": "Remove versions that are not to be kept.",
+            "list": "List the versions of a set, or of all.",
+            "restore": "Restore a version, or a part of it, into a directory.",
+            "show": "Show a version, the newest where none is named.",
+            "take": "Make a version of a set on the target.",
+            "verify": "Check that versions are there as they were taken.",
+        },
+    ),
+}
+# The modules that have more than the command of their own name.
+_MODULES: Final = {
+    name: module
+    for module, names in {
+        "blob": "failed requeue show",
+        "config": "check notify",
+        "dump": "dumps",
+        "install": "init-db install-service install-receiver",
+        "manual": "man completion",
+        "pack": "unpack mount",
+        "restore": "drill",
+        "run": "pause resume bwlimit now stop",
+        "status": "runs serve",
+        "verify": "reconcile scan",
+    }.items()
+    for name in names.split()
+}
+
+# By the words of the command; "" is the program itself. PROGRAM stands before each line.
+EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
+    "": ("check", "run --watch", "--target offsite status --json"),
+    "bench": ("bench link --streams 1,4", "bench strategies --sample 200MB"),
+    "bench link": ("bench link", "bench link --streams 1,4,8 --seconds 5"),
+    "bench strategies": (
+        "bench strategies --sample 200MB",
+        "bench strategies --only stream,tar-pipe",
+    ),
+    "bwlimit": ("bwlimit 4MB/s", "bwlimit off", "--target all bwlimit timetable"),
+    "check": ("check", "--target offsite check"),
+    "completion": ("completion bash", "completion fish"),
+    "config": ("config show", "config check"),
+    "config check": ("config check", "--config new.toml config check"),
+    "config show": ("config show", "--target offsite config show --json"),
+    "demo": ("demo", "demo --blobs 500 --keep", "demo --s3 --drill"),
+    "drill": (
+        "drill --scratch /var/tmp/drill --database postgresql:///drill",
+        "drill --scratch /var/tmp/drill --database postgresql:///drill --prefix 00",
+    ),
+    "dump": ("dump", "dump --force --whole"),
+    "dumps": ("dumps", "dumps --json", "dumps --all"),
+    "failed": (
+        "failed",
+        "failed --reason missing --since 1d --json",
+        "failed --known",
+    ),
+    "init-db": (
+        "init-db",
+        "init-db --role backup --monitor grafana",
+        "init-db --print-sql=dba",
+    ),
+    "install-receiver": (
+        "install-receiver --print",
+        "install-receiver --write ntt-backup-receive",
+    ),
+    "install-service": ("install-service", "install-service --uninstall"),
+    "man": ("man", "man --to /usr/local/share/man/man1"),
+    "mount": ("mount /mnt/blobs --packs /srv/packs", "mount /mnt/etc --snapshot etc"),
+    "now": ("now", "--target offsite now --json"),
+    "notify": ("notify", "notify 'all is well'"),
+    "pack": (
+        "pack blobs.tar --from /srv/store --prefix 00",
+        "pack blobs.tar --list blobids.txt",
+        "pack blobs.tar --check",
+    ),
+    "pause": ("pause", "--target offsite pause --json", "--target all pause"),
+    "reconcile": ("reconcile", "reconcile --out differences --apply"),
+    "requeue": ("requeue", "requeue --reason missing", "requeue 3f0a17"),
+    "restore": (
+        "restore --to /srv/store",
+        "restore --to /tmp/some --list blobids.txt --bwlimit 4MB",
+        "restore --catalog",
+    ),
+    "resume": ("resume", "--target offsite resume", "--target all resume"),
+    "runs": ("runs", "runs --limit 5 --json"),
+    "run": ("run --dry-run", "run --watch --bwlimit 8MB", "--target all run --watch"),
+    "scan": ("scan", "scan --strays strays.jsonl"),
+    "serve": ("serve", "serve --listen 127.0.0.1:8080", "serve --name backup.example.org"),
+    "show": ("show 3f0a17", "show 3f0a17 --verify --json"),
+    "snapshot": ("snapshot take etc /etc", "snapshot list etc"),
+    "snapshot diff": ("snapshot diff etc", "snapshot diff etc@20260101 etc@20260201"),
+    "snapshot forget": ("snapshot forget etc", "snapshot forget etc --keep-last 10 --yes"),
+    "snapshot list": ("snapshot list", "snapshot list etc --json"),
+    "snapshot restore": (
+        "snapshot restore etc --to /tmp/etc --path /etc/ssh",
+        "snapshot restore etc@20260101 --to / --delta",
+    ),
+    "snapshot show": ("snapshot show etc", "snapshot show etc@20260101 --files"),
+    "snapshot take": (
+        "snapshot take etc /etc",
+        "snapshot take home /home --exclude '*.tmp'",
+        "snapshot take etc --full",
+    ),
+    "snapshot verify": ("snapshot verify", "snapshot verify etc --sample 5%"),
+    "status": ("status --json --exact", "--target all status"),
+    "stop": ("stop", "--target offsite stop", "--target all stop"),
+    "unpack": ("unpack blobs.tar --to /srv/store", "unpack packs/*.tar --to /srv/store --jobs 4"),
+    "verify": (
+        "verify --sample 1%",
+        "verify --max-duration 2h --older-than 30d",
+        "verify --local",
+    ),
+}
+
+
+class LazyGroup(click.Group):
+    """A group of commands, which are functions of their names in modules of `commands/`.
+
+    words: the words of the group on a command line. sections: the first sentence of the help of
+    each command, below the headings that `--help` shows.
+    """
+
+    def __init__(
+        self, *, sections: Mapping[str, Mapping[str, str]], words: str = "", **attributes: Any
+    ) -> None:
+        super().__init__(**attributes, epilog=_examples(words))
+        self.helps = {name: said for helps in sections.values() for name, said in helps.items()}
+        self._sections = sections
+        self._words = words
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(self.helps)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.helps:
+            return None
+        words = f"{self._words} {cmd_name}".strip()
+        if words in _GROUPS:
+            text, helps = _GROUPS[words]
+            return LazyGroup(name=cmd_name, words=words, help=text, sections={"Commands": helps})
+        first = words.split()[0]
+        module = import_module(f"ntt_backup.cli.commands.{_MODULES.get(first, first)}")
+        command: click.Command = getattr(module, words.replace(" ", "_").replace("-", "_"))
+        command.epilog = _examples(words)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name[:1].isalnum() and name not in self.helps and not ctx.resilient_parsing:
+            near = get_close_matches(name, self.helps, n=1)
+            ctx.fail(f"No such command {name!r}." + "".join(f" Did you mean {a}?" for a in near))
+        return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Returns what fits, without loading the commands."""
+        from click.shell_completion import CompletionItem
+
+        fitting = [
+            CompletionItem(name, help=said)
+            for name, said in self.helps.items()
+            if name.startswith(incomplete)
+        ]
+        return fitting + click.Command.shell_complete(self, ctx, incomplete)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(map(len, self.helps))
+        for heading, helps in self._sections.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(width), said) for name, said in helps.items()])
+
+
+def _examples(words: str) -> str:
+    """Returns the end of the help of a command: its examples."""
+    lines = [f"  {PROGRAM} {line}" for line in EXAMPLES[words]]
+    return "\n".join(["\b", "Examples:", *lines])

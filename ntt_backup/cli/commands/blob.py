@@ -1,0 +1,212 @@
+"""The commands `failed`, `requeue` and `show` tell of single blobs, and have them sent again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from ntt_backup.audit.one_blob import InStore, Place, look_in_bucket, look_in_store
+from ntt_backup.blobdir.layout import is_blobid
+from ntt_backup.catalog import ledger
+from ntt_backup.catalog.failures import (
+    UNKNOWN,
+    FailedBlob,
+    LedgerEntry,
+    acknowledge,
+    find_blob,
+    iter_failed,
+    ledger_of,
+)
+from ntt_backup.cli import options, results
+from ntt_backup.cli.common import Common, identity_flag, open_catalog
+from ntt_backup.config import CatalogConfig, RemoteConfig
+from ntt_backup.errors import BackupError, complete
+from ntt_backup.format import many, moment, printable, size
+from ntt_backup.model import OF_CHECKS, Blob, Reason
+
+_REASONS: Final = [one.value for one in Reason if one not in OF_CHECKS]
+_CUT: Final = (
+    "so much is pending that blobs which another program marked as failed were not found in time;"
+    f" to look for them however long it takes: ntt-backup-remote failed --reason {UNKNOWN}"
+)
+# What the operator does about each reason; docs/first-aid.md says more.
+ADVICE: Final[Mapping[str, str]] = {
+    Reason.BAD_BLOBID: "correct the catalog's row (64 lowercase hex digits), or delete the row",
+    Reason.MISSING: "put the file back into the store, or delete the row",
+    Reason.UNREADABLE: "let this user read the file; if the disk reports errors: the kernel log",
+    Reason.NOT_A_FILE: "remove what stands at the blob's path and put the file there",
+    Reason.WRONG_SIZE: "replace the file if it was cut, or correct the size in the catalog",
+    Reason.CORRUPT_SOURCE: "replace the file from another copy: its content is not its name's",
+    Reason.REMOTE_REJECTED: "look at what stands at the blob's path on the remote",
+    UNKNOWN: "another program marked the blob as failed; after requeue a run says why it fails",
+}
+
+
+@click.command()
+@click.option(
+    "--reason",
+    type=click.Choice([*_REASONS, UNKNOWN]),
+    help=f"Only blobs that failed for this reason; {UNKNOWN}: another program marked them.",
+)
+@click.option(
+    "--since",
+    type=options.TIME,
+    help="Only blobs that failed, or failed again, within this time, such as 1d.",
+)
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="Show only the first N.")
+@options.flag(
+    "--known", "Say that the failures of now are known: runs and mails are silent about them."
+)
+@options.json_of("one JSON object a line, for each")
+@click.pass_obj
+def failed(
+    common: Common, reason: str | None, since: float | None, limit: int | None, known: bool
+) -> None:
+    """List the blobs that failed: why, since when, how often.
+
+    `show BLOBID` tells more of one, `requeue` makes them pending again.
+    """
+    if known and (since is not None or limit is not None or reason == UNKNOWN):
+        raise click.UsageError("--known goes with --reason, and with no other choice")
+    settings = common.load(CatalogConfig)
+    with open_catalog(settings, "failed --known" if known else "failed") as conn:
+        if known:
+            count = acknowledge(conn, settings.target, reason)
+            blobs = many(count, "failed blob is known", "failed blobs are known")
+            said = f"{blobs} from now on; what fails later is told of again"
+            results.tell({"target": settings.target, "known": count}, [said])
+            return
+        count = 0
+        reasons: set[str] = set()
+        cut: list[str] = []
+        found = iter_failed(
+            conn, settings.target, reason=reason, since=since, on_cut=lambda: cut.append(_CUT)
+        )
+        as_json = options.wants("as_json")
+        for one in islice(found, limit):
+            print(json.dumps(results.fields_of(one)) if as_json else _line(one))
+            count += 1
+            reasons.add(one.reason)
+    if not as_json:
+        more = ", and perhaps more" if count == limit else ""
+        click.echo(f"{many(count, 'blob')} failed{more}" if count else "nothing failed")
+        for text in _advice(reasons):
+            click.echo(complete(text))
+    for text in cut:
+        click.echo(complete(text), err=True)
+
+
+def _advice(reasons: Collection[str]) -> Iterator[str]:
+    """Yields what to do about blobs that failed for these reasons."""
+    if reasons:
+        yield "what to do by reason, and then: ntt-backup-remote requeue"
+    for reason, text in ADVICE.items():
+        if reason in reasons:
+            yield f"  {reason}: {text}"
+
+
+def _line(one: FailedBlob) -> str:
+    text = f"{one.blobid}  {one.reason:<15}"
+    if one.first_at is not None and one.attempts is not None:
+        text += f"  since {moment(one.first_at)}, {many(one.attempts, 'attempt')}"
+    if one.known_at is not None:
+        text += ", known"
+    return printable(f"{text}  {one.detail}".rstrip())
+
+
+@click.command()
+@click.argument("blobids", nargs=-1, metavar="[BLOBID]...")
+@click.option(
+    "--reason", type=click.Choice(_REASONS), help="Only blobs that failed for this reason."
+)
+@options.as_json
+@click.pass_obj
+def requeue(common: Common, blobids: tuple[str, ...], reason: str | None) -> None:
+    """Make failed blobs pending again. The next run sends them.
+
+    All, or those that are named: of each BLOBID its first digits are enough.
+    """
+    if blobids and reason is not None:
+        raise click.UsageError("give blobs, or --reason")
+    settings = common.load(CatalogConfig)
+    with open_catalog(settings, "requeue") as conn:
+        names = {find_blob(conn, one) for one in blobids}
+        count = ledger.requeue(conn, settings.target, reason, sorted(names) if names else None)
+    others = len(names) - count
+    left = f"; {many(others, 'other was', 'others were')} not failed" if others > 0 else ""
+    said = f"{many(count, 'blob')} pending again{left}"
+    results.tell({"target": settings.target, "requeued": count}, [said])
+
+
+@click.command()
+@click.argument("blobid")
+@options.flag("--verify", "Hash the content that the store has.")
+@options.identity
+@options.as_json
+@click.pass_obj
+def show(common: Common, blobid: str, verify: bool, identity: Path | None) -> None:
+    """Tell everything that is known of one blob.
+
+    The first digits of BLOBID are enough, where no other blob begins so.
+    """
+    settings = common.load(CatalogConfig, identity_flag(identity))
+    with open_catalog(settings, "show") as conn:
+        name = find_blob(conn, blobid)
+        targets = ledger_of(conn, name)
+    known = next((one.size for one in targets), None)
+    rows = [("blob", name), ("size", "not known" if known is None else f"{known:,} bytes")]
+    fields: dict[str, Any] = {"blobid": name, "size": known, "source": None}
+    if settings.source is not None:
+        source = look_in_store(settings.source.root, Blob(name, known), verify=verify)
+        fields["source"] = results.fields_of(source)
+        rows.append(("store", _in_store(source)))
+    fields["targets"] = []
+    for one in targets:
+        failure = results.fields_of(one.failure) if one.failure else None
+        fields["targets"].append({**results.fields_of(one), "failure": failure})
+        rows += _on_target(one)
+    places: list[Place] | None = None
+    problem = ""
+    if settings.remote is not None and settings.remote.kind == "s3" and is_blobid(name):
+        try:
+            places = look_in_bucket(common.load(RemoteConfig, identity_flag(identity)), name)
+        except BackupError as error:
+            problem = str(error)
+            rows.append(("object", f"not known: {problem}"))
+    if places == []:
+        rows.append(("object", "none in the bucket has it"))
+    rows += [("object", _in_bucket(place)) for place in places or ()]
+    fields["objects"] = None if places is None else [results.fields_of(place) for place in places]
+    fields["problem"] = problem
+    width = max(len(label) for label, _ in rows) + 2
+    results.tell(fields, [printable(f"{label:<{width}}{text}") for label, text in rows])
+
+
+def _in_store(found: InStore) -> str:
+    if found.problem:
+        return f"{found.problem}: {found.detail}"
+    proved = "its content hashes to its name" if found.verified else "--verify hashes its content"
+    return f"{found.size or 0:,} bytes; {proved}"
+
+
+def _on_target(one: LedgerEntry) -> Iterator[tuple[str, str]]:
+    state = "copied" if one.copied else "failed" if one.failed else "pending"
+    checked = f", last checked {moment(one.last_checked)}" if one.last_checked else ""
+    yield f"target {one.target}", state + checked
+    if (why := one.failure) is None:
+        return
+    yield "", f"{why.reason} {why.detail}".rstrip()
+    if why.first_at is not None and why.last_at is not None and why.attempts is not None:
+        times = f"since {moment(why.first_at)}, last {moment(why.last_at)}"
+        known = f"; known since {moment(why.known_at)}" if why.known_at is not None else ""
+        yield "", f"{times}, {many(why.attempts, 'attempt')}{known}"
+
+
+def _in_bucket(place: Place) -> str:
+    where = f", {place.stored:,} bytes from {place.offset:,} on" if place.pack else ""
+    return f"{place.key} ({size(place.size)}){where}"

@@ -1,0 +1,297 @@
+"""The commands `init-db`, `install-service` and `install-receiver` prepare what a run needs."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import stat
+import sys
+from pathlib import Path
+from typing import Final
+
+import click
+
+from ntt_backup.catalog import schema, schema_plan
+from ntt_backup.catalog.schema_check import PRINT_SQL
+from ntt_backup.catalog.schema_steps import Who
+from ntt_backup.cli import options, results
+from ntt_backup.cli.common import Common, connect, writing
+from ntt_backup.client.bootstrap import standalone
+from ntt_backup.config import CatalogConfig, RemoteSettings, Settings
+from ntt_backup.config.host_key import SERVICE_KEY, key_file, make_host_key
+from ntt_backup.daemon.service_files import SETTINGS, UNITS, service_files
+from ntt_backup.errors import ConfigError, SourceError, complete
+from ntt_backup.process.durable import durable_file
+from ntt_backup.process.pipeline import start, version_of
+
+
+@click.command("init-db")
+@options.flag("--notify", "Add a trigger: inserts into blobs wake a watching daemon.")
+@click.option(
+    "--print-sql",
+    "script",
+    type=click.Choice(["all", *(who.value for who in Who)]),
+    is_flag=False,
+    flag_value="all",
+    help="Change nothing. Print the missing SQL for psql: one script for each role that must run"
+    " it, or only the named one.",
+)
+@click.option(
+    "--role",
+    metavar="ROLE",
+    help="Print the SQL, with no more rights than this role needs to back up; default: the user of"
+    " catalog.url.",
+)
+@click.option(
+    "--monitor",
+    multiple=True,
+    metavar="ROLE",
+    help="Print the SQL, also for a role that may only read the figures; may be repeated.",
+)
+@options.as_json
+@click.pass_obj
+def init_db(
+    common: Common,
+    notify: bool,
+    script: str | None,
+    role: str | None,
+    monitor: tuple[str, ...],
+) -> None:
+    """Create the catalog, or add what an existing one lacks.
+
+    Existing rows are not changed. It is safe to call this again. The first call on a host also
+    makes its host key, which signs what the host writes to a target.
+    """
+    if role or monitor:
+        script = script or "all"
+    settings = common.load(CatalogConfig)
+    with connect(settings, "init-db", no_tables=True) as conn:
+        if script is not None:
+            plan = schema_plan.make_plan(
+                conn, settings.target, role=role, monitors=monitor, notify=notify
+            )
+            click.echo(plan.script(None if script == "all" else Who(script)))
+            return
+        said: list[str] = []
+        report = said.append if options.wants("as_json") else click.echo
+        not_yet = schema.init_db(conn, settings.target, notify=notify, report=report)
+        who = conn.info.user
+    if made := make_host_key(key_file(settings)):
+        report(made)
+    lines = []
+    if not_yet:
+        lines.append(f"{who} may not use all commands yet: {'; '.join(not_yet)}")
+        lines.append(complete(PRINT_SQL))
+    others = ", for all other commands" if not_yet else ""
+    lines.append(f"the catalog is ready for target {settings.target}{others}")
+    results.tell({"target": settings.target, "done": said, "not_yet": not_yet}, lines)
+
+
+# --- the service ----------------------------------------------------------------------------------
+
+# It starts and enables nothing: what runs on a host is for its operator to say.
+_USER: Final = "ntt-backup"
+_SECONDS: Final = 900.0
+_BOOTED: Final = Path("/run/systemd/system")
+NEXT: Final = f"""\
+next, as docs/install.md has it in full:
+  edit /{SETTINGS}: source.root, remote.url, catalog.url
+  for ssh, a key that the remote knows: /var/lib/ntt-backup/.ssh/id_ed25519
+  su - postgres -c 'createuser {_USER}'                       # where the catalog is on this host,
+  su - postgres -c 'createdb --owner {_USER} copyjob'         # and does not exist yet
+  runuser -u {_USER} -- ntt-backup-remote init-db
+  runuser -u {_USER} -- ntt-backup-remote scan                # adds what only the store has
+  runuser -u {_USER} -- ntt-backup-remote check
+  systemctl enable --now ntt-backup-remote.service            # or ntt-backup-remote-once.timer"""
+_LEFT: Final = (
+    f"left: /{SETTINGS.parent}, /var/lib/ntt-backup (the key), /var/log/ntt, drop-ins of units,"
+    f" the user {_USER}"
+)
+
+
+@click.command("install-service")
+@options.flag("--uninstall", "Remove what was installed; data stays.")
+@click.option(
+    "--root",
+    type=options.PATH,
+    default=Path("/"),
+    help="Write below this directory, and run nothing: for a package, or an image.",
+)
+@click.option(
+    "--prefix",
+    type=options.PATH,
+    help="Put what belongs to a package below PREFIX/lib instead of /etc, such as /usr.",
+)
+@click.option("--program", help="What the units start.  [default: this program]")
+def install_service(uninstall: bool, root: Path, prefix: Path | None, program: str | None) -> None:
+    """Install the service for systemd, or remove it.
+
+    Writes units, user, directories, log rotation and sample settings; enables and starts nothing.
+    What was changed by hand is kept, so it may be run again, such as after an upgrade.
+    """
+    here = root.resolve() == Path("/")
+    program = program or _this_program(check=here)
+    release = _release() if here and prefix is None else 0
+    files = list(service_files(program, prefix, release))
+    if uninstall:
+        units = [file.path.name for file in files if file.path.parent.parts[-2:] == UNITS.parts]
+        if here and _BOOTED.is_dir():
+            _run("systemctl", "stop", "ntt-backup-remote*")
+            _run("systemctl", "--quiet", "disable", *units, may_fail=True)
+    for file in files:
+        with writing(root / file.path, hint="run it as root"):
+            done = file.remove(root) if uninstall else file.write(root)
+        click.echo(f"{root / file.path}: {done}")
+    if here:
+        _apply(uninstall)
+        click.echo(_LEFT if uninstall else NEXT)
+
+
+def _this_program(*, check: bool) -> str:
+    """Returns the path of this program. Raises ConfigError for one that the service's user could
+    not start.
+    """
+    program = Path(os.path.abspath(sys.argv[0]))
+    closed = [one for one in program.resolve().parents if not one.stat().st_mode & stat.S_IXOTH]
+    if check and closed:
+        raise ConfigError(
+            f"the user {_USER} could not start {program}",
+            detail=f"{closed[0]} is closed to others",
+            hint="install the program into a directory such as /opt/ntt-backup",
+        )
+    return str(program)
+
+
+def _release() -> int:
+    """Returns the release of this host's systemd; 0 where there is none."""
+    try:
+        return int(version_of(["systemctl", "--version"]).split()[1])
+    except (SourceError, ValueError, IndexError):
+        return 0
+
+
+def _apply(uninstall: bool) -> None:
+    """Makes the user and the directories, and has systemd read its units."""
+    if not uninstall:
+        _run("systemd-sysusers", "ntt-backup.conf")
+        _run("systemd-tmpfiles", "--create", "ntt-backup.conf")
+        with writing(Path("/", SETTINGS)):
+            shutil.chown(Path("/", SETTINGS), group=_USER)
+        if made := make_host_key(SERVICE_KEY):
+            click.echo(made)
+    if _BOOTED.is_dir():
+        _run("systemctl", "daemon-reload")
+
+
+def _run(*argv: str, may_fail: bool = False) -> None:
+    """Runs a program of systemd. Raises ConfigError where it fails."""
+    child = start(argv)
+    child.close_stdin()
+    child.output(_SECONDS)
+    if (status := child.kill()) and not may_fail:
+        raise ConfigError(f"`{' '.join(argv)}` failed ({status})", detail=child.stderr.text)
+
+
+# --- the receiver ---------------------------------------------------------------------------------
+
+# A key that may run anything on the remote makes whoever holds this host the master of its backups,
+# too. A forced command takes that away, but its line in authorized_keys is easily got wrong: quotes
+# within quotes, an option forgotten. So it is made from the settings. Nothing is installed: the
+# right to do that is just what this host should not have.
+RECEIVER: Final = "ntt-backup-receive"
+_ALLOWED: Final = "put,list,verify,dump,snapshot"
+_NO_KEY: Final = "ssh-ed25519 AAAA... (the public half of the key for this job)"
+
+
+@click.command("install-receiver")
+@options.flag("--print", "Print the steps, and the line for sshd.", "show")
+@click.option(
+    "--write",
+    type=options.GivenPath(path_type=str),  # A Path would not tell ./- from -.
+    help="Write the receiver to this file, or to standard output (-); copy it to the remote.",
+)
+@click.pass_obj
+def install_receiver(common: Common, show: bool, write: str | None) -> None:
+    """Prepare an ssh key that can only back up.
+
+    This command installs nothing: it writes the receiver, and says what to do with it.
+    """
+    if not show and write is None:
+        raise click.UsageError("give --print, --write FILE, or both")
+    if write == "-":
+        if show:
+            raise click.UsageError("--print and --write - would both use standard output: give one")
+        click.echo(standalone().encode(), nl=False)
+    elif write is not None:
+        write_receiver(Path(write))
+    if show:
+        remote = common.load(Settings).remote
+        if remote.kind != "ssh":
+            raise ConfigError(
+                f"a receiver is installed on another machine, and {remote.url} is none",
+                hint="name an ssh target with --target",
+            )
+        click.echo(complete(steps(remote)))
+
+
+def key_line(remote: RemoteSettings) -> str:
+    """Returns the line for authorized_keys on the remote."""
+    command = f"{RECEIVER} --root {shlex.quote(remote.path)} --allow {_ALLOWED} --require blake3"
+    # sshd takes the text up to the next quote without a backslash before it.
+    quoted = command.replace('"', '\\"')
+    return f'restrict,command="{quoted}" {_public_key(remote.identity_file) or _NO_KEY}'
+
+
+def steps(remote: RemoteSettings) -> str:
+    """Returns what to do, in order, for a person."""
+    lines = [
+        f"How to let this host do no more at {remote.host} than add to {remote.path},",
+        "and remove old dumps of the catalog there, never the newest:",
+        "",
+        f"1. Put the receiver on the remote as /usr/local/bin/{RECEIVER}, with mode 755, owned by",
+        "   root. It is one file for any Python from 3.8 on, and is written by",
+        f"       ntt-backup-remote install-receiver --write {RECEIVER}",
+        f"   (A remote that has the package ntt-backup has {RECEIVER} already; that must be",
+        "   in the PATH that sshd gives to commands.)",
+        "2. Give it BLAKE3: `apt-get install b3sum`, or the Python module blake3 or libblake3.",
+        "   Without it the receiver must take this host's word for what a new blob's name should",
+        "   be; --require blake3 in the line below has it serve nobody then.",
+        f"3. Make the directory {remote.path}, if it is missing, and give it to the account.",
+        "4. Put this line into ~/.ssh/authorized_keys of that account, in place of every",
+        "   other line with the same key:",
+        "",
+        key_line(remote),
+        "",
+        "5. On this host: run.strategy must be stream or auto; then see that it works:",
+        "       ntt-backup-remote check",
+    ]
+    if _public_key(remote.identity_file) is None:
+        name = remote.identity_file or "~/.ssh/id_ed25519"
+        lines[-2:-2] = [
+            "   The key is not known: set remote.identity_file. Its public half is shown by",
+            f"       ssh-keygen -y -f {name}",
+        ]
+    return "\n".join(lines)
+
+
+def write_receiver(path: Path) -> None:
+    """Writes the receiver as one file, ready to be run. Raises ConfigError."""
+    with writing(path):
+        if path.exists() and not path.is_file():  # Such as a pipe.
+            path.write_bytes(standalone().encode())
+            return
+        with durable_file(path.resolve(), 0o755) as file:
+            file.write(standalone().encode())
+
+
+def _public_key(identity: Path | None) -> str | None:
+    """Returns the key that belongs to an identity file; None where it is not to be read."""
+    if identity is None:
+        return None
+    try:
+        text = identity.with_name(f"{identity.name}.pub").read_text("utf-8")
+    except (OSError, ValueError):
+        return None
+    line = text.partition("\n")[0].strip()
+    return line if len(line.split()) >= 2 and line.isprintable() else None

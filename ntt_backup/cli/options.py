@@ -1,0 +1,218 @@
+"""Options of commands: types of values, and the options that several commands share.
+
+`--help` loads this module, and none of what reads settings.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from ntt_backup.errors import ConfigError
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+class GivenPath(click.Path):
+    """Takes a path that is not empty. name: what stands for the value in the help.
+
+    An empty one, as of a variable that is not set, would be the current directory: a restore
+    would write there.
+    """
+
+    def __init__(self, name: str = "path", **attributes: Any) -> None:
+        super().__init__(**{"path_type": Path, **attributes})
+        self.name = name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("it is empty: is a variable of the shell not set?", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class Parsed(click.ParamType):  # type: ignore[type-arg] # No click before 8.4 lets it have one.
+    """A value that a function reads from text, or raises ValueError.
+
+    name: what stands for the value in the help. needed: what the value must be.
+    """
+
+    def __init__(self, name: str, parse: Callable[[str], Any], needed: str) -> None:
+        self.name = name
+        self._parse = parse
+        self._needed = needed
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return self._parse(str(value))
+        except ValueError:
+            self.fail(f"{value!r} is not {self._needed}", param, ctx)
+
+
+def _setting(module: str, name: str) -> Callable[[str], Any]:
+    """Returns a parser of the settings, which is loaded when there is a value."""
+    return lambda text: getattr(import_module(f"ntt_backup.config.{module}"), name)(text)
+
+
+def _part(text: str) -> float:
+    match = re.fullmatch(r"(\d{1,3}(?:\.\d{1,9})?)\s*%", text.strip())
+    if match is None or not 0 < float(match[1]) <= 100:
+        raise ValueError(text)
+    return float(match[1]) / 100
+
+
+def _hex_prefix(text: str) -> str:
+    if not re.fullmatch(r"[0-9a-f]{0,64}", text):
+        raise ValueError(text)
+    return text
+
+
+PATH: Final = GivenPath()
+DIR: Final = GivenPath("dir")
+FILE: Final = GivenPath("file")
+TIME: Final = Parsed(
+    "time", _setting("values", "parse_duration"), "a duration such as 90s, 15min, 2h or 30d"
+)
+SIZE: Final = Parsed("size", _setting("values", "parse_size"), "a size such as 500MB, 10GiB or 1TB")
+PART: Final = Parsed("percent", _part, "a part such as 1% or 0.1%")
+_RATE: Final = Parsed(
+    "rate",
+    _setting("timetable", "parse"),
+    "a rate such as 10MB, or a timetable such as 08:00 4MB, 19:00 off",
+)
+_PREFIX: Final = Parsed("prefix", _hex_prefix, "the beginning of a blobid: 1 to 64 of 0-9a-f")
+
+
+def flag(name: str, text: str, parameter: str = "") -> Decorator:
+    """Returns an option that is given or not. parameter: its name in the command."""
+    return click.option(name, *filter(None, [parameter]), is_flag=True, help=text)
+
+
+def count(name: str, default: int, text: str) -> Decorator:
+    """Returns an option of how many do the work in parallel."""
+    kind = click.IntRange(1, 64)
+    return click.option(name, type=kind, default=default, show_default=True, help=text)
+
+
+def _noted(*names: str, **attributes: Any) -> Decorator:
+    """Returns a flag that no command takes as an argument: `wants` tells whether it is given."""
+
+    def note(context: click.Context, option: click.Parameter, value: bool) -> None:
+        context.meta[f"ntt_backup.{option.name}"] = value
+
+    return click.option(*names, is_flag=True, expose_value=False, callback=note, **attributes)
+
+
+def wants(name: str) -> bool:
+    """Returns whether the operator wants the result `as_json`, or wants the command `quiet`."""
+    return bool(click.get_current_context().meta.get(f"ntt_backup.{name}"))
+
+
+def told() -> None:
+    """Notes that all is told: the error that ends the command is not told as JSON once more."""
+    click.get_current_context().meta["ntt_backup.as_json"] = False
+
+
+def json_of(what: str) -> Decorator:
+    """Returns the option --json. what: it prints."""
+    # Eager: a mistake in another option is told as JSON, too.
+    return _noted("--json", "as_json", is_eager=True, help=f"Print {what}.")
+
+
+as_json = json_of("one JSON object")
+only_errors = _noted("-q", "--quiet", help="Print only errors.")
+
+
+def result(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds --json and --quiet of a command that prints a result at the end."""
+    return as_json(_noted("-q", "--quiet", help="Print only the result at the end.")(command))
+
+
+def prefix(verb: str) -> Decorator:
+    """Returns the option --prefix of a command that does something with blobs."""
+    text = f"{verb} only blobids that begin so; 00 is 1/256 of all."
+    return click.option("--prefix", type=_PREFIX, default="", help=text)
+
+
+def blob_list(verb: str) -> Decorator:
+    """Returns the option --list of a command that does something with blobs."""
+    text = f"{verb} the blobids in this file, one a line; - for stdin."
+    return click.option("--list", "names", type=click.File("r"), metavar="FILE", help=text)
+
+
+def sessions(default: int) -> Decorator:
+    """Returns the option --workers of a command that reads the remote."""
+    return count("--workers", default, "Number of connections that work in parallel.")
+
+
+def jobs(more: str = "") -> Decorator:
+    """Returns the option --jobs of a command that works in several processes."""
+    return count("--jobs", 1, f"Number of processes that work in parallel{more}.")
+
+
+def destination(text: str) -> Decorator:
+    """Returns the option --to of a command that fills a directory."""
+    return click.option("--to", "destination", type=DIR, required=True, help=text)
+
+
+def bwlimit(what: str) -> Decorator:
+    """Returns the option --bwlimit of a command that fetches blobs. what: it is a limit of."""
+    text = f"Bytes a second {what}, for example 10MB, or a timetable as of run.bwlimit."
+    return click.option("--bwlimit", type=_RATE, help=text)
+
+
+identity = click.option(
+    "--identity",
+    type=FILE,
+    help="File with the age identity that opens sealed packs.  [default: pack.identity_file]",
+)
+
+
+def of_dump(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds --trust-target and --allow-superuser of a command that restores a dump."""
+    trust_target = flag(
+        "--trust-target",
+        "Where no dump is known to be of this host, take one of which nothing proves who made"
+        " it: only rows of blobs and of our own tables come back from that.",
+    )
+    allow_superuser = flag(
+        "--allow-superuser",
+        "Restore the dump as the user of the database, even a superuser: what only a superuser"
+        " may make comes back, and code in the dump runs with that user's rights.",
+    )
+    return trust_target(allow_superuser(command))
+
+
+# A shell asks at each press of a key, so only the configuration is read: neither the catalog nor
+# the remote is asked, and what cannot be read completes to nothing.
+
+
+def target_names(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """Returns the targets of the configuration that begin so, and the word for all of several."""
+    from ntt_backup.config import ALL_TARGETS, sources
+
+    found = _known(sources.targets, ctx, incomplete)
+    several = len(_known(sources.targets, ctx, "")) > 1 and ALL_TARGETS.startswith(incomplete)
+    return [*found, *([ALL_TARGETS] if several else [])]
+
+
+def set_names(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """Returns the snapshot sets of the configuration that begin so."""
+    from ntt_backup.config import sources
+
+    return _known(sources.snapshot_sets, ctx, incomplete)
+
+
+def _known(
+    names: Callable[[Path | None, Mapping[str, str]], list[str]], ctx: click.Context, begin: str
+) -> list[str]:
+    with suppress(ConfigError):
+        found = names(ctx.find_root().params.get("config"), os.environ)
+        return [name for name in found if name.startswith(begin)]
+    return []
