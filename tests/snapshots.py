@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from pathlib import Path
 
@@ -71,6 +71,7 @@ def restore(
     wanted: str = "etc",
     *patterns: str,
     jobs: int = 1,
+    on_progress: Callable[[Restored], object] = lambda _: None,
     **options: bool,
 ) -> Restored:
     """Restores a version from a repository in memory, which may be used again."""
@@ -80,7 +81,14 @@ def restore(
         return repository
 
     done = restore_version(
-        opened, wanted, to, Options(**options), jobs=jobs, patterns=patterns, trust=True
+        opened,
+        wanted,
+        to,
+        Options(**options),
+        jobs=jobs,
+        patterns=patterns,
+        trust=True,
+        on_progress=on_progress,
     )
     repository.closed = False
     return done

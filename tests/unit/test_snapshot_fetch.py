@@ -197,6 +197,17 @@ def test_what_is_damaged_behind_all_ranges_is_told_in_its_own_words(
         pack.read([0], [1])
 
 
+def test_what_ends_the_items_is_told_in_its_own_words() -> None:
+    pack = Pack(2)
+
+    def items() -> Iterator[tuple[int, list[Extent]]]:
+        yield 0, [pack.extents[0]]
+        raise SnapshotDamaged("line 7 is no entry")
+
+    with pytest.raises(SnapshotDamaged, match="line 7 is no entry"):
+        list(pack.fetcher.read(items()))
+
+
 def test_no_more_is_planned_ahead_where_packs_are_missing(windows: None) -> None:
     lost = Lost(9, *range(9))
     taken: list[int] = []

@@ -22,12 +22,12 @@ from blake3 import blake3
 
 from ntt_backup.blobdir import syscalls
 from ntt_backup.config.host_key import Origin
-from ntt_backup.errors import ConfigError, DestinationError, LockHeld
+from ntt_backup.errors import ConfigError, DestinationError, LockHeld, RemoteError
 from ntt_backup.process import durable
 from ntt_backup.snapshot.format.entry import DIRECTORY, FILE, HARD_LINK, SYMLINK, Entry
 from ntt_backup.snapshot.origins import NO_KEYS, NOBODY, Origins
 from ntt_backup.snapshot.repository.contract import SnapshotDamaged, StoredFile
-from ntt_backup.snapshot.restore import links, local_file
+from ntt_backup.snapshot.restore import fetch, links, local_file
 from ntt_backup.snapshot.restore import version as restoring
 from ntt_backup.snapshot.restore.attributes import Attributes
 from ntt_backup.snapshot.restore.links import last_lines
@@ -225,6 +225,8 @@ def test_what_differs_is_replaced_and_what_the_version_lacks_is_left_alone(
         (["/root/*.conf", "b/y"], {"z.conf", "a/b/y"}),
         (["**/root/empty"], set()),
         (["link"], {"link", "a/b/y"}),
+        (["soft"], set()),
+        (["/root"], {"a/b/y", "a/b/y.conf", "a/x.conf", "other", "z.conf", "link"}),
     ],
 )
 @pytest.mark.parametrize("jobs", [1, 2])
@@ -233,16 +235,28 @@ def test_only_what_fits_a_pattern_is_restored(
 ) -> None:
     names = ["a/b/y", "a/b/y.conf", "a/x.conf", "other", "z.conf"]
     repository = MemoryRepository()
-    entries = [directory(f"root{name}") for name in ("", "/a", "/a/b")]
+    entries = [directory("before"), directory("root")]
+    entries += [(Entry(f"root/{name}", DIRECTORY, 0o711), ()) for name in ("a", "a/b")]
     entries += [file(f"root/{name}") for name in names[:3]]
     entries.append(directory("root/empty"))
     entries.append((Entry("root/link", HARD_LINK, 0o644, mtime=1, target="root/a/b/y"), ()))
     entries += [file(f"root/{name}") for name in names[3:]]
+    entries.append((Entry("root/soft", SYMLINK, 0o777, mtime=1, target="root/other"), ()))
     put_version(repository, entries)
-    done = restore(repository, tmp_path / "to", "etc", *patterns, jobs=jobs)
+    parts: list[float | None] = []
+
+    def note(done: Restored) -> None:
+        parts.append(done.part)
+
+    done = restore(repository, tmp_path / "to", "etc", *patterns, jobs=jobs, on_progress=note)
     assert done.wrong == 0
-    assert set(files_of(tmp_path / "to")) == {f"root/{name}" for name in wanted}
-    assert (tmp_path / "to" / "root" / "empty").exists() == ("**/root/empty" in patterns)
+    assert parts[-1] == (1.0 if wanted else 0.0)
+    to = tmp_path / "to"
+    assert set(files_of(to)) == {f"root/{name}" for name in wanted}
+    assert (to / "root" / "empty").exists() == ("empty" in patterns[0] or patterns == ["/root"])
+    assert not (to / "before").exists()
+    for above in {parent for name in wanted for parent in Path(name).parents} - {Path()}:
+        assert stat.S_IMODE((to / "root" / above).stat().st_mode) == 0o711
 
 
 # --- deltas ---------------------------------------------------------------------------------------
@@ -815,6 +829,32 @@ def test_a_file_system_that_is_mounted_below_is_synced_too(
         assert sorted(synced) == sorted({below.stat().st_dev, example.to.stat().st_dev})
     finally:
         subprocess.run(["umount", below], check=True)
+
+
+def test_a_restore_that_ends_within_a_file_leaves_nothing_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "_WINDOW_BYTES", 1)
+    repository = MemoryRepository()
+    content = chance.randbytes(2 << 20)
+    large, _ = file("root/large", content)
+    parts = [(at, content[at : at + (1 << 20)]) for at in (0, 1 << 20)]
+    put_version(repository, [directory("root"), (large, parts)])
+    to = tmp_path / "to"
+    begun = []
+
+    def away(verb: str, name: str) -> None:
+        begun.extend((to / "root").glob("*"))
+        if begun:
+            raise RemoteError("the target is away")
+
+    repository.before = away
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(RemoteError, match="the target is away"):
+        restore(repository, to)
+    assert os.listdir("/proc/self/fd") == before
+    assert begun
+    assert not [*(to / "root").glob("*")]
 
 
 def test_a_disk_that_is_full_ends_the_restore(
