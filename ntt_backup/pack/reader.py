@@ -113,7 +113,7 @@ class PackReader:
 
     def check(self, entry: Entry) -> None:
         """Reads a blob of any length, and raises PackError where its content is not its name's."""
-        if entry.stored <= _PIECE:
+        if entry.codec != RAW:
             self.read_blob(entry)
             return
         hasher = blake3()

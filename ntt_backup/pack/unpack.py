@@ -79,21 +79,22 @@ class Unpacker:
         open_, write, close = os.open, os.write, os.close
         stage, window, verify = self._stage, self._window, self._verify
         made: set[str] = set()
-        prefix, place, known = b"", "", False
+        prefix, above, place, known = b"", "", "", False
         low = high = 0
         for entry in sorted(entries, key=itemgetter(1)):
             digest, offset, stored, _, codec = entry
             name = digest.hex()
             if digest[:2] != prefix:
-                prefix, place = digest[:2], f"{name[:2]}/{name[2:4]}"
+                prefix, above = digest[:2], name[:2]
+                place = f"{above}/{name[2:4]}"
                 known = self._existing.has(place)
             if known and self._existing.is_right(entry):
                 done.right += 1
                 continue
             if place not in made:
-                if place[:2] not in made:
-                    os.mkdir(place[:2], 0o755, dir_fd=stage)
-                    made.add(place[:2])
+                if above not in made:
+                    os.mkdir(above, 0o755, dir_fd=stage)
+                    made.add(above)
                 os.mkdir(place, 0o755, dir_fd=stage)
                 made.add(place)
             path = f"{place}/{name}"

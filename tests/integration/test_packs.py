@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -52,6 +53,7 @@ def test_packs_are_noted_once_and_with_their_blobs(catalog: Connection) -> None:
     newest = newest_pack(catalog, TARGET)
     assert newest is not None
     assert newest[0] == anew
+    assert abs(datetime.now(UTC) - newest[1]) < timedelta(minutes=5)
 
 
 def test_packs_are_listed_in_pages_and_forgotten(catalog: Connection) -> None:

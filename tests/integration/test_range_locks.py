@@ -302,6 +302,7 @@ def test_the_own_share_comes_first_and_then_the_others_from_their_ends(catalog: 
     taken = Claims(catalog, "remote", claim_order(1, 2)).take(10)
 
     assert ids(taken) == ["80a", "ffa", "7fa", "00a"]
+    assert [index for _, index in taken] == [0x80, 0xFF, 0x7F, 0]
 
 
 def test_blobs_of_earlier_ranges_do_not_starve_later_ones(catalog: Connection) -> None:

@@ -191,6 +191,68 @@ def test_a_dictionary_is_found_for_blobs_of_which_only_the_heads_are_alike() -> 
     assert ZSTD_DICTIONARY in codecs(pack(contents))
 
 
+@pytest.mark.parametrize(("sizes", "training", "probe"), [([99] * 8, 6, 2), ([100] * 20, 4, 2)])
+def test_a_sample_is_no_larger_than_it_must_be(
+    monkeypatch: pytest.MonkeyPatch, sizes: list[int], training: int, probe: int
+) -> None:
+    """Three quarters of all train, or 400 bytes; 200 bytes tell."""
+    monkeypatch.setattr(dense, "_TRAINING", 400 if sum(sizes) > 1000 else 600)
+    monkeypatch.setattr(dense, "_PROBE", 200)
+    found = dense._sample(iter([bytes(one) for one in sizes]), sum(sizes))
+    assert [*map(len, found)] == [training, probe]
+
+
+class Words(bytes):
+    """A dictionary of four bytes for which nothing needs to be trained."""
+
+    def precompute_compress(self, level: int) -> None: ...
+
+    def as_bytes(self) -> bytes:
+        return b"word"
+
+
+@pytest.mark.parametrize(
+    ("plain", "trained", "least", "codec"),
+    [
+        # What tells has 100 bytes, of which compression must save more than three.
+        (96.9, 97, 301, ZSTD),
+        (97, 97, 301, RAW),
+        (97, 0, 301, RAW),
+        # A dictionary must save more than its own length: of the whole pack, 4 of 400.
+        (97, 96, 300, RAW),
+        (97, 95.9, 300, ZSTD_DICTIONARY),
+        (90, 89, 300, ZSTD),
+        (90, 88.9, 300, ZSTD_DICTIONARY),
+    ],
+)
+def test_what_saves_just_as_much_as_it_costs_is_left(
+    monkeypatch: pytest.MonkeyPatch, plain: float, trained: float, least: int, codec: int
+) -> None:
+    packed = {None: 100, "plain": plain, "trained": trained}
+    monkeypatch.setattr(dense, "_PROBE", 100)
+    monkeypatch.setattr(dense, "_LEAST_TRAINING", least)
+    monkeypatch.setattr(dense, "_compressor", lambda words: "trained" if words else "plain")
+    monkeypatch.setattr(dense, "_packed", lambda probe, how: packed[how])
+    monkeypatch.setattr(zstandard, "train_dictionary", lambda *_, **__: Words(b"word"))
+    gathered = dense.Dense(compress=True)
+    for _ in range(4):
+        gathered.add(bytes(32), bytes(100))
+    gathered._decide()
+    assert (gathered._codec, gathered.dictionary) == (
+        codec,
+        b"word" if codec == ZSTD_DICTIONARY else b"",
+    )
+
+
+def test_what_gets_no_shorter_stays_as_it_is() -> None:
+    gathered = dense.Dense(compress=False)
+    gathered._codec, gathered._compress = ZSTD, lambda content: b"c" * (len(content) // 2 + 1)
+    for content in (b"x", b"yy", b"zzz"):
+        gathered.add(bytes(32), content)
+    assert bytes(gathered.finish()) == b"xyycc"
+    assert [one.codec for one in gathered.entries(0)] == [RAW, RAW, ZSTD]
+
+
 def test_a_compressor_without_memory_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> int:
         raise zstandard.ZstdError("cannot compress: Allocation error : not enough memory")

@@ -44,7 +44,7 @@ from ntt_backup.pack.seal import MAX_KEYS, PIECE, Unsealed, read_seal, sealed_si
 from ntt_backup.pack.ustar import BLOCK, Member, read_header, write_header
 from ntt_backup.pack.writer import PackWriter
 from tests.files import noise
-from tests.packs import Person, pack, ranges, reader, seal
+from tests.packs import Person, pack, ranges, reader, seal, text
 
 ID = bytes(16)
 A, B = b"\x01" * 32, b"\x02" * 32
@@ -380,6 +380,37 @@ def test_a_blob_is_checked_to_its_last_byte(monkeypatch: pytest.MonkeyPatch, pie
     del data[entry.offset + 19_999 :]
     with pytest.raises(PackError, match="cut off"):
         found.check(entry)
+
+
+def test_a_compressed_blob_of_any_length_is_checked_by_what_it_holds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another writer may compress larger ones than ours does."""
+    monkeypatch.setattr(packs, "_PIECE", 100)
+    data = pack([text(n, 8000) for n in range(8)])
+    found = reader(data)
+    assert {one.codec for one in found.table} == {ZSTD}
+    for entry in found.table:
+        assert entry.stored > 100
+        found.check(entry)
+    spoilt = bytearray(data)
+    spoilt[entry.offset + 50] ^= 1
+    with pytest.raises(PackError):
+        reader(bytes(spoilt)).check(entry)
+
+
+def test_nothing_stands_behind_a_compressed_blob() -> None:
+    frame = zstandard.ZstdCompressor().compress(bytes(1000))
+    entry = Entry(blake3(bytes(1000)).digest(), 0, len(frame), 1000, ZSTD)
+    found = reader(pack([b""]))
+    assert found.content(entry, frame) == bytes(1000)
+    with pytest.raises(PackError, match="cannot be decompressed"):
+        found.content(entry, frame + b"x")
+
+
+def test_a_pack_without_a_dictionary_says_so() -> None:
+    trailer = reader(pack([b"x", noise(20_000, 1)])).trailer
+    assert (trailer.dictionary_offset, trailer.dictionary_bytes) == (0, 0)
 
 
 def test_no_dictionary_is_looked_for_where_nothing_is_alike(
