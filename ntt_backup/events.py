@@ -31,13 +31,13 @@ Amount = Annotated[float, Field(ge=0)]
 Seconds = Annotated[Amount, doc("seconds")]
 Content = Annotated[Count, doc("bytes of the copied blobs")]
 BatchName = Annotated[str, doc("unique within the run")]
-_AWAY_AND_BACK: Final = {
-    "remote": ("remote is away", "remote is back"),
-    "catalog": ("catalog is away", "catalog is back"),
-    "source": ("store is away", "store is back"),
+_UNREACHABLE_AND_AGAIN: Final = {
+    "remote": ("remote is unreachable", "remote is reachable again"),
+    "catalog": ("catalog is unreachable", "catalog is reachable again"),
+    "source": ("store is unreachable", "store is reachable again"),
     "preflight": ("cannot begin yet", "can begin"),
 }
-SIDES: Final = tuple(_AWAY_AND_BACK)
+SIDES: Final = tuple(_UNREACHABLE_AND_AGAIN)
 Side = Annotated[str, one_of(*SIDES)]
 # Why a batch is sent again, by the error: its answer is none, says no, or is lost.
 RETRY_CAUSES: Final[Mapping[type[BackupError], str]] = {
@@ -48,9 +48,9 @@ RETRY_CAUSES: Final[Mapping[type[BackupError], str]] = {
 _OUTCOMES: Final = ("done", "some_failed", "dump_failed", "snapshot_failed", "stopped", "error")
 
 
-def away(what: str) -> str:
-    """Returns in words that a side is away."""
-    return _AWAY_AND_BACK[what][0]
+def unreachable(what: str) -> str:
+    """Returns in words that a side is unreachable."""
+    return _UNREACHABLE_AND_AGAIN[what][0]
 
 
 class Event(Message):
@@ -339,7 +339,7 @@ class BlobFailed(WorkerEvent):
 
 
 class Outage(WorkerEvent):
-    """The remote, the catalog or the store (source) is away, or, before the workers start,
+    """The remote, the catalog or the store (source) is unreachable, or, before the workers start,
     something that the preflight needs; nothing is failed, the work waits.
     """
 
@@ -357,13 +357,13 @@ class Outage(WorkerEvent):
         return with_detail(self.reason, self.detail)
 
     def _text(self) -> str:
-        return f"{away(self.what)}, again in {duration(self.wait_s)}: {self.why}"
+        return f"{unreachable(self.what)}, again in {duration(self.wait_s)}: {self.why}"
 
 
 class OutageEnd(WorkerEvent):
-    """A side that was away has answered again: the first success of any worker, or of the dump or a
-    snapshot, ends the outage for all. The end of the run, or of all workers that had reported the
-    outage, ends it, too.
+    """A side that was unreachable has answered again: the first success of any worker, or of the
+    dump or a snapshot, ends the outage for all. The end of the run, or of all workers that had
+    reported the outage, ends it, too.
     """
 
     always = False
@@ -371,7 +371,7 @@ class OutageEnd(WorkerEvent):
     duration_s: Annotated[Amount, doc("seconds from the first failure to the first answer")]
 
     def _text(self) -> str:
-        _, back = _AWAY_AND_BACK[self.what]
+        _, back = _UNREACHABLE_AND_AGAIN[self.what]
         return f"{back} after {duration(self.duration_s)}"
 
 

@@ -188,7 +188,7 @@ class _Run:
                 if not (self._watch and may_pass):
                     raise
                 wait_s = outages.away("preflight", error)
-                # Waiting for what is away at boot is a daemon's work, not a failed start.
+                # Waiting for what is unreachable at boot is a daemon's work, not a failed start.
                 self._systemd.ready()
                 self._systemd.status(f"waiting: {error.message}")
                 self._sit_out(wait_s)

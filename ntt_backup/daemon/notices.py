@@ -3,7 +3,7 @@
 Pure: it takes in events, states and the time, and returns notices. A target is in trouble from the
 first event that says so until the last trouble is over; `first_failure` and `recovery` are told at
 these two moments alone. Troubles are a run that failed, a dump or snapshot that failed, a side that
-is away for longer than `notify.outage_after`, and a worker that stalls.
+is unreachable for longer than `notify.outage_after`, and a worker that stalls.
 
 A process of its own sends the notices: by the operator's program, a webhook, a ping. Each way has
 its time, and gets each notice once; what cannot be told is a warning in the log. A notice names no

@@ -1,9 +1,9 @@
 """A run has a row in the catalog, and is told the number of pending blobs.
 
-No blob needs either to be copied, so neither may stop a run: while the catalog is away, what cannot
-be written is skipped, and the connection is tried again with the next progress event. Counting
-pending blobs gets a bounded share of the time, and is an estimate where it takes too long, so that
-neither the database nor the event loop notices 42 million rows.
+No blob needs either to be copied, so neither may stop a run: while the catalog is unreachable, what
+cannot be written is skipped, and the connection is tried again with the next progress event.
+Counting pending blobs gets a bounded share of the time, and is an estimate where it takes too long,
+so that neither the database nor the event loop notices 42 million rows.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class RunHistory:
         self._started = True
 
     def refresh(self, state: RunState) -> None:
-        """Counts the seconds in which something was away."""
+        """Counts the seconds in which something was unreachable."""
         if any(one.state == "outage" for one in state.workers):
             self._outage_s += state.elapsed_s - self._elapsed_s
         self._elapsed_s = state.elapsed_s
@@ -134,7 +134,7 @@ class RunHistory:
 
     def still_failed(self) -> int:
         """Returns how many blobs are failed, by whatever run, without those that somebody knows of;
-        0 where the catalog is away.
+        0 where the catalog is unreachable.
         """
         if not self._started:
             return 0

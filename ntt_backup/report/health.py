@@ -97,7 +97,7 @@ def _catalog(facts: Facts, now: datetime) -> Iterator[Point]:
     if facts.trouble is not None:
         trouble, read_at = facts.trouble, facts.read_at
         when = "; these figures are older" if read_at is not None else ""
-        # A server that starts anew is back by itself.
+        # A server that starts anew is reachable again by itself.
         short = read_at is not None and now - read_at < _LONG_OUTAGE
         waits = short and isinstance(trouble, CatalogUnavailable)
         level = Level.WAITING if waits else Level.ACTION_REQUIRED
@@ -154,7 +154,7 @@ def _daemon(facts: Facts, now: datetime) -> Iterator[Point]:
         long = now - since >= _LONG_OUTAGE
         yield Point(
             Level.ACTION_REQUIRED if long else Level.WAITING,
-            f"{_AWAY.get(what, what)} has not answered for"
+            f"{_AWAY.get(what, what)} has been unreachable for"
             f" {duration(max(0.0, (now - since).total_seconds()))}; it is tried again and again",
             "`ntt-backup-remote check` says why" if long else "",
         )

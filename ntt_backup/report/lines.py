@@ -140,8 +140,8 @@ class ProgressLine:
         self._print(f"{printable(text)}\n")
 
     def outage(self, error: BackupError, wait_s: float) -> None:
-        """Says that the remote is away, and when it is tried again."""
-        self.say(f"remote is away, again in {duration(wait_s)}: {error}")
+        """Says that the remote is unreachable, and when it is tried again."""
+        self.say(f"remote is unreachable, again in {duration(wait_s)}: {error}")
 
     def _end_line(self) -> None:
         if self._open:

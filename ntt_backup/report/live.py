@@ -296,7 +296,7 @@ def daemon_line(report: DaemonReport) -> str:
 
 
 def outage_lines(report: DaemonReport, now: datetime) -> list[str]:
-    """Returns a line for each side that is away: for how long, who misses it, and why."""
+    """Returns a line for each side that is unreachable: for how long, who misses it, and why."""
     lines = []
     for what in dict.fromkeys(one.what for one in report.outages):
         missed = [one for one in report.outages if one.what == what]
@@ -306,7 +306,7 @@ def outage_lines(report: DaemonReport, now: datetime) -> list[str]:
         if len(missed) > 1:
             who = f" ({many(len(missed), 'worker')})"
         why = f": {missed[-1].reason}" if missed[-1].reason else ""
-        lines.append(printable(f"{events.away(what)} for {lasts}{who}{why}"))
+        lines.append(printable(f"{events.unreachable(what)} for {lasts}{who}{why}"))
     return lines
 
 

@@ -214,7 +214,7 @@ def test_a_link_that_drops_is_waited_out(env: Environment, link: Link) -> None:
         link.drop_twice()
         link.throttle(None)
         assert process.wait(PATIENCE) == 0, env.output()
-    assert "remote is away" in env.output()
+    assert "remote is unreachable" in env.output()
     assert tree(back) == env.in_store()
 
 

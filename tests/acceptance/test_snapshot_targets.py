@@ -96,7 +96,7 @@ def test_verify_and_restore_wait_out_a_link_that_drops_and_a_take_says_what_to_d
             link.drop_twice()
             link.throttle(None)
             assert process.wait(PATIENCE) == 0, env.output()
-        assert env.output().count("remote is away") == 2
+        assert env.output().count("remote is unreachable") == 2
     assert tree(back / str(data)[1:]) == tree(data)
     link.cut()
     for command in (["verify"], ["forget", "data", "--keep-last", "1"]):

@@ -456,7 +456,7 @@ def test_a_bucket_that_is_away_is_waited_for_and_one_that_stays_away_loses_nothi
         proxy.trouble("part", answer(503, "SlowDown"), times=2)
         second = machine.take()
         proxy.trouble("get", closed, after=4, times=10**6)
-        assert "remote is away" in machine.call(*restore, expect=5)
+        assert "remote is unreachable" in machine.call(*restore, expect=5)
         proxy.peace()
         proxy.trouble("get", closed, after=2, times=2)
         assert machine.json(*restore)["wrong"] == 0

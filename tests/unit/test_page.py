@@ -101,7 +101,7 @@ HEALTHY, WAITING, ACTION = Level
         (
             facts(daemon=daemon(outages=away(HOUR / 2))),
             WAITING,
-            "The remote has not answered",
+            "The remote has been unreachable",
         ),
         (facts(daemon=daemon(outages=away(2 * HOUR))), ACTION, "for 2 h 0 min"),
         (
@@ -242,7 +242,7 @@ def test_the_days_of_the_month_are_drawn_and_outages_marked() -> None:
     assert [round(bar.height) for bar in amounts] == [25, 100]
     (mark,) = [bar for bar in chart.bars if bar.kind == "away"]
     assert mark.x == amounts[0].x
-    assert "2 blobs, 2.0 kB, 0 failures, away for 2 h 0 min" in mark.says
+    assert "2 blobs, 2.0 kB, 0 failures, unreachable for 2 h 0 min" in mark.says
     assert last_days([], 30, NOW) is None
 
 
@@ -491,8 +491,8 @@ def test_the_lines_of_a_daemon_show_no_pause_that_has_ended_and_no_trouble_twice
     recent = [
         ["1", "warning", "paused by user 0; `ntt-backup-remote resume` goes on"],
         ["2", "info", "resumed by user 0 after 3.0 s"],
-        ["3", "warning", "remote is away, again in 0.7 s: refused"],
-        ["4", "warning", "remote is away, again in 1 min 30 s: refused"],
+        ["3", "warning", "remote is unreachable, again in 0.7 s: refused"],
+        ["4", "warning", "remote is unreachable, again in 1 min 30 s: refused"],
         ["5", "error", "the catalog could not be dumped: no pg_dump"],
         ["6", "warning", "paused by user 1; `ntt-backup-remote resume` goes on"],
     ]

@@ -205,7 +205,7 @@ def test_live_picture_shows_the_figures_and_every_worker() -> None:
     assert "2 failed, 125.0 MB sent in 1 min 12 s, 12.2 MB/s on the link, 812 files/s" in text
     assert re.search(r"worker 0 +sending +6\.5 MB/s +1,500 blobs +batch w0-7", text)
     assert re.search(r"worker 1 +outage", text)
-    assert "remote is away" in text
+    assert "remote is unreachable" in text
 
 
 def test_live_picture_shows_how_far_a_snapshot_is_until_it_is_done() -> None:

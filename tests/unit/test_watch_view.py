@@ -65,7 +65,7 @@ def test_the_picture_has_workers_rates_outages_and_the_last_lines() -> None:
     for words in (
         "target vault: a dump is made, at most 4.0 MB/s, 2 workers, strategy auto, PID ",
         "worker 1  sending",
-        "remote is away for 3 min 0 s (2 workers): gone",
+        "remote is unreachable for 3 min 0 s (2 workers): gone",
         "last 60 minutes |",
         "█",
         "at most 50.0 kB/s",
@@ -106,7 +106,7 @@ def test_a_daemon_is_seen_while_its_catalog_is_away(monkeypatch: pytest.MonkeyPa
         shown.show(status.picture(seen, shown))
     said = stream.getvalue()
     assert said.count("target vault: error: the catalog is not available") == 2
-    assert said.count("remote is away for") == 2
+    assert said.count("remote is unreachable for") == 2
     assert said.count("target vault: PAUSED") == 1
 
 
@@ -128,7 +128,7 @@ def test_status_tells_of_a_daemon_whose_catalog_is_away(
         assert said["exit_code"] == CatalogError.exit_code
         assert said["daemon"] == json.loads(json.dumps(a_report().fields))
     else:
-        for text in ("2 workers, ", "remote is away for ", "the catalog is not available"):
+        for text in ("2 workers, ", "remote is unreachable for ", "the catalog is not available"):
             assert text in done.stdout
 
 

@@ -1,7 +1,7 @@
 """A run tells of itself to whoever asks while it lasts. Pure, but for the clock.
 
-It is a listener that keeps little: the last lines, the bytes of the last hour, who is away since
-when. All of it is bounded, for a daemon that runs for years.
+It is a listener that keeps little: the last lines, the bytes of the last hour, which side is
+unreachable since when. All of it is bounded, for a daemon that runs for years.
 """
 
 from __future__ import annotations

@@ -235,7 +235,7 @@ def last_hour(minutes: Iterable[Sequence[int]], now: datetime) -> Chart | None:
 
 def last_days(hours: Iterable[Hour], days: int, now: datetime) -> Chart | None:
     """Returns what was copied on each of the last days, local time, and on which of them something
-    was away; None where nothing is known of them.
+    was unreachable; None where nothing is known of them.
     """
     by_day = {day: list(some) for day, some in groupby(hours, _day)}
     if not by_day:
@@ -249,7 +249,7 @@ def last_days(hours: Iterable[Hour], days: int, now: datetime) -> Chart | None:
         words = f"{place:%d %b}: {many(sum(one.copied for one in some), 'blob')}"
         words += f", {size(amounts[-1])}"
         words += f", {many(sum(one.failed for one in some), 'failure')}"
-        says.append(words + (f", away for {duration(outage)}" if outage else ""))
+        says.append(words + (f", unreachable for {duration(outage)}" if outage else ""))
         away.append(outage > 0)
     bars = _bars(amounts, says)
     step = WIDTH / days
