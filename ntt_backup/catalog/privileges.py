@@ -136,12 +136,12 @@ def lacking(
     wanted = [("column", "select", name) for name in ("blobid", "size", *_OF_A_TARGET)]
     wanted += [("schema", "usage", "ntt_backup"), ("table", "select", "schema_version")]
     wanted += [one for command in commands for one in needs(command)]
-    kinds, verbs, names = map(list, zip(*dict.fromkeys(wanted), strict=True))
+    asked = dict.fromkeys(wanted)
     values = {
         "table": table,
-        "kinds": kinds,
-        "privileges": verbs,
-        "names": [f"{target}_{name}" if name in _OF_A_TARGET else name for name in names],
+        "kinds": [kind for kind, *_ in asked],
+        "privileges": [verb for _, verb, _ in asked],
+        "names": [f"{target}_{name}" if name in _OF_A_TARGET else name for *_, name in asked],
     }
     found: dict[tuple[str, str], list[str]] = {}
     for kind, verb, name in conn.execute(statement("lacking", role=role_sql(role)), values):

@@ -72,7 +72,7 @@ def find_restore(directory: Path | None, server_version: int, made_by: int | Non
     """
     server = server_version // 10_000
     found = _all(directory, server)
-    fit = [one for one in found if one[0] >= (made_by or 0)] or found[-1:]
+    fit = [one for one in found if made_by is None or one[0] >= made_by] or found[-1:]
     return min(fit, key=lambda one: (one[0] < server, abs(one[0] - server)))[1].pg_restore
 
 

@@ -196,10 +196,11 @@ class _Existing:
 
     def has(self, place: str) -> bool:
         """Returns whether there is a directory `aa/bb`."""
-        names = self._names.get(place[:2])
+        above, below = place.split("/")
+        names = self._names.get(above)
         if names is None:
-            names = self._names[place[:2]] = self._look(place[:2])
-        return place[3:] in names
+            names = self._names[above] = self._look(above)
+        return below in names
 
     def is_right(self, entry: Entry) -> bool:
         """Returns whether the blob is there, and every byte of it right."""

@@ -343,6 +343,13 @@ def test_the_text_of_a_dump_is_what_pg_dump_wrote() -> None:
     assert replace(a_dump(), record=None).text == (0, "")
 
 
+def test_a_record_is_a_line_in_the_order_of_its_names() -> None:
+    """Also one that another version has signed, with its fields in another order."""
+    line = RECORD.to_json()
+    assert line == json.dumps(json.loads(line), sort_keys=True)
+    assert [*json.loads(line)] == sorted(asdict(RECORD))
+
+
 def test_the_first_records_had_no_number() -> None:
     values = asdict(replace(RECORD, number=0))
     del values["number"]
