@@ -15,7 +15,7 @@ ELSEWHERE = ("ntt_backup", "systemd", "bin", "docs/monitoring")
 NAMED = re.compile(r"/(?:ntt-backup|docs)/([a-z-]+\.md)")
 # A path of the repository that a page names, from its root or below `ntt_backup/`.
 PATH = re.compile(r"`((?:[\w.-]+/)*[\w.-]+\.(?:py|sh|sql|toml)|(?:[\w.-]+/)+)`")
-ON_THE_REMOTE = {"by-hash/", ".ntt-incoming/"}
+NOT_HERE = {"by-hash/", ".ntt-incoming/", "dist/"}
 # How a hint names a chapter, also where its string goes on in the next line.
 CHAPTER = re.compile(r"""["']([A-Z][^"']+)["'] in docs/([a-z-]+\.md)""")
 
@@ -60,7 +60,7 @@ def test_pages_and_chapters_that_are_named_elsewhere_exist() -> None:
 
 @pytest.mark.parametrize("name", ["docs/architecture.md", "docs/design.md", "CONTRIBUTING.md"])
 def test_every_path_that_a_page_names_exists(name: str) -> None:
-    for path in set(PATH.findall((ROOT / name).read_text())) - ON_THE_REMOTE:
+    for path in set(PATH.findall((ROOT / name).read_text())) - NOT_HERE:
         assert (ROOT / path).exists() or (ROOT / "ntt_backup" / path).exists(), path
 
 
