@@ -48,9 +48,7 @@ class _Program(LazyGroup):
 
 
 @click.group(
-    cls=_Program,
-    sections=SECTIONS,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    cls=_Program, sections=SECTIONS, context_settings={"help_option_names": ["-h", "--help"]}
 )
 @click.option(
     "--config",

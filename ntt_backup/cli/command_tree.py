@@ -146,20 +146,9 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "dump": ("dump", "dump --force --whole"),
     "dumps": ("dumps", "dumps --json", "dumps --all"),
-    "failed": (
-        "failed",
-        "failed --reason missing --since 1d --json",
-        "failed --known",
-    ),
-    "init-db": (
-        "init-db",
-        "init-db --role backup --monitor grafana",
-        "init-db --print-sql=dba",
-    ),
-    "install-receiver": (
-        "install-receiver --print",
-        "install-receiver --write ntt-backup-receive",
-    ),
+    "failed": ("failed", "failed --reason missing --since 1d --json", "failed --known"),
+    "init-db": ("init-db", "init-db --role backup --monitor grafana", "init-db --print-sql=dba"),
+    "install-receiver": ("install-receiver --print", "install-receiver --write ntt-backup-receive"),
     "install-service": ("install-service", "install-service --uninstall"),
     "man": ("man", "man --to /usr/local/share/man/man1"),
     "mount": ("mount /mnt/blobs --packs /srv/packs", "mount /mnt/etc --snapshot etc"),
@@ -202,11 +191,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "status": ("status --json --exact", "--target all status"),
     "stop": ("stop", "--target offsite stop", "--target all stop"),
     "unpack": ("unpack blobs.tar --to /srv/store", "unpack packs/*.tar --to /srv/store --jobs 4"),
-    "verify": (
-        "verify --sample 1%",
-        "verify --max-duration 2h --older-than 30d",
-        "verify --local",
-    ),
+    "verify": ("verify --sample 1%", "verify --max-duration 2h --older-than 30d", "verify --local"),
 }
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 import click
+from click.core import ParameterSource
 
 from ntt_backup.blobdir.layout import is_blobid
 from ntt_backup.errors import ConfigError, remember_global_options
@@ -33,6 +34,12 @@ class Common:
 
     config: Path | None
     target: str
+
+    @property
+    def default_target(self) -> bool:
+        """Returns whether no --target is given."""
+        source = click.get_current_context().find_root().get_parameter_source("target")
+        return source is ParameterSource.DEFAULT
 
     @property
     def options(self) -> list[str]:

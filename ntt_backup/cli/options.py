@@ -37,22 +37,20 @@ class GivenPath(click.Path):
         return super().convert(value, param, ctx)
 
 
-class Parsed(click.ParamType):  # type: ignore[type-arg] # No click before 8.4 lets it have one.
-    """A value that a function reads from text, or raises ValueError.
+def parsed(name: str, parse: Callable[[str], Any], needed: str) -> Callable[[str], Any]:
+    """Returns a type of values that a function reads from text, or raises ValueError.
 
     name: what stands for the value in the help. needed: what the value must be.
     """
 
-    def __init__(self, name: str, parse: Callable[[str], Any], needed: str) -> None:
-        self.name = name
-        self._parse = parse
-        self._needed = needed
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(text: str) -> Any:
         try:
-            return self._parse(str(value))
+            return parse(text)
         except ValueError:
-            self.fail(f"{value!r} is not {self._needed}", param, ctx)
+            raise click.BadParameter(f"{text!r} is not {needed}") from None
+
+    convert.__name__ = name
+    return convert
 
 
 def _setting(module: str, name: str) -> Callable[[str], Any]:
@@ -76,17 +74,17 @@ def _hex_prefix(text: str) -> str:
 PATH: Final = GivenPath()
 DIR: Final = GivenPath("dir")
 FILE: Final = GivenPath("file")
-TIME: Final = Parsed(
+TIME: Final = parsed(
     "time", _setting("values", "parse_duration"), "a duration such as 90s, 15min, 2h or 30d"
 )
-SIZE: Final = Parsed("size", _setting("values", "parse_size"), "a size such as 500MB, 10GiB or 1TB")
-PART: Final = Parsed("percent", _part, "a part such as 1% or 0.1%")
-_RATE: Final = Parsed(
+SIZE: Final = parsed("size", _setting("values", "parse_size"), "a size such as 500MB, 10GiB or 1TB")
+PART: Final = parsed("percent", _part, "a part such as 1% or 0.1%")
+_RATE: Final = parsed(
     "rate",
     _setting("timetable", "parse"),
     "a rate such as 10MB, or a timetable such as 08:00 4MB, 19:00 off",
 )
-_PREFIX: Final = Parsed("prefix", _hex_prefix, "the beginning of a blobid: 1 to 64 of 0-9a-f")
+_PREFIX: Final = parsed("prefix", _hex_prefix, "the beginning of a blobid: 1 to 64 of 0-9a-f")
 
 
 def flag(name: str, text: str, parameter: str = "") -> Decorator:
@@ -94,19 +92,53 @@ def flag(name: str, text: str, parameter: str = "") -> Decorator:
     return click.option(name, *filter(None, [parameter]), is_flag=True, help=text)
 
 
+def value(name: str, kind: object, text: str, parameter: str = "", **attributes: Any) -> Decorator:
+    """Returns an option that has a value, and whose default, if there is one, is shown.
+
+    kind: the type of the value, or the word that stands for a text in the help. parameter: the
+    name in the command.
+    """
+    attributes |= {"metavar": kind} if isinstance(kind, str) else {"type": kind}
+    attributes.setdefault("show_default", bool(attributes.get("default")))
+    return click.option(name, *filter(None, [parameter]), help=text, **attributes)
+
+
 def count(name: str, default: int, text: str) -> Decorator:
     """Returns an option of how many do the work in parallel."""
-    kind = click.IntRange(1, 64)
-    return click.option(name, type=kind, default=default, show_default=True, help=text)
+    return value(name, click.IntRange(1, 64), text, default=default)
 
 
-def _noted(*names: str, **attributes: Any) -> Decorator:
-    """Returns a flag that no command takes as an argument: `wants` tells whether it is given."""
+def command(
+    *last: click.Option, name: str | None = None
+) -> Callable[[Callable[..., Any]], click.Command]:
+    """Returns what makes a command of a function, which gets the options before the command.
 
+    last: the options behind its own; no command takes them as arguments, `wants` tells of them.
+    """
+
+    def make(function: Callable[..., Any]) -> click.Command:
+        made = click.command(name)(click.pass_obj(function))
+        made.params += last
+        return made
+
+    return make
+
+
+def _noted(*names: str, **attributes: Any) -> click.Option:
     def note(context: click.Context, option: click.Parameter, value: bool) -> None:
         context.meta[f"ntt_backup.{option.name}"] = value
 
-    return click.option(*names, is_flag=True, expose_value=False, callback=note, **attributes)
+    return click.Option(names, is_flag=True, expose_value=False, callback=note, **attributes)
+
+
+# --json is eager: a mistake in another option is told as JSON, too.
+JSON: Final = _noted("--json", "as_json", is_eager=True, help="Print one JSON object.")
+JSON_LINES: Final = _noted(
+    "--json", "as_json", is_eager=True, help="Print one JSON object a line, for each."
+)
+ONLY_ERRORS: Final = _noted("-q", "--quiet", help="Print only errors.")
+# Of a command that prints a result at the end.
+RESULT: Final = (JSON, _noted("-q", "--quiet", help="Print only the result at the end."))
 
 
 def wants(name: str) -> bool:
@@ -119,31 +151,16 @@ def told() -> None:
     click.get_current_context().meta["ntt_backup.as_json"] = False
 
 
-def json_of(what: str) -> Decorator:
-    """Returns the option --json. what: it prints."""
-    # Eager: a mistake in another option is told as JSON, too.
-    return _noted("--json", "as_json", is_eager=True, help=f"Print {what}.")
-
-
-as_json = json_of("one JSON object")
-only_errors = _noted("-q", "--quiet", help="Print only errors.")
-
-
-def result(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds --json and --quiet of a command that prints a result at the end."""
-    return as_json(_noted("-q", "--quiet", help="Print only the result at the end.")(command))
-
-
 def prefix(verb: str) -> Decorator:
     """Returns the option --prefix of a command that does something with blobs."""
     text = f"{verb} only blobids that begin so; 00 is 1/256 of all."
-    return click.option("--prefix", type=_PREFIX, default="", help=text)
+    return value("--prefix", _PREFIX, text, default="")
 
 
 def blob_list(verb: str) -> Decorator:
     """Returns the option --list of a command that does something with blobs."""
     text = f"{verb} the blobids in this file, one a line; - for stdin."
-    return click.option("--list", "names", type=click.File("r"), metavar="FILE", help=text)
+    return value("--list", click.File("r"), text, "names", metavar="FILE")
 
 
 def sessions(default: int) -> Decorator:
@@ -158,19 +175,19 @@ def jobs(more: str = "") -> Decorator:
 
 def destination(text: str) -> Decorator:
     """Returns the option --to of a command that fills a directory."""
-    return click.option("--to", "destination", type=DIR, required=True, help=text)
+    return value("--to", DIR, text, "destination", required=True)
 
 
 def bwlimit(what: str) -> Decorator:
     """Returns the option --bwlimit of a command that fetches blobs. what: it is a limit of."""
     text = f"Bytes a second {what}, for example 10MB, or a timetable as of run.bwlimit."
-    return click.option("--bwlimit", type=_RATE, help=text)
+    return value("--bwlimit", _RATE, text)
 
 
-identity = click.option(
+identity = value(
     "--identity",
-    type=FILE,
-    help="File with the age identity that opens sealed packs.  [default: pack.identity_file]",
+    FILE,
+    "File with the age identity that opens sealed packs.  [default: pack.identity_file]",
 )
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 
 import click
 
@@ -57,6 +57,13 @@ def report(fields: Mapping[str, Any], lines: Iterable[str], exit_code: int) -> N
     """Prints fields for programs or lines for people, and ends the process with the exit code."""
     tell({**fields, "exit_code": exit_code}, map(complete, lines))
     sys.exit(exit_code)
+
+
+def report_on(
+    record: DataclassInstance, lines: Iterable[str], exit_code: int, **more: object
+) -> NoReturn:
+    """Reports a record, with the fields that are given besides."""
+    report({**more, **fields_of(record), **more}, lines, exit_code)
 
 
 def warn(text: str) -> None:
@@ -132,23 +139,11 @@ def progress_line() -> ProgressLine:
     return ProgressLine(sys.stderr, quiet=options.wants("quiet"))
 
 
-class _Work(Protocol):
-    """Work that goes on. part: from 0 to 1, None where it is not known."""
-
-    @property
-    def bytes(self) -> int: ...
-    @property
-    def duration_s(self) -> float: ...
-    @property
-    def part(self) -> float | None: ...
-
-
-def so_far(work: _Work) -> str:
+def so_far(bytes_: int, seconds: float, part: float | None) -> str:
     """Returns the bytes of work that goes on, with rate, part and time left, where it is known."""
     from ntt_backup.report.lines import pace, time_left
 
-    part, seconds = work.part, work.duration_s
-    return pace(work.bytes, seconds) + (f", {part:.1%}{time_left(part, seconds)}" if part else "")
+    return pace(bytes_, seconds) + (f", {part:.1%}{time_left(part, seconds)}" if part else "")
 
 
 class FirstLines:
@@ -212,15 +207,20 @@ class EachTarget(Generic[T]):
             return {"targets": {name: told[name] for name in self.settings}}
         return dict(told[self._common.target])
 
-    def complain(self) -> None:
-        """Prints the errors of several targets. Raises the one of a single target."""
+    def report(self, fields: Callable[[T], Mapping[str, Any]], show: Callable[[], None]) -> None:
+        """Prints what was found and what went wrong, and ends with the exit code of the worst
+        error, where there was one. fields: of what was found, for programs; show: prints it for
+        people.
+        """
+        if options.wants("as_json"):
+            click.echo(json.dumps(self.json(fields)))
+            options.told()
+        else:
+            show()
         for name, error in self.errors.items():
             if not self.several:
                 raise error
             click.echo(f"target {name}: {render_error(error)}", err=True)
-
-    def end(self) -> None:
-        """Ends the process with the exit code of the worst error, where there was one."""
         if self.errors:
             sys.exit(worst(error.exit_code for error in self.errors.values()))
 

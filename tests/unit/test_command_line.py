@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
 import shlex
 import shutil
 import subprocess
@@ -122,12 +121,6 @@ def test_what_comes_after_the_installation_is_in_order() -> None:
     assert words == ["init-db", "scan", "check"]
     assert NEXT.index("createuser") < NEXT.index("createdb") < NEXT.index("init-db")
     assert NEXT.index(" check") < NEXT.index("systemctl enable")
-
-
-def test_types_of_values_need_no_generic_class_of_click(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As click 8.1 has it, which is the oldest that is allowed."""
-    monkeypatch.setattr(click, "ParamType", type("ParamType", (), {}))
-    runpy.run_path(str(ROOT / "ntt_backup" / "cli" / "options.py"))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 from click.testing import CliRunner
 
@@ -66,9 +65,8 @@ def many_failures(count: int) -> Failures:
     ],
 )
 def test_the_json_has_the_fields_that_scripts_read(record: Any, names: str) -> None:
-    @click.command()
-    @options.as_json
-    def command() -> None:
+    @options.command(options.JSON)
+    def command(_: object) -> None:
         report(fields_of(record), [], 7)
 
     done = CliRunner().invoke(command, ["--json"])

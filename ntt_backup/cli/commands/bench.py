@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from ntt_backup.bench.output import Progress, bucket_tables, link_tables, strate
 from ntt_backup.bench.results import LEAST_ROUNDS, SCHEMA, describe_machine, now
 from ntt_backup.cli import options
 from ntt_backup.cli.common import Common, writing
+from ntt_backup.cli.options import SIZE
 from ntt_backup.config import RemoteConfig, Settings
 from ntt_backup.format import printable
 
@@ -31,76 +31,49 @@ def _numbers(text: str) -> tuple[int, ...]:
     return numbers
 
 
-_NUMBERS = options.Parsed("list", _numbers, "a list of numbers from 1 to 64, such as 1,2,4")
+_NUMBERS = options.parsed("list", _numbers, "a list of numbers from 1 to 64, such as 1,2,4")
 
 
-class _Ways(click.ParamType):  # type: ignore[type-arg] # As in `common.Parsed`.
-    """Names of ways to send: to a machine, or to and from a bucket."""
-
-    name = "list"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, ...]:
-        names = tuple(filter(None, str(value).split(",")))
-        ways = (*sending.WAYS, *bucket_out.WAYS_OUT, *bucket_back.WAYS_BACK)
-        known = tuple(dict.fromkeys(way.name for way in ways))
-        if unknown := sorted(set(names) - set(known)):
-            self.fail(f"{', '.join(unknown)}: none of {', '.join(known)}", param, ctx)
-        return names
+def _ways(text: str) -> tuple[str, ...]:
+    """Returns the names of ways to send: to a machine, or to and from a bucket."""
+    names = tuple(filter(None, text.split(",")))
+    ways = (*sending.WAYS, *bucket_out.WAYS_OUT, *bucket_back.WAYS_BACK)
+    known = tuple(dict.fromkeys(way.name for way in ways))
+    if unknown := sorted(set(names) - set(known)):
+        raise click.BadParameter(f"{', '.join(unknown)}: none of {', '.join(known)}")
+    return names
 
 
-class _Target(click.Path):
-    """A file that is written at the end; its directory must be there before the work begins."""
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Path:
-        path = Path(os.fsdecode(super().convert(value, param, ctx)))
-        if not path.parent.is_dir():
-            self.fail(f"the directory {str(path.parent)!r} does not exist", param, ctx)
-        return path
-
-
-_ROUNDS = click.option(
+_ROUNDS = options.value(
     "--rounds",
-    type=click.IntRange(LEAST_ROUNDS),
+    click.IntRange(LEAST_ROUNDS),
+    "How often everything is measured.",
     default=LEAST_ROUNDS,
-    show_default=True,
-    help="How often everything is measured.",
 )
-_JSON = click.option(
+_JSON = options.value(
     "--json",
+    options.GivenPath("file", dir_okay=False, writable=True),
+    "Write every figure to this file.",
     "json_file",
-    type=_Target(dir_okay=False, writable=True),
-    help="Write every figure to this file.",
 )
 _QUIET = click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 
 
-@click.command("link")
+@options.command(name="link")
 @_ROUNDS
-@click.option(
-    "--seconds",
-    type=click.FloatRange(0.2),
-    default=3.0,
-    show_default=True,
-    help="Time for each measurement of throughput.",
+@options.value(
+    "--seconds", click.FloatRange(0.2), "Time for each measurement of throughput.", default=3.0
 )
-@click.option(
-    "--streams",
-    type=_NUMBERS,
-    default="1,2,4,8",
-    show_default=True,
-    help="Numbers of connections side by side.",
-)
-@click.option(
+@options.value("--streams", _NUMBERS, "Numbers of connections side by side.", default="1,2,4,8")
+@options.value(
     "--round-trips",
+    click.IntRange(3),
+    "Number of round trips, in all rounds together.",
     "trips",
-    type=click.IntRange(3),
     default=1000,
-    show_default=True,
-    help="Number of round trips, in all rounds together.",
 )
 @_JSON
 @_QUIET
-@click.pass_obj
 def bench_link(common: Common, /, json_file: Path | None, quiet: bool, **chosen: Any) -> None:
     """Measure the link: round trip, handshake, and throughput by number of streams.
 
@@ -114,31 +87,22 @@ def bench_link(common: Common, /, json_file: Path | None, quiet: bool, **chosen:
     report.write({"figures": [one.json() for one in found.figures()]}, {}, said)
 
 
-@click.command("strategies")
+@options.command(name="strategies")
 @_ROUNDS
-@click.option(
-    "--seconds",
-    type=click.FloatRange(0.2),
-    default=3.0,
-    help="Time for the ceiling: a bare stream.",
+@options.value(
+    "--seconds", click.FloatRange(0.2), "Time for the ceiling: a bare stream.", default=3.0
 )
-@click.option(
-    "--sample",
-    type=options.SIZE,
-    help="Bytes, such as 1GB; default: what the link carries in 10 s.",
-)
-@click.option(
+@options.value("--sample", SIZE, "Bytes, such as 1GB; default: what the link carries in 10 s.")
+@options.value(
     "--workers",
-    type=_NUMBERS,
+    _NUMBERS,
+    "Numbers to try the strategies with; all ways are compared with run.workers.",
     default="1,2,4,8",
-    show_default=True,
-    help="Numbers to try the strategies with; all ways are compared with run.workers.",
 )
-@click.option("--only", type=_Ways(), help="Comma-separated names of ways; default: all.")
+@options.value("--only", _ways, "Comma-separated names of ways; default: all.", metavar="LIST")
 @options.flag("--yes", "Let what is sent stay in an append-only bucket.")
 @_JSON
 @_QUIET
-@click.pass_obj
 def bench_strategies(
     common: Common,
     /,
@@ -181,6 +145,10 @@ class _Report:
     def __init__(
         self, name: str, settings: RemoteConfig, chosen: Mapping[str, Any], file: Path | None
     ) -> None:
+        if file is not None and not file.parent.is_dir():  # Else that is known at the end only.
+            raise click.BadParameter(
+                f"the directory {str(file.parent)!r} does not exist", param_hint="--json"
+            )
         self._file = file
         self._started = time.monotonic()
         self._head = {

@@ -24,6 +24,7 @@ from ntt_backup.catalog.failures import (
 )
 from ntt_backup.cli import options, results
 from ntt_backup.cli.common import Common, identity_flag, open_catalog
+from ntt_backup.cli.options import JSON, JSON_LINES, TIME
 from ntt_backup.config import CatalogConfig, RemoteConfig
 from ntt_backup.errors import BackupError, complete
 from ntt_backup.format import many, moment, printable, size
@@ -47,23 +48,19 @@ ADVICE: Final[Mapping[str, str]] = {
 }
 
 
-@click.command()
-@click.option(
+@options.command(JSON_LINES)
+@options.value(
     "--reason",
-    type=click.Choice([*_REASONS, UNKNOWN]),
-    help=f"Only blobs that failed for this reason; {UNKNOWN}: another program marked them.",
+    click.Choice([*_REASONS, UNKNOWN]),
+    f"Only blobs that failed for this reason; {UNKNOWN}: another program marked them.",
 )
-@click.option(
-    "--since",
-    type=options.TIME,
-    help="Only blobs that failed, or failed again, within this time, such as 1d.",
+@options.value(
+    "--since", TIME, "Only blobs that failed, or failed again, within this time, such as 1d."
 )
-@click.option("--limit", type=click.IntRange(1), metavar="N", help="Show only the first N.")
+@options.value("--limit", click.IntRange(1), "Show only the first N.", metavar="N")
 @options.flag(
     "--known", "Say that the failures of now are known: runs and mails are silent about them."
 )
-@options.json_of("one JSON object a line, for each")
-@click.pass_obj
 def failed(
     common: Common, reason: str | None, since: float | None, limit: int | None, known: bool
 ) -> None:
@@ -119,13 +116,9 @@ def _line(one: FailedBlob) -> str:
     return printable(f"{text}  {one.detail}".rstrip())
 
 
-@click.command()
+@options.command(JSON)
 @click.argument("blobids", nargs=-1, metavar="[BLOBID]...")
-@click.option(
-    "--reason", type=click.Choice(_REASONS), help="Only blobs that failed for this reason."
-)
-@options.as_json
-@click.pass_obj
+@options.value("--reason", click.Choice(_REASONS), "Only blobs that failed for this reason.")
 def requeue(common: Common, blobids: tuple[str, ...], reason: str | None) -> None:
     """Make failed blobs pending again. The next run sends them.
 
@@ -143,12 +136,10 @@ def requeue(common: Common, blobids: tuple[str, ...], reason: str | None) -> Non
     results.tell({"target": settings.target, "requeued": count}, [said])
 
 
-@click.command()
+@options.command(JSON)
 @click.argument("blobid")
 @options.flag("--verify", "Hash the content that the store has.")
 @options.identity
-@options.as_json
-@click.pass_obj
 def show(common: Common, blobid: str, verify: bool, identity: Path | None) -> None:
     """Tell everything that is known of one blob.
 

@@ -7,10 +7,10 @@ import os
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from ntt_backup.cli import options, results
 from ntt_backup.cli.common import Common
+from ntt_backup.cli.options import JSON
 from ntt_backup.config import (
     CatalogConfig,
     Found,
@@ -27,16 +27,13 @@ from ntt_backup.errors import ConfigError
 from ntt_backup.format import many, printable
 
 
-@click.command("check")
-@options.as_json
-@click.pass_context
-def config_check(context: click.Context) -> None:
+@options.command(JSON, name="check")
+def config_check(common: Common) -> None:
     """Check the configuration, for all targets.
 
     With --target, which may name several, check only these. All problems are told at once. Where
     there are only snapshot sets, no store is needed. Exit code 2 when there is a problem.
     """
-    common: Common = context.obj
     file, environ = common.config, os.environ
     path = sources.path_of(file, environ)
     targets: list[str] = []
@@ -44,7 +41,7 @@ def config_check(context: click.Context) -> None:
     sound: dict[str, CatalogConfig] = {}
     try:
         targets = sources.targets(file, environ)
-        if context.find_root().get_parameter_source("target") != ParameterSource.DEFAULT:
+        if not common.default_target:
             targets = common.names()
     except ConfigError as error:
         problems[str(error)] = error.hint
@@ -71,9 +68,7 @@ def config_check(context: click.Context) -> None:
     results.report(fields, [*lines, end], ConfigError.exit_code if problems else 0)
 
 
-@click.command("show")
-@options.as_json
-@click.pass_obj
+@options.command(JSON, name="show")
 def config_show(common: Common) -> None:
     """Show every setting with its value, and where that comes from.
 
@@ -105,9 +100,7 @@ def _text(row: Effective) -> str:
     return printable(row.value if isinstance(row.value, str) else json.dumps(row.value))
 
 
-@click.command()
-@options.as_json
-@click.pass_obj
+@options.command(JSON)
 def check(common: Common) -> None:
     """Check everything that a run needs.
 
@@ -131,9 +124,8 @@ def check(common: Common) -> None:
     results.report({"target": settings.target, "steps": steps}, [], code)
 
 
-@click.command()
+@options.command()
 @click.argument("text", default="this is a test")
-@click.pass_obj
 def notify(common: Common, text: str) -> None:
     """Send a notice, to see whether it arrives.
 
@@ -144,8 +136,7 @@ def notify(common: Common, text: str) -> None:
     settings = common.load(CatalogConfig)
     if not told(settings):
         raise ConfigError(
-            "nobody is to be told",
-            hint="set notify.command, notify.webhook_url or notify.ping_url",
+            "nobody is to be told", hint="set notify.command, notify.webhook_url or notify.ping_url"
         )
     if not (ways := told(settings, "test")):
         raise ConfigError("notify.on leaves out the notice 'test'", hint='add "test" to notify.on')

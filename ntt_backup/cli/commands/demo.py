@@ -9,31 +9,29 @@ import click
 
 from ntt_backup import demo as demonstration
 from ntt_backup.cli import options
+from ntt_backup.cli.options import PATH
 
 
 @click.command()
-@click.option(
+@options.value(
     "--from",
+    PATH,
+    "Make the store from the files below this directory; default: system directories.",
     "source",
-    type=options.PATH,
-    help="Make the store from the files below this directory; default: system directories.",
 )
-@click.option(
-    "--blobs", type=click.IntRange(1), default=5000, show_default=True, help="Number of blobs."
-)
+@options.value("--blobs", click.IntRange(1), "Number of blobs.", default=5000)
 @options.count("--workers", 4, "Number of workers that send in parallel.")
 @options.flag("--keep", "Remove nothing at the end, and say how to continue.")
-@click.option("--directory", type=options.PATH, help="Where to work; must be absent or empty.")
-@click.option(
+@options.value("--directory", PATH, "Where to work; must be absent or empty.")
+@options.value(
     "--ssh-server",
-    type=click.Choice(["auto", "openssh", "embedded"]),
+    click.Choice(["auto", "openssh", "embedded"]),
+    "OpenSSH's sshd, or one written in Python; auto: sshd where it is installed.",
     default="auto",
-    help="OpenSSH's sshd, or one written in Python; auto: sshd where it is installed.",
 )
 @options.flag("--s3", "The remote is a bucket of an object store, SeaweedFS.")
 @options.flag(
-    "--drill",
-    "Then delete the store and the database, and restore both from the remote alone.",
+    "--drill", "Then delete the store and the database, and restore both from the remote alone."
 )
 def demo(**chosen: Any) -> None:
     """Back up an example store, all on this machine.

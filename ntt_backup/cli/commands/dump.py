@@ -14,6 +14,7 @@ from ntt_backup import newest
 from ntt_backup.catalog.dump_history import DumpRun, recent_dumps
 from ntt_backup.cli import options, results
 from ntt_backup.cli.common import Common, identity_flag, open_catalog
+from ntt_backup.cli.options import JSON, ONLY_ERRORS
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.host_key import HostKeys, Origin
 from ntt_backup.dump import job
@@ -28,12 +29,9 @@ from ntt_backup.format import many, moment, printable, size, utc
 _OF_LEDGER: Final = 1000
 
 
-@click.command()
+@options.command(JSON, ONLY_ERRORS)
 @options.flag("--force", "Dump even if nothing has changed since the last dump.")
 @options.flag("--whole", "Dump, and not as an increment on the last dump.")
-@options.as_json
-@options.only_errors
-@click.pass_obj
 def dump(common: Common, force: bool, whole: bool) -> None:
     """Dump the catalog to the remote, and remove old dumps."""
     settings = common.load(RemoteConfig)
@@ -51,18 +49,16 @@ def dump(common: Common, force: bool, whole: bool) -> None:
     job.dump(settings, show, force=force, whole=whole)
 
 
-@click.command()
+@options.command(JSON)
 @options.flag("--all", "List the dumps of all targets.", "of_all")
-@click.option(
+@options.value(
     "--remove",
+    "NAME",
+    "Remove this dump from the remote, of whichever target; may be repeated.",
     "unwanted",
     multiple=True,
-    metavar="NAME",
-    help="Remove this dump from the remote, of whichever target; may be repeated.",
 )
 @options.identity
-@options.as_json
-@click.pass_obj
 def dumps(common: Common, of_all: bool, unwanted: tuple[str, ...], identity: Path | None) -> None:
     """List the dumps of the catalog on the remote, and remove some.
 

@@ -17,6 +17,7 @@ from ntt_backup.catalog.schema_check import PRINT_SQL
 from ntt_backup.catalog.schema_steps import Who
 from ntt_backup.cli import options, results
 from ntt_backup.cli.common import Common, connect, writing
+from ntt_backup.cli.options import JSON, PATH
 from ntt_backup.client.bootstrap import standalone
 from ntt_backup.config import CatalogConfig, RemoteSettings, Settings
 from ntt_backup.config.host_key import SERVICE_KEY, key_file, make_host_key
@@ -26,7 +27,7 @@ from ntt_backup.process.durable import durable_file
 from ntt_backup.process.pipeline import start, version_of
 
 
-@click.command("init-db")
+@options.command(JSON)
 @options.flag("--notify", "Add a trigger: inserts into blobs wake a watching daemon.")
 @click.option(
     "--print-sql",
@@ -37,26 +38,20 @@ from ntt_backup.process.pipeline import start, version_of
     help="Change nothing. Print the missing SQL for psql: one script for each role that must run"
     " it, or only the named one.",
 )
-@click.option(
+@options.value(
     "--role",
-    metavar="ROLE",
-    help="Print the SQL, with no more rights than this role needs to back up; default: the user of"
+    "ROLE",
+    "Print the SQL, with no more rights than this role needs to back up; default: the user of"
     " catalog.url.",
 )
-@click.option(
+@options.value(
     "--monitor",
+    "ROLE",
+    "Print the SQL, also for a role that may only read the figures; may be repeated.",
     multiple=True,
-    metavar="ROLE",
-    help="Print the SQL, also for a role that may only read the figures; may be repeated.",
 )
-@options.as_json
-@click.pass_obj
 def init_db(
-    common: Common,
-    notify: bool,
-    script: str | None,
-    role: str | None,
-    monitor: tuple[str, ...],
+    common: Common, notify: bool, script: str | None, role: str | None, monitor: tuple[str, ...]
 ) -> None:
     """Create the catalog, or add what an existing one lacks.
 
@@ -112,18 +107,18 @@ _LEFT: Final = (
 
 @click.command("install-service")
 @options.flag("--uninstall", "Remove what was installed; data stays.")
-@click.option(
+@options.value(
     "--root",
-    type=options.PATH,
+    PATH,
+    "Write below this directory, and run nothing: for a package, or an image.",
     default=Path("/"),
-    help="Write below this directory, and run nothing: for a package, or an image.",
 )
-@click.option(
+@options.value(
     "--prefix",
-    type=options.PATH,
-    help="Put what belongs to a package below PREFIX/lib instead of /etc, such as /usr.",
+    PATH,
+    "Put what belongs to a package below PREFIX/lib instead of /etc, such as /usr.",
 )
-@click.option("--program", help="What the units start.  [default: this program]")
+@options.value("--program", str, "What the units start.  [default: this program]")
 def install_service(uninstall: bool, root: Path, prefix: Path | None, program: str | None) -> None:
     """Install the service for systemd, or remove it.
 
@@ -204,14 +199,13 @@ _ALLOWED: Final = "put,list,verify,dump,snapshot"
 _NO_KEY: Final = "ssh-ed25519 AAAA... (the public half of the key for this job)"
 
 
-@click.command("install-receiver")
+@options.command()
 @options.flag("--print", "Print the steps, and the line for sshd.", "show")
-@click.option(
+@options.value(
     "--write",
-    type=options.GivenPath(path_type=str),  # A Path would not tell ./- from -.
-    help="Write the receiver to this file, or to standard output (-); copy it to the remote.",
+    options.GivenPath(path_type=str),
+    "Write the receiver to this file, or to standard output (-); copy it to the remote.",
 )
-@click.pass_obj
 def install_receiver(common: Common, show: bool, write: str | None) -> None:
     """Prepare an ssh key that can only back up.
 

@@ -16,6 +16,7 @@ from ntt_backup import __version__
 from ntt_backup.cli import options
 from ntt_backup.cli.command_tree import EXAMPLES, PROGRAM
 from ntt_backup.cli.common import writing
+from ntt_backup.cli.options import DIR
 from ntt_backup.process.durable import durable_file
 
 _PAGE = f"{PROGRAM}.1"
@@ -23,11 +24,11 @@ _VARIABLE = f"_{PROGRAM}_COMPLETE".replace("-", "_").upper()
 
 
 @click.command()
-@click.option(
+@options.value(
     "--to",
+    DIR,
+    f"Write {_PAGE} into this directory, such as /usr/local/share/man/man1.",
     "directory",
-    type=options.DIR,
-    help=f"Write {_PAGE} into this directory, such as /usr/local/share/man/man1.",
 )
 @click.pass_context
 def man(context: click.Context, directory: Path | None) -> None:

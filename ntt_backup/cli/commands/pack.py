@@ -14,6 +14,7 @@ import click
 
 from ntt_backup.cli import options, results
 from ntt_backup.cli.common import Common, read_blobids, writing
+from ntt_backup.cli.options import DIR, PATH, RESULT
 from ntt_backup.config import RemoteConfig, StoreConfig
 from ntt_backup.config.host_key import Origin
 from ntt_backup.config.sealing import Keyring, SealPolicy, require_sealing
@@ -29,18 +30,18 @@ from ntt_backup.report.lines import time_left
 from ntt_backup.restore.unpack import unpack as unpack_files
 from ntt_backup.snapshot.origins import Origins
 from ntt_backup.snapshot.repository.open import open_repository
-from ntt_backup.source.packing import list_store, pack_blobs
+from ntt_backup.source.packing import Packed, list_store, pack_blobs
 
 _ANOTHER = "name another file, or replace this one by --force"
 
 
-@click.command()
-@click.argument("file", type=options.PATH)
+@options.command(*RESULT)
+@click.argument("file", type=PATH)
 @click.option(
     "--from",
     "--source",
     "source",
-    type=options.DIR,
+    type=DIR,
     help="Directory that holds aa/bb/<blobid>; by default source.root, where --list is given.",
 )
 @options.blob_list("Pack")
@@ -49,23 +50,21 @@ _ANOTHER = "name another file, or replace this one by --force"
 @options.flag("--force", "Replace FILE, or IMAGE.")
 @options.flag("--check", "Check FILE instead: hash every blob in it.")
 @options.flag("--list-blobs", "Print the blobids in FILE instead.")
-@click.option(
+@options.value(
     "--image",
-    type=options.PATH,
-    metavar="IMAGE",
-    help="Write a file system instead, which shows the blobs of FILE, a pack or a directory of"
+    PATH,
+    "Write a file system instead, which shows the blobs of FILE, a pack or a directory of"
     " packs; see docs/mount.md.",
+    metavar="IMAGE",
 )
-@click.option(
+@options.value(
     "--recipient",
+    "AGE1...",
+    "Seal FILE for this public key of age; may be repeated.",
     "recipients",
     multiple=True,
-    metavar="AGE1...",
-    help="Seal FILE for this public key of age; may be repeated.",
 )
 @options.identity
-@options.result
-@click.pass_obj
 def pack(
     common: Common,
     file: Path,
@@ -114,9 +113,7 @@ def pack(
                 recipients,
                 compress=not no_compress,
                 replace=force,
-                on_progress=lambda done: line.show(
-                    lambda: f"{done.blobs:,} packed, {results.so_far(done)}"
-                ),
+                on_progress=lambda done: line.show(lambda: _packed_so_far(done)),
             )
     said = [
         f"packed {amount(done.blobs, done.bytes)} into {file}, {size(done.size)}, in"
@@ -124,7 +121,11 @@ def pack(
     ]
     if done.wrong:
         said += [f"NOT packed: {many(len(done.wrong), 'blob')}", *results.wrong_lines(done.wrong)]
-    results.report(results.fields_of(done), said, done.exit_code)
+    results.report_on(done, said, done.exit_code)
+
+
+def _packed_so_far(done: Packed) -> str:
+    return f"{done.blobs:,} packed, {results.so_far(done.bytes, done.duration_s, done.part)}"
 
 
 def _list_blobs(pack: PackFile) -> NoReturn:
@@ -181,17 +182,12 @@ def _about(found: PackFile) -> dict[str, object]:
     }
 
 
-# --- unpack ---------------------------------------------------------------------------------------
-
-
-@click.command()
-@click.argument("files", type=options.PATH, nargs=-1, required=True, metavar="FILE...")
+@options.command(*RESULT)
+@click.argument("files", type=PATH, nargs=-1, required=True, metavar="FILE...")
 @options.destination("Directory for the blobs.")
 @options.jobs()
 @options.flag("--no-verify", "Trust the packs: hash no blob.")
 @options.identity
-@options.result
-@click.pass_obj
 def unpack(
     common: Common,
     files: tuple[Path, ...],
@@ -216,7 +212,7 @@ def unpack(
             on_progress=lambda done: line.show(
                 lambda: (
                     f"{done.unpacked:,} unpacked, {done.right:,} already there,"
-                    f" {results.so_far(done)}"
+                    f" {results.so_far(done.bytes, done.duration_s, done.part)}"
                 )
             ),
         )
@@ -230,33 +226,26 @@ def unpack(
     if done.wrong:
         said.append(f"NOT unpacked: {len(done.wrong):,} that are damaged in their pack")
         said += results.wrong_lines(done.wrong)
-    results.report(results.fields_of(done), said, done.exit_code)
+    results.report_on(done, said, done.exit_code)
 
 
-# --- mount and images -----------------------------------------------------------------------------
-
-
-@click.command()
-@click.argument("directory", type=options.PATH, metavar="DIR")
-@click.option(
-    "--packs", type=options.DIR, help="Mount the packs in this directory, not those of the target."
-)
+@options.command(*RESULT)
+@click.argument("directory", type=PATH, metavar="DIR")
+@options.value("--packs", DIR, "Mount the packs in this directory, not those of the target.")
 @options.prefix("Mount")
-@click.option(
+@options.value(
     "--snapshot",
+    "SET[@VERSION]",
+    "Mount the tree of a snapshot: the newest version of a set, or the one that is named.",
     "version",
-    metavar="SET[@VERSION]",
     shell_complete=options.set_names,
-    help="Mount the tree of a snapshot: the newest version of a set, or the one that is named.",
 )
-@click.option(
+@options.value(
     "--scratch",
-    type=options.DIR,
-    help="Directory for the image: 150 bytes a blob, and what all blobs below 16 KiB have; of a"
+    DIR,
+    "Directory for the image: 150 bytes a blob, and what all blobs below 16 KiB have; of a"
     " snapshot some 200 bytes a file.  [default: TMPDIR, else /var/tmp]",
 )
-@options.result
-@click.pass_obj
 def mount(
     common: Common,
     directory: Path,
@@ -332,7 +321,7 @@ def _mount_version(common: Common, wanted: str, directory: Path, scratch: Path) 
     lines = [f"{said} {duration(took)}: mounted on {directory}; {end} {directory} ends it"]
     if made.origin != Origin.OURS:
         lines.append(f"this version is {Origin(made.origin).text}: {Origin(made.origin).why}")
-    results.report({**results.fields_of(made), "duration_s": round(took, 3)}, lines, 0)
+    results.report_on(made, lines, 0, duration_s=round(took, 3))
 
 
 def _write_image(packs: Path, image: Path, prefix: str, *, replace: bool) -> NoReturn:
@@ -355,4 +344,4 @@ def _report_built(built: Built, done: str) -> NoReturn:
     if built.left_out:
         damaged = many(built.left_out, "damaged pack or blob", "damaged packs or blobs")
         lines.append(f"LEFT OUT: {damaged}")
-    results.report(results.fields_of(built), lines, SOME_FAILED if built.left_out else 0)
+    results.report_on(built, lines, SOME_FAILED if built.left_out else 0)

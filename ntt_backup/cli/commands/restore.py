@@ -20,6 +20,7 @@ from ntt_backup.cli.common import (
     writing,
     written,
 )
+from ntt_backup.cli.options import DIR, PATH, RESULT
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.host_key import Origin
 from ntt_backup.config.timetable import Timetable
@@ -40,13 +41,10 @@ _NOBODY: Final = (
 )
 
 
-@click.command()
-@click.argument("directory", type=options.PATH, metavar="[DIR]", required=False)
-@click.option(
-    "--to",
-    "destination",
-    type=options.DIR,
-    help="Directory for the blobs; may also be given without --to.",
+@options.command(*RESULT)
+@click.argument("directory", type=PATH, metavar="[DIR]", required=False)
+@options.value(
+    "--to", DIR, "Directory for the blobs; may also be given without --to.", "destination"
 )
 @options.flag(
     "--catalog",
@@ -54,36 +52,32 @@ _NOBODY: Final = (
     " of catalog.url.",
     "of_catalog",
 )
-@click.option("--dump", metavar="NAME", help="With --catalog: this dump, and not the newest.")
+@options.value("--dump", "NAME", "With --catalog: this dump, and not the newest.")
 @options.of_dump
 @options.prefix("Restore")
 @options.blob_list("Restore")
-@click.option(
-    "--blobid", "blobids", multiple=True, metavar="ID", help="Restore this blob; may be repeated."
-)
+@options.value("--blobid", "ID", "Restore this blob; may be repeated.", "blobids", multiple=True)
 @options.bwlimit("that the blobs may take")
 @options.sessions(default=4)
 @options.flag("--trust-size", "Keep a file in DIR that has the right size, without hashing it.")
-@click.option(
+@options.value(
     "--archived",
-    type=options.GivenPath("file", dir_okay=False),
-    help="Write into FILE the keys of a bucket's objects that must be thawed first.",
+    options.GivenPath("file", dir_okay=False),
+    "Write into FILE the keys of a bucket's objects that must be thawed first.",
 )
-@click.option(
+@options.value(
     "--thaw",
+    click.IntRange(1),
+    "Ask the object store to thaw the objects that must be, for so many days.",
     "days",
-    type=click.IntRange(1),
     metavar="DAYS",
-    help="Ask the object store to thaw the objects that must be, for so many days.",
 )
-@click.option(
+@options.value(
     "--tier",
-    type=click.Choice(["bulk", "standard", "expedited"]),
-    help="With --thaw, how fast: standard by default; the slowest is the cheapest.",
+    click.Choice(["bulk", "standard", "expedited"]),
+    "With --thaw, how fast: standard by default; the slowest is the cheapest.",
 )
 @options.identity
-@options.result
-@click.pass_obj
 def restore(
     common: Common,
     directory: Path | None,
@@ -179,8 +173,7 @@ def restore(
             bwlimit=bwlimit,
         )
         progress(done)
-    fields = {"target": common.target, **results.fields_of(done)}
-    results.report(fields, lines(done, destination), done.exit_code)
+    results.report_on(done, lines(done, destination), done.exit_code, target=common.target)
 
 
 def _tell_of_catalog(found: Recalled, *, bucket: bool) -> None:
@@ -225,7 +218,7 @@ def _tell_of_catalog(found: Recalled, *, bucket: bool) -> None:
 def _restored_so_far(done: Restored) -> str:
     text = f"{done.restored:,} restored, {done.right:,} already there"
     wrong = f", {len(done.wrong):,} wrong" if done.wrong else ""
-    return f"{text}{wrong}, {results.so_far(done)}"
+    return f"{text}{wrong}, {results.so_far(done.bytes, done.duration_s, done.part)}"
 
 
 def lines(done: Restored, destination: Path) -> list[str]:
@@ -256,30 +249,20 @@ def lines(done: Restored, destination: Path) -> list[str]:
     return said
 
 
-# --- drill ----------------------------------------------------------------------------------------
-
-
-@click.command()
-@click.option(
-    "--scratch",
-    type=options.DIR,
-    required=True,
-    help="Directory for the blobs; must be absent or empty.",
-)
-@click.option(
+@options.command(*RESULT)
+@options.value("--scratch", DIR, "Directory for the blobs; must be absent or empty.", required=True)
+@options.value(
     "--database",
-    required=True,
-    metavar="URL",
-    help="Empty database for the catalog, used instead of catalog.url; a password is for ~/.pgpass,"
+    "URL",
+    "Empty database for the catalog, used instead of catalog.url; a password is for ~/.pgpass,"
     " since others may see arguments.",
+    required=True,
 )
 @options.of_dump
 @options.prefix("Restore")
 @options.bwlimit("that the blobs may take")
 @options.sessions(default=4)
 @options.identity
-@options.result
-@click.pass_obj
 def drill(
     common: Common,
     scratch: Path,
@@ -323,22 +306,23 @@ def drill(
         restored, proof = found.restored, found.proof
         wrong = len(restored.wrong) + proof.lost + proof.wrong
         note.saw(proof.right, proof.bytes, wrong, found.exit_code)
-    fields = {
-        "target": settings.target,
-        "prefix": prefix,
-        "proved": found.proved,
-        "dump": found.dump.name,
-        "dump_begun": found.dump.begun.isoformat(),
-        "dump_origin": str(found.origin),
-        "bad_dumps": list(found.bad_dumps),
-        **results.fields_of(proof),
-        "restored": restored.restored,
-        "not_restored": restored.wrong.counts,
-        "catalog_s": round(found.catalog_s, 3),
-        "restore_s": round(restored.duration_s, 3),
-        "failures": results.first_failures([*restored.wrong.first, *proof.failures.first]),
-    }
-    results.report(fields, _drilled(found, scratch), found.exit_code)
+    results.report_on(
+        proof,
+        _drilled(found, scratch),
+        found.exit_code,
+        target=settings.target,
+        prefix=prefix,
+        proved=found.proved,
+        dump=found.dump.name,
+        dump_begun=found.dump.begun.isoformat(),
+        dump_origin=str(found.origin),
+        bad_dumps=list(found.bad_dumps),
+        restored=restored.restored,
+        not_restored=restored.wrong.counts,
+        catalog_s=round(found.catalog_s, 3),
+        restore_s=round(restored.duration_s, 3),
+        failures=results.first_failures([*restored.wrong.first, *proof.failures.first]),
+    )
 
 
 def _drilled(found: Drilled, scratch: Path) -> Iterator[str]:

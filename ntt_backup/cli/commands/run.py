@@ -6,7 +6,6 @@ asks twice is told so, and nothing is done twice.
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ import click
 
 from ntt_backup.cli import options, results
 from ntt_backup.cli.common import Common, open_catalog
+from ntt_backup.cli.options import JSON, ONLY_ERRORS
 from ntt_backup.config import CatalogConfig, SendConfig, Settings
 from ntt_backup.config.timetable import describe
 from ntt_backup.daemon.listeners import Listener
@@ -33,31 +33,26 @@ if TYPE_CHECKING:
 _ESTIMATE_MS = 1000
 
 
-@click.command()
+@options.command(JSON, ONLY_ERRORS)
 @options.flag("--once", "Send what is pending, then end. This is the default.")
 @options.flag("--watch", "Run until stopped, and send new blobs as they come.")
-@click.option("--workers", metavar="N", help="Number of workers that send in parallel, 1 to 256.")
-@click.option("--batch-size", metavar="N", help="Largest number of blobs in a batch.")
-@click.option("--batch-bytes", metavar="SIZE", help="Largest content of a batch, such as 256MiB.")
-@click.option(
-    "--strategy", help="How batches are sent: auto, stream or tar; to a bucket always objects."
+@options.value("--workers", "N", "Number of workers that send in parallel, 1 to 256.")
+@options.value("--batch-size", "N", "Largest number of blobs in a batch.")
+@options.value("--batch-bytes", "SIZE", "Largest content of a batch, such as 256MiB.")
+@options.value(
+    "--strategy", str, "How batches are sent: auto, stream or tar; to a bucket always objects."
 )
-@click.option("--codec", help="Compression of stream: auto, none, zlib, zstd-1, ... zstd-12.")
-@click.option(
-    "--bwlimit",
-    metavar="RATE",
-    help="Bytes a second of all workers together, such as 10MB, or a timetable.",
+@options.value("--codec", str, "Compression of stream: auto, none, zlib, zstd-1, ... zstd-12.")
+@options.value(
+    "--bwlimit", "RATE", "Bytes a second of all workers together, such as 10MB, or a timetable."
 )
 @options.flag("--skip-pgdump", "Send no dump of the catalog.")
-@click.option(
+@options.value(
     "--log-level",
-    type=click.Choice(["info", "warning", "error"]),
-    help="Write only events of this level and above into the log; info: all.",
+    click.Choice(["info", "warning", "error"]),
+    "Write only events of this level and above into the log; info: all.",
 )
 @options.flag("--dry-run", "Show what would be sent, and send nothing.")
-@options.as_json
-@options.only_errors
-@click.pass_obj
 def run(
     common: Common,
     /,
@@ -162,27 +157,21 @@ def plan(settings: Settings, pending: PendingEstimate) -> list[str]:
     ]
 
 
-# --- what a daemon is asked -----------------------------------------------------------------------
-
-
 def _ask(common: Common, do: str, **values: str) -> None:
     from ntt_backup.daemon.control.client import ask
 
     each = results.EachTarget[dict[str, Any]](common, common.load_each(CatalogConfig))
     each.do(lambda settings: ask(settings, do, **values))
-    each.complain()
-    if options.wants("as_json"):
-        click.echo(json.dumps(each.json(dict)))
-    else:
+
+    def show() -> None:
         for name, said in each.found.items():
             common.turn_to(name)
             click.echo(printable(f"target {name}: {complete(said['done'])}"))
-    each.end()
+
+    each.report(dict, show)
 
 
-@click.command()
-@options.as_json
-@click.pass_obj
+@options.command(JSON)
 def pause(common: Common) -> None:
     """Make a running daemon send nothing until it is resumed.
 
@@ -192,18 +181,14 @@ def pause(common: Common) -> None:
     _ask(common, "pause")
 
 
-@click.command()
-@options.as_json
-@click.pass_obj
+@options.command(JSON)
 def resume(common: Common) -> None:
     """Make a paused daemon continue."""
     _ask(common, "resume")
 
 
-@click.command()
+@options.command(JSON)
 @click.argument("rate")
-@options.as_json
-@click.pass_obj
 def bwlimit(common: Common, rate: str) -> None:
     """Set how fast a running daemon may send.
 
@@ -213,9 +198,7 @@ def bwlimit(common: Common, rate: str) -> None:
     _ask(common, "bwlimit", rate=rate)
 
 
-@click.command()
-@options.as_json
-@click.pass_obj
+@options.command(JSON)
 def stop(common: Common) -> None:
     """End a running daemon after what is in flight.
 
@@ -224,9 +207,7 @@ def stop(common: Common) -> None:
     _ask(common, "stop")
 
 
-@click.command()
-@options.as_json
-@click.pass_obj
+@options.command(JSON)
 def now(common: Common) -> None:
     """Make a running daemon look for work, and do what is due, at once.
 

@@ -7,31 +7,32 @@ import stat
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import click
 
 from ntt_backup import newest
 from ntt_backup.cli import options, results
 from ntt_backup.cli.common import Common
+from ntt_backup.cli.options import JSON, PART, RESULT
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.host_key import Origin
 from ntt_backup.dump.retention import Retention
 from ntt_backup.errors import SOME_FAILED, ConfigError, LockHeld, RemoteUnreachable, Unsupported
 from ntt_backup.format import duration, many, moment, printable, size, utc
-from ntt_backup.report.lines import pace
+from ntt_backup.report.lines import ProgressLine, pace
 from ntt_backup.snapshot.diff import Difference, Kind, differences
 from ntt_backup.snapshot.forget import plan_of
 from ntt_backup.snapshot.format.entry import DIRECTORY, FIFO, FILE, HARD_LINK, SYMLINK, Entry
 from ntt_backup.snapshot.format.manifest import Header
 from ntt_backup.snapshot.job import set_lock, take_version
 from ntt_backup.snapshot.origins import Origins
-from ntt_backup.snapshot.repository.contract import SnapshotDamaged
+from ntt_backup.snapshot.repository.contract import RepositoryToRead, SnapshotDamaged
 from ntt_backup.snapshot.repository.names import require_set
 from ntt_backup.snapshot.repository.open import open_repository, open_to_read
 from ntt_backup.snapshot.repository.patient import PatientRepository
@@ -55,28 +56,34 @@ from ntt_backup.snapshot.versions import (
 )
 from ntt_backup.wire.snapshot_names import begun
 
+R = TypeVar("R", bound=RepositoryToRead)
 _version_argument = click.argument(
     "wanted", metavar="SET[@VERSION]", shell_complete=options.set_names
 )
 _set_argument = click.argument("set_name", metavar="SET", shell_complete=options.set_names)
 
 
+def _patient(
+    opener: Callable[[RemoteConfig], R], settings: RemoteConfig, line: ProgressLine
+) -> closing[PatientRepository[R]]:
+    """Returns the repository of the target, which waits out outages, and says so."""
+    return closing(PatientRepository(partial(opener, settings), settings.run, line.outage))
+
+
 # --- take -----------------------------------------------------------------------------------------
 
 
-@click.command("take")
+@options.command(*RESULT, name="take")
 @_set_argument
 @click.argument("paths", type=click.Path(), nargs=-1, metavar="[PATH]...")
-@click.option(
+@options.value(
     "--exclude",
+    "PATTERN",
+    "Leave out what fits: '*.tmp', or '/srv/cache/**'; may be repeated. Only with PATH.",
     multiple=True,
-    metavar="PATTERN",
-    help="Leave out what fits: '*.tmp', or '/srv/cache/**'; may be repeated. Only with PATH.",
 )
 @options.flag("--full", "Store everything, so that it needs no other version.")
 @options.flag("--paranoid", "Read files that seem unchanged, too.")
-@options.result
-@click.pass_obj
 def snapshot_take(
     common: Common,
     set_name: str,
@@ -95,33 +102,20 @@ def snapshot_take(
     settings = common.load(RemoteConfig)
     chosen = find_set(settings, set_name, paths, exclude)
     began = time.monotonic()
-    with results.progress_line() as line, _advice():
+    with results.progress_line() as line:
         unread = results.FirstLines(line)
 
         def progress(files: int, _: int, read: int, stored: int) -> None:
             rate = pace(read, time.monotonic() - began)
             line.show(lambda: f"{many(files, 'file')}, {rate} read, {size(stored)} stored")
 
-        done = take_version(
-            settings,
-            chosen,
-            full=full,
-            paranoid=paranoid,
-            report=Report(progress, lambda path, why: unread.say(f"{path}: {why}")),
-        )
-    results.report(
-        {"target": common.target, **results.fields_of(done)}, _taken(done), done.exit_code
-    )
-
-
-@contextmanager
-def _advice() -> Iterator[None]:
-    """Adds to an outage what becomes of the take."""
-    try:
-        yield
-    except RemoteUnreachable as error:
-        error.hint = f"take it again: that begins anew, and removes what was sent; {error.hint}"
-        raise
+        told = Report(progress, lambda path, why: unread.say(f"{path}: {why}"))
+        try:
+            done = take_version(settings, chosen, full=full, paranoid=paranoid, report=told)
+        except RemoteUnreachable as error:
+            error.hint = f"take it again: that begins anew, and removes what was sent; {error.hint}"
+            raise
+    results.report_on(done, _taken(done), done.exit_code, target=common.target)
 
 
 def _taken(done: Taken) -> Iterator[str]:
@@ -142,10 +136,8 @@ def _taken(done: Taken) -> Iterator[str]:
 # --- list and show --------------------------------------------------------------------------------
 
 
-@click.command("list")
+@options.command(JSON, name="list")
 @click.argument("set_name", metavar="[SET]", default="", shell_complete=options.set_names)
-@options.as_json
-@click.pass_obj
 def snapshot_list(common: Common, set_name: str) -> None:
     """List the versions of a set, or of all.
 
@@ -171,11 +163,9 @@ def snapshot_list(common: Common, set_name: str) -> None:
         sys.exit(SOME_FAILED)
 
 
-@click.command("show")
+@options.command(JSON, name="show")
 @_version_argument
 @options.flag("--files", "List its files.")
-@options.as_json
-@click.pass_obj
 def snapshot_show(common: Common, wanted: str, files: bool) -> None:
     """Show a version, the newest where none is named.
 
@@ -300,11 +290,9 @@ def _entry_line(entry: Entry) -> str:
 _SIGNS: Final = {Kind.ADDED: "+", Kind.REMOVED: "-", Kind.CHANGED: "M", Kind.ATTRIBUTES: "a"}
 
 
-@click.command("diff")
+@options.command(JSON, name="diff")
 @click.argument("old", metavar="SET[@OLD]", shell_complete=options.set_names)
 @click.argument("new", metavar="[SET][@NEW]", default="")
-@options.as_json
-@click.pass_obj
 def snapshot_diff(common: Common, old: str, new: str) -> None:
     """Show what differs between two versions.
 
@@ -365,16 +353,16 @@ def _difference_line(one: Difference) -> str:
 # --- restore --------------------------------------------------------------------------------------
 
 
-@click.command("restore")
+@options.command(*RESULT, name="restore")
 @_version_argument
 @options.destination("Directory for the files: /etc/hosts becomes DIR/etc/hosts.")
-@click.option(
+@options.value(
     "--path",
+    "GLOB",
+    "Restore only what fits, with all that is below it: '/etc/ssh', '*.conf', '/srv/**/a?';"
+    " may be repeated.",
     "patterns",
     multiple=True,
-    metavar="GLOB",
-    help="Restore only what fits, with all that is below it: '/etc/ssh', '*.conf', '/srv/**/a?';"
-    " may be repeated.",
 )
 @options.flag(
     "--delta", "Hash the files that are there, and fetch only those parts of them that differ."
@@ -394,8 +382,6 @@ def _difference_line(one: Difference) -> str:
     " capabilities: for a version whose maker is not trusted.",
 )
 @options.flag("--no-verify", "Do not compare new files with their hashes.")
-@options.result
-@click.pass_obj
 def snapshot_restore(
     common: Common,
     wanted: str,
@@ -438,14 +424,14 @@ def snapshot_restore(
             before_writing=lambda: confine([destination]),
             tell=results.warn,
         )
-    fields = {"target": common.target, **results.fields_of(done)}
-    results.report(fields, _restored(done, destination), done.exit_code)
+    said = _restored(done, destination)
+    results.report_on(done, said, done.exit_code, target=common.target)
 
 
 def _restored_so_far(done: Restored) -> str:
     wrong = f", {done.wrong:,} wrong" if done.wrong else ""
     text = f"{done.files:,} restored, {done.kept:,} already there{wrong}"
-    return f"{text}, {results.so_far(done)}"
+    return f"{text}, {results.so_far(done.bytes, done.duration_s, done.part)}"
 
 
 def _restored(done: Restored, destination: Path) -> Iterator[str]:
@@ -468,20 +454,11 @@ def _restored(done: Restored, destination: Path) -> Iterator[str]:
 # --- verify ---------------------------------------------------------------------------------------
 
 
-@click.command("verify")
+@options.command(*RESULT, name="verify")
 @click.argument("which", metavar="[SET[@VERSION]]", default="", shell_complete=options.set_names)
-@click.option(
-    "--sample",
-    "part",
-    type=options.PART,
-    help="Fetch a random part, such as 5%.",
-)
+@options.value("--sample", PART, "Fetch a random part, such as 5%.", "part")
 @options.flag("--download", "Fetch all content, and compare it.")
-@click.option(
-    "--since", default="", metavar="DAY|VERSION", help="Check only versions from then on."
-)
-@options.result
-@click.pass_obj
+@options.value("--since", "DAY|VERSION", "Check only versions from then on.", default="")
 def snapshot_verify(
     common: Common, which: str, part: float | None, download: bool, since: str
 ) -> None:
@@ -497,24 +474,18 @@ def snapshot_verify(
     question = Question(which, 1.0 if download else part or 0.0, since)
     settings = common.load(RemoteConfig)
     missed: list[str] | None = None  # Not looked for.
-    with (
-        results.progress_line() as line,
-        closing(
-            PatientRepository(partial(open_to_read, settings), settings.run, line.outage)
-        ) as repository,
-    ):
-        found = verify_versions(
-            repository,
-            question,
-            lambda found: line.show(lambda: _checked_so_far(found)),
-            Origins.of(settings),
-        )
+    with results.progress_line() as line, _patient(open_to_read, settings, line) as repository:
+
+        def progress(found: Findings) -> None:
+            line.show(lambda: _checked_so_far(found))
+
+        found = verify_versions(repository, question, progress, Origins.of(settings))
         if "@" not in which:
             missed = [str(one) for one in missed_versions(settings, repository, which)]
     wrong = [one._asdict() for one in found.wrong]
-    fields = {"target": common.target, **results.fields_of(found), "wrong": wrong, "missed": missed}
     said = [*_checked(found, question), *(f"MISSED: {one}" for one in missed or ())]
-    results.report(fields, said, found.exit_code or (SOME_FAILED if missed else 0))
+    code = found.exit_code or (SOME_FAILED if missed else 0)
+    results.report_on(found, said, code, target=common.target, wrong=wrong, missed=missed)
 
 
 def _checked_so_far(found: Findings) -> str:
@@ -555,11 +526,11 @@ def _checked(found: Findings, question: Question) -> Iterator[str]:
 _COUNT: Final = click.IntRange(0, 100_000)
 
 
-@click.command("forget")
+@options.command(JSON, name="forget")
 @_set_argument
-@click.option("--keep-last", type=_COUNT, metavar="N", help="Keep the newest N versions.")
-@click.option("--keep-daily", type=_COUNT, metavar="N", help="Keep one version of each of N days.")
-@click.option("--keep-weekly", type=_COUNT, metavar="N", help="Keep one of each of N weeks.")
+@options.value("--keep-last", _COUNT, "Keep the newest N versions.", metavar="N")
+@options.value("--keep-daily", _COUNT, "Keep one version of each of N days.", metavar="N")
+@options.value("--keep-weekly", _COUNT, "Keep one of each of N weeks.", metavar="N")
 @options.flag(
     "--trust-target",
     "Count every version, by the time that it says itself, whoever made it: after the target"
@@ -567,8 +538,6 @@ _COUNT: Final = click.IntRange(0, 100_000)
 )
 @options.flag("--drop-doubtful", "Remove all doubtful versions that no other needs, too.")
 @options.flag("--yes", "Do not ask.")
-@options.as_json
-@click.pass_obj
 def snapshot_forget(
     common: Common,
     set_name: str,
@@ -601,9 +570,7 @@ def snapshot_forget(
     with (
         results.progress_line() as line,
         set_lock(settings, set_name),
-        closing(
-            PatientRepository(partial(open_repository, settings), settings.run, line.outage)
-        ) as repository,
+        _patient(open_repository, settings, line) as repository,
     ):
         if named is None and not versions(repository, set_name):
             raise ConfigError(

@@ -10,41 +10,38 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
 import click
-from click.core import ParameterSource
 from rich.console import RenderableType
 from rich.text import Text
 
 from ntt_backup.catalog import history
 from ntt_backup.cli import options, results
 from ntt_backup.cli.common import Common, open_catalog
+from ntt_backup.cli.options import JSON
 from ntt_backup.config import ALL_TARGETS, CatalogConfig
 from ntt_backup.errors import BackupError
 from ntt_backup.format import duration, printable, render_error
-from ntt_backup.report.facts import Facts
+from ntt_backup.report.facts import Facts, Reader
 from ntt_backup.report.live import Watch, console_for, print_to
 from ntt_backup.report.status import Status, run_line
 
 _CATALOG_SECONDS: Final = 10.0
 
 
-@click.command()
-@options.as_json
+@options.command(JSON)
 @options.flag(
     "--exact", "Count everything. Without it, figures that take long to count are estimated."
 )
 @options.flag("--watch", "Show it again and again, until Ctrl-C ends it.")
-@click.option(
+@options.value(
     "--interval",
-    type=click.FloatRange(0.2, 3600),
+    click.FloatRange(0.2, 3600),
+    "With --watch: time between two looks. The catalog is asked every 10 seconds at most.",
     default=2.0,
-    show_default=True,
     metavar="SECONDS",
-    help="With --watch: time between two looks. The catalog is asked every 10 seconds at most.",
 )
-@click.pass_obj
 def status(common: Common, exact: bool, watch: bool, interval: float) -> None:
     """Show what is pending, copied and failed, and who works."""
     seen = Seen(results.EachTarget(common, common.load_each(CatalogConfig)), exact=exact)
@@ -53,13 +50,8 @@ def status(common: Common, exact: bool, watch: bool, interval: float) -> None:
             _watch(seen, interval)
         return
     seen.look()
-    if options.wants("as_json"):
-        click.echo(json.dumps(seen.json()))
-        options.told()
-    else:
-        print_to(console_for(sys.stdout), (one.table() for one in seen.each.found.values()))
-    seen.each.complain()
-    seen.each.end()
+    tables = (one.table() for one in seen.each.found.values())
+    seen.each.report(lambda one: one.json(), lambda: print_to(console_for(sys.stdout), tables))
 
 
 class Seen:
@@ -90,10 +82,6 @@ class Seen:
         for one in self.each.found.values():
             one.facts.ask_daemon()
 
-    def json(self) -> dict[str, Any]:
-        """Returns plain JSON values: of one target, or of all by their names."""
-        return self.each.json(lambda one: one.json())
-
 
 def _watch(seen: Seen, interval: float) -> None:
     """Shows how things are, for ever."""
@@ -108,7 +96,7 @@ def _watch(seen: Seen, interval: float) -> None:
             else:
                 seen.look_at_daemons()
             if options.wants("as_json"):
-                click.echo(json.dumps(seen.json()))
+                click.echo(json.dumps(seen.each.json(lambda one: one.json())))
                 sys.stdout.flush()
             else:
                 shown.show(picture(seen, shown))
@@ -126,12 +114,8 @@ def picture(seen: Seen, shown: Watch) -> Iterator[RenderableType]:
             yield one.table()
 
 
-@click.command()
-@click.option(
-    "--limit", type=click.IntRange(1), default=20, show_default=True, help="Show the last N."
-)
-@options.as_json
-@click.pass_obj
+@options.command(JSON)
+@options.value("--limit", click.IntRange(1), "Show the last N.", default=20)
 def runs(common: Common, limit: int) -> None:
     """List the last runs: when, how they ended, what they copied. The newest comes first."""
     settings = common.load(CatalogConfig)
@@ -148,37 +132,33 @@ def _lasted(one: history.Run) -> str:
     return f" in {duration((one.ended_at - one.started_at).total_seconds())}"
 
 
-@click.command()
-@click.option(
+@options.command()
+@options.value(
     "--listen",
+    "ADDRESS:PORT",
+    "Where to listen; port 0 takes a free one.",
     default="127.0.0.1:9188",
-    show_default=True,
-    metavar="ADDRESS:PORT",
-    help="Where to listen; port 0 takes a free one.",
 )
 @options.flag(
     "--expose", "Listen on an address that other hosts reach, too. The page has no password."
 )
-@click.option(
+@options.value(
     "--name",
+    "HOST",
+    "Name by which a browser may ask for the page, as behind a proxy; may be repeated.",
     "known_as",
     multiple=True,
-    metavar="HOST",
-    help="Name by which a browser may ask for the page, as behind a proxy; may be repeated.",
 )
-@click.pass_obj
 def serve(common: Common, listen: str, expose: bool, known_as: tuple[str, ...]) -> None:
     """Show the state of all targets as a web page.
 
     The page renews itself. The command only reads.
     """
-    from ntt_backup.report.facts import Reader
     from ntt_backup.report.health import Level
     from ntt_backup.report.page.server import Board, PageServer, Shown
     from ntt_backup.report.page.view import Target, policy, render
 
-    asked = click.get_current_context().find_root().get_parameter_source("target")
-    wanted = ALL_TARGETS if asked is ParameterSource.DEFAULT else common.target
+    wanted = ALL_TARGETS if common.default_target else common.target
     targets = replace(common, target=wanted).load_each(CatalogConfig)
     reader = Reader(targets)
 

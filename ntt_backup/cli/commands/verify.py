@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, TextIO
 
@@ -19,6 +19,7 @@ from ntt_backup.audit.verify_bucket import verify_bucket
 from ntt_backup.blobdir.layout import Stray
 from ntt_backup.cli import options, results
 from ntt_backup.cli.common import Common, identity_flag, open_catalog, writing, written
+from ntt_backup.cli.options import JSON, ONLY_ERRORS, PART, PATH, RESULT, SIZE, TIME
 from ntt_backup.config import RemoteConfig, Settings, StoreConfig
 from ntt_backup.daemon.newest_check import NOT_LOOKED, look
 from ntt_backup.errors import SOME_FAILED, BackupError
@@ -28,23 +29,12 @@ from ntt_backup.report.lines import pace, time_left
 from ntt_backup.source.inspection import Store
 
 
-@click.command()
-@click.option(
-    "--sample",
-    "fraction",
-    type=options.PART,
-    help="Check a random part, such as 1%.",
-)
-@click.option("--max-duration", type=options.TIME, help="Stop after this time: 90s, 2h, 1d.")
-@click.option(
-    "--max-bytes",
-    type=options.SIZE,
-    help="Stop before more than this is read: 10GB, 1TiB.",
-)
-@click.option(
-    "--older-than",
-    type=options.TIME,
-    help="Check only blobs whose last check is older than this, such as 30d.",
+@options.command(*RESULT)
+@options.value("--sample", PART, "Check a random part, such as 1%.", "fraction")
+@options.value("--max-duration", TIME, "Stop after this time: 90s, 2h, 1d.")
+@options.value("--max-bytes", SIZE, "Stop before more than this is read: 10GB, 1TiB.")
+@options.value(
+    "--older-than", TIME, "Check only blobs whose last check is older than this, such as 30d."
 )
 @options.prefix("Check")
 @options.flag("--local", "Check the local store instead of the remote.")
@@ -52,8 +42,6 @@ from ntt_backup.source.inspection import Store
 @options.bwlimit("that --download fetches")
 @options.sessions(default=2)
 @options.identity
-@options.result
-@click.pass_obj
 def verify(
     common: Common, /, local: bool, download: bool, identity: Path | None, **chosen: Any
 ) -> None:
@@ -106,8 +94,7 @@ def verify(
         code = found.exit_code or (SOME_FAILED if missed else 0)
         if missed:
             note.exit_code, note.detail = code, "; ".join([*filter(None, [note.detail]), *missed])
-    fields = {"target": common.target, "way": way, **results.fields_of(found), "missed": missed}
-    results.report(fields, said, code)
+    results.report_on(found, said, code, target=common.target, way=way, missed=missed)
 
 
 def _checked_so_far(found: Findings) -> str:
@@ -178,8 +165,6 @@ def _advice_for_remote(found: Findings) -> list[str]:
     return said
 
 
-# --- reconcile ------------------------------------------------------------------------------------
-
 _ANOTHER: Final = "name another directory with --out"
 _ADVICE: Final = {
     Difference.LOST: "`ntt-backup-remote reconcile --apply` makes them pending, and the next run"
@@ -209,18 +194,16 @@ _ADVICE_FOR_BUCKETS: Final = _ADVICE | {
 }
 
 
-@click.command()
-@click.option(
+@options.command(*RESULT)
+@options.value(
     "--out",
-    type=options.GivenPath("dir", file_okay=False),
-    help="Write all differences into this directory, one file for each kind.",
+    options.GivenPath("dir", file_okay=False),
+    "Write all differences into this directory, one file for each kind.",
 )
 @options.flag(
     "--apply", "Make copied blobs pending again that the remote lacks or has with another size."
 )
 @options.identity
-@options.result
-@click.pass_obj
 def reconcile(common: Common, out: Path | None, apply: bool, identity: Path | None) -> None:
     """Compare catalog, store and remote by name and size.
 
@@ -232,43 +215,33 @@ def reconcile(common: Common, out: Path | None, apply: bool, identity: Path | No
     with ExitStack() as stack:
         note = stack.enter_context(results.noted(common, "reconcile"))
         line = stack.enter_context(results.progress_line())
-        files = _Files(out, stack)
+        files: dict[Difference, TextIO] = {}
+        if out is not None:
+            with writing(out, _ANOTHER):
+                out.mkdir(exist_ok=True)
+                # All kinds, so that no file of an earlier call is left beside the new ones.
+                for what in Difference:
+                    path = out / f"{what}.txt"
+                    files[what] = stack.enter_context(written(path, _ANOTHER))
+
+        def note_difference(what: Difference, name: str, remark: str) -> None:
+            if out is not None:
+                with writing(out, _ANOTHER):
+                    files[what].write(f"{printable(name)}\t{printable(remark)}\n")
+
         conn = stack.enter_context(open_catalog(settings, command, application="reconcile"))
         seen = compare(
             conn,
             settings,
             apply=apply,
             on_progress=lambda seen: line.show(lambda: _compared_so_far(seen)),
-            on_difference=files.write,
+            on_difference=note_difference,
             on_outage=line.outage,
         )
         wrong = sum(seen.differences[what] for what in SERIOUS)
         note.saw(seen.rows, 0, wrong, seen.exit_code)
     said = _comparison(seen, applied=apply, bucket=settings.remote.kind == "s3")
-    results.report({"target": settings.target, **results.fields_of(seen)}, said, seen.exit_code)
-
-
-class _Files:
-    """A file for each kind of difference. A line is a blobid or path, a tab, and a remark."""
-
-    def __init__(self, directory: Path | None, stack: ExitStack) -> None:
-        self._files: dict[Difference, TextIO] = {}
-        if directory is not None:
-            self._directory = directory
-            with self._writing():
-                directory.mkdir(exist_ok=True)
-                # All kinds, so that no file of an earlier call is left beside the new ones.
-                for what in Difference:
-                    path = directory / f"{what}.txt"
-                    self._files[what] = stack.enter_context(written(path, _ANOTHER))
-
-    def write(self, what: Difference, name: str, remark: str) -> None:
-        if what in self._files:
-            with self._writing():
-                self._files[what].write(f"{printable(name)}\t{printable(remark)}\n")
-
-    def _writing(self) -> AbstractContextManager[None]:
-        return writing(self._directory, _ANOTHER)
+    results.report_on(seen, said, seen.exit_code, target=settings.target)
 
 
 def _compared_so_far(seen: Comparison) -> str:
@@ -299,20 +272,14 @@ def _comparison(seen: Comparison, *, applied: bool, bucket: bool) -> list[str]:
     return said
 
 
-# --- scan -----------------------------------------------------------------------------------------
-
-
-@click.command()
+@options.command(JSON, ONLY_ERRORS)
 @options.flag("--restart", "Begin anew, even if an earlier scan did not finish.")
-@click.option(
+@options.value(
     "--strays",
-    type=options.PATH,
-    help="Write every stray to this file, one JSON object a line. A scan that continues an"
+    PATH,
+    "Write every stray to this file, one JSON object a line. A scan that continues an"
     " interrupted one adds to the file, and may write a stray twice.",
 )
-@options.as_json
-@options.only_errors
-@click.pass_obj
 def scan(common: Common, restart: bool, strays: Path | None) -> None:
     """Register in the catalog what only the store has.
 
@@ -352,9 +319,7 @@ def scan(common: Common, restart: bool, strays: Path | None) -> None:
             on_progress=lambda done: line.show(lambda: _scanned_so_far(done)),
             on_stray=note_stray,
         )
-    results.report(
-        {"target": settings.target, **results.fields_of(result)}, _scanned(result), result.exit_code
-    )
+    results.report_on(result, _scanned(result), result.exit_code, target=settings.target)
 
 
 def _scanned_so_far(done: ScanResult) -> str:
