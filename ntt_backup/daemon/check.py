@@ -30,7 +30,7 @@ from ntt_backup.daemon import notices
 from ntt_backup.daemon.event_log import EventLog
 from ntt_backup.daemon.metrics import process as metrics
 from ntt_backup.daemon.newest_check import newest_known
-from ntt_backup.daemon.preflight import Preflight, Step, guarded
+from ntt_backup.daemon.preflight import CheckStep, Preflight, guarded
 from ntt_backup.dump.rehearsal import rehearse
 from ntt_backup.errors import SOME_FAILED, CatalogError, DumpImpossible, SourceError, Unsupported
 from ntt_backup.format import many, moment
@@ -52,13 +52,13 @@ _NEEDED: Final = {
 _READERS: Final = "verify, reconcile, restore, drill and snapshot"
 
 
-def check(settings: Settings) -> Iterator[Step]:
+def check(settings: Settings) -> Iterator[CheckStep]:
     """Yields every step as it is done; none raises, and nothing is changed on either side."""
     yield guarded("log", lambda: _log(settings))
     yield guarded("lock", lambda: _lock(settings))
     yield guarded("target", lambda: _target(settings))
     if (limit := settings.run.bwlimit) is not None:
-        yield Step("bandwidth", describe(limit, datetime.now()))
+        yield CheckStep(describe(limit, datetime.now()), name="bandwidth")
     if settings.pack.recipients or settings.remote.kind == "s3":
         yield guarded("sealing", lambda: _sealing(settings))
 
@@ -71,9 +71,9 @@ def check(settings: Settings) -> Iterator[Step]:
         return remote.answer(word)
 
     if settings.metrics.wanted:
-        yield guarded("metrics", lambda: Step("", *metrics.check(settings)))
+        yield guarded("metrics", lambda: CheckStep(*metrics.check(settings)))
     if settings.notify.wanted:
-        yield guarded("notices", lambda: Step("", *notices.check(settings)))
+        yield guarded("notices", lambda: CheckStep(*notices.check(settings)))
     preflight = Preflight(settings, check=True)
     try:
         yield from preflight.steps(ask)
@@ -81,7 +81,7 @@ def check(settings: Settings) -> Iterator[Step]:
         remote.end_probe(go_on=False)
         preflight.close()
     if remote.lingers:
-        yield Step("login", warning=LINGERS)
+        yield CheckStep(warning=LINGERS, name="login")
     yield guarded("versions", lambda: _versions(settings.remote.kind))
     reached = preflight.strategy is not None
     yield guarded("dump", lambda: _dump(settings, reached=reached))
@@ -95,17 +95,17 @@ def check(settings: Settings) -> Iterator[Step]:
         yield guarded("snapshots", lambda: snapshots(settings, reached=reached))
 
 
-def _log(settings: Settings) -> Step:
+def _log(settings: Settings) -> CheckStep:
     EventLog(settings.log, "check", settings.target).close()
-    return Step("", str(settings.log.jsonl))
+    return CheckStep(str(settings.log.jsonl))
 
 
-def _lock(settings: Settings) -> Step:
+def _lock(settings: Settings) -> CheckStep:
     with pid_lock(settings.lock.file):
-        return Step("", f"{settings.lock.file} is free")
+        return CheckStep(f"{settings.lock.file} is free")
 
 
-def _target(settings: Settings) -> Step:
+def _target(settings: Settings) -> CheckStep:
     remote = settings.remote
     idle = ", ".join(f"remote.{name}" for name in remote.idle)
     warnings = [f"without effect for {remote.kind}: {idle}"] if idle else []
@@ -116,20 +116,20 @@ def _target(settings: Settings) -> Step:
         )
     server = f" at {remote.endpoint}" if remote.kind == "s3" and remote.endpoint else ""
     place = f"{settings.target} is {remote.url} ({_KINDS[remote.kind]}{server})"
-    return Step("", place, warning="; ".join([place, *warnings]) if warnings else "")
+    return CheckStep(place, warning="; ".join([place, *warnings]) if warnings else "")
 
 
-def _sealing(settings: Settings) -> Step:
+def _sealing(settings: Settings) -> CheckStep:
     """Says whom packs are sealed for, and whether they can be."""
     if not settings.pack.recipients:
-        return Step("", "nothing is sealed: pack.recipients is empty")
+        return CheckStep("nothing is sealed: pack.recipients is empty")
     if not settings.recipients:
-        return Step("", warning="pack.recipients has no effect: it is for buckets")
+        return CheckStep(warning="pack.recipients has no effect: it is for buckets")
     require_sealing(settings.recipients)
     said = f"packs and dumps are sealed for {many(len(settings.recipients), 'recipient')}"
     if (file := settings.pack.identity_file) is None:
-        return Step("", said)
-    return Step("", warning=f"{said}; who has this machine can open them all, by {file}")
+        return CheckStep(said)
+    return CheckStep(warning=f"{said}; who has this machine can open them all, by {file}")
 
 
 def _on_one_disk(*paths: str | Path) -> bool:
@@ -139,28 +139,28 @@ def _on_one_disk(*paths: str | Path) -> bool:
         return False
 
 
-def _versions(kind: str) -> Step:
+def _versions(kind: str) -> CheckStep:
     ours = [f"ntt-backup {__version__}", f"Python {platform.python_version()}"]
     if kind != "s3":
         ours.append(version_of(["tar", "--version"]) or "tar of unknown version")
     if kind == "ssh":
         ours.append(version_of(["ssh", "-V"]) or "ssh of unknown version")
-    return Step("", ", ".join(ours))
+    return CheckStep(", ".join(ours))
 
 
-def _dump(settings: Settings, *, reached: bool) -> Step:
+def _dump(settings: Settings, *, reached: bool) -> CheckStep:
     if settings.run.skip_pgdump:
-        return Step("", "the catalog is not dumped (run.skip_pgdump)")
+        return CheckStep("the catalog is not dumped (run.skip_pgdump)")
     try:
         text, warning = rehearse(settings, remote_too=reached)
-        return Step("", text, warning=f"{warning} ({text})" if warning else "")
+        return CheckStep(text, warning=f"{warning} ({text})" if warning else "")
     except CatalogError as error:
-        return Step("", warning=f"whether the catalog can be dumped is not known: {error}")
+        return CheckStep(warning=f"whether the catalog can be dumped is not known: {error}")
     except DumpImpossible as error:
-        return Step("", warning=f"the catalog will not be dumped: {error}; {error.hint}")
+        return CheckStep(warning=f"the catalog will not be dumped: {error}; {error.hint}")
 
 
-def snapshots(settings: Settings, *, reached: bool) -> Step:
+def snapshots(settings: Settings, *, reached: bool) -> CheckStep:
     """Says whether the sets can be taken: this user can read what they name, and the target lets us
     see and keep versions. Raises SourceError, and what a repository raises.
     """
@@ -179,7 +179,7 @@ def snapshots(settings: Settings, *, reached: bool) -> Step:
                 )
     said = many(len(settings.snapshots), "set")
     if not reached:
-        return Step("", f"{said} can be read here")
+        return CheckStep(f"{said} can be read here")
     with closing(open_repository(settings)) as repository:
         whole = sum(one.whole for name in settings.snapshots for one in versions(repository, name))
     by_hand = sorted(settings.snapshots.keys() - settings.scheduled.keys())
@@ -195,11 +195,11 @@ def snapshots(settings: Settings, *, reached: bool) -> Step:
                 f" needed for longer (days): {', '.join(short)}; make it longer, or full_every and"
                 " keep_* shorter"
             )
-            return Step("", warning=warning)
-    return Step("", text)
+            return CheckStep(warning=warning)
+    return CheckStep(text)
 
 
-def remote_reads(settings: Settings) -> Step:
+def remote_reads(settings: Settings) -> CheckStep:
     """Starts a receiver as `restore` does, and says which commands can read the remote.
 
     Args:
@@ -215,7 +215,7 @@ def remote_reads(settings: Settings) -> Step:
         spec = SessionSpec.of(settings, f"check-{os.getpid()}", "read")
         receiver = Connection(spec, read_messages.TO_CLIENT)
     except Unsupported as error:
-        return Step("", warning=nothing_reads(f"{error}", settings.remote.where))
+        return CheckStep(warning=nothing_reads(f"{error}", settings.remote.where))
     receiver.abort()
     return of_banner(receiver.banner)
 
@@ -234,29 +234,27 @@ def nothing_reads(why: str, where: str) -> str:
     )
 
 
-def of_banner(banner: Banner) -> Step:
+def of_banner(banner: Banner) -> CheckStep:
     """Returns the step for what a receiver says of itself."""
     text = f"Python {banner.python} on the remote"
     by = "" if banner.checking == "blake3" else f" by the program {banner.checking}"
     text += f", BLAKE3{by}" if banner.can_hash else ", no BLAKE3"
     if lacking := [word for word in _NEEDED if word not in banner.allowed]:
         commands = "; ".join(f"{_NEEDED[word]} need `{word}`" for word in lacking)
-        return Step(
-            "",
+        return CheckStep(
             warning=f"{text}; --allow in the line of our key in the remote's authorized_keys lacks"
             f" {', '.join(lacking)}: {commands}. Add it, or have another key at hand that may read",
         )
     if not banner.can_hash:
-        return Step(
-            "",
+        return CheckStep(
             warning=f"{text}: verify will not work and end with {Unsupported.exit_code}; install"
             " BLAKE3 there, on Debian by `apt-get install b3sum`, or fetch each blob to check it:"
             " `ntt-backup-remote verify --download`. restore and drill need no BLAKE3 there",
         )
-    return Step("", f"{text}: verify, restore and drill can read there")
+    return CheckStep(f"{text}: verify, restore and drill can read there")
 
 
-def last_drill(settings: Settings) -> Step:
+def last_drill(settings: Settings) -> CheckStep:
     """Says when a drill last proved that everything comes back, and warns where the last one did
     not.
     """
@@ -265,11 +263,11 @@ def last_drill(settings: Settings) -> Step:
             checks = check_history.last_checks(conn, settings.target)
             copied = selection.any_copied(conn, settings.target)
     except CatalogError as error:
-        return Step("", warning=f"when the last drill was is not known: {error}")
+        return CheckStep(warning=f"when the last drill was is not known: {error}")
     return of_drills([one for one in checks if one.command == "drill"], copied=copied)
 
 
-def of_drills(drills: Sequence[CheckRun], *, copied: bool) -> Step:
+def of_drills(drills: Sequence[CheckRun], *, copied: bool) -> CheckStep:
     """Returns the step for the last drills.
 
     Args:
@@ -278,24 +276,23 @@ def of_drills(drills: Sequence[CheckRun], *, copied: bool) -> Step:
     """
     if not drills:
         none = "no drill has proved yet that everything comes back: `ntt-backup-remote drill`"
-        return Step("", none if copied else "nothing is copied yet that could come back")
+        return CheckStep(none if copied else "nothing is copied yet that could come back")
     last = drills[0]
     if last.exit_code == 0:
-        return Step("", f"the last drill, of {moment(last.ended_at)}: PROVED")
+        return CheckStep(f"the last drill, of {moment(last.ended_at)}: PROVED")
     proved = [one for one in drills if one.exit_code == 0]
     before = f"the last one that did: {moment(proved[0].ended_at)}" if proved else "none ever did"
     detail = f" ({last.detail})" if last.detail else ""
-    return Step(
-        "",
+    return CheckStep(
         warning=f"the last drill, of {moment(last.ended_at)}, ended with {last.exit_code}{detail}:"
         f" NOT PROVED; {before}; look at what it says: `ntt-backup-remote drill`",
     )
 
 
-def host_key(settings: Settings) -> Step:
+def host_key(settings: Settings) -> CheckStep:
     """Says which key signs dumps, versions and packs, and warns where there is none."""
     keys = HostKeys.of(settings)
     if not keys:
-        return Step("", warning=keys.missing_key)
+        return CheckStep(warning=keys.missing_key)
     said = f"key {keys.name} in {keys.path}; keep a copy off this host and off the target"
-    return Step("", said, warning=keys.problem)
+    return CheckStep(said, warning=keys.problem)

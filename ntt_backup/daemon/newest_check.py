@@ -14,7 +14,7 @@ from ntt_backup.catalog import connection, packs
 from ntt_backup.catalog.dump_history import noted_dumps
 from ntt_backup.config import RemoteConfig, identity
 from ntt_backup.config.host_key import HostKeys
-from ntt_backup.daemon.preflight import Step
+from ntt_backup.daemon.preflight import CheckStep
 from ntt_backup.dump.remote_dir import open_remote_dir
 from ntt_backup.dump.shelf import of_host
 from ntt_backup.errors import BackupError, CatalogError
@@ -102,16 +102,16 @@ def _lost_pack(settings: RemoteConfig) -> tuple[StoredPack, datetime] | None:
     return None
 
 
-def newest_known(settings: RemoteConfig) -> Step:
+def newest_known(settings: RemoteConfig) -> CheckStep:
     """Says whether the target has the newest dump, versions and pack of this host."""
     try:
         found = look(settings)
     except BackupError as error:
-        return Step("", warning=NOT_LOOKED.format(error))
+        return CheckStep(warning=NOT_LOOKED.format(error))
     if found:
-        return Step("", warning="; ".join(map(str, found)))
+        return CheckStep(warning="; ".join(map(str, found)))
     known = newest.recorded(settings)
     if not known:
-        return Step("", "this host has noted no dump and no version yet")
+        return CheckStep("this host has noted no dump and no version yet")
     last = max(known, key=lambda one: one.at)
-    return Step("", f"nothing is missing; the last {last.kind} was stored {moment(last.at)}")
+    return CheckStep(f"nothing is missing; the last {last.kind} was stored {moment(last.at)}")

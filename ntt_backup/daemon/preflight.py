@@ -59,15 +59,15 @@ _UNREADABLE: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """Holds what one step found. error is set where it failed, warning where it only deserves a
-    look.
+class CheckStep:
+    """Holds what one step found: text where all is well, warning where it deserves a look, error
+    where it failed.
     """
 
-    name: str
     text: str = ""
     warning: str = ""
     error: BackupError | None = None
+    name: str = ""
 
 
 def require_known(catalog: Connection, settings: Settings) -> None:
@@ -117,9 +117,9 @@ class Preflight:
         self.pending = False
         self.estimate: PendingEstimate | None = None
 
-    def steps(self, ask: Ask) -> Iterator[Step]:
+    def steps(self, ask: Ask) -> Iterator[CheckStep]:
         """Yields each step as it is done; none raises a BackupError."""
-        source = guarded("source", lambda: Step("", self._store.probe()))
+        source = guarded("source", lambda: CheckStep(self._store.probe()))
         yield source
         yield guarded("catalog", self._look_at_catalog)
         if (catalog := self._catalog) is not None:
@@ -147,7 +147,7 @@ class Preflight:
         catalog, self._catalog = self._catalog, None
         return catalog
 
-    def _look_at_catalog(self) -> Step:
+    def _look_at_catalog(self) -> CheckStep:
         settings = self._settings
         name = identity.application("check" if self._check else "")
         conn = connection.connect(settings.catalog.url, name)
@@ -161,13 +161,13 @@ class Preflight:
         self._catalog = conn
         server = conn.info.parameter_status("server_version") or "unknown"
         text = f"{connection.describe(settings.catalog.url)}, PostgreSQL {server}"
-        return Step("", text, warning="; ".join(warnings))
+        return CheckStep(text, warning="; ".join(warnings))
 
-    def _rights(self, catalog: Connection) -> Step:
+    def _rights(self, catalog: Connection) -> CheckStep:
         verify_rights(catalog, self._settings.target, privileges.of("run", bucket=self._bucket))
-        return Step("", f"{catalog.info.user} may do what a run does")
+        return CheckStep(f"{catalog.info.user} may do what a run does")
 
-    def _look_for_pending(self, catalog: Connection) -> Step:
+    def _look_for_pending(self, catalog: Connection) -> CheckStep:
         """Looks for a few pending blobs in the store: a wrong source.root shows here."""
         target = self._settings.target
         sample = selection.first_pending(catalog, target, _SAMPLE, _SEARCH_MS)
@@ -178,29 +178,29 @@ class Preflight:
                 f"about {blobs}; none was looked at, since finding one takes long: the index has"
                 " many dead entries, which VACUUM removes once no older transaction is left"
             )
-            return Step("", warning=said)
+            return CheckStep(warning=said)
         if not sample:
             try:
                 require_known(catalog, self._settings)
             except ConfigError as error:
                 if not self._watch:
                     raise
-                return Step("", warning=f"{error}; {error.hint}")
-            return Step("", "nothing is pending")
+                return CheckStep(warning=f"{error}; {error.hint}")
+            return CheckStep("nothing is pending")
         self._try_out = self.pending = True
         self._estimate(catalog)
         return self._look_in_store(sample)
 
-    def _look_in_store(self, sample: list[Blob]) -> Step:
+    def _look_in_store(self, sample: list[Blob]) -> CheckStep:
         checked = self._store.inspect(sample, verify=False)
         self._sizes = [blob.size for blob in checked.ready if blob.size is not None]
         looked = f"{many(len(sample), 'pending blob')} looked"
         if not checked.failed:
-            return Step("", f"all of {looked} at can be sent")
+            return CheckStep(f"all of {looked} at can be sent")
         reasons = Counter(failure.reason for failure in checked.failed)
         if reasons[Reason.MISSING] == len(sample):
             said = f"none of {looked} for is in {self._store.root}; is the whole store mounted?"
-            return Step("", warning=said)
+            return CheckStep(warning=said)
         counted = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
         first = checked.failed[0]
         said = (
@@ -208,9 +208,9 @@ class Preflight:
             f" {first.blobid[:_ID_SHOWN]} ({first.detail or first.reason}); a run leaves such blobs"
             ' out, marks them as failed and ends with 7: see "Failed blobs" in docs/first-aid.md'
         )
-        return Step("", warning=said)
+        return CheckStep(warning=said)
 
-    def _look_at_remote(self, ask: Ask) -> Step:
+    def _look_at_remote(self, ask: Ask) -> CheckStep:
         answer = ask(PROBE_AND_TRY if self._try_out else PROBE)
         assert isinstance(answer, Found)
         self._facts = found = Facts(**answer.facts)
@@ -220,9 +220,9 @@ class Preflight:
         text = f"{where}: {found.system}, {found.program}; strategy {self.strategy}"
         signs = self._bucket and self._settings.pack.recipients
         lost = newest.lost_key(self._settings, HostKeys.of(self._settings)) if signs else ""
-        return Step("", text, warning=lost)
+        return CheckStep(text, warning=lost)
 
-    def _look_for_place(self, catalog: Connection, ask: Ask, facts: Facts) -> Step:
+    def _look_for_place(self, catalog: Connection, ask: Ask, facts: Facts) -> CheckStep:
         """Makes by-hash at the start of a target's life, and warns then of a remote from which
         nothing can be read. Later, that it is missing means a disk that is not mounted: making it
         would fill the disk below.
@@ -237,9 +237,9 @@ class Preflight:
                 raise store_format.gone(remote.url, but)
             raise explain_gone(f"{path} is missing{but}")
         if self._check:
-            return Step("", f"{path} will be made by the first run")
+            return CheckStep(f"{path} will be made by the first run")
         ask(PLACE)
-        return Step("", f"{path} was made", warning="" if facts.readable else _UNREADABLE)
+        return CheckStep(f"{path} was made", warning="" if facts.readable else _UNREADABLE)
 
     def _estimate(self, catalog: Connection) -> PendingEstimate:
         if self.estimate is None:
@@ -247,14 +247,14 @@ class Preflight:
             self.estimate = stats.pending_estimate(catalog, target, _ESTIMATE_MS)
         return self.estimate
 
-    def _look_for_space(self, catalog: Connection, facts: Facts) -> Step:
+    def _look_for_space(self, catalog: Connection, facts: Facts) -> CheckStep:
         estimate = self._estimate(catalog)
         need, unsized = _need(estimate, self._sizes)
         about = "" if estimate.exact and not estimate.unsized else "about "
         if self._bucket:
-            return Step("", f"{about}{size(need)} pending{unsized}")
+            return CheckStep(f"{about}{size(need)} pending{unsized}")
         if facts.free_bytes is None:
-            return Step("", warning="the remote does not say how much space is free")
+            return CheckStep(warning="the remote does not say how much space is free")
         free = size(facts.free_bytes)
         text = f"{free} free, {about}{size(need)} pending{unsized}"
         # A guess is no reason to refuse.
@@ -273,10 +273,10 @@ class Preflight:
                     " (df -i; mkfs.ext4 -N)",
                 )
             if inodes < estimate.blobs:
-                return Step("", warning=f"not all will fit: {said}")
+                return CheckStep(warning=f"not all will fit: {said}")
         if facts.free_bytes < need:
-            return Step("", warning=f"not all will fit: {text}")
-        return Step("", text)
+            return CheckStep(warning=f"not all will fit: {text}")
+        return CheckStep(text)
 
 
 def _need(estimate: PendingEstimate, sizes: list[int]) -> tuple[int, str]:
@@ -298,24 +298,24 @@ def _need(estimate: PendingEstimate, sizes: list[int]) -> tuple[int, str]:
     )
 
 
-def guarded(name: str, work: Callable[[], Step]) -> Step:
+def guarded(name: str, work: Callable[[], CheckStep]) -> CheckStep:
     """Returns the step that work returns, or that it failed by the error that work raises."""
     try:
         return replace(work(), name=name)
     except BackupError as error:
-        return Step(name, error=error)
+        return CheckStep(error=error, name=name)
 
 
-def _transfer(ask: Ask) -> Step:
+def _transfer(ask: Ask) -> CheckStep:
     """Sends trial blobs; warns of a bucket where a thief of the credentials may delete."""
     began = time.monotonic()
     answer = ask(TRY_OUT)
     assert isinstance(answer, Done)
     text = f"{answer.text}, {time.monotonic() - began:.1f} s"
-    return Step("", text, warning=text if NOT_APPEND_ONLY in text else "")
+    return CheckStep(text, warning=text if NOT_APPEND_ONLY in text else "")
 
 
-def _clock(facts: Facts) -> Step:
+def _clock(facts: Facts) -> CheckStep:
     if facts.skew_s > _SKEW_SECONDS:
-        return Step("", warning=_CLOCKS.format(duration(facts.skew_s)))
-    return Step("", "the clocks agree")
+        return CheckStep(warning=_CLOCKS.format(duration(facts.skew_s)))
+    return CheckStep("the clocks agree")
