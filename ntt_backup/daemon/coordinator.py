@@ -71,13 +71,12 @@ def run(
     run_id = str(uuid.uuid4())
     with SignalInbox().installed() as inbox, pid_lock(settings.lock.file):
         log = EventLog(settings.log, run_id, settings.target)
-        control = RunControl(settings, run_id)
-        told = Listeners([log, control, *listeners])
+        reload = Reload(settings, reread, lambda new: log.reopen(new.log), names)
+        one = _Run(reload, watch, [log, *listeners], run_id, inbox, systemd or Systemd())
         try:
-            reload = Reload(settings, reread, lambda new: log.reopen(new.log), names)
-            return _Run(reload, watch, told, run_id, inbox, systemd or Systemd(), control).go()
+            return one.go()
         finally:
-            told.close()
+            one.close()
 
 
 class _WorkerLost(Exception):
@@ -93,19 +92,16 @@ class _Run:
         self,
         reload: Reload,
         watch: bool,
-        listeners: Listeners,
+        listeners: Iterable[Listener],
         run_id: str,
         inbox: SignalInbox,
         systemd: Systemd,
-        control: RunControl,
     ) -> None:
         self._reload = reload
         self._settings = settings = reload.settings
         self._watch = watch
-        self._listeners = listeners
         self._inbox = inbox
         self._systemd = systemd
-        self._control = control
         self._started = time.monotonic()
         self._backoff = Backoff.of(settings.run)
         self._progress = Progress(self._started, settings.run.workers)
@@ -116,6 +112,10 @@ class _Run:
 
         self._history = RunHistory(settings, run_id)
         self._jobs = jobs_of(settings, watch=watch).under(self._workers.limit)
+        self._control = RunControl(
+            settings, run_id, self._workers, self._jobs, self._progress, inbox, self._emit
+        )
+        self._listeners = Listeners([self._control, *listeners])
         self._outages = OpenOutages()
         self._error: BackupError | None = None
         self._asked_to_stop = False
@@ -138,7 +138,6 @@ class _Run:
                 remote=settings.remote.where,
             )
         )
-        self._control.begin(self._workers, self._jobs, self._progress, self._inbox, self._emit)
         try:
             if (preflight := self._preflight()) is not None:
                 self._history.start(preflight.strategy or "", preflight.take_catalog())
@@ -162,6 +161,10 @@ class _Run:
             self._jobs.kill()
             self._workers.kill()
         return self._finish()
+
+    def close(self) -> None:
+        """Closes the control socket, the log and all listeners."""
+        self._listeners.close()
 
     def _preflight(self) -> Preflight | None:
         """Returns a preflight that has passed, or None when told to stop. With watch, it waits out
@@ -247,7 +250,8 @@ class _Run:
     def _hear_first(self) -> Iterator[Message]:
         """Waits a while for the first worker, and yields its messages, or a stall."""
         worker = self._workers.first
-        self._wait(worker.fds, WATCHDOG_SECONDS)
+        if worker.fds:  # Else it could not be started.
+            self._wait(worker.fds, WATCHDOG_SECONDS)
         yield from worker.hear()
         yield from worker.mind_silence(time.monotonic())
 

@@ -27,7 +27,7 @@ from ntt_backup.catalog import (
 from ntt_backup.catalog.failures import FailedBlob
 from ntt_backup.catalog.schema_check import verify_schema
 from ntt_backup.config import CatalogConfig, identity
-from ntt_backup.daemon.control.client import report
+from ntt_backup.daemon.control.control_socket import report
 from ntt_backup.daemon.control.run_report import DaemonReport
 from ntt_backup.daemon.progress import WorkerStatus
 from ntt_backup.daemon.signals import time_limit

@@ -16,10 +16,8 @@ from typing import Any
 import pytest
 
 from ntt_backup.config import CatalogConfig
-from ntt_backup.daemon.control import client as control_client
 from ntt_backup.daemon.control import control_socket as control
-from ntt_backup.daemon.control.client import ask
-from ntt_backup.daemon.control.control_socket import ControlSocket
+from ntt_backup.daemon.control.control_socket import ControlSocket, ask
 from ntt_backup.errors import BackupError, ConfigError, NotRunning
 from ntt_backup.process.pipeline import wait_for
 
@@ -100,6 +98,7 @@ def test_it_is_for_its_user_alone_and_goes_with_the_daemon(path: Path) -> None:
 def test_another_users_request_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(path):
         monkeypatch.setattr(control, "peer_uid", lambda _: os.geteuid() + 1)
+        monkeypatch.setattr(control, "believed", lambda _: {os.geteuid() + 1})
         with pytest.raises(BackupError, match="its own user"):
             ask(settings(path), "state")
 
@@ -109,7 +108,7 @@ def test_another_users_program_is_not_asked(
     path: Path, me: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: me)
-    monkeypatch.setattr(control_client, "peer_uid", lambda _: 4712)
+    monkeypatch.setattr(control, "peer_uid", lambda _: 4712)
     with socket.socket(socket.AF_UNIX) as hostile:
         hostile.bind(str(path))
         hostile.listen()
@@ -140,7 +139,7 @@ def test_root_believes_the_owner_of_a_directory_that_no_other_user_could_have_ma
     with monkeypatch.context() as patched:  # pytest itself asks for files.
         patched.setattr(os, "geteuid", lambda: 0)
         patched.setattr(Path, "stat", stat)
-        found = control_client.believed(Path("/run/ntt/daemon.sock"))
+        found = control.believed(Path("/run/ntt/daemon.sock"))
     assert found == ({0, 4712} if believed else {0})
 
 

@@ -158,7 +158,7 @@ def plan(settings: Settings, pending: PendingEstimate) -> list[str]:
 
 
 def _ask(common: Common, do: str, **values: str) -> None:
-    from ntt_backup.daemon.control.client import ask
+    from ntt_backup.daemon.control.control_socket import ask
 
     each = results.EachTarget[dict[str, Any]](common, common.load_each(CatalogConfig))
     each.do(lambda settings: ask(settings, do, **values))

@@ -28,10 +28,29 @@ _LOOK_SECONDS: Final = 1.0
 
 
 class RunControl(Listener):
-    """Serves the control socket while the coordinator waits."""
+    """Serves the control socket while the coordinator waits. A run goes on without the socket, and
+    tries again to make it.
+    """
 
-    def __init__(self, settings: Settings, run_id: str) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        run_id: str,
+        workers: WorkerPool,
+        jobs: SideJobs,
+        progress: Progress,
+        inbox: SignalInbox,
+        emit: Callable[[events.Event], None],
+    ) -> None:
         self._settings = settings
+        self._workers = workers
+        self._limit: Limit = workers.limit
+        self._jobs = jobs
+        self._progress = progress
+        self._inbox = inbox
+        self._emit = emit
+        self._rate = self._limit.rate
+        self._held_since = 0.0
         self._report = RunReport(run_id, settings.run.workers)
         self._socket: ControlSocket | None = None
         # When to look again whether it stands, and why it does not.
@@ -42,25 +61,6 @@ class RunControl(Listener):
         # Of settings that were read again; and whether another limit was asked for.
         self._timetable: Timetable | None = None
         self._asked_for = False
-
-    def begin(
-        self,
-        workers: WorkerPool,
-        jobs: SideJobs,
-        progress: Progress,
-        inbox: SignalInbox,
-        emit: Callable[[events.Event], None],
-    ) -> None:
-        """Opens the socket; a run goes on without one, and tries again."""
-        self._workers = workers
-        self._limit: Limit = workers.limit
-        self._jobs = jobs
-        self._progress = progress
-        self._inbox = inbox
-        self._emit = emit
-        self._rate = self._limit.rate
-        self._held_since = 0.0
-        self._listen()
 
     def wait(self, fds: Iterable[int], seconds: float) -> frozenset[int]:
         """Returns which of the descriptors are ready within so many seconds; serves the socket, and
