@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ntt_backup.process import durable
-from ntt_backup.restore import target_dir
+from ntt_backup.restore import target as target_module
 
 Inode = tuple[int, int]
 
@@ -34,7 +34,7 @@ def noted_syncs(monkeypatch: pytest.MonkeyPatch) -> list[Inode]:
 
 def without_syncfs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets restores meet a file system on which syncfs does not reach the disk."""
-    for module in (durable, target_dir):
+    for module in (durable, target_module):
         monkeypatch.setattr(module, "can_syncfs", lambda _: False)
 
 

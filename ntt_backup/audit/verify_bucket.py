@@ -224,7 +224,7 @@ class _BucketCheck(Check[_Stored]):
         reader = self.tables.open(pack)
         entries = list(entries_of(reader, self.question.prefix))
         for some in jobs(entries):
-            give_blobs(pack, reader, some, sink)
+            give_blobs(pack.key, reader, some, sink)
         give_elsewhere(self.bucket, self.tables, sink, pack, None)
         whole = len(entries) == len(reader.table)
         return Checked(what, len(entries), sink.bytes, tuple(sink.failures), whole=whole)

@@ -32,8 +32,7 @@ from ntt_backup.objects.ranges import LARGEST_RANGE
 from ntt_backup.objects.s3 import open_bucket
 from ntt_backup.objects.tables import ahead
 from ntt_backup.process.pipeline import start, wait_for, write
-from ntt_backup.restore.blobs import restore
-from ntt_backup.restore.work import Wanted
+from ntt_backup.restore.blobs import Wanted, restore
 from ntt_backup.upload.strategies.tar_archive import tar_environment
 
 _AT_ONCE: Final = 2

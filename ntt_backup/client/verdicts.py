@@ -19,6 +19,6 @@ def remote_failure(blobid: str, verdict: int, text: str) -> Failure:
     return Failure(blobid, _REASONS[verdict], text)
 
 
-def hash_mismatch(size: int, found: bytes) -> str:
-    """Returns the words for content on the remote that does not hash to its name."""
-    return f"{size} bytes on the remote hash to {found.hex()}"
+def hash_mismatch(size: int, found: bytes, where: str = "on the remote") -> str:
+    """Returns the words for content that does not hash to its name. where: it lies."""
+    return f"{size} bytes {where} hash to {found.hex()}"

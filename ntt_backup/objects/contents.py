@@ -29,6 +29,13 @@ if TYPE_CHECKING:
         failures: list[Failure]
 
 
+class _Pack(Protocol):
+    """A pack whose blobs are known; see `PackReader`."""
+
+    def range(self, start: int, length: int) -> bytes: ...
+    def content(self, entry: Entry, stored: bytes) -> bytes: ...
+
+
 # A pack's reader serves several threads, and zstandard's objects one at a time.
 _decompressing = threading.Lock()
 # What comes of reading a pack, or an object, that is not as it should be.
@@ -37,47 +44,47 @@ _TROUBLES: Final = (ObjectMissing, ObjectUnreadable, PackError)
 
 
 def give_blobs(
-    pack: PackObject,
-    reader: PackReader,
+    key: str,
+    reader: _Pack,
     entries: Iterable[Entry],
     sink: ContentSink,
     turn: AbstractContextManager[object] | None = None,
 ) -> None:
-    """Hands over blobs of one pack, which come in the order of their offsets. turn: is entered
-    whenever some have been fetched, until they are handed over.
+    """Hands over blobs of the pack `key`, which come in the order of their offsets. turn: is
+    entered whenever some have been fetched, until they are handed over.
 
     Raises ObjectArchived.
     """
     for wanted in merge(entries):
         if wanted.length > LARGEST_RANGE:
             (entry,) = wanted.entries
-            _give_long(pack, reader, entry, sink)
+            _give_long(key, reader, entry, sink)
             continue
         try:
             found = reader.range(wanted.start, wanted.length)
         except PackError as trouble:
             # Only some of it may be altered, or cut off.
             if len(wanted.entries) == 1:
-                _refuse(wanted.entries[0].digest, pack.key, trouble, sink)
+                _refuse(wanted.entries[0].digest, key, trouble, sink)
                 continue
             for entry in wanted.entries:
-                give_blobs(pack, reader, [entry], sink, turn)
+                give_blobs(key, reader, [entry], sink, turn)
             continue
         except (ObjectMissing, ObjectUnreadable) as trouble:
             for entry in wanted.entries:
-                _refuse(entry.digest, pack.key, trouble, sink)
+                _refuse(entry.digest, key, trouble, sink)
             continue
         with turn or nullcontext():
-            _give_range(reader, pack, wanted, memoryview(found), sink)
+            _give_range(reader, key, wanted, memoryview(found), sink)
         del found  # The next range comes into the same memory.
 
 
 def _give_range(
-    reader: PackReader, pack: PackObject, wanted: Range, found: memoryview, sink: ContentSink
+    reader: _Pack, key: str, wanted: Range, found: memoryview, sink: ContentSink
 ) -> None:
     for entry in wanted.entries:
         stored = found[entry.offset - wanted.start :][: entry.stored]
-        _give(reader, pack, entry, stored, sink)
+        _give(reader, key, entry, stored, sink)
 
 
 def give_large(
@@ -169,7 +176,7 @@ def _other_places(
             found = [entry for digest in left if (entry := reader.table.find(digest)) is not None]
             found.sort(key=attrgetter("offset"))
             digests = [entry.digest for entry in found]
-            yield pack.key, digests, partial(give_blobs, pack, reader, found)
+            yield pack.key, digests, partial(give_blobs, pack.key, reader, found)
         elif isinstance(reader, ObjectArchived):
             on_archived(pack.key)
     for digest in sorted(left):
@@ -186,35 +193,33 @@ def _refuse(digest: bytes, key: str, trouble: _Trouble, sink: ContentSink) -> No
         sink.not_given(digest, read_messages.UNREADABLE, str(trouble))
 
 
-def _give(
-    reader: PackReader, pack: PackObject, entry: Entry, stored: memoryview, sink: ContentSink
-) -> None:
+def _give(reader: _Pack, key: str, entry: Entry, stored: memoryview, sink: ContentSink) -> None:
     content = stored
     if entry.codec != RAW:
         try:
             with _decompressing:
                 content = memoryview(reader.content(entry, bytes(stored)))
         except PackError as error:
-            _refuse(entry.digest, pack.key, error, sink)
+            _refuse(entry.digest, key, error, sink)
             return
     sink.whole(entry.digest, content)
 
 
-def _give_long(pack: PackObject, reader: PackReader, entry: Entry, sink: ContentSink) -> None:
+def _give_long(key: str, reader: _Pack, entry: Entry, sink: ContentSink) -> None:
     """Hands over a blob that is too long for one range."""
     if entry.codec == RAW:
         large = Large(entry.digest, entry.raw, 0)
-        _give_pieces(reader.range, pack.key, entry.offset, large, sink)
+        _give_pieces(reader.range, key, entry.offset, large, sink)
     elif entry.stored > MAX_RAW:
-        text = f"{pack.key}: compressed it is longer than it may be"
+        text = f"{key}: compressed it is longer than it may be"
         sink.not_given(entry.digest, read_messages.WRONG, text)
     else:
         try:
             stored = reader.range(entry.offset, entry.stored)
         except _TROUBLES as trouble:
-            _refuse(entry.digest, pack.key, trouble, sink)
+            _refuse(entry.digest, key, trouble, sink)
         else:
-            _give(reader, pack, entry, memoryview(stored), sink)
+            _give(reader, key, entry, memoryview(stored), sink)
 
 
 def _give_pieces(

@@ -161,6 +161,14 @@ def _exactly(read: Read, start: int, length: int) -> bytes:
     return data
 
 
+def read_range(read: Read, start: int, length: int) -> bytes:
+    """Returns these bytes of a file, all of them. Raises PackError, also where the disk fails."""
+    try:
+        return _exactly(read, start, length)
+    except OSError as error:
+        raise PackError(f"the pack cannot be read where it lies: {error.strerror}") from error
+
+
 class PackFile(PackReader):
     """A pack in a file. Raises OSError, and PackError as any pack."""
 
@@ -181,13 +189,9 @@ class PackFile(PackReader):
         self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         self.size = os.fstat(self.fd).st_size
 
-    def read_into(self, buffer: memoryview, offset: int) -> int:
-        """Reads bytes from offset on; returns how many. Raises PackError."""
-        if not self.sealed:
-            return os.preadv(self.fd, [buffer], offset)
-        found = self._read(offset, len(buffer))
-        buffer[: len(found)] = found
-        return len(found)
+    def range(self, start: int, length: int) -> bytes:
+        """Returns these bytes, all of them. Raises PackError, also where the disk fails."""
+        return read_range(self._read, start, length)
 
     def close(self) -> None:
         os.close(self.fd)

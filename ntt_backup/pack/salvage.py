@@ -14,6 +14,7 @@ from typing import Final
 
 from ntt_backup.blobdir.layout import BY_HASH, is_blobid, relative_path
 from ntt_backup.pack.format import RAW, Entry
+from ntt_backup.pack.reader import read_range
 from ntt_backup.pack.ustar import BLOCK, padding, read_header
 
 _WINDOW: Final = 1 << 20
@@ -33,9 +34,9 @@ class Salvage:
     def close(self) -> None:
         os.close(self.fd)
 
-    def read_into(self, buffer: memoryview, offset: int) -> int:
-        """Reads bytes from offset on; returns how many."""
-        return os.preadv(self.fd, [buffer], offset)
+    def range(self, start: int, length: int) -> bytes:
+        """Returns these bytes, all of them. Raises PackError."""
+        return read_range(lambda at, count: os.pread(self.fd, count, at), start, length)
 
     def content(self, entry: Entry, stored: bytes) -> bytes:
         """Returns the content of a member, which is never compressed."""

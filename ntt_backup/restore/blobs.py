@@ -3,24 +3,180 @@
 It needs no catalog: what the remote lists says what there is, and a blob's name what it must be.
 One thread lists, as fast as the others take what it has found; they leave out what the directory
 has already and fetch the rest. Memory is bounded however many blobs there are, and a call that was
-interrupted is made again.
+interrupted is made again. A blob that is missing, unreadable, or does not hash to its name is
+reported and left out; all others are restored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.timetable import Timetable
-from ntt_backup.errors import BackupError
-from ntt_backup.restore.from_bucket import FromBucket, Thaw
-from ntt_backup.restore.target_dir import RestoreTarget
-from ntt_backup.restore.work import Restored, Wanted, Work
+from ntt_backup.errors import SOME_FAILED, BackupError, DestinationError
+from ntt_backup.model import Failure, Failures
+from ntt_backup.process.threads import WorkQueue
+from ntt_backup.restore.target import Found, RestoreTarget, TargetWriter
 
 if TYPE_CHECKING:
+    from ntt_backup.restore.from_bucket import FromBucket
     from ntt_backup.restore.from_receiver import FromReceiver
+
+Entry = tuple[bytes, int | None]
+Job = TypeVar("Job")
+
+_DIGITS: Final = 64
+
+
+@dataclass(slots=True)
+class Restored:
+    """Holds what a restore has done so far. right: blobs that the destination had. bytes: what was
+    fetched. archived: objects that must be thawed first, archived_bytes: their size; thawing: how
+    many of them are. not_needed: damaged packs all of whose blobs are in others, by their keys.
+    strangers: sealed packs that this host has not signed; each blob is compared with its name.
+    part: of the work, from 0 to 1; None where that is not known.
+    """
+
+    restored: int = 0
+    right: int = 0
+    bytes: int = 0
+    archived: int = 0
+    archived_bytes: int = 0
+    thawing: int = 0
+    strangers: int = 0
+    not_needed: list[str] = field(default_factory=list)
+    part: float | None = None
+    duration_s: float = 0.0
+    wrong: Failures = field(default_factory=Failures)
+
+    @property
+    def exit_code(self) -> int:
+        return SOME_FAILED if self.wrong or self.archived else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Holds what to restore: all that begins with prefix, or these blobids, in any order and
+    number.
+    """
+
+    prefix: str = ""
+    blobids: Iterable[str] | None = None
+
+    @property
+    def interval(self) -> tuple[int, int]:
+        """Returns the first number of the prefix, and how many there are."""
+        return int(self.prefix.ljust(_DIGITS, "0"), 16), 1 << 4 * (_DIGITS - len(self.prefix))
+
+
+@dataclass(frozen=True, slots=True)
+class Thaw:
+    """Holds what is asked of the object store: archived objects can be read for so many days; tier:
+    how fast that comes about.
+    """
+
+    days: int
+    tier: str
+
+
+class Work(Generic[Job]):
+    """Holds what the threads share: one lists jobs, the others fetch.
+
+    trust_size: a file of the right size is taken for right. cancelled raises where the command is
+    ending.
+    """
+
+    def __init__(
+        self,
+        target: RestoreTarget,
+        workers: int,
+        cancelled: Callable[[], None],
+        *,
+        trust_size: bool,
+    ) -> None:
+        self.target = target
+        self.queue: WorkQueue[Job, None] = WorkQueue(2 * workers, cancelled)
+        self.done = Restored()
+        self._cancelled = cancelled
+        self._trust_size = trust_size
+        self._lock = threading.Lock()
+        self._threads = itertools.count()
+        self._started = time.monotonic()
+
+    def state(self) -> Restored:
+        """Returns how far it is."""
+        self.done.duration_s = time.monotonic() - self._started
+        return self.done
+
+    def thread(
+        self, jobs: Callable[[], Iterable[Job]], fetch: Callable[[TargetWriter], None]
+    ) -> None:
+        """Does the work of one thread: the first one puts jobs into the queue, the others fetch."""
+        number = next(self._threads)
+        if number == 0:
+            for job in jobs():
+                self.queue.put(job)
+            self.queue.close()
+            return
+        writer = TargetWriter(self.target, f"w{number}", self._fetched)
+        try:
+            fetch(writer)
+        finally:
+            writer.close()
+
+    def has(self, writer: TargetWriter, entry: Entry) -> bool:
+        """Returns whether the destination has this blob, and right."""
+        self._cancelled()
+        found = writer.find(*entry, trust_size=self._trust_size)
+        with self._lock:
+            # What this call has restored, from another pack, was counted then.
+            self.done.right += found is Found.BEFORE
+        return found is not Found.NOT_RIGHT
+
+    def finish(self, writer: TargetWriter, part: float | None) -> None:
+        """Publishes what has come, and counts it; part: of all the work."""
+        restored = writer.publish()
+        for digest, text in writer.refused:
+            name = digest.hex()
+            raise DestinationError(
+                f"cannot restore into {self.target.root / name[:2] / name[2:4]}",
+                detail=f"{name}: {text}",
+                hint="remove it, and call it again",
+            )
+        failures, writer.failures = writer.failures, []
+        with self._lock:
+            self.done.restored += restored
+            for failure in failures:
+                self.done.wrong.add(failure)
+            if part is not None:
+                self.done.part = (self.done.part or 0.0) + part
+
+    def fail(self, failure: Failure) -> None:
+        """Reports what could not be restored."""
+        with self._lock:
+            self.done.wrong.add(failure)
+
+    def freeze(self, size: int, *, thawing: bool) -> None:
+        """Counts an object that cannot be read before it is thawed."""
+        with self._lock:
+            self.done.archived += 1
+            self.done.archived_bytes += size
+            self.done.thawing += thawing
+
+    def pass_over(self, key: str) -> None:
+        """Notes a damaged pack that nobody needs."""
+        with self._lock:
+            self.done.not_needed.append(key)
+
+    def _fetched(self, count: int) -> None:
+        with self._lock:
+            self.done.bytes += count
 
 
 def restore(
@@ -41,10 +197,12 @@ def restore(
     BackupError; what is there then is right.
     """
     remote: FromReceiver | FromBucket
+    # What speaks to a bucket takes a while to load, and so does what speaks to a receiver.
     if settings.remote.kind == "s3":
+        from ntt_backup.restore.from_bucket import FromBucket
+
         remote = FromBucket(settings, wanted, on_outage, on_archived, thaw, bwlimit)
     else:
-        # What speaks to a receiver takes a while to load, and is not for a bucket.
         from ntt_backup.restore.from_receiver import FromReceiver
 
         remote = FromReceiver(settings, wanted, on_outage, bwlimit)

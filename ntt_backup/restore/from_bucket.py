@@ -24,28 +24,38 @@ from ntt_backup.objects.bucket import ObjectArchived, ObjectMissing, ObjectUnrea
 from ntt_backup.objects.contents import give_blobs, give_elsewhere, give_large
 from ntt_backup.objects.keys import FORMAT, blob_key
 from ntt_backup.objects.open import open_to_read
+from ntt_backup.objects.patient import PatientBucket
 from ntt_backup.objects.ranges import jobs
 from ntt_backup.objects.tables import (
     PackObject,
+    Tables,
     Trouble,
     entries_of,
     large_blobs_of,
     packs_for,
     packs_of,
 )
-from ntt_backup.pack.format import Entry
+from ntt_backup.pack.format import (
+    DIGEST_BYTES,
+    ENTRY_BYTES,
+    INDEX_MEMBER,
+    MAX_ENTRIES,
+    Entry,
+    pack_id,
+)
 from ntt_backup.pack.reader import PackReader
 from ntt_backup.pack.seal import NotSealed, SealedForOthers
+from ntt_backup.pack.ustar import BLOCK, read_header
 from ntt_backup.process.threads import run_threads
-from ntt_backup.restore.superseded import is_superseded
-from ntt_backup.restore.target_dir import destination
-from ntt_backup.restore.target_writer import TargetWriter
-from ntt_backup.restore.work import Wanted, Work
+from ntt_backup.restore.blobs import Thaw, Wanted, Work
+from ntt_backup.restore.target import TargetWriter, destination
 
 # Of a list, looked up at once.
 _CHUNK: Final = 65_536
 # One thread at a time writes blobs of fewer bytes, while others fetch.
 _SMALL: Final = 65_536
+# The largest table, with a header before it and the trailer and the archive's end behind it.
+_LARGEST_END: Final = (MAX_ENTRIES * ENTRY_BYTES // BLOCK + 5) * BLOCK
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +83,6 @@ class Frozen:
 
     pack: PackObject
     part: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Thaw:
-    """Holds what is asked of the object store: archived objects can be read for so many days; tier:
-    how fast that comes about.
-    """
-
-    days: int
-    tier: str
 
 
 Job = OfPack | OfItsOwn | Frozen
@@ -184,7 +184,7 @@ class FromBucket:
             yield Frozen(pack)
         elif isinstance(trouble, SealedForOthers | NotSealed):
             work.fail(Failure(pack.key, Reason.REMOTE_UNREADABLE, f"a pack of blobs: {trouble}"))
-        elif is_superseded(self._bucket, self._tables, pack):
+        elif _is_superseded(self._bucket, self._tables, pack):
             work.pass_over(pack.key)
         elif isinstance(trouble, ObjectMissing):
             work.fail(Failure(pack.key, Reason.REMOTE_MISSING, "it is gone since it was listed"))
@@ -234,7 +234,7 @@ class FromBucket:
         with turn:
             lacking = [one for one in job.entries if not work.has(writer, (one.digest, one.raw))]
         try:
-            give_blobs(job.pack, job.reader, lacking, writer, turn)
+            give_blobs(job.pack.key, job.reader, lacking, writer, turn)
         except ObjectArchived:
             self._frozen(work, job.pack.key, job.pack.size)
         if writer.failures:
@@ -260,3 +260,45 @@ def _weight(pack: PackObject, prefix: str) -> float:
     low, high = int(pack.name.low, 16), int(pack.name.high, 16) + 1
     first, last = int(prefix.ljust(16, "0")[:16], 16), int(prefix.ljust(16, "f")[:16], 16) + 1
     return pack.size * (min(high, last) - max(low, first)) / (high - low)
+
+
+def _is_superseded(bucket: PatientBucket, tables: Tables, pack: PackObject) -> bool:
+    """Returns whether it is proved that other packs name all blobs of a damaged one.
+
+    Only its table says which blobs it has. But its name is a hash of them, so it can be told
+    whether what is still read of a damaged table names all of them. Where it does not, nobody
+    knows.
+    """
+    digests = _damaged_table(bucket, pack)
+    left, proved = set(digests), False
+    others = [one for one in packs_for(bucket, digests) if one.key != pack.key] if digests else []
+    for _, reader in tables.readable(others):
+        # Each pack has the id of the store, which is a part of the hash.
+        proved = proved or pack_id(reader.trailer.store_id, digests).hex() == pack.name.pack_id
+        left = {digest for digest in left if reader.table.find(digest) is None}
+        if proved and not left:
+            return True
+    return False
+
+
+def _damaged_table(bucket: PatientBucket, pack: PackObject) -> list[bytes]:
+    """Returns the digests that stand where the table should, as far as they are in order."""
+    begin = max(0, pack.size - _LARGEST_END) // BLOCK * BLOCK
+    try:
+        end = bucket.read(pack.key, begin, pack.size - begin)
+    except (ObjectMissing, ObjectArchived, ObjectUnreadable):
+        return []
+    for at in range(len(end) - BLOCK, -1, -BLOCK):
+        member = read_header(end[at : at + BLOCK])
+        if member is not None and member.name == INDEX_MEMBER:
+            table = end[at + BLOCK : at + member.size]
+            break
+    else:
+        return []
+    digests: list[bytes] = []
+    for start in range(0, len(table) - ENTRY_BYTES + 1, ENTRY_BYTES):
+        digest = table[start : start + DIGEST_BYTES]
+        if digests and digest <= digests[-1]:
+            break  # What fills the last block.
+        digests.append(digest)
+    return digests

@@ -19,9 +19,8 @@ from ntt_backup.config import RemoteConfig
 from ntt_backup.config.timetable import Timetable
 from ntt_backup.errors import BackupError
 from ntt_backup.model import Failure, Reason
-from ntt_backup.restore.target_dir import destination
-from ntt_backup.restore.target_writer import TargetWriter
-from ntt_backup.restore.work import Entry, Wanted, Work
+from ntt_backup.restore.blobs import Entry, Wanted, Work
+from ntt_backup.restore.target import TargetWriter, destination
 from ntt_backup.wire.write_messages import RESUMABLE
 
 _BATCH_BLOBS: Final = 1000

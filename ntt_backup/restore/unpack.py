@@ -8,26 +8,25 @@ interrupted is made again.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
-from ntt_backup.blobdir.open import open_below
 from ntt_backup.config.sealing import Keyring
 from ntt_backup.errors import SOME_FAILED, ConfigError, DestinationError
 from ntt_backup.model import Failure, Failures, Reason
+from ntt_backup.objects.contents import give_blobs
 from ntt_backup.pack.format import Entry, PackError
 from ntt_backup.pack.reader import PackFile
 from ntt_backup.pack.salvage import Salvage
 from ntt_backup.pack.seal import SealedForOthers
-from ntt_backup.pack.unpack import Unpacked, Unpacker
 from ntt_backup.process.helpers import run_helpers
-from ntt_backup.restore.target_dir import SCRATCH, RestoreTarget, destination
+from ntt_backup.restore.target import Found, RestoreTarget, TargetWriter, destination
 
 # What is published at once.
 _STEP_BLOBS: Final = 1 << 15
@@ -38,6 +37,9 @@ _FEWEST_A_PROCESS: Final = 256
 
 Pack = PackFile | Salvage
 Slice = Sequence[Entry]
+# How many blobs were unpacked, how many were right before; the bytes of the former; what is wrong
+# with others, by their blobids.
+Step = dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -86,13 +88,13 @@ def unpack(
                 slices = list(_slices(entries, jobs))
                 checked = verify or isinstance(pack, Salvage)
                 settled = 0
-                for step in _work(target, pack, slices, checked):
-                    done.unpacked += step.unpacked
-                    done.right += step.right
-                    done.bytes += step.size
-                    for digest, text in step.wrong:
-                        done.wrong.add(Failure(digest.hex(), Reason.CORRUPT_SOURCE, text))
-                    settled += step.unpacked + step.right + len(step.wrong)
+                for step in _work(target, pack, slices, str(number), checked):
+                    done.unpacked += step["unpacked"]
+                    done.right += step["right"]
+                    done.bytes += step["bytes"]
+                    for blobid, text in step["wrong"].items():
+                        done.wrong.add(Failure(blobid, Reason.CORRUPT_SOURCE, text))
+                    settled += step["unpacked"] + step["right"] + len(step["wrong"])
                     done.part = (number + settled / max(len(entries), 1)) / len(files)
                     done.duration_s = time.monotonic() - began
                     on_progress(done)
@@ -142,43 +144,49 @@ def _slices(entries: Slice, jobs: int) -> Iterator[Slice]:
 
 
 def _work(
-    target: RestoreTarget, pack: Pack, slices: Sequence[Slice], verify: bool
-) -> Iterator[Unpacked]:
-    """Yields what was done, step by step. A single slice takes no other process."""
-    for number in range(len(slices)):
-        os.close(target.stage(str(number)))
+    target: RestoreTarget, pack: Pack, slices: Sequence[Slice], stage: str, verify: bool
+) -> Iterator[Step]:
+    """Yields what was done, step by step. A single slice takes no other process. stage: how the
+    names of the stages begin.
+    """
     if len(slices) == 1:
-        yield from _steps(target, pack, 0, slices[0], verify)
+        yield from _unpack_slice(target, pack, stage, slices[0], verify)
         return
     bodies = [
-        partial(_helper, target, pack, number, entries, verify)
+        partial(_help, target, pack, f"{stage}-{number}", entries, verify)
         for number, entries in enumerate(slices)
     ]
-    for said in run_helpers(bodies, "ntt-unpack", DestinationError):
-        said["wrong"] = [(bytes.fromhex(name), text) for name, text in said["wrong"]]
-        yield Unpacked(**said)
+    yield from run_helpers(bodies, "ntt-unpack", DestinationError)
 
 
-def _steps(
-    target: RestoreTarget, pack: Pack, number: int, entries: Slice, verify: bool
-) -> Iterator[Unpacked]:
-    with destination(target.root), ExitStack() as stack:
-        root = os.open(target.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        stack.callback(os.close, root)
-        scratch = open_below(root, SCRATCH)
-        stack.callback(os.close, scratch)
-        stage = open_below(scratch, str(number))
-        stack.callback(os.close, stage)
-        unpacker = Unpacker(pack.read_into, pack.content, root, stage, verify=verify)
-        stack.callback(unpacker.close)
-        for step in _cut(entries):
-            done = unpacker.stage(step)
-            target.sync(stage)
-            refused = unpacker.publish()
-            done.unpacked -= len(refused)
-            done.wrong += refused
-            yield done
-        os.rmdir(str(number), dir_fd=scratch)
+def _help(
+    target: RestoreTarget, pack: Pack, stage: str, entries: Slice, verify: bool
+) -> Iterator[Step]:
+    pack.open()
+    target.open()
+    yield from _unpack_slice(target, pack, stage, entries, verify)
+
+
+def _unpack_slice(
+    target: RestoreTarget, pack: Pack, stage: str, entries: Slice, verify: bool
+) -> Iterator[Step]:
+    writer = TargetWriter(target, stage, where="in the pack", verify=verify)
+    with closing(writer), destination(target.root):
+        for some in _cut(entries):
+            lacking = [
+                one
+                for one in some
+                if writer.find(one.digest, one.raw, trust_size=False) is Found.NOT_RIGHT
+            ]
+            give_blobs(str(pack.path), pack, sorted(lacking, key=attrgetter("offset")), writer)
+            writer.publish()
+            wrong = {one.blobid: one.detail for one in writer.failures}
+            wrong.update((digest.hex(), text) for digest, text in writer.refused)
+            writer.failures.clear()
+            writer.refused.clear()
+            new = [one.raw for one in lacking if one.digest.hex() not in wrong]
+            right = len(some) - len(lacking)
+            yield {"unpacked": len(new), "right": right, "bytes": sum(new), "wrong": wrong}
 
 
 def _cut(entries: Slice) -> Iterator[Slice]:
@@ -190,13 +198,3 @@ def _cut(entries: Slice) -> Iterator[Slice]:
             start, size = number, 0
     if start < len(entries):
         yield entries[start:]
-
-
-def _helper(
-    target: RestoreTarget, pack: Pack, number: int, entries: Slice, verify: bool
-) -> Iterator[dict[str, Any]]:
-    pack.open()
-    for step in _steps(target, pack, number, entries, verify):
-        said = asdict(step)
-        said["wrong"] = [(digest.hex(), text) for digest, text in step.wrong]
-        yield said

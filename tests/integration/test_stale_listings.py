@@ -15,8 +15,7 @@ from ntt_backup.blobdir.walk import Tree
 from ntt_backup.receiver.dump_directory import DumpDirectory
 from ntt_backup.receiver.incoming import FileDirectory
 from ntt_backup.receiver.snapshot_directory import SnapshotDirectory
-from ntt_backup.restore.target_dir import RestoreTarget
-from ntt_backup.restore.target_writer import TargetWriter
+from ntt_backup.restore.target import RestoreTarget, TargetWriter
 from ntt_backup.restore.unpack import unpack
 from ntt_backup.snapshot.restore.tree import Tree as Destination
 from ntt_backup.wire import file_messages, framing

@@ -15,9 +15,8 @@ from ntt_backup.blobdir.publish import Publisher
 from ntt_backup.blobdir.syscalls import DIRECTORY
 from ntt_backup.errors import DestinationError
 from ntt_backup.process import durable
-from ntt_backup.restore import target_dir
-from ntt_backup.restore.target_dir import RestoreTarget
-from ntt_backup.restore.target_writer import TargetWriter
+from ntt_backup.restore import target as target_module
+from ntt_backup.restore.target import RestoreTarget, TargetWriter
 from ntt_backup.wire.write_messages import REFUSED, REPLACED
 from tests.bad_sectors import put_on_bad_sectors
 
@@ -68,7 +67,7 @@ def test_a_part_of_a_large_blob_that_cannot_be_read_is_fetched_anew(
         closing(RestoreTarget(tmp_path)) as target,
         closing(TargetWriter(target, "w", lambda _: None)) as writer,
     ):
-        part = tmp_path / target_dir.SCRATCH / "partial" / DIGEST.hex()
+        part = tmp_path / target_module.SCRATCH / "partial" / DIGEST.hex()
         part.write_bytes(CONTENT)
         put_on_bad_sectors(part, monkeypatch)
         before = os.listdir("/proc/self/fd")
@@ -99,4 +98,4 @@ def test_a_disk_that_loses_what_was_written_stops_each_thread_of_a_restore(
             writer.whole(DIGEST, memoryview(CONTENT))
             with pytest.raises(DestinationError, match="Input/output error"):
                 writer.publish()
-        assert os.listdir(tmp_path) == [target_dir.SCRATCH]
+        assert os.listdir(tmp_path) == [target_module.SCRATCH]

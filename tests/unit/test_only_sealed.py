@@ -37,8 +37,7 @@ from ntt_backup.objects.keys import PackKey
 from ntt_backup.objects.tables import PackObject, packs_of
 from ntt_backup.pack.format import PackError
 from ntt_backup.pack.seal import NotSealed
-from ntt_backup.restore.blobs import restore
-from ntt_backup.restore.work import Restored, Wanted
+from ntt_backup.restore.blobs import Restored, Wanted, restore
 from ntt_backup.snapshot.origins import NOBODY
 from ntt_backup.snapshot.repository import by_objects
 from ntt_backup.snapshot.repository.by_objects import RepositoryByObjects

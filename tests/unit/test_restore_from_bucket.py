@@ -21,9 +21,7 @@ from ntt_backup.objects.bucket import ObjectArchived, ObjectMissing
 from ntt_backup.objects.keys import PackKey, blob_key
 from ntt_backup.pack.format import Entry
 from ntt_backup.pack.seal import PIECE, SEALED_PIECE
-from ntt_backup.restore.blobs import restore
-from ntt_backup.restore.from_bucket import Thaw
-from ntt_backup.restore.work import Restored, Wanted
+from ntt_backup.restore.blobs import Restored, Thaw, Wanted, restore
 from tests.bucket_packs import (
     blobid_of,
     bucket_settings,

@@ -16,7 +16,7 @@ from ntt_backup.cli.common import Common, written
 from ntt_backup.cli.results import fields_of, report, wrong_lines
 from ntt_backup.errors import BackupError, CatalogUnavailable
 from ntt_backup.model import Failure, Failures, Reason
-from ntt_backup.restore.work import Restored
+from ntt_backup.restore.blobs import Restored
 
 
 @pytest.mark.parametrize("ends", [None, CatalogUnavailable("the catalog is away")])

@@ -26,9 +26,8 @@ from ntt_backup.config.host_key import Origin
 from ntt_backup.config.timetable import Timetable
 from ntt_backup.errors import ConfigError, complete
 from ntt_backup.format import duration, many, moment, printable, size
+from ntt_backup.restore.blobs import Restored, Thaw, Wanted
 from ntt_backup.restore.blobs import restore as restore_blobs
-from ntt_backup.restore.from_bucket import Thaw
-from ntt_backup.restore.work import Restored, Wanted
 
 if TYPE_CHECKING:
     # What speaks to PostgreSQL takes longer to load than a few blobs to restore.

@@ -1,0 +1,446 @@
+"""In the target directory of a restore, every name that is seen is complete and right.
+
+The target is locked, and has scratch space in which nothing counts yet. Content goes into that
+space; once it hashes to its name and a sync has covered all of a batch, it is published as
+`aa/bb/<blobid>`, or replaces a wrong file. The stage of each thread or process has directories
+`aa/bb`, too, so that what the target lacks as a whole is published by one rename. A large blob is
+kept in `.ntt-restore/partial` until it is whole, also when the program is killed: the next call
+hashes what it finds and resumes after it. No link below the target is followed.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import groupby
+from pathlib import Path
+from typing import Final
+
+from blake3 import blake3
+
+from ntt_backup.blobdir.open import (
+    BlobDirectory,
+    Misplaced,
+    NotAFile,
+    closing,
+    make_directory,
+    names_in,
+    open_below,
+)
+from ntt_backup.blobdir.partial import PARTIAL
+from ntt_backup.blobdir.publish import Publisher
+from ntt_backup.blobdir.staging import remove_tree, write_all
+from ntt_backup.blobdir.syscalls import DIRECTORY, can_syncfs
+from ntt_backup.client.verdicts import hash_mismatch, remote_failure
+from ntt_backup.errors import DestinationError, LockHeld
+from ntt_backup.model import Failure
+from ntt_backup.process.durable import sync_below
+from ntt_backup.wire import read_messages
+from ntt_backup.wire.write_messages import PRESENT, REFUSED, REPLACED, RESUMABLE, Large
+
+SCRATCH: Final = ".ntt-restore"
+
+_CHUNK: Final = 1 << 20
+_NEW: Final = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class RestoreTarget:
+    """The target, made if only its last part is missing, and locked against a second restore.
+    Raises DestinationError, LockHeld.
+
+    began_ns: the time of the file system at which it was opened.
+
+    turn: the lock that a thread holds while it makes or names many small files. Threads that do so
+    at once wake each other a few times for each file, which takes longer than the file.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.turn = threading.Lock()
+        # Whose part each large blob is that comes now: a list may name one twice.
+        self.parts: dict[bytes, object] = {}
+        with destination(root):
+            self._made = not root.is_dir()
+            if self._made:
+                root.mkdir(0o755)
+            self.open()
+            try:
+                fcntl.flock(self._scratch, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise LockHeld.restoring(root) from None
+            os.utime(self._scratch)
+            self.began_ns = os.fstat(self._scratch).st_ctime_ns
+            self._empty_scratch()
+
+    def open(self) -> None:
+        """Opens the target: once more in a copy of this process, which has no descriptors."""
+        with destination(self.root):
+            self.fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self.device = os.fstat(self.fd).st_dev
+            make_directory(self.fd, SCRATCH, 0o700)
+            self._scratch = open_below(self.fd, SCRATCH)
+            make_directory(self._scratch, PARTIAL, 0o700)
+            self.partial = open_below(self._scratch, PARTIAL)
+
+    def stage(self, name: str) -> int:
+        """Returns an empty directory for the files of one writer, for the caller to close."""
+        with destination(self.root):
+            os.mkdir(name, 0o700, dir_fd=self._scratch)
+            return open_below(self._scratch, name)
+
+    def sync(self, stage: int) -> None:
+        """Makes the files of one writer durable, before they are published. stage: the descriptor
+        that the caller has held since before it wrote, and that nobody else syncs by.
+        """
+        with destination(self.root):
+            sync_below(stage)
+
+    def sync_large(self, blob: int) -> None:
+        """Makes a file that is not in a stage durable, where the sync of a stage does not."""
+        with destination(self.root):
+            if not can_syncfs(self.device):
+                os.fsync(blob)
+
+    def sync_names(self) -> None:
+        """Makes all that was published durable."""
+        with destination(self.root):
+            sync_below(self.fd, files=False)
+
+    def close(self) -> None:
+        """Leaves nothing but published blobs, and what can be resumed of large ones."""
+        with suppress(OSError):
+            self._empty_scratch()
+            os.rmdir(PARTIAL, dir_fd=self._scratch)
+            os.rmdir(SCRATCH, dir_fd=self.fd)
+            if self._made:
+                self.root.rmdir()  # Where nothing came, it is empty.
+        for fd in (self.partial, self._scratch, self.fd):
+            os.close(fd)
+
+    def _empty_scratch(self) -> None:
+        for name in names_in(self._scratch):
+            if name != PARTIAL:
+                remove_tree(self._scratch, name)
+
+
+@dataclass(slots=True)
+class _Large:
+    """A blob that comes in pieces: its file, and the hash of what has come of it."""
+
+    digest: bytes
+    fd: int
+    directory: int
+    hasher: blake3
+    size: int
+    resumed: bool = False
+
+
+class Found(IntEnum):
+    """What the target has under a blob's name: nothing that is right, the blob since before the
+    restore began, or since then.
+    """
+
+    NOT_RIGHT = 0
+    BEFORE = 1
+    RESTORED = 2
+
+
+class TargetWriter:
+    """Writes and publishes the files of one thread or process; a `read_session.ContentSink`.
+    Methods raise DestinationError, OSError.
+
+    Args:
+        target: The target directory.
+        name: The name of the stage.
+        on_bytes: Is told the length of content as it comes.
+        where: Where content lies that is not right, in words.
+        verify: Whether content is compared with its name.
+
+    Attributes:
+        failures: Blobs that were not given, or are not right.
+        refused: Blobs that cannot be published, with a few words: a directory stands in their
+            place.
+    """
+
+    def __init__(
+        self,
+        target: RestoreTarget,
+        name: str,
+        on_bytes: Callable[[int], None] = lambda length: None,
+        *,
+        where: str = "on the remote",
+        verify: bool = True,
+    ) -> None:
+        self._target = target
+        self._stage = target.stage(name)
+        self._blobs = BlobDirectory(target.fd, target.device)
+        self._on_bytes = on_bytes
+        self._where = where
+        self._verify = verify
+        self._buffer = memoryview(bytearray(_CHUNK))
+        # The directories `bb` that the target has, by `aa`, as far as they were looked up.
+        self._known: dict[str, set[str]] = {}
+        # The blobs in each directory `aa/bb` of the stage.
+        self._staged: dict[str, set[bytes]] = {}
+        # Large blobs: each file is called by the blobid, and has its directory here.
+        self._staged_large: list[tuple[bytes, int]] = []
+        self._large: _Large | None = None
+        self._again: list[bytes] = []
+        self._parts: set[bytes] = set()
+        self.failures: list[Failure] = []
+        self.refused: list[tuple[bytes, str]] = []
+
+    # --- what the target has ----------------------------------------------------------------------
+
+    def find(self, digest: bytes, size: int | None, *, trust_size: bool) -> Found:
+        """Returns whether the target has this blob. size: the remote's, None for unknown.
+        trust_size: takes a file of that size for right without reading it.
+        """
+        name = digest.hex()
+        if not self._has_directory(name[:2], name[2:4]):
+            return Found.NOT_RIGHT
+        try:
+            fd, status = self._blobs.open_blob(name)
+            with closing(fd):
+                if trust_size and size is not None:
+                    right = status.st_size == size
+                else:
+                    right = self._hash(fd).digest() == digest
+        except (OSError, NotAFile):
+            return Found.NOT_RIGHT
+        if not right:
+            return Found.NOT_RIGHT
+        return Found.RESTORED if status.st_ctime_ns > self._target.began_ns else Found.BEFORE
+
+    def _has_directory(self, above: str, below: str) -> bool:
+        """Returns whether there is a directory `aa/bb`: most blobs of a first restore need no
+        more.
+        """
+        names = self._known.get(above)
+        if names is None:
+            names = set()
+            with suppress(OSError):  # Publishing will meet it too, and tell.
+                names.update(names_in(self._blobs.directory(above)))
+            self._known[above] = names
+        return below in names
+
+    def has_part(self, digest: bytes) -> bool:
+        """Returns whether an earlier attempt has left a part of this blob, which no other thread
+        goes on with.
+        """
+        if not self._takes_part(digest):
+            return False
+        try:
+            os.stat(digest.hex(), dir_fd=self._target.partial, follow_symlinks=False)
+        except OSError:
+            return False
+        return True
+
+    def resume(self, digest: bytes, alive: Callable[[], None] = lambda: None) -> int:
+        """Returns how many bytes of a large blob an earlier attempt has left, to resume after. None
+        are where the disk cannot read them any more. alive is called now and then while they are
+        hashed, and may raise.
+        """
+        self._abandon()
+        fd = os.open(digest.hex(), os.O_RDWR | os.O_NOFOLLOW, dir_fd=self._target.partial)
+        try:
+            hasher = self._hash(fd, alive)
+        except OSError:
+            os.close(fd)
+            os.unlink(digest.hex(), dir_fd=self._target.partial)
+            return 0
+        except BaseException:
+            os.close(fd)
+            raise
+        size = os.lseek(fd, 0, os.SEEK_CUR)
+        self._large = _Large(digest, fd, self._target.partial, hasher, size, resumed=True)
+        return size
+
+    def _hash(self, fd: int, alive: Callable[[], None] = lambda: None) -> blake3:
+        hasher = blake3()
+        while count := os.readv(fd, [self._buffer]):
+            hasher.update(self._buffer[:count])
+            alive()
+        return hasher
+
+    # --- what comes -------------------------------------------------------------------------------
+
+    def whole(self, digest: bytes, content: memoryview) -> None:
+        self._on_bytes(len(content))
+        if self._verify and (found := blake3(content).digest()) != digest:
+            self._refuse(digest, len(content), found)
+            return
+        name = digest.hex()
+        place = f"{name[:2]}/{name[2:4]}"
+        staged = self._staged.get(place)
+        if staged is None:
+            staged = self._staged[place] = set()
+            make_directory(self._stage, place[:2], 0o755)
+            make_directory(self._stage, place, 0o755)
+        fd = _new(f"{place}/{name}", self._stage)
+        try:
+            write_all(fd, content)
+        finally:
+            os.close(fd)
+        staged.add(digest)
+
+    def begin(self, large: Large) -> None:
+        resumed = self._large
+        if resumed is not None and (resumed.digest, resumed.size) == (large.digest, large.offset):
+            return
+        if resumed is not None and resumed.digest == large.digest:
+            os.unlink(large.digest.hex(), dir_fd=resumed.directory)  # The remote has less of it.
+        self._abandon()
+        kept = large.size > RESUMABLE and self._takes_part(large.digest)
+        directory = self._target.partial if kept else self._stage
+        fd = _new(large.digest.hex(), directory)
+        self._large = _Large(large.digest, fd, directory, blake3(), 0, resumed=large.offset > 0)
+
+    def piece(self, data: memoryview) -> None:
+        self._on_bytes(len(data))
+        large = self._large
+        if large is not None:
+            if self._verify:
+                large.hasher.update(data)
+            large.size += len(data)
+            write_all(large.fd, data)
+
+    def end(self, problem: str) -> None:
+        large, self._large = self._large, None
+        if large is None:
+            return
+        name = large.digest.hex()
+        with closing(large.fd):
+            if not problem and large.directory != self._stage:
+                self._target.sync_large(large.fd)
+        if problem:
+            self.not_given(large.digest, read_messages.UNREADABLE, problem)
+            if large.directory == self._stage:
+                os.unlink(name, dir_fd=self._stage)
+        elif self._verify and (found := large.hasher.digest()) != large.digest:
+            os.unlink(name, dir_fd=large.directory)
+            if large.resumed:
+                self._again.append(large.digest)  # The part of an earlier attempt may be wrong.
+            else:
+                self._refuse(large.digest, large.size, found)
+        else:
+            self._staged_large.append((large.digest, large.directory))
+
+    def not_given(self, digest: bytes, verdict: int, text: str) -> None:
+        self.failures.append(remote_failure(digest.hex(), verdict, text))
+
+    def _refuse(self, digest: bytes, size: int, found: bytes) -> None:
+        self.not_given(digest, read_messages.WRONG, hash_mismatch(size, found, self._where))
+
+    # --- publishing -------------------------------------------------------------------------------
+
+    def publish(self) -> int:
+        """Publishes all that is whole; returns how many blobs the target did not have before."""
+        new = 0
+        # Nothing is tried again after a sync that has failed.
+        staged, self._staged = self._staged, {}
+        large, self._staged_large = sorted(self._staged_large), []
+        if staged or large:
+            self._target.sync(self._stage)
+            self._known.clear()
+            publisher = Publisher(self._target.fd, self._target.device, may_replace=True)
+            try:
+                with self._target.turn:
+                    new = self._publish_directories(publisher, staged)
+                    new += sum(self._publish_file(publisher, *one) for one in large)
+            finally:
+                publisher.close()
+        self._leave_parts()
+        return new
+
+    def _publish_directories(self, publisher: Publisher, staged: dict[str, set[bytes]]) -> int:
+        new = 0
+        for above, places in groupby(sorted(staged), key=lambda place: place[:2]):
+            below = {place: staged[place] for place in places}
+            if publisher.move(bytes.fromhex(above), self._stage, above):
+                new += sum(map(len, below.values()))
+                continue
+            for place, digests in below.items():
+                if publisher.move(bytes.fromhex(place.replace("/", "")), self._stage, place):
+                    new += len(digests)
+                else:
+                    with closing(os.open(place, DIRECTORY, dir_fd=self._stage)) as directory:
+                        for digest in sorted(digests):
+                            new += self._publish_file(publisher, digest, directory)
+            remove_tree(self._stage, above)
+        return new
+
+    def _publish_file(self, publisher: Publisher, digest: bytes, directory: int) -> bool:
+        """Returns whether the target did not have the blob before."""
+        name = digest.hex()
+        with destination(self._target.root / name[:2] / name[2:4]):
+            taken = publisher.publish(digest, directory, name.encode())
+            if taken is not None and taken[0] == PRESENT:
+                os.unlink(name, dir_fd=directory)
+            elif taken is not None and taken[0] == REFUSED:
+                self.refused.append((digest, taken[1]))
+        return taken is None or taken[0] == REPLACED
+
+    def again(self) -> list[bytes]:
+        """Returns the blobs that must be asked for once more, from their beginning."""
+        again, self._again = self._again, []
+        return again
+
+    def forget(self) -> None:
+        """Forgets what was asked for on a connection that was lost. Large blobs can be resumed."""
+        self._abandon()
+        self.failures.clear()
+        for above in {place[:2] for place in self._staged}:
+            remove_tree(self._stage, above)
+        self._staged.clear()
+        for digest, directory in self._staged_large:
+            if directory == self._stage:
+                os.unlink(digest.hex(), dir_fd=directory)
+        self._staged_large.clear()
+
+    def close(self) -> None:
+        self._abandon()
+        self._leave_parts()
+        self._blobs.close()
+        os.close(self._stage)
+
+    def _takes_part(self, digest: bytes) -> bool:
+        """Returns whether the part of a large blob is this thread's, until it is published."""
+        ours = self._target.parts.setdefault(digest, self) is self
+        if ours:
+            self._parts.add(digest)
+        return ours
+
+    def _leave_parts(self) -> None:
+        """Leaves to all threads what this one took, but for the blob that comes now."""
+        kept = {self._large.digest} if self._large is not None else set()
+        for digest in self._parts - kept:
+            del self._target.parts[digest]
+        self._parts &= kept
+
+    def _abandon(self) -> None:
+        large, self._large = self._large, None
+        if large is not None:
+            os.close(large.fd)
+
+
+def _new(path: str, directory: int) -> int:
+    """Returns a descriptor of an empty file."""
+    return os.open(path, _NEW, 0o644, dir_fd=directory)
+
+
+@contextmanager
+def destination(path: Path) -> Iterator[None]:
+    """Raises DestinationError for what the system says about the target."""
+    try:
+        yield
+    except Misplaced as error:
+        raise DestinationError.at(path, OSError(errno.ELOOP, str(error))) from error
+    except OSError as error:
+        raise DestinationError.at(path, error) from error
