@@ -19,6 +19,10 @@ NOT_HERE = {"by-hash/", ".ntt-incoming/", "dist/"}
 # How a hint names a chapter, also where its string goes on in the next line.
 CHAPTER = re.compile(r"""["']([A-Z][^"']+)["'] in docs/([a-z-]+\.md)""")
 
+# The tables of messages, whose cells in the first column quote the program.
+MESSAGES = ("first-aid.md", "object-stores.md")
+ERRORS = "## Errors and what to do"
+
 
 def headings(page: Path) -> list[str]:
     text = re.sub(r"(?ms)^ *```.*?^ *```$", "", page.read_text())
@@ -76,3 +80,21 @@ def test_every_test_that_a_page_names_exists(name: str) -> None:
         if test:
             assert f"def {test}(" in (ROOT / "tests" / file).read_text(), f"{file}::{test}"
     assert name != "security.md" or named
+
+
+def sources() -> str:
+    """Returns all sources, with strings that go on in the next line joined, and no placeholders."""
+    texts = (path.read_text() for path in (ROOT / "ntt_backup").rglob("*.py"))
+    joined = (re.sub(r"[\"']\s*\n\s*[fr]?[\"']", "", text) for text in texts)
+    return re.sub(r"\{[^{}]*\}", "\0", "\n".join(joined))
+
+
+def test_every_message_that_a_page_explains_is_in_the_program() -> None:
+    """Dots in a quotation stand for what differs from case to case."""
+    program = sources()
+    for name in MESSAGES:
+        rows = re.findall(r"(?m)^\| (`.*?) \|", (DOCS / name).read_text().partition(ERRORS)[2])
+        assert rows, name
+        for quoted in re.findall(r"`([^`]+)`", "\n".join(rows)):
+            for part in quoted.split("..."):
+                assert part.strip(" ,.:") in program, f"{name}: {quoted}"
