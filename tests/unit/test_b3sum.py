@@ -81,7 +81,8 @@ def test_wrong_files_are_told_and_unreadable_ones_left_out(
         ("echo garbage", "no digest"),
         ('shift; sha256sum "$@"', "wrong answers"),
         ('shift; for f; do printf "%064d  %s\\n" 0 "$f"; done', "wrong answers"),
-        ('shift; for f; do printf "%064d  other\\n" 0; done', "no digest"),
+        ('shift; for f; do printf "%064d  %s\\n" 0 "${f#d}"; done', "no digest"),
+        ('shift; for f; do printf "%064d  %s\\n" 0 "$1"; done', "no digest"),
         ("while :; do echo garbage; done", "more than it was asked"),
     ],
 )

@@ -15,13 +15,21 @@ from ntt_backup.format import moment
 from ntt_backup.snapshot.forget import expire, plan_of
 from ntt_backup.snapshot.format.manifest import END_BYTES
 from ntt_backup.snapshot.origins import NO_KEYS, Origins
+from ntt_backup.snapshot.repository.contract import StoredFile
 from ntt_backup.snapshot.retention import Plan, doubts
 from ntt_backup.snapshot.verify import Question, verify
-from ntt_backup.snapshot.versions import Version, facts, names_of_host, versions
+from ntt_backup.snapshot.versions import (
+    Version,
+    facts,
+    names_of_host,
+    newest_of_host,
+    trailers,
+    versions,
+)
 from tests.files import noise
 from tests.memory_repository import MemoryRepository
-from tests.snapshots import directory, put_version
-from tests.unit.taker import KEYS, OTHERS, Taker
+from tests.snapshots import VERSION, directory, put_version
+from tests.unit.taker import KEYS, NOW, OTHERS, Taker
 
 RULE = Retention(1, 0, 0)
 
@@ -356,6 +364,16 @@ def test_a_trailer_that_is_longer_than_the_end_that_is_fetched_is_read_as_a_whol
     assert list(facts(repository, versions(repository, "etc"))) == [known]
 
 
+def test_a_version_without_a_manifest_or_with_an_empty_one_has_no_trailer() -> None:
+    empty = StoredFile(f"etc/{VERSION}/manifest", 0, NOW)
+    without = [Version("etc", VERSION, files) for files in ((), (empty,))]
+    assert list(trailers(MemoryRepository(), without)) == []
+
+
+def _denied(verb: str, name: str) -> None:
+    raise RemoteDenied("no get")
+
+
 def test_the_names_of_this_host_are_those_that_it_made_and_the_newest_that_it_signed(
     tmp_path: Path,
 ) -> None:
@@ -380,6 +398,11 @@ def test_the_names_of_this_host_are_those_that_it_made_and_the_newest_that_it_si
     assert found(by_sum) == {*mine}
     assert found(by_key) == {mine[-1]}
     assert found(Origins(NO_KEYS)) == set()
+    whole = versions(taker.repository, "s")
+    taker.repository.before = _denied
+    with pytest.raises(RemoteDenied):
+        newest_of_host(taker.repository, whole, by_key)
+    taker.repository.before = lambda *_: None
     # The newest is another's under a name of ours.
     name, of_theirs = f"s/{mine[-1]}/manifest", f"s/{planted}/manifest"
     taker.repository.files[name] = taker.repository.files[of_theirs]

@@ -841,7 +841,7 @@ def test_a_restore_that_ends_within_a_file_leaves_nothing_of_it(
     parts = [(at, content[at : at + (1 << 20)]) for at in (0, 1 << 20)]
     put_version(repository, [directory("root"), (large, parts)])
     to = tmp_path / "to"
-    begun = []
+    begun: list[Path] = []
 
     def away(verb: str, name: str) -> None:
         begun.extend((to / "root").glob("*"))

@@ -622,9 +622,10 @@ def test_extents_are_cut_to_the_stretches_that_are_kept(
 def test_a_copy_that_is_gone_meanwhile_is_a_damaged_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(last_version, "ManifestReader", lambda _: None)
-    with pytest.raises(SnapshotDamaged, match="cannot be read: No such file"):
-        last_version.ending(tmp_path / "none", cast(Any, None))
+    for _ in range(2):  # Before its header is read, and behind that.
+        with pytest.raises(SnapshotDamaged, match="cannot be read: No such file"):
+            last_version.ending(tmp_path / "none", cast(Any, None))
+        monkeypatch.setattr(last_version, "ManifestReader", lambda _: None)
 
 
 def test_a_directory_of_copies_that_is_gone_is_told(taker: Taker, tmp_path: Path) -> None:
@@ -746,6 +747,20 @@ def test_a_fault_of_the_repository_leaves_no_version(
     assert taker.contents() == {"big": noise(3 << 20)}
     assert taker.take().parent
     assert taker.contents() == {"big": noise(3 << 20, 2)}
+
+
+def test_what_is_damaged_where_nothing_is_built_on_is_told_in_its_own_words(taker: Taker) -> None:
+    taker.write("file", b"content")
+    asked = []
+
+    def fail(verb: str, name: str) -> None:
+        asked.append(verb)
+        if asked.count("list") == 2:
+            raise SnapshotDamaged("another answer than was asked for")
+
+    taker.repository.before = fail
+    with pytest.raises(SnapshotDamaged, match="another answer"):
+        taker.take()
 
 
 def test_versions_sort_as_they_were_taken_whatever_the_clock_says(taker: Taker) -> None:
