@@ -199,8 +199,7 @@ class _Run:
 
     def _take_steps(self) -> tuple[Preflight, list[str]]:
         """Returns a preflight that has passed, and its warnings; raises the error of the first step
-        that fails. The first worker connects to the remote meanwhile, and probes it; the others
-        connect once the strategy is known.
+        that fails. The first worker connects to the remote meanwhile, and probes it.
         """
         from ntt_backup.daemon.preflight import Preflight
 
@@ -221,12 +220,10 @@ class _Run:
                     warnings.append(f"{step.name}: {step.warning}")
                 self._serve_watchdog()
                 if preflight.strategy is not None and step.name == "remote":
-                    now, pending = time.monotonic(), preflight.pending
-                    self._workers.set_strategy(
-                        preflight.strategy, preflight.estimate, now, connect=pending
-                    )
+                    now = time.monotonic()
+                    self._workers.set_strategy(preflight.strategy, preflight.estimate, now)
                     for worker in self._workers.reserve:
-                        self._progress.take(worker.worker, Tick(state="idle"), time.monotonic())
+                        self._progress.take(worker.worker, Tick(state="idle"), now)
         except BaseException:
             preflight.close()
             self._workers.first.abandon()

@@ -32,9 +32,9 @@ from ntt_backup.upload.worker_main import GO, STOP, WorkerSpec, work
 _SHARE: Final = 4 * 1024 * 1024
 _PACK_SHARE: Final = 64 * 1024 * 1024
 # A worker costs a quarter of a second of CPU, more than it saves of a short run: on two cores one
-# alone is the quickest for 600 MB, or for 40,000 small blobs. So one more follows after this time,
-# and the rest after twice as long; at once where those before it need this time by any link. To a
-# bucket it costs a tenth of that, for it has neither ssh nor receiver, and has a pack to make.
+# alone is the quickest for 600 MB, or for 40,000 small blobs. So the others follow after this time,
+# or start at once where those before them have work for longer. To a bucket a worker costs a tenth
+# of that, for it has neither ssh nor receiver, and has a pack to make.
 _HEAD_START: Final = 2.0
 # What one worker does in a second where no link slows it down.
 _BLOBS_A_SECOND: Final = 30_000
@@ -283,13 +283,10 @@ class WorkerPool:
             s3.load(self._remote)
             gc.freeze()  # A collection would write to each page that the copies share with us.
 
-    def set_strategy(
-        self, strategy: str, pending: PendingEstimate | None, now: float, *, connect: bool
-    ) -> None:
-        """Sets the strategy of all workers, and puts those that are not needed into the reserve.
-        The next one follows the first after a head start, and the rest after two; where the run
-        watches, and to a bucket, all start at once. connect: those that start at once connect to
-        the remote already. now: monotonic seconds.
+    def set_strategy(self, strategy: str, pending: PendingEstimate | None, now: float) -> None:
+        """Sets the strategy of all workers, and when they start: as many as have work for a head
+        start at once, the others that are needed after a head start, and the rest as a reserve.
+        Where the run watches, and to a bucket, all start at once. now: monotonic seconds.
         """
         at_once = len(self._workers) if self._watch or strategy == "objects" else 1
         if pending is not None:
@@ -297,12 +294,9 @@ class WorkerPool:
         self.reserve = self._workers[self._needed(pending) :]
         for worker in self:
             worker.found(strategy)
-            head_starts = min(2, max(0, worker.worker + 1 - at_once))
-            worker.due = now + head_starts * _HEAD_START if head_starts else 0.0
-            if worker in self.reserve:
-                worker.due = None
-            elif connect and not head_starts:
-                worker.prepare()
+            worker.due = 0.0 if worker.worker < at_once else now + _HEAD_START
+        for worker in self.reserve:
+            worker.due = None
 
     def start_reserve(self, pending: int | None, now: float) -> None:
         """Starts the reserve when more is pending than the others were started for."""

@@ -49,7 +49,7 @@ def test_a_run_to_a_bucket_makes_few_packs_of_little_work(
 
 def test_workers_that_little_work_does_not_need_follow_when_more_comes() -> None:
     pool = WorkerPool(SETTINGS, "run", Backoff(1, 60), watch=False)
-    pool.set_strategy("tar", LITTLE, 1.0, connect=False)
+    pool.set_strategy("tar", LITTLE, 1.0)
     assert due(pool) == [0.0, None, None, None]
     for pending in (None, 0, 1000):
         pool.start_reserve(pending, 5.0)
@@ -61,8 +61,8 @@ def test_workers_that_little_work_does_not_need_follow_when_more_comes() -> None
 @pytest.mark.parametrize(
     ("strategy", "blobs", "expected"),
     [
-        ("tar", 50_000, [0.0, 3.0, 5.0, 5.0]),
-        ("stream", 100_000, [0.0, 0.0, 3.0, 5.0]),
+        ("tar", 50_000, [0.0, 3.0, 3.0, 3.0]),
+        ("stream", 100_000, [0.0, 0.0, 3.0, 3.0]),
         ("stream", 10**6, [0.0] * 4),
         ("objects", 30_000, [0.0] * 4),
     ],
@@ -71,7 +71,7 @@ def test_the_first_workers_have_a_head_start_unless_much_is_pending(
     strategy: str, blobs: int, expected: list[float]
 ) -> None:
     pool = WorkerPool(SETTINGS, "run", Backoff(1, 60), watch=False)
-    pool.set_strategy(strategy, PendingEstimate(blobs, 10**6, 0, exact=True), 1.0, connect=False)
+    pool.set_strategy(strategy, PendingEstimate(blobs, 10**6, 0, exact=True), 1.0)
     assert due(pool) == expected
 
 
@@ -91,7 +91,7 @@ def test_what_a_bucket_needs_is_loaded_where_more_workers_than_the_first_will_st
 
 def test_workers_that_were_told_to_stop_do_not_follow() -> None:
     pool = WorkerPool(SETTINGS, "run", Backoff(1, 60), watch=False)
-    pool.set_strategy("tar", LITTLE, 1.0, connect=False)
+    pool.set_strategy("tar", LITTLE, 1.0)
     pool.stop()
     pool.start_reserve(10**6, 5.0)
     assert not pool.busy
@@ -99,5 +99,5 @@ def test_workers_that_were_told_to_stop_do_not_follow() -> None:
 
 def test_one_that_watches_starts_all() -> None:
     pool = WorkerPool(SETTINGS, "run", Backoff(1, 60), watch=True)
-    pool.set_strategy("tar", LITTLE, 1.0, connect=False)
+    pool.set_strategy("tar", LITTLE, 1.0)
     assert due(pool) == [0.0] * 4
