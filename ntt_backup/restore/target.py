@@ -188,8 +188,9 @@ class TargetWriter:
         self._known: dict[str, set[str]] = {}
         # The blobs in each directory `aa/bb` of the stage.
         self._staged: dict[str, set[bytes]] = {}
-        # Large blobs: each file is called by the blobid, and has its directory here.
-        self._staged_large: list[tuple[bytes, int]] = []
+        # Other files are called by the blobid, and have their directory here: large blobs, and
+        # those for which the target has a directory.
+        self._staged_files: set[tuple[bytes, int]] = set()
         self._large: _Large | None = None
         self._again: list[bytes] = []
         self._parts: set[bytes] = set()
@@ -278,17 +279,21 @@ class TargetWriter:
             return
         name = digest.hex()
         place = f"{name[:2]}/{name[2:4]}"
-        staged = self._staged.get(place)
-        if staged is None:
-            staged = self._staged[place] = set()
-            make_directory(self._stage, place[:2], 0o755)
-            make_directory(self._stage, place, 0o755)
-        fd = _new(f"{place}/{name}", self._stage)
+        if self._has_directory(name[:2], name[2:4]):
+            path = name
+            self._staged_files.add((digest, self._stage))
+        else:
+            path = f"{place}/{name}"
+            if place not in self._staged:
+                self._staged[place] = set()
+                make_directory(self._stage, place[:2], 0o755)
+                make_directory(self._stage, place, 0o755)
+            self._staged[place].add(digest)
+        fd = _new(path, self._stage)
         try:
             write_all(fd, content)
         finally:
             os.close(fd)
-        staged.add(digest)
 
     def begin(self, large: Large) -> None:
         resumed = self._large
@@ -330,7 +335,7 @@ class TargetWriter:
             else:
                 self._refuse(large.digest, large.size, found)
         else:
-            self._staged_large.append((large.digest, large.directory))
+            self._staged_files.add((large.digest, large.directory))
 
     def not_given(self, digest: bytes, verdict: int, text: str) -> None:
         self.failures.append(remote_failure(digest.hex(), verdict, text))
@@ -345,15 +350,15 @@ class TargetWriter:
         new = 0
         # Nothing is tried again after a sync that has failed.
         staged, self._staged = self._staged, {}
-        large, self._staged_large = sorted(self._staged_large), []
-        if staged or large:
+        files, self._staged_files = sorted(self._staged_files), set()
+        if staged or files:
             self._target.sync(self._stage)
             self._known.clear()
             publisher = Publisher(self._target.fd, self._target.device, may_replace=True)
             try:
                 with self._target.turn:
                     new = self._publish_directories(publisher, staged)
-                    new += sum(self._publish_file(publisher, *one) for one in large)
+                    new += sum(self._publish_file(publisher, *one) for one in files)
             finally:
                 publisher.close()
         self._leave_parts()
@@ -399,10 +404,10 @@ class TargetWriter:
         for above in {place[:2] for place in self._staged}:
             remove_tree(self._stage, above)
         self._staged.clear()
-        for digest, directory in self._staged_large:
+        for digest, directory in self._staged_files:
             if directory == self._stage:
                 os.unlink(digest.hex(), dir_fd=directory)
-        self._staged_large.clear()
+        self._staged_files.clear()
 
     def close(self) -> None:
         self._abandon()
