@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import groupby
+from itertools import groupby, starmap
 from operator import itemgetter
 from typing import Any, Final
 
@@ -50,7 +50,6 @@ from ntt_backup.source.inspection import Store
 _APPLY_BLOBS: Final = 1000
 _EXAMPLES: Final = 5
 _PREFIX_DIGITS: Final = 2
-_name = itemgetter(0)
 
 
 class Difference(StrEnum):
@@ -166,21 +165,9 @@ class _Work:
         """Compares one range, whose index is its two-digit prefix."""
         prefix = f"{one.index:0{_PREFIX_DIGITS}x}"
         rows = self._rows(one)  # Read first of all three.
-        merged = heapq.merge(
-            ((row.blobid, "row", row) for row in rows),
-            self._remote(prefix),
-            self._local(prefix),
-            key=_name,
-        )
-        for blobid, found in groupby(merged, key=_name):
-            sides: dict[str, Any] = {}
-            sizes: list[int] = []
-            for _, source, value in found:
-                if source == "remote":
-                    sizes.append(value)
-                else:
-                    sides[source] = value
-            self._judge(blobid, sizes, **sides)
+        remote, local = self._remote(prefix), self._local(prefix)
+        for blobid, (row, sizes, size) in _merge(((r.blobid, r) for r in rows), remote, local):
+            self._judge(blobid, sizes, next(iter(row), None), next(iter(size), None))
         self.seen.part = (one.index + 1) / len(prefix_ranges())
         self.seen.duration_s = time.monotonic() - self.started
 
@@ -192,25 +179,22 @@ class _Work:
         Returns the packs that the bucket has lost.
         """
         lost: list[StoredPack] = []
-        rows = ((pack.key, "row", pack) for pack in iter_packs(self.conn, self.target))
-        listed = ((pack.key, "object", pack) for pack in packs_of(names.bucket))
+        rows = ((pack.key, pack) for pack in iter_packs(self.conn, self.target))
+        listed = ((pack.key, pack) for pack in packs_of(names.bucket))
 
         def unrecorded() -> Iterator[PackObject]:
-            for key, found in groupby(heapq.merge(rows, listed, key=_name), key=_name):
-                sides: dict[str, Any] = {source: value for _, source, value in found}
-                listing: PackObject | None = sides.get("object")
-                row: StoredPack | None = sides.get("row")
-                if listing is not None and row is None:
-                    self.tell(Difference.UNRECORDED, key, f"{listing.size} bytes")
-                    yield listing
-                elif listing is not None:
-                    if row is not None and row.size != listing.size:
-                        said = f"{listing.size} bytes, {row.size} were sent"
+            for key, (recorded, objects) in _merge(rows, listed):
+                for pack in objects:
+                    if not recorded:
+                        self.tell(Difference.UNRECORDED, key, f"{pack.size} bytes")
+                        yield pack
+                    elif recorded[0].size != pack.size:
+                        said = f"{pack.size} bytes, {recorded[0].size} were sent"
                         self.tell(Difference.UNRECORDED, key, said)
-                # It may have come after its part of the listing was made.
-                elif row is not None and _is_gone(names, key):
-                    self.tell(Difference.PACK_LOST, key, many(row.blobs, "blob"))
-                    lost.append(row)
+                # A run may have stored a pack after its part of the listing was made.
+                if not objects and _is_gone(names, key):
+                    self.tell(Difference.PACK_LOST, key, many(recorded[0].blobs, "blob"))
+                    lost.append(recorded[0])
 
         for stored in names.learn(unrecorded(), self._stray_on_remote):
             if self.apply:
@@ -237,11 +221,11 @@ class _Work:
         self.seen.rows += len(found)
         return sorted(found)
 
-    def _remote(self, prefix: str) -> Iterator[tuple[str, str, Any]]:
+    def _remote(self, prefix: str) -> Iterator[tuple[str, int]]:
         for digest, size in self.names.below(prefix, self._stray_on_remote):
-            yield digest.hex(), "remote", size
+            yield digest.hex(), size
 
-    def _local(self, prefix: str) -> Iterator[tuple[str, str, Any]]:
+    def _local(self, prefix: str) -> Iterator[tuple[str, int]]:
         directories = self.tree.level(prefix) if prefix in self.prefixes else ()
         for directory in self._in_order(directories):
             for blobid in self._in_order(self.tree.entries(directory)):
@@ -255,7 +239,7 @@ class _Work:
                     self.tell(Difference.STRAY_STORE, path, said)
                     continue
                 self.seen.in_store += 1
-                yield blobid, "local", size
+                yield blobid, size
 
     def _in_order(self, entries: Iterable[str | Stray]) -> list[str]:
         """Reports the strays, and returns the others in order."""
@@ -276,8 +260,8 @@ class _Work:
         self,
         blobid: str,
         sizes: Sequence[int],
-        row: Row | None = None,
-        local: int | None = None,
+        row: Row | None,
+        local: int | None,
     ) -> None:
         """Reports each difference. sizes: of the blob in each place of the remote that has it;
         local: in the store, None for absent.
@@ -351,6 +335,20 @@ class _Work:
             good = [blob for blob in found if blob.blobid not in damaged]
             Ledger(self.conn, self.target).record(good, [])
             self.seen.marked += len(good)
+
+
+def _merge(*lists: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, list[list[Any]]]]:
+    """Yields the names in lists that come in order, each once, with its values in each list."""
+
+    def numbered(number: int, one: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, int, Any]]:
+        return ((name, number, value) for name, value in one)
+
+    merged = heapq.merge(*starmap(numbered, enumerate(lists)), key=itemgetter(0))
+    for name, found in groupby(merged, key=itemgetter(0)):
+        values: list[list[Any]] = [[] for _ in lists]
+        for _, number, value in found:
+            values[number].append(value)
+        yield name, values
 
 
 def _is_gone(names: BucketNames, key: str) -> bool:

@@ -28,11 +28,10 @@ from ntt_backup.pack.seal import SealedForOthers
 from ntt_backup.process.helpers import run_helpers
 from ntt_backup.restore.target import Found, RestoreTarget, TargetWriter, destination
 
-# What is published at once.
-_STEP_BLOBS: Final = 1 << 15
-_STEP_BYTES: Final = 1 << 30
 # Opening a file takes as long as writing so many bytes.
 _COST_OF_A_BLOB: Final = 1 << 16
+# 32,768 small blobs are published at once, or fewer large ones.
+_COST_OF_A_STEP: Final = 1 << 31
 _FEWEST_A_PROCESS: Final = 256
 
 Pack = PackFile | Salvage
@@ -85,7 +84,7 @@ def unpack(
                     continue
                 pack, entries = opened
                 stack.callback(pack.close)
-                slices = list(_slices(entries, jobs))
+                slices = _shares(entries, jobs)
                 checked = verify or isinstance(pack, Salvage)
                 settled = 0
                 for step in _work(target, pack, slices, str(number), checked):
@@ -127,20 +126,22 @@ def _open(path: Path, keyring: Keyring, done: UnpackedAll) -> tuple[Pack, Slice]
         ) from error
 
 
-def _slices(entries: Slice, jobs: int) -> Iterator[Slice]:
-    """Yields as many parts as there are processes, which take about equally long."""
-    jobs = min(jobs, len(entries) // _FEWEST_A_PROCESS)
-    if jobs <= 1:
-        yield entries
-        return
-    share = sum(_COST_OF_A_BLOB + one.raw for one in entries) / jobs
-    start, cost = 0, 0
+def _shares(entries: Slice, jobs: int) -> list[Slice]:
+    """Returns at most as many parts as there are processes, which take about equally long."""
+    jobs = max(1, min(jobs, len(entries) // _FEWEST_A_PROCESS))
+    return list(_cut(entries, sum(_COST_OF_A_BLOB + one.raw for one in entries) / jobs))
+
+
+def _cut(entries: Slice, cost: float) -> Iterator[Slice]:
+    """Yields parts of the same cost in bytes; the last one may cost less."""
+    start, found = 0, 0
     for number, one in enumerate(entries, 1):
-        cost += _COST_OF_A_BLOB + one.raw
-        if cost >= share and number < len(entries):
+        found += _COST_OF_A_BLOB + one.raw
+        if found >= cost:
             yield entries[start:number]
-            start, cost = number, 0
-    yield entries[start:]
+            start, found = number, 0
+    if start < len(entries):
+        yield entries[start:]
 
 
 def _work(
@@ -172,7 +173,7 @@ def _unpack_slice(
 ) -> Iterator[Step]:
     writer = TargetWriter(target, stage, where="in the pack", verify=verify)
     with closing(writer), destination(target.root):
-        for some in _cut(entries):
+        for some in _cut(entries, _COST_OF_A_STEP):
             lacking = [
                 one
                 for one in some
@@ -187,14 +188,3 @@ def _unpack_slice(
             new = [one.raw for one in lacking if one.digest.hex() not in wrong]
             right = len(some) - len(lacking)
             yield {"unpacked": len(new), "right": right, "bytes": sum(new), "wrong": wrong}
-
-
-def _cut(entries: Slice) -> Iterator[Slice]:
-    start, size = 0, 0
-    for number, one in enumerate(entries, 1):
-        size += one.raw
-        if number - start == _STEP_BLOBS or size >= _STEP_BYTES:
-            yield entries[start:number]
-            start, size = number, 0
-    if start < len(entries):
-        yield entries[start:]
