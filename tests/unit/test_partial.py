@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.blobdir import partial
+from ntt_backup.blobdir import partial, staging
 from ntt_backup.blobdir.open import (
     BlobDirectory,
     Misplaced,
@@ -28,7 +28,7 @@ from ntt_backup.blobdir.partial import (
     open_partial,
     remove_useless,
 )
-from ntt_backup.blobdir.staging import remove_tree
+from ntt_backup.blobdir.staging import INCOMING, Staging, remove_tree
 from ntt_backup.blobdir.walk import Tree
 
 NAME, OTHER = "ab12" + "0" * 60, "cd34" + "0" * 60
@@ -375,6 +375,106 @@ def test_a_directory_of_ours_is_one_and_on_its_file_system(directory: int, tmp_p
     with pytest.raises(Misplaced, match="dir is on another file system"):
         open_below(directory, "dir", device + 1)
     assert sorted(names_in(directory)) == ["dir", "file", "link"]
+
+
+def begun(directory: int, alive: Callable[[], None] = lambda: None) -> Staging:
+    device = os.fstat(directory).st_dev
+    return Staging(directory, directory, device, ("owner", "run", "slot"), alive)
+
+
+def swap_nothing(incoming: int, name: str) -> None: ...
+
+
+def swap_lock(incoming: int, name: str) -> None:
+    os.unlink(f"{name}/lock", dir_fd=incoming)
+
+
+def swap_stage(incoming: int, name: str) -> None:
+    os.rename(name, "moved", src_dir_fd=incoming, dst_dir_fd=incoming)
+    os.mkdir(name, dir_fd=incoming)
+
+
+def swap_link(incoming: int, name: str) -> None:
+    os.rename(name, "moved", src_dir_fd=incoming, dst_dir_fd=incoming)
+    os.symlink("moved", name, dir_fd=incoming)
+
+
+@pytest.mark.parametrize("swap", [swap_nothing, swap_lock, swap_stage, swap_link])
+def test_a_stage_is_one_that_nobody_has_touched(
+    directory: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    swap: Callable[[int, str], None],
+) -> None:
+    looking = os.stat
+    names: list[str] = []
+
+    def look(name: str, *, dir_fd: int, follow_symlinks: bool) -> os.stat_result:
+        names.append(name)
+        if len(names) == 1:
+            swap(dir_fd, name)
+        return looking(name, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
+
+    umask = os.umask(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", look)
+        stage = begun(directory)
+    os.umask(umask)
+    assert len(names) == (1 if swap is swap_nothing else 2)
+    incoming = tmp_path / INCOMING
+    mine = incoming / names[-1]
+    assert os.path.samestat(mine.lstat(), os.fstat(stage.stage))
+    for path, mode in ((incoming, 0o755), (mine, 0o700), (mine / "lock", 0o600)):
+        assert path.lstat().st_mode & 0o777 == mode
+    opened(stage.incoming).close()  # Without a mark nobody resumes it.
+    stage.remove()
+    assert incoming.exists() == (swap in (swap_stage, swap_link))
+    assert not mine.exists()
+
+
+@pytest.mark.parametrize("patience", [0.0, 1e9])
+def test_a_stage_takes_the_place_of_dead_ones_and_of_its_own_worker(
+    directory: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience: float
+) -> None:
+    monkeypatch.setattr(staging, "_PREDECESSOR_SECONDS", patience)
+    incoming = tmp_path / INCOMING
+    living = ["owner.run.slot.2", "owner.run.other.3", "owner.other.slot.4"]
+    others = ["other.run.slot.5", "owner.run.slot", "owner.run.slot.6.more"]
+    held = []
+    for name in ["owner.gone.slot.1", *living, *others]:
+        (incoming / name).mkdir(parents=True)
+        fd = os.open(incoming / name / "lock", os.O_RDWR | os.O_CREAT)
+        if name in living:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            held.append(fd)
+        else:
+            os.close(fd)
+    waited: list[str] = []
+
+    def alive() -> None:
+        waited.append("")
+        if len(waited) == 2:
+            (incoming / living[0]).rmdir()
+
+    stage = begun(directory, alive)
+    waited.clear()
+    (mine,) = {*os.listdir(incoming)} - {*living, *others}
+    assert mine.startswith("owner.run.slot.")
+    assert {*os.listdir(incoming)} == {*living, *others, mine}
+    for name in [*living, *others]:
+        assert os.listdir(incoming / name) == ([] if name == living[0] else ["lock"])
+    stage.await_predecessors()
+    assert len(waited) == (2 if patience else 0)
+    monkeypatch.setattr(staging, "_PREDECESSOR_SECONDS", 1e9)
+    stage.await_predecessors()
+    assert len(waited) == (2 if patience else 0)
+    assert not stage.superseded
+    (incoming / mine / "lock").unlink()
+    assert stage.superseded
+    stage.remove()
+    assert {*os.listdir(incoming)} == {*living[1 if patience else 0 :], *others}
+    for fd in held:
+        os.close(fd)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 256, 257])
