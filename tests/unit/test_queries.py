@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from ntt_backup.catalog import connection
+from ntt_backup.catalog import connection, range_locks
 from ntt_backup.catalog.history import Run
 from ntt_backup.catalog.pending import columns, form_of, index_names
 from ntt_backup.catalog.queries import fragment, load_all, shown, statement
@@ -156,6 +156,23 @@ def test_a_sign_of_life_is_sent_by_an_open_session_and_raises_nothing() -> None:
         session.closed = True
         connection.show_life(cast(Any, session))
         assert session.asked == 1
+
+
+def test_whether_blobs_were_inserted_is_asked_without_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waited: list[float] = []
+    came = [["notification"], []]
+
+    def notifies(timeout: float) -> list[str]:
+        waited.append(timeout)
+        return came.pop(0)
+
+    monkeypatch.setattr(range_locks, "walk_indexes", lambda _: None)
+    monkeypatch.setattr(range_locks, "read_parts", lambda *_: {})
+    claims = range_locks.Claims(cast(Any, SimpleNamespace(notifies=notifies)), "remote", [])
+    assert [claims.drain_notifications() for _ in range(2)] == [True, False]
+    assert waited == [0, 0]
 
 
 def test_what_is_shown_can_be_pasted() -> None:

@@ -10,7 +10,13 @@ from psycopg import sql
 from ntt_backup.catalog import privileges, schema_plan
 from ntt_backup.catalog.pending import Index
 from ntt_backup.catalog.privileges import Lack
-from ntt_backup.catalog.schema_check import OWN_TABLES, SCHEMA_VERSION, Column, Table
+from ntt_backup.catalog.schema_check import (
+    LATER_TABLES,
+    OWN_TABLES,
+    SCHEMA_VERSION,
+    Column,
+    Table,
+)
 from ntt_backup.catalog.schema_plan import make_plan
 from ntt_backup.catalog.schema_steps import Step, Who
 from ntt_backup.errors import CatalogRefused
@@ -193,6 +199,8 @@ def test_what_came_later_is_no_need_of_a_run(world: World) -> None:
     assert world.brief() == [(DBA, "add to ntt_backup hours, packs", False)]
     (step,) = world.plan()
     assert not any(one.startswith("create schema") for one in step.statements)
+    world.own = OWN_TABLES - LATER_TABLES
+    assert [one.needed for one in world.plan()] == [False]
     world.version = (SCHEMA_VERSION - 1, "public")
     assert world.brief() == [(DBA, "make the schema ntt_backup and its tables", True)]
     world.own = OWN_TABLES
