@@ -6,7 +6,7 @@ ended with one signal. It is one thread around poll(2): the workers' events, sig
 
 Signals: the first SIGINT or SIGTERM lets the workers finish what is in flight and then ends; a
 second one ends them now. SIGHUP reads the settings again, and reopens the log. A worker that dies
-is started again, with backoff, a bounded number of times. An error that waiting cannot mend ends
+is started again, with backoff, a bounded number of times. A non-retryable error ends
 the run with its exit code, again after what is in flight.
 """
 
@@ -261,24 +261,24 @@ class _Run:
             self._emit(*(message for message in heard if isinstance(message, events.Warning)))
 
     def _sit_out(self, wait_s: float) -> None:
-        """Waits for some seconds; a stop ends that, and so does somebody who is in a hurry."""
+        """Waits for some seconds, or until a stop or a request to look for work now."""
         for left in self._control.time_left(wait_s):
             self._wait([], min(left, WATCHDOG_SECONDS))
 
     def _wait(self, fds: Iterable[int], seconds: float) -> None:
-        """Waits for one of fds or a signal. The watchdog is served, and a SIGHUP obeyed."""
+        """Waits for a descriptor or a signal, notifies the watchdog, and obeys a SIGHUP."""
         self._serve_watchdog()
         self._control.wait([self._inbox.fd, *fds], seconds)
         self._mind_hangup()
 
     def _serve_watchdog(self) -> bool:
-        """Feeds the watchdog, unless the run hangs; returns whether to tell a new status."""
+        """Notifies the watchdog, unless the run hangs. Returns whether a new status is due."""
         now = time.monotonic()
         alive = self._control.paused or self._jobs.alive(now) or not self._workers.hang(now)
         return self._systemd.watchdog(alive=alive)
 
     def _finish_job(self, name: str, status: str) -> None:
-        """Does a side job while no worker works; a stop ends that, a failure is only an event."""
+        """Runs a side job while no worker works. A stop ends it; a failure is only an event."""
         job = self._jobs[name]
         job.start_if_due(time.monotonic())
         self._hear_jobs()
@@ -339,7 +339,7 @@ class _Run:
                 self._emit(message)
 
     def _hear_jobs(self) -> None:
-        """Tells what the side jobs say. What they begin shows that what they need has answered."""
+        """Emits the events of the side jobs. Work that has begun shows that its sides answer."""
         for job in self._jobs.values():
             for event in job.hear(time.monotonic()):
                 if isinstance(event, DumpStart | DumpSkipped | SnapshotStart | SnapshotComplete):
@@ -351,18 +351,18 @@ class _Run:
 
     @property
     def _missed_by_workers(self) -> set[str]:
-        """Returns the sides for which workers wait. What only a side job misses it tries itself."""
+        """Returns the sides for which workers wait. A side job alone retries by itself."""
         return {one.event.what for one in self._outages.all if one.event.worker is not None}
 
     def _connected(self, side: str) -> None:
-        """Notes that a side accepts connections again: nobody waits for it any longer."""
+        """Notes that a side accepts connections again, and wakes all that wait for the side."""
         now = time.monotonic()
         self._control.connect(side)
         if self._outages.connect(side, now):
             self._wake(self._outages.waiting(side), side)
 
     def _answered(self, side: str, worker: int | None) -> None:
-        """Ends the outage of a side, where it has one, for all that wait for it."""
+        """Ends the outage of a side, if there is one, and wakes all that wait for the side."""
         lasted = self._outages.lasted(side, time.monotonic())
         if lasted is not None:
             waiting = self._outages.waiting(side)
@@ -384,7 +384,7 @@ class _Run:
             self._fail(error)
 
     def _fail(self, error: BackupError) -> None:
-        """Keeps the first error and lets the workers finish what is in flight."""
+        """Keeps the first error, and lets the workers finish the batches in flight."""
         if self._error is None:
             self._error = error
         self._stop_workers()
@@ -422,7 +422,7 @@ class _Run:
             self._workers.kill()
 
     def _refresh(self) -> RunState:
-        """Counts what is pending, if that is due, and shows the run as it is now."""
+        """Counts the pending blobs, if that is due, and tells the listeners the present state."""
         self._history.count_pending(self._progress, time.monotonic())
         state = self._progress.state(time.monotonic())
         self._history.refresh(state)

@@ -132,7 +132,7 @@ class EventLog(Listener):
         """Does nothing: `write` keeps nothing back."""
 
     def close(self) -> None:
-        """Closes the file; the next event opens the one that has its name then."""
+        """Closes the file. The next event opens the file that has the name then."""
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = -1
@@ -181,7 +181,7 @@ class FailedBlobs:
         self._counted: Counter[str] = Counter()
 
     def has_a_line(self, event: BlobFailed) -> bool:
-        """Returns whether the event gets a line; counts it where it gets none."""
+        """Returns whether the event gets a line of its own. Other events are counted."""
         if self._logged < FAILURES_LOGGED:
             self._logged += 1
             return True
@@ -189,7 +189,7 @@ class FailedBlobs:
         return False
 
     def rest(self) -> Iterator[BlobsFailed]:
-        """Yields the event for those that were counted since the last call, if there are any."""
+        """Yields one event for the blobs that were counted since the last call, if any."""
         counted, self._counted = self._counted, Counter()
         if counted:
             yield BlobsFailed(count=counted.total(), reasons=dict(counted))
@@ -222,14 +222,14 @@ class BatchLines:
     def due(
         self, now: float, workers: Iterable[int | None] | None = None
     ) -> Iterator[BatchComplete]:
-        """Yields what was held back for long enough. workers: only of these; None: of all."""
+        """Yields the batches that were held back for long enough. workers: None for all."""
         for worker in list(self._held) if workers is None else workers:
             if now - self._told.get(worker, -TOGETHER_SECONDS) >= TOGETHER_SECONDS:
                 self._told[worker] = now
                 yield self._held.pop(worker)
 
     def rest(self) -> Iterator[BatchComplete]:
-        """Yields all that was held back, at the end of a run."""
+        """Yields all batches that were held back, at the end of a run."""
         while self._held:
             yield self._held.pop(next(iter(self._held)))
 

@@ -42,24 +42,24 @@ class StateMessage(Message):
 
 
 class Listener:
-    """Is told of one run. By default it takes no notice, and has nothing to say."""
+    """A consumer of the events and states of one run. By default it ignores them."""
 
     def event(self, event: events.Event) -> None:
-        """Takes in what has happened."""
+        """Handles an event."""
 
     def refresh(self, state: RunState) -> None:
-        """Takes in how the run is now."""
+        """Handles the present state of the run."""
 
     def close(self) -> None:
-        """Ends: nothing more will come."""
+        """Ends the listener: no more events follow."""
 
     def hear(self) -> Iterable[events.Event]:
-        """Returns what it has to say since it was asked last: all listeners are told."""
+        """Returns the listener's own events since the last call, for all listeners."""
         return ()
 
 
 class Listeners:
-    """Tells several listeners, in their order. Those that have something to say are the last."""
+    """Tells several listeners, in their order. Those with events of their own are the last."""
 
     def __init__(self, all_of_them: Iterable[Listener]) -> None:
         self._all = list(all_of_them)
@@ -75,7 +75,7 @@ class Listeners:
             self.event(said)
 
     def close(self) -> None:
-        """Ends all, the last one first; what one says at its end is told to those before it."""
+        """Closes all listeners, the last one first. Its last events are told to the others."""
         while self._all:
             one = self._all.pop()
             one.close()
@@ -104,12 +104,12 @@ class ListenerProcess(ChildProcess):
         self._words: list[Event] = []
 
     def of(self, target: str) -> Listener:
-        """Returns who tells it of the runs for a target. It ends when all those are closed."""
+        """Returns a listener for the runs of a target. The process ends when all are closed."""
         self._open += 1
         return _OfTarget(self, target)
 
     def pass_on(self, target: str, message: Message) -> None:
-        """Passes a message on, or drops it where too many wait already."""
+        """Sends a message to the process, or drops it if too many messages wait already."""
         if not self._forked:
             self._forked = True
             self.begin(lambda: Fork(partial(_hear, self._body), f"ntt-{self._name}"))
@@ -125,7 +125,7 @@ class ListenerProcess(ChildProcess):
         self._flush()
 
     def hear(self) -> Iterator[Event]:
-        """Yields what is to be logged of it: its own events, and that it is not well."""
+        """Yields the events of the process, and warnings about the process."""
         for message in self.read_messages():
             match message:
                 case Event():
@@ -138,7 +138,7 @@ class ListenerProcess(ChildProcess):
         yield from words
 
     def release(self) -> None:
-        """Ends the process when the last of its listeners is closed: it gets what is left."""
+        """Ends the process when the last of its listeners is closed, after it got all messages."""
         self._open -= 1
         if self._open or self._process is None:
             return
@@ -153,7 +153,7 @@ class ListenerProcess(ChildProcess):
         self.discard()
 
     def _flush(self) -> bool:
-        """Writes what the pipe takes, and returns whether some is left."""
+        """Writes as much as the pipe takes, and returns whether messages are left."""
         try:
             while self._process and self._kept:
                 if not (written := write(self._process.stdin_fd, self._kept)):

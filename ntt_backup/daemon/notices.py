@@ -80,7 +80,7 @@ class Notice:
 
 
 class Notices:
-    """Finds what is to be told of the runs of a target.
+    """Decides which notices follow from the events and states of a target's runs.
 
     Args:
         target: Its name.
@@ -104,7 +104,7 @@ class Notices:
         self._found: list[Notice] = []
 
     def take(self, what: Event | RunState, now: float) -> list[Notice]:
-        """Takes in what a run does, and returns what is to be told. now: monotonic seconds."""
+        """Handles an event or a state, and returns the notices. now: monotonic seconds."""
         self._found = []
         if isinstance(what, RunState):
             self._take_state(what, now)
@@ -202,7 +202,7 @@ class Notices:
     def _begin_trouble(
         self, about: str, event: Event, *, kind: str = "failure", text: str = "", reason: str = ""
     ) -> None:
-        """Notes a trouble, and tells of it.
+        """Notes a trouble, and makes its notices.
 
         Args:
             about: What is wrong.
@@ -219,7 +219,7 @@ class Notices:
             self._tell("first_failure", event, text)
 
     def _end_trouble(self, about: str, event: Event) -> None:
-        """Ends a trouble, and tells of that where it was the last one."""
+        """Ends a trouble, and makes a notice if it was the last one."""
         if self._troubles.pop(about, None) is not None and not self._troubles:
             self._tell("recovery", event)
 
@@ -230,14 +230,14 @@ class Notices:
 
 
 def notice_process(settings: CatalogConfig) -> ListenerProcess:
-    """Returns the process that tells of all runs that it hears of."""
+    """Returns the process that sends the notices of all runs."""
     # The last notice is the one that matters most.
     patience = len(told(settings)) * settings.notify.timeout + _SLACK_SECONDS
     return ListenerProcess("notices", partial(_tell_of_runs, settings), patience=patience)
 
 
 def told(settings: CatalogConfig, kind: str = "") -> list[str]:
-    """Returns the names of the ways that are set; kind: of those that tell of such a notice."""
+    """Returns the names of the ways that are configured. kind: for notices of this kind only."""
     notify, wanted = settings.notify, not kind or kind in settings.notify.on
     ways = {
         "command": notify.command and wanted,
@@ -248,7 +248,7 @@ def told(settings: CatalogConfig, kind: str = "") -> list[str]:
 
 
 def send(settings: CatalogConfig, notice: Notice) -> list[str]:
-    """Tells a notice by each way that is wanted for it; returns what went wrong, a line each."""
+    """Sends a notice by each way that is configured for its kind. Returns the problems."""
     problems = []
     ways = {"command": _run_program, "webhook_url": _post, "ping_url": _ping}
     seconds = settings.notify.timeout
@@ -263,7 +263,7 @@ def send(settings: CatalogConfig, notice: Notice) -> list[str]:
 
 
 def check(settings: CatalogConfig) -> tuple[str, str]:
-    """Says who is told, and warns of a program that cannot be run; no notice is sent."""
+    """Returns the ways, and a warning about a program that cannot be run. Sends no notice."""
     warning = ""
     if (command := settings.notify.command) and not os.access(command[0], os.X_OK):
         warning = f"notify.command cannot be run: {command[0]}"

@@ -280,7 +280,7 @@ class Preflight:
 
 
 def _need(estimate: PendingEstimate, sizes: list[int]) -> tuple[int, str]:
-    """Returns the bytes that are pending, and what to say of those that are guessed.
+    """Returns the pending bytes, and a remark on the guessed part of them.
 
     A blob without a size is taken for one like the others, or where none has a size, like those
     that were looked at in the store, which have the sizes given.
@@ -299,7 +299,7 @@ def _need(estimate: PendingEstimate, sizes: list[int]) -> tuple[int, str]:
 
 
 def guarded(name: str, work: Callable[[], CheckStep]) -> CheckStep:
-    """Returns the step that work returns, or that it failed by the error that work raises."""
+    """Returns the step that work returns, or a step with the error that work raises."""
     try:
         return replace(work(), name=name)
     except BackupError as error:

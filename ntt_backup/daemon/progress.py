@@ -88,7 +88,7 @@ class RunState:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Returns the state as it stands in JSON."""
+        """Returns the state as JSON values."""
         return asdict(self)
 
     @classmethod
@@ -275,7 +275,7 @@ class Progress:
         return self._held_since is not None
 
     def _change_state(self, one: _Worker, state: str, now: float) -> None:
-        """Notes what a worker does, and whether with it the work of all begins or ends."""
+        """Sets the state of a worker; notes when the first worker begins or the last one ends."""
         one.state = state
         if state == "idle":
             one.batch = ""
@@ -384,14 +384,14 @@ class Progress:
 
 
 class ProgressEvents:
-    """The events `progress`: all while there is work, one at its end, and then few."""
+    """Selects the `progress` events: all during work, one at its end, and one an hour."""
 
     def __init__(self) -> None:
         self._last: RunState | None = None
         self._next_idle = 0.0
 
     def due(self, state: RunState, now: float) -> Iterator[events.Progress]:
-        """Yields the state's event, where it is to be told."""
+        """Yields the event of the state, if an event is due."""
         if state.says_more_than(self._last) or now >= self._next_idle:
             self._last, self._next_idle = state, now + _IDLE_SECONDS
             yield state.event()

@@ -60,7 +60,7 @@ class Reload:
 
 
 def changed_targets(served: Collection[str], now: Collection[str]) -> list[str]:
-    """Returns the targets that the settings have now, and those that they have no longer."""
+    """Returns the targets that are new in the settings, and the targets that are gone."""
     return [
         *(f"target {name} (new)" for name in now if name not in served),
         *(f"target {name} (gone)" for name in served if name not in now),
@@ -68,12 +68,12 @@ def changed_targets(served: Collection[str], now: Collection[str]) -> list[str]:
 
 
 def start_needed(changed: Iterable[str]) -> events.Warning:
-    """Returns the event that names what takes effect with a new start of the daemon alone."""
+    """Returns the event that names the changes that need a restart of the daemon."""
     return events.Warning(reason=f"a restart is needed for what has changed: {', '.join(changed)}")
 
 
 def _differences(old: Settings, new: Settings) -> tuple[list[str], list[str]]:
-    """Returns the keys that differ: those that take effect now, and those that need a start."""
+    """Returns the changed keys that take effect now, and the changed keys that need a restart."""
     now: list[str] = []
     later: list[str] = []
     before, after = _flat(old), _flat(new)
@@ -95,7 +95,7 @@ def _flat(settings: Settings) -> dict[str, Any]:
 
 
 def _merged(old: Settings, new: Settings) -> Settings:
-    """Returns the old settings, with what takes effect now of the new ones."""
+    """Returns the old settings with those new values that take effect now."""
     tables = {name: getattr(new, name) for name in _LIVE if "." not in name}
     keys = [name.removeprefix("run.") for name in _LIVE if name.startswith("run.")]
     run = old.run.model_copy(update={name: getattr(new.run, name) for name in keys})

@@ -80,7 +80,7 @@ class RunHistory:
         self._started = True
 
     def refresh(self, state: RunState) -> None:
-        """Counts the seconds in which something was unreachable."""
+        """Adds up the seconds in which a side was unreachable."""
         if any(one.state == "outage" for one in state.workers):
             self._outage_s += state.elapsed_s - self._elapsed_s
         self._elapsed_s = state.elapsed_s

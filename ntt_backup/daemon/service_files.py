@@ -28,7 +28,7 @@ _SEALED: Final = re.compile(rf"(?s)(.*\n){re.escape(_SEAL)}([0-9a-f]{{64}})\n")
 
 
 def _sample() -> Path:
-    """Returns where the files are: in the package, or in a checkout beside it."""
+    """Returns the directory of the sample files: in the package, or beside it in a checkout."""
     package = Path(__file__).parents[1]
     inside = package / "systemd"
     return inside if inside.is_dir() else package.parent / "systemd"
@@ -105,7 +105,7 @@ def _sealed(text: str) -> str:
 
 
 def _is_ours(text: str) -> bool:
-    """Returns whether nobody has changed the text since it was written."""
+    """Returns whether the text is unchanged since this program wrote it."""
     match = _SEALED.fullmatch(text)
     return match is not None and _sealed(match[1]) == text
 

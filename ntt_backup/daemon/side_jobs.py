@@ -120,7 +120,7 @@ class SideJob(ChildProcess):
         return self._over is not None and self._over.again_s is not None
 
     def alive(self, now: float) -> bool:
-        """Returns whether it is at work, as far as one can tell from its last word."""
+        """Returns whether the process works, as far as its last message tells."""
         return self.running and now - self._heard < _QUIET_SECONDS
 
     def start_if_due(self, now: float, away: Collection[str] = ()) -> None:
@@ -136,17 +136,20 @@ class SideJob(ChildProcess):
         self.begin(lambda: fork(partial(self._body, patient), self._name, self.pace))
 
     def become(self, other: SideJob, *, look: bool) -> None:
-        """Does from its next start on what the other would do; a process that runs is not
-        disturbed. The next start is due when the other's is if `look`, or if they differ in how
-        often they are.
+        """Takes over the work and the schedule of another job, from the next start on.
+
+        Args:
+            other: A job that was not started.
+            look: Whether the next start is due when that of the other is; otherwise only where the
+                two have other intervals.
         """
         if look or other._every != self._every:
             self._next = other._next
         self._body, self._every, self._died = other._body, other._every, other._died
 
     def hear(self, now: float) -> Iterator[Event]:
-        """Yields its events, and what there is to say of its start and its end; afterwards
-        `running` is False if it has ended.
+        """Yields the events of the process, and the event of its end. After the end `running` is
+        False. now: monotonic seconds.
         """
         for event in self._events(now):
             self._wrong |= event.level == "error"
@@ -194,12 +197,12 @@ class SideJob(ChildProcess):
             self._failures.count = self._broken = 0
 
     def answer(self, what: str) -> None:
-        """Has the work tried again with the next look where it waits for a side that answers."""
+        """Schedules the work immediately where the work waits for this side, which answers now."""
         if self.away == what:
             self.hurry()
 
     def hurry(self) -> None:
-        """Has it started with the next look, where it is done at all; it finds what is due."""
+        """Schedules the work immediately, unless the work is switched off."""
         if self._every < math.inf:
             self._next = 0.0
 
@@ -213,7 +216,7 @@ class SideJob(ChildProcess):
 
 
 class SideJobs(dict[str, SideJob]):
-    """The side jobs of a run, by what they make."""
+    """The side jobs of a run, by the names of what they make."""
 
     @property
     def fds(self) -> list[int]:
@@ -221,32 +224,32 @@ class SideJobs(dict[str, SideJob]):
         return [fd for job in self.values() for fd in job.fds]
 
     def under(self, limit: Limit) -> SideJobs:
-        """Has them send as the last senders of a limit, and returns them."""
+        """Makes the jobs the last senders of a bandwidth limit, and returns the jobs."""
         for index, job in enumerate(self.values(), limit.senders - len(self)):
             job.pace = limit.sender(index)
         return self
 
     @property
     def failed(self) -> list[str]:
-        """Returns those that failed the last time."""
+        """Returns the names of the jobs whose last process failed."""
         return [name for name, job in self.items() if job.failed]
 
     def alive(self, now: float) -> bool:
-        """Returns whether any is at work. now: monotonic seconds."""
+        """Returns whether any job works. now: monotonic seconds."""
         return any(job.alive(now) for job in self.values())
 
     def start_due(self, now: float, away: Collection[str]) -> None:
-        """Starts those that are due. now, away: see `SideJob.start_if_due`."""
+        """Starts the jobs that are due. now, away: see `SideJob.start_if_due`."""
         for job in self.values():
             job.start_if_due(now, away)
 
     def answer(self, what: str) -> None:
-        """Has those tried again with the next look that wait for a side that answers."""
+        """Schedules the jobs immediately that wait for this side, which answers now."""
         for job in self.values():
             job.answer(what)
 
     def hurry(self) -> None:
-        """Has those started with the next look that are done at all."""
+        """Schedules all jobs immediately, unless they are switched off."""
         for job in self.values():
             job.hurry()
 

@@ -83,7 +83,7 @@ class SignalInbox:
 
 @contextmanager
 def time_limit(seconds: float, error: Exception) -> Iterator[None]:
-    """Raises error where it takes longer, in the main thread; what it used is not sound then."""
+    """Raises error in the main thread after so many seconds. Objects in use are broken then."""
 
     def give_up(_signum: int, _frame: FrameType | None) -> None:
         raise error

@@ -29,7 +29,7 @@ def notify(text: str) -> None:
 
 
 class Systemd:
-    """Tells systemd of one run. send: takes what is told, as `notify` does."""
+    """Sends the state of one run to systemd. send: sends a text, as `notify` does."""
 
     def __init__(self, send: Callable[[str], None] = notify) -> None:
         self._tell = send
@@ -66,8 +66,8 @@ class Systemd:
         self._tell("STOPPING=1")
 
     def watchdog(self, *, alive: bool) -> bool:
-        """Feeds the watchdog every few seconds while `alive`. Returns whether it is time for a new
-        status, too: more often would fill systemd's socket, and we would wait for it.
+        """Notifies the watchdog every few seconds while `alive`. Returns whether a new status is
+        due, too: more messages would fill the socket of systemd, and block the run.
         """
         now = time.monotonic()
         if due := now >= self._next_watchdog:

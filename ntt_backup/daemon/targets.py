@@ -52,7 +52,7 @@ _STDERR: Final = 2
 
 
 class SystemdWord(Message):
-    """Holds what a coordinator would tell systemd, were it alone. text: as sd_notify(3) has it."""
+    """A message to systemd, as a single coordinator would send it. text: see sd_notify(3)."""
 
     text: str
 
@@ -105,7 +105,7 @@ class SupervisedTarget(ChildProcess):
 
     @property
     def busy(self) -> bool:
-        """Returns whether it runs, or will be started."""
+        """Returns whether the coordinator runs, or will be started."""
         return self.running or self.due is not None
 
     @property
@@ -114,8 +114,8 @@ class SupervisedTarget(ChildProcess):
         return super().fds if self._socket is None else [*super().fds, *self._socket.fds]
 
     def turn(self, now: float) -> None:
-        """Starts it if that is due, hears what it says, and ends it if it hangs. now: monotonic
-        seconds.
+        """Starts the coordinator if that is due, reads its messages, and kills it if it hangs. now:
+        monotonic seconds.
         """
         if self._socket is not None:
             self._socket.serve()
@@ -132,7 +132,7 @@ class SupervisedTarget(ChildProcess):
             self.kill()
 
     def hang_up(self) -> None:
-        """Passes a SIGHUP on, if it can be ready for one; else it is only about to begin."""
+        """Passes a SIGHUP on, unless the coordinator is only about to begin."""
         if self.running and self._spoke:
             self.send_signal(signal.SIGHUP)
 
@@ -141,7 +141,7 @@ class SupervisedTarget(ChildProcess):
         self._own.event(event)
 
     def stop(self, signum: int) -> None:
-        """Passes a SIGINT or SIGTERM on. It is not started again."""
+        """Passes a SIGINT or SIGTERM on. The coordinator is not started again."""
         self._asked = signum
         if self.due is not None:
             self.due = None
@@ -193,7 +193,7 @@ class SupervisedTarget(ChildProcess):
             self.status = value
 
     def _end(self, ended: ProcessEnded, now: float) -> None:
-        """Takes in that it has ended, and says whether and when it is started again."""
+        """Handles the end of the coordinator, and decides whether and when another one starts."""
         status = ended.status
         if status is None:
             self._last_line = ended.detail
@@ -228,7 +228,7 @@ class SupervisedTarget(ChildProcess):
     # --- while it waits to be started again -------------------------------------------------------
 
     def _open_socket(self, wait_s: float) -> None:
-        """Answers in the coordinator's place. Where that cannot be, the daemon goes on."""
+        """Opens the control socket in the coordinator's place. Without it the daemon goes on."""
         at = datetime.now().astimezone() + timedelta(seconds=wait_s)
         why = self._reason or self._last_line
         self._waits = f"the daemon starts again at {at:%H:%M:%S}"

@@ -53,7 +53,7 @@ class WebServer(ThreadingMixIn, TCPServer):
 
     @cached_property
     def _names(self) -> set[str]:
-        """Returns its names, in lower case. The DNS may take its time over this."""
+        """Returns the names of the server, in lower case. The DNS may answer slowly."""
         own = () if self._loopback else (socket.gethostname(), socket.getfqdn())
         return {"localhost", *(name.lower() for name in (*own, *self._given))}
 
@@ -118,7 +118,7 @@ class BriefRequest(BaseHTTPRequestHandler):
 
 
 class _Brief(io.RawIOBase):
-    """Reads what a client says. Raises TimeoutError for more than a request has, or needs."""
+    """Reads a request. Raises TimeoutError for too many bytes or too much time."""
 
     def __init__(self, connection: socket.socket, seconds: float) -> None:
         self._connection = connection

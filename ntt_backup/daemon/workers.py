@@ -79,7 +79,7 @@ class SupervisedWorker(ChildProcess):
         return self.spec.worker
 
     def start(self, now: float) -> None:
-        """Lets it work, in a process that is started if there is none. now: monotonic seconds."""
+        """Has the worker work, and starts its process if there is none. now: monotonic seconds."""
         self.due = None
         self._started = self._expected = now
         self.stalled = False
@@ -87,7 +87,7 @@ class SupervisedWorker(ChildProcess):
         self.tell(GO)
 
     def prepare(self) -> None:
-        """Starts the process early: it connects to the remote, and waits for `start`."""
+        """Starts the process early. The process connects to the remote, and waits for `start`."""
         if self.running and self._given != self.spec:
             self.abandon()
         if not self.running:
@@ -107,7 +107,7 @@ class SupervisedWorker(ChildProcess):
             self._given = self.spec
 
     def abandon(self) -> None:
-        """Ends a process that has not begun to work. It cleans up first; another may be started."""
+        """Ends a process that has not begun to work, after its cleanup."""
         self.discard(signal.SIGTERM)
 
     def hear(self) -> Iterator[Message]:
@@ -164,14 +164,14 @@ class SupervisedWorker(ChildProcess):
             yield events.Warning(pid=self.pid, worker=self.worker, reason=reason)
 
     def hurry(self) -> None:
-        """Has it look for work at once, and start at once where it waits for that."""
+        """Has the worker look for work immediately, or starts a worker that waits for a restart."""
         if self.due is not None:
             self.due = 0.0
         else:
             self.tell(NOW)
 
     def stop(self) -> None:
-        """Asks it to finish what is in flight and end. It is not started again."""
+        """Asks the worker to finish the batches in flight and to end. It is not started again."""
         self.due = None
         self.tell(STOP)
 
@@ -321,12 +321,12 @@ class WorkerPool:
         return workers_needed(pending, self._run)
 
     def hurry(self) -> None:
-        """Has all workers look for work at once, whatever they wait for."""
+        """Has all workers look for work immediately, whatever they wait for."""
         for worker in self:
             worker.hurry()
 
     def stop(self) -> None:
-        """Asks all workers to finish what is in flight and end; none is started again."""
+        """Asks all workers to finish the batches in flight and to end. None is started again."""
         self.reserve = []
         for worker in self:
             worker.stop()

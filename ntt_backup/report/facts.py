@@ -86,7 +86,7 @@ class Facts:
 
     @classmethod
     def of_host(cls, settings: CatalogConfig) -> Self:
-        """Returns what this host knows without the catalog."""
+        """Returns the facts that this host knows without the catalog."""
         known = {name: last(settings, name) for name in settings.snapshots}
         found = cls(settings, snapshots=known, missed=missed(settings))
         found.ask_daemon()
@@ -139,7 +139,7 @@ class Reader:
         self._rests_until = 0.0
 
     def read(self, target: str) -> Facts:
-        """Returns what is known of a target now."""
+        """Returns the present facts of a target."""
         found = Facts.of_host(self._targets[target])
         if time.monotonic() >= self._rests_until:
             try:
@@ -193,7 +193,7 @@ class Reader:
                 found.lacks = [error]  # It says all at once, and better.
 
     def _keep(self, key: tuple[str, str], read: Callable[[], T], rest: float) -> T:
-        """Returns what was read not long ago, or reads it."""
+        """Returns a value that was read recently, or reads the value."""
         known, due = self._kept.get(key, (None, -math.inf))
         began = time.monotonic()
         if began < due:

@@ -44,7 +44,7 @@ class Level(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One thing to know. do: what to do about it; "" where nothing is to be done."""
+    """One finding. do: the remedy; "" where no action is required."""
 
     level: Level
     what: str
@@ -108,7 +108,7 @@ def _catalog(facts: Facts, now: datetime) -> Iterator[Point]:
 
 
 def _runs(facts: Facts, now: datetime) -> Iterator[Point]:
-    """Yields what is wrong with the run that is under way, or with the last one."""
+    """Yields the findings on the run that is under way, or on the last run."""
     run = under_way(facts)
     if facts.daemon is not None:
         yield from _daemon(facts, now)
@@ -191,7 +191,7 @@ def _blobs(facts: Facts) -> Iterator[Point]:
 
 
 def _others(facts: Facts, now: datetime) -> Iterator[Point]:
-    """Yields what is wrong with blobs that wait, dumps, snapshots and checks."""
+    """Yields the findings on waiting blobs, dumps, snapshots and checks."""
     if not facts.workers and under_way(facts) is None and (totals := facts.totals):
         ended = facts.runs[0].ended_at or facts.runs[0].updated_at if facts.runs else None
         late = ended is None or now - ended > _BETWEEN_RUNS

@@ -74,10 +74,10 @@ class PlainView(Listener):
 
 
 class QuietView(PlainView):
-    """Only what is wrong at a run's end: a mail that comes is one to be read."""
+    """Prints only problems at the end of a run, so that each mail deserves reading."""
 
     def event(self, event: events.Event) -> None:
-        """Prints the event's line where it says that the run is not well."""
+        """Prints the line of an event that reports a problem."""
         failed = isinstance(event, events.RunStop) and event.exit_code == SOME_FAILED
         if failed or isinstance(event, events.StillFailed) or event.level == "error":
             super().event(event)
@@ -112,7 +112,7 @@ class JsonResult(PlainView):
 
 
 class ProgressLine:
-    """Prints to a stream, usually stderr; nothing where it is quiet or nobody reads any more."""
+    """Prints progress to a stream, usually stderr; nothing if quiet or if nobody reads."""
 
     def __init__(self, stream: TextIO, *, quiet: bool = False) -> None:
         self._stream: TextIO | None = None if quiet else stream
@@ -128,7 +128,7 @@ class ProgressLine:
         self._end_line()
 
     def show(self, text: Callable[[], str]) -> None:
-        """Shows the state of the moment. Text is only asked for when it is time to show it."""
+        """Shows the present state. text: is called only when a line is due."""
         if self._stream is not None and time.monotonic() >= self._next:
             self._next = time.monotonic() + self._step
             self._print(f"\r\x1b[K{text()}" if self._in_place else f"{text()}\n")

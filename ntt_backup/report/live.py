@@ -161,7 +161,7 @@ class LiveView(Listener):
             self._screen.draw()
 
     def refresh(self, state: RunState) -> None:
-        """Draws the run as it is now."""
+        """Draws the present state of the run."""
         self._state = state
         self._screen.draw()
 
@@ -192,7 +192,7 @@ class LiveView(Listener):
 
 
 def picture_of(state: RunState, width: int, room: int) -> Iterator[RenderableType]:
-    """Yields how far a run is, its speeds, and a line for each worker, as many as there is room."""
+    """Yields progress, speeds, and a line per worker, as many as there is room for."""
     yield _bar(state, width)
     yield _speeds(state, width)
     yield from _workers(state.workers, width, max(1, room))
@@ -239,7 +239,7 @@ def one_line(text: str, style: str = "", *, letters: bool = False) -> Text:
 
 
 def _how_far(state: RunState) -> list[str]:
-    """Returns how far the work is and how long it will take, what matters most first."""
+    """Returns the progress and the remaining time, the most important part first."""
     pending, done = state.pending, state.done
     if pending is None:
         return [many(done, "blob"), "counting what is pending"]
@@ -283,7 +283,7 @@ def _fitting(parts: Sequence[str], room: int) -> str:
 
 
 def daemon_line(report: DaemonReport) -> str:
-    """Returns who the daemon is, and under what it works, in one line."""
+    """Returns one line on the daemon: its process, limits and side jobs."""
     parts = [
         "PAUSED" if report.paused else "",
         *(f"a {name} is made" for name, running in report.jobs.items() if running),

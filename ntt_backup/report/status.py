@@ -120,7 +120,7 @@ class Status:
 
     @property
     def _fresh_runs(self) -> list[Run]:
-        """Returns the runs; of the daemon's own run the figures are what the daemon says now."""
+        """Returns the runs. The figures of the running daemon's own run are the present ones."""
         report, runs = self.facts.daemon, self.facts.runs
         if report is None:
             return list(runs)
@@ -160,7 +160,7 @@ class Status:
         return rows + [("at work", f"{who}: {_ranges(held)}") for who, held in grouped.items()]
 
     def _snapshot(self, name: str) -> Iterator[tuple[str, str]]:
-        """Yields the rows of a set: its last version, and why there is no newer one."""
+        """Yields the rows of a snapshot set: its last version, and the error of a later try."""
         one, due = self.facts.snapshots[name], self._next_due(name)
         said = "none known to this host"
         if one.taken_at is not None:

@@ -115,13 +115,13 @@ class ControlSocket:
 
     @property
     def stands(self) -> bool:
-        """Returns whether the socket is still where it was made."""
+        """Returns whether the path still names this socket."""
         with suppress(OSError):
             return os.path.samestat(self._path.lstat(), self._ours)
         return False
 
     def close(self) -> None:
-        """Ends all connections, and removes the socket if it is still ours."""
+        """Ends all connections, and removes the socket if the path still names it."""
         for peer in self._peers[:]:
             self._drop(peer)
         self._listening.close()
@@ -134,7 +134,7 @@ class ControlSocket:
         peer.connection.close()
 
     def _is_done(self, peer: _Peer) -> bool:
-        """Hears a peer; returns whether it was answered, or has gone."""
+        """Reads from a peer. Returns whether the peer was answered or has gone."""
         try:
             data = peer.connection.recv(MOST_BYTES)
             peer.said += data
@@ -205,7 +205,7 @@ def _listen(path: Path) -> socket.socket:
 
 
 def report(settings: CatalogConfig) -> DaemonReport:
-    """Returns what the daemon of this target does. Raises as `ask` does."""
+    """Returns the report of the target's daemon. Raises as `ask` does."""
     said = _answer(settings, {"do": "state"}, _SHORT_SECONDS)
     try:
         return DaemonReport.of(said)

@@ -221,7 +221,7 @@ class RunControl(Listener):
 
 
 def _one_rate(wanted: object) -> int | None:
-    """Returns bytes a second; None for no limit. Raises ConfigError for what is no single rate."""
+    """Returns bytes per second; None for no limit. Raises ConfigError for an invalid rate."""
     try:
         timetable = parse(wanted)
     except ValueError:

@@ -62,7 +62,7 @@ class DaemonReport:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Returns the report as it stands in JSON."""
+        """Returns the report as JSON values."""
         return asdict(self)
 
     @classmethod
@@ -80,7 +80,7 @@ class DaemonReport:
 
 
 class RunReport(Listener):
-    """Keeps what is to be told. clock gives seconds of the epoch."""
+    """Collects the report of a run. clock: returns seconds since the epoch."""
 
     def __init__(self, run_id: str, workers: int, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock

@@ -180,7 +180,7 @@ class Figures:
         self.set("build_info", 1, version=__version__)
 
     def take(self, target: str, what: events.Event | RunState, now: float) -> None:
-        """Takes in what a run tells. now: seconds of the epoch."""
+        """Handles an event or a state. now: seconds since the epoch."""
         self.pass_time(now)
         self.set("last_heard_timestamp_seconds", now, target=target)
         if isinstance(what, events.Event):
@@ -263,7 +263,7 @@ class Figures:
             self.set("last_run_exit_code", exit_code, target=target)
 
     def forget(self, name: str, **labels: str) -> None:
-        """Removes what is not known any more."""
+        """Removes a figure that is not known any more."""
         metric = self._metrics[name]
         with suppress(KeyError):
             metric.remove(*(labels[one] for one in METRICS[name].labels))
@@ -322,7 +322,7 @@ class Figures:
         counter.labels(*labels).inc(amount)
 
     def _add_once(self, name: str, amount: int, target: str, worker: object) -> None:
-        """Adds what was copied, without what is copied anew since its marks were lost."""
+        """Counts copies, without the repeated copies of blobs whose marks were lost."""
         again = min(amount, self._lost[target, name])
         self._lost[target, name] -= again
         self._add(name, amount - again, target, worker)

@@ -32,12 +32,12 @@ _LAST_WRITE_SECONDS: Final = 10.0
 
 
 def metrics_process(settings: Settings) -> ListenerProcess:
-    """Returns the process that serves the metrics of all runs that it is told of."""
+    """Returns the process that serves the metrics of all runs."""
     return ListenerProcess("metrics", partial(_serve, settings))
 
 
 def check(settings: Settings) -> tuple[str, str]:
-    """Says where metrics will be, and warns of what stands in the way: a run does without."""
+    """Returns the place of the metrics, and a warning; neither stops a run."""
     listen, textfile = settings.metrics.listen, settings.metrics.textfile
     warnings = []
     if listen is not None:
@@ -73,7 +73,7 @@ def _serve(settings: Settings, heard: Iterator[Heard]) -> None:
 
 
 def _keep_time(settings: Settings, figures: Figures, catalog: CatalogFigures, over: Event) -> None:
-    """Serves the page and writes the file; what cannot be is told once, and tried again."""
+    """Serves the page and writes the file. A failure is told once, and retried."""
     from prometheus_client import MetricsHandler, generate_latest
 
     listen, textfile = settings.metrics.listen, settings.metrics.textfile

@@ -49,7 +49,7 @@ class Shown:
 
 
 class Board:
-    """Passes on what the main thread shows to requests. make draws it anew."""
+    """Shares one drawn page between the main thread and the requests. make: draws the page."""
 
     def __init__(self, make: Callable[[], Shown]) -> None:
         self._make = make
@@ -59,7 +59,7 @@ class Board:
         self._made_at = time.monotonic()
 
     def get(self) -> Shown:
-        """Returns what is to be shown, not older than a second unless making it takes long."""
+        """Returns the page, not older than a second unless drawing takes longer."""
         with self._changed:
             if time.monotonic() - self._made_at >= _FRESH_SECONDS:
                 self._wanted = True
@@ -68,7 +68,7 @@ class Board:
             return self._shown
 
     def serve(self) -> None:
-        """Makes what is wanted, until the board is closed."""
+        """Draws the page when a request wants it, until the board is closed."""
         while True:
             with self._changed:
                 if not self._changed.wait_for(

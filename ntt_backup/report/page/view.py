@@ -61,7 +61,7 @@ class Target:
 
     @classmethod
     def of(cls, facts: Facts, now: datetime) -> Target:
-        """Judges and draws. The command lines in it get the options of this moment."""
+        """Judges the facts, and draws the charts. Command lines get the present options."""
         daemon, totals, proved = facts.daemon, facts.totals, facts.proved
         failed = totals.failed_by_reason.items() if totals else ()
         again = totals.pending_by_reason.items() if totals else ()
@@ -165,7 +165,7 @@ def _finalize(value: Any) -> Any:
 
 
 def _commands(text: str) -> Markup:
-    """Returns a text in which what stands between backticks is typed."""
+    """Returns a text in which the parts between backticks are set as code."""
     typed = Markup("<code>{}</code>")
     parts = enumerate(printable(text).split("`"))
     return Markup("").join(typed.format(part) if nth % 2 else escape(part) for nth, part in parts)
@@ -176,12 +176,12 @@ def _count(number: int, estimated: bool = False) -> str:
 
 
 def _share(share: float) -> str:
-    """Returns a percentage that says neither all nor nothing where it is not so."""
+    """Returns a percentage: 0 % and 100 % only where they are exact."""
     return f"{min(max(share, 0.01), 0.99) if 0 < share < 1 else share:.0%}"
 
 
 def _ago(when: datetime) -> str:
-    """Returns how long ago it was in one unit, as a glance takes it in; a date after a week."""
+    """Returns an age in one unit, or a date after a week."""
     past = (datetime.now(UTC) - when).total_seconds()
     if past >= _A_WEEK:
         return f"{when.astimezone():%Y-%m-%d}"
@@ -217,7 +217,7 @@ class Chart:
 
 
 def last_hour(minutes: Iterable[Sequence[int]], now: datetime) -> Chart | None:
-    """Returns what was sent in each minute of the last hour; None where nothing was."""
+    """Returns the chart of the bytes sent per minute of the last hour; None without any."""
     sent = {one[0]: one[1] for one in minutes}
     end = int(now.timestamp()) // 60 * 60
     places = [end - 60 * back for back in range(59, -1, -1)]
