@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pwd
 import re
 from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime, timedelta
@@ -19,7 +20,13 @@ from ntt_backup.catalog.history import Run
 from ntt_backup.catalog.pending import columns, form_of, index_names
 from ntt_backup.catalog.queries import fragment, load_all, shown, statement
 from ntt_backup.catalog.range_locks import lock_class
-from ntt_backup.errors import ConfigError
+from ntt_backup.errors import (
+    CatalogError,
+    CatalogRefused,
+    CatalogUnavailable,
+    ConfigError,
+    SessionExpired,
+)
 
 PACKAGE = Path(__file__).parents[2] / "ntt_backup" / "catalog"
 PYTHON = "\n".join(file.read_text() for file in PACKAGE.glob("*.py"))
@@ -92,6 +99,64 @@ def test_of_many_lines_the_first_are_shown() -> None:
     assert connection.shortened(lines[:2]) == "line 0, line 1"
     assert "more" not in connection.shortened(lines[:-2])
     assert connection.shortened(lines) == f"{', '.join(lines[:-2])} and 2 more"
+
+
+LOST = psycopg.OperationalError
+CHECK_USER = "check user, password and host in catalog.url"
+
+
+@pytest.mark.parametrize(
+    ("error", "expected", "hint"),
+    [
+        (psycopg.errors.InsufficientPrivilege("no"), CatalogRefused, "init-db --print-sql"),
+        (
+            psycopg.errors.InsufficientPrivilege("must be owner of table blobs"),
+            CatalogRefused,
+            "run it as the owner",
+        ),
+        (
+            psycopg.errors.InsufficientPrivilege("new row violates row-level security policy"),
+            CatalogRefused,
+            "the triggers and policies of blobs",
+        ),
+        (psycopg.errors.NotNullViolation("no"), CatalogRefused, "needs a default value"),
+        (psycopg.errors.UndefinedTable("no"), CatalogRefused, "run `ntt-backup-remote init-db`"),
+        (psycopg.errors.DivisionByZero("no"), CatalogRefused, ""),
+        (psycopg.errors.QueryCanceled("no"), CatalogUnavailable, "a statement_timeout"),
+        (psycopg.errors.ReadOnlySqlTransaction("no"), CatalogUnavailable, "is a standby"),
+        (psycopg.errors.IdleSessionTimeout("no"), SessionExpired, "check that PostgreSQL runs"),
+        (psycopg.InterfaceError("closed"), CatalogUnavailable, "check that PostgreSQL runs"),
+        (LOST("connection is bad: refused"), CatalogUnavailable, "check that PostgreSQL runs"),
+        (LOST('database "c" does not exist'), CatalogRefused, "createdb"),
+        (LOST('permission denied for database "c"'), CatalogRefused, CHECK_USER),
+        (LOST('role "me" does not exist'), CatalogRefused, CHECK_USER),
+        (LOST('role "root" does not exist'), CatalogRefused, "runuser -u ntt-backup --"),
+        (psycopg.DataError("odd"), CatalogRefused, CHECK_USER),
+    ],
+    ids=str,
+)
+def test_an_error_of_the_server_is_told_with_what_mends_it(
+    monkeypatch: pytest.MonkeyPatch,
+    error: psycopg.Error,
+    expected: type[CatalogError],
+    hint: str,
+) -> None:
+    monkeypatch.setattr(pwd, "getpwnam", lambda name: name)
+    with pytest.raises(CatalogError) as caught, connection.translated("count"):
+        raise error
+    assert type(caught.value) is expected
+    assert hint in caught.value.hint
+    assert bool(hint) == bool(caught.value.hint)
+    assert caught.value.detail == str(error).removeprefix("connection is bad: ")
+
+
+def test_root_is_told_of_the_services_user_where_there_is_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "_SERVICE_USER", "nobody-has-this-name")
+    with pytest.raises(CatalogRefused) as caught, connection.translated("count"):
+        raise LOST('role "root" does not exist')
+    assert CHECK_USER in caught.value.hint
 
 
 class Session:
