@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 
 from ntt_backup.blobdir.partial import open_partial
 from ntt_backup.blobdir.publish import Publisher
-from ntt_backup.blobdir.stage_writer import CREATE, StageWriter
-from ntt_backup.blobdir.staged_batch import StagedBatch
+from ntt_backup.blobdir.staged_batch import CREATE, StagedBatch, StageWriter
 from ntt_backup.receiver.codec import unpacked
 from ntt_backup.receiver.group_commit import GroupCommit, SyncThread
 from ntt_backup.receiver.large_blob import LargeBlob, ResumeOffers

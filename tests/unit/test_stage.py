@@ -15,8 +15,7 @@ from blake3 import blake3
 
 from ntt_backup.blobdir import publish
 from ntt_backup.blobdir.partial import PARTIAL, remove_useless
-from ntt_backup.blobdir.stage_writer import StageWriter
-from ntt_backup.blobdir.staged_batch import StagedBatch
+from ntt_backup.blobdir.staged_batch import StagedBatch, StageWriter
 from ntt_backup.receiver.workspace import Refusal
 from ntt_backup.receiver.write_workspace import WriteWorkspace
 from tests.receiver_driver import ScriptedSession, digest_of, failure, place_of
