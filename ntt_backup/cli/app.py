@@ -84,7 +84,7 @@ def cli(
     """
     context.obj = Common(config, target)
     use_iec(iec=sizes == "iec")
-    remember_global_options(context.obj.options)
+    remember_global_options(context.obj.words)
     if not verbose:
         sys.excepthook = _say_unforeseen
 

@@ -13,6 +13,7 @@ import click
 from click.core import ParameterSource
 
 from ntt_backup.blobdir.layout import is_blobid
+from ntt_backup.cli import options
 from ntt_backup.errors import ConfigError, remember_global_options
 from ntt_backup.format import printable
 from ntt_backup.model import DEFAULT_TARGET
@@ -21,11 +22,6 @@ if TYPE_CHECKING:
     from ntt_backup.catalog.connection import Connection
     from ntt_backup.config import CatalogConfig, ConfigT
     from ntt_backup.config.sealing import Keyring
-
-
-def identity_flag(identity: Path | None) -> dict[str, object]:
-    """Returns the setting that --identity makes."""
-    return {"pack.identity_file": str(identity.absolute()) if identity is not None else None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +38,7 @@ class Common:
         return source is ParameterSource.DEFAULT
 
     @property
-    def options(self) -> list[str]:
+    def words(self) -> list[str]:
         """Returns the options as they are written on a command line; none for a default."""
         file = ["--config", str(self.config)] if self.config is not None else []
         return [*file, *(["--target", self.target] if self.target != DEFAULT_TARGET else [])]
@@ -60,11 +56,16 @@ class Common:
     def load_each(
         self, model: type[ConfigT], flags: Mapping[str, object] | None = None
     ) -> dict[str, ConfigT]:
-        """Returns the settings of each target of --target, by its name. Raises ConfigError."""
+        """Returns the settings of each target of --target, by its name. Raises ConfigError.
+
+        flags: settings that options of the command make, besides --identity.
+        """
         from ntt_backup.config import load_each, misspelt
 
         for warning in misspelt(os.environ):
             click.echo(f"warning: {warning}", err=True)
+        if identity := options.given("identity"):
+            flags = {"pack.identity_file": str(identity.absolute()), **(flags or {})}
         return load_each(model, self.target, flags=flags, file=self.config)
 
     def names(self) -> list[str]:
@@ -77,13 +78,14 @@ class Common:
 
     def turn_to(self, target: str) -> None:
         """Lets command lines in hints name this one of several targets from now on."""
-        remember_global_options(replace(self, target=target).options)
+        remember_global_options(replace(self, target=target).words)
 
-    def keyring(self, identity: Path | None) -> Keyring:
+    def keyring(self) -> Keyring:
         """Returns what opens the packs in files, by --identity or by the settings."""
         from ntt_backup.config import CatalogConfig
         from ntt_backup.config.sealing import Keyring
 
+        identity: Path | None = options.given("identity")
         return Keyring(lambda: identity or self.load(CatalogConfig).pack.identity_file)
 
 

@@ -113,7 +113,7 @@ def command(
 ) -> Callable[[Callable[..., Any]], click.Command]:
     """Returns what makes a command of a function, which gets the options before the command.
 
-    last: the options behind its own; no command takes them as arguments, `wants` tells of them.
+    last: the options behind its own; no command takes them as arguments, `given` has their values.
     """
 
     def make(function: Callable[..., Any]) -> click.Command:
@@ -125,25 +125,42 @@ def command(
 
 
 def _noted(*names: str, **attributes: Any) -> click.Option:
-    def note(context: click.Context, option: click.Parameter, value: bool) -> None:
+    def note(context: click.Context, option: click.Parameter, value: object) -> None:
         context.meta[f"ntt_backup.{option.name}"] = value
 
-    return click.Option(names, is_flag=True, expose_value=False, callback=note, **attributes)
+    return click.Option(names, expose_value=False, callback=note, **attributes)
+
+
+def _noted_flag(*names: str, **attributes: Any) -> click.Option:
+    return _noted(*names, is_flag=True, **attributes)
 
 
 # --json is eager: a mistake in another option is told as JSON, too.
-JSON: Final = _noted("--json", "as_json", is_eager=True, help="Print one JSON object.")
-JSON_LINES: Final = _noted(
+JSON: Final = _noted_flag("--json", "as_json", is_eager=True, help="Print one JSON object.")
+JSON_LINES: Final = _noted_flag(
     "--json", "as_json", is_eager=True, help="Print one JSON object a line, for each."
 )
-ONLY_ERRORS: Final = _noted("-q", "--quiet", help="Print only errors.")
+ONLY_ERRORS: Final = _noted_flag("-q", "--quiet", help="Print only errors.")
 # Of a command that prints a result at the end.
-RESULT: Final = (JSON, _noted("-q", "--quiet", help="Print only the result at the end."))
+RESULT: Final = (JSON, _noted_flag("-q", "--quiet", help="Print only the result at the end."))
+
+
+IDENTITY: Final = _noted(
+    "--identity",
+    type=FILE,
+    help="File with the age identity that opens sealed packs.  [default: pack.identity_file]",
+)
+
+
+def given(name: str) -> Any:
+    """Returns the value of one of the options behind a command's own, None where it has none."""
+    context = click.get_current_context(silent=True)
+    return context and context.meta.get(f"ntt_backup.{name}")
 
 
 def wants(name: str) -> bool:
     """Returns whether the operator wants the result `as_json`, or wants the command `quiet`."""
-    return bool(click.get_current_context().meta.get(f"ntt_backup.{name}"))
+    return bool(given(name))
 
 
 def told() -> None:
@@ -182,13 +199,6 @@ def bwlimit(what: str) -> Decorator:
     """Returns the option --bwlimit of a command that fetches blobs. what: it is a limit of."""
     text = f"Bytes a second {what}, for example 10MB, or a timetable as of run.bwlimit."
     return value("--bwlimit", _RATE, text)
-
-
-identity = value(
-    "--identity",
-    FILE,
-    "File with the age identity that opens sealed packs.  [default: pack.identity_file]",
-)
 
 
 def of_dump(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import click
@@ -82,9 +83,9 @@ def bench_link(common: Common, /, json_file: Path | None, quiet: bool, **chosen:
     settings = common.load(RemoteConfig)
     report = _Report("link", settings, chosen, json_file)
     found = link.measure(settings, Progress(sys.stderr, quiet=quiet), **chosen)
-    said = verdict.of_link(found)
-    report.show(link_tables(found.figures()), {}, said)
-    report.write({"figures": [one.json() for one in found.figures()]}, {}, said)
+    figures = found.figures()
+    measured = {"figures": [one.json() for one in figures]}
+    report.end(link_tables(figures), measured, verdict.of_link(found))
 
 
 @options.command(name="strategies")
@@ -129,14 +130,13 @@ def bench_strategies(
     progress = Progress(sys.stderr, quiet=quiet)
     if bucket:
         both = buckets.measure(settings, plan, progress, accepted=yes)
+        tables = bucket_tables(both.out, both.back)
         said = verdict.of_bucket(both.out, both.back, both.left)
-        report.show(bucket_tables(both.out, both.back), both.skipped, said)
-        report.write(both.json(), both.skipped, said)
-        return
-    found = strategies.measure(settings, plan, progress)
-    said = verdict.of_strategies(found)
-    report.show(strategies_tables(found), found.skipped, said)
-    report.write(found.json(), found.skipped, said)
+        report.end(tables, both.json(), said, both.skipped)
+    else:
+        found = strategies.measure(settings, plan, progress)
+        said = verdict.of_strategies(found)
+        report.end(strategies_tables(found), found.json(), said, found.skipped)
 
 
 class _Report:
@@ -164,22 +164,24 @@ class _Report:
             "options": chosen,
         }
 
-    def show(self, shown: Sequence[Table], skipped: Mapping[str, str], said: Sequence[str]) -> None:
-        """Prints the tables, what was left out, and the verdict."""
+    def end(
+        self,
+        tables: Iterable[Table],
+        measured: Mapping[str, Any],
+        said: Sequence[str],
+        skipped: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Prints the tables, what was left out, and the verdict, and writes everything as JSON,
+        where a file was named. Raises ConfigError.
+        """
         # A pipe has no width; tables must not be cut for it.
         console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
-        for table in shown:
+        for table in tables:
             console.print(table)
         left_out = [f"left out: {name}: {printable(why)}" for name, why in skipped.items()]
         click.echo("\n".join([*left_out, *(f"* {line}" for line in said)]))
-
-    def write(
-        self, measured: Mapping[str, Any], skipped: Mapping[str, str], said: Sequence[str]
-    ) -> None:
-        """Writes everything as JSON, where a file was named. Raises ConfigError."""
-        if self._file is None:
-            return
-        took = {"took_s": round(time.monotonic() - self._started, 3)}
-        report = {**self._head, **took, **measured, "skipped": skipped, "verdict": said}
-        with writing(self._file):
-            self._file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        if self._file is not None:
+            took = {"took_s": round(time.monotonic() - self._started, 3)}
+            report = {**self._head, **took, **measured, "skipped": dict(skipped), "verdict": said}
+            with writing(self._file):
+                self._file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

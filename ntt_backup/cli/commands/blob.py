@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
-from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -23,8 +22,8 @@ from ntt_backup.catalog.failures import (
     ledger_of,
 )
 from ntt_backup.cli import options, results
-from ntt_backup.cli.common import Common, identity_flag, open_catalog
-from ntt_backup.cli.options import JSON, JSON_LINES, TIME
+from ntt_backup.cli.common import Common, open_catalog
+from ntt_backup.cli.options import IDENTITY, JSON, JSON_LINES, TIME
 from ntt_backup.config import CatalogConfig, RemoteConfig
 from ntt_backup.errors import BackupError, complete
 from ntt_backup.format import many, moment, printable, size
@@ -92,19 +91,13 @@ def failed(
     if not as_json:
         more = ", and perhaps more" if count == limit else ""
         click.echo(f"{many(count, 'blob')} failed{more}" if count else "nothing failed")
-        for text in _advice(reasons):
-            click.echo(complete(text))
+        if reasons:
+            click.echo(complete("what to do by reason, and then: ntt-backup-remote requeue"))
+        for one_of_them, text in ADVICE.items():
+            if one_of_them in reasons:
+                click.echo(complete(f"  {one_of_them}: {text}"))
     for text in cut:
         click.echo(complete(text), err=True)
-
-
-def _advice(reasons: Collection[str]) -> Iterator[str]:
-    """Yields what to do about blobs that failed for these reasons."""
-    if reasons:
-        yield "what to do by reason, and then: ntt-backup-remote requeue"
-    for reason, text in ADVICE.items():
-        if reason in reasons:
-            yield f"  {reason}: {text}"
 
 
 def _line(one: FailedBlob) -> str:
@@ -136,16 +129,15 @@ def requeue(common: Common, blobids: tuple[str, ...], reason: str | None) -> Non
     results.tell({"target": settings.target, "requeued": count}, [said])
 
 
-@options.command(JSON)
+@options.command(IDENTITY, JSON)
 @click.argument("blobid")
 @options.flag("--verify", "Hash the content that the store has.")
-@options.identity
-def show(common: Common, blobid: str, verify: bool, identity: Path | None) -> None:
+def show(common: Common, blobid: str, verify: bool) -> None:
     """Tell everything that is known of one blob.
 
     The first digits of BLOBID are enough, where no other blob begins so.
     """
-    settings = common.load(CatalogConfig, identity_flag(identity))
+    settings = common.load(CatalogConfig)
     with open_catalog(settings, "show") as conn:
         name = find_blob(conn, blobid)
         targets = ledger_of(conn, name)
@@ -165,7 +157,7 @@ def show(common: Common, blobid: str, verify: bool, identity: Path | None) -> No
     problem = ""
     if settings.remote is not None and settings.remote.kind == "s3" and is_blobid(name):
         try:
-            places = look_in_bucket(common.load(RemoteConfig, identity_flag(identity)), name)
+            places = look_in_bucket(common.load(RemoteConfig), name)
         except BackupError as error:
             problem = str(error)
             rows.append(("object", f"not known: {problem}"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -13,8 +12,8 @@ import click
 from ntt_backup import newest
 from ntt_backup.catalog.dump_history import DumpRun, recent_dumps
 from ntt_backup.cli import options, results
-from ntt_backup.cli.common import Common, identity_flag, open_catalog
-from ntt_backup.cli.options import JSON, ONLY_ERRORS
+from ntt_backup.cli.common import Common, open_catalog
+from ntt_backup.cli.options import IDENTITY, JSON, ONLY_ERRORS
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.host_key import HostKeys, Origin
 from ntt_backup.dump import job
@@ -49,7 +48,7 @@ def dump(common: Common, force: bool, whole: bool) -> None:
     job.dump(settings, show, force=force, whole=whole)
 
 
-@options.command(JSON)
+@options.command(IDENTITY, JSON)
 @options.flag("--all", "List the dumps of all targets.", "of_all")
 @options.value(
     "--remove",
@@ -58,8 +57,7 @@ def dump(common: Common, force: bool, whole: bool) -> None:
     "unwanted",
     multiple=True,
 )
-@options.identity
-def dumps(common: Common, of_all: bool, unwanted: tuple[str, ...], identity: Path | None) -> None:
+def dumps(common: Common, of_all: bool, unwanted: tuple[str, ...]) -> None:
     """List the dumps of the catalog on the remote, and remove some.
 
     The newest comes first. Beside each stands who made it, as far as that can be proved, and what
@@ -68,7 +66,7 @@ def dumps(common: Common, of_all: bool, unwanted: tuple[str, ...], identity: Pat
 
     Dumps that this host does not know are removed by nothing but --remove.
     """
-    settings = common.load(RemoteConfig, identity_flag(identity))
+    settings = common.load(RemoteConfig)
     keys = HostKeys.of(settings)
     if unwanted:
         with closing(open_remote_dir(settings)) as remote_dir:

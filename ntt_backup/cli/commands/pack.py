@@ -14,7 +14,7 @@ import click
 
 from ntt_backup.cli import options, results
 from ntt_backup.cli.common import Common, read_blobids, writing
-from ntt_backup.cli.options import DIR, PATH, RESULT
+from ntt_backup.cli.options import DIR, IDENTITY, PATH, RESULT
 from ntt_backup.config import RemoteConfig, StoreConfig
 from ntt_backup.config.host_key import Origin
 from ntt_backup.config.sealing import Keyring, SealPolicy, require_sealing
@@ -35,7 +35,7 @@ from ntt_backup.source.packing import Packed, list_store, pack_blobs
 _ANOTHER = "name another file, or replace this one by --force"
 
 
-@options.command(*RESULT)
+@options.command(IDENTITY, *RESULT)
 @click.argument("file", type=PATH)
 @click.option(
     "--from",
@@ -64,7 +64,6 @@ _ANOTHER = "name another file, or replace this one by --force"
     "recipients",
     multiple=True,
 )
-@options.identity
 def pack(
     common: Common,
     file: Path,
@@ -77,7 +76,6 @@ def pack(
     list_blobs: bool,
     image: Path | None,
     recipients: tuple[str, ...],
-    identity: Path | None,
 ) -> None:
     """Pack blobs into one file, or look into one.
 
@@ -93,9 +91,9 @@ def pack(
     if image is not None:
         _write_image(file, image, prefix, replace=force)
     if list_blobs:
-        _list_blobs(_open(file, common.keyring(identity)))
+        _list_blobs(_open(file, common.keyring()))
     if check:
-        _check(_open(file, common.keyring(identity)))
+        _check(_open(file, common.keyring()))
     if names is not None and prefix:
         raise click.UsageError("give only one of --list and --prefix")
     require_sealing(recipients)
@@ -182,19 +180,13 @@ def _about(found: PackFile) -> dict[str, object]:
     }
 
 
-@options.command(*RESULT)
+@options.command(IDENTITY, *RESULT)
 @click.argument("files", type=PATH, nargs=-1, required=True, metavar="FILE...")
 @options.destination("Directory for the blobs.")
 @options.jobs()
 @options.flag("--no-verify", "Trust the packs: hash no blob.")
-@options.identity
 def unpack(
-    common: Common,
-    files: tuple[Path, ...],
-    destination: Path,
-    jobs: int,
-    no_verify: bool,
-    identity: Path | None,
+    common: Common, files: tuple[Path, ...], destination: Path, jobs: int, no_verify: bool
 ) -> None:
     """Unpack pack files into a directory.
 
@@ -208,7 +200,7 @@ def unpack(
             destination.absolute(),
             jobs=jobs,
             verify=not no_verify,
-            keyring=common.keyring(identity),
+            keyring=common.keyring(),
             on_progress=lambda done: line.show(
                 lambda: (
                     f"{done.unpacked:,} unpacked, {done.right:,} already there,"

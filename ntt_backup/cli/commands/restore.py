@@ -12,15 +12,8 @@ from typing import TYPE_CHECKING, Final, TextIO
 import click
 
 from ntt_backup.cli import options, results
-from ntt_backup.cli.common import (
-    Common,
-    identity_flag,
-    read_blobids,
-    require_blobids,
-    writing,
-    written,
-)
-from ntt_backup.cli.options import DIR, PATH, RESULT
+from ntt_backup.cli.common import Common, read_blobids, require_blobids, writing, written
+from ntt_backup.cli.options import DIR, IDENTITY, PATH, RESULT
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.host_key import Origin
 from ntt_backup.config.timetable import Timetable
@@ -40,7 +33,7 @@ _NOBODY: Final = (
 )
 
 
-@options.command(*RESULT)
+@options.command(IDENTITY, *RESULT)
 @click.argument("directory", type=PATH, metavar="[DIR]", required=False)
 @options.value(
     "--to", DIR, "Directory for the blobs; may also be given without --to.", "destination"
@@ -76,7 +69,6 @@ _NOBODY: Final = (
     click.Choice(["bulk", "standard", "expedited"]),
     "With --thaw, how fast: standard by default; the slowest is the cheapest.",
 )
-@options.identity
 def restore(
     common: Common,
     directory: Path | None,
@@ -92,7 +84,6 @@ def restore(
     workers: int,
     trust_size: bool,
     archived: Path | None,
-    identity: Path | None,
     days: int | None,
     tier: str | None,
 ) -> None:
@@ -112,7 +103,7 @@ def restore(
             )
         from ntt_backup.dump.restore import restore_catalog
 
-        settings = common.load(RemoteConfig, identity_flag(identity))
+        settings = common.load(RemoteConfig)
         found = restore_catalog(
             settings,
             results.warn,
@@ -136,7 +127,7 @@ def restore(
         wanted = Wanted(blobids=read_blobids(names))
     elif blobids:
         wanted = Wanted(blobids=require_blobids(enumerate(blobids, 1), "--blobid"))
-    settings = common.load(RemoteConfig, identity_flag(identity))
+    settings = common.load(RemoteConfig)
     if days is not None and settings.remote.kind != "s3":
         raise ConfigError(
             f"{settings.remote.where} is no bucket: nothing is archived there",
@@ -248,7 +239,7 @@ def lines(done: Restored, destination: Path) -> list[str]:
     return said
 
 
-@options.command(*RESULT)
+@options.command(IDENTITY, *RESULT)
 @options.value("--scratch", DIR, "Directory for the blobs; must be absent or empty.", required=True)
 @options.value(
     "--database",
@@ -261,7 +252,6 @@ def lines(done: Restored, destination: Path) -> list[str]:
 @options.prefix("Restore")
 @options.bwlimit("that the blobs may take")
 @options.sessions(default=4)
-@options.identity
 def drill(
     common: Common,
     scratch: Path,
@@ -271,7 +261,6 @@ def drill(
     prefix: str,
     bwlimit: Timetable | None,
     workers: int,
-    identity: Path | None,
 ) -> None:
     """Prove that everything can be restored.
 
@@ -281,9 +270,9 @@ def drill(
     from ntt_backup.catalog.connection import database_name
     from ntt_backup.restore.drill import drill as restore_and_prove
 
-    flags = {"catalog.url": database, **identity_flag(identity)}
+    flags = {"catalog.url": database}
     settings = common.load(RemoteConfig, flags)
-    lost = database_name(common.load(RemoteConfig, identity_flag(identity)).catalog.url)
+    lost = database_name(common.load(RemoteConfig).catalog.url)
     with results.noted(common, "drill", prefix=prefix) as note, results.progress_line() as line:
         found = restore_and_prove(
             settings,

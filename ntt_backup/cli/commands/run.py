@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -79,7 +78,16 @@ def run(
         return
     as_json, quiet = options.wants("as_json"), options.wants("quiet")
     views = make_views(sys.stderr if quiet or as_json else sys.stdout, each, quiet=quiet)
-    heard_by = list(_listener_processes(next(iter(each.values()))))
+    heard_by: list[ListenerProcess] = []  # What nobody wants is not even loaded.
+    of_all = next(iter(each.values()))
+    if of_all.metrics.wanted:
+        from ntt_backup.daemon.metrics.process import metrics_process
+
+        heard_by.append(metrics_process(of_all))
+    if of_all.notify.wanted:
+        from ntt_backup.daemon.notices import notice_process
+
+        heard_by.append(notice_process(of_all))
 
     def listeners(name: str) -> list[Listener]:
         result = [JsonResult(sys.stdout, name)] if as_json else []
@@ -112,18 +120,6 @@ def run(
             names=common.names,
         )
     sys.exit(code)
-
-
-def _listener_processes(settings: Settings) -> Iterator[ListenerProcess]:
-    """Yields the processes that hear of all runs; what nobody wants is not even loaded."""
-    if settings.metrics.wanted:
-        from ntt_backup.daemon.metrics.process import metrics_process
-
-        yield metrics_process(settings)
-    if settings.notify.wanted:
-        from ntt_backup.daemon.notices import notice_process
-
-        yield notice_process(settings)
 
 
 def _show_plan(settings: Settings, prefix: str) -> None:

@@ -29,7 +29,6 @@ from ntt_backup.report.lines import ProgressLine, pace
 from ntt_backup.snapshot.diff import Difference, Kind, differences
 from ntt_backup.snapshot.forget import plan_of
 from ntt_backup.snapshot.format.entry import DIRECTORY, FIFO, FILE, HARD_LINK, SYMLINK, Entry
-from ntt_backup.snapshot.format.manifest import Header
 from ntt_backup.snapshot.job import set_lock, take_version
 from ntt_backup.snapshot.origins import Origins
 from ntt_backup.snapshot.repository.contract import RepositoryToRead, SnapshotDamaged
@@ -185,7 +184,11 @@ def snapshot_show(common: Common, wanted: str, files: bool) -> None:
         raise SnapshotDamaged(known.problem)
     more = {"roots": known.header.roots, "chain_versions": known.header.chain}
     fields = {"target": common.target, **_version_fields(chosen, known), **more}
-    results.tell(fields, [_version_line(chosen, known), *_header_lines(known.header)])
+    host = f" on {printable(known.header.host)}" if known.header.host else ""
+    said = [_version_line(chosen, known)]
+    said += [f"  of {printable(root)}{host}" for root in known.header.roots]
+    said += [f"  needs {known.header.set}@{needed}" for needed in known.header.chain[:-1]]
+    results.tell(fields, said)
 
 
 def _version_fields(version: Version, known: Facts | None) -> dict[str, Any]:
@@ -234,14 +237,6 @@ def _version_line(version: Version, known: Facts | None) -> str:
 def _begun(version: Version, known: Facts | None) -> datetime:
     header = known.header if known is not None else None
     return header.begun if header is not None else begun(version.name)
-
-
-def _header_lines(header: Header) -> Iterator[str]:
-    """Yields what a version is of, and which others it needs, for people."""
-    for root in header.roots:
-        yield f"  of {printable(root)}{f' on {printable(header.host)}' if header.host else ''}"
-    for needed in header.chain[:-1]:
-        yield f"  needs {header.set}@{needed}"
 
 
 # --- the files of a version -----------------------------------------------------------------------
@@ -477,7 +472,12 @@ def snapshot_verify(
     with results.progress_line() as line, _patient(open_to_read, settings, line) as repository:
 
         def progress(found: Findings) -> None:
-            line.show(lambda: _checked_so_far(found))
+            line.show(
+                lambda: (
+                    f"version {found.versions:,}, {many(found.entries, 'file')},"
+                    f" {pace(found.bytes, found.duration_s)}, {many(found.wrong_total, 'damage')}"
+                )
+            )
 
         found = verify_versions(repository, question, progress, Origins.of(settings))
         if "@" not in which:
@@ -486,13 +486,6 @@ def snapshot_verify(
     said = [*_checked(found, question), *(f"MISSED: {one}" for one in missed or ())]
     code = found.exit_code or (SOME_FAILED if missed else 0)
     results.report_on(found, said, code, target=common.target, wrong=wrong, missed=missed)
-
-
-def _checked_so_far(found: Findings) -> str:
-    return (
-        f"version {found.versions:,}, {many(found.entries, 'file')},"
-        f" {pace(found.bytes, found.duration_s)}, {many(found.wrong_total, 'damage')}"
-    )
 
 
 def _checked(found: Findings, question: Question) -> Iterator[str]:

@@ -122,14 +122,11 @@ def runs(common: Common, limit: int) -> None:
     with open_catalog(settings, "runs") as conn:
         found = history.recent_runs(conn, settings.target, limit)
     listed = [{**results.fields_of(one), "mb_per_s": one.mb_per_s} for one in found]
-    said = [printable(run_line(one, _lasted(one))) for one in found]
+    said = []
+    for one in found:
+        seconds = (one.ended_at - one.started_at).total_seconds() if one.ended_at else 0.0
+        said.append(printable(run_line(one, f" in {duration(seconds)}")))
     results.tell({"target": settings.target, "runs": listed}, said or ["there was no run yet"])
-
-
-def _lasted(one: history.Run) -> str:
-    if one.ended_at is None:
-        return ""
-    return f" in {duration((one.ended_at - one.started_at).total_seconds())}"
 
 
 @options.command()

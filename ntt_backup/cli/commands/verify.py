@@ -12,14 +12,13 @@ import click
 
 from ntt_backup.audit.reconcile import SERIOUS, Comparison, Difference
 from ntt_backup.audit.reconcile import reconcile as compare
-from ntt_backup.audit.scan import ScanResult
 from ntt_backup.audit.scan import scan as scan_store
 from ntt_backup.audit.verify import Findings, Question, Way, verify_remote, verify_store
 from ntt_backup.audit.verify_bucket import verify_bucket
 from ntt_backup.blobdir.layout import Stray
 from ntt_backup.cli import options, results
-from ntt_backup.cli.common import Common, identity_flag, open_catalog, writing, written
-from ntt_backup.cli.options import JSON, ONLY_ERRORS, PART, PATH, RESULT, SIZE, TIME
+from ntt_backup.cli.common import Common, open_catalog, writing, written
+from ntt_backup.cli.options import IDENTITY, JSON, ONLY_ERRORS, PART, PATH, RESULT, SIZE, TIME
 from ntt_backup.config import RemoteConfig, Settings, StoreConfig
 from ntt_backup.daemon.newest_check import NOT_LOOKED, look
 from ntt_backup.errors import SOME_FAILED, BackupError
@@ -29,7 +28,7 @@ from ntt_backup.report.lines import pace, time_left
 from ntt_backup.source.inspection import Store
 
 
-@options.command(*RESULT)
+@options.command(IDENTITY, *RESULT)
 @options.value("--sample", PART, "Check a random part, such as 1%.", "fraction")
 @options.value("--max-duration", TIME, "Stop after this time: 90s, 2h, 1d.")
 @options.value("--max-bytes", SIZE, "Stop before more than this is read: 10GB, 1TiB.")
@@ -41,10 +40,7 @@ from ntt_backup.source.inspection import Store
 @options.flag("--download", "Fetch every blob and hash it locally, not on the remote.")
 @options.bwlimit("that --download fetches")
 @options.sessions(default=2)
-@options.identity
-def verify(
-    common: Common, /, local: bool, download: bool, identity: Path | None, **chosen: Any
-) -> None:
+def verify(common: Common, /, local: bool, download: bool, **chosen: Any) -> None:
     """Check the blobs on the remote by their hashes.
 
     A bucket cannot hash: its objects are looked up, size and checksum are compared with what was
@@ -66,20 +62,39 @@ def verify(
 
         def progress(found: Findings) -> None:
             note.saw(found.checked, found.bytes, len(found.wrong), found.exit_code)
-            line.show(lambda: _checked_so_far(found))
+            done, seconds = found.checked / max(found.total, 1), found.duration_s
+            line.show(
+                lambda: (
+                    f"{found.checked:,} of {found.total:,} checked, {pace(found.bytes, seconds)},"
+                    f" {len(found.wrong):,} wrong{time_left(done, seconds)}"
+                )
+            )
 
         if local:
             store = common.load(StoreConfig)
             with open_catalog(store, "verify --local", application="verify") as conn:
                 found = verify_store(conn, store, question, on_progress=progress)
-            said = [*lines(found, question), *_advice_for_store(found, store.source.root)]
+            said = lines(found, question)
+            if found.wrong:
+                names = " ".join(f"--blobid {one.blobid}" for one in found.wrong.first[:3])
+                place = shlex.quote(str(store.source.root))
+                command = f"ntt-backup-remote restore --to {place} {names}"
+                said.append(f"fetch them from the remote: {command}")
         else:
-            remote = common.load(RemoteConfig, identity_flag(identity))
+            remote = common.load(RemoteConfig)
             bucket = remote.remote.kind == "s3"
             with open_catalog(remote, "verify") as conn:
                 check = verify_bucket if bucket else verify_remote
                 found = check(conn, remote, question, on_progress=progress, on_outage=line.outage)
-            said = [*lines(found, question), *_advice_for_remote(found)]
+            said = lines(found, question)
+            if found.requeued:
+                pending = many(found.requeued, "blob is", "blobs are")
+                said.append(f"{pending} pending again; to repair this: ntt-backup-remote run")
+            if found.wrong.counts[Reason.REMOTE_UNREADABLE]:
+                said.append(
+                    "blobs that cannot be read were left as they are: look at the disk and the"
+                    " kernel log of the remote"
+                )
             try:
                 missed = [str(one) for one in look(remote)]
             except BackupError as error:
@@ -95,14 +110,6 @@ def verify(
         if missed:
             note.exit_code, note.detail = code, "; ".join([*filter(None, [note.detail]), *missed])
     results.report_on(found, said, code, target=common.target, way=way, missed=missed)
-
-
-def _checked_so_far(found: Findings) -> str:
-    return (
-        f"{found.checked:,} of {found.total:,} checked, {pace(found.bytes, found.duration_s)},"
-        f" {len(found.wrong):,} wrong"
-        + time_left(found.checked / max(found.total, 1), found.duration_s)
-    )
 
 
 def lines(found: Findings, question: Question) -> list[str]:
@@ -144,27 +151,6 @@ def lines(found: Findings, question: Question) -> list[str]:
     return said
 
 
-def _advice_for_store(found: Findings, root: Path) -> list[str]:
-    if not found.wrong:
-        return []
-    names = " ".join(f"--blobid {one.blobid}" for one in found.wrong.first[:3])
-    command = f"ntt-backup-remote restore --to {shlex.quote(str(root))} {names}"
-    return [f"fetch them from the remote: {command}"]
-
-
-def _advice_for_remote(found: Findings) -> list[str]:
-    said = []
-    if found.requeued:
-        pending = many(found.requeued, "blob is", "blobs are")
-        said.append(f"{pending} pending again; to repair this: ntt-backup-remote run")
-    if found.wrong.counts[Reason.REMOTE_UNREADABLE]:
-        said.append(
-            "blobs that cannot be read were left as they are: look at the disk and the kernel log"
-            " of the remote"
-        )
-    return said
-
-
 _ANOTHER: Final = "name another directory with --out"
 _ADVICE: Final = {
     Difference.LOST: "`ntt-backup-remote reconcile --apply` makes them pending, and the next run"
@@ -194,7 +180,7 @@ _ADVICE_FOR_BUCKETS: Final = _ADVICE | {
 }
 
 
-@options.command(*RESULT)
+@options.command(IDENTITY, *RESULT)
 @options.value(
     "--out",
     options.GivenPath("dir", file_okay=False),
@@ -203,14 +189,13 @@ _ADVICE_FOR_BUCKETS: Final = _ADVICE | {
 @options.flag(
     "--apply", "Make copied blobs pending again that the remote lacks or has with another size."
 )
-@options.identity
-def reconcile(common: Common, out: Path | None, apply: bool, identity: Path | None) -> None:
+def reconcile(common: Common, out: Path | None, apply: bool) -> None:
     """Compare catalog, store and remote by name and size.
 
     Contents are not read; `verify` does that. Exit code 7 when the remote lacks what the catalog
     calls copied.
     """
-    settings = common.load(Settings, identity_flag(identity))
+    settings = common.load(Settings)
     command = "reconcile --apply" if apply else "reconcile"
     with ExitStack() as stack:
         note = stack.enter_context(results.noted(common, "reconcile"))
@@ -316,27 +301,19 @@ def scan(common: Common, restart: bool, strays: Path | None) -> None:
             Store(settings.source.root),
             restart=restart,
             on_begin=begin,
-            on_progress=lambda done: line.show(lambda: _scanned_so_far(done)),
+            on_progress=lambda done: line.show(
+                lambda: f"{done.registered:,} registered, {done.known:,} known, at {done.directory}"
+            ),
             on_stray=note_stray,
         )
-    results.report_on(result, _scanned(result), result.exit_code, target=settings.target)
-
-
-def _scanned_so_far(done: ScanResult) -> str:
-    return f"{done.registered:,} registered, {done.known:,} known, at {done.directory}"
-
-
-def _scanned(result: ScanResult) -> list[str]:
-    """Returns what a scan found, for a terminal."""
     resumed = f", continued after {result.resumed_from}" if result.resumed_from else ""
-    unread = ["NOT known: which blobs lie in what could not be read; let this user read it"]
-    return [
+    said = [
         f"registered {amount(result.registered, result.bytes)}; {result.known:,} known before",
         f"looked at {many(result.directories, 'directory', 'directories')} in"
         f" {duration(result.duration_s)}{resumed}",
-        *(
-            f"left aside {many(count, 'stray')}: {kind.value}"
-            for kind, count in sorted(result.strays.items())
-        ),
-        *(unread if result.exit_code else ()),
     ]
+    for kind, count in sorted(result.strays.items()):
+        said.append(f"left aside {many(count, 'stray')}: {kind.value}")
+    if result.exit_code:
+        said.append("NOT known: which blobs lie in what could not be read; let this user read it")
+    results.report_on(result, said, result.exit_code, target=settings.target)
