@@ -1,9 +1,8 @@
-"""The program loads a command and ends it well: options, streams, signals, exit code.
+"""The program: global options, streams, signals, errors, exit codes.
 
-A command may be started with its output closed, or on a full disk, or with signals ignored, and may
-end by any error, or by a signal. Whatever happens, the program ends with one line that says what
-happened, one that says what to do, and the exit code of the contract. Commands need not think of
-it.
+A command may be started with closed output, on a full disk, or with signals ignored, and may end by
+any error or signal. In each case the program prints one line that says what happened and one that
+says what to do, and ends with the exit code of the contract. Commands need not care.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from ntt_backup.model import DEFAULT_TARGET
 
 
 class _Program(LazyGroup):
-    """All commands; one that was asked for JSON and fails says so in JSON, too."""
+    """All commands. A command that fails prints its error as JSON, too, if --json is given."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -90,7 +89,7 @@ def cli(
 
 
 def main() -> int:
-    """Does what the command line says; returns the exit code."""
+    """Runs the command line. Returns the exit code."""
     _prepare_streams()
     _prepare_signals()
     try:
@@ -109,7 +108,7 @@ def main() -> int:
 def _say_unforeseen(
     kind: type[BaseException], error: BaseException, _traceback: TracebackType | None
 ) -> None:
-    """Shows an error that no code expects, without its traceback."""
+    """Prints an unforeseen error without its traceback."""
     click.echo(
         f"unforeseen {kind.__name__}: {printable(str(error))}\n"
         "hint: this is a defect of the program; the same command with -v shows where it happened",
@@ -118,10 +117,10 @@ def _say_unforeseen(
 
 
 def _prepare_streams() -> None:
-    """Lets no command fail over a closed stream, or over a letter that its encoding lacks.
+    """Prevents failures by closed streams, and by characters that the encoding lacks.
 
     A closed stream becomes /dev/null. Otherwise the next file or socket would get its descriptor,
-    and with it everything that is printed.
+    and with the descriptor everything that is printed.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -139,10 +138,10 @@ def _prepare_streams() -> None:
 
 
 def _prepare_signals() -> None:
-    """Lets SIGTERM and SIGHUP end a command as Ctrl-C does, which removes its temporary files.
+    """Makes SIGTERM and SIGHUP end a command as Ctrl-C does, so that temporary files are removed.
 
-    `run` and `demo` set handlers of their own. The default for SIGCHLD is restored, since the
-    parent may have ignored it, and the exit status of every child would be lost.
+    `run` and `demo` set their own handlers. The default for SIGCHLD is restored: if the parent
+    process ignores SIGCHLD, the exit status of every child process would be lost.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
@@ -177,14 +176,14 @@ def _run() -> int:
 
 
 def _explained(error: click.ClickException) -> click.ClickException:
-    """Returns the error, or a clearer one for an option on the wrong side of the command."""
+    """Returns the error, or a clearer one if an option stands on the wrong side of the command."""
     if isinstance(error, click.NoSuchOption) and (text := _right_place(error)):
         return click.UsageError(text, error.ctx)
     return error
 
 
 def _right_place(error: click.NoSuchOption) -> str:
-    """Returns where the option belongs; nothing for one that no command has."""
+    """Returns where the option belongs; an empty text if no command has the option."""
     name, context = error.option_name, click.Context(cli)
     if _has(cli, name):
         called = error.ctx.command_path.partition(" ")[2] if error.ctx is not None else "COMMAND"
@@ -199,14 +198,14 @@ def _has(command: click.Command, name: str) -> bool:
 
 
 def _complain(text: str) -> None:
-    """Prints to stderr. Where that fails, the exit code says enough."""
+    """Prints to stderr. If that fails, the exit code must do."""
     with suppress(OSError):
         click.echo(text, err=True)
 
 
 def _flush(stream: TextIO) -> OSError | None:
-    """Writes what was printed. Where that fails, discards it and returns the error: at its end the
-    interpreter would flush again, fail, and turn every exit code into 120.
+    """Flushes a stream. If that fails, discards the buffer and returns the error. Otherwise the
+    interpreter would flush again at its end, fail, and turn every exit code into 120.
     """
     try:
         stream.flush()

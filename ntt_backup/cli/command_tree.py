@@ -1,7 +1,7 @@
-"""The tree of commands: names, the first sentence of each help, the module, and the examples.
+"""The tree of commands: their names, the first sentence of each help, modules, and examples.
 
-A command is loaded when it is asked for, so that a short one answers at once, and `--help` and a
-shell that completes a word load none.
+A command's module is imported when the command is called. So a short command answers at once, and
+`--help` and shell completion import no command.
 """
 
 from __future__ import annotations
@@ -196,10 +196,11 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 class LazyGroup(click.Group):
-    """A group of commands, which are functions of their names in modules of `commands/`.
+    """A group of commands. Each is a function of its name in a module of `commands/`.
 
-    words: the words of the group on a command line. sections: the first sentence of the help of
-    each command, below the headings that `--help` shows.
+    Args:
+        sections: For each heading of `--help`, its commands with the first sentence of their help.
+        words: The words of the group on a command line.
     """
 
     def __init__(
@@ -236,7 +237,7 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Returns what fits, without loading the commands."""
+        """Completes the name of a command without importing the command."""
         from click.shell_completion import CompletionItem
 
         fitting = [

@@ -1,4 +1,4 @@
-"""Commands share the options before the command, settings, the catalog, and files."""
+"""The options before the command; access to settings, the catalog, and files of the operator."""
 
 from __future__ import annotations
 
@@ -39,13 +39,16 @@ class Common:
 
     @property
     def words(self) -> list[str]:
-        """Returns the options as they are written on a command line; none for a default."""
+        """Returns the options as words of a command line, without those that have their default."""
         file = ["--config", str(self.config)] if self.config is not None else []
         return [*file, *(["--target", self.target] if self.target != DEFAULT_TARGET else [])]
 
     def load(self, model: type[ConfigT], flags: Mapping[str, object] | None = None) -> ConfigT:
-        """Returns the settings under these options. Raises ConfigError, and click.UsageError where
-        they name several targets.
+        """Returns the settings of the target.
+
+        Raises:
+            ConfigError: A setting is missing or wrong.
+            UsageError: --target names several targets.
         """
         found = self.load_each(model, flags)
         if list(found) != [self.target]:
@@ -56,9 +59,10 @@ class Common:
     def load_each(
         self, model: type[ConfigT], flags: Mapping[str, object] | None = None
     ) -> dict[str, ConfigT]:
-        """Returns the settings of each target of --target, by its name. Raises ConfigError.
+        """Returns the settings of each target of --target, by name. Raises ConfigError.
 
-        flags: settings that options of the command make, besides --identity.
+        Args:
+            flags: Settings by `table.key` that options of the command make, besides --identity.
         """
         from ntt_backup.config import load_each, misspelt
 
@@ -69,19 +73,17 @@ class Common:
         return load_each(model, self.target, flags=flags, file=self.config)
 
     def names(self) -> list[str]:
-        """Returns the names of the targets of --target, as the settings have them now. Raises
-        ConfigError.
-        """
+        """Returns the names of the targets of --target, read anew. Raises ConfigError."""
         from ntt_backup.config import names_of
 
         return names_of(self.target, environ=os.environ, file=self.config)
 
     def turn_to(self, target: str) -> None:
-        """Lets command lines in hints name this one of several targets from now on."""
+        """Makes command lines in hints name this target from now on."""
         remember_global_options(replace(self, target=target).words)
 
     def keyring(self) -> Keyring:
-        """Returns what opens the packs in files, by --identity or by the settings."""
+        """Returns the keys that open sealed packs: those of --identity, else of the settings."""
         from ntt_backup.config import CatalogConfig
         from ntt_backup.config.sealing import Keyring
 
@@ -90,8 +92,11 @@ class Common:
 
 
 def connect(settings: CatalogConfig, application: str, *, no_tables: bool = False) -> Connection:
-    """Connects to the catalog, under a name that `status` shows; see `catalog.connection.connect`.
-    Raises CatalogError.
+    """Connects to the catalog. Raises CatalogError.
+
+    Args:
+        application: The name of the session, which `status` shows.
+        no_tables: See `catalog.connection.connect`.
     """
     from ntt_backup.catalog import connection
     from ntt_backup.config import identity
@@ -104,8 +109,12 @@ def connect(settings: CatalogConfig, application: str, *, no_tables: bool = Fals
 def open_catalog(
     settings: CatalogConfig, command: str, *, application: str = ""
 ) -> Iterator[Connection]:
-    """Yields a connection to a catalog that has, and allows, what the command (of
-    `privileges.NEEDS`) does. Raises CatalogError.
+    """Yields a connection to a catalog that has the tables and privileges that a command needs.
+    Raises CatalogError.
+
+    Args:
+        command: A key of `privileges.NEEDS`.
+        application: The name of the session, if it is not that of the command.
     """
     from ntt_backup.catalog import privileges
     from ntt_backup.catalog.schema_check import verify_schema
@@ -118,7 +127,7 @@ def open_catalog(
 
 @contextmanager
 def writing(path: Path, hint: str = "name another file") -> Iterator[None]:
-    """Raises ConfigError for what the system says about a file that the operator named."""
+    """Turns an OSError about a file that the operator named into a ConfigError."""
     try:
         yield
     except OSError as error:
@@ -129,8 +138,8 @@ def writing(path: Path, hint: str = "name another file") -> Iterator[None]:
 
 @contextmanager
 def written(path: Path, hint: str = "name another file") -> Iterator[TextIO]:
-    """Gives a new file that the operator named. Raises ConfigError where it cannot be made, or has
-    not got all that was written; what ends the context comes before that.
+    """Yields a new text file that the operator named. Raises ConfigError if the file cannot be
+    created or not everything could be written; an error inside the context takes precedence.
     """
     with writing(path, hint):
         file = path.open("w", encoding="utf-8")
@@ -145,7 +154,7 @@ def written(path: Path, hint: str = "name another file") -> Iterator[TextIO]:
 
 
 def read_blobids(names: TextIO) -> Iterator[str]:
-    """Yields the blobids of a file, one a line. Raises click.UsageError for anything else."""
+    """Yields the blobids of a file, one per line. Raises UsageError for any other line."""
     stripped = ((number, line.strip()) for number, line in enumerate(names, 1))
     return require_blobids(
         ((number, line) for number, line in stripped if line), f"{names.name}, line"
@@ -153,7 +162,7 @@ def read_blobids(names: TextIO) -> Iterator[str]:
 
 
 def require_blobids(names: Iterable[tuple[int, str]], where: str) -> Iterator[str]:
-    """Yields numbered names. Raises click.UsageError for one that is no blobid."""
+    """Yields the names. Raises UsageError, with the number, for a name that is not a blobid."""
     for number, name in names:
         if not is_blobid(name):
             raise click.UsageError(f"{where} {number}: {printable(name[:80])} is not a blobid")

@@ -1,6 +1,6 @@
-"""Options of commands: types of values, and the options that several commands share.
+"""The types of option values, and the options that several commands share.
 
-`--help` loads this module, and none of what reads settings.
+This module is loaded by `--help`, so it does not import anything that reads settings.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class GivenPath(click.Path):
-    """Takes a path that is not empty. name: what stands for the value in the help.
+    """A path that is not empty. An empty path, as from an unset shell variable, would mean the
+    current directory: a restore would write there.
 
-    An empty one, as of a variable that is not set, would be the current directory: a restore
-    would write there.
+    Args:
+        name: The word that stands for the path in the help.
     """
 
     def __init__(self, name: str = "path", **attributes: Any) -> None:
@@ -38,9 +39,12 @@ class GivenPath(click.Path):
 
 
 def parsed(name: str, parse: Callable[[str], Any], needed: str) -> Callable[[str], Any]:
-    """Returns a type of values that a function reads from text, or raises ValueError.
+    """Returns a click type for values that are read from text.
 
-    name: what stands for the value in the help. needed: what the value must be.
+    Args:
+        name: The word that stands for the value in the help.
+        parse: Returns the value, or raises ValueError.
+        needed: The end of the error message "... is not".
     """
 
     def convert(text: str) -> Any:
@@ -54,7 +58,7 @@ def parsed(name: str, parse: Callable[[str], Any], needed: str) -> Callable[[str
 
 
 def _setting(module: str, name: str) -> Callable[[str], Any]:
-    """Returns a parser of the settings, which is loaded when there is a value."""
+    """Returns a parser of the settings that is imported only when there is a value to parse."""
     return lambda text: getattr(import_module(f"ntt_backup.config.{module}"), name)(text)
 
 
@@ -88,15 +92,17 @@ _PREFIX: Final = parsed("prefix", _hex_prefix, "the beginning of a blobid: 1 to 
 
 
 def flag(name: str, text: str, parameter: str = "") -> Decorator:
-    """Returns an option that is given or not. parameter: its name in the command."""
+    """Returns an option without a value. parameter: The name of the function's parameter."""
     return click.option(name, *filter(None, [parameter]), is_flag=True, help=text)
 
 
 def value(name: str, kind: object, text: str, parameter: str = "", **attributes: Any) -> Decorator:
-    """Returns an option that has a value, and whose default, if there is one, is shown.
+    """Returns an option with a value. The help shows the default, if there is one.
 
-    kind: the type of the value, or the word that stands for a text in the help. parameter: the
-    name in the command.
+    Args:
+        kind: The type of the value; or, for a text, the word that stands for it in the help.
+        text: The help.
+        parameter: The name of the function's parameter, if it is not that of the option.
     """
     attributes |= {"metavar": kind} if isinstance(kind, str) else {"type": kind}
     attributes.setdefault("show_default", bool(attributes.get("default")))
@@ -104,16 +110,19 @@ def value(name: str, kind: object, text: str, parameter: str = "", **attributes:
 
 
 def count(name: str, default: int, text: str) -> Decorator:
-    """Returns an option of how many do the work in parallel."""
+    """Returns an option for the number of connections, processes or workers."""
     return value(name, click.IntRange(1, 64), text, default=default)
 
 
 def command(
     *last: click.Option, name: str | None = None
 ) -> Callable[[Callable[..., Any]], click.Command]:
-    """Returns what makes a command of a function, which gets the options before the command.
+    """Returns a decorator that makes a command of a function; `Common` is its first argument.
 
-    last: the options behind its own; no command takes them as arguments, `given` has their values.
+    Args:
+        last: Options that follow those of the function. They are not passed to the function:
+            `given` returns their values.
+        name: The name of the command, if it is not that of the function.
     """
 
     def make(function: Callable[..., Any]) -> click.Command:
@@ -153,18 +162,18 @@ IDENTITY: Final = _noted(
 
 
 def given(name: str) -> Any:
-    """Returns the value of one of the options behind a command's own, None where it has none."""
+    """Returns the value of an option in `last` of `command`; None if it is not given."""
     context = click.get_current_context(silent=True)
     return context and context.meta.get(f"ntt_backup.{name}")
 
 
 def wants(name: str) -> bool:
-    """Returns whether the operator wants the result `as_json`, or wants the command `quiet`."""
+    """Returns whether --json (`as_json`) or --quiet (`quiet`) is given."""
     return bool(given(name))
 
 
 def told() -> None:
-    """Notes that all is told: the error that ends the command is not told as JSON once more."""
+    """Prevents that the error that ends the command is printed as JSON a second time."""
     click.get_current_context().meta["ntt_backup.as_json"] = False
 
 
@@ -196,7 +205,7 @@ def destination(text: str) -> Decorator:
 
 
 def bwlimit(what: str) -> Decorator:
-    """Returns the option --bwlimit of a command that fetches blobs. what: it is a limit of."""
+    """Returns the option --bwlimit of a command that fetches blobs. what: What is limited."""
     text = f"Bytes a second {what}, for example 10MB, or a timetable as of run.bwlimit."
     return value("--bwlimit", _RATE, text)
 
@@ -216,12 +225,12 @@ def of_dump(command: Callable[..., Any]) -> Callable[..., Any]:
     return trust_target(allow_superuser(command))
 
 
-# A shell asks at each press of a key, so only the configuration is read: neither the catalog nor
-# the remote is asked, and what cannot be read completes to nothing.
+# A shell asks for completions at each key press, so only the configuration is read. If it cannot be
+# read, there are no completions.
 
 
 def target_names(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """Returns the targets of the configuration that begin so, and the word for all of several."""
+    """Completes the name of a target, and `all` where there are several."""
     from ntt_backup.config import ALL_TARGETS, sources
 
     found = _known(sources.targets, ctx, incomplete)
@@ -230,7 +239,7 @@ def target_names(ctx: click.Context, _param: click.Parameter, incomplete: str) -
 
 
 def set_names(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """Returns the snapshot sets of the configuration that begin so."""
+    """Completes the name of a snapshot set."""
     from ntt_backup.config import sources
 
     return _known(sources.snapshot_sets, ctx, incomplete)

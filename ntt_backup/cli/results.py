@@ -1,4 +1,4 @@
-"""Commands share how a result is told: to programs, to people, of each target, in the catalog."""
+"""How commands print results: for programs, for people, for each target; and note them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _REFUSALS: Final = (CatalogUnavailable, ConfigError, DestinationError, LockHeld,
 
 
 def tell(fields: Mapping[str, Any], lines: Iterable[str]) -> None:
-    """Prints fields for programs where the operator wants JSON, else lines for people."""
+    """Prints the fields as JSON if --json is given, else the lines."""
     if options.wants("as_json"):
         click.echo(json.dumps(fields))
     elif text := "\n".join(lines):
@@ -54,7 +54,7 @@ def tell(fields: Mapping[str, Any], lines: Iterable[str]) -> None:
 
 
 def report(fields: Mapping[str, Any], lines: Iterable[str], exit_code: int) -> NoReturn:
-    """Prints fields for programs or lines for people, and ends the process with the exit code."""
+    """Prints the fields as JSON or the lines, and ends the process with the exit code."""
     tell({**fields, "exit_code": exit_code}, map(complete, lines))
     sys.exit(exit_code)
 
@@ -62,23 +62,23 @@ def report(fields: Mapping[str, Any], lines: Iterable[str], exit_code: int) -> N
 def report_on(
     record: DataclassInstance, lines: Iterable[str], exit_code: int, **more: object
 ) -> NoReturn:
-    """Reports a record, with the fields that are given besides."""
+    """Reports a record. more: Fields that are added to those of the record, or replace them."""
     report({**more, **fields_of(record), **more}, lines, exit_code)
 
 
 def warn(text: str) -> None:
-    """Prints a warning, which may have text of strangers in it."""
+    """Prints a warning to stderr. The text is made printable, so it may come from strangers."""
     click.echo(f"warning: {printable(text)}", err=True)
 
 
 def failed(target: str, error: BackupError) -> dict[str, Any]:
-    """Returns what a program is told of an error that ends a command, or a target's part of it."""
+    """Returns the JSON fields of an error that ends a command, or the part for one target."""
     return {"target": target, "error": error.fields, "exit_code": error.exit_code}
 
 
 def fields_of(record: DataclassInstance) -> dict[str, Any]:
-    """Returns a record's fields as JSON values, without `part`. Failures become their counts by
-    reason; the first of them are listed as `failures`.
+    """Returns the fields of a record as JSON values, except `part`. Failures become counts by
+    reason, and the first failures are listed as `failures`.
     """
     fields: dict[str, Any] = {}
     for name in (field.name for field in dataclasses.fields(record) if field.name != "part"):
@@ -103,7 +103,7 @@ def count_lines(counts: Mapping[Any, int], after: str = "") -> list[str]:
 
 
 def strangers(packs: int) -> list[str]:
-    """Returns a line about sealed packs that this host has not signed, if there are any."""
+    """Returns a line about sealed packs that this host has not signed; none if there are none."""
     if not packs:
         return []
     return [
@@ -114,18 +114,18 @@ def strangers(packs: int) -> list[str]:
 
 
 def wrong_lines(failures: Failures) -> list[str]:
-    """Returns how many failed by reason, and the first of them."""
+    """Returns lines with the number of failures by reason, and with the first failures."""
     return [*count_lines(failures.counts), *failure_lines(failures)]
 
 
 def failure_lines(failures: Failures) -> list[str]:
-    """Returns a line for each of the first failures, and one for the rest."""
+    """Returns a line for each of the first failures, and a line with the number of the others."""
     lines = (f"{one.blobid} {one.reason} {one.detail}" for one in failures.first)
     return first_lines(lines, len(failures))
 
 
 def first_lines(problems: Iterable[str], total: int) -> list[str]:
-    """Returns a line for each of the first problems, and one for the rest of the total."""
+    """Returns a line for each of the first problems, and a line with the number of the others."""
     lines = [f"  {printable(one)}" for one in islice(problems, _SHOWN)]
     if (more := total - _SHOWN) > 0:
         lines.append(f"  and {more:,} more; --json lists the first 1000")
@@ -133,24 +133,26 @@ def first_lines(problems: Iterable[str], total: int) -> list[str]:
 
 
 def progress_line() -> ProgressLine:
-    """Returns what shows on stderr how far a command is, unless the operator wants it quiet."""
+    """Returns a progress line on stderr, which shows nothing if --quiet is given."""
     from ntt_backup.report.lines import ProgressLine
 
     return ProgressLine(sys.stderr, quiet=options.wants("quiet"))
 
 
 def so_far(bytes_: int, seconds: float, part: float | None) -> str:
-    """Returns the bytes of work that goes on, with rate, part and time left, where it is known."""
+    """Returns bytes with their rate; and, if the part (0 to 1) is known, percent and time left."""
     from ntt_backup.report.lines import pace, time_left
 
     return pace(bytes_, seconds) + (f", {part:.1%}{time_left(part, seconds)}" if part else "")
 
 
 class FirstLines:
-    """Shows the first of many lines, also where the operator wants the command quiet.
+    """Prints the first of many lines to stderr, even if --quiet is given.
 
-    begin: of each line. more: what is said of those beyond the first. silent: to say nothing where
-    the operator wants the command quiet.
+    Args:
+        begin: The begin of each line.
+        more: The line that stands for all further lines.
+        silent: Print nothing if --quiet is given.
     """
 
     def __init__(
@@ -171,9 +173,12 @@ class FirstLines:
 
 
 class EachTarget(Generic[T]):
-    """Works on each target, and keeps what was found and what went wrong.
+    """Does the same for each target of --target. An error of one target does not stop the others.
 
-    settings: of each target, by name. found and errors: what `do` has found, or met.
+    Attributes:
+        settings: The settings of each target, by name.
+        found: The result for each target where there is one.
+        errors: The error of each target that failed.
     """
 
     def __init__(self, common: Common, settings: Mapping[str, CatalogConfig]) -> None:
@@ -184,11 +189,11 @@ class EachTarget(Generic[T]):
 
     @property
     def several(self) -> bool:
-        """Returns whether --target names more than one, or all."""
+        """Returns whether --target names several targets, or all."""
         return list(self.settings) != [self._common.target]
 
     def do(self, work: Callable[[CatalogConfig], T]) -> None:
-        """Works on each."""
+        """Calls `work` for each target, and keeps its result or error."""
         self.found, self.errors = {}, {}
         for name, settings in self.settings.items():
             self._common.turn_to(name)
@@ -198,7 +203,7 @@ class EachTarget(Generic[T]):
                 self.errors[name] = error
 
     def json(self, fields: Callable[[T], Mapping[str, Any]]) -> dict[str, Any]:
-        """Returns plain JSON values: of one target, or of all by their names."""
+        """Returns JSON fields: those of the single target, or those of all targets by name."""
         told: dict[str, Mapping[str, Any]] = {
             name: failed(name, error) for name, error in self.errors.items()
         }
@@ -208,9 +213,12 @@ class EachTarget(Generic[T]):
         return dict(told[self._common.target])
 
     def report(self, fields: Callable[[T], Mapping[str, Any]], show: Callable[[], None]) -> None:
-        """Prints what was found and what went wrong, and ends with the exit code of the worst
-        error, where there was one. fields: of what was found, for programs; show: prints it for
-        people.
+        """Prints results and errors, and ends the process with the worst exit code if there is an
+        error.
+
+        Args:
+            fields: Returns the JSON fields of a result.
+            show: Prints the results for people.
         """
         if options.wants("as_json"):
             click.echo(json.dumps(self.json(fields)))
@@ -227,11 +235,11 @@ class EachTarget(Generic[T]):
 
 @dataclass(slots=True)
 class CheckNote:
-    """Holds what a check has found so far; see `catalog.check_history`.
+    """The findings of a check so far; see `catalog.check_history`.
 
-    How a check ended is noted in the catalog, for `status`, metrics and the page, and told. That is
-    done at the end, over a connection of its own and within some seconds. Where it cannot be done
-    nobody is told: a check, or a restore on a new machine, needs no catalog to note it in.
+    The end of a check is noted in the catalog, for `status`, metrics and the page, over a separate
+    connection and within some seconds. If that fails, the check goes on without a word: a check,
+    or a restore on a new machine, does not need the catalog.
     """
 
     command: str
@@ -242,7 +250,7 @@ class CheckNote:
     exit_code: int = 0
 
     def saw(self, blobs: int, bytes_: int, wrong: int, exit_code: int) -> None:
-        """Sets what was found so far, and the exit code if that is all."""
+        """Sets the findings so far, and the exit code if the check ended now."""
         # What speaks to PostgreSQL is loaded while others fetch, not when they have ended.
         import ntt_backup.catalog.check_history  # noqa: F401
 
@@ -251,10 +259,14 @@ class CheckNote:
 
 @contextmanager
 def noted(common: Common, command: str, **asked: object) -> Iterator[CheckNote]:
-    """Notes what is done in the context as one call of the command. A call that is refused before
-    it has looked at anything, since its options, its directory or the settings are wrong or another
-    one is at work, says nothing of the target, and is not noted. asked: what limits it
-    to a part, by the names of its options; what is not given is None, "" or False.
+    """Notes the work in the context as one call of the command, in the catalog and by a notice.
+
+    A call that is refused before it has looked at anything says nothing about the target, and is
+    not noted: wrong options, directory or settings, or another process that holds the lock.
+
+    Args:
+        asked: The options that limit the check to a part of the blobs, by name; None, "" or False
+            for those that are not given.
     """
     note = CheckNote(
         command, ", ".join(f"{name} {value}" for name, value in asked.items() if value)
@@ -294,7 +306,7 @@ def _note_check(common: Common, note: CheckNote, lasted: float) -> None:
 
 
 def _tell(common: Common, note: CheckNote) -> None:
-    """Sends a notice of what was found. Raises BackupError for settings that cannot be read."""
+    """Sends a notice about the findings. Raises BackupError if the settings cannot be read."""
     from ntt_backup.config import CatalogConfig, load
     from ntt_backup.daemon.notices import Notice, send
 
