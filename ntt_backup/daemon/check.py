@@ -39,7 +39,7 @@ from ntt_backup.process.pid_lock import pid_lock
 from ntt_backup.process.pipeline import version_of
 from ntt_backup.source.inspection import Store
 from ntt_backup.upload.strategies.probe import LINGERS
-from ntt_backup.upload.worker_main import PROBE_AND_TRY, Remote
+from ntt_backup.upload.worker_main import PROBE, Remote
 from ntt_backup.wire import read_messages
 
 _KINDS: Final = {"ssh": "by ssh", "file": "a directory of this machine", "s3": "a bucket"}
@@ -66,8 +66,8 @@ def check(settings: Settings) -> Iterator[CheckStep]:
     remote = Remote(settings.run.strategy, spec, Store(settings.source.root))
 
     def ask(word: bytes) -> Found | Done:
-        if word == PROBE_AND_TRY:
-            remote.begin_probe(lambda _: None)
+        if word == PROBE:
+            remote.begin_probe()
         return remote.answer(word)
 
     if settings.metrics.wanted:

@@ -220,10 +220,10 @@ class _Run:
                     warnings.append(f"{step.name}: {step.warning}")
                 self._serve_watchdog()
                 if preflight.strategy is not None and step.name == "remote":
-                    now = time.monotonic()
-                    self._workers.set_strategy(preflight.strategy, preflight.estimate, now)
+                    self._workers.set_strategy(preflight.strategy, preflight.estimate)
                     for worker in self._workers.reserve:
-                        self._progress.take(worker.worker, Tick(state="idle"), now)
+                        idle = Tick(state="idle")
+                        self._progress.take(worker.worker, idle, time.monotonic())
         except BaseException:
             preflight.close()
             self._workers.first.abandon()

@@ -2,9 +2,10 @@
 
 A test connection that only says `echo` proves little: the real job once hung in X11 forwarding, and
 in an account's own RemoteCommand, where the echo had passed by another way. So the preflight does
-what the job does, with the same options: it opens the job's own session, and sends two real batches
-in a row that leave no trace on the remote. How is the strategy's: see `strategies.probe.Probe`. The
-preflight asks whoever holds the session by the words of `worker_main`.
+what the job does, with the same options: it opens the job's own session; and a check sends two
+real batches in a row that leave no trace on the remote. How is the strategy's: see
+`strategies.probe.Probe`. The preflight asks whoever holds the session by the words of
+`worker_main`.
 
 Each step says ok, a warning, or what is wrong and what to do. Steps are independent where they can
 be, so that one call shows all that is wrong.
@@ -36,7 +37,7 @@ from ntt_backup.model import Blob, PendingEstimate, Reason
 from ntt_backup.process.messages import Done, Found
 from ntt_backup.source.inspection import Store
 from ntt_backup.upload.strategies.probe import NOT_APPEND_ONLY, Facts
-from ntt_backup.upload.worker_main import PLACE, PROBE, PROBE_AND_TRY, TRY_OUT
+from ntt_backup.upload.worker_main import PLACE, PROBE, TRY_OUT
 
 # Has the remote do a word of `worker_main`, and returns its answer. Raises as `Session` does.
 Ask = Callable[[bytes], Found | Done]
@@ -106,8 +107,6 @@ class Preflight:
         self._settings = settings
         self._check = check
         self._watch = watch
-        # Whether trial blobs are sent: also where nothing is pending, if there is time for that.
-        self._try_out = check or watch
         self._store = Store(settings.source.root)
         self._catalog: Connection | None = None
         self._facts: Facts | None = None
@@ -128,7 +127,7 @@ class Preflight:
                 yield guarded("pending", lambda: self._look_for_pending(catalog))
         yield guarded("remote", lambda: self._look_at_remote(ask))
         if (facts := self._facts) is not None:
-            if self._try_out:
+            if self._check:
                 yield guarded("transfer", lambda: _transfer(ask))
             yield guarded("clock", lambda: _clock(facts))
             if catalog is not None:
@@ -172,7 +171,7 @@ class Preflight:
         target = self._settings.target
         sample = selection.first_pending(catalog, target, _SAMPLE, _SEARCH_MS)
         if sample is None:
-            self._try_out = self.pending = True
+            self.pending = True
             blobs = many(self._estimate(catalog).blobs, "pending blob")
             said = (
                 f"about {blobs}; none was looked at, since finding one takes long: the index has"
@@ -187,7 +186,7 @@ class Preflight:
                     raise
                 return CheckStep(warning=f"{error}; {error.hint}")
             return CheckStep("nothing is pending")
-        self._try_out = self.pending = True
+        self.pending = True
         self._estimate(catalog)
         return self._look_in_store(sample)
 
@@ -211,7 +210,7 @@ class Preflight:
         return CheckStep(warning=said)
 
     def _look_at_remote(self, ask: Ask) -> CheckStep:
-        answer = ask(PROBE_AND_TRY if self._try_out else PROBE)
+        answer = ask(PROBE)
         assert isinstance(answer, Found)
         self._facts = found = Facts(**answer.facts)
         self.strategy = answer.strategy

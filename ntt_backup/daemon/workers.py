@@ -27,18 +27,12 @@ from ntt_backup.process.shared import SharedNumber
 from ntt_backup.upload.event_pipe import NOW
 from ntt_backup.upload.worker_main import GO, STOP, WorkerSpec, work
 
-# One more worker pays for a batch, or for so many bytes; in a bucket it makes one more pack that is
-# not full.
-_SHARE: Final = 4 * 1024 * 1024
-_PACK_SHARE: Final = 64 * 1024 * 1024
-# A worker costs a quarter of a second of CPU, more than it saves of a short run: on two cores one
-# alone is the quickest for 600 MB, or for 40,000 small blobs. So the others follow after this time,
-# or start at once where those before them have work for longer. To a bucket a worker costs a tenth
-# of that, for it has neither ssh nor receiver, and has a pack to make.
-_HEAD_START: Final = 2.0
-# What one worker does in a second where no link slows it down.
-_BLOBS_A_SECOND: Final = 30_000
-_BYTES_A_SECOND: Final = 400_000_000
+# One more worker pays for so many blobs, or bytes: it costs a quarter of a second of CPU, more than
+# it saves of a short run. To a bucket it costs a tenth of that, for it has neither ssh nor
+# receiver, and makes one more pack that is not full.
+_SHARE_BLOBS: Final = 20_000
+_SHARE_BYTES: Final = 256 * 1024 * 1024
+_PACK_SHARE_BYTES: Final = 64 * 1024 * 1024
 # Dumps and snapshots are sent beside the workers, and under the same limit.
 _BESIDE: Final = 2
 
@@ -207,15 +201,14 @@ def workers_needed(pending: PendingEstimate, run: RunSettings) -> int:
     """
     if not pending.exact or pending.unsized:
         return run.workers
-    size = min(run.batch_bytes, _PACK_SHARE if run.strategy == "objects" else _SHARE)
-    shares = max(pending.blobs / run.batch_size, pending.bytes / size)
+    in_bucket = run.strategy == "objects"
+    blobs, size = (
+        (run.batch_size, min(run.batch_bytes, _PACK_SHARE_BYTES))
+        if in_bucket
+        else (_SHARE_BLOBS, _SHARE_BYTES)
+    )
+    shares = max(pending.blobs / blobs, pending.bytes / size)
     return max(1, min(run.workers, math.ceil(shares)))
-
-
-def workers_at_once(pending: PendingEstimate) -> int:
-    """Returns the number of workers that have work for longer than a head start."""
-    alone_s = pending.blobs / _BLOBS_A_SECOND + pending.bytes / _BYTES_A_SECOND
-    return 1 + int(alone_s / _HEAD_START)
 
 
 class WorkerPool:
@@ -283,27 +276,19 @@ class WorkerPool:
             s3.load(self._remote)
             gc.freeze()  # A collection would write to each page that the copies share with us.
 
-    def set_strategy(self, strategy: str, pending: PendingEstimate | None, now: float) -> None:
-        """Sets the strategy of all workers, and when they start: as many as have work for a head
-        start at once, the others that are needed after a head start, and the rest as a reserve.
-        Where the run watches, and to a bucket, all start at once. now: monotonic seconds.
-        """
-        at_once = len(self._workers) if self._watch or strategy == "objects" else 1
-        if pending is not None:
-            at_once = max(at_once, workers_at_once(pending))
-        self.reserve = self._workers[self._needed(pending) :]
+    def set_strategy(self, strategy: str, pending: PendingEstimate | None) -> None:
+        """Sets the strategy of all workers, and puts those that are not needed into the reserve."""
+        needed = self._needed(pending)
+        self.reserve = self._workers[needed:]
         for worker in self:
             worker.found(strategy)
-            worker.due = 0.0 if worker.worker < at_once else now + _HEAD_START
-        for worker in self.reserve:
-            worker.due = None
+            worker.due = None if worker in self.reserve else 0.0
 
     def start_reserve(self, pending: int | None, now: float) -> None:
         """Starts the reserve when more is pending than the others were started for."""
         at_work = len(self._workers) - len(self.reserve)
-        if pending is not None and pending > at_work * self._run.batch_size:
-            if self.reserve:
-                self.load_ahead(None)
+        if self.reserve and pending is not None and pending > at_work * _SHARE_BLOBS:
+            self.load_ahead(None)
             for worker in self.reserve:
                 worker.due = now
             self.reserve = []

@@ -135,11 +135,9 @@ class SendQueue:
         """Yields the blobs of the batch that `pop_new` gives next."""
         return islice(self._blobs, cut(self._blobs, self._max_blobs, self._max_bytes))
 
-    def pop_new(self, most: int | None = None) -> Batch | None:
-        """Returns a batch cut from the front of the claimed blobs; None where there are none. most:
-        bytes, where it is to be smaller than others; a single blob may have more.
-        """
-        count = cut(self._blobs, self._max_blobs, min(most or self._max_bytes, self._max_bytes))
+    def pop_new(self) -> Batch | None:
+        """Returns a batch cut from the front of the claimed blobs; None where there are none."""
+        count = cut(self._blobs, self._max_blobs, self._max_bytes)
         if count == 0:
             return None
         self._batches += 1

@@ -47,11 +47,6 @@ from ntt_backup.upload.strategies.session import Outcome, Session
 if TYPE_CHECKING:
     from ntt_backup.upload.catalog_session import CatalogSession
 
-# The first batch is sent while it is not yet known whether the run may begin, and committed later.
-# So many bytes keep a link busy until then.
-_FIRST_BYTES: Final = 1024 * 1024
-# Claims that were last renewed longer ago than this may be lost, with their connection.
-_CLAIM_SECONDS: Final = 30.0
 _COLLECT_SECONDS: Final = 0.5
 # From one look to the next whether a batch was read ahead.
 _READING_SECONDS: Final = 0.05
@@ -105,37 +100,12 @@ class Worker:
         self._catalog_due: float | None = None
         self._away_s = 0.0
         self._done = False
-        self._kept = 0.0
         # The last receipts that were recorded, each with the time of that.
         self._recorded: deque[tuple[float, Receipt]] = deque()
         pipe.on_tick = self._keep_claims
 
-    def claim_ahead(self) -> None:
-        """Claims what `run` will send first. A BackupError is dropped: `run` meets it again."""
-        try:
-            self._claim()
-            self._kept = time.monotonic()
-        except BackupError:
-            self.let_go()
-
-    def first_batch(self) -> Batch | None:
-        """Returns a small batch of what was claimed, which `run` will send first; None where there
-        is none.
-        """
-        batch = self._queue.pop_new(_FIRST_BYTES)
-        if batch is not None:
-            self._queue.delay([batch])
-        return batch if batch is not None and batch.size <= _FIRST_BYTES else None
-
-    def let_go(self) -> None:
-        """Gives up what was claimed ahead."""
-        self._queue.forget()
-        self._leave_catalog()
-
     def run(self) -> None:
         """Works until done or told to stop. Raises what waiting cannot mend; nothing is lost."""
-        if time.monotonic() - self._kept > _CLAIM_SECONDS:
-            self.let_go()
         try:
             while not self._done:
                 try:
@@ -397,7 +367,6 @@ class Worker:
     def _keep_claims(self) -> None:
         if self._catalog is not None:
             self._catalog.keep()
-            self._kept = time.monotonic()
 
     def _leave_catalog(self) -> None:
         if self._catalog is not None:

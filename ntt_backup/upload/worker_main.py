@@ -1,12 +1,10 @@
 """A worker is a process of its own: it can be watched and killed by itself, and lost.
 
 It gets its `WorkerSpec` when it is made. On stdin comes the word `go` once it is known that there
-is work, and at most the word `stop` after it; its events go out as JSON lines on stdout. Before
-`go` it only connects to the remote. The first worker probes the remote for the preflight meanwhile:
-each of the words `probe`, `try` and `place` has an answer, and afterwards it sends over the same
-connection. If the word is `probe and try`, and comes before the remote has answered, the worker
-claims its first blobs and sends them right behind its question to the remote; `go` commits them.
-When the coordinator dies, the kernel ends the worker, and with it its tar and ssh.
+is work, and at most the word `stop` after it; its events go out as JSON lines on stdout. The first
+worker probes the remote for the preflight before `go`: each of the words `probe` and `place` has an
+answer. It sends over the same connection, so that a run waits for one ssh handshake only. When the
+coordinator dies, the kernel ends the worker, and with it its tar and ssh.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Final
@@ -28,17 +25,14 @@ from ntt_backup.client.effort import Effort
 from ntt_backup.client.throttle import Limit
 from ntt_backup.config import Settings
 from ntt_backup.errors import BackupError
-from ntt_backup.model import Batch
 from ntt_backup.process.messages import Done, Fatal, Found
-from ntt_backup.process.pipeline import wait_for
 from ntt_backup.process.shared import SharedNumber
 from ntt_backup.source.inspection import Store
 from ntt_backup.source.read_ahead import ReadAhead
 from ntt_backup.upload.event_pipe import EventPipe
-from ntt_backup.upload.strategies import connect_ahead, open_probe, open_session
+from ntt_backup.upload.strategies import open_probe, open_session
 from ntt_backup.upload.strategies.probe import LINGERS, SessionProbe
 from ntt_backup.upload.strategies.session import Session
-from ntt_backup.upload.strategies.stream import StreamSession
 from ntt_backup.upload.worker import Worker
 
 if TYPE_CHECKING:
@@ -47,8 +41,6 @@ if TYPE_CHECKING:
 GO: Final = b"go\n"
 STOP: Final = b"stop\n"
 PROBE: Final = b"probe\n"
-# A probe before trial blobs, for which some strategies prepare.
-PROBE_AND_TRY: Final = b"probe and try\n"
 TRY_OUT: Final = b"try\n"
 PLACE: Final = b"place\n"
 
@@ -56,8 +48,6 @@ _STDIN: Final = 0
 _STDOUT: Final = 1
 # A connection that has waited for longer may be gone without a sign.
 _FRESH_SECONDS: Final = 30.0
-# How long the remote's answer may have to wait for the coordinator's first word.
-_WORD_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,21 +85,14 @@ class Remote:
         self._store = store
         self._probe: SessionProbe | None = None
         self._session: Session | None = None
-        self._ahead: Connection | StreamSession | None = None
+        self._ahead: Connection | None = None
         self._since = 0.0
 
-    def begin_probe(self, meanwhile: Callable[[Sequence[int]], Batch | None]) -> None:
-        """Connects, and chooses the strategy of all sessions. meanwhile is called while the remote
-        answers, with the descriptors on which it will be heard, and returns what to send first.
-        Raises as `Session` does.
-        """
-        first: list[Batch | None] = []
-        # A slow limit would make the trial last for longer than it may.
-        spec = replace(self._spec, pace=None, meanwhile=lambda fds: first.append(meanwhile(fds)))
-        self._probe = open_probe(self.strategy, spec)
+    def begin_probe(self) -> None:
+        """Connects, and chooses the strategy of all sessions. Raises as `Session` does."""
+        # A slow limit would make the trial of a check last for longer than it may.
+        self._probe = open_probe(self.strategy, replace(self._spec, pace=None))
         self.strategy = self._probe.strategy
-        if first and (batch := first[0]) is not None:
-            self._probe.send_ahead(self._store, batch)
 
     def answer(self, word: bytes) -> Found | Done:
         """Carries out a word of the preflight, and returns the answer. Raises as `Session` does."""
@@ -122,8 +105,7 @@ class Remote:
             probe.make_place()
             said = Done(text="")
         else:
-            facts = probe.facts(will_try_out=word == PROBE_AND_TRY)
-            said = Found(strategy=probe.strategy, facts=asdict(facts))
+            said = Found(strategy=probe.strategy, facts=asdict(probe.facts()))
         self._since = time.monotonic()
         return said
 
@@ -140,12 +122,6 @@ class Remote:
     def lingers(self) -> bool:
         ends = (self._probe, self._session)
         return any(end is not None and end.lingers for end in ends)
-
-    def connect_ahead(self) -> None:
-        """Connects; an error will show again when a session is wanted."""
-        with suppress(BackupError):
-            self._ahead = connect_ahead(self.strategy, self._spec)
-        self._since = time.monotonic()
 
     def connect(self) -> Session:
         """Opens a session. Raises as `Session` does."""
@@ -233,13 +209,11 @@ def work(spec: WorkerSpec) -> int:
     try:
         remote = Remote(spec.strategy, session_spec(spec, pipe), store)
         worker = make_worker(spec, store, remote, pipe)
-        goes = _prepare(spec, remote, worker, pipe)
+        goes = _prepare(spec, remote, pipe)
         if goes:
             gc.freeze()  # What is loaded stays: no collection need look at it.
             pipe.emit(events.WorkerStart(strategy=remote.strategy))
             worker.run()
-        else:
-            worker.let_go()
         if spec.probes and remote.lingers:
             pipe.emit(events.Warning(reason=f"login: {LINGERS}"))
         if goes:
@@ -252,56 +226,25 @@ def work(spec: WorkerSpec) -> int:
     return 0
 
 
-def _prepare(spec: WorkerSpec, remote: Remote, worker: Worker, pipe: EventPipe) -> bool:
-    """Connects to the remote, or probes it; returns whether to work."""
-    words = _Words(_STDIN)
-
-    def meanwhile(fds: Sequence[int]) -> Batch | None:
-        # Nothing is loaded before: ssh and the coordinator have the processors first.
-        if words.await_first(fds) != PROBE_AND_TRY:
-            return None
-        load()
-        worker.claim_ahead()
-        return None if spec.settings.run.bwlimit else worker.first_batch()
-
+def _prepare(spec: WorkerSpec, remote: Remote, pipe: EventPipe) -> bool:
+    """Probes the remote, where this worker is the one to do that; returns whether to work."""
     if not spec.probes:
-        remote.connect_ahead()
-        worker.claim_ahead()
-        return words.next() == GO
+        return _next_word() == GO
     # Its end takes the trial blobs along.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    remote.begin_probe(meanwhile)
-    while (word := words.next()) in (PROBE, PROBE_AND_TRY, TRY_OUT, PLACE):
+    remote.begin_probe()
+    while (word := _next_word()) in (PROBE, TRY_OUT, PLACE):
         pipe.emit(remote.answer(word))
-        if word == PROBE_AND_TRY and remote.strategy == "objects":
-            worker.claim_ahead()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     remote.end_probe(go_on=word == GO)
     return word == GO
 
 
-class _Words:
-    """Reads what the coordinator says before the work; what follows is left to `EventPipe`."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._first = b""
-
-    def await_first(self, beside: Sequence[int]) -> bytes:
-        """Waits a moment for the first word, which stays the next one; returns nothing where a
-        descriptor of beside can be read before it.
-        """
-        ready = wait_for(reading=[self._fd, *beside], timeout=_WORD_SECONDS)
-        if ready == {self._fd} and not self._first:
-            self._first = self.next()
-        return self._first
-
-    def next(self) -> bytes:
-        """Returns one line, read byte by byte."""
-        data, self._first = self._first, b""
-        while not data.endswith(b"\n"):
-            piece = os.read(self._fd, 1)
-            if not piece:
-                break
-            data += piece
-        return data
+def _next_word() -> bytes:
+    """Returns what the coordinator says next, read byte by byte: what follows `go` is left to
+    `EventPipe`.
+    """
+    data = b""
+    while not data.endswith(b"\n") and (piece := os.read(_STDIN, 1)):
+        data += piece
+    return data

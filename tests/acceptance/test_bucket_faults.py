@@ -16,7 +16,7 @@ PARTS = {"part_size": "5MiB"}
 
 
 def is_pack(key: str) -> bool:
-    """Whether a request is for a pack, and not for the trial of a check."""
+    """Whether a request is for a pack."""
     return key.endswith(".tar")
 
 
@@ -52,7 +52,7 @@ def test_trouble_that_passes_is_waited_out(
         sent = proxy.requests
     assert env.failures() == {}
     if kind == "complete":
-        assert sent["part"] == 3  # One of them is the trial's.
+        assert sent["part"] == 2
     if kind == "create":  # Of the upload that nobody knows of the next run gets rid.
         env.assert_nothing_half()
         env.through_endpoint(str(env.place.endpoint))

@@ -62,7 +62,7 @@ def spec_of(harness: Harness, transport: Transport, run: RunSettings = RUN) -> S
 def probed(harness: Harness, transport: Transport) -> Probe:
     """A probe that has done all it can."""
     probe = STRATEGIES[harness.strategy].probe(spec_of(harness, transport))
-    probe.facts(will_try_out=True)
+    probe.facts()
     probe.try_out()
     probe.close()
     return probe

@@ -29,12 +29,12 @@ def bucket(request: pytest.FixtureRequest) -> Bucket:
 
 def test_a_bucket_is_a_store_once_it_was_made_one(bucket: Bucket) -> None:
     probe = ObjectsProbe(bucket, OWNER)
-    before = probe.facts(will_try_out=True)
+    before = probe.facts()
     assert not before.placed
     assert before.system
     assert before.skew_s < 60
     probe.make_place()
-    assert probe.facts(will_try_out=True).placed
+    assert probe.facts().placed
     made = store_format.read(bucket)
     assert made is not None
     assert len(made) == 16
@@ -70,7 +70,7 @@ def test_a_bucket_of_another_program_is_refused(text: str, words: str) -> None:
     bucket = FakeBucket()
     bucket.objects[FORMAT] = text.encode()
     with pytest.raises(RemoteDenied, match=words):
-        ObjectsProbe(bucket, OWNER).facts(will_try_out=False)
+        ObjectsProbe(bucket, OWNER).facts()
 
 
 def test_a_trial_leaves_nothing_where_it_may_delete(bucket: Bucket) -> None:
@@ -79,15 +79,11 @@ def test_a_trial_leaves_nothing_where_it_may_delete(bucket: Bucket) -> None:
     assert [*bucket.list(""), *bucket.uploads("")] == []
 
 
-def test_a_run_looks_stores_reads_back_and_removes_and_asks_no_more() -> None:
+def test_a_run_looks_and_stores_nothing() -> None:
     bucket, asked = FakeBucket(), list[str]()
     bucket.before = lambda verb, _: asked.append(verb)
-    probe = ObjectsProbe(bucket, OWNER, for_run=True)
-    probe.facts(will_try_out=True)
-    assert probe.try_out().endswith("read back")
-    trial = ["create_upload", "put_part", "complete", "get_range", "delete"]
-    assert asked == ["facts", "get_range", *trial]
-    assert bucket.objects == {}
+    ObjectsProbe(bucket, OWNER).facts()
+    assert asked == ["facts", "get_range"]
 
 
 def test_a_trial_in_an_append_only_bucket_leaves_one_object_however_often() -> None:
@@ -117,8 +113,8 @@ def test_a_trial_says_what_a_policy_refuses_and_what_versioning_keeps(s3: S3Serv
     bucket = open_bucket(settings)
     for _ in range(2):
         probe = ObjectsProbe(bucket, OWNER)
-        assert "versioning is on" in probe.facts(will_try_out=True).program
         said = probe.try_out()
+        assert "versioning is on" in said
         assert "not append-only: overwriting is allowed" in said
         assert "versioning keeps what was there before" in said
         assert [info.key for info in bucket.list("")] == [f"packs/trial-{OWNER}"]
@@ -209,7 +205,7 @@ def test_a_store_in_an_archive_class_is_told() -> None:
     store_format.make(bucket)
     bucket.archived.add(FORMAT)
     with pytest.raises(RemoteDenied, match="cannot be read") as caught:
-        ObjectsProbe(bucket, OWNER).facts(will_try_out=False)
+        ObjectsProbe(bucket, OWNER).facts()
     assert "thaw" in caught.value.hint
 
 

@@ -161,7 +161,7 @@ def test_the_shell_tells_how_many_inodes_are_free(
     run = RunSettings(strategy="tar")
     spec = SessionSpec(machine, local.path, "0123456789ab", "run", "0", run)
     probe = TarProbe(spec)
-    assert probe.facts(will_try_out=False).free_inodes == inodes
+    assert probe.facts().free_inodes == inodes
     probe.close()
 
 

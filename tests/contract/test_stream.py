@@ -35,7 +35,6 @@ from ntt_backup.upload.strategies.stream import StreamSession, connect
 from ntt_backup.wire import framing, write_messages
 from tests.contract.harness import Harness, Machine, reasons, receipt_of, settle
 from tests.contract.lying_commits import lying_receiver, receipt
-from tests.environment import wait_until
 from tests.files import noise
 from tests.patience import PATIENCE
 
@@ -468,7 +467,7 @@ def test_life_is_shown_while_a_disk_reads_what_fills_a_pack(
 
 def test_a_probe_sends_trial_blobs_and_leaves_nothing(local: Harness) -> None:
     probe = open_probe("auto", spec_of(local))
-    facts = probe.facts(will_try_out=True)
+    facts = probe.facts()
     assert probe.strategy == "stream"
     assert facts.placed
     assert facts.free_bytes
@@ -482,94 +481,27 @@ def test_a_probe_sends_trial_blobs_and_leaves_nothing(local: Harness) -> None:
     assert [path.name for path in local.remote_dir.iterdir()] == ["by-hash"]
 
 
-@pytest.mark.parametrize("placed", [True, False])
-def test_a_batch_that_is_sent_ahead_is_stored_when_it_is_put(local: Harness, placed: bool) -> None:
-    if not placed:
-        (local.remote_dir / "by-hash").rmdir()
-    store, first, second = (
-        Store(local.store),
-        local.batch("a", b"one", noise(2 * MIB)),
-        local.batch("b", b"two"),
-    )
+def test_a_session_goes_on_over_the_connection_of_the_probe(local: Harness) -> None:
+    (local.remote_dir / "by-hash").rmdir()
+    store, batch = Store(local.store), local.batch("a", b"one", noise(2 * MIB))
     probe = open_probe("stream", spec_of(local))
-    probe.send_ahead(store, first)
-    assert probe.facts(will_try_out=True).placed == placed
-    probe.try_out()
-    if not placed:
-        probe.make_place()
-        # Other workers open it from now on.
-        assert (local.remote_dir / "by-hash").is_dir()
-    session = open_session("stream", spec_of(local), store, probe.hand_over())
-    assert local.on_remote() == {}
-    session.put(first)
-    session.put(second)
-    assert [receipt_of(one).stored for one in settle(session)] == [first.blobs, second.blobs]
-    session.close()
-    assert local.on_remote() == local.expected(first, second)
-
-
-@pytest.mark.parametrize("then", ["nothing", "another batch", "the end"])
-def test_a_batch_that_was_sent_ahead_and_is_not_put_leaves_nothing(
-    local: Harness, then: str
-) -> None:
-    store, first, second = Store(local.store), local.batch("a", b"one"), local.batch("b", b"two")
-    probe = open_probe("stream", spec_of(local))
-    probe.send_ahead(store, first)
-    probe.facts(will_try_out=True)
-    if then == "nothing":
-        probe.close()
-    else:
-        session = open_session("stream", spec_of(local), store, probe.hand_over())
-        if then == "another batch":
-            session.put(second)
-            (outcome,) = settle(session)
-            assert receipt_of(outcome).stored == second.blobs
-        session.close()
-    assert local.on_remote() == (local.expected(second) if then == "another batch" else {})
-    assert [path.name for path in local.remote_dir.iterdir()] == ["by-hash"]
-
-
-def test_a_batch_is_in_flight_where_the_link_is_lost_before_it(
-    local: Harness, machine: Machine
-) -> None:
-    transport = lying_receiver(machine, "pass", other="        if kind == PACK: sys.exit()")
-    store, first, second = Store(local.store), local.batch("a", b"one"), local.batch("b", b"two")
-    # With a codec to choose, the session sends a PING, and would find out earlier.
-    run = RunSettings(codec="none", stall_timeout=PATIENCE, receipt_timeout=PATIENCE)
-    probe = open_probe("stream", replace(spec_of(local), transport=transport, run=run))
-    probe.send_ahead(store, first)
-    probe.facts(will_try_out=True)
-    session = open_session("stream", spec_of(local), store, probe.hand_over())
+    assert not probe.facts().placed
+    probe.make_place()
+    connection = probe.hand_over()
+    session = open_session("stream", spec_of(local), store, connection)
     assert isinstance(session, StreamSession)
-    child = session.channel._child
-    # Its stdout may be at its end while its stdin still takes bytes; when it is gone, both are.
-    wait_until(lambda: child.status is not None, "the remote is gone")
-    with pytest.raises(RemoteUnreachable):
-        session.put(second)
-    assert session.in_flight == (second,)
-
-
-def test_a_batch_that_fails_before_it_is_put_is_refused_like_any_other(
-    local: Harness, machine: Machine
-) -> None:
-    full = "[Exceptional(0, REFUSED, 'ENOSPC: No space left on device')]"
-    fails = f"        if kind == PACK: say(receipt(Receipt(1, FAILED, 0, 0, {full})))"
-    transport = lying_receiver(machine, "pass", other=fails)
-    batch, store = local.batch("a", b"one"), Store(local.store)
-    probe = open_probe("stream", replace(spec_of(local), transport=transport))
-    probe.send_ahead(store, batch)
-    probe.facts(will_try_out=True)
-    session = open_session("stream", spec_of(local), store, probe.hand_over())
+    assert connection is not None
+    assert session.channel is connection.channel
     session.put(batch)
-    (outcome,) = settle(session)
-    assert isinstance(outcome, Rejection)
-    assert isinstance(outcome.error, RemoteCannotStore)
+    assert [receipt_of(one).stored for one in settle(session)] == [batch.blobs]
+    session.close()
+    assert local.on_remote() == local.expected(batch)
 
 
 def test_a_probe_looks_without_by_hash_and_makes_it_when_told(local: Harness) -> None:
     (local.remote_dir / "by-hash").rmdir()
     probe = open_probe("stream", spec_of(local))
-    facts = probe.facts(will_try_out=True)
+    facts = probe.facts()
     assert not facts.placed
     probe.try_out()
     assert not (local.remote_dir / "by-hash").exists()
@@ -581,10 +513,8 @@ def test_a_probe_looks_without_by_hash_and_makes_it_when_told(local: Harness) ->
 def test_auto_is_tar_where_the_remote_has_no_python(local: Harness, machine: Machine) -> None:
     spec = replace(spec_of(local), transport=without_python(machine))
     probe = open_probe("auto", spec)
-    probe.facts(will_try_out=True)
+    probe.facts()
     assert probe.strategy == "tar"
     assert "trial blobs" in probe.try_out()
-    probe.facts(will_try_out=True)
-    assert list(local.remote_dir.glob(".ntt-check-*")) != []
-    probe.hand_over()  # Without a trial.
+    probe.hand_over()
     assert list(local.remote_dir.glob(".ntt-check-*")) == []

@@ -317,20 +317,18 @@ def test_ranges_are_kept_as_long_as_anything_of_them_waits() -> None:
     assert (queue.ranges(0.0), queue.next_due, queue.pop_new()) == (frozenset(), None, None)
 
 
-def test_batches_are_numbered_sorted_and_cut_smaller_where_that_is_wanted() -> None:
+def test_batches_are_numbered_sorted_and_cut_by_their_bytes() -> None:
     queue = SendQueue("0", 3, 100)
     blobs = [Blob(f"{9 - number}" * 64, 40) for number in range(6)]
     queue.add((blob, number) for number, blob in enumerate(blobs))
     assert queue.missing == 0
     assert [*queue.front()] == blobs[:2]
-    first, second, third = queue.pop_new(), queue.pop_new(most=79), queue.pop_new(most=1000)
+    first, second = queue.pop_new(), queue.pop_new()
     assert first is not None
     assert second is not None
-    assert third is not None
-    assert [one.name for one in (first, second, third)] == ["0.1", "0.2", "0.3"]
+    assert [one.name for one in (first, second)] == ["0.1", "0.2"]
     assert [*first.blobs] == [blobs[1], blobs[0]]
-    assert [*second.blobs] == [blobs[2]]
-    assert [*third.blobs] == [blobs[4], blobs[3]]
-    assert (first.ranges, second.ranges) == (frozenset([0, 1]), frozenset([2]))
-    assert queue.missing == 2
-    assert [*queue.front()] == blobs[5:]
+    assert [*second.blobs] == [blobs[3], blobs[2]]
+    assert (first.ranges, second.ranges) == (frozenset([0, 1]), frozenset([2, 3]))
+    assert queue.missing == 1
+    assert [*queue.front()] == blobs[4:]

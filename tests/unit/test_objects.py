@@ -671,15 +671,11 @@ def test_versions_are_told_of_where_anything_can_be_overwritten(
     monkeypatch.setattr(bucket, "protection", lambda: Protection(versioning))
     bucket.append_only = append_only
     probe = ObjectsProbe(bucket, "owner")
-    program = probe.facts(will_try_out=True).program
-    assert program == ("by boto3" + (f", versioning is {versioning}" if versioning else ""))
     said = probe.try_out()
+    assert (f"; versioning is {versioning}" in said) == bool(versioning)
     assert ("versioning keeps" in said) == (keeps and not append_only)
     assert said.endswith("packs/trial-owner stays") == append_only
     assert ("append-only: overwriting and deleting are refused" in said) == append_only
-    for_run = ObjectsProbe(bucket, "owner", for_run=True)
-    assert for_run.facts(will_try_out=True).program == "by boto3"
-    assert for_run.try_out() == "a trial object in parts, checked and read back"
 
 
 @pytest.mark.parametrize(

@@ -313,18 +313,14 @@ def scratches(monkeypatch: pytest.MonkeyPatch) -> list[Scratch]:
     return made
 
 
-@pytest.mark.parametrize("end", ["close", "hand_over"])
-@pytest.mark.parametrize("tries", [True, False])
-def test_a_probe_makes_a_scratch_directory_where_it_tries_and_lets_go_of_it(
-    scratches: list[Scratch], tries: bool, end: str
-) -> None:
+def test_a_probe_makes_a_scratch_directory_only_where_it_tries(scratches: list[Scratch]) -> None:
     probe = TarProbe(spec())
-    assert probe.facts(will_try_out=tries).placed
+    assert probe.facts().placed
     (scratch,) = scratches
-    assert scratch.path.startswith("/far/.ntt-check-owner.run.") if tries else scratch.path == ""
-    for _ in range(2):
-        getattr(probe, end)()
-        assert scratch.closed == tries
+    assert scratch.path == ""
+    probe.hand_over()
+    probe.close()
+    assert scratches == [scratch]
 
 
 @pytest.mark.parametrize("back", ["all", "nothing", "one less", "odd mode", "other content"])
@@ -362,14 +358,15 @@ def test_a_probe_compares_what_comes_back_with_what_was_sent(
     loop.on_sent = answers
     monkeypatch.setattr(tar_probe, "ask", fetched)
     probe = TarProbe(spec())
-    probe.facts(will_try_out=True)
     if back == "all":
         assert probe.try_out() == "5 trial blobs in 2 batches by tar, identical"
     else:
         words = "mode 600 instead of 644" if back == "odd mode" else "not what was sent"
         with pytest.raises(RemoteCannotStore, match=words):
             probe.try_out()
-    assert scratches[0].closed == 1
+    (scratch,) = scratches
+    assert scratch.path.startswith("/far/.ntt-check-owner.run.")
+    assert scratch.closed == 1
     assert loop.closed == [LAST_WORD]
 
 
@@ -387,11 +384,10 @@ def test_a_trial_that_the_remote_refuses_raises_its_words(
             loop.says.append(b"err 1 ENOSPC: No space left on device\n")
 
     loop.on_sent = refuses
-    probe = TarProbe(spec())
-    probe.facts(will_try_out=True)
     with pytest.raises(RemoteCannotStore):
-        probe.try_out()
+        TarProbe(spec()).try_out()
     assert loop.ended
+    assert [one.closed for one in scratches] == [1]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from ntt_backup.errors import (
 )
 from ntt_backup.model import Blob
 from ntt_backup.process.pipeline import wait_for
-from tests.unit.fakes import Clock, FakeDisk, Script
+from tests.unit.fakes import FakeDisk, Script
 from tests.unit.scene import Scene, scene
 
 REMOTE_FAULTS = [
@@ -52,55 +52,6 @@ def stop_pipe() -> Iterator[tuple[int, int]]:
 
 
 # --- what is well ---------------------------------------------------------------------------------
-
-
-def test_what_is_claimed_ahead_is_sent_first_and_once() -> None:
-    made = scene(300)
-    worker = made.worker()
-    worker.claim_ahead()
-    first = worker.first_batch()
-    assert made.remote.batches == []
-    worker.run()
-    assert made.remote.batches[0] is first
-    made.assert_done()
-
-
-@pytest.mark.parametrize("fault", ["catalog away", "catalog lost at take"])
-def test_a_claim_ahead_that_fails_is_made_again_by_the_run(fault: str) -> None:
-    made = scene(30, catalog=[fault])
-    worker = made.worker()
-    worker.claim_ahead()
-    assert worker.first_batch() is None
-    worker.run()
-    made.assert_done()
-
-
-def test_what_was_claimed_ahead_long_ago_is_claimed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = scene(30)
-    worker = made.worker()
-    worker.claim_ahead()
-    first = worker.first_batch()
-    monkeypatch.setattr("ntt_backup.upload.worker._CLAIM_SECONDS", 0.0)
-    worker.run()
-    assert made.remote.batches[0] is not first
-    assert made.catalog.connections == 2
-    made.assert_done()
-
-
-def test_what_was_claimed_ahead_and_kept_since_is_not_claimed_anew(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock = Clock()
-    monkeypatch.setattr("ntt_backup.upload.worker.time", clock)
-    made = scene(30)
-    worker = made.worker()
-    worker.claim_ahead()
-    first = worker.first_batch()
-    clock.now += 100  # It is sent over a slow link meanwhile.
-    made.pipe.on_tick()
-    worker.run()
-    assert made.remote.batches[0] is first
-    made.assert_done()
 
 
 @pytest.mark.parametrize("count", [0, 1, 11, 300])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import signal
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,12 +13,11 @@ import pytest
 from ntt_backup import events
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.errors import CatalogUnavailable
-from ntt_backup.model import Batch
 from ntt_backup.process.messages import Done, Fatal, Found
 from ntt_backup.source.inspection import Store
 from ntt_backup.upload import worker_main
 from ntt_backup.upload.strategies.probe import LINGERS, Facts
-from ntt_backup.upload.worker_main import GO, PLACE, PROBE, PROBE_AND_TRY, TRY_OUT, Remote
+from ntt_backup.upload.worker_main import GO, PLACE, PROBE, TRY_OUT, Remote
 from tests.unit.fakes import Clock
 
 SLOW = 100.0
@@ -45,43 +44,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def ahead(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Ahead:
-    """The connection that a remote gives which takes its time."""
-    connection = Ahead()
-
-    def connect_ahead(strategy: str, spec: SessionSpec) -> Ahead:
-        clock.now += SLOW
-        return connection
+    """The connection over which a session is opened."""
 
     def open_session(
         strategy: str, spec: SessionSpec, store: Store, over: Ahead | None
     ) -> Ahead | None:
         return over
 
-    monkeypatch.setattr(worker_main, "connect_ahead", connect_ahead)
     monkeypatch.setattr(worker_main, "open_session", open_session)
-    return connection
-
-
-@pytest.fixture
-def opener(ahead: Ahead) -> Remote:
-    opener = Remote("stream", cast(SessionSpec, None), cast(Store, None))
-    opener.connect_ahead()
-    return opener
-
-
-def test_a_connection_is_used_once_however_long_it_took_to_make(
-    opener: Remote, ahead: Ahead
-) -> None:
-    opened: list[object] = [opener.connect(), opener.connect()]
-    assert opened == [ahead, None]
-
-
-def test_a_connection_that_has_waited_for_long_is_made_anew(
-    opener: Remote, ahead: Ahead, clock: Clock
-) -> None:
-    clock.now += SLOW
-    assert opener.connect() is None
-    assert ahead.aborted
+    return Ahead()
 
 
 @dataclass
@@ -93,11 +64,8 @@ class FakeProbe:
     lingers: bool = False
     done: list[Any] = field(default_factory=list)
 
-    def send_ahead(self, store: Store, batch: Batch) -> None:
-        self.done.append(batch)
-
-    def facts(self, *, will_try_out: bool) -> Facts:
-        self.done.append(will_try_out)
+    def facts(self) -> Facts:
+        self.done.append("facts")
         return Facts("Linux", "tar", 5, 0.5, placed=False)
 
     def try_out(self) -> str:
@@ -118,7 +86,7 @@ def probe(monkeypatch: pytest.MonkeyPatch, ahead: Ahead) -> FakeProbe:
     probe = FakeProbe(ahead)
 
     def open_probe(strategy: str, spec: SessionSpec) -> FakeProbe:
-        spec.meanwhile([])
+        assert spec.pace is None  # A slow limit would make a trial last too long.
         return probe
 
     monkeypatch.setattr(worker_main, "open_probe", open_probe)
@@ -129,38 +97,29 @@ def probe(monkeypatch: pytest.MonkeyPatch, ahead: Ahead) -> FakeProbe:
 def probing(probe: FakeProbe) -> Remote:
     spec = SessionSpec(*cast(Any, (None, "/root", "owner", "run", "0", None, "the limit")))
     remote = Remote("auto", spec, cast(Store, None))
-    remote.begin_probe(lambda _: None)
+    remote.begin_probe()
     return remote
 
 
 def test_a_probe_answers_what_it_is_asked_and_goes_on_over_its_connection(
     probing: Remote, probe: FakeProbe
 ) -> None:
-    found = probing.answer(PROBE_AND_TRY)
+    found = probing.answer(PROBE)
     assert isinstance(found, Found)
     assert Facts(**found.facts) == Facts("Linux", "tar", 5, 0.5, placed=False)
     assert [probing.answer(TRY_OUT), probing.answer(PLACE)] == [Done(text="well"), Done(text="")]
-    assert (found.strategy, probing.strategy, probe.done) == ("tar", "tar", [True, "place"])
+    assert (found.strategy, probing.strategy, probe.done) == ("tar", "tar", ["facts", "place"])
     probing.end_probe(go_on=True)
     assert probe.connection.channel.pace == "the limit"
-    assert cast(object, probing.connect()) is probe.connection
+    opened: list[object] = [probing.connect(), probing.connect()]
+    assert opened == [probe.connection, None]
     assert not probing.lingers
-
-
-def test_a_probe_sends_ahead_what_was_claimed_while_the_remote_answered(
-    ahead: Ahead, probe: FakeProbe
-) -> None:
-    spec = SessionSpec(*cast(Any, (None, "/root", "owner", "run", "0", None)))
-    remote, batch = Remote("auto", spec, cast(Store, None)), Batch("0.1", ())
-    remote.begin_probe(lambda _: batch)
-    remote.answer(PROBE_AND_TRY)
-    assert probe.done == [batch, True]
 
 
 def test_a_session_after_a_probe_that_is_long_ago_gets_another_connection(
     probing: Remote, probe: FakeProbe, clock: Clock
 ) -> None:
-    probing.answer(PROBE_AND_TRY)
+    probing.answer(PROBE)
     clock.now += SLOW
     probing.end_probe(go_on=True)
     assert probing.connect() is None
@@ -177,23 +136,10 @@ class Preparing:
     """What a worker has to do before it is told to go: it notes it. words: what it is told."""
 
     words: list[bytes]
-    strategy: str = "stream"
-    first: Batch | None = None
     done: list[str] = field(default_factory=list)
 
-    def connect_ahead(self) -> None:
-        self.done.append("connect")
-
-    def claim_ahead(self) -> None:
-        self.done.append("claim")
-
-    def first_batch(self) -> Batch:
-        self.done.append("first")
-        return Batch("0.1", ())
-
-    def begin_probe(self, meanwhile: Callable[[list[int]], Batch | None]) -> None:
+    def begin_probe(self) -> None:
         self.done.append("probe")
-        self.first = meanwhile([])
 
     def answer(self, word: bytes) -> str:
         return word.decode().strip()
@@ -204,42 +150,42 @@ class Preparing:
     def emit(self, said: str) -> None:
         self.done.append(said)
 
-    def await_first(self, fds: list[int]) -> bytes:
-        return self.words[0]
-
-    def next(self) -> bytes:
-        return self.words.pop(0) if self.words else b""
-
-    def prepare(self, monkeypatch: pytest.MonkeyPatch, *, probes: bool, limit: Any = None) -> bool:
-        monkeypatch.setattr(worker_main, "_Words", lambda fd: self)
+    def prepare(self, monkeypatch: pytest.MonkeyPatch, *, probes: bool) -> bool:
+        words = iter([*self.words, b""])
+        monkeypatch.setattr(worker_main, "_next_word", lambda: next(words))
         monkeypatch.setattr(signal, "signal", lambda *_: None)
-        run = SimpleNamespace(bwlimit=limit)
-        spec = SimpleNamespace(probes=probes, settings=SimpleNamespace(run=run))
-        mine = cast(Any, self)
-        return worker_main._prepare(cast(Any, spec), mine, mine, mine)
+        spec, mine = SimpleNamespace(probes=probes), cast(Any, self)
+        return worker_main._prepare(cast(Any, spec), mine, mine)
 
 
 @pytest.mark.parametrize("word", [GO, b"", b"what\n"])
-def test_a_worker_connects_and_claims_before_it_is_told_to_go(
+def test_a_worker_does_nothing_before_it_is_told_to_go(
     monkeypatch: pytest.MonkeyPatch, word: bytes
 ) -> None:
     made = Preparing([word])
     assert made.prepare(monkeypatch, probes=False) == (word == GO)
-    assert made.done == ["connect", "claim"]
+    assert made.done == []
 
 
-@pytest.mark.parametrize("strategy", ["stream", "objects"])
-@pytest.mark.parametrize("limit", [None, "1MB"])
-def test_a_first_worker_claims_while_the_remote_answers(
-    monkeypatch: pytest.MonkeyPatch, limit: str | None, strategy: str
+@pytest.mark.parametrize("goes", [True, False])
+def test_a_first_worker_answers_the_preflight_and_goes_on_if_it_passes(
+    monkeypatch: pytest.MonkeyPatch, goes: bool
 ) -> None:
-    made = Preparing([PROBE_AND_TRY, TRY_OUT, PLACE, GO], strategy)
-    words = [one.decode().strip() for one in (PROBE_AND_TRY, TRY_OUT, PLACE)]
-    assert made.prepare(monkeypatch, probes=True, limit=limit)
-    claims = ["probe", "claim"] + ([] if limit else ["first"])
-    again = ["claim"] if strategy == "objects" else []
-    assert made.done == [*claims, words[0], *again, *words[1:], "go on"]
-    assert (made.first is None) == (limit is not None)
+    made = Preparing([PROBE, TRY_OUT, PLACE, *[GO] * goes])
+    assert made.prepare(monkeypatch, probes=True) == goes
+    asked = [one.decode().strip() for one in (PROBE, TRY_OUT, PLACE)]
+    assert made.done == ["probe", *asked, "go on" if goes else "end"]
+
+
+def test_a_word_is_read_to_its_end_and_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, GO + b"stop\n")
+    os.close(writing)
+    monkeypatch.setattr(worker_main, "_STDIN", reading)
+    assert worker_main._next_word() == GO
+    assert os.read(reading, 100) == b"stop\n"
+    assert worker_main._next_word() == b""
+    os.close(reading)
 
 
 @pytest.mark.parametrize("goes", [True, False])
@@ -248,7 +194,7 @@ def test_a_worker_says_that_it_has_started_and_stopped(
 ) -> None:
     did: list[object] = []
     pipe = SimpleNamespace(emit=did.append, sent=print)
-    worker = SimpleNamespace(run=lambda: did.append("run"), let_go=lambda: did.append("let go"))
+    worker = SimpleNamespace(run=lambda: did.append("run"))
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(worker_main, "EventPipe", lambda *_: pipe)
     monkeypatch.setattr(worker_main, "session_spec", lambda *_: None)
@@ -258,7 +204,7 @@ def test_a_worker_says_that_it_has_started_and_stopped(
     spec = SimpleNamespace(settings=settings, strategy="tar", probes=False)
     assert worker_main.work(cast(Any, spec)) == 0
     ran = [events.WorkerStart(strategy="tar"), "run", events.WorkerStop()]
-    assert did == (ran if goes else ["let go"])
+    assert did == (ran if goes else [])
 
 
 @pytest.mark.parametrize(
@@ -273,7 +219,7 @@ def test_a_worker_says_why_it_ended_and_what_lingers(
     def make(*_: object) -> object:
         if error is not None:
             raise error
-        return SimpleNamespace(let_go=lambda: None)
+        return SimpleNamespace()
 
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(worker_main, "EventPipe", lambda *_: SimpleNamespace(emit=did.append))
@@ -293,10 +239,3 @@ def test_a_worker_says_why_it_ended_and_what_lingers(
         spec.probes = False
         assert worker_main.work(spec) == 0
         assert len(did) == 1
-
-
-def test_a_first_worker_that_only_looks_claims_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Preparing([PROBE, b""])
-    assert not made.prepare(monkeypatch, probes=True)
-    assert made.done == ["probe", PROBE.decode().strip(), "end"]
-    assert made.first is None

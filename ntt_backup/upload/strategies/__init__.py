@@ -10,7 +10,7 @@ from ntt_backup.errors import Unsupported
 from ntt_backup.source.inspection import Store
 from ntt_backup.upload.strategies.probe import SessionProbe
 from ntt_backup.upload.strategies.session import Session
-from ntt_backup.upload.strategies.stream import StreamSession, connect, open_stream
+from ntt_backup.upload.strategies.stream import open_stream
 from ntt_backup.upload.strategies.stream_probe import StreamProbe
 from ntt_backup.upload.strategies.tar import TarSession
 from ntt_backup.upload.strategies.tar_probe import TarProbe
@@ -18,17 +18,16 @@ from ntt_backup.upload.strategies.tar_probe import TarProbe
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """Makes the sessions of one way to send. open: returns a session that is ready to take batches.
+    """Makes the sessions of one way to send.
 
-    probe: returns a look at the remote, which may leave `open` a session. connect: returns a
-    connection that `open` may be given, made before it is known whether there will be batches; None
-    where a session makes its own.
-    to_bucket: the remote is an object store, which runs no command.
+    Attributes:
+        open: Returns a session that is ready to take batches.
+        probe: Returns a look at the remote, which may leave `open` a connection.
+        to_bucket: The remote is an object store, which runs no command.
     """
 
-    open: Callable[[SessionSpec, Store, Connection | StreamSession | None], Session]
+    open: Callable[[SessionSpec, Store, Connection | None], Session]
     probe: Callable[[SessionSpec], SessionProbe]
-    connect: Callable[[SessionSpec], Connection] | None = None
     to_bucket: bool = False
 
 
@@ -46,27 +45,19 @@ def _probe_objects(spec: SessionSpec) -> SessionProbe:
 
 
 STRATEGIES: Mapping[str, Strategy] = {
-    "stream": Strategy(open_stream, StreamProbe, connect),
+    "stream": Strategy(open_stream, StreamProbe),
     "tar": Strategy(lambda spec, store, _: TarSession(spec, store), TarProbe),
     "objects": Strategy(_open_objects, _probe_objects, to_bucket=True),
 }
 
 
 def open_session(
-    name: str, spec: SessionSpec, store: Store, ahead: Connection | StreamSession | None = None
+    name: str, spec: SessionSpec, store: Store, ahead: Connection | None = None
 ) -> Session:
     """Opens a session of the strategy of that name, or goes on with what was made ahead. Raises as
     `Session` does.
     """
     return STRATEGIES[name].open(spec, store, ahead)
-
-
-def connect_ahead(name: str, spec: SessionSpec) -> Connection | None:
-    """Makes a connection for `open_session`, where the strategy can use one. Raises as `Session`
-    does.
-    """
-    connect = STRATEGIES[name].connect
-    return None if connect is None else connect(spec)
 
 
 def open_probe(name: str, spec: SessionSpec) -> SessionProbe:

@@ -1,10 +1,8 @@
 """The `objects` strategy has this probe; see `probe.Probe`.
 
 What a bucket allows is known by trying alone: policies, locks and tokens are a store's own affair,
-and may not be read with the credentials of a sender. So a trial object goes the way of a pack, and
-then everything is tried with it that an append-only bucket refuses. A run only stores it, and reads
-it back: the rest would be words that it shows to nobody, and a server may take a third of a second
-to refuse content that is damaged.
+and may not be read with the credentials of a sender. So a check sends a trial object the way of a
+pack, and then tries everything with it that an append-only bucket refuses.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ from blake3 import blake3
 
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.errors import RemoteCannotStore, RemoteDenied
-from ntt_backup.model import Batch
 from ntt_backup.objects import store_format
 from ntt_backup.objects.bucket import (
     Bucket,
@@ -27,7 +24,6 @@ from ntt_backup.objects.bucket import (
     ObjectInfo,
     ObjectMissing,
     Part,
-    Protection,
     UploadGone,
     agree,
     composite,
@@ -36,7 +32,6 @@ from ntt_backup.objects.bucket import (
 )
 from ntt_backup.objects.keys import BLOBS, PACKS, TRIALS
 from ntt_backup.objects.s3 import open_bucket
-from ntt_backup.source.inspection import Store
 from ntt_backup.upload.strategies.probe import NOT_APPEND_ONLY, Facts
 
 _SIZE: Final = 4096
@@ -48,12 +43,11 @@ def probe_objects(spec: SessionSpec) -> ObjectsProbe:
     bucket = open_bucket(spec.bucket)
     if spec.dead_before is not None:
         sweep(bucket, (PACKS, BLOBS), spec.dead_before())
-    return ObjectsProbe(bucket, spec.owner, for_run=spec.dead_before is not None)
+    return ObjectsProbe(bucket, spec.owner)
 
 
 class ObjectsProbe:
-    """See `probe.SessionProbe`. owner names this host and target. for_run: a trial only stores,
-    reads back and deletes.
+    """See `probe.SessionProbe`. owner names this host and target.
 
     The trial object has one key and one content for each owner, so that where it cannot be removed,
     one stays, however many trials there are.
@@ -62,27 +56,20 @@ class ObjectsProbe:
     strategy = "objects"
     lingers = False
 
-    def __init__(self, bucket: Bucket, owner: str, *, for_run: bool = False) -> None:
+    def __init__(self, bucket: Bucket, owner: str) -> None:
         self._bucket = bucket
-        self._for_run = for_run
         self._key = TRIALS + owner
         self._content = blake3(self._key.encode()).digest(_SIZE)
         self._sha256 = sha256(self._content).digest()
-        self._versioned = False
 
     def connect(self) -> None:
         """Does nothing: each request finds a connection."""
 
-    def facts(self, *, will_try_out: bool) -> Facts:
+    def facts(self) -> Facts:
         found = self._bucket.facts()
-        # Only words for a check.
-        told = Protection() if self._for_run else self._bucket.protection()
-        self._versioned = told.versioning == "on"
-        said = [f"versioning is {told.versioning}"] if told.versioning else []
-        said += [f"object lock is {told.lock}"] if told.lock else []
         return Facts(
             system=found.server,
-            program=", ".join(["by boto3", *said]),
+            program="by boto3",
             free_bytes=None,
             skew_s=found.skew_s,
             placed=store_format.read(self._bucket) is not None,
@@ -91,13 +78,13 @@ class ObjectsProbe:
     def try_out(self) -> str:
         weak = self._store()
         stored = f"a trial object in parts, checked and {self._read_back()}"
-        if self._for_run:
-            self._deleting_is_refused()
-            return stored
         weak += self._weaknesses()
         refused = [self._overwriting_is_refused(), self._deleting_is_refused()]
+        told = self._bucket.protection()
         words = [stored, _append_only(*refused), *weak]
-        if self._versioned and not all(refused):
+        words += [f"versioning is {told.versioning}"] if told.versioning else []
+        words += [f"object lock is {told.lock}"] if told.lock else []
+        if told.versioning == "on" and not all(refused):
             words.append("versioning keeps what was there before")
         if refused[1]:
             words.append(f"{self._key} stays")
@@ -105,9 +92,6 @@ class ObjectsProbe:
 
     def make_place(self) -> None:
         store_format.make(self._bucket)
-
-    def send_ahead(self, store: Store, batch: Batch) -> None:
-        """Does nothing: a pack is stored as a whole."""
 
     def hand_over(self) -> None:
         return None

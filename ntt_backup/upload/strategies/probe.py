@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from blake3 import blake3
 
@@ -19,9 +19,6 @@ from ntt_backup.errors import RemoteDenied, SourceError
 from ntt_backup.format import many
 from ntt_backup.model import Batch, Blob
 from ntt_backup.source.inspection import Store
-
-if TYPE_CHECKING:
-    from ntt_backup.upload.strategies.stream import StreamSession
 
 TRIAL_SECONDS: Final = 60.0
 LINGERS: Final = (
@@ -67,7 +64,7 @@ class Probe(Protocol):
         """Whether, after `close`, another process on the remote held a connection open."""
         ...
 
-    def facts(self, *, will_try_out: bool) -> Facts:
+    def facts(self) -> Facts:
         """Returns what the remote says about itself."""
         ...
 
@@ -91,13 +88,7 @@ class SessionProbe(Probe, Protocol):
         """Connects to the remote, where that is not left to `facts`."""
         ...
 
-    def send_ahead(self, store: Store, batch: Batch) -> None:
-        """Has `facts` send the first batch of a run instead of trial blobs, where the strategy can
-        commit it later, over what is handed over.
-        """
-        ...
-
-    def hand_over(self) -> Connection | StreamSession | None:
+    def hand_over(self) -> Connection | None:
         """Ends the probe, and returns what `open_session` can go on with; None for nothing."""
         ...
 

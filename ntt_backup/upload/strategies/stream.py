@@ -30,7 +30,6 @@ from ntt_backup.upload.strategies.probe import require_time
 from ntt_backup.upload.strategies.session import Rejection
 from ntt_backup.wire import framing, write_messages
 from ntt_backup.wire.framing import ProtocolError
-from ntt_backup.wire.write_messages import Field
 
 _CHUNK: Final = framing.MAX_CHUNK
 # Only a link within this machine, or to a neighbour, brings an answer back within this time.
@@ -51,16 +50,11 @@ def connect(spec: SessionSpec) -> Connection:
     return connection
 
 
-def open_stream(
-    spec: SessionSpec, store: Store, ahead: Connection | StreamSession | None = None
-) -> StreamSession:
-    """Opens a session. ahead: a connection of `connect`, or a session that has begun a batch."""
-    if isinstance(ahead, StreamSession):
-        session = ahead
-    else:
-        connection = ahead or connect(spec)
-        connection.open()
-        session = StreamSession(connection, store)
+def open_stream(spec: SessionSpec, store: Store, ahead: Connection | None = None) -> StreamSession:
+    """Opens a session. ahead: a connection of `connect`."""
+    connection = ahead or connect(spec)
+    connection.open()
+    session = StreamSession(connection, store)
     session.detect_near_remote()
     return session
 
@@ -77,7 +71,6 @@ class StreamSession(PipelinedSession):
         self._codec = choose_codec(spec.run.codec, banner.codecs, spec.effort)
         self._packer = Packer(self._codec, checksum=self._sums)
         self._offset: tuple[int, bytes] | None = None
-        self._begun: Flight | None = None
         self._chunk = memoryview(bytearray(_CHUNK))
 
     def detect_near_remote(self) -> None:
@@ -94,10 +87,12 @@ class StreamSession(PipelinedSession):
                 effort.set_near()
 
     def put(self, batch: Batch) -> None:
-        if self._begun is not None and self._begun.batch is batch:
-            flight, self._begun = self._begun, None
-        else:
-            flight = self._send_blobs(batch)
+        flight = self._begin_flight(batch)
+        try:
+            self._put_blobs(flight)
+        except SourceError:
+            self._call_back(flight)
+            raise
         if not flight.begun and self._packer.empty:
             self._flights.remove(flight)
             self._confirm(flight, ())
@@ -110,40 +105,17 @@ class StreamSession(PipelinedSession):
             flight.handed_over = time.monotonic()
 
     def close(self) -> None:
-        self.withdraw()
         if self._usable:
             self._usable = False
             self._connection.close()
 
-    def begin(self, batch: Batch) -> None:
-        """Sends a batch, without the word that commits it: `put` has that. READY need not have
-        come, see `ready`. Raises SourceError.
-        """
-        self._begun = flight = self._send_blobs(batch)
-        if not self._packer.empty:
-            self._flush(flight)
-
-    def withdraw(self) -> None:
-        """Calls back a batch that was begun."""
-        flight, self._begun = self._begun, None
-        if flight is not None and self._usable:
-            self._call_back(flight)
-
-    def place(self) -> None:
-        """Has the remote make by-hash, before it is told to commit anything."""
-        self._connection.place(self._answer, self._spec.run.receipt_timeout)
-
     def begin_trial(self, batches: Sequence[Batch]) -> None:
-        """Sends batches, and calls them back. READY need not have come, see `ready`."""
+        """Sends batches, and calls them back."""
         for batch in batches:
             flight = self._begin_flight(batch)
             self._put_blobs(flight)
             self._flush(flight)
             self._call_back(flight)
-
-    def ready(self) -> dict[str, Field]:
-        """Returns what READY says, whatever else comes before it or with it."""
-        return self._connection.ready(self._answer)
 
     def end_trial(self) -> None:
         """Returns when the remote has dropped the trial's batches. Raises as `Session` does."""
@@ -160,16 +132,6 @@ class StreamSession(PipelinedSession):
     def _begin_flight(self, batch: Batch) -> Flight:
         flight = Flight(next(self._connection.numbers), batch, time.monotonic())
         self._flights.append(flight)
-        return flight
-
-    def _send_blobs(self, batch: Batch) -> Flight:
-        flight = self._begin_flight(batch)
-        try:
-            self.withdraw()  # A batch within another is none.
-            self._put_blobs(flight)
-        except SourceError:
-            self._call_back(flight)
-            raise
         return flight
 
     def _put_blobs(self, flight: Flight) -> None:

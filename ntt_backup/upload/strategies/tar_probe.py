@@ -121,26 +121,25 @@ class TarProbe:
         self._spec = spec
         self._stem = f"{_STEM}{spec.owner}"
         self._path = f"{spec.root}/{self._stem}.{spec.run_id}.{secrets.token_hex(4)}"
-        self._scratch: ScratchDirectory | None = None
         self.lingers = False
 
     def connect(self) -> None:
-        """Does nothing: what is asked depends on what will be tried."""
+        """Does nothing: each question is a connection."""
 
-    def facts(self, *, will_try_out: bool) -> Facts:
-        spec = self._spec
-        path = self._path if will_try_out else ""
-        scratch = ScratchDirectory(spec.transport, spec.root, self._stem, path)
-        self._scratch = scratch if will_try_out else None
-        return scratch.facts
+    def facts(self) -> Facts:
+        return self._directory("").facts
 
     def try_out(self) -> str:
-        with trial() as (store, batches):
-            self._send(store, batches)
-            archive = self._fetch()
-        if (scratch := self._scratch) is not None:
-            self._scratch = None
-            scratch.close()
+        scratch = self._directory(self._path)
+        try:
+            with trial() as (store, batches):
+                self._send(store, batches)
+                archive = self._fetch()
+        except BaseException:
+            with suppress(BackupError):
+                scratch.close()
+            raise
+        scratch.close()
         _compare(archive, {blob.blobid for batch in batches for blob in batch.blobs})
         return f"{described(batches)} by tar, identical"
 
@@ -155,17 +154,14 @@ class TarProbe:
         if said.split()[-1:] != [b"made"]:
             raise explain_root(said.decode("utf-8", "backslashreplace").strip())
 
-    def send_ahead(self, store: Store, batch: Batch) -> None:
-        """Does nothing: what `tar` has extracted is in place."""
-
     def hand_over(self) -> None:
-        self.close()
+        """Does nothing, as `close`: no connection outlives its question."""
 
-    def close(self) -> None:
-        scratch, self._scratch = self._scratch, None
-        if scratch is not None:
-            with suppress(BackupError):
-                scratch.close()
+    def close(self) -> None: ...
+
+    def _directory(self, path: str) -> ScratchDirectory:
+        """Returns a look at the remote. path: of a scratch directory; "" for none."""
+        return ScratchDirectory(self._spec.transport, self._spec.root, self._stem, path)
 
     def _send(self, store: Store, batches: list[Batch]) -> None:
         spec = replace(self._spec, root=self._path, owner="check", run_id="check", slot="0")
