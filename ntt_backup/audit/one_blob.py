@@ -13,7 +13,7 @@ from ntt_backup.model import Blob, Failure
 from ntt_backup.objects.contents import places
 from ntt_backup.objects.keys import blob_key
 from ntt_backup.objects.open import open_to_read
-from ntt_backup.source.inspection import Store
+from ntt_backup.source.store import Store
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ from ntt_backup.model import Blob, BlobRange, Failure, Reason, StoredPack
 from ntt_backup.objects.bucket import ObjectUnreadable
 from ntt_backup.objects.open import open_to_read
 from ntt_backup.objects.tables import PackObject, packs_of
-from ntt_backup.source.inspection import Store
+from ntt_backup.source.store import Store
 
 _APPLY_BLOBS: Final = 1000
 _EXAMPLES: Final = 5

@@ -22,8 +22,7 @@ from ntt_backup.catalog import scan_state
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.errors import SOME_FAILED
 from ntt_backup.model import Blob
-from ntt_backup.source.inspection import Store
-from ntt_backup.source.tree import SourceTree
+from ntt_backup.source.store import SourceTree, Store
 
 BATCH_SIZE: Final = 10_000
 

@@ -34,15 +34,14 @@ from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.ledger import record_checks
 from ntt_backup.catalog.selection import Checks, Choice
 from ntt_backup.client.pool import ReconnectingSession, SessionPool
-from ntt_backup.client.read_session import ReadSession
-from ntt_backup.client.verdicts import hash_mismatch, remote_failure
+from ntt_backup.client.read_session import ReadSession, hash_mismatch, remote_failure
 from ntt_backup.config import RemoteConfig, StoreConfig
 from ntt_backup.config.timetable import Timetable
 from ntt_backup.errors import SOME_FAILED, BackupError, RemoteUnreachable, Unsupported
 from ntt_backup.format import many
 from ntt_backup.model import Blob, Failure, Failures, Reason, total_size
 from ntt_backup.process.threads import WorkQueue, run_threads
-from ntt_backup.source.inspection import Store
+from ntt_backup.source.store import Store
 from ntt_backup.upload.batching import cut
 from ntt_backup.wire import read_messages
 from ntt_backup.wire.write_messages import Large

@@ -33,7 +33,7 @@ from ntt_backup.catalog.packs import (
 )
 from ntt_backup.catalog.ranges import prefix_ranges, range_name
 from ntt_backup.catalog.selection import Checks, rows_in
-from ntt_backup.client.shared_pace import SharedPace
+from ntt_backup.client.throttle import SharedPace
 from ntt_backup.config import RemoteConfig
 from ntt_backup.errors import BackupError, ConfigError, Unsupported
 from ntt_backup.model import Blob, BlobRange, Failure, Reason, StoredPack

@@ -29,7 +29,7 @@ from ntt_backup.bench.results import MEGA
 from ntt_backup.bench.runs import Cell, Findings, Run
 from ntt_backup.bench.sending import Load
 from ntt_backup.bench.strategies import MOST_SAMPLE, Options, population, readable
-from ntt_backup.client.local import Local
+from ntt_backup.client.transport import Local
 from ntt_backup.config import Settings
 from ntt_backup.errors import ConfigError, SourceError, WorkerFailed
 from ntt_backup.format import many, size

@@ -15,8 +15,7 @@ from ntt_backup.bench.helpers import Answer, run_together
 from ntt_backup.bench.output import Progress
 from ntt_backup.bench.results import MEGA, Figure
 from ntt_backup.bench.streams import download, round_trips, upload
-from ntt_backup.client.connection import transport_to
-from ntt_backup.client.transport import Transport
+from ntt_backup.client.transport import Transport, transport_to
 from ntt_backup.config import RemoteConfig
 from ntt_backup.format import many
 

@@ -10,8 +10,7 @@ from typing import Final
 
 from ntt_backup.client.channel import Channel
 from ntt_backup.client.shell import shell_script
-from ntt_backup.client.ssh import Ssh
-from ntt_backup.client.transport import Transport
+from ntt_backup.client.transport import Ssh, Transport
 from ntt_backup.errors import BackupError
 
 HELLO: Final = "LC_ALL=C; export LC_ALL; umask 022\necho; echo NTT-BENCH ready\n"

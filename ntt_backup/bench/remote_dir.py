@@ -14,10 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from ntt_backup.client.connection import transport_to
 from ntt_backup.client.error_text import explain_root
 from ntt_backup.client.shell import ask
-from ntt_backup.client.transport import Transport
+from ntt_backup.client.transport import Transport, transport_to
 from ntt_backup.config import Settings, identity
 from ntt_backup.errors import BackupError
 from ntt_backup.upload.strategies.probe import Facts

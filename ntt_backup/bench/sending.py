@@ -21,7 +21,7 @@ from ntt_backup.config import RunSettings
 from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.errors import RemoteUnreachable, SourceError
 from ntt_backup.model import Batch, Blob, Receipt, total_size
-from ntt_backup.source.inspection import Store
+from ntt_backup.source.store import Store
 from ntt_backup.upload.strategies import STRATEGIES, open_session
 from ntt_backup.upload.strategies.session import Outcome, Session
 

@@ -27,14 +27,12 @@ from ntt_backup.bench.sending import Load, Way, choose, send, send_by_session
 from ntt_backup.catalog import connection
 from ntt_backup.catalog.schema_check import verify_schema
 from ntt_backup.catalog.selection import sample as draw_from_catalog
-from ntt_backup.client.connection import transport_to
-from ntt_backup.client.ssh import Ssh
-from ntt_backup.client.transport import Transport
+from ntt_backup.client.transport import Ssh, Transport, transport_to
 from ntt_backup.config import RunSettings, Settings, identity
 from ntt_backup.errors import RemoteCannotStore, RemoteDenied, SourceError
 from ntt_backup.format import many, size
 from ntt_backup.model import Blob
-from ntt_backup.source.inspection import Store
+from ntt_backup.source.store import Store
 
 _POPULATION: Final = 100_000
 _SAMPLE_SECONDS: Final = 10.0

@@ -13,8 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from ntt_backup.client.shared_pace import SharedPace
-from ntt_backup.client.throttle import Pace
+from ntt_backup.client.throttle import Pace, SharedPace
 from ntt_backup.client.transport import Transport
 from ntt_backup.errors import BackupError, RemoteDenied, RemoteUnreachable
 from ntt_backup.process.pipeline import READ_BYTES, Child, start, wait_for, write

@@ -1,42 +1,49 @@
 """A connection to the receiver begins with a greeting and a hello, then frames go both ways.
 
-Sessions that write and sessions that read are built on it. See docs/protocol.md.
+Sessions that write use a connection; sessions of questions (`QuestionSession`) extend it by the
+wait for an answer. See docs/protocol.md.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Final
+from typing import Final, TypeVar
 
-from ntt_backup.client.bootstrap import bundle
-from ntt_backup.client.channel import Channel
+from ntt_backup.client.bootstrap import Banner, bundle, greet
+from ntt_backup.client.channel import PATIENCE_FACTOR, Channel
 from ntt_backup.client.effort import Sender
 from ntt_backup.client.error_text import explain_batch, explain_gone, explain_root
-from ntt_backup.client.greeting import greet
-from ntt_backup.client.local import Local
-from ntt_backup.client.shared_pace import SharedPace
-from ntt_backup.client.ssh import Ssh
-from ntt_backup.client.throttle import Pace
-from ntt_backup.client.transport import Transport
+from ntt_backup.client.throttle import Pace, SharedPace
+from ntt_backup.client.transport import Local, Transport, transport_to
 from ntt_backup.config import RemoteConfig, RemoteSettings, RunSettings, identity
 from ntt_backup.config.host_key import OF_PACKS, HostKeys
 from ntt_backup.errors import (
     BackupError,
-    ConfigError,
     ProtocolViolation,
     RemoteCannotStore,
     RemoteDenied,
+    RemoteUnreachable,
+    Unsupported,
 )
 from ntt_backup.pack.seal import Sign, unsigned
 from ntt_backup.wire import framing, write_messages
 from ntt_backup.wire.framing import PROTOCOL, Inbox, ProtocolError
 from ntt_backup.wire.write_messages import Field
 
+# The bytes a second at which a slow disk is read for a checksum.
+SLOW: Final = 5_000_000
+# The rest of a hint where the receiver may be too old to know a word of --allow.
+OLD: Final = (
+    " (a receiver that does not know the word is old: copy it anew, see `ntt-backup-remote"
+    " install-receiver --write FILE`)"
+)
+_POLL_SECONDS: Final = 0.5
 _EXPLANATIONS: Final = {
     "gone": explain_gone,
     "root": explain_root,
@@ -46,36 +53,36 @@ _EXPLANATIONS: Final = {
 }
 
 
-def transport_to(remote: RemoteSettings) -> Transport:
-    """Returns the way to a remote. Raises ConfigError for a bucket."""
-    if remote.kind == "s3":
-        raise ConfigError(
-            "this command cannot use a bucket",
-            detail=remote.url,
-            hint="use a target whose url is ssh:// or file:// (--target)",
-        )
-    return Ssh(remote) if remote.kind == "ssh" else Local(2.0 * remote.connect_timeout)
-
-
 @dataclass(frozen=True, slots=True)
 class SessionSpec:
-    """What a session is opened with.
+    """The parameters of a session.
 
-    root: the remote's path, which holds `by-hash/`. owner names this host and target, run_id the
-    run and slot the session within it: together they name its workspace on the remote, so that the
-    next session can remove what a dead one left. pace limits what is sent, fetch what comes; effort
-    is how hard what is sent is compressed.
-
-    on_bytes is told how many bytes were handed to the transport (none, as a sign of life while
-    nothing can go), and right before it on_content how much content of blobs they carry; less than
-    zero for content that has to be sent again, so that the sum is what was stored and what is under
-    way. meanwhile is called while the remote starts the receiver, with the descriptors on which it
-    will be heard; cancelled while an answer is waited for, and may raise. stopping returns whether
-    what is being sent should end soon: after the current blob, where the strategy can do that.
-    sync: how the receiver makes a batch durable (`syncfs`, or `fsync` a file). bucket: the settings
-    of one, where that is the target; then nothing goes over the transport. recipients: whom its
-    packs are sealed for; sign: signs these as this host's. dead_before: returns the time of the
-    epoch before which uploads were begun that are nobody's any more; a probe removes them.
+    Attributes:
+        transport: The way to the remote; unused for a bucket.
+        root: The path on the remote that holds `by-hash/`.
+        owner: The name of this host and target. owner, run_id and slot name the workspace on the
+            remote, so that the next session can remove the workspace of a dead one.
+        run_id: The name of the run.
+        slot: The name of the session within the run.
+        run: The settings of the run.
+        pace: The limit of the bytes that are sent; None for no limit.
+        fetch: The limit of the bytes that are received; None for no limit.
+        effort: Chooses the level of compression.
+        on_bytes: Receives the number of bytes that were handed to the transport; 0 as a sign of
+            life while nothing can be sent.
+        on_content: Receives, right before on_bytes, the bytes of blob content among them. Negative
+            for content that must be sent again, so that the sum is what is stored or under way.
+        meanwhile: Is called while the remote starts the receiver, with the descriptors that become
+            readable when the receiver answers.
+        cancelled: Is called while an answer is awaited, and may raise.
+        stopping: Returns whether sending should end soon: after the current blob, where the
+            strategy can do that.
+        sync: How the receiver makes a batch durable: by `syncfs`, or by `fsync` of each file.
+        bucket: The settings of a bucket that is the target, else None.
+        recipients: The public keys that packs are sealed for.
+        sign: Signs packs as this host's.
+        dead_before: Returns the Unix time before which incomplete uploads were begun that belong to
+            no process any more; a probe removes them.
     """
 
     transport: Transport
@@ -100,12 +107,20 @@ class SessionSpec:
 
     @staticmethod
     def of(settings: RemoteConfig, run_id: str, slot: str, *, sends: bool = False) -> SessionSpec:
-        """Returns what the settings say for a session. sends: it sends batches, which alone are for
-        a bucket, too. Raises ConfigError for a bucket otherwise.
+        """Returns the parameters of a session with these settings.
+
+        Args:
+            settings: The settings.
+            run_id: The name of the run.
+            slot: The name of the session within the run.
+            sends: Whether the session sends batches, which is the only use of a bucket.
+
+        Raises:
+            ConfigError: The target is a bucket, and the session does not send.
         """
         remote, run, owner = settings.remote, settings.run, identity.owner(settings)
         if remote.kind == "file" and run.codec == "auto":
-            # There is no link that compression could make faster.
+            # There is no link, so compression would only take time.
             run = run.model_copy(update={"codec": "none"})
         bucket = remote if sends and remote.kind == "s3" else None
         transport = transport_to(remote) if bucket is None else Local(0.0)
@@ -122,10 +137,13 @@ class SessionSpec:
         )
 
     def channel(self, command: str) -> Channel:
-        """Starts the remote command, under this limit."""
+        """Starts the remote command, under the limits of the session."""
         return Channel(
             self.transport, command, pace=self.pace, fetch=self.fetch, on_bytes=self.on_bytes
         )
+
+
+E = TypeVar("E", bound=BackupError)
 
 
 def _refuse_frame(kind: int, _payload: memoryview) -> None:
@@ -133,10 +151,18 @@ def _refuse_frame(kind: int, _payload: memoryview) -> None:
 
 
 class Connection:
-    """A receiver that has greeted. lengths: the frames that it may send, each with its bounds.
+    """A connection to a receiver that has greeted.
 
-    Raises what `greet` raises. received counts frames; numbers are those of its batches, which only
-    grow.
+    Args:
+        spec: The parameters of the session.
+        lengths: The types of frames that the receiver may send, each with the bounds of its length.
+
+    Attributes:
+        received: The number of frames that were received.
+        numbers: The numbers for batches, which only grow.
+
+    Raises:
+        BackupError: As `greet` raises.
     """
 
     def __init__(self, spec: SessionSpec, lengths: dict[int, tuple[int, int]]) -> None:
@@ -156,23 +182,25 @@ class Connection:
             raise
 
     def open(self, **more: Field) -> None:
-        """Makes the receiver open the root, which must hold by-hash, if it has not done so yet.
-        more: see `hello`.
+        """Has the receiver open the root, unless that was done. more: see `say_hello`.
+
+        Raises:
+            RemoteUnreachable: There is no by-hash below the root.
         """
         with self.checked():
             if not (self._said or self.hello(**more)).get("placed"):
                 raise explain_gone(f"{self.spec.root}/by-hash: no such directory")
 
     def hello(self, **more: Field) -> dict[str, Field]:
-        """Makes the receiver open the root, and returns what its READY says. more: see
+        """Has the receiver open the root, and returns the fields of READY. more: see
         `say_hello`.
         """
         self.say_hello(**more)
         return self.ready()
 
     def say_hello(self, **more: Field) -> None:
-        """Asks the receiver to open the root, and leaves the answer to `ready`. more: fields of
-        HELLO that only one kind of session sends.
+        """Asks the receiver to open the root; `ready` returns the answer. more: fields of HELLO
+        that only one kind of session sends.
         """
         spec = self.spec
         fields: dict[str, Field] = {
@@ -192,7 +220,7 @@ class Connection:
         answer: Callable[[int, memoryview], None] = _refuse_frame,
         patience: float | None = None,
     ) -> None:
-        """Has the receiver make by-hash; answer and patience as for `ready`."""
+        """Has the receiver create by-hash. answer, patience: see `ready`."""
         self._ask(framing.frame(framing.PLACE), answer)
         self.ready(answer, patience)
 
@@ -201,8 +229,12 @@ class Connection:
         answer: Callable[[int, memoryview], None] = _refuse_frame,
         patience: float | None = None,
     ) -> dict[str, Field]:
-        """Returns what the READY says that was asked for. answer takes frames of other types.
-        patience: seconds, where what was sent before may have to cross a slow link first.
+        """Returns the fields of the READY that was asked for.
+
+        Args:
+            answer: Receives the type and payload of frames of other types.
+            patience: The seconds to wait where earlier data may have to cross a slow link first;
+                None for the usual time.
         """
         take = partial(self._take, answer=answer)
         with self.checked():
@@ -217,12 +249,16 @@ class Connection:
         return self._said
 
     def send(self, frame: bytes, hear: Callable[[bytes], None]) -> None:
-        """Sends a small frame; what comes meanwhile goes to hear."""
+        """Sends a small frame; hear receives the data that arrives meanwhile."""
         self.channel.send(memoryview(frame), hear, patience=self.spec.run.stall_timeout)
 
     def frames(self, data: bytes) -> Iterator[tuple[int, memoryview]]:
-        """Yields the frames that data completes, other than signs of life. A payload holds until
-        the next frame is asked for. Raises what an ERROR frame means, and ProtocolError.
+        """Yields type and payload of the frames that data completes, except for signs of life. A
+        payload is valid until the next frame is taken.
+
+        Raises:
+            BackupError: The receiver sent an ERROR.
+            ProtocolError: A frame is malformed.
         """
         rest = memoryview(data)
         while rest:
@@ -244,7 +280,7 @@ class Connection:
 
     @contextmanager
     def checked(self) -> Iterator[None]:
-        """Ends the connection for any error; a ProtocolError is raised as ProtocolViolation."""
+        """Ends the connection at any error, and raises a ProtocolError as ProtocolViolation."""
         try:
             yield
         except ProtocolError as error:
@@ -255,7 +291,7 @@ class Connection:
             raise
 
     def close(self) -> None:
-        """Ends the connection in good order, in bounded time; ends it at once if it was lost."""
+        """Ends the connection in good order within a bounded time, or at once if it was lost."""
         if self.channel.ended:
             return
         try:
@@ -266,11 +302,11 @@ class Connection:
             self.channel.close(framing.frame(framing.LEFT))
 
     def abort(self) -> None:
-        """Ends the connection now. Never raises."""
+        """Ends the connection immediately. Never raises."""
         self.channel.abort()
 
     def _ask(self, frame: bytes, answer: Callable[[int, memoryview], None] = _refuse_frame) -> None:
-        """Sends what a READY answers."""
+        """Sends a frame that the receiver answers by READY."""
         self._awaits_ready = True
         with self.checked():
             self.send(frame, partial(self._take, answer=answer))
@@ -281,7 +317,7 @@ class Connection:
 
 
 def _refusal(code: str, text: str) -> BackupError:
-    """Returns the error that an ERROR frame means."""
+    """Returns the error for code and text of an ERROR frame."""
     if code in _EXPLANATIONS:
         return _EXPLANATIONS[code](text)
     if code == "place":
@@ -305,10 +341,111 @@ def _refusal(code: str, text: str) -> BackupError:
             " --allow and --require",
         )
     if code == "protocol":
-        # The banner has settled the version: what arrives is not what was sent.
+        # The greeting has settled the version: the data was altered on its way.
         return ProtocolViolation(
             "the receiver on the remote does not understand what reaches it",
             detail=text,
             hint="if this happens again: something on the way alters what it carries",
         )
     return ProtocolViolation("the receiver on the remote gave up", detail=f"{code}: {text}")
+
+
+class QuestionSession:
+    """A session in which the client asks by a frame, and the receiver answers by frames.
+
+    The wait for an answer is bounded, also where only signs of life come. lengths: see
+    `Connection`.
+    """
+
+    def __init__(self, spec: SessionSpec, lengths: dict[int, tuple[int, int]]) -> None:
+        self._spec = spec
+        self._unread: deque[bytes] = deque()
+        self._frames: Iterator[tuple[int, memoryview]] = iter(())
+        self._connection = Connection(spec, lengths)
+
+    @property
+    def banner(self) -> Banner:
+        return self._connection.banner
+
+    @property
+    def answers(self) -> int:
+        """The number of frames that were received."""
+        return self._connection.received
+
+    def require(self, word: str) -> None:
+        """Raises Unsupported if the receiver's `--allow` lacks `list`, `verify` or `get`."""
+        if word not in self.banner.allowed:
+            message = f"the receiver on the remote may not {word}"
+            raise self.refusal(
+                Unsupported, message, word, ", or use another key (remote.identity_file)"
+            )
+
+    def refusal(self, kind: type[E], message: str, word: str, more: str = OLD) -> E:
+        """Returns the error for a forced command whose `--allow` lacks a word.
+
+        Args:
+            kind: The class of the error.
+            message: The message of the error.
+            word: The word that is missing.
+            more: The rest of the hint.
+        """
+        return kind(
+            message,
+            detail=f"its --allow lists {','.join(sorted(self.banner.allowed))}",
+            hint=f"add {word} to --allow in the line of our key in the remote's"
+            f" authorized_keys{more}",
+        )
+
+    def show_life(self) -> None:
+        """Sends a sign of life, if nothing was sent for a while."""
+        if self._connection.channel.quiet:
+            with self._connection.checked():
+                self._send(framing.frame(framing.PING, bytes(8)))
+
+    def close(self) -> None:
+        """Ends the session in good order within a bounded time."""
+        self._connection.close()
+
+    def abort(self) -> None:
+        """Ends the session immediately. Never raises."""
+        self._connection.abort()
+
+    # --- for subclasses ---------------------------------------------------------------------------
+
+    def _send(self, frame: bytes) -> None:
+        self._connection.send(frame, self._unread.append)
+
+    def _answers(self, question: bytes, last: int) -> Iterator[tuple[int, memoryview]]:
+        """Sends a question, and yields the frames before the frame of the type `last`."""
+        self._send(question)
+        while (frame := self._next())[0] != last:
+            yield frame
+
+    def _next(self, more_patience: float = 0.0) -> tuple[int, memoryview]:
+        """Returns the next frame. Its payload is valid until the next call.
+
+        Args:
+            more_patience: Seconds that are added to the usual time during which signs of life
+                suffice.
+        """
+        asked = time.monotonic()
+        while (frame := next(self._frames, None)) is None:
+            self._spec.cancelled()
+            if not self._unread:
+                self._connection.channel.hear(self._unread.append, _POLL_SECONDS)
+            self._require_life(asked, more_patience)
+            if self._unread:
+                self._frames = self._connection.frames(self._unread.popleft())
+        return frame
+
+    def _require_life(self, asked: float, more_patience: float) -> None:
+        """Raises RemoteUnreachable after silence, or after mere signs of life for too long."""
+        run, now = self._spec.run, time.monotonic()
+        heard = self._connection.channel.heard
+        if not self._unread and now - max(asked, heard) > run.stall_timeout:
+            said = f"nothing came for {run.stall_timeout:.0f} s"
+        elif now - asked > PATIENCE_FACTOR * run.receipt_timeout + more_patience:
+            said = f"nothing but signs of life came for {now - asked:.0f} s"
+        else:
+            return
+        raise RemoteUnreachable("the remote does not answer", detail=said)

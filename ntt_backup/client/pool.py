@@ -22,7 +22,7 @@ from typing import Final, TypeVar
 from ntt_backup.client.backoff import OutageClock
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.read_session import ReadSession
-from ntt_backup.client.shared_pace import SharedPace
+from ntt_backup.client.throttle import SharedPace
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.timetable import Timetable
 from ntt_backup.errors import (

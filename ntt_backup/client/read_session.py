@@ -1,10 +1,9 @@
 """A session that reads asks the remote for names, verdicts of hashes, and contents.
 
-It uses the same ssh and the same receiver as a session that sends. The caller asks, sometimes a few
-questions ahead, and takes the answers in the order of asking.
-
-Contents are handed on with the digest they were asked by, for the caller to check; an answer to
-what was not asked ends the session.
+The session uses the same ssh and the same receiver as a session that sends. The caller may ask
+several questions ahead, and takes the answers in the order of asking. Contents are passed on with
+the digest that was asked for, and the caller compares them. An answer that was not asked for ends
+the session.
 """
 
 from __future__ import annotations
@@ -13,17 +12,26 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from ntt_backup.client.connection import SessionSpec
-from ntt_backup.client.question_session import SLOW, QuestionSession
+from ntt_backup.client.connection import SLOW, QuestionSession, SessionSpec
+from ntt_backup.model import Failure, Reason
 from ntt_backup.wire import framing, read_messages, write_messages
 from ntt_backup.wire.framing import ProtocolError
 
 _NO_REASON: Final = "no reason given"
+_REASONS: Final = {
+    read_messages.MISSING: Reason.REMOTE_MISSING,
+    read_messages.WRONG: Reason.REMOTE_CORRUPT,
+    read_messages.UNREADABLE: Reason.REMOTE_UNREADABLE,
+}
 
 
 class Page(NamedTuple):
-    """Names with sizes, in order. strays: kind and path of what is no blob. more: there are names
-    that did not fit.
+    """A part of a listing.
+
+    Attributes:
+        names: Digests with sizes in bytes, in order.
+        strays: Kind and path of each entry that is no blob.
+        more: Whether there are further names.
     """
 
     names: list[tuple[bytes, int]]
@@ -32,29 +40,30 @@ class Page(NamedTuple):
 
 
 class ContentSink(Protocol):
-    """Takes the answer for a GET: for each digest `whole`, `begin` to `end`, or `not_given`. Views
-    hold only during the call.
+    """Receives the answer for a GET: for each digest `whole`, `begin` to `end`, or `not_given`. A
+    view is valid only during the call.
     """
 
     def whole(self, digest: bytes, content: memoryview) -> None: ...
     def begin(self, large: write_messages.Large) -> None: ...
     def piece(self, data: memoryview) -> None: ...
     def end(self, problem: str) -> None:
-        """Ends a large blob. problem: why it broke off, "" where it is complete."""
+        """Ends a large blob. problem: why the blob is incomplete; "" for a complete one."""
         ...
 
     def not_given(self, digest: bytes, verdict: int, text: str) -> None: ...
 
 
 class ReadSession(QuestionSession):
-    """A connection for questions about blobs. Methods raise BackupError, and end it then.
+    """A session for questions about blobs. A method that raises BackupError has ended the session.
 
-    settled counts the pieces of work that its user is done with.
+    Attributes:
+        settled: The pieces of work that the user of the session has finished.
     """
 
     def __init__(self, spec: SessionSpec) -> None:
         super().__init__(spec, read_messages.TO_CLIENT)
-        # The blobs of each question, and where the first is to begin.
+        # Of each question the digests, the offset of the first blob, and the listed sizes.
         self._asked: deque[tuple[tuple[bytes, ...], int, Mapping[bytes, int]]] = deque()
         self.settled = 0
         self._connection.open(reading=1)
@@ -62,7 +71,7 @@ class ReadSession(QuestionSession):
     # --- the questions ----------------------------------------------------------------------------
 
     def names(self, low: bytes, high: bytes, most: int) -> Page:
-        """Returns the first names from low to high, both included; at most so many."""
+        """Returns the first names from low to high, both included; at most `most` names."""
         names: list[tuple[bytes, int]] = []
         strays: list[tuple[int, str]] = []
         last = b""
@@ -88,13 +97,13 @@ class ReadSession(QuestionSession):
                     raise ProtocolError(f"a frame of type {kind} within a listing")
 
     def ask_verdicts(self, digests: Sequence[bytes]) -> None:
-        """Asks the remote to hash these; `verdicts` returns the answers, in the order of asking."""
+        """Asks the remote to hash blobs; `verdicts` returns the answers in the order of asking."""
         with self._connection.checked():
             self._send(read_messages.verifying(digests))
         self._asked.append((tuple(digests), 0, {}))
 
     def verdicts(self, size: int = 0) -> read_messages.Verdicts:
-        """Returns the answer for one `ask_verdicts`. size: the bytes of all blobs, if known."""
+        """Returns the answer to one `ask_verdicts`. size: the bytes of all blobs, if known."""
         with self._connection.checked():
             kind, payload = self._next(size / SLOW)
             if kind != framing.VERDICTS:
@@ -110,14 +119,14 @@ class ReadSession(QuestionSession):
         offset: int = 0,
         listed: Mapping[bytes, int] | None = None,
     ) -> None:
-        """Asks the remote to send these, each once; `contents` takes the answers, in the order of
-        asking.
+        """Asks the remote to send blobs, each once; `contents` passes on the answers in the order
+        of asking.
 
         Args:
-            digests: The blobs.
-            offset: Where to begin, for a single blob.
-            listed: The sizes in bytes that the remote has listed, as far as they are known: more
-                of a blob is not taken.
+            digests: The digests of the blobs.
+            offset: The offset in bytes at which a single blob begins.
+            listed: The sizes in bytes that the remote has listed, as far as they are known. A
+                larger blob is refused.
         """
         once = tuple(dict.fromkeys(digests))
         with self._connection.checked():
@@ -125,7 +134,7 @@ class ReadSession(QuestionSession):
         self._asked.append((once, offset, listed or {}))
 
     def contents(self, sink: ContentSink) -> None:
-        """Hands over all that was asked for with one `ask_contents`."""
+        """Passes the answer to one `ask_contents` to the sink."""
         asked, offset, listed = self._asked.popleft()
         waiting = set(asked)
 
@@ -178,6 +187,18 @@ class ReadSession(QuestionSession):
 
 
 def _problem(payload: memoryview) -> str:
-    """Returns why an END ends a blob early; "" where it is complete."""
+    """Returns why a BLOB_END ends a blob early; "" for a complete blob."""
     status, text = read_messages.read_blob_end(payload)
     return (text or _NO_REASON) if status == read_messages.BROKEN else ""
+
+
+def remote_failure(blobid: str, verdict: int, text: str) -> Failure:
+    """Returns the failure for a verdict of the receiver about its copy of a blob."""
+    return Failure(blobid, _REASONS[verdict], text)
+
+
+def hash_mismatch(size: int, found: bytes, where: str = "on the remote") -> str:
+    """Returns the detail for content that does not hash to its name. where: the place of the
+    content.
+    """
+    return f"{size} bytes {where} hash to {found.hex()}"

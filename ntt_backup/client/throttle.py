@@ -1,11 +1,11 @@
-"""A limit bounds what several processes send together, without messages between them.
+"""A limit bounds the bandwidth of several processes together, without messages between them.
 
-A fixed share for each would leave unused what one of them does not need. So all count what they
-send in shared memory, and each sends while the sum is below the limit. There is no lock: each
-writes its own counter and no other, so a process that is killed blocks nobody, and its successor
-counts on. Several may write the common start time at once; they write the same.
+Fixed shares would waste the bandwidth that one process does not need. So each process counts the
+bytes that it sends in shared memory, and sends while the sum is below the limit. There is no lock:
+each process writes only its own counter, so a killed process blocks nobody, and its successor
+continues the counter. Several may write the common start time at once; they write the same value.
 
-The limit may follow a timetable, be set anew while they send, and be held altogether.
+The limit may follow a timetable, may be changed while data is sent, and may be paused.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import random
 import time
 from collections.abc import Callable
 from datetime import datetime
-from typing import Final
+from threading import Lock
+from typing import Final, Protocol
 
 from ntt_backup.config.timetable import Timetable, parse
 
@@ -24,11 +25,11 @@ _FLOAT_BYTES: Final = 8
 _SMALLEST_SHARE: Final = 4096
 _NO_LIMIT: Final = 1 << 30
 _BY_TIMETABLE: Final = -1.0
-# How often the timetable is looked at, and whether a pause has ended.
+# The interval at which the timetable is read, and the end of a pause is noticed.
 _LOOK_SECONDS: Final = 0.25
 
-# In shared memory, as floats, which count bytes exactly up to 9e15: since when tokens gather, the
-# rate that was set, whether all is held; then what each sender has sent.
+# Indexes of floats in shared memory, which count bytes exactly up to 9e15: the time since which
+# tokens gather, the rate that was set, whether sending is paused; then the bytes of each sender.
 _SINCE: Final = 0
 _SET: Final = 1
 _HELD: Final = 2
@@ -36,12 +37,18 @@ _SENT: Final = 3
 
 
 class Limit:
-    """Holds so many senders together to a timetable, or to what was set since. Copies of this
-    process share it.
+    """Holds the senders together to a timetable, or to the rate that was set since. Copies of this
+    process share the limit.
 
-    It is a token bucket that holds a quarter of a second (burst), and gives it out in shares that
-    are worth an ssh packet: what ssh adds to shares of thirty bytes would double the traffic. All
-    senders may take a share at the same instant; the next ones wait for it.
+    The limit is a token bucket of a quarter of a second. Tokens are spent in shares of at least an
+    ssh packet: the overhead of ssh for shares of thirty bytes would double the traffic. All senders
+    may take a share at the same instant; the next shares wait for it.
+
+    Args:
+        timetable: The rates by the time of the week; None for no limit.
+        senders: The number of senders.
+        clock: Returns monotonic seconds.
+        wall: Returns the local time.
     """
 
     def __init__(
@@ -61,23 +68,23 @@ class Limit:
         self._looked = -math.inf
         self._by_timetable = 0.0
 
-    def sender(self, index: int) -> Pace:
+    def sender(self, index: int) -> SenderPace:
         """Returns the pace of the sender with this number, counted from 0."""
-        return Pace(self, index)
+        return SenderPace(self, index)
 
     @property
     def sent(self) -> int:
-        """What all senders have sent, in bytes; while there is a limit."""
+        """The bytes that all senders have sent while there was a limit."""
         return int(sum(self.shared[_SENT:]))
 
     @property
     def rate(self) -> int | None:
-        """The bytes a second of this moment; None for no limit."""
+        """The present rate in bytes a second; None for no limit."""
         rate = self.rate_at(self.clock())
         return None if math.isinf(rate) else int(rate)
 
     def rate_at(self, now: float) -> float:
-        """Returns the bytes a second; infinite for no limit."""
+        """Returns the rate in bytes a second; infinite for no limit."""
         if (rate := self.shared[_SET]) != _BY_TIMETABLE:
             return rate
         if now - self._looked >= _LOOK_SECONDS:
@@ -87,12 +94,16 @@ class Limit:
         return self._by_timetable
 
     def set(self, rate: float | None) -> None:
-        """Sets the bytes a second from now on, whatever the timetable says; None for no limit."""
+        """Sets the rate in bytes a second, instead of the timetable; None for no limit."""
         self.shared[_SET] = math.inf if rate is None else rate
 
     def follow(self, timetable: Timetable | None = None) -> None:
-        """Takes back what was set. timetable: holds from now on; since copies of this process know
-        only the one that they were made with, it has to be called again and again then.
+        """Ends the rate that was set.
+
+        Args:
+            timetable: The timetable from now on; None for the former one. Copies of this process
+                know only the timetable that they were made with, so a process that has set another
+                one must call this method again at each of its changes.
         """
         if timetable is None:
             self.shared[_SET] = _BY_TIMETABLE
@@ -102,7 +113,7 @@ class Limit:
 
     @property
     def held(self) -> bool:
-        """Whether nothing may be sent at all."""
+        """Whether sending is paused."""
         return self.shared[_HELD] > 0
 
     @held.setter
@@ -110,8 +121,28 @@ class Limit:
         self.shared[_HELD] = held
 
 
-class Pace:
-    """Tells one sender how much it may send now, in bytes."""
+class Pace(Protocol):
+    """Limits one sender. All numbers are bytes."""
+
+    def allowance(self, *, begun: bool = False) -> int:
+        """Returns the number of bytes that may be sent now.
+
+        Args:
+            begun: Whether the bytes continue a request that has begun, which cannot be paused.
+        """
+        ...
+
+    def delay(self) -> float:
+        """Returns the seconds, above 0, after which to ask for an allowance again."""
+        ...
+
+    def spend(self, sent: int) -> None:
+        """Counts bytes as sent."""
+        ...
+
+
+class SenderPace:
+    """The pace of one sender of a `Limit`."""
 
     def __init__(self, limit: Limit, index: int) -> None:
         self._limit = limit
@@ -122,13 +153,10 @@ class Pace:
         least = min(rate, _SMALLEST_SHARE)
         self._rate = rate
         self._share = max(rate / 20 / self._limit.senders, least)
-        # More than a share: what rounding leaves of one is never enough.
+        # More than a share, since rounding may leave less than a share.
         self.burst = max(rate / 4, 2 * least)
 
     def allowance(self, *, begun: bool = False) -> int:
-        """Returns how many bytes may be sent at this moment. begun: of something whose beginning
-        was sent, and which cannot be held.
-        """
         limit = self._limit
         if limit.shared[_HELD] and not begun:
             return 0
@@ -138,19 +166,17 @@ class Pace:
         if math.isinf(rate):
             return _NO_LIMIT
         sent = limit.sent
-        # A bucket that is full gathers no more: tokens count from a later time on. Nor is more
-        # owed than all can have taken at once: that is left of another rate.
+        # A full bucket gathers no more tokens: they count from a later time. A debt is at most one
+        # share of each sender: a larger one remains from another rate.
         owed = self._share * limit.senders
         since = max(limit.shared[_SINCE], now - (self.burst + sent) / rate)
         limit.shared[_SINCE] = min(since, now - (sent - owed) / rate)
         return int(self._share) if self._missing(now, sent) <= 0 else 0
 
     def delay(self) -> float:
-        """Returns the seconds, above 0, after which to ask again: until a share is there if the
-        others send nothing, or until the limit may have changed.
-
-        It is up to twice as long where there are others, by chance: of several that wait for the
-        same moment it is not always the same one that comes first.
+        """Returns the seconds until a share is free if no other sender takes it, or until the limit
+        may have changed. With several senders the delay is up to twice as long, at random, so that
+        not always the same sender comes first.
         """
         limit = self._limit
         if limit.held or math.isinf(self._rate):
@@ -160,7 +186,6 @@ class Pace:
         return delay * (1 + random.random()) if limit.senders > 1 else delay
 
     def spend(self, sent: int) -> None:
-        """Counts what was sent."""
         if not math.isinf(self._rate):
             self._limit.shared[self._own] += sent
 
@@ -168,16 +193,66 @@ class Pace:
         return self._share + sent - (now - self._limit.shared[_SINCE]) * self._rate
 
 
-_joined: list[Pace] = []
+class SharedPace:
+    """A pace that the threads of one process share, for what they send or for what they fetch."""
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+        self._lock = Lock()
+
+    @staticmethod
+    def of(timetable: Timetable | None) -> SharedPace | None:
+        """Returns a new shared pace; None for no limit."""
+        return None if timetable is None else SharedPace(Limit(timetable, 1).sender(0))
+
+    def pause(self) -> float:
+        """Returns the seconds to wait before a share can be taken; 0 if there is one."""
+        with self._lock:
+            return 0.0 if self._pace.allowance() else self._pace.delay()
+
+    def take_now(self, wanted: int, *, begun: bool = False) -> int:
+        """Takes a share of at most `wanted` bytes, and returns its size; 0 if there is none now.
+
+        Args:
+            wanted: The most bytes to take.
+            begun: See `Pace.allowance`. A server would not wait for the rest of a request.
+        """
+        with self._lock:
+            allowed = min(wanted, self._pace.allowance(begun=begun))
+            self._pace.spend(allowed)
+            return allowed
+
+    def take(self, wanted: int, *, begun: bool) -> int:
+        """Waits for a share and takes it; see `take_now`."""
+        while not (allowed := self.take_now(wanted, begun=begun)):
+            with self._lock:
+                delay = self._pace.delay()
+            time.sleep(delay)
+        return allowed
+
+    def give_back(self, count: int) -> None:
+        """Returns bytes that were taken and not used."""
+        with self._lock:
+            self._pace.spend(-count)
 
 
-def join(pace: Pace) -> None:
-    """Lets `alone` return this pace in this process, which sends beside others."""
-    _joined[:] = [pace]
+_process_pace: list[Pace] = []
 
 
-def alone(timetable: Timetable | None) -> Pace | None:
-    """Returns the pace of a single sender; None where there is no limit."""
-    if _joined:
-        return _joined[0]
+def set_process_pace(pace: Pace) -> None:
+    """Sets the pace of this process, which sends beside other processes under one limit."""
+    _process_pace[:] = [pace]
+
+
+def process_pace(timetable: Timetable | None) -> Pace | None:
+    """Returns the pace of this process.
+
+    Args:
+        timetable: The limit of a process that has no pace yet, and sends alone; None for no limit.
+
+    Returns:
+        The pace; None for no limit.
+    """
+    if _process_pace:
+        return _process_pace[0]
     return None if timetable is None else Limit(timetable, 1).sender(0)

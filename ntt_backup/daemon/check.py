@@ -20,8 +20,8 @@ from typing import Final
 from ntt_backup import __version__
 from ntt_backup.catalog import check_history, connection, selection
 from ntt_backup.catalog.check_history import CheckRun
+from ntt_backup.client.bootstrap import Banner
 from ntt_backup.client.connection import Connection, SessionSpec
-from ntt_backup.client.greeting import Banner
 from ntt_backup.config import Settings, identity
 from ntt_backup.config.host_key import HostKeys
 from ntt_backup.config.sealing import require_sealing
@@ -37,7 +37,7 @@ from ntt_backup.format import many, moment
 from ntt_backup.process.messages import Done, Found
 from ntt_backup.process.pid_lock import pid_lock
 from ntt_backup.process.pipeline import version_of
-from ntt_backup.source.inspection import Store
+from ntt_backup.source.store import Store
 from ntt_backup.upload.strategies.probe import LINGERS
 from ntt_backup.upload.worker_main import PROBE, Remote
 from ntt_backup.wire import read_messages

@@ -35,7 +35,7 @@ from ntt_backup.errors import (
 from ntt_backup.format import duration, many, size
 from ntt_backup.model import Blob, PendingEstimate, Reason
 from ntt_backup.process.messages import Done, Found
-from ntt_backup.source.inspection import Store
+from ntt_backup.source.store import Store
 from ntt_backup.upload.strategies.probe import NOT_APPEND_ONLY, Facts
 from ntt_backup.upload.worker_main import PLACE, PROBE, TRY_OUT
 

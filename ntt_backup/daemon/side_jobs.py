@@ -28,7 +28,7 @@ from functools import partial
 from typing import Final
 
 from ntt_backup.client.backoff import Backoff
-from ntt_backup.client.throttle import Limit, Pace, join
+from ntt_backup.client.throttle import Limit, Pace, set_process_pace
 from ntt_backup.config import Settings
 from ntt_backup.daemon.child import ChildProcess, Restarts, tell_parent
 from ntt_backup.dump.events import DumpFailed, DumpRecovered
@@ -268,7 +268,7 @@ class SideJobs(dict[str, SideJob]):
 def _work(body: Callable[[], JobOver], pace: Pace | None) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if pace is not None:
-        join(pace)
+        set_process_pace(pace)
     over = body()
     tell_parent(over)
     return int(over.failed)

@@ -21,9 +21,9 @@ from ntt_backup.daemon.child import RESTARTS, ChildProcess, Restarts
 from ntt_backup.errors import WorkerFailed
 from ntt_backup.model import PendingEstimate
 from ntt_backup.process.fork import Fork
+from ntt_backup.process.memory import SharedNumber
 from ntt_backup.process.messages import Fatal, Message, ProcessEnded, Tick
 from ntt_backup.process.pipeline import Child
-from ntt_backup.process.shared import SharedNumber
 from ntt_backup.upload.event_pipe import NOW
 from ntt_backup.upload.worker_main import GO, STOP, WorkerSpec, work
 

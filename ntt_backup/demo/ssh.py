@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from ntt_backup.client.ssh import ssh_argv
+from ntt_backup.client.transport import ssh_argv
 from ntt_backup.config import RemoteSettings
 from ntt_backup.demo.interrupts import Interrupts
 from ntt_backup.demo.paramiko_server import ParamikoServer

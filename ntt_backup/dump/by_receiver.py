@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Final
 
-from ntt_backup.client.connection import SessionSpec
-from ntt_backup.client.question_session import OLD, SLOW, QuestionSession
+from ntt_backup.client.connection import OLD, SLOW, QuestionSession, SessionSpec
 from ntt_backup.dump.record import Contents, DumpRecord, Stored, read
 from ntt_backup.errors import DumpImpossible
 from ntt_backup.wire import dump_messages, framing, read_messages, write_messages

@@ -17,9 +17,8 @@ from importlib import resources
 from typing import Final
 
 from ntt_backup.client.channel import Channel
-from ntt_backup.client.connection import SessionSpec
+from ntt_backup.client.connection import SLOW, SessionSpec
 from ntt_backup.client.error_text import explain_root
-from ntt_backup.client.question_session import SLOW
 from ntt_backup.client.shell import ANSWER, Answer, ask, shell_script
 from ntt_backup.dump.record import Contents, DumpRecord, Stored, read
 from ntt_backup.errors import BackupError, RemoteUnreachable

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from ntt_backup.client.connection import SessionSpec
-from ntt_backup.client.throttle import alone
+from ntt_backup.client.throttle import process_pace
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.sealing import Keyring, SealPolicy
 from ntt_backup.dump.by_objects import DumpsByObjects, UploadByObjects
@@ -36,7 +36,7 @@ def open_remote_dir(settings: RemoteConfig) -> RemoteDir:
     """Connects to the remote of the settings; see `connect`. Where that is a bucket, it is asked
     nothing yet.
     """
-    remote, pace = settings.remote, alone(settings.run.bwlimit)
+    remote, pace = settings.remote, process_pace(settings.run.bwlimit)
     if remote.kind == "s3":
         keyring = Keyring(lambda: settings.pack.identity_file)
         bucket = open_bucket(remote, pace)

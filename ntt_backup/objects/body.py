@@ -7,7 +7,7 @@ from typing import Any, Final
 from botocore.exceptions import ResponseStreamingError
 from urllib3.exceptions import HTTPError
 
-from ntt_backup.client.shared_pace import SharedPace
+from ntt_backup.client.throttle import SharedPace
 from ntt_backup.objects.bucket import Buffer
 
 # A time limit holds for each of these, whatever the size of the content.

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 from ntt_backup.client.backoff import OutageClock
-from ntt_backup.client.shared_pace import SharedPace
+from ntt_backup.client.throttle import SharedPace
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.host_key import HostKeys
 from ntt_backup.config.sealing import Keyring, SealPolicy

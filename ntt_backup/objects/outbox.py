@@ -18,7 +18,7 @@ from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
-from ntt_backup.client.shared_pace import Pace
+from ntt_backup.client.throttle import Pace
 from ntt_backup.errors import RemoteUnreachable
 from ntt_backup.objects.bucket import (
     MD5,
@@ -65,7 +65,7 @@ class _Dropped(Exception):
 
 
 class Meter:
-    """Counts what is sent, under a limit where there is one: see `shared_pace.Pace`. throttled:
+    """Counts what is sent, under a limit where there is one: see `throttle.Pace`. throttled:
     when the limit last gave nothing.
     """
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ntt_backup.client.shared_pace import Pace, SharedPace
+from ntt_backup.client.throttle import Pace, SharedPace
 from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.errors import ConfigError, Stopped
 from ntt_backup.objects.bucket import Bucket

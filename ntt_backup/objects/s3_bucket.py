@@ -17,7 +17,7 @@ from botocore.client import BaseClient
 from botocore.exceptions import ClientError
 from botocore.parsers import ResponseParserError
 
-from ntt_backup.client.shared_pace import Pace, SharedPace
+from ntt_backup.client.throttle import Pace, SharedPace
 from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.errors import ProtocolViolation, RemoteCannotStore
 from ntt_backup.format import printable

@@ -10,24 +10,36 @@ below it on the stack, so that no connection of the parent's is ever touched.
 from __future__ import annotations
 
 import gc
+import json
 import os
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from typing import IO, Final, NoReturn
+from functools import partial
+from typing import IO, Any, Final, NoReturn
 
-from ntt_backup.process.pipeline import Child, die_with_parent, name_process
+from ntt_backup.errors import BackupError, WorkerFailed
+from ntt_backup.process.pipeline import Child, die_with_parent, name_process, wait_for
+
+Report = dict[str, Any]
 
 _HANDLED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
 _MOST_FDS: Final = 1 << 20
 
 
 class Fork(Child):
-    """See `pipeline.Child`; it leads a session. body's result is the exit status, 1 where it
-    raises. name: what it is called in lists of processes, 15 bytes at most. stays: it lives on when
-    we end; the end of its stdin tells it so. Raises OSError where it cannot be made.
+    """A copy of this process that leads a session of its own; see `pipeline.Child`.
+
+    Args:
+        body: The function that the copy runs. Its result is the exit status, 1 where it raises.
+        name: The process name in lists of processes, at most 15 bytes.
+        stays: Whether the copy outlives this process. The end of its stdin tells it that this
+            process has ended.
+
+    Raises:
+        OSError: The copy cannot be made.
     """
 
     def __init__(self, body: Callable[[], int], name: str, *, stays: bool = False) -> None:
@@ -35,12 +47,12 @@ class Fork(Child):
 
 
 class _Copy:
-    """As much of `subprocess.Popen` as `Child` needs."""
+    """Implements `pipeline.Process`."""
 
     def __init__(self, body: Callable[[], int], name: str, *, stays: bool) -> None:
         if threading.active_count() > 1:
             raise OSError("a process with several threads cannot be copied")
-        prepare = _nothing if stays else die_with_parent()
+        prepare = None if stays else die_with_parent()
         with ExitStack() as otherwise:
             pipes: list[int] = []
             for _ in range(3):
@@ -52,7 +64,7 @@ class _Copy:
             try:
                 self.pid = os.fork()
                 if self.pid == 0:
-                    _be(prepare, body, name, theirs, held)
+                    _run_child(prepare, body, name, theirs, held)
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, held)
             otherwise.pop_all()
@@ -83,11 +95,8 @@ class _Copy:
                 self.returncode = os.waitstatus_to_exitcode(status)
 
 
-def _nothing() -> None: ...
-
-
-def _be(
-    prepare: Callable[[], None],
+def _run_child(
+    prepare: Callable[[], None] | None,
     body: Callable[[], int],
     name: str,
     ends: tuple[int, int, int],
@@ -96,7 +105,8 @@ def _be(
     """Runs body in the child, and ends the process."""
     status = 1
     try:
-        prepare()
+        if prepare is not None:
+            prepare()
         # What exists already is the parent's: it is neither finalized nor looked through.
         gc.freeze()
         os.setsid()
@@ -113,3 +123,69 @@ def _be(
         os.write(2, traceback.format_exc().encode("utf-8", "backslashreplace"))
     finally:
         os._exit(status)
+
+
+def run_helpers(
+    bodies: Sequence[Callable[[], Iterator[Report]]],
+    name: str,
+    error_class: type[BackupError] = BackupError,
+) -> Iterator[Report]:
+    """Runs each body in a process of its own, and yields the reports that the bodies yield.
+
+    Args:
+        bodies: The functions to run. A report is a dict that JSON can hold and is not empty. A
+            body has no descriptors of this process.
+        name: The name of the processes, see `Fork`.
+        error_class: The class of the error that is raised for an error of a body.
+
+    Raises:
+        BackupError: A body raised an error. The other processes are killed.
+        WorkerFailed: A process died.
+    """
+    with ExitStack() as stack:
+        helpers: list[_Helper] = []
+        for body in bodies:
+            helper = _Helper(partial(_write_reports, body), name)
+            stack.callback(helper.release)
+            stack.callback(helper.kill)
+            helpers.append(helper)
+        while helpers:
+            wait_for(reading=[fd for one in helpers for fd in one.fds], timeout=None)
+            for helper in list(helpers):
+                for report in helper.read_reports():
+                    if "message" in report:
+                        raise error_class(**report)
+                    if report:
+                        yield report
+                    else:
+                        helpers.remove(helper)
+
+
+class _Helper(Fork):
+    """A process that writes each report as a line of JSON, and an empty report at its end."""
+
+    _unfinished = b""
+
+    def read_reports(self) -> Iterator[Report]:
+        """Yields the reports that have arrived."""
+        self.drain_stderr()
+        data = self.read()
+        if data == b"":
+            status = self.wait(1.0)
+            last = self.stderr.text.splitlines()[-1:] or [f"it ended with status {status}"]
+            raise WorkerFailed("a process that helps died", detail=last[0])
+        *lines, self._unfinished = (self._unfinished + (data or b"")).split(b"\n")
+        yield from map(json.loads, lines)
+
+
+def _write_reports(body: Callable[[], Iterator[Report]]) -> int:
+    with os.fdopen(1, "wb", closefd=False) as output:
+        last: Report = {}
+        try:
+            for report in body():
+                output.write(json.dumps(report).encode() + b"\n")
+                output.flush()
+        except BackupError as error:
+            last = error.fields
+        output.write(json.dumps(last).encode() + b"\n")
+    return 0

@@ -1,4 +1,4 @@
-"""A buffer takes memory of a process only while it is needed."""
+"""Memory of a process: buffers, what happens when there is none, and numbers shared with forks."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Final
 
 from ntt_backup.errors import SourceError
 
+_FLOAT_BYTES: Final = 8
 _M_MMAP_THRESHOLD: Final = -3
 _LARGE: Final = 128 * 1024
 # What Python says where the system gives no memory for a thread's stack.
@@ -46,3 +47,19 @@ def give_back_large_blocks() -> None:
     """
     with suppress(AttributeError):  # Not every C library has it.
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE)
+
+
+class SharedNumber:
+    """Holds a float, for copies that are made after it."""
+
+    def __init__(self, value: float) -> None:
+        self._cell: memoryview[float] = memoryview(mmap.mmap(-1, _FLOAT_BYTES)).cast("d")
+        self.value = value
+
+    @property
+    def value(self) -> float:
+        return self._cell[0]
+
+    @value.setter
+    def value(self, value: float) -> None:
+        self._cell[0] = value

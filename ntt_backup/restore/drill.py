@@ -32,7 +32,7 @@ from ntt_backup.dump.restore import restore_catalog
 from ntt_backup.errors import SOME_FAILED, BackupError, ConfigError
 from ntt_backup.model import Blob, Failure, Failures, Reason
 from ntt_backup.restore.blobs import Restored, Wanted, restore
-from ntt_backup.source.inspection import Store
+from ntt_backup.source.store import Store
 
 
 @dataclass(slots=True)

@@ -37,7 +37,7 @@ from ntt_backup.blobdir.partial import PARTIAL
 from ntt_backup.blobdir.publish import Publisher
 from ntt_backup.blobdir.staging import remove_tree, write_all
 from ntt_backup.blobdir.syscalls import DIRECTORY, can_syncfs
-from ntt_backup.client.verdicts import hash_mismatch, remote_failure
+from ntt_backup.client.read_session import hash_mismatch, remote_failure
 from ntt_backup.errors import DestinationError, LockHeld
 from ntt_backup.model import Failure
 from ntt_backup.process.durable import sync_below

@@ -22,9 +22,8 @@ from ntt_backup.model import Blob, Failure, Failures
 from ntt_backup.pack.format import MAX_ENTRIES, pack_id
 from ntt_backup.pack.writer import PackWriter
 from ntt_backup.process.durable import durable_file
-from ntt_backup.source.inspection import Store
 from ntt_backup.source.reader import Reader, TooLarge
-from ntt_backup.source.tree import SourceTree
+from ntt_backup.source.store import SourceTree, Store
 
 # A pack that is made by hand belongs to no bucket.
 _NO_STORE: Final = bytes(16)

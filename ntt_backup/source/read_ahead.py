@@ -32,8 +32,7 @@ from ntt_backup.blobdir.layout import is_blobid, relative_path
 from ntt_backup.blobdir.open import FILE, closing, open_untouched
 from ntt_backup.blobdir.syscalls import DIRECTORY
 from ntt_backup.model import Blob
-from ntt_backup.process.memory import new_buffer
-from ntt_backup.process.shared import SharedNumber
+from ntt_backup.process.memory import SharedNumber, new_buffer
 
 Order = Literal["auto", "hash", "inode", "extent"]
 Claimed = list[tuple[Blob, int]]

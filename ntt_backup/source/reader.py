@@ -19,8 +19,7 @@ from ntt_backup.blobdir.layout import is_blobid, relative_path
 from ntt_backup.blobdir.open import FILE, NOATIME, closing
 from ntt_backup.blobdir.syscalls import DIRECTORY
 from ntt_backup.model import Blob, Failure, Reason
-from ntt_backup.source.inspection import Store
-from ntt_backup.source.tree import SourceTree
+from ntt_backup.source.store import SourceTree, Store
 
 
 @dataclass(frozen=True, slots=True)

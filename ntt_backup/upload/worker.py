@@ -34,10 +34,10 @@ from ntt_backup.errors import (
     StoreSuspect,
 )
 from ntt_backup.model import Batch, Receipt
+from ntt_backup.process.memory import SharedNumber
 from ntt_backup.process.messages import Answered, BatchStart, Drained
-from ntt_backup.process.shared import SharedNumber
-from ntt_backup.source.inspection import Store
 from ntt_backup.source.read_ahead import ReadAhead
+from ntt_backup.source.store import Store
 from ntt_backup.upload.event_pipe import EventPipe, pause
 from ntt_backup.upload.outages import Outages
 from ntt_backup.upload.outcomes import Outcomes

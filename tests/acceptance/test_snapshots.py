@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from ntt_backup.client.connection import SessionSpec
-from ntt_backup.client.local import Local
+from ntt_backup.client.transport import Local
 from ntt_backup.config.sections import RunSettings
 from ntt_backup.dump.retention import Retention
 from ntt_backup.errors import RemoteDenied

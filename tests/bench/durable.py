@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ntt_backup.client.connection import SessionSpec
-from ntt_backup.client.local import Local
+from ntt_backup.client.transport import Local
 from ntt_backup.config.sections import RunSettings
 from ntt_backup.model import Batch, Blob, Receipt
-from ntt_backup.source.inspection import Store
+from ntt_backup.source.store import Store
 from ntt_backup.upload.strategies import open_session
 from tests.bench import stores
 

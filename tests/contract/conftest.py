@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.client.local import Local
-from ntt_backup.client.ssh import Ssh
+from ntt_backup.client.transport import Local, Ssh
 from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.upload.strategies import STRATEGIES
 from tests.contract.harness import Harness, Machine

@@ -22,14 +22,13 @@ from blake3 import blake3
 
 from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.client.connection import Connection, SessionSpec
-from ntt_backup.client.local import Local
-from ntt_backup.client.throttle import alone
-from ntt_backup.client.transport import Transport
+from ntt_backup.client.throttle import process_pace
+from ntt_backup.client.transport import Local, Transport
 from ntt_backup.config.sections import RunSettings
 from ntt_backup.config.timetable import parse
 from ntt_backup.errors import BackupError
 from ntt_backup.model import Batch, Blob, Failure, Receipt
-from ntt_backup.source.inspection import Inspection, Store
+from ntt_backup.source.store import Inspection, Store
 from ntt_backup.upload.strategies import open_session
 from ntt_backup.upload.strategies.session import Outcome, Session
 from ntt_backup.wire import write_messages
@@ -194,7 +193,7 @@ class Harness:
                 run_id="run",
                 slot=str(len(self.sessions)),
                 run=RunSettings(**{**PATIENT, **run}),
-                pace=alone(parse(bytes_per_second)) if bytes_per_second else None,
+                pace=process_pace(parse(bytes_per_second)) if bytes_per_second else None,
                 on_bytes=self._count,
                 on_content=self._carry,
             ),

@@ -17,7 +17,7 @@ from ntt_backup.bench.bucket_out import WAYS_OUT, Out, send_out
 from ntt_backup.bench.helpers import Answer, Task, run_together
 from ntt_backup.bench.sending import PLAIN, WAYS, Load, Way, send
 from ntt_backup.blobdir.layout import relative_path
-from ntt_backup.client.local import Local
+from ntt_backup.client.transport import Local
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.sections import RemoteSettings, RunSettings
 from ntt_backup.errors import BackupError, MountImpossible

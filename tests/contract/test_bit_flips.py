@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-from ntt_backup.client.local import Local
+from ntt_backup.client.transport import Local
 from ntt_backup.errors import BackupError, BatchRejected, RemoteUnreachable
 from ntt_backup.model import Batch, Receipt
 from ntt_backup.upload.strategies.session import Rejection, Session

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from ntt_backup.client.connection import SessionSpec
-from ntt_backup.client.ssh import explain
+from ntt_backup.client.transport import explain_ssh
 from ntt_backup.config.sections import RunSettings
 from ntt_backup.errors import (
     BackupError,
@@ -43,7 +43,7 @@ class Explained(Imposter):
     """An imposter whose end is explained as an ssh's end is."""
 
     def explain(self, status: int | None, stderr: str) -> BackupError:
-        return explain(status, stderr)
+        return explain_ssh(status, stderr)
 
 
 def sends_everything(harness: Harness, session: Session) -> None:

@@ -17,8 +17,7 @@ from pathlib import Path
 import pytest
 
 from ntt_backup.client.connection import SessionSpec
-from ntt_backup.client.local import Local
-from ntt_backup.client.ssh import Ssh
+from ntt_backup.client.transport import Local, Ssh
 from ntt_backup.config.sealing import Keyring
 from ntt_backup.config.sections import RemoteSettings, RunSettings
 from ntt_backup.errors import (

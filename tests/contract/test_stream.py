@@ -27,8 +27,8 @@ from ntt_backup.errors import (
 )
 from ntt_backup.model import Batch, Blob, Failure
 from ntt_backup.process.pipeline import wait_for
-from ntt_backup.source.inspection import Store
 from ntt_backup.source.reader import Reader, TooLarge
+from ntt_backup.source.store import Store
 from ntt_backup.upload.strategies import open_probe, open_session
 from ntt_backup.upload.strategies.session import Rejection
 from ntt_backup.upload.strategies.stream import StreamSession, connect

@@ -29,7 +29,7 @@ from ntt_backup.model import Blob, StoredPack
 from ntt_backup.objects import keys
 from ntt_backup.objects import open as opening
 from ntt_backup.pack.seal import Sign
-from ntt_backup.source.tree import SourceTree
+from ntt_backup.source.store import SourceTree
 from tests.bucket_packs import (
     blobid_of,
     bucket_settings,

@@ -18,7 +18,7 @@ from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.scan_state import load_scan
 from ntt_backup.errors import SourceError
 from ntt_backup.model import Blob
-from ntt_backup.source.inspection import Store
+from ntt_backup.source.store import Store
 from tests.files import put
 
 

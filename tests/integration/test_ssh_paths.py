@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ntt_backup.client.shell import ask
-from ntt_backup.client.ssh import Ssh
+from ntt_backup.client.transport import Ssh
 from ntt_backup.config.sections import RemoteSettings
 from tests.patience import PATIENCE
 from tests.sshd import Sshd

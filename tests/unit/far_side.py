@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from ntt_backup.client import connection
+from ntt_backup.client.bootstrap import Banner
 from ntt_backup.client.connection import SessionSpec
-from ntt_backup.client.greeting import Banner
-from ntt_backup.client.local import Local
+from ntt_backup.client.transport import Local
 from ntt_backup.config.sections import RunSettings
 from ntt_backup.errors import RemoteUnreachable
 from ntt_backup.wire import framing, write_messages

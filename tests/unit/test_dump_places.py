@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import pytest
 
-from ntt_backup.client import question_session
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.config.sections import RunSettings
 from ntt_backup.dump import by_shell
@@ -67,7 +66,7 @@ class Connection:
 @pytest.fixture
 def connection(monkeypatch: pytest.MonkeyPatch) -> Connection:
     connection = Connection()
-    monkeypatch.setattr(question_session, "Connection", lambda *_: connection)
+    monkeypatch.setattr("ntt_backup.client.connection.Connection", lambda *_: connection)
     return connection
 
 

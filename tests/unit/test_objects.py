@@ -27,8 +27,8 @@ from ntt_backup.objects.keys import BLOBS, LARGE_BLOB, PACKS, blobid_of
 from ntt_backup.objects.outbox import Meter
 from ntt_backup.pack.reader import PackReader
 from ntt_backup.pack.seal import OpenKey, no_key
-from ntt_backup.source.inspection import Store
 from ntt_backup.source.reader import Reader, TooLarge
+from ntt_backup.source.store import Store
 from ntt_backup.upload.strategies import objects
 from ntt_backup.upload.strategies.content_report import ContentReport
 from ntt_backup.upload.strategies.objects import ObjectsSession

@@ -15,7 +15,7 @@ from blake3 import blake3
 
 from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.model import Blob
-from ntt_backup.process.shared import SharedNumber
+from ntt_backup.process.memory import SharedNumber
 from ntt_backup.source import read_ahead
 from ntt_backup.source.read_ahead import Claimed, Order, ReadAhead
 from tests.environment import wait_until

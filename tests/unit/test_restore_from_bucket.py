@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ntt_backup.cli.commands.restore import lines
-from ntt_backup.client.shared_pace import SharedPace
+from ntt_backup.client.throttle import SharedPace
 from ntt_backup.config.timetable import parse
 from ntt_backup.errors import BackupError, ConfigError, RemoteDenied, RemoteUnreachable
 from ntt_backup.objects import open as opening

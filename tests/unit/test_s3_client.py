@@ -13,7 +13,7 @@ from botocore.exceptions import ClientError
 from botocore.response import StreamingBody
 from urllib3.exceptions import SSLError
 
-from ntt_backup.client.shared_pace import SharedPace
+from ntt_backup.client.throttle import SharedPace
 from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.config.timetable import parse
 from ntt_backup.errors import RemoteDenied, Stopped

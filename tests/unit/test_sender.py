@@ -17,7 +17,7 @@ from blake3 import blake3
 from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.errors import RemoteUnreachable, SourceError
 from ntt_backup.model import Batch, Blob, Reason, Receipt
-from ntt_backup.source.inspection import Store
+from ntt_backup.source.store import Store
 from ntt_backup.upload.strategies.session import Rejection
 from ntt_backup.upload.strategies.stream import StreamSession, open_stream
 from ntt_backup.upload.strategies.stream_probe import StreamProbe

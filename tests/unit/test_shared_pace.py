@@ -9,9 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from ntt_backup.client.channel import Channel
-from ntt_backup.client.local import Local
-from ntt_backup.client.shared_pace import SharedPace
-from ntt_backup.client.throttle import Limit
+from ntt_backup.client.throttle import Limit, SharedPace
+from ntt_backup.client.transport import Local
 from ntt_backup.config.timetable import parse
 from ntt_backup.objects.body import content_of
 

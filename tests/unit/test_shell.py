@@ -16,9 +16,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ntt_backup.client.local import Local
 from ntt_backup.client.shell import Answer, ask
-from ntt_backup.client.ssh import Ssh
+from ntt_backup.client.transport import Local, Ssh
 from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.errors import BackupError, RemoteDenied, RemoteUnreachable, SourceError
 from tests.patience import PATIENCE

@@ -13,7 +13,6 @@ import pyrage
 import pytest
 from blake3 import blake3
 
-from ntt_backup.client import question_session
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.config.sealing import Keyring
 from ntt_backup.config.sections import RunSettings
@@ -157,7 +156,7 @@ class Connection:
 
 
 def by_connection(monkeypatch: pytest.MonkeyPatch, connection: Connection) -> RepositoryByReceiver:
-    monkeypatch.setattr(question_session, "Connection", lambda *_: connection)
+    monkeypatch.setattr("ntt_backup.client.connection.Connection", lambda *_: connection)
     spec = SimpleNamespace(cancelled=lambda: None, run=RunSettings())
     return RepositoryByReceiver(cast(SessionSpec, spec))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ntt_backup.client.ssh import Ssh, ssh_argv
+from ntt_backup.client.transport import Ssh, ssh_argv
 from ntt_backup.config.sections import RemoteSettings
 from tests.patience import PATIENCE
 

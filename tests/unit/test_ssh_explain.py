@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.client.ssh import Ssh, explain
+from ntt_backup.client.transport import Ssh, explain_ssh
 from ntt_backup.config import RemoteSettings
 from ntt_backup.errors import BackupError, ConfigError, RemoteDenied, RemoteUnreachable
 
@@ -82,7 +82,7 @@ CASES = [(255, text, *means) for means, texts in SAID.items() for text in texts]
 def test_words_of_ssh_have_a_class_a_message_a_hint_and_one_line_of_detail(
     status: int | None, stderr: str, kind: type[BackupError], word: str
 ) -> None:
-    error = explain(status, stderr)
+    error = explain_ssh(status, stderr)
     assert type(error) is kind
     assert word in error.message
     assert error.hint
@@ -95,8 +95,8 @@ def test_words_of_ssh_have_a_class_a_message_a_hint_and_one_line_of_detail(
 def test_words_about_the_key_file_come_first_where_no_key_was_good() -> None:
     loading = 'Load key "/k/id": bad permissions'
     denied = "backup@vault: Permission denied (publickey)."
-    assert explain(255, f"{loading}\n{denied}").detail == loading
-    lost = explain(255, f"{loading}\nConnection to vault closed by remote host.")
+    assert explain_ssh(255, f"{loading}\n{denied}").detail == loading
+    lost = explain_ssh(255, f"{loading}\nConnection to vault closed by remote host.")
     assert isinstance(lost, RemoteUnreachable)  # Another key was good.
 
 
@@ -105,13 +105,13 @@ def test_a_key_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     for name, said in (("id", denied), ("gone", f"this user cannot read {tmp_path / 'gone'}")):
         (tmp_path / "id").touch()
         remote = RemoteSettings(host="vault", path="/srv", identity_file=tmp_path / name)
-        assert Ssh(remote).explain(255, denied).detail == said
+        assert Ssh(remote).explain_ssh(255, denied).detail == said
 
 
 def test_noise_of_a_login_does_not_hide_the_reason() -> None:
-    error = explain(255, f"Welcome to vault\n{CHANGED}\nGood bye")
+    error = explain_ssh(255, f"Welcome to vault\n{CHANGED}\nGood bye")
     assert isinstance(error, RemoteDenied)
 
 
 def test_the_status_is_told_where_ssh_said_nothing() -> None:
-    assert "255" in explain(255, "").detail
+    assert "255" in explain_ssh(255, "").detail

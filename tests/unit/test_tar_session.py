@@ -17,7 +17,7 @@ import pytest
 from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.client.channel import NOISE_LIMIT
 from ntt_backup.client.connection import SessionSpec
-from ntt_backup.client.local import Local
+from ntt_backup.client.transport import Local
 from ntt_backup.errors import (
     BackupError,
     BatchRejected,
@@ -26,7 +26,7 @@ from ntt_backup.errors import (
     SourceError,
 )
 from ntt_backup.model import Batch, Blob, Reason, Receipt
-from ntt_backup.source.inspection import Store
+from ntt_backup.source.store import Store
 from ntt_backup.upload.strategies import tar, tar_probe
 from ntt_backup.upload.strategies.probe import Facts
 from ntt_backup.upload.strategies.session import Rejection

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from pydantic_core import PydanticCustomError
 
 from ntt_backup.client.connection import SessionSpec
-from ntt_backup.client.local import Local
-from ntt_backup.client.ssh import Ssh
+from ntt_backup.client.transport import Local, Ssh
 from ntt_backup.config import (
     CatalogConfig,
     RemoteConfig,

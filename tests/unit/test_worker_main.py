@@ -14,7 +14,7 @@ from ntt_backup import events
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.errors import CatalogUnavailable
 from ntt_backup.process.messages import Done, Fatal, Found
-from ntt_backup.source.inspection import Store
+from ntt_backup.source.store import Store
 from ntt_backup.upload import worker_main
 from ntt_backup.upload.strategies.probe import LINGERS, Facts
 from ntt_backup.upload.worker_main import GO, PLACE, PROBE, TRY_OUT, Remote

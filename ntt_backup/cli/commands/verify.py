@@ -25,7 +25,7 @@ from ntt_backup.errors import SOME_FAILED, BackupError
 from ntt_backup.format import amount, duration, many, printable, size
 from ntt_backup.model import Reason
 from ntt_backup.report.lines import pace, time_left
-from ntt_backup.source.inspection import Store
+from ntt_backup.source.store import Store
 
 
 @options.command(IDENTITY, *RESULT)

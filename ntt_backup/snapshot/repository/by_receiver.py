@@ -14,8 +14,7 @@ from hashlib import sha256
 from threading import Event, RLock, Thread
 from typing import Final
 
-from ntt_backup.client.connection import SessionSpec
-from ntt_backup.client.question_session import SLOW, QuestionSession
+from ntt_backup.client.connection import SLOW, QuestionSession, SessionSpec
 from ntt_backup.errors import BackupError, NameTaken, RemoteCannotStore, RemoteDenied
 from ntt_backup.snapshot.repository.ahead import ask_ahead
 from ntt_backup.snapshot.repository.contract import A_FILE, Buffer, FileMissing, Range, StoredFile

@@ -46,22 +46,22 @@ def open_to_read(settings: RemoteConfig) -> RepositoryToRead:
 
 
 def _by_objects(settings: RemoteConfig) -> Repository:
-    from ntt_backup.client.throttle import alone
+    from ntt_backup.client.throttle import process_pace
     from ntt_backup.config.sealing import Keyring, SealPolicy
     from ntt_backup.objects.s3 import open_bucket
     from ntt_backup.snapshot.repository.by_objects import RepositoryByObjects
 
     remote = settings.remote
     keyring = Keyring(lambda: settings.pack.identity_file)
-    bucket = open_bucket(remote, alone(settings.run.bwlimit))
+    bucket = open_bucket(remote, process_pace(settings.run.bwlimit))
     policy = SealPolicy.of(settings)
     return RepositoryByObjects(bucket, remote.part_size, settings.recipients, keyring, policy)
 
 
 def _by_receiver(settings: RemoteConfig) -> Repository:
     from ntt_backup.client.connection import SessionSpec
-    from ntt_backup.client.throttle import alone
+    from ntt_backup.client.throttle import process_pace
     from ntt_backup.snapshot.repository.by_receiver import RepositoryByReceiver
 
     spec = SessionSpec.of(settings, f"snapshot-{os.getpid()}", "snapshot")
-    return RepositoryByReceiver(replace(spec, pace=alone(settings.run.bwlimit)))
+    return RepositoryByReceiver(replace(spec, pace=process_pace(settings.run.bwlimit)))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ntt_backup.client.connection import Connection, SessionSpec
 from ntt_backup.errors import Unsupported
-from ntt_backup.source.inspection import Store
+from ntt_backup.source.store import Store
 from ntt_backup.upload.strategies.probe import SessionProbe
 from ntt_backup.upload.strategies.session import Session
 from ntt_backup.upload.strategies.stream import open_stream

@@ -34,8 +34,8 @@ from ntt_backup.objects.s3 import open_bucket
 from ntt_backup.pack.format import pack_id
 from ntt_backup.pack.writer import PackWriter
 from ntt_backup.process.memory import give_back_large_blocks, memory_needed, new_buffer
-from ntt_backup.source.inspection import Store
 from ntt_backup.source.reader import Reader, TooLarge, wrong_content
+from ntt_backup.source.store import Store
 from ntt_backup.upload.strategies.content_report import ContentReport
 from ntt_backup.upload.strategies.session import Outcome, Rejection
 

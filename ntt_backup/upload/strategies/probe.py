@@ -18,7 +18,7 @@ from ntt_backup.client.connection import Connection
 from ntt_backup.errors import RemoteDenied, SourceError
 from ntt_backup.format import many
 from ntt_backup.model import Batch, Blob
-from ntt_backup.source.inspection import Store
+from ntt_backup.source.store import Store
 
 TRIAL_SECONDS: Final = 60.0
 LINGERS: Final = (

@@ -21,8 +21,8 @@ from ntt_backup.client.connection import Connection, SessionSpec
 from ntt_backup.client.error_text import explain_batch
 from ntt_backup.errors import BatchRejected, SourceError
 from ntt_backup.model import Batch, Blob, Failure, Reason
-from ntt_backup.source.inspection import Store
 from ntt_backup.source.reader import PieceHashes, Reader, wrong_content
+from ntt_backup.source.store import Store
 from ntt_backup.upload.strategies.codec import choose_codec
 from ntt_backup.upload.strategies.in_flight import Flight, PipelinedSession
 from ntt_backup.upload.strategies.packs import Packer

@@ -34,7 +34,7 @@ from ntt_backup.client.shell import shell_script
 from ntt_backup.errors import BatchRejected, ProtocolViolation, SourceError
 from ntt_backup.model import Batch, Blob, total_size
 from ntt_backup.process.pipeline import Child, start
-from ntt_backup.source.inspection import Inspection, Store
+from ntt_backup.source.store import Inspection, Store
 from ntt_backup.upload.strategies.in_flight import Flight, PipelinedSession
 from ntt_backup.upload.strategies.tar_archive import (
     archive_length,

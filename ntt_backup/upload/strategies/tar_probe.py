@@ -28,7 +28,7 @@ from ntt_backup.client.transport import Transport
 from ntt_backup.errors import BackupError, RemoteCannotStore
 from ntt_backup.format import many
 from ntt_backup.model import Batch, Receipt
-from ntt_backup.source.inspection import Store
+from ntt_backup.source.store import Store
 from ntt_backup.upload.strategies.probe import TRIAL_SECONDS, Facts, described, require_time, trial
 from ntt_backup.upload.strategies.tar import TarSession
 
