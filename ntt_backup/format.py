@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 from typing import Final
 from uuid import UUID
 
-import humanize
-
 from ntt_backup.errors import BackupError
 
 _SHORT_S: Final = 9.95
+# The units of sizes, by whether they are powers of 1024.
+_UNITS: Final = {False: "kB MB GB TB PB EB", True: "KiB MiB GiB TiB PiB EiB"}
 _units: Final = {"iec": False}
 
 
@@ -33,7 +33,16 @@ def use_iec(*, iec: bool) -> None:
 
 def size(count: int) -> str:
     """Returns bytes as `212.3 MB`, with MB = 10^6 bytes; or as `202.5 MiB`, see `use_iec`."""
-    return humanize.naturalsize(count, binary=_units["iec"], format="%.1f")
+    base = 1024 if _units["iec"] else 1000
+    if abs(count) < base:
+        return many(count, "Byte")
+    value = float(count)
+    for unit in _UNITS[_units["iec"]].split():
+        value /= base
+        # Not the value itself: 999,960 bytes are 1.0 MB, not 1000.0 kB.
+        if abs(round(value, 1)) < base:
+            break
+    return f"{value:.1f} {unit}"
 
 
 def rate(mb_per_s: float) -> str:

@@ -33,7 +33,17 @@ def test_duration_has_at_most_two_units(seconds: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "text"), [(0, "0 Bytes"), (999, "999 Bytes"), (1_000, "1.0 kB"), (10**12, "1.0 TB")]
+    ("count", "text"),
+    [
+        (0, "0 Bytes"),
+        (1, "1 Byte"),
+        (999, "999 Bytes"),
+        (1_000, "1.0 kB"),
+        (999_949, "999.9 kB"),
+        (999_960, "1.0 MB"),
+        (10**12, "1.0 TB"),
+        (10**22, "10000.0 EB"),
+    ],
 )
 def test_size_counts_in_thousands(count: int, text: str) -> None:
     assert size(count) == text

@@ -105,7 +105,7 @@ def test_a_key_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     for name, said in (("id", denied), ("gone", f"this user cannot read {tmp_path / 'gone'}")):
         (tmp_path / "id").touch()
         remote = RemoteSettings(host="vault", path="/srv", identity_file=tmp_path / name)
-        assert Ssh(remote).explain_ssh(255, denied).detail == said
+        assert Ssh(remote).explain(255, denied).detail == said
 
 
 def test_noise_of_a_login_does_not_hide_the_reason() -> None:
