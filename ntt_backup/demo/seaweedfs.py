@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 from urllib.request import ProxyHandler, build_opener
 
 from ntt_backup.demo.interrupts import Interrupts
@@ -158,7 +158,7 @@ class SeaweedFS:
             ).unlink(missing_ok=True)
 
     def client(self, account: Account | None = None) -> S3Client:
-        """Returns boto3's client for one of its accounts; for the one that administers, if none."""
+        """Returns botocore's client for an account; None: the account that administers."""
         return client(self.endpoint, account or next(iter(self._rights)))
 
     def requests(self, bucket: str) -> dict[str, int]:
@@ -213,11 +213,11 @@ class SeaweedFS:
 
 
 def client(endpoint: str, account: Account) -> S3Client:
-    """Returns boto3's client for a server on this machine."""
-    import boto3
+    """Returns botocore's client for a server on this machine."""
     from botocore.config import Config
+    from botocore.session import get_session
 
-    return boto3.client(
+    found = get_session().create_client(
         "s3",
         endpoint_url=endpoint,
         region_name="us-east-1",
@@ -230,6 +230,7 @@ def client(endpoint: str, account: Account) -> S3Client:
             response_checksum_validation="when_required",
         ),
     )
+    return cast("S3Client", found)
 
 
 def _free_port(ports: Sequence[int]) -> int:

@@ -1,4 +1,4 @@
-"""The way to a bucket from the settings. boto3, which takes a while to load, is loaded for it."""
+"""Opens the bucket of the settings. botocore, which takes a while to load, is loaded only then."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def open_bucket(
     """Returns the bucket of the settings; asks it nothing yet. pace: of all that is sent; fetch: of
     the content that is fetched.
 
-    Raises ConfigError where boto3 is missing, or the settings or AWS's own files cannot be used.
+    Raises ConfigError where botocore is missing, or the settings or AWS's own files cannot be used.
     """
     try:
         from ntt_backup.objects.s3_bucket import S3Bucket

@@ -323,16 +323,16 @@ def test_missing_tool_is_named(
     assert caught.value.hint.startswith("install ")
 
 
-def test_boto3_is_needed_for_a_bucket_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_botocore_is_needed_for_a_bucket_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
 
-    def without_boto3(name: str) -> ModuleSpec | None:
-        return None if name == "boto3" else find(name)
+    def without_botocore(name: str) -> ModuleSpec | None:
+        return None if name == "botocore" else find(name)
 
-    monkeypatch.setattr(importlib.util, "find_spec", without_boto3)
+    monkeypatch.setattr(importlib.util, "find_spec", without_botocore)
     monkeypatch.setattr(story.Story, "tell", lambda _: 0)
     assert demo.run() == 0
-    with pytest.raises(ConfigError, match="the demo needs boto3") as caught:
+    with pytest.raises(ConfigError, match="the demo needs botocore") as caught:
         demo.run(s3=True)
     assert "demo-s3" in caught.value.hint
 

@@ -26,7 +26,7 @@ _FORKS: Final = multiprocessing.get_context("forkserver")
 _LOADED: Final = (
     "asyncio",
     "blake3",
-    "boto3",
+    "botocore.session",
     "hypothesis.strategies",
     "psycopg",
     "pytest",

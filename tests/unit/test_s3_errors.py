@@ -128,7 +128,7 @@ def test_trouble_on_the_way_has_words_and_a_class(
     assert words in error.message
 
 
-def test_a_bucket_without_boto3_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bucket_without_botocore_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("ntt_backup.objects.s3_")]:
         monkeypatch.delitem(sys.modules, name)
     for name in ("botocore.client", "botocore.exceptions"):

@@ -69,7 +69,7 @@ class ObjectsProbe:
         found = self._bucket.facts()
         return Facts(
             system=found.server,
-            program="by boto3",
+            program="by botocore",
             free_bytes=None,
             skew_s=found.skew_s,
             placed=store_format.read(self._bucket) is not None,
