@@ -135,7 +135,7 @@ class Search:
         if half is None:
             self._later.append(stretch)
         else:
-            self._from = (_position(half.lo) or 0) % _RANGE
+            self._from = _span("", half.lo) % _RANGE
             self._later.append(replace(stretch, hi=half.lo))
             self._left.insert(0, half)
         return half is not None
@@ -193,7 +193,7 @@ def cut(stretches: Sequence[Stretch], rows: int, most: int, widest: int = _WIDES
 
     widest: how many times as wide as the first a slice may be.
     """
-    first = max(1, _SPACE * _ENTRIES // max(rows, 1))
+    first = max(1, _SPACE * _ENTRIES // max(rows, _ENTRIES))
     slices: list[tuple[int, Stretch]] = []
     for nth, one in enumerate(stretches):
         if len(slices) >= most:
@@ -232,7 +232,7 @@ def within(stretch: Stretch, ranges: Iterable[BlobRange]) -> list[Stretch]:
         return [Stretch(one.index, one.lo, one.hi) for one in ranges]
     found = []
     for one in ranges:
-        begin, end = _position(one.lo) or 0, _position(one.hi) or _SPACE
+        begin, end = _span("", one.lo), _span("", one.hi)
         if begin < hi and end > lo:
             first, last = begin <= lo, end >= hi
             low, past = (stretch.lo, stretch.past) if first else (one.lo, None)
@@ -245,7 +245,7 @@ def _upper_half(stretch: Stretch) -> Stretch | None:
     left = _span(stretch.lo, stretch.hi)
     if left <= _span(interval(stretch.index).lo, stretch.lo):
         return None
-    return _upper(stretch, (_position(stretch.hi) or _SPACE) - left // 2)
+    return _upper(stretch, _span("", stretch.hi) - left // 2)
 
 
 def _upper(stretch: Stretch, begin: int) -> Stretch | None:

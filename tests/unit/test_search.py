@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_left
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
@@ -198,6 +199,7 @@ def test_the_parts_of_a_full_range_need_no_look_until_there_is_a_doubt() -> None
         (Stretch(0, "12", "28", "12"), [Stretch(1, "12", "20", "12"), Stretch(2, "20", "28")]),
         (Stretch(0, "28", None), [Stretch(2, "28", "30"), Stretch(3, "30", None)]),
         (Stretch(0, "30", "30"), []),
+        (Stretch(0, "12", "2000"), [Stretch(1, "12", "2000")]),
     ],
 )
 def test_what_a_stretch_has_of_each_range(stretch: Stretch, found: list[Stretch]) -> None:
@@ -212,3 +214,143 @@ def test_a_stretch_between_ids_that_are_no_hex_has_all_of_each_range() -> None:
 
     assert within(Stretch(0, "10", "x"), ranges) == whole
     assert within(Stretch(0, "x", "20"), ranges) == whole
+
+
+# --- how wide, how many, and in which order -------------------------------------------------------
+
+WHOLE = interval(171)
+RANGE = 16**10
+# So that a first slice is a sixteenth of a range.
+SIXTEENTHS = 64 * 256 * 16
+
+
+def places(slices: Sequence[tuple[int, Stretch]]) -> list[float]:
+    """Where slices of one range end, in sixteenths of it."""
+    found = []
+    for _, piece in slices:
+        digits = (piece.hi or "g")[:12].ljust(12, "0")
+        found.append((int(digits, 16) - int(WHOLE.lo.ljust(12, "0"), 16)) * 16 / RANGE)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("rows", "most", "widest", "ends"),
+    [
+        (SIXTEENTHS, 99, 8, [1, 3, 7, 15, 16]),
+        (SIXTEENTHS, 99, 2, [1, 3, 5, 7, 9, 11, 13, 15, 16]),
+        (SIXTEENTHS, 99, 1, [*range(1, 17)]),
+        (SIXTEENTHS, 3, 8, [1, 3, 7]),
+        (SIXTEENTHS, 5, 8, [1, 3, 7, 15, 16]),
+        (64 * 256, 99, 8, [16]),
+        (1, 99, 8, [16]),
+        (0, 99, 8, [16]),
+        (64 * 16**12, 2, 8, [16 / RANGE, 48 / RANGE]),
+        (65 * 16**12, 1, 8, [16 / RANGE]),
+    ],
+)
+def test_each_slice_is_twice_as_wide_as_the_one_before(
+    rows: int, most: int, widest: int, ends: list[float]
+) -> None:
+    one = Stretch(WHOLE.index, WHOLE.lo, WHOLE.hi)
+    slices = cut([one], rows, most, widest)
+    assert places(slices) == ends
+    # A second stretch comes where there is room.
+    more = cut([one, one], rows, most, widest)
+    assert len(more) == min(2 * len(slices), most) if most == 99 else most
+    assert [nth for nth, _ in more] == [0] * len(slices) + [1] * (len(more) - len(slices))
+
+
+@pytest.mark.parametrize(
+    ("counts", "begins", "much"),
+    [
+        # The limit may have ended the last slice's count; the rest is as dense as what is sure.
+        ([300], "ab", 4800),
+        ([0, 400, 7], "ab1", 3000),
+        ([0, 5, 7, 1000], "ab1", 1012),
+        ([0, 5, 7, 100], "ab1", 0),
+        ([0, 0, 0, 0, 266], "abf", 0),
+        ([0, 0, 0, 0, 267], "abf", 267),
+        ([0, 0, 0, 0, 1], "abf", 0),
+    ],
+)
+def test_how_much_a_stretch_has_is_told_by_what_was_counted(
+    counts: list[int], begins: str, much: int
+) -> None:
+    search = Search([WHOLE, interval(172)], SIXTEENTHS)
+    found = search.looked(search.slices(), counts, 10)
+    (one,) = found.stretches
+    assert (one.index, one.lo.rstrip("0"), one.hi) == (171, begins, "ac")
+    assert found.much == much
+    assert {piece.index for _, piece in search.slices()} == {172}
+
+
+def test_two_blobs_in_a_thin_slice_are_not_taken_for_four() -> None:
+    """The first slice has the place of one blob."""
+    search = Search([BlobRange(300, "ab", "ab0000000300")], 64 * 16**12)
+    assert search.looked(search.slices(), [1], 1).much == 0x300
+
+
+def sized(search: Search, counts: list[int], wanted: int) -> int:
+    """How many slices the next look has, after one."""
+    search.looked(search.slices(), counts, wanted)
+    return len(search.slices())
+
+
+def test_a_look_has_fewer_slices_once_it_finds_enough() -> None:
+    for wanted, slices in ((4, 128), (5, 128), (6, 255)):
+        assert sized(Search(prefix_ranges(), 1), [5], wanted) == slices
+    search = Search(prefix_ranges(), SIXTEENTHS)
+    assert [sized(search, [5], 1) for _ in range(4)] == [128, 64, 64, 64]
+
+
+@pytest.mark.parametrize(
+    ("looked", "slices", "widest"),
+    [
+        # All was looked into, or the time was over after so many.
+        ([256], 512, 16),
+        ([256, 512], 1024, 32),
+        ([256, 512, 1024], 2048, 64),
+        ([256, 512, 1024, 2048], 2048, 64),
+        ([100], 100, 16),
+        ([64], 64, 16),
+        ([63], 64, 8),
+        ([256, 63], 64, 8),
+    ],
+)
+def test_a_look_has_as_many_slices_as_there_is_time_for(
+    looked: list[int], slices: int, widest: int
+) -> None:
+    search = Search([BlobRange(300, "", None)], 64 * 16**6)
+    for count in looked:
+        # What is slow is put off; its upper half comes next.
+        search.looked(search.slices(), [0] * count, 1)
+    found = search.slices()
+    assert len(found) == slices
+    (_, before), (_, last) = found[-2:]
+    assert int(last.hi or "0", 16) - int(before.hi or "0", 16) == widest * 16**6
+
+
+def test_what_was_probably_sent_is_skipped_and_comes_later() -> None:
+    """After a range that is slow in both halves one is skipped, then three, then seven."""
+    search = Search(prefix_ranges(), SIXTEENTHS)
+
+    def first(count: int) -> int:
+        slices = search.slices()
+        search.looked(slices, [count], 1)
+        return slices[0][1].index
+
+    assert [first(0) for _ in range(12)] == [0, 0, 1, 1, 3, 3, 7, 7, 15, 15, 31, 31]
+    # What is found ends that.
+    assert first(1) == 63
+    assert [first(0) for _ in range(6)] == [64, 64, 65, 65, 67, 67]
+
+
+def test_the_upper_half_is_tried_as_long_as_less_lies_below() -> None:
+    for lo, again in (("ab", True), ("ab7", True), ("ab8", False), ("abc", False)):
+        search = Search([])
+        assert search.put_off(Stretch(171, lo, "ac")) == again
+        assert not search.again
+        ((_, piece), *_) = search.slices()
+        assert search.again == (not again)
+        assert piece.hi == "ac"
+        assert piece.lo[:3] == {"ab": "ab8", "ab7": "abb"}.get(lo, lo)
