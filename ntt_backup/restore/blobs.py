@@ -12,10 +12,12 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.timetable import Timetable
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 Entry = tuple[bytes, int | None]
 Job = TypeVar("Job")
+Context = TypeVar("Context")
 
 _DIGITS: Final = 64
 
@@ -85,56 +88,80 @@ class Thaw:
     tier: str
 
 
-class Work(Generic[Job]):
-    """Holds what the threads share: one lists jobs, the others fetch.
+class Work(ABC, Generic[Job, Context]):
+    """A restore from one kind of source: one thread lists jobs, the others fetch.
 
-    trust_size: a file of the right size is taken for right. cancelled raises where the command is
-    ending.
+    Attributes:
+        wanted: What to restore.
+        cancelled: Raises where the command is ending.
+        done: What was restored so far. lock: is held while that is changed.
+        target: The directory, once `run` was called.
+        queue: Jobs that are listed, and that no thread has taken yet.
     """
 
-    def __init__(
+    target: RestoreTarget
+    queue: WorkQueue[Job, None]
+
+    def __init__(self, wanted: Wanted, cancelled: Callable[[], None]) -> None:
+        self.wanted = wanted
+        self.cancelled = cancelled
+        self.done = Restored()
+        self.lock = threading.Lock()
+        self._trust_size = False
+        self._threads = itertools.count()
+
+    @abstractmethod
+    def run_threads(self, count: int, tick: Callable[[], None]) -> None:
+        """Calls `work` in threads, and tick meanwhile."""
+
+    @abstractmethod
+    def list_jobs(self, context: Context) -> Iterator[Job]:
+        """Yields what to fetch. context: of the thread, such as its session."""
+
+    @abstractmethod
+    def fetch_jobs(self, writer: TargetWriter, context: Context) -> None:
+        """Fetches the jobs of one thread, and writes what comes."""
+
+    def run(
         self,
         target: RestoreTarget,
         workers: int,
-        cancelled: Callable[[], None],
+        on_progress: Callable[[Restored], None],
         *,
         trust_size: bool,
-    ) -> None:
-        self.target = target
-        self.queue: WorkQueue[Job, None] = WorkQueue(2 * workers, cancelled)
-        self.done = Restored()
-        self._cancelled = cancelled
-        self._trust_size = trust_size
-        self._lock = threading.Lock()
-        self._threads = itertools.count()
-        self._started = time.monotonic()
+    ) -> Restored:
+        """Restores what is wanted into the target. trust_size: a file of the right size is taken
+        for right. Raises BackupError.
+        """
+        self.target, self._trust_size = target, trust_size
+        self.queue = WorkQueue(2 * workers, self.cancelled)
+        started = time.monotonic()
 
-    def state(self) -> Restored:
-        """Returns how far it is."""
-        self.done.duration_s = time.monotonic() - self._started
+        def tick() -> None:
+            self.done.duration_s = time.monotonic() - started
+            on_progress(self.done)
+
+        self.run_threads(workers + 1, tick)
+        target.sync_names()
+        self.done.duration_s = time.monotonic() - started
         return self.done
 
-    def thread(
-        self, jobs: Callable[[], Iterable[Job]], fetch: Callable[[TargetWriter], None]
-    ) -> None:
+    def work(self, context: Context) -> None:
         """Does the work of one thread: the first one puts jobs into the queue, the others fetch."""
         number = next(self._threads)
         if number == 0:
-            for job in jobs():
+            for job in self.list_jobs(context):
                 self.queue.put(job)
             self.queue.close()
             return
-        writer = TargetWriter(self.target, f"w{number}", self._fetched)
-        try:
-            fetch(writer)
-        finally:
-            writer.close()
+        with closing(TargetWriter(self.target, f"w{number}", self._fetched)) as writer:
+            self.fetch_jobs(writer, context)
 
     def has(self, writer: TargetWriter, entry: Entry) -> bool:
         """Returns whether the destination has this blob, and right."""
-        self._cancelled()
+        self.cancelled()
         found = writer.find(*entry, trust_size=self._trust_size)
-        with self._lock:
+        with self.lock:
             # What this call has restored, from another pack, was counted then.
             self.done.right += found is Found.BEFORE
         return found is not Found.NOT_RIGHT
@@ -150,7 +177,7 @@ class Work(Generic[Job]):
                 hint="remove it, and call it again",
             )
         failures, writer.failures = writer.failures, []
-        with self._lock:
+        with self.lock:
             self.done.restored += restored
             for failure in failures:
                 self.done.wrong.add(failure)
@@ -159,23 +186,11 @@ class Work(Generic[Job]):
 
     def fail(self, failure: Failure) -> None:
         """Reports what could not be restored."""
-        with self._lock:
+        with self.lock:
             self.done.wrong.add(failure)
 
-    def freeze(self, size: int, *, thawing: bool) -> None:
-        """Counts an object that cannot be read before it is thawed."""
-        with self._lock:
-            self.done.archived += 1
-            self.done.archived_bytes += size
-            self.done.thawing += thawing
-
-    def pass_over(self, key: str) -> None:
-        """Notes a damaged pack that nobody needs."""
-        with self._lock:
-            self.done.not_needed.append(key)
-
     def _fetched(self, count: int) -> None:
-        with self._lock:
+        with self.lock:
             self.done.bytes += count
 
 
@@ -196,21 +211,15 @@ def restore(
     thawed first; thaw: ask the object store for that. bwlimit: of all that comes. Raises
     BackupError; what is there then is right.
     """
-    remote: FromReceiver | FromBucket
+    work: FromReceiver | FromBucket
     # What speaks to a bucket takes a while to load, and so does what speaks to a receiver.
     if settings.remote.kind == "s3":
         from ntt_backup.restore.from_bucket import FromBucket
 
-        remote = FromBucket(settings, wanted, on_outage, on_archived, thaw, bwlimit)
+        work = FromBucket(settings, wanted, on_outage, on_archived, thaw, bwlimit)
     else:
         from ntt_backup.restore.from_receiver import FromReceiver
 
-        remote = FromReceiver(settings, wanted, on_outage, bwlimit)
-    target = RestoreTarget(destination)
-    try:
-        work: Work[Any] = Work(target, workers, remote.cancelled, trust_size=trust_size)
-        remote.run(work, workers, lambda: on_progress(work.state()))
-        target.sync_names()
-        return work.state()
-    finally:
-        target.close()
+        work = FromReceiver(settings, wanted, on_outage, bwlimit)
+    with closing(RestoreTarget(destination)) as target:
+        return work.run(target, workers, on_progress, trust_size=trust_size)

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Container, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 from ntt_backup.client.throttle import SharedPace
@@ -88,9 +87,9 @@ class Frozen:
 Job = OfPack | OfItsOwn | Frozen
 
 
-class FromBucket:
-    """The remote of a restore, where it is a bucket. on_archived is told the key of each object
-    that must be thawed first; thaw: the object store is asked for that.
+class FromBucket(Work[Job, str]):
+    """The restore from a bucket. on_archived is told the key of each object that must be thawed
+    first; thaw: the object store is asked for that.
     """
 
     def __init__(
@@ -103,40 +102,33 @@ class FromBucket:
         bwlimit: Timetable | None,
     ) -> None:
         self._thaw = thaw
-        self._wanted = wanted
         self._url = settings.remote.url
         self._on_archived = on_archived
         self._archived: set[str] = set()
         # The blobs that are objects of their own; None: the bucket is asked for each.
         self._alone: Container[bytes] | None = None
-        self._lock = threading.Lock()
         self._stop = threading.Event()
         self._bucket, self._tables = open_to_read(
             settings, on_outage, self._stop, fetch=SharedPace.of(bwlimit)
         )
-        self.cancelled = self._bucket.cancelled
+        super().__init__(wanted, self._bucket.cancelled)
 
-    def run(self, work: Work[Job], workers: int, tick: Callable[[], None]) -> None:
-        """Restores what is wanted."""
-
-        def thread(_name: str) -> None:
-            work.thread(lambda: self._jobs(work), lambda writer: self._fetch(work, writer))
-
-        run_threads(workers + 1, thread, tick, self._stop, threading.Event())
+    def run_threads(self, count: int, tick: Callable[[], None]) -> None:
+        run_threads(count, self.work, tick, self._stop, threading.Event())
         self._tables.keyring.require_fit()
-        work.done.strangers = len(self._tables.strangers)
+        self.done.strangers = len(self._tables.strangers)
 
     # --- what there is ----------------------------------------------------------------------------
 
-    def _jobs(self, work: Work[Job]) -> Iterator[Job]:
-        if self._wanted.blobids is None:
-            yield from self._all(work, self._wanted.prefix)
+    def list_jobs(self, _name: str) -> Iterator[Job]:
+        if self.wanted.blobids is None:
+            yield from self._all(self.wanted.prefix)
             return
-        blobids = iter(self._wanted.blobids)
+        blobids = iter(self.wanted.blobids)
         while some := sorted(set(itertools.islice(blobids, _CHUNK))):
-            yield from self._chosen(work, [bytes.fromhex(one) for one in some])
+            yield from self._chosen([bytes.fromhex(one) for one in some])
 
-    def _all(self, work: Work[Job], prefix: str) -> Iterator[Job]:
+    def _all(self, prefix: str) -> Iterator[Job]:
         packs = [(pack, _weight(pack, prefix)) for pack in packs_of(self._bucket, prefix)]
         large = {blob.digest: blob.size for blob in large_blobs_of(self._bucket, prefix)}
         self._alone, named = large.keys(), set[bytes]()
@@ -155,12 +147,12 @@ class FromBucket:
                     share = part * sum(entry.stored for entry in some) / stored
                     yield OfPack(pack, reader, some, share)
             else:
-                yield from self._trouble(work, pack, reader)
+                yield from self._trouble(pack, reader)
         for digest, size in large.items():
             if digest not in named:
                 yield OfItsOwn(digest, size, size / total)
 
-    def _chosen(self, work: Work[Job], digests: list[bytes]) -> Iterator[Job]:
+    def _chosen(self, digests: list[bytes]) -> Iterator[Job]:
         left = set(digests)
         troubles: list[tuple[PackObject, Trouble]] = []
         for pack, reader in self._tables.open_all(packs_for(self._bucket, digests)):
@@ -174,27 +166,28 @@ class FromBucket:
             if not left:
                 return
         for pack, trouble in troubles:
-            yield from self._trouble(work, pack, trouble)
+            yield from self._trouble(pack, trouble)
         for digest in sorted(left):
             yield OfItsOwn(digest, None, None)
 
-    def _trouble(self, work: Work[Job], pack: PackObject, trouble: Trouble) -> Iterator[Job]:
+    def _trouble(self, pack: PackObject, trouble: Trouble) -> Iterator[Job]:
         """Notes that a pack cannot be read; yields what is to be done about that."""
         if isinstance(trouble, ObjectArchived):
             yield Frozen(pack)
         elif isinstance(trouble, SealedForOthers | NotSealed):
-            work.fail(Failure(pack.key, Reason.REMOTE_UNREADABLE, f"a pack of blobs: {trouble}"))
+            self.fail(Failure(pack.key, Reason.REMOTE_UNREADABLE, f"a pack of blobs: {trouble}"))
         elif _is_superseded(self._bucket, self._tables, pack):
-            work.pass_over(pack.key)
+            with self.lock:
+                self.done.not_needed.append(pack.key)
         elif isinstance(trouble, ObjectMissing):
-            work.fail(Failure(pack.key, Reason.REMOTE_MISSING, "it is gone since it was listed"))
+            self.fail(Failure(pack.key, Reason.REMOTE_MISSING, "it is gone since it was listed"))
         elif isinstance(trouble, ObjectUnreadable):
-            work.fail(Failure(pack.key, Reason.REMOTE_UNREADABLE, str(trouble)))
+            self.fail(Failure(pack.key, Reason.REMOTE_UNREADABLE, str(trouble)))
         else:
-            work.fail(Failure(pack.key, Reason.REMOTE_CORRUPT, f"a pack of blobs: {trouble}"))
+            self.fail(Failure(pack.key, Reason.REMOTE_CORRUPT, f"a pack of blobs: {trouble}"))
 
-    def _frozen(self, work: Work[Job], key: str, size: int | None = None) -> None:
-        with self._lock:
+    def _frozen(self, key: str, size: int | None = None) -> None:
+        with self.lock:
             known = key in self._archived
             self._archived.add(key)
         if not known:
@@ -202,7 +195,11 @@ class FromBucket:
                 with suppress(ObjectUnreadable):
                     info = self._bucket.head(key)
                     size = info.size if info is not None else None
-            work.freeze(size or 0, thawing=self._asked_for(key))
+            thawing = self._asked_for(key)
+            with self.lock:
+                self.done.archived += 1
+                self.done.archived_bytes += size or 0
+                self.done.thawing += thawing
             self._on_archived(key)
 
     def _asked_for(self, key: str) -> bool:
@@ -217,32 +214,31 @@ class FromBucket:
 
     # --- what is fetched --------------------------------------------------------------------------
 
-    def _fetch(self, work: Work[Job], writer: TargetWriter) -> None:
-        with destination(work.target.root):
-            while (job := work.queue.take(wait=True)) is not None:
+    def fetch_jobs(self, writer: TargetWriter, _name: str) -> None:
+        with destination(self.target.root):
+            while (job := self.queue.take(wait=True)) is not None:
                 if isinstance(job, Frozen):
-                    self._frozen(work, job.pack.key, job.pack.size)
+                    self._frozen(job.pack.key, job.pack.size)
                 elif isinstance(job, OfPack):
-                    self._fetch_blobs(work, writer, job)
+                    self._fetch_blobs(writer, job)
                 else:
-                    self._fetch_large(work, writer, job)
-                work.finish(writer, job.part)
+                    self._fetch_large(writer, job)
+                self.finish(writer, job.part)
 
-    def _fetch_blobs(self, work: Work[Job], writer: TargetWriter, job: OfPack) -> None:
+    def _fetch_blobs(self, writer: TargetWriter, job: OfPack) -> None:
         small = sum(one.raw for one in job.entries) < _SMALL * len(job.entries)
-        turn = work.target.turn if small else nullcontext()
+        turn = self.target.turn if small else nullcontext()
         with turn:
-            lacking = [one for one in job.entries if not work.has(writer, (one.digest, one.raw))]
+            lacking = [one for one in job.entries if not self.has(writer, (one.digest, one.raw))]
         try:
             give_blobs(job.pack.key, job.reader, lacking, writer, turn)
         except ObjectArchived:
-            self._frozen(work, job.pack.key, job.pack.size)
+            self._frozen(job.pack.key, job.pack.size)
         if writer.failures:
-            frozen = partial(self._frozen, work)
-            give_elsewhere(self._bucket, self._tables, writer, job.pack, self._alone, frozen)
+            give_elsewhere(self._bucket, self._tables, writer, job.pack, self._alone, self._frozen)
 
-    def _fetch_large(self, work: Work[Job], writer: TargetWriter, job: OfItsOwn) -> None:
-        if work.has(writer, (job.digest, job.size)):
+    def _fetch_large(self, writer: TargetWriter, job: OfItsOwn) -> None:
+        if self.has(writer, (job.digest, job.size)):
             return
         again = True
         while again:
@@ -250,7 +246,7 @@ class FromBucket:
             try:
                 give_large(self._bucket, job.digest, job.size, writer, offset)
             except ObjectArchived:
-                self._frozen(work, blob_key(job.digest.hex()), job.size)
+                self._frozen(blob_key(job.digest.hex()), job.size)
             # A part that an earlier call has left may have been wrong.
             again = bool(writer.again())
 

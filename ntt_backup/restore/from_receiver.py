@@ -37,8 +37,8 @@ class Batch:
     part: float | None
 
 
-class FromReceiver:
-    """The remote of a restore, where it is a directory on a machine."""
+class FromReceiver(Work[Batch, ReconnectingSession]):
+    """The restore from a directory on a machine."""
 
     def __init__(
         self,
@@ -47,24 +47,16 @@ class FromReceiver:
         on_outage: Callable[[BackupError, float], None],
         bwlimit: Timetable | None,
     ) -> None:
-        self._wanted = wanted
         words = ("list", "get") if wanted.blobids is None else ("get",)
         self._pool = SessionPool(settings, "restore", words, on_outage, bwlimit)
-        self.cancelled = self._pool.cancelled
+        super().__init__(wanted, self._pool.cancelled)
 
-    def run(self, work: Work[Batch], workers: int, tick: Callable[[], None]) -> None:
-        """Restores what is wanted."""
+    def run_threads(self, count: int, tick: Callable[[], None]) -> None:
+        self._pool.run(count, self.work, tick)
 
-        def thread(session: ReconnectingSession) -> None:
-            work.thread(
-                lambda: self._batches(work, session), lambda writer: _fetch(work, session, writer)
-            )
-
-        self._pool.run(workers + 1, thread, tick)
-
-    def _batches(self, work: Work[Batch], session: ReconnectingSession) -> Iterator[Batch]:
-        if self._wanted.blobids is not None:
-            blobids = iter(self._wanted.blobids)
+    def list_jobs(self, session: ReconnectingSession) -> Iterator[Batch]:
+        if self.wanted.blobids is not None:
+            blobids = iter(self.wanted.blobids)
             while some := sorted(set(itertools.islice(blobids, _BATCH_BLOBS))):
                 yield Batch([(bytes.fromhex(one), None) for one in some], None)
             return
@@ -74,9 +66,9 @@ class FromReceiver:
             if kind == _UNREADABLE and path not in unlisted:
                 unlisted.add(path)
                 text = "the remote cannot list this directory: nobody knows which blobs are in it"
-                work.fail(Failure(path, Reason.REMOTE_UNREADABLE, text))
+                self.fail(Failure(path, Reason.REMOTE_UNREADABLE, text))
 
-        low, span = self._wanted.interval
+        low, span = self.wanted.interval
         done = low
         for names in session.names(low, low + span, on_stray=stray):
             for entries in _cut(names):
@@ -84,21 +76,20 @@ class FromReceiver:
                 yield Batch(entries, (last - done) / span)
                 done = last
 
+    def fetch_jobs(self, writer: TargetWriter, session: ReconnectingSession) -> None:
+        fetching = Fetching(self, writer)
 
-def _fetch(shared: Work[Batch], session: ReconnectingSession, writer: TargetWriter) -> None:
-    fetching = Fetching(shared, writer)
+        def work(session: ReadSession) -> None:
+            with destination(self.target.root):
+                fetching.work(session)
 
-    def work(session: ReadSession) -> None:
-        with destination(shared.target.root):
-            fetching.work(session)
-
-    session.do(work)
+        session.do(work)
 
 
 class Fetching:
     """The batches of one thread. Its state outlives a session: `work` continues with another."""
 
-    def __init__(self, shared: Work[Batch], writer: TargetWriter) -> None:
+    def __init__(self, shared: FromReceiver, writer: TargetWriter) -> None:
         self._shared = shared
         self._writer = writer
         self._next: deque[Batch] = deque()

@@ -13,8 +13,7 @@ from blake3 import blake3
 from ntt_backup.client.read_session import ReadSession
 from ntt_backup.errors import RemoteUnreachable
 from ntt_backup.process.threads import WorkQueue
-from ntt_backup.restore.blobs import Work
-from ntt_backup.restore.from_receiver import Batch, Fetching
+from ntt_backup.restore.from_receiver import Batch, Fetching, FromReceiver
 from ntt_backup.restore.target import RestoreTarget, TargetWriter
 from ntt_backup.wire.write_messages import Large
 from tests.files import tree
@@ -63,7 +62,7 @@ class Lost:
 
 def test_a_part_that_was_kept_counts_as_progress_once() -> None:
     writer = cast(TargetWriter, Kept(0, 100, 100, 200, 200))
-    fetching = Fetching(cast(Work[Batch], Shared()), writer)
+    fetching = Fetching(cast(FromReceiver, Shared()), writer)
     done = []
     for _ in range(5):
         session = Lost()
@@ -172,7 +171,7 @@ def test_a_large_blob_of_a_list_is_resumed(
         closing(RestoreTarget(tmp_path)) as target,
         closing(TargetWriter(target, "w", lambda count: None)) as writer,
     ):
-        fetching = Fetching(cast(Work[Batch], Chosen(small, large)), writer)
+        fetching = Fetching(cast(FromReceiver, Chosen(small, large)), writer)
         if earlier:
             (tmp_path / ".ntt-restore" / "partial" / large.hex()).write_bytes(bytes(15))
         else:
