@@ -345,12 +345,36 @@ def test_what_was_probably_sent_is_skipped_and_comes_later() -> None:
     assert [first(0) for _ in range(6)] == [64, 64, 65, 65, 67, 67]
 
 
-def test_the_upper_half_is_tried_as_long_as_less_lies_below() -> None:
-    for lo, again in (("ab", True), ("ab7", True), ("ab8", False), ("abc", False)):
-        search = Search([])
-        assert search.put_off(Stretch(171, lo, "ac")) == again
-        assert not search.again
-        ((_, piece), *_) = search.slices()
-        assert search.again == (not again)
-        assert piece.hi == "ac"
-        assert piece.lo[:3] == {"ab": "ab8", "ab7": "abb"}.get(lo, lo)
+@pytest.mark.parametrize(
+    ("lo", "upper"), [("ab", "ab8"), ("ab7", "abb"), ("ab8", ""), ("abc", ""), ("abx", "")]
+)
+def test_the_upper_half_comes_next_as_long_as_less_lies_below(lo: str, upper: str) -> None:
+    search = Search([interval(172)])
+    assert search.put_off(Stretch(171, lo, "ac")) == bool(upper)
+    found: list[Stretch] = []
+    while search:
+        slices = search.slices()
+        found += [piece for _, piece in slices]
+        search.looked(slices, [0] * len(slices), 1)
+        assert search.again == (len(found) > 1 + bool(upper))
+    whole = [(one.index, one.lo.rstrip("0")[:3], (one.hi or "")[:3].rstrip("0")) for one in found]
+    rest = (171, lo, upper or "ac")
+    assert whole == [*[(171, upper, "ac")] * bool(upper), (172, "ac", "ad"), rest]
+
+
+def test_the_parts_of_a_range_come_before_all_others() -> None:
+    search = Search([interval(5), interval(6)], ROWS)
+    assert search.slices()[0][1].lo == "05"
+    assert not search.full(9).stretches
+    search.share(Stretch(171, "ab", "ac"), parts(171), 5)
+    assert [one.index for one in search.full(3).stretches] == [one.index for one in parts(171)][:3]
+    search.doubt()
+    left = sorted({piece.index for _, piece in search.slices()})
+    assert left == [5, 6, *[one.index for one in parts(171)][3:]]
+
+
+@pytest.mark.parametrize("ends", [("x", None), ("a", "x"), ("x", "xy")])
+def test_what_is_no_hex_is_looked_into_as_a_whole(ends: tuple[str, str | None]) -> None:
+    search = Search([BlobRange(255, *ends)], ROWS)
+    assert search.slices() == [(0, Stretch(255, *ends))]
+    assert not search.put_off(Stretch(254, *ends))
