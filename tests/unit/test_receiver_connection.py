@@ -11,6 +11,7 @@ import pytest
 from ntt_backup.receiver import connection
 from ntt_backup.receiver.connection import Connection
 from ntt_backup.receiver.workspace import Refusal
+from ntt_backup.wire import framing
 
 # More than a pipe holds.
 WORDS = bytes(range(256)) * 1024
@@ -51,10 +52,11 @@ def test_the_last_words_wait_for_the_client(line: Line, monkeypatch: pytest.Monk
         """The client takes something whenever the receiver waits."""
 
         def register(self, fd: int, events: int) -> None:
-            assert fd == line.writing
+            self.fd = fd
 
         def poll(self, milliseconds: float) -> list[tuple[int, int]]:
             assert milliseconds > 0
+            assert self.fd == line.writing
             taken.append(line.take())
             return []
 
@@ -151,3 +153,60 @@ def test_life_is_shown_where_nothing_was_said_for_some_seconds(
     assert bool(line.take()) == said
     line.connection.show_life()
     assert line.take() == b""
+
+
+def fill(line: Line) -> None:
+    """Leaves no room for an answer."""
+    while True:
+        try:
+            os.write(line.writing, b"~" * 4096)
+        except BlockingIOError:
+            return
+
+
+def test_what_found_no_room_goes_when_there_is_some(line: Line) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    made = Connection(line.reading, line.writing, 60.0)
+    fill(line)
+    made.say(b"second")
+    assert made.unread
+    assert line.take().strip(b"~") == b""
+    made.wait(reading=False, working=False)
+    assert line.take() == b"second"
+    assert not made.unread
+    made.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_life_is_shown_by_who_works_and_to_who_listens(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "_BUSY_SECONDS", 0.0)
+
+    def wait(*, working: bool) -> bytes:
+        os.write(line.connection.wake, b"\0")
+        line.connection.wait(reading=False, working=working)
+        return line.take().strip(b"~")
+
+    assert wait(working=False) == b""
+    assert wait(working=True) == framing.frame(framing.BUSY)
+    fill(line)
+    line.connection.say(b"answer")
+    assert wait(working=True) == b""
+    assert wait(working=False) == b"answer"
+
+
+def test_what_comes_is_heard_where_it_is_listened_to(line: Line) -> None:
+    made = Connection(line.reading, line.writing, 0.0)
+    assert not made.ended
+    assert not made.read()
+    os.write(line.client_out, framing.frame(framing.PING, bytes(8)))
+    made.wait(reading=True, working=False)
+    with pytest.raises(Refusal):
+        made.wait(reading=False, working=False)
+    assert made.read()
+    found = made.next()
+    assert found is not None
+    assert (found[0], bytes(found[1])) == (framing.PING, bytes(8))
+    assert (made.waiting, made.ended) == (0, False)
+    made.close()

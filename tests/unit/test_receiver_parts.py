@@ -1,0 +1,151 @@
+"""Parts of a receiver, in this process: its terms, workspace and sessions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from ntt_backup.receiver import hash_blobs, hashing
+from ntt_backup.receiver.hash_blobs import HashJob
+from ntt_backup.receiver.read_session import ReadSession
+from ntt_backup.receiver.terms import ALLOWED, Terms
+from ntt_backup.receiver.workspace import Refusal, Workspace
+from ntt_backup.receiver.write_workspace import WriteWorkspace
+from ntt_backup.wire import framing, read_messages, write_messages
+from tests.receiver_driver import PLACE, Frames, ScriptedSession, commit, digest_of, put
+
+
+@pytest.mark.parametrize("required", [True, False])
+@pytest.mark.parametrize("checked", [True, False])
+def test_what_is_required_is_lacking_where_nothing_checks_names(
+    required: bool, checked: bool
+) -> None:
+    hashes = hashing.available() if checked else {}
+    require = frozenset({"blake3"} if required else ())
+    said = Terms(None, frozenset(), 60.0, hashes, {}, None, require).lacking
+    assert bool(said) == (required and not checked)
+
+
+def test_a_workspace_is_in_place_where_both_directories_have_their_names(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    by_hash, moved = root / "by-hash", root / "moved"
+    by_hash.mkdir(parents=True)
+    workspace = Workspace(str(root))
+    assert workspace.in_place
+    by_hash.rename(moved)
+    assert not workspace.in_place
+    by_hash.mkdir()
+    assert not workspace.in_place
+    by_hash.rmdir()
+    moved.rename(by_hash)
+    assert workspace.in_place
+    root.rename(tmp_path / "other")
+    assert not workspace.in_place
+    root.mkdir()
+    assert not workspace.in_place
+    workspace.leave()
+
+
+def test_blobs_on_another_file_system_than_the_root_are_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "by-hash").mkdir()
+    elsewhere = (tmp_path / "by-hash").stat().st_ino
+    look = os.fstat
+
+    def fstat(fd: int) -> Any:
+        found = look(fd)
+        if found.st_ino != elsewhere:
+            return found
+        return SimpleNamespace(st_dev=found.st_dev + 1, st_ino=elsewhere)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fstat", fstat)
+        with pytest.raises(Refusal, match=r"^by-hash is on another file system"):
+            WriteWorkspace(str(tmp_path), "owner", "run", "0")
+    assert [*tmp_path.iterdir()] == [tmp_path / "by-hash"]
+
+
+def test_a_session_that_reads_needs_blake3_to_verify_and_drops_its_answer(tmp_path: Path) -> None:
+    (tmp_path / "by-hash").mkdir()
+    workspace = Workspace(str(tmp_path))
+    terms = Terms(None, frozenset(ALLOWED), 60.0, {}, {})
+    session = ReadSession(workspace, terms, cast(Any, SimpleNamespace(wake=-1)))
+    with pytest.raises(Refusal, match="there is no BLAKE3"):
+        session.handlers()[framing.VERIFY](memoryview(b""))
+    dropped: list[int] = []
+
+    def frames() -> Iterator[bytes]:
+        try:
+            yield b""
+        finally:
+            dropped.append(1)
+
+    session.frames = cast(Any, frames())
+    assert next(cast(Any, session.frames)) == b""
+    session.close()
+    assert dropped
+    workspace.leave()
+
+
+@pytest.mark.parametrize(("files", "bytes_"), [(2, 99), (9, 2)])
+def test_the_program_gets_some_blobs_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: int, bytes_: int
+) -> None:
+    monkeypatch.setattr(hash_blobs, "_FILES", files)
+    monkeypatch.setattr(hash_blobs, "_BYTES", bytes_)
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    contents = [b"%d" % number for number in range(5)]
+    for content in contents:
+        put(tmp_path, digest_of(content), content)
+    counts: list[int] = []
+
+    def digests(expected: dict[str, bytes], *_: object, **__: object) -> dict[str, bytes]:
+        counts.append(len(expected))
+        return expected
+
+    workspace = Workspace(str(tmp_path))
+    told, wake = os.pipe()
+    program = cast(Any, SimpleNamespace(digests=digests))
+    job = HashJob(workspace, [*map(digest_of, contents)], None, program, wake)
+    *_, answer = job.frames()
+    assert answer == read_messages.verdicts(read_messages.Verdicts(5, 5, 5, []))
+    assert counts == [2, 2, 1]
+    workspace.leave()
+    os.close(told)
+    os.close(wake)
+
+
+CONTENT = b"content"
+BATCH = write_messages.batch(1, 9, 99)
+LARGE = write_messages.large(digest_of(CONTENT), len(CONTENT), 0)
+UNCHECKED = write_messages.end(write_messages.COMPLETE, b"")
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (lambda one: [BATCH, write_messages.batch(2, 9, 99)], "a BATCH within a batch"),
+        (lambda one: [one.pack([CONTENT])], "a PACK outside a batch"),
+        (lambda one: [LARGE], "a LARGE outside a batch"),
+        (lambda one: [BATCH, *one.pieces(CONTENT)], "a DATA outside a large blob"),
+        (lambda one: [BATCH, one.end(CONTENT)], "an END outside a large blob"),
+        (lambda one: [BATCH, LARGE, one.pack([CONTENT])], "a PACK within a large blob"),
+        (lambda one: [BATCH, LARGE, LARGE], "a LARGE within a large blob"),
+        (lambda one: [BATCH, LARGE, commit(1)], "the end of a batch within a large blob"),
+        (lambda one: [BATCH, LARGE, UNCHECKED], "a checksum too many or too few"),
+        (lambda one: [BATCH, commit(2)], "the end of batch 2 within batch 1"),
+    ],
+)
+def test_a_frame_where_it_does_not_belong_ends_the_session(
+    tmp_path: Path, said: Callable[[Frames], list[bytes]], why: str
+) -> None:
+    session = ScriptedSession(tmp_path)
+    session.say(PLACE, *said(session))
+    assert session.error == "protocol"
+    assert why in session.error_text
