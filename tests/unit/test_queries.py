@@ -17,9 +17,11 @@ from psycopg import sql
 
 from ntt_backup.catalog import connection, range_locks
 from ntt_backup.catalog.history import Run
-from ntt_backup.catalog.pending import columns, form_of, index_names
+from ntt_backup.catalog.pending import Stretch, columns, form_of, index_names
 from ntt_backup.catalog.queries import fragment, load_all, shown, statement
 from ntt_backup.catalog.range_locks import lock_class
+from ntt_backup.catalog.ranges import interval, parts
+from ntt_backup.catalog.search import Search
 from ntt_backup.errors import (
     CatalogError,
     CatalogRefused,
@@ -27,6 +29,7 @@ from ntt_backup.errors import (
     ConfigError,
     SessionExpired,
 )
+from ntt_backup.model import Blob
 
 PACKAGE = Path(__file__).parents[2] / "ntt_backup" / "catalog"
 PYTHON = "\n".join(file.read_text() for file in PACKAGE.glob("*.py"))
@@ -223,6 +226,72 @@ def test_a_sign_of_life_is_sent_by_an_open_session_and_raises_nothing() -> None:
         assert session.asked == 1
 
 
+def claims_of(monkeypatch: pytest.MonkeyPatch, conn: object) -> range_locks.Claims:
+    monkeypatch.setattr(range_locks, "walk_indexes", lambda _: None)
+    monkeypatch.setattr(range_locks, "read_parts", lambda *_: {})
+    return range_locks.Claims(cast(Any, conn), "remote", [])
+
+
+def test_ranges_and_their_parts_are_locked_and_unlocked_as_what_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    did: list[tuple[str, dict[str, object]]] = []
+
+    def run(name: str, values: dict[str, object]) -> list[tuple[int]]:
+        did.append((name, values))
+        return [(one,) for one in cast(list[int], values.get("parts") or values["indexes"])]
+
+    claims = claims_of(monkeypatch, None)
+    monkeypatch.setattr(claims, "_run", run)
+    wholes = {"indexes": [0, 255]}
+    parts = {"parts": [256, 272, 4351], "wholes": [0, 1, 255]}
+    claims._lock({4351, 255, 256, 272, 0})
+    assert did == [("lock_ranges", wholes), ("lock_parts", parts)]
+    assert claims.exhausted() == {0, 255, 256, 272, 4351}
+    did.clear()
+    claims.release(range(5000))
+    assert did == [("unlock_ranges", wholes), ("unlock_parts", parts)]
+    assert claims.exhausted() == frozenset()
+    for one, name in ((7, "ranges"), (300, "parts")):
+        did.clear()
+        claims._lock({one})
+        claims.release([one, 9])
+        assert [done for done, _ in did] == [f"lock_{name}", f"unlock_{name}"]
+
+
+def test_what_others_have_emptied_is_freed_and_nothing_is_taken_for_full_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    did: list[str] = []
+    rows: list[tuple[int, str | None, int | None]] = []
+
+    def run(name: str, values: object) -> list[tuple[Any, ...]]:
+        did.append(name)
+        return rows
+
+    claims = claims_of(monkeypatch, None)
+    monkeypatch.setattr(claims, "_run", run)
+    part, whole = interval(256 + 16 * 171), interval(171)
+    for found, freed in (([], True), ([(1, "ab01", 5)], False)):
+        did.clear()
+        rows[:] = [*found, (1, None, None)]
+        claims._held, claims._fresh = {part.index}, {part.index}
+        claims._open = [Stretch(part.index, part.lo, part.hi)]
+        claims._search = Search()
+        claims._search.share(Stretch(171, "ab", "ac"), parts(171), 1600)
+        assert claims._read(10) == [(Blob("ab01", 5), part.index) for _ in found]
+        assert did == ["pending_blobs", *["unlock_parts"] * freed]
+        assert bool(claims._search.full(1).stretches) == (not freed)
+    # One that is slow comes after all others.
+    rows[:] = [(1, None, None)]
+    claims._held, claims._fresh, claims._rows = {171}, set(), 10**9
+    claims._open = [Stretch(171, whole.lo, whole.hi)]
+    claims._search = Search()
+    assert claims._read(10) == []
+    assert claims._open == []
+    assert claims._search.slices()[0][1].index == 171
+
+
 def test_whether_blobs_were_inserted_is_asked_without_waiting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -233,9 +302,7 @@ def test_whether_blobs_were_inserted_is_asked_without_waiting(
         waited.append(timeout)
         return came.pop(0)
 
-    monkeypatch.setattr(range_locks, "walk_indexes", lambda _: None)
-    monkeypatch.setattr(range_locks, "read_parts", lambda *_: {})
-    claims = range_locks.Claims(cast(Any, SimpleNamespace(notifies=notifies)), "remote", [])
+    claims = claims_of(monkeypatch, SimpleNamespace(notifies=notifies))
     assert [claims.drain_notifications() for _ in range(2)] == [True, False]
     assert waited == [0, 0]
 

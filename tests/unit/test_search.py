@@ -290,6 +290,14 @@ def test_two_blobs_in_a_thin_slice_are_not_taken_for_four() -> None:
     assert search.looked(search.slices(), [1], 1).much == 0x300
 
 
+@pytest.mark.parametrize(("wanted", "stretches"), [(1, 1), (5, 1), (6, 2), (10, 2), (11, 3)])
+def test_no_more_stretches_are_found_than_are_wanted(wanted: int, stretches: int) -> None:
+    search = Search(prefix_ranges(), 1)
+    found = search.looked(search.slices(), [0, 5, 0, 5, 5, 0], wanted)
+    assert [one.index for one in found.stretches] == [1, 3, 4][:stretches]
+    assert search.slices()[0][1].index == [2, 4, 5][stretches - 1]
+
+
 def sized(search: Search, counts: list[int], wanted: int) -> int:
     """How many slices the next look has, after one."""
     search.looked(search.slices(), counts, wanted)
