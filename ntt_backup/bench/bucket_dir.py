@@ -19,7 +19,7 @@ from itertools import cycle
 from typing import Final, TypeVar
 
 from ntt_backup.bench.helpers import Answer, Ready
-from ntt_backup.config import Settings, identity
+from ntt_backup.config import Settings
 from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.errors import BackupError, ConfigError, RemoteDenied
 from ntt_backup.format import many, size
@@ -82,7 +82,7 @@ def bucket_dir(
     sent may stay there. most: its bytes, for the message. Raises ConfigError where it would stay,
     and that is not accepted.
     """
-    remote, owner = settings.remote, identity.owner(settings)
+    remote, owner = settings.remote, settings.owner
     made = BucketDir(remote, f"{BENCH}{owner}-{os.getpid()}", _keeps(open_bucket(remote), owner))
     if made.keeps and not accepted:
         raise ConfigError(

@@ -17,7 +17,7 @@ from typing import Final
 from ntt_backup.client.error_text import explain_root
 from ntt_backup.client.shell import ask
 from ntt_backup.client.transport import Transport, transport_to
-from ntt_backup.config import Settings, identity
+from ntt_backup.config import Settings
 from ntt_backup.errors import BackupError
 from ntt_backup.upload.strategies.probe import Facts
 from ntt_backup.upload.strategies.tar_probe import ScratchDirectory
@@ -59,7 +59,7 @@ class RemoteDir:
 def remote_dir(settings: Settings, warn: Callable[[str], None]) -> Iterator[RemoteDir]:
     """Makes the directory, and removes it at the end; warn is told where that fails."""
     transport = transport_to(settings.remote)
-    stem = f".ntt-check-{identity.owner(settings)}"
+    stem = f".ntt-check-{settings.owner}"
     path = f"{settings.remote.path}/{stem}.bench-{os.getpid()}"
     scratch = ScratchDirectory(transport, settings.remote.path, stem, path)
     try:

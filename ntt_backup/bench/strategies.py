@@ -28,7 +28,7 @@ from ntt_backup.catalog import connection
 from ntt_backup.catalog.schema_check import verify_schema
 from ntt_backup.catalog.selection import sample as draw_from_catalog
 from ntt_backup.client.transport import Ssh, Transport, transport_to
-from ntt_backup.config import RunSettings, Settings, identity
+from ntt_backup.config import RunSettings, Settings, application_name
 from ntt_backup.errors import RemoteCannotStore, RemoteDenied, SourceError
 from ntt_backup.format import many, size
 from ntt_backup.model import Blob
@@ -91,7 +91,7 @@ def measure(settings: Settings, options: Options, progress: Progress) -> Finding
 
 def population(settings: Settings) -> list[Blob]:
     """Returns some blobs of the catalog with their sizes. Raises SourceError for none."""
-    conn = connection.connect(settings.catalog.url, identity.application("bench"))
+    conn = connection.connect(settings.catalog.url, application_name("bench"))
     try:
         verify_schema(conn, settings.target, "bench")
         drawn = draw_from_catalog(conn, settings.target, _POPULATION)

@@ -20,7 +20,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from ntt_backup.catalog.queries import fragment, shown, statement
-from ntt_backup.config.effective import PUBLIC_PARAMETERS
+from ntt_backup.config.messages import PUBLIC_PARAMETERS
 from ntt_backup.errors import (
     CatalogError,
     CatalogRefused,

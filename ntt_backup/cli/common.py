@@ -99,9 +99,9 @@ def connect(settings: CatalogConfig, application: str, *, no_tables: bool = Fals
         no_tables: See `catalog.connection.connect`.
     """
     from ntt_backup.catalog import connection
-    from ntt_backup.config import identity
+    from ntt_backup.config import application_name
 
-    name = identity.application(application)
+    name = application_name(application)
     return connection.connect(settings.catalog.url, name, no_tables=no_tables)
 
 

@@ -296,12 +296,12 @@ def noted(common: Common, command: str, **asked: object) -> Iterator[CheckNote]:
 def _note_check(common: Common, note: CheckNote, lasted: float) -> None:
     from ntt_backup.catalog.check_history import note_check
     from ntt_backup.catalog.connection import connect
-    from ntt_backup.config import CatalogConfig, identity, load
+    from ntt_backup.config import CatalogConfig, application_name, load
     from ntt_backup.daemon.signals import time_limit
 
     with suppress(BackupError), time_limit(_NOTE_S, CatalogUnavailable("it is too slow")):
         settings = load(CatalogConfig, file=common.config, target=common.target)
-        with connect(settings.catalog.url, identity.application("note")) as conn:
+        with connect(settings.catalog.url, application_name("note")) as conn:
             note_check(conn, settings.target, lasted=lasted, **asdict(note))
 
 

@@ -21,7 +21,7 @@ from ntt_backup.client.effort import Sender
 from ntt_backup.client.error_text import explain_batch, explain_gone, explain_root
 from ntt_backup.client.throttle import Pace, SharedPace
 from ntt_backup.client.transport import Local, Transport, transport_to
-from ntt_backup.config import RemoteConfig, RemoteSettings, RunSettings, identity
+from ntt_backup.config import RemoteConfig, RemoteSettings, RunSettings
 from ntt_backup.config.host_key import OF_PACKS, HostKeys
 from ntt_backup.errors import (
     BackupError,
@@ -118,7 +118,7 @@ class SessionSpec:
         Raises:
             ConfigError: The target is a bucket, and the session does not send.
         """
-        remote, run, owner = settings.remote, settings.run, identity.owner(settings)
+        remote, run, owner = settings.remote, settings.run, settings.owner
         if remote.kind == "file" and run.codec == "auto":
             # There is no link, so compression would only take time.
             run = run.model_copy(update={"codec": "none"})

@@ -1,13 +1,14 @@
 """Settings are read once, validated once, and frozen.
 
-Flags win over the environment, the environment over the TOML file, the file over the defaults. With
-layered settings it is hard to find out where a wrong value came from. So each value keeps the name
-that the operator wrote, and all problems are reported at once, by these names.
+Flags override the environment, the environment overrides the TOML file, the file overrides the
+defaults. With layered settings it is hard to find the origin of a wrong value. So each value keeps
+the name under which the operator set it, and all problems are reported at once by these names.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
@@ -15,15 +16,14 @@ from typing import Generic, NamedTuple, TypeVar
 from pydantic import ValidationError
 
 from ntt_backup.config import sources
-from ntt_backup.config.credentials import from_credentials
 from ntt_backup.config.messages import explain
-from ntt_backup.config.models import CatalogConfig as CatalogConfig
-from ntt_backup.config.models import RemoteConfig as RemoteConfig
-from ntt_backup.config.models import SendConfig as SendConfig
-from ntt_backup.config.models import Settings as Settings
-from ntt_backup.config.models import StoreConfig as StoreConfig
+from ntt_backup.config.sections import CatalogConfig as CatalogConfig
+from ntt_backup.config.sections import RemoteConfig as RemoteConfig
 from ntt_backup.config.sections import RemoteSettings as RemoteSettings
 from ntt_backup.config.sections import RunSettings as RunSettings
+from ntt_backup.config.sections import SendConfig as SendConfig
+from ntt_backup.config.sections import Settings as Settings
+from ntt_backup.config.sections import StoreConfig as StoreConfig
 from ntt_backup.config.sources import Problem
 from ntt_backup.config.sources import misspelt as misspelt
 from ntt_backup.config.values import parse_duration as parse_duration
@@ -33,8 +33,15 @@ from ntt_backup.model import DEFAULT_TARGET as DEFAULT_TARGET
 
 T = TypeVar("T")
 ConfigT = TypeVar("ConfigT", bound=CatalogConfig)
-# Stands for every target, where none is called so.
+# The name for all targets, unless a target has this name.
 ALL_TARGETS = "all"
+
+
+def application_name(part: str = "") -> str:
+    """Returns the application_name of a connection, `ntt-backup-remote/HOST/PART`, so that `status`
+    shows which host holds which range. part: the purpose of the connection.
+    """
+    return "/".join(filter(None, ("ntt-backup-remote", socket.gethostname()[:30], part)))
 
 
 def load(
@@ -45,18 +52,27 @@ def load(
     file: Path | None = None,
     target: str = DEFAULT_TARGET,
 ) -> ConfigT:
-    """Reads all layers and returns validated settings. flags: values by `table.key`, None for not
-    given. file: `--config`; without it `NTT_CONFIG`, else /etc/ntt/backup-remote.toml where that
-    exists. Raises ConfigError that names every problem, in one line.
+    """Reads all layers and returns validated settings.
+
+    Args:
+        model: The tables that the command needs.
+        flags: Values by `table.key`; None for a flag that is not given.
+        environ: The environment.
+        file: The argument of `--config`; None for the file of `NTT_CONFIG`, or else
+            /etc/ntt/backup-remote.toml if that exists.
+        target: The name of the target.
+
+    Raises:
+        ConfigError: Settings are wrong. The error names all problems in one line.
     """
     found = examine(model, flags=flags, environ=environ, file=file, target=target)
     refuse(found.problems)
-    assert found.settings is not None  # What there is no settings for is a problem.
+    assert found.settings is not None  # Else there would be a problem.
     return found.settings
 
 
 def refuse(problems: Sequence[Problem]) -> None:
-    """Raises ConfigError that names every problem, where there is one."""
+    """Raises a ConfigError that names all problems, if there are any."""
     if problems:
         texts = dict.fromkeys(problem.text for problem in problems)
         hints = dict.fromkeys(problem.hint for problem in problems if problem.hint)
@@ -65,7 +81,7 @@ def refuse(problems: Sequence[Problem]) -> None:
 
 
 class Found(NamedTuple, Generic[ConfigT]):
-    """The settings, None where they are wrong; what the layers say of them; all problems."""
+    """Examined settings: the settings, None if they are wrong; the merged layer; all problems."""
 
     settings: ConfigT | None
     layer: sources.Layer
@@ -80,19 +96,21 @@ def examine(
     file: Path | None,
     target: str,
 ) -> Found[ConfigT]:
-    """Returns what `load` returns or raises, with the origin of each value that was set. Raises
-    ConfigError where the file cannot be read or has no such target.
+    """Returns the settings that `load` returns, or their problems, with the origin of each value.
+
+    Raises:
+        ConfigError: The file cannot be read, or has no such target.
     """
     in_file, others, problems = sources.from_file(file, environ, target)
     in_environment = sources.from_environment(environ)
-    held = from_credentials(environ, target, in_file)
+    held = sources.from_credentials(environ, target, in_file)
     layer = in_file | held | in_environment | sources.from_flags(flags or {})
     layer = sources.from_aws(environ, layer) | layer
     table = "remote" if target == DEFAULT_TARGET else f"targets.{target}"
     path = sources.path_of(file, environ)
     settings, wrong = _validated(model, layer, target, table, path)
     problems += wrong
-    # A variable would send the blobs of another target to the place of `remote`.
+    # The variable would send the blobs of this target to the place of `remote`.
     place = next((in_file[key].origin for key in sources.PLACE if key in in_file), None)
     if place is not None and target != DEFAULT_TARGET:
         problems += [
@@ -117,7 +135,9 @@ def load_each(
     file: Path | None = None,
 ) -> dict[str, ConfigT]:
     """Returns the settings of several targets by name. targets: `all`, or a list such as `a,b`.
-    Raises ConfigError that says what is wrong with which; then none of them can be served.
+
+    Raises:
+        ConfigError: The settings of a target are wrong. The error names the target.
     """
     found: dict[str, ConfigT] = {}
     wrong: dict[str, ConfigError] = {}
@@ -137,8 +157,10 @@ def load_each(
 
 
 def names_of(targets: str, *, environ: Mapping[str, str], file: Path | None) -> list[str]:
-    """Returns the names of the targets in `all`, or in a list. Raises ConfigError where the list
-    has an empty name, or the file cannot be read.
+    """Returns the names of the targets in `all` or in a list such as `a,b`.
+
+    Raises:
+        ConfigError: The list has an empty name, or the file cannot be read.
     """
     names = targets.split(",")
     if len(names) > 1 and "" in names:
@@ -153,8 +175,8 @@ def names_of(targets: str, *, environ: Mapping[str, str], file: Path | None) -> 
 
 
 def shared_files(each: Mapping[str, CatalogConfig]) -> list[Problem]:
-    """Returns a problem for each lock and each socket that targets, by their names, have in common:
-    they could not be served side by side.
+    """Returns a problem for each lock and each socket that several targets share: their daemons
+    could not run at the same time. each: the settings by target.
     """
     problems: dict[str, Problem] = {}
     for key, what in (
@@ -163,14 +185,14 @@ def shared_files(each: Mapping[str, CatalogConfig]) -> list[Problem]:
     ):
         for path, names in _in_common(what):
             hint = f"write {{target}} into {key}: it stands for the target's name"
-            # Those that share a lock share the socket beside it, too.
+            # Targets that share a lock also share the socket beside it.
             problems.setdefault(names, Problem(f"{key} is {path} for the targets {names}", hint))
     return list(problems.values())
 
 
 def shared_places(each: Mapping[str, CatalogConfig]) -> list[Problem]:
-    """Returns a problem for each place that several targets, by their names, name: what is copied
-    to all of them is there once.
+    """Returns a problem for each place that several targets share: it would hold one copy of their
+    blobs, and not several. each: the settings by target.
     """
     places = {
         name: (one.remote.url, one.remote.endpoint)
@@ -184,7 +206,7 @@ def shared_places(each: Mapping[str, CatalogConfig]) -> list[Problem]:
 
 
 def _in_common(what: Mapping[str, T]) -> Iterator[tuple[T, str]]:
-    """Yields what several names have in common, and these names."""
+    """Yields each value that several names have, and these names."""
     names: dict[T, list[str]] = {}
     for name, one in what.items():
         names.setdefault(one, []).append(name)
@@ -202,12 +224,12 @@ def _validated(
     *,
     complete: bool = True,
 ) -> tuple[ConfigT | None, list[Problem]]:
-    """Returns the settings of a layer, or its problems. complete: nothing may be missing."""
+    """Returns the settings of a layer, or its problems. complete: missing settings are problems."""
     try:
         return model.model_validate({**sources.nested(layer), "target": target}), []
     except ValidationError as error:
         found = error.errors()
-        # A list whose elements are wrong is wrong for no other reason.
+        # A list with wrong elements has no error of its own.
         above = {one["loc"][:size] for one in found for size in range(len(one["loc"]))}
         wrong = [
             one

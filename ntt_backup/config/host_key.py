@@ -1,17 +1,17 @@
-"""The host key authenticates what this host wrote to a target.
+"""The host key authenticates the files that this host wrote to a target.
 
-A target's content is a stranger's word: whoever has the sender's ssh key, or may write into the
-bucket, can plant a dump, a version of a snapshot set, or a sealed pack. The checksums within them
-prove that they are whole, not who made them. So this host signs what it writes with a secret that
-never leaves for a target, and on the way back each signature is compared.
+The content of a target cannot be trusted: whoever has the sender's ssh key, or may write into the
+bucket, can plant a dump, a version of a snapshot set, or a sealed pack. Their checksums prove that
+they are complete, not who made them. So this host signs the files that it writes with a secret that
+no target gets, and compares each signature when it reads.
 
-The signature is a MAC (BLAKE3 in its keyed mode, with a key derived for each purpose): who can
-verify it can also make it, which is right where the same host, or the machine that replaces it,
-does both. The file holds one key a line. The first key signs; all of them verify, so hosts that
-share a target, and a key that was replaced, stay known.
+The signature is a MAC (BLAKE3 in its keyed mode, with a key derived for each purpose): whoever can
+verify it can also make it. That is right here, since the same host, or the machine that replaces
+it, does both. The file holds one key per line. The first key signs; all keys verify, so that hosts
+that share a target, and a key that was replaced, remain known.
 
-The file is data that must be backed up: without it a new machine still gets everything back, but
-nothing proves who made it (the option --trust-target).
+The file must be backed up: without it a new machine can still restore everything, but nothing
+proves who made it (the option --trust-target).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LINE: Final = re.compile(r"ntt-host-key-1 ([0-9a-f]{64})")
 _SIGNATURE: Final = re.compile(r"([0-9a-f]{16}):([0-9a-f]{64})")
 _MOST_BYTES: Final = 64 << 10
 _CONTEXT: Final = "ntt_backup 2026-11 host key "
-# What the signature of a sealed pack is for.
+# The purpose of the signature of a sealed pack.
 OF_PACKS: Final = "pack"
 # The home of the service's user. Root's commands read the same key there.
 SERVICE_KEY: Final = Path("/var/lib/ntt-backup/host.key")
@@ -47,21 +47,21 @@ _HEAD: Final = """\
 
 
 class Origin(StrEnum):
-    """Says who made something, by its signature."""
+    """The maker of a file, by its signature."""
 
     OURS = "this host"  # A key in the file made the signature.
-    ELSEWHERE = "another target"  # So it did, of something that was stored on another target.
-    UNKNOWN = "unknown"  # There is no signature, or it is by a key that is not in the file.
-    FORGED = "forged"  # It names a key in the file, and that key did not make it.
+    ELSEWHERE = "another target"  # The same, for a file that was stored on another target.
+    UNKNOWN = "unknown"  # There is no signature, or its key is not in the file.
+    FORGED = "forged"  # The signature names a key in the file, and that key did not make it.
 
     @property
     def text(self) -> str:
-        """Returns the origin in words that follow `is` and the name of a dump or a version."""
+        """The origin in words that follow the name of a dump or version and `is`."""
         return _TEXTS[self][0]
 
     @property
     def why(self) -> str:
-        """Returns how that is known, as a sentence about a dump or a version."""
+        """The reason, as a sentence about a dump or a version."""
         return _TEXTS[self][1]
 
 
@@ -81,7 +81,7 @@ _TEXTS: Final = {
 
 
 class HostKey(NamedTuple):
-    """One key. secret: 32 bytes. name: 16 hex digits, which tell nothing of the secret."""
+    """A key. secret: 32 bytes. name: 16 hex digits, from which the secret cannot be derived."""
 
     secret: bytes
     name: str
@@ -92,18 +92,18 @@ class HostKey(NamedTuple):
         return HostKey(secret, named.hexdigest(length=8))
 
     def mac(self, purpose: str, data: bytes) -> str:
-        """Returns the MAC of data, 64 hex digits. purpose: what is signed, such as `dump`."""
+        """Returns the MAC of data, 64 hex digits. purpose: the kind of data, such as `dump`."""
         key = blake3(self.secret, derive_key_context=_CONTEXT + purpose).digest()
         return blake3(data, key=key).hexdigest()
 
 
 class HostKeys:
-    """The keys of a file. problem: why there is none, or what is wrong with the file; else "".
+    """The keys of a file.
 
     Args:
-        keys: The first one signs, all verify.
+        keys: The keys. The first one signs, all verify.
         path: The file.
-        problem: One line for people.
+        problem: Why there are no keys, or an error of the file, in one line for people; else "".
         expected: Whether there should be keys: the settings name the file, or the file exists.
     """
 
@@ -117,8 +117,8 @@ class HostKeys:
 
     @staticmethod
     def of(settings: CatalogConfig) -> HostKeys:
-        """Returns the keys of this host. A file that is missing or unusable gives no keys, and a
-        problem: backups go on without signatures.
+        """Returns the keys of this host. If the file is missing or not valid, the result has no
+        keys and a problem: backups continue without signatures.
         """
         path = key_file(settings)
         try:
@@ -135,7 +135,7 @@ class HostKeys:
         known = [_LINE.fullmatch(line.strip()) for line in said]
         if len(data) > _MOST_BYTES or not known or None in known:
             return HostKeys((), path, f"{path} is not a file of host keys")
-        # An access control list, such as a credential of systemd has, shows as bits of the group.
+        # The access control list of a systemd credential is shown as permissions of the group.
         others = found.st_mode & (stat.S_IRWXO | stat.S_IWGRP)
         problem = f"other users may read the host key {path}: chmod 600 it" if others else ""
         return HostKeys([HostKey.of(bytes.fromhex(m[1])) for m in known if m], path, problem)

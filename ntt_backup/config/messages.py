@@ -1,8 +1,9 @@
-"""Problems of settings are told in the operator's words, one sentence each.
+"""Settings and problems of settings become text for operators, without secrets.
 
-A sentence names the value's origin, shows the value, and says what is needed. What may hold a
-password is not shown: neither `catalog.url` nor anything that looks like a database URL, since that
-is easily put under a wrong name. A target's URL is shown if it can hold none.
+A problem is one sentence, which names the origin of the value, shows the value, and says which
+values are valid. A value that may hold a password is not shown: neither `catalog.url` nor anything
+that looks like a database URL, since that is easily put under a wrong name. A target's URL is shown
+if it can hold no password. The settings in effect are shown with the origin of each value.
 """
 
 from __future__ import annotations
@@ -11,14 +12,36 @@ import difflib
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Final, NamedTuple
 
+from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
-from ntt_backup.config.models import ENVIRONMENT, TABLES
-from ntt_backup.config.sections import SnapshotSettings
-from ntt_backup.config.sources import Layer, Problem
-from ntt_backup.config.target_url import FORMS
-from ntt_backup.config.values import needed
+from ntt_backup.config.sections import ENVIRONMENT, TABLES, CatalogConfig, SnapshotSettings
+from ntt_backup.config.sources import PLACE, Layer, Problem
+from ntt_backup.config.timetable import Timetable
+from ntt_backup.config.values import FORMS, needed
+
+HIDDEN: Final = "(hidden)"
+DEFAULT: Final = "default"
+
+# The parameters of libpq that are no secrets. New versions of libpq add secret ones.
+_PUBLIC: Final = """
+    application_name channel_binding client_encoding connect_timeout dbname
+    fallback_application_name gssdelegation gssencmode gsslib host hostaddr keepalives
+    keepalives_count keepalives_idle keepalives_interval krbsrvname load_balance_hosts
+    max_protocol_version min_protocol_version oauth_client_id oauth_issuer oauth_scope options
+    passfile port require_auth requirepeer service servicefile sslcert sslcertmode
+    sslcompression sslcrl sslcrldir sslkey sslmode sslnegotiation sslrootcert sslsni
+    ssl_max_protocol_version ssl_min_protocol_version target_session_attrs tcp_user_timeout
+    user
+"""
+PUBLIC_PARAMETERS: Final = frozenset(_PUBLIC.split())
+
+# The scheme of a URL may be missing, and a password may have an unescaped @, / or space.
+_IN_A_URL: Final = re.compile(r"((?:://|^(?!\w+://))[^:]*:).*@", re.DOTALL)
+_NAME: Final = re.compile(r"([\w%.-]+)\s*=\s*")
+_VALUE: Final = re.compile(r"'(?:[^'\\]|\\.)*'(?=[\s&]|$)|[^\s&']*(?=[\s&]|$)")
 
 _SHOWN_LENGTH = 80
 _MAY_HOLD_A_PASSWORD = re.compile(r"://|passw|:[^:@]+@", re.IGNORECASE)
@@ -33,7 +56,14 @@ _CHAIN = (
 
 
 def explain(error: ErrorDetails, layer: Layer, table: str, file: Path) -> Iterator[Problem]:
-    """Yields the problems of an error of pydantic. table: names the target. file: would have it."""
+    """Yields the problems that an error of pydantic stands for.
+
+    Args:
+        error: The error.
+        layer: The values that were set.
+        table: The table of the target in the file.
+        file: The configuration file, which need not exist.
+    """
 
     def origin_of(key: str) -> str:
         origin = layer[key].origin if key in layer else key
@@ -81,12 +111,12 @@ def explain(error: ErrorDetails, layer: Layer, table: str, file: Path) -> Iterat
 
 
 def may_be_secret(text: str) -> bool:
-    """Returns whether a text looks as if it held a password or a key."""
+    """Returns whether a text may hold a password or a key."""
     return bool(_MAY_HOLD_A_PASSWORD.search(text) or _SECRET.search(text))
 
 
 def _no_place(layer: Layer, table: str, file: Path) -> Problem:
-    """Returns the problem of a target without a place, or with half of one."""
+    """Returns the problem of a target whose place is missing or incomplete."""
     given = {name for name in ("host", "path") if f"remote.{name}" in layer}
     if len(given) == 1:
         (absent,) = {"host", "path"} - given
@@ -115,3 +145,54 @@ def _shown(key: str, value: object) -> str:
     if key == "notify.command" and may_be_secret(text):
         return "(not shown, it may hold a secret)"
     return text if len(text) <= _SHOWN_LENGTH else text[:_SHOWN_LENGTH] + "..."
+
+
+class Effective(NamedTuple):
+    """A setting in effect. value: a value of JSON."""
+
+    key: str
+    value: Any
+    origin: str
+
+
+def effective(settings: CatalogConfig, layer: Layer) -> Iterator[Effective]:
+    """Yields the settings of all tables. layer: the values that were set."""
+    tables = {name: getattr(settings, name) for name in TABLES}
+    tables |= {f"snapshots.{name}": one for name, one in settings.snapshots.items()}
+    for table, section in tables.items():
+        if section is not None:
+            yield from _of_table(table, section, layer)
+
+
+def _of_table(table: str, section: BaseModel, layer: Layer) -> Iterator[Effective]:
+    values = section.model_dump(mode="json")
+    for name, field in type(section).model_fields.items():
+        key, value = f"{table}.{name}", values[name]
+        origin = layer[key].origin if key in layer else DEFAULT
+        if key not in layer and key in PLACE and value:
+            origin = next((layer[one].origin for one in PLACE if one in layer), DEFAULT)
+        if key == "catalog.url":
+            value = without_password(value)
+        elif value is not None and not field.repr:
+            value = HIDDEN
+        elif isinstance(rates := getattr(section, name), Timetable):
+            value = rates.text
+        elif isinstance(value, list):
+            value = [HIDDEN if may_be_secret(str(one)) else one for one in value]
+        yield Effective(key, value, origin)
+
+
+def without_password(url: str) -> str:
+    """Returns a connection string of PostgreSQL in which *** replaces possible secrets.
+
+    Only values of `PUBLIC_PARAMETERS` are shown. The value of any other parameter is hidden with
+    the rest of the string, since a secret may contain spaces.
+    """
+    shown = _IN_A_URL.sub(r"\1***@", url)
+    end = 0
+    while (name := _NAME.search(shown, end)) is not None:
+        value = _VALUE.match(shown, name.end())
+        if name[1] not in PUBLIC_PARAMETERS or value is None:
+            return shown[: name.end()] + "***"
+        end = value.end()
+    return shown

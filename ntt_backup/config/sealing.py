@@ -25,7 +25,7 @@ from ntt_backup.pack.seal import (
 )
 
 if TYPE_CHECKING:
-    from ntt_backup.config.models import CatalogConfig
+    from ntt_backup.config.sections import CatalogConfig
 
 _BEGINS: Final = "AGE-SECRET-KEY-1"
 _MOST_BYTES: Final = 1 << 20

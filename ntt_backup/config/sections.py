@@ -1,14 +1,16 @@
-"""Each table of the file is a frozen pydantic model.
+"""The tables of the configuration, and the tables that each command needs.
 
-Sizes are in bytes, times in seconds.
+Each table is a frozen pydantic model. Sizes are in bytes, times in seconds.
 """
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Final, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, get_args
 
+from blake3 import blake3
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -20,20 +22,22 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from ntt_backup.config.target_url import Endpoint, Kind, Place, TargetUrl, parse
 from ntt_backup.config.timetable import Bandwidth
 from ntt_backup.config.values import (
     BlockSize,
     Command,
     Count,
     Day,
+    Endpoint,
     Host,
+    Kind,
     Listen,
     LocalPath,
     LockPath,
     Needs,
     Paths,
     Patterns,
+    Place,
     Recipients,
     Region,
     RemotePath,
@@ -41,22 +45,25 @@ from ntt_backup.config.values import (
     Share,
     Size,
     StorageClass,
+    TargetUrl,
     Url,
     WebUrl,
     WholeSeconds,
     is_loopback,
+    parse_target_url,
 )
+from ntt_backup.model import DEFAULT_TARGET
 
-# Batches grow up to so many blobs where `batch_size` is not set, see `SendQueue.fit`. Larger ones
-# are no quicker.
+# The most blobs of a batch where `batch_size` is not set, see `SendQueue.fit`. Larger batches are
+# not faster.
 _MOST_BLOBS: Final = 4000
-# Batches begin with so many bytes where `batch_bytes` is not set: a worker that sends the last
-# large one alone uses one CPU and one connection, while the others have nothing to send.
+# The bytes of the first batches where `batch_bytes` is not set: a worker that sends the last large
+# batch alone uses one CPU and one connection, while the others have nothing to send.
 _FIRST_BYTES: Final = 64 * 1024**2
-# More is a slip of the keyboard, and cannot be computed with as a float in the end.
+# The most bytes of a batch. A larger number is a typing error, and too large for a float.
 MOST_BYTES = 10**15
-# What a run to a bucket does where nothing else is set. With its headers and its table a pack fills
-# ten parts of the usual size, and no eleventh. Who looks more often makes more, smaller packs.
+# The defaults of a run to a bucket. With its headers and its table a pack fills ten parts of the
+# usual size, and no eleventh. A shorter interval would make more, smaller packs.
 _PACKS: Mapping[str, int] = {
     "batch_size": 24_576,
     "batch_bytes": 318 * 1024**2,
@@ -76,15 +83,18 @@ class CatalogSettings(Section):
 
 
 class SourceSettings(Section):
-    """The store. root is the directory that holds `aa/bb/<blobid>`. read_order: in which order what
-    was claimed is read, and whether ahead: see `source.read_ahead`.
+    """The store.
+
+    Attributes:
+        root: The directory that holds `aa/bb/<blobid>`.
+        read_order: The order in which claimed blobs are read, see `source.read_ahead`.
     """
 
     root: LocalPath
     read_order: Literal["auto", "hash", "inode", "extent"] = "auto"
 
 
-# The settings of `remote` that one kind of target has, and the others not.
+# The settings of `remote` that only one kind of target has.
 ONLY_FOR: Mapping[Kind, tuple[str, ...]] = {
     "ssh": ("identity_file", "ssh_config", "known_hosts", "alive_interval", "alive_count"),
     "s3": ("endpoint", "region", "addressing", "storage_class", "part_size", "ca_bundle"),
@@ -92,10 +102,10 @@ ONLY_FOR: Mapping[Kind, tuple[str, ...]] = {
 
 
 class RemoteSettings(Section):
-    """The target: a place, and how it is reached.
+    """The target: its place, and how the place is reached.
 
-    The place is set by url, or by host, port and path; each then has its part of it, and what has
-    no part in it is empty. `by-hash/` lies below path. model_fields_set holds what was set.
+    The place is set by url, or by host, port and path. After the validation each of these has its
+    part of the place, or is empty. `by-hash/` lies below path.
     """
 
     url: TargetUrl = ""
@@ -121,54 +131,60 @@ class RemoteSettings(Section):
     def _one_place(self) -> Self:
         if not self.url and not (self.host and self.path):
             raise PydanticCustomError("missing", "the place is missing")
-        place = parse(self.url) if self.url else Place("ssh", self.host, self.port, self.path)
+        place = (
+            parse_target_url(self.url)
+            if self.url
+            else Place("ssh", self.host, self.port, self.path)
+        )
         for name in ("host", "port", "path"):
             if name in self.model_fields_set and getattr(self, name) != getattr(place, name):
                 raise PydanticCustomError("places", "{name} differs", {"name": name})
         self._place = place
-        # What is validated is frozen for everybody else.
+        # The model is frozen for everybody else.
         self.__dict__.update(url=str(place), host=place.host, port=place.port, path=place.path)
         return self
 
     @property
     def kind(self) -> Kind:
-        """Returns what the target is: an account on the remote, a local directory, or a bucket."""
+        """The kind of the target: an account on the remote, a local directory, or a bucket."""
         return self._place.kind
 
     @property
     def idle(self) -> list[str]:
-        """Returns the settings that were set, and mean nothing for this kind."""
+        """The settings that were set and have no effect for this kind of target, sorted."""
         others = {name for kind, names in ONLY_FOR.items() if kind != self.kind for name in names}
         return sorted(others & self.model_fields_set)
 
     @property
     def where(self) -> str:
-        """Returns the place in events and messages: host:path, or the URL of what has no host."""
+        """The place in events and messages: host:path, or the URL where there is no host."""
         return f"{self.host}:{self.path}" if self.kind == "ssh" else self.url
 
     @property
     def bucket(self) -> str:
-        """Returns the bucket's name."""
         return self._place.bucket
 
     @property
     def prefix(self) -> str:
-        """Returns what begins all keys in the bucket, without slashes at its ends; may be empty."""
+        """The beginning of all keys in the bucket, without slashes at its ends; may be empty."""
         return self._place.prefix
 
 
 class RunSettings(Section):
-    """Says how the work is cut into batches, and how long a run waits.
+    """The size of batches, and the waits of a run.
 
-    batch_size: blobs of a batch; where it is not set, batches may grow up to `most_blobs`.
-    batch_bytes: where it is not set, batches grow up to it from `first_bytes`.
-    window: batches that a worker may have sent without an answer. attempts: how often a batch that
-    the remote refuses is sent before it is split. codec: compression of `stream`; `auto` tries
-    samples. verify_source: hash every blob before it is sent (`tar`; `stream` always does).
-    bwlimit: bytes a second of all workers together, by the time of the week. max_failed_share: if a
-    larger share of the blobs cannot be read, the store is blamed and not the blobs; 1: never.
-    outage_timeout: how long `--once` waits for a remote, catalog or store that is away; `--watch`
-    waits forever.
+    Attributes:
+        batch_size: The most blobs of a batch; if it is not set, `most_blobs`.
+        batch_bytes: The most bytes of a batch; if it is not set, batches grow from `first_bytes`.
+        codec: The compression of `stream`; `auto` tries samples.
+        bwlimit: The bytes a second of all workers together, by the time of the week.
+        window: The most batches of a worker that are sent and not answered.
+        attempts: How often a batch that the remote refuses is sent before it is split.
+        max_failed_share: The largest share of unreadable blobs at which they are failed; above it
+            the store counts as incomplete. 1: always.
+        verify_source: Whether each blob is hashed before it is sent (`stream` always does that).
+        outage_timeout: The seconds that `--once` waits for a remote, catalog or store that is
+            unreachable. `--watch` waits without limit.
     """
 
     workers: Count = Field(default=4, ge=1, le=256)
@@ -200,28 +216,32 @@ class RunSettings(Section):
 
     @property
     def most_blobs(self) -> int:
-        """Returns the number of blobs that no batch exceeds."""
+        """The most blobs of any batch."""
         return self.batch_size if "batch_size" in self.model_fields_set else _MOST_BLOBS
 
     @property
     def first_bytes(self) -> int:
-        """Returns the bytes of content that the first batches may have."""
+        """The most bytes of content of the first batches."""
         return self.batch_bytes if "batch_bytes" in self.model_fields_set else _FIRST_BYTES
 
     def for_bucket(self) -> RunSettings:
-        """Returns the settings for a bucket, where a batch is a pack: what was set holds, but for
-        the strategy.
+        """Returns the settings for a bucket, where a batch is a pack: the strategy `objects`, and
+        the defaults of a bucket for all that was not set.
         """
         unset = {name: value for name, value in _PACKS.items() if name not in self.model_fields_set}
         return self.model_copy(update={**unset, "strategy": "objects"})
 
 
 class DumpSettings(Section):
-    """Dumps of the catalog. bin: the directory of pg_dump and pg_restore.
+    """Dumps of the catalog.
 
-    max_age: a dump older than this is made anew even if nothing has changed (0: always). interval:
-    how often `--watch` looks whether one is due. keep_*: see `dump.retention`. mode: whether a dump
-    is whole, or may be an increment on the last one; full_every: the dumps of one chain.
+    Attributes:
+        bin: The directory of pg_dump and pg_restore.
+        mode: `full`: each dump is whole; `series`: a dump may be an increment to the last one.
+        full_every: The dumps of one chain of increments.
+        keep_last: The dumps to keep, see `dump.retention`; so are the other keep_*.
+        max_age: The age from which a new dump is made even if nothing has changed (0: always).
+        interval: The interval at which `--watch` looks whether a dump is due.
     """
 
     bin: LocalPath | None = None
@@ -235,11 +255,13 @@ class DumpSettings(Section):
 
 
 class SnapshotSettings(Section):
-    """A set of files whose versions are kept: `[snapshots.NAME]`.
+    """A snapshot set, `[snapshots.NAME]`: files whose versions are kept.
 
-    block_size: of all its files; None: by their size. every: how often a run takes one; None: only
-    by hand. full_every: how old a full version may get before the next one is full, too (0: each
-    is). keep_*: see `snapshot.retention`.
+    Attributes:
+        block_size: The block size of all files; None: by the size of the file.
+        every: The interval at which a run takes a version; None: only by hand.
+        full_every: The age of the last full version from which the next one is full, too (0: each).
+        keep_last: The versions to keep, see `snapshot.retention`; so are the other keep_*.
     """
 
     paths: Paths
@@ -253,9 +275,13 @@ class SnapshotSettings(Section):
 
 
 class PackSettings(Section):
-    """Says how packs are sealed in a bucket. recipients: public keys of age; none: nothing is
-    sealed. identity_file: the secret keys, which nothing needs but what reads. unsealed_until:
-    where there are recipients, what is not sealed is read if it arrived before this day (UTC).
+    """The sealing of packs in a bucket.
+
+    Attributes:
+        recipients: The public keys of age; packs are not sealed if there is none.
+        identity_file: The secret keys, which only commands that read need.
+        unsealed_until: Where there are recipients, the day (UTC) before which an object that is not
+            sealed must have arrived to be read.
     """
 
     recipients: Recipients = ()
@@ -264,14 +290,14 @@ class PackSettings(Section):
 
 
 class HostSettings(Section):
-    """What belongs to this host and never to a target. key_file: see `config.host_key`."""
+    """Settings of this host. key_file: the host key, which no target gets (`config.host_key`)."""
 
     key_file: LocalPath | None = None
 
 
 class LogSettings(Section):
-    """The JSONL file, and how often a `progress` event goes into it. level: the events of this
-    level and above are written.
+    """The JSONL file, and the interval of `progress` events. level: the lowest level of the events
+    that are written.
     """
 
     jsonl: LocalPath = Path("/var/log/ntt/backup-remote.jsonl")
@@ -286,18 +312,20 @@ class LockSettings(Section):
 
 
 class ControlSettings(Section):
-    """Says how a running daemon is asked and told. socket: a Unix socket that only its user can
-    reach; `{target}` stands for the target's name. None: beside the lock file, with `.sock` for
-    `.lock`.
+    """The control of a running daemon. socket: a Unix socket that only the daemon's user can open;
+    `{target}` stands for the target's name. None: beside the lock file, with `.sock` for `.lock`.
     """
 
     socket: LockPath | None = None
 
 
 class MetricsSettings(Section):
-    """Figures for a monitoring system. listen: host:port of the page that Prometheus reads, None
-    for none; public: it may be read from other machines. textfile: the file that node-exporter
-    reads, None for none.
+    """Metrics for a monitoring system.
+
+    Attributes:
+        public: Whether other machines may connect to listen.
+        listen: host:port of the page for Prometheus; None for no page.
+        textfile: The file for node-exporter; None for no file.
     """
 
     public: bool = Field(default=False, strict=True)
@@ -306,7 +334,7 @@ class MetricsSettings(Section):
 
     @property
     def wanted(self) -> bool:
-        """Returns whether there are any to be made."""
+        """Whether metrics are to be exported."""
         return self.listen is not None or self.textfile is not None
 
     @field_validator("listen")
@@ -332,15 +360,20 @@ NoticeKind = Literal[
 
 
 class NotifySettings(Section):
-    """Says whom a run tells of itself. command: a program and its arguments, which gets one JSON
-    object on stdin. webhook_url: gets the same. on: the notices for these two. ping_url: a check of
-    the kind of healthchecks. In both URLs `{target}` stands for the target's name. outage_after:
-    how long a side is away before that is told. timeout: of the program, and of a request.
+    """The recipients of notices. In both URLs `{target}` stands for the target's name.
+
+    Attributes:
+        command: A program and its arguments. It reads one JSON object from stdin.
+        on: The kinds of notices for command and webhook_url.
+        outage_after: The seconds of an outage before its notice is sent.
+        timeout: The seconds for the program, and for a request.
+        ping_url: The URL of a check of healthchecks.io or a compatible server.
+        webhook_url: A URL to which the JSON object is posted.
     """
 
     command: Command = ()
     on: Annotated[tuple[NoticeKind, ...], Needs(f"a list of {', '.join(get_args(NoticeKind))}")] = (
-        # The end of each run is no news, only a change of how it ends.
+        # Not the end of each run, only a change of its outcome.
         tuple(kind for kind in get_args(NoticeKind) if kind not in ("success", "failure"))
     )
     outage_after: Seconds = Field(default=900, ge=1, le=366 * 86400)
@@ -350,5 +383,145 @@ class NotifySettings(Section):
 
     @property
     def wanted(self) -> bool:
-        """Returns whether anybody is to be told."""
+        """Whether notices are to be sent."""
         return bool(self.command or self.webhook_url or self.ping_url)
+
+
+# Users' scripts rely on these names of variables, which follow no scheme.
+ENVIRONMENT: Mapping[str, str] = {
+    "NTT_DB_URL": "catalog.url",
+    "NTT_SOURCE_ROOT": "source.root",
+    "NTT_READ_ORDER": "source.read_order",
+    "NTT_REMOTE_URL": "remote.url",
+    "NTT_REMOTE_HOST": "remote.host",
+    "NTT_REMOTE_PORT": "remote.port",
+    "NTT_REMOTE_PATH": "remote.path",
+    "NTT_SSH_KEY": "remote.identity_file",
+    "NTT_SSH_CONFIG": "remote.ssh_config",
+    "NTT_KNOWN_HOSTS": "remote.known_hosts",
+    "NTT_S3_ENDPOINT": "remote.endpoint",
+    "NTT_WORKERS": "run.workers",
+    "NTT_BATCH_SIZE": "run.batch_size",
+    "NTT_BATCH_BYTES": "run.batch_bytes",
+    "NTT_STRATEGY": "run.strategy",
+    "NTT_CODEC": "run.codec",
+    "NTT_PG_BIN": "dump.bin",
+    "NTT_PACK_RECIPIENTS": "pack.recipients",
+    "NTT_PACK_IDENTITY_FILE": "pack.identity_file",
+    "NTT_PACK_UNSEALED_UNTIL": "pack.unsealed_until",
+    "NTT_HOST_KEY": "host.key_file",
+    "NTT_LOG_JSON": "log.jsonl",
+    "NTT_LOG_LEVEL": "log.level",
+    "NTT_LOCK_FILE": "lock.file",
+    "NTT_CONTROL_SOCKET": "control.socket",
+    "NTT_METRICS_LISTEN": "metrics.listen",
+    "NTT_METRICS_TEXTFILE": "metrics.textfile",
+}
+
+
+class CatalogConfig(BaseModel):
+    """The settings of commands that need neither store nor remote, such as `status`."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, hide_input_in_errors=True, defer_build=True
+    )
+    # Whether the strategy must fit the target.
+    sends: ClassVar[bool] = False
+
+    target: str = DEFAULT_TARGET
+    catalog: CatalogSettings = CatalogSettings()
+    source: SourceSettings | None = None
+    remote: RemoteSettings | None = None
+    run: RunSettings = Field(default=RunSettings(), validate_default=True)
+    dump: DumpSettings = DumpSettings()
+    pack: PackSettings = PackSettings()
+    host: HostSettings = HostSettings()
+    log: LogSettings = LogSettings()
+    lock: LockSettings = Field(default=LockSettings(), validate_default=True)
+    control: ControlSettings = Field(default=ControlSettings(), validate_default=True)
+    metrics: MetricsSettings = MetricsSettings()
+    notify: NotifySettings = NotifySettings()
+    snapshots: Mapping[str, SnapshotSettings] = Field(default_factory=dict)
+
+    @field_validator("run")
+    @classmethod
+    def _as_the_target_needs(cls, run: RunSettings, info: ValidationInfo) -> RunSettings:
+        remote = info.data.get("remote")
+        bucket = remote is not None and remote.kind == "s3"
+        fitting = ("auto", "objects") if bucket else ("auto", "tar", "stream")
+        if cls.sends and run.strategy not in fitting:
+            raise PydanticCustomError("strategy", "it does not serve the target")
+        return run.for_bucket() if bucket else run
+
+    @field_validator("lock")
+    @classmethod
+    def _of_this_target(cls, lock: LockSettings, info: ValidationInfo) -> LockSettings:
+        return LockSettings(file=Path(str(lock.file).replace("{target}", info.data["target"])))
+
+    @field_validator("control")
+    @classmethod
+    def _beside_the_lock(cls, control: ControlSettings, info: ValidationInfo) -> ControlSettings:
+        if control.socket is not None:
+            name = str(control.socket).replace("{target}", info.data["target"])
+            return ControlSettings(socket=Path(name))
+        if (lock := info.data.get("lock")) is None:
+            return control
+        # Another suffix may be the target's name.
+        return ControlSettings(socket=Path(str(lock.file).removesuffix(".lock") + ".sock"))
+
+    @property
+    def scheduled(self) -> dict[str, float]:
+        """The snapshot sets that a run takes, with the seconds between versions."""
+        sets = self.snapshots.items()
+        return {name: one.every for name, one in sets if one.every is not None}
+
+    @property
+    def recipients(self) -> tuple[str, ...]:
+        """The public keys that packs are sealed for; none where the target is not a bucket."""
+        bucket = self.remote is not None and self.remote.kind == "s3"
+        return self.pack.recipients if bucket else ()
+
+    @property
+    def owner(self) -> str:
+        """The owner of sessions on the remote: 12 hex digits for this machine, its store, its lock
+        and the target. The next session removes the workspaces of dead ones of its own owner only.
+        """
+        try:
+            machine = Path("/etc/machine-id").read_text(encoding="ascii")
+        except OSError:
+            machine = ""
+        root = self.source.root if self.source is not None else ""
+        parts = (socket.gethostname(), machine.strip(), self.lock.file, root, self.target)
+        return blake3("\0".join(map(str, parts)).encode()).hexdigest(length=6)
+
+
+class StoreConfig(CatalogConfig):
+    """The settings of `scan` and `verify --local`, which need the store."""
+
+    source: SourceSettings
+
+
+class RemoteConfig(CatalogConfig):
+    """The settings of commands that need the remote."""
+
+    remote: RemoteSettings
+
+
+class Settings(StoreConfig, RemoteConfig):
+    """The settings of commands that need the store and the remote."""
+
+    # pydantic would take the field of the first base, which is optional.
+    remote: RemoteSettings
+
+
+class SendConfig(Settings):
+    """The settings of commands that send."""
+
+    sends = True
+
+
+TABLES: Mapping[str, Any] = {
+    name: field.annotation
+    for name, field in Settings.model_fields.items()
+    if name not in ("target", "snapshots")
+}

@@ -1,12 +1,17 @@
-"""Settings come from flags, environment and file. Each value keeps the name its operator wrote.
+"""Settings come from flags, environment, credentials and file, each with the name of its origin.
 
-A layer is what one of them says, by `table.key`, with an origin for each value: `--workers`,
-`NTT_WORKERS`, `run.workers in /etc/ntt/backup-remote.toml`. A layer has the right form; its values
-are validated once the layers are merged.
+A layer has the values of one source, by `table.key`, with an origin for each value: `--workers`,
+`NTT_WORKERS`, `run.workers in /etc/ntt/backup-remote.toml`. The form of a layer is correct; its
+values are validated once the layers are merged.
 
 An empty environment variable counts as not set: an EnvironmentFile of systemd, and `VAR= command`
-in a shell, take a setting back that way. Other programs may own NTT_ variables too, so an unknown
-one is no error; one that looks like a misspelling of ours is worth a warning (`misspelt`).
+in a shell, unset a setting that way. Other programs may use NTT_ variables too, so an unknown
+variable is not an error; a variable that looks like a misspelling of ours gets a warning
+(`misspelt`).
+
+A credential of systemd (LoadCredential=) is a file in $CREDENTIALS_DIRECTORY that only the service
+can read: a secret that is in no configuration file, environment or command line. A credential with
+the name of a setting in `_HELD` sets that setting; the names in `_OF_A_TARGET` are for one target.
 """
 
 from __future__ import annotations
@@ -19,8 +24,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ntt_backup.config.models import ENVIRONMENT, TABLES
-from ntt_backup.config.sections import ONLY_FOR
+from ntt_backup.config.sections import ENVIRONMENT, ONLY_FOR, TABLES
 from ntt_backup.errors import ConfigError
 from ntt_backup.model import DEFAULT_TARGET
 from ntt_backup.wire.snapshot_names import is_set
@@ -28,14 +32,28 @@ from ntt_backup.wire.snapshot_names import is_set
 DEFAULT_FILE = Path("/etc/ntt/backup-remote.toml")
 CONFIG_VARIABLE = "NTT_CONFIG"
 
-# The former names of settings: files that were written then are still valid.
+# The former names of settings, which remain valid.
 _RENAMED: Mapping[str, str] = {"dump.refresh": "dump.max_age"}
-# A target that names one of these must not inherit the others from elsewhere.
+# A target that sets one of these must not inherit the others.
 PLACE = ("remote.url", "remote.host", "remote.port", "remote.path", "remote.endpoint")
-# What holds tables with names of the operator's own.
+# Tables of tables whose names the operator chooses.
 _NAMED = ("targets", "snapshots")
 _SNAPSHOTS = "snapshots."
 _TARGET_NAME = re.compile(r"[a-z][a-z0-9_]{0,30}")
+# Whether the setting is the content of the file, or else its path.
+_HELD: Final = {
+    "catalog.url": True,
+    "remote.identity_file": False,
+    "pack.identity_file": False,
+    "host.key_file": False,
+    "notify.ping_url": True,
+    "notify.webhook_url": True,
+}
+# The names of credentials below `targets.NAME.`
+_OF_A_TARGET: Final = {
+    "remote.identity_file": "identity_file",
+    "pack.identity_file": "pack.identity_file",
+}
 _SET_HINT = (
     "a set's name is lowercase letters, digits, _ and -, at most 31, a letter or digit first"
 )
@@ -47,7 +65,7 @@ _TABLES_HINT: Final = (
 
 
 class Setting(NamedTuple):
-    """A value, and the name under which its operator wrote it."""
+    """A value, and where the operator set it."""
 
     value: object
     origin: str
@@ -57,8 +75,11 @@ Layer = dict[str, Setting]
 
 
 class Problem(NamedTuple):
-    """Something is wrong in the settings. text: what, with which value. hint: what to do, where the
-    text does not say it.
+    """An error in the settings.
+
+    Attributes:
+        text: The setting, its value and the error.
+        hint: The remedy, if the text does not say it.
     """
 
     text: str
@@ -66,9 +87,7 @@ class Problem(NamedTuple):
 
 
 class InFile(NamedTuple):
-    """Holds what the file says for one target; a layer for each other target; what has no right
-    form.
-    """
+    """The layer of one target, a layer for each other target, and errors of form in the file."""
 
     own: Layer
     others: list[Layer]
@@ -76,7 +95,7 @@ class InFile(NamedTuple):
 
 
 def nested(layer: Layer) -> dict[str, Any]:
-    """Returns the values by table, then by key; those of snapshots by set, then by key."""
+    """Returns the values by table and key; of snapshots by `snapshots`, set and key."""
     tables: dict[str, Any] = {}
     for key, setting in layer.items():
         section, *of_set, name = key.split(".", 2 if key.startswith(_SNAPSHOTS) else 1)
@@ -88,7 +107,7 @@ def nested(layer: Layer) -> dict[str, Any]:
 
 
 def from_flags(flags: Mapping[str, object]) -> Layer:
-    """Returns the layer of flags, which go by `table.key`; None means not given."""
+    """Returns the layer of flags. flags: values by `table.key`; None for not given."""
     return {
         key: Setting(value, "--" + key.partition(".")[2].replace("_", "-"))
         for key, value in flags.items()
@@ -97,14 +116,13 @@ def from_flags(flags: Mapping[str, object]) -> Layer:
 
 
 def from_environment(environ: Mapping[str, str]) -> Layer:
-    """Returns the layer of the environment."""
     return {
         key: Setting(environ[name], name) for name, key in ENVIRONMENT.items() if environ.get(name)
     }
 
 
 def from_aws(environ: Mapping[str, str], layer: Layer) -> Layer:
-    """Returns what the variables of AWS say, below all of ours, about the bucket of a layer."""
+    """Returns the layer of the variables of AWS, if the target of a layer is a bucket."""
     name = next(filter(environ.get, ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")), None)
     url = layer["remote.url"].value if "remote.url" in layer else None
     if name is None or not str(url).lower().startswith("s3:"):
@@ -112,8 +130,53 @@ def from_aws(environ: Mapping[str, str], layer: Layer) -> Layer:
     return {"remote.endpoint": Setting(environ[name], name)}
 
 
+def from_credentials(environ: Mapping[str, str], target: str, in_file: Layer) -> Layer:
+    """Returns the layer of the credentials for a target.
+
+    A target's own setting, also in the file, has priority over a credential for all targets.
+
+    Args:
+        environ: The environment.
+        target: The name of the target.
+        in_file: The layer of the file for the target.
+
+    Raises:
+        ConfigError: A credential cannot be read.
+    """
+    directory = environ.get("CREDENTIALS_DIRECTORY")
+    if not directory:
+        return {}
+    shared = _credentials(Path(directory), {key: key for key in _HELD})
+    if target == DEFAULT_TARGET:
+        return shared
+    own = f"targets.{target}."
+    url = in_file["remote.url"].value if "remote.url" in in_file else "ssh:"
+    shared = {
+        key: setting
+        for key, setting in of_its_kind(shared, str(url)).items()
+        if not (key in in_file and in_file[key].origin.startswith(own))
+    }
+    return shared | _credentials(
+        Path(directory), {key: own + name for key, name in _OF_A_TARGET.items()}
+    )
+
+
+def _credentials(directory: Path, names: Mapping[str, str]) -> Layer:
+    """Returns the settings of credentials. names: the names of the credentials by setting."""
+    layer = Layer()
+    for key, name in names.items():
+        path = directory / name
+        try:
+            if path.is_file():
+                value = path.read_text("utf-8").strip() if _HELD[key] else str(path)
+                layer[key] = Setting(value, f"the credential {name}")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"cannot read the credential {path}", detail=str(error)) from error
+    return layer
+
+
 def misspelt(environ: Mapping[str, str]) -> list[str]:
-    """Returns a line for each set variable that looks like a misspelling of ours."""
+    """Returns a line for each variable that is set and looks like a misspelling of ours."""
     ours = {name.removeprefix("NTT_"): name for name in (*ENVIRONMENT, CONFIG_VARIABLE)}
     lines = []
     for name in sorted(environ):
@@ -125,8 +188,15 @@ def misspelt(environ: Mapping[str, str]) -> list[str]:
 
 
 def from_file(file: Path | None, environ: Mapping[str, str], target: str) -> InFile:
-    """Returns what the file says: that given, of NTT_CONFIG, or the default one. Raises ConfigError
-    where it cannot be read or has no such target.
+    """Returns the layers of a configuration file.
+
+    Args:
+        file: The file; None for the file of NTT_CONFIG, or else the default file.
+        environ: The environment.
+        target: The name of the target.
+
+    Raises:
+        ConfigError: The file cannot be read, or has no such target.
     """
     if not _TARGET_NAME.fullmatch(target):
         raise ConfigError(f"target {target!r} is not a valid name", hint=_TARGET_HINT)
@@ -156,8 +226,11 @@ def from_file(file: Path | None, environ: Mapping[str, str], target: str) -> InF
 
 
 def targets(file: Path | None, environ: Mapping[str, str]) -> list[str]:
-    """Returns the names of all targets: those of `[targets.*]`, and `remote` where it has a place,
-    which the environment may give. Raises ConfigError where the file cannot be read.
+    """Returns the names of all targets: the names of `[targets.*]`, and `remote` if the file or
+    the environment sets its place.
+
+    Raises:
+        ConfigError: The file cannot be read.
     """
     path, tables = _read(file, environ, [])
     remotes = _remotes(tables or {}, path, [])
@@ -165,26 +238,26 @@ def targets(file: Path | None, environ: Mapping[str, str]) -> list[str]:
 
 
 def _with_a_place(remotes: Mapping[str, Layer], environ: Mapping[str, str]) -> list[str]:
-    """Returns the targets, without `remote` where nothing says its place."""
+    """Returns the names of the targets, without `remote` if no place is set for it."""
     said = remotes[DEFAULT_TARGET].keys() | from_environment(environ).keys()
     return [name for name in remotes if name != DEFAULT_TARGET or not said.isdisjoint(PLACE)]
 
 
 def snapshot_sets(file: Path | None, environ: Mapping[str, str]) -> list[str]:
-    """Returns the valid names of snapshot sets. Raises ConfigError as `targets` does."""
+    """Returns the valid names of snapshot sets. Raises ConfigError if the file cannot be read."""
     path, tables = _read(file, environ, [])
     sets = _by_name("snapshots", (tables or {}).get("snapshots", {}), "", path, [])
     return [name for name in sets if is_set(name)]
 
 
 def path_of(file: Path | None, environ: Mapping[str, str]) -> Path:
-    """Returns where the configuration is, or would be."""
+    """Returns the path of the configuration file, which need not exist."""
     named = file or environ.get(CONFIG_VARIABLE) or DEFAULT_FILE
     return Path(os.path.expanduser(named))  # noqa: PTH111  never raises
 
 
 def _layer(section: str, values: Mapping[str, object], written: str, path: Path) -> Layer:
-    """Returns the settings of a section, which stand in the table that is called so in the file."""
+    """Returns the layer of a table. written: the name of the table in the file."""
     return {
         f"{section}.{name}": Setting(value, f"{written}.{name} in {path}")
         for name, value in values.items()
@@ -192,9 +265,10 @@ def _layer(section: str, values: Mapping[str, object], written: str, path: Path)
 
 
 def _remotes(tables: dict[str, Any], path: Path, problems: list[Problem]) -> dict[str, Layer]:
-    """Takes `[remote]` and `[targets.*]` out of tables; returns the layers of `remote` by target:
-    the settings of `[remote]` except for the place, with its own laid over them. What stands in
-    `[targets.NAME.pack]` is part of the target's layer, too.
+    """Removes `[remote]` and `[targets.*]` from tables, and returns the layers by target.
+
+    The layer of a target has the settings of `[remote]` except for the place, overridden by
+    `[targets.NAME]` and `[targets.NAME.pack]`.
     """
     targets = _targets(tables.pop("targets", {}), path, problems)
     packs = {
@@ -213,7 +287,7 @@ def _remotes(tables: dict[str, Any], path: Path, problems: list[Problem]) -> dic
 
 
 def of_its_kind(shared: Layer, url: str) -> Layer:
-    """Returns what a target at a URL shares with `[remote]`: what its kind can use."""
+    """Returns the settings of `[remote]` that a target with this URL inherits."""
     kind = url.partition(":")[0].lower()
     idle = {f"remote.{name}" for one, names in ONLY_FOR.items() if one != kind for name in names}
     return {key: setting for key, setting in shared.items() if key not in idle}
@@ -225,7 +299,7 @@ def _snapshots(sets: object, path: Path, problems: list[Problem]) -> Layer:
         if not is_set(name):
             problems.append(Problem(f"snapshots.{name} in {path} is not a valid name", _SET_HINT))
             continue
-        # A set without settings has no paths, which is told by its name.
+        # A set without settings lacks its paths; the error then has the name of the set.
         own.setdefault("paths", [])
         layer |= _layer(f"snapshots.{name}", own, f"snapshots.{name}", path)
     return layer
@@ -234,7 +308,7 @@ def _snapshots(sets: object, path: Path, problems: list[Problem]) -> Layer:
 def _by_name(
     table: str, named: object, example: str, path: Path, problems: list[Problem]
 ) -> dict[str, dict[str, Any]]:
-    """Returns the tables in a table, by name."""
+    """Returns the tables within a table, by name."""
     if isinstance(named, dict) and all(isinstance(one, dict) for one in named.values()):
         return named
     hint = f"write [{table}.NAME], then {example} on a line below it"
@@ -258,8 +332,10 @@ def _targets(found: object, path: Path, problems: list[Problem]) -> dict[str, di
 def _read(
     file: Path | None, environ: Mapping[str, str], problems: list[Problem]
 ) -> tuple[Path, dict[str, Any] | None]:
-    """Returns the file's path and its tables; no tables where it is the default one and is missing.
-    Raises ConfigError where it cannot be read.
+    """Returns the path of the file and its tables; None if the default file does not exist.
+
+    Raises:
+        ConfigError: The file cannot be read.
     """
     path = path_of(file, environ)
     try:
@@ -274,7 +350,7 @@ def _read(
             hint=f"name another with --config or {CONFIG_VARIABLE}, or correct its permissions",
         ) from error
     try:
-        # Some editors begin a file with a byte order mark, which TOML does not know.
+        # Some editors write a byte order mark, which TOML does not allow.
         tables = tomllib.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
@@ -282,7 +358,7 @@ def _read(
             f"{path} is not valid TOML", detail=f"line {line} is not UTF-8", hint="save it as UTF-8"
         ) from None
     except (ValueError, RecursionError) as error:
-        # tomllib's own error is a ValueError; int() has one for numbers of thousands of digits.
+        # The error of tomllib is a ValueError; so is int()'s for thousands of digits.
         raise ConfigError(
             f"{path} is not valid TOML",
             detail=str(error),

@@ -1,13 +1,12 @@
-"""A timetable says how much may be sent at which time of the week: `run.bwlimit`. Pure.
+"""A timetable limits the bandwidth by the time of the week: `run.bwlimit`. Pure functions.
 
-A rate alone holds always. `08:00 4MB/s, 19:00 off` holds every day; `mon-fri 08:00 4MB/s, mon-fri
-19:00 off, sat-sun off` has days of its own. A rate holds until the next one. Days that are named
-somewhere have what is said for them, and nothing of what is said for every day; without a time it
-holds from 00:00 on. Commas and blanks separate alike, and `Mon-08:00,512kB`, which users of rclone
-write, is read as `mon 08:00 512kB`.
+A rate alone is in effect always. `08:00 4MB/s, 19:00 off` is for every day; `mon-fri 08:00 4MB/s,
+mon-fri 19:00 off, sat-sun off` names days. A rate is in effect until the next one. A day that is
+named anywhere has only the entries that name it. An entry without a time begins at 00:00. Commas
+and blanks both separate, and `Mon-08:00,512kB`, the syntax of rclone, is read as `mon 08:00 512kB`.
 
-The time is that of the clock on the wall. So an hour that a change of the clock leaves out is over
-at once, and one that comes twice has the same rate twice.
+The time is local time. So an hour that a clock change skips has no effect, and an hour that is
+repeated has the same rate twice.
 """
 
 from __future__ import annotations
@@ -36,22 +35,24 @@ _TIME: Final = re.compile(r"(\d|[01]\d|2[0-3]):([0-5]\d)")
 
 @dataclass(frozen=True, slots=True)
 class Timetable:
-    """Knows the rate at each time of a week.
+    """The rates of a week.
 
-    changes: the minutes of the week, from Monday 00:00 on, from which a rate holds, in bytes a
-    second, None for no limit; at least one, sorted. text: what the operator wrote.
+    Attributes:
+        text: The text that the operator wrote.
+        changes: The minutes of the week, from Monday 00:00, at which a rate begins, with the rate
+            in bytes a second, None for no limit. Sorted, at least one.
     """
 
     text: str
     changes: tuple[tuple[int, int | None], ...]
 
     def at(self, when: datetime) -> int | None:
-        """Returns the rate at a local time; None for no limit."""
+        """Returns the rate at a local time in bytes a second; None for no limit."""
         return self.changes[self._index(when)][1]
 
     def next(self, when: datetime) -> tuple[str, int | None] | None:
-        """Returns from when on (`19:00`, `Mon 08:00`) another rate holds, and which; None where one
-        rate holds always.
+        """Returns the time of the next change after a local time (`19:00`, `Mon 08:00`), and the
+        rate from then on; None if the rate never changes.
         """
         index, now = self._index(when), self.at(when)
         for step in range(1, len(self.changes) + 1):
@@ -64,12 +65,12 @@ class Timetable:
 
     @property
     def limits(self) -> bool:
-        """Returns whether there is a limit at any time."""
+        """Whether there is a limit at any time."""
         return any(rate is not None for _, rate in self.changes)
 
     def _index(self, when: datetime) -> int:
         minute = when.weekday() * _DAY + when.hour * 60 + when.minute
-        # Before the first change of the week the last one of the week before holds: index -1.
+        # Before the first change of the week the last rate of the week is in effect: index -1.
         return bisect_right(self.changes, minute, key=lambda change: change[0]) - 1
 
     @property
@@ -82,7 +83,7 @@ class Timetable:
 
 
 def parse(value: object) -> Timetable:
-    """Returns the timetable of a rate, of `off`, or of a text as above. Raises ValueError."""
+    """Returns the timetable for a rate, `off`, or the text of a timetable. Raises ValueError."""
     if isinstance(value, Timetable):
         return value
     if not isinstance(value, str):
@@ -105,7 +106,7 @@ def parse(value: object) -> Timetable:
 
 
 def describe(timetable: Timetable, when: datetime) -> str:
-    """Returns what holds at a local time and what comes next, for people."""
+    """Returns the rate at a local time and the next change, for people."""
     said = speed(timetable.at(when))
     if (following := timetable.next(when)) is not None:
         said += f" until {following[0]}, then {speed(following[1])}"
@@ -113,7 +114,7 @@ def describe(timetable: Timetable, when: datetime) -> str:
 
 
 def speed(rate: int | None) -> str:
-    """Returns a limit as people read it."""
+    """Returns a rate for people; None for no limit."""
     return "no limit" if rate is None else f"at most {size(rate)}/s"
 
 
@@ -128,14 +129,14 @@ Bandwidth = Annotated[
 
 
 def _entries(words: list[str]) -> Iterator[tuple[list[int], int, int | None]]:
-    """Yields the days, none for all, the minute of the day, and the rate from then on."""
+    """Yields the days (none for all), the minute of the day, and the rate from then on."""
     days: list[int] = []
     minute = None
     for word in words:
         if (match := _DAYS.fullmatch(word)) is not None and minute is None:
             first = _NAMES.index(match[1])
             last = _NAMES.index(match[2] or match[1])
-            # sat-mon goes round the end of the week.
+            # sat-mon includes the end of the week.
             days += [day % 7 for day in range(first, last + 1 + 7 * (last < first))]
         elif (match := _TIME.fullmatch(word)) is not None and minute is None:
             minute = int(match[1]) * 60 + int(match[2])
@@ -143,7 +144,7 @@ def _entries(words: list[str]) -> Iterator[tuple[list[int], int, int | None]]:
             yield days, minute or 0, _rate(word)
             days, minute = [], None
         else:
-            _rate(word)  # What is no rate either has an error of its own.
+            _rate(word)  # A word that is not a rate either has an error of its own.
             raise refused(f"a time before each rate is needed, as in {_EXAMPLE}")
     if days or minute is not None:
         raise refused(f"a rate after each time is needed, as in {_EXAMPLE}")

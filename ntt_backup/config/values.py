@@ -1,8 +1,12 @@
-"""The type of a setting reads its value, and says in the operator's words what it needs.
+"""The type of a setting reads its value, and says in the operator's words which values are valid.
 
-pydantic alone takes `true` for 1, reads "1,5GB" as one byte, and explains itself to programmers. So
-numbers, sizes and durations are read by functions of our own, and pydantic's wording is never
+pydantic alone takes `true` for 1, reads "1,5GB" as one byte, and writes messages for programmers.
+So numbers, sizes and durations are read by functions of our own, and messages of pydantic are never
 shown. Sizes are in bytes, times in seconds.
+
+A target's URL is `ssh://[user@]host[:port]/path`, `file:///path` or `s3://bucket/prefix`. A URL has
+one meaning and one form: escapes are decoded once, written again only where they must be, and an
+ambiguous URL is refused. A part that may be a password is never shown.
 """
 
 from __future__ import annotations
@@ -15,8 +19,8 @@ from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Literal, get_args, get_origin
-from urllib.parse import urlsplit
+from typing import Annotated, Final, Literal, NamedTuple, get_args, get_origin
+from urllib.parse import quote, unquote, urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.fields import FieldInfo
@@ -25,19 +29,19 @@ from pydantic_core import PydanticCustomError
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*(?:([kmgt])(i?)b|b)?(?:/s)?", re.IGNORECASE)
 _DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)\s*([a-zA-Z]*)")
 _UNITS = {"": 1, "s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-# No host or user name holds these, and a shell would act upon them. ssh refuses most of them too.
+# Characters that no host or user name has, and that mean something to a shell.
 _NOT_IN_A_HOST = re.compile(r"[\s'\"`$;&<>|(){}]")
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Says what a value of a type must be, to complete "... is needed"."""
+    """Metadata of a type: a text that completes "... is needed"."""
 
     text: str
 
 
 def needed(field: FieldInfo) -> str:
-    """Returns what a right value for a field is, such as "a whole number from 1 to 256"."""
+    """Returns which values are valid for a field, such as "a whole number from 1 to 256"."""
     parts = [*_parts(field.annotation), *field.metadata]
     texts = [part.text for part in parts if isinstance(part, Needs)]
     low = next((part.ge for part in parts if hasattr(part, "ge")), None)
@@ -47,7 +51,7 @@ def needed(field: FieldInfo) -> str:
 
 
 def _parts(annotation: object) -> Iterator[object]:
-    """Yields the parts of an annotation, also those inside `X | None` and Annotated."""
+    """Yields the parts of an annotation, also the parts of `X | None` and Annotated."""
     if get_origin(annotation) is Literal:
         yield Needs("one of " + ", ".join(get_args(annotation)))
     elif annotation is bool:
@@ -64,7 +68,7 @@ def _number(value: object) -> object:
 
 
 def parse_size(value: object) -> int:
-    """Returns bytes, from a number or text such as 256MiB. Raises ValueError for others."""
+    """Returns the bytes of a number or a text such as 256MiB. Raises ValueError."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
@@ -76,7 +80,7 @@ def parse_size(value: object) -> int:
 
 
 def parse_duration(value: object) -> float:
-    """Returns seconds, from a number or text such as 90s or 4w. Raises ValueError for others."""
+    """Returns the seconds of a number or a text such as 90s or 4w. Raises ValueError."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return value
     match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
@@ -86,7 +90,7 @@ def parse_duration(value: object) -> float:
 
 
 def check_line(text: str) -> str:
-    """Returns text. Raises ValueError for control characters, and for what is not Unicode."""
+    """Returns text. Raises ValueError for control characters and lone surrogates."""
     if any(ord(char) < 32 or ord(char) == 127 for char in text):
         raise ValueError("a control character")
     text.encode()
@@ -94,7 +98,7 @@ def check_line(text: str) -> str:
 
 
 def check_host(text: str) -> str:
-    """Returns a host as ssh takes it. Raises ValueError for what ssh or a shell could misread."""
+    """Returns a host as ssh takes it. Raises ValueError if ssh or a shell could misread it."""
     # Brackets around an IPv6 address are for URLs: ssh itself takes it without them.
     bare = text.removeprefix("ssh://")
     if bare == text:
@@ -138,7 +142,7 @@ def _lock_path(path: Path) -> Path:
 
 
 def check_remote_path(text: str) -> str:
-    """Returns an absolute path in its shortest form. Raises ValueError for others, `/` and `..`."""
+    """Returns an absolute path in its shortest form. Raises ValueError, also for `/` and `..`."""
     parts = [part for part in text.split("/") if part not in ("", ".")]
     if not text.startswith("/") or not parts or ".." in parts:
         raise ValueError("not a directory of its own")
@@ -214,7 +218,7 @@ def address_of(listen: str) -> tuple[str, int]:
 
 
 def is_loopback(listen: str) -> bool:
-    """Returns whether only this machine can reach host:port."""
+    """Returns whether only this machine can connect to host:port."""
     return ipaddress.ip_address(address_of(listen)[0]).is_loopback
 
 
@@ -224,7 +228,7 @@ def _listen(text: str) -> str:
 
 
 def refused(reason: str) -> PydanticCustomError:
-    """Returns an error that says what is needed instead of a value, and shows nothing of it."""
+    """Returns the error for a value that is not shown. reason: which values are valid."""
     return PydanticCustomError("explained", "{reason}", {"reason": reason})
 
 
@@ -236,7 +240,7 @@ def _web_url(text: str) -> str:
         raise refused("a host, and a port from 1 to 65535 or none, is needed") from None
     if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
         raise refused("a URL that begins with https:// or http:// and a host is needed")
-    # urllib takes a user and a password for a part of the host's name, and asks the DNS for it.
+    # urllib takes user and password for a part of the host's name, and sends it to the DNS.
     if "@" in parts.netloc:
         raise refused("a URL without user and password is needed: these are not sent")
     if not (text.isascii() and text.isprintable()) or " " in text:
@@ -268,4 +272,126 @@ Command = Annotated[
     Needs(
         'a list of a program, by its absolute path, and its arguments, as in ["/bin/tell", "-v"],'
     ),
+]
+
+
+# --- the URL of a target --------------------------------------------------------------------------
+
+Kind = Literal["ssh", "file", "s3"]
+FORMS: Final = "ssh://[user@]host[:port]/path, file:///path or s3://bucket/prefix"
+
+_URL: Final = re.compile(r"(ssh|file|s3)://([^/]*)(.*)", re.IGNORECASE | re.DOTALL)
+_SERVER: Final = re.compile(r"(\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[^:\[\]]*)(?::([0-9]{0,9}))?")
+_BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,61}[A-Za-z0-9]")
+_NOT_ESCAPED: Final = re.compile(r"[?#]|%(?![0-9A-Fa-f]{2})")
+_ENDPOINT: Final = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[\w.-]+)(:[0-9]{1,5})?(/[\w./~-]*)?")
+# A key has at most 1024 bytes, and our keys continue below the prefix.
+_PREFIX_BYTES: Final = 800
+_AS_THEY_ARE: Final = "/+:@,=~!"
+
+
+class Place(NamedTuple):
+    """The place of a target; `str` gives its URL. host: the argument of ssh, with the user."""
+
+    kind: Kind
+    host: str = ""
+    port: int | None = None
+    path: str = ""
+    bucket: str = ""
+    prefix: str = ""
+
+    def __str__(self) -> str:
+        path = quote(self.path, _AS_THEY_ARE)
+        if self.kind == "s3":
+            return f"s3://{self.bucket}/{quote(self.prefix, _AS_THEY_ARE)}"
+        if self.kind == "file" or self.host.startswith("ssh://"):
+            return f"{self.host or 'file://'}{path}"
+        user, at, host = self.host.rpartition("@")
+        name = f"[{host.replace('%', '%25')}]" if ":" in host else quote(host, "+")
+        port = f":{self.port}" if self.port is not None else ""
+        return f"ssh://{quote(user, '+')}{at}{name}{port}{path}"
+
+
+def parse_target_url(text: str) -> Place:
+    """Returns the place that a URL names.
+
+    Raises:
+        PydanticCustomError: The URL is not valid. The error shows nothing of the URL.
+    """
+    match = _URL.fullmatch(text)
+    if match is None:
+        raise refused(f"{FORMS} is needed")
+    scheme, authority, path = match[1].lower(), match[2], match[3]
+    user, at, server = authority.rpartition("@")
+    if at and (scheme != "ssh" or ":" in user):
+        raise refused("a URL without credentials is needed, for it is shown in logs")
+    if _NOT_ESCAPED.search(path):
+        raise refused("%3F, %23 and %25 are needed for ?, # and % in it")
+    try:
+        path = check_line(unquote(path, errors="strict"))
+    except ValueError:
+        raise refused("a path in UTF-8 without control characters is needed") from None
+    if scheme == "file":
+        if authority:
+            raise refused("three slashes are needed: file:///mnt/usb")
+        return Place("file", path=_url_path(path))
+    name, port = match.groups() if (match := _SERVER.fullmatch(server)) else ("", None)
+    if scheme == "ssh":
+        return Place("ssh", _host(user + at, name), _port(port), _url_path(path))
+    if port is not None:
+        raise refused(
+            "s3://bucket/prefix, and remote.endpoint for a server and its port, is needed"
+        )
+    return Place("s3", bucket=_bucket(name), prefix=_prefix(path))
+
+
+def _host(user: str, name: str) -> str:
+    # In brackets % begins a zone, and %25 is the only escape.
+    bare = name[1:-1].replace("%25", "%") if name.startswith("[") else unquote(name)
+    try:
+        if user == "@" or (":" in bare) != name.startswith("["):
+            raise ValueError("not one host")
+        return check_host(check_line(unquote(user, errors="strict") + bare))
+    except ValueError:
+        raise refused("a host as ssh takes it is needed: ssh://[user@]host[:port]/path") from None
+
+
+def _port(text: str | None) -> int | None:
+    if text and not 1 <= int(text) <= 65535:
+        raise refused("a port from 1 to 65535 is needed")
+    return int(text) if text else None
+
+
+def _url_path(text: str) -> str:
+    try:
+        return check_remote_path(text)
+    except ValueError:
+        raise refused("an absolute path, below / and without .., is needed") from None
+
+
+def _bucket(name: str) -> str:
+    if not _BUCKET.fullmatch(name) or ".." in name:
+        raise refused("the name of a bucket is needed: s3://bucket/prefix")
+    return name
+
+
+def _prefix(path: str) -> str:
+    parts = [part for part in path.split("/") if part]
+    prefix = "/".join(parts)
+    if {".", ".."} & {*parts} or len(prefix.encode()) > _PREFIX_BYTES:
+        raise refused(f"a prefix without . and .., of at most {_PREFIX_BYTES} bytes, is needed")
+    return prefix
+
+
+def _endpoint(text: str) -> str:
+    if not _ENDPOINT.fullmatch(text):
+        raise ValueError("not a server, or credentials")
+    return text.rstrip("/")
+
+
+TargetUrl = Annotated[Line, AfterValidator(lambda text: str(parse_target_url(text))), Needs(FORMS)]
+Endpoint = Annotated[
+    Line,
+    AfterValidator(_endpoint),
+    Needs("a server such as https://s3.example.org:9000, without credentials,"),
 ]

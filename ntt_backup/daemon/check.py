@@ -22,7 +22,7 @@ from ntt_backup.catalog import check_history, connection, selection
 from ntt_backup.catalog.check_history import CheckRun
 from ntt_backup.client.bootstrap import Banner
 from ntt_backup.client.connection import Connection, SessionSpec
-from ntt_backup.config import Settings, identity
+from ntt_backup.config import Settings, application_name
 from ntt_backup.config.host_key import HostKeys
 from ntt_backup.config.sealing import require_sealing
 from ntt_backup.config.timetable import describe
@@ -259,7 +259,7 @@ def last_drill(settings: Settings) -> CheckStep:
     not.
     """
     try:
-        with connection.connect(settings.catalog.url, identity.application("check")) as conn:
+        with connection.connect(settings.catalog.url, application_name("check")) as conn:
             checks = check_history.last_checks(conn, settings.target)
             copied = selection.any_copied(conn, settings.target)
     except CatalogError as error:

@@ -12,7 +12,7 @@ from typing import Final
 from ntt_backup import newest
 from ntt_backup.catalog import connection, packs
 from ntt_backup.catalog.dump_history import noted_dumps
-from ntt_backup.config import RemoteConfig, identity
+from ntt_backup.config import RemoteConfig, application_name
 from ntt_backup.config.host_key import HostKeys
 from ntt_backup.daemon.preflight import CheckStep
 from ntt_backup.dump.remote_dir import open_remote_dir
@@ -78,7 +78,7 @@ def missed_versions(
 
 def _ledger(settings: RemoteConfig) -> frozenset[tuple[str, str]] | None:
     """Returns the dumps that the catalog has noted; None where it cannot be asked."""
-    application = identity.application("check")
+    application = application_name("check")
     with suppress(CatalogError), connection.connect(settings.catalog.url, application) as conn:
         return noted_dumps(conn, settings.target, MAX_DUMPS)
     return None
@@ -91,7 +91,7 @@ def _lost_pack(settings: RemoteConfig) -> tuple[StoredPack, datetime] | None:
     from ntt_backup.objects.s3 import open_bucket
 
     with suppress(CatalogError):
-        with connection.connect(settings.catalog.url, identity.application("check")) as conn:
+        with connection.connect(settings.catalog.url, application_name("check")) as conn:
             last = packs.newest_pack(conn, settings.target)
         if last is None:
             return None

@@ -25,7 +25,7 @@ from typing import Any, Final
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from ntt_backup import __version__, events
-from ntt_backup.config import CatalogConfig, identity
+from ntt_backup.config import CatalogConfig, application_name
 from ntt_backup.daemon.child import tell_parent
 from ntt_backup.daemon.events import TargetRestart
 from ntt_backup.daemon.listeners import Heard, ListenerProcess
@@ -290,7 +290,7 @@ def _last_failure(settings: CatalogConfig, target: str) -> str:
     from ntt_backup.catalog import connection, history
 
     try:
-        with connection.connect(settings.catalog.url, identity.application("notices")) as conn:
+        with connection.connect(settings.catalog.url, application_name("notices")) as conn:
             end = history.last_end(conn, target)
     except CatalogError:
         return ""

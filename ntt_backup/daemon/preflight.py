@@ -24,7 +24,7 @@ from ntt_backup.catalog import connection, privileges, selection, stats
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.schema_check import verify_rights, verify_schema
 from ntt_backup.client.error_text import explain_gone
-from ntt_backup.config import Settings, identity
+from ntt_backup.config import Settings, application_name
 from ntt_backup.config.host_key import HostKeys
 from ntt_backup.errors import (
     BackupError,
@@ -148,7 +148,7 @@ class Preflight:
 
     def _look_at_catalog(self) -> CheckStep:
         settings = self._settings
-        name = identity.application("check" if self._check else "")
+        name = application_name("check" if self._check else "")
         conn = connection.connect(settings.catalog.url, name)
         try:
             connection.refuse_shared_session(conn, settings.catalog.url)

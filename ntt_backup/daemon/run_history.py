@@ -19,7 +19,7 @@ from uuid import UUID
 from ntt_backup.catalog import connection, history, stats
 from ntt_backup.catalog.range_locks import Claims
 from ntt_backup.catalog.ranges import RANGES
-from ntt_backup.config import Settings, identity
+from ntt_backup.config import Settings, application_name
 from ntt_backup.daemon.progress import Progress, RunState
 from ntt_backup.daemon.signals import time_limit
 from ntt_backup.errors import CatalogError, CatalogUnavailable
@@ -157,7 +157,7 @@ class RunHistory:
     def _open(self) -> connection.Connection:
         if self._connection is None:
             url = self._settings.catalog.url
-            self._connection = connection.connect(url, identity.application())
+            self._connection = connection.connect(url, application_name())
         return self._connection
 
     def _try(self, work: Callable[[connection.Connection], T]) -> T | None:

@@ -16,7 +16,7 @@ from ntt_backup.client.backoff import Backoff
 from ntt_backup.client.bootstrap import bundle
 from ntt_backup.client.effort import Effort
 from ntt_backup.client.throttle import Limit
-from ntt_backup.config import RunSettings, Settings, identity
+from ntt_backup.config import RunSettings, Settings, application_name
 from ntt_backup.daemon.child import RESTARTS, ChildProcess, Restarts
 from ntt_backup.errors import WorkerFailed
 from ntt_backup.model import PendingEstimate
@@ -230,7 +230,7 @@ class WorkerPool:
             settings=settings,
             worker=0,
             run_id=run_id,
-            application=identity.application(),
+            application=application_name(),
             strategy=run.strategy,
             watch=watch,
             limit=self.limit,

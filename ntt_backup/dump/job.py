@@ -30,7 +30,7 @@ from ntt_backup import events, newest
 from ntt_backup.catalog import connection, dump_history, selection
 from ntt_backup.catalog.dump_history import DatabaseState
 from ntt_backup.client.error_text import explain_gone
-from ntt_backup.config import RemoteConfig, identity
+from ntt_backup.config import RemoteConfig, application_name
 from ntt_backup.config.host_key import HostKeys
 from ntt_backup.dump import pg_programs, record, shelf
 from ntt_backup.dump.chain import restorable, with_bases
@@ -121,7 +121,7 @@ class _Job:
     def __init__(self, settings: RemoteConfig, emit: Emit) -> None:
         self._settings = settings
         self._emit = emit
-        self._application = identity.application("dump")
+        self._application = application_name("dump")
         self._keys = HostKeys.of(settings)
         self._begun = datetime.now(UTC)
         self._clock = time.monotonic()

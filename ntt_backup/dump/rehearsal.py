@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import closing
 
 from ntt_backup.catalog import connection, dump_history, privileges, selection
-from ntt_backup.config import RemoteConfig, identity
+from ntt_backup.config import RemoteConfig, application_name
 from ntt_backup.config.host_key import HostKeys
 from ntt_backup.dump import pg_programs, shelf
 from ntt_backup.dump.chain import restorable
@@ -33,7 +33,7 @@ def rehearse(settings: RemoteConfig, *, remote_too: bool) -> tuple[str, str]:
     Raises DumpFailed where a run would end with its exit code, CatalogError where the catalog does
     not answer, and DumpImpossible where none can be made and nobody relies on them.
     """
-    application = identity.application("check")
+    application = application_name("check")
     said = warning = ""
     try:
         with connection.connect(settings.catalog.url, application) as conn:
@@ -108,7 +108,7 @@ def relied_on(settings: RemoteConfig) -> bool:
     if settings.dump.bin is not None:
         return True
     try:
-        with connection.connect(settings.catalog.url, identity.application("dump")) as conn:
+        with connection.connect(settings.catalog.url, application_name("dump")) as conn:
             return dump_history.ever_made(conn, settings.target)
     except CatalogError:
         return True

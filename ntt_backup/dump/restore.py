@@ -35,7 +35,7 @@ from typing import Final
 
 from ntt_backup.catalog import connection, dump_history
 from ntt_backup.catalog.restorer import restorer
-from ntt_backup.config import RemoteConfig, identity
+from ntt_backup.config import RemoteConfig, application_name
 from ntt_backup.config.host_key import HostKeys, Origin
 from ntt_backup.config.sealing import OtherIdentities
 from ntt_backup.dump import pg_programs, toc
@@ -112,7 +112,7 @@ def restore_catalog(
         OtherIdentities: No sealed dump can be opened; the database is as it was.
         BackupError: Anything else is away, or refuses; the database is as it was.
     """
-    application, keys = identity.application("restore"), HostKeys.of(settings)
+    application, keys = application_name("restore"), HostKeys.of(settings)
     with connection.connect(settings.catalog.url, application, no_tables=True) as conn:
         version, user = conn.info.server_version, conn.info.user
         database = database or conn.info.dbname

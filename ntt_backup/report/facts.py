@@ -26,7 +26,7 @@ from ntt_backup.catalog import (
 )
 from ntt_backup.catalog.failures import FailedBlob
 from ntt_backup.catalog.schema_check import verify_schema
-from ntt_backup.config import CatalogConfig, identity
+from ntt_backup.config import CatalogConfig, application_name
 from ntt_backup.daemon.control.control_socket import report
 from ntt_backup.daemon.control.run_report import DaemonReport
 from ntt_backup.daemon.progress import WorkerStatus
@@ -206,7 +206,7 @@ class Reader:
     def _open(self) -> connection.Connection:
         if self._connection is None:
             url = next(iter(self._targets.values())).catalog.url
-            self._connection = connection.connect(url, identity.application("serve"))
+            self._connection = connection.connect(url, application_name("serve"))
             connection.configure(self._connection, "default_transaction_read_only", "on")
             connection.configure(self._connection, "statement_timeout", _STATEMENT_MILLISECONDS)
         return self._connection

@@ -24,7 +24,7 @@ from ntt_backup.catalog.ranges import prefix_ranges
 from ntt_backup.catalog.restorer import logged_in
 from ntt_backup.catalog.schema_check import verify_schema
 from ntt_backup.catalog.selection import rows_in
-from ntt_backup.config import RemoteConfig, identity
+from ntt_backup.config import RemoteConfig, application_name
 from ntt_backup.config.host_key import Origin
 from ntt_backup.config.timetable import Timetable
 from ntt_backup.dump.record import Stored
@@ -105,7 +105,7 @@ def drill(
     Raises BackupError.
     """
     _require_empty(settings, scratch)
-    application = identity.application("drill")
+    application = application_name("drill")
     with connection.connect(settings.catalog.url, application, no_tables=True) as conn:
         dump_history.require_empty(conn)
     started = time.monotonic()

@@ -13,7 +13,7 @@ import pytest
 from ntt_backup.catalog import connection, packs
 from ntt_backup.catalog.check_history import CheckRun
 from ntt_backup.client.bootstrap import Banner
-from ntt_backup.config.models import Settings
+from ntt_backup.config.sections import Settings
 from ntt_backup.daemon import newest_check
 from ntt_backup.daemon.check import of_banner, of_drills, snapshots
 from ntt_backup.model import StoredPack

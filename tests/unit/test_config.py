@@ -20,8 +20,7 @@ from ntt_backup.config import (
     load_each,
     misspelt,
 )
-from ntt_backup.config.models import ENVIRONMENT, TABLES
-from ntt_backup.config.sections import SnapshotSettings
+from ntt_backup.config.sections import ENVIRONMENT, TABLES, SnapshotSettings
 from ntt_backup.config.sources import snapshot_sets, targets
 from ntt_backup.errors import ConfigError
 

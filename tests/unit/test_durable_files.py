@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from ntt_backup.cli.app import cli
-from ntt_backup.config.models import CatalogConfig
+from ntt_backup.config.sections import CatalogConfig
 from ntt_backup.snapshot.last_take import note_failure
 from tests.files import noise, put
 from tests.syncs import inode

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from ntt_backup.config import CatalogConfig, Settings, load
-from ntt_backup.config.models import ENVIRONMENT
-from ntt_backup.config.sections import SnapshotSettings
+from ntt_backup.config.sections import ENVIRONMENT, SnapshotSettings
 
 SYSTEMD = Path(__file__).parents[2] / "systemd"
 SAMPLE = SYSTEMD / "backup-remote.toml"

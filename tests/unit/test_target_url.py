@@ -21,7 +21,7 @@ from ntt_backup.config import (
     Settings,
     load,
 )
-from ntt_backup.config.target_url import Place, parse
+from ntt_backup.config.values import Place, parse_target_url
 from ntt_backup.errors import ConfigError
 from ntt_backup.upload.strategies.stream import connect
 from tests.environment import wait_until
@@ -54,7 +54,7 @@ def remote(url: str, **more: str) -> RemoteSettings:
     ],
 )
 def test_a_url_names_a_place_and_has_one_form(url: str, place: Place, form: str) -> None:
-    assert parse(url) == place
+    assert parse_target_url(url) == place
     assert str(place) == (form or url)
 
 
@@ -134,7 +134,7 @@ places = st.one_of(
 
 @given(places)
 def test_a_place_is_the_one_that_its_url_names(place: Place) -> None:
-    assert parse(str(place)) == place
+    assert parse_target_url(str(place)) == place
     assert str(place).isascii()
 
 
@@ -143,8 +143,8 @@ def test_a_place_is_the_one_that_its_url_names(place: Place) -> None:
 )
 def test_any_url_names_a_place_or_is_refused(scheme: str, rest: str) -> None:
     with suppress(PydanticCustomError):
-        form = str(parse(scheme + rest))
-        assert str(parse(form)) == form
+        form = str(parse_target_url(scheme + rest))
+        assert str(parse_target_url(form)) == form
         assert form.isascii()
 
 

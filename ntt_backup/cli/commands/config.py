@@ -22,7 +22,7 @@ from ntt_backup.config import (
     shared_places,
     sources,
 )
-from ntt_backup.config.effective import Effective, effective
+from ntt_backup.config.messages import Effective, effective
 from ntt_backup.errors import ConfigError
 from ntt_backup.format import many, printable
 

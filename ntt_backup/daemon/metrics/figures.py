@@ -23,7 +23,7 @@ from ntt_backup import __version__, events
 from ntt_backup.catalog import connection, history, stats
 from ntt_backup.catalog.check_history import last_checks
 from ntt_backup.catalog.dump_history import last_dumps
-from ntt_backup.config import Settings, identity
+from ntt_backup.config import Settings, application_name
 from ntt_backup.daemon.events import TargetRestart
 from ntt_backup.daemon.open_outages import OpenOutages
 from ntt_backup.daemon.progress import STATES, RunState
@@ -360,7 +360,7 @@ class CatalogFigures:
         Thread(target=self._ask_on_and_on, daemon=True).start()
 
     def _ask_on_and_on(self) -> None:
-        name = identity.application("metrics")
+        name = application_name("metrics")
         self.wanted.wait()
         while True:
             self.wanted.clear()
