@@ -20,8 +20,8 @@ from ntt_backup.catalog.history import Run
 from ntt_backup.catalog.pending import Stretch, columns, form_of, index_names
 from ntt_backup.catalog.queries import fragment, load_all, shown, statement
 from ntt_backup.catalog.range_locks import lock_class
-from ntt_backup.catalog.ranges import interval, parts
-from ntt_backup.catalog.search import Search
+from ntt_backup.catalog.ranges import interval, parts, prefix_ranges
+from ntt_backup.catalog.search import Found, Search
 from ntt_backup.errors import (
     CatalogError,
     CatalogRefused,
@@ -290,6 +290,61 @@ def test_what_others_have_emptied_is_freed_and_nothing_is_taken_for_full_any_mor
     assert claims._read(10) == []
     assert claims._open == []
     assert claims._search.slices()[0][1].index == 171
+
+
+@pytest.mark.parametrize(
+    ("index", "much", "opened", "then"),
+    [
+        (171, 100, [171], 50),
+        # With more than a batch it is held in parts, as many as are wanted, and the next is full.
+        (171, 101, [2992, 2993, 2994, 2995, 2996, 2997, 2998, 2999, 3000], 1),
+        (256, 101, [256], 1),
+    ],
+)
+def test_a_range_with_more_than_a_batch_is_opened_in_parts(
+    monkeypatch: pytest.MonkeyPatch, index: int, much: int, opened: list[int], then: int
+) -> None:
+    claims = claims_of(monkeypatch, None)
+    wanted: list[int] = []
+    one = interval(index)
+
+    def find(search: Search, enough: int, _: float) -> Found:
+        wanted.append(enough)
+        return Found([Stretch(one.index, one.lo, one.hi)], much)
+
+    locked: list[set[int]] = []
+
+    def lock(indexes: set[int]) -> None:
+        locked.append(indexes)
+        claims._held |= indexes - {7}
+
+    monkeypatch.setattr(claims, "_find", find)
+    monkeypatch.setattr(claims, "_lock", lock)
+    claims._searches = iter([Search(prefix_ranges(), 1)])
+    assert claims._claim(50, 100)
+    assert claims.searching
+    assert [stretch.index for stretch in claims._open] == opened
+    assert locked == [{*opened}]
+    assert wanted == [50]
+    claims._open = []
+    claims._search.doubt()
+    assert claims._claim(50, 100)
+    assert wanted == [50, then]
+
+
+def test_a_claim_that_finds_nothing_more_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    claims = claims_of(monkeypatch, None)
+    monkeypatch.setattr(claims, "_find", lambda search, *_: Found([search._left.pop()]))
+    monkeypatch.setattr(claims, "_lock", lambda _: None)
+    # What another session has taken meanwhile is not opened.
+    claims._searches = iter([Search([interval(3), interval(4)], 1)])
+    assert not claims._claim(5, 100)
+    assert not claims.searching
+    assert claims._open == []
+    # Where there is no time, it is not.
+    monkeypatch.setattr(range_locks, "_SEARCH_SECONDS", 0)
+    assert not claims._claim(5, 100)
+    assert claims.searching
 
 
 def test_whether_blobs_were_inserted_is_asked_without_waiting(
