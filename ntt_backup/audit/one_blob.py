@@ -1,4 +1,4 @@
-"""The store tells what it has of one blob, and a bucket where it keeps it."""
+"""Looks for one blob in the store and in a bucket."""
 
 from __future__ import annotations
 
@@ -10,16 +10,20 @@ from typing import NoReturn
 from ntt_backup.config import RemoteConfig
 from ntt_backup.errors import BackupError, SourceError
 from ntt_backup.model import Blob, Failure
-from ntt_backup.objects.contents import places
 from ntt_backup.objects.keys import blob_key
 from ntt_backup.objects.open import open_to_read
+from ntt_backup.objects.tables import packs_for
 from ntt_backup.source.store import Store
 
 
 @dataclass(frozen=True, slots=True)
 class InStore:
-    """Holds what the store has. verified: its content was hashed, and is right. problem: why it
-    cannot be sent, a reason or that the store is away; detail says more.
+    """The state of a blob in the store.
+
+    Attributes:
+        size: In bytes, or None where there is a problem.
+        verified: Whether the content was hashed, and is right.
+        problem: Why the blob cannot be sent: a reason, or that the store is away. detail says more.
     """
 
     size: int | None = None
@@ -30,8 +34,14 @@ class InStore:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """An object of a bucket that has a blob: a pack, from offset on so many bytes, or one of its
-    own. size: of the object.
+    """An object of a bucket that has a blob.
+
+    Attributes:
+        key: The key of the object.
+        size: The size of the object in bytes.
+        pack: Whether the object is a pack; else the object is the blob alone.
+        offset: Where the blob begins in the object, in bytes.
+        stored: The length of the stored blob in bytes.
     """
 
     key: str
@@ -42,7 +52,7 @@ class Place:
 
 
 def look_in_store(root: Path, blob: Blob, *, verify: bool) -> InStore:
-    """Returns what the store has of a blob; verify: its content is hashed."""
+    """Returns the state of a blob in the store. verify: hash its content."""
     try:
         with Store(root).tree() as tree:
             found = tree.examine(blob, verify=verify)
@@ -58,9 +68,11 @@ def look_in_bucket(settings: RemoteConfig, blobid: str) -> list[Place]:
     outage. Raises BackupError.
     """
     bucket, tables = open_to_read(settings, _do_not_wait, threading.Event())
+    digest = bytes.fromhex(blobid)
     found = [
         Place(pack.key, pack.size, True, entry.offset, entry.stored)
-        for pack, _, entry in places(bucket, tables, bytes.fromhex(blobid))
+        for pack, reader in tables.readable(packs_for(bucket, [digest]))
+        if (entry := reader.table.find(digest)) is not None
     ]
     info = bucket.head(blob_key(blobid))
     if info is not None:

@@ -108,15 +108,6 @@ def give_large(
     _give_pieces(partial(bucket.read, key), key, 0, Large(digest, size, min(offset, size)), sink)
 
 
-def places(
-    bucket: PatientBucket, tables: Tables, digest: bytes
-) -> Iterator[tuple[PackObject, PackReader, Entry]]:
-    """Yields where packs have a blob: a large one that could not have its own key, too."""
-    for pack, reader in tables.readable(packs_for(bucket, [digest])):
-        if (entry := reader.table.find(digest)) is not None:
-            yield pack, reader, entry
-
-
 def give_elsewhere(
     bucket: PatientBucket,
     tables: Tables,
