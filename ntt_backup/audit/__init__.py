@@ -1,1 +1,1 @@
-"""What was stored is checked: by its hashes, and by comparing catalog, store and remote."""
+"""Checks stored blobs by their hashes, and compares the catalog, the store and the remote."""

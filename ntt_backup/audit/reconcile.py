@@ -80,9 +80,18 @@ _REASONS: Final = {
 
 @dataclass(slots=True)
 class Comparison:
-    """Holds what was seen so far. part: of the work, from 0 to 1. requeued: blobs that are pending
-    again. marked: blobs that count as copied now. strangers: sealed packs that this host has not
-    signed. examples: the first of each kind, with a remark.
+    """The counts of a comparison so far.
+
+    Attributes:
+        rows: Rows of the catalog that have a blobid.
+        in_store: Blobs in the store.
+        on_remote: Blobs on the remote.
+        agreed: Rows without any difference.
+        part: How much of the work is done, from 0 to 1.
+        requeued: Blobs that were made pending again.
+        marked: Blobs that were marked as copied.
+        strangers: Sealed packs that this host has not signed.
+        examples: The first differences of each kind, each with a remark.
     """
 
     rows: int = 0
@@ -113,7 +122,7 @@ def reconcile(
     on_difference: Callable[[Difference, str, str], None],
     on_outage: Callable[[BackupError, float], None],
 ) -> Comparison:
-    """Compares all three; on_difference gets kind, blobid or path, remark. Raises BackupError."""
+    """Compares the three. on_difference gets kind, blobid or path, remark. Raises BackupError."""
     store = Store(settings.source.root)
     store.probe()
     names: RemoteNames
@@ -263,8 +272,8 @@ class _Work:
         row: Row | None,
         local: int | None,
     ) -> None:
-        """Reports each difference. sizes: of the blob in each place of the remote that has it;
-        local: in the store, None for absent.
+        """Reports the differences of one blob. sizes: the size of the blob in each place of the
+        remote that has it. local: its size in the store, None for absent.
         """
         before = self.seen.differences.total()
         # The store's size was checked when the blob was sent; the catalog's is second best.
@@ -324,7 +333,7 @@ class _Work:
                 self.record()
 
     def record(self) -> None:
-        """Records what is to be applied."""
+        """Applies the differences that were found since the last call."""
         lost, self.lost = self.lost, []
         if lost:
             self.seen.requeued += record_checks(self.conn, self.target, [], lost)

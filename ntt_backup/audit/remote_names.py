@@ -1,4 +1,4 @@
-"""A remote of any kind lists the names and sizes that it has, in order."""
+"""Lists the names and sizes of the blobs on a remote, in order."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _DIGITS: Final = 64
 
 
 class OnStray(Protocol):
-    """Is told path and kind of what is no blob, and what is known of it besides."""
+    """Is told the path and the kind of an entry that is no blob, and more about the entry."""
 
     def __call__(self, path: str, kind: StrayKind, detail: str = "", /) -> None: ...
 
 
 class ReceiverNames:
-    """Lists what a receiver has. Methods raise BackupError."""
+    """Lists the blobs of a receiver. Methods raise BackupError."""
 
     def __init__(
         self, settings: RemoteConfig, on_outage: Callable[[BackupError, float], None]
@@ -126,7 +126,7 @@ class BucketNames:
             self.require_fit()
 
     def _describe(self, pack: PackObject, reader: PackReader) -> StoredPack | None:
-        """Returns a pack as the ledger has it; None for one that is empty, or gone."""
+        """Returns a pack as the ledger has it, or None for a pack that is empty or gone."""
         table = reader.table
         try:
             info = self.bucket.head(pack.key)

@@ -29,9 +29,14 @@ BATCH_SIZE: Final = 10_000
 
 @dataclass(slots=True)
 class ScanResult:
-    """Holds what one call of `scan` has done so far. registered: rows added, bytes: their content.
-    known: blobs that the catalog had. strays: by kind. directories: finished `aa/bb`, directory:
-    the last of them. resumed_from: the one after which an earlier scan was continued, or None.
+    """The counts of one call of `scan` so far.
+
+    Attributes:
+        registered: Blobs that were added to the catalog, with so many `bytes` of content.
+        known: Blobs that the catalog had.
+        strays: Entries that are no blobs, by kind.
+        directories: The number of finished directories `aa/bb`; `directory` is the last of them.
+        resumed_from: The last directory of the scan that was continued, or None.
     """
 
     registered: int = 0
@@ -45,7 +50,7 @@ class ScanResult:
 
     @property
     def exit_code(self) -> int:
-        """Not 0 where something could not be read: nobody knows which blobs are in it."""
+        """Returns 7 where a directory or file could not be read: it may have unknown blobs."""
         return SOME_FAILED if self.strays[StrayKind.UNREADABLE] else 0
 
 

@@ -63,9 +63,17 @@ Job = TypeVar("Job")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Holds what to check, and how. way: hash on the remote (`there`), after a download, or the
-    local store. fraction: a random part. Times are in seconds, max_bytes is of content; bwlimit: of
-    what a download brings.
+    """The choice of blobs to check, and the limits of the check.
+
+    Attributes:
+        way: Hash blobs on the remote (`there`), after a download, or in the local store.
+        prefix: Check only blobids that begin with this.
+        fraction: Check a random sample of this part, from 0 to 1.
+        max_duration: Start no new job after this time in seconds.
+        max_bytes: Read at most this many bytes of content.
+        older_than: Check only blobs whose last check is at least so many seconds ago.
+        workers: The number of threads.
+        bwlimit: The limit of what a download fetches.
     """
 
     way: Way = "there"
@@ -79,12 +87,12 @@ class Question:
 
     @property
     def choice(self) -> Choice:
-        """Returns which of what was copied, or of the store, is checked."""
+        """Returns the blobs to choose, for the catalog."""
         return Choice(self.prefix, self.older_than, self.fraction)
 
 
 class Budget:
-    """Counts the time and the bytes of a check, from now on, against the question's limits."""
+    """Compares the time and the bytes of a check with the limits of the question."""
 
     def __init__(self, question: Question) -> None:
         self._question = question
@@ -103,23 +111,30 @@ class Budget:
         return self._limit - self._asked
 
     def allows(self, size: int) -> bool:
-        """Returns whether so many bytes more may be asked for, and counts them."""
+        """Counts `size` bytes to read. Returns whether the limit still allows them."""
         self._asked += size
         return self._asked <= self._limit
 
     def ever_allows(self, size: int) -> bool:
-        """Returns whether any call with this limit may ask for so many bytes. What is larger would
-        be the first of each call, since it is never checked, and the end of it.
+        """Returns whether a check with this limit can read a blob or pack of `size` bytes at all.
+        A larger one is never checked, so it would come first in each call, and end the call.
         """
         return size <= self._limit
 
 
 @dataclass(slots=True)
 class Findings:
-    """Holds what a check has found so far, of total blobs; requeued are pending again. lost_packs:
-    packs of a bucket that do not count any more. left_out: blobs that no call with this limit
-    reads. by_size: blobs of which nothing but the size of their object could be compared.
-    strangers: sealed packs that were read and that this host has not signed.
+    """The results of a check so far.
+
+    Attributes:
+        total: The number of blobs to check; `checked` of them are checked, `bytes` were hashed.
+        requeued: Blobs that were made pending again.
+        lost_packs: Packs of a bucket that are missing or damaged as a whole.
+        left_out: Blobs that no call with this max_bytes reads.
+        by_size: Blobs of which only the size of their object could be compared.
+        strangers: Sealed packs that were read and that this host has not signed.
+        complete: Whether all blobs were checked.
+        wrong: The failures.
     """
 
     total: int = 0
@@ -236,7 +251,7 @@ class Check(ABC, Generic[Job]):
         return []
 
     def take_result(self, checked: Checked[Job]) -> None:
-        """Counts what came of a job."""
+        """Counts the result of a job."""
         found = self.found
         found.checked += checked.blobs
         found.bytes += checked.bytes
@@ -281,7 +296,7 @@ class Check(ABC, Generic[Job]):
         self.on_progress(self.found)
 
     def _settle(self) -> None:
-        """Records what is known."""
+        """Records the results so far."""
         self._take_results()
         self._record()
 
@@ -299,8 +314,8 @@ class Check(ABC, Generic[Job]):
 
 @contextmanager
 def settling(settle: Callable[[], None]) -> Iterator[None]:
-    """Calls settle where the context ends with an error, which goes on: what is known of a
-    check, and not recorded, would be checked again.
+    """Calls settle where the block raises an error, and raises the error again. Results that were
+    not recorded would have to be found again.
     """
     try:
         yield
@@ -478,7 +493,7 @@ def _receive_contents(session: ReadSession, job: Blobs) -> Checked[Blobs]:
 
 
 class Hashing:
-    """Takes contents, hashes them, and keeps none."""
+    """A `ContentSink` that hashes contents, and keeps only failures."""
 
     def __init__(self) -> None:
         self.bytes = 0

@@ -116,7 +116,7 @@ class _BucketCheck(Check[_Stored]):
         return None
 
     def _size(self, what: _Stored) -> int:
-        """Returns how much is read of an object, which the catalog may not know."""
+        """Returns the bytes to read of an object. The catalog may not know the size of a blob."""
         if what.size is None and isinstance(what, Blob) and self.question.max_bytes is not None:
             with suppress(ObjectUnreadable):
                 info = self.bucket.head(blob_key(what.blobid))
@@ -130,7 +130,7 @@ class _BucketCheck(Check[_Stored]):
         return self.names().is_empty()
 
     def names(self) -> BucketNames:
-        """Returns what the packs name that are not lost."""
+        """Returns the names in all packs that are not lost."""
 
         def recorded() -> Iterator[StoredPack]:
             return iter_packs(self.conn, self.target)
@@ -169,7 +169,7 @@ class _BucketCheck(Check[_Stored]):
             self.jobs.give(self._check(what))
 
     def _check(self, what: _Stored) -> _Checked:
-        """Checks an object. What is wrong in this pack and right in another one is no failure."""
+        """Checks an object. A blob that is wrong here and right in another pack is no failure."""
         sink = Hashing()
         try:
             if self._reads:
@@ -232,7 +232,7 @@ class _BucketCheck(Check[_Stored]):
     # --- what lost packs held ---------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Makes pending what lost packs held, which takes long to find out."""
+        """Makes the blobs of lost packs pending. Finding out which these are takes long."""
         if not self._lost_packs:
             return
         self.require_blobs()
@@ -250,7 +250,7 @@ class _BucketCheck(Check[_Stored]):
             forget_packs(self.conn, self.target, ids, self._packs.began)
 
     def _tell_lost(self, more: str) -> None:
-        """Tells of the lost packs themselves. They stay in the ledger, for the next check."""
+        """Reports the lost packs themselves. They stay in the ledger for the next check."""
         for _, failure in self._lost_packs.values():
             self.found.wrong.add(replace(failure, detail=f"{failure.detail}; {more}"))
 

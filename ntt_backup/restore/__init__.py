@@ -1,1 +1,1 @@
-"""Blobs and catalog come back from the remote, and the drill proves it."""
+"""Restores blobs and the catalog from the remote, and proves by a drill that this works."""

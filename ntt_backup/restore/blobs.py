@@ -39,11 +39,18 @@ _DIGITS: Final = 64
 
 @dataclass(slots=True)
 class Restored:
-    """Holds what a restore has done so far. right: blobs that the destination had. bytes: what was
-    fetched. archived: objects that must be thawed first, archived_bytes: their size; thawing: how
-    many of them are. not_needed: damaged packs all of whose blobs are in others, by their keys.
-    strangers: sealed packs that this host has not signed; each blob is compared with its name.
-    part: of the work, from 0 to 1; None where that is not known.
+    """The counts of a restore so far.
+
+    Attributes:
+        restored: Blobs that were written.
+        right: Blobs that the destination had already.
+        bytes: Bytes of content that were fetched.
+        archived: Objects that must be thawed first, of `archived_bytes` in all. `thawing` of them
+            are being thawed.
+        strangers: Sealed packs that this host has not signed. Each blob is compared with its name.
+        not_needed: The keys of damaged packs whose blobs are all in other packs.
+        part: How much of the work is done, from 0 to 1; None where that is not known.
+        wrong: The failures.
     """
 
     restored: int = 0
@@ -65,24 +72,20 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Holds what to restore: all that begins with prefix, or these blobids, in any order and
-    number.
-    """
+    """The blobs to restore: those that begin with prefix, or blobids in any order and number."""
 
     prefix: str = ""
     blobids: Iterable[str] | None = None
 
     @property
     def interval(self) -> tuple[int, int]:
-        """Returns the first number of the prefix, and how many there are."""
+        """Returns the first blobid with the prefix, as a number, and the number of such blobids."""
         return int(self.prefix.ljust(_DIGITS, "0"), 16), 1 << 4 * (_DIGITS - len(self.prefix))
 
 
 @dataclass(frozen=True, slots=True)
 class Thaw:
-    """Holds what is asked of the object store: archived objects can be read for so many days; tier:
-    how fast that comes about.
-    """
+    """A request to thaw archived objects for `days` days. tier: the speed of thawing."""
 
     days: int
     tier: str
@@ -158,7 +161,7 @@ class Work(ABC, Generic[Job, Context]):
             self.fetch_jobs(writer, context)
 
     def has(self, writer: TargetWriter, entry: Entry) -> bool:
-        """Returns whether the destination has this blob, and right."""
+        """Returns whether the destination has this blob with the right content."""
         self.cancelled()
         found = writer.find(*entry, trust_size=self._trust_size)
         with self.lock:
@@ -167,7 +170,7 @@ class Work(ABC, Generic[Job, Context]):
         return found is not Found.NOT_RIGHT
 
     def finish(self, writer: TargetWriter, part: float | None) -> None:
-        """Publishes what has come, and counts it; part: of all the work."""
+        """Publishes the blobs that were written, and counts them. part: of all the work."""
         restored = writer.publish()
         for digest, text in writer.refused:
             name = digest.hex()
@@ -185,7 +188,7 @@ class Work(ABC, Generic[Job, Context]):
                 self.done.part = (self.done.part or 0.0) + part
 
     def fail(self, failure: Failure) -> None:
-        """Reports what could not be restored."""
+        """Reports a blob or an object that could not be restored."""
         with self.lock:
             self.done.wrong.add(failure)
 
@@ -207,9 +210,20 @@ def restore(
     thaw: Thaw | None = None,
     bwlimit: Timetable | None = None,
 ) -> Restored:
-    """Fetches what is wanted and missing. on_archived is told the keys of objects that must be
-    thawed first; thaw: ask the object store for that. bwlimit: of all that comes. Raises
-    BackupError; what is there then is right.
+    """Fetches the wanted blobs that the destination lacks. Raises BackupError. Each blob that is in
+    the destination then is right.
+
+    Args:
+        settings: The settings of the remote.
+        destination: The target directory.
+        wanted: The blobs to restore.
+        workers: The number of threads that fetch.
+        trust_size: Keep a file of the right size without hashing it.
+        on_progress: Is called about five times a second.
+        on_outage: Is told the error, and the seconds until the next attempt.
+        on_archived: Is told the keys of objects that must be thawed first.
+        thaw: Asks the object store to thaw these objects.
+        bwlimit: The limit of all that is fetched.
     """
     work: FromReceiver | FromBucket
     # What speaks to a bucket takes a while to load, and so does what speaks to a receiver.

@@ -37,10 +37,17 @@ from ntt_backup.source.store import Store
 
 @dataclass(slots=True)
 class Proof:
-    """Holds what was found by reading back. copied: of the catalog's rows. right: blobs that hash
-    to their names, bytes: theirs. lost: copied, but not restored; wrong: restored, but not right.
-    later: right, but not in the catalog; unsent: neither copied nor restored. part: of the work,
-    from 0 to 1. proof_s: how long it took.
+    """The results of reading back all restored blobs.
+
+    Attributes:
+        rows: Rows of the restored catalog; `copied` of them are marked as copied.
+        right: Blobs that hash to their names, with so many `bytes` of content.
+        lost: Blobs that are marked as copied, and were not restored.
+        wrong: Blobs that were restored, and do not hash to their names.
+        later: Restored blobs that the catalog does not have.
+        unsent: Rows that are neither marked as copied nor restored.
+        part: How much of the work is done, from 0 to 1.
+        proof_s: The duration in seconds.
     """
 
     rows: int = 0
@@ -58,8 +65,12 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class Drilled:
-    """The result of a drill. catalog_s: of restoring dump. origin: who made it. bad_dumps: what is
-    wrong with newer ones.
+    """The result of a drill.
+
+    Attributes:
+        dump: The dump that the catalog was restored from, and its origin: who made the dump.
+        bad_dumps: The problems of newer dumps.
+        catalog_s: The duration of restoring the catalog, in seconds.
     """
 
     dump: Stored

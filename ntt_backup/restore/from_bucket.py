@@ -203,7 +203,7 @@ class FromBucket(Work[Job, str]):
             self._on_archived(key)
 
     def _asked_for(self, key: str) -> bool:
-        """Asks for an object to be thawed, where that is wanted. Returns whether it is thawing."""
+        """Asks the object store to thaw an object, if wanted. Returns whether the object thaws."""
         if (thaw := self._thaw) is None:
             return False
         try:
@@ -252,7 +252,7 @@ class FromBucket(Work[Job, str]):
 
 
 def _weight(pack: PackObject, prefix: str) -> float:
-    """Returns about how many bytes of a pack are of blobids with a prefix."""
+    """Returns an estimate of the bytes of a pack that belong to blobids with a prefix."""
     low, high = int(pack.name.low, 16), int(pack.name.high, 16) + 1
     first, last = int(prefix.ljust(16, "0")[:16], 16), int(prefix.ljust(16, "f")[:16], 16) + 1
     return pack.size * (min(high, last) - max(low, first)) / (high - low)
@@ -278,7 +278,7 @@ def _is_superseded(bucket: PatientBucket, tables: Tables, pack: PackObject) -> b
 
 
 def _damaged_table(bucket: PatientBucket, pack: PackObject) -> list[bytes]:
-    """Returns the digests that stand where the table should, as far as they are in order."""
+    """Returns the digests at the place of the table, up to the first one out of order."""
     begin = max(0, pack.size - _LARGEST_END) // BLOCK * BLOCK
     try:
         end = bucket.read(pack.key, begin, pack.size - begin)

@@ -31,7 +31,7 @@ _UNREADABLE: Final = list(StrayKind).index(StrayKind.UNREADABLE)
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Holds what is asked for at once. part: of all the work, from 0 to 1; None where not known."""
+    """Blobs that are asked for at once. part: of all the work, from 0 to 1, or None if unknown."""
 
     entries: list[Entry]
     part: float | None
@@ -97,7 +97,7 @@ class Fetching:
         self._resumed = 0
 
     def work(self, session: ReadSession) -> None:
-        """Fetches all that is left."""
+        """Fetches the remaining batches."""
         writer, under_way = self._writer, self._under_way
         writer.forget()
         again = [part for batch in under_way for part in self._parted(batch)]

@@ -113,7 +113,7 @@ class RestoreTarget:
             sync_below(self.fd, files=False)
 
     def close(self) -> None:
-        """Leaves nothing but published blobs, and what can be resumed of large ones."""
+        """Removes the scratch space, except incomplete large blobs, which can be resumed."""
         with suppress(OSError):
             self._empty_scratch()
             os.rmdir(PARTIAL, dir_fd=self._scratch)
@@ -131,7 +131,7 @@ class RestoreTarget:
 
 @dataclass(slots=True)
 class _Large:
-    """A blob that comes in pieces: its file, and the hash of what has come of it."""
+    """A blob that comes in pieces: its file, and the hash of the pieces so far."""
 
     digest: bytes
     fd: int
@@ -142,8 +142,8 @@ class _Large:
 
 
 class Found(IntEnum):
-    """What the target has under a blob's name: nothing that is right, the blob since before the
-    restore began, or since then.
+    """The state of a blob in the target: no right content, right before the restore began, or
+    restored since then.
     """
 
     NOT_RIGHT = 0
@@ -393,12 +393,12 @@ class TargetWriter:
         return taken is None or taken[0] == REPLACED
 
     def again(self) -> list[bytes]:
-        """Returns the blobs that must be asked for once more, from their beginning."""
+        """Returns the blobs that must be fetched once more, from their beginning."""
         again, self._again = self._again, []
         return again
 
     def forget(self) -> None:
-        """Forgets what was asked for on a connection that was lost. Large blobs can be resumed."""
+        """Discards all that came on a lost connection, except large blobs that can be resumed."""
         self._abandon()
         self.failures.clear()
         for above in {place[:2] for place in self._staged}:
@@ -423,7 +423,7 @@ class TargetWriter:
         return ours
 
     def _leave_parts(self) -> None:
-        """Leaves to all threads what this one took, but for the blob that comes now."""
+        """Releases the parts that this thread holds, except of the blob that it is receiving."""
         kept = {self._large.digest} if self._large is not None else set()
         for digest in self._parts - kept:
             del self._target.parts[digest]
@@ -442,7 +442,7 @@ def _new(path: str, directory: int) -> int:
 
 @contextmanager
 def destination(path: Path) -> Iterator[None]:
-    """Raises DestinationError for what the system says about the target."""
+    """Raises DestinationError for an OSError about the target."""
     try:
         yield
     except Misplaced as error:

@@ -43,8 +43,14 @@ Step = dict[str, Any]
 
 @dataclass(slots=True)
 class UnpackedAll:
-    """Holds what was unpacked so far. right: blobs that the directory had. bytes: what was written.
-    damaged: packs that are damaged as a whole, in words. part: of the work, from 0 to 1.
+    """The counts of `unpack` so far.
+
+    Attributes:
+        unpacked: Blobs that were written, with so many `bytes` of content.
+        right: Blobs that the directory had already.
+        part: How much of the work is done, from 0 to 1.
+        wrong: The blobs that are damaged in their pack.
+        damaged: Descriptions of packs that are damaged as a whole.
     """
 
     unpacked: int = 0
