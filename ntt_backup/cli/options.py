@@ -109,6 +109,11 @@ def value(name: str, kind: object, text: str, parameter: str = "", **attributes:
     return click.option(name, *filter(None, [parameter]), help=text, **attributes)
 
 
+def repeated(name: str, word: str, text: str, parameter: str = "") -> Decorator:
+    """Returns an option that may be given several times. word: What stands for one of its texts."""
+    return value(name, word, f"{text}; may be repeated.", parameter, multiple=True)
+
+
 def count(name: str, default: int, text: str) -> Decorator:
     """Returns an option for the number of connections, processes or workers."""
     return value(name, click.IntRange(1, 64), text, default=default)

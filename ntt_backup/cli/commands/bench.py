@@ -20,7 +20,7 @@ from ntt_backup.bench.output import Progress, bucket_tables, link_tables, strate
 from ntt_backup.bench.results import LEAST_ROUNDS, SCHEMA, describe_machine, now
 from ntt_backup.cli import options
 from ntt_backup.cli.common import Common, writing
-from ntt_backup.cli.options import SIZE
+from ntt_backup.cli.options import SIZE, flag, value
 from ntt_backup.config import RemoteConfig, Settings
 from ntt_backup.format import printable
 
@@ -45,13 +45,13 @@ def _ways(text: str) -> tuple[str, ...]:
     return names
 
 
-_ROUNDS = options.value(
+_ROUNDS = value(
     "--rounds",
     click.IntRange(LEAST_ROUNDS),
     "How often everything is measured.",
     default=LEAST_ROUNDS,
 )
-_JSON = options.value(
+_JSON = value(
     "--json",
     options.GivenPath("file", dir_okay=False, writable=True),
     "Write every figure to this file.",
@@ -62,11 +62,9 @@ _QUIET = click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 
 @options.command(name="link")
 @_ROUNDS
-@options.value(
-    "--seconds", click.FloatRange(0.2), "Time for each measurement of throughput.", default=3.0
-)
-@options.value("--streams", _NUMBERS, "Numbers of connections side by side.", default="1,2,4,8")
-@options.value(
+@value("--seconds", click.FloatRange(0.2), "Time for each measurement of throughput.", default=3.0)
+@value("--streams", _NUMBERS, "Numbers of connections side by side.", default="1,2,4,8")
+@value(
     "--round-trips",
     click.IntRange(3),
     "Number of round trips, in all rounds together.",
@@ -90,18 +88,16 @@ def bench_link(common: Common, /, json_file: Path | None, quiet: bool, **chosen:
 
 @options.command(name="strategies")
 @_ROUNDS
-@options.value(
-    "--seconds", click.FloatRange(0.2), "Time for the ceiling: a bare stream.", default=3.0
-)
-@options.value("--sample", SIZE, "Bytes, such as 1GB; default: what the link carries in 10 s.")
-@options.value(
+@value("--seconds", click.FloatRange(0.2), "Time for the ceiling: a bare stream.", default=3.0)
+@value("--sample", SIZE, "Bytes, such as 1GB; default: what the link carries in 10 s.")
+@value(
     "--workers",
     _NUMBERS,
     "Numbers to try the strategies with; all ways are compared with run.workers.",
     default="1,2,4,8",
 )
-@options.value("--only", _ways, "Comma-separated names of ways; default: all.", metavar="LIST")
-@options.flag("--yes", "Let what is sent stay in an append-only bucket.")
+@value("--only", _ways, "Comma-separated names of ways; default: all.", metavar="LIST")
+@flag("--yes", "Let what is sent stay in an append-only bucket.")
 @_JSON
 @_QUIET
 def bench_strategies(

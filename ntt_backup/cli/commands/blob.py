@@ -23,7 +23,7 @@ from ntt_backup.catalog.failures import (
 )
 from ntt_backup.cli import options, results
 from ntt_backup.cli.common import Common, open_catalog
-from ntt_backup.cli.options import IDENTITY, JSON, JSON_LINES, TIME
+from ntt_backup.cli.options import IDENTITY, JSON, JSON_LINES, TIME, flag, value
 from ntt_backup.config import CatalogConfig, RemoteConfig
 from ntt_backup.errors import BackupError, complete
 from ntt_backup.format import many, moment, printable, size
@@ -48,18 +48,14 @@ ADVICE: Final[Mapping[str, str]] = {
 
 
 @options.command(JSON_LINES)
-@options.value(
+@value(
     "--reason",
     click.Choice([*_REASONS, UNKNOWN]),
     f"Only blobs that failed for this reason; {UNKNOWN}: another program marked them.",
 )
-@options.value(
-    "--since", TIME, "Only blobs that failed, or failed again, within this time, such as 1d."
-)
-@options.value("--limit", click.IntRange(1), "Show only the first N.", metavar="N")
-@options.flag(
-    "--known", "Say that the failures of now are known: runs and mails are silent about them."
-)
+@value("--since", TIME, "Only blobs that failed, or failed again, within this time, such as 1d.")
+@value("--limit", click.IntRange(1), "Show only the first N.", metavar="N")
+@flag("--known", "Say that the failures of now are known: runs and mails are silent about them.")
 def failed(
     common: Common, reason: str | None, since: float | None, limit: int | None, known: bool
 ) -> None:
@@ -111,7 +107,7 @@ def _line(one: FailedBlob) -> str:
 
 @options.command(JSON)
 @click.argument("blobids", nargs=-1, metavar="[BLOBID]...")
-@options.value("--reason", click.Choice(_REASONS), "Only blobs that failed for this reason.")
+@value("--reason", click.Choice(_REASONS), "Only blobs that failed for this reason.")
 def requeue(common: Common, blobids: tuple[str, ...], reason: str | None) -> None:
     """Make failed blobs pending again. The next run sends them.
 
@@ -131,7 +127,7 @@ def requeue(common: Common, blobids: tuple[str, ...], reason: str | None) -> Non
 
 @options.command(IDENTITY, JSON)
 @click.argument("blobid")
-@options.flag("--verify", "Hash the content that the store has.")
+@flag("--verify", "Hash the content that the store has.")
 def show(common: Common, blobid: str, verify: bool) -> None:
     """Tell everything that is known of one blob.
 

@@ -9,30 +9,28 @@ import click
 
 from ntt_backup import demo as demonstration
 from ntt_backup.cli import options
-from ntt_backup.cli.options import PATH
+from ntt_backup.cli.options import PATH, flag, value
 
 
 @click.command()
-@options.value(
+@value(
     "--from",
     PATH,
     "Make the store from the files below this directory; default: system directories.",
     "source",
 )
-@options.value("--blobs", click.IntRange(1), "Number of blobs.", default=5000)
+@value("--blobs", click.IntRange(1), "Number of blobs.", default=5000)
 @options.count("--workers", 4, "Number of workers that send in parallel.")
-@options.flag("--keep", "Remove nothing at the end, and say how to continue.")
-@options.value("--directory", PATH, "Where to work; must be absent or empty.")
-@options.value(
+@flag("--keep", "Remove nothing at the end, and say how to continue.")
+@value("--directory", PATH, "Where to work; must be absent or empty.")
+@value(
     "--ssh-server",
     click.Choice(["auto", "openssh", "embedded"]),
     "OpenSSH's sshd, or one written in Python; auto: sshd where it is installed.",
     default="auto",
 )
-@options.flag("--s3", "The remote is a bucket of an object store, SeaweedFS.")
-@options.flag(
-    "--drill", "Then delete the store and the database, and restore both from the remote alone."
-)
+@flag("--s3", "The remote is a bucket of an object store, SeaweedFS.")
+@flag("--drill", "Then delete the store and the database, and restore both from the remote alone.")
 def demo(**chosen: Any) -> None:
     """Back up an example store, all on this machine.
 

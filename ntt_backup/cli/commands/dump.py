@@ -13,7 +13,7 @@ from ntt_backup import newest
 from ntt_backup.catalog.dump_history import DumpRun, recent_dumps
 from ntt_backup.cli import options, results
 from ntt_backup.cli.common import Common, open_catalog
-from ntt_backup.cli.options import IDENTITY, JSON, ONLY_ERRORS
+from ntt_backup.cli.options import IDENTITY, JSON, ONLY_ERRORS, flag, repeated
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.host_key import HostKeys, Origin
 from ntt_backup.dump import job
@@ -29,8 +29,8 @@ _OF_LEDGER: Final = 1000
 
 
 @options.command(JSON, ONLY_ERRORS)
-@options.flag("--force", "Dump even if nothing has changed since the last dump.")
-@options.flag("--whole", "Dump, and not as an increment on the last dump.")
+@flag("--force", "Dump even if nothing has changed since the last dump.")
+@flag("--whole", "Dump, and not as an increment on the last dump.")
 def dump(common: Common, force: bool, whole: bool) -> None:
     """Dump the catalog to the remote, and remove old dumps."""
     settings = common.load(RemoteConfig)
@@ -49,14 +49,8 @@ def dump(common: Common, force: bool, whole: bool) -> None:
 
 
 @options.command(IDENTITY, JSON)
-@options.flag("--all", "List the dumps of all targets.", "of_all")
-@options.value(
-    "--remove",
-    "NAME",
-    "Remove this dump from the remote, of whichever target; may be repeated.",
-    "unwanted",
-    multiple=True,
-)
+@flag("--all", "List the dumps of all targets.", "of_all")
+@repeated("--remove", "NAME", "Remove this dump from the remote, of whichever target", "unwanted")
 def dumps(common: Common, of_all: bool, unwanted: tuple[str, ...]) -> None:
     """List the dumps of the catalog on the remote, and remove some.
 

@@ -17,7 +17,7 @@ from ntt_backup.catalog.schema_check import PRINT_SQL
 from ntt_backup.catalog.schema_steps import Who
 from ntt_backup.cli import options, results
 from ntt_backup.cli.common import Common, connect, writing
-from ntt_backup.cli.options import JSON, PATH
+from ntt_backup.cli.options import JSON, PATH, flag, repeated, value
 from ntt_backup.client.bootstrap import standalone
 from ntt_backup.config import CatalogConfig, RemoteSettings, Settings
 from ntt_backup.config.host_key import SERVICE_KEY, key_file, make_host_key
@@ -28,7 +28,7 @@ from ntt_backup.process.pipeline import start, version_of
 
 
 @options.command(JSON)
-@options.flag("--notify", "Add a trigger: inserts into blobs wake a watching daemon.")
+@flag("--notify", "Add a trigger: inserts into blobs wake a watching daemon.")
 @click.option(
     "--print-sql",
     "script",
@@ -38,18 +38,13 @@ from ntt_backup.process.pipeline import start, version_of
     help="Change nothing. Print the missing SQL for psql: one script for each role that must run"
     " it, or only the named one.",
 )
-@options.value(
+@value(
     "--role",
     "ROLE",
     "Print the SQL, with no more rights than this role needs to back up; default: the user of"
     " catalog.url.",
 )
-@options.value(
-    "--monitor",
-    "ROLE",
-    "Print the SQL, also for a role that may only read the figures; may be repeated.",
-    multiple=True,
-)
+@repeated("--monitor", "ROLE", "Print the SQL, also for a role that may only read the figures")
 def init_db(
     common: Common, notify: bool, script: str | None, role: str | None, monitor: tuple[str, ...]
 ) -> None:
@@ -106,19 +101,19 @@ _LEFT: Final = (
 
 
 @click.command("install-service")
-@options.flag("--uninstall", "Remove what was installed; data stays.")
-@options.value(
+@flag("--uninstall", "Remove what was installed; data stays.")
+@value(
     "--root",
     PATH,
     "Write below this directory, and run nothing: for a package, or an image.",
     default=Path("/"),
 )
-@options.value(
+@value(
     "--prefix",
     PATH,
     "Put what belongs to a package below PREFIX/lib instead of /etc, such as /usr.",
 )
-@options.value("--program", str, "What the units start.  [default: this program]")
+@value("--program", str, "What the units start.  [default: this program]")
 def install_service(uninstall: bool, root: Path, prefix: Path | None, program: str | None) -> None:
     """Install the service for systemd, or remove it.
 
@@ -200,8 +195,8 @@ _NO_KEY: Final = "ssh-ed25519 AAAA... (the public half of the key for this job)"
 
 
 @options.command()
-@options.flag("--print", "Print the steps, and the line for sshd.", "show")
-@options.value(
+@flag("--print", "Print the steps, and the line for sshd.", "show")
+@value(
     "--write",
     options.GivenPath(path_type=str),
     "Write the receiver to this file, or to standard output (-); copy it to the remote.",

@@ -13,10 +13,9 @@ from pathlib import Path
 import click
 
 from ntt_backup import __version__
-from ntt_backup.cli import options
 from ntt_backup.cli.command_tree import EXAMPLES, PROGRAM
 from ntt_backup.cli.common import writing
-from ntt_backup.cli.options import DIR
+from ntt_backup.cli.options import DIR, value
 from ntt_backup.process.durable import durable_file
 
 _PAGE = f"{PROGRAM}.1"
@@ -24,7 +23,7 @@ _VARIABLE = f"_{PROGRAM}_COMPLETE".replace("-", "_").upper()
 
 
 @click.command()
-@options.value(
+@value(
     "--to",
     DIR,
     f"Write {_PAGE} into this directory, such as /usr/local/share/man/man1.",

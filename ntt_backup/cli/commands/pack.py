@@ -14,7 +14,7 @@ import click
 
 from ntt_backup.cli import options, results
 from ntt_backup.cli.common import Common, read_blobids, writing
-from ntt_backup.cli.options import DIR, IDENTITY, PATH, RESULT
+from ntt_backup.cli.options import DIR, IDENTITY, PATH, RESULT, flag, repeated, value
 from ntt_backup.config import RemoteConfig, StoreConfig
 from ntt_backup.config.host_key import Origin
 from ntt_backup.config.sealing import Keyring, SealPolicy, require_sealing
@@ -46,24 +46,18 @@ _ANOTHER = "name another file, or replace this one by --force"
 )
 @options.blob_list("Pack")
 @options.prefix("Pack")
-@options.flag("--no-compress", "Store small blobs as they are.")
-@options.flag("--force", "Replace FILE, or IMAGE.")
-@options.flag("--check", "Check FILE instead: hash every blob in it.")
-@options.flag("--list-blobs", "Print the blobids in FILE instead.")
-@options.value(
+@flag("--no-compress", "Store small blobs as they are.")
+@flag("--force", "Replace FILE, or IMAGE.")
+@flag("--check", "Check FILE instead: hash every blob in it.")
+@flag("--list-blobs", "Print the blobids in FILE instead.")
+@value(
     "--image",
     PATH,
     "Write a file system instead, which shows the blobs of FILE, a pack or a directory of"
     " packs; see docs/mount.md.",
     metavar="IMAGE",
 )
-@options.value(
-    "--recipient",
-    "AGE1...",
-    "Seal FILE for this public key of age; may be repeated.",
-    "recipients",
-    multiple=True,
-)
+@repeated("--recipient", "AGE1...", "Seal FILE for this public key of age", "recipients")
 def pack(
     common: Common,
     file: Path,
@@ -184,7 +178,7 @@ def _about(found: PackFile) -> dict[str, object]:
 @click.argument("files", type=PATH, nargs=-1, required=True, metavar="FILE...")
 @options.destination("Directory for the blobs.")
 @options.jobs()
-@options.flag("--no-verify", "Trust the packs: hash no blob.")
+@flag("--no-verify", "Trust the packs: hash no blob.")
 def unpack(
     common: Common, files: tuple[Path, ...], destination: Path, jobs: int, no_verify: bool
 ) -> None:
@@ -223,16 +217,16 @@ def unpack(
 
 @options.command(*RESULT)
 @click.argument("directory", type=PATH, metavar="DIR")
-@options.value("--packs", DIR, "Mount the packs in this directory, not those of the target.")
+@value("--packs", DIR, "Mount the packs in this directory, not those of the target.")
 @options.prefix("Mount")
-@options.value(
+@value(
     "--snapshot",
     "SET[@VERSION]",
     "Mount the tree of a snapshot: the newest version of a set, or the one that is named.",
     "version",
     shell_complete=options.set_names,
 )
-@options.value(
+@value(
     "--scratch",
     DIR,
     "Directory for the image: 150 bytes a blob, and what all blobs below 16 KiB have; of a"

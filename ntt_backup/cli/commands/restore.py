@@ -13,7 +13,7 @@ import click
 
 from ntt_backup.cli import options, results
 from ntt_backup.cli.common import Common, read_blobids, require_blobids, writing, written
-from ntt_backup.cli.options import DIR, IDENTITY, PATH, RESULT
+from ntt_backup.cli.options import DIR, IDENTITY, PATH, RESULT, flag, repeated, value
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.host_key import Origin
 from ntt_backup.config.timetable import Timetable
@@ -35,36 +35,34 @@ _NOBODY: Final = (
 
 @options.command(IDENTITY, *RESULT)
 @click.argument("directory", type=PATH, metavar="[DIR]", required=False)
-@options.value(
-    "--to", DIR, "Directory for the blobs; may also be given without --to.", "destination"
-)
-@options.flag(
+@value("--to", DIR, "Directory for the blobs; may also be given without --to.", "destination")
+@flag(
     "--catalog",
     "Restore the catalog instead: the newest good dump of this host, into the empty database"
     " of catalog.url.",
     "of_catalog",
 )
-@options.value("--dump", "NAME", "With --catalog: this dump, and not the newest.")
+@value("--dump", "NAME", "With --catalog: this dump, and not the newest.")
 @options.of_dump
 @options.prefix("Restore")
 @options.blob_list("Restore")
-@options.value("--blobid", "ID", "Restore this blob; may be repeated.", "blobids", multiple=True)
+@repeated("--blobid", "ID", "Restore this blob", "blobids")
 @options.bwlimit("that the blobs may take")
 @options.sessions(default=4)
-@options.flag("--trust-size", "Keep a file in DIR that has the right size, without hashing it.")
-@options.value(
+@flag("--trust-size", "Keep a file in DIR that has the right size, without hashing it.")
+@value(
     "--archived",
     options.GivenPath("file", dir_okay=False),
     "Write into FILE the keys of a bucket's objects that must be thawed first.",
 )
-@options.value(
+@value(
     "--thaw",
     click.IntRange(1),
     "Ask the object store to thaw the objects that must be, for so many days.",
     "days",
     metavar="DAYS",
 )
-@options.value(
+@value(
     "--tier",
     click.Choice(["bulk", "standard", "expedited"]),
     "With --thaw, how fast: standard by default; the slowest is the cheapest.",
@@ -240,8 +238,8 @@ def lines(done: Restored, destination: Path) -> list[str]:
 
 
 @options.command(IDENTITY, *RESULT)
-@options.value("--scratch", DIR, "Directory for the blobs; must be absent or empty.", required=True)
-@options.value(
+@value("--scratch", DIR, "Directory for the blobs; must be absent or empty.", required=True)
+@value(
     "--database",
     "URL",
     "Empty database for the catalog, used instead of catalog.url; a password is for ~/.pgpass,"

@@ -17,7 +17,7 @@ import click
 
 from ntt_backup.cli import options, results
 from ntt_backup.cli.common import Common, open_catalog
-from ntt_backup.cli.options import JSON, ONLY_ERRORS
+from ntt_backup.cli.options import JSON, ONLY_ERRORS, flag, value
 from ntt_backup.config import CatalogConfig, SendConfig, Settings
 from ntt_backup.config.timetable import describe
 from ntt_backup.daemon.listeners import Listener
@@ -33,25 +33,21 @@ _ESTIMATE_MS = 1000
 
 
 @options.command(JSON, ONLY_ERRORS)
-@options.flag("--once", "Send what is pending, then end. This is the default.")
-@options.flag("--watch", "Run until stopped, and send new blobs as they come.")
-@options.value("--workers", "N", "Number of workers that send in parallel, 1 to 256.")
-@options.value("--batch-size", "N", "Largest number of blobs in a batch.")
-@options.value("--batch-bytes", "SIZE", "Largest content of a batch, such as 256MiB.")
-@options.value(
-    "--strategy", str, "How batches are sent: auto, stream or tar; to a bucket always objects."
-)
-@options.value("--codec", str, "Compression of stream: auto, none, zlib, zstd-1, ... zstd-12.")
-@options.value(
-    "--bwlimit", "RATE", "Bytes a second of all workers together, such as 10MB, or a timetable."
-)
-@options.flag("--skip-pgdump", "Send no dump of the catalog.")
-@options.value(
+@flag("--once", "Send what is pending, then end. This is the default.")
+@flag("--watch", "Run until stopped, and send new blobs as they come.")
+@value("--workers", "N", "Number of workers that send in parallel, 1 to 256.")
+@value("--batch-size", "N", "Largest number of blobs in a batch.")
+@value("--batch-bytes", "SIZE", "Largest content of a batch, such as 256MiB.")
+@value("--strategy", str, "How batches are sent: auto, stream or tar; to a bucket always objects.")
+@value("--codec", str, "Compression of stream: auto, none, zlib, zstd-1, ... zstd-12.")
+@value("--bwlimit", "RATE", "Bytes a second of all workers together, such as 10MB, or a timetable.")
+@flag("--skip-pgdump", "Send no dump of the catalog.")
+@value(
     "--log-level",
     click.Choice(["info", "warning", "error"]),
     "Write only events of this level and above into the log; info: all.",
 )
-@options.flag("--dry-run", "Show what would be sent, and send nothing.")
+@flag("--dry-run", "Show what would be sent, and send nothing.")
 def run(
     common: Common,
     /,
@@ -68,7 +64,7 @@ def run(
     """
     if once and watch:
         raise click.UsageError("give only one of --once and --watch")
-    given: dict[str, object] = {f"run.{name}": value for name, value in flags.items()}
+    given: dict[str, object] = {f"run.{name}": text for name, text in flags.items()}
     given |= {"run.skip_pgdump": True if skip_pgdump else None, "log.level": log_level}
     each = common.load_each(SendConfig, given)
     if dry_run:

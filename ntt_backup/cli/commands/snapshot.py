@@ -19,7 +19,7 @@ import click
 from ntt_backup import newest
 from ntt_backup.cli import options, results
 from ntt_backup.cli.common import Common
-from ntt_backup.cli.options import JSON, PART, RESULT
+from ntt_backup.cli.options import JSON, PART, RESULT, flag, repeated, value
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.host_key import Origin
 from ntt_backup.dump.retention import Retention
@@ -75,14 +75,14 @@ def _patient(
 @options.command(*RESULT, name="take")
 @_set_argument
 @click.argument("paths", type=click.Path(), nargs=-1, metavar="[PATH]...")
-@options.value(
+@value(
     "--exclude",
     "PATTERN",
     "Leave out what fits: '*.tmp', or '/srv/cache/**'; may be repeated. Only with PATH.",
     multiple=True,
 )
-@options.flag("--full", "Store everything, so that it needs no other version.")
-@options.flag("--paranoid", "Read files that seem unchanged, too.")
+@flag("--full", "Store everything, so that it needs no other version.")
+@flag("--paranoid", "Read files that seem unchanged, too.")
 def snapshot_take(
     common: Common,
     set_name: str,
@@ -164,7 +164,7 @@ def snapshot_list(common: Common, set_name: str) -> None:
 
 @options.command(JSON, name="show")
 @_version_argument
-@options.flag("--files", "List its files.")
+@flag("--files", "List its files.")
 def snapshot_show(common: Common, wanted: str, files: bool) -> None:
     """Show a version, the newest where none is named.
 
@@ -351,32 +351,26 @@ def _difference_line(one: Difference) -> str:
 @options.command(*RESULT, name="restore")
 @_version_argument
 @options.destination("Directory for the files: /etc/hosts becomes DIR/etc/hosts.")
-@options.value(
+@repeated(
     "--path",
     "GLOB",
-    "Restore only what fits, with all that is below it: '/etc/ssh', '*.conf', '/srv/**/a?';"
-    " may be repeated.",
+    "Restore only what fits, with all that is below it: '/etc/ssh', '*.conf', '/srv/**/a?'",
     "patterns",
-    multiple=True,
 )
-@options.flag(
-    "--delta", "Hash the files that are there, and fetch only those parts of them that differ."
-)
-@options.flag(
+@flag("--delta", "Hash the files that are there, and fetch only those parts of them that differ.")
+@flag(
     "--in-place",
     "With --delta, write into the files themselves and not into copies, which saves room; an"
     " interruption leaves a file half changed.",
 )
 @options.jobs(", each with its own connection")
-@options.flag(
-    "--trust-target", "Restore the version also where nothing proves that this host made it."
-)
-@options.flag(
+@flag("--trust-target", "Restore the version also where nothing proves that this host made it.")
+@flag(
     "--no-privileges",
     "Make files of this user's, and set no bits of set-user-id and set-group-id, and no"
     " capabilities: for a version whose maker is not trusted.",
 )
-@options.flag("--no-verify", "Do not compare new files with their hashes.")
+@flag("--no-verify", "Do not compare new files with their hashes.")
 def snapshot_restore(
     common: Common,
     wanted: str,
@@ -451,9 +445,9 @@ def _restored(done: Restored, destination: Path) -> Iterator[str]:
 
 @options.command(*RESULT, name="verify")
 @click.argument("which", metavar="[SET[@VERSION]]", default="", shell_complete=options.set_names)
-@options.value("--sample", PART, "Fetch a random part, such as 5%.", "part")
-@options.flag("--download", "Fetch all content, and compare it.")
-@options.value("--since", "DAY|VERSION", "Check only versions from then on.", default="")
+@value("--sample", PART, "Fetch a random part, such as 5%.", "part")
+@flag("--download", "Fetch all content, and compare it.")
+@value("--since", "DAY|VERSION", "Check only versions from then on.", default="")
 def snapshot_verify(
     common: Common, which: str, part: float | None, download: bool, since: str
 ) -> None:
@@ -521,16 +515,16 @@ _COUNT: Final = click.IntRange(0, 100_000)
 
 @options.command(JSON, name="forget")
 @_set_argument
-@options.value("--keep-last", _COUNT, "Keep the newest N versions.", metavar="N")
-@options.value("--keep-daily", _COUNT, "Keep one version of each of N days.", metavar="N")
-@options.value("--keep-weekly", _COUNT, "Keep one of each of N weeks.", metavar="N")
-@options.flag(
+@value("--keep-last", _COUNT, "Keep the newest N versions.", metavar="N")
+@value("--keep-daily", _COUNT, "Keep one version of each of N days.", metavar="N")
+@value("--keep-weekly", _COUNT, "Keep one of each of N weeks.", metavar="N")
+@flag(
     "--trust-target",
     "Count every version, by the time that it says itself, whoever made it: after the target"
     " was copied, or the host key was lost.",
 )
-@options.flag("--drop-doubtful", "Remove all doubtful versions that no other needs, too.")
-@options.flag("--yes", "Do not ask.")
+@flag("--drop-doubtful", "Remove all doubtful versions that no other needs, too.")
+@flag("--yes", "Do not ask.")
 def snapshot_forget(
     common: Common,
     set_name: str,

@@ -19,7 +19,7 @@ from rich.text import Text
 from ntt_backup.catalog import history
 from ntt_backup.cli import options, results
 from ntt_backup.cli.common import Common, open_catalog
-from ntt_backup.cli.options import JSON
+from ntt_backup.cli.options import JSON, flag, repeated, value
 from ntt_backup.config import ALL_TARGETS, CatalogConfig
 from ntt_backup.errors import BackupError
 from ntt_backup.format import duration, printable, render_error
@@ -31,11 +31,9 @@ _CATALOG_SECONDS: Final = 10.0
 
 
 @options.command(JSON)
-@options.flag(
-    "--exact", "Count everything. Without it, figures that take long to count are estimated."
-)
-@options.flag("--watch", "Show it again and again, until Ctrl-C ends it.")
-@options.value(
+@flag("--exact", "Count everything. Without it, figures that take long to count are estimated.")
+@flag("--watch", "Show it again and again, until Ctrl-C ends it.")
+@value(
     "--interval",
     click.FloatRange(0.2, 3600),
     "With --watch: time between two looks. The catalog is asked every 10 seconds at most.",
@@ -115,7 +113,7 @@ def picture(seen: Seen, shown: Watch) -> Iterator[RenderableType]:
 
 
 @options.command(JSON)
-@options.value("--limit", click.IntRange(1), "Show the last N.", default=20)
+@value("--limit", click.IntRange(1), "Show the last N.", default=20)
 def runs(common: Common, limit: int) -> None:
     """List the last runs: when, how they ended, what they copied. The newest comes first."""
     settings = common.load(CatalogConfig)
@@ -130,21 +128,15 @@ def runs(common: Common, limit: int) -> None:
 
 
 @options.command()
-@options.value(
+@value(
     "--listen",
     "ADDRESS:PORT",
     "Where to listen; port 0 takes a free one.",
     default="127.0.0.1:9188",
 )
-@options.flag(
-    "--expose", "Listen on an address that other hosts reach, too. The page has no password."
-)
-@options.value(
-    "--name",
-    "HOST",
-    "Name by which a browser may ask for the page, as behind a proxy; may be repeated.",
-    "known_as",
-    multiple=True,
+@flag("--expose", "Listen on an address that other hosts reach, too. The page has no password.")
+@repeated(
+    "--name", "HOST", "Name by which a browser may ask for the page, as behind a proxy", "known_as"
 )
 def serve(common: Common, listen: str, expose: bool, known_as: tuple[str, ...]) -> None:
     """Show the state of all targets as a web page.

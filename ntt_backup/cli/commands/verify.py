@@ -18,7 +18,18 @@ from ntt_backup.audit.verify_bucket import verify_bucket
 from ntt_backup.blobdir.layout import Stray
 from ntt_backup.cli import options, results
 from ntt_backup.cli.common import Common, open_catalog, writing, written
-from ntt_backup.cli.options import IDENTITY, JSON, ONLY_ERRORS, PART, PATH, RESULT, SIZE, TIME
+from ntt_backup.cli.options import (
+    IDENTITY,
+    JSON,
+    ONLY_ERRORS,
+    PART,
+    PATH,
+    RESULT,
+    SIZE,
+    TIME,
+    flag,
+    value,
+)
 from ntt_backup.config import RemoteConfig, Settings, StoreConfig
 from ntt_backup.daemon.newest_check import NOT_LOOKED, look
 from ntt_backup.errors import SOME_FAILED, BackupError
@@ -29,15 +40,13 @@ from ntt_backup.source.store import Store
 
 
 @options.command(IDENTITY, *RESULT)
-@options.value("--sample", PART, "Check a random part, such as 1%.", "fraction")
-@options.value("--max-duration", TIME, "Stop after this time: 90s, 2h, 1d.")
-@options.value("--max-bytes", SIZE, "Stop before more than this is read: 10GB, 1TiB.")
-@options.value(
-    "--older-than", TIME, "Check only blobs whose last check is older than this, such as 30d."
-)
+@value("--sample", PART, "Check a random part, such as 1%.", "fraction")
+@value("--max-duration", TIME, "Stop after this time: 90s, 2h, 1d.")
+@value("--max-bytes", SIZE, "Stop before more than this is read: 10GB, 1TiB.")
+@value("--older-than", TIME, "Check only blobs whose last check is older than this, such as 30d.")
 @options.prefix("Check")
-@options.flag("--local", "Check the local store instead of the remote.")
-@options.flag("--download", "Fetch every blob and hash it locally, not on the remote.")
+@flag("--local", "Check the local store instead of the remote.")
+@flag("--download", "Fetch every blob and hash it locally, not on the remote.")
 @options.bwlimit("that --download fetches")
 @options.sessions(default=2)
 def verify(common: Common, /, local: bool, download: bool, **chosen: Any) -> None:
@@ -181,14 +190,12 @@ _ADVICE_FOR_BUCKETS: Final = _ADVICE | {
 
 
 @options.command(IDENTITY, *RESULT)
-@options.value(
+@value(
     "--out",
     options.GivenPath("dir", file_okay=False),
     "Write all differences into this directory, one file for each kind.",
 )
-@options.flag(
-    "--apply", "Make copied blobs pending again that the remote lacks or has with another size."
-)
+@flag("--apply", "Make copied blobs pending again that the remote lacks or has with another size.")
 def reconcile(common: Common, out: Path | None, apply: bool) -> None:
     """Compare catalog, store and remote by name and size.
 
@@ -258,8 +265,8 @@ def _comparison(seen: Comparison, *, applied: bool, bucket: bool) -> list[str]:
 
 
 @options.command(JSON, ONLY_ERRORS)
-@options.flag("--restart", "Begin anew, even if an earlier scan did not finish.")
-@options.value(
+@flag("--restart", "Begin anew, even if an earlier scan did not finish.")
+@value(
     "--strays",
     PATH,
     "Write every stray to this file, one JSON object a line. A scan that continues an"
