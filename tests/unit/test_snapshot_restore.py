@@ -28,6 +28,7 @@ from ntt_backup.snapshot.format.entry import DIRECTORY, FILE, HARD_LINK, SYMLINK
 from ntt_backup.snapshot.origins import NO_KEYS, NOBODY, Origins
 from ntt_backup.snapshot.repository.contract import SnapshotDamaged, StoredFile
 from ntt_backup.snapshot.restore import fetch, links, local_file
+from ntt_backup.snapshot.restore import plan as planning
 from ntt_backup.snapshot.restore import version as restoring
 from ntt_backup.snapshot.restore.attributes import Attributes
 from ntt_backup.snapshot.restore.links import last_lines
@@ -1038,6 +1039,25 @@ def test_a_version_without_a_manifest_is_damaged(
 ) -> None:
     with pytest.raises(SnapshotDamaged, match=why):
         restoring._keep(MemoryRepository(), Version("etc", VERSION, files), "manifest", tmp_path)
+
+
+def test_a_file_that_cannot_be_compared_is_told_and_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = MemoryRepository()
+    put_version(repository, [directory("root"), file("root/file"), file("root/other")])
+    restore(repository, tmp_path)
+    kept = tmp_path / "root" / "file"
+    kept.write_bytes(b"changed")
+
+    def fail(*_: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(planning, "compare", fail)
+    done = restore(repository, tmp_path)
+    assert done.problems == [("root/file", "Permission denied")]
+    assert (done.wrong, done.kept) == (1, 1)
+    assert kept.read_bytes() == b"changed"
 
 
 def test_only_a_disk_that_cannot_read_makes_a_file_differ(monkeypatch: pytest.MonkeyPatch) -> None:
