@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from ntt_backup.client.effort import Effort, Load, Sender, cpu_load
+from ntt_backup.errors import Unsupported
 from ntt_backup.upload.strategies.codec import (
     LONGEST_PAUSE,
     MOST_PACK_BYTES,
@@ -15,7 +16,7 @@ from ntt_backup.upload.strategies.codec import (
     choose_codec,
 )
 from ntt_backup.wire.framing import PACK_BYTES
-from ntt_backup.wire.write_messages import RAW, ZSTD
+from ntt_backup.wire.write_messages import RAW, ZLIB, ZSTD
 
 STEPS = 6
 SENDERS = 3
@@ -303,6 +304,28 @@ def test_what_shrinks_is_compressed_and_what_does_not_travels_as_it_is(setting: 
     assert number == ZSTD
     assert sum(map(len, parts)) < 5000
     assert codec.encode([memoryview(b"\x00\x01\x02")]) == (RAW, [memoryview(b"\x00\x01\x02")])
+
+
+@pytest.mark.parametrize(
+    ("setting", "offered", "number"),
+    [
+        ("auto", ["zstd", "zlib"], ZSTD),
+        ("auto", ["zlib"], ZLIB),
+        ("auto", [], RAW),
+        ("none", ["zstd", "zlib"], RAW),
+        ("zlib", ["zstd", "zlib"], ZLIB),
+        ("zstd-3", ["zstd"], ZSTD),
+    ],
+)
+def test_a_codec_is_one_that_the_remote_has(setting: str, offered: list[str], number: int) -> None:
+    assert choose_codec(setting, offered).number == number
+
+
+@pytest.mark.parametrize(("offered", "has"), [(["zlib"], "zlib"), ([], "nothing")])
+def test_a_codec_that_the_remote_lacks_is_asked_for_in_vain(offered: list[str], has: str) -> None:
+    with pytest.raises(Unsupported, match="cannot decompress zstd") as refused:
+        choose_codec("zstd-3", offered)
+    assert refused.value.detail == f"it has {has}"
 
 
 def test_packs_are_large_where_content_shrinks_and_only_there() -> None:

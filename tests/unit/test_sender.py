@@ -286,7 +286,29 @@ def test_what_is_there_already_or_replaced_is_stored(
     far_side.answer = lambda kind, _: told(far_side) if kind == COMMIT else b""
     batch = source.batch("b", b"one", b"two")
     session.put(batch)
-    assert received(session).stored == batch.blobs
+    receipt = received(session)
+    assert receipt.stored == batch.blobs
+    assert 0 < receipt.answer_s <= receipt.duration_s
+
+
+@pytest.mark.parametrize("at", ["send", "hear"])
+def test_a_link_that_breaks_ends_the_session(
+    far_side: FarSide, source: Source, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    session = opened(source)
+
+    def broken(*_: object, **__: object) -> None:
+        raise RemoteUnreachable("the link is broken")
+
+    def upload() -> None:
+        session.put(source.batch("b", b"one"))
+        session.collect(1.0)
+
+    monkeypatch.setattr(session.channel, at, broken)
+    with pytest.raises(RemoteUnreachable, match="the link is broken"):
+        upload()
+    assert [one.name for one in session.in_flight] == ["b"]
+    assert session.collect(0.0) == []
 
 
 def test_what_is_refused_fails_with_the_words_of_the_remote(
