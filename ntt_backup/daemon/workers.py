@@ -63,7 +63,6 @@ class SupervisedWorker(ChildProcess):
         self.restarts = Restarts(backoff, RESTARTS)
         self.stalled = False
         self._fork = fork
-        self._given: WorkerSpec | None = None
         self._started = self._expected = self._quiet = 0.0
         self._said_goodbye = self._warned = self._spoke = False
 
@@ -82,11 +81,8 @@ class SupervisedWorker(ChildProcess):
 
     def prepare(self) -> None:
         """Starts the process early. The process connects to the remote, and waits for `start`."""
-        if self.running and self._given != self.spec:
-            self.abandon()
         if not self.running:
             self.begin(partial(self._fork, self.spec))
-            self._given = self.spec
             self._said_goodbye = self._warned = False
 
     def ask(self, word: bytes, now: float) -> None:
@@ -95,10 +91,8 @@ class SupervisedWorker(ChildProcess):
         self.tell(word)
 
     def found(self, strategy: str) -> None:
-        """Sets the strategy. A process that probes the remote found it, and goes on with it."""
-        probes, self.spec = self.spec.probes, replace(self.spec, strategy=strategy, probes=False)
-        if probes:
-            self._given = self.spec
+        """Sets the strategy of the next process. A process that probed the remote found it."""
+        self.spec = replace(self.spec, strategy=strategy, probes=False)
 
     def abandon(self) -> None:
         """Ends a process that has not begun to work, after its cleanup."""
@@ -317,6 +311,6 @@ class WorkerPool:
             worker.stop()
 
     def kill(self) -> None:
-        """Ends all workers now, with every process that they started."""
+        """Kills all workers and their child processes immediately."""
         for worker in self:
             worker.kill()

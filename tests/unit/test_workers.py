@@ -257,18 +257,6 @@ def test_one_that_was_prepared_goes_at_its_start(start: Start, tmp_path: Path) -
     assert said.read_text().split() == ["go"]
 
 
-def test_one_that_was_prepared_for_other_orders_is_replaced(start: Start, tmp_path: Path) -> None:
-    pid = tmp_path / "pid"
-    worker = start("exit 0", f"echo $$ >{pid}; echo; read word; exit 1", say(START, STOP))
-    listen(worker)
-    worker.prepare()
-    assert wait_for(reading=worker.fds, timeout=PATIENCE)
-    worker.spec = replace(worker.spec, strategy="stream")
-    worker.start(0.0)
-    assert listen(worker) == [START, STOP]
-    assert has_ended(int(pid.read_text()))
-
-
 def test_one_that_died_before_its_start_is_told_as_any_other(start: Start) -> None:
     worker = start("exit 0", "exit 7")
     listen(worker)
