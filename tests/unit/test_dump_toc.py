@@ -39,7 +39,7 @@ def entry(
 ) -> bytes:
     fields = [text(name), text(kind), number(2)]
     fields += map(text, (definition, drop, copy, schema, "", ""))
-    depends = [text("7"), text(None)]
+    depends = [text("7"), text(""), text("8"), text(None)]  # An empty text is not the end.
     middle = [number(0) if relkind else b"", text(owner), text("false"), *depends, bytes(9)]
     return b"".join([number(dump_id), number(0), text("0"), text("0"), *fields, *middle])
 
