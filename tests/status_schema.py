@@ -16,7 +16,7 @@ from ntt_backup.catalog.history import Run
 from ntt_backup.catalog.stats import StoredObjects, Totals
 from ntt_backup.daemon.control.run_report import DaemonReport
 from ntt_backup.newest import Newest
-from ntt_backup.report.health import Level
+from ntt_backup.report.health import Health
 from ntt_backup.snapshot.last_take import Last
 
 FILE = Path(__file__).parents[1] / "docs" / "status.schema.json"
@@ -38,7 +38,7 @@ def schema() -> dict[str, Any]:
     text, count = {"type": "string"}, {"type": "integer"}
     moment = TypeAdapter(datetime).json_schema()
     totals = defs.pop("Totals")
-    level = {"type": "string", "enum": [one.name.lower() for one in Level]}
+    level = {"type": "string", "enum": [one.name.lower() for one in Health]}
     snapshot = defs.pop("Last")
     run = defs["Run"]
     under_way = {**run, "properties": {**run["properties"], "mb_per_s": {"type": "number"}}}

@@ -24,7 +24,7 @@ from ntt_backup.daemon.control.run_control import RunControl
 from ntt_backup.daemon.event_log import BatchLines, EventLog, FailedBlobs
 from ntt_backup.daemon.listeners import Listener, Listeners
 from ntt_backup.daemon.open_outages import OpenOutages
-from ntt_backup.daemon.progress import Progress, ProgressEvents, RunState
+from ntt_backup.daemon.progress import ProgressEvents, RunProgress, RunState
 from ntt_backup.daemon.reload import Reload
 from ntt_backup.daemon.side_jobs import jobs_of
 from ntt_backup.daemon.signals import SignalInbox
@@ -72,7 +72,7 @@ def run(
     with SignalInbox().installed() as inbox, pid_lock(settings.lock.file):
         log = EventLog(settings.log, run_id, settings.target)
         reload = Reload(settings, reread, lambda new: log.reopen(new.log), names)
-        one = _Run(reload, watch, [log, *listeners], run_id, inbox, systemd or Systemd())
+        one = _Coordinator(reload, watch, [log, *listeners], run_id, inbox, systemd or Systemd())
         try:
             return one.go()
         finally:
@@ -87,7 +87,7 @@ class _WorkerLost(Exception):
         self.death = death
 
 
-class _Run:
+class _Coordinator:
     def __init__(
         self,
         reload: Reload,
@@ -104,7 +104,7 @@ class _Run:
         self._systemd = systemd
         self._started = time.monotonic()
         self._backoff = Backoff.of(settings.run)
-        self._progress = Progress(self._started, settings.run.workers)
+        self._progress = RunProgress(self._started, settings.run.workers)
         self._workers = WorkerPool(settings, run_id, self._backoff, watch=watch)
         self._workers.begin_probe()
         # What speaks to the catalog takes as long to load as the remote to answer.

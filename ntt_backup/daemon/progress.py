@@ -188,7 +188,7 @@ class _Worker:
         return WorkerStatus(worker, state, self.batch, self.copied, self.rate.rate(now) / 1e6)
 
 
-class _Sums(NamedTuple):
+class _Settled(NamedTuple):
     """Holds what was settled up to a moment; bytes are of what was copied."""
 
     copied: int = 0
@@ -200,7 +200,7 @@ class _Sums(NamedTuple):
         return self.copied + self.failed
 
 
-class Progress:
+class RunProgress:
     """Adds up a run. Times are monotonic seconds. at_work: some worker has something to do.
     out_of_date: the last number of pending blobs says little now.
     """
@@ -211,10 +211,10 @@ class Progress:
         self._bytes_rate = RateWindow()
         self._blobs_rate = RateWindow()
         self._found: PendingEstimate | None = None
-        self._settled_then = _Sums()
+        self._settled_then = _Settled()
         self.at_work = False
         self._work_since = started
-        self._before = _Sums()
+        self._before = _Settled()
         self._begun_blobs = 0
         self._begun_bytes = 0
         self.out_of_date = False
@@ -298,8 +298,8 @@ class Progress:
         self.out_of_date = False
 
     @property
-    def _settled(self) -> _Sums:
-        return _Sums(self.copied, self.failed, self.bytes)
+    def _settled(self) -> _Settled:
+        return _Settled(self.copied, self.failed, self.bytes)
 
     @property
     def pending(self) -> int | None:
@@ -327,7 +327,7 @@ class Progress:
         """
         return self._begun_bytes / self._begun_blobs if self._begun_blobs else 0.0
 
-    def _content_since(self, then: _Sums) -> float:
+    def _content_since(self, then: _Settled) -> float:
         """Returns the content that was settled since then; failed blobs have no known size."""
         return self.bytes - then.bytes + (self.failed - then.failed) * self._mean_size
 

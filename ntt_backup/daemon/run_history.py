@@ -20,7 +20,7 @@ from ntt_backup.catalog import connection, history, stats
 from ntt_backup.catalog.range_locks import Claims
 from ntt_backup.catalog.ranges import RANGES
 from ntt_backup.config import Settings, application_name
-from ntt_backup.daemon.progress import Progress, RunState
+from ntt_backup.daemon.progress import RunProgress, RunState
 from ntt_backup.daemon.signals import time_limit
 from ntt_backup.errors import CatalogError, CatalogUnavailable
 from ntt_backup.format import printable
@@ -90,7 +90,7 @@ class RunHistory:
         claims = Claims(self._open(), self._settings.target, range(RANGES))
         return claims.any_pending() is not False
 
-    def count_pending(self, progress: Progress, now: float) -> None:
+    def count_pending(self, progress: RunProgress, now: float) -> None:
         """Tells progress how much is pending, if that is due. now: monotonic seconds."""
         rest = _AT_WORK_SECONDS if progress.at_work else _IDLE_SECONDS
         if progress.out_of_date:
@@ -104,7 +104,9 @@ class RunHistory:
         self.note_pending(progress, found, now)
         self._rest = (time.monotonic() - began) / _COUNT_SHARE
 
-    def note_pending(self, progress: Progress, found: PendingEstimate | None, now: float) -> None:
+    def note_pending(
+        self, progress: RunProgress, found: PendingEstimate | None, now: float
+    ) -> None:
         """Tells progress how much was found to be pending, where that is known."""
         if found is not None:
             progress.found(found)

@@ -57,7 +57,7 @@ _SLOW_SECONDS: Final = 60.0
 
 
 @dataclass(slots=True)
-class Facts:
+class TargetFacts:
     """Holds what is known of a target. daemon: what it answers, where it does; silence: why it does
     not. read_at: when the catalog was read last; None: never. trouble: why it could not be read
     now; lacks: what it refused to tell. unknown: failed blobs of which nobody has said that it is
@@ -127,20 +127,20 @@ class Facts:
         return self.daemon.state.workers if self.daemon is not None else ()
 
 
-class Reader:
+class FactsReader:
     """Reads the facts of all targets, from the main thread alone."""
 
     def __init__(self, targets: Mapping[str, CatalogConfig]) -> None:
         self._targets = targets
         self._connection: connection.Connection | None = None
-        self._last = {name: Facts(settings) for name, settings in targets.items()}
+        self._last = {name: TargetFacts(settings) for name, settings in targets.items()}
         self._kept: dict[tuple[str, str], tuple[Any, float]] = {}
         self._trouble: CatalogError | None = None
         self._rests_until = 0.0
 
-    def read(self, target: str) -> Facts:
+    def read(self, target: str) -> TargetFacts:
         """Returns the present facts of a target."""
-        found = Facts.of_host(self._targets[target])
+        found = TargetFacts.of_host(self._targets[target])
         if time.monotonic() >= self._rests_until:
             try:
                 late_catalog = CatalogUnavailable("the catalog is too slow to be read")
@@ -168,7 +168,7 @@ class Reader:
             self._connection.close()
         self._connection = None
 
-    def _read_catalog(self, found: Facts) -> None:
+    def _read_catalog(self, found: TargetFacts) -> None:
         conn, target = self._open(), found.target
 
         def part(read: Callable[[], T], otherwise: T, name: str = "", rest: float = 0.0) -> T:

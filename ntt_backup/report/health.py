@@ -18,7 +18,7 @@ from ntt_backup.catalog.history import Run
 from ntt_backup.errors import CatalogUnavailable, WaitsToStart, complete
 from ntt_backup.format import about, duration, many, moment, printable
 from ntt_backup.process.pid_lock import exists
-from ntt_backup.report.facts import Facts
+from ntt_backup.report.facts import TargetFacts
 
 # An outage that lasts longer may not pass by itself.
 _LONG_OUTAGE: Final = timedelta(hours=1)
@@ -29,7 +29,7 @@ _BETWEEN_RUNS: Final = timedelta(hours=26)
 _AWAY: Final = {"remote": "The remote", "catalog": "The catalog", "source": "The local store"}
 
 
-class Level(IntEnum):
+class Health(IntEnum):
     """Says how much a person is needed; the larger, the more."""
 
     HEALTHY = 0
@@ -46,19 +46,19 @@ class Level(IntEnum):
 class Point:
     """One finding. do: the remedy; "" where no action is required."""
 
-    level: Level
+    level: Health
     what: str
     do: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class HealthVerdict:
     """All there is to know of a target at once, the worst first."""
 
     points: tuple[Point, ...]
 
     @property
-    def level(self) -> Level:
+    def level(self) -> Health:
         return self.points[0].level
 
     @property
@@ -67,16 +67,16 @@ class Verdict:
         return printable(f"{self.level.words}: {self.points[0].what}")
 
 
-def judge(facts: Facts, now: datetime) -> Verdict:
+def judge(facts: TargetFacts, now: datetime) -> HealthVerdict:
     """Returns the verdict. Its command lines get the options of this moment, see `complete`."""
     found = [*_catalog(facts, now), *_runs(facts, now), *_blobs(facts), *_others(facts, now)]
-    if all(point.level == Level.HEALTHY for point in found):
-        found.insert(0, Point(Level.HEALTHY, _all_well(facts, now)))
+    if all(point.level == Health.HEALTHY for point in found):
+        found.insert(0, Point(Health.HEALTHY, _all_well(facts, now)))
     points = (Point(one.level, one.what, complete(one.do)) for one in found)
-    return Verdict(tuple(sorted(points, key=lambda point: -point.level)))
+    return HealthVerdict(tuple(sorted(points, key=lambda point: -point.level)))
 
 
-def lives(facts: Facts, run: Run) -> bool:
+def lives(facts: TargetFacts, run: Run) -> bool:
     """Returns whether a run has not ended, as far as that can be known."""
     silent = max(_SILENT, timedelta(seconds=3 * facts.settings.log.progress_interval))
     if run.ended_at is not None or run.read_at - run.updated_at > silent:
@@ -88,37 +88,37 @@ def lives(facts: Facts, run: Run) -> bool:
     return exists(run.pid)
 
 
-def under_way(facts: Facts) -> Run | None:
+def under_way(facts: TargetFacts) -> Run | None:
     """Returns the latest run that lives, of whatever host."""
     return next((run for run in facts.runs if lives(facts, run)), None)
 
 
-def _catalog(facts: Facts, now: datetime) -> Iterator[Point]:
+def _catalog(facts: TargetFacts, now: datetime) -> Iterator[Point]:
     if facts.trouble is not None:
         trouble, read_at = facts.trouble, facts.read_at
         when = "; these figures are older" if read_at is not None else ""
         # A server that starts anew is reachable again by itself.
         short = read_at is not None and now - read_at < _LONG_OUTAGE
         waits = short and isinstance(trouble, CatalogUnavailable)
-        level = Level.WAITING if waits else Level.ACTION_REQUIRED
+        level = Health.WAITING if waits else Health.ACTION_REQUIRED
         yield Point(level, _sentence(trouble.message) + when, trouble.hint)
     # What is missing has several readers.
     for lack in {(one.detail or one.message, one.hint): one for one in facts.lacks}.values():
-        yield Point(Level.ACTION_REQUIRED, _sentence(str(lack)), lack.hint)
+        yield Point(Health.ACTION_REQUIRED, _sentence(str(lack)), lack.hint)
 
 
-def _runs(facts: Facts, now: datetime) -> Iterator[Point]:
+def _runs(facts: TargetFacts, now: datetime) -> Iterator[Point]:
     """Yields the findings on the run that is under way, or on the last run."""
     run = under_way(facts)
     if facts.daemon is not None:
         yield from _daemon(facts, now)
     elif run is not None and run.host == socket.gethostname() and facts.silence is not None:
-        yield Point(Level.WAITING, _sentence(str(facts.silence)), facts.silence.hint)
+        yield Point(Health.WAITING, _sentence(str(facts.silence)), facts.silence.hint)
     elif run is None and facts.runs:
         last = facts.runs[0]
         if last.ended_at is None:
             yield Point(
-                Level.ACTION_REQUIRED,
+                Health.ACTION_REQUIRED,
                 f"The last run, on {last.host}, ended without a word:"
                 f" last heard of {_ago(last.updated_at, now)}",
                 "See the journal or the log of that time, then start it again:"
@@ -126,7 +126,7 @@ def _runs(facts: Facts, now: datetime) -> Iterator[Point]:
             )
         elif last.outcome == "error":
             yield Point(
-                Level.ACTION_REQUIRED,
+                Health.ACTION_REQUIRED,
                 f"The last run ended early, {_ago(last.ended_at, now)}{_why(last)}"
                 f"{_restart(facts)}",
                 "`ntt-backup-remote check` says what is in the way",
@@ -137,15 +137,15 @@ def _why(run: Run) -> str:
     return f": {run.reason}" if run.reason else f", with exit code {run.exit_code}"
 
 
-def _restart(facts: Facts) -> str:
+def _restart(facts: TargetFacts) -> str:
     """Returns when a daemon starts the run again, where one waits to do so."""
     return f"; {facts.silence.message}" if isinstance(facts.silence, WaitsToStart) else ""
 
 
-def _daemon(facts: Facts, now: datetime) -> Iterator[Point]:
+def _daemon(facts: TargetFacts, now: datetime) -> Iterator[Point]:
     assert facts.daemon is not None
     if facts.daemon.paused:
-        yield Point(Level.WAITING, "Somebody paused it", "`ntt-backup-remote resume` goes on")
+        yield Point(Health.WAITING, "Somebody paused it", "`ntt-backup-remote resume` goes on")
     first: dict[str, datetime] = {}
     for outage in facts.daemon.outages:
         since = datetime.fromisoformat(outage.since)
@@ -153,7 +153,7 @@ def _daemon(facts: Facts, now: datetime) -> Iterator[Point]:
     for what, since in first.items():
         long = now - since >= _LONG_OUTAGE
         yield Point(
-            Level.ACTION_REQUIRED if long else Level.WAITING,
+            Health.ACTION_REQUIRED if long else Health.WAITING,
             f"{_AWAY.get(what, what)} has been unreachable for"
             f" {duration(max(0.0, (now - since).total_seconds()))}; it is tried again and again",
             "`ntt-backup-remote check` says why" if long else "",
@@ -161,16 +161,16 @@ def _daemon(facts: Facts, now: datetime) -> Iterator[Point]:
     for worker in facts.workers:
         if worker.state == "stalled":
             what = f"Worker {worker.worker} has said nothing for a long time"
-            yield Point(Level.WAITING, what, "The last lines of the log say what it did")
+            yield Point(Health.WAITING, what, "The last lines of the log say what it did")
 
 
-def _blobs(facts: Facts) -> Iterator[Point]:
+def _blobs(facts: TargetFacts) -> Iterator[Point]:
     totals = facts.totals
     if totals is None:
         return
     if unknown := facts.unknown + totals.failed_by_reason.get(UNKNOWN, 0):
         yield Point(
-            Level.ACTION_REQUIRED,
+            Health.ACTION_REQUIRED,
             f"{many(unknown, 'blob')} could not be copied",
             "Fix the causes that `ntt-backup-remote failed` lists, then run `ntt-backup-remote"
             " requeue`. To silence failures that cannot be fixed, run `ntt-backup-remote failed"
@@ -178,19 +178,19 @@ def _blobs(facts: Facts) -> Iterator[Point]:
         )
     elif totals.failed:
         yield Point(
-            Level.HEALTHY,
+            Health.HEALTHY,
             f"{many(totals.failed, 'blob')} could not be copied, which somebody said is known",
             "`ntt-backup-remote failed` lists them",
         )
     if again := sum(totals.pending_by_reason.values()):
         yield Point(
-            Level.WAITING,
+            Health.WAITING,
             f"A check found {many(again, 'blob')} missing or wrong on the remote;"
             " they will be sent again",
         )
 
 
-def _others(facts: Facts, now: datetime) -> Iterator[Point]:
+def _others(facts: TargetFacts, now: datetime) -> Iterator[Point]:
     """Yields the findings on waiting blobs, dumps, snapshots and checks."""
     if not facts.workers and under_way(facts) is None and (totals := facts.totals):
         ended = facts.runs[0].ended_at or facts.runs[0].updated_at if facts.runs else None
@@ -198,22 +198,24 @@ def _others(facts: Facts, now: datetime) -> Iterator[Point]:
         if totals.pending and late:
             when = f"the last run was {_ago(ended, now)}" if ended else "there never was a run"
             what = f"{_blobs_pending(facts)} not copied yet, and {when}"
-            yield Point(Level.ACTION_REQUIRED, what, "`ntt-backup-remote run` copies them")
+            yield Point(Health.ACTION_REQUIRED, what, "`ntt-backup-remote run` copies them")
         elif totals.pending:
-            yield Point(Level.WAITING, f"{_blobs_pending(facts)} waiting for the next run")
+            yield Point(Health.WAITING, f"{_blobs_pending(facts)} waiting for the next run")
     yield from _dumps(facts, now)
     for name, known in facts.snapshots.items():
         every = facts.settings.scheduled.get(name)
         if known.error:
             what = f"The last snapshot of {name} failed: {known.error}"
-            yield Point(Level.ACTION_REQUIRED, what, f"`ntt-backup-remote snapshot take {name}`")
+            yield Point(Health.ACTION_REQUIRED, what, f"`ntt-backup-remote snapshot take {name}`")
         elif every and known.taken_at and now - known.taken_at > timedelta(seconds=2 * every):
             what = f"The snapshot of {name} is late: the last one was {_ago(known.taken_at, now)}"
-            yield Point(Level.ACTION_REQUIRED, what, f"`ntt-backup-remote snapshot take {name}`")
+            yield Point(Health.ACTION_REQUIRED, what, f"`ntt-backup-remote snapshot take {name}`")
     for one in facts.missed:
         what = f"{str(one)[0].upper()}{str(one)[1:]}"
         yield Point(
-            Level.ACTION_REQUIRED, what, "who can change the target? `ntt-backup-remote check`"
+            Health.ACTION_REQUIRED,
+            what,
+            "who can change the target? `ntt-backup-remote check`",
         )
     commands = set()
     for check in facts.checks:
@@ -224,36 +226,38 @@ def _others(facts: Facts, now: datetime) -> Iterator[Point]:
             what = f"The last {check.command}, {_ago(check.ended_at, now)},{found or ' failed'}"
             do = f"`ntt-backup-remote {check.command}` says more"
             yield Point(
-                Level.ACTION_REQUIRED, what + (f": {check.detail}" if check.detail else ""), do
+                Health.ACTION_REQUIRED,
+                what + (f": {check.detail}" if check.detail else ""),
+                do,
             )
 
 
-def _dumps(facts: Facts, now: datetime) -> Iterator[Point]:
+def _dumps(facts: TargetFacts, now: datetime) -> Iterator[Point]:
     settings = facts.settings
     do = "`ntt-backup-remote dump` makes one"
     oldest = timedelta(seconds=2 * max(settings.dump.max_age, settings.dump.interval))
     last = max(facts.dumps, key=lambda one: one.started_at, default=None)
     if last is not None and last.error:
         what = f"The catalog could not be dumped: {last.error}"
-        yield Point(Level.ACTION_REQUIRED, what, do)
+        yield Point(Health.ACTION_REQUIRED, what, do)
     elif settings.run.skip_pgdump or facts.read_at is None or facts.daemon or under_way(facts):
         return
     elif facts.runs and last is None:
         what = "There is no dump of the catalog: after the loss of this host nobody could tell"
-        yield Point(Level.ACTION_REQUIRED, f"{what} what the blobs are", do)
+        yield Point(Health.ACTION_REQUIRED, f"{what} what the blobs are", do)
     elif last is not None and now - last.ended_at > oldest:
         what = f"The last dump of the catalog is old: {_ago(last.ended_at, now)}"
-        yield Point(Level.ACTION_REQUIRED, what, do)
+        yield Point(Health.ACTION_REQUIRED, what, do)
 
 
-def _blobs_pending(facts: Facts) -> str:
+def _blobs_pending(facts: TargetFacts) -> str:
     assert facts.totals is not None
     rough = "pending" in facts.totals.estimated
     count = about(facts.totals.pending) if rough else facts.totals.pending
     return "About " * rough + many(count, "blob is", "blobs are")
 
 
-def _all_well(facts: Facts, now: datetime) -> str:
+def _all_well(facts: TargetFacts, now: datetime) -> str:
     if facts.daemon is not None:
         state = facts.daemon.state
         if state.pending:

@@ -28,7 +28,7 @@ from ntt_backup.format import (
     size,
 )
 from ntt_backup.newest import Newest
-from ntt_backup.report.facts import Facts
+from ntt_backup.report.facts import TargetFacts
 from ntt_backup.report.health import judge
 from ntt_backup.report.live import daemon_line, outage_lines
 from ntt_backup.snapshot.last_take import Last
@@ -39,7 +39,7 @@ class Status:
     who holds which range; where the catalog could not be asked, what else is known.
     """
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: TargetFacts) -> None:
         self.facts = facts
         # Judged now, since the command lines in it get the options of this moment.
         self._verdict = judge(facts, datetime.now(UTC))

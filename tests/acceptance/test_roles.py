@@ -15,7 +15,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from ntt_backup.catalog.schema_check import OWN_TABLES
 from ntt_backup.config import CatalogConfig, load
-from ntt_backup.report.facts import Reader
+from ntt_backup.report.facts import FactsReader
 from tests.environment import Environment
 from tests.postgres import Postgres
 
@@ -122,7 +122,7 @@ def test_the_sql_for_a_monitor_lets_it_read_every_figure_and_change_nothing(
     as_role(env, name)
 
     shown = [env.call(*args.split()) for args in ("status --json", "failed", "runs", "dumps")]
-    page = Reader({"remote": load(CatalogConfig, file=env.config, environ={})}).read("remote")
+    page = FactsReader({"remote": load(CatalogConfig, file=env.config, environ={})}).read("remote")
 
     assert json.loads(shown[0].stdout)["copied"] == 2
     assert [done.returncode for done in shown] == [0, 0, 0, 0], shown

@@ -13,7 +13,7 @@ from psycopg.conninfo import make_conninfo
 
 from ntt_backup.catalog.queries import load_all
 from ntt_backup.config import CatalogConfig, load
-from ntt_backup.report.facts import Reader
+from ntt_backup.report.facts import FactsReader
 from tests import traps
 from tests.bucket_environment import BucketEnvironment
 from tests.environment import Environment
@@ -160,7 +160,7 @@ def test_no_command_calls_what_others_have_put_into_the_search_path(
         call("verify", "--download", code=7)
         call("run")
     call("restore", "--to", str(env.root / "back"))
-    page = Reader({TARGET: load(CatalogConfig, file=env.config, environ={})}).read(TARGET)
+    page = FactsReader({TARGET: load(CatalogConfig, file=env.config, environ={})}).read(TARGET)
     assert page.totals is not None
     assert log.errors() == []
 

@@ -12,8 +12,8 @@ import pytest
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.config import CatalogConfig
 from ntt_backup.report import facts
-from ntt_backup.report.facts import Reader
-from ntt_backup.report.health import Level, judge
+from ntt_backup.report.facts import FactsReader
+from ntt_backup.report.health import Health, judge
 from ntt_backup.report.page.view import Target, render
 from tests.patience import PATIENCE
 from tests.postgres import Postgres
@@ -23,19 +23,19 @@ pytestmark = pytest.mark.timeout(PATIENCE)
 
 
 @pytest.fixture
-def reader(catalog_url: str, tmp_path: Path) -> Iterator[Reader]:
+def reader(catalog_url: str, tmp_path: Path) -> Iterator[FactsReader]:
     tables = {
         "catalog": {"url": catalog_url},
         "remote": {"url": f"file://{tmp_path}/remote"},
         "log": {"jsonl": str(tmp_path / "log")},
         "lock": {"file": str(tmp_path / "lock")},
     }
-    made = Reader({"remote": CatalogConfig.model_validate(tables)})
+    made = FactsReader({"remote": CatalogConfig.model_validate(tables)})
     yield made
     made.close()
 
 
-def test_failures_and_proofs_are_read(reader: Reader, catalog: Connection) -> None:
+def test_failures_and_proofs_are_read(reader: FactsReader, catalog: Connection) -> None:
     catalog.execute(
         "insert into blobs (blobid, size, remote_copied, remote_last_checked)"
         " select encode(sha256(n::text::bytea), 'hex'), 10, true,"
@@ -60,7 +60,7 @@ def test_failures_and_proofs_are_read(reader: Reader, catalog: Connection) -> No
     assert found.lacks == []
 
 
-def test_its_session_can_only_read(reader: Reader) -> None:
+def test_its_session_can_only_read(reader: FactsReader) -> None:
     reader.read("remote")
     assert reader._connection is not None
     with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
@@ -68,7 +68,7 @@ def test_its_session_can_only_read(reader: Reader) -> None:
 
 
 def test_tables_that_nobody_made_are_named_and_the_rest_is_shown(
-    reader: Reader, catalog: Connection
+    reader: FactsReader, catalog: Connection
 ) -> None:
     catalog.execute("drop table ntt_backup.hours, ntt_backup.checks")
     found = reader.read("remote")
@@ -78,21 +78,23 @@ def test_tables_that_nobody_made_are_named_and_the_rest_is_shown(
     assert "init-db" in point.do
 
 
-def test_what_was_known_stays_while_the_catalog_is_away(reader: Reader, postgres: Postgres) -> None:
+def test_what_was_known_stays_while_the_catalog_is_away(
+    reader: FactsReader, postgres: Postgres
+) -> None:
     known = reader.read("remote")
     postgres.stop()
     try:
         found = reader.read("remote")
         page = render([Target.of(found, datetime.now(UTC))], datetime.now(UTC))
         assert (found.totals, found.read_at) == (known.totals, known.read_at)
-        assert judge(found, datetime.now(UTC)).level is Level.WAITING
+        assert judge(found, datetime.now(UTC)).level is Health.WAITING
         assert "Figures of the catalog are as of" in page
     finally:
         postgres.start()
 
 
 def test_a_catalog_that_stands_still_is_not_waited_for(
-    reader: Reader, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+    reader: FactsReader, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And afterwards it is read again."""
     monkeypatch.setattr(facts, "_PATIENCE_SECONDS", 0.5)

@@ -24,7 +24,7 @@ from ntt_backup.catalog.history import (
 from ntt_backup.catalog.range_locks import Claims
 from ntt_backup.config import Settings
 from ntt_backup.daemon import run_history
-from ntt_backup.daemon.progress import Progress
+from ntt_backup.daemon.progress import RunProgress
 from ntt_backup.daemon.run_history import RunHistory
 from ntt_backup.process.messages import Tick
 from ntt_backup.report.status import run_line
@@ -56,7 +56,7 @@ def history(catalog_url: str, tmp_path: Path) -> Iterator[RunHistory]:
     made = history_of(catalog_url, tmp_path)
     made.start("tar")
     yield made
-    made.end(Progress(0.0, 1).state(1.0), "done", 0, "")
+    made.end(RunProgress(0.0, 1).state(1.0), "done", 0, "")
 
 
 FULL = "the remote cannot store: No space left on device"
@@ -66,7 +66,7 @@ FULL = "the remote cannot store: No space left on device"
 def test_a_run_that_fails_before_it_begins_is_in_the_history(
     catalog: Connection, catalog_url: str, tmp_path: Path, outcome: str, rows: list[object]
 ) -> None:
-    history_of(catalog_url, tmp_path).end(Progress(0.0, 1).state(1.0), outcome, 6, FULL)
+    history_of(catalog_url, tmp_path).end(RunProgress(0.0, 1).state(1.0), outcome, 6, FULL)
     found = latest_runs(catalog, "remote")
     assert [(one.outcome, one.exit_code, one.reason) for one in found] == rows
     assert all(run_line(one).endswith(f": {FULL}") for one in found)
@@ -78,7 +78,7 @@ def test_an_older_catalog_without_a_place_for_reasons_keeps_the_rest_of_the_hist
     catalog: Connection, catalog_url: str, tmp_path: Path
 ) -> None:
     catalog.execute("alter table ntt_backup.runs drop column reason")
-    history_of(catalog_url, tmp_path).end(Progress(0.0, 1).state(1.0), "error", 6, FULL)
+    history_of(catalog_url, tmp_path).end(RunProgress(0.0, 1).state(1.0), "error", 6, FULL)
     (run,) = recent_runs(catalog, "remote", 9)
     assert (run.outcome, run.exit_code, run.reason) == ("error", 6, "")
     end = last_end(catalog, "remote")
@@ -118,7 +118,7 @@ def test_a_run_that_was_killed_is_closed_by_the_next_one_of_this_host(
     update_run(catalog, runs[host, nobody], copied=8, failed=0, bytes=80)
     (lives,) = (one for one in recent_runs(catalog, "remote", 9) if one.copied == 8)
     assert (lives.outcome, lives.ended_at) == (None, None)
-    made.end(Progress(0.0, 1).state(1.0), "done", 0, "")
+    made.end(RunProgress(0.0, 1).state(1.0), "done", 0, "")
 
 
 @pytest.mark.parametrize("known", [True, False, None])
@@ -133,7 +133,7 @@ def test_what_is_not_known_in_a_moment_is_left_to_the_workers(
 def test_a_locked_table_is_not_waited_for(
     history: RunHistory, catalog: Connection, catalog_url: str, table: str
 ) -> None:
-    progress = Progress(0.0, 1)
+    progress = RunProgress(0.0, 1)
     with psycopg.connect(catalog_url) as other:
         other.execute(f"lock table {table} in access exclusive mode".encode())
         state = progress.state(1.0)
@@ -153,7 +153,7 @@ def test_a_server_that_stands_still_is_not_waited_for(
     history: RunHistory, catalog: Connection, postgres: Postgres
 ) -> None:
     """Neither by a query nor by a new connection."""
-    progress = Progress(0.0, 1)
+    progress = RunProgress(0.0, 1)
     progress.copied = 7
     with postgres.frozen():
         history.update(progress.state(1.0))
@@ -166,7 +166,7 @@ def test_a_server_that_stands_still_is_not_waited_for(
 def test_what_is_lost_with_the_connection_is_noted_over_the_next(
     history: RunHistory, catalog: Connection
 ) -> None:
-    progress = Progress(0.0, 1)
+    progress = RunProgress(0.0, 1)
     progress.copied = 7
     end = "select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid()"
     catalog.execute(end + " and datname = current_database()")
@@ -180,7 +180,7 @@ def test_what_is_pending_is_looked_at_soon_where_the_last_look_tells_little(
     history: RunHistory, catalog: Connection
 ) -> None:
     """And not at once, since a daemon may be fed blob by blob."""
-    progress, now = Progress(0.0, 1), 1000.0
+    progress, now = RunProgress(0.0, 1), 1000.0
     history.count_pending(progress, now)
     assert progress.pending == 0
     catalog.execute("insert into blobs (blobid) values (repeat('ab', 32))")
@@ -206,7 +206,7 @@ def test_what_takes_too_long_to_count_is_estimated(
     # Counted in so many milliseconds, or given up; a quick machine counts 2,000 in one.
     monkeypatch.setattr(run_history, "_COUNT_MILLISECONDS", 1)
     catalog.execute("analyze blobs")
-    progress = Progress(0.0, 1)
+    progress = RunProgress(0.0, 1)
     history.count_pending(progress, 1000.0)
     shown = progress.state(1.0)
     assert shown.estimated
@@ -216,7 +216,7 @@ def test_what_takes_too_long_to_count_is_estimated(
 def test_the_seconds_of_an_outage_are_noted_with_the_hour(
     history: RunHistory, catalog: Connection
 ) -> None:
-    progress = Progress(0.0, 2)
+    progress = RunProgress(0.0, 2)
     for now, state in ((5.0, "sending"), (25.0, "outage"), (25.5, "sending"), (40.0, "sending")):
         progress.take(0, Tick(state=state), now)
         history.refresh(progress.state(now))
@@ -231,7 +231,7 @@ def test_a_run_goes_on_where_nobody_made_the_table_of_hours(
     catalog.execute("drop table ntt_backup.hours")
     catalog.execute("delete from ntt_backup.runs")
     history.start("tar")
-    progress = Progress(0.0, 1)
+    progress = RunProgress(0.0, 1)
     progress.copied = 7
     history.update(progress.state(1.0))
     (noted,) = latest_runs(catalog, "remote")

@@ -18,12 +18,12 @@ from ntt_backup.config.sections import LogSettings
 from ntt_backup.daemon.child import tell_parent
 from ntt_backup.daemon.event_log import EventLog
 from ntt_backup.daemon.listeners import Body, Heard, Listener, ListenerProcess, Listeners
-from ntt_backup.daemon.progress import Progress, RunState
+from ntt_backup.daemon.progress import RunProgress, RunState
 from ntt_backup.events import Event, StillFailed, Stopping, Warning
 from ntt_backup.process.pipeline import PIPE_BYTES
 from tests.patience import PATIENCE
 
-STATE = Progress(0.0, 2).state(5.0)
+STATE = RunProgress(0.0, 2).state(5.0)
 LONG = Warning(pid=1, worker=0, reason="x" * 10_000)
 
 

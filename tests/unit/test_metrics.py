@@ -29,7 +29,7 @@ from ntt_backup.daemon.events import TargetRestart
 from ntt_backup.daemon.metrics import figures as catalog
 from ntt_backup.daemon.metrics import process as metrics_process
 from ntt_backup.daemon.metrics.figures import METRICS, PREFIX, Figures
-from ntt_backup.daemon.progress import Progress, RunState, WorkerStatus
+from ntt_backup.daemon.progress import RunProgress, RunState, WorkerStatus
 from ntt_backup.dump.events import DumpFailed
 from ntt_backup.snapshot.events import SnapshotFailed
 from tests import metrics_table
@@ -60,7 +60,7 @@ BATCH = events.BatchComplete(
 AWAY = events.Outage(worker=0, what="remote", reason="x", detail="", attempt=1, wait_s=1.0)
 ERROR: dict[str, Any] = {"exit_code": 7, "message": "m", "detail": "", "hint": ""}
 STATE = replace(
-    Progress(0.0, 2).state(1.0),
+    RunProgress(0.0, 2).state(1.0),
     pending=5,
     mb_per_s=1.5,
     workers=(WorkerStatus(0, "outage", "", 0, 0.0), WorkerStatus(1, "sending", "", 0, 0.0)),

@@ -23,7 +23,7 @@ from ntt_backup.config.sections import NotifySettings
 from ntt_backup.daemon import notices
 from ntt_backup.daemon.events import TargetRestart
 from ntt_backup.daemon.notices import Notice, Notices
-from ntt_backup.daemon.progress import Progress, RunState
+from ntt_backup.daemon.progress import RunProgress, RunState
 from ntt_backup.dump.events import DumpFailed, DumpRecovered, DumpSkipped
 from ntt_backup.errors import RemoteUnreachable
 from ntt_backup.events import Event
@@ -32,7 +32,7 @@ from tests.patience import PATIENCE
 
 HOST = "127.0.0.1"
 ERROR: dict[str, Any] = {"exit_code": 5, "message": "m", "detail": "why", "hint": "do"}
-STATE = Progress(0.0, 2).state(1.0)
+STATE = RunProgress(0.0, 2).state(1.0)
 DUMP_FAILED = DumpFailed(**ERROR)
 DUMP_FINE = DumpSkipped(name="copyjob-2026-11-22T02-10-00Z.dump")
 STALL = events.WorkerStall(worker=1, silent_s=60.0, hint="look")

@@ -29,8 +29,8 @@ from ntt_backup.daemon.control.run_report import Away, DaemonReport, RunReport
 from ntt_backup.daemon.progress import WorkerStatus
 from ntt_backup.errors import CatalogRefused, CatalogUnavailable, ConfigError, WaitsToStart
 from ntt_backup.newest import Newest
-from ntt_backup.report.facts import Facts
-from ntt_backup.report.health import Level, judge
+from ntt_backup.report.facts import TargetFacts
+from ntt_backup.report.health import Health, judge
 from ntt_backup.report.page.server import Board, PageServer, Shown
 from ntt_backup.report.page.view import Target, ages, last_days, last_hour, policy, render
 from ntt_backup.snapshot.last_take import Last
@@ -57,9 +57,9 @@ def settings(**tables: Any) -> CatalogConfig:
     )
 
 
-def facts(**changes: Any) -> Facts:
+def facts(**changes: Any) -> TargetFacts:
     """A target that is well: all is copied, and the last run was an hour ago."""
-    well = Facts(settings(), read_at=NOW, totals=ALL_COPIED, runs=[RUN], dumps=[DUMP])
+    well = TargetFacts(settings(), read_at=NOW, totals=ALL_COPIED, runs=[RUN], dumps=[DUMP])
     return replace(well, **changes)
 
 
@@ -81,7 +81,7 @@ def away(since: timedelta) -> list[Away]:
     return [Away("remote", 0, (NOW - since).isoformat())]
 
 
-def uncounted(state: str) -> Facts:
+def uncounted(state: str) -> TargetFacts:
     """A daemon that does not know what is pending."""
     made = daemon()
     workers = (replace(made.state.workers[0], state=state),)
@@ -89,7 +89,7 @@ def uncounted(state: str) -> Facts:
     return facts(daemon=replace(made, state=known))
 
 
-HEALTHY, WAITING, ACTION = Level
+HEALTHY, WAITING, ACTION = Health
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,9 @@ HEALTHY, WAITING, ACTION = Level
         ),
     ],
 )
-def test_the_verdict_says_at_once_how_it_stands(found: Facts, level: Level, words: str) -> None:
+def test_the_verdict_says_at_once_how_it_stands(
+    found: TargetFacts, level: Health, words: str
+) -> None:
     verdict = judge(found, NOW)
     assert verdict.level is level
     assert words in "\n".join(point.what for point in verdict.points)

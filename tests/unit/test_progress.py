@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ntt_backup import events
-from ntt_backup.daemon.progress import Progress, RateWindow
+from ntt_backup.daemon.progress import RateWindow, RunProgress
 from ntt_backup.model import PendingEstimate
 from ntt_backup.process.messages import BatchStart, Drained, Fatal, Message, ProcessEnded, Tick
 
@@ -28,7 +28,7 @@ def begin(blobs: int, size: int = 0) -> BatchStart:
 
 
 def test_blobs_whose_marks_were_lost_count_once() -> None:
-    progress = Progress(0.0, 1)
+    progress = RunProgress(0.0, 1)
     progress.take(0, complete(500, size=1000), 1.0)
     progress.take(0, events.MarksLost(blobs=500, bytes=1000), 2.0)
     progress.take(0, complete(500, size=1000), 3.0)
@@ -51,14 +51,14 @@ def complete(copied: int, failed: int = 0, size: int = 0) -> events.BatchComplet
 
 
 @pytest.fixture
-def progress() -> Progress:
+def progress() -> RunProgress:
     """Of a run that began at 0 seconds, with two workers."""
-    return Progress(0.0, workers=2)
+    return RunProgress(0.0, workers=2)
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 99), st.integers(0, 9)), max_size=40))
 def test_sums_are_those_of_all_batches(batches: list[tuple[int, int, int]]) -> None:
-    progress = Progress(0.0, workers=2)
+    progress = RunProgress(0.0, workers=2)
     for nth, (worker, copied, failed) in enumerate(batches):
         progress.take(worker, complete(copied, failed, size=copied * 10), float(nth))
     shown = progress.state(100.0)
@@ -70,7 +70,7 @@ def test_sums_are_those_of_all_batches(batches: list[tuple[int, int, int]]) -> N
 
 def test_workers_are_active_while_they_send_or_wait_for_answers() -> None:
     states = ("sending", "waiting", "idle", "outage", "stopped")
-    progress = Progress(0.0, workers=5)
+    progress = RunProgress(0.0, workers=5)
     assert progress.state(1.0).active_workers == 0
     for worker, state in enumerate(states[:4]):
         progress.take(worker, tick(state), 1.0)
@@ -83,7 +83,7 @@ def test_workers_are_active_while_they_send_or_wait_for_answers() -> None:
 @pytest.mark.parametrize(
     ("end", "state"), [(STALL_END, "waiting"), (DIED, "stopped"), (START, "starting")]
 )
-def test_a_stalled_worker_is_not_active(progress: Progress, end: Message, state: str) -> None:
+def test_a_stalled_worker_is_not_active(progress: RunProgress, end: Message, state: str) -> None:
     progress.take(0, tick("waiting"), 1.0)
     progress.take(0, STALL, 70.0)
     shown = progress.state(70.0)
@@ -95,14 +95,14 @@ def test_a_stalled_worker_is_not_active(progress: Progress, end: Message, state:
 # --- what is pending ------------------------------------------------------------------------------
 
 
-def test_pending_and_eta_are_unknown_until_pending_is_found(progress: Progress) -> None:
+def test_pending_and_eta_are_unknown_until_pending_is_found(progress: RunProgress) -> None:
     progress.take(0, tick("sending", content=10), 1.0)
     progress.take(0, complete(10), 1.0)
     shown = progress.state(10.0)
     assert (shown.pending, shown.eta_s, shown.share, shown.estimated) == (None, None, None, False)
 
 
-def test_pending_falls_with_what_is_settled_after_it_was_found(progress: Progress) -> None:
+def test_pending_falls_with_what_is_settled_after_it_was_found(progress: RunProgress) -> None:
     progress.take(0, complete(copied=7, failed=1), 1.0)
     progress.found(PendingEstimate(100, 0, 0, exact=True))
     assert progress.pending == 100
@@ -114,7 +114,9 @@ def test_pending_falls_with_what_is_settled_after_it_was_found(progress: Progres
     assert progress.pending == 5000
 
 
-def test_nothing_is_pending_once_a_worker_saw_so_whatever_was_counted(progress: Progress) -> None:
+def test_nothing_is_pending_once_a_worker_saw_so_whatever_was_counted(
+    progress: RunProgress,
+) -> None:
     """A count may have seen what was settled meanwhile."""
     progress.take(0, tick("sending"), 0.0)
     progress.take(1, tick("sending"), 0.0)
@@ -126,7 +128,7 @@ def test_nothing_is_pending_once_a_worker_saw_so_whatever_was_counted(progress: 
     assert (shown.pending, shown.share, shown.eta_s, shown.done) == (0, 1.0, 0.0, 320)
 
 
-def test_an_estimate_is_marked_until_a_count_replaces_it(progress: Progress) -> None:
+def test_an_estimate_is_marked_until_a_count_replaces_it(progress: RunProgress) -> None:
     progress.found(PendingEstimate(42_000_000, 17 * 10**12, 0, exact=False))
     shown = progress.state(1.0)
     assert (shown.pending, shown.estimated) == (42_000_000, True)
@@ -140,7 +142,7 @@ def test_an_estimate_is_marked_until_a_count_replaces_it(progress: Progress) -> 
 
 
 def test_pending_is_out_of_date_when_work_begins_that_it_knows_nothing_of(
-    progress: Progress,
+    progress: RunProgress,
 ) -> None:
     progress.take(0, DRAINED, 1.0)
     for worker in (0, 1):
@@ -159,7 +161,7 @@ def test_pending_is_out_of_date_when_work_begins_that_it_knows_nothing_of(
 # --- share and time left --------------------------------------------------------------------------
 
 
-def test_share_and_eta_count_content_that_is_not_answered_yet(progress: Progress) -> None:
+def test_share_and_eta_count_content_that_is_not_answered_yet(progress: RunProgress) -> None:
     progress.found(PendingEstimate(200, 40_000, 0, exact=True))
     assert progress.state(5.0).share == 0.0
     progress.take(0, tick("waiting"), 100.0)
@@ -172,7 +174,7 @@ def test_share_and_eta_count_content_that_is_not_answered_yet(progress: Progress
 
 
 def test_an_answer_before_the_last_tick_of_its_batch_counts_nothing_twice(
-    progress: Progress,
+    progress: RunProgress,
 ) -> None:
     progress.found(PendingEstimate(100, 10_000, 0, exact=True))
     progress.take(0, begin(50, 5_000), 1.0)
@@ -184,7 +186,7 @@ def test_an_answer_before_the_last_tick_of_its_batch_counts_nothing_twice(
 
 
 @pytest.mark.parametrize("end", [START, DIED, FATAL])
-def test_what_a_dead_worker_had_in_flight_was_not_sent(progress: Progress, end: Message) -> None:
+def test_what_a_dead_worker_had_in_flight_was_not_sent(progress: RunProgress, end: Message) -> None:
     progress.found(PendingEstimate(100, 10_000, 0, exact=True))
     progress.take(0, tick("sending", content=4_000), 1.0)
     progress.take(0, end, 2.0)
@@ -192,7 +194,7 @@ def test_what_a_dead_worker_had_in_flight_was_not_sent(progress: Progress, end: 
     assert (shown.sent, shown.share) == (0, 0.0)
 
 
-def test_there_is_no_eta_while_nothing_moves(progress: Progress) -> None:
+def test_there_is_no_eta_while_nothing_moves(progress: RunProgress) -> None:
     progress.found(PendingEstimate(100, 10_000, 0, exact=True))
     progress.take(0, tick("sending", 5_000, content=5_000), 1.0)
     assert progress.state(10.0).eta_s is not None
@@ -203,7 +205,7 @@ def test_there_is_no_eta_while_nothing_moves(progress: Progress) -> None:
     assert progress.state(101.0).eta_s is not None
 
 
-def test_share_and_eta_of_a_burst_leave_out_the_time_without_work(progress: Progress) -> None:
+def test_share_and_eta_of_a_burst_leave_out_the_time_without_work(progress: RunProgress) -> None:
     progress.take(0, tick("sending"), 0.0)
     progress.take(0, complete(copied=100), 10.0)
     progress.take(0, DRAINED, 11.0)
@@ -228,7 +230,7 @@ def test_share_and_eta_of_a_burst_leave_out_the_time_without_work(progress: Prog
     ids=["before the pause", "within it"],
 )
 def test_the_eta_of_work_leaves_out_a_pause(
-    progress: Progress, begins: float, held: float, eta_s: float
+    progress: RunProgress, begins: float, held: float, eta_s: float
 ) -> None:
     progress.found(PendingEstimate(blobs=100, bytes=1000, unsized=0, exact=True))
     for at in sorted((begins, held)):
@@ -242,7 +244,9 @@ def test_the_eta_of_work_leaves_out_a_pause(
     assert progress.state(3605.0).eta_s == pytest.approx(eta_s)
 
 
-def test_a_snapshot_says_more_while_there_is_work_or_a_sum_has_changed(progress: Progress) -> None:
+def test_a_snapshot_says_more_while_there_is_work_or_a_sum_has_changed(
+    progress: RunProgress,
+) -> None:
     assert progress.state(1.0).says_more_than(None)
     progress.take(0, tick("idle"), 1.0)
     progress.take(1, tick("sending", 100), 1.0)

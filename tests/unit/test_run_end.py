@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from ntt_backup.daemon.coordinator import _Run
+from ntt_backup.daemon.coordinator import _Coordinator
 from ntt_backup.daemon.open_outages import OpenOutages
-from ntt_backup.daemon.progress import Progress
+from ntt_backup.daemon.progress import RunProgress
 from ntt_backup.events import Outage
 from ntt_backup.process.messages import Answered, Drained
 
@@ -18,9 +18,9 @@ from ntt_backup.process.messages import Answered, Drained
 def test_all_workers_end_as_soon_as_one_sees_that_nothing_is_pending(watch: bool) -> None:
     """They do not wait for its goodbye to the remote; a run that watches goes on."""
     stops: list[bool] = []
-    run: Any = _Run.__new__(_Run)
+    run: Any = _Coordinator.__new__(_Coordinator)
     run._watch = watch
-    run._progress = Progress(0.0, 2)
+    run._progress = RunProgress(0.0, 2)
     run._workers = SimpleNamespace(stop=lambda: stops.append(True))
     run._receive(SimpleNamespace(worker=0), [Drained()])
     assert stops == ([] if watch else [True])
@@ -30,8 +30,8 @@ def test_all_workers_end_as_soon_as_one_sees_that_nothing_is_pending(watch: bool
 def test_all_that_wait_for_a_side_go_on_as_soon_as_it_answers_one_worker(settled: bool) -> None:
     """A side job, too: by itself it would wait for up to `run.backoff_cap`."""
     woken: list[str] = []
-    run: Any = _Run.__new__(_Run)
-    run._progress = Progress(0.0, 2)
+    run: Any = _Coordinator.__new__(_Coordinator)
+    run._progress = RunProgress(0.0, 2)
     run._outages = OpenOutages()
     run._emit = lambda *_: None
     run._control = SimpleNamespace(connect=lambda side: None)

@@ -9,7 +9,7 @@ import pytest
 
 from ntt_backup import events
 from ntt_backup.daemon.control.run_report import DaemonReport, RunReport
-from ntt_backup.daemon.progress import Progress, RunState
+from ntt_backup.daemon.progress import RunProgress, RunState
 
 
 class Clock:
@@ -42,7 +42,7 @@ def said(report: RunReport) -> dict[str, Any]:
 
 
 def sent(count: int) -> RunState:
-    fields: dict[str, Any] = {**Progress(0.0, 2).state(0.0).fields, "sent": count}
+    fields: dict[str, Any] = {**RunProgress(0.0, 2).state(0.0).fields, "sent": count}
     return RunState.of(fields)
 
 

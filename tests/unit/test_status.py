@@ -23,7 +23,7 @@ from ntt_backup.cli.commands.run import plan
 from ntt_backup.config import CatalogConfig, Settings
 from ntt_backup.daemon.control.run_report import RunReport
 from ntt_backup.model import PendingEstimate
-from ntt_backup.report.facts import Facts
+from ntt_backup.report.facts import TargetFacts
 from ntt_backup.report.status import Status
 from ntt_backup.snapshot.last_take import Last
 from tests import status_schema
@@ -43,9 +43,9 @@ def _utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def status_of(runs: Sequence[Run] = (), **known: Any) -> Status:
-    """The status of a target: what is known of it goes by the fields of `Facts`."""
+    """The status of a target: what is known of it goes by the fields of `TargetFacts`."""
     made = CatalogConfig.model_validate(known.pop("settings", {}))
-    return Status(Facts(made, **{"totals": TOTALS, "runs": runs, "read_at": NOW, **known}))
+    return Status(TargetFacts(made, **{"totals": TOTALS, "runs": runs, "read_at": NOW, **known}))
 
 
 def shown(status: Status, width: int = 200) -> str:

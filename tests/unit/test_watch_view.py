@@ -20,7 +20,7 @@ from ntt_backup.cli.common import Common
 from ntt_backup.cli.results import EachTarget
 from ntt_backup.config import CatalogConfig
 from ntt_backup.daemon.control.run_report import DaemonReport, RunReport
-from ntt_backup.daemon.progress import Progress
+from ntt_backup.daemon.progress import RunProgress
 from ntt_backup.errors import CatalogError
 from ntt_backup.process.messages import Tick
 from ntt_backup.report import facts
@@ -32,7 +32,7 @@ NOW = 1_800_000_000.0
 
 
 def a_report(*, paused: bool = False, workers: int = 2) -> DaemonReport:
-    progress = Progress(0.0, workers)
+    progress = RunProgress(0.0, workers)
     progress.take(1, Tick(state="sending", sent=3_000_000, content=3_000_000), 1.0)
     if paused:
         progress.hold(2.0)

@@ -23,7 +23,7 @@ from ntt_backup.cli.options import JSON, flag, repeated, value
 from ntt_backup.config import ALL_TARGETS, CatalogConfig
 from ntt_backup.errors import BackupError
 from ntt_backup.format import duration, printable, render_error
-from ntt_backup.report.facts import Facts, Reader
+from ntt_backup.report.facts import FactsReader, TargetFacts
 from ntt_backup.report.live import Watch, console_for, print_to
 from ntt_backup.report.status import Status, run_line
 
@@ -63,7 +63,7 @@ class Seen:
         """Asks each catalog, and each daemon."""
 
         def look_at(settings: CatalogConfig) -> Status:
-            found = Facts.of_host(settings)
+            found = TargetFacts.of_host(settings)
             try:
                 with open_catalog(settings, "status") as conn:
                     found.read_for_status(conn, exact=self._exact)
@@ -143,20 +143,20 @@ def serve(common: Common, listen: str, expose: bool, known_as: tuple[str, ...]) 
 
     The page renews itself. The command only reads.
     """
-    from ntt_backup.report.health import Level
+    from ntt_backup.report.health import Health
     from ntt_backup.report.page.server import Board, PageServer, Shown
     from ntt_backup.report.page.view import Target, policy, render
 
     wanted = ALL_TARGETS if common.default_target else common.target
     targets = replace(common, target=wanted).load_each(CatalogConfig)
-    reader = Reader(targets)
+    reader = FactsReader(targets)
 
     def make() -> Shown:
         found = []
         for name in targets:
             common.turn_to(name)
             found.append(Target.of(reader.read(name), datetime.now(UTC)))
-        healthy = all(one.verdict.level < Level.ACTION_REQUIRED for one in found)
+        healthy = all(one.verdict.level < Health.ACTION_REQUIRED for one in found)
         health = "".join(f"{one.facts.target}: {one.verdict.headline}\n" for one in found)
         return Shown(render(found, datetime.now(UTC)), policy(), health, healthy)
 

@@ -16,7 +16,7 @@ from ntt_backup.daemon.control.control_socket import ControlSocket
 from ntt_backup.daemon.control.run_report import RunReport
 from ntt_backup.daemon.events import Asked, BandwidthLimit, Paused, Resumed
 from ntt_backup.daemon.listeners import Listener
-from ntt_backup.daemon.progress import Progress, RunState
+from ntt_backup.daemon.progress import RunProgress, RunState
 from ntt_backup.daemon.side_jobs import SideJobs
 from ntt_backup.daemon.signals import SignalInbox
 from ntt_backup.daemon.workers import WorkerPool
@@ -38,7 +38,7 @@ class RunControl(Listener):
         run_id: str,
         workers: WorkerPool,
         jobs: SideJobs,
-        progress: Progress,
+        progress: RunProgress,
         inbox: SignalInbox,
         emit: Callable[[events.Event], None],
     ) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Final, Self
 from ntt_backup import events
 from ntt_backup.daemon.listeners import Listener
 from ntt_backup.daemon.open_outages import OpenOutages
-from ntt_backup.daemon.progress import Progress, RunState
+from ntt_backup.daemon.progress import RunProgress, RunState
 from ntt_backup.format import utc
 from ntt_backup.snapshot.events import SnapshotProgress
 
@@ -88,7 +88,7 @@ class RunReport(Listener):
         self._started_at = _utc(clock())
         self._watch = False
         self._strategy = "auto"
-        self._state = Progress(0.0, workers).state(0.0)
+        self._state = RunProgress(0.0, workers).state(0.0)
         self._outages = OpenOutages()
         self._recent: deque[tuple[str, str, str]] = deque(maxlen=_RECENT)
         self._minutes: deque[list[int]] = deque(maxlen=_MINUTES)

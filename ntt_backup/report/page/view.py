@@ -31,8 +31,8 @@ from ntt_backup.catalog.glance import Proved
 from ntt_backup.catalog.history import Hour, Run
 from ntt_backup.errors import complete
 from ntt_backup.format import about, duration, many, moment, printable, size
-from ntt_backup.report.facts import DAYS, Facts
-from ntt_backup.report.health import Level, Verdict, judge, lives
+from ntt_backup.report.facts import DAYS, TargetFacts
+from ntt_backup.report.health import Health, HealthVerdict, judge, lives
 
 _LINES: Final = 5
 _A_WEEK: Final = 7 * 86400
@@ -48,8 +48,8 @@ _LEAST: Final = 1.5  # What is not nothing can be seen.
 class Target:
     """A target as the template has it."""
 
-    facts: Facts
-    verdict: Verdict
+    facts: TargetFacts
+    verdict: HealthVerdict
     living: Sequence[Run]
     hour: Chart | None
     days: Chart | None
@@ -60,7 +60,7 @@ class Target:
     verify: str
 
     @classmethod
-    def of(cls, facts: Facts, now: datetime) -> Target:
+    def of(cls, facts: TargetFacts, now: datetime) -> Target:
         """Judges the facts, and draws the charts. Command lines get the present options."""
         daemon, totals, proved = facts.daemon, facts.totals, facts.proved
         failed = totals.failed_by_reason.items() if totals else ()
@@ -101,7 +101,7 @@ def _worth_a_look(recent: Sequence[Sequence[str]]) -> list[Sequence[str]]:
 
 def render(targets: Sequence[Target], now: datetime) -> str:
     """Returns the page."""
-    worst = max((one.verdict.level for one in targets), default=Level.HEALTHY)
+    worst = max((one.verdict.level for one in targets), default=Health.HEALTHY)
     return _template().render(
         targets=targets,
         now=now,
