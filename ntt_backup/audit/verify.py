@@ -204,6 +204,8 @@ class Check(ABC, Generic[Job]):
         self.found = Findings()
         self.budget = Budget(self.question)
         self.has_blobs = False
+        # Whether the last job is in the queue.
+        self._listed = False
         self._right: list[str] = []
         # A blob that is wrong in several places is found wrong in each of them.
         self._lost: dict[str, Failure] = {}
@@ -211,7 +213,9 @@ class Check(ABC, Generic[Job]):
 
     @abstractmethod
     def next_job(self) -> Job | None:
-        """Returns what to check next; None where nothing is left, or the limits allow no more."""
+        """Returns what to check next; None, once, where nothing is left, or the limits allow no
+        more.
+        """
 
     @abstractmethod
     def blobs_of(self, job: Job) -> Blobs:
@@ -285,11 +289,12 @@ class Check(ABC, Generic[Job]):
     def _step(self) -> None:
         """Takes results and adds jobs, without waiting."""
         self._take_results()
-        while not self.jobs.full:
-            if (job := self.next_job()) is None:
+        while not (self._listed or self.jobs.full):
+            if (job := self.next_job()) is not None:
+                self.jobs.put(job)
+            else:
+                self._listed = True
                 self.jobs.close()
-                break
-            self.jobs.put(job)
         due = time.monotonic() - self._recorded > _RECORD_SECONDS
         if due or len(self._right) + len(self._lost) >= _RECORD_BLOBS:
             self._record()
