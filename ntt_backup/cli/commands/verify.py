@@ -31,7 +31,6 @@ from ntt_backup.cli.options import (
     value,
 )
 from ntt_backup.config import RemoteConfig, Settings, StoreConfig
-from ntt_backup.daemon.newest_check import NOT_LOOKED, look
 from ntt_backup.errors import SOME_FAILED, BackupError
 from ntt_backup.format import amount, duration, many, printable, size
 from ntt_backup.model import Reason
@@ -90,6 +89,8 @@ def verify(common: Common, /, local: bool, download: bool, **chosen: Any) -> Non
                 command = f"ntt-backup-remote restore --to {place} {names}"
                 said.append(f"fetch them from the remote: {command}")
         else:
+            from ntt_backup.daemon.newest_check import NOT_LOOKED, look
+
             remote = common.load(RemoteConfig)
             bucket = remote.remote.kind == "s3"
             with open_catalog(remote, "verify") as conn:
