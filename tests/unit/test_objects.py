@@ -29,7 +29,7 @@ from ntt_backup.pack.reader import PackReader
 from ntt_backup.pack.seal import OpenKey, no_key
 from ntt_backup.source.reader import Reader, TooLarge
 from ntt_backup.source.store import Store
-from ntt_backup.upload.strategies import objects
+from ntt_backup.upload.strategies import objects, objects_probe
 from ntt_backup.upload.strategies.content_report import ContentReport
 from ntt_backup.upload.strategies.objects import ObjectsSession
 from ntt_backup.upload.strategies.objects_probe import ObjectsProbe
@@ -721,3 +721,18 @@ def test_a_trial_object_that_is_gone_is_damage() -> None:
     with pytest.raises(RemoteCannotStore) as caught:
         ObjectsProbe(bucket, "owner").try_out()
     assert caught.value.detail.endswith(": it is missing")
+
+
+@pytest.mark.parametrize(
+    ("overwriting", "deleting", "said"),
+    [
+        (True, True, "append-only: overwriting and deleting are refused"),
+        (True, False, "deleting is allowed"),
+        (False, True, "overwriting is allowed"),
+        (False, False, "overwriting and deleting are allowed"),
+    ],
+)
+def test_a_bucket_is_append_only_where_it_refuses_both(
+    overwriting: bool, deleting: bool, said: str
+) -> None:
+    assert said in objects_probe._append_only(overwriting, deleting)

@@ -17,6 +17,7 @@ from blake3 import blake3
 from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.errors import RemoteUnreachable, SourceError
 from ntt_backup.model import Batch, Blob, Reason, Receipt
+from ntt_backup.source.reader import Reader
 from ntt_backup.source.store import Store
 from ntt_backup.upload.strategies.session import Rejection
 from ntt_backup.upload.strategies.stream import StreamSession, open_stream
@@ -204,6 +205,27 @@ def test_a_large_blob_that_cannot_be_opened_is_not_begun(far_side: FarSide, sour
     assert [one.reason for one in told.failed] == [Reason.WRONG_SIZE]
 
 
+@pytest.mark.parametrize("broken", [0, 1])
+def test_a_large_blob_that_cannot_be_opened_withdraws_none_before_it(
+    far_side: FarSide, source: Source, monkeypatch: pytest.MonkeyPatch, broken: int
+) -> None:
+    batch = source.batch("b", noise(PACK_BYTES + 1, 1), noise(PACK_BYTES + 1, 2))
+    session = opened(source)
+    opening = Reader.opened
+
+    def refuse(reader: Reader, blob: Blob) -> Any:
+        if blob.blobid == batch.blobs[broken].blobid:
+            raise PermissionError(13, "Permission denied")
+        return opening(reader, blob)
+
+    monkeypatch.setattr(Reader, "opened", refuse)
+    session.put(batch)
+    assert (far_side.kinds.count(LARGE), far_side.kinds.count(framing.END)) == (1, 1)
+    told = received(session)
+    assert told.stored == (batch.blobs[1 - broken],)
+    assert [one.blobid for one in told.failed] == [batch.blobs[broken].blobid]
+
+
 def settles(*exceptions: Exceptional, stored: int, **changes: Any) -> Callable[[FarSide], bytes]:
     """The receipt of batch 1, but for changes."""
 
@@ -375,6 +397,25 @@ def test_a_batch_that_fails_while_it_is_sent_ends_there(far_side: FarSide, sourc
     (told,) = session.collect(1.0)
     assert isinstance(told, Rejection)
     assert session.in_flight == ()
+
+
+def test_a_large_blob_ends_where_its_batch_has_failed(far_side: FarSide, source: Source) -> None:
+    session = opened(source)
+    one = Exceptional(0, write_messages.REFUSED, "ENOSPC: full")
+    far_side.answer = lambda kind, _: (
+        far_side.receipt(1, 0, one, outcome=1) if kind == DATA else b""
+    )
+    put, take = session._write_coded, session._hear
+
+    def write(*data: Any, **how: Any) -> None:
+        put(*data, **how)
+        take(0.0)
+
+    session._write_coded = write  # type: ignore[method-assign]
+    session.put(source.batch("b", noise(8 << 20)))
+    assert far_side.kinds == [HELLO, BATCH, LARGE, DATA, ABORT]
+    (told,) = session.collect(1.0)
+    assert isinstance(told, Rejection)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import io
 import os
 import re
 import tarfile
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -28,7 +29,7 @@ from ntt_backup.errors import (
 from ntt_backup.model import Batch, Blob, Reason, Receipt
 from ntt_backup.source.store import Store
 from ntt_backup.upload.strategies import tar, tar_probe
-from ntt_backup.upload.strategies.probe import Facts
+from ntt_backup.upload.strategies.probe import Facts, trial
 from ntt_backup.upload.strategies.session import Rejection
 from ntt_backup.upload.strategies.tar import TarSession
 from ntt_backup.upload.strategies.tar_probe import TarProbe
@@ -384,10 +385,27 @@ def test_a_trial_that_the_remote_refuses_raises_its_words(
             loop.says.append(b"err 1 ENOSPC: No space left on device\n")
 
     loop.on_sent = refuses
-    with pytest.raises(RemoteCannotStore):
+    with pytest.raises(RemoteCannotStore) as told:
         TarProbe(spec()).try_out()
+    assert "No space left on device" in f"{told.value} {told.value.detail}"
     assert loop.ended
     assert [one.closed for one in scratches] == [1]
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [(OSError(28, "No space left on device", "x"), "No space left on device"), (OSError("y"), "y")],
+)
+def test_a_machine_without_room_for_a_trial_says_why(
+    monkeypatch: pytest.MonkeyPatch, error: OSError, why: str
+) -> None:
+    def full(**_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", full)
+    with pytest.raises(SourceError, match="no room for a few trial blobs") as told, trial():
+        pass
+    assert told.value.detail == why
 
 
 @pytest.mark.parametrize(
