@@ -1,1 +1,1 @@
-"""Child processes are programs in pipelines, or copies of this process; threads are here, too."""
+"""Child processes (programs, and copies of this process), their messages, threads, locks, files."""

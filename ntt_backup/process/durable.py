@@ -1,9 +1,9 @@
-"""A file that somebody relies on is written whole, and is durable before anybody is told.
+"""Files are written whole, and are durable before their names appear.
 
-The obvious way, writing to a temporary name and renaming, leaves an empty file after a power cut:
-the rename may reach the disk before the content does. So the content is synced first, and then each
-directory in which a name has changed. The temporary name is random and made new, so a file, a link
-or a FIFO that somebody has put there is never written through.
+Writing to a temporary name and renaming alone would leave an empty file after a power cut: the
+rename may reach the disk before the content does. So the content is synced first, then each
+directory in which a name has changed. The temporary name is random, and the file is created
+exclusively, so that nothing is written through a file, symlink or FIFO of somebody else.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ def write_durably(
     owner: tuple[int, int] | None = None,
     replace: bool = True,
 ) -> None:
-    """Writes a whole file, see `durable_file`. Missing directories above it are made with the mode
-    0755.
+    """Writes a whole file, see `durable_file`. Missing parent directories are made, mode 0755.
 
     Raises:
         FileExistsError: The name exists, and replace is False.
@@ -56,8 +55,8 @@ def durable_file(
     owner: tuple[int, int] | None = None,
     replace: bool = True,
 ) -> Iterator[BinaryIO]:
-    """Gives a file to write, which gets its name at the end of the block, once it is durable, and
-    not where the block raises.
+    """Yields a file to write. The file gets its name when it is durable at the end of the block,
+    and none if the block raises.
 
     Args:
         path: The file.
@@ -95,10 +94,10 @@ def durable_file(
 
 
 def make_directories(directory: Path) -> list[Path]:
-    """Makes a directory and the missing ones above it, with the mode 0755.
+    """Makes a directory and its missing parent directories, mode 0755.
 
     Returns:
-        The directories in which one was made. Their entries are not durable yet.
+        The directories that have a new entry, which is not durable yet.
     """
     missing = [directory, *directory.parents]
     while missing and missing[-1].is_dir():
@@ -119,19 +118,19 @@ def sync_directory(directory: Path) -> None:
 
 
 def sync_below(directory: int, *, files: bool = True) -> int:
-    """Makes all that is below a directory durable.
+    """Makes a directory tree durable.
 
-    One call syncs the whole file system. A file system that passes only fsync on to its disk, such
-    as sshfs, has each file and directory synced by itself; there one that this user may not open
-    is left out.
+    One call syncs the whole file system. On a file system that passes only fsync to its disk, such
+    as sshfs, each file and directory is synced separately; those that this user may not open are
+    left out.
 
     Args:
         directory: A descriptor of the directory, open since before the first write: Linux reports
             a failed write once to each descriptor.
-        files: Whether files need a sync of their own, or names only.
+        files: Whether files must be synced, or names only.
 
     Returns:
-        How many files and directories were left out. They need not be durable.
+        The number of files and directories that were left out, and may not be durable.
 
     Raises:
         OSError: The disk failed, now or while it was written to before.

@@ -14,18 +14,18 @@ from ntt_backup.errors import SourceError
 _FLOAT_BYTES: Final = 8
 _M_MMAP_THRESHOLD: Final = -3
 _LARGE: Final = 128 * 1024
-# What Python says where the system gives no memory for a thread's stack.
+# The message of Python if the system has no memory for the stack of a thread.
 _NO_THREAD: Final = "can't start new thread"
 
 
 def new_buffer(size: int) -> mmap.mmap:
-    """Returns a buffer of zeros; what was never written to takes no memory."""
+    """Returns a buffer of zeros. Pages take memory only once they are written to."""
     return mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 @contextmanager
 def memory_needed() -> Iterator[None]:
-    """Raises SourceError where there is no memory for what is done meanwhile: that may pass."""
+    """Raises a SourceError if the block runs out of memory, or no thread can be started."""
     try:
         yield
     except (MemoryError, OSError, RuntimeError) as error:
@@ -41,16 +41,16 @@ def memory_needed() -> Iterator[None]:
 
 
 def give_back_large_blocks() -> None:
-    """Has this process give large blocks back to the system as soon as they are freed.
+    """Has this process return large blocks to the system as soon as they are freed.
 
-    By itself glibc keeps blocks of a size of which one was freed, and they are soon split.
+    By default glibc keeps blocks of a size of which one was freed, and soon splits them.
     """
     with suppress(AttributeError):  # Not every C library has it.
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE)
 
 
 class SharedNumber:
-    """Holds a float, for copies that are made after it."""
+    """A float that this process and its later forks share."""
 
     def __init__(self, value: float) -> None:
         self._cell: memoryview[float] = memoryview(mmap.mmap(-1, _FLOAT_BYTES)).cast("d")

@@ -1,7 +1,7 @@
-"""The processes of a run send each other messages: on a pipe, each is one line of JSON.
+"""The processes of a run send each other messages: lines of JSON on a pipe.
 
-Each message is one class. Messages that are also logged are `events`; those here stay between the
-processes.
+Each kind of message is a class. Messages that are also logged are in `events`; the messages of this
+module are exchanged between processes only.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import MISSING, FrozenInstanceError, dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Annotated, Any, ClassVar, Final, NoReturn, Self, dataclass_transform
+from typing import Annotated, Any, ClassVar, Final, Self, dataclass_transform
 
 from pydantic import Field
 
@@ -31,31 +31,12 @@ Positive = Annotated[int, Field(ge=1)]
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
-class _Fields:
-    """Each class below is a dataclass that never changes. A run starts sooner with one __init__ for
-    all of them than with an __init__, an __eq__ and a __repr__ made for every class.
-    """
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """A message, with the PID of the process that it is about. Each subclass is a frozen dataclass.
 
-    # By name; MISSING for a field that must be given.
-    _defaults: ClassVar[dict[str, Any]] = {}
-
-    def __init_subclass__(cls) -> None:
-        made: Any = dataclass(kw_only=True, init=False, eq=False, repr=False)(cls)
-        cls._defaults = {one.name: one.default for one in fields(made)}
-
-    def __init__(self, **given: Any) -> None:
-        values = self._defaults | {"pid": os.getpid()} | given
-        if len(values) > len(self._defaults) or MISSING in values.values():
-            raise TypeError(f"{type(self).__name__} has other fields than {', '.join(given)}")
-        vars(self).update(values)
-
-    def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise FrozenInstanceError(f"{name} cannot be set: a message never changes")
-
-
-class Message(_Fields):
-    """A message, with the PID of the process that it is about. `kind` is its name in JSON:
-    `BatchStart` is `batch_start`.
+    Attributes:
+        kind: The name in JSON: `BatchStart` is `batch_start`.
     """
 
     kind: ClassVar[str] = ""
@@ -64,18 +45,12 @@ class Message(_Fields):
     )
 
     def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
         cls.kind = _INNER_CAPITAL.sub("_", cls.__name__).lower()
-
-    def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and vars(self) == vars(other)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({vars(self)})"
+        dataclass(frozen=True, kw_only=True)(cls)
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The fields as they stand in JSON; without `worker` where the message is of no worker."""
+        """The fields in JSON, without `worker` if the message is not of a worker."""
         return {
             name: round(value, 3) if isinstance(value, float) else value
             for name, value in vars(self).items()
@@ -94,7 +69,7 @@ class Message(_Fields):
 
 
 def kinds(base: type[Message]) -> Iterator[type[Message]]:
-    """Yields the classes below base that stand for one kind of message each."""
+    """Yields the classes below base that have no subclass: one for each kind of message."""
     for one in base.__subclasses__():
         if one.__subclasses__():
             yield from kinds(one)
@@ -103,7 +78,7 @@ def kinds(base: type[Message]) -> Iterator[type[Message]]:
 
 
 def decode(line: bytes) -> Message | None:
-    """Returns the message on a line; None for anything else that a library may print."""
+    """Returns the message on a line; None for another line, which a library may have printed."""
     try:
         fields = json.loads(line)
         return _kind_of(fields.pop("event"))(**fields)
@@ -113,13 +88,18 @@ def decode(line: bytes) -> Message | None:
 
 @cache
 def _kind_of(name: str) -> type[Message]:
-    # Asked for anew, since more classes may have been loaded since the last time.
+    # Not kept for all names, since more classes may be loaded later.
     return {one.kind: one for one in kinds(Message)}[name]
 
 
 class Tick(Message):
-    """A worker is alive. state: sending, waiting, idle or outage. sent: bytes on the link, content:
-    bytes of blobs, both since the last tick. quiet: seconds for which it may now say nothing.
+    """A worker is alive.
+
+    Attributes:
+        state: sending, waiting, idle or outage.
+        sent: The bytes on the link since the last tick.
+        content: The bytes of blobs since the last tick.
+        quiet: The seconds for which the worker may now be silent.
     """
 
     state: str
@@ -129,7 +109,7 @@ class Tick(Message):
 
 
 class BatchStart(Message):
-    """A worker is about to send a batch. bytes: its content, as far as sizes are known."""
+    """A worker begins to send a batch. bytes: the content, as far as sizes are known."""
 
     batch: str
     blobs: int
@@ -137,8 +117,11 @@ class BatchStart(Message):
 
 
 class Answered(Message):
-    """A side answered a worker. what: the side, as in `events.Outage`. settled: work was done;
-    otherwise the side only accepted a connection.
+    """A side answered a worker.
+
+    Attributes:
+        what: The side, as in `events.Outage`.
+        settled: Whether work was done; otherwise the side only accepted a connection.
     """
 
     what: str
@@ -146,11 +129,11 @@ class Answered(Message):
 
 
 class Drained(Message):
-    """A worker has seen the catalog without a pending blob."""
+    """A worker has found no pending blob in the catalog."""
 
 
 class ErrorFields(Message):
-    """The fields of a BackupError, for the messages that have them."""
+    """The fields of a BackupError, for messages that report an error."""
 
     exit_code: Positive
     message: str
@@ -159,8 +142,8 @@ class ErrorFields(Message):
 
 
 class Fatal(ErrorFields):
-    """A worker ends by an error that waiting cannot mend, or by any error before it has begun to
-    work. error_class: the error's class.
+    """A worker ends by a non-retryable error, or by any error before its first batch. error_class:
+    the class of the error.
     """
 
     error_class: str = ""
@@ -171,7 +154,7 @@ class Fatal(ErrorFields):
 
     @property
     def error(self) -> errors.BackupError:
-        """The error, of its class where that is known to us."""
+        """The error; of its own class if that is a class of `errors`."""
         kind = getattr(errors, self.error_class, None)
         if not (isinstance(kind, type) and issubclass(kind, errors.BackupError)):
             kind = errors.WorkerFailed
@@ -179,8 +162,11 @@ class Fatal(ErrorFields):
 
 
 class Found(Message):
-    """A worker has probed the remote. strategy: that of the run. facts: the fields of
-    `probe.Facts`.
+    """A worker has probed the remote.
+
+    Attributes:
+        strategy: The strategy of the run.
+        facts: The fields of `probe.Facts`.
     """
 
     strategy: str
@@ -188,15 +174,17 @@ class Found(Message):
 
 
 class Done(Message):
-    """A worker has done on the remote what it was asked for. text: a few words on the result."""
+    """A worker has completed a question of the preflight. text: the result in a few words."""
 
     text: str
 
 
 class ProcessEnded(Message):
-    """A child process has ended; a parent passes on only an end without a goodbye. status: the exit
-    status, negative for a signal; None: the process could not be started. detail: the end of its
-    stderr.
+    """A child process has ended. A parent passes on only an end without a last message.
+
+    Attributes:
+        status: The exit status, negative for a signal; None if the process could not be started.
+        detail: The end of its stderr.
     """
 
     status: int | None
@@ -204,10 +192,14 @@ class ProcessEnded(Message):
 
 
 class JobOver(Message):
-    """A process beside the workers is done. failed: something should have been made and was not.
-    again_s: seconds until it is to be started again; None: as usual. away: the side that was
-    unreachable, so that the work waits for it, with the reason and the detail of the error; ""
-    where the work was not stopped by an outage.
+    """A side job has ended.
+
+    Attributes:
+        failed: Whether something should have been made and was not.
+        again_s: The seconds until the next start; None: as usual.
+        away: The side whose outage stopped the job, so that the job waits for it; "" for none.
+        reason: The message of the error of the outage.
+        detail: The detail of that error.
     """
 
     failed: bool

@@ -1,13 +1,13 @@
 """A PID file with flock(2) allows one process at a time for a target, or for a snapshot set.
 
-A PID file alone goes stale when its writer is killed, and then needs hands. The kernel's lock ends
-with the process, so what a dead coordinator leaves is an unlocked file that means nothing; the PID
-in it is only there to be named in the message. The file stays: removing it would let two processes
-lock two files of the same name.
+A PID file alone becomes stale when its process is killed, and must be removed by hand. The kernel's
+lock ends with the process, so a dead coordinator leaves an unlocked file without effect; the PID in
+the file is only shown in the error. The file is never removed: otherwise two processes could lock
+two files of the same name.
 
-The default path lies in /tmp, where others may put things: a symlink in its place is refused, and
-so is a file of another user, who could lock it himself and keep us out. A file with anything but a
-PID in it is another program's, and is left as it is.
+The default path is in /tmp, where other users can create files: a symlink in its place is refused,
+and so is a file of another user, who could hold its lock. A file that contains anything but a PID
+belongs to another program, and is not changed.
 """
 
 from __future__ import annotations
@@ -38,9 +38,16 @@ def pid_lock(
     hint: str = "if it works for another target or catalog, give this one a lock.file of its own"
     " (NTT_LOCK_FILE)",
 ) -> Iterator[None]:
-    """Holds the lock, with our PID in the file, while the context lasts. Raises LockHeld with the
-    holder's PID, or ConfigError where the file cannot be used. held: what it means that another one
-    has the lock; hint: what else than waiting may help.
+    """Holds the lock, with our PID in the file, during the context.
+
+    Args:
+        path: The file.
+        held: The message for a lock that another process holds.
+        hint: The remedy besides waiting.
+
+    Raises:
+        LockHeld: Another process holds the lock. The message has its PID.
+        ConfigError: The file cannot be used.
     """
     with closing(_open(path)) as fd:
         try:
@@ -55,7 +62,7 @@ def pid_lock(
         if not _OURS.fullmatch(os.pread(fd, _LONGEST, 0)):
             raise ConfigError(f"the lock file {path} holds something else", hint=_ANOTHER_FILE)
         os.ftruncate(fd, 0)
-        with suppress(OSError):  # On a full disk the lock holds all the same, and names nobody.
+        with suppress(OSError):  # On a full disk the lock is valid without a PID.
             os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         try:
             yield
@@ -64,7 +71,7 @@ def pid_lock(
 
 
 def exists(pid: int) -> bool:
-    """Returns whether there is a process with this PID."""
+    """Returns whether a process with this PID exists."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

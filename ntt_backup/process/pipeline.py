@@ -1,13 +1,12 @@
-"""Child processes are programs joined by pipes; each has its exit status and its last words.
+"""Child processes are programs joined by pipes, each with an exit status and a bounded stderr.
 
-A pipeline started through a shell loses what matters: which member failed, and what it said. So
-members are started one by one, joined by pipes that we hold, each one's exit status is looked at,
-and the end of each one's stderr is kept, bounded. Everything is one thread and poll(2): a worker
-waits for the link, for tar, for the remote's answer and for the coordinator at once, and every wait
-has a deadline.
+A pipeline of a shell does not tell which member failed, and with which message. So members are
+started one by one and joined by our own pipes. The exit status of each member is checked, and the
+end of its stderr is kept. There is one thread and poll(2): a worker waits for the link, tar, the
+remote's answer and the coordinator at the same time, and each wait has a deadline.
 
-Children die with us: Linux sends them SIGKILL when the process that started them ends, however it
-ends (PR_SET_PDEATHSIG), so that no tar or ssh outlives a worker killed with -9.
+Child processes die with this process: Linux sends them SIGKILL when the process that started them
+ends (PR_SET_PDEATHSIG), so that no tar or ssh outlives a worker that was killed with -9.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _PACKAGES: Final = {"ssh": "openssh-client"}
 
 
 class Tail:
-    """The last TAIL_BYTES of what a process wrote to stderr. size: how many bytes it wrote."""
+    """The last TAIL_BYTES of the stderr of a process. size: the bytes that were written in all."""
 
     def __init__(self) -> None:
         self._data = b""
@@ -53,19 +52,19 @@ class Tail:
 
     @property
     def text(self) -> str:
-        """Decoded, stripped; undecodable bytes are escaped."""
+        """The text, stripped; undecodable bytes are escaped."""
         return self._data.decode("utf-8", "backslashreplace").strip()
 
 
 def die_with_parent(signum: int = signal.SIGKILL) -> Callable[[], None]:
-    """Returns a preexec_fn: the kernel sends signum to the new process when the thread that starts
-    it ends. It waits for no other thread.
+    """Returns a preexec_fn after which the kernel sends signum to the new process when the thread
+    that started the process ends.
     """
     parent = os.getpid()
 
     def prepare() -> None:
         _prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
-        # The parent may have died between fork and prctl; then no signal will come.
+        # The parent may have died between fork and prctl; then there will be no signal.
         if os.getppid() != parent:
             os._exit(1)
 
@@ -73,12 +72,12 @@ def die_with_parent(signum: int = signal.SIGKILL) -> Callable[[], None]:
 
 
 def name_process(name: str) -> None:
-    """Sets what this process is called in lists of processes; 15 bytes of it are shown."""
+    """Sets the name of this process in lists of processes, which show 15 bytes of it."""
     _prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 class Process(Protocol):
-    """As much of `subprocess.Popen` as a `Child` needs."""
+    """The part of `subprocess.Popen` that a `Child` uses."""
 
     pid: int
 
@@ -94,16 +93,25 @@ class Process(Protocol):
 
 
 class Child:
-    """One running subprocess: pipes that never block, a bounded stderr, and an exit status. It
-    leads a session: a Ctrl-C at the terminal is ours to handle, and would look like an outage. argv
-    goes to execvp as it is. stdin: a descriptor, or None for a pipe (`stdin_fd`). Raises OSError.
+    """A running subprocess with pipes that never block, a bounded stderr, and an exit status.
+
+    The subprocess leads a session of its own: a Ctrl-C at the terminal is handled by this process,
+    and would look like an outage.
+
+    Args:
+        argv: The arguments of execvp.
+        stdin: A descriptor; None for a pipe (`stdin_fd`).
+        env: The environment; None for the environment of this process.
+
+    Raises:
+        OSError: The program cannot be started.
     """
 
     def __init__(
         self, argv: Sequence[str], *, stdin: int | None = None, env: Mapping[str, str] | None = None
     ) -> None:
         die_with_us = die_with_parent()
-        # Python runs callbacks around a fork, and drops what a signal's handler raises in them.
+        # Python runs callbacks around a fork, and drops exceptions of signal handlers in them.
         held = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
 
         def prepare() -> None:
@@ -132,8 +140,8 @@ class Child:
             os.set_blocking(pipe.fileno(), False)
         for data_pipe in (self._process.stdin, self._process.stdout):
             if data_pipe is not None:
-                with suppress(PermissionError):  # The user's pipe quota is used up.
-                    # 64 KiB make tar and ssh take turns; 1 MiB lets them run side by side.
+                with suppress(PermissionError):  # The user's quota of pipe buffers is used up.
+                    # With 64 KiB tar and ssh run in turns, with 1 MiB at the same time.
                     fcntl.fcntl(data_pipe.fileno(), fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
     def _pipes(self) -> Iterable[IO[bytes]]:
@@ -154,27 +162,25 @@ class Child:
 
     @property
     def stderr_fd(self) -> int:
-        """-1 once stderr has reached its end."""
+        """The descriptor of stderr; -1 after its end."""
         return _open_fd(self._process.stderr)
 
     @property
     def fds(self) -> list[int]:
-        """Returns the descriptors that become readable when the child says something: stdout and
-        stderr.
-        """
+        """The open descriptors of stdout and stderr."""
         return [fd for fd in (self.stdout_fd, self.stderr_fd) if fd >= 0]
 
     @property
     def status(self) -> int | None:
-        """Returns the exit status, negative for a signal, None while it runs."""
+        """The exit status, negative for a signal; None while the process runs."""
         return self._process.poll()
 
     def read(self, limit: int = READ_BYTES) -> bytes | None:
-        """Returns what stdout has; b'' at its end, None where nothing is there yet."""
+        """Returns the data of stdout; b"" at its end, None if there is none yet."""
         return _read(self.stdout_fd, limit)
 
     def drain_stderr(self) -> None:
-        """Takes what stderr has, a bounded part at a time; closes it at its end."""
+        """Reads a bounded part of the data of stderr, and closes stderr at its end."""
         for _ in range(_READS_AT_ONCE):
             data = _read(self.stderr_fd, READ_BYTES) if self.stderr_fd >= 0 else None
             if data is None:
@@ -185,7 +191,7 @@ class Child:
             self.stderr.add(data)
 
     def output(self, timeout: float) -> bytes:
-        """Returns what stdout has up to its end, or what has come within timeout seconds."""
+        """Returns the data of stdout up to its end, or within timeout seconds."""
         said = bytearray()
         deadline = time.monotonic() + timeout
         while (left := deadline - time.monotonic()) > 0:
@@ -203,8 +209,8 @@ class Child:
             self._process.stdin.close()
 
     def wait(self, timeout: float) -> int | None:
-        """Returns the exit status within timeout seconds, or None. stdout and stderr are read
-        meanwhile, so that the child never waits for us.
+        """Returns the exit status, or None if the process still runs after timeout seconds. stdout
+        and stderr are read meanwhile, so that the process never waits for a reader.
         """
         deadline = time.monotonic() + timeout
         nap = _FIRST_NAP_SECONDS
@@ -212,7 +218,7 @@ class Child:
             left = deadline - time.monotonic()
             if left <= 0:
                 return None
-            # Its pipes are closed shortly before it has ended.
+            # The pipes are closed shortly before the process has ended.
             ready = wait_for(reading=self.fds, timeout=min(left, nap))
             nap = min(2 * nap, _LONGEST_NAP_SECONDS)
             if self.stdout_fd in ready and self.read() == b"" and self._process.stdout is not None:
@@ -222,20 +228,20 @@ class Child:
         return self.status
 
     def end(self) -> None:
-        """Ends it and its session now (SIGKILL); its output can still be read."""
+        """Kills the process and its session. The output can still be read."""
         if self.status is None:
             self._process.kill()
-            with suppress(ProcessLookupError):  # A copy that has only just been made.
+            with suppress(ProcessLookupError):  # A fork that leads no session yet.
                 os.killpg(self.pid, signal.SIGKILL)
 
     def kill(self) -> int:
-        """Ends it now, releases its pipes, and returns the exit status."""
+        """Kills the process, closes its pipes, and returns the exit status."""
         self.end()
         self.drain_stderr()
         return self.release()
 
     def release(self) -> int:
-        """Closes the pipes and reaps it; call when it has ended or is about to."""
+        """Closes the pipes, waits for the end of the process, and returns the exit status."""
         for pipe in self._pipes():
             pipe.close()
         return self._process.wait()
@@ -244,7 +250,7 @@ class Child:
 def start(
     argv: Sequence[str], *, stdin: int | None = None, env: Mapping[str, str] | None = None
 ) -> Child:
-    """Returns a child of a program that this machine should have. Raises SourceError."""
+    """Starts a program. Raises SourceError if the program is missing or cannot be started."""
     try:
         return Child(argv, stdin=stdin, env=env)
     except FileNotFoundError as error:
@@ -270,7 +276,7 @@ def _read(fd: int, limit: int) -> bytes | None:
 
 
 def write(fd: int, data: bytes | memoryview) -> int:
-    """Writes what the pipe takes; 0 where it is full. Raises BrokenPipeError when nobody reads."""
+    """Writes to a pipe; returns the bytes written, 0 for a full pipe. Raises BrokenPipeError."""
     try:
         return os.write(fd, data)
     except BlockingIOError:
@@ -294,12 +300,12 @@ def wait_for(
 
 
 def version_of(argv: Sequence[str]) -> str:
-    """Returns the first line a program says of its version, or "". Raises as `output_of` does."""
+    """Returns the first line of the output of a program, or "". Raises SourceError."""
     return output_of(argv, timeout=_VERSION_SECONDS).partition("\n")[0]
 
 
 def output_of(argv: Sequence[str], timeout: float) -> str:
-    """Returns what a short-lived command prints (stdout, else stderr). Raises SourceError."""
+    """Returns the output of a program: stdout, or else stderr. Raises SourceError."""
     child = start(argv)
     child.close_stdin()
     try:

@@ -1,4 +1,4 @@
-"""Threads do one command's work side by side: they start, are fed and heard, and end together."""
+"""Threads of one command: they start together, get jobs, return results, and end together."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ _JOIN_SECONDS: Final = 5.0
 
 
 class Cancelled(Exception):
-    """The command is ending: a thread stops what it does."""
+    """The command is ending: a thread stops its work."""
 
 
 class WorkQueue(Generic[Job, Result]):
-    """Jobs from one thread for several others, and what came of them.
+    """A queue of jobs from one thread for several others, and of their results.
 
-    room: how many jobs may wait. cancelled is called while a thread waits, and may raise. wake is
-    called when a result has come: there is room again.
+    Args:
+        room: The most jobs that may wait.
+        cancelled: Is called while a thread waits, and may raise.
+        wake: Is called when a result was added, and so there is room again.
     """
 
     def __init__(
@@ -44,7 +46,7 @@ class WorkQueue(Generic[Job, Result]):
         return len(self._jobs) >= self._room
 
     def put(self, job: Job) -> None:
-        """Adds a job; waits for room."""
+        """Adds a job, and waits for room if necessary."""
         with self._changed:
             self._cancelled()
             while self.full:
@@ -54,13 +56,13 @@ class WorkQueue(Generic[Job, Result]):
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Announces that there will be no more jobs."""
+        """Ends the queue: there will be no more jobs."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def take(self, *, wait: bool) -> Job | None:
-        """Returns the next job; None where none waits, or with wait, where none will come."""
+        """Returns the next job; None if there is none yet, or with `wait`, if none will come."""
         with self._changed:
             self._cancelled()
             while not self._jobs:
@@ -72,12 +74,12 @@ class WorkQueue(Generic[Job, Result]):
             return self._jobs.popleft()
 
     def give(self, result: Result) -> None:
-        """Adds what came of a job."""
+        """Adds the result of a job."""
         self._done.put(result)
         self._wake()
 
     def done(self) -> list[Result]:
-        """Returns the results that have come since the last call."""
+        """Returns the results that were added since the last call."""
         found: list[Result] = []
         while not self._done.empty():
             found.append(self._done.get())
@@ -91,10 +93,17 @@ def run_threads(
     stop: threading.Event,
     news: threading.Event,
 ) -> None:
-    """Does work in that many threads, each with its name, until all are done; tick is called
-    meanwhile, in this thread, and at once when news is set. stop is set to end the threads.
+    """Runs work in several threads, until all have ended.
 
-    Raises what the first of them, or tick, raises.
+    Args:
+        workers: The number of threads.
+        work: The function of a thread. Its argument is the name of the thread.
+        tick: Is called in this thread several times a second, and at once when news is set.
+        stop: Is set to end the threads.
+        news: Is set to call tick.
+
+    Raises:
+        BaseException: The first error of a thread, or of tick.
     """
     errors: list[BaseException] = []
     ended: list[str] = []
@@ -104,7 +113,7 @@ def run_threads(
             work(name)
         except Cancelled:
             return
-        except BaseException as error:  # noqa: BLE001 - raised where the command can tell of it
+        except BaseException as error:  # noqa: BLE001 - raised in the main thread
             errors.append(error)
         finally:
             ended.append(name)

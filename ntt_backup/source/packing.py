@@ -1,7 +1,6 @@
-"""Packs blobs of the store into one file, each compared with its name while it is read.
+"""Blobs of the store are packed into one file, each compared with its name while it is read.
 
-The file appears whole, or not at all: it is written under another name beside its place, made
-durable, and renamed.
+The file appears whole or not at all, see `process.durable`.
 """
 
 from __future__ import annotations
@@ -25,15 +24,20 @@ from ntt_backup.process.durable import durable_file
 from ntt_backup.source.reader import Reader, TooLarge
 from ntt_backup.source.store import SourceTree, Store
 
-# A pack that is made by hand belongs to no bucket.
+# The store of a pack that is made by hand, which belongs to no bucket.
 _NO_STORE: Final = bytes(16)
 _BUFFER: Final = 1 << 23
 
 
 @dataclass(slots=True)
 class Packed:
-    """Holds what was packed so far. bytes: content; size: of the file. part: of the work, from 0 to
-    1.
+    """The result so far.
+
+    Attributes:
+        bytes: The bytes of content.
+        size: The bytes of the file.
+        part: The part of the work that is done, from 0 to 1.
+        wrong: The blobs that could not be packed.
     """
 
     pack_id: str = ""
@@ -50,8 +54,11 @@ class Packed:
 
 
 def list_store(root: Path, prefix: str) -> Iterator[str]:
-    """Yields the blobids below root that begin so, in order. Raises SourceError, and what cannot
-    be listed as ConfigError.
+    """Yields the blobids below root that begin with a prefix, in order.
+
+    Raises:
+        SourceError: The store cannot be read.
+        ConfigError: A directory cannot be listed.
     """
     first, last = prefix[:4].ljust(4, "0"), prefix[:4].ljust(4, "f")
     with SourceTree(root) as tree:
@@ -82,10 +89,21 @@ def pack_blobs(
     replace: bool,
     on_progress: Callable[[Packed], None],
 ) -> Packed:
-    """Packs blobs, which are sorted and all different. One that is missing or wrong is left out,
-    and reported. recipients: whom it is sealed for. replace: a file that is there is replaced at
-    the end, else a ConfigError. Raises SourceError, ConfigError, and OSError for what is about the
-    file.
+    """Packs blobs into a file. A blob that is missing or wrong is left out, and reported.
+
+    Args:
+        root: The store.
+        blobids: The blobs, sorted and all different.
+        to: The file.
+        recipients: The public keys that the pack is sealed for; none: it is not sealed.
+        compress: Whether blobs are compressed.
+        replace: Whether an existing file is replaced at the end.
+        on_progress: Receives the result so far after each blob.
+
+    Raises:
+        SourceError: The store cannot be read, or a blob was changed meanwhile.
+        ConfigError: There are too many blobs.
+        OSError: The file cannot be written.
     """
     if len(blobids) > MAX_ENTRIES:
         raise ConfigError(
@@ -116,7 +134,7 @@ def pack_blobs(
             done.part = number / len(blobids)
             done.duration_s = time.monotonic() - began
             on_progress(done)
-        # Known only now: what is wrong is not in it.
+        # Not earlier, since wrong blobs are not in the pack.
         writer.pack_id = pack_id(_NO_STORE, digests)
         writer.close()
         done.pack_id, done.size = writer.pack_id.hex(), writer.size
@@ -128,7 +146,9 @@ def pack_blobs(
 
 
 def _add_large(reader: Reader, writer: PackWriter, blob: Blob, buffer: memoryview) -> int | Failure:
-    """Packs a blob that is not held in memory. It is read twice: what is written stays."""
+    """Packs a blob that does not fit into memory. It is read twice, since the pack cannot take back
+    a wrong blob.
+    """
     examined = reader.examine(blob, verify=True)
     if isinstance(examined, Failure):
         return examined
@@ -147,7 +167,7 @@ def _add_large(reader: Reader, writer: PackWriter, blob: Blob, buffer: memoryvie
 
 
 def _pieces(reader: Reader, blob: Blob, buffer: memoryview) -> Iterator[memoryview]:
-    """Yields as much content as the blob has had. Raises SourceError."""
+    """Yields the content of a blob, of the size that was examined. Raises SourceError."""
     missing = blob.expected
     try:
         with reader.opened(blob) as fd:

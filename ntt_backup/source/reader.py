@@ -1,8 +1,7 @@
-"""Reads blobs for sending: content and its check in one go.
+"""Blobs are read for sending, and compared with their names while they are read.
 
-The bytes that are sent are the very bytes whose BLAKE3 was compared with the name. The good case is
-kept short: open, read, close, hash. Only when something is odd, `SourceTree.examine` finds the
-words.
+The bytes that are sent are the bytes whose BLAKE3 was compared with the name. The usual path is
+short: open, read, close, hash. Only after an error `SourceTree.examine` finds its reason.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from ntt_backup.source.store import SourceTree, Store
 
 @dataclass(frozen=True, slots=True)
 class TooLarge:
-    """A blob that does not fit the buffer, with its true size in bytes: see `Reader.opened`."""
+    """A blob that does not fit into the buffer, with its true size; see `Reader.opened`."""
 
     blob: Blob
 
 
 class Reader(SourceTree):
-    """Reads the blobs of one batch, in any order. Not for several threads at once."""
+    """Reads the blobs of a batch in any order. Not thread-safe."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store.root)
@@ -39,8 +38,11 @@ class Reader(SourceTree):
         self._parent = -1
 
     def read(self, blob: Blob, into: memoryview) -> int | TooLarge | Failure:
-        """Reads and checks a blob, which must be shorter than into, or is TooLarge; returns its
-        length.
+        """Reads a blob into a buffer, and compares it with its name.
+
+        Returns:
+            The length in bytes; TooLarge if the blob is not shorter than the buffer; or its
+            failure.
         """
         blobid = blob.blobid
         if not is_blobid(blobid):
@@ -66,8 +68,8 @@ class Reader(SourceTree):
         self._leave()
 
     def _enter(self, prefix: str) -> None:
-        """Opens the directory of the next blobs. In most stores each has few: to keep several of
-        them open takes longer than to open one.
+        """Opens the directory of the next blobs. In most stores a directory has few blobs, and
+        keeping several directories open takes longer than opening one.
         """
         self._leave()
         self._parent = os.open(prefix[2:], DIRECTORY, dir_fd=self.directory(prefix[:2]))
@@ -79,7 +81,7 @@ class Reader(SourceTree):
         self._prefix, self._parent = "", -1
 
     def _explain(self, blob: Blob, into: memoryview) -> int | TooLarge | Failure:
-        """Returns what is odd about a blob. One that is right, but came in parts, is read."""
+        """Returns the failure of a blob, or reads a correct blob that was read in parts."""
         self._leave()
         examined = self.examine(blob, verify=False)
         if isinstance(examined, Failure):
@@ -100,13 +102,13 @@ class Reader(SourceTree):
         return Failure(blob.blobid, Reason.CORRUPT_SOURCE, f"its content hashes to {found}")
 
     def opened(self, blob: Blob) -> AbstractContextManager[int]:
-        """Gives a descriptor of the blob. Raises OSError."""
+        """Returns a context with a descriptor of the blob. Raises OSError."""
         return closing(self.open(relative_path(blob.blobid)))
 
 
 class PieceHashes:
     """Hashes a blob that is sent in pieces: by BLAKE3, which is its name, and for a remote without
-    BLAKE3 also by SHA-256, over name and content. summed: whether the remote is one of these.
+    BLAKE3 also by SHA-256 over name and content. summed: whether the remote lacks BLAKE3.
     """
 
     def __init__(self, blobid: str, *, summed: bool) -> None:
@@ -115,34 +117,38 @@ class PieceHashes:
         self.restart()
 
     def restart(self) -> None:
-        """Forgets what was added."""
+        """Discards the pieces that were added."""
         self._name = blake3()
         self._sum = sha256(bytes.fromhex(self._blobid))
 
     def add(self, piece: memoryview) -> None:
-        """Takes in the next bytes of the content."""
+        """Adds the next bytes of the content."""
         self._name.update(piece)
         if self._summed:
             self._sum.update(piece)
 
     @property
     def checksum(self) -> bytes:
-        """Returns the checksum for END."""
+        """The checksum for END."""
         return self._sum.digest() if self._summed else b""
 
     def so_far(self) -> bytes:
-        """Returns the hash of what was added, as the remote knows it."""
+        """Returns the hash of the pieces so far, as the remote computes it."""
         return self._sum.digest() if self._summed else self._name.digest()
 
     @property
     def name(self) -> str:
-        """Returns the BLAKE3 of what was added, in hex digits."""
+        """The BLAKE3 of the pieces, in hex digits."""
         return self._name.hexdigest()
 
 
 def wrong_content(blob: Blob, found: str, missing: int) -> Failure | None:
-    """Returns what is wrong with content that was read in pieces, or None. found: its BLAKE3 in hex
-    digits. missing: bytes that it came short.
+    """Returns the failure of a blob that was read in pieces, or None if it is correct.
+
+    Args:
+        blob: The blob.
+        found: The BLAKE3 of the content in hex digits.
+        missing: The bytes that the content was too short.
     """
     if missing:
         text = f"it ended {missing} bytes early"

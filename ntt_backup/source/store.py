@@ -30,15 +30,15 @@ from ntt_backup.model import Blob, Failure, Reason
 
 READ_SIZE: Final = 1024**2
 KEPT_DIRECTORIES: Final = 128
-# Device, inode, size and time of modification: they tell one state of a file from another. Not the
-# time of change: that moves when another program makes a hard link to a blob.
+# Device, inode, size and time of modification identify the state of a file. The time of change does
+# not: it changes when another program makes a hard link to a blob.
 Stamp = tuple[int, int, int, int]
 
-# A blob that fails for one of these does not prove that the store can be read.
+# A failure for one of these reasons does not prove that the store can be read.
 _NO_SIGN_OF_LIFE: Final = {Reason.MISSING, Reason.UNREADABLE, Reason.NOT_A_FILE}
 _SAMPLED_PREFIXES: Final = 32
 _SAMPLED_BLOBS: Final = 8
-# Errors for a file system that is away, and for a process or a machine that has run dry.
+# Errors of an unreachable file system, and of a process or machine out of resources.
 _ABOUT_THE_STORE: Final = {
     errno.ESTALE,
     errno.ENOTCONN,
@@ -56,7 +56,7 @@ _ABOUT_THE_STORE: Final = {
 
 class SourceTree(Tree):
     """The opened root of the store, which alone may be a symlink. Every method may raise
-    SourceError: when the file system is away, or this process has no descriptors or memory left.
+    SourceError: the file system is unreachable, or this process is out of descriptors or memory.
     """
 
     def __init__(self, root: Path, alive: Callable[[], None] = lambda: None) -> None:
@@ -87,12 +87,12 @@ class SourceTree(Tree):
         return super().unreadable(path, error)
 
     def _blame(self, error: OSError) -> None:
-        """Raises SourceError for an error that is about the store, not about one entry."""
+        """Raises SourceError for an error that concerns the whole store, not one entry."""
         if error.errno in _ABOUT_THE_STORE:
             raise self._unusable(error) from error
 
     def examine(self, blob: Blob, *, verify: bool) -> tuple[Blob, Stamp] | Failure:
-        """Returns one blob with its true size and its state, or what is wrong with it."""
+        """Returns a blob with its true size, and its state; or its failure."""
         blobid = blob.blobid
         if not is_blobid(blobid):
             return Failure(blobid, Reason.BAD_BLOBID, "not 64 lowercase hex digits")
@@ -117,14 +117,14 @@ class SourceTree(Tree):
         return Blob(blobid, size), stamp(status)
 
     def failure(self, blob: Blob, error: OSError) -> Failure:
-        """Returns what an error says about one blob. Raises SourceError for the store's own."""
+        """Returns the failure for an error of a blob. Raises SourceError for one of the store."""
         self._blame(error)
         said = error.strerror or str(error)
         path = str(error.filename or relative_path(blob.blobid))
         if error.errno == errno.ENOENT:
             return Failure(blob.blobid, Reason.MISSING, f"{path}: {said}")
         if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
-            # ENOTDIR is also said for a link where a directory is wanted, ENXIO for a socket.
+            # ENOTDIR is also the error for a symlink in place of a directory, ENXIO for a socket.
             return self._not_a_file(blob, path)
         return Failure(blob.blobid, Reason.UNREADABLE, f"{path}: {said}")
 
@@ -137,7 +137,7 @@ class SourceTree(Tree):
         return Failure(blob.blobid, Reason.NOT_A_FILE, f"{path} is {kind}")
 
     def _hash(self, fd: int) -> tuple[str, int]:
-        """Returns BLAKE3 and length. No mmap: a file cut short meanwhile would be a SIGBUS."""
+        """Returns BLAKE3 and length. Without mmap: truncation meanwhile would raise SIGBUS."""
         buffer = self._buffer = self._buffer or memoryview(bytearray(READ_SIZE))
         hasher = blake3()
         size = 0
@@ -148,8 +148,14 @@ class SourceTree(Tree):
         return hasher.hexdigest(), size
 
     def require_life(self, failed: Sequence[Failure], *, nothing_sent: bool) -> None:
-        """Raises SourceError if these failures may be the store's own: none of a batch could be
-        read and nothing else can, or another disk lies at the root by now.
+        """Raises SourceError if the store may be the cause of the failures of a batch.
+
+        That is so if no blob of the batch could be read, and either no other blob can be read, or
+        the root is on another disk now.
+
+        Args:
+            failed: The failures of the batch.
+            nothing_sent: Whether no blob of the batch could be read.
         """
         reasons = {failure.reason for failure in failed} - {Reason.BAD_BLOBID}
         if not nothing_sent or not reasons or not reasons <= _NO_SIGN_OF_LIFE:
@@ -163,7 +169,7 @@ class SourceTree(Tree):
                 )
 
     def sign_of_life(self) -> str:
-        """Returns a few words on the store. Raises SourceError where no blob can be read."""
+        """Returns a few words on the store. Raises SourceError if no blob can be read."""
         prefixes: list[str] = []
         refused = linked = ""
         for found in self.level(""):
@@ -189,13 +195,12 @@ class SourceTree(Tree):
             raise SourceError(
                 f"the store {self.root} is empty",
                 detail="no directory in it has two hex digits for a name",
-                hint="mount its disk, or mend source.root; for a store that is really new make its"
-                " 00/",
+                hint="mount its disk, or correct source.root; in a new store create 00/",
             )
         return seen
 
     def _refusals(self, prefix: str) -> Iterator[str]:
-        """Yields why a blob below "aa", or a directory, cannot be read; nothing where it can."""
+        """Yields for blobs and directories below "aa" why they cannot be read; "" if they can."""
         for directory in self.level(prefix):
             entries: Iterable[str | Stray]
             entries = [directory] if isinstance(directory, Stray) else self.entries(directory)
@@ -214,7 +219,7 @@ class SourceTree(Tree):
 
     def _unusable(self, error: OSError) -> SourceError:
         hints = {
-            errno.ENOENT: "mend source.root, or mount the disk that holds it",
+            errno.ENOENT: "correct source.root, or mount the disk that holds it",
             errno.ENOTDIR: "source.root is the directory that holds aa/bb/<blobid>",
             errno.EACCES: f"let uid {os.geteuid()} read it, or run as a user that can",
             errno.EMFILE: "raise the limit on open files (LimitNOFILE= in the unit, or ulimit -n)",
@@ -236,8 +241,12 @@ def stamp(status: os.stat_result) -> Stamp:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """A batch's blobs, each in one of two lists, in order. Ready ones carry their true size.
-    stamps: the state in which each ready one was seen.
+    """The blobs of an inspected batch.
+
+    Attributes:
+        ready: The blobs that can be sent, with their true sizes, in order.
+        failed: The failures of the other blobs, in order.
+        stamps: The state of each ready blob.
     """
 
     ready: list[Blob]
@@ -246,8 +255,11 @@ class Inspection:
 
 
 class Store:
-    """The directory that holds `aa/bb/<blobid>`. It need not exist yet. alive is called now and
-    then while blobs are looked at and hashed.
+    """The directory that holds `aa/bb/<blobid>`.
+
+    Args:
+        root: The directory, which need not exist yet.
+        alive: Is called regularly while blobs are inspected and hashed.
     """
 
     def __init__(self, root: Path, alive: Callable[[], None] = lambda: None) -> None:
@@ -255,17 +267,17 @@ class Store:
         self._alive = alive
 
     def tree(self) -> SourceTree:
-        """Opens the root as the path leads to it now. Raises SourceError."""
+        """Opens the root by its path. Raises SourceError."""
         return SourceTree(self.root, self._alive)
 
     def probe(self) -> str:
-        """Returns a few words on the store. Raises SourceError where no blob could be read."""
+        """Returns a few words on the store. Raises SourceError if no blob can be read."""
         with self.tree() as tree:
             return tree.sign_of_life()
 
     def measure(self, blobs: Sequence[Blob]) -> list[Blob]:
-        """Returns the same blobs with the sizes that the catalog does not know, None where none can
-        be found out. Never raises.
+        """Returns the blobs with the sizes that the catalog lacks; None if a size cannot be read.
+        Never raises.
         """
         if all(blob.size is not None for blob in blobs):
             return list(blobs)
@@ -279,8 +291,10 @@ class Store:
             return list(blobs)
 
     def inspect(self, blobs: Sequence[Blob], *, verify: bool) -> Inspection:
-        """Returns which blobs can be sent. verify: also hashes their content. Raises SourceError
-        when the store is to blame; then nothing is known of any blob.
+        """Returns which blobs can be sent. verify: also hashes their content.
+
+        Raises:
+            SourceError: The store cannot be read. Then nothing is known of any blob.
         """
         ready: list[Blob] = []
         failed: list[Failure] = []
@@ -297,22 +311,25 @@ class Store:
         return Inspection(ready, failed, stamps)
 
     def altered(self, inspection: Inspection) -> list[Blob]:
-        """Returns the ready blobs that were rewritten, replaced or removed since: where there are
-        none, another program that read them has read what was inspected. Raises SourceError.
+        """Returns the ready blobs that were changed, replaced or removed since their inspection. If
+        there is none, a program that read them meanwhile has read the inspected content.
+
+        Raises:
+            SourceError: The store cannot be read.
         """
         seen = zip(self._alive_for(inspection.ready), inspection.stamps, strict=True)
         with self.tree() as tree:
             return [blob for blob, before in seen if _state(tree, blob)[1] != before]
 
     def _alive_for(self, blobs: Sequence[Blob]) -> Iterator[Blob]:
-        """Yields the blobs, and shows life for each: a slow disk may take long for it."""
+        """Yields the blobs, and calls alive for each, since a slow disk may take long."""
         for blob in blobs:
             self._alive()
             yield blob
 
 
 def _state(tree: SourceTree, blob: Blob) -> tuple[int | None, Stamp | None]:
-    """Returns size and state of a blob's file, None for what is no file."""
+    """Returns size and state of the file of a blob; None if it is not a file."""
     try:
         status = tree.lstat(relative_path(blob.blobid))
     except (OSError, ValueError):
