@@ -15,6 +15,8 @@ import zstandard
 from blake3 import blake3
 
 from ntt_backup.blobdir.layout import relative_path
+from ntt_backup.client import connection
+from ntt_backup.client.bootstrap import Banner
 from ntt_backup.errors import RemoteUnreachable, SourceError
 from ntt_backup.model import Batch, Blob, Reason, Receipt
 from ntt_backup.source.reader import Reader
@@ -512,9 +514,12 @@ def test_a_large_blob_goes_on_after_what_is_there_and_the_same(
 
     far_side.answer = answers
     session = opened(source)
+    far_side.quiet = True
     batch = source.batch("b", b"small", content)
     session.put(batch)
 
+    pings = {bytes(8)} if 0 < offset <= len(content) else set()
+    assert {*far_side.of(framing.PING)} == pings
     at = offset if same and offset <= len(content) else 0
     (large,) = map(write_messages.read_large, far_side.of(LARGE))
     assert large.offset == at
@@ -639,6 +644,26 @@ def test_a_probe_tells_how_many_files_fit(
 ) -> None:
     far_side.ready.update(said)
     assert StreamProbe(spec()).facts().free_inodes == inodes
+
+
+@pytest.mark.parametrize(
+    ("hashes", "checking", "said"),
+    [
+        (("blake3", "sha256"), "blake3", "checks by BLAKE3"),
+        (("sha256",), "b3sum", "checks by BLAKE3 (b3sum)"),
+        (("sha256",), "none", "checks by SHA-256 (no BLAKE3 on the remote)"),
+    ],
+)
+def test_a_probe_tells_what_checks_content(
+    far_side: FarSide,
+    monkeypatch: pytest.MonkeyPatch,
+    hashes: tuple[str, ...],
+    checking: str,
+    said: str,
+) -> None:
+    banner = Banner("1", "3.11", hashes, checking, ("zlib",), frozenset(["put"]))
+    monkeypatch.setattr(connection, "greet", lambda *_: banner)
+    assert StreamProbe(spec()).facts().program == f"receiver 1, Python 3.11, {said}"
 
 
 @pytest.mark.parametrize(("placed", "free"), [(0, "many"), (1, 5), ("yes", 0)])
