@@ -346,15 +346,15 @@ class _BlobCheck(Check[Blobs]):
 
     def next_job(self) -> Blobs | None:
         """Returns the next blobs, in the order of their directories, as disks like it."""
-        if self.budget.time_is_up:
-            return None
-        while len(self._ahead) < _JOB_BLOBS:
+        while len(self._ahead) < _JOB_BLOBS and not self.budget.time_is_up:
             blobs = self.next_blobs(self._checks, _JOB_BLOBS)
             if not blobs:
                 break
             fitting = [blob for blob in blobs if self.budget.ever_allows(blob.expected)]
             self.found.left_out += len(blobs) - len(fitting)
             self._ahead += fitting
+        if self.budget.time_is_up:
+            return None
         count = cut(self._ahead, _JOB_BLOBS, int(min(_JOB_BYTES, self.budget.left)))
         job, self._ahead = self._ahead[:count], self._ahead[count:]
         if not job or not self.budget.allows(total_size(job)):
