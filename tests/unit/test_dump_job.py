@@ -231,6 +231,15 @@ def test_a_dump_is_sent_compared_named_signed_and_noted(world: World) -> None:
     assert 0 <= made.duration_s <= done.duration_s
 
 
+def test_what_a_form_keeps_to_its_end_is_sent(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Form, "end", lambda form: form.add(b"end"))
+    world.run()
+    assert world.sent == WHOLE + b"end"
+    assert [made.bytes for made in world.named.values()] == [len(WHOLE) + 3]
+
+
 def test_of_a_head_no_more_is_proved_than_pg_restore_needs(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
