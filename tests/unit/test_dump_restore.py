@@ -19,6 +19,7 @@ from ntt_backup.config import RemoteConfig
 from ntt_backup.config.host_key import HostKey, HostKeys, Origin
 from ntt_backup.config.sealing import Keyring
 from ntt_backup.dump import pg_programs, record, restore, rows_only
+from ntt_backup.dump.chain import DumpText
 from ntt_backup.dump.record import SERIES, Contents, Stored
 from ntt_backup.dump.rows_only import restore_rows
 from ntt_backup.dump.toc import DumpDamaged
@@ -286,6 +287,14 @@ def test_the_newest_good_dump_of_this_host_comes_back_whole(place: Shelf) -> Non
 
 def sealed(number: int) -> Stored:
     return replace(ours(number, sealed=2000), size=2000)
+
+
+def test_of_a_dump_that_no_record_tells_of_nothing_is_given() -> None:
+    one = replace(strange(1), record=None)
+    place = SimpleNamespace(fetch=lambda _: iter([b"x", b"more"]))
+    text = DumpText(place, [replace(one, size=5)])  # type: ignore[arg-type]
+    assert list(text) == []
+    assert (text.damaged, text.why) == (one.name, "its SHA-256 is another")
 
 
 def test_a_dump_that_is_sealed_for_others_is_told_and_the_one_before_it_is_taken(
