@@ -119,6 +119,16 @@ def test_a_program_that_hangs_is_killed(
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
+def test_a_program_that_says_no_more_and_does_not_end_is_killed(
+    tmp_path: Path, files: dict[str, bytes], directory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = fake(tmp_path, "exec >&-; exec sleep 600")
+    monkeypatch.setattr(b3sum, "_LAST_WORDS_SECONDS", 0.01)
+    with pytest.raises(OSError, match="temporarily unavailable") as caught:
+        program.digests(files, 0, silent, directory)
+    assert "does not end" in str(caught.value.filename)
+
+
 def test_an_exception_of_the_waiting_caller_kills_the_program(
     tmp_path: Path, files: dict[str, bytes], directory: int
 ) -> None:
