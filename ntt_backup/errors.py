@@ -1,12 +1,12 @@
 """All errors are of one hierarchy, so that each failure has an exit code and a next step.
 
-An operator reads three things: what happened, what the system answered, and what to do about it.
-They are the fields of every error (`message`, `detail`, `hint`). The daemon reads two more: whether
-it may pass by itself (`retryable`), and the code with which the process ends otherwise
-(`exit_code`). Both belong to the class, so that no caller decides them again.
+Each error has three fields for operators: what happened (`message`), what the system answered
+(`detail`), and the remedy (`hint`); and two for the daemon: whether the work can be retried
+(`retryable`), and the exit code otherwise (`exit_code`). The last two belong to the class, so that
+no caller decides them again.
 
-Drivers' own exceptions (psycopg, OSError from a pipe, an ssh exit status) are translated once, at
-the edge that met them, and kept as `__cause__`.
+Exceptions of drivers (psycopg, OSError of a pipe, an exit status of ssh) are translated once, where
+they are caught first, and kept as `__cause__`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import shlex
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-# All was tried, and some of it failed, or is not as it should be.
+# The exit code if all work was done, and some of it failed or has findings.
 SOME_FAILED: Final = 7
 
-# Of exit codes, the better before the worse.
+# The exit codes from the best to the worst.
 _WORSE: Final = (0, 143, 130, 8, SOME_FAILED, 3, 5, 6, 4, 2, 1)
 
 _OF_DESTINATIONS: Final = {
@@ -33,35 +33,39 @@ _OF_DESTINATIONS: Final = {
     errno.ELOOP: "links below the destination are not followed: remove it",
 }
 
-# In text for people, the program's name before a command always begins a line to be typed.
+# A command line in text for people: the name of the program before a command.
 _COMMAND_LINE: Final = re.compile(r"\bntt-backup-remote (?=[a-z])")
 _global_options: list[str] = []
 
 
 def worst(codes: Iterable[int]) -> int:
-    """Returns the exit code of several: an error comes before what is only incomplete, and that
-    before a stop. What is no code of ours is as bad as the worst.
+    """Returns the worst of several exit codes: an error is worse than an incomplete result, which
+    is worse than a stop. An unknown code counts as 1.
     """
     return max(codes, key=lambda code: _WORSE.index(code if code in _WORSE else 1))
 
 
 def remember_global_options(options: Sequence[str]) -> None:
-    """Sets the options before the command that `complete` adds from now on."""
+    """Sets the global options that `complete` adds from now on."""
     _global_options[:] = options
 
 
 def complete(text: str) -> str:
-    """Returns text with the options before the command added to every command line of ours in it:
-    without them it would read another configuration, or work on another target.
+    """Returns text with the global options added to each of its command lines: without them a
+    command would read another configuration, or work on another target.
     """
     words = " ".join(["ntt-backup-remote", *map(shlex.quote, _global_options), ""])
     return _COMMAND_LINE.sub(lambda _: words, text) if _global_options else text
 
 
 class BackupError(Exception):
-    """Anything that ends or delays a run. message: what happened, one line. detail: what the
-    failing side answered, bounded. hint: what to do; its command lines get the options before the
-    command.
+    """An error that ends or delays a run.
+
+    Args:
+        message: What happened, in one line.
+        detail: The answer of the failing side, bounded.
+        hint: The remedy. Its command lines get the global options.
+        exit_code: The exit code; None for the code of the class.
     """
 
     exit_code: int = 1
@@ -79,7 +83,7 @@ class BackupError(Exception):
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Returns the fields of an event, and of the message to another process."""
+        """The fields of an event, and of a message to another process."""
         return {name: getattr(self, name) for name in ("exit_code", "message", "detail", "hint")}
 
     def __str__(self) -> str:
@@ -87,34 +91,34 @@ class BackupError(Exception):
 
 
 class ConfigError(BackupError):
-    """A setting is missing, malformed or contradicts another one."""
+    """A setting is missing, malformed, or contradicts another setting."""
 
     exit_code = 2
 
 
 class SourceError(BackupError):
-    """The store itself cannot be used. A single blob's trouble is a `Failure` in a receipt."""
+    """The store cannot be used. The error of a single blob is a `Failure` in a receipt."""
 
     exit_code = 2
 
 
 class StoreSuspect(SourceError):
-    """Most blobs that were tried cannot be read, though the store can: it may be incomplete."""
+    """Most blobs cannot be read, although the store can: it may be incomplete."""
 
 
 class LockHeld(BackupError):
-    """Another process of ours does what only one may do: a run for a target, a take of a snapshot
-    set, a restore into a directory.
+    """Another process holds the lock of a run for a target, of a take of a snapshot set, or of a
+    restore into a directory.
     """
 
     exit_code = 3
 
     @classmethod
     def restoring(cls, path: object) -> LockHeld:
-        """Returns the error for a directory into which another restore writes."""
+        """Returns the error for a directory that another restore writes to."""
         return cls(
-            f"another restore into {path} is at work",
-            hint="wait for it or stop it (a dead one holds no lock), or name another directory",
+            f"another restore into {path} is running",
+            hint="wait for it or stop it (a dead process holds no lock), or name another directory",
         )
 
 
@@ -125,66 +129,66 @@ class NotRunning(BackupError):
 
 
 class WaitsToStart(NotRunning):
-    """The daemon of this target has ended by an error, and will be started again."""
+    """The daemon of this target has ended by an error, and will be restarted."""
 
 
 class CatalogError(BackupError):
-    """The catalog cannot do what it is asked."""
+    """The catalog cannot be used."""
 
     exit_code = 4
 
 
 class CatalogUnavailable(CatalogError):
-    """No connection to the catalog, or it was lost: it may come back."""
+    """There is no connection to the catalog, or the connection was lost."""
 
     retryable = True
 
 
 class SessionExpired(CatalogUnavailable):
-    """The catalog's server ended a session in which nothing was said for too long: this process was
-    stopped or the host slept. A new session can be opened at once.
+    """The server of the catalog ended a session that was idle for too long: this process was
+    stopped, or the host was suspended. A new session can be opened at once.
     """
 
 
 class CatalogRefused(CatalogError):
-    """The catalog answered, and said no: schema, privilege, type. Waiting does not help."""
+    """The catalog refused: schema, privilege, type. The error is not retryable."""
 
 
 class RemoteError(BackupError):
-    """The remote cannot be reached, or will not let us in."""
+    """The remote cannot be reached, or refuses the login."""
 
     exit_code = 5
 
 
 class RemoteUnreachable(RemoteError):
-    """The link or the remote is down, busy or stalled: it may come back."""
+    """The link or the remote is down, busy or stalled."""
 
     retryable = True
 
 
 class ProtocolViolation(RemoteUnreachable):
-    """The remote sent what the protocol does not allow. Retried, but not for ever."""
+    """The remote violated the protocol. Retried a limited number of times."""
 
     def __init__(self, message: str = "the remote violates the protocol", **said: Any) -> None:
         super().__init__(message, **said)
 
 
 class RemoteDenied(RemoteError):
-    """Host key, authentication, or no usable shell: someone must change something."""
+    """The login fails for its host key, its authentication or its shell. Not retryable."""
 
 
 class Unsupported(RemoteDenied):
-    """The remote lets us in, but lacks what this way of sending or reading needs."""
+    """The login succeeds, but the remote lacks a program or a privilege that is needed."""
 
 
 class RemoteCannotStore(RemoteError):
-    """The remote let us in but cannot keep blobs: full, read-only, no permission, no tar."""
+    """The login succeeds, but the remote cannot store: full, read-only, no permission, no tar."""
 
     exit_code = 6
 
 
 class NameTaken(RemoteCannotStore):
-    """The name of a file that was being sent was taken by somebody else."""
+    """The name of a file was taken by somebody else while the file was sent."""
 
     def __init__(self, name: str, what: str) -> None:
         super().__init__(
@@ -195,13 +199,13 @@ class NameTaken(RemoteCannotStore):
 
 
 class DestinationError(BackupError):
-    """The directory that something is restored into cannot keep it."""
+    """The destination of a restore cannot be written."""
 
     exit_code = 6
 
     @classmethod
     def at(cls, path: object, error: OSError) -> DestinationError:
-        """Returns what the system says about a path of that directory."""
+        """Returns the error for a path of the destination."""
         return cls(
             f"cannot restore into {path}",
             detail=error.strerror or str(error),
@@ -210,26 +214,26 @@ class DestinationError(BackupError):
 
 
 class BatchRejected(BackupError):
-    """This one batch failed for itself; others may well pass. Retried, then split."""
+    """A batch was refused for its own sake. It is retried, then split."""
 
     exit_code = SOME_FAILED
     retryable = True
 
 
 class DumpFailed(BackupError):
-    """The catalog could not be dumped, by pg_dump's own fault or the database's."""
+    """The catalog could not be dumped, because of pg_dump or the database."""
 
     exit_code = SOME_FAILED
 
 
 class DumpImpossible(ConfigError):
-    """No dump can be made at all: a program is missing or too old, or the key leads to a forced
-    command that takes none.
+    """No dump can be made: a program is missing or too old, or the key leads to a forced command
+    that takes no dumps.
     """
 
 
 class MountImpossible(ConfigError):
-    """This machine cannot mount packs, or not there."""
+    """This machine cannot mount packs, or not at this path."""
 
     def __init__(self, message: str, *, detail: str = "", hint: str = "") -> None:
         super().__init__(
@@ -242,11 +246,11 @@ class MountImpossible(ConfigError):
 
 
 class WorkerFailed(BackupError):
-    """A worker process ended for good: with the exit code it had, or 1 when it died too often."""
+    """A worker ended for good: with its exit code, or with 1 if it died too often."""
 
 
 class Stopped(BackupError):
-    """A signal asked for the end, and what was in flight is finished."""
+    """A signal ended the run after the batches in flight."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(f"stopped by signal {signum}", exit_code=128 + signum)

@@ -1,10 +1,10 @@
-"""A run has these events: one class each, with its level, its fields, and its line for people.
+"""The events of a run: a class for each, with its level, its fields, and its line for people.
 
-The lines of the JSONL log, the lines on a terminal and docs/jsonl.schema.json come from these
+The lines of the JSONL log, the lines on a terminal and docs/jsonl.schema.json are made from these
 classes, so a new event is one class: its docstring and the descriptions of its fields go into the
 schema (`python -m tests.jsonl_schema` writes it). Names and fields are a contract: events and
-fields may be added, none may be changed or removed. Those of a daemon are in `daemon.events`,
-those of a dump in `dump.events`, those of snapshots in `snapshot.events`.
+fields may be added, none may be changed or removed. Events of a daemon are in `daemon.events`, of a
+dump in `dump.events`, of snapshots in `snapshot.events`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MEGA: Final = 10**6
 
 
 def one_of(*values: str) -> Any:
-    """Names the texts that a field may hold."""
+    """Describes a field by its valid values."""
     return Field(json_schema_extra={"enum": list(values)})
 
 
@@ -39,7 +39,7 @@ _UNREACHABLE_AND_AGAIN: Final = {
 }
 SIDES: Final = tuple(_UNREACHABLE_AND_AGAIN)
 Side = Annotated[str, one_of(*SIDES)]
-# Why a batch is sent again, by the error: its answer is none, says no, or is lost.
+# The cause of a retry of a batch, by the class of its error.
 RETRY_CAUSES: Final[Mapping[type[BackupError], str]] = {
     ProtocolViolation: "protocol",
     BatchRejected: "rejected",
@@ -49,23 +49,23 @@ _OUTCOMES: Final = ("done", "some_failed", "dump_failed", "snapshot_failed", "st
 
 
 def unreachable(what: str) -> str:
-    """Returns in words that a side is unreachable."""
+    """Returns the text for a side that is unreachable."""
     return _UNREACHABLE_AND_AGAIN[what][0]
 
 
 class Event(Message):
-    """A message that is logged, and shown where it has a line for people."""
+    """A message that is logged, and shown if it has a line for people."""
 
     level: ClassVar[Literal["info", "warning", "error"]] = "info"
 
     @property
     def line(self) -> str | None:
-        """One printable line for people; None where they need not know."""
+        """One printable line for people; None if the event is not shown."""
         return "; ".join(self._parts()) or None
 
     @property
     def lines(self) -> list[str]:
-        """The same for a mail or a terminal, where the hint stands on a line of its own."""
+        """The lines for a mail or a terminal, with the hint on a line of its own."""
         text, *hint = self._parts() or [""]
         return [one for one in (text, *(f"hint: {part}" for part in hint)) if one]
 
@@ -78,7 +78,7 @@ class Event(Message):
 
 
 class RunStart(Event):
-    """A coordinator has the lock and begins."""
+    """A coordinator holds the lock and starts the run."""
 
     version: str
     target: str
@@ -96,8 +96,8 @@ class RunStart(Event):
 
 
 class StillFailed(Event):
-    """Some blobs are failed at a run's end, also those of earlier runs. Told each time, until they
-    are requeued.
+    """Blobs are failed at the end of a run, also blobs of earlier runs. Repeated by each run until
+    the blobs are requeued.
     """
 
     level = "warning"
@@ -110,8 +110,8 @@ class StillFailed(Event):
 
 
 class BlobsFailed(Event):
-    """Blobs were failed since the last such line, or since the hundredth blob_failed of the run:
-    these have no line each; the ledger has all.
+    """Blobs were failed since the last such line, or since the hundredth blob_failed of the run.
+    They have no lines of their own; the ledger has all of them.
     """
 
     level = "warning"
@@ -125,8 +125,8 @@ class BlobsFailed(Event):
 
 
 class Progress(Event):
-    """The run so far: every log.progress_interval seconds while there is work, once when there is
-    none any more, and then every hour.
+    """The progress of the run: every log.progress_interval seconds while there is work, once when
+    the work is done, and then every hour.
     """
 
     copied: Count
@@ -143,8 +143,8 @@ class Progress(Event):
             " while nothing moves, 0 where nothing is pending"
         ),
     ]
-    active_workers: Annotated[Count, doc("that send or wait for answers")]
-    paused: Annotated[bool, doc("somebody holds all back")] = False
+    active_workers: Annotated[Count, doc("workers that send or wait for answers")]
+    paused: Annotated[bool, doc("whether the run is paused")] = False
 
     def _text(self) -> str:
         about = "about " if self.estimated else ""
@@ -163,19 +163,19 @@ class Progress(Event):
 
 
 class Stopping(Event):
-    """A signal asked for the end; what is in flight is finished."""
+    """A signal ends the run; the batches in flight are finished."""
 
     signal: Positive
     within_s: Annotated[
         Amount | None,
-        doc("seconds that will take at most at the present speed; null where nothing moves"),
+        doc("the most seconds until the end at the present speed; null while nothing is sent"),
     ]
 
     def _text(self) -> str:
         takes = f" (at most about {duration(max(1.0, self.within_s))})" if self.within_s else ""
         return (
-            f"stopping after what is being sent{takes}; a second signal stops at once and loses"
-            " nothing: what has no answer yet is sent again by the next run"
+            f"stopping after the batches in flight{takes}; a second signal stops at once and loses"
+            " nothing: batches without an answer are sent again by the next run"
         )
 
 
@@ -189,7 +189,7 @@ class Error(ErrorFields, Event):
 
 
 class RunStop(Event):
-    """The run's last line, but for warnings of notices and metrics that did not go out."""
+    """The last line of the run, except for warnings of notices and metrics that failed."""
 
     outcome: Annotated[str, one_of(*_OUTCOMES)]
     exit_code: Count
@@ -200,7 +200,7 @@ class RunStop(Event):
 
     def _text(self) -> str:
         mb_per_s = self.bytes / _MEGA / max(self.duration_s, 1e-3)
-        # Only the line that says what is wrong begins with "error:".
+        # Only the line of the error itself begins with "error:".
         outcome = "ended early" if self.outcome == "error" else self.outcome.replace("_", " ")
         return (
             f"{outcome}: {self.copied:,} copied,"
@@ -213,8 +213,8 @@ class RunStop(Event):
 
 
 class WorkerEvent(Event):
-    """An event of a worker. The coordinator fills in the worker's number when it receives it.
-    always: no other process tells such events.
+    """An event of a worker. The coordinator adds the number of the worker. always: whether only
+    workers report such events.
     """
 
     always: ClassVar[bool] = True
@@ -222,7 +222,7 @@ class WorkerEvent(Event):
 
 
 class Warning(WorkerEvent):  # The log knows it by this name.
-    """Something deserves a look: the preflight found it, or a worker prints what is no event."""
+    """A warning of the preflight, or a line that a worker printed and that is no event."""
 
     always = False
     level = "warning"
@@ -233,15 +233,15 @@ class Warning(WorkerEvent):  # The log knows it by this name.
 
 
 class WorkerStart(WorkerEvent):
-    """A worker process has started."""
+    """A worker has started."""
 
     strategy: Annotated[str, doc("how batches travel: what run.strategy auto became")]
 
 
 class BatchComplete(WorkerEvent):
-    """A batch is settled: on the remote's stable storage, and committed in the ledger. In a run
-    that watches, small batches of a worker (at most 16 blobs and 1 MB each) that follow within a
-    minute have one line: numbers are sums, the name is that of the last batch.
+    """A batch is settled: it is on the remote's stable storage, and committed in the ledger. In a
+    run with --watch, small batches of a worker (at most 16 blobs and 1 MB each) within a minute
+    share one line: numbers are sums, the name is the name of the last batch.
     """
 
     batch: BatchName
@@ -279,8 +279,8 @@ class BatchComplete(WorkerEvent):
 
 
 class MarksLost(WorkerEvent):
-    """The catalog's server crashed and lost the last marks: blobs that batch_complete counted as
-    copied are pending, and are sent again. They do not count as copied until then.
+    """The server of the catalog crashed and lost the last marks: blobs that batch_complete counted
+    as copied are pending, and are sent again. They do not count as copied until then.
     """
 
     level = "warning"
@@ -298,7 +298,7 @@ class BatchRetry(WorkerEvent):
     level = "warning"
     batch: BatchName
     blobs: Positive
-    attempt: Annotated[Positive, doc("of the sending to come")]
+    attempt: Annotated[Positive, doc("the number of the next attempt")]
     reason: str
     wait_s: Seconds
     cause: Annotated[str, one_of(*RETRY_CAUSES.values())] = "link"
@@ -311,7 +311,7 @@ class BatchRetry(WorkerEvent):
 
 
 class BatchSplit(WorkerEvent):
-    """A batch that keeps failing for itself is sent again in halves."""
+    """A batch that is refused repeatedly is sent again in halves."""
 
     level = "warning"
     batch: BatchName
@@ -323,7 +323,7 @@ class BatchSplit(WorkerEvent):
 
 
 class BlobFailed(WorkerEvent):
-    """A single blob was failed and marked so in the ledger."""
+    """A blob was failed, and marked as failed in the ledger."""
 
     level = "warning"
     blobid: Annotated[str, doc("as it stands in the catalog, also where it is malformed")]
@@ -353,7 +353,7 @@ class Outage(WorkerEvent):
 
     @property
     def why(self) -> str:
-        """The reason and the detail in one line."""
+        """Reason and detail in one line."""
         return with_detail(self.reason, self.detail)
 
     def _text(self) -> str:
@@ -376,7 +376,7 @@ class OutageEnd(WorkerEvent):
 
 
 class WorkerRestart(WorkerEvent):
-    """A worker process died and will be started again."""
+    """A worker died and will be restarted."""
 
     level = "warning"
     status: Annotated[int | None, doc("exit status, negative for a signal")]
@@ -390,8 +390,8 @@ class WorkerRestart(WorkerEvent):
 
 
 class WorkerStall(WorkerEvent):
-    """A worker process has said nothing for longer than run.stall_timeout, and not announced that
-    it would not. Told once, until it speaks again.
+    """A worker has reported nothing for longer than run.stall_timeout, without a declared wait.
+    Reported once, until the worker reports again.
     """
 
     level = "warning"
@@ -400,22 +400,22 @@ class WorkerStall(WorkerEvent):
 
     def _text(self) -> str:
         who = f"worker {self.worker} (PID {self.pid})"
-        return f"{who} has said nothing for {duration(self.silent_s)}: {self.hint}"
+        return f"{who} has reported nothing for {duration(self.silent_s)}: {self.hint}"
 
 
 class WorkerStallEnd(WorkerEvent):
-    """A worker process that had stalled speaks again."""
+    """A worker that had stalled reports again."""
 
     duration_s: Seconds
 
     def _text(self) -> str:
-        return f"worker {self.worker} speaks again after {duration(self.duration_s)}"
+        return f"worker {self.worker} reports again after {duration(self.duration_s)}"
 
 
 class WorkerStop(WorkerEvent):
-    """A worker process has ended in good order."""
+    """A worker has ended in good order."""
 
 
 def with_detail(message: str, detail: str) -> str:
-    """Returns both as one text."""
+    """Returns message and detail as one text."""
     return f"{message}: {detail}" if detail else message

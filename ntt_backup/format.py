@@ -1,4 +1,4 @@
-"""Sizes, durations, moments, counts and errors become text for people, safe to print, or JSON."""
+"""Sizes, durations, times, counts and errors become printable text for people, or JSON."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _units: Final = {"iec": False}
 
 
 def printable(text: str) -> str:
-    """Returns text, which others wrote, as one line without escape sequences. Line ends become `;
-    `; control, invisible and direction-changing characters are escaped.
+    """Returns foreign text as one line without escape sequences. Line ends become `; `; control,
+    invisible and direction-changing characters are escaped.
     """
     line = "; ".join(part.rstrip() for part in text.splitlines() if part.strip())
     return "".join(
@@ -27,7 +27,7 @@ def printable(text: str) -> str:
 
 
 def use_iec(*, iec: bool) -> None:
-    """Has sizes and rates shown in KiB and MiB, of 1024 bytes, from now on, or no longer."""
+    """Sets whether sizes and rates are shown in KiB and MiB (of 1024 bytes) from now on."""
     _units["iec"] = iec
 
 
@@ -68,8 +68,8 @@ def duration(seconds: float) -> str:
 
 
 def moment(when: datetime, *, zone: bool = True) -> str:
-    """Returns a point in time as `2026-03-04 06:06 CET`, in the local time zone, or as it is given
-    where that has no such year. zone: whether to say that, which a list of files need not.
+    """Returns a time as `2026-03-04 06:06 CET` in the local time zone, or in its own zone if the
+    local time has no such year. zone: whether the time zone is shown.
     """
     local = when
     with suppress(OverflowError):
@@ -78,12 +78,12 @@ def moment(when: datetime, *, zone: bool = True) -> str:
 
 
 def utc(when: datetime) -> str:
-    """Returns a point in time for programs: `2026-03-04T05:06:07.123Z`, in UTC."""
+    """Returns a time for programs, in UTC: `2026-03-04T05:06:07.123Z`."""
     return when.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
 def json_value(value: object) -> object:
-    """Returns a value as JSON has it: times in UTC, seconds with three decimals."""
+    """Returns a value for JSON: times in UTC, numbers with three decimals."""
     if isinstance(value, datetime):
         return utc(value)
     if isinstance(value, UUID):
@@ -92,13 +92,13 @@ def json_value(value: object) -> object:
 
 
 def about(count: int) -> int:
-    """Returns an estimated number rounded to its first three digits."""
+    """Returns an estimate rounded to its first three digits."""
     unit: int = 10 ** max(len(str(count)) - 3, 0)
     return (count + unit // 2) // unit * unit
 
 
 def many(count: int, noun: str, plural: str = "") -> str:
-    """Returns `1 blob` or `2 blobs`; plural is given where it is more than an added s."""
+    """Returns `1 blob` or `2 blobs`. plural: the plural, unless that is the noun and an s."""
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
@@ -110,7 +110,7 @@ def amount(blobs: int, bytes_: int, *, estimated: bool = False) -> str:
 
 
 def render_error(error: BackupError) -> str:
-    """Returns what happened and why on one line, and on a second one what to do."""
+    """Returns message and detail of an error on one line, and its hint on a second line."""
     lines = [f"error: {error}"]
     if error.hint:
         lines.append(f"hint: {error.hint}")

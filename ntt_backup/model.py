@@ -1,7 +1,7 @@
-"""The nouns of the system are plain, never changed, and imported by everyone.
+"""Blobs, batches, failures and receipts: plain values that are never changed.
 
-The catalog may hold other things than a blobid in that column (it belongs to another program), so a
-`Blob` carries whatever text it finds; `layout.relative_path` checks it before it becomes a path.
+The column of blobids may hold other text, since the catalog belongs to another program. So a `Blob`
+carries any text; `layout.relative_path` checks it before it becomes a path.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Final
 
 from ntt_backup.wire.framing import MAX_BLOB
 
-# The name of the remote to work with, where there are several.
+# The name of the target, unless another one is chosen.
 DEFAULT_TARGET: Final = "remote"
 _FAILURES_KEPT: Final = 1000
 
 
 class Reason(StrEnum):
-    """Says why a single blob was failed. The words stand in JSONL and in `ntt_backup.failures`."""
+    """The reason of a failure. The values are stored in JSONL and in `ntt_backup.failures`."""
 
     BAD_BLOBID = "bad-blobid"
     MISSING = "missing"
@@ -29,17 +29,17 @@ class Reason(StrEnum):
     WRONG_SIZE = "wrong-size"
     CORRUPT_SOURCE = "corrupt-source"
     REMOTE_REJECTED = "remote-rejected"
-    # What a check of the remote found; see `verify`. The blob is pending again, not failed.
+    # Findings of `verify`. The blob is pending again, not failed.
     REMOTE_MISSING = "remote-missing"
     REMOTE_CORRUPT = "remote-corrupt"
     REMOTE_UNREADABLE = "remote-unreadable"
 
 
-# No blob is failed for these.
+# The reasons for which no blob is failed.
 OF_CHECKS: Final = frozenset(
     {Reason.REMOTE_MISSING, Reason.REMOTE_CORRUPT, Reason.REMOTE_UNREADABLE}
 )
-# What a store that is not whole does to its blobs; those that are no blobid never had a file.
+# The reasons that an incomplete store causes. A malformed blobid never had a file.
 OF_THE_STORE: Final = frozenset(
     {
         Reason.MISSING,
@@ -53,11 +53,12 @@ OF_THE_STORE: Final = frozenset(
 
 @dataclass(slots=True, unsafe_hash=True)
 class Blob:
-    """One row of the catalog on its way. size is in bytes, None while the catalog does not
-    know it.
+    """A row of the catalog. It is never changed, which is not enforced: instances of a frozen class
+    take twice as long to make, and there is one for each row.
 
-    Nobody changes one. That is not enforced, since a frozen class takes twice as long to make one,
-    and one is made for each row.
+    Attributes:
+        blobid: The text in the catalog.
+        size: The size in bytes; None if the catalog does not know it.
     """
 
     blobid: str
@@ -65,20 +66,22 @@ class Blob:
 
     @property
     def expected(self) -> int:
-        """Returns the size to reckon with: 0 for a size that is not known, or that no blob can
-        have.
+        """The size for sums; 0 for a size that is unknown or impossible.
 
-        The catalog may hold any number there. One is found wrong when the blob is read; until then
-        it may not spoil a sum over its neighbours.
+        The catalog may hold any number. A wrong size is found when the blob is read; until then it
+        must not distort sums.
         """
         return self.size if self.size is not None and 0 <= self.size <= MAX_BLOB else 0
 
 
 @dataclass(frozen=True, slots=True)
 class BlobRange:
-    """The blobids in [lo, hi) in the catalog's own order; hi None means no upper end.
+    """The blobids in [lo, hi) in the order of the catalog.
 
-    index names the range for its advisory lock; it is the same on every host.
+    Attributes:
+        index: The number of the range for its advisory lock, the same on all hosts.
+        lo: The first blobid.
+        hi: The end; None for no end.
     """
 
     index: int
@@ -88,13 +91,16 @@ class BlobRange:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Blobs that travel, and are retried, as a whole.
+    """Blobs that are sent, and retried, as a whole.
 
-    attempt counts the sendings from 1, refusals those that were refused for the batch itself; the
-    others were lost with the link, which is no fault of the batch.
-
-    ranges are the indexes of the claimed ranges the blobs came from; they stay locked until the
-    batch is settled.
+    Attributes:
+        name: The name, unique within the run.
+        blobs: The blobs.
+        ranges: The indexes of the claimed ranges of the blobs. They remain locked until the batch
+            is settled.
+        attempt: The number of this attempt, counted from 1.
+        refusals: The attempts that were refused for the sake of the batch. The other attempts were
+            lost with the link.
     """
 
     name: str
@@ -105,13 +111,13 @@ class Batch:
 
     @property
     def size(self) -> int:
-        """Bytes of content, as far as sizes are known."""
+        """The bytes of content, as far as sizes are known."""
         return total_size(self.blobs)
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One blob that cannot be sent, and why. detail is one line for the operator."""
+    """A blob that cannot be sent, and the reason. detail: one line for the operator."""
 
     blobid: str
     reason: Reason
@@ -120,7 +126,7 @@ class Failure:
 
 @dataclass(slots=True)
 class Failures:
-    """Failures, counted by reason. Only the first thousand are kept themselves."""
+    """Failures, counted by reason. Only the first thousand are kept."""
 
     counts: Counter[Reason] = field(default_factory=Counter)
     first: list[Failure] = field(default_factory=list)
@@ -136,10 +142,16 @@ class Failures:
 
 @dataclass(frozen=True, slots=True)
 class StoredPack:
-    """A pack in a bucket. checksum: the SHA-256 that the server keeps, or its ETag, see
-    `objects.bucket.still`.
+    """A pack in a bucket.
 
-    pack_id has 32 hex digits; low and high are its smallest and largest blobid; size is in bytes.
+    Attributes:
+        pack_id: 32 hex digits.
+        key: The key of the object.
+        low: The smallest blobid.
+        high: The largest blobid.
+        blobs: The number of blobs.
+        size: The bytes of the object.
+        checksum: The SHA-256 that the server keeps, or its ETag, see `objects.bucket.still`.
     """
 
     pack_id: str
@@ -153,11 +165,16 @@ class StoredPack:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The answer for a batch: one verdict a blob, given once what is stored is on stable storage.
+    """The answer for a batch, given once its stored blobs are on stable storage.
 
-    stored carries the sizes that were sent, in bytes. wire_bytes is what was handed to the
-    transport for this batch. duration_s runs from the batch's start to the answer, answer_s from
-    its last byte. packs: those that hold the stored blobs, where the target is a bucket.
+    Attributes:
+        batch: The batch.
+        stored: The stored blobs, with the sizes that were sent.
+        failed: The failures of the other blobs.
+        wire_bytes: The bytes that were handed to the transport for the batch.
+        duration_s: The seconds from the start of the batch to the answer.
+        packs: The packs that hold the stored blobs, if the target is a bucket.
+        answer_s: The seconds from the last byte of the batch to the answer.
     """
 
     batch: Batch
@@ -178,15 +195,21 @@ def total_size(blobs: Iterable[Blob]) -> int:
     total = 0
     for blob in blobs:
         size = blob.size
-        if size is not None and 0 <= size <= MAX_BLOB:  # As `Blob.expected`, which is a call each.
+        if size is not None and 0 <= size <= MAX_BLOB:  # As `Blob.expected`, without a call.
             total += size
     return total
 
 
 @dataclass(frozen=True, slots=True)
 class PendingEstimate:
-    """Says how much is pending: blobs, their known bytes, and unsized ones. exact: it was counted;
-    else it is right within a few per cent, or as good as the planner's statistics.
+    """The pending blobs.
+
+    Attributes:
+        blobs: The number of blobs.
+        bytes: The sum of the known sizes.
+        unsized: The number of blobs without a known size.
+        exact: Whether the blobs were counted. An estimate is correct within a few per cent, or as
+            good as the statistics of the planner.
     """
 
     blobs: int

@@ -1,4 +1,4 @@
-"""These rules say how long to wait before another attempt, and when to give up. Pure."""
+"""The waits before another attempt, and the limit of an outage. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ from ntt_backup.config import RunSettings
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Exponential backoff with full jitter, in seconds: uniform in (0, min(cap, base * 2**(n-1))].
+    """Exponential backoff with full jitter: uniform in (0, min(cap, base * 2**(n-1))].
 
-    All workers lose the same link at the same moment and must not come back at the same moment. A
-    tenth of the ceiling is kept as a floor, so that no wait is zero.
+    All workers lose the same link at the same moment, and must not retry at the same moment. A wait
+    is at least a tenth of its ceiling.
+
+    Attributes:
+        base: The ceiling of the first wait in seconds.
+        cap: The ceiling of all waits in seconds.
     """
 
     base: float
@@ -22,19 +26,23 @@ class Backoff:
 
     @staticmethod
     def of(run: RunSettings) -> Backoff:
-        """Returns that of the settings."""
+        """Returns the backoff of the settings."""
         return Backoff(run.backoff_base, run.backoff_cap)
 
     def wait(self, attempt: int, random: Callable[[], float]) -> float:
-        """Returns the seconds to wait. attempt counts from 1; random() is uniform in [0, 1)."""
+        """Returns the seconds to wait. attempt: counted from 1; random: uniform in [0, 1)."""
         ceiling = min(self.cap, self.base * 2.0 ** min(attempt - 1, 60))
         return ceiling * (0.1 + 0.9 * random())
 
 
 class OutageClock:
-    """Says how long to wait while a side is unavailable, and when to stop waiting.
+    """The waits while a side is unreachable, and their limit.
 
-    limit: seconds since the first failure after which `next_wait` returns None; None: never.
+    Args:
+        backoff: The waits.
+        limit: The seconds since the first failure after which `next_wait` returns None; None for no
+            limit.
+        random: See `Backoff.wait`.
     """
 
     def __init__(self, backoff: Backoff, limit: float | None, random: Callable[[], float]) -> None:
@@ -46,11 +54,11 @@ class OutageClock:
 
     @staticmethod
     def of(run: RunSettings) -> OutageClock:
-        """Returns that of a command, which waits no longer than the settings say."""
+        """Returns the clock of a command, with the limit of the settings."""
         return OutageClock(Backoff.of(run), run.outage_timeout, random.random)
 
     def next_wait(self, now: float) -> float | None:
-        """Counts a failure; returns the seconds to wait, or None when the limit has passed."""
+        """Counts a failure. Returns the seconds to wait, or None after the limit."""
         if self._since is None:
             self._since = now
         if self._limit is not None and now - self._since >= self._limit:
@@ -59,14 +67,14 @@ class OutageClock:
         return self._backoff.wait(self.attempt, self._random)
 
     def lasted(self, now: float) -> float:
-        """Returns the seconds since the outage began; 0 where there is none."""
+        """Returns the seconds since the outage began; 0 if there is none."""
         return 0.0 if self._since is None else now - self._since
 
     def over(self) -> None:
-        """Ends the outage: the next failure begins a new one."""
+        """Ends the outage: the next failure begins another one."""
         self.answered()
         self.attempt = 0
 
     def answered(self) -> None:
-        """Counts the limit anew: the side answered, but no work was done, so waits keep growing."""
+        """Restarts the limit: the side answered, but no work was done, so the waits still grow."""
         self._since = None

@@ -1,8 +1,8 @@
-"""A channel is a remote command: bytes go out, bytes come back, and silence has an end.
+"""A channel is a running remote command with its input and output; each wait has a limit.
 
-Each step is one poll(2): write what the pipe takes, read what has come, keep the end of stderr. So
-two pipes that are both full do not block each other, and what the remote said before its end is
-still heard. The words of ssh explain a failure until the greeting has come; later the end of the
+Each step is one poll(2): write until the pipe is full, read the data that has arrived, keep the end
+of stderr. So two full pipes do not block each other, and data that the remote sent before its end
+is still read. Until the greeting the messages of ssh explain a failure; later the end of the
 channel is a lost connection.
 """
 
@@ -19,9 +19,10 @@ from ntt_backup.errors import BackupError, RemoteDenied, RemoteUnreachable
 from ntt_backup.process.pipeline import READ_BYTES, Child, start, wait_for, write
 
 NOISE_LIMIT: Final = 256 * 1024
-# Signs of life are waited for so many times as long as silence: a sync that hangs shows them, too.
+# The limit of mere signs of life, as a multiple of the limit of silence: a sync that hangs shows
+# them, too.
 PATIENCE_FACTOR: Final = 10
-# The remote gives up a client that sends nothing for too long, also one that is paused.
+# The remote ends the session of a client that sends nothing for too long, also of a paused one.
 _SIGN_SECONDS: Final = 15.0
 _CLOSE_SECONDS: Final = 10.0
 _LINGER_SECONDS: Final = 2.0
@@ -30,11 +31,22 @@ _RECEIVER: Final = re.compile(rb"^NTT-RECEIVE \d")
 
 
 class Channel:
-    """A running remote command. Raises SourceError where its local process cannot be started.
+    """A running remote command.
 
-    pace limits what is sent, fetch what is read; on_bytes is told how many bytes were sent. heard:
-    when something last came back, in monotonic seconds. lingers: whether, after `close`, another
-    process on the remote held the connection open.
+    Args:
+        transport: The way to the remote.
+        command: The remote command.
+        pace: The limit of the bytes that are sent; None for no limit.
+        fetch: The limit of the bytes that are read; None for no limit.
+        on_bytes: Receives the number of bytes that were sent.
+
+    Attributes:
+        heard: The time of the last data from the remote, in monotonic seconds.
+        lingers: Whether, after `close`, another process on the remote held the connection open.
+        ended: Whether the channel was aborted.
+
+    Raises:
+        SourceError: The local process cannot be started.
     """
 
     def __init__(
@@ -63,12 +75,22 @@ class Channel:
     def greet(
         self, script: bytes, greeting: re.Pattern[bytes], timeout: float, *, doing: str
     ) -> re.Match[bytes]:
-        """Sends script, and returns the match of the first line that is a greeting. What comes
-        before it is skipped. doing names what was wanted, for the errors.
+        """Sends a script, and waits for the first line that is a greeting. Earlier lines are
+        skipped.
 
-        Raises RemoteUnreachable when no greeting has come after timeout seconds, RemoteDenied for
-        noise without end or a receiver that nobody asked for, and what `Transport.explain` returns
-        when the command ends instead.
+        Args:
+            script: The data to send.
+            greeting: The pattern of the greeting.
+            timeout: The seconds to wait.
+            doing: The purpose, for the errors.
+
+        Returns:
+            The match of the greeting.
+
+        Raises:
+            RemoteUnreachable: No greeting has arrived in time.
+            RemoteDenied: There is too much other output, or a receiver that was not asked for.
+            BackupError: As `Transport.explain` returns, if the command has ended.
         """
         deadline = time.monotonic() + timeout
         pending = memoryview(script)
@@ -87,7 +109,7 @@ class Channel:
                     )
             if max(len(seen), self._child.stderr.size) > NOISE_LIMIT:
                 raise RemoteDenied(
-                    f"the remote says too much: {doing}",
+                    f"the remote prints too much: {doing}",
                     detail=self._last_words(seen),
                     hint="make its startup files silent for shells that are not interactive",
                 )
@@ -122,11 +144,17 @@ class Channel:
         patience: float,
         beside: Iterable[int] = (),
     ) -> None:
-        """Sends all of data; what comes back meanwhile goes to hear. A wait ends early when one of
-        the descriptors beside is readable.
+        """Sends all of data.
 
-        patience: see `is_silent`. Raises RemoteUnreachable for a stall or the end of the channel,
-        after all that came was heard.
+        Args:
+            data: The data.
+            hear: Receives the data that arrives meanwhile.
+            patience: See `is_silent`.
+            beside: Descriptors. A wait ends early when one of them is readable.
+
+        Raises:
+            RemoteUnreachable: The link has stalled, or the channel has ended. hear has received all
+                data before that.
         """
         moved = time.monotonic()
         while data:
@@ -155,15 +183,21 @@ class Channel:
 
     @property
     def quiet(self) -> bool:
-        """Returns whether so little was sent lately that the remote needs a sign of life."""
+        """Whether nothing was sent for so long that the remote needs a sign of life."""
         return time.monotonic() - self._wrote >= _SIGN_SECONDS
 
     def hear(
         self, hear: Callable[[bytes], None], timeout: float, *, beside: Iterable[int] = ()
     ) -> None:
-        """Waits up to timeout seconds for data, which goes to hear, or for one of beside.
+        """Waits for data, and passes it to hear.
 
-        Raises RemoteUnreachable at the end of the channel.
+        Args:
+            hear: Receives the data.
+            timeout: The most seconds to wait.
+            beside: Descriptors. The wait ends early when one of them is readable.
+
+        Raises:
+            RemoteUnreachable: The channel has ended.
         """
         data = self.read(timeout, beside)
         if data == b"":
@@ -172,7 +206,7 @@ class Channel:
             hear(data)
 
     def read(self, timeout: float, beside: Iterable[int] = ()) -> bytes | None:
-        """Returns what has come within timeout seconds: b"" at the end, None for nothing."""
+        """Returns the data of up to timeout seconds: b"" at the end, None if there is none."""
         if self._ahead:
             data, self._ahead = self._ahead, b""
             return data
@@ -180,14 +214,20 @@ class Channel:
         return self._read()
 
     def is_silent(self, since: float, patience: float, now: float, more: float = 0.0) -> bool:
-        """Returns whether, counted from since, nothing has come for patience seconds, or nothing
-        but signs of life for ten times as long, and `more` seconds.
+        """Returns whether a wait has lasted too long.
+
+        Args:
+            since: The begin of the wait, in monotonic seconds.
+            patience: The limit of silence in seconds. The limit of mere signs of life is
+                PATIENCE_FACTOR times as long.
+            now: The present time, in monotonic seconds.
+            more: Seconds that are added to the limit of mere signs of life.
         """
         signs_suffice = PATIENCE_FACTOR * patience + more
         return now - max(since, self.heard) > patience or now - since > signs_suffice
 
     def _hear_the_end(self, hear: Callable[[bytes], None]) -> None:
-        """Hears the last words of a remote that reads no more, then raises what became of it."""
+        """Reads the last data of a remote that reads no more, then raises the error."""
         deadline = time.monotonic() + _LAST_WORDS_SECONDS
         while (left := deadline - time.monotonic()) > 0:
             self.hear(hear, left)
@@ -231,32 +271,30 @@ class Channel:
 
     @property
     def fds(self) -> list[int]:
-        """Returns the descriptors that can be read once the remote, or the local process, has said
-        something.
-        """
+        """The descriptors that become readable when the remote or the local process writes."""
         return self._child.fds
 
     @property
     def hint(self) -> str:
-        """See `Transport`."""
+        """The hint of the transport."""
         return self._transport.hint
 
     @property
     def stderr(self) -> str:
-        """The last words of the local process."""
+        """The end of the error output of the local process."""
         return self._child.stderr.text
 
     def end_input(self) -> None:
-        """Tells the remote that nothing more will be sent."""
+        """Closes the input of the remote command."""
         self._child.close_stdin()
 
     def wait(self, timeout: float) -> int | None:
-        """Returns the local process's exit status; None if it still runs after timeout seconds."""
+        """Returns the exit status of the local process; None if it runs after timeout seconds."""
         return self._child.wait(timeout)
 
     def lost(self, said: bytes = b"") -> BackupError:
-        """Returns the error for a channel that has ended. said: what came instead of an answer;
-        /usr/sbin/nologin, for one, speaks on stdout.
+        """Returns the error for a channel that has ended. said: the output instead of an answer;
+        /usr/sbin/nologin, for example, prints to stdout.
         """
         status = self._child.wait(_LAST_WORDS_SECONDS)
         words = f"{said[-2000:].decode('utf-8', 'backslashreplace')}\n{self.stderr}".strip()
@@ -272,9 +310,12 @@ class Channel:
     def close(self, last_word: bytes = b"") -> None:
         """Ends the input, and waits a bounded time for the end in good order.
 
-        last_word is what the remote says when its work is done. ssh does not end before every
-        process on the remote has let go of the connection, and one that a login has left behind may
-        never do that: after the last word it is not waited for (see `lingers`).
+        ssh does not end before every process on the remote has closed the connection, and a
+        process that a login has left behind may never do that. So after the last word the wait is
+        short (see `lingers`).
+
+        Args:
+            last_word: The data that the remote sends when its work is done.
         """
         self.end_input()
         deadline = time.monotonic() + _CLOSE_SECONDS
@@ -291,6 +332,6 @@ class Channel:
         self.abort()
 
     def abort(self) -> None:
-        """Ends the channel now. Never raises."""
+        """Kills the local process. Never raises."""
         self.ended = True
         self._child.kill()

@@ -40,7 +40,7 @@ from ntt_backup.wire.write_messages import Field
 SLOW: Final = 5_000_000
 # The rest of a hint where the receiver may be too old to know a word of --allow.
 OLD: Final = (
-    " (a receiver that does not know the word is old: copy it anew, see `ntt-backup-remote"
+    " (a receiver that does not know the word is old: copy it again, see `ntt-backup-remote"
     " install-receiver --write FILE`)"
 )
 _POLL_SECONDS: Final = 0.5

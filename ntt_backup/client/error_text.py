@@ -1,9 +1,9 @@
-"""The words of the remote's tools become errors.
+"""Messages of the remote's tools become errors.
 
-mkdir, tar, cp and sync have exit status 1 for everything; the reason is in their words, those of
-the C library in the C locale. Distinguished are what stops a run (full, read-only, no permission, a
-broken disk, a missing program), what passes (short of resources), and the rest, which is the
-batch's own trouble.
+mkdir, tar, cp and sync have exit status 1 for everything; the reason is in their messages, which
+are those of the C library in the C locale. There are three kinds: errors that stop a run (full,
+read-only, no permission, a broken disk, a missing program), temporary ones (out of resources), and
+all others, which concern one batch.
 """
 
 from __future__ import annotations
@@ -14,15 +14,22 @@ from typing import Final
 
 from ntt_backup.errors import BackupError, BatchRejected, RemoteCannotStore, RemoteUnreachable
 
-# Of a long complaint so many characters are shown, and so many of these before what tells why.
+# The characters that are shown of a long message, and how many of them precede the reason.
 _SHOWN: Final = 300
 _BEFORE: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """An error and the words that it is recognized by. better: words to be quoted instead, where
-    there are both; alone they explain nothing.
+    """An error and the pattern by which it is recognized.
+
+    Attributes:
+        pattern: The pattern, in lowercase.
+        error: The class of the error.
+        message: The message of the error.
+        hint: The hint of the error.
+        better: The pattern of a line that is shown instead, if there is one. Alone such a line
+            explains nothing.
     """
 
     pattern: str
@@ -80,7 +87,7 @@ _CASES: Final = (
         r"|timed out|no such device|no route to host|network is unreachable"
         r"|software caused connection abort",
         RemoteUnreachable,
-        "the remote's disk is away",
+        "the remote's disk is unreachable",
         "it may be a network file system whose server does not answer",
     ),
     Case(
@@ -93,7 +100,7 @@ _CASES: Final = (
 
 
 def explain_root(text: str) -> BackupError:
-    """Returns the error for words about remote.path itself."""
+    """Returns the error for a message about remote.path itself."""
     error = explain_batch(text)
     if not isinstance(error, BatchRejected):
         return error
@@ -106,16 +113,16 @@ def explain_root(text: str) -> BackupError:
 
 
 def explain_gone(text: str) -> BackupError:
-    """Returns the error for a remote.path that has disappeared: an outage."""
+    """Returns the error for a remote.path that has disappeared, which is an outage."""
     return RemoteUnreachable(
         "remote.path is gone",
         detail=text,
-        hint="is its disk mounted? by-hash is only made anew while nothing is copied yet",
+        hint="is its disk mounted? by-hash is only created again while nothing is copied yet",
     )
 
 
 def explain_batch(text: str) -> BackupError:
-    """Returns the error for words about the storing of a batch; BatchRejected for its own."""
+    """Returns the error for a message about a batch; BatchRejected for an error of it alone."""
     said = text.lower()
     for case in _CASES:
         if found := re.search(case.pattern, said):
@@ -124,9 +131,7 @@ def explain_batch(text: str) -> BackupError:
 
 
 def _around(text: str, place: int) -> str:
-    """Returns the part of text that begins shortly before place: tar complains of every single
-    file.
-    """
+    """Returns the part of text around a place: tar has a message for each file."""
     start = max(0, place - _BEFORE)
     end = start + _SHOWN
     return f"{'...' if start else ''}{text[start:end]}{'...' if end < len(text) else ''}"

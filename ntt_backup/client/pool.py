@@ -1,12 +1,12 @@
-"""Sessions of a pool reconnect, for the commands that read the remote.
+"""A pool of sessions that reconnect, for the commands that read the remote.
 
-`verify`, `restore` and `reconcile` run for hours over a link that drops. Each of their threads has
-a session and hands it to a piece of work. When the remote becomes unavailable, the thread waits as
-a run does (`run.backoff_base`, `run.backoff_cap`, at most `run.outage_timeout`) and hands the same
-work a new session; the work itself remembers what is done.
+`verify`, `restore` and `reconcile` run for hours over unreliable links. Each of their threads has a
+session, and passes it to a piece of work. When the remote becomes unreachable, the thread waits as
+a run does (`run.backoff_base`, `run.backoff_cap`, at most `run.outage_timeout`), and passes a new
+session to the same work; the work itself records what is done.
 
-The first contact has no patience: who has typed a command wants to hear at once that the remote is
-unavailable. All threads make it side by side, so that one handshake does not wait for another.
+The first connection is not retried: whoever has typed a command wants to know at once that the
+remote is unreachable. All threads connect at the same time, so that handshakes run in parallel.
 """
 
 from __future__ import annotations
@@ -36,17 +36,21 @@ from ntt_backup.process.threads import Cancelled, run_threads
 
 T = TypeVar("T")
 
-# Names asked for at once: what a thread holds of a listing.
+# The names of one question: the part of a listing that a thread keeps in memory.
 _PAGE: Final = 8000
-# Connections in a row on which frames came and no work was done: something ends them all.
+# The connections in a row that received frames and did no work, after which a command gives up.
 FRUITLESS: Final = 100
 
 
 class SessionPool:
-    """Opens sessions for the threads of one command, named for errors and for the remote.
+    """Opens sessions for the threads of one command.
 
-    words: what the receiver must allow the command: `list`, `verify`, `get`. on_outage is told the
-    error and for how many seconds it will be waited. bwlimit: of all that comes.
+    Args:
+        settings: The settings.
+        command: The name of the command, for errors and for the remote.
+        words: The words that the receiver's `--allow` must have: `list`, `verify`, `get`.
+        on_outage: Receives the error of an outage, and the seconds of the wait.
+        bwlimit: The limit of all data that is received; None for no limit.
     """
 
     def __init__(
@@ -65,27 +69,31 @@ class SessionPool:
         self._stop = threading.Event()
         self._news = threading.Event()
         self._first: list[ReadSession] = []
-        # How many sessions are being opened, and whether any ever was.
+        # The number of sessions that are being opened, and whether any was ever opened.
         self._contact = threading.Condition()
         self._opening = 0
         self._met = False
 
     def open_first(self) -> ReadSession:
-        """Opens the first session, without patience; the first thread takes it over. Raises
-        BackupError.
+        """Opens the first session, without retries. The first thread takes it over.
+
+        Raises:
+            BackupError: The session cannot be opened.
         """
         session = self._open("first")
         self._first.append(session)
         return session
 
     def close(self) -> None:
-        """Ends the first session, where no thread has taken it over."""
+        """Ends the first session, if no thread has taken it over."""
         while self._first:
             self._first.pop().abort()
 
     def is_empty(self) -> bool:
-        """Returns whether the remote has no blob at all, by a session of its own, without patience.
-        Raises BackupError.
+        """Returns whether the remote has no blob at all. Asks without retries.
+
+        Raises:
+            BackupError: The remote does not answer.
         """
         session = self._open("look")
         try:
@@ -94,7 +102,7 @@ class SessionPool:
             session.abort()
 
     def session(self, slot: str) -> ReconnectingSession:
-        """Returns a session of that name, not connected yet."""
+        """Returns a session that is not connected yet. slot: its name."""
         run = self._settings.run
         clock = OutageClock.of(run)
         return ReconnectingSession(lambda: self._first_or(slot), clock, self._wait, run.attempts)
@@ -102,7 +110,7 @@ class SessionPool:
     def run(
         self, workers: int, work: Callable[[ReconnectingSession], None], tick: Callable[[], None]
     ) -> None:
-        """Does work in that many threads, each with a session; see `run_threads`."""
+        """Runs work in several threads, each with a session; see `run_threads`."""
 
         def with_session(slot: str) -> None:
             session = self.session(slot)
@@ -114,16 +122,16 @@ class SessionPool:
         run_threads(workers, with_session, tick, self._stop, self._news)
 
     def wake(self) -> None:
-        """Has tick called now."""
+        """Has tick called at once."""
         self._news.set()
 
     def cancelled(self) -> None:
-        """Raises Cancelled where the command is ending."""
+        """Raises Cancelled if the command is ending."""
         if self._stop.is_set():
             raise Cancelled
 
     def _wait(self, error: BackupError, seconds: float) -> None:
-        """Waits, if the remote was ever reached; raises the error where it never was."""
+        """Waits after an error. Raises the error if the remote was never reached."""
         with self._contact:
             self._contact.wait_for(lambda: self._met or not self._opening)
             if not self._met:
@@ -178,10 +186,15 @@ class SessionPool:
 
 
 class ReconnectingSession:
-    """Does a thread's work with a session, and again with another one when it was lost.
+    """Does the work of a thread with a session, and with another one if the session was lost.
 
-    attempts: how many protocol violations in a row, without work done, are too many. Of sessions
-    that are lost after an answer it is FRUITLESS: that may be the link.
+    Args:
+        open_: Opens a session.
+        clock: The waits of an outage.
+        wait: Waits after an error for a number of seconds.
+        attempts: The protocol violations in a row, without work done, after which to give up. The
+            limit for sessions that are lost after an answer is FRUITLESS, since the link may be the
+            cause.
     """
 
     def __init__(
@@ -200,10 +213,14 @@ class ReconnectingSession:
         self._session: ReadSession | None = None
 
     def do(self, work: Callable[[ReadSession], T]) -> T:
-        """Returns what work returns; calls it again, with a new session, when the remote was lost.
+        """Returns the result of work, which is called again with a new session after an outage.
 
-        work counts in the session's `settled` what it will not ask for again. Raises BackupError
-        for what waiting does not mend, or lasts for too long.
+        Args:
+            work: The work. It counts in `settled` of the session the pieces that it will not ask
+                for again.
+
+        Raises:
+            BackupError: The error is not retryable, or the outage lasts too long.
         """
         while True:
             try:
@@ -224,8 +241,12 @@ class ReconnectingSession:
         high: int,
         on_stray: Callable[[int, str], None] = lambda kind, path: None,
     ) -> Iterator[list[tuple[bytes, int]]]:
-        """Yields pages of the remote's names and sizes, in order, from low up to but not including
-        high. A page that is asked for again reports its strays once.
+        """Yields pages of the remote's names and sizes in [low, high), in order.
+
+        Args:
+            low: The first name, as a number.
+            high: The end, as a number.
+            on_stray: Receives kind and path of each entry that is no blob, once.
         """
         while low < high:
             first, last = low.to_bytes(32, "big"), (high - 1).to_bytes(32, "big")
@@ -257,7 +278,7 @@ class ReconnectingSession:
                 self._fruitless += 1
 
     def _require_hope(self, error: BackupError) -> None:
-        """Raises where trying again is useless: an answer each time would keep the clock going."""
+        """Raises if retries are useless, since each answer would restart the limit of the clock."""
         self._violations += isinstance(error, ProtocolViolation)
         if self._fruitless >= FRUITLESS:
             raise RemoteUnreachable(

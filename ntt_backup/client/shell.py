@@ -1,16 +1,15 @@
-"""Scripts run in the remote's shell, and their answers are read.
+"""Scripts run in the shell of the remote, and their answers are read.
 
-Small questions go the same way as data, over `Transport.argv`: another ssh implementation would
-read the configuration, keys and known hosts in another way, and a check could pass where the job
-fails.
+Small questions use the same transport as data: another ssh implementation would read the
+configuration, keys and known hosts in another way, and a check could pass where the job fails.
 
-A script is not passed as the remote command: that is read by the account's login shell, which may
-be csh or fish. The command is short and means the same to all of them; the script follows on stdin
-and is read by sh alone, exactly to its last byte, so that data may follow it. A login may also
+A script is not passed as the remote command, since that is read by the account's login shell, which
+may be csh or fish. The command is short and means the same to all shells; the script follows on
+stdin and is read only by sh, exactly to its last byte, so that data may follow. A login may also
 leave functions in the environment that have the name of a tool; they are unset.
 
-The end of an answer is a mark that the script's shell leaves when it ends, not the end of the
-connection: any process that a login has left behind may hold that open.
+The end of an answer is a mark that the shell of the script prints when it ends, not the end of the
+connection: a process that a login has left behind may keep the connection open.
 """
 
 from __future__ import annotations
@@ -36,8 +35,11 @@ _TOOLS: Final = (
 
 
 def shell_script(script: str, values: Mapping[str, str]) -> tuple[str, bytes]:
-    """Returns the remote command, and what must be written to its stdin first: script, with values
-    as variables.
+    """Returns the remote command, and the source that must be written to its stdin first.
+
+    Args:
+        script: The script.
+        values: The variables of the script.
     """
     assignments = "".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items())
     source = (f"unset -f {_TOOLS} 2>/dev/null\n" + assignments + script).encode()
@@ -45,9 +47,10 @@ def shell_script(script: str, values: Mapping[str, str]) -> tuple[str, bytes]:
 
 
 class Answer:
-    """What a script prints, up to the mark that its shell leaves at its end.
+    """The output of a script up to the mark at its end.
 
-    status: the script's exit status, None before the mark.
+    Attributes:
+        status: The exit status of the script; None before the mark.
     """
 
     def __init__(self) -> None:
@@ -57,12 +60,12 @@ class Answer:
         self.status: int | None = None
 
     def script(self, script: str) -> str:
-        """Returns script with NTT-ANSWER printed before its answer, and the mark after it."""
+        """Returns a script that prints NTT-ANSWER before its answer, and the mark after it."""
         end = f'printf "\\n{self._words} %s\\n" $?'
         return f"trap '{end}' EXIT\necho\necho NTT-ANSWER\n{script}"
 
     def take(self, data: bytes) -> bytes:
-        """Takes in data; returns as much of the answer as is certain by now."""
+        """Adds data, and returns the part of the answer that is complete."""
         if self.status is not None:
             return b""
         self._held += data
@@ -77,13 +80,16 @@ class Answer:
         return said
 
     def rest(self) -> bytes:
-        """Returns what was held back, where no mark will come."""
+        """Returns the data that was held back, if there will be no mark."""
         held, self._held = self._held, b""
         return held
 
     def hear(self, channel: Channel, deadline: float) -> bytes | None:
-        """Returns more of the answer: b"" at its end, None where nothing has come by deadline, in
-        monotonic seconds.
+        """Returns more of the answer: b"" at its end, None after the deadline.
+
+        Args:
+            channel: The channel of the script.
+            deadline: The end of the wait, in monotonic seconds.
         """
         while self.status is None:
             left = deadline - time.monotonic()
@@ -106,11 +112,20 @@ def ask(
     timeout: float,
     limit: int = 1 << 20,
 ) -> bytes:
-    """Runs script on the remote; returns what it printed, at most limit bytes. Noise before it is
-    skipped.
+    """Runs a script on the remote, and returns its output. Earlier output is skipped.
 
-    doing names the question for the error when no answer has come after timeout seconds. Raises
-    what `Transport.explain` returns for a failure of ssh, RemoteDenied for a script that fails.
+    Args:
+        transport: The way to the remote.
+        script: The script.
+        values: The variables of the script.
+        doing: The purpose, for errors.
+        timeout: The seconds to wait.
+        limit: The most bytes of output.
+
+    Raises:
+        RemoteUnreachable: There was no answer in time.
+        RemoteDenied: The script has failed, or its output is too long.
+        BackupError: As `Transport.explain` returns, if ssh has failed.
     """
     answer = Answer()
     command, source = shell_script(answer.script(script), values)
@@ -124,7 +139,7 @@ def ask(
             said += data
             if len(said) > limit:
                 raise RemoteDenied(
-                    f"the remote says too much: {doing}", detail=f"over {limit} bytes"
+                    f"the remote prints too much: {doing}", detail=f"over {limit} bytes"
                 )
         if data is None:
             raise late(channel, doing)
@@ -135,8 +150,11 @@ def ask(
 
 
 def require_success(channel: Channel, answer: Answer, doing: str) -> None:
-    """Raises RemoteDenied where a script has failed, and what became of a connection that ended
-    without its mark.
+    """Checks the end of a script.
+
+    Raises:
+        RemoteDenied: The script has failed.
+        BackupError: The connection has ended without the mark.
     """
     if answer.status == 0:
         return
@@ -150,7 +168,7 @@ def require_success(channel: Channel, answer: Answer, doing: str) -> None:
 
 
 def late(channel: Channel, doing: str) -> RemoteUnreachable:
-    """Returns the error for an answer that has not come in time."""
+    """Returns the error for an answer that has not arrived in time."""
     return RemoteUnreachable(
         f"the remote did not answer in time: {doing}",
         detail=channel.stderr[-200:],

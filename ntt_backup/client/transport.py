@@ -188,8 +188,8 @@ _SSH_CASES = (
         r"host key verification failed|remote host identification has changed",
         RemoteDenied,
         "the remote's host key is not the one we know",
-        "if nobody changed it on purpose, do not go on; else compare the new key's fingerprint and"
-        " put it into known_hosts (ssh-keygen -R removes the old one)",
+        "if nobody changed it on purpose, do not continue; else compare the new key's fingerprint"
+        " and put it into known_hosts (ssh-keygen -R removes the old one)",
     ),
     Case(
         r"permission denied \(|too many authentication failures|no such identity",
@@ -204,7 +204,7 @@ _SSH_CASES = (
         r"|bad key types|bad ssh2 cipher|missing argument|unsupported option",
         ConfigError,
         "ssh refuses its own configuration",
-        "mend the file that ssh names, or point remote.ssh_config (NTT_SSH_CONFIG) to another",
+        "correct the file that ssh names, or point remote.ssh_config (NTT_SSH_CONFIG) to another",
     ),
     Case(
         r"account is (currently )?not available|shell access|this service allows sftp",
@@ -230,7 +230,7 @@ _SSH_CASES = (
         "the receiver on the remote does not understand its forced command",
         "compare the line of our key in authorized_keys on the remote with that of"
         " `ntt-backup-remote install-receiver --print`; where it is the same, the receiver is old:"
-        " copy it anew, see `ntt-backup-remote install-receiver --write FILE`",
+        " copy it again, see `ntt-backup-remote install-receiver --write FILE`",
     ),
     Case(
         r"could not resolve hostname",

@@ -149,14 +149,14 @@ class HostKeys:
         if self:
             return ""
         there = self.path is not None and self.path.exists()
-        mend = (
+        remedy = (
             "correct that file or its mode, or put the copy of the key back"
             if there
             else "put the copy of the key back, or `ntt-backup-remote init-db` makes a new one"
         )
         return (
             f"{self.problem}: nothing that this host sends is signed, and a restore must trust the"
-            f" target; {mend}"
+            f" target; {remedy}"
         )
 
     @property

@@ -173,7 +173,7 @@ class _Helper(Fork):
         if data == b"":
             status = self.wait(1.0)
             last = self.stderr.text.splitlines()[-1:] or [f"it ended with status {status}"]
-            raise WorkerFailed("a process that helps died", detail=last[0])
+            raise WorkerFailed("a helper process died", detail=last[0])
         *lines, self._unfinished = (self._unfinished + (data or b"")).split(b"\n")
         yield from map(json.loads, lines)
 

@@ -97,7 +97,7 @@ def _open(path: Path) -> int:
     except OSError as error:
         raise ConfigError(
             f"the lock file {path} cannot be opened",
-            detail="a symlink stands there" if error.errno == errno.ELOOP else error.strerror or "",
+            detail="it is a symlink" if error.errno == errno.ELOOP else error.strerror or "",
             hint=hints.get(error.errno or 0, _WRITABLE),
         ) from error
     found = os.fstat(fd)

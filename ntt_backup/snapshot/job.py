@@ -86,5 +86,5 @@ def take_version(
 def set_lock(settings: RemoteConfig, name: str) -> Iterator[None]:
     """Holds the lock of a set on this host. Raises LockHeld where something else changes it."""
     file = settings.lock.file.with_stem(f"{settings.lock.file.stem}-snapshot-{name}")
-    with pid_lock(file, f"another take or forget of {name} is at work", hint=""):
+    with pid_lock(file, f"another take or forget of {name} is running", hint=""):
         yield

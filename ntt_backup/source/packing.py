@@ -160,9 +160,7 @@ def _add_large(reader: Reader, writer: PackWriter, blob: Blob, buffer: memoryvie
         hasher.update(piece)
         writer.more(piece)
     if hasher.hexdigest() != blob.blobid:
-        raise SourceError(
-            f"{blob.blobid} was changed while it was packed", hint="pack again when nobody writes"
-        )
+        raise SourceError(f"{blob.blobid} was changed while it was packed", hint="pack it again")
     return sized.size
 
 

@@ -498,7 +498,7 @@ def test_a_take_that_is_stopped_leaves_no_version_and_the_next_one_is_whole(
     with machine.running("take", "etc") as child:
         wait_until(arrived, "content on the target")
         said = machine.call("take", "etc", expect=3)
-        assert f"another take or forget of etc is at work, with PID {child.pid}" in said
+        assert f"another take or forget of etc is running, with PID {child.pid}" in said
         child.send_signal(signum)
         assert child.wait(PATIENCE) == status
     assert machine.versions() == []

@@ -70,7 +70,7 @@ LINES = [
     (replace(RESTART, detail=""), "worker 3 died (status -9), a new one starts in 0.7 s"),
     (
         events.WorkerStall(pid=77, worker=1, silent_s=61.0, hint="look"),
-        "worker 1 (PID 77) has said nothing for 1 min 1 s: look",
+        "worker 1 (PID 77) has reported nothing for 1 min 1 s: look",
     ),
     (DUMP_START, "dumping the catalog (as asked)"),
     (DUMP_FAILED, "the catalog is not dumped: m: d; do it"),

@@ -116,7 +116,7 @@ def test_what_a_login_left_behind_says_is_no_part_of_an_answer() -> None:
 def test_endless_noise_on_stderr_is_refused_and_not_listened_to_for_ever(left: Path) -> None:
     with pytest.raises(RemoteDenied) as caught:
         asked("echo", f"{NOISE.format(pids=left)}; sleep 1000")
-    assert "says too much: a question" in caught.value.message
+    assert "prints too much: a question" in caught.value.message
     assert "noise" in caught.value.detail
     assert caught.value.hint
 
@@ -187,7 +187,7 @@ def test_a_script_that_hangs_in_its_answer_ends_after_the_time_out_too() -> None
 def test_endless_output_is_refused(script: str, startup: str) -> None:
     with pytest.raises(RemoteDenied) as caught:
         asked(script, startup, limit=1000)
-    assert "says too much: a question" in caught.value.message
+    assert "prints too much: a question" in caught.value.message
 
 
 def test_an_answer_up_to_the_limit_is_taken() -> None:

@@ -176,7 +176,7 @@ def test_a_set_that_somebody_takes_now_is_no_failure(
     events: list[Event] = []
 
     def held(_: Settings, set: SnapshotSet, __: Report) -> Taken:
-        raise LockHeld(f"another take of {set.name} is at work")
+        raise LockHeld(f"another take of {set.name} is running")
 
     take(held)
     over = take_due(settings, events.append)
