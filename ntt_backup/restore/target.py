@@ -279,17 +279,16 @@ class TargetWriter:
             return
         name = digest.hex()
         place = f"{name[:2]}/{name[2:4]}"
-        if self._has_directory(name[:2], name[2:4]):
-            path = name
-            self._staged_files.add((digest, self._stage))
+        staged = self._staged.get(place)
+        if staged is None and not self._has_directory(name[:2], name[2:4]):
+            make_directory(self._stage, place[:2], 0o755)
+            make_directory(self._stage, place, 0o755)
+            staged = self._staged[place] = set()
+        if staged is not None:
+            staged.add(digest)
         else:
-            path = f"{place}/{name}"
-            if place not in self._staged:
-                self._staged[place] = set()
-                make_directory(self._stage, place[:2], 0o755)
-                make_directory(self._stage, place, 0o755)
-            self._staged[place].add(digest)
-        fd = _new(path, self._stage)
+            self._staged_files.add((digest, self._stage))
+        fd = _new(name if staged is None else f"{place}/{name}", self._stage)
         try:
             write_all(fd, content)
         finally:
