@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -72,8 +72,7 @@ class SessionSpec:
             life while nothing can be sent.
         on_content: Receives, right before on_bytes, the bytes of blob content among them. Negative
             for content that must be sent again, so that the sum is what is stored or under way.
-        meanwhile: Is called while the remote starts the receiver, with the descriptors that become
-            readable when the receiver answers.
+        meanwhile: Is called while the remote starts the receiver.
         cancelled: Is called while an answer is awaited, and may raise.
         stopping: Returns whether sending should end soon: after the current blob, where the
             strategy can do that.
@@ -96,7 +95,7 @@ class SessionSpec:
     effort: Sender | None = None
     on_bytes: Callable[[int], None] = lambda _: None
     on_content: Callable[[int], None] = lambda _: None
-    meanwhile: Callable[[Sequence[int]], None] = lambda _: None
+    meanwhile: Callable[[], None] = lambda: None
     cancelled: Callable[[], None] = lambda: None
     stopping: Callable[[], bool] = lambda: False
     sync: str = "syncfs"
@@ -146,10 +145,6 @@ class SessionSpec:
 E = TypeVar("E", bound=BackupError)
 
 
-def _refuse_frame(kind: int, _payload: memoryview) -> None:
-    raise ProtocolError(f"a frame of type {kind} instead of READY")
-
-
 class Connection:
     """A connection to a receiver that has greeted.
 
@@ -175,14 +170,14 @@ class Connection:
         self._inbox = Inbox(lengths)
         self.channel = spec.channel(command)
         try:
-            spec.meanwhile(self.channel.fds)
+            spec.meanwhile()
             self.banner = greet(self.channel, program, spec.transport.connect_timeout)
         except BaseException:
             self.abort()
             raise
 
     def open(self, **more: Field) -> None:
-        """Has the receiver open the root, unless that was done. more: see `say_hello`.
+        """Has the receiver open the root, unless that was done. more: see `hello`.
 
         Raises:
             RemoteUnreachable: There is no by-hash below the root.
@@ -192,14 +187,7 @@ class Connection:
                 raise explain_gone(f"{self.spec.root}/by-hash: no such directory")
 
     def hello(self, **more: Field) -> dict[str, Field]:
-        """Has the receiver open the root, and returns the fields of READY. more: see
-        `say_hello`.
-        """
-        self.say_hello(**more)
-        return self.ready()
-
-    def say_hello(self, **more: Field) -> None:
-        """Asks the receiver to open the root; `ready` returns the answer. more: fields of HELLO
+        """Has the receiver open the root, and returns the fields of READY. more: fields of HELLO
         that only one kind of session sends.
         """
         spec = self.spec
@@ -213,40 +201,12 @@ class Connection:
             "sync": spec.sync,
             **more,
         }
-        self._ask(write_messages.fields(framing.HELLO, fields))
-
-    def place(
-        self,
-        answer: Callable[[int, memoryview], None] = _refuse_frame,
-        patience: float | None = None,
-    ) -> None:
-        """Has the receiver create by-hash. answer, patience: see `ready`."""
-        self._ask(framing.frame(framing.PLACE), answer)
-        self.ready(answer, patience)
-
-    def ready(
-        self,
-        answer: Callable[[int, memoryview], None] = _refuse_frame,
-        patience: float | None = None,
-    ) -> dict[str, Field]:
-        """Returns the fields of the READY that was asked for.
-
-        Args:
-            answer: Receives the type and payload of frames of other types.
-            patience: The seconds to wait where earlier data may have to cross a slow link first;
-                None for the usual time.
-        """
-        take = partial(self._take, answer=answer)
-        with self.checked():
-            asked = time.monotonic()
-            # The receiver may first remove what dead sessions have left.
-            limit = patience or self.spec.transport.connect_timeout
-            while self._awaits_ready and not self.channel.is_silent(asked, limit, time.monotonic()):
-                self.spec.cancelled()
-                self.channel.hear(take, 1.0)
-            if self._awaits_ready:
-                raise ProtocolError("no READY")
+        self._await_ready(write_messages.fields(framing.HELLO, fields))
         return self._said
+
+    def place(self) -> None:
+        """Has the receiver create by-hash."""
+        self._await_ready(framing.frame(framing.PLACE))
 
     def send(self, frame: bytes, hear: Callable[[bytes], None]) -> None:
         """Sends a small frame; hear receives the data that arrives meanwhile."""
@@ -305,15 +265,23 @@ class Connection:
         """Ends the connection immediately. Never raises."""
         self.channel.abort()
 
-    def _ask(self, frame: bytes, answer: Callable[[int, memoryview], None] = _refuse_frame) -> None:
-        """Sends a frame that the receiver answers by READY."""
+    def _await_ready(self, question: bytes) -> None:
+        """Sends a frame that the receiver answers by READY, and waits for the answer."""
         self._awaits_ready = True
         with self.checked():
-            self.send(frame, partial(self._take, answer=answer))
+            self.send(question, self._expect_ready)
+            asked = time.monotonic()
+            # The receiver may first remove the workspaces of dead sessions.
+            limit = self.spec.transport.connect_timeout
+            while self._awaits_ready and not self.channel.is_silent(asked, limit, time.monotonic()):
+                self.spec.cancelled()
+                self.channel.hear(self._expect_ready, 1.0)
+            if self._awaits_ready:
+                raise ProtocolError("no READY")
 
-    def _take(self, data: bytes, answer: Callable[[int, memoryview], None]) -> None:
-        for kind, payload in self.frames(data):
-            answer(kind, payload)
+    def _expect_ready(self, data: bytes) -> None:
+        for kind, _ in self.frames(data):
+            raise ProtocolError(f"a frame of type {kind} instead of READY")
 
 
 def _refusal(code: str, text: str) -> BackupError:

@@ -142,7 +142,7 @@ def session_spec(spec: WorkerSpec, pipe: EventPipe) -> SessionSpec:
         on_bytes=pipe.sent,
         on_content=pipe.carried,
         stopping=lambda: pipe.stopping,
-        meanwhile=lambda _: load(),
+        meanwhile=load,
         dead_before=None if spec.worker else lambda: _dead_before(spec),
     )
 
