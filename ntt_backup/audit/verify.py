@@ -291,7 +291,7 @@ class Check(ABC, Generic[Job]):
         self._take_results()
         while not (self._listed or self.jobs.full):
             if (job := self.next_job()) is not None:
-                self.jobs.put(job)
+                self.jobs.add_job(job)
             else:
                 self._listed = True
                 self.jobs.close()
@@ -306,7 +306,7 @@ class Check(ABC, Generic[Job]):
         self._record()
 
     def _take_results(self) -> None:
-        for checked in self.jobs.done():
+        for checked in self.jobs.take_results():
             self.take_result(checked)
         self.found.duration_s = time.monotonic() - self.budget.started
 
@@ -392,10 +392,10 @@ class _StoreCheck(_BlobCheck):
     def work(self, _name: str) -> None:
         """Does the jobs of one thread. Raises SourceError where the store is away as a whole."""
         store = Store(self.root)
-        while (job := self.jobs.take(wait=True)) is not None:
+        while (job := self.jobs.take_job(wait=True)) is not None:
             seen = store.inspect(job, verify=True)
             size = total_size(seen.ready)
-            self.jobs.give(Checked(job, len(job), size, tuple(seen.failed)))
+            self.jobs.add_result(Checked(job, len(job), size, tuple(seen.failed)))
 
     def is_empty(self) -> bool:
         return False
@@ -460,14 +460,16 @@ class _RemoteCheck(_BlobCheck):
             for again in asked:
                 ask(session, _digests(again))
             while True:
-                while len(asked) < _AHEAD and (job := self.jobs.take(wait=not asked)) is not None:
+                while (
+                    len(asked) < _AHEAD and (job := self.jobs.take_job(wait=not asked)) is not None
+                ):
                     asked.append(job)
                     ask(session, _digests(job))
                 if not asked:
                     return
                 checked = receive(session, asked[0])
                 asked.popleft()
-                self.jobs.give(checked)
+                self.jobs.add_result(checked)
                 session.settled += 1
 
         session.do(work)

@@ -165,8 +165,8 @@ class _BucketCheck(Check[_Stored]):
 
     def work(self, _name: str) -> None:
         """Does the jobs of one thread."""
-        while (what := self.jobs.take(wait=True)) is not None:
-            self.jobs.give(self._check(what))
+        while (what := self.jobs.take_job(wait=True)) is not None:
+            self.jobs.add_result(self._check(what))
 
     def _check(self, what: _Stored) -> _Checked:
         """Checks an object. A blob that is wrong here and right in another pack is no failure."""

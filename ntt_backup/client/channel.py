@@ -270,11 +270,6 @@ class Channel:
     # --- the end ----------------------------------------------------------------------------------
 
     @property
-    def fds(self) -> list[int]:
-        """The descriptors that become readable when the remote or the local process writes."""
-        return self._child.fds
-
-    @property
     def hint(self) -> str:
         """The hint of the transport."""
         return self._transport.hint

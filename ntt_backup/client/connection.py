@@ -1,6 +1,6 @@
 """A connection to the receiver begins with a greeting and a hello, then frames go both ways.
 
-Sessions that write use a connection; sessions of questions (`QuestionSession`) extend it by the
+Sessions that write use a connection; sessions of questions (`ReceiverQuestions`) extend it by the
 wait for an answer. See docs/protocol.md.
 """
 
@@ -145,7 +145,7 @@ class SessionSpec:
 E = TypeVar("E", bound=BackupError)
 
 
-class Connection:
+class ReceiverConnection:
     """A connection to a receiver that has greeted.
 
     Args:
@@ -318,18 +318,18 @@ def _refusal(code: str, text: str) -> BackupError:
     return ProtocolViolation("the receiver on the remote gave up", detail=f"{code}: {text}")
 
 
-class QuestionSession:
+class ReceiverQuestions:
     """A session in which the client asks by a frame, and the receiver answers by frames.
 
     The wait for an answer is bounded, also where only signs of life come. lengths: see
-    `Connection`.
+    `ReceiverConnection`.
     """
 
     def __init__(self, spec: SessionSpec, lengths: dict[int, tuple[int, int]]) -> None:
         self._spec = spec
         self._unread: deque[bytes] = deque()
         self._frames: Iterator[tuple[int, memoryview]] = iter(())
-        self._connection = Connection(spec, lengths)
+        self._connection = ReceiverConnection(spec, lengths)
 
     @property
     def banner(self) -> Banner:

@@ -20,7 +20,7 @@ _BEFORE: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class ErrorCase:
     """An error and the pattern by which it is recognized.
 
     Attributes:
@@ -40,49 +40,49 @@ class Case:
 
 
 _CASES: Final = (
-    Case(
+    ErrorCase(
         r"cannot be replaced: .*(permission denied|operation not permitted)",
         BatchRejected,
         "something on the remote stands in a blob's place and may not be replaced",
         "look at its owner and mode on the remote, and at lsattr (chattr +i)",
     ),
-    Case(
+    ErrorCase(
         r"on another file system|cross-device link",
         RemoteCannotStore,
         "by-hash on the remote is not one file system",
         "mount the disk at remote.path itself: a batch is made durable by syncing one file system",
     ),
-    Case(
+    ErrorCase(
         r"no space left|disk quota exceeded",
         RemoteCannotStore,
         "the remote is full",
         "free space or inodes on the remote (df, df -i), or raise the quota; nothing is lost",
     ),
-    Case(
+    ErrorCase(
         r"read-only file system",
         RemoteCannotStore,
         "the remote's file system is read-only",
         "remount it for writing; under systemd a local remote.path must be in ReadWritePaths",
     ),
-    Case(
+    ErrorCase(
         r"permission denied|operation not permitted",
         RemoteCannotStore,
         "the remote account may not write below remote.path",
         "give it the directory remote.path (chown), or set remote.path to one that it owns",
     ),
-    Case(
+    ErrorCase(
         r"input/output error|structure needs cleaning",
         RemoteCannotStore,
         "the remote's disk reports errors",
         "look at the kernel log of the machine that has the disk before anything else",
     ),
-    Case(
+    ErrorCase(
         r"cannot allocate memory|resource temporarily unavailable|too many open files|cannot fork"
         r"|terminated|killed",
         RemoteUnreachable,
         "the remote is short of resources",
     ),
-    Case(
+    ErrorCase(
         r"stale file handle|transport endpoint is not connected|remote i/o error|host is down"
         r"|timed out|no such device|no route to host|network is unreachable"
         r"|software caused connection abort",
@@ -90,7 +90,7 @@ _CASES: Final = (
         "the remote's disk is unreachable",
         "it may be a network file system whose server does not answer",
     ),
-    Case(
+    ErrorCase(
         r": (command )?not found",
         RemoteCannotStore,
         "a program is missing on the remote",

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from ntt_backup.client.connection import SLOW, QuestionSession, SessionSpec
+from ntt_backup.client.connection import SLOW, ReceiverQuestions, SessionSpec
 from ntt_backup.model import Failure, Reason
 from ntt_backup.wire import framing, read_messages, write_messages
 from ntt_backup.wire.framing import ProtocolError
@@ -54,7 +54,7 @@ class ContentSink(Protocol):
     def not_given(self, digest: bytes, verdict: int, text: str) -> None: ...
 
 
-class ReadSession(QuestionSession):
+class ReadSession(ReceiverQuestions):
     """A session for questions about blobs. A method that raises BackupError has ended the session.
 
     Attributes:

@@ -46,7 +46,7 @@ def shell_script(script: str, values: Mapping[str, str]) -> tuple[str, bytes]:
     return f"exec sh -c 'eval \"$(command head -c {len(source)})\"'", source
 
 
-class Answer:
+class ScriptAnswer:
     """The output of a script up to the mark at its end.
 
     Attributes:
@@ -127,7 +127,7 @@ def ask(
         RemoteDenied: The script has failed, or its output is too long.
         BackupError: As `Transport.explain` returns, if ssh has failed.
     """
-    answer = Answer()
+    answer = ScriptAnswer()
     command, source = shell_script(answer.script(script), values)
     deadline = time.monotonic() + timeout
     channel = Channel(transport, command)
@@ -149,7 +149,7 @@ def ask(
         channel.abort()
 
 
-def require_success(channel: Channel, answer: Answer, doing: str) -> None:
+def require_success(channel: Channel, answer: ScriptAnswer, doing: str) -> None:
     """Checks the end of a script.
 
     Raises:

@@ -19,7 +19,7 @@ from datetime import datetime
 from threading import Lock
 from typing import Final, Protocol
 
-from ntt_backup.config.timetable import Timetable, parse
+from ntt_backup.config.timetable import Timetable, parse_timetable
 
 _FLOAT_BYTES: Final = 8
 _SMALLEST_SHARE: Final = 4096
@@ -58,7 +58,7 @@ class Limit:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], datetime] = datetime.now,
     ) -> None:
-        self.timetable = timetable or parse("off")
+        self.timetable = timetable or parse_timetable("off")
         self.senders = senders
         self.clock = clock
         self._wall = wall

@@ -28,7 +28,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final, Protocol
 
-from ntt_backup.client.error_text import Case
+from ntt_backup.client.error_text import ErrorCase
 from ntt_backup.config import RemoteSettings
 from ntt_backup.errors import BackupError, ConfigError, RemoteDenied, RemoteUnreachable
 
@@ -177,21 +177,21 @@ _CANNOT_RUN = "the remote cannot run our command"
 _NEEDS_A_SHELL = "the remote account needs a login shell that finds sh and head -c in its PATH"
 _KEY_REFUSED = "the remote does not accept our key"
 _SSH_CASES = (
-    Case(
+    ErrorCase(
         r"no (\w+ )?host key is known",
         RemoteDenied,
         "the remote's host key is not known on this machine",
         "log in once by hand as this user and compare the key's fingerprint, or set"
         " remote.known_hosts (NTT_KNOWN_HOSTS)",
     ),
-    Case(
+    ErrorCase(
         r"host key verification failed|remote host identification has changed",
         RemoteDenied,
         "the remote's host key is not the one we know",
         "if nobody changed it on purpose, do not continue; else compare the new key's fingerprint"
         " and put it into known_hosts (ssh-keygen -R removes the old one)",
     ),
-    Case(
+    ErrorCase(
         r"permission denied \(|too many authentication failures|no such identity",
         RemoteDenied,
         _KEY_REFUSED,
@@ -199,32 +199,32 @@ _SSH_CASES = (
         " half into ~/.ssh/authorized_keys on the remote",
         r'load key ".*": ',
     ),
-    Case(
+    ErrorCase(
         r"bad configuration option:|bad owner or permissions|can't open user config file"
         r"|bad key types|bad ssh2 cipher|missing argument|unsupported option",
         ConfigError,
         "ssh refuses its own configuration",
         "correct the file that ssh names, or point remote.ssh_config (NTT_SSH_CONFIG) to another",
     ),
-    Case(
+    ErrorCase(
         r"account is (currently )?not available|shell access|this service allows sftp",
         RemoteDenied,
         "the remote account may not run commands",
         "give the account a login shell (usermod -s /bin/sh)",
     ),
-    Case(
+    ErrorCase(
         r"unable to negotiate|no matching (host key type|cipher|mac|key exchange method) found",
         RemoteDenied,
         "the local ssh and the remote's sshd do not agree on an algorithm",
         "update the older side, or allow what it offers in the ssh configuration of this user",
     ),
-    Case(
+    ErrorCase(
         r"\b(head|sh): (command )?not found|\bhead: \w+ option\b",
         RemoteDenied,
         _CANNOT_RUN,
         _NEEDS_A_SHELL,
     ),
-    Case(
+    ErrorCase(
         r"^ntt-backup-receive: error: ",
         RemoteDenied,
         "the receiver on the remote does not understand its forced command",
@@ -232,19 +232,19 @@ _SSH_CASES = (
         " `ntt-backup-remote install-receiver --print`; where it is the same, the receiver is old:"
         " copy it again, see `ntt-backup-remote install-receiver --write FILE`",
     ),
-    Case(
+    ErrorCase(
         r"could not resolve hostname",
         RemoteUnreachable,
         "the remote's name does not resolve",
         "check remote.host (NTT_REMOTE_HOST) for a typing error, or name resolution on this host",
     ),
-    Case(
+    ErrorCase(
         r"connection refused",
         RemoteUnreachable,
         "the remote refuses connections",
         "check that sshd runs on the remote, and remote.port (NTT_REMOTE_PORT)",
     ),
-    Case(
+    ErrorCase(
         r"timed out|not responding|no route to host|network is unreachable",
         RemoteUnreachable,
         "the remote does not answer",

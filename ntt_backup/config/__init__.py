@@ -80,7 +80,7 @@ def refuse(problems: Sequence[Problem]) -> None:
         raise ConfigError("; ".join(texts), hint="; ".join(hints))
 
 
-class Found(NamedTuple, Generic[ConfigT]):
+class Examined(NamedTuple, Generic[ConfigT]):
     """Examined settings: the settings, None if they are wrong; the merged layer; all problems."""
 
     settings: ConfigT | None
@@ -95,7 +95,7 @@ def examine(
     environ: Mapping[str, str],
     file: Path | None,
     target: str,
-) -> Found[ConfigT]:
+) -> Examined[ConfigT]:
     """Returns the settings that `load` returns, or their problems, with the origin of each value.
 
     Raises:
@@ -123,7 +123,7 @@ def examine(
         ]
     for other in others:
         problems += _validated(CatalogConfig, other, target, "remote", path, complete=False)[1]
-    return Found(settings, layer, problems)
+    return Examined(settings, layer, problems)
 
 
 def load_each(

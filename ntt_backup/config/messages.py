@@ -147,7 +147,7 @@ def _shown(key: str, value: object) -> str:
     return text if len(text) <= _SHOWN_LENGTH else text[:_SHOWN_LENGTH] + "..."
 
 
-class Effective(NamedTuple):
+class SettingInEffect(NamedTuple):
     """A setting in effect. value: a value of JSON."""
 
     key: str
@@ -155,7 +155,7 @@ class Effective(NamedTuple):
     origin: str
 
 
-def effective(settings: CatalogConfig, layer: Layer) -> Iterator[Effective]:
+def settings_in_effect(settings: CatalogConfig, layer: Layer) -> Iterator[SettingInEffect]:
     """Yields the settings of all tables. layer: the values that were set."""
     tables = {name: getattr(settings, name) for name in TABLES}
     tables |= {f"snapshots.{name}": one for name, one in settings.snapshots.items()}
@@ -164,7 +164,7 @@ def effective(settings: CatalogConfig, layer: Layer) -> Iterator[Effective]:
             yield from _of_table(table, section, layer)
 
 
-def _of_table(table: str, section: BaseModel, layer: Layer) -> Iterator[Effective]:
+def _of_table(table: str, section: BaseModel, layer: Layer) -> Iterator[SettingInEffect]:
     values = section.model_dump(mode="json")
     for name, field in type(section).model_fields.items():
         key, value = f"{table}.{name}", values[name]
@@ -179,7 +179,7 @@ def _of_table(table: str, section: BaseModel, layer: Layer) -> Iterator[Effectiv
             value = rates.text
         elif isinstance(value, list):
             value = [HIDDEN if may_be_secret(str(one)) else one for one in value]
-        yield Effective(key, value, origin)
+        yield SettingInEffect(key, value, origin)
 
 
 def without_password(url: str) -> str:

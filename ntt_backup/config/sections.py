@@ -37,7 +37,6 @@ from ntt_backup.config.values import (
     Needs,
     Paths,
     Patterns,
-    Place,
     Recipients,
     Region,
     RemotePath,
@@ -45,6 +44,7 @@ from ntt_backup.config.values import (
     Share,
     Size,
     StorageClass,
+    TargetPlace,
     TargetUrl,
     Url,
     WebUrl,
@@ -125,7 +125,7 @@ class RemoteSettings(Section):
     part_size: Size = Field(default=32 * 1024**2, ge=5 * 1024**2, le=5 * 1024**3)
     ca_bundle: LocalPath | None = None
 
-    _place: Place = PrivateAttr()
+    _place: TargetPlace = PrivateAttr()
 
     @model_validator(mode="after")
     def _one_place(self) -> Self:
@@ -134,7 +134,7 @@ class RemoteSettings(Section):
         place = (
             parse_target_url(self.url)
             if self.url
-            else Place("ssh", self.host, self.port, self.path)
+            else TargetPlace("ssh", self.host, self.port, self.path)
         )
         for name in ("host", "port", "path"):
             if name in self.model_fields_set and getattr(self, name) != getattr(place, name):

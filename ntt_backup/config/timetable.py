@@ -82,7 +82,7 @@ class Timetable:
         return self.text
 
 
-def parse(value: object) -> Timetable:
+def parse_timetable(value: object) -> Timetable:
     """Returns the timetable for a rate, `off`, or the text of a timetable. Raises ValueError."""
     if isinstance(value, Timetable):
         return value
@@ -105,22 +105,22 @@ def parse(value: object) -> Timetable:
     return Timetable(value.strip(), tuple(sorted(changes, key=lambda change: change[0])))
 
 
-def describe(timetable: Timetable, when: datetime) -> str:
+def describe_limit(timetable: Timetable, when: datetime) -> str:
     """Returns the rate at a local time and the next change, for people."""
-    said = speed(timetable.at(when))
+    said = limit_text(timetable.at(when))
     if (following := timetable.next(when)) is not None:
-        said += f" until {following[0]}, then {speed(following[1])}"
+        said += f" until {following[0]}, then {limit_text(following[1])}"
     return said
 
 
-def speed(rate: int | None) -> str:
+def limit_text(rate: int | None) -> str:
     """Returns a rate for people; None for no limit."""
     return "no limit" if rate is None else f"at most {size(rate)}/s"
 
 
 Bandwidth = Annotated[
     Timetable,
-    BeforeValidator(parse),
+    BeforeValidator(parse_timetable),
     Needs(
         "a rate (12MB/s, bytes a second; off), or a timetable of times, days and rates"
         f" ({_EXAMPLE}; mon-fri 08:00 4MB/s, mon-fri 19:00 off),"

@@ -290,7 +290,7 @@ _PREFIX_BYTES: Final = 800
 _AS_THEY_ARE: Final = "/+:@,=~!"
 
 
-class Place(NamedTuple):
+class TargetPlace(NamedTuple):
     """The place of a target; `str` gives its URL. host: the argument of ssh, with the user."""
 
     kind: Kind
@@ -312,7 +312,7 @@ class Place(NamedTuple):
         return f"ssh://{quote(user, '+')}{at}{name}{port}{path}"
 
 
-def parse_target_url(text: str) -> Place:
+def parse_target_url(text: str) -> TargetPlace:
     """Returns the place that a URL names.
 
     Raises:
@@ -334,15 +334,15 @@ def parse_target_url(text: str) -> Place:
     if scheme == "file":
         if authority:
             raise refused("three slashes are needed: file:///mnt/usb")
-        return Place("file", path=_url_path(path))
+        return TargetPlace("file", path=_url_path(path))
     name, port = match.groups() if (match := _SERVER.fullmatch(server)) else ("", None)
     if scheme == "ssh":
-        return Place("ssh", _host(user + at, name), _port(port), _url_path(path))
+        return TargetPlace("ssh", _host(user + at, name), _port(port), _url_path(path))
     if port is not None:
         raise refused(
             "s3://bucket/prefix, and remote.endpoint for a server and its port, is needed"
         )
-    return Place("s3", bucket=_bucket(name), prefix=_prefix(path))
+    return TargetPlace("s3", bucket=_bucket(name), prefix=_prefix(path))
 
 
 def _host(user: str, name: str) -> str:

@@ -21,11 +21,11 @@ from ntt_backup import __version__
 from ntt_backup.catalog import check_history, connection, selection
 from ntt_backup.catalog.check_history import CheckRun
 from ntt_backup.client.bootstrap import Banner
-from ntt_backup.client.connection import Connection, SessionSpec
+from ntt_backup.client.connection import ReceiverConnection, SessionSpec
 from ntt_backup.config import Settings, application_name
 from ntt_backup.config.host_key import HostKeys
 from ntt_backup.config.sealing import require_sealing
-from ntt_backup.config.timetable import describe
+from ntt_backup.config.timetable import describe_limit
 from ntt_backup.daemon import notices
 from ntt_backup.daemon.event_log import EventLog
 from ntt_backup.daemon.metrics import process as metrics
@@ -34,7 +34,7 @@ from ntt_backup.daemon.preflight import CheckStep, Preflight, guarded
 from ntt_backup.dump.rehearsal import rehearse
 from ntt_backup.errors import SOME_FAILED, CatalogError, DumpImpossible, SourceError, Unsupported
 from ntt_backup.format import many, moment
-from ntt_backup.process.messages import Done, Found
+from ntt_backup.process.messages import Done, RemoteProbed
 from ntt_backup.process.pid_lock import pid_lock
 from ntt_backup.process.pipeline import version_of
 from ntt_backup.source.store import Store
@@ -58,14 +58,14 @@ def check(settings: Settings) -> Iterator[CheckStep]:
     yield guarded("lock", lambda: _lock(settings))
     yield guarded("target", lambda: _target(settings))
     if (limit := settings.run.bwlimit) is not None:
-        yield CheckStep(describe(limit, datetime.now()), name="bandwidth")
+        yield CheckStep(describe_limit(limit, datetime.now()), name="bandwidth")
     if settings.pack.recipients or settings.remote.kind == "s3":
         yield guarded("sealing", lambda: _sealing(settings))
 
     spec = SessionSpec.of(settings, f"check-{os.getpid()}", "check", sends=True)
     remote = Remote(settings.run.strategy, spec, Store(settings.source.root))
 
-    def ask(word: bytes) -> Found | Done:
+    def ask(word: bytes) -> RemoteProbed | Done:
         if word == PROBE:
             remote.begin_probe()
         return remote.answer(word)
@@ -213,7 +213,7 @@ def remote_reads(settings: Settings) -> CheckStep:
     """
     try:
         spec = SessionSpec.of(settings, f"check-{os.getpid()}", "read")
-        receiver = Connection(spec, read_messages.TO_CLIENT)
+        receiver = ReceiverConnection(spec, read_messages.TO_CLIENT)
     except Unsupported as error:
         return CheckStep(warning=nothing_reads(f"{error}", settings.remote.where))
     receiver.abort()

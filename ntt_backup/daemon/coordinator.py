@@ -37,9 +37,9 @@ from ntt_backup.process.messages import (
     Done,
     Drained,
     Fatal,
-    Found,
     Message,
     ProcessEnded,
+    RemoteProbed,
     Tick,
 )
 from ntt_backup.process.pid_lock import pid_lock
@@ -203,7 +203,7 @@ class _Coordinator:
         """
         from ntt_backup.daemon.preflight import Preflight
 
-        def ask(word: bytes) -> Found | Done:
+        def ask(word: bytes) -> RemoteProbed | Done:
             self._workers.first.ask(word, time.monotonic())
             if preflight.strategy is None and (preflight.pending or self._watch):
                 self._workers.load_ahead(preflight.estimate)
@@ -230,12 +230,12 @@ class _Coordinator:
             raise
         return preflight, warnings
 
-    def _answer_of_first(self) -> Found | Done:
+    def _answer_of_first(self) -> RemoteProbed | Done:
         """Waits for the first worker's answer to a word. Raises its error, or _WorkerLost."""
         while True:
             for message in self._hear_first():
                 match message:
-                    case Found() | Done():
+                    case RemoteProbed() | Done():
                         return message
                     case Fatal():
                         raise message.error

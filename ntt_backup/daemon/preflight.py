@@ -34,13 +34,13 @@ from ntt_backup.errors import (
 )
 from ntt_backup.format import duration, many, size
 from ntt_backup.model import Blob, PendingEstimate, Reason
-from ntt_backup.process.messages import Done, Found
+from ntt_backup.process.messages import Done, RemoteProbed
 from ntt_backup.source.store import Store
 from ntt_backup.upload.strategies.probe import NOT_APPEND_ONLY, Facts
 from ntt_backup.upload.worker_main import PLACE, PROBE, TRY_OUT
 
 # Has the remote do a word of `worker_main`, and returns its answer. Raises as `Session` does.
-Ask = Callable[[bytes], Found | Done]
+Ask = Callable[[bytes], RemoteProbed | Done]
 
 _SKEW_SECONDS: Final = 5.0
 _LEAST_INODES: Final = 1000
@@ -211,7 +211,7 @@ class Preflight:
 
     def _look_at_remote(self, ask: Ask) -> CheckStep:
         answer = ask(PROBE)
-        assert isinstance(answer, Found)
+        assert isinstance(answer, RemoteProbed)
         self._facts = found = Facts(**answer.facts)
         self.strategy = answer.strategy
         remote = self._settings.remote

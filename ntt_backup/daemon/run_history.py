@@ -25,7 +25,7 @@ from ntt_backup.daemon.signals import time_limit
 from ntt_backup.errors import CatalogError, CatalogUnavailable
 from ntt_backup.format import printable
 from ntt_backup.model import PendingEstimate
-from ntt_backup.process.pid_lock import exists
+from ntt_backup.process.pid_lock import process_exists
 
 T = TypeVar("T")
 
@@ -66,7 +66,11 @@ class RunHistory:
     def _start(self, conn: connection.Connection, strategy: str) -> None:
         settings, host = self._settings, socket.gethostname()
         unended = history.unended_runs(conn, settings.target, host)
-        gone = [run_id for run_id, pid in unended.items() if pid == os.getpid() or not exists(pid)]
+        gone = [
+            run_id
+            for run_id, pid in unended.items()
+            if pid == os.getpid() or not process_exists(pid)
+        ]
         history.note_killed(conn, gone)
         history.start_run(
             conn,

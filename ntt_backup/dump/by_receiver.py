@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Final
 
-from ntt_backup.client.connection import OLD, SLOW, QuestionSession, SessionSpec
+from ntt_backup.client.connection import OLD, SLOW, ReceiverQuestions, SessionSpec
 from ntt_backup.dump.record import Contents, DumpRecord, Stored, read
 from ntt_backup.errors import DumpImpossible
 from ntt_backup.wire import dump_messages, framing, read_messages, write_messages
@@ -15,7 +15,7 @@ from ntt_backup.wire.framing import MAX_CHUNK, ProtocolError
 _MOST: Final = 10 * dump_messages.MAX_DUMPS
 
 
-class DumpsByReceiver(QuestionSession):
+class DumpsByReceiver(ReceiverQuestions):
     """A session for the dumps in `pgdump/`. It is its own upload, of one dump at a time.
 
     Raises Unsupported where the remote has no Python that can run the receiver, DumpImpossible

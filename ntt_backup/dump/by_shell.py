@@ -19,7 +19,7 @@ from typing import Final
 from ntt_backup.client.channel import Channel
 from ntt_backup.client.connection import SLOW, SessionSpec
 from ntt_backup.client.error_text import explain_root
-from ntt_backup.client.shell import ANSWER, Answer, ask, shell_script
+from ntt_backup.client.shell import ANSWER, ScriptAnswer, ask, shell_script
 from ntt_backup.dump.record import Contents, DumpRecord, Stored, read
 from ntt_backup.errors import BackupError, RemoteUnreachable
 from ntt_backup.wire.dump_messages import is_name, read_arrival
@@ -161,9 +161,9 @@ def _ask(
     return _answers(said)
 
 
-def _open(spec: SessionSpec, action: str, **values: str) -> tuple[Channel, Answer]:
+def _open(spec: SessionSpec, action: str, **values: str) -> tuple[Channel, ScriptAnswer]:
     """Returns the connection of the script for an action, and its answer."""
-    answer = Answer()
+    answer = ScriptAnswer()
     script = answer.script(_script())
     command, source = shell_script(script, {"action": action, "root": spec.root, **values})
     channel = spec.channel(command)

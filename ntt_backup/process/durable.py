@@ -40,11 +40,15 @@ def write_durably(
         FileExistsError: The name exists, and replace is False.
         OSError: As `durable_file`.
     """
-    made = make_directories(path.parent)
+    missing = [path.parent, *path.parent.parents]
+    while missing and missing[-1].is_dir():
+        missing.pop()
+    for directory in reversed(missing):
+        directory.mkdir(mode=0o755, exist_ok=True)
     with durable_file(path, mode, owner=owner, replace=replace) as file:
         file.write(data)
-    for directory in made:
-        sync_directory(directory)
+    for directory in missing:
+        sync_directory(directory.parent)
 
 
 @contextmanager
@@ -91,20 +95,6 @@ def durable_file(
             with suppress(OSError):
                 os.unlink(new, dir_fd=directory)
             raise
-
-
-def make_directories(directory: Path) -> list[Path]:
-    """Makes a directory and its missing parent directories, mode 0755.
-
-    Returns:
-        The directories that have a new entry, which is not durable yet.
-    """
-    missing = [directory, *directory.parents]
-    while missing and missing[-1].is_dir():
-        missing.pop()
-    for one in reversed(missing):
-        one.mkdir(mode=0o755, exist_ok=True)
-    return [one.parent for one in missing]
 
 
 def sync_directory(directory: Path) -> None:

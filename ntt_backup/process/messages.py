@@ -161,7 +161,7 @@ class Fatal(ErrorFields):
         return kind(self.message, detail=self.detail, hint=self.hint, exit_code=self.exit_code)
 
 
-class Found(Message):
+class RemoteProbed(Message):
     """A worker has probed the remote.
 
     Attributes:

@@ -70,7 +70,7 @@ def pid_lock(
             os.ftruncate(fd, 0)
 
 
-def exists(pid: int) -> bool:
+def process_exists(pid: int) -> bool:
     """Returns whether a process with this PID exists."""
     try:
         os.kill(pid, 0)

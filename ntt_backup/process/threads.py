@@ -45,7 +45,7 @@ class WorkQueue(Generic[Job, Result]):
     def full(self) -> bool:
         return len(self._jobs) >= self._room
 
-    def put(self, job: Job) -> None:
+    def add_job(self, job: Job) -> None:
         """Adds a job, and waits for room if necessary."""
         with self._changed:
             self._cancelled()
@@ -61,7 +61,7 @@ class WorkQueue(Generic[Job, Result]):
             self._closed = True
             self._changed.notify_all()
 
-    def take(self, *, wait: bool) -> Job | None:
+    def take_job(self, *, wait: bool) -> Job | None:
         """Returns the next job; None if there is none yet, or with `wait`, if none will come."""
         with self._changed:
             self._cancelled()
@@ -73,12 +73,12 @@ class WorkQueue(Generic[Job, Result]):
             self._changed.notify_all()
             return self._jobs.popleft()
 
-    def give(self, result: Result) -> None:
+    def add_result(self, result: Result) -> None:
         """Adds the result of a job."""
         self._done.put(result)
         self._wake()
 
-    def done(self) -> list[Result]:
+    def take_results(self) -> list[Result]:
         """Returns the results that were added since the last call."""
         found: list[Result] = []
         while not self._done.empty():

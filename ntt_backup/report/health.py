@@ -17,7 +17,7 @@ from ntt_backup.catalog.failures import UNKNOWN
 from ntt_backup.catalog.history import Run
 from ntt_backup.errors import CatalogUnavailable, WaitsToStart, complete
 from ntt_backup.format import about, duration, many, moment, printable
-from ntt_backup.process.pid_lock import exists
+from ntt_backup.process.pid_lock import process_exists
 from ntt_backup.report.facts import TargetFacts
 
 # An outage that lasts longer may not pass by itself.
@@ -85,7 +85,7 @@ def lives(facts: TargetFacts, run: Run) -> bool:
         return True
     if facts.daemon is not None:
         return facts.daemon.run_id == str(run.run_id)
-    return exists(run.pid)
+    return process_exists(run.pid)
 
 
 def under_way(facts: TargetFacts) -> Run | None:

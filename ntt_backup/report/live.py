@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ntt_backup import events
-from ntt_backup.config.timetable import speed
+from ntt_backup.config.timetable import limit_text
 from ntt_backup.daemon.control.run_report import DaemonReport
 from ntt_backup.daemon.listeners import Listener
 from ntt_backup.daemon.progress import RunState, WorkerStatus
@@ -287,7 +287,7 @@ def daemon_line(report: DaemonReport) -> str:
     parts = [
         "PAUSED" if report.paused else "",
         *(f"a {name} is made" for name, running in report.jobs.items() if running),
-        speed(report.bwlimit),
+        limit_text(report.bwlimit),
         many(len(report.state.workers), "worker"),
         f"strategy {report.strategy}",
         f"PID {report.pid} since {moment(datetime.fromisoformat(report.started_at))}",

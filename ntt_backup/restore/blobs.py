@@ -154,7 +154,7 @@ class Work(ABC, Generic[Job, Context]):
         number = next(self._threads)
         if number == 0:
             for job in self.list_jobs(context):
-                self.queue.put(job)
+                self.queue.add_job(job)
             self.queue.close()
             return
         with closing(TargetWriter(self.target, f"w{number}", self._fetched)) as writer:

@@ -216,7 +216,7 @@ class FromBucket(Work[Job, str]):
 
     def fetch_jobs(self, writer: TargetWriter, _name: str) -> None:
         with destination(self.target.root):
-            while (job := self.queue.take(wait=True)) is not None:
+            while (job := self.queue.take_job(wait=True)) is not None:
                 if isinstance(job, Frozen):
                     self._frozen(job.pack.key, job.pack.size)
                 elif isinstance(job, OfPack):

@@ -139,7 +139,7 @@ class Fetching:
     def _refill(self, *, wait: bool) -> bool:
         """Takes a batch and leaves out what the destination has; returns whether there is work."""
         shared, writer = self._shared, self._writer
-        while (batch := shared.queue.take(wait=wait)) is not None:
+        while (batch := shared.queue.take_job(wait=wait)) is not None:
             lacking = [entry for entry in batch.entries if not shared.has(writer, entry)]
             if lacking:
                 self._next.extend(self._parted(Batch(lacking, batch.part)))

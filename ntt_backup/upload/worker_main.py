@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Final
 
 from ntt_backup import events
 from ntt_backup.catalog.ranges import claim_order
-from ntt_backup.client.connection import Connection, SessionSpec
+from ntt_backup.client.connection import ReceiverConnection, SessionSpec
 from ntt_backup.client.effort import Effort
 from ntt_backup.client.throttle import Limit
 from ntt_backup.config import Settings
 from ntt_backup.errors import BackupError
 from ntt_backup.process.memory import SharedNumber
-from ntt_backup.process.messages import Done, Fatal, Found
+from ntt_backup.process.messages import Done, Fatal, RemoteProbed
 from ntt_backup.source.read_ahead import ReadAhead
 from ntt_backup.source.store import Store
 from ntt_backup.upload.event_pipe import EventPipe
@@ -85,7 +85,7 @@ class Remote:
         self._store = store
         self._probe: SessionProbe | None = None
         self._session: Session | None = None
-        self._ahead: Connection | None = None
+        self._ahead: ReceiverConnection | None = None
         self._since = 0.0
 
     def begin_probe(self) -> None:
@@ -94,18 +94,18 @@ class Remote:
         self._probe = open_probe(self.strategy, replace(self._spec, pace=None))
         self.strategy = self._probe.strategy
 
-    def answer(self, word: bytes) -> Found | Done:
+    def answer(self, word: bytes) -> RemoteProbed | Done:
         """Carries out a word of the preflight, and returns the answer. Raises as `Session` does."""
         probe = self._probe
         assert probe is not None  # `begin_probe` comes first.
-        said: Found | Done
+        said: RemoteProbed | Done
         if word == TRY_OUT:
             said = Done(text=probe.try_out())
         elif word == PLACE:
             probe.make_place()
             said = Done(text="")
         else:
-            said = Found(strategy=probe.strategy, facts=asdict(probe.facts()))
+            said = RemoteProbed(strategy=probe.strategy, facts=asdict(probe.facts()))
         self._since = time.monotonic()
         return said
 

@@ -21,11 +21,11 @@ import pytest
 from blake3 import blake3
 
 from ntt_backup.blobdir.layout import relative_path
-from ntt_backup.client.connection import Connection, SessionSpec
+from ntt_backup.client.connection import ReceiverConnection, SessionSpec
 from ntt_backup.client.throttle import process_pace
 from ntt_backup.client.transport import Local, Transport
 from ntt_backup.config.sections import RunSettings
-from ntt_backup.config.timetable import parse
+from ntt_backup.config.timetable import parse_timetable
 from ntt_backup.errors import BackupError
 from ntt_backup.model import Batch, Blob, Failure, Receipt
 from ntt_backup.source.store import Inspection, Store
@@ -193,7 +193,7 @@ class Harness:
                 run_id="run",
                 slot=str(len(self.sessions)),
                 run=RunSettings(**{**PATIENT, **run}),
-                pace=process_pace(parse(bytes_per_second)) if bytes_per_second else None,
+                pace=process_pace(parse_timetable(bytes_per_second)) if bytes_per_second else None,
                 on_bytes=self._count,
                 on_content=self._carry,
             ),
@@ -242,14 +242,14 @@ def settle(session: Session) -> list[Outcome]:
 
 def takes(patched: pytest.MonkeyPatch, seconds: float) -> None:
     """From now on each piece that comes from a remote takes so long, by a clock that jumps."""
-    frames, clock, jumped = Connection.frames, time.monotonic, 0.0
+    frames, clock, jumped = ReceiverConnection.frames, time.monotonic, 0.0
 
-    def jumping(connection: Connection, data: bytes) -> Iterator[tuple[int, memoryview]]:
+    def jumping(connection: ReceiverConnection, data: bytes) -> Iterator[tuple[int, memoryview]]:
         nonlocal jumped
         jumped += seconds
         return frames(connection, data)
 
-    patched.setattr(Connection, "frames", jumping)
+    patched.setattr(ReceiverConnection, "frames", jumping)
     patched.setattr(time, "monotonic", lambda: clock() + jumped)
 
 

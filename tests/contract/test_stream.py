@@ -432,7 +432,7 @@ def test_what_came_before_the_question_does_not_make_a_remote_near(
     session = StreamSession(connection, Store(local.store))
     local.sessions.append(session)
     connection.send(framing.frame(framing.PING, early), lambda _: None)
-    assert wait_for(reading=connection.channel.fds, timeout=PATIENCE)
+    assert wait_for(reading=connection.channel._child.fds, timeout=PATIENCE)
     before = connection.channel.heard
     session.detect_near_remote()
     assert connection.channel.heard > before

@@ -47,7 +47,6 @@ class FarSide:
         self.heard = time.monotonic()
         self.lost: int | None = None
         self.ended = False
-        self.fds: list[int] = []
         self._inbox = Inbox(write_messages.TO_RECEIVER)
         self._answers: list[bytes] = []
         self._blobs = 0

@@ -66,7 +66,7 @@ class Connection:
 @pytest.fixture
 def connection(monkeypatch: pytest.MonkeyPatch) -> Connection:
     connection = Connection()
-    monkeypatch.setattr("ntt_backup.client.connection.Connection", lambda *_: connection)
+    monkeypatch.setattr("ntt_backup.client.connection.ReceiverConnection", lambda *_: connection)
     return connection
 
 

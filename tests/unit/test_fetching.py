@@ -24,7 +24,7 @@ class Shared:
 
     def __init__(self) -> None:
         self.queue: WorkQueue[Batch, None] = WorkQueue(1, lambda: None)
-        self.queue.put(Batch([(bytes(32), 1 << 40)], 1.0))
+        self.queue.add_job(Batch([(bytes(32), 1 << 40)], 1.0))
         self.queue.close()
 
     def has(self, writer: TargetWriter, entry: object) -> bool:
@@ -133,7 +133,7 @@ class Chosen(Shared):
 
     def __init__(self, *digests: bytes) -> None:
         self.queue = WorkQueue(1, lambda: None)
-        self.queue.put(Batch([(one, None) for one in digests], None))
+        self.queue.add_job(Batch([(one, None) for one in digests], None))
         self.queue.close()
 
     def finish(self, writer: TargetWriter, part: float | None) -> None: ...

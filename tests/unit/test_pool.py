@@ -102,13 +102,13 @@ def test_a_result_makes_room_for_a_job_at_once(monkeypatch: pytest.MonkeyPatch) 
     done: list[int] = []
 
     def work(_: str) -> None:
-        while (job := jobs.take(wait=True)) is not None:
-            jobs.give(job)
+        while (job := jobs.take_job(wait=True)) is not None:
+            jobs.add_result(job)
 
     def feed() -> None:
-        done.extend(jobs.done())
+        done.extend(jobs.take_results())
         while waiting and not jobs.full:
-            jobs.put(waiting.popleft())
+            jobs.add_job(waiting.popleft())
         if not waiting:
             jobs.close()
 
@@ -131,6 +131,6 @@ def test_the_end_of_the_work_is_noticed_at_once(monkeypatch: pytest.MonkeyPatch)
             waiting.wait()
             if name == "0":
                 jobs.close()
-            assert jobs.take(wait=True) is None
+            assert jobs.take_job(wait=True) is None
 
         run_threads(3, work, lambda: None, threading.Event(), threading.Event())

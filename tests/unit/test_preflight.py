@@ -20,7 +20,7 @@ from ntt_backup.config import Settings, load
 from ntt_backup.daemon import check, preflight
 from ntt_backup.errors import BackupError, RemoteCannotStore, SourceError
 from ntt_backup.model import PendingEstimate
-from ntt_backup.process.messages import Found
+from ntt_backup.process.messages import RemoteProbed
 from ntt_backup.upload.strategies import tar_probe
 from ntt_backup.upload.strategies.probe import Facts, trial
 from tests.unit.test_config import RECIPIENT
@@ -165,6 +165,6 @@ def test_a_run_whose_packs_should_be_signed_tells_of_a_lost_key(
     }
     settings = load(Settings, flags=flags, environ={})
     facts = Facts("Linux", "python", 1 << 40, 0.0, True)
-    found = Found(strategy="any", facts=asdict(facts))
+    found = RemoteProbed(strategy="any", facts=asdict(facts))
     step = preflight.Preflight(settings)._look_at_remote(lambda _: found)
     assert ("nothing that this host sends is signed" in step.warning) is warned

@@ -13,7 +13,7 @@ import pytest
 
 from ntt_backup.cli.commands.restore import lines
 from ntt_backup.client.throttle import SharedPace
-from ntt_backup.config.timetable import parse
+from ntt_backup.config.timetable import parse_timetable
 from ntt_backup.errors import BackupError, ConfigError, RemoteDenied, RemoteUnreachable
 from ntt_backup.objects import open as opening
 from ntt_backup.objects import store_format
@@ -587,7 +587,7 @@ def test_a_limit_is_one_for_all_that_comes_from_the_bucket(
         return bucket
 
     monkeypatch.setattr(opening, "open_bucket", open_bucket)
-    assert run(tmp_path, Wanted(), bwlimit=parse("1KiB")).restored == 1
+    assert run(tmp_path, Wanted(), bwlimit=parse_timetable("1KiB")).restored == 1
     assert run(tmp_path, Wanted()).right == 1
 
     limited, unlimited = paces

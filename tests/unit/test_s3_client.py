@@ -15,7 +15,7 @@ from urllib3.exceptions import SSLError
 
 from ntt_backup.client.throttle import SharedPace
 from ntt_backup.config.sections import RemoteSettings
-from ntt_backup.config.timetable import parse
+from ntt_backup.config.timetable import parse_timetable
 from ntt_backup.errors import RemoteDenied, Stopped
 from ntt_backup.objects import s3
 from ntt_backup.objects.bucket import ContentDamaged, ObjectExists, ObjectInfo
@@ -162,7 +162,7 @@ def test_an_answer_that_tls_finds_damaged_is_asked_for_again(
         for stream in (damaged, io.BytesIO(b"content"))
     ]
     settings = RemoteSettings.model_validate({"url": "s3://bucket"})
-    fetch = SharedPace.of(parse(limit)) if limit else None
+    fetch = SharedPace.of(parse_timetable(limit)) if limit else None
 
     assert S3Bucket(client, settings, fetch=fetch).get_range("key", 0, 7) == b"content"
 

@@ -11,7 +11,7 @@ import pytest
 from ntt_backup.client.channel import Channel
 from ntt_backup.client.throttle import Limit, SharedPace
 from ntt_backup.client.transport import Local
-from ntt_backup.config.timetable import parse
+from ntt_backup.config.timetable import parse_timetable
 from ntt_backup.objects.body import content_of
 
 RATE = 4_000_000
@@ -19,7 +19,7 @@ BURST = RATE // 4
 
 
 def paced() -> SharedPace:
-    pace = SharedPace.of(parse(RATE))
+    pace = SharedPace.of(parse_timetable(RATE))
     assert pace is not None
     assert pace.pause() == 0  # Now its time begins.
     return pace
@@ -27,7 +27,7 @@ def paced() -> SharedPace:
 
 def test_what_was_taken_and_did_not_go_is_given_back() -> None:
     now = 100.0
-    pace = SharedPace(Limit(parse("100kB"), 1, clock=lambda: now).sender(0))
+    pace = SharedPace(Limit(parse_timetable("100kB"), 1, clock=lambda: now).sender(0))
     first = pace.take_now(1 << 20)
     pace.give_back(first - 10)
     shares = 0

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ntt_backup.client.shell import Answer, ask
+from ntt_backup.client.shell import ScriptAnswer, ask
 from ntt_backup.client.transport import Local, Ssh
 from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.errors import BackupError, RemoteDenied, RemoteUnreachable, SourceError
@@ -107,7 +107,7 @@ def test_a_process_that_a_login_left_behind_is_not_waited_for(left: Path) -> Non
 
 
 def test_what_a_login_left_behind_says_is_no_part_of_an_answer() -> None:
-    answer = Answer()
+    answer = ScriptAnswer()
     taken = answer.take(f"said{mark_of(answer)}0\nnoise\nnoise".encode())
     assert (taken, answer.status) == (b"said", 0)
     assert answer.take(b"noise") == answer.rest() == b""
@@ -138,7 +138,7 @@ def test_functions_that_go_by_the_name_of_a_tool_are_put_aside(tmp_path: Path) -
 def test_the_mark_is_found_however_the_answer_is_cut(
     content: bytes, cuts: list[int], status: int
 ) -> None:
-    answer = Answer()
+    answer = ScriptAnswer()
     whole = content + f"{mark_of(answer)}{status}\n".encode() + b"after"
     said = b""
     for begin, end in pairwise([0, *sorted(min(cut, len(whole)) for cut in cuts), len(whole)]):
@@ -146,7 +146,7 @@ def test_the_mark_is_found_however_the_answer_is_cut(
     assert (said, answer.status) == (content, status)
 
 
-def mark_of(answer: Answer) -> str:
+def mark_of(answer: ScriptAnswer) -> str:
     """The mark that the script of an answer leaves, up to the status."""
     (mark,) = re.findall(r"NTT-END \w+ ", answer.script(""))
     return f"\n{mark}"

@@ -156,7 +156,7 @@ class Connection:
 
 
 def by_connection(monkeypatch: pytest.MonkeyPatch, connection: Connection) -> RepositoryByReceiver:
-    monkeypatch.setattr("ntt_backup.client.connection.Connection", lambda *_: connection)
+    monkeypatch.setattr("ntt_backup.client.connection.ReceiverConnection", lambda *_: connection)
     spec = SimpleNamespace(cancelled=lambda: None, run=RunSettings())
     return RepositoryByReceiver(cast(SessionSpec, spec))
 

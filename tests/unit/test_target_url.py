@@ -21,7 +21,7 @@ from ntt_backup.config import (
     Settings,
     load,
 )
-from ntt_backup.config.values import Place, parse_target_url
+from ntt_backup.config.values import TargetPlace, parse_target_url
 from ntt_backup.errors import ConfigError
 from ntt_backup.upload.strategies.stream import connect
 from tests.environment import wait_until
@@ -37,23 +37,31 @@ def remote(url: str, **more: str) -> RemoteSettings:
 @pytest.mark.parametrize(
     ("url", "place", "form"),
     [
-        ("ssh://vault/srv", Place("ssh", "vault", None, "/srv"), ""),
-        ("ssh://me@vault:22/srv", Place("ssh", "me@vault", 22, "/srv"), ""),
-        ("SSH://vault:/srv//x/./", Place("ssh", "vault", None, "/srv/x"), "ssh://vault/srv/x"),
-        ("ssh://vault/a b", Place("ssh", "vault", None, "/a b"), "ssh://vault/a%20b"),
-        ("ssh://me@[::1]:22/srv", Place("ssh", "me@::1", 22, "/srv"), ""),
-        ("ssh://[fe80::1%25eth0]/srv", Place("ssh", "fe80::1%eth0", None, "/srv"), ""),
-        ("ssh://DOMAIN%5Cme@vault/srv", Place("ssh", "DOMAIN\\me@vault", None, "/srv"), ""),
-        ("ssh://a%40b@vault/srv", Place("ssh", "a@b@vault", None, "/srv"), ""),
-        ("file:///mnt/usb", Place("file", path="/mnt/usb"), ""),
-        ("file:///mnt/usb%20disk/", Place("file", path="/mnt/usb disk"), "file:///mnt/usb%20disk"),
-        ("file:///100%25%20%23%3F", Place("file", path="/100% #?"), ""),
-        ("file:///médias", Place("file", path="/médias"), "file:///m%C3%A9dias"),
-        ("s3://bucket", Place("s3", bucket="bucket"), "s3://bucket/"),
-        ("s3://bucket/a//b/", Place("s3", bucket="bucket", prefix="a/b"), "s3://bucket/a/b"),
+        ("ssh://vault/srv", TargetPlace("ssh", "vault", None, "/srv"), ""),
+        ("ssh://me@vault:22/srv", TargetPlace("ssh", "me@vault", 22, "/srv"), ""),
+        (
+            "SSH://vault:/srv//x/./",
+            TargetPlace("ssh", "vault", None, "/srv/x"),
+            "ssh://vault/srv/x",
+        ),
+        ("ssh://vault/a b", TargetPlace("ssh", "vault", None, "/a b"), "ssh://vault/a%20b"),
+        ("ssh://me@[::1]:22/srv", TargetPlace("ssh", "me@::1", 22, "/srv"), ""),
+        ("ssh://[fe80::1%25eth0]/srv", TargetPlace("ssh", "fe80::1%eth0", None, "/srv"), ""),
+        ("ssh://DOMAIN%5Cme@vault/srv", TargetPlace("ssh", "DOMAIN\\me@vault", None, "/srv"), ""),
+        ("ssh://a%40b@vault/srv", TargetPlace("ssh", "a@b@vault", None, "/srv"), ""),
+        ("file:///mnt/usb", TargetPlace("file", path="/mnt/usb"), ""),
+        (
+            "file:///mnt/usb%20disk/",
+            TargetPlace("file", path="/mnt/usb disk"),
+            "file:///mnt/usb%20disk",
+        ),
+        ("file:///100%25%20%23%3F", TargetPlace("file", path="/100% #?"), ""),
+        ("file:///médias", TargetPlace("file", path="/médias"), "file:///m%C3%A9dias"),
+        ("s3://bucket", TargetPlace("s3", bucket="bucket"), "s3://bucket/"),
+        ("s3://bucket/a//b/", TargetPlace("s3", bucket="bucket", prefix="a/b"), "s3://bucket/a/b"),
     ],
 )
-def test_a_url_names_a_place_and_has_one_form(url: str, place: Place, form: str) -> None:
+def test_a_url_names_a_place_and_has_one_form(url: str, place: TargetPlace, form: str) -> None:
     assert parse_target_url(url) == place
     assert str(place) == (form or url)
 
@@ -117,15 +125,15 @@ hosts = st.one_of(
 )
 places = st.one_of(
     st.builds(
-        lambda user, host, port, path: Place("ssh", user + host, port, "/" + "/".join(path)),
+        lambda user, host, port, path: TargetPlace("ssh", user + host, port, "/" + "/".join(path)),
         st.one_of(st.just(""), st.from_regex(r"\A[a-z][a-z0-9_.\\@%-]{0,8}\Z").map("{}@".format)),
         hosts,
         st.none() | st.integers(1, 65535),
         paths,
     ),
-    paths.map(lambda path: Place("file", path="/" + "/".join(path))),
+    paths.map(lambda path: TargetPlace("file", path="/" + "/".join(path))),
     st.builds(
-        lambda bucket, path: Place("s3", bucket=bucket, prefix="/".join(path)),
+        lambda bucket, path: TargetPlace("s3", bucket=bucket, prefix="/".join(path)),
         st.from_regex(r"\A[a-z0-9][a-z0-9-]{1,60}[a-z0-9]\Z"),
         st.just([]) | paths.filter(lambda path: len("/".join(path).encode()) <= 800),
     ),
@@ -133,7 +141,7 @@ places = st.one_of(
 
 
 @given(places)
-def test_a_place_is_the_one_that_its_url_names(place: Place) -> None:
+def test_a_place_is_the_one_that_its_url_names(place: TargetPlace) -> None:
     assert parse_target_url(str(place)) == place
     assert str(place).isascii()
 

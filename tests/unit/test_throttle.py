@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ntt_backup.client.throttle import Limit, Pace
-from ntt_backup.config.timetable import parse
+from ntt_backup.config.timetable import parse_timetable
 from ntt_backup.process.pipeline import die_with_parent
 from tests.environment import wait_until
 
@@ -232,7 +232,10 @@ def test_while_all_is_held_only_what_has_begun_goes_on() -> None:
 def test_a_timetable_holds_unless_something_else_was_set() -> None:
     now = 7 * 3600.0
     limit = Limit(
-        parse("08:00 4MB, 19:00 off"), 1, lambda: now, lambda: datetime.fromtimestamp(now, UTC)
+        parse_timetable("08:00 4MB, 19:00 off"),
+        1,
+        lambda: now,
+        lambda: datetime.fromtimestamp(now, UTC),
     )
     rates = [limit.rate]
     now += 3600
@@ -241,7 +244,7 @@ def test_a_timetable_holds_unless_something_else_was_set() -> None:
     rates.append(limit.rate)
     limit.follow()
     rates.append(limit.rate)
-    limit.follow(parse("08:00 5MB, 19:00 off"))
+    limit.follow(parse_timetable("08:00 5MB, 19:00 off"))
     rates.append(limit.rate)
     assert rates == [None, 4_000_000, 10_000, 4_000_000, 5_000_000]
 

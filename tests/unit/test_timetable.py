@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ntt_backup.config.timetable import Timetable, describe, parse
+from ntt_backup.config.timetable import Timetable, describe_limit, parse_timetable
 
 MONDAY = datetime(2026, 3, 2)
 NAMES = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
@@ -18,12 +18,12 @@ BERLIN = ZoneInfo("Europe/Berlin")
 
 def at(text: str, day: int, time: str) -> int | None:
     hour, minute = map(int, time.split(":"))
-    return parse(text).at(MONDAY + timedelta(days=day, hours=hour, minutes=minute))
+    return parse_timetable(text).at(MONDAY + timedelta(days=day, hours=hour, minutes=minute))
 
 
 @pytest.mark.parametrize("text", [8_000_000, "8MB", "8 MB/s", "8000000"])
 def test_a_rate_alone_holds_always(text: object) -> None:
-    table = parse(text)
+    table = parse_timetable(text)
     assert table.at(MONDAY) == table.at(MONDAY + timedelta(days=6, hours=23)) == 8_000_000
     assert table.next(MONDAY) is None
     assert str(table) == str(text)
@@ -86,7 +86,7 @@ def test_the_last_rate_before_a_time_holds(
 )
 def test_what_is_no_timetable_is_refused(text: object) -> None:
     with pytest.raises(ValueError, match=r"rate|size|time|range"):
-        parse(text)
+        parse_timetable(text)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_what_is_no_timetable_is_refused(text: object) -> None:
     ],
 )
 def test_what_holds_and_what_comes_next_is_told(text: str, said: str) -> None:
-    assert describe(parse(text), MONDAY) == said
+    assert describe_limit(parse_timetable(text), MONDAY) == said
 
 
 tables = st.dictionaries(
@@ -108,7 +108,7 @@ tables = st.dictionaries(
     min_size=1,
     max_size=12,
 ).map(
-    lambda changes: parse(
+    lambda changes: parse_timetable(
         ", ".join(
             f"{NAMES[day]} {hour:02}:{minute:02} {'off' if rate is None else rate}"
             for (day, hour, minute), rate in changes.items()
@@ -140,7 +140,7 @@ def test_a_rate_holds_until_the_next_one_and_every_week_is_the_same(
 def test_the_clock_on_the_wall_decides_also_where_it_is_changed(
     minute: int, begin: int, end: int
 ) -> None:
-    table = parse(f"{begin}:00 1MB, {end}:00 off" if begin != end else "1MB")
+    table = parse_timetable(f"{begin}:00 1MB, {end}:00 off" if begin != end else "1MB")
     local = (datetime(2026, 1, 1, tzinfo=UTC) + timedelta(minutes=minute)).astimezone(BERLIN)
     inside = begin <= local.hour < end if begin < end else not end <= local.hour < begin
     assert table.at(local) == (1_000_000 if inside or begin == end else None)

@@ -37,9 +37,9 @@ def test_a_source_is_asked_for_nothing_more_once_it_had_no_more() -> None:
     def threads(step: Callable[[], None]) -> None:
         for _ in range(3):
             step()
-        job = jobs.take(wait=True)
+        job = jobs.take_job(wait=True)
         assert job is not None
-        jobs.give(Checked(job, 1))
-        assert jobs.take(wait=True) is None
+        jobs.add_result(Checked(job, 1))
+        assert jobs.take_job(wait=True) is None
 
     assert check.run(threads).checked == 1

@@ -13,7 +13,7 @@ import pytest
 from ntt_backup import events
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.errors import CatalogUnavailable
-from ntt_backup.process.messages import Done, Fatal, Found
+from ntt_backup.process.messages import Done, Fatal, RemoteProbed
 from ntt_backup.source.store import Store
 from ntt_backup.upload import worker_main
 from ntt_backup.upload.strategies.probe import LINGERS, Facts
@@ -105,7 +105,7 @@ def test_a_probe_answers_what_it_is_asked_and_goes_on_over_its_connection(
     probing: Remote, probe: FakeProbe
 ) -> None:
     found = probing.answer(PROBE)
-    assert isinstance(found, Found)
+    assert isinstance(found, RemoteProbed)
     assert Facts(**found.facts) == Facts("Linux", "tar", 5, 0.5, placed=False)
     assert [probing.answer(TRY_OUT), probing.answer(PLACE)] == [Done(text="well"), Done(text="")]
     assert (found.strategy, probing.strategy, probe.done) == ("tar", "tar", ["facts", "place"])

@@ -13,7 +13,7 @@ from ntt_backup.cli.common import Common
 from ntt_backup.cli.options import JSON
 from ntt_backup.config import (
     CatalogConfig,
-    Found,
+    Examined,
     RemoteConfig,
     SendConfig,
     examine,
@@ -22,7 +22,7 @@ from ntt_backup.config import (
     shared_places,
     sources,
 )
-from ntt_backup.config.messages import Effective, effective
+from ntt_backup.config.messages import SettingInEffect, settings_in_effect
 from ntt_backup.errors import ConfigError
 from ntt_backup.format import many, printable
 
@@ -46,7 +46,7 @@ def config_check(common: Common) -> None:
     except ConfigError as error:
         problems[str(error)] = error.hint
     for target in targets:
-        found: Found[Any] = examine(SendConfig, environ=environ, file=file, target=target)
+        found: Examined[Any] = examine(SendConfig, environ=environ, file=file, target=target)
         if "source.root" not in found.layer and sources.snapshot_sets(file, environ):
             found = examine(RemoteConfig, environ=environ, file=file, target=target)
         problems |= dict(found.problems)
@@ -77,7 +77,7 @@ def config_show(common: Common) -> None:
     settings = common.load(CatalogConfig)
     found = examine(CatalogConfig, environ=os.environ, file=common.config, target=settings.target)
     path = sources.path_of(common.config, os.environ)
-    rows = list(effective(settings, found.layer))
+    rows = list(settings_in_effect(settings, found.layer))
     there = "" if path.exists() else " (there is no such file)"
     said = [f"target {settings.target}, configuration {printable(str(path))}{there}"]
     key_width = max(len(row.key) for row in rows)
@@ -94,7 +94,7 @@ def config_show(common: Common) -> None:
     results.tell(fields, said)
 
 
-def _text(row: Effective) -> str:
+def _text(row: SettingInEffect) -> str:
     if row.value is None or row.value == "":
         return "-"
     return printable(row.value if isinstance(row.value, str) else json.dumps(row.value))

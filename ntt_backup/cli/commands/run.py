@@ -19,7 +19,7 @@ from ntt_backup.cli import options, results
 from ntt_backup.cli.common import Common, open_catalog
 from ntt_backup.cli.options import JSON, ONLY_ERRORS, flag, value
 from ntt_backup.config import CatalogConfig, SendConfig, Settings
-from ntt_backup.config.timetable import describe
+from ntt_backup.config.timetable import describe_limit
 from ntt_backup.daemon.listeners import Listener
 from ntt_backup.errors import complete
 from ntt_backup.format import amount, many, printable, size
@@ -134,7 +134,7 @@ def _show_plan(settings: Settings, prefix: str) -> None:
 def plan(settings: Settings, pending: PendingEstimate) -> list[str]:
     """Returns what a run would send, for a terminal."""
     run = settings.run
-    limit = f", {describe(run.bwlimit, datetime.now())}" if run.bwlimit else ""
+    limit = f", {describe_limit(run.bwlimit, datetime.now())}" if run.bwlimit else ""
     least = max(pending.blobs / run.most_blobs, pending.bytes / run.batch_bytes)
     batches = many(math.ceil(least), "batch", "batches")
     remote = settings.remote

@@ -11,7 +11,7 @@ from typing import Any, Final
 from ntt_backup import events
 from ntt_backup.client.throttle import Limit
 from ntt_backup.config import Settings
-from ntt_backup.config.timetable import Timetable, parse, speed
+from ntt_backup.config.timetable import Timetable, limit_text, parse_timetable
 from ntt_backup.daemon.control.control_socket import ControlSocket
 from ntt_backup.daemon.control.run_report import RunReport
 from ntt_backup.daemon.events import Asked, BandwidthLimit, Paused, Resumed
@@ -92,12 +92,12 @@ class RunControl(Listener):
         """Goes on with settings that were read again."""
         changed = settings.run.bwlimit != self._settings.run.bwlimit
         self._settings = settings
-        self._timetable = settings.run.bwlimit or parse("off")
+        self._timetable = settings.run.bwlimit or parse_timetable("off")
         if changed and self._asked_for:
             self._emit(
                 events.Warning(
-                    reason=f"the new run.bwlimit waits: {speed(self._limit.rate)}, which somebody"
-                    " asked for, holds until `ntt-backup-remote bwlimit timetable`"
+                    reason=f"the new run.bwlimit waits: {limit_text(self._limit.rate)}, which"
+                    " somebody asked for, holds until `ntt-backup-remote bwlimit timetable`"
                 )
             )
         self._workers.adopt(settings.run)
@@ -197,7 +197,7 @@ class RunControl(Listener):
             self._limit.follow(self._timetable)
         if self._limit.rate != self._rate:
             self._note_rate(uid)
-        return f"{speed(self._rate)} for all workers together"
+        return f"{limit_text(self._rate)} for all workers together"
 
     def _note_rate(self, uid: int | None) -> None:
         self._rate = self._limit.rate
@@ -223,7 +223,7 @@ class RunControl(Listener):
 def _one_rate(wanted: object) -> int | None:
     """Returns bytes per second; None for no limit. Raises ConfigError for an invalid rate."""
     try:
-        timetable = parse(wanted)
+        timetable = parse_timetable(wanted)
     except ValueError:
         timetable = None
     if timetable is None or len(timetable.changes) > 1:

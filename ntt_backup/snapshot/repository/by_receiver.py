@@ -14,7 +14,7 @@ from hashlib import sha256
 from threading import Event, RLock, Thread
 from typing import Final
 
-from ntt_backup.client.connection import SLOW, QuestionSession, SessionSpec
+from ntt_backup.client.connection import SLOW, ReceiverQuestions, SessionSpec
 from ntt_backup.errors import BackupError, NameTaken, RemoteCannotStore, RemoteDenied
 from ntt_backup.snapshot.repository.ahead import ask_ahead
 from ntt_backup.snapshot.repository.contract import A_FILE, Buffer, FileMissing, Range, StoredFile
@@ -76,7 +76,7 @@ class _Question:
             raise ProtocolError("more than was asked for")
 
 
-class RepositoryByReceiver(QuestionSession):
+class RepositoryByReceiver(ReceiverQuestions):
     """See the module. Raises Unsupported where the remote has no Python that can run the receiver,
     RemoteDenied where a forced command takes no snapshots.
     """

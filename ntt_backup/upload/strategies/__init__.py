@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ntt_backup.client.connection import Connection, SessionSpec
+from ntt_backup.client.connection import ReceiverConnection, SessionSpec
 from ntt_backup.errors import Unsupported
 from ntt_backup.source.store import Store
 from ntt_backup.upload.strategies.probe import SessionProbe
@@ -26,7 +26,7 @@ class Strategy:
         to_bucket: The remote is an object store, which runs no command.
     """
 
-    open: Callable[[SessionSpec, Store, Connection | None], Session]
+    open: Callable[[SessionSpec, Store, ReceiverConnection | None], Session]
     probe: Callable[[SessionSpec], SessionProbe]
     to_bucket: bool = False
 
@@ -52,7 +52,7 @@ STRATEGIES: Mapping[str, Strategy] = {
 
 
 def open_session(
-    name: str, spec: SessionSpec, store: Store, ahead: Connection | None = None
+    name: str, spec: SessionSpec, store: Store, ahead: ReceiverConnection | None = None
 ) -> Session:
     """Opens a session of the strategy of that name, or goes on with what was made ahead. Raises as
     `Session` does.

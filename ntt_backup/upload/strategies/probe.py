@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from blake3 import blake3
 
 from ntt_backup.blobdir.layout import relative_path
-from ntt_backup.client.connection import Connection
+from ntt_backup.client.connection import ReceiverConnection
 from ntt_backup.errors import RemoteDenied, SourceError
 from ntt_backup.format import many
 from ntt_backup.model import Batch, Blob
@@ -88,7 +88,7 @@ class SessionProbe(Probe, Protocol):
         """Connects to the remote, where that is not left to `facts`."""
         ...
 
-    def hand_over(self) -> Connection | None:
+    def hand_over(self) -> ReceiverConnection | None:
         """Ends the probe, and returns what `open_session` can go on with; None for nothing."""
         ...
 

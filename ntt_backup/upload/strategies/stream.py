@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from ntt_backup.client.connection import Connection, SessionSpec
+from ntt_backup.client.connection import ReceiverConnection, SessionSpec
 from ntt_backup.client.error_text import explain_batch
 from ntt_backup.errors import BatchRejected, SourceError
 from ntt_backup.model import Batch, Blob, Failure, Reason
@@ -39,18 +39,20 @@ _SIGN_BLOBS: Final = 16
 _NO_WORDS: Final = "the remote said no more about it"
 
 
-def connect(spec: SessionSpec) -> Connection:
+def connect(spec: SessionSpec) -> ReceiverConnection:
     """Returns a connection to a receiver that takes batches.
 
     Raises Unsupported where the remote lacks the codec that is set.
     """
-    connection = Connection(spec, write_messages.TO_CLIENT)
+    connection = ReceiverConnection(spec, write_messages.TO_CLIENT)
     with connection.checked():
         choose_codec(spec.run.codec, connection.banner.codecs)
     return connection
 
 
-def open_stream(spec: SessionSpec, store: Store, ahead: Connection | None = None) -> StreamSession:
+def open_stream(
+    spec: SessionSpec, store: Store, ahead: ReceiverConnection | None = None
+) -> StreamSession:
     """Opens a session. ahead: a connection of `connect`."""
     connection = ahead or connect(spec)
     connection.open()
@@ -62,7 +64,7 @@ def open_stream(spec: SessionSpec, store: Store, ahead: Connection | None = None
 class StreamSession(PipelinedSession):
     """See `session.Session`. The connection is one of `connect`, and has said hello."""
 
-    def __init__(self, connection: Connection, store: Store) -> None:
+    def __init__(self, connection: ReceiverConnection, store: Store) -> None:
         spec, banner = connection.spec, connection.banner
         super().__init__(spec, connection.channel)
         self._connection = connection

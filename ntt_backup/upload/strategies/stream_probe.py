@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
-from ntt_backup.client.connection import Connection, SessionSpec
+from ntt_backup.client.connection import ReceiverConnection, SessionSpec
 from ntt_backup.upload.strategies.probe import Facts, described, trial
 from ntt_backup.upload.strategies.stream import StreamSession, connect
 from ntt_backup.wire.write_messages import Field
@@ -27,7 +27,7 @@ class StreamProbe:
 
     def __init__(self, spec: SessionSpec) -> None:
         self._spec = spec
-        self._connection: Connection | None = None
+        self._connection: ReceiverConnection | None = None
         self.lingers = False
 
     def connect(self) -> None:
@@ -65,7 +65,7 @@ class StreamProbe:
     def make_place(self) -> None:
         self._open().place()
 
-    def hand_over(self) -> Connection | None:
+    def hand_over(self) -> ReceiverConnection | None:
         connection, self._connection = self._connection, None
         return None if connection is None or connection.channel.ended else connection
 
@@ -75,7 +75,7 @@ class StreamProbe:
             connection.close()
             self.lingers = connection.channel.lingers
 
-    def _open(self) -> Connection:
+    def _open(self) -> ReceiverConnection:
         """Returns the connection; another one where it was lost meanwhile."""
         if self._connection is None or self._connection.channel.ended:
             self._connection = connect(self._spec)

@@ -23,7 +23,7 @@ from blake3 import blake3
 from ntt_backup.client.channel import Channel
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.error_text import explain_root
-from ntt_backup.client.shell import ANSWER, Answer, ask, late, require_success, shell_script
+from ntt_backup.client.shell import ANSWER, ScriptAnswer, ask, late, require_success, shell_script
 from ntt_backup.client.transport import Transport
 from ntt_backup.errors import BackupError, RemoteCannotStore
 from ntt_backup.format import many
@@ -48,7 +48,7 @@ class ScratchDirectory:
 
     def __init__(self, transport: Transport, root: str, stem: str, scratch: str) -> None:
         script = resources.files(__package__).joinpath("tar_probe.sh").read_text("utf-8")
-        self._answer = Answer()
+        self._answer = ScriptAnswer()
         values = {"root": root, "stem": stem, "scratch": scratch}
         command, source = shell_script(self._answer.script(script), values)
         timeout = transport.connect_timeout
