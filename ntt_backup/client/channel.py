@@ -236,7 +236,7 @@ class Channel:
     def _poll(self, writing: list[int], timeout: float, beside: Iterable[int]) -> None:
         reading = self._child.fds
         if pause := self._fetch.pause() if self._fetch is not None else 0.0:
-            # What has come waits in the pipe: that is not silence.
+            # Data that waits in the pipe is not silence.
             self.heard = time.monotonic()
             reading = [fd for fd in reading if fd != self._child.stdout_fd]
             timeout = min(timeout, pause)

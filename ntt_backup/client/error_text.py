@@ -122,7 +122,7 @@ def explain_gone(text: str) -> BackupError:
 
 
 def explain_batch(text: str) -> BackupError:
-    """Returns the error for a message about a batch; BatchRejected for an error of it alone."""
+    """Returns the error for a message about a batch; BatchRejected if it is of no other kind."""
     said = text.lower()
     for case in _CASES:
         if found := re.search(case.pattern, said):

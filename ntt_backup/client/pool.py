@@ -165,7 +165,14 @@ class SessionPool:
         try:
             session = ReadSession(replace(spec, cancelled=self.cancelled, fetch=self._fetch))
         except Unsupported as error:
-            raise self._no_receiver(error) from error
+            raise Unsupported(
+                f"{self._command} needs Python 3.8 or newer on the remote",
+                detail=str(error),
+                hint="install python3 on the remote (all of its standard library, nothing else)."
+                " By tar alone blobs can be sent, but not listed, hashed or fetched; without"
+                f" Python, fetch them with rsync -a {self._settings.remote.where}/by-hash/ and"
+                " check them on this machine",
+            ) from error
         try:
             for word in self._words:
                 session.require(word)
@@ -173,16 +180,6 @@ class SessionPool:
             session.abort()
             raise
         return session
-
-    def _no_receiver(self, error: BackupError) -> BackupError:
-        return Unsupported(
-            f"{self._command} needs Python 3.8 or newer on the remote",
-            detail=str(error),
-            hint="install python3 on the remote (all of its standard library, nothing else). By"
-            " tar alone blobs can be sent, but not listed, hashed or fetched; without Python, fetch"
-            f" them with rsync -a {self._settings.remote.where}/by-hash/ and check them on this"
-            " machine",
-        )
 
 
 class ReconnectingSession:

@@ -145,13 +145,12 @@ class HostKeys:
 
     @property
     def missing_key(self) -> str:
-        """Returns what it means that this host has no key, for people; "" where it has one."""
+        """The consequence of a missing key, and its remedy, for people; "" if there is a key."""
         if self:
             return ""
-        there = self.path is not None and self.path.exists()
         remedy = (
             "correct that file or its mode, or put the copy of the key back"
-            if there
+            if self.path.exists()
             else "put the copy of the key back, or `ntt-backup-remote init-db` makes a new one"
         )
         return (
@@ -161,22 +160,22 @@ class HostKeys:
 
     @property
     def name(self) -> str:
-        """Returns the name of the key that signs, 16 hex digits; "" where there is none."""
+        """The name of the key that signs, 16 hex digits; "" if there is no key."""
         return next(iter(self._keys), "")
 
     def sign(self, purpose: str, data: bytes) -> str:
-        """Returns the signature of data, `NAME:MAC` in hex; "" where this host has no key.
+        """Returns the signature of data, `NAME:MAC` in hex; "" if this host has no key.
 
         Args:
-            purpose: What is signed, such as `dump`: a signature for one purpose is none for others.
-            data: All that the signature is to bind.
+            purpose: The kind of data, such as `dump`. A signature is valid for one purpose only.
+            data: The data to sign.
         """
         for key in self._keys.values():
             return f"{key.name}:{key.mac(purpose, data)}"
         return ""
 
     def origin(self, purpose: str, data: bytes, signature: str) -> Origin:
-        """Returns who made data, by a signature that a stranger may have written.
+        """Returns the maker of data, by a signature that may be forged.
 
         Args:
             purpose: As in `sign`.

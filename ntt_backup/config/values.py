@@ -337,12 +337,20 @@ def parse_target_url(text: str) -> TargetPlace:
         return TargetPlace("file", path=_url_path(path))
     name, port = match.groups() if (match := _SERVER.fullmatch(server)) else ("", None)
     if scheme == "ssh":
-        return TargetPlace("ssh", _host(user + at, name), _port(port), _url_path(path))
+        host = _host(user + at, name)
+        if port and not 1 <= int(port) <= 65535:
+            raise refused("a port from 1 to 65535 is needed")
+        return TargetPlace("ssh", host, int(port) if port else None, _url_path(path))
     if port is not None:
         raise refused(
             "s3://bucket/prefix, and remote.endpoint for a server and its port, is needed"
         )
-    return TargetPlace("s3", bucket=_bucket(name), prefix=_prefix(path))
+    if not _BUCKET.fullmatch(name) or ".." in name:
+        raise refused("the name of a bucket is needed: s3://bucket/prefix")
+    prefix = "/".join(part for part in path.split("/") if part)
+    if {".", ".."} & {*prefix.split("/")} or len(prefix.encode()) > _PREFIX_BYTES:
+        raise refused(f"a prefix without . and .., of at most {_PREFIX_BYTES} bytes, is needed")
+    return TargetPlace("s3", bucket=name, prefix=prefix)
 
 
 def _host(user: str, name: str) -> str:
@@ -356,31 +364,11 @@ def _host(user: str, name: str) -> str:
         raise refused("a host as ssh takes it is needed: ssh://[user@]host[:port]/path") from None
 
 
-def _port(text: str | None) -> int | None:
-    if text and not 1 <= int(text) <= 65535:
-        raise refused("a port from 1 to 65535 is needed")
-    return int(text) if text else None
-
-
 def _url_path(text: str) -> str:
     try:
         return check_remote_path(text)
     except ValueError:
         raise refused("an absolute path, below / and without .., is needed") from None
-
-
-def _bucket(name: str) -> str:
-    if not _BUCKET.fullmatch(name) or ".." in name:
-        raise refused("the name of a bucket is needed: s3://bucket/prefix")
-    return name
-
-
-def _prefix(path: str) -> str:
-    parts = [part for part in path.split("/") if part]
-    prefix = "/".join(parts)
-    if {".", ".."} & {*parts} or len(prefix.encode()) > _PREFIX_BYTES:
-        raise refused(f"a prefix without . and .., of at most {_PREFIX_BYTES} bytes, is needed")
-    return prefix
 
 
 def _endpoint(text: str) -> str:

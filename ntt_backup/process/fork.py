@@ -107,7 +107,7 @@ def _run_child(
     try:
         if prepare is not None:
             prepare()
-        # What exists already is the parent's: it is neither finalized nor looked through.
+        # The existing objects belong to the parent: they are neither finalized nor traversed.
         gc.freeze()
         os.setsid()
         signal.set_wakeup_fd(-1)
