@@ -83,9 +83,9 @@ TIME: Final = parsed(
 )
 SIZE: Final = parsed("size", _setting("values", "parse_size"), "a size such as 500MB, 10GiB or 1TB")
 PART: Final = parsed("percent", _part, "a part such as 1% or 0.1%")
-_RATE: Final = parsed(
+RATE: Final = parsed(
     "rate",
-    _setting("timetable", "parse"),
+    _setting("timetable", "parse_timetable"),
     "a rate such as 10MB, or a timetable such as 08:00 4MB, 19:00 off",
 )
 _PREFIX: Final = parsed("prefix", _hex_prefix, "the beginning of a blobid: 1 to 64 of 0-9a-f")
@@ -212,7 +212,7 @@ def destination(text: str) -> Decorator:
 def bwlimit(what: str) -> Decorator:
     """Returns the option --bwlimit of a command that fetches blobs. what: What is limited."""
     text = f"Bytes a second {what}, for example 10MB, or a timetable as of run.bwlimit."
-    return value("--bwlimit", _RATE, text)
+    return value("--bwlimit", RATE, text)
 
 
 def of_dump(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,13 +7,14 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner, Result
 
+from ntt_backup.cli import options
 from ntt_backup.cli.app import cli
 from ntt_backup.cli.command_tree import EXAMPLES, PROGRAM, LazyGroup
 from ntt_backup.cli.commands.install import NEXT
@@ -477,3 +478,20 @@ def test_a_configuration_for_snapshots_alone_needs_no_store(tmp_path: Path) -> N
     path = tmp_path / "snapshots.toml"
     path.write_text("[remote]\nurl = 'file:///mnt'\n[snapshots.etc]\npaths = ['/etc']\n")
     assert call("--config", str(path), "config", "check").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "value"),
+    [
+        (options.TIME, "90s", "90.0"),
+        (options.SIZE, "2MiB", "2097152"),
+        (options.RATE, "08:00 4MB, 19:00 off", "08:00 4MB, 19:00 off"),
+    ],
+)
+def test_a_value_is_parsed_as_the_setting_of_its_kind(
+    option: Callable[[str], object], text: str, value: str
+) -> None:
+    """The parsers are loaded by their names, which no type checker compares."""
+    assert str(option(text)) == value
+    with pytest.raises(click.BadParameter, match="'no' is not"):
+        option("no")
