@@ -9,13 +9,15 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from ntt_backup.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ntt_backup.config.timetable import Timetable
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -57,9 +59,23 @@ def parsed(name: str, parse: Callable[[str], Any], needed: str) -> Callable[[str
     return convert
 
 
-def _setting(module: str, name: str) -> Callable[[str], Any]:
-    """Returns a parser of the settings that is imported only when there is a value to parse."""
-    return lambda text: getattr(import_module(f"ntt_backup.config.{module}"), name)(text)
+# Parsers of the settings, which are imported only when there is a value to parse.
+def _time(text: str) -> float:
+    from ntt_backup.config import parse_duration
+
+    return parse_duration(text)
+
+
+def _size(text: str) -> int:
+    from ntt_backup.config import parse_size
+
+    return parse_size(text)
+
+
+def _rate(text: str) -> Timetable:
+    from ntt_backup.config.timetable import parse_timetable
+
+    return parse_timetable(text)
 
 
 def _part(text: str) -> float:
@@ -78,15 +94,11 @@ def _hex_prefix(text: str) -> str:
 PATH: Final = GivenPath()
 DIR: Final = GivenPath("dir")
 FILE: Final = GivenPath("file")
-TIME: Final = parsed(
-    "time", _setting("values", "parse_duration"), "a duration such as 90s, 15min, 2h or 30d"
-)
-SIZE: Final = parsed("size", _setting("values", "parse_size"), "a size such as 500MB, 10GiB or 1TB")
+TIME: Final = parsed("time", _time, "a duration such as 90s, 15min, 2h or 30d")
+SIZE: Final = parsed("size", _size, "a size such as 500MB, 10GiB or 1TB")
 PART: Final = parsed("percent", _part, "a part such as 1% or 0.1%")
 RATE: Final = parsed(
-    "rate",
-    _setting("timetable", "parse_timetable"),
-    "a rate such as 10MB, or a timetable such as 08:00 4MB, 19:00 off",
+    "rate", _rate, "a rate such as 10MB, or a timetable such as 08:00 4MB, 19:00 off"
 )
 _PREFIX: Final = parsed("prefix", _hex_prefix, "the beginning of a blobid: 1 to 64 of 0-9a-f")
 

@@ -207,7 +207,7 @@ def test_empty_catalog_is_an_error(env: Environment) -> None:
     ("args", "words"),
     [
         (("strategies", "--only", "carrier-pigeon"), "carrier-pigeon: none of stream, tar, "),
-        (("strategies", "--sample", "much"), "not a size such as 200MB"),
+        (("strategies", "--sample", "much"), "not a size such as 500MB"),
         (("strategies", "--json", "/nowhere/report.json"), "does not exist"),
         (("link", "--rounds", "2"), "2 is not in the range x>=3"),
         (("link", "--streams", "0"), "numbers from 1 to 64"),
