@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
@@ -14,8 +15,8 @@ from ntt_backup.model import StoredPack
 from ntt_backup.objects import open as opening
 from ntt_backup.objects.bucket import Bucket
 from ntt_backup.objects.keys import PackKey, blob_key
-from ntt_backup.pack.format import Entry
-from ntt_backup.pack.seal import Sign, no_key
+from ntt_backup.pack.age import no_identity
+from ntt_backup.pack.format import ID_BYTES, Entry, Sign, unsigned
 from tests.fake_bucket import FakeBucket
 from tests.packs import Person, key_of, pack, pack_as, reader, seal
 
@@ -43,13 +44,14 @@ def put_pack(
     bucket: Bucket,
     contents: Iterable[bytes],
     seal_for: Person | None = None,
-    sign: Sign = lambda _: "",
+    sign: Sign = unsigned,
 ) -> tuple[StoredPack, tuple[Entry, ...]]:
     """Stores a pack of these blobs; returns it as the ledger knows it, and what is in it."""
-    data = pack(set(contents))
+    identity = None if seal_for is None else os.urandom(ID_BYTES)
+    data = pack(set(contents), sign=sign, identity=identity)
     if seal_for is not None:
-        data = seal(data, [seal_for.public], sign=sign)
-    made = reader(data, no_key if seal_for is None else seal_for.opens)
+        data = seal(data, [seal_for.public])
+    made = reader(data, no_identity if seal_for is None else seal_for.opens)
     name, entries = key_of(made), tuple(made.table)
     info = bucket.put(name.key, data, sha256(data).digest())
     low, high = entries[0].digest.hex(), entries[-1].digest.hex()
@@ -72,7 +74,7 @@ def plant_pack(
     )
     if seal_for is not None:
         data = seal(data, [seal_for.public])
-    key = (name or key_of(reader(data, no_key if seal_for is None else seal_for.opens))).key
+    key = (name or key_of(reader(data, no_identity if seal_for is None else seal_for.opens))).key
     bucket.put(key, data, sha256(data).digest())
     return key
 

@@ -9,7 +9,6 @@ import os
 from ntt_backup.wire.framing import *
 from ntt_backup.wire.write_messages import *
 from ntt_backup.wire.read_messages import *
-from ntt_backup.wire.dump_messages import dump, dump_sum
 from ntt_backup.wire import file_messages
 inbox = Inbox(file_messages.TO_RECEIVER)
 words = b"version=0 python=3.11.0 hash=blake3 codec=zlib "
@@ -23,6 +22,6 @@ while True:
     inbox.filled(count)
     while (found := inbox.next()) is not None:
         if found[0] == HELLO: say(fields(READY, {"placed": 1}))
-        if found[0] in (*range(LIST, GET + 1), DUMPS, FILES, READ, REMOVE, FILE_END):
+        if found[0] in (*range(LIST, GET + 1), FILES, READ, REMOVE, FILE_END, PUBLISH):
             {answer}
 """

@@ -12,9 +12,9 @@ import pyrage
 from blake3 import blake3
 
 from ntt_backup.objects.keys import PackKey
-from ntt_backup.pack.format import pack_id
+from ntt_backup.pack.age import AgeContent, AgeWriter, Unseal, is_sealed, no_identity
+from ntt_backup.pack.format import Sign, pack_id, unsigned
 from ntt_backup.pack.reader import PackReader
-from ntt_backup.pack.seal import OpenKey, SealWriter, Sign, no_key, open_key
 from ntt_backup.pack.writer import PackWriter
 from tests.files import noise
 
@@ -36,17 +36,30 @@ MIX = (
 )
 
 
-def pack(contents: Iterable[bytes], *, compress: bool = True) -> bytes:
-    """A pack of these blobs."""
-    return pack_as({blake3(one).digest(): one for one in contents}, compress=compress)
+def pack(
+    contents: Iterable[bytes],
+    *,
+    compress: bool = True,
+    sign: Sign = unsigned,
+    identity: bytes | None = None,
+) -> bytes:
+    """A pack of these blobs. identity: its id, if not the one that follows from them."""
+    named = {blake3(one).digest(): one for one in contents}
+    return pack_as(named, compress=compress, sign=sign, identity=identity)
 
 
-def pack_as(named: Mapping[bytes, bytes], *, compress: bool = True) -> bytes:
+def pack_as(
+    named: Mapping[bytes, bytes],
+    *,
+    compress: bool = True,
+    sign: Sign = unsigned,
+    identity: bytes | None = None,
+) -> bytes:
     """A pack of these contents by the digests that it gives them, which may be wrong."""
     blobs = sorted(named.items())
     file = io.BytesIO()
-    identity = pack_id(STORE, [digest for digest, _ in blobs])
-    writer = PackWriter(file.write, STORE, identity, compress=compress)
+    identity = identity or pack_id(STORE, [digest for digest, _ in blobs])
+    writer = PackWriter(file.write, STORE, identity, compress=compress, sign=sign)
     for digest, content in blobs:
         writer.add(digest, memoryview(content))
     writer.close()
@@ -59,12 +72,10 @@ def sealed(contents: Iterable[bytes], recipients: Sequence[str]) -> bytes:
     return seal(pack(contents), recipients)
 
 
-def seal(
-    data: bytes, recipients: Sequence[str], step: int = 100_000, sign: Sign = lambda _: ""
-) -> bytes:
+def seal(data: bytes, recipients: Sequence[str], step: int = 100_000) -> bytes:
     """A pack, sealed; it is written in steps of so many bytes."""
     file = io.BytesIO()
-    writer = SealWriter(file.write, STORE, recipients, sign)
+    writer = AgeWriter(file.write, recipients)
     for at in range(0, len(data), step):
         writer.write(memoryview(data)[at : at + step])
     writer.close()
@@ -85,8 +96,8 @@ class Person:
         return Person(str(identity.to_public()), str(identity))
 
     @property
-    def opens(self) -> OpenKey:
-        return lambda keys: open_key(keys, [self.secret])
+    def opens(self) -> Unseal:
+        return lambda head, size: AgeContent(head, size, [self.secret])
 
     def file(self, path: Path) -> Path:
         """A file with the identity, as age-keygen writes it."""
@@ -98,8 +109,8 @@ def ranges(data: bytes) -> Callable[[int, int], bytes]:
     return lambda start, length: data[start : start + length]
 
 
-def reader(data: bytes, open_key: OpenKey = no_key) -> PackReader:
-    return PackReader(ranges(data), len(data), open_key)
+def reader(data: bytes, unseal: Unseal = no_identity) -> PackReader:
+    return PackReader(ranges(data), len(data), unseal if is_sealed(data) else None)
 
 
 def key_of(pack: PackReader) -> PackKey:

@@ -26,14 +26,9 @@ from ntt_backup.client.bootstrap import bundle
 from ntt_backup.receiver import b3sum, codec, hashing
 from ntt_backup.receiver.session import Receiver
 from ntt_backup.receiver.terms import Terms
-from ntt_backup.wire import (
-    dump_messages,
-    file_messages,
-    framing,
-    read_messages,
-    write_messages,
-)
+from ntt_backup.wire import file_messages, framing, read_messages, write_messages
 from ntt_backup.wire.framing import Inbox
+from ntt_backup.wire.stored_names import DUMPS, SNAPSHOTS
 from ntt_backup.wire.write_messages import Receipt
 from tests.patience import PATIENCE
 
@@ -41,7 +36,6 @@ PROJECT = Path(__file__).resolve().parent.parent
 TO_CLIENT = {
     **write_messages.TO_CLIENT,
     **read_messages.TO_CLIENT,
-    **dump_messages.TO_CLIENT,
     **file_messages.TO_CLIENT,
 }
 
@@ -145,26 +139,29 @@ def forced_command(*options: str, checking: str = "blake3") -> list[str]:
     return [sys.executable, "-S", "-c", lacking + program, *options]
 
 
-def unnamed_dump(content: bytes) -> bytes:
-    """What a client says to send a dump, but for its name."""
+def an_unnamed_file(content: bytes, slot: int = 0) -> bytes:
+    """What a client says to send a file, but for its name."""
     pieces = (content[at : at + framing.MAX_CHUNK] for at in range(0, len(content), 1 << 20))
-    data = b"".join(framing.frame(framing.DUMP_DATA, piece) for piece in pieces)
-    return data + framing.frame(framing.DUMP_END)
+    data = b"".join(file_messages.file_data(slot, piece) for piece in pieces)
+    return data + file_messages.file_end(slot)
+
+
+def a_file(content: bytes, name: str, slot: int = 0) -> bytes:
+    """All that a client says to send a file."""
+    return an_unnamed_file(content, slot) + file_messages.publishing(slot, name)
+
+
+def a_record(content: bytes, **record: Any) -> bytes:
+    """The record of a dump. record: what it says that is not so."""
+    digest = hashlib.sha256(content).hexdigest()
+    said = {"target": "remote", "database": "x", "bytes": len(content), "sha256": digest, **record}
+    return json.dumps(said).encode()
 
 
 def a_dump(content: bytes, name: str, **record: Any) -> bytes:
     """All that a client says to send a dump. record: what its record says that is not so."""
-    digest = hashlib.sha256(content).hexdigest()
-    said = {"target": "remote", "database": "x", "bytes": len(content), "sha256": digest, **record}
-    text = json.dumps(said).encode()
-    return unnamed_dump(content) + dump_messages.named(framing.NAME, name, record=text)
-
-
-def a_file(content: bytes, name: str, digest: bytes | None = None) -> bytes:
-    """All that a client says to send a file of a snapshot. digest: what it says of the content."""
-    pieces = (content[at : at + framing.MAX_CHUNK] for at in range(0, len(content), 1 << 20))
-    data = b"".join(framing.frame(framing.FILE_DATA, piece) for piece in pieces)
-    return data + file_messages.end(name, digest or hashlib.sha256(content).digest())
+    beside = a_file(a_record(content, **record), f"{name}.json", slot=1)
+    return an_unnamed_file(content) + beside + file_messages.publishing(0, name)
 
 
 class Frames:
@@ -436,6 +433,7 @@ class ScriptedSession(Frames):
             program,
             frozenset(require),
         )
+        self._area = SNAPSHOTS
         self.status = -1
         self.answers: list[tuple[int, bytes]] = []
 
@@ -450,10 +448,14 @@ class ScriptedSession(Frames):
 
     def dumps(self, *said: bytes) -> ScriptedSession:
         """A session for dumps of the catalog."""
-        return self.say(*said, dumps=1)
+        return self._files(DUMPS, *said)
 
     def snapshots(self, *said: bytes) -> ScriptedSession:
-        return self.say(*said, snapshots=1)
+        return self._files(SNAPSHOTS, *said)
+
+    def _files(self, area: str, *said: bytes) -> ScriptedSession:
+        self._area = area
+        return self.say(*said, files=area)
 
     def send(self, *said: bytes) -> ScriptedSession:
         """One session without a HELLO of its own. Once begun, it leaves no descriptor open."""
@@ -487,15 +489,22 @@ class ScriptedSession(Frames):
         return write_messages.read_error(self.answers[-1][1])[1]
 
     def said(self) -> list[int]:
-        """What was said of files of snapshots."""
+        """What was said of files."""
         said = [payload for kind, payload in self.answers if kind == framing.FILE_SAID]
         return [file_messages.read_said(payload)[0] for payload in said]
 
+    def sums(self) -> list[tuple[int, bytes]]:
+        """The sums of files that have ended."""
+        said = [payload for kind, payload in self.answers if kind == framing.FILE_SUM]
+        return [file_messages.read_file_sum(payload) for payload in said]
+
     def listed(self) -> list[tuple[str, int]]:
-        """The files of snapshots that were listed."""
+        """The files that were listed."""
         pages = [payload for kind, payload in self.answers if kind == framing.FILE_NAMES]
         return [
-            (name, size) for payload in pages for name, size, _ in file_messages.read_names(payload)
+            (name, size)
+            for payload in pages
+            for name, size, _ in file_messages.read_names(self._area, payload)
         ]
 
     def receipts(self) -> list[Receipt]:

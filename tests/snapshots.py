@@ -12,11 +12,11 @@ from ntt_backup.snapshot.format.block_map import MapWriter
 from ntt_backup.snapshot.format.entry import DIRECTORY, FILE, Entry, order
 from ntt_backup.snapshot.format.manifest import Header, ManifestWriter, Trailer
 from ntt_backup.snapshot.format.super_blocks import SuperBlockWriter
-from ntt_backup.snapshot.repository.names import MANIFEST, MAP, FileName
+from ntt_backup.snapshot.names import MANIFEST, MAP, FileName
 from ntt_backup.snapshot.restore.plan import Options
 from ntt_backup.snapshot.restore.version import Restored
 from ntt_backup.snapshot.restore.version import restore as restore_version
-from tests.memory_repository import MemoryRepository
+from tests.memory_store import MemoryStore
 
 VERSION = "20260102T030405Z-0123abcd"
 
@@ -24,7 +24,7 @@ Made = tuple[Entry, Sequence[tuple[int, bytes]]]
 
 
 def put_version(
-    repository: MemoryRepository,
+    repository: MemoryStore,
     entries: Sequence[Made],
     *,
     set: str = "etc",
@@ -66,7 +66,7 @@ def file(path: str, content: bytes = b"content", mode: int = 0o644) -> Made:
 
 
 def restore(
-    repository: MemoryRepository,
+    repository: MemoryStore,
     to: Path,
     wanted: str = "etc",
     *patterns: str,
@@ -76,7 +76,7 @@ def restore(
 ) -> Restored:
     """Restores a version from a repository in memory, which may be used again."""
 
-    def opened() -> MemoryRepository:
+    def opened() -> MemoryStore:
         repository.closed = False
         return repository
 

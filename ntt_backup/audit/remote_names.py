@@ -23,8 +23,8 @@ from ntt_backup.objects.tables import (
     large_blobs_of,
     packs_of,
 )
+from ntt_backup.pack.age import SealedForOthers
 from ntt_backup.pack.reader import PackReader
-from ntt_backup.pack.seal import SealedForOthers
 
 _STRAYS: Final = dict(enumerate(StrayKind))
 _DIGITS: Final = 64

@@ -44,8 +44,8 @@ from ntt_backup.objects.open import open_to_read
 from ntt_backup.objects.patient import PatientBucket
 from ntt_backup.objects.ranges import jobs
 from ntt_backup.objects.tables import PackObject, Tables, entries_of
+from ntt_backup.pack.age import NotSealed, SealedForOthers
 from ntt_backup.pack.format import PackError
-from ntt_backup.pack.seal import NotSealed, SealedForOthers
 from ntt_backup.process.threads import WorkQueue, run_threads
 
 _PAGE: Final = 100

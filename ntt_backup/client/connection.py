@@ -31,7 +31,7 @@ from ntt_backup.errors import (
     RemoteUnreachable,
     Unsupported,
 )
-from ntt_backup.pack.seal import Sign, unsigned
+from ntt_backup.pack.format import Sign, unsigned
 from ntt_backup.wire import framing, write_messages
 from ntt_backup.wire.framing import PROTOCOL, Inbox, ProtocolError
 from ntt_backup.wire.write_messages import Field

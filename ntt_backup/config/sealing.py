@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, time
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from ntt_backup.errors import ConfigError
-from ntt_backup.pack.seal import (
+from ntt_backup.pack.age import (
+    AgeContent,
+    AgeWriter,
     Buffer,
-    PackKey,
     SealedForOthers,
     SealUnusable,
-    SealWriter,
-    Sign,
-    known_identities,
-    known_recipients,
-    open_key,
-    unsigned,
+    read_identity,
+    require_recipients,
 )
 
 if TYPE_CHECKING:
@@ -86,12 +83,16 @@ class Keyring:
         self._opened = False
         self._refused = False
 
-    def open(self, keys: bytes) -> PackKey:
-        """Returns the key of a pack; see `pack.seal.OpenKey`. Raises SealedForOthers, which is for
-        one pack, and ConfigError, which is for all.
+    def unseal(self, head: bytes, size: int) -> AgeContent:
+        """Returns the content of a sealed file; see `pack.age.AgeContent`. Raises PackError, and
+        ConfigError, which is for all files.
+
+        Args:
+            head: The first bytes of the file.
+            size: The size of the file in bytes.
         """
         try:
-            found = open_key(keys, self.identities)
+            found = AgeContent(head, size, self._each())
         except SealedForOthers:
             self._refused = True
             raise
@@ -99,6 +100,12 @@ class Keyring:
             raise _unusable(self._file, error) from None
         self._opened = True
         return found
+
+    def _each(self) -> Iterator[str]:
+        """Yields the secret keys. The file is read when the first one is wanted: not for what is no
+        sealed file.
+        """
+        yield from self.identities
 
     @property
     def fits(self) -> bool:
@@ -156,7 +163,8 @@ def _read(file: Path) -> Sequence[str]:
             hint="`age-keygen -o FILE` makes one; what `age -p` has encrypted, `age -d` opens",
         )
     try:
-        known_identities(found)
+        for one in found:
+            read_identity(one)
     except SealUnusable as error:
         raise _unusable(file, error) from None
     return found
@@ -170,34 +178,27 @@ def _unusable(file: Path | None, error: SealUnusable) -> ConfigError:
     )
 
 
-def require_sealing(recipients: Sequence[str]) -> list[Any]:
-    """Returns the recipients as the library has them. Raises ConfigError where that cannot seal for
-    them.
-    """
+def require_sealing(recipients: Sequence[str]) -> None:
+    """Raises ConfigError where nothing can be sealed for the recipients."""
     try:
-        return known_recipients(recipients) if recipients else []
+        require_recipients(recipients)
     except SealUnusable as error:
         raise _cannot_seal(error) from None
 
 
-def seal_writer(
-    write: Callable[[Buffer], object],
-    store_id: bytes,
-    recipients: Sequence[str],
-    sign: Sign = unsigned,
-) -> SealWriter | None:
-    """Returns a writer that seals one pack, and signs it; None without recipients. Raises
+def seal_writer(write: Callable[[Buffer], object], recipients: Sequence[str]) -> AgeWriter:
+    """Returns a writer that seals one file for recipients, and passes its bytes to `write`. Raises
     ConfigError.
     """
     try:
-        return SealWriter(write, store_id, recipients, sign) if recipients else None
+        return AgeWriter(write, recipients)
     except SealUnusable as error:
         raise _cannot_seal(error) from None
 
 
 def _cannot_seal(error: SealUnusable) -> ConfigError:
     return ConfigError(
-        "cannot seal packs for the recipients",
+        "cannot seal for the recipients",
         detail=str(error),
         hint="pack.recipients and --recipient take public keys, age1..., as age-keygen prints them",
     )

@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple
 from ntt_backup.config.sections import ENVIRONMENT, ONLY_FOR, TABLES
 from ntt_backup.errors import ConfigError
 from ntt_backup.model import DEFAULT_TARGET
-from ntt_backup.wire.snapshot_names import is_set
+from ntt_backup.wire.stored_names import is_set
 
 DEFAULT_FILE = Path("/etc/ntt/backup-remote.toml")
 CONFIG_VARIABLE = "NTT_CONFIG"

@@ -164,8 +164,9 @@ def snapshots(settings: Settings, *, reached: bool) -> CheckStep:
     """Says whether the sets can be taken: this user can read what they name, and the target lets us
     see and keep versions. Raises SourceError, and what a repository raises.
     """
+    from ntt_backup.filestore.open import open_store
     from ntt_backup.objects.s3 import open_bucket
-    from ntt_backup.snapshot.repository.open import open_repository
+    from ntt_backup.snapshot.names import SNAPSHOTS
     from ntt_backup.snapshot.retention import life
     from ntt_backup.snapshot.versions import versions
 
@@ -180,7 +181,7 @@ def snapshots(settings: Settings, *, reached: bool) -> CheckStep:
     said = many(len(settings.snapshots), "set")
     if not reached:
         return CheckStep(f"{said} can be read here")
-    with closing(open_repository(settings)) as repository:
+    with closing(open_store(settings, SNAPSHOTS)) as repository:
         whole = sum(one.whole for name in settings.snapshots for one in versions(repository, name))
     by_hand = sorted(settings.snapshots.keys() - settings.scheduled.keys())
     hand = f"; a run takes none of {', '.join(by_hand)}: `every` is not set" if by_hand else ""

@@ -15,18 +15,19 @@ from ntt_backup.catalog.dump_history import noted_dumps
 from ntt_backup.config import RemoteConfig, application_name
 from ntt_backup.config.host_key import HostKeys
 from ntt_backup.daemon.preflight import CheckStep
-from ntt_backup.dump.remote_dir import open_remote_dir
 from ntt_backup.dump.shelf import of_host
+from ntt_backup.dump.store import open_dumps, read_contents
 from ntt_backup.errors import BackupError, CatalogError
+from ntt_backup.filestore.contract import ReadableStore
+from ntt_backup.filestore.open import open_store
 from ntt_backup.format import moment
 from ntt_backup.model import StoredPack
 from ntt_backup.newest import Kind, Newest
 from ntt_backup.objects.bucket import still
+from ntt_backup.snapshot.names import SNAPSHOTS
 from ntt_backup.snapshot.origins import Origins
-from ntt_backup.snapshot.repository.contract import RepositoryToRead
-from ntt_backup.snapshot.repository.open import open_repository
 from ntt_backup.snapshot.versions import names_of_host
-from ntt_backup.wire.dump_messages import MAX_DUMPS
+from ntt_backup.wire.stored_names import MAX_DUMPS
 
 NOT_LOOKED: Final = (
     "could not check whether the newest dump, versions and pack are on the target: {}"
@@ -43,15 +44,15 @@ def look(settings: RemoteConfig) -> list[Newest]:
     known = newest.recorded(settings)
     away: list[Newest] = []
     if any(one.kind == "dump" for one in known):
-        with closing(open_remote_dir(settings)) as remote_dir:
-            found = remote_dir.contents().dumps
+        with closing(open_dumps(settings)) as store:
+            found = read_contents(store).dumps
         keys, ledger = HostKeys.of(settings), _ledger(settings)
         # Without both, nothing tells which dumps are of this host.
         dumps = found if ledger is None and not keys else of_host(found, keys, ledger or ())
         names = [one.name for one in dumps if one.whole]
         away += newest.compare(settings, {("dump", ""): names})
     if any(one.kind == "version" for one in known):
-        with closing(open_repository(settings)) as repository:
+        with closing(open_store(settings, SNAPSHOTS)) as repository:
             away += missed_versions(settings, repository)
     if settings.remote.kind == "s3" and (lost := _lost_pack(settings)) is not None:
         pack, at = lost
@@ -61,7 +62,7 @@ def look(settings: RemoteConfig) -> list[Newest]:
 
 
 def missed_versions(
-    settings: RemoteConfig, repository: RepositoryToRead, of_set: str = ""
+    settings: RemoteConfig, repository: ReadableStore, of_set: str = ""
 ) -> list[Newest]:
     """Returns what the target lacks of the newest versions that this host knows, and notes it for
     `status`. of_set: the only set that is looked for; "" for all.

@@ -14,11 +14,11 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import IO, Final
 
-from ntt_backup.config.sealing import OtherIdentities
 from ntt_backup.dump.record import Stored
-from ntt_backup.dump.remote_dir import RemoteDir
 from ntt_backup.dump.series import SeriesDamaged, replay
-from ntt_backup.errors import DumpFailed
+from ntt_backup.dump.store import fetch_dump
+from ntt_backup.errors import DumpFailed, RemoteDenied
+from ntt_backup.filestore.contract import FileMissing, ReadableStore, StoredFileDamaged
 
 _PIECE: Final = 1 << 16
 # As many dumps has a chain at most; dump.full_every allows no more.
@@ -77,16 +77,12 @@ class DumpText:
     Attributes:
         damaged: After less than all of it the dump that is at fault; "" else.
         why: That dump is damaged, in words.
-        refused: The error where that dump is sealed for other identities.
-        begun: Content of a dump has come, so it could be opened.
     """
 
-    def __init__(self, remote_dir: RemoteDir, chain: Sequence[Stored]) -> None:
-        self._remote_dir = remote_dir
+    def __init__(self, store: ReadableStore, chain: Sequence[Stored]) -> None:
+        self._store = store
         self._chain = chain
         self.damaged = self.why = ""
-        self.refused: OtherIdentities | None = None
-        self.begun = False
 
     def __iter__(self) -> Generator[bytes, None, None]:
         last, first = self._chain[-1], self._chain[0]
@@ -111,39 +107,29 @@ class DumpText:
             except (SeriesDamaged, MemoryError) as error:
                 if not self.damaged:
                     self.damaged, self.why = last.name, str(error) or "it takes too much memory"
-            # The session gives nothing else before the end of this; and it is proved there.
+            # Only its end proves it.
             for _ in stored:
                 continue
 
     def _proved(self, one: Stored) -> Iterator[bytes]:
         """Yields a dump as it is stored; notes afterwards whether it is what was stored once."""
-        digest, size = hashlib.sha256(), 0
+        digest, size, why = hashlib.sha256(), 0, ""
         said, right = (one.record.bytes, one.record.sha256) if one.record is not None else (0, "")
-        for piece in self._fetched(one.name):
-            self.begun = True
+        pieces = fetch_dump(self._store, one)
+        while True:
+            try:
+                piece = next(pieces, b"")
+            except (FileMissing, StoredFileDamaged, RemoteDenied) as error:
+                why = error.detail if isinstance(error, StoredFileDamaged) else str(error)
+                why = why.removeprefix(f"{one.name}: ")
+                break
+            if not piece:
+                break
             digest.update(piece)
             size += len(piece)
-            if size > max(said, one.size or 0):
-                raise DumpFailed(
-                    "the remote sends more of a dump than it has",
-                    detail=f"of {one.name}, which has {one.size} bytes",
-                    hint="somebody has changed the dump meanwhile, or the remote is not to be"
-                    " trusted: restore another one with --dump NAME",
-                )
-            if size <= said:  # What a record does not tell of is read to its end, and dropped.
-                yield piece
+            yield piece
         if (said, right) != (size, digest.hexdigest()):
-            other = "it is sealed for other identities" if self.refused else ""
-            self.damaged, self.why = one.name, other or "its SHA-256 is another"
-
-    def _fetched(self, name: str) -> Iterator[bytes]:
-        """Yields a dump as it is stored; nothing of one that no identity opens. Whoever may write
-        to the target can put that there: it is damage of that dump.
-        """
-        try:
-            yield from self._remote_dir.fetch(name)
-        except OtherIdentities as error:
-            self.refused = error
+            self.damaged, self.why = one.name, why or "its SHA-256 is another"
 
     def _save(self, one: Stored, file: IO[bytes]) -> None:
         with _keeping():

@@ -30,8 +30,7 @@ class Sum:
 
 class Form:
     """Turns the output of pg_dump into the bytes of the dump. options: of pg_dump; base: the dump
-    that this one is an increment on, "" where it is whole; text and sent: the sums of what came and
-    what went.
+    that this one is an increment on, "" where it is whole; text: the sum of what came.
     """
 
     def __init__(self, before: LastText | None, base: str, new: NewText | None) -> None:
@@ -43,7 +42,6 @@ class Form:
         # What is compressed changes as a whole, wherever a row did.
         self.options = () if new is None else ("--compress=0",)
         self.text = Sum()
-        self.sent = self.text if new is None else Sum()
 
     @staticmethod
     def of(settings: RemoteConfig, database: str, known: list[Stored], *, whole: bool) -> Form:
@@ -58,15 +56,11 @@ class Form:
     def add(self, data: bytes) -> bytes:
         """Returns what is to be sent now; may be nothing."""
         self.text.add(data)
-        return data if self._writer is None else self._made(self._writer.add(data))
+        return data if self._writer is None else self._writer.add(data)
 
     def end(self) -> bytes:
         """Returns the rest."""
-        return b"" if self._writer is None else self._made(self._writer.end())
-
-    def _made(self, data: bytes) -> bytes:
-        self.sent.add(data)
-        return data
+        return b"" if self._writer is None else self._writer.end()
 
     def keep(self, name: str, made: DumpRecord) -> None:
         """Keeps what was written for the next dump."""

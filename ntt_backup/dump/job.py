@@ -38,14 +38,15 @@ from ntt_backup.dump.events import DumpComplete, DumpSkipped, DumpStart
 from ntt_backup.dump.form import Form
 from ntt_backup.dump.pg_programs import Programs
 from ntt_backup.dump.record import DumpRecord, Stored
-from ntt_backup.dump.remote_dir import RemoteDir, Upload, open_remote_dir
 from ntt_backup.dump.retention import Retention
-from ntt_backup.errors import BackupError, CatalogError, DumpFailed, RemoteCannotStore
+from ntt_backup.dump.store import NewDump, open_dumps, read_contents, remove_dumps
+from ntt_backup.errors import BackupError, CatalogError, DumpFailed
+from ntt_backup.filestore.contract import FileStore
 from ntt_backup.format import many
 from ntt_backup.objects import store_format
 from ntt_backup.objects.bucket import DEAD_SECONDS
 from ntt_backup.process.pipeline import wait_for
-from ntt_backup.wire.dump_messages import MAX_DUMPS
+from ntt_backup.wire.stored_names import MAX_DUMPS
 
 _BLOBS: Final = re.compile(rb"^\d+; \d+ \d+ TABLE DATA \S+ blobs ", re.MULTILINE)
 
@@ -131,12 +132,12 @@ class _Job:
         with self._connect() as conn:
             state = dump_history.database_state(conn)
         found = pg_programs.find(settings.dump.bin, state.server_version)
-        with closing(open_remote_dir(settings)) as remote_dir:
-            return self._dump(remote_dir, found, state, force=force, whole=whole)
+        with closing(open_dumps(settings)) as store:
+            return self._dump(store, found, state, force=force, whole=whole)
 
     def _dump(
         self,
-        remote_dir: RemoteDir,
+        store: FileStore,
         found: Programs,
         state: DatabaseState,
         *,
@@ -144,7 +145,7 @@ class _Job:
         whole: bool,
     ) -> bool:
         settings = self._settings
-        contents = remote_dir.contents()
+        contents = read_contents(store)
         of_host = shelf.of_host(contents.dumps, self._keys, self._ledger())
         ours = record.of_catalog(of_host, settings.target, state.database)
         names = [one.name for one in of_host if one.whole]
@@ -168,12 +169,12 @@ class _Job:
         number = record.next_number(of_host)
         form = Form.of(settings, state.database, known, whole=whole)
         try:
-            name, made = self._make(remote_dir, found, state, number, form, copied=copied)
+            name, made = self._make(store, found, state, number, form, copied=copied)
             form.keep(name, made)
         finally:
             form.close()
         strangers = record.of_catalog(contents.dumps, settings.target, state.database)
-        self._prune(remote_dir, name, made, ours, len(strangers) - len(ours))
+        self._prune(store, name, made, ours, len(strangers) - len(ours))
         return copied
 
     def _ledger(self) -> frozenset[tuple[str, str]]:
@@ -198,7 +199,7 @@ class _Job:
 
     def _make(
         self,
-        remote_dir: RemoteDir,
+        store: FileStore,
         found: Programs,
         state: DatabaseState,
         number: int,
@@ -207,18 +208,10 @@ class _Job:
         copied: bool,
     ) -> tuple[str, DumpRecord]:
         name = record.name_of(self._begun, secrets.token_hex(4))
-        upload = remote_dir.upload(name)
+        upload = NewDump(store, name)
         try:
             head = self._pour(found.pg_dump, upload, form)
-            size, digest = form.sent.size, form.sent.sha256
-            stored = upload.finish()
-            if stored != (size, digest):
-                raise RemoteCannotStore(
-                    "the dump on the remote is not what was sent",
-                    detail=f"{size} bytes with SHA-256 {digest} were sent, and it has {stored[0]}"
-                    f" bytes with {stored[1]}",
-                    hint="look at the remote's disk and memory, and its kernel log",
-                )
+            size, digest = upload.finish()
             if not _BLOBS.search(pg_programs.read_head(found.pg_restore, head, "--list")):
                 raise DumpFailed(
                     "the dump does not hold the table blobs",
@@ -242,16 +235,15 @@ class _Job:
                 copied=copied,
                 head_bytes=len(head),
                 head_sha256=hashlib.sha256(head).hexdigest(),
-                sealed=upload.sealed,
             )
             made = unsigned.signed(name, self._keys)
-            upload.name(made)
+            upload.publish(made)
         except BaseException:
             upload.give_up()
             raise
         return name, made
 
-    def _pour(self, pg_dump: Path, upload: Upload, form: Form) -> bytes:
+    def _pour(self, pg_dump: Path, upload: NewDump, form: Form) -> bytes:
         """Sends what form makes of pg_dump's output; returns the beginning of that."""
         url, head = self._settings.catalog.url, bytearray()
         child = pg_programs.start_pg_dump(pg_dump, url, self._application, *form.options)
@@ -283,13 +275,13 @@ class _Job:
         return bytes(head)
 
     @staticmethod
-    def _send(upload: Upload, data: bytes) -> None:
+    def _send(upload: NewDump, data: bytes) -> None:
         if data:
             upload.send(data)
 
     def _prune(
         self,
-        remote_dir: RemoteDir,
+        store: FileStore,
         name: str,
         made: DumpRecord,
         ours: list[Stored],
@@ -319,7 +311,7 @@ class _Job:
         # The newest first: no moment has an increment without what it needs.
         past = [one.name for one in reversed(ours) if one.name not in kept]
         try:
-            pruned = remote_dir.drop(past)
+            pruned = remove_dumps(store, past)
         except BackupError as error:
             self._warn(f"dumps past retention are still on the remote: {error}")
             pruned = 0

@@ -21,8 +21,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from ntt_backup.config.host_key import HostKeys, Origin
-from ntt_backup.wire.dump_messages import begun, read_record
-from ntt_backup.wire.snapshot_names import STAMP
+from ntt_backup.wire.stored_names import STAMP, dump_begun
 
 # A dump as pg_dump wrote it; one of a series, which older programs cannot read.
 PLAIN: Final = 1
@@ -34,7 +33,6 @@ _KINDS: Final[Mapping[str, type]] = {
     "number": int,
     "bytes": int,
     "duration_s": float,
-    "sealed": int,
     "text_bytes": int,
     "head_bytes": int,
     "copied": bool,
@@ -50,7 +48,6 @@ class DumpRecord:
         bytes: The size of the dump itself.
         sha256: Of the dump itself.
         fingerprint: What the database's counters said just before, if it has any.
-        sealed: The size in bytes of the sealed dump; 0 where it is not sealed.
         base: In a series, the dump that this one is an increment on; "" where it is a full one.
         text_bytes: In a series, the size of what pg_dump wrote.
         text_sha256: In a series, the SHA-256 of what pg_dump wrote.
@@ -71,7 +68,6 @@ class DumpRecord:
     sha256: str
     fingerprint: str
     duration_s: float
-    sealed: int = 0
     base: str = ""
     text_bytes: int = 0
     text_sha256: str = ""
@@ -111,7 +107,8 @@ class Stored:
 
     record: None where it cannot be read, or was written by a newer program. arrived: when the dump
     got its name, as the target itself knows it (UTC); None where the target does not say. refused:
-    why it must not be read, in words that follow its name; "" where it may be.
+    why it must not be read, in words that follow its name; "" where it may be. sealed: whether it
+    is sealed.
     """
 
     name: str
@@ -119,10 +116,11 @@ class Stored:
     record: DumpRecord | None
     arrived: datetime | None = None
     refused: str = ""
+    sealed: bool = False
 
     @property
     def begun(self) -> datetime:
-        return begun(self.name)
+        return dump_begun(self.name)
 
     @property
     def number(self) -> int:
@@ -148,9 +146,7 @@ class Stored:
     def whole(self) -> bool:
         """Whether the dump is complete, by its size, and may be read."""
         record = self.record
-        if record is None or self.refused:
-            return False
-        return (record.sealed or record.bytes) == self.size
+        return record is not None and not self.refused and record.bytes == self.size
 
     def origin(self, keys: HostKeys) -> Origin:
         """Returns who made the dump. Where its record cannot be read, nobody knows."""
@@ -216,8 +212,11 @@ def name_of(moment: datetime, token: str) -> str:
 
 def read(text: str) -> DumpRecord | None:
     """Returns the record in a JSON text; None for anything else."""
-    values = read_record(text)
-    if values.get("format") not in (PLAIN, SERIES):
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(values, dict) or values.get("format") not in (PLAIN, SERIES):
         return None
     # The first records had no number.
     values = {"number": 0, **_DEFAULTS, **values}

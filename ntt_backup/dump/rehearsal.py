@@ -20,10 +20,10 @@ from ntt_backup.dump.chain import restorable
 from ntt_backup.dump.form import last_text
 from ntt_backup.dump.pg_programs import Programs
 from ntt_backup.dump.record import Stored, of_catalog
-from ntt_backup.dump.remote_dir import open_remote_dir
+from ntt_backup.dump.store import open_dumps, read_contents
 from ntt_backup.errors import BackupError, CatalogError, DumpFailed, DumpImpossible
 from ntt_backup.format import moment, size
-from ntt_backup.wire.dump_messages import MAX_DUMPS
+from ntt_backup.wire.stored_names import MAX_DUMPS
 
 
 def rehearse(settings: RemoteConfig, *, remote_too: bool) -> tuple[str, str]:
@@ -44,14 +44,14 @@ def rehearse(settings: RemoteConfig, *, remote_too: bool) -> tuple[str, str]:
             ledger = dump_history.noted_dumps(conn, settings.target, MAX_DUMPS)
         _dump_no_rows(settings, found, application)
         if remote_too:
-            with closing(open_remote_dir(settings)) as remote_dir:
+            with closing(open_dumps(settings)) as store:
                 keys = HostKeys.of(settings)
-                dumps = shelf.of_host(remote_dir.contents().dumps, keys, ledger)
+                dumps = shelf.of_host(read_contents(store).dumps, keys, ledger)
                 ours = of_catalog(dumps, settings.target, database)
                 known = restorable(shelf.signed(ours, keys))
                 said = _outlook(settings, database, known)
                 warning = _too_old(known) if copied else ""
-                remote_dir.try_out()
+                store.try_out()
     except CatalogError:
         raise
     except BackupError as error:

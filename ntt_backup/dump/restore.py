@@ -37,12 +37,11 @@ from ntt_backup.catalog import connection, dump_history
 from ntt_backup.catalog.restorer import restorer
 from ntt_backup.config import RemoteConfig, application_name
 from ntt_backup.config.host_key import HostKeys, Origin
-from ntt_backup.config.sealing import OtherIdentities
 from ntt_backup.dump import pg_programs, toc
 from ntt_backup.dump.chain import ChainBroken, DumpText, chain_of
 from ntt_backup.dump.record import DumpRecord, Stored
-from ntt_backup.dump.remote_dir import RemoteDir, open_remote_dir
 from ntt_backup.dump.rows_only import restore_rows
+from ntt_backup.dump.store import open_dumps, read_contents
 from ntt_backup.dump.toc import DumpDamaged
 from ntt_backup.errors import ConfigError, DumpFailed
 from ntt_backup.format import many
@@ -124,13 +123,13 @@ def restore_catalog(
                 detail=error.detail,
                 hint="it needs an empty database: createdb one, and name it in catalog.url",
             ) from error
-    with closing(open_remote_dir(settings)) as remote_dir:
+    with closing(open_dumps(settings)) as store:
         ours = [
             one
-            for one in remote_dir.contents().dumps
+            for one in read_contents(store).dumps
             if one.record is not None and one.record.target == settings.target
         ]
-        back = _Back(settings, remote_dir, application, version, allow_superuser=allow_superuser)
+        back = _Back(settings, application, version, allow_superuser=allow_superuser)
         chosen = [one for one in ours if name in (None, one.name)]
         of_host = [one for one in ours if one.origin(keys) is Origin.OURS]
         strangers = [one for one in chosen if one not in of_host]
@@ -142,12 +141,9 @@ def restore_catalog(
         # In the order of arrival, which no record can claim.
         trusted.sort(key=lambda one: (one.arrived or one.begun, one.age))
         tries += [(one, ours) for one in reversed(trusted)]
-        damaged, begun = "", False
-        refused: OtherIdentities | None = None
+        damaged = ""
         for one, known in tries:
             assert one.record is not None
-            if refused is not None and not (begun or one.record.sealed):
-                break  # With another identity a newer one would come back.
             if not one.whole:
                 warn(f"{one.name} {one.torn}")
                 continue
@@ -159,7 +155,7 @@ def restore_catalog(
             if damaged in (member.name for member in needed):
                 warn(f"{one.name} cannot be read: {damaged} is damaged")
                 continue
-            text = DumpText(remote_dir, needed)
+            text = DumpText(store, needed)
             of = {two.name: two.record.database for two in ours if two.record is not None}
             others = tuple(sorted({*of.values()} - {of[one.name]}))
             if one in of_host:
@@ -171,12 +167,9 @@ def restore_catalog(
                 left_out = back.rows(text, one)
                 if left_out is not None:
                     return Recalled(one, one.origin(keys), user, (), others, left_out)
-            refused, begun = text.refused or refused, text.begun or begun
             damaged = text.damaged or one.name
             why = "" if damaged == one.name else f" cannot be read: {damaged}"
             warn(f"{one.name}{why} is damaged: {text.why or 'its SHA-256 is another'}")
-    if refused is not None and not begun:
-        raise refused
     if strangers and not tries:
         raise nobody_vouches(settings.target, keys, strangers, name, trust_target=trust_target)
     if name is not None:
@@ -249,14 +242,12 @@ class _Back:
     def __init__(
         self,
         settings: RemoteConfig,
-        remote_dir: RemoteDir,
         application: str,
         version: int,
         *,
         allow_superuser: bool,
     ) -> None:
         self._settings = settings
-        self._remote_dir = remote_dir
         self._application = application
         self._version = version
         self._allow_superuser = allow_superuser

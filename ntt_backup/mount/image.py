@@ -24,9 +24,9 @@ from ntt_backup.errors import MountImpossible
 from ntt_backup.mount.erofs import BLOCK, MAX_BLOB, RECORD, ImageWriter
 from ntt_backup.objects.ranges import Range, merge
 from ntt_backup.objects.tables import ahead
+from ntt_backup.pack.age import HEAD, SealedForOthers, is_sealed
 from ntt_backup.pack.format import DIGEST_BYTES, MAX_RAW, RAW, Entry, PackError
 from ntt_backup.pack.reader import PackReader, other_content
-from ntt_backup.pack.seal import SealedForOthers
 
 _READERS: Final = 8
 # Ranges that lie this close together are read as one, up to the size of a dense member.
@@ -202,7 +202,11 @@ def _open(source: Source) -> PackReader | PackError | None:
     if source.digest:
         return None
     try:
-        return source.open() if source.open is not None else PackReader(source.read, source.size)
+        if source.open is not None:
+            return source.open()
+        if is_sealed(source.read(0, HEAD) if source.size else b""):
+            raise sealed(source.name)
+        return PackReader(source.read, source.size)
     except SealedForOthers:
         raise sealed(source.name) from None
     except PackError as problem:

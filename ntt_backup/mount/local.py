@@ -48,7 +48,7 @@ def _files(directory: Path) -> Iterator[Path]:
 
     for place, _, names in os.walk(directory, onerror=stop):
         for name in names:
-            if name.endswith((".tar", ".sealed")) or is_blobid(name):
+            if name.endswith((".tar", ".tar.age")) or is_blobid(name):
                 yield Path(place, name)
 
 

@@ -16,6 +16,7 @@ from typing import BinaryIO, Final
 
 from ntt_backup.config.sealing import SealPolicy
 from ntt_backup.errors import MountImpossible
+from ntt_backup.filestore.contract import FileStore
 from ntt_backup.mount import kernel, local
 from ntt_backup.mount.image import Built, Options, Source, build, sealed
 from ntt_backup.mount.super_block_cache import SuperBlockCache
@@ -29,7 +30,6 @@ from ntt_backup.process.durable import durable_file
 from ntt_backup.process.fork import Fork
 from ntt_backup.process.pipeline import wait_for
 from ntt_backup.snapshot.origins import Origins
-from ntt_backup.snapshot.repository.contract import Repository
 from ntt_backup.snapshot.versions import choose, open_manifest
 
 _READY_SECONDS: Final = 60.0
@@ -101,7 +101,7 @@ def mount_bucket(
         read = partial(readable.read, one.key)
         if isinstance(one, LargeBlob):
             source = Source(one.key, one.size, read, len(volumes), start, one.digest)
-        elif one.name.kind == "sealed":  # Whatever it is: only `tables` would see that it is not.
+        elif one.name.sealed:  # Whatever it is: only `tables` would see that it is not.
             raise sealed(one.key)
         else:
             opened = partial(tables.open, one)
@@ -137,7 +137,7 @@ class Mounted:
 
 
 def mount_version(
-    open_repository: Callable[[], Repository],
+    open_store: Callable[[], FileStore],
     wanted: str,
     directory: Path,
     origins: Origins,
@@ -158,7 +158,7 @@ def mount_version(
         _writing("the manifest", scratch, "some 200 bytes for each file of the version"),
         tempfile.NamedTemporaryFile(dir=scratch) as file,
     ):
-        with closing(open_repository()) as repository:
+        with closing(open_store()) as repository:
             manifest = open_manifest(repository, choose(repository, wanted, origins, tell))
             starts = write_lines(manifest, file)
         header, trailer = manifest.header, manifest.trailer
@@ -168,7 +168,7 @@ def mount_version(
 
         def show() -> int:
             tree = VersionTree(Path(file.name), starts)
-            content = SuperBlockCache(header, open_repository)
+            content = SuperBlockCache(header, open_store)
             served: int = serve.serve_version(directory, tree, content)
             return served
 

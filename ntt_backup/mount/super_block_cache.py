@@ -11,15 +11,11 @@ from operator import attrgetter
 from threading import Lock
 from typing import Final
 
+from ntt_backup.filestore.contract import FileMissing, FileStore, Range, StoredFileDamaged
 from ntt_backup.snapshot.format.entry import Entry, Extent
 from ntt_backup.snapshot.format.manifest import Header
 from ntt_backup.snapshot.format.super_blocks import read_super_block
-from ntt_backup.snapshot.repository.contract import (
-    FileMissing,
-    Range,
-    Repository,
-    SnapshotDamaged,
-)
+from ntt_backup.snapshot.names import SnapshotDamaged
 
 _KEPT_BYTES: Final = 64 << 20
 _AHEAD: Final = 8
@@ -32,14 +28,14 @@ _Key = tuple[int, int, int]
 class SuperBlockCache:
     """Reads files of a version. It may be used by several threads at once.
 
-    open_repository is called again after a failure. At most 64 MiB of content are
+    open_store is called again after a failure. At most 64 MiB of content are
     held; where a file is read on, up to eight more super blocks of it are fetched ahead.
     """
 
-    def __init__(self, header: Header, open_repository: Callable[[], Repository]) -> None:
+    def __init__(self, header: Header, open_store: Callable[[], FileStore]) -> None:
         self._header = header
-        self._open_repository = open_repository
-        self._repository: Repository | None = None
+        self._open_repository = open_store
+        self._repository: FileStore | None = None
         self._kept: OrderedDict[_Key, bytes] = OrderedDict()
         self._bytes = 0
         self._lock = Lock()
@@ -103,7 +99,7 @@ class SuperBlockCache:
                 self._keep(_key(extent), read_super_block(data))
         except BaseException as error:
             self._disconnect()
-            if wanted[1:] and isinstance(error, SnapshotDamaged | FileMissing):
+            if wanted[1:] and isinstance(error, StoredFileDamaged | FileMissing):
                 self._fetch(wanted[:1])  # What is ahead may be all that is damaged.
                 return
             raise

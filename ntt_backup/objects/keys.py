@@ -3,8 +3,8 @@
 `packs/<aa>/<lo16>-<hi16>-<id32>.tar` is a pack: lo and hi are the first 8 bytes of its smallest and
 largest blobid, so a listing alone tells where a blob may be. One whose blobids do not all begin
 with the same byte is `packs/wide/...`: what may hold the blobs of a prefix is found by two short
-listings, however many packs there are. One that is sealed ends with `.sealed`, and its lo and hi
-tell the first byte of its blobids alone.
+listings, however many packs there are. A sealed pack ends with `.tar.age`, and its lo and hi tell
+the first byte of its blobids alone.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ TRIALS: Final = f"{PACKS}trial-"
 # A blob of so many bytes is an object of its own, not in a pack.
 LARGE_BLOB: Final = 64 * 1024**2
 
-_PACK: Final = re.compile(r"([0-9a-f]{16})-([0-9a-f]{16})-([0-9a-f]{32})\.(tar|sealed)")
+_SEALED: Final = "tar.age"
+_PACK: Final = re.compile(r"([0-9a-f]{16})-([0-9a-f]{16})-([0-9a-f]{32})\.(tar|tar\.age)")
 
 
 class PackKey(NamedTuple):
     """A pack's key, taken apart. low and high are 16 hex digits, pack_id 32. kind: `tar`, or
-    `sealed`.
+    `tar.age` of a sealed pack.
     """
 
     low: str
@@ -42,6 +43,10 @@ class PackKey(NamedTuple):
     def key(self) -> str:
         below = f"{PACKS}{self.low[:2]}/" if self.low[:2] == self.high[:2] else WIDE_PACKS
         return f"{below}{self.low}-{self.high}-{self.pack_id}.{self.kind}"
+
+    @property
+    def sealed(self) -> bool:
+        return self.kind == _SEALED
 
     def may_have(self, prefix: str) -> bool:
         """Returns whether the pack may have a blobid that begins so."""
@@ -59,7 +64,7 @@ class PackKey(NamedTuple):
     def of_sealed(lowest: bytes, highest: bytes, pack_id: bytes) -> PackKey:
         """Returns the key of a sealed pack, which tells little of what is in it."""
         low, high = lowest[:1].hex().ljust(16, "0"), highest[:1].hex().ljust(16, "f")
-        return PackKey(low, high, pack_id.hex(), "sealed")
+        return PackKey(low, high, pack_id.hex(), _SEALED)
 
     @staticmethod
     def read(key: str) -> PackKey | None:

@@ -33,9 +33,9 @@ from ntt_backup.objects.keys import (
     pack_prefixes,
 )
 from ntt_backup.objects.patient import PatientBucket
+from ntt_backup.pack.age import NotSealed
 from ntt_backup.pack.format import Entry, PackError
-from ntt_backup.pack.reader import FIRST_READ, PackReader
-from ntt_backup.pack.seal import LAST_PIECES, NotSealed
+from ntt_backup.pack.reader import PackReader
 
 _AT_ONCE: Final = 16
 _KEPT_BYTES: Final = 64 << 20
@@ -178,7 +178,7 @@ class Tables:
             return trouble
 
     def _open(self, pack: PackObject) -> PackReader:
-        if pack.name.kind != "sealed" and self.policy.refuses(pack.arrived):
+        if not pack.name.sealed and self.policy.refuses(pack.arrived):
             raise NotSealed(f"it {NOT_SEALED}")
         name = f"{pack.name.pack_id}-{pack.size}"
         cache = self._cache
@@ -192,9 +192,9 @@ class Tables:
         return reader
 
     def _read(self, pack: PackObject, kept: bytes) -> PackReader:
-        first = LAST_PIECES if pack.name.kind == "sealed" else FIRST_READ
         read = partial(self._bucket.read, pack.key)
-        reader = PackReader(read, pack.size, self.keyring.open, first, kept)
+        unseal = self.keyring.unseal if pack.name.sealed else None
+        reader = PackReader(read, pack.size, unseal, kept)
         if reader.trailer.pack_id.hex() != pack.name.pack_id:
             raise PackError("it is another pack than its name says")
         if len(reader.table):
@@ -203,13 +203,8 @@ class Tables:
             low, high = reader.table[0].digest, reader.table[len(reader.table) - 1].digest
             if of(low, high, reader.trailer.pack_id)[:2] != pack.name[:2]:
                 raise PackError("it has other blobs than its name says")
-        if reader.sealed != (pack.name.kind == "sealed"):
-            raise NotSealed(
-                f"it is {'' if reader.sealed else 'not '}sealed, other than its name says"
-            )
-        seal, keys = reader.seal, self._keys
-        if seal is not None and keys:
-            by = keys.origin(OF_PACKS, seal.signed, seal.signature)
+        if reader.sealed and (keys := self._keys):
+            by = keys.origin(OF_PACKS, reader.trailer.signed, reader.trailer.signature)
             if by is not Origin.OURS:
                 with self._lock:
                     self.strangers.add(pack.name.pack_id)

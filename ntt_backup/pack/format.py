@@ -14,7 +14,7 @@ the table holds digests and no names, so nothing in it can lead out of a directo
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, NamedTuple
@@ -24,8 +24,6 @@ from blake3 import blake3
 from ntt_backup.pack.ustar import BLOCK
 
 VERSION: Final = 1
-# Of a pack that is sealed, see `seal`.
-SEALED_VERSION: Final = 2
 DIGEST_BYTES: Final = 32
 ID_BYTES: Final = 16
 # The trailer and the two zero blocks that end the archive.
@@ -52,11 +50,22 @@ DICTIONARY_MEMBER: Final = ".ntt/dict"
 _MAGIC: Final = b"NTTPACK\n"
 _HEAD: Final = struct.Struct("!8sH")
 # After the magic and the version: codecs' highest number, entries, table's offset and bytes,
-# dictionary's offset and bytes, BLAKE3 of the table, pack id, store id
-_TRAILER: Final = struct.Struct("!HIQQQQ32s16s16s")
+# dictionary's offset and bytes, BLAKE3 of the table, pack id, store id, name of the key that
+# signed, MAC
+_TRAILER: Final = struct.Struct("!HIQQQQ32s16s16s8s32s")
+_UNSIGNED: Final = (bytes(8), bytes(32))
 _ENTRY: Final = struct.Struct("!32sHIBIIB")
 ENTRY_BYTES: Final = _ENTRY.size
 _SELF_AT: Final = BLOCK - DIGEST_BYTES
+
+
+# Returns the signature of data, `NAME:MAC` in hex; "" where there is none.
+Sign = Callable[[bytes], str]
+
+
+def unsigned(_data: bytes) -> str:
+    """Is the `Sign` of a host without a key."""
+    return ""
 
 
 class PackError(Exception):
@@ -79,7 +88,8 @@ class Entry(NamedTuple):
 class Trailer:
     """The last block of a pack's index. Offsets and sizes are in bytes.
 
-    dictionary_bytes is 0 where there is none. table_sum is the BLAKE3 of the table.
+    dictionary_bytes is 0 where there is none. table_sum is the BLAKE3 of the table. signature:
+    `NAME:MAC` in hex, of whoever made the pack; "" where there is none.
     """
 
     entries: int
@@ -89,6 +99,12 @@ class Trailer:
     table_sum: bytes
     pack_id: bytes
     store_id: bytes
+    signature: str = ""
+
+    @property
+    def signed(self) -> bytes:
+        """Returns the data that the signature is of. The table has the digests of all blobs."""
+        return self.table_sum + self.pack_id + self.store_id
 
     @property
     def table_bytes(self) -> int:
@@ -140,32 +156,34 @@ def _digests(table: bytes | bytearray) -> Iterator[bytes | bytearray]:
 
 def write_trailer(trailer: Trailer) -> bytes:
     """Returns the block that `read_trailer` reads."""
-    return write_block(
-        VERSION,
-        _TRAILER.pack(
-            ZSTD_DICTIONARY,
-            trailer.entries,
-            trailer.table_offset,
-            trailer.table_bytes,
-            trailer.dictionary_offset,
-            trailer.dictionary_bytes,
-            trailer.table_sum,
-            trailer.pack_id,
-            trailer.store_id,
-        ),
+    name, _, mac = trailer.signature.partition(":")
+    fields = _TRAILER.pack(
+        ZSTD_DICTIONARY,
+        trailer.entries,
+        trailer.table_offset,
+        trailer.table_bytes,
+        trailer.dictionary_offset,
+        trailer.dictionary_bytes,
+        trailer.table_sum,
+        trailer.pack_id,
+        trailer.store_id,
+        bytes.fromhex(name),
+        bytes.fromhex(mac),
     )
+    return write_block(VERSION, fields)
 
 
 def write_block(version: int, fields: bytes) -> bytes:
-    """Returns the block that `last_block` reads."""
+    """Returns the block of a trailer of this version."""
     head = (_HEAD.pack(_MAGIC, version) + fields).ljust(_SELF_AT, b"\0")
     return head + blake3(head).digest()
 
 
-def last_block(tail: bytes, size: int) -> tuple[int, bytes]:
-    """Returns the version of a pack of that size, and the block of its trailer, which is whole.
+def read_trailer(tail: bytes, size: int) -> Trailer:
+    """Returns the trailer of a pack of that size, whose last bytes, TAIL_BYTES at least, are tail.
 
-    The pack's last bytes, TAIL_BYTES at least, are tail. Raises PackError.
+    Raises PackError. What it returns is consistent: all it points to lies within the pack, and the
+    table directly before the trailer.
     """
     if len(tail) < TAIL_BYTES or not TAIL_BYTES <= size <= MAX_PACK:
         raise PackError("it is too short, or too long, for a pack")
@@ -175,22 +193,14 @@ def last_block(tail: bytes, size: int) -> tuple[int, bytes]:
         raise PackError("no trailer: it is no pack, or its end is missing")
     if blake3(block[:_SELF_AT]).digest() != block[_SELF_AT:]:
         raise PackError("its trailer was altered")
-    return version, block
-
-
-def read_trailer(tail: bytes, size: int) -> Trailer:
-    """Returns the trailer of a pack of that size, whose last bytes, TAIL_BYTES at least, are tail.
-
-    Raises PackError. What it returns is consistent: all it points to lies within the pack, and the
-    table directly before the trailer.
-    """
-    version, block = last_block(tail, size)
-    codecs, entries, table, table_bytes, words, words_bytes, *sums = _TRAILER.unpack_from(
+    codecs, entries, table, table_bytes, words, words_bytes, table_sum, *ids = _TRAILER.unpack_from(
         block, _HEAD.size
     )
     if version != VERSION or codecs > ZSTD_DICTIONARY:
         raise PackError(f"it has version {version} of the format; this program reads {VERSION}")
-    trailer = Trailer(entries, table, words, words_bytes, *sums)
+    of_pack, of_store, name, mac = ids
+    signature = "" if (name, mac) == _UNSIGNED else f"{name.hex()}:{mac.hex()}"
+    trailer = Trailer(entries, table, words, words_bytes, table_sum, of_pack, of_store, signature)
     if entries > MAX_ENTRIES or table_bytes != trailer.table_bytes:
         raise PackError("its trailer contradicts itself")
     # What is behind the table's begin is kept in memory, so only padding may follow the table.

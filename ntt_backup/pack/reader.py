@@ -7,7 +7,7 @@ and no content is given out before its BLAKE3 is its name, except by `content`, 
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Final, Self
@@ -15,6 +15,7 @@ from typing import Final, Self
 import zstandard
 from blake3 import blake3
 
+from ntt_backup.pack.age import HEAD, SEALED_CHUNK, AgeContent, Unseal, is_sealed, no_identity
 from ntt_backup.pack.format import (
     RAW,
     TAIL_BYTES,
@@ -24,57 +25,56 @@ from ntt_backup.pack.format import (
     Table,
     read_trailer,
 )
-from ntt_backup.pack.seal import OpenKey, Read, Unsealed, no_key, read_seal, sealed_offset
 
 # One request brings the trailer, and the table of up to 1,300 blobs.
-FIRST_READ: Final = 1 << 16
+_FIRST_READ: Final = 1 << 16
+_FIRST_SEALED: Final = 2 * SEALED_CHUNK
 # Larger blobs that are not compressed need not be held in memory. A compressed one is no larger
 # than MAX_RAW.
 _PIECE: Final = 1 << 23
 
+Read = Callable[[int, int], bytes]
+
 
 class PackReader:
-    """A pack of that size. read(start, length) returns these bytes of it, and raises whatever its
-    owner raises; fewer bytes are a damaged pack. open_key is called for a pack that is sealed.
-    first: bytes of its end that are read at once; kept: its end, where that is known.
+    """A pack that is read by ranges. Offsets are those of the pack within, where it is sealed.
 
-    Offsets are those of the pack within, where it is sealed. end: the pack's last bytes, which
-    were needed to open it and suffice to open it again; whoever needs none may clear it.
+    Args:
+        read: Returns bytes of the pack as it is stored, from an offset on and of a length. Fewer
+            bytes are a damaged pack. It raises whatever its owner raises.
+        size: The size of the pack as it is stored, in bytes.
+        unseal: Opens the pack; None: the pack is not sealed.
+        kept: The `end` of another reader of the same pack, where that is known.
 
-    Raises PackError for what is no pack, or has a table that is damaged.
+    Attributes:
+        end: What was needed to open the pack, and suffices to open it again; whoever needs that no
+            more may clear it.
+
+    Raises:
+        PackError: It is no pack, or has a table that is damaged.
     """
 
     def __init__(
-        self,
-        read: Read,
-        size: int,
-        open_key: OpenKey = no_key,
-        first: int = FIRST_READ,
-        kept: bytes = b"",
+        self, read: Read, size: int, unseal: Unseal | None = None, kept: bytes = b""
     ) -> None:
-        tail = _Tail(read, size, first, kept)
-        seal = read_seal(tail.data, size)
-        self._read: Read = tail.read
-        within = size
-        if seal is not None:
-            within, unsealed = seal.size, Unsealed.of(tail.read, seal, open_key)
-            self._read = unsealed.read
+        content: AgeContent | None = None
+        head, within, first = b"", size, _FIRST_READ
+        if unseal is not None:
+            head = kept[:HEAD] or _exactly(read, 0, min(HEAD, size))
+            content, first = unseal(head, size), _FIRST_SEALED
+            within = content.size
+        tail = _Tail(read, size, first, kept[len(head) :])
+        self._read = _opened(tail.read, content)
         last = min(within, TAIL_BYTES)
         trailer = read_trailer(self.range(within - last, last), within)
         self.table = Table(self.range(trailer.table_offset, trailer.table_bytes), trailer)
-        self.seal = seal
-        self.sealed = seal is not None
-        needed_from = trailer.table_offset
-        if seal is None:
-            self._read = read
-        else:
-            if trailer.store_id != seal.store_id:
-                raise PackError("it was made for another bucket than its seal says")
-            trailer = replace(trailer, pack_id=seal.pack_id)
-            self._read = unsealed.over(read).read
-            needed_from = sealed_offset(needed_from)
         self.trailer = trailer
-        self.end = tail.read(needed_from, size - needed_from)
+        self.sealed = content is not None
+        self._read = _opened(read, content)
+        needed = trailer.table_offset
+        if content is not None:
+            needed, _ = content.place(needed, 1)
+        self.end = head + tail.read(needed, size - needed)
 
     def range(self, start: int, length: int) -> bytes:
         """Returns these bytes, all of them. Raises PackError."""
@@ -136,6 +136,17 @@ class PackReader:
         )
 
 
+def _opened(read: Read, content: AgeContent | None) -> Read:
+    """Returns what reads the pack within, by what reads the pack as it is stored."""
+    if content is None:
+        return read
+
+    def read_within(start: int, length: int) -> bytes:
+        return content.open(start, length, read(*content.place(start, length)))
+
+    return read_within
+
+
 class _Tail:
     """The end of a pack, which is kept as far down as it was read."""
 
@@ -172,13 +183,17 @@ def read_range(read: Read, start: int, length: int) -> bytes:
 class PackFile(PackReader):
     """A pack in a file. Raises OSError, and PackError as any pack."""
 
-    def __init__(self, path: Path, open_key: OpenKey = no_key) -> None:
+    def __init__(self, path: Path, unseal: Unseal = no_identity) -> None:
         self.path = path
         self.open()
         try:
-            super().__init__(
-                lambda start, length: os.pread(self.fd, length, start), self.size, open_key
-            )
+
+            def read(start: int, length: int) -> bytes:
+                return os.pread(self.fd, length, start)
+
+            # A pipe has no size, and is read nowhere.
+            sealed = is_sealed(read(0, HEAD) if self.size else b"")
+            super().__init__(read, self.size, unseal if sealed else None)
         except BaseException:
             self.close()
             raise

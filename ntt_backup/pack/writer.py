@@ -7,6 +7,7 @@ The same blobs in the same order give the same bytes, as long as the zstd librar
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from blake3 import blake3
@@ -22,7 +23,9 @@ from ntt_backup.pack.format import (
     MAX_ENTRIES,
     RAW,
     Entry,
+    Sign,
     Trailer,
+    unsigned,
     write_entry,
     write_table,
     write_trailer,
@@ -39,7 +42,8 @@ class PackWriter:
     buffer when it returns. One dense member and the table are held in memory.
 
     The caller has compared each blob with its digest. One that is added twice is a ValueError at
-    the end. size: the bytes that were written so far. pack_id may be set anew until the end.
+    the end. size: the bytes that were written so far. pack_id may be set anew until the end. sign:
+    signs the pack.
     """
 
     def __init__(
@@ -49,9 +53,11 @@ class PackWriter:
         pack_id: bytes,
         *,
         compress: bool = True,
+        sign: Sign = unsigned,
     ) -> None:
         self._write = write
         self._store_id = store_id
+        self._sign = sign
         self.pack_id = pack_id
         self._dense = Dense(compress=compress)
         # As they will be written: an object for each would take five times as much memory.
@@ -107,7 +113,7 @@ class PackWriter:
         )
         self._put(table)
         self._pad()
-        self._put(write_trailer(trailer))
+        self._put(write_trailer(replace(trailer, signature=self._sign(trailer.signed))))
         self._put(_END_OF_ARCHIVE)
 
     def _require_room(self) -> None:

@@ -1,8 +1,9 @@
-"""A file session receives one file at a time, a dump or a file of a snapshot.
+"""A session for files lists, receives, reads and removes the files in one area of the target.
 
-The end of a file looks like the end of a link that was cut, so no file gets a name by itself. One
-without a name is removed when the session ends. Work that waits for the disk runs in a thread, and
-the client gets signs of life.
+The end of a file looks like the end of a link that was cut, so no file gets a name by itself: the
+client asks for the name once it has compared what lies on the disk. A file without a name is
+removed when the session ends. Work that waits for the disk runs in a thread, and the client gets
+signs of life.
 """
 
 from __future__ import annotations
@@ -11,74 +12,147 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Generator
-from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING
 
-from ntt_backup.receiver.incoming import FileDirectory, Incoming
+from ntt_backup.blobdir.syscalls import error_line
+from ntt_backup.receiver.file_areas import FileArea, FoundFile
+from ntt_backup.receiver.incoming import Incoming
 from ntt_backup.receiver.question_session import QuestionSession
-from ntt_backup.receiver.workspace import Refusal, refused
+from ntt_backup.receiver.send_blobs import pieces
+from ntt_backup.receiver.workspace import refused
+from ntt_backup.wire import file_messages, framing
+from ntt_backup.wire.file_messages import GIVEN, MAX_NAMES, MISSING, TAKEN, UNREADABLE
+from ntt_backup.wire.framing import ProtocolError
+from ntt_backup.wire.stored_names import is_told
 
 if TYPE_CHECKING:
     from ntt_backup.receiver.connection import Connection
     from ntt_backup.receiver.terms import Terms
 
 
-# Clocks differ.
-_AHEAD = timedelta(days=1)
-
-
 class FileSession(QuestionSession):
-    """Receives files into a directory. code: of a Refusal for an error of the system."""
+    """Takes files, and answers FILES, FILE_END, PUBLISH, READ and REMOVE."""
 
-    def __init__(
-        self, directory: FileDirectory, code: str, terms: Terms, connection: Connection
-    ) -> None:
+    def __init__(self, area: FileArea, terms: Terms, connection: Connection) -> None:
         super().__init__(terms, connection)
-        self._files = directory
-        self._code = code
-        self.incoming: Incoming | None = None
+        self._area = area
+        self._incoming: dict[int, Incoming] = {}
+        # The slots whose files are complete.
+        self._ended: set[int] = set()
+
+    def handlers(self) -> dict[int, Callable[[memoryview], None]]:
+        return {
+            framing.FILES: self._list,
+            framing.FILE_DATA: self._receive,
+            framing.FILE_END: self._end,
+            framing.PUBLISH: self._publish,
+            framing.DISCARD: lambda payload: self._discard(file_messages.read_slot(payload)[0]),
+            framing.READ: self._read,
+            framing.REMOVE: self._remove,
+        }
 
     def interrupt(self) -> None:
         """Drops the rest of an answer, and ends a sum early."""
-        if self.incoming is not None:
-            self.incoming.stopped = True
+        for incoming in self._incoming.values():
+            incoming.stopped = True
         super().interrupt()
 
     def close(self) -> None:
         super().close()
-        self.forget()
-        self._files.close()
+        for slot in list(self._incoming):
+            self._discard(slot)
+        self._area.close()
 
-    def refused(self) -> contextlib.AbstractContextManager[None]:
+    def _list(self, payload: memoryview) -> None:
+        self.frames = self._listing(file_messages.read_below(self._area.called, payload))
+
+    def _listing(self, below: str) -> Generator[bytes, None, None]:
+        count = 0
+        page: list[FoundFile] = []
+        with self._refused():
+            for one in self._area.found(below):
+                page.append(one)
+                count += 1
+                if len(page) == MAX_NAMES:
+                    yield file_messages.names(page)
+                    page = []
+        if page:
+            yield file_messages.names(page)
+        yield file_messages.done(count)
+
+    def _receive(self, payload: memoryview) -> None:
+        slot, data = file_messages.read_slot(payload)
+        with self._refused():
+            self._receiving(slot).write(data)
+
+    def _receiving(self, slot: int) -> Incoming:
+        """Returns the file that is being received in a slot; begins one where there is none."""
+        if slot in self._ended:
+            raise ProtocolError("more of a file that has ended")
+        if slot not in self._incoming:
+            self._incoming[slot] = self._area.begin()
+        return self._incoming[slot]
+
+    def _end(self, payload: memoryview) -> None:
+        slot, _ = file_messages.read_slot(payload)
+        with self._refused():
+            incoming = self._receiving(slot)
+        self._ended.add(slot)
+        self.frames = self._aside(lambda: file_messages.file_sum(*incoming.sync()))
+
+    def _publish(self, payload: memoryview) -> None:
+        slot, text = file_messages.read_slot(payload)
+        name = file_messages.read_name(self._area.called, text)
+        if slot not in self._ended:
+            raise ProtocolError("a name before the end of a file")
+
+        def publish() -> bytes:
+            try:
+                self._area.publish(self._incoming[slot], name)
+            except FileExistsError:
+                return file_messages.said(TAKEN)
+            finally:
+                self._discard(slot)
+            return file_messages.said(GIVEN)
+
+        self.frames = self._aside(publish)
+
+    def _discard(self, slot: int) -> None:
+        """Forgets the file in a slot, and removes it where it has no name yet."""
+        self._ended.discard(slot)
+        incoming = self._incoming.pop(slot, None)
+        if incoming is not None:
+            incoming.remove()
+
+    def _read(self, payload: memoryview) -> None:
+        name, start, length = file_messages.read_reading(self._area.called, payload)
+        if not is_told(self._area.called, name):
+            self.require("get")
+        self.frames = self._content(name, start, length)
+
+    def _content(self, name: str, start: int, length: int) -> Generator[bytes, None, None]:
+        with self._refused():
+            try:
+                fd = self._area.open(name)
+            except FileNotFoundError:
+                yield file_messages.said(MISSING)
+                return
+            except OSError as problem:
+                yield file_messages.said(UNREADABLE, error_line(problem))
+                return
+        end = min(start + length, os.fstat(fd).st_size)
+        yield from pieces(fd, start, end)
+
+    def _remove(self, payload: memoryview) -> None:
+        names = file_messages.read_removing(self._area.called, payload)
+        replace = "replace" in self.terms.allow
+        self.frames = self._aside(lambda: file_messages.done(self._area.remove(names, replace)))
+
+    def _refused(self) -> contextlib.AbstractContextManager[None]:
         """Raises Refusal for errors of the system; see `workspace.refused`."""
-        return refused(self._files.called, self._code)
+        return refused(self._area.called, self._area.word)
 
-    def require_time(self, name: str, begun: datetime) -> None:
-        """Raises Refusal where the time in a file's name lies in the future by the clock of this
-        machine: such a file would stay the newest one until then.
-        """
-        if begun > datetime.now(timezone.utc) + _AHEAD:
-            raise Refusal("time", f"{name} is more than a day ahead of this machine's clock")
-
-    def receive(self, payload: memoryview) -> None:
-        """Takes the next bytes of the file."""
-        with self.refused():
-            self.receiving().write(payload)
-
-    def receiving(self) -> Incoming:
-        """Returns the file that is being received; begins one where there is none."""
-        if self.incoming is None:
-            with self.refused():
-                self.incoming = self._files.begin()
-        return self.incoming
-
-    def forget(self) -> None:
-        """Removes the file that is being received, if it has no name yet."""
-        if self.incoming is not None:
-            self.incoming.remove()
-        self.incoming = None
-
-    def aside(self, work: Callable[[], bytes]) -> Generator[bytes, None, None]:
+    def _aside(self, work: Callable[[], bytes]) -> Generator[bytes, None, None]:
         """Yields empty frames while work is done in a thread, then the frame that it returns."""
         answers: list[bytes] = []
         problems: list[BaseException] = []
@@ -97,7 +171,7 @@ class FileSession(QuestionSession):
                 yield b""
         finally:
             thread.join()
-        with self.refused():
+        with self._refused():
             for problem in problems:
                 raise problem
         yield from answers

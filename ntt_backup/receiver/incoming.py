@@ -16,62 +16,16 @@ import stat
 import threading
 import time
 
-from ntt_backup.blobdir.open import FILE, names_in, open_below
+from ntt_backup.blobdir.open import FILE
 from ntt_backup.blobdir.partial import lock_file
 from ntt_backup.blobdir.staging import write_all
 from ntt_backup.receiver.open_blob import forget
 
-NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_INCOMING = ".incoming-"
+_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+INCOMING = ".incoming-"
 _STALE_SECONDS = 3600
 # So many bytes are written before those behind them are synced and summed.
 _STEP = 32 << 20
-
-
-class FileDirectory:
-    """A directory of files. root: the descriptor of the directory above, where it is called name.
-    Methods raise OSError, and Misplaced where it is a symlink, no directory, or on another file
-    system.
-    """
-
-    def __init__(self, root: int, name: str) -> None:
-        self.root = root
-        self.called = name
-        self._fd = -1
-        self._made = False
-
-    def begin(self) -> Incoming:
-        """Returns a new file, without a name. Removes old files without a name whose sessions were
-        killed.
-        """
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(self.called, 0o700, dir_fd=self.root)
-            self._made = True
-        self._let_go()  # Another session may have removed, as its own, the one that is open.
-        directory = self.fd()
-        for name in names_in(directory):
-            if name.startswith(_INCOMING):
-                with contextlib.suppress(OSError):
-                    _remove_if_stale(directory, name)
-        return Incoming(directory)
-
-    def fd(self) -> int:
-        """Returns the directory, which is kept open."""
-        if self._fd < 0:
-            self._fd = open_below(self.root, self.called, os.fstat(self.root).st_dev)
-        return self._fd
-
-    def close(self) -> None:
-        """Closes the directory, and removes it if it was made for nothing."""
-        self._let_go()
-        if self._made:
-            with contextlib.suppress(OSError):
-                os.rmdir(self.called, dir_fd=self.root)
-
-    def _let_go(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-        self._fd = -1
 
 
 class Incoming:
@@ -79,9 +33,8 @@ class Incoming:
 
     def __init__(self, directory: int) -> None:
         self._directory = directory
-        self.name = _INCOMING + os.urandom(4).hex()
-        self.names = [self.name]
-        self._fd = os.open(self.name, NEW, 0o600, dir_fd=directory)
+        self.name = INCOMING + os.urandom(4).hex()
+        self._fd = os.open(self.name, _NEW, 0o600, dir_fd=directory)
         with contextlib.suppress(OSError):  # Some network file systems have no locks.
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._digest = hashlib.sha256()
@@ -120,9 +73,8 @@ class Incoming:
         """Closes the file, and removes it where it has got no name."""
         self.stopped = True
         self._wait()
-        for name in self.names:
-            with contextlib.suppress(OSError):
-                os.unlink(name, dir_fd=self._directory)
+        with contextlib.suppress(OSError):
+            os.unlink(self.name, dir_fd=self._directory)
         os.close(self._fd)
 
     def _follow(self) -> None:
@@ -149,7 +101,7 @@ class Incoming:
             raise self._problem
 
 
-def _remove_if_stale(directory: int, name: str) -> None:
+def remove_if_stale(directory: int, name: str) -> None:
     """Removes a file that was not changed for an hour, unless it is locked: its session lives, and
     may have nothing to write for hours.
     """

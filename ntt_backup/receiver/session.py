@@ -1,8 +1,8 @@
 """A session of the receiver is a loop that takes frames, and never waits for a disk.
 
-HELLO says whether the session writes, reads, or is for dumps of the catalog or for snapshots; the
-frames that may follow are handled by `write_session`, `read_session`, `dump_session` or
-`snapshot_session`. `docs/protocol.md` is the contract.
+HELLO says whether the session writes blobs, reads them, or is for the files in an area beside them;
+the frames that may follow are handled by `write_session`, `read_session` or `file_session`.
+`docs/protocol.md` is the contract.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ AnyWorkspace = TypeVar("AnyWorkspace", bound=Workspace)
 _OWNER_ALPHABET = frozenset("0123456789abcdefghijklmnopqrstuvwxyz")
 # No dot: a stage's name joins the session's names with dots.
 _NAME_ALPHABET = _OWNER_ALPHABET | frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZ-_")
-# The kinds of session other than one that writes, each with the word that allows it.
-_PURPOSES = {"reading": "", "dumps": "dump", "snapshots": "snapshot"}
 _CHOICES = {"hash": ("sha256", "blake3"), "sync": ("syncfs", "fsync")}
 
 
@@ -134,20 +132,20 @@ class Receiver:
             raise ProtocolError("a hash that was not offered")
         if terms.root is not None and os.path.normpath(root) != os.path.normpath(terms.root):
             raise Refusal("refused", f"this receiver is for {terms.root} only")
-        purposes = [purpose for purpose in _PURPOSES if asked.get(purpose)] or ["blobs"]
-        if len(purposes) > 1:
+        reading, files = asked.get("reading"), asked.get("files")
+        if reading and files:
             raise ProtocolError("a session of two kinds")
-        (purpose,) = purposes
-        if _PURPOSES.get(purpose, "put") not in {"", *terms.allow}:
-            raise Refusal("refused", f"this receiver takes no {purpose} (--allow)")
         # --root itself, not the client's spelling of it: `a/../b` leads elsewhere where `a` is a
         # symlink.
         root = terms.root or root
         self._by_file = asked["sync"] == "fsync"
-        if purpose == "blobs":
-            self._begin_to_write(root, (owner, run, slot), kind)
+        if files:
+            self._begin_with_files(root, files)
+        elif reading:
+            self._begin_to_read(root)
         else:
-            self._begin_to_answer(root, purpose)
+            self._require("put", "blobs")
+            self._begin_to_write(root, (owner, run, slot), kind)
         self._handlers[framing.PING] = lambda payload: self._connection.say(
             framing.frame(framing.PONG, payload)
         )
@@ -156,25 +154,34 @@ class Receiver:
 
     # Modules are loaded by the sessions that need them: source that travels is compiled each time.
 
-    def _begin_to_answer(self, root: str, purpose: str) -> None:
+    def _begin_to_read(self, root: str) -> None:
+        from ntt_backup.receiver.read_session import ReadSession
+        from ntt_backup.wire.read_messages import TO_RECEIVER
+
         workspace = self._enter(Workspace(root))
-        if purpose == "dumps":
-            from ntt_backup.receiver.dump_session import DumpSession
-            from ntt_backup.wire.dump_messages import TO_RECEIVER
+        self._answer(ReadSession(workspace, self._terms, self._connection), TO_RECEIVER)
 
-            self._session = DumpSession(workspace, self._terms, self._connection)
-        elif purpose == "snapshots":
-            from ntt_backup.receiver.snapshot_session import SnapshotSession
-            from ntt_backup.wire.file_messages import TO_RECEIVER
+    def _begin_with_files(self, root: str, called: write_messages.Field) -> None:
+        from ntt_backup.receiver.file_areas import AREAS
+        from ntt_backup.receiver.file_session import FileSession
+        from ntt_backup.wire.file_messages import TO_RECEIVER
 
-            self._session = SnapshotSession(workspace, self._terms, self._connection)
-        else:
-            from ntt_backup.receiver.read_session import ReadSession
-            from ntt_backup.wire.read_messages import TO_RECEIVER
+        area = AREAS.get(str(called))
+        if area is None:
+            raise ProtocolError(f"files is none of {', '.join(AREAS)}")
+        self._require(area.word, area.called)
+        workspace = self._enter(Workspace(root))
+        files = area(workspace.root)
+        self._answer(FileSession(files, self._terms, self._connection), TO_RECEIVER)
 
-            self._session = ReadSession(workspace, self._terms, self._connection)
-        self._connection.admit(TO_RECEIVER)
-        self._handlers = self._session.handlers()
+    def _answer(self, session: QuestionSession, lengths: dict[int, tuple[int, int]]) -> None:
+        self._session = session
+        self._connection.admit(lengths)
+        self._handlers = session.handlers()
+
+    def _require(self, word: str, what: str) -> None:
+        if word not in self._terms.allow:
+            raise Refusal("refused", f"this receiver takes no {what} (--allow)")
 
     def _begin_to_write(self, root: str, name: tuple[str, str, str], kind: int) -> None:
         from ntt_backup.receiver.write_session import WriteSession

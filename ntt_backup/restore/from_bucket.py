@@ -34,6 +34,7 @@ from ntt_backup.objects.tables import (
     packs_for,
     packs_of,
 )
+from ntt_backup.pack.age import NotSealed, SealedForOthers
 from ntt_backup.pack.format import (
     DIGEST_BYTES,
     ENTRY_BYTES,
@@ -43,7 +44,6 @@ from ntt_backup.pack.format import (
     pack_id,
 )
 from ntt_backup.pack.reader import PackReader
-from ntt_backup.pack.seal import NotSealed, SealedForOthers
 from ntt_backup.pack.ustar import BLOCK, read_header
 from ntt_backup.process.threads import run_threads
 from ntt_backup.restore.blobs import Thaw, Wanted, Work

@@ -21,10 +21,10 @@ from ntt_backup.config.sealing import Keyring
 from ntt_backup.errors import SOME_FAILED, ConfigError, DestinationError
 from ntt_backup.model import Failure, Failures, Reason
 from ntt_backup.objects.contents import give_blobs
+from ntt_backup.pack.age import SealedForOthers
 from ntt_backup.pack.format import Entry, PackError
 from ntt_backup.pack.reader import PackFile
 from ntt_backup.pack.salvage import Salvage
-from ntt_backup.pack.seal import SealedForOthers
 from ntt_backup.process.fork import run_helpers
 from ntt_backup.restore.target import Found, RestoreTarget, TargetWriter, destination
 
@@ -116,7 +116,7 @@ def _open(path: Path, keyring: Keyring, done: UnpackedAll) -> tuple[Pack, Slice]
     """
     try:
         try:
-            pack = PackFile(path, keyring.open)
+            pack = PackFile(path, keyring.unseal)
             return pack, list(pack.table)
         except SealedForOthers as error:
             done.damaged.append(f"{path}: {error}")

@@ -7,15 +7,15 @@ from datetime import datetime
 
 from ntt_backup.dump.retention import Retention
 from ntt_backup.errors import complete
+from ntt_backup.filestore.contract import FileStore, ReadableStore
 from ntt_backup.format import many
 from ntt_backup.snapshot.origins import NOBODY, Origins
-from ntt_backup.snapshot.repository.contract import Repository, RepositoryToRead
 from ntt_backup.snapshot.retention import Plan, known, plan
 from ntt_backup.snapshot.versions import facts, versions
 
 
 def plan_of(
-    repository: RepositoryToRead,
+    repository: ReadableStore,
     set: str,
     rule: Retention,
     now: datetime,
@@ -44,7 +44,7 @@ def plan_of(
 
 
 def expire(
-    repository: Repository,
+    repository: FileStore,
     set: str,
     rule: Retention,
     now: datetime,

@@ -12,11 +12,12 @@ from ntt_backup.config import RemoteConfig
 from ntt_backup.config.host_key import HostKeys
 from ntt_backup.dump.retention import Retention
 from ntt_backup.errors import BackupError
+from ntt_backup.filestore.open import open_store
 from ntt_backup.objects.cache import directory_for
 from ntt_backup.process.pid_lock import pid_lock
 from ntt_backup.snapshot.forget import expire
 from ntt_backup.snapshot.last_take import noting
-from ntt_backup.snapshot.repository.open import open_repository
+from ntt_backup.snapshot.names import SNAPSHOTS
 from ntt_backup.snapshot.take.copies import open_copies
 from ntt_backup.snapshot.take.new_version import Report, Taken, take
 from ntt_backup.snapshot.take.sets import SnapshotSet, without
@@ -43,7 +44,7 @@ def take_version(
         set_lock(settings, set.name),
         noting(settings, set.name) as note,
         open_copies(copies_of_all / set.name) as copies,
-        closing(open_repository(settings)) as repository,
+        closing(open_store(settings, SNAPSHOTS)) as repository,
     ):
         how = {"full": full, "paranoid": paranoid}
         keys = HostKeys.of(settings)

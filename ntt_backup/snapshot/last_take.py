@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from ntt_backup.config import CatalogConfig
 from ntt_backup.errors import BackupError, LockHeld
 from ntt_backup.process.durable import write_durably
-from ntt_backup.wire.snapshot_names import begun
+from ntt_backup.wire.stored_names import begun
 
 if TYPE_CHECKING:
     from ntt_backup.snapshot.take.new_version import Taken

@@ -22,9 +22,9 @@ from typing import Final, NamedTuple
 from ntt_backup.config.host_key import Origin
 from ntt_backup.config.sections import SnapshotSettings
 from ntt_backup.dump.retention import Retention, kept, newest_before, replayed
-from ntt_backup.snapshot.repository.names import MANIFEST
+from ntt_backup.snapshot.names import MANIFEST
 from ntt_backup.snapshot.versions import Facts, Version
-from ntt_backup.wire.snapshot_names import begun
+from ntt_backup.wire.stored_names import begun
 
 # Nothing arrives for as long of a version that died.
 DEAD_AFTER: Final = timedelta(days=1)

@@ -16,6 +16,7 @@ from typing import Final
 from ntt_backup.config import RemoteConfig
 from ntt_backup.errors import BackupError, LockHeld
 from ntt_backup.events import Event, Warning
+from ntt_backup.filestore.open import open_store
 from ntt_backup.process.messages import JobOver
 from ntt_backup.snapshot.events import (
     SnapshotComplete,
@@ -25,8 +26,8 @@ from ntt_backup.snapshot.events import (
 )
 from ntt_backup.snapshot.job import take_version
 from ntt_backup.snapshot.last_take import forget_failure, keep, last, noting
+from ntt_backup.snapshot.names import SNAPSHOTS
 from ntt_backup.snapshot.origins import Origins
-from ntt_backup.snapshot.repository.open import open_repository
 from ntt_backup.snapshot.take.new_version import Report
 from ntt_backup.snapshot.take.sets import of_settings
 from ntt_backup.snapshot.versions import last_begun
@@ -81,7 +82,7 @@ def take_due(settings: RemoteConfig, emit: Emit, *, patient: bool = False) -> Jo
 
 
 def _look_for(settings: RemoteConfig, name: str, every: float) -> float:
-    with closing(open_repository(settings)) as repository:
+    with closing(open_store(settings, SNAPSHOTS)) as repository:
         now = datetime.now(UTC)
         return due_in(last_begun(repository, name, now, Origins.of(settings)), every, now)
 

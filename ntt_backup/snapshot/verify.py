@@ -18,11 +18,18 @@ from zlib import crc32
 
 from ntt_backup.config.host_key import Origin
 from ntt_backup.errors import SOME_FAILED, ConfigError, RemoteUnreachable
+from ntt_backup.filestore.contract import FileMissing, ReadableStore, StoredFileDamaged
 from ntt_backup.snapshot.format.entry import Entry, Extent
 from ntt_backup.snapshot.format.manifest import Header, ManifestReader, Trailer
+from ntt_backup.snapshot.names import (
+    MANIFEST,
+    MAP,
+    FileName,
+    SnapshotDamaged,
+    pack_name,
+    require_set,
+)
 from ntt_backup.snapshot.origins import NOBODY, Origins
-from ntt_backup.snapshot.repository.contract import FileMissing, RepositoryToRead, SnapshotDamaged
-from ntt_backup.snapshot.repository.names import MANIFEST, MAP, FileName, pack_name, require_set
 from ntt_backup.snapshot.verify_content import ContentCheck
 from ntt_backup.snapshot.versions import Version, choose, content, facts, open_manifest, versions
 
@@ -84,7 +91,7 @@ class Question(NamedTuple):
 
 
 def verify(
-    repository: RepositoryToRead,
+    repository: ReadableStore,
     question: Question,
     on_progress: Callable[[Findings], object] = lambda _: None,
     origins: Origins = NOBODY,
@@ -118,7 +125,7 @@ def verify(
 class _Check:
     def __init__(
         self,
-        repository: RepositoryToRead,
+        repository: ReadableStore,
         known: Iterable[Version],
         found: Findings,
         share: float,
@@ -182,8 +189,8 @@ class _Check:
                 raise SnapshotDamaged(f"{origin.why}: {origin.text}")
             if origin != Origin.OURS:
                 self._found.foreign.append(str(version))
-        except (SnapshotDamaged, FileMissing) as error:
-            detail = error.detail if isinstance(error, SnapshotDamaged) else "it is missing"
+        except (StoredFileDamaged, FileMissing) as error:
+            detail = error.detail if isinstance(error, StoredFileDamaged) else "it is missing"
             self._found.add(
                 version, detail, file=str(FileName(version.set, version.name, MANIFEST))
             )

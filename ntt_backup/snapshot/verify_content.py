@@ -7,10 +7,10 @@ from typing import Protocol
 
 from blake3 import blake3
 
+from ntt_backup.filestore.contract import ReadableStore
 from ntt_backup.snapshot.format.block_map import SUM, MapReader, add_zeros, sums
 from ntt_backup.snapshot.format.entry import Entry, Extent
 from ntt_backup.snapshot.format.manifest import Header
-from ntt_backup.snapshot.repository.contract import RepositoryToRead
 from ntt_backup.snapshot.restore.fetch import Fetcher
 
 _DIFFERS = "its content is not what was taken"
@@ -37,7 +37,7 @@ class ContentCheck:
 
     def __init__(
         self,
-        repository: RepositoryToRead,
+        repository: ReadableStore,
         header: Header,
         map: Iterable[bytes] | None,
         chosen: Callable[[Extent], bool],

@@ -10,6 +10,13 @@ from typing import Final, NamedTuple
 from ntt_backup.config.host_key import Origin
 from ntt_backup.dump.retention import LEEWAY, could_begin
 from ntt_backup.errors import ConfigError, RemoteDenied, RemoteUnreachable
+from ntt_backup.filestore.contract import (
+    FileMissing,
+    Range,
+    ReadableStore,
+    StoredFile,
+    StoredFileDamaged,
+)
 from ntt_backup.snapshot.format.manifest import (
     END_BYTES,
     Header,
@@ -18,22 +25,16 @@ from ntt_backup.snapshot.format.manifest import (
     ending_of,
     tail_size,
 )
-from ntt_backup.snapshot.origins import NOBODY, Origins
-from ntt_backup.snapshot.repository.contract import (
-    FileMissing,
-    Range,
-    RepositoryToRead,
-    SnapshotDamaged,
-    StoredFile,
-)
-from ntt_backup.snapshot.repository.names import (
+from ntt_backup.snapshot.names import (
     MANIFEST,
     MAP,
     FileName,
+    SnapshotDamaged,
     pack_name,
     require_set,
 )
-from ntt_backup.wire.snapshot_names import begun
+from ntt_backup.snapshot.origins import NOBODY, Origins
+from ntt_backup.wire.stored_names import begun
 
 _PIECE: Final = 1 << 20
 # Files of this year are of a target that does not say when they arrived.
@@ -109,7 +110,7 @@ class Version(NamedTuple):
         return sorted(one.arrived for one in self.files)
 
 
-def versions(repository: RepositoryToRead, below: str = "") -> list[Version]:
+def versions(repository: ReadableStore, below: str = "") -> list[Version]:
     """Returns the versions of a set, or of all, the oldest of each set first; those that were never
     finished, too.
     """
@@ -121,7 +122,7 @@ def versions(repository: RepositoryToRead, below: str = "") -> list[Version]:
 
 
 def choose(
-    repository: RepositoryToRead,
+    repository: ReadableStore,
     wanted: str,
     origins: Origins = NOBODY,
     tell: Callable[[str], object] = lambda _: None,
@@ -165,7 +166,7 @@ def choose(
 
 
 def newest_of_host(
-    repository: RepositoryToRead, whole: Sequence[Version], origins: Origins
+    repository: ReadableStore, whole: Sequence[Version], origins: Origins
 ) -> Version | None:
     """Returns the newest version that this host made; None where none is known. A name that this
     host once gave proves it only where manifests may not be read: somebody else may have been
@@ -193,7 +194,7 @@ def newest_of_host(
     return None
 
 
-def names_of_host(repository: RepositoryToRead, set: str, origins: Origins) -> list[str]:
+def names_of_host(repository: ReadableStore, set: str, origins: Origins) -> list[str]:
     """Returns the names of whole versions of a set that tell which is the newest of this host: all
     that are known by their names, and the newest that it signed. What others may have planted is
     not among them, also where it has a name that this host once gave.
@@ -213,11 +214,11 @@ def names_of_host(repository: RepositoryToRead, set: str, origins: Origins) -> l
     return found
 
 
-def _is_ours(repository: RepositoryToRead, version: Version, origins: Origins) -> bool:
+def _is_ours(repository: ReadableStore, version: Version, origins: Origins) -> bool:
     return next(facts(repository, [version], origins)).origin == Origin.OURS
 
 
-def _last_arrived(repository: RepositoryToRead, whole: Sequence[Version]) -> Version:
+def _last_arrived(repository: ReadableStore, whole: Sequence[Version]) -> Version:
     """Returns the version that arrived last, of those that have a manifest if there is one."""
     by_arrival = sorted(whole, key=lambda one: one.arrived)
     for one in by_arrival[: -_MOST_FOREIGN - 1 : -1]:
@@ -227,7 +228,7 @@ def _last_arrived(repository: RepositoryToRead, whole: Sequence[Version]) -> Ver
 
 
 def newest_name(
-    repository: RepositoryToRead, whole: Sequence[Version], origins: Origins, now: datetime
+    repository: ReadableStore, whole: Sequence[Version], origins: Origins, now: datetime
 ) -> str:
     """Returns the name behind which a new version comes, whatever the clock says; "" where there
     is none. A name that is ahead of the clock counts where it was the time at which the version
@@ -250,13 +251,13 @@ def newest_name(
     return ""
 
 
-def content(repository: RepositoryToRead, file: StoredFile) -> Iterator[bytes]:
+def content(repository: ReadableStore, file: StoredFile) -> Iterator[bytes]:
     """Yields a file's bytes. Raises FileMissing."""
     starts = range(0, file.size, _PIECE)
     return repository.read(Range(file.name, at, min(_PIECE, file.size - at)) for at in starts)
 
 
-def open_manifest(repository: RepositoryToRead, version: Version) -> ManifestReader:
+def open_manifest(repository: ReadableStore, version: Version) -> ManifestReader:
     """Returns the manifest of a whole version. Raises SnapshotDamaged."""
     assert version.manifest is not None
     reader = ManifestReader(content(repository, version.manifest))
@@ -277,7 +278,7 @@ class Facts(NamedTuple):
 
 
 def facts(
-    repository: RepositoryToRead, versions: Iterable[Version], origins: Origins = NOBODY
+    repository: ReadableStore, versions: Iterable[Version], origins: Origins = NOBODY
 ) -> Iterator[Facts]:
     """Yields what the manifests of whole versions say. Of large ones only the ends are read, so
     they are not proved; but what is of this host has the header and the trailer that it made.
@@ -292,12 +293,12 @@ def facts(
             for version, file in rest:
                 try:
                     ends = [next(pieces) for _ in _ends(file)]
-                except SnapshotDamaged as error:
+                except StoredFileDamaged as error:
                     yield Facts(version, None, None, error.detail)
                     break
                 try:
                     yield _facts(repository, version, ends, origins)
-                except SnapshotDamaged as error:
+                except StoredFileDamaged as error:
                     yield Facts(version, None, None, error.detail)
     except FileMissing as error:
         raise RemoteUnreachable(
@@ -306,7 +307,7 @@ def facts(
 
 
 def last_begun(
-    repository: RepositoryToRead, set: str, now: datetime, origins: Origins
+    repository: ReadableStore, set: str, now: datetime, origins: Origins
 ) -> datetime | None:
     """Returns when the newest version of a set was begun that this host made; None where there is
     none.
@@ -318,7 +319,7 @@ def last_begun(
     return None
 
 
-def begun_by(repository: RepositoryToRead, version: Version, now: datetime) -> datetime:
+def begun_by(repository: ReadableStore, version: Version, now: datetime) -> datetime:
     """Returns when a whole version was begun. Where its name is ahead of now, its manifest tells,
     if that may be read.
     """
@@ -330,7 +331,7 @@ def begun_by(repository: RepositoryToRead, version: Version, now: datetime) -> d
     return named
 
 
-def trailers(repository: RepositoryToRead, versions: Iterable[Version]) -> Iterator[Trailer]:
+def trailers(repository: ReadableStore, versions: Iterable[Version]) -> Iterator[Trailer]:
     """Yields what the manifests of whole versions say last, unproven, of which little is fetched.
     Raises SnapshotDamaged, FileMissing.
     """
@@ -351,13 +352,13 @@ def _ends(file: StoredFile) -> list[Range]:
 
 
 def _facts(
-    repository: RepositoryToRead, version: Version, ends: list[bytes], origins: Origins
+    repository: ReadableStore, version: Version, ends: list[bytes], origins: Origins
 ) -> Facts:
     assert version.manifest is not None
     try:
         reader = ManifestReader(ends[:1])
         require_own(reader.header, version)
-    except SnapshotDamaged:  # Or it is longer than what was read of it.
+    except StoredFileDamaged:  # Or it is longer than what was read of it.
         reader = open_manifest(repository, version)
     trailer, seal = ending_of(_tail(repository, version.manifest, ends), reader.header_sum)
     origin = origins.of_seal(reader.header, seal)
@@ -370,7 +371,7 @@ def require_own(header: Header, version: Version) -> None:
         raise SnapshotDamaged(f"the manifest of {version} is that of another version")
 
 
-def _tail(repository: RepositoryToRead, file: StoredFile, ends: list[bytes]) -> bytes:
+def _tail(repository: ReadableStore, file: StoredFile, ends: list[bytes]) -> bytes:
     """Returns the last bytes of a manifest, as `ending_of` needs them."""
     end = b"".join(ends[-1:])
     size = tail_size(end[-END_BYTES:])

@@ -116,7 +116,7 @@ def pack_blobs(
     store = Store(root)
     with durable_file(to, replace=replace) as file, Reader(store) as reader:
         digests: list[bytes] = []
-        seal = seal_writer(file.write, _NO_STORE, recipients)
+        seal = seal_writer(file.write, recipients) if recipients else None
         write = file.write if seal is None else seal.write
         writer = PackWriter(write, _NO_STORE, b"", compress=compress)
         for number, blobid in enumerate(blobids, 1):
@@ -140,7 +140,7 @@ def pack_blobs(
         done.pack_id, done.size = writer.pack_id.hex(), writer.size
         if seal is not None:
             seal.close()
-            done.pack_id, done.size = seal.pack_id.hex(), seal.size
+            done.size = seal.size
     done.duration_s = time.monotonic() - began
     return done
 

@@ -1,16 +1,17 @@
-"""A session for snapshots has messages: what a client may do with files below `snapshots/`.
+"""A session for files has messages: what a client may do with the files in one area of the target.
 
-A file goes by its name alone, `<set>/<version>/<file>`, whose form leads nowhere else. Functions
-are named as in `write_messages`. `docs/protocol.md` says who may send what when.
+HELLO names the area (see `stored_names`), and a file goes by its name in the area, whose form leads
+nowhere else. Functions are named as in `write_messages`. `docs/protocol.md` says who may send what
+when.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 
-from ntt_backup.wire import dump_messages, framing, read_messages
+from ntt_backup.wire import framing, read_messages, write_messages
 from ntt_backup.wire.framing import (
     DIGEST_BYTES,
     MAX_CHUNK,
@@ -21,55 +22,66 @@ from ntt_backup.wire.framing import (
     plain,
     short,
 )
-from ntt_backup.wire.snapshot_names import is_set, is_version, parts_of
+from ntt_backup.wire.stored_names import read_arrival, require_below, require_name
 
-GIVEN, MISSING, TAKEN, DIFFERENT, UNREADABLE = range(5)
+GIVEN, MISSING, TAKEN, UNREADABLE = range(4)
 
-# So many sets lie on a remote at most, so many versions in each, and so many files in a version as
-# there are names.
-MAX_SETS = 1000
-MAX_VERSIONS = 10_000
 # Names in one frame.
 MAX_NAMES = 500
+# Files that one session writes at the same time.
+MAX_OPEN = 4
 
-# Of a name.
-_SHORTEST = len("a/20260102T030405Z-01234567/map")
-_LONGEST = 31 + len("/20260102T030405Z-01234567/pack-00001")
-
+_MAX_NAME = 128
 _RANGE = struct.Struct("!QQ")
-# Of a file: bytes, and when it came.
+# Of a file: its size in bytes, and when it came.
 _FACTS = struct.Struct("!Qq")
+_SUM = struct.Struct(f"!Q{DIGEST_BYTES}s")
+_SLOT = struct.Struct("!B")
 _NEWLINE = b"\n"
-_NAMES = (_SHORTEST, MAX_NAMES * (_LONGEST + 1))
+_NAMES = (1, MAX_NAMES * (_MAX_NAME + 1))
 
 # The shortest and the longest payload of each kind that a receiver takes in such a session.
 TO_RECEIVER = {
-    **dump_messages.TO_RECEIVER,
-    framing.FILES: (0, _LONGEST),
-    framing.FILE_DATA: (1, MAX_CHUNK),
-    framing.FILE_END: (DIGEST_BYTES + _SHORTEST, DIGEST_BYTES + _LONGEST),
-    framing.FORGET: (0, 0),
-    framing.READ: (_RANGE.size + _SHORTEST, _RANGE.size + _LONGEST),
+    **read_messages.TO_RECEIVER,
+    framing.FILES: (0, _MAX_NAME),
+    framing.FILE_DATA: (_SLOT.size + 1, _SLOT.size + MAX_CHUNK),
+    framing.FILE_END: (_SLOT.size, _SLOT.size),
+    framing.PUBLISH: (_SLOT.size + 1, _SLOT.size + _MAX_NAME),
+    framing.DISCARD: (_SLOT.size, _SLOT.size),
+    framing.READ: (_RANGE.size + 1, _RANGE.size + _MAX_NAME),
     framing.REMOVE: _NAMES,
 }
 _OF_OTHERS = (*read_messages.OF_ALL, framing.PIECE, framing.BLOB_END)
-# ... and a client in a session for snapshots.
+# ... and a client.
 TO_CLIENT = {
     **{kind: read_messages.TO_CLIENT[kind] for kind in _OF_OTHERS},
-    framing.DONE: dump_messages.TO_CLIENT[framing.DONE],
     framing.FILE_NAMES: (_FACTS.size, MAX_NAMES * _FACTS.size + _NAMES[1]),
+    framing.FILE_SUM: (_SUM.size, _SUM.size),
     framing.FILE_SAID: (1, 1 + MAX_TEXT),
+    framing.DONE: (4, 4),
 }
 
 
 def listing(below: str) -> bytes:
-    """Returns a FILES. below: "", `<set>/` or `<set>/<version>/`."""
+    """Returns a FILES. below: what the names begin with, see `stored_names.require_below`."""
     return frame(framing.FILES, below.encode("ascii"))
 
 
-def end(name: str, digest: bytes) -> bytes:
-    """Returns a FILE_END. digest: SHA-256 of all that was sent."""
-    return frame(framing.FILE_END, digest, name.encode("ascii"))
+def file_data(slot: int, data: Buffer) -> bytes:
+    """Returns a FILE_DATA: the next bytes of the file in a slot, from 0 to MAX_OPEN - 1."""
+    return frame(framing.FILE_DATA, _SLOT.pack(slot), data)
+
+
+def file_end(slot: int) -> bytes:
+    return frame(framing.FILE_END, _SLOT.pack(slot))
+
+
+def publishing(slot: int, name: str) -> bytes:
+    return frame(framing.PUBLISH, _SLOT.pack(slot), name.encode("ascii"))
+
+
+def discarding(slot: int) -> bytes:
+    return frame(framing.DISCARD, _SLOT.pack(slot))
 
 
 def reading(name: str, start: int, length: int) -> bytes:
@@ -96,46 +108,45 @@ def names(files: Iterable[tuple[str, int, int]]) -> bytes:
     return frame(framing.FILE_NAMES, *parts)
 
 
+def file_sum(size: int, digest: bytes) -> bytes:
+    return frame(framing.FILE_SUM, _SUM.pack(size, digest))
+
+
 def said(status: int, text: str = "") -> bytes:
     return frame(framing.FILE_SAID, bytes([status]), short(text, MAX_TEXT))
 
 
-def read_below(payload: Buffer) -> tuple[str, str]:
-    """Returns set and version of a FILES, "" where it asks for all."""
-    text = _text(payload)
-    parts = text.split("/")
-    fits = parts[-1] == "" and len(parts) <= 3
-    of_set, version = (*parts[:-1], "", "")[:2]
-    if not fits or not (is_set(of_set) or not text) or not (is_version(version) or not version):
-        raise ProtocolError("neither a set nor a version")
-    return of_set, version
+def done(count: int) -> bytes:
+    return write_messages.numbered(framing.DONE, count)
 
 
-def read_name(payload: Buffer) -> str:
-    name = _text(payload)
-    try:
-        parts_of(name)
-    except ValueError:
-        raise ProtocolError("not the name of a file of a snapshot") from None
-    return name
+def read_below(area: str, payload: Buffer) -> str:
+    """Returns what the names begin with that a FILES asks for."""
+    return _checked(require_below, area, payload)
 
 
-def read_end(payload: memoryview) -> tuple[str, bytes]:
-    """Returns (name, SHA-256) of a FILE_END."""
-    return read_name(payload[DIGEST_BYTES:]), bytes(payload[:DIGEST_BYTES])
+def read_name(area: str, payload: Buffer) -> str:
+    return _checked(require_name, area, payload)
 
 
-def read_reading(payload: memoryview) -> tuple[str, int, int]:
+def read_slot(payload: memoryview) -> tuple[int, memoryview]:
+    """Returns (slot, the rest) of a FILE_DATA, FILE_END, PUBLISH or DISCARD."""
+    if payload[0] >= MAX_OPEN:
+        raise ProtocolError(f"a slot of {payload[0]}")
+    return payload[0], payload[_SLOT.size :]
+
+
+def read_reading(area: str, payload: memoryview) -> tuple[str, int, int]:
     """Returns (name, start, length) of a READ."""
     start, length = _RANGE.unpack_from(payload)
-    return read_name(payload[_RANGE.size :]), start, length
+    return read_name(area, payload[_RANGE.size :]), start, length
 
 
-def read_removing(payload: Buffer) -> list[str]:
-    return [read_name(name) for name in bytes(payload).split(_NEWLINE)]
+def read_removing(area: str, payload: Buffer) -> list[str]:
+    return [read_name(area, name) for name in bytes(payload).split(_NEWLINE)]
 
 
-def read_names(payload: Buffer) -> Iterator[tuple[str, int, datetime]]:
+def read_names(area: str, payload: Buffer) -> Iterator[tuple[str, int, datetime]]:
     """Yields (name, size in bytes, arrival) of each file of a FILE_NAMES."""
     data, at = bytes(payload), 0
     while at < len(data):
@@ -143,9 +154,18 @@ def read_names(payload: Buffer) -> Iterator[tuple[str, int, datetime]]:
         if stop < 0:
             raise ProtocolError("a name that is cut short")
         size, arrived_us = _FACTS.unpack_from(data, at)
-        name = read_name(data[at + _FACTS.size : stop])
-        yield name, size, dump_messages.read_arrival(arrived_us)
+        name = read_name(area, data[at + _FACTS.size : stop])
+        try:
+            yield name, size, read_arrival(arrived_us)
+        except ValueError as problem:
+            raise ProtocolError(str(problem)) from None
         at = stop + 1
+
+
+def read_file_sum(payload: Buffer) -> tuple[int, bytes]:
+    """Returns (size, SHA-256) of a FILE_SUM."""
+    size, digest = _SUM.unpack(payload)
+    return size, digest
 
 
 def read_said(payload: Buffer) -> tuple[int, str]:
@@ -156,5 +176,8 @@ def read_said(payload: Buffer) -> tuple[int, str]:
     return data[0], plain(data[1:])
 
 
-def _text(payload: Buffer) -> str:
-    return bytes(payload).decode("ascii", "replace")
+def _checked(require: Callable[[str, str], str], area: str, payload: Buffer) -> str:
+    try:
+        return require(area, bytes(payload).decode("ascii", "replace"))
+    except ValueError as problem:
+        raise ProtocolError(str(problem)[:200]) from None

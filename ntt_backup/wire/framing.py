@@ -41,12 +41,9 @@ READY, RECEIPT, ABORTED, OFFSET, PONG, BUSY, ERROR, LEFT = range(129, 137)
 # write.
 LIST, VERIFY, GET = range(32, 35)
 NAMES, STRAY, LISTED, VERDICTS, CONTENTS, BLOB, PIECE, BLOB_END, NOT_GIVEN, GIVEN = range(160, 170)
-# Those of a session for dumps of the catalog, which also answers with PIECE and BLOB_END.
-DUMPS, DUMP_DATA, DUMP_END, NAME, DROP, FETCH = range(64, 70)
-DUMP, DUMP_SUM, DONE = range(192, 195)
-# Those of a session for snapshots, which also answers with PIECE, BLOB_END and DONE.
-FILES, FILE_DATA, FILE_END, FORGET, READ, REMOVE = range(96, 102)
-FILE_NAMES, FILE_SAID = range(224, 226)
+# Those of a session for files beside blobs, which also answers with PIECE and BLOB_END.
+FILES, FILE_DATA, FILE_END, PUBLISH, DISCARD, READ, REMOVE = range(64, 71)
+FILE_NAMES, FILE_SUM, FILE_SAID, DONE = range(192, 196)
 
 # The kinds without a CRC-32.
 CONTENT = frozenset((PACK, DATA))

@@ -61,7 +61,7 @@ def test_a_store_goes_through_one_file(store: Path, tmp_path: Path, jobs: str) -
 
 
 def test_a_sealed_file_is_opened_by_an_identity_alone(store: Path, tmp_path: Path) -> None:
-    file, to, owner = tmp_path / "a.sealed", tmp_path / "to", Person.new()
+    file, to, owner = tmp_path / "a.tar.age", tmp_path / "to", Person.new()
     identity = ("--identity", owner.file(tmp_path / "key"))
     packed = call("pack", file, "--from", store, "--recipient", owner.public, "--json")
     assert packed["size"] == file.stat().st_size
@@ -83,9 +83,9 @@ def test_a_sealed_file_is_opened_by_an_identity_alone(store: Path, tmp_path: Pat
 
 def test_more_recipients_than_a_pack_has_room_for_are_refused(store: Path, tmp_path: Path) -> None:
     many = [word for _ in range(200) for word in ("--recipient", Person.new().public)]
-    refused = program("pack", tmp_path / "a.sealed", "--from", store, *many)
+    refused = program("pack", tmp_path / "a.tar.age", "--from", store, *many)
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert "200 recipients are too many for one pack" in refused.stderr
+    assert "200 recipients are too many" in refused.stderr
     assert [one.name for one in tmp_path.iterdir()] == ["store"]
 
 

@@ -234,7 +234,9 @@ def test_a_failed_connection_is_retried_where_another_one_works(
     env: Environment,
 ) -> None:
     env.fill_both(20)
-    stand_in_for_ssh(env, 'mkdir "$marks/failed" 2>/dev/null && exit 255')
+    first = 'if mkdir "$marks/failed" 2>/dev/null; then'
+    other_began = 'until [ -d "$marks/other" ]; do sleep 0.02; done; exit 255; fi'
+    stand_in_for_ssh(env, f'{first} {other_began}; mkdir -p "$marks/other"')
     restored(env, "--workers", "2")
     assert tree(env.root / "back") == env.in_store()
 

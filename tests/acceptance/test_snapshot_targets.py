@@ -64,7 +64,7 @@ def test_sealed_snapshots_are_taken_without_the_identity_and_restored_with_it(
     assert [bool(parent) for parent in parents] == [False, True]
     keys = [one.key for one in env.bucket.list("snapshots/")]
     assert len(keys) == 6
-    assert all(key.endswith(".sealed") for key in keys)
+    assert all(key.endswith(".age") for key in keys)
     restoring = ["snapshot", "restore", "data", "--to"]
     assert env.run(*restoring, str(tmp_path / "none")).returncode == 2
     env.environ["NTT_PACK_IDENTITY_FILE"] = str(owner.file(tmp_path / "key"))

@@ -25,6 +25,8 @@ from ntt_backup.client.transport import Local
 from ntt_backup.config.sections import RunSettings
 from ntt_backup.dump.retention import Retention
 from ntt_backup.errors import RemoteDenied
+from ntt_backup.filestore.by_bucket import FileStoreByBucket
+from ntt_backup.filestore.by_receiver import FileStoreByReceiver
 from ntt_backup.objects.s3 import open_bucket
 from ntt_backup.snapshot.forget import expire
 from ntt_backup.snapshot.format.manifest import (
@@ -34,8 +36,7 @@ from ntt_backup.snapshot.format.manifest import (
     ending_of,
     tail_size,
 )
-from ntt_backup.snapshot.repository.by_objects import RepositoryByObjects
-from ntt_backup.snapshot.repository.by_receiver import RepositoryByReceiver
+from ntt_backup.snapshot.names import SNAPSHOTS
 from ntt_backup.snapshot.take.copies import Copies
 from ntt_backup.snapshot.take.new_version import take
 from ntt_backup.snapshot.take.sets import SnapshotSet
@@ -226,7 +227,7 @@ def planted(machine: Machine, count: int) -> list[str]:
     empty.mkdir(exist_ok=True)
     (machine.root / "cache of the enemy").mkdir(exist_ok=True)
     names = []
-    with closing(RepositoryByReceiver(spec)) as repository:
+    with closing(FileStoreByReceiver(spec, SNAPSHOTS)) as repository:
         with pytest.raises(RemoteDenied, match="append-only"):
             repository.remove([f"etc/{machine.versions()[0]}/manifest"])
         for number in range(count):
@@ -430,7 +431,7 @@ def test_forget_cut_in_a_bucket_leaves_versions_that_can_be_restored(
             assert machine.restored(version) == contents[version]
         # The store asks for time: it is waited for.
         proxy.trouble("delete", answer(500, "InternalError"))
-        repository = RepositoryByObjects(open_bucket(bucket), bucket.part_size)
+        repository = FileStoreByBucket(open_bucket(bucket), bucket.part_size, SNAPSHOTS)
         with closing(repository):
             expire(repository, "etc", Retention(1, 0, 0), datetime.now(UTC) + timedelta(days=1.1))
             left = {one.name.split("/")[1] for one in repository.list()}

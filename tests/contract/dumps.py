@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
 
 from ntt_backup.dump.record import DumpRecord
-from ntt_backup.dump.remote_dir import RemoteDir
+from ntt_backup.dump.store import NewDump
+from ntt_backup.filestore.contract import FileStore
 
 NAME = "20260304T120000Z-0badcafe.dump"
 
@@ -27,10 +27,15 @@ def record_of(content: bytes, number: int = 1) -> DumpRecord:
     )
 
 
-def send_dump(place: RemoteDir, content: bytes, name: str = NAME) -> DumpRecord:
-    """A dump with this content and name; its record."""
-    upload, record = place.upload(name), record_of(content)
-    upload.send(content)
-    assert upload.finish() == (record.bytes, record.sha256)
-    upload.name(replace(record, sealed=upload.sealed))
+def send_dump(store: FileStore, content: bytes, name: str = NAME) -> DumpRecord:
+    """A dump with this content and name; its record. What goes wrong ends it as a job does."""
+    upload, record = NewDump(store, name), record_of(content)
+    try:
+        for at in range(0, len(content), 1 << 20):
+            upload.send(content[at : at + (1 << 20)])
+        assert upload.finish() == (record.bytes, record.sha256)
+        upload.publish(record)
+    except BaseException:
+        upload.give_up()
+        raise
     return record

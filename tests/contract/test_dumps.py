@@ -1,10 +1,12 @@
-"""Dumps of the catalog by the receiver, by the remote's shell, and where neither takes them."""
+"""Dumps of the catalog by the receiver, by the remote's shell and in a bucket, plain and sealed."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -14,32 +16,45 @@ import pyrage
 import pytest
 
 from ntt_backup.client.connection import SessionSpec
-from ntt_backup.config.sealing import Keyring
+from ntt_backup.config.sealing import Keyring, SealPolicy
 from ntt_backup.config.sections import RunSettings
-from ntt_backup.dump.by_objects import DumpsByObjects
-from ntt_backup.dump.by_receiver import DumpsByReceiver
-from ntt_backup.dump.by_shell import DumpsByShell
-from ntt_backup.dump.record import Contents
-from ntt_backup.dump.remote_dir import connect
+from ntt_backup.dump.record import Contents, Stored
+from ntt_backup.dump.store import DUMPS, NewDump, fetch_dump, read_contents, remove_dumps
 from ntt_backup.errors import (
-    ConfigError,
+    BackupError,
     DumpImpossible,
     NameTaken,
+    ProtocolViolation,
     RemoteCannotStore,
     RemoteDenied,
     RemoteUnreachable,
+    Unsupported,
 )
+from ntt_backup.filestore.by_bucket import FileStoreByBucket
+from ntt_backup.filestore.by_receiver import FileStoreByReceiver
+from ntt_backup.filestore.by_shell import FileStoreByShell
+from ntt_backup.filestore.contract import FileMissing, FileStore, Range
+from ntt_backup.filestore.open import connect
+from ntt_backup.filestore.sealed import SealedStore
 from ntt_backup.objects import store_format
-from ntt_backup.objects.bucket import Bucket
 from ntt_backup.objects.s3 import open_bucket
-from ntt_backup.wire.dump_messages import MAX_DUMPS
+from ntt_backup.snapshot.names import SNAPSHOTS
+from ntt_backup.wire.stored_names import MAX_DUMPS
 from tests.contract.dumps import NAME, record_of, send_dump
 from tests.contract.harness import PATIENT, Machine
 from tests.environment import wait_until
 from tests.fake_bucket import SMALLEST_PART, FakeBucket
-from tests.lying_receiver import LYING_RECEIVER
 from tests.packs import Person
 from tests.receiver_driver import PROJECT
+
+OWNER = Person.new()
+CONTENT = bytes(range(256)) * 21_000
+NAMES = [f"2026030{day}T120000Z-0badcafe.dump" for day in range(1, 6)]
+WAYS = {"receiver": FileStoreByReceiver, "shell": FileStoreByShell}
+DIRECT = pytest.mark.parametrize("way", list(WAYS.values()), ids=list(WAYS))
+
+Open = Callable[[], FileStore]
+Keep = Callable[[FileStore], FileStore]
 
 
 @pytest.fixture
@@ -54,79 +69,296 @@ def spec(root: Path, machine: Machine) -> SessionSpec:
     return SessionSpec(machine, str(root), "0" * 12, "run", "dump", RunSettings(**PATIENT))
 
 
-@pytest.mark.parametrize("way", [DumpsByReceiver, DumpsByShell])
-def test_a_dump_goes_comes_back_and_is_dropped(
-    root: Path, spec: SessionSpec, way: type[DumpsByReceiver | DumpsByShell]
+@pytest.fixture
+def keep() -> Iterator[Keep]:
+    """Returns a store as it is, which is closed at the end."""
+    with ExitStack() as stack:
+        yield lambda store: stack.enter_context(closing(store))
+
+
+@pytest.fixture
+def by_receiver(spec: SessionSpec, keep: Keep) -> Open:
+    return lambda: keep(FileStoreByReceiver(spec, DUMPS))
+
+
+@pytest.fixture
+def bucket() -> FakeBucket:
+    return FakeBucket()
+
+
+InBucket = Callable[..., FileStore]
+
+
+@pytest.fixture
+def in_bucket(bucket: FakeBucket, keep: Keep) -> InBucket:
+    """Opens the store of dumps in a bucket, as `filestore.open` does."""
+
+    def opened(recipient: str = "") -> FileStore:
+        within = FileStoreByBucket(bucket, SMALLEST_PART, DUMPS)
+        recipients = [recipient] if recipient else []
+        return keep(SealedStore(within, DUMPS, recipients, Keyring(), SealPolicy()))
+
+    return opened
+
+
+@pytest.fixture(params=["receiver", "shell", "fake", "weak", "s3"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "sealed"])
+def sealed(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@pytest.fixture
+def open_anew(
+    request: pytest.FixtureRequest, kind: str, sealed: bool, spec: SessionSpec, tmp_path: Path
+) -> Open:
+    """Opens one store, as often as it is called."""
+    bucket = (
+        open_bucket(request.getfixturevalue("s3").bucket())
+        if kind == "s3"
+        else FakeBucket(weak=kind == "weak")
+    )
+    if kind not in WAYS:
+        store_format.make(bucket)
+    keyring = Keyring(lambda: OWNER.file(tmp_path / "key"))
+
+    def opened() -> FileStore:
+        within: FileStore = FileStoreByBucket(bucket, SMALLEST_PART, DUMPS)
+        if kind == "receiver":
+            within = FileStoreByReceiver(spec, DUMPS)
+        elif kind == "shell":
+            within = FileStoreByShell(spec, DUMPS)
+        recipients = [OWNER.public] if sealed else []
+        return SealedStore(within, DUMPS, recipients, keyring, SealPolicy(required=sealed))
+
+    return opened
+
+
+def get(store: FileStore, name: str, size: int = 1 << 30) -> bytes:
+    return b"".join(fetch_dump(store, Stored(name, size, None)))
+
+
+def test_a_dump_goes_comes_back_and_is_removed(
+    open_anew: Open, kind: str, sealed: bool, root: Path
 ) -> None:
-    content = bytes(range(256)) * 20_000
-    place = way(spec)
-    place.try_out()
-    place.close()
-    place = way(spec)
+    with closing(open_anew()) as trying:
+        trying.try_out()
     assert not (root / "pgdump").exists()
-    send_dump(place, content)
-    assert {path.name for path in (root / "pgdump").iterdir()} == {NAME, f"{NAME}.json"}
-    assert {path.stat().st_mode & 0o777 for path in (root / "pgdump").iterdir()} == {0o600}
-    assert (root / "pgdump").stat().st_mode & 0o777 == 0o700
-    (found,) = place.contents().dumps
-    assert (found.name, found.size, found.record) == (NAME, len(content), record_of(content))
-    assert b"".join(place.fetch(NAME)) == content
-    assert place.drop([NAME]) == 1
-    assert list((root / "pgdump").iterdir()) == []
-    place.close()
+    with closing(open_anew()) as store:
+        assert read_contents(store) == Contents((), placed=True)
+        before = datetime.now(UTC) - timedelta(seconds=2)
+        record = send_dump(store, CONTENT)
+    with closing(open_anew()) as store:
+        (found,) = read_contents(store).dumps
+        assert (found.name, found.size, found.record) == (NAME, len(CONTENT), record)
+        assert (found.whole, found.sealed) == (True, sealed)
+        assert found.arrived is not None
+        assert before <= found.arrived <= datetime.now(UTC) + timedelta(seconds=2)
+        assert get(store, NAME) == CONTENT
+        if kind in WAYS:
+            stored = root / "pgdump" / (NAME + ".age" * sealed)
+            assert {path.name for path in stored.parent.iterdir()} == {stored.name, f"{NAME}.json"}
+            assert {path.stat().st_mode & 0o777 for path in stored.parent.iterdir()} == {0o600}
+            assert stored.parent.stat().st_mode & 0o777 == 0o700
+            if sealed:
+                identity = pyrage.x25519.Identity.from_str(OWNER.secret)
+                assert pyrage.decrypt(stored.read_bytes(), [identity]) == CONTENT
+        store.remove([NAME, f"{NAME}.json"])
+        assert read_contents(store).dumps == ()
 
 
-@pytest.mark.parametrize("way", [DumpsByReceiver, DumpsByShell])
+def test_ranges_of_several_dumps_come_in_their_order(open_anew: Open) -> None:
+    contents = {name: os.urandom(300_000) for name in NAMES[:3]}
+    with closing(open_anew()) as store:
+        for name, content in contents.items():
+            send_dump(store, content, name)
+        ranges = [Range(name, at, 1000) for at in (0, 1000, 150_000, 299_500) for name in contents]
+        ranges += [Range(NAMES[0], at, 100_000) for at in range(0, 300_000, 100_000)]
+        assert list(store.read(ranges)) == [
+            contents[name][at : at + length] for name, at, length in ranges
+        ]
+        with pytest.raises(FileMissing):
+            list(store.read([Range(NAMES[3], 0, 1)]))
+
+
+def test_a_dump_is_seen_by_nobody_before_it_is_published(open_anew: Open, root: Path) -> None:
+    with closing(open_anew()) as store, closing(open_anew()) as other:
+        for end in ("give up", "publish"):
+            upload = NewDump(store, NAME)
+            upload.send(CONTENT)
+            assert upload.finish() == (len(CONTENT), sha256(CONTENT).hexdigest())
+            assert read_contents(other).dumps == ()
+            if end == "publish":
+                upload.publish(record_of(CONTENT))
+            upload.give_up()
+        assert [one.whole for one in read_contents(other).dumps] == [True]
+        with pytest.raises(NameTaken):
+            send_dump(other, b"another")
+        assert get(other, NAME) == CONTENT
+    if (root / "pgdump").exists():
+        assert not list((root / "pgdump").glob(".*"))
+
+
+def test_what_is_removed_is_no_more_found_by_who_has_read_it(open_anew: Open) -> None:
+    with closing(open_anew()) as store:
+        for name in NAMES:
+            send_dump(store, b"content", name)
+        assert len(read_contents(store).dumps) == 5
+        assert remove_dumps(store, NAMES[:2]) == 2
+        assert [one.name for one in read_contents(store).dumps] == NAMES[2:]
+        for name in (NAMES[0], f"{NAMES[0]}.json"):
+            with pytest.raises(FileMissing):
+                list(store.read([Range(name, 0, 1)]))
+
+
+@DIRECT
 def test_a_dump_has_arrived_when_it_got_its_name(
-    root: Path, spec: SessionSpec, way: type[DumpsByReceiver | DumpsByShell]
+    root: Path, spec: SessionSpec, keep: Keep, way: type[FileStoreByReceiver | FileStoreByShell]
 ) -> None:
     """Not when its last byte came: a client could wait for weeks before it asks for the name."""
-    place = way(spec)
-    upload = place.upload(NAME)
+    store = keep(way(spec, DUMPS))
+    upload = NewDump(store, NAME)
     upload.send(b"content")
     upload.finish()
     for path in (root / "pgdump").iterdir():
-        os.utime(path, (0, 0))
+        os.utime(path, (time.time() - 80_000,) * 2)
     before = datetime.now(UTC).replace(microsecond=0)
-    upload.name(record_of(b"content"))
-    (found,) = place.contents().dumps
+    upload.publish(record_of(b"content"))
+    (found,) = read_contents(store).dumps
     assert found.arrived is not None
     assert before - timedelta(seconds=1) <= found.arrived <= datetime.now(UTC)
     (root / "pgdump" / NAME).unlink()
-    assert [(one.size, one.arrived) for one in place.contents().dumps] == [(None, None)]
-    place.close()
+    assert [(one.size, one.arrived) for one in read_contents(store).dumps] == [(None, None)]
+
+
+def test_a_dump_beside_one_that_is_only_tried_out_keeps_its_directory(by_receiver: Open) -> None:
+    trying, store = by_receiver(), by_receiver()
+    trying.try_out()
+    assert read_contents(store).dumps == ()
+    trying.close()
+    send_dump(store, b"content")
+    assert [one.name for one in read_contents(store).dumps] == [NAME]
+
+
+def test_the_newest_dumps_stay_where_only_replace_may_remove_them(
+    spec: SessionSpec, machine: Machine
+) -> None:
+    """A record alone is not removed, either: its dump would stay for ever."""
+    with closing(FileStoreByReceiver(forced(spec, machine), DUMPS)) as store:
+        assert "replace" not in store.banner.allowed
+        for name in NAMES:
+            send_dump(store, b"content", name)
+        assert store.remove([f"{NAMES[0]}.json"]) == 0
+        # The first of the day, and the newest two.
+        assert remove_dumps(store, NAMES[::-1]) == 2
+        assert [one.name for one in read_contents(store).dumps if one.whole] == [
+            NAMES[0],
+            *NAMES[3:],
+        ]
+
+
+def test_records_are_read_by_who_may_read_no_dump(spec: SessionSpec, machine: Machine) -> None:
+    with closing(FileStoreByReceiver(forced(spec, machine), DUMPS)) as store:
+        record = send_dump(store, b"content")
+        assert [one.record for one in read_contents(store).dumps] == [record]
+        with pytest.raises(Unsupported, match="may not get"):
+            get(store, NAME)
+
+
+def forced(spec: SessionSpec, machine: Machine) -> SessionSpec:
+    """How a receiver is reached that may only take dumps."""
+    program = "from ntt_backup.receiver.__main__ import main; raise SystemExit(main())"
+    run = f"PYTHONPATH={PROJECT} exec {sys.executable} -c '{program}'"
+    machine.tool("python3", f"{run} --root {spec.root} --allow dump")
+    return spec
+
+
+def test_more_dumps_than_may_lie_there_are_refused(
+    spec: SessionSpec, bucket: FakeBucket, keep: Keep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where somebody has put more there."""
+    few = DUMPS._replace(most=4)
+    stores: dict[type[BackupError], FileStore] = {
+        RemoteUnreachable: keep(FileStoreByReceiver(spec, few)),
+        ProtocolViolation: keep(FileStoreByBucket(bucket, SMALLEST_PART, few)),
+        RemoteDenied: FileStoreByShell(spec, DUMPS),
+    }
+    for name in NAMES[:2]:
+        send_dump(stores[RemoteUnreachable], b"content", name)
+        send_dump(stores[ProtocolViolation], b"content", name)
+    monkeypatch.setattr("ntt_backup.dump.store.MAX_DUMPS", 2)
+    for store in stores.values():
+        assert len(read_contents(store).dumps) == 2
+    send_dump(stores[ProtocolViolation], b"content", NAMES[2])
+    send_dump(stores[RemoteDenied], b"content", NAMES[2])
+    for error, store in stores.items():
+        with pytest.raises(error):
+            read_contents(store)
+
+
+def test_the_receiver_names_no_more_dumps_than_may_lie_there(root: Path, by_receiver: Open) -> None:
+    (root / "pgdump").mkdir()
+    for number in range(MAX_DUMPS):
+        (root / "pgdump" / f"20260304T120000Z-{number:08x}.dump.json").touch()
+    with pytest.raises(RemoteCannotStore):
+        send_dump(by_receiver(), b"content")
+    assert len(list((root / "pgdump").iterdir())) == MAX_DUMPS
+    (root / "pgdump" / f"20260304T120000Z-{0:08x}.dump.json").unlink()
+    send_dump(by_receiver(), b"content")
+    assert (root / "pgdump" / NAME).read_bytes() == b"content"
+
+
+def test_a_receiver_that_takes_no_dumps_is_named_before_it_is_asked(
+    root: Path, spec: SessionSpec, machine: Machine
+) -> None:
+    """One of before dumps would take the HELLO for that of a session that writes."""
+    words = "NTT-RECEIVE 1 version=0 hash=sha256 allow=put,list,verify,get,replace"
+    startup = f"printf '\\n{words}\\n'; head -c 1 >{root}/said; exit 1"
+    with pytest.raises(DumpImpossible) as caught:
+        connect(replace(spec, transport=replace(machine, startup=startup)), DUMPS)
+    assert "forced command" in caught.value.message
+    assert "add dump to --allow" in caught.value.hint
+    assert not (root / "said").exists() or (root / "said").read_bytes() == b""
+
+
+# --- by the remote's shell ------------------------------------------------------------------------
+
+
+def test_a_remote_without_a_new_python_takes_dumps_by_its_shell(
+    spec: SessionSpec, machine: Machine
+) -> None:
+    tar = replace(spec, run=RunSettings(strategy="tar", **PATIENT))
+    assert isinstance(connect(tar, DUMPS), FileStoreByShell)
+    machine.tool("python3", "printf '\\nNTT-LOADER 1 python=3.7.1\\n'; exit 1")
+    assert isinstance(connect(spec, DUMPS), FileStoreByShell)
+    with pytest.raises(Unsupported, match=r"snapshots need Python 3\.8"):
+        connect(tar, SNAPSHOTS)
 
 
 def test_a_shell_without_the_tools_for_it_says_of_no_dump_when_it_came(
     spec: SessionSpec, machine: Machine
 ) -> None:
-    place = DumpsByShell(spec)
-    send_dump(place, b"content")
+    store = FileStoreByShell(spec, DUMPS)
+    send_dump(store, b"content")
     machine.tool("stat", "exit 1")
     machine.tool("date", "exit 1")
-    assert [(one.size, one.arrived) for one in place.contents().dumps] == [(7, None)]
-
-
-def test_a_dump_of_a_bucket_has_arrived_when_the_bucket_says_so() -> None:
-    bucket = FakeBucket()
-    before = datetime.now(UTC)
-    send_dump(DumpsByObjects(bucket, SMALLEST_PART), b"content")
-    (found,) = DumpsByObjects(bucket, SMALLEST_PART).contents().dumps
-    assert found.arrived is not None
-    assert before <= found.arrived <= datetime.now(UTC)
+    assert [(one.size, one.arrived) for one in read_contents(store).dumps] == [(7, None)]
 
 
 def test_a_dump_that_stands_still_for_hours_is_not_taken_for_a_dead_one(
     root: Path, spec: SessionSpec
 ) -> None:
     """As one of a series does while nothing has changed: sh locks no file."""
-    still = DumpsByShell(spec).upload("20260305T120000Z-0badcafe.dump")
+    still = NewDump(FileStoreByShell(spec, DUMPS), NAMES[4])
     still.send(b"content")
     wait_until(lambda: any(one.stat().st_size for one in (root / "pgdump").glob("*")), "content")
     (path,) = (root / "pgdump").iterdir()
     os.utime(path, (time.time() - 7200,) * 2)
 
-    send_dump(DumpsByShell(spec), b"another one")
+    send_dump(FileStoreByShell(spec, DUMPS), b"another one")
 
     assert still.finish() == (7, sha256(b"content").hexdigest())
     still.give_up()
@@ -135,11 +367,11 @@ def test_a_dump_that_stands_still_for_hours_is_not_taken_for_a_dead_one(
 def test_a_link_that_is_lost_within_a_dump_is_not_its_end(
     spec: SessionSpec, machine: Machine
 ) -> None:
-    place = DumpsByShell(spec)
-    send_dump(place, b"content")
-    machine.tool("cat", "printf cont; kill -KILL $PPID")
+    store = FileStoreByShell(spec, DUMPS)
+    send_dump(store, b"content")
+    machine.tool("tail", "printf cont; kill -KILL $PPID")
     with pytest.raises(RemoteUnreachable):
-        list(place.fetch(NAME))
+        get(store, NAME)
 
 
 def test_the_shell_syncs_the_files_of_a_dump_and_not_their_file_system_alone(
@@ -148,186 +380,55 @@ def test_the_shell_syncs_the_files_of_a_dump_and_not_their_file_system_alone(
     """What stands behind FUSE or SMB hears of a file's own sync only."""
     called = tmp_path / "called"
     machine.tool("sync", f'ls -di "$@" >>"{called}"')
-    send_dump(DumpsByShell(spec), b"content")
+    send_dump(FileStoreByShell(spec, DUMPS), b"content")
     synced = called.read_text().split()
     assert {str(path.stat().st_ino) for path in (root / "pgdump").iterdir()} <= set(synced)
 
 
-def test_a_dump_beside_one_that_is_only_tried_out_keeps_its_directory(spec: SessionSpec) -> None:
-    trying, place = DumpsByReceiver(spec), DumpsByReceiver(spec)
-    trying.try_out()
-    assert place.contents().dumps == ()
-    trying.close()
-    send_dump(place, b"content")
-    assert [one.name for one in place.contents().dumps] == [NAME]
-    place.close()
+# --- in a bucket ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        "say(dump('20260304T120000Z-0badcafe.dump', 1, 0, b'{}')); say(given(1))",
-        "say(dump('20260304T120000Z-0badcafe.dump', 1, -1, b'{}')); say(numbered(DONE, 1))",
-        "say(dump('20260304T120000Z-0badcafe.dump', 1, (1 << 63) - 1, b'{}'))",
-        "say(frame(DUMP, bytes(46)))",
-        "say(head(DUMP, 1 << 30))",
-        "say(dump_sum(1, bytes(32)))",
-        "os._exit(0)",
-    ],
-)
-def test_dumps_that_cannot_be_end_the_session(
-    spec: SessionSpec, machine: Machine, tmp_path: Path, answer: str
+def test_a_trial_tells_of_a_bucket_that_takes_no_content(
+    bucket: FakeBucket, in_bucket: InBucket
 ) -> None:
-    program = tmp_path / "lying.py"
-    program.write_text(LYING_RECEIVER.replace("{answer}", answer))
-    machine.tool("python3", f"PYTHONPATH={PROJECT} exec {sys.executable} {program}")
-    place = connect(spec)
-    with pytest.raises(RemoteUnreachable):
-        place.contents()
-
-
-def test_more_dumps_than_may_lie_there_are_refused(
-    spec: SessionSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By the receiver where one more gets its name, and by us where somebody has put more there."""
-    monkeypatch.setattr("ntt_backup.dump.by_receiver._MOST", 2)
-    monkeypatch.setattr("ntt_backup.dump.by_objects.MAX_DUMPS", 2)
-    bucket = FakeBucket()
-    for day in range(1, 4):
-        receiver, objects = DumpsByReceiver(spec), DumpsByObjects(bucket, SMALLEST_PART)
-        name = f"2026030{day}T120000Z-0badcafe.dump"
-        send_dump(receiver, b"content", name)
-        send_dump(objects, b"content", name)
-        if day < 3:
-            assert len(receiver.contents().dumps) == len(objects.contents().dumps) == day
-            receiver.close()
-    with pytest.raises(RemoteUnreachable) as caught:
-        receiver.contents()
-    assert "too many" in caught.value.detail
-    with pytest.raises(RemoteDenied, match="more than 2 dumps"):
-        objects.contents()
-
-
-def test_the_receiver_names_no_more_dumps_than_may_lie_there(root: Path, spec: SessionSpec) -> None:
-    (root / "pgdump").mkdir()
-    for number in range(MAX_DUMPS):
-        (root / "pgdump" / f"20260304T120000Z-{number:08x}.dump.json").touch()
-    with pytest.raises(RemoteCannotStore):
-        send_dump(DumpsByReceiver(spec), b"content")
-    assert len(list((root / "pgdump").iterdir())) == MAX_DUMPS
-    (root / "pgdump" / f"20260304T120000Z-{0:08x}.dump.json").unlink()
-    send_dump(DumpsByReceiver(spec), b"content")
-    assert (root / "pgdump" / NAME).read_bytes() == b"content"
-
-
-def test_a_remote_without_a_new_python_takes_dumps_by_its_shell(
-    spec: SessionSpec, machine: Machine
-) -> None:
-    machine.tool("python3", "printf '\\nNTT-LOADER 1 python=3.7.1\\n'; exit 1")
-    assert isinstance(connect(spec), DumpsByShell)
-
-
-def test_a_receiver_that_takes_no_dumps_is_named_before_it_is_asked(
-    root: Path, spec: SessionSpec, machine: Machine
-) -> None:
-    """One of before dumps would take the HELLO for that of a session that writes."""
-    words = "NTT-RECEIVE 1 version=0 hash=sha256 allow=put,list,verify,get,replace"
-    forced = replace(machine, startup=f"printf '\\n{words}\\n'; head -c 1 >{root}/said; exit 1")
-    with pytest.raises(DumpImpossible) as caught:
-        connect(replace(spec, transport=forced))
-    assert "forced command" in caught.value.message
-    assert "add dump to --allow" in caught.value.hint
-    assert not (root / "said").exists() or (root / "said").read_bytes() == b""
-
-
-@pytest.fixture(params=["fake", "weak", "s3"])
-def bucket(request: pytest.FixtureRequest) -> Bucket:
-    if request.param == "s3":
-        return open_bucket(request.getfixturevalue("s3").bucket())
-    return FakeBucket(weak=request.param == "weak")
-
-
-def test_a_dump_goes_into_a_bucket_by_parts_comes_back_and_is_dropped(bucket: Bucket) -> None:
-    content = bytes(range(256)) * 41_000
-    place = DumpsByObjects(bucket, SMALLEST_PART)
-    place.try_out()
-    assert list(bucket.uploads("")) == []
-    assert place.contents() == Contents((), placed=False)
-    store_format.make(bucket)
-    upload = place.upload(NAME)
-    for at in range(0, len(content), 1 << 20):
-        upload.send(content[at : at + (1 << 20)])
-    record = record_of(content)
-    assert upload.finish() == (record.bytes, record.sha256)
-    assert place.contents() == Contents((), placed=True)
-    upload.name(record)
-    (found,) = place.contents().dumps
-    assert (found.name, found.size, found.record) == (NAME, len(content), record)
-    assert b"".join(place.fetch(NAME)) == content
-    assert place.drop([NAME]) == 1
-    assert place.contents().dumps == ()
-
-
-def test_a_trial_tells_of_a_bucket_that_takes_no_content() -> None:
-    bucket = FakeBucket()
-
     def refuse(verb: str, key: str) -> None:
         if verb == "put_part":
             raise RemoteDenied("read-only")
 
     bucket.before = refuse
     with pytest.raises(RemoteDenied, match="read-only"):
-        DumpsByObjects(bucket, SMALLEST_PART).try_out()
+        in_bucket().try_out()
 
 
-@pytest.mark.parametrize("sealed", [False, True])
-def test_a_dump_that_is_given_up_leaves_nothing_in_the_bucket(bucket: Bucket, sealed: bool) -> None:
-    """Nor a thread that seals it."""
-    place = DumpsByObjects(bucket, SMALLEST_PART, [Person.new().public] if sealed else [])
-    upload = place.upload(NAME)
-    upload.send(bytes(SMALLEST_PART + 1))
-    upload.give_up()
-    assert list(bucket.uploads("")) == []
-    assert place.contents().dumps == ()
-
-
-def test_a_dump_whose_last_answer_was_lost_has_its_name() -> None:
-    bucket, lost = FakeBucket(), RemoteUnreachable("the answer was lost")
+def test_a_dump_whose_last_answer_was_lost_has_its_name(
+    bucket: FakeBucket, in_bucket: InBucket
+) -> None:
+    lost = RemoteUnreachable("the answer was lost")
 
     def lose(verb: str, key: str) -> None:
         if verb == "complete":
+            bucket.after = lambda verb, key: None
             raise lost
 
-    place = DumpsByObjects(bucket, SMALLEST_PART)
-    upload = place.upload(NAME)
-    upload.send(b"content")
+    store = in_bucket()
+    upload = NewDump(store, NAME)
+    upload.send(CONTENT)
     upload.finish()
     bucket.after = lose
-    upload.name(record_of(b"content"))
-    assert place.contents().dumps[0].whole
+    upload.publish(record_of(CONTENT))
+    assert read_contents(store).dumps[0].whole
 
 
-def test_a_record_that_the_bucket_has_already_is_compared() -> None:
-    """The answer to the first request for it was lost."""
-    bucket = FakeBucket()
-    text = record_of(b"content").to_json().encode()
-    bucket.before = lambda verb, key: verb == "put" and bucket.objects.setdefault(key, text)
-    place = DumpsByObjects(bucket, SMALLEST_PART)
-    send_dump(place, b"content")
-    assert place.contents().dumps[0].whole
-
-
-@pytest.mark.parametrize("sealed", [False, True])
+@pytest.mark.parametrize("recipient", ["", OWNER.public], ids=["plain", "sealed"])
 @pytest.mark.parametrize("planted", [b"{}", record_of(b"CONTENT").to_json().encode()])
 def test_a_record_that_somebody_plants_for_a_dump_on_its_way_ends_the_dump(
-    sealed: bool, planted: bytes
+    bucket: FakeBucket, in_bucket: InBucket, recipient: str, planted: bytes
 ) -> None:
     """Whoever may list uploads knows the name before the record is stored."""
-    bucket, key = FakeBucket(), f"pgdump/{NAME}.json"
+    key = f"pgdump/{NAME}.json"
     bucket.after = lambda verb, _: verb == "put_part" and bucket.objects.setdefault(key, planted)
-    place = DumpsByObjects(bucket, SMALLEST_PART, [Person.new().public] if sealed else [])
     with pytest.raises(NameTaken, match="somebody else") as caught:
-        send_dump(place, b"content")
+        send_dump(in_bucket(recipient), CONTENT)
     assert caught.value.detail == key
     # The dump has no name, so nobody takes it for one.
     assert bucket.objects == {key: planted}
@@ -336,113 +437,24 @@ def test_a_record_that_somebody_plants_for_a_dump_on_its_way_ends_the_dump(
 @pytest.mark.parametrize("ending", ["", ".age"])
 @pytest.mark.parametrize("planted", [b"x", b"CONTENT"])
 def test_content_that_somebody_plants_for_a_dump_on_its_way_ends_the_dump(
-    ending: str, planted: bytes
+    bucket: FakeBucket, in_bucket: InBucket, ending: str, planted: bytes
 ) -> None:
-    bucket, key = FakeBucket(), f"pgdump/{NAME}{ending}"
+    key = f"pgdump/{NAME}{ending}"
     bucket.after = lambda verb, _: verb == "put_part" and bucket.objects.setdefault(key, planted)
-    place = DumpsByObjects(bucket, SMALLEST_PART, [Person.new().public] if ending else [])
+    store = in_bucket(OWNER.public if ending else "")
     with pytest.raises(NameTaken, match="somebody else") as caught:
-        send_dump(place, b"content")
+        send_dump(store, CONTENT)
     assert caught.value.detail == key
     # No record of ours vouches for what has the size of the dump.
-    assert [one.record for one in place.contents().dumps] == [None]
+    assert [one.record for one in read_contents(store).dumps] == [None]
 
 
-def test_a_dump_that_the_bucket_has_damaged_gets_no_receipt() -> None:
-    bucket = FakeBucket(weak=True, opaque=True)
-    place = DumpsByObjects(bucket, SMALLEST_PART)
-
-    def damage(verb: str, key: str) -> None:
-        if verb == "complete":
-            bucket.objects[key] = b"CONTENT"
-
-    upload = place.upload(NAME)
-    upload.send(b"content")
-    upload.finish()
-    bucket.after = damage
-    with pytest.raises(RemoteCannotStore, match="not what was sent"):
-        upload.name(record_of(b"content"))
-
-
-def test_a_dump_that_may_not_be_removed_stays_and_is_told() -> None:
-    bucket = FakeBucket()
-    place = DumpsByObjects(bucket, SMALLEST_PART)
-    send_dump(place, b"content")
-    bucket.append_only = True
-    with pytest.raises(RemoteDenied):
-        place.drop([NAME])
-    assert place.contents().dumps[0].whole
-
-
-def test_a_dump_that_was_killed_leaves_its_parts_for_a_day() -> None:
-    bucket = FakeBucket()
-    place = DumpsByObjects(bucket, SMALLEST_PART)
+def test_a_dump_that_was_killed_leaves_its_parts_for_a_day(
+    bucket: FakeBucket, in_bucket: InBucket
+) -> None:
     old, young = bucket.create_upload(f"pgdump/{NAME}"), bucket.create_upload(f"pgdump/{NAME}")
     pack = bucket.create_upload("packs/one")
     for upload_id, hours in ((old, 25), (young, 23), (pack, 25)):
         bucket.begun(upload_id, datetime.now(UTC) - timedelta(hours=hours))
-    send_dump(place, b"content")
+    send_dump(in_bucket(), b"content")
     assert {one.upload_id for one in bucket.uploads("")} == {young, pack}
-
-
-def test_a_dump_whose_upload_somebody_aborts_is_an_outage() -> None:
-    bucket = FakeBucket()
-    upload = DumpsByObjects(bucket, SMALLEST_PART).upload(NAME)
-
-    def abort(verb: str, key: str) -> None:
-        for begun in bucket.uploads("") if verb == "put_part" else ():
-            bucket.abort(begun.key, begun.upload_id)
-
-    bucket.before = abort
-    upload.send(b"content")
-    with pytest.raises(RemoteUnreachable, match="aborted"):
-        upload.finish()
-
-
-def test_a_sealed_dump_is_a_file_of_age(bucket: Bucket, tmp_path: Path) -> None:
-    owner, content = Person.new(), bytes(range(256)) * 41_000
-    keyring = Keyring(lambda: owner.file(tmp_path / "key"))
-    place = DumpsByObjects(bucket, SMALLEST_PART, [owner.public], keyring)
-    place.try_out()
-    upload, record = place.upload(NAME), record_of(content)
-    for at in range(0, len(content), 1 << 20):
-        upload.send(content[at : at + (1 << 20)])
-    assert upload.finish() == (record.bytes, record.sha256)
-    upload.name(replace(record, sealed=upload.sealed))
-
-    (stored,) = place.contents().dumps
-    assert stored.whole
-    assert stored.record is not None
-    assert (stored.record.bytes, stored.record.sha256) == (record.bytes, record.sha256)
-    sealed = bucket.get_range(f"pgdump/{NAME}.age", 0, 1 << 30)
-    identity = pyrage.x25519.Identity.from_str(owner.secret)
-    assert pyrage.decrypt(sealed, [identity]) == content
-    assert b"".join(place.fetch(NAME)) == content
-    assert place.drop([NAME]) == 1
-    assert place.contents().dumps == ()
-
-
-def test_a_sealed_dump_needs_the_right_identity(tmp_path: Path) -> None:
-    bucket, owner, stranger = FakeBucket(), Person.new(), Person.new()
-    send_dump(DumpsByObjects(bucket, SMALLEST_PART, [owner.public]), b"content")
-    for find, said in (
-        (lambda: None, "no identity is given"),
-        (lambda: stranger.file(tmp_path / "other"), "for other identities"),
-        (lambda: tmp_path / "none", "cannot read the identity file"),
-    ):
-        place = DumpsByObjects(bucket, SMALLEST_PART, keyring=Keyring(find))
-        with pytest.raises(ConfigError, match=said):
-            list(place.fetch(NAME))
-
-
-def test_a_sealed_dump_that_is_damaged_ends_early(tmp_path: Path) -> None:
-    bucket, owner = FakeBucket(), Person.new()
-    keyring = Keyring(lambda: owner.file(tmp_path / "key"))
-    place = DumpsByObjects(bucket, SMALLEST_PART, [owner.public], keyring)
-    send_dump(place, bytes(1_000_000))
-    key = f"pgdump/{NAME}.age"
-    whole = bytearray(bucket.objects[key])
-    whole[500_000] ^= 1
-    for damaged in (bytes(whole), bucket.objects[key][:-20]):
-        bucket.objects[key] = damaged
-        assert len(b"".join(place.fetch(NAME))) < 1_000_000

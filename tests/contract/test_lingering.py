@@ -17,10 +17,11 @@ from ntt_backup.client.read_session import ReadSession
 from ntt_backup.client.shell import ask
 from ntt_backup.client.transport import Transport
 from ntt_backup.config.sections import RunSettings
-from ntt_backup.dump.by_shell import DumpsByShell
-from ntt_backup.dump.record import Contents
-from ntt_backup.dump.remote_dir import connect
+from ntt_backup.dump.record import Contents, Stored
+from ntt_backup.dump.store import DUMPS, fetch_dump, read_contents
 from ntt_backup.errors import RemoteDenied, RemoteUnreachable
+from ntt_backup.filestore.by_shell import FileStoreByShell
+from ntt_backup.filestore.open import connect
 from ntt_backup.upload.strategies import STRATEGIES
 from ntt_backup.upload.strategies.probe import Probe
 from ntt_backup.upload.strategies.tar_probe import ScratchDirectory
@@ -101,13 +102,13 @@ def test_the_catalogs_dumps_are_asked_for_beside_what_the_login_left(
     local: Harness, leaving: Callable[[str], Machine], waits_for_ever: None
 ) -> None:
     run = RunSettings(strategy=local.strategy, receipt_timeout=80_000)
-    place = connect(spec_of(local, leaving("sleep 1000"), run))
-    assert place.contents() == Contents((), placed=True)
-    record = send_dump(place, b"content")
-    (found,) = place.contents().dumps
+    store = connect(spec_of(local, leaving("sleep 1000"), run), DUMPS)
+    assert read_contents(store) == Contents((), placed=True)
+    record = send_dump(store, b"content")
+    (found,) = read_contents(store).dumps
     assert (found.name, found.size, found.record) == (NAME, 7, record)
-    assert b"".join(place.fetch(NAME)) == b"content"
-    place.close()
+    assert b"".join(fetch_dump(store, found)) == b"content"
+    store.close()
 
 
 def test_a_dump_is_fetched_beside_noise_on_stderr(
@@ -116,11 +117,11 @@ def test_a_dump_is_fetched_beside_noise_on_stderr(
     machine = leaving("(while :; do echo noise; sleep 0.01; done) >&2")
     (local.remote_dir / "pgdump").mkdir()
     (local.remote_dir / "pgdump" / NAME).write_bytes(b"content")
-    machine.tool("cat", 'sleep 1; exec /bin/cat "$@"')
+    machine.tool("tail", 'sleep 1; exec /usr/bin/tail "$@"')
     run = RunSettings(strategy=local.strategy)
-    place = connect(spec_of(local, machine, run))
-    assert b"".join(place.fetch(NAME)) == b"content"
-    place.close()
+    store = connect(spec_of(local, machine, run), DUMPS)
+    assert b"".join(fetch_dump(store, Stored(NAME, 7, None))) == b"content"
+    store.close()
 
 
 # --- a directory that goes with the connection ----------------------------------------------------
@@ -169,7 +170,7 @@ def test_a_receiver_that_nobody_asked_for_is_named(local: Harness, machine: Mach
         lambda: ask(forced, "echo", {}, doing="a first word", timeout=PATIENCE),
         lambda: local.open(transport=forced),
         lambda: lodge(local, forced),
-        lambda: DumpsByShell(spec_of(local, forced)).contents(),
+        lambda: FileStoreByShell(spec_of(local, forced), DUMPS).list(),
     ):
         with pytest.raises(RemoteDenied) as caught:
             question()

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import tarfile
+from itertools import pairwise
 
-import pyrage
 import zstandard
 from blake3 import blake3
 from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.hmac import HMAC
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 _ENTRY_BYTES = 48
-_PIECE_BYTES = 65536
+_CHUNK_BYTES = 65536
 _TAG_BYTES = 16
+_VERSION = b"age-encryption.org/v1"
 
 
 class Damaged(Exception):
@@ -21,36 +27,54 @@ class Damaged(Exception):
 
 
 def opened(pack: bytes, secret: str) -> bytes:
-    """The pack within a sealed one, with zeros for its damaged pieces; others are as they were."""
-    trailer = pack[-1536:-1024]
-    if trailer[:10] != b"NTTPACK\n\0\2":
+    """The pack within a sealed one, with zeros for its damaged chunks; others are as they were."""
+    if not pack.startswith(_VERSION):
         return pack
-    size, of_keys, store_id = _number(trailer[16:24]), _number(trailer[12:16]), trailer[96:112]
-    pieces = max(1, -(-size // _PIECE_BYTES))
-    end = size + _TAG_BYTES * pieces
-    keys = pack[end : end + of_keys]
-    if (
-        blake3(trailer[:480]).digest() != trailer[480:]
-        or blake3(keys).digest() != trailer[48:80]
-        or end + of_keys + 1536 != len(pack)
-        or any(pack[-1024:])
-    ):
-        raise Damaged("its seal")
-    key = pyrage.decrypt(keys, [pyrage.x25519.Identity.from_str(secret)])
-    contents, naming = (
-        blake3(key, derive_key_context=f"ntt-pack 2 {what}").digest() for what in ("contents", "id")
-    )
-    if blake3(store_id, key=naming).digest(length=16) != trailer[80:96]:
-        raise Damaged("its name")
-    cipher, within = ChaCha20Poly1305(contents), bytearray()
-    for number in range(pieces):
-        sealed = pack[len(within) + _TAG_BYTES * number : end][: _PIECE_BYTES + _TAG_BYTES]
-        nonce = number.to_bytes(11, "big") + bytes([number == pieces - 1])
+    header, dashes, rest = pack.partition(b"\n---")
+    mac, newline, body = rest.partition(b"\n")
+    if not dashes or not newline or len(body) < 16 + _TAG_BYTES:
+        raise Damaged("its header")
+    key = _file_key(header, secret)
+    proof = HMAC(_derived(key, b"", b"header"), SHA256())
+    proof.update(header + dashes)
+    if base64.b64encode(proof.finalize()).rstrip(b"=") != mac[1:]:
+        raise Damaged("its header")
+    cipher = ChaCha20Poly1305(_derived(key, body[:16], b"payload"))
+    within, sealed = bytearray(), body[16:]
+    chunks = range(0, len(sealed), _CHUNK_BYTES + _TAG_BYTES)
+    for number, at in enumerate(chunks):
+        chunk = sealed[at : at + _CHUNK_BYTES + _TAG_BYTES]
+        nonce = number.to_bytes(11, "big") + bytes([number == len(chunks) - 1])
         try:
-            within += cipher.decrypt(nonce, sealed, None)
+            within += cipher.decrypt(nonce, chunk, None)
         except InvalidTag:
-            within += bytes(len(sealed) - _TAG_BYTES)
+            within += bytes(max(0, len(chunk) - _TAG_BYTES))
     return bytes(within)
+
+
+def _file_key(header: bytes, secret: str) -> bytes:
+    """The key of a file of age."""
+    digits = "qpzry9x8gf2tvdw0s3jn54khce6mua7l"
+    value = 0
+    for char in secret.lower().rpartition("1")[2][:-6]:
+        value = value << 5 | digits.index(char)
+    ours = X25519PrivateKey.from_private_bytes((value >> 4).to_bytes(32, "big"))
+    lines = header.split(b"\n")
+    for line, following in pairwise(lines):
+        if line.startswith(b"-> X25519 "):
+            share = base64.b64decode(line.split()[2] + b"=")
+            salt = share + ours.public_key().public_bytes_raw()
+            shared = ours.exchange(X25519PublicKey.from_public_bytes(share))
+            wrap = ChaCha20Poly1305(_derived(shared, salt, _VERSION + b"/X25519"))
+            try:
+                return wrap.decrypt(bytes(12), base64.b64decode(following + b"="), None)
+            except InvalidTag:
+                continue
+    raise Damaged("its key")
+
+
+def _derived(key: bytes, salt: bytes, info: bytes) -> bytes:
+    return HKDF(SHA256(), 32, salt, info).derive(key)
 
 
 def read_pack(pack: bytes) -> tuple[dict[str, bytes], int]:

@@ -40,7 +40,7 @@ from ntt_backup.snapshot.format.manifest import (
     tail_size,
 )
 from ntt_backup.snapshot.format.zstd_stream import ZstdStream
-from ntt_backup.snapshot.repository.contract import SnapshotDamaged
+from ntt_backup.snapshot.names import SnapshotDamaged
 from tests.fuzz.bounded import harm_of, harm_of_mutated
 from tests.fuzz.mutations import mutated
 

@@ -8,7 +8,6 @@ The remote has a blob that is right and one that is not, a dump, a version, and 
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 import shutil
@@ -17,11 +16,13 @@ import zlib
 from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 from blake3 import blake3
 
 from ntt_backup.receiver.terms import ALLOWED
-from ntt_backup.wire import dump_messages, file_messages, framing, read_messages, write_messages
+from ntt_backup.wire import file_messages, framing, read_messages, write_messages
+from ntt_backup.wire.stored_names import DUMPS, SNAPSHOTS
 from tests.fuzz.mutations import mutated
 from tests.receiver_driver import (
     BYE,
@@ -30,7 +31,9 @@ from tests.receiver_driver import (
     ScriptedSession,
     a_dump,
     a_file,
+    a_record,
     abort,
+    an_unnamed_file,
     commit,
     digest_of,
     place_of,
@@ -64,7 +67,7 @@ class Remote:
             place_of(self.root, digest_of(_RIGHT)): _RIGHT,
             place_of(self.root, digest_of(b"what it was")): _WRONG,
             self.root / "pgdump" / _DUMP_NAME: _DUMP,
-            self.root / "pgdump" / f"{_DUMP_NAME}.json": _record(_DUMP) + b"\n",
+            self.root / "pgdump" / f"{_DUMP_NAME}.json": a_record(_DUMP) + b"\n",
             self.root / "snapshots" / _VERSION / "manifest": _MANIFEST,
         }.items():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -118,14 +121,8 @@ class Remote:
             self.build()
 
 
-def _record(content: bytes) -> bytes:
-    digest = hashlib.sha256(content).hexdigest()
-    said = f'{{"target": "remote", "database": "x", "bytes": {len(content)}, "sha256": "{digest}"}}'
-    return said.encode()
-
-
-def _plans(client: ScriptedSession) -> list[tuple[str, list[bytes]]]:
-    """Returns the purpose and the frames of each session."""
+def _plans(client: ScriptedSession) -> list[tuple[dict[str, Any], list[bytes]]]:
+    """Returns the purpose of each session, as HELLO tells it, and its frames."""
     right, wrong = digest_of(_RIGHT), digest_of(b"what it was")
     low, high = bytes(32), b"\xff" * 32
     blobs = [
@@ -142,21 +139,41 @@ def _plans(client: ScriptedSession) -> list[tuple[str, list[bytes]]]:
         read_messages.getting([right, wrong]),
     ]
     dumps = [
-        framing.frame(framing.DUMPS),
+        file_messages.listing(""),
         a_dump(b"a new dump", _NEW_DUMP),
-        dump_messages.named(framing.FETCH, _DUMP_NAME),
-        dump_messages.named(framing.DROP, _DUMP_NAME, _NEW_DUMP),
+        a_file(b"a sealed dump", f"{_DUMP_NAME}.age", slot=2),
+        file_messages.reading(_DUMP_NAME, 0, 100),
+        file_messages.reading(f"{_DUMP_NAME}.json", 0, 100),
+        file_messages.removing([f"{_DUMP_NAME}.json"]),
+        file_messages.removing(
+            name + end for name in (_DUMP_NAME, _NEW_DUMP) for end in ("", ".age", ".json")
+        ),
     ]
     snapshots = [
         file_messages.listing(""),
         file_messages.listing("etc/"),
         a_file(b"a new manifest", f"{_NEW_VERSION}/manifest"),
-        a_file(b"a new pack", f"{_NEW_VERSION}/pack-00001"),
-        framing.frame(framing.FORGET),
+        a_file(b"a new pack", f"{_NEW_VERSION}/pack-00001", slot=1),
+        an_unnamed_file(b"a map", slot=3),
+        file_messages.discarding(3),
         file_messages.reading(f"{_VERSION}/manifest", 0, 100),
         file_messages.removing([f"{_VERSION}/manifest", f"{_NEW_VERSION}/manifest"]),
     ]
-    return [("", blobs), ("reading", reads), ("dumps", dumps), ("snapshots", snapshots)]
+    return [
+        ({}, blobs),
+        ({"reading": 1}, reads),
+        ({"files": DUMPS}, dumps),
+        ({"files": SNAPSHOTS}, snapshots),
+    ]
+
+
+def _is_told(kind: int, payload: bytes) -> bool:
+    """Returns whether a frame is a piece of a record: whoever may list dumps may read it."""
+    if kind != framing.PIECE:
+        return False
+    piece = read_messages.read_piece(memoryview(payload))
+    secrets = (_RIGHT, _WRONG, _DUMP, _MANIFEST)
+    return not any(bytes(piece) in one for one in secrets) or bytes(piece) in a_record(_DUMP)
 
 
 def _frames(data: bytes) -> list[bytes]:
@@ -211,13 +228,13 @@ def play(parent: Path, seed: int, rounds: int) -> Iterator[str]:
         others += [BYE, PING, PLACE, client.hello_frame()]
         purpose, parts = chance.choice(plans)
         said = [frame for part in chance.sample(parts, len(parts)) for frame in _frames(part)]
-        hello = client.hello_frame(sync="fsync", **({purpose: 1} if purpose else {}))
+        hello = client.hello_frame(sync="fsync", **purpose)
         if chance.random() < 0.1:
             hello = _changed(hello, chance)
         data = hello + _mutated(said, others, chance)
         try:
             client.send(data)
-            kinds = set(client.kinds)
+            kinds = {kind for kind, payload in client.answers if not _is_told(kind, payload)}
             if client.status not in (0, 1):
                 yield f"seed {seed}, session {number}: exit status {client.status}"
         except Exception as error:  # noqa: BLE001  Whatever escapes is what is looked for.

@@ -28,7 +28,7 @@ from ntt_backup.errors import CatalogUnavailable, ConfigError, RemoteUnreachable
 from ntt_backup.model import Blob, StoredPack
 from ntt_backup.objects import keys
 from ntt_backup.objects import open as opening
-from ntt_backup.pack.seal import Sign
+from ntt_backup.pack.format import Sign
 from ntt_backup.source.store import SourceTree
 from tests.bucket_packs import (
     blobid_of,

@@ -17,7 +17,7 @@ from ntt_backup.mount.packs_or_snapshot import Mounted, mount_version
 from ntt_backup.snapshot.format.entry import FILE, HARD_LINK, SYMLINK, Entry
 from ntt_backup.snapshot.origins import NOBODY
 from tests.environment import wait_until
-from tests.memory_repository import MemoryRepository
+from tests.memory_store import MemoryStore
 from tests.mounts import ended, mount_point, servers
 from tests.snapshots import VERSION, directory, put_version
 
@@ -26,8 +26,8 @@ TIME = 1_600_000_000_123_456_789
 
 
 @pytest.fixture
-def repository() -> MemoryRepository:
-    repository = MemoryRepository()
+def repository() -> MemoryStore:
+    repository = MemoryStore()
     file = Entry("srv/file", FILE, 0o640, 7, 8, TIME, size=3_000_000)
     file.xattrs["user.note"] = b64encode(b"a\0b").decode()
     put_version(
@@ -43,12 +43,12 @@ def repository() -> MemoryRepository:
     return repository
 
 
-def mount(repository: MemoryRepository, at: Path) -> Mounted:
-    def open_repository() -> MemoryRepository:
+def mount(repository: MemoryStore, at: Path) -> Mounted:
+    def open_store() -> MemoryStore:
         repository.closed = False
         return repository
 
-    return mount_version(open_repository, "etc", at, NOBODY, scratch=Path("/var/tmp"))
+    return mount_version(open_store, "etc", at, NOBODY, scratch=Path("/var/tmp"))
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def at() -> Iterator[Path]:
         yield at
 
 
-def test_a_version_is_shown_as_it_was_taken(repository: MemoryRepository, at: Path) -> None:
+def test_a_version_is_shown_as_it_was_taken(repository: MemoryStore, at: Path) -> None:
     others = servers()
     assert mount(repository, at) == Mounted("etc", VERSION, 5, 3_000_003, "unknown")
     (server,) = servers() - others
@@ -82,7 +82,7 @@ def test_a_version_is_shown_as_it_was_taken(repository: MemoryRepository, at: Pa
 
 
 def test_what_cannot_be_fetched_is_an_error_and_no_wrong_byte(
-    repository: MemoryRepository, at: Path, tmp_path: Path
+    repository: MemoryStore, at: Path, tmp_path: Path
 ) -> None:
     away = tmp_path / "away"
     away.touch()

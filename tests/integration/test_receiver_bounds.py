@@ -15,20 +15,21 @@ import pytest
 from ntt_backup.blobdir.layout import StrayKind
 from ntt_backup.blobdir.partial import open_partial
 from ntt_backup.receiver import (
-    dump_directory,
+    file_areas,
+    file_session,
     incoming,
     large_blob,
     send_blobs,
-    snapshot_session,
     write_session,
 )
 from ntt_backup.receiver.connection import Connection
+from ntt_backup.receiver.file_areas import AREAS, FileArea
 from ntt_backup.receiver.file_session import FileSession
-from ntt_backup.receiver.incoming import FileDirectory
 from ntt_backup.receiver.question_session import QuestionSession
 from ntt_backup.receiver.terms import ALLOWED
 from ntt_backup.receiver.workspace import Refusal
-from ntt_backup.wire import dump_messages, file_messages, framing, read_messages, write_messages
+from ntt_backup.wire import file_messages, framing, read_messages, write_messages
+from ntt_backup.wire.stored_names import MAX_RECORD
 from tests.files import noise
 from tests.receiver_driver import (
     BYE,
@@ -36,6 +37,7 @@ from tests.receiver_driver import (
     ScriptedSession,
     a_dump,
     a_file,
+    a_record,
     abort,
     commit,
     digest_of,
@@ -214,17 +216,19 @@ def test_a_stray_is_told_with_the_page_in_which_its_directory_begins(
     )
 
 
-# --- snapshots and dumps --------------------------------------------------------------------------
+# --- files ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 4])
 def test_files_of_snapshots_are_listed_in_pages(
     client: ScriptedSession, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    monkeypatch.setattr(snapshot_session, "MAX_NAMES", 2)
+    monkeypatch.setattr(file_session, "MAX_NAMES", 2)
     names = [f"{VERSION}/pack-{number:05}" for number in range(count)]
     client.snapshots(*(a_file(b"x", name) for name in names), file_messages.listing(""))
-    pages = [len([*file_messages.read_names(one)]) for one in of(client, framing.FILE_NAMES)]
+    pages = [
+        len([*file_messages.read_names("snapshots", one)]) for one in of(client, framing.FILE_NAMES)
+    ]
     assert pages == [2] * (count // 2) + [1] * (count % 2)
     assert [name for name, _ in client.listed()] == names
     assert of(client, framing.DONE) == [count.to_bytes(4, "big")]
@@ -266,31 +270,39 @@ def test_a_file_of_a_snapshot_is_read_up_to_its_end(
 
 
 @pytest.mark.parametrize("extra", [-1, 0, 1])
-def test_a_record_is_told_up_to_its_bound(root: Path, client: ScriptedSession, extra: int) -> None:
-    client.dumps(a_dump(b"good", DUMP))
-    record = b'"' + b"x" * (dump_messages.MAX_RECORD - 2 + extra) + b'"'
-    (root / "pgdump" / f"{DUMP}.json").write_bytes(record + b"\n")
-    client.dumps(framing.frame(framing.DUMPS))
-    (found,) = map(dump_messages.read_dump, of(client, framing.DUMP))
-    assert found[:2] == (DUMP, 4)
-    assert found[3] == (record if extra <= 0 else b"")
+def test_a_record_is_taken_up_to_its_bound(root: Path, client: ScriptedSession, extra: int) -> None:
+    record = a_record(b"good")[:-1].ljust(MAX_RECORD + extra - 1) + b"}"
+    client.dumps(a_file(record, f"{DUMP}.json"))
+    assert client.error == ("protocol" if extra > 0 else "")
+    assert (root / "pgdump" / f"{DUMP}.json").exists() == (extra <= 0)
+    # Somebody else may have put a longer one there: it vouches for no dump.
+    (root / "pgdump").mkdir(exist_ok=True)
+    (root / "pgdump" / f"{DUMP}.json").write_bytes(record)
+    client.dumps(a_file(b"good", DUMP))
+    assert client.error == ("protocol" if extra > 0 else "")
 
 
 def test_dumps_are_counted(client: ScriptedSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dump_directory, "MAX_DUMPS", 2)
+    monkeypatch.setattr(file_areas, "MAX_DUMPS", 2)
     names = [DUMP.replace("0bad", f"{number:04}") for number in range(3)]
     assert [client.dumps(a_dump(b"good", name)).error for name in names] == ["", "", "dump"]
-    client.dumps(framing.frame(framing.DUMPS))
-    assert of(client, framing.DONE) == [(2).to_bytes(4, "big")]
+    client.dumps(file_messages.listing(""))
+    assert of(client, framing.DONE) == [(4).to_bytes(4, "big")]
+
+
+@pytest.fixture(params=[*AREAS.values()], ids=[*AREAS])
+def area(request: pytest.FixtureRequest) -> type[FileArea]:
+    found: type[FileArea] = request.param
+    return found
 
 
 @pytest.mark.parametrize("cut", [1, 9, 10, 11, 25])
 def test_a_file_is_summed_from_the_disk_however_it_comes(
-    root: Path, monkeypatch: pytest.MonkeyPatch, cut: int
+    root: Path, monkeypatch: pytest.MonkeyPatch, area: type[FileArea], cut: int
 ) -> None:
     monkeypatch.setattr(incoming, "_STEP", 10)
     top = os.open(root, os.O_RDONLY)
-    directory = FileDirectory(top, "files")
+    directory = area(top)
     file = directory.begin()
     content = noise(100, 1)
     for at in range(0, 100, cut):
@@ -302,28 +314,30 @@ def test_a_file_is_summed_from_the_disk_however_it_comes(
     assert file.sync() == (100, hashlib.sha256(content).digest())
     file.remove()
     directory.close()
-    assert not (root / "files").exists()
+    assert not (root / area.called).exists()
     os.close(top)
 
 
-def test_a_directory_that_was_there_stays(root: Path) -> None:
-    (root / "files").mkdir()
+def test_a_directory_that_was_there_stays(root: Path, area: type[FileArea]) -> None:
+    (root / area.called).mkdir()
     top = os.open(root, os.O_RDONLY)
-    directory = FileDirectory(top, "files")
+    directory = area(top)
     directory.begin().remove()
     directory.close()
-    assert [*(root / "files").iterdir()] == []
+    assert [*(root / area.called).iterdir()] == []
     os.close(top)
 
 
 @pytest.mark.parametrize(("age", "stays"), [(0, True), (3590, True), (3610, False)])
-def test_what_the_killed_left_goes_after_an_hour(root: Path, age: int, stays: bool) -> None:
-    (root / "files").mkdir()
-    left = root / "files" / ".incoming-0badcafe"
+def test_what_the_killed_left_goes_after_an_hour(
+    root: Path, area: type[FileArea], age: int, stays: bool
+) -> None:
+    (root / area.called).mkdir()
+    left = root / area.called / ".incoming-0badcafe"
     left.write_bytes(b"")
     os.utime(left, (time.time() - age,) * 2)
     top = os.open(root, os.O_RDONLY)
-    directory = FileDirectory(top, "files")
+    directory = area(top)
     directory.begin().remove()
     directory.close()
     assert left.exists() == stays
@@ -354,9 +368,9 @@ def aside(root: Path, work: Any) -> tuple[Any, int]:
     """The answer of a session that does work aside, and the descriptor that is told of its end."""
     told, wake = os.pipe()
     terms, connection = SimpleNamespace(allow=()), SimpleNamespace(wake=wake)
-    directory = cast(Any, SimpleNamespace(called="files"))
-    session = FileSession(directory, "dump", cast(Any, terms), cast(Any, connection))
-    return session.aside(work), told
+    area = cast(Any, SimpleNamespace(called="files", word="dump"))
+    session = FileSession(area, cast(Any, terms), cast(Any, connection))
+    return session._aside(work), told
 
 
 @pytest.mark.parametrize("end", ["interrupt", "close"])
@@ -598,10 +612,11 @@ def test_a_large_blob_that_cannot_be_made_durable_fails_its_batch(
     assert not names_under(root)
 
 
-@pytest.mark.parametrize("kinds", [{"reading": 1, "dumps": 1}, {"reading": 0, "dumps": 1}])
-def test_a_session_is_of_one_kind(client: ScriptedSession, kinds: dict[str, int]) -> None:
-    client.say(BYE, **kinds)
-    assert client.error == ("protocol" if all(kinds.values()) else "")
+@pytest.mark.parametrize("reading", [0, 1])
+@pytest.mark.parametrize("area", AREAS)
+def test_a_session_is_of_one_kind(client: ScriptedSession, reading: int, area: str) -> None:
+    client.say(BYE, reading=reading, files=area)
+    assert client.error == ("protocol" if reading else "")
 
 
 def test_a_root_that_is_none_says_why(root: Path) -> None:
@@ -639,10 +654,11 @@ def test_life_is_shown_while_a_part_that_is_there_is_hashed(
 
 
 def test_an_interrupted_session_ends_the_sum_of_a_file_early(root: Path) -> None:
-    directory = cast(Any, SimpleNamespace(called="files"))
+    area = cast(Any, SimpleNamespace(called="files", close=lambda: None))
     connection = cast(Any, SimpleNamespace(wake=-1))
-    session = FileSession(directory, "dump", cast(Any, SimpleNamespace(allow=())), connection)
+    session = FileSession(area, cast(Any, SimpleNamespace(allow=())), connection)
     session.interrupt()
-    session.incoming = cast(Any, SimpleNamespace(stopped=False))
+    files = [SimpleNamespace(stopped=False, remove=lambda: None) for _ in range(2)]
+    session._incoming = cast(Any, dict(enumerate(files)))
     session.interrupt()
-    assert cast(Any, session.incoming).stopped
+    assert [one.stopped for one in files] == [True, True]

@@ -42,21 +42,23 @@ def test_a_dump_is_written_synced_named_synced_and_answered(
 ) -> None:
     content = bytes(size)
     with RemoteReceiver(root, trace("-y", "-e", CALLS, allow="dump")) as receiver:
-        receiver.hello(place=False, dumps=1)
+        receiver.hello(place=False, files="pgdump")
         receiver.write(a_dump(content, DUMP))
-        assert receiver.answer()[0] == framing.DUMP_SUM
-        assert receiver.answer()[0] == framing.DONE
+        for _ in ("the dump", "its record"):
+            assert receiver.answer()[0] == framing.FILE_SUM
+        for _ in ("the record", "its dump"):
+            assert receiver.answer() == (framing.FILE_SAID, bytes([file_messages.GIVEN]))
         assert receiver.bye() == 0
     seen = Events(tmp_path / "trace")
     record_named = seen.first("renameat2", f'"{DUMP}.json"', ended=False)
     named = seen.first("renameat2", f'"{DUMP}"', ended=False)
     assert record_named < named
-    for file in (".json>", ".incoming-"):
-        written = seen.last("write", file, record_named)
-        assert written < seen.first("fsync", file, written) < record_named
-    summed = seen.last("write", "(1<", record_named, ended=False)
-    written = seen.last("write", ".incoming-", summed)
-    assert written < seen.first("fsync", ".incoming-", written) < summed
+    # Both were written and synced before they were named, and before their sums were told.
+    summed = seen.first("write", "(1<", seen.last("write", ".incoming-", record_named), ended=False)
+    assert summed < record_named
+    between = seen.first("write", "(1<", record_named, ended=False)
+    assert between < named
+    names_are_durable(seen, [root / "pgdump", root], record_named, between)
     answer = seen.first("write", "(1<", named, ended=False)
     last_named = seen.last("renameat2", "", answer)
     names_are_durable(seen, [root / "pgdump", root], last_named, answer)
@@ -67,14 +69,16 @@ def test_a_file_of_a_snapshot_is_written_synced_named_synced_and_answered(
     trace: Trace, root: Path, tmp_path: Path, size: int
 ) -> None:
     with RemoteReceiver(root, trace("-y", "-e", CALLS, allow="snapshot")) as receiver:
-        receiver.hello(place=False, snapshots=1)
+        receiver.hello(place=False, files="snapshots")
         receiver.write(a_file(bytes(size), f"{VERSION}/map"))
+        assert receiver.answer()[0] == framing.FILE_SUM
         assert receiver.answer() == (framing.FILE_SAID, bytes([file_messages.GIVEN]))
         assert receiver.bye() == 0
     seen = Events(tmp_path / "trace")
     named = seen.first("renameat2", '"map"', ended=False)
     written = seen.last("write", ".incoming-", named)
-    assert written < seen.first("fsync", ".incoming-", written) < named
+    summed = seen.first("write", "(1<", written, ended=False)
+    assert written < seen.first("fsync", ".incoming-", written) < summed < named
     answer = seen.first("write", "(1<", named, ended=False)
     place = root / "snapshots" / VERSION
     above = [place, place.parent, root / "snapshots", root]
@@ -87,9 +91,10 @@ def test_a_file_of_a_snapshot_is_gone_for_good_before_the_next_one_goes(
     """A manifest goes first: without it a version does not exist, whatever of it is left."""
     names = [f"{VERSION}/{file}" for file in ("manifest", "map", "pack-00001")]
     with RemoteReceiver(root, trace("-y", "-e", CALLS, allow="snapshot,replace")) as receiver:
-        receiver.hello(place=False, snapshots=1)
+        receiver.hello(place=False, files="snapshots")
         for name in names:
             receiver.write(a_file(b"content", name))
+            assert receiver.answer()[0] == framing.FILE_SUM
             assert receiver.answer()[0] == framing.FILE_SAID
         receiver.write(file_messages.removing(names))
         kind, payload = receiver.answer()

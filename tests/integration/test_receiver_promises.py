@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from ntt_backup.receiver import b3sum, group_commit, session, snapshot_directory
+from ntt_backup.receiver import b3sum, file_areas, group_commit, session
 from ntt_backup.receiver.terms import ALLOWED
-from ntt_backup.wire import dump_messages, file_messages, framing, read_messages, write_messages
-from ntt_backup.wire.snapshot_names import STAMP
+from ntt_backup.wire import file_messages, framing, read_messages, write_messages
+from ntt_backup.wire.stored_names import DUMPS, MAX_RECORD, SNAPSHOTS, STAMP
 from tests.receiver_driver import (
     BYE,
     PLACE,
@@ -28,13 +28,14 @@ from tests.receiver_driver import (
     ScriptedSession,
     a_dump,
     a_file,
+    a_record,
     abort,
+    an_unnamed_file,
     commit,
     digest_of,
     everything,
     place_of,
     put,
-    unnamed_dump,
     verdicts,
 )
 
@@ -139,8 +140,7 @@ def test_each_right_is_asked_for(root: Path, checking: str, hashed: str) -> None
         read_messages.verifying([digest]): ("verify", framing.VERDICTS),
         read_messages.getting([digest]): ("get", framing.GIVEN),
     }
-    of_dumps = [framing.frame(kind) for kind in (framing.DUMPS, framing.DUMP_END)]
-    of_files = [file_messages.listing(""), a_file(EVIL, f"{VERSION}/map")]
+    of_files = [file_messages.listing(""), a_file(EVIL, f"{VERSION}/map"), a_dump(EVIL, GOOD)]
     for allow in [*RIGHTS, ALLOWED]:
         client = ScriptedSession(root, allow, checking, hashed)
         for question, (right, answer) in asked.items():
@@ -150,18 +150,21 @@ def test_each_right_is_asked_for(root: Path, checking: str, hashed: str) -> None
                 assert set(client.kinds) == {framing.READY, framing.ERROR}
             else:
                 assert client.kinds[-1] == answer
-        for frame in (client.batch(1, [b"good"]), PLACE, *of_dumps, *of_files):
+        for frame in (client.batch(1, [b"good"]), PLACE, *of_files):
             assert client.read(frame).error == "protocol"
         if "put" in allow:
-            for question in [*asked, *of_dumps, *of_files]:
+            for question in [*asked, *of_files]:
                 assert client.say(question).error == "protocol"
-        for frame in (client.batch(1, [b"good"]), PLACE, *asked, *of_files):
-            assert client.dumps(frame).error == ("protocol" if "dump" in allow else "refused")
-        for frame in (client.batch(1, [b"good"]), PLACE, *asked, *of_dumps):
-            expected = "protocol" if "snapshot" in allow else "refused"
-            assert client.snapshots(frame).error == expected
-        for kinds in itertools.combinations(("reading", "dumps", "snapshots"), 2):
-            assert client.say(**dict.fromkeys(kinds, 1)).error == "protocol"
+        for area, right, others in (
+            (DUMPS, "dump", f"{VERSION}/map"),
+            (SNAPSHOTS, "snapshot", GOOD),
+        ):
+            expected = "protocol" if right in allow else "refused"
+            for frame in (client.batch(1, [b"good"]), PLACE, *asked, a_file(EVIL, others)):
+                assert client.say(frame, files=area).error == expected
+            assert client.say(files=area, reading=1).error == "protocol"
+        for no_area in ("by-hash", "..", "pgdump/", 1):
+            assert client.say(BYE, files=no_area).error == "protocol"
         assert everything(root) == before
 
 
@@ -347,79 +350,92 @@ def test_names_of_sessions_lead_nowhere_and_end_one_at_most(root: Path) -> None:
     os.close(lock)
 
 
-@stops("a dump under a path, or a name that is taken")
-def test_dumps_have_names_of_one_form_and_their_own_directory(root: Path) -> None:
+BAD_DUMPS = (
+    "../outside".ljust(30, "/"),
+    "20260304T120000Z-0badcafe/dump",
+    "20260304T120000Z-0BADCAFE.dump",
+    "20260399T120000Z-0badcafe.dump",
+    "\u0662" * 30,
+    f"{GOOD[:-1]}\n",
+    GOOD[:-1],
+    "\0" * 30,
+    f"{GOOD}.json.age",
+    f"{GOOD}.age.json",
+    f"{GOOD}.sealed",
+    f"../pgdump/{GOOD}",
+    ".incoming-00000000",
+    f"{VERSION}/manifest",
+)
+BAD_FILES = (
+    f"../{VERSION}/map",
+    f"db/../{VERSION}/map",
+    f"/{VERSION}/map",
+    f"{VERSION}/../map",
+    f"{VERSION}/.incoming",
+    f"{VERSION}/map/",
+    f"{VERSION}/map\0",
+    f"{VERSION}/map.json",
+    f"{VERSION}/map.age.age",
+    f"DB{VERSION[2:]}/map",
+    f"{VERSION}/pack-1",
+    f"{VERSION}/pack-\u0661\u0661\u0661\u0661\u0661",
+    "db/20260399T120000Z-0badcafe/map",
+    f"{'x' * 32}{VERSION[2:]}/map",
+    GOOD,
+)
+
+
+@stops("a file under a path, or a name that is taken")
+@pytest.mark.parametrize(
+    ("area", "good", "bad"),
+    [(DUMPS, GOOD, BAD_DUMPS), (SNAPSHOTS, f"{VERSION}/manifest", BAD_FILES)],
+    ids=["dumps", "snapshots"],
+)
+def test_files_have_names_of_one_form_and_their_own_directory(
+    root: Path, area: str, good: str, bad: Sequence[str]
+) -> None:
     client = ScriptedSession(root, ALLOWED)
-    (root / "outside").write_bytes(b"secret")
-    assert client.dumps(a_dump(b"good", GOOD)).error == ""
-    (root / "pgdump" / OTHER).symlink_to("../outside")
-    before = everything(root)
-    for name in (
-        "../outside".ljust(30, "/"),
-        "20260304T120000Z-0badcafe/dump",
-        "20260304T120000Z-0BADCAFE.dump",
-        "20260399T120000Z-0badcafe.dump",
-        "\u0662" * 30,
-        f"{GOOD[:-1]}\n",
-        GOOD[:-1],
-        "\0" * 30,
-    ):
-        for kind in (framing.NAME, framing.DROP, framing.FETCH):
-            asked = framing.frame(kind, name.encode() + b"{}" * (kind == framing.NAME))
-            assert client.dumps(unnamed_dump(EVIL), asked).error == "protocol"
-    for name in (GOOD, OTHER):
-        assert client.dumps(a_dump(EVIL, name)).error == "dump"
-    assert client.dumps(dump_messages.named(framing.FETCH, OTHER)).kinds[-1] == framing.BLOB_END
-    assert framing.PIECE not in client.kinds
-    assert client.dumps(dump_messages.named(framing.DROP, OTHER)).error == ""
-    assert everything(root) == before
 
+    def say(*said: bytes) -> ScriptedSession:
+        return client._files(area, *said)
 
-@stops("a file of a snapshot under a path, or a name that is taken")
-def test_files_of_snapshots_have_names_of_one_form_and_their_own_directory(root: Path) -> None:
-    client, good = ScriptedSession(root, ALLOWED), f"{VERSION}/manifest"
     (root / "outside").mkdir()
     (root / "outside" / "map").write_bytes(b"secret")
-    assert client.snapshots(a_file(b"good", good)).error == ""
-    (root / "snapshots" / VERSION / "map").symlink_to(root / "outside" / "map")
-    (root / "snapshots" / VERSION / "pack-00001").symlink_to(root / "outside" / "new")
-    (root / "snapshots" / "linked").symlink_to(root / "outside")
-    (root / "snapshots" / "db" / "20260305T120000Z-0badcafe").symlink_to(root / "outside")
+    assert say((a_dump if area == DUMPS else a_file)(b"good", good)).error == ""
+    links = [OTHER, f"{OTHER}.age"] if area == DUMPS else [f"{VERSION}/map", f"{VERSION}/map.age"]
+    for name, to in zip(links, ("map", "new"), strict=True):
+        (root / area / name).symlink_to(root / "outside" / to)
+    if area == DUMPS:
+        (root / area / f"{OTHER}.json").write_bytes(a_record(EVIL))
+    (root / area / "linked").symlink_to(root / "outside")
+    (root / area / "db").mkdir(exist_ok=True)
+    (root / area / "db" / "20260305T120000Z-0badcafe").symlink_to(root / "outside")
     before = everything(root)
-    for name in (
-        f"../{VERSION}/map",
-        f"db/../{VERSION}/map",
-        f"/{VERSION}/map",
-        f"{VERSION}/../map",
-        f"{VERSION}/.incoming",
-        f"{VERSION}/map/",
-        f"{VERSION}/map\0",
-        f"DB{VERSION[2:]}/map",
-        f"{VERSION}/pack-1",
-        f"{VERSION}/pack-\u0661\u0661\u0661\u0661\u0661",
-        "db/20260399T120000Z-0badcafe/map",
-        f"{'x' * 32}{VERSION[2:]}/map",
-    ):
+    for name in bad:
         raw = name.encode()
-        ending = framing.frame(framing.FILE_END, bytes(32), raw)
-        assert client.snapshots(framing.frame(framing.FILE_DATA, EVIL), ending).error == "protocol"
-        assert client.snapshots(framing.frame(framing.READ, bytes(16), raw)).error == "protocol"
+        publish = framing.frame(framing.PUBLISH, b"\0", raw)
+        assert say(an_unnamed_file(EVIL), publish).error == "protocol"
+        assert say(framing.frame(framing.READ, bytes(16), raw)).error == "protocol"
         removing = framing.frame(framing.REMOVE, f"{good}\n".encode(), raw)
-        assert client.snapshots(removing).error == "protocol"
-        assert client.snapshots(framing.frame(framing.FILES, raw)).error == "protocol"
-    for name in (good, f"{VERSION}/map", f"{VERSION}/pack-00001"):
-        assert client.snapshots(a_file(EVIL, name)).said() == [file_messages.TAKEN]
-    for of_set in ("linked/20260304T120000Z-0badcafe", "db/20260305T120000Z-0badcafe"):
-        for frame in (
-            a_file(EVIL, f"{of_set}/map"),
-            file_messages.reading(f"{of_set}/map", 0, 9),
-            file_messages.removing([f"{of_set}/map"]),
-        ):
-            assert client.snapshots(frame).error == "place"
-    reading = file_messages.reading(f"{VERSION}/map", 0, 9)
-    assert client.snapshots(reading).said() == [file_messages.UNREADABLE]
-    client.snapshots(file_messages.listing(""))
-    assert client.listed() == [(good, 4)]
+        assert say(removing).error == "protocol"
+        assert say(framing.frame(framing.FILES, raw)).error == "protocol"
+    for name in (good, *links):
+        assert say(a_file(EVIL if area != DUMPS or name != good else b"good", name)).said() == [
+            file_messages.TAKEN
+        ]
+    if area == SNAPSHOTS:
+        for of_set in ("linked/20260304T120000Z-0badcafe", "db/20260305T120000Z-0badcafe"):
+            for frame in (
+                a_file(EVIL, f"{of_set}/map"),
+                file_messages.reading(f"{of_set}/map", 0, 9),
+                file_messages.removing([f"{of_set}/map"]),
+            ):
+                assert say(frame).error == "place"
+    assert say(file_messages.reading(links[0], 0, 9)).said() == [file_messages.UNREADABLE]
+    assert framing.PIECE not in client.kinds
+    assert dict(say(file_messages.listing("")).listed()).keys() - {links[0]} == (
+        {good} if area == SNAPSHOTS else {good, f"{good}.json", f"{OTHER}.json"}
+    )
     assert everything(root) == before
 
 
@@ -437,8 +453,8 @@ def test_files_of_snapshots_are_removed_with_a_right_of_its_own(
 
 @stops("sets, versions and files of snapshots without end")
 def test_sets_and_versions_are_counted(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot_directory, "MAX_SETS", 2)
-    monkeypatch.setattr(snapshot_directory, "MAX_VERSIONS", 2)
+    monkeypatch.setattr(file_areas, "MAX_SETS", 2)
+    monkeypatch.setattr(file_areas, "MAX_VERSIONS", 2)
     client = ScriptedSession(root, ["snapshot"])
     taken = [f"{each}/20260304T120000Z-{token:08x}/map" for each in "ab" for token in range(2)]
     for name in taken:
@@ -456,7 +472,8 @@ def test_no_name_is_of_a_time_more_than_a_day_ahead(root: Path) -> None:
     far = now + timedelta(days=1, minutes=1)
     for moment in (far, datetime(9999, 12, 31, 23, 59, 59)):
         stamp = f"{moment:{STAMP}}"
-        assert client.dumps(a_dump(EVIL, f"{stamp}-0badcafe.dump")).error == "time"
+        for ending in ("", ".age", ".json"):
+            assert client.dumps(a_file(EVIL, f"{stamp}-0badcafe.dump{ending}")).error == "time"
         for file in ("map", "manifest", "pack-00001"):
             assert client.snapshots(a_file(EVIL, f"db/{stamp}-0badcafe/{file}")).error == "time"
     assert everything(root) == {}
@@ -470,13 +487,16 @@ def test_a_dump_is_named_with_its_own_size_and_sum(root: Path) -> None:
     client = ScriptedSession(root, ["dump"])
     for record in ({"bytes": 3}, {"sha256": "00" * 32}, {"bytes": "4"}, {"sha256": None}):
         assert client.dumps(a_dump(EVIL, GOOD, **record)).error == "protocol"
-    for text in (b"", b"[]", b"{", b"[" * 4000, b"{}" + bytes(4095)):
-        named = framing.frame(framing.NAME, GOOD.encode(), text)
-        assert client.dumps(unnamed_dump(EVIL), named).error == "protocol"
-    assert everything(root) == {}
+        (root / "pgdump" / f"{GOOD}.json").unlink()
+    for text in (b"", b"[]", b"{", b"[" * 4000, b"{}" + bytes(MAX_RECORD - 2)):
+        assert client.dumps(a_file(text, f"{GOOD}.json"), a_file(EVIL, GOOD)).error == "protocol"
+        (root / "pgdump" / f"{GOOD}.json").unlink()
+    assert client.dumps(a_file(b"{}" + bytes(MAX_RECORD), f"{GOOD}.json")).error == "protocol"
+    assert client.dumps(a_file(EVIL, GOOD)).error == "protocol"
+    assert list((root / "pgdump").iterdir()) == []
 
 
-@stops("DROP, to have no good dump left, after putting worthless ones beside them")
+@stops("REMOVE, to have no good dump left, after putting worthless ones beside them")
 @pytest.mark.parametrize("allow", [("dump",), ("dump", "replace")])
 def test_what_was_the_newest_dump_lately_stays(root: Path, allow: Sequence[str]) -> None:
     client, day = ScriptedSession(root, allow), 86400
@@ -491,7 +511,12 @@ def test_what_was_the_newest_dump_lately_stays(root: Path, allow: Sequence[str])
     client.dumps(*(a_dump(EVIL, name, number=10**9) for name in evil))
     assert client.error == ""
 
-    client.dumps(dump_messages.named(framing.DROP, *good, *evil))
+    # Something that is put beside a good dump makes it no younger.
+    client.dumps(*(a_file(EVIL, f"{name}.age") for name in good))
+    endings = ("", ".age", ".json")
+    for name in (*good, *evil):
+        client.dumps(file_messages.removing([f"{name}.json"]))
+    client.dumps(file_messages.removing(one + end for one in (*good, *evil) for end in endings))
 
     assert client.error == ""
     left = {path.name for path in (root / "pgdump").glob("*.dump")}

@@ -12,13 +12,11 @@ from blake3 import blake3
 from ntt_backup.blobdir.open import closing as closing_fd
 from ntt_backup.blobdir.open import names_in
 from ntt_backup.blobdir.walk import Tree
-from ntt_backup.receiver.dump_directory import DumpDirectory
-from ntt_backup.receiver.incoming import FileDirectory
-from ntt_backup.receiver.snapshot_directory import SnapshotDirectory
+from ntt_backup.receiver.file_areas import DumpArea, SnapshotArea
 from ntt_backup.restore.target import RestoreTarget, TargetWriter
 from ntt_backup.restore.unpack import unpack
 from ntt_backup.snapshot.restore.tree import Tree as Destination
-from ntt_backup.wire import file_messages, framing
+from ntt_backup.wire import file_messages
 from tests.files import put_as, tree
 from tests.packs import MIX, pack
 from tests.receiver_driver import ScriptedSession, a_dump, a_file, put
@@ -49,9 +47,9 @@ def test_the_fixture_lists_what_there_was_and_names_in_what_there_is(root: Path,
 
 def test_a_session_lists_the_dumps_that_it_has_stored(root: Path) -> None:
     client = ScriptedSession(root, ("dump",))
-    listing = framing.frame(framing.DUMPS)
+    listing = file_messages.listing("")
     client.dumps(listing, a_dump(CONTENT, DUMP), listing)
-    assert client.kinds.count(framing.DUMP) == 1
+    assert [name for name, _ in client.listed()] == [DUMP, f"{DUMP}.json"]
 
 
 def test_a_session_lists_the_files_of_snapshots_that_it_has_stored(root: Path) -> None:
@@ -64,17 +62,17 @@ def test_a_session_lists_the_files_of_snapshots_that_it_has_stored(root: Path) -
 def test_what_another_session_has_stored_meanwhile_is_listed(root: Path, top: int) -> None:
     (root / "pgdump").mkdir()
     (root / "snapshots").mkdir()
-    with closing(DumpDirectory(top)) as dumps, closing(SnapshotDirectory(top)) as snapshots:
+    with closing(DumpArea(top)) as dumps, closing(SnapshotArea(top)) as snapshots:
         assert list(dumps.found()) == []
-        assert list(snapshots.found("", "")) == []
+        assert list(snapshots.found()) == []
         ScriptedSession(root, ("dump",)).dumps(a_dump(CONTENT, DUMP))
         ScriptedSession(root, ("snapshot",)).snapshots(a_file(CONTENT, FILE))
-        assert [one.name for one in dumps.found()] == [DUMP]
-        assert [one.name for one in snapshots.found("", "")] == [FILE]
+        assert [one.name for one in dumps.found()] == [DUMP, f"{DUMP}.json"]
+        assert [one.name for one in snapshots.found()] == [FILE]
 
 
 def test_old_files_without_a_name_are_found(root: Path, top: int) -> None:
-    with closing(FileDirectory(top, "pgdump")) as directory:
+    with closing(DumpArea(top)) as directory:
         directory.begin().remove()
         left = root / "pgdump" / ".incoming-00000000"
         left.touch()

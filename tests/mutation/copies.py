@@ -114,6 +114,8 @@ class Copy:
         environment = {**os.environ, "PYTHONPATH": str(self._root), REPORTS: str(reports)}
         # What the notes make fail is judged where it has found something.
         subprocess.run(argv, cwd=self._root, env=environment, stdin=subprocess.DEVNULL, check=False)
+        if not hits.stat().st_size:
+            raise SystemExit("no test reaches anything: see what pytest says above")
         return reach_of(sites, hits, reports)
 
 

@@ -50,32 +50,24 @@ def _noting(method):
 
 GroupCommit.add = _noting(GroupCommit.add)
 """
-_DUMPS: Final = f"""{_NOTE}
+_FILES: Final = f"""{_NOTE}
 
-def _noting_name(method):
-    def name(self, incoming, name, *more):
-        method(self, incoming, name, *more)
-        _note(named=["pgdump/" + name, "pgdump/" + name + ".json"])
-    return name
+def _noting_publish(method):
+    def publish(self, incoming, name):
+        method(self, incoming, name)
+        _note(named=[self.called + "/" + name])
+    return publish
 
 def _noting_remove(method):
     def remove(self, names, *more):
         names = list(names)
-        _note(removed=["pgdump/" + one + end for one in names for end in ("", ".json")])
+        _note(removed=[self.called + "/" + one for one in names])
         return method(self, names, *more)
     return remove
 
-DumpDirectory.name = _noting_name(DumpDirectory.name)
-DumpDirectory.remove = _noting_remove(DumpDirectory.remove)
+FileArea.publish = _noting_publish(FileArea.publish)
+FileArea.remove = _noting_remove(FileArea.remove)
 """
-_SNAPSHOTS: Final = (
-    _DUMPS.replace('["pgdump/" + name, "pgdump/" + name + ".json"]', '["snapshots/" + name]')
-    .replace(
-        '["pgdump/" + one + end for one in names for end in ("", ".json")]',
-        '["snapshots/" + one for one in names]',
-    )
-    .replace("DumpDirectory", "SnapshotDirectory")
-)
 
 _EARLY_RECEIPT: Final = """
 
@@ -122,9 +114,8 @@ BROKEN: Final = {
     "early-receipt": {"group_commit": _EARLY_RECEIPT},
     "early-name": {"group_commit": _EARLY_NAME},
     "no-sync": {
-        "dump_directory": _NO_SYNC,
         "incoming": _NO_SYNC,
-        "snapshot_directory": _NO_SYNC,
+        "file_areas": _NO_SYNC,
     },
     # Of the program itself, see `break_program`.
     "no-marker": {},
@@ -138,8 +129,7 @@ def additions() -> dict[str, str]:
 
     added = {
         "group_commit": _RECEIPTS.replace("{kept}", repr((PRESENT, REPLACED))),
-        "dump_directory": _DUMPS,
-        "snapshot_directory": _SNAPSHOTS,
+        "file_areas": _FILES,
     }
     for module, text in BROKEN[_BROKEN].items() if _BROKEN else ():
         added[module] = text + added.get(module, "")

@@ -16,7 +16,7 @@ from ntt_backup.snapshot.take.copies import Copies
 from ntt_backup.snapshot.take.new_version import Report, Taken, take
 from ntt_backup.snapshot.take.sets import SnapshotSet
 from ntt_backup.snapshot.versions import open_manifest, versions
-from tests.memory_repository import MemoryRepository
+from tests.memory_store import MemoryStore
 
 BLOCK = 8 << 10
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
@@ -29,7 +29,7 @@ class Taker:
 
     def __init__(self, root: Path, cache: Path) -> None:
         self.root = root
-        self.repository = MemoryRepository()
+        self.repository = MemoryStore()
         self.repository.clock = lambda: self.now
         self.copies = Copies(cache)
         self.now = NOW

@@ -16,11 +16,11 @@ from ntt_backup.client.bootstrap import Banner
 from ntt_backup.config.sections import Settings
 from ntt_backup.daemon import newest_check
 from ntt_backup.daemon.check import of_banner, of_drills, snapshots
+from ntt_backup.filestore import open as opening
 from ntt_backup.model import StoredPack
 from ntt_backup.objects import s3
 from ntt_backup.objects.bucket import ObjectInfo, Protection
-from ntt_backup.snapshot.repository import open as opening
-from tests.memory_repository import MemoryRepository
+from tests.memory_store import MemoryStore
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_a_lock_that_ends_before_a_chain_does_is_warned_of(
     )
     told = SimpleNamespace(protection=lambda: Protection(lock_days=days))
     monkeypatch.setattr(s3, "open_bucket", lambda _: told)
-    monkeypatch.setattr(opening, "open_repository", lambda _: MemoryRepository())
+    monkeypatch.setattr(opening, "open_store", lambda *_: MemoryStore())
 
     step = snapshots(settings, reached=True)
 

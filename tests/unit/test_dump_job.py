@@ -33,7 +33,7 @@ from ntt_backup.errors import (
     RemoteCannotStore,
     RemoteUnreachable,
 )
-from ntt_backup.wire.dump_messages import is_name
+from ntt_backup.wire.stored_names import is_dump
 from tests.unit.sample_records import a_dump
 
 KEYS = HostKeys([HostKey.of(bytes(32))], Path("host.key"))
@@ -65,7 +65,6 @@ class World:
         self.placed = self.copied = self.ever = True
         self.errors: dict[str, BackupError] = {}
         self.sent = b""
-        self.stored: tuple[int, str] | None = None
         self.named: dict[str, DumpRecord] = {}
         self.given_up = self.killed = False
         self.polls = self.waits = self.drained = 0
@@ -76,10 +75,12 @@ class World:
         self.stderr = self
         self.text = "it has failed"
         self.fds: list[int] = []
-        self.sealed = 0
         self.tried = False
         for module in (job, rehearsal):
-            monkeypatch.setattr(module, "open_remote_dir", self._open)
+            monkeypatch.setattr(module, "open_dumps", self._open)
+            monkeypatch.setattr(module, "read_contents", World.contents)
+        monkeypatch.setattr(job, "remove_dumps", World.drop)
+        monkeypatch.setattr(job, "NewDump", Upload)
         history = dump_history
         monkeypatch.setattr(connection, "connect", self._connect)
         monkeypatch.setattr(history, "database_state", lambda _: self.state)
@@ -164,10 +165,6 @@ class World:
         self.dropped += names
         return len(names)
 
-    def upload(self, name: str) -> Upload:
-        self.sent = b""
-        return Upload(self, name)
-
     def run(self, **how: bool) -> bool:
         return job.dump(self.settings, self.events.append, **how)
 
@@ -178,7 +175,7 @@ class World:
 class Upload:
     def __init__(self, world: World, name: str) -> None:
         self._world, self._name = world, name
-        self.sealed = world.sealed
+        world.sent = b""
 
     def send(self, data: bytes) -> None:
         assert data
@@ -189,10 +186,10 @@ class Upload:
         self._world.polls += 1
 
     def finish(self) -> tuple[int, str]:
-        sent = self._world.sent
-        return self._world.stored or (len(sent), hashlib.sha256(sent).hexdigest())
+        self._world._fail("finish")
+        return len(self._world.sent), hashlib.sha256(self._world.sent).hexdigest()
 
-    def name(self, made: DumpRecord) -> None:
+    def publish(self, made: DumpRecord) -> None:
         self._world.named[self._name] = made
 
     def give_up(self) -> None:
@@ -215,7 +212,7 @@ def test_a_dump_is_sent_compared_named_signed_and_noted(world: World) -> None:
     assert world.run()
     assert world.sent == WHOLE
     ((name, made),) = world.named.items()
-    assert is_name(name)
+    assert is_dump(name)
     assert made.origin(name, KEYS).text == "of this host"
     assert (made.number, made.bytes, made.text, made.copied) == (1, 12, (12, made.sha256), True)
     assert made.sha256 == hashlib.sha256(WHOLE).hexdigest()
@@ -252,8 +249,7 @@ def test_of_a_head_no_more_is_proved_than_pg_restore_needs(
 @pytest.mark.parametrize(
     ("change", "error", "said"),
     [
-        ({"stored": (12, "00" * 32)}, RemoteCannotStore, "not what was sent"),
-        ({"stored": (11, hashlib.sha256(WHOLE).hexdigest())}, RemoteCannotStore, "what was sent"),
+        ({"errors": {"finish": RemoteCannotStore("it is another")}}, RemoteCannotStore, "another"),
         ({"listed": b"205; 0 16385 TABLE DATA public blobs_2 ntt\n"}, DumpFailed, "table blobs"),
         ({"status": 1}, DumpFailed, "pg_dump failed"),
         ({"status": None}, DumpFailed, "pg_dump failed"),

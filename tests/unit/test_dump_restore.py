@@ -24,6 +24,7 @@ from ntt_backup.dump.record import SERIES, Contents, Stored
 from ntt_backup.dump.rows_only import restore_rows
 from ntt_backup.dump.toc import DumpDamaged
 from ntt_backup.errors import CatalogRefused, ConfigError, DumpFailed
+from ntt_backup.filestore.contract import Range, WholeFileDamaged
 from tests.unit.sample_records import NOON, RECORD, a_dump
 from tests.unit.test_dump_toc import ROWS, archive, block, entry
 
@@ -69,7 +70,6 @@ class Back:
         monkeypatch.setattr(pg_programs, "find_restore", lambda *_: Path("pg_restore"))
         self._back = restore._Back(
             SETTINGS,
-            None,  # type: ignore[arg-type]
             "test",
             160_004,
             allow_superuser=False,
@@ -207,7 +207,8 @@ class Shelf:
         self.info = SimpleNamespace(server_version=160_004, user="user", dbname="copyjob")
         monkeypatch.setattr(connection, "connect", self._connect)
         monkeypatch.setattr(dump_history, "require_empty", self._require_empty)
-        monkeypatch.setattr(restore, "open_remote_dir", lambda _: self)
+        monkeypatch.setattr(restore, "open_dumps", lambda _: self)
+        monkeypatch.setattr(restore, "read_contents", Shelf.contents)
         monkeypatch.setattr(HostKeys, "of", lambda _: self.keys)
         monkeypatch.setattr(restore, "_Back", lambda *_, **__: self)
 
@@ -239,14 +240,15 @@ class Shelf:
         if self.foreign.intersection(names):
             list(text)
             return False
-        text.begun = True
         text.damaged = next((name for name in names if name in self.bad), "")
         return not text.damaged
 
-    def fetch(self, name: str) -> Iterator[bytes]:
-        """Of all dumps that are read, nothing can be opened."""
+    def read(self, ranges: Iterator[Range]) -> Iterator[bytes]:
+        """Of all dumps that are read, nothing can be opened; see `filestore.sealed`."""
         yield from ()
-        raise Keyring().foreign()
+        if all(one.name in self.foreign for one in self.dumps if one.sealed):
+            raise Keyring().foreign()
+        raise WholeFileDamaged(f"{next(ranges).name}: it is sealed for other identities")
 
     def back(self, tell: bool = False, **how: Any) -> restore.Recalled:
         tells = self.told.append if tell else None
@@ -286,13 +288,13 @@ def test_the_newest_good_dump_of_this_host_comes_back_whole(place: Shelf) -> Non
 
 
 def sealed(number: int) -> Stored:
-    return replace(ours(number, sealed=2000), size=2000)
+    return replace(ours(number), sealed=True)
 
 
 def test_of_a_dump_that_no_record_tells_of_nothing_is_given() -> None:
     one = replace(strange(1), record=None)
     place = SimpleNamespace(fetch=lambda _: iter([b"x", b"more"]))
-    text = DumpText(place, [replace(one, size=5)])  # type: ignore[arg-type]
+    text = DumpText(place, [replace(one, size=5)])
     assert list(text) == []
     assert (text.damaged, text.why) == (one.name, "its SHA-256 is another")
 

@@ -25,8 +25,8 @@ from ntt_backup.objects import outbox
 from ntt_backup.objects.bucket import Buffer, Protection, sweep
 from ntt_backup.objects.keys import BLOBS, LARGE_BLOB, PACKS, blobid_of
 from ntt_backup.objects.outbox import Meter
+from ntt_backup.pack.age import Unseal, is_sealed, no_identity
 from ntt_backup.pack.reader import PackReader
-from ntt_backup.pack.seal import OpenKey, no_key
 from ntt_backup.source.reader import Reader, TooLarge
 from ntt_backup.source.store import Store
 from ntt_backup.upload.strategies import objects, objects_probe
@@ -52,7 +52,7 @@ class Scene:
         self.wire = 0
         self.run: dict[str, Any] = {}
         self.recipients: tuple[str, ...] = ()
-        self.open_key: OpenKey = no_key
+        self.unseal: Unseal = no_identity
         self.sessions: list[ObjectsSession] = []
 
     def spec(self) -> SessionSpec:
@@ -92,7 +92,8 @@ class Scene:
         for key, content in self.bucket.objects.items():
             if key.startswith(PACKS):
                 read = partial(self.bucket.get_range, key)
-                reader = PackReader(read, len(content), self.open_key)
+                unseal = self.unseal if is_sealed(content) else None
+                reader = PackReader(read, len(content), unseal)
                 for entry in reader.table:
                     assert entry.digest.hex() not in found
                     found[entry.digest.hex()] = reader.read_blob(entry)
@@ -534,7 +535,7 @@ def test_no_md5_is_made_where_the_bucket_keeps_sha256(
 def owner(scene: Scene) -> Person:
     """Who alone may open what is sent."""
     owner = Person.new()
-    scene.recipients, scene.open_key = (owner.public,), owner.opens
+    scene.recipients, scene.unseal = (owner.public,), owner.opens
     return owner
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from contextlib import closing
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from hashlib import sha256
@@ -18,16 +19,18 @@ from ntt_backup.cli.commands.restore import lines
 from ntt_backup.cli.common import Common
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.config.host_key import OF_PACKS, HostKey, HostKeys, Origin
-from ntt_backup.config.sealing import NOT_SEALED, SealPolicy
-from ntt_backup.dump import remote_dir
-from ntt_backup.dump.by_objects import DumpsByObjects
+from ntt_backup.config.sealing import NOT_SEALED, Keyring, SealPolicy
+from ntt_backup.dump.record import Stored
+from ntt_backup.dump.store import DUMPS, fetch_dump, open_dumps, read_contents
 from ntt_backup.errors import (
     ConfigError,
     MountImpossible,
     ProtocolViolation,
-    RemoteCannotStore,
-    RemoteDenied,
 )
+from ntt_backup.filestore.by_bucket import FileStoreByBucket
+from ntt_backup.filestore.contract import Area, Range, StoredFileDamaged
+from ntt_backup.filestore.open import open_store
+from ntt_backup.filestore.sealed import SealedStore
 from ntt_backup.mount import kernel, packs_or_snapshot
 from ntt_backup.mount.image import Options as MountOptions
 from ntt_backup.objects import open as opening
@@ -35,24 +38,19 @@ from ntt_backup.objects import s3
 from ntt_backup.objects.cache import cache_of
 from ntt_backup.objects.keys import PackKey
 from ntt_backup.objects.tables import PackObject, packs_of
+from ntt_backup.pack.age import HEAD, NotSealed
 from ntt_backup.pack.format import PackError
-from ntt_backup.pack.seal import NotSealed
 from ntt_backup.restore.blobs import Restored, Wanted, restore
+from ntt_backup.snapshot.names import SNAPSHOTS, pack_name
 from ntt_backup.snapshot.origins import NOBODY
-from ntt_backup.snapshot.repository import by_objects
-from ntt_backup.snapshot.repository.by_objects import RepositoryByObjects
-from ntt_backup.snapshot.repository.contract import Range, SnapshotDamaged
-from ntt_backup.snapshot.repository.names import pack_name
-from ntt_backup.snapshot.repository.open import open_repository
 from ntt_backup.snapshot.restore.plan import Options
 from ntt_backup.snapshot.restore.version import restore as restore_version
 from ntt_backup.snapshot.verify import Question, verify
 from ntt_backup.snapshot.versions import choose, facts, versions
 from tests.bucket_packs import bucket_settings, by_path, put_large, put_pack
-from tests.contract.dumps import record_of
 from tests.fake_bucket import FakeBucket
 from tests.files import tree
-from tests.memory_repository import MemoryRepository
+from tests.memory_store import MemoryStore
 from tests.packs import Person
 from tests.snapshots import VERSION, file, put_version
 
@@ -123,15 +121,18 @@ def test_all_that_opens_a_bucket_has_the_policy(
     monkeypatch: pytest.MonkeyPatch, owner: Person
 ) -> None:
     bucket = FakeBucket()
-    for module in (opening, remote_dir, s3):
+    for module in (opening, s3):
         monkeypatch.setattr(module, "open_bucket", lambda *_, **__: bucket)
     settings = bucket_settings(recipients=[owner.public])
     bucket.put(f"snapshots/{FILE}", b"planted", sha256(b"planted").digest())
-    with pytest.raises(SnapshotDamaged, match="not sealed"):
-        list(open_repository(settings).read([Range(FILE, 0, 7)]))
+    with pytest.raises(StoredFileDamaged, match="not sealed"):
+        list(open_store(settings, SNAPSHOTS).read([Range(FILE, 0, 7)]))
     bucket.put(f"pgdump/{DUMP}", b"planted", sha256(b"planted").digest())
-    with pytest.raises(RemoteDenied, match="not sealed"):
-        list(remote_dir.open_remote_dir(settings).fetch(DUMP))
+    dumps = open_dumps(settings)
+    with pytest.raises(StoredFileDamaged, match="not sealed"):
+        list(fetch_dump(dumps, Stored(DUMP, 7, None)))
+    (found,) = read_contents(dumps).dumps
+    assert (found.whole, found.torn) == (False, NOT_SEALED)
 
 
 # --- packs ----------------------------------------------------------------------------------------
@@ -192,10 +193,10 @@ def test_a_pack_is_what_the_end_of_its_name_says(
 ) -> None:
     put_pack(bucket, contents(1), owner if seals else None)
     (pack,) = packs_of(bucket)
-    other = pack.name._replace(kind="tar" if seals else "sealed")
+    other = pack.name._replace(kind="tar" if seals else "tar.age")
     bucket.objects[other.key] = bucket.objects.pop(pack.key)
     for policy in ({}, {"unsealed_until": (NOW + timedelta(days=2)).date()}):
-        with pytest.raises(NotSealed):
+        with pytest.raises(PackError):
             tables(tmp_path, owner, **policy).open(PackObject(other, pack.size, NOW))
 
 
@@ -214,7 +215,7 @@ def test_a_pack_under_another_packs_name_is_refused(
         )
 
 
-@pytest.mark.parametrize("kind", ["tar", "sealed"])
+@pytest.mark.parametrize("kind", ["tar", "tar.age"])
 def test_a_planted_pack_is_not_mounted_whatever_its_name_says(
     bucket: FakeBucket, tmp_path: Path, owner: Person, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
@@ -227,7 +228,7 @@ def test_a_planted_pack_is_not_mounted_whatever_its_name_says(
     bucket.objects[pack.name._replace(kind=kind).key] = bucket.objects.pop(pack.key)
     settings = bucket_settings(recipients=[owner.public])
     told: list[str] = []
-    why = {"tar": "there is no blob to mount", "sealed": "is sealed: that cannot be mounted"}[kind]
+    why = {"tar": "there is no blob to mount", "tar.age": "is sealed: that cannot be mounted"}[kind]
     with pytest.raises(MountImpossible, match=why):
         of_bucket(cast(Common, SimpleNamespace(load=lambda _: settings)))(
             tmp_path, MountOptions(tmp_path, "", told.append)
@@ -238,111 +239,38 @@ def test_a_planted_pack_is_not_mounted_whatever_its_name_says(
 # --- snapshots ------------------------------------------------------------------------------------
 
 
-def repository(bucket: FakeBucket, tmp_path: Path, owner: Person, **pack: Any) -> Any:
-    from ntt_backup.config.sealing import Keyring
-
+def repository(bucket: FakeBucket, tmp_path: Path, owner: Person, **pack: Any) -> SealedStore:
     settings = bucket_settings(recipients=[owner.public], **pack)
     identity = owner.file(tmp_path / "identity")
-    keyring = Keyring(lambda: identity)
-    return RepositoryByObjects(
-        bucket, 5 << 20, settings.recipients, keyring, SealPolicy.of(settings)
-    )
+    within = FileStoreByBucket(bucket, 5 << 20, SNAPSHOTS)
+    policy = SealPolicy.of(settings)
+    return SealedStore(within, SNAPSHOTS, settings.recipients, Keyring(lambda: identity), policy)
 
 
-def write(place: Any, name: str, content: bytes) -> None:
+def write(place: SealedStore, name: str, content: bytes) -> None:
     file = place.write(name)
     file.add(content)
     file.finish()
+    file.publish()
 
 
-def test_a_planted_file_of_a_snapshot_is_damage_of_that_file(tmp_path: Path, owner: Person) -> None:
-    bucket = FakeBucket()
-    place = repository(bucket, tmp_path, owner)
-    other = FILE.replace("0badcafe", "0badcaff")
-    write(place, other, b"sealed")
-    bucket.put(f"snapshots/{FILE}", b"planted", sha256(b"planted").digest())
-    for again in (place, repository(bucket, tmp_path, owner)):
-        with pytest.raises(SnapshotDamaged, match=f"{FILE} is not sealed"):
-            list(again.read([Range(FILE, 0, 7)]))
-        list(again.list())
-        with pytest.raises(SnapshotDamaged, match="is not sealed"):
-            list(again.read([Range(FILE, 0, 7)]))
-        assert list(again.read([Range(other, 0, 6)])) == [b"sealed"]
-    bucket.came(f"snapshots/{FILE}", LONG_AGO)
-    old = repository(bucket, tmp_path, owner, unsealed_until=NOW.date())
-    assert list(old.read([Range(FILE, 0, 7)])) == [b"planted"]
-
-
-def test_the_sealed_one_of_two_files_counts_and_both_are_removed(
-    tmp_path: Path, owner: Person
-) -> None:
+def test_a_bucket_tells_which_of_two_files_came_first(tmp_path: Path, owner: Person) -> None:
+    """See tests/unit/test_sealed_store.py for all cases."""
     bucket = FakeBucket()
     write(repository(bucket, tmp_path, owner), FILE, b"sealed")
     bucket.put(f"snapshots/{FILE}", b"planted", sha256(b"planted").digest())
-    for lists in (True, False):
-        place = repository(bucket, tmp_path, owner, unsealed_until=(NOW + timedelta(9)).date())
-        if lists:
-            assert [(one.name, one.size) for one in place.list()] == [(FILE, 6)]
-        assert list(place.read([Range(FILE, 0, 7)])) == [b"sealed"]
+    until = {"unsealed_until": (NOW + timedelta(9)).date()}
+    for came, content in ((NOW + timedelta(days=1), b"sealed"), (LONG_AGO, b"planted")):
+        bucket.came(f"snapshots/{FILE}", came)
+        place = repository(bucket, tmp_path, owner, **until)
+        assert list(place.read([Range(FILE, 0, 7)])) == [content]
     place.remove([FILE])
     assert bucket.objects == {}
 
 
-@pytest.mark.parametrize(
-    ("sealing", "seconds"),
-    [(False, 0), (False, 1), (True, 1)],
-    ids=["never sealed, and at once", "never sealed", "sealed since"],
-)
-def test_an_object_that_is_put_beside_a_file_does_not_hide_it(
-    tmp_path: Path, owner: Person, sealing: bool, seconds: int
-) -> None:
-    """It has the ending of what is sealed, and may even open."""
-    bucket = FakeBucket()
-    write(RepositoryByObjects(bucket, 5 << 20), FILE, b"good")
-    bucket.came(f"snapshots/{FILE}", LONG_AGO)
-    other = FakeBucket()
-    write(repository(other, tmp_path, owner), FILE, b"junk")
-    for junk in (b"x", other.objects[f"snapshots/{FILE}.sealed"]):
-        bucket.delete(f"snapshots/{FILE}.sealed")
-        bucket.put(f"snapshots/{FILE}.sealed", junk, sha256(junk).digest())
-        bucket.came(f"snapshots/{FILE}.sealed", LONG_AGO + timedelta(seconds=seconds))
-        for lists in (True, False):
-            place = (
-                repository(bucket, tmp_path, owner, unsealed_until=NOW.date())
-                if sealing
-                else RepositoryByObjects(bucket, 5 << 20)
-            )
-            if lists:
-                assert [(one.name, one.size) for one in place.list()] == [(FILE, 4)]
-            assert list(place.read([Range(FILE, 0, 7)])) == [b"good"]
-    place.remove([FILE])
-    assert bucket.objects == {}
-
-
-@pytest.mark.parametrize("sealed", [False, True])
-def test_a_file_that_another_object_stands_beside_is_not_said_to_be_stored(
-    tmp_path: Path, owner: Person, sealed: bool
-) -> None:
-    """Somebody has put it there while the file was sent: who reads both takes the first one."""
-    bucket = FakeBucket()
-    place = repository(bucket, tmp_path, owner) if sealed else RepositoryByObjects(bucket, 5 << 20)
-    beside = f"snapshots/{FILE}" if sealed else f"snapshots/{FILE}.sealed"
-    bucket.put(beside, b"planted", sha256(b"planted").digest())
-    with pytest.raises(RemoteCannotStore, match="beside"):
-        write(place, FILE, b"good")
-
-
-def test_what_is_called_sealed_and_is_not_is_damaged(tmp_path: Path, owner: Person) -> None:
-    bucket = FakeBucket()
-    bucket.put(f"snapshots/{FILE}.sealed", bytes(9000), sha256(bytes(9000)).digest())
-    place = repository(bucket, tmp_path, owner, unsealed_until=(NOW + timedelta(9)).date())
-    with pytest.raises(SnapshotDamaged):
-        list(place.read([Range(FILE, 0, 7)]))
-
-
-def put_sealed(place: Any, name: str) -> None:
+def put_sealed(place: SealedStore, name: str) -> None:
     """Puts a version with one file."""
-    made = MemoryRepository()
+    made = MemoryStore()
     put_version(made, [file("a")], chain=(name,), map=bytes(32))
     for one, content in made.files.items():
         write(place, one, content)
@@ -386,11 +314,11 @@ def test_where_no_version_opens_the_identity_is_told_at_once(tmp_path: Path, own
             ask(repository(bucket, tmp_path, Person.new()))
 
 
-@pytest.mark.parametrize("damage", ["sealed for others", "its key was altered", "is missing"])
+@pytest.mark.parametrize("damage", ["sealed for others", "its header was altered", "is missing"])
 def test_a_pack_that_cannot_be_read_costs_its_own_files_alone(
     tmp_path: Path, owner: Person, damage: str
 ) -> None:
-    bucket, made = FakeBucket(), MemoryRepository()
+    bucket, made = FakeBucket(), MemoryStore()
     first, second = "20260102T030405Z-0123abcd", "20260103T030405Z-0123abcd"
     old = [file(f"old{n}", b"%d" % n * 90_000) for n in range(3)]
     put_version(made, old, chain=(first,))
@@ -399,12 +327,12 @@ def test_a_pack_that_cannot_be_read_costs_its_own_files_alone(
     for name, content in made.files.items():
         write(place, name, content)
     name = pack_name("etc", first, 1)
-    key = f"snapshots/{name}.sealed"
+    key = f"snapshots/{name}.age"
     sealed = bytearray(bucket.objects.pop(key))
     if damage.startswith("sealed"):
         write(repository(bucket, tmp_path, Person.new()), name, made.files[name])
     elif damage != "is missing":
-        sealed[99] ^= 1
+        sealed[HEAD - 100] ^= 1
         bucket.put(key, sealed, sha256(sealed).digest())
 
     def opened() -> Any:
@@ -427,12 +355,12 @@ def test_a_pack_that_cannot_be_read_costs_its_own_files_alone(
 def test_of_a_pack_that_is_damaged_in_one_place_the_rest_comes_back(
     tmp_path: Path, owner: Person
 ) -> None:
-    bucket, made = FakeBucket(), MemoryRepository()
+    bucket, made = FakeBucket(), MemoryStore()
     chance = random.Random(1)
     put_version(made, [file(f"f{n}", chance.randbytes(1 << 20)) for n in range(4)])
     for name, content in made.files.items():
         write(repository(bucket, tmp_path, owner), name, content)
-    key = f"snapshots/{pack_name('etc', VERSION, 1)}.sealed"
+    key = f"snapshots/{pack_name('etc', VERSION, 1)}.age"
     data = bytearray(bucket.objects[key])
     data[len(data) // 8] ^= 1
     bucket.objects[key] = bytes(data)
@@ -445,92 +373,16 @@ def test_of_a_pack_that_is_damaged_in_one_place_the_rest_comes_back(
     assert (done.wrong, done.exit_code) == (1, 7)
 
 
-def test_a_listing_of_snapshots_is_bounded(
-    tmp_path: Path, owner: Person, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(by_objects, "_MOST_FILES", 3)
-    bucket = FakeBucket()
-    for number in range(4):
-        name = FILE.replace("0badcafe", f"0badcaf{number}")
-        bucket.put(f"snapshots/{name}", b"", sha256(b"").digest())
-    with pytest.raises(ProtocolViolation, match="more files"):
-        list(repository(bucket, tmp_path, owner).list())
-
-
-# --- dumps ----------------------------------------------------------------------------------------
-
-
-def test_a_planted_dump_is_told_and_not_read(owner: Person) -> None:
-    bucket = FakeBucket()
-    settings = bucket_settings(recipients=[owner.public])
-    place = DumpsByObjects(bucket, 5 << 20, settings.recipients, policy=SealPolicy.of(settings))
-    bucket.put(f"pgdump/{DUMP}", b"planted", sha256(b"planted").digest())
-
-    (found,) = place.contents().dumps
-
-    assert not found.whole
-    assert found.torn == NOT_SEALED
-    with pytest.raises(RemoteDenied, match="not sealed") as caught:
-        list(place.fetch(DUMP))
-    assert "pack.unsealed_until" in caught.value.hint
-    bucket.came(f"pgdump/{DUMP}", LONG_AGO)
-    policy = SealPolicy(required=True, until=NOW)
-    old = DumpsByObjects(bucket, 5 << 20, settings.recipients, policy=policy)
-    assert old.contents().dumps[0].refused == ""
-    assert list(old.fetch(DUMP)) == [b"planted"]
-
-
-def test_a_planted_dump_beside_the_sealed_one_changes_nothing(
-    tmp_path: Path, owner: Person
-) -> None:
-    from ntt_backup.config.sealing import Keyring
-
-    bucket = FakeBucket()
-    identity = owner.file(tmp_path / "identity")
-    place = DumpsByObjects(
-        bucket,
-        5 << 20,
-        (owner.public,),
-        Keyring(lambda: identity),
-        SealPolicy(required=True),
-    )
-    upload = place.upload(DUMP)
-    upload.send(b"sealed")
-    upload.finish()
-    upload._upload.finish()
-    bucket.put(f"pgdump/{DUMP}", b"planted", sha256(b"planted").digest())
-    (found,) = place.contents().dumps
-    assert found.refused == ""
-    assert b"".join(place.fetch(DUMP)) == b"sealed"
-
-
-def test_a_junk_object_with_the_ending_of_a_sealed_one_does_not_hide_a_dump() -> None:
-    bucket = FakeBucket()
-    place = DumpsByObjects(bucket, 5 << 20)
-    upload = place.upload(DUMP)
-    upload.send(b"a good dump")
-    assert upload.finish() == (11, sha256(b"a good dump").hexdigest())
-    upload.name(record_of(b"a good dump"))
-    bucket.put(f"pgdump/{DUMP}.age", b"x", sha256(b"x").digest())
-    (found,) = place.contents().dumps
-    assert found.whole
-    assert b"".join(place.fetch(DUMP)) == b"a good dump"
-    # What goes is what the record names; the other one is a dump without a record, until it is
-    # removed by its name.
-    assert place.drop([DUMP]) == 1
-    assert [key for key in bucket.objects if DUMP in key] == [f"pgdump/{DUMP}.age"]
-    assert [one.record for one in place.contents().dumps] == [None]
-    place.drop([DUMP])
-    assert not place.contents().dumps
-
-
-def test_a_listing_of_dumps_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ntt_backup.dump.by_objects._MOST_OBJECTS", 3)
-    bucket = FakeBucket()
-    for number in range(4):
-        bucket.put(f"pgdump/{number}", b"", sha256(b"").digest())
-    with pytest.raises(ProtocolViolation, match="more dumps"):
-        DumpsByObjects(bucket, 5 << 20).contents()
+@pytest.mark.parametrize("area", [SNAPSHOTS, DUMPS], ids=["snapshots", "dumps"])
+def test_a_listing_is_bounded(area: Area) -> None:
+    """Also of what is no file of the area."""
+    bucket, few = FakeBucket(), area._replace(most=3)
+    with closing(FileStoreByBucket(bucket, 5 << 20, few)) as store:
+        for number in range(4):
+            assert list(store.list()) == []
+            bucket.put(f"{area.name}/{number}", b"", sha256(b"").digest())
+        with pytest.raises(ProtocolViolation, match=f"more {area.files} than there can be"):
+            list(store.list())
 
 
 # --- who made it ----------------------------------------------------------------------------------
@@ -568,17 +420,18 @@ def test_a_run_signs_its_sealed_packs(tmp_path: Path, owner: Person) -> None:
 
 @pytest.mark.parametrize("planted", ["junk that is called sealed", "one that is not sealed"])
 def test_a_planted_manifest_ends_no_command_for_its_set(planted: str, owner: Person) -> None:
-    bucket, made = FakeBucket(), MemoryRepository()
+    bucket, made = FakeBucket(), MemoryStore()
     put_version(made, [file("a")])
     name = "snapshots/etc/20261124T000000Z-00000000/manifest"
     sealed = planted.startswith("junk")
     files = {f"snapshots/{one}": bytes(content) for one, content in made.files.items()}
-    files[name + (".sealed" if sealed else "")] = b"junk" * 2000
+    files[name + (".age" if sealed else "")] = b"junk" * 2000
     for key, content in files.items():
         bucket.put(key, content, sha256(content).digest())
     # In the sealed target the good version is as foreign as the planted one.
     policy = SealPolicy(False) if sealed else SealPolicy(True)
-    place = RepositoryByObjects(bucket, 8 << 20, policy=policy)
+    within = FileStoreByBucket(bucket, 8 << 20, SNAPSHOTS)
+    place = SealedStore(within, SNAPSHOTS, (), Keyring(), policy)
     whole = [one for one in versions(place, "etc") if one.whole]
     told = [(one.version.name[:4], one.header is not None) for one in facts(place, whole)]
     assert told == [("2026", sealed), ("2026", False)]

@@ -23,7 +23,6 @@ from ntt_backup.pack.format import (
     MAX_PACK,
     MAX_RAW,
     RAW,
-    SEALED_VERSION,
     TAIL_BYTES,
     VERSION,
     ZSTD,
@@ -39,12 +38,10 @@ from ntt_backup.pack.format import (
 )
 from ntt_backup.pack.reader import PackFile, PackReader, _Tail
 from ntt_backup.pack.salvage import find_members
-from ntt_backup.pack.seal import _TRAILER as SEAL
-from ntt_backup.pack.seal import MAX_KEYS, PIECE, Unsealed, read_seal, sealed_size
 from ntt_backup.pack.ustar import BLOCK, Member, read_header, write_header
 from ntt_backup.pack.writer import PackWriter
 from tests.files import noise
-from tests.packs import Person, pack, ranges, reader, seal, text
+from tests.packs import pack, reader, text
 
 ID = bytes(16)
 A, B = b"\x01" * 32, b"\x02" * 32
@@ -64,7 +61,8 @@ def tail(
 ) -> bytes:
     """The last bytes of a pack whose trailer says this."""
     length = entries * ENTRY_BYTES if table_bytes is None else table_bytes
-    fields = _TRAILER.pack(codecs, entries, table, length, words, words_bytes, A, ID, ID)
+    sums = (A, ID, ID, bytes(8), bytes(32))
+    fields = _TRAILER.pack(codecs, entries, table, length, words, words_bytes, *sums)
     return write_block(version, fields) + bytes(2 * BLOCK)
 
 
@@ -104,7 +102,7 @@ def test_a_trailer_on_its_bounds_is_read(said: bytes, size: int) -> None:
         ),
         (tail(codecs=ZSTD_DICTIONARY + 1), TAIL_BYTES, "has version"),
         (tail(version=0), TAIL_BYTES, "has version 0"),
-        (tail(version=SEALED_VERSION), TAIL_BYTES, "has version 2"),
+        (tail(version=2), TAIL_BYTES, "has version 2"),
     ],
 )
 def test_a_trailer_beyond_a_bound_is_refused(said: bytes, size: int, why: str) -> None:
@@ -198,55 +196,6 @@ def test_a_table_is_put_in_order_and_has_no_blob_twice() -> None:
     for twice in (one + one, two + one + two):
         with pytest.raises(ValueError, match="twice"):
             write_table(twice)
-
-
-def seal_tail(size: int, keys: int = 0, end: bytes = bytes(2 * BLOCK)) -> bytes:
-    fields = SEAL.pack(keys, size, A, ID, ID, bytes(8), bytes(32))
-    return write_block(SEALED_VERSION, fields) + end
-
-
-@pytest.mark.parametrize(
-    ("size", "keys"), [(TAIL_BYTES, 0), (TAIL_BYTES, MAX_KEYS), (PIECE, 5), (PIECE + 1, 5)]
-)
-def test_a_seal_on_its_bounds_is_read(size: int, keys: int) -> None:
-    whole = sealed_size(size) + keys + TAIL_BYTES
-    found = read_seal(seal_tail(size, keys), whole)
-    assert found is not None
-    assert (found.size, found.keys_bytes, found.signature) == (size, keys, "")
-    for other in (whole - 1, whole + 1):
-        with pytest.raises(PackError, match="contradicts"):
-            read_seal(seal_tail(size, keys), other)
-
-
-@pytest.mark.parametrize(
-    ("size", "keys", "end"),
-    [
-        (TAIL_BYTES - 1, 0, bytes(2 * BLOCK)),
-        (TAIL_BYTES, MAX_KEYS + 1, bytes(2 * BLOCK)),
-        (TAIL_BYTES, 0, b"\x01" + bytes(2 * BLOCK - 1)),
-        (TAIL_BYTES, 0, bytes(2 * BLOCK - 1) + b"\x01"),
-    ],
-)
-def test_a_seal_beyond_a_bound_is_refused(size: int, keys: int, end: bytes) -> None:
-    with pytest.raises(PackError, match="contradicts"):
-        read_seal(seal_tail(size, keys, end), sealed_size(size) + keys + TAIL_BYTES)
-
-
-@pytest.mark.parametrize("size", [2 * PIECE, 2 * PIECE + 5])
-def test_what_is_sealed_is_read_up_to_its_end(size: int) -> None:
-    owner, content = Person.new(), noise(size, 1)
-    whole = seal(content, [owner.public])
-    found = read_seal(whole, len(whole))
-    assert found is not None
-    within = Unsealed.of(ranges(whole), found, owner.opens)
-    for start in (0, 1, PIECE - 1, PIECE, PIECE + 1, size - 1, size, size + 1, 3 * PIECE):
-        for length in (0, 1, 2, PIECE - 1, PIECE, PIECE + 1, size):
-            assert within.read(start, length) == content[start : start + length]
-
-
-def test_what_is_sealed_has_a_tag_for_each_piece_begun_and_for_one_at_least() -> None:
-    sizes = (0, 1, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE, 2 * PIECE + 1)
-    assert [sealed_size(size) - size for size in sizes] == [16, 16, 16, 16, 32, 32, 48]
 
 
 @pytest.mark.parametrize("size", [0, 1, 8**11 - 1, 8**11, 1 << 80])
@@ -369,7 +318,8 @@ def test_the_end_of_a_pack_is_read_once_and_what_is_before_it_as_it_is_needed() 
 def test_a_blob_is_checked_to_its_last_byte(monkeypatch: pytest.MonkeyPatch, pieces: int) -> None:
     monkeypatch.setattr(packs, "_PIECE", pieces)
     data = bytearray(pack([noise(20_000, 1)]))
-    found = PackReader(lambda at, length: bytes(data[at : at + length]), len(data), first=2048)
+    monkeypatch.setattr(packs, "_FIRST_READ", 2048)
+    found = PackReader(lambda at, length: bytes(data[at : at + length]), len(data))
     (entry,) = found.table
     found.check(entry)
     for at in (0, pieces % 20_000, 19_999):

@@ -19,8 +19,8 @@ from ntt_backup.objects import open as opening
 from ntt_backup.objects import store_format
 from ntt_backup.objects.bucket import ObjectArchived, ObjectMissing
 from ntt_backup.objects.keys import PackKey, blob_key
+from ntt_backup.pack.age import CHUNK, HEAD, SEALED_CHUNK
 from ntt_backup.pack.format import Entry
-from ntt_backup.pack.seal import PIECE, SEALED_PIECE
 from ntt_backup.restore.blobs import Restored, Thaw, Wanted, restore
 from tests.bucket_packs import (
     blobid_of,
@@ -560,9 +560,8 @@ def test_a_damaged_piece_costs_the_blobs_in_it(bucket: FakeBucket, tmp_path: Pat
     owner = Person.new()
     contents = [random.Random(seed).randbytes(50_000) for seed in range(40)]
     pack, entries = put_pack(bucket, contents, owner)
-    place = 20 * PIECE + 5
-    hit = {one.digest.hex() for one in entries if touches(one, place // PIECE)}
-    flip(bucket, pack.key, place // PIECE * SEALED_PIECE + 5)
+    hit = {one.digest.hex() for one in entries if touches(one, 20)}
+    flip(bucket, pack.key, HEAD + 20 * SEALED_CHUNK + 5)
 
     done = run(tmp_path, Wanted(), identity=owner.file(tmp_path / "key"))
 
@@ -573,7 +572,7 @@ def test_a_damaged_piece_costs_the_blobs_in_it(bucket: FakeBucket, tmp_path: Pat
 
 def touches(entry: Entry, piece: int) -> bool:
     """Whether a byte of it lies in that piece."""
-    return entry.offset // PIECE <= piece <= (entry.offset + entry.stored - 1) // PIECE
+    return entry.offset // CHUNK <= piece <= (entry.offset + entry.stored - 1) // CHUNK
 
 
 def test_a_limit_is_one_for_all_that_comes_from_the_bucket(

@@ -123,7 +123,7 @@ def test_a_catalog_in_order_is_told_of_nothing(world: World) -> None:
         ({"indexes": [Index("i", False, "uncopied_is_false")]}, "has no usable index"),
         ({"lacks": [Lack("update", "blobs", ("size",))]}, "op may not do what `run` does"),
     ],
-    ids=str,
+    ids=lambda one: one if isinstance(one, str) else "catalog",
 )
 def test_what_is_wrong_is_refused(world: World, changes: dict[str, Any], said: str) -> None:
     for name, value in changes.items():

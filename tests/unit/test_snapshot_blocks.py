@@ -22,14 +22,14 @@ from ntt_backup.snapshot.format.super_blocks import (
     SuperBlockWriter,
     read_super_block,
 )
-from ntt_backup.snapshot.repository.contract import SnapshotDamaged
-from tests.memory_repository import MemoryRepository
+from ntt_backup.snapshot.names import SnapshotDamaged
+from tests.memory_store import MemoryStore
 
 KEY = bytes(range(32))
 VERSION = "20260102T030405Z-01234567"
 
 
-def whole(repository: MemoryRepository, extents: list[Extent]) -> dict[int, bytes]:
+def whole(repository: MemoryStore, extents: list[Extent]) -> dict[int, bytes]:
     """The content of extents by their start."""
     found = {}
     for one in extents:
@@ -101,7 +101,7 @@ def test_a_map_that_is_cut_or_changed_raises_nothing_else(bit: int, cut: int, sk
 @pytest.mark.parametrize("index", [0, 3])
 def test_content_comes_back_from_the_packs(index: int) -> None:
     rng = random.Random(index)
-    repository = MemoryRepository()
+    repository = MemoryStore()
     writer = SuperBlockWriter(repository, "db", VERSION, index=index)
     files: dict[int, tuple[dict[int, bytes], list[Extent]]] = {}
     for n in range(200):
@@ -130,7 +130,7 @@ def test_content_comes_back_from_the_packs(index: int) -> None:
 
 
 def test_neighbours_in_a_super_block_are_one_extent() -> None:
-    repository = MemoryRepository()
+    repository = MemoryStore()
     writer = SuperBlockWriter(repository, "db", VERSION, index=1)
     one: list[Extent] = []
     two: list[Extent] = []
@@ -144,7 +144,7 @@ def test_neighbours_in_a_super_block_are_one_extent() -> None:
 
 
 def test_what_is_held_is_stored_before_super_blocks_grow() -> None:
-    repository = MemoryRepository()
+    repository = MemoryStore()
     writer = SuperBlockWriter(repository, "db", VERSION, index=1)
     extents: list[Extent] = []
     parts = [random.Random(n).randbytes(1000) for n in range(3)]
@@ -158,7 +158,7 @@ def test_what_is_held_is_stored_before_super_blocks_grow() -> None:
 
 def test_a_full_pack_is_followed_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ntt_backup.snapshot.format.super_blocks.MAX_PACK", 1_000_000)
-    repository = MemoryRepository()
+    repository = MemoryStore()
     writer = SuperBlockWriter(repository, "db", VERSION, index=1)
     extents: list[Extent] = []
     data = random.Random(2).randbytes(3_000_000)
@@ -171,14 +171,14 @@ def test_a_full_pack_is_followed_by_another(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_no_thread_stays_after_the_end() -> None:
     before = set(threading.enumerate())
-    writer = SuperBlockWriter(MemoryRepository(), "db", VERSION, index=1)
+    writer = SuperBlockWriter(MemoryStore(), "db", VERSION, index=1)
     writer.add(0, b"content", [])
     writer.end()
     assert set(threading.enumerate()) <= before
 
 
 def test_giving_up_leaves_no_pack() -> None:
-    repository = MemoryRepository()
+    repository = MemoryStore()
     writer = SuperBlockWriter(repository, "db", VERSION, index=1)
     writer.add(0, bytes(2_000_000), [])
     assert repository.writing

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator, Sequence
 import pytest
 import zstandard
 
+from ntt_backup.filestore.contract import Range
 from ntt_backup.snapshot.format.entry import Extent
 from ntt_backup.snapshot.format.manifest import Header
-from ntt_backup.snapshot.repository.contract import Range, SnapshotDamaged
-from ntt_backup.snapshot.repository.names import pack_name
+from ntt_backup.snapshot.names import SnapshotDamaged, pack_name
 from ntt_backup.snapshot.restore import fetch
 from ntt_backup.snapshot.restore.fetch import Fetcher
-from tests.memory_repository import MemoryRepository
+from tests.memory_store import MemoryStore
 from tests.snapshots import VERSION
 
 HEADER = Header("etc", VERSION, "", (VERSION,), "00" * 32, ("/srv",))
@@ -27,7 +27,7 @@ class Pack:
     def __init__(self, count: int, gap: int = 0) -> None:
         self.contents = [random.Random(n).randbytes(SIZE) for n in range(count)]
         self.extents: list[Extent] = []
-        self.repository = MemoryRepository()
+        self.repository = MemoryStore()
         self.fetcher = Fetcher[int](self.repository, HEADER)
         self.held: list[int] = []
         data = bytearray()
@@ -139,7 +139,7 @@ class Lost:
         self.content = random.Random(1).randbytes(SIZE)
         stored = zstandard.ZstdCompressor(write_checksum=True).compress(self.content)
         self.extents = [Extent(0, SIZE, 0, n + 1, 0, len(stored), 0) for n in range(count)]
-        self.repository = MemoryRepository()
+        self.repository = MemoryStore()
         for n in set(range(count)).difference(missing):
             self.repository.files[pack_name("etc", VERSION, n + 1)] = stored
         self.fetcher = Fetcher[int](self.repository, HEADER)

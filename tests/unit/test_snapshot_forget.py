@@ -11,11 +11,11 @@ from ntt_backup.cli.commands.snapshot import forget_lines
 from ntt_backup.config.host_key import HostKeys
 from ntt_backup.dump.retention import Retention
 from ntt_backup.errors import RemoteDenied, RemoteUnreachable
+from ntt_backup.filestore.contract import StoredFile
 from ntt_backup.format import moment
 from ntt_backup.snapshot.forget import expire, plan_of
 from ntt_backup.snapshot.format.manifest import END_BYTES
 from ntt_backup.snapshot.origins import NO_KEYS, Origins
-from ntt_backup.snapshot.repository.contract import StoredFile
 from ntt_backup.snapshot.retention import Plan, doubts
 from ntt_backup.snapshot.verify import Question, verify
 from ntt_backup.snapshot.versions import (
@@ -27,7 +27,7 @@ from ntt_backup.snapshot.versions import (
     versions,
 )
 from tests.files import noise
-from tests.memory_repository import MemoryRepository
+from tests.memory_store import MemoryStore
 from tests.snapshots import VERSION, directory, put_version
 from tests.unit.taker import KEYS, NOW, OTHERS, Taker
 
@@ -356,7 +356,7 @@ def test_a_version_that_lacks_a_file_takes_the_place_of_no_whole_one(
 def test_a_trailer_that_is_longer_than_the_end_that_is_fetched_is_read_as_a_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    repository = MemoryRepository()
+    repository = MemoryStore()
     put_version(repository, [directory("a")])
     [known] = facts(repository, versions(repository, "etc"))
     assert known.trailer is not None
@@ -367,7 +367,7 @@ def test_a_trailer_that_is_longer_than_the_end_that_is_fetched_is_read_as_a_whol
 def test_a_version_without_a_manifest_or_with_an_empty_one_has_no_trailer() -> None:
     empty = StoredFile(f"etc/{VERSION}/manifest", 0, NOW)
     without = [Version("etc", VERSION, files) for files in ((), (empty,))]
-    assert list(trailers(MemoryRepository(), without)) == []
+    assert list(trailers(MemoryStore(), without)) == []
 
 
 def _denied(verb: str, name: str) -> None:

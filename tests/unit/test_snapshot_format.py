@@ -12,15 +12,18 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import pytest
 import zstandard
 from blake3 import blake3
 
+from ntt_backup.errors import RemoteError
+from ntt_backup.snapshot import names
 from ntt_backup.snapshot.restore.plan import Options
 from ntt_backup.snapshot.restore.version import restore
 from ntt_backup.snapshot.take.copies import Copies
 from ntt_backup.snapshot.take.new_version import take
 from ntt_backup.snapshot.take.sets import SnapshotSet
-from tests.memory_repository import MemoryRepository
+from tests.memory_store import MemoryStore
 
 PAGE = Path(__file__).parents[2] / "docs/snapshot-format.md"
 CHAIN = ("20260301T040000Z-5f0c1a2b", "20260302T040000Z-91d3e4f5")
@@ -91,7 +94,7 @@ def test_the_example_of_the_page_is_what_it_says(tmp_path: Path) -> None:
     pages = b"a" * 4096 + bytes(4096) + b"c" * 4096
     assert found["srv/db/16384"][1] == pages
     assert b64decode(found["srv/db/conf"][0][9]["xa"]["user.by"]) == b"puppet"
-    repository = MemoryRepository()
+    repository = MemoryStore()
     repository.files = files
     done = restore(lambda: repository, "db", tmp_path / "out", Options(), trust=True)
     assert done.problems == []
@@ -100,7 +103,7 @@ def test_the_example_of_the_page_is_what_it_says(tmp_path: Path) -> None:
 
 
 def test_a_reader_made_after_the_page_reads_what_we_write(tmp_path: Path) -> None:
-    tree, copies, repository = tmp_path / "tree", tmp_path / "copies", MemoryRepository()
+    tree, copies, repository = tmp_path / "tree", tmp_path / "copies", MemoryStore()
     for one in (tree, tree / "d", copies):
         one.mkdir()
     large = bytearray(random.Random(1).randbytes(1 << 20) * 3 + bytes(1 << 20))
@@ -118,3 +121,18 @@ def test_a_reader_made_after_the_page_reads_what_we_write(tmp_path: Path) -> Non
         assert found[f"{below}/large"][1] == large
         assert found[f"{below}/d/small"][1] == b"small"
         assert found[f"{below}/d/gr\udcfcn\u20ac"][0][9] == {"to": "small"}
+
+
+def test_a_version_comes_behind_the_newest_whatever_the_clock_says() -> None:
+    now = datetime(2026, 3, 4, 12, tzinfo=UTC)
+    assert names.new_version(now).startswith("20260304T120000Z-")
+    for hours, stamp in ((1, "20260304T130001Z-"), (-1, "20260304T120000Z-")):
+        newest = f"{names.stamp(now + timedelta(hours=hours))}-0badcafe"
+        assert names.new_version(now, newest).startswith(stamp)
+    with pytest.raises(RemoteError, match="can come behind"):
+        names.new_version(now, "99991231T235959Z-0badcafe")
+    for number in (0, names.MAX_PACKS + 1):
+        with pytest.raises(ValueError, match="99999 packs"):
+            names.pack_name("db", "v", number)
+    for number in (1, names.MAX_PACKS):
+        assert names.pack_name("db", "v", number) == f"db/v/pack-{number:05}"

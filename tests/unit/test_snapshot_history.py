@@ -24,14 +24,14 @@ from hypothesis import strategies as st
 from ntt_backup.errors import BackupError
 from ntt_backup.snapshot.format import super_blocks
 from ntt_backup.snapshot.format.zstd_stream import ZstdStream
-from ntt_backup.snapshot.repository.contract import SnapshotDamaged
+from ntt_backup.snapshot.names import SnapshotDamaged
 from ntt_backup.snapshot.restore.plan import Options
 from ntt_backup.snapshot.restore.version import restore
 from ntt_backup.snapshot.take import changed_file
 from ntt_backup.snapshot.take.copies import Copies
 from ntt_backup.snapshot.take.new_version import Report, take
 from ntt_backup.snapshot.take.sets import SnapshotSet
-from tests.memory_repository import MemoryRepository
+from tests.memory_store import MemoryStore
 from tests.unit.taker import KEYS
 
 NAMES = ["a", "a-b", "d/x", "d/y\udcff", "e"]
@@ -49,7 +49,7 @@ class History:
         self._directory = directory
         self.tree = directory / "tree"
         (self.tree / "d").mkdir(parents=True)
-        self.repository = MemoryRepository()
+        self.repository = MemoryStore()
         self.had: dict[str, dict[str, bytes]] = {}
         self._now = datetime(2026, 1, 1, tzinfo=UTC)
         self._hosts = 0
@@ -77,8 +77,8 @@ class History:
         assert (done.exit_code, done.problems) == (0, [])
         return contents(to / str(self.tree)[1:])
 
-    def open(self) -> MemoryRepository:
-        repository = MemoryRepository()
+    def open(self) -> MemoryStore:
+        repository = MemoryStore()
         repository.files = self.repository.files
         return repository
 
@@ -274,7 +274,7 @@ def test_one_percent_of_changed_pages_is_stored_in_a_third_of_a_percent(tmp_path
     def page() -> bytes:
         return (rng.randbytes(1100) + same)[:8192]
 
-    tree, copies, repository = tmp_path / "tree", tmp_path / "copies", MemoryRepository()
+    tree, copies, repository = tmp_path / "tree", tmp_path / "copies", MemoryStore()
     tree.mkdir()
     copies.mkdir()
     with (tree / "16384").open("wb") as new:

@@ -47,7 +47,7 @@ from ntt_backup.snapshot.format.manifest import (
     tail_size,
 )
 from ntt_backup.snapshot.format.small_files import MOST, Row
-from ntt_backup.snapshot.repository.contract import SnapshotDamaged
+from ntt_backup.snapshot.names import SnapshotDamaged
 
 CHAIN = ("20260101T000000Z-00000001", "20260102T000000Z-00000002")
 HEADER = Header("db", CHAIN[1], CHAIN[0], CHAIN, "ab" * 32, ("/srv", "/etc"), "host")

@@ -10,12 +10,12 @@ import pytest
 
 from ntt_backup.config import RunSettings
 from ntt_backup.errors import BackupError, ProtocolViolation, RemoteDenied, RemoteUnreachable
-from ntt_backup.snapshot.repository.contract import Range
-from ntt_backup.snapshot.repository.patient import PatientRepository
+from ntt_backup.filestore.contract import Range
+from ntt_backup.filestore.patient import PatientStore
 from ntt_backup.snapshot.restore.plan import Options
 from ntt_backup.snapshot.restore.version import restore
 from ntt_backup.snapshot.verify import Question, verify
-from tests.memory_repository import MemoryRepository
+from tests.memory_store import MemoryStore
 from tests.snapshots import directory, file, put_version
 
 NAME = "s/20260102T030405Z-0123abcd/pack-00001"
@@ -31,16 +31,16 @@ class Remote:
         self.opened = 0
         self.waits = 0
 
-    def open(self) -> MemoryRepository:
+    def open(self) -> MemoryStore:
         self.opened += 1
-        opened = MemoryRepository()
+        opened = MemoryStore()
         opened.files = self.files
         opened.before = lambda verb, name: self.before(verb, name)
         return opened
 
-    def patient(self, **run: float) -> PatientRepository[MemoryRepository]:
+    def patient(self, **run: float) -> PatientStore[MemoryStore]:
         settings = RunSettings.model_validate({"backoff_base": 0.01, "backoff_cap": 0.01, **run})
-        return PatientRepository(self.open, settings, self._note)
+        return PatientStore(self.open, settings, self._note)
 
     def fail(self, *errors: BackupError, chance: float = 1.0) -> None:
         """The next requests fail, each with this chance."""
@@ -104,7 +104,7 @@ def test_what_waiting_does_not_mend_ends_it(
 
 def test_what_is_open_is_closed(remote: Remote) -> None:
     patient = remote.patient()
-    opened = patient._repository
+    opened = patient._store
     assert opened is not None
     patient.close()
     assert opened.closed

@@ -23,10 +23,11 @@ from blake3 import blake3
 from ntt_backup.blobdir import syscalls
 from ntt_backup.config.host_key import Origin
 from ntt_backup.errors import ConfigError, DestinationError, LockHeld, RemoteError
+from ntt_backup.filestore.contract import StoredFile
 from ntt_backup.process import durable
 from ntt_backup.snapshot.format.entry import DIRECTORY, FILE, HARD_LINK, SYMLINK, Entry
+from ntt_backup.snapshot.names import SnapshotDamaged
 from ntt_backup.snapshot.origins import NO_KEYS, NOBODY, Origins
-from ntt_backup.snapshot.repository.contract import SnapshotDamaged, StoredFile
 from ntt_backup.snapshot.restore import fetch, links, local_file
 from ntt_backup.snapshot.restore import plan as planning
 from ntt_backup.snapshot.restore import version as restoring
@@ -42,7 +43,7 @@ from ntt_backup.snapshot.take.sets import SnapshotSet
 from ntt_backup.snapshot.versions import Version
 from tests.bad_sectors import put_on_bad_sectors
 from tests.files import tree as files_of
-from tests.memory_repository import MemoryRepository
+from tests.memory_store import MemoryStore
 from tests.snapshots import VERSION, directory, file, put_version, restore
 from tests.syncs import files_and_directories, inode, noted_syncs, without_syncfs
 from tests.unit.taker import KEYS, OTHERS, Taker
@@ -58,7 +59,7 @@ class Example:
     def __init__(self, home: Path) -> None:
         self.root = home / "root"
         self.to = home / "to"
-        self.repository = MemoryRepository()
+        self.repository = MemoryStore()
         self._copies = Copies(home)
         self.first = ""
         self._now = datetime(2026, 3, 4, tzinfo=UTC)
@@ -235,7 +236,7 @@ def test_only_what_fits_a_pattern_is_restored(
     tmp_path: Path, patterns: list[str], wanted: set[str], jobs: int
 ) -> None:
     names = ["a/b/y", "a/b/y.conf", "a/x.conf", "other", "z.conf"]
-    repository = MemoryRepository()
+    repository = MemoryStore()
     entries = [directory("before"), directory("root")]
     entries += [(Entry(f"root/{name}", DIRECTORY, 0o711), ()) for name in ("a", "a/b")]
     entries += [file(f"root/{name}") for name in names[:3]]
@@ -329,7 +330,7 @@ def test_a_delta_without_a_sound_map_fetches_files_whole(pages: Example) -> None
 def test_a_map_that_becomes_any_number_of_sums_takes_no_more_memory_than_the_file_has(
     tmp_path: Path,
 ) -> None:
-    repository = MemoryRepository()
+    repository = MemoryStore()
     small = file("small")
     huge = Entry("huge", FILE, 0o644, mtime=1, size=(16 << 20) * BLOCK, block=BLOCK, digest=EMPTY)
     put_version(repository, [small, (huge, ())], map=bytes(8 * (16 << 20)))
@@ -425,7 +426,7 @@ def test_a_damaged_pack_costs_the_files_in_it_and_no_others(
 def test_content_that_is_not_that_of_the_manifest_is_left_out_unless_nobody_looks(
     tmp_path: Path,
 ) -> None:
-    repository = MemoryRepository()
+    repository = MemoryStore()
     small, large = file("small"), file("large", chance.randbytes(2 << 20))
     small[0].digest = large[0].digest = "00" * 32
     put_version(repository, [large, small, file("z")])
@@ -444,7 +445,7 @@ class _Newer(Entry):
 
 
 def test_a_field_of_a_newer_program_makes_no_link_of_a_file(tmp_path: Path) -> None:
-    repository = MemoryRepository()
+    repository = MemoryStore()
     link = _Newer("link", SYMLINK, target="file")
     put_version(repository, [file("file"), (link, ()), file("z")])
 
@@ -474,12 +475,12 @@ def test_only_what_this_host_made_comes_back_unless_the_target_is_trusted(
     taker.keys = KEYS
     taker.write("file", b"content")
     version = taker.take().version
-    opened: list[MemoryRepository] = []
+    opened: list[MemoryStore] = []
 
-    def open_repository() -> MemoryRepository:
+    def open_store() -> MemoryStore:
         # A process with the threads of another repository could not be copied.
         assert all(one.closed for one in opened)
-        opened.append(MemoryRepository())
+        opened.append(MemoryStore())
         opened[-1].files = taker.repository.files
         return opened[-1]
 
@@ -487,7 +488,7 @@ def test_only_what_this_host_made_comes_back_unless_the_target_is_trusted(
         opened.clear()
         place = tmp_path / to
         return restore_version(
-            open_repository,
+            open_store,
             f"s@{version}",
             place,
             Options(),
@@ -762,7 +763,7 @@ def test_a_restore_stays_unfinished_where_a_file_cannot_be_synced(
 
 
 def test_a_file_of_the_version_is_not_taken_for_the_marker(tmp_path: Path) -> None:
-    repository = MemoryRepository()
+    repository = MemoryStore()
     put_version(repository, [file(MARKER, b"not ours"), file("other")])
     done = restore(repository, tmp_path)
     assert [path for path, _ in done.problems] == [MARKER]
@@ -774,7 +775,7 @@ def test_a_marker_leads_nowhere(tmp_path: Path) -> None:
     to = tmp_path / "to"
     to.mkdir()
     (to / MARKER).symlink_to(tmp_path / "precious")
-    repository = MemoryRepository()
+    repository = MemoryStore()
     put_version(repository, [file("other")])
     assert restore(repository, to).wrong == 0
     assert (tmp_path / "precious").read_bytes() == b"content"
@@ -836,7 +837,7 @@ def test_a_restore_that_ends_within_a_file_leaves_nothing_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetch, "_WINDOW_BYTES", 1)
-    repository = MemoryRepository()
+    repository = MemoryStore()
     content = chance.randbytes(2 << 20)
     large, _ = file("root/large", content)
     parts = [(at, content[at : at + (1 << 20)]) for at in (0, 1 << 20)]
@@ -902,7 +903,7 @@ def test_a_file_system_without_special_files_gets_all_others(
 def test_a_disk_that_is_full_before_the_first_file_ends_the_restore(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    repository = MemoryRepository()
+    repository = MemoryStore()
     put_version(repository, [directory("d"), file("d/a")])
     made: list[Any] = [
         tempfile.TemporaryFile,
@@ -946,7 +947,7 @@ def open_home() -> Iterator[Path]:
 def test_a_closed_directory_that_somebody_replaces_is_a_problem_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    repository = MemoryRepository()
+    repository = MemoryStore()
     closed = Entry("closed", DIRECTORY, 0)
     put_version(repository, [(closed, ()), directory("open")])
     settle = Attributes.set
@@ -1038,13 +1039,13 @@ def test_a_version_without_a_manifest_is_damaged(
     tmp_path: Path, files: tuple[StoredFile, ...], why: str
 ) -> None:
     with pytest.raises(SnapshotDamaged, match=why):
-        restoring._keep(MemoryRepository(), Version("etc", VERSION, files), "manifest", tmp_path)
+        restoring._keep(MemoryStore(), Version("etc", VERSION, files), "manifest", tmp_path)
 
 
 def test_a_file_that_cannot_be_compared_is_told_and_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    repository = MemoryRepository()
+    repository = MemoryStore()
     put_version(repository, [directory("root"), file("root/file"), file("root/other")])
     restore(repository, tmp_path)
     kept = tmp_path / "root" / "file"

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from ntt_backup.config.host_key import Origin
 from ntt_backup.dump.retention import Retention
+from ntt_backup.filestore.contract import StoredFile
 from ntt_backup.snapshot import retention
 from ntt_backup.snapshot.format.manifest import Header
-from ntt_backup.snapshot.repository.contract import StoredFile
-from ntt_backup.snapshot.repository.names import MANIFEST, MAP, FileName
+from ntt_backup.snapshot.names import MANIFEST, MAP, FileName
 from ntt_backup.snapshot.retention import Known, Plan, doubts, plan
 from ntt_backup.snapshot.versions import Facts, Version
-from ntt_backup.wire.snapshot_names import begun
+from ntt_backup.wire.stored_names import begun
 
 NOW = datetime(2026, 3, 31, 12, tzinfo=UTC)
 

@@ -17,13 +17,13 @@ from ntt_backup.objects.cache import directory_for
 from ntt_backup.snapshot import schedule
 from ntt_backup.snapshot.events import SnapshotComplete, SnapshotFailed, SnapshotProgress
 from ntt_backup.snapshot.last_take import last, noting
+from ntt_backup.snapshot.names import new_version
 from ntt_backup.snapshot.origins import add_made
-from ntt_backup.snapshot.repository.names import new_version
 from ntt_backup.snapshot.schedule import due_in, take_due
 from ntt_backup.snapshot.take.new_version import Report, Taken
 from ntt_backup.snapshot.take.sets import SnapshotSet
 from ntt_backup.snapshot.versions import last_begun
-from tests.memory_repository import MemoryRepository
+from tests.memory_store import MemoryStore
 from tests.patience import PATIENCE
 from tests.unit.fakes import Clock
 from tests.unit.taker import Taker
@@ -84,7 +84,7 @@ def take(monkeypatch: pytest.MonkeyPatch) -> Callable[[Take], None]:
 
         monkeypatch.setattr(schedule, "take_version", take_version)
 
-    monkeypatch.setattr(schedule, "open_repository", lambda _: MemoryRepository())
+    monkeypatch.setattr(schedule, "open_store", lambda *_: MemoryStore())
     return use
 
 
@@ -127,10 +127,10 @@ def test_an_outage_before_a_set_was_due_is_forgotten_once_that_is_known(
         versions[f"{one}/{name}/manifest"] = b"x"
         add_made(directory_for("snapshots", settings.remote) / one, name, "00" * 32)
 
-    def opened(_: Settings) -> MemoryRepository:
+    def opened(*_: object) -> MemoryStore:
         if away:
             raise RemoteUnreachable("it is away")
-        repository = MemoryRepository()
+        repository = MemoryStore()
         repository.files |= versions
         repository.before = deny
         return repository
@@ -139,7 +139,7 @@ def test_an_outage_before_a_set_was_due_is_forgotten_once_that_is_known(
         if verb == "read":
             raise RemoteDenied("the key may only add")
 
-    monkeypatch.setattr(schedule, "open_repository", opened)
+    monkeypatch.setattr(schedule, "open_store", opened)
     for away, error in ((True, "it is away"), (False, "")):
         assert take_due(settings, lambda _: None).failed == away
         assert last(settings, "etc").error == error

@@ -39,9 +39,8 @@ from ntt_backup.snapshot.format.manifest import (
     ending_of,
     tail_size,
 )
+from ntt_backup.snapshot.names import MANIFEST, SnapshotDamaged, new_version
 from ntt_backup.snapshot.origins import NO_KEYS, add_made, read_made
-from ntt_backup.snapshot.repository.contract import SnapshotDamaged
-from ntt_backup.snapshot.repository.names import MANIFEST, new_version
 from ntt_backup.snapshot.take import chain, changed_file, last_version
 from ntt_backup.snapshot.take import new_version as taking
 from ntt_backup.snapshot.take.copies import Copies, open_copies

@@ -21,7 +21,7 @@ from ntt_backup.snapshot.restore import landlock, tree
 from ntt_backup.snapshot.restore.attributes import Attributes
 from ntt_backup.snapshot.restore.tree import MARKER, Beside, Level, Refused, open_old
 from tests.files import tree as files_of
-from tests.memory_repository import MemoryRepository
+from tests.memory_store import MemoryStore
 from tests.snapshots import Made, directory, file, put_version, restore
 
 
@@ -83,7 +83,7 @@ def test_a_path_that_is_none_is_told_and_the_rest_is_restored(
     }
     good = [file("!"), file("~")]
     both = [good[0], good[1], made[kind]] if kind == "to" else [good[0], made[kind], good[1]]
-    repository = MemoryRepository()
+    repository = MemoryStore()
     put_version(repository, both)
     done = restore(repository, to)
     assert (done.wrong, done.exit_code) == (1, 7)
@@ -106,7 +106,7 @@ def test_what_is_no_file_any_more_is_not_opened_for_its_content(tmp_path: Path) 
 def test_a_directory_that_the_disk_cannot_read_is_an_error_with_its_reason(
     to: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    repository = MemoryRepository()
+    repository = MemoryStore()
     put_version(repository, [directory("d"), file("d/in", b"a"), file("e", b"b")])
     (to / "d").mkdir(parents=True)
     really = os.open
@@ -134,7 +134,7 @@ def test_nothing_is_written_or_linked_through_a_symlink(
         symlink("d/symlink", "x"),
         hard_link("e", "d/secret"),
     ]
-    repository = MemoryRepository()
+    repository = MemoryStore()
     if again:
         put_version(repository, [link])
         restore(repository, to)
@@ -158,7 +158,7 @@ def test_two_names_that_the_file_system_takes_for_one_do_not_overwrite_each_othe
     for name in ("file", "fifo", "symlink", "link"):
         (to / name).write_bytes(b"of another name")
     monkeypatch.setattr(os, "listdir", lambda _: [])
-    repository = MemoryRepository()
+    repository = MemoryStore()
     entries: list[Made] = [
         fifo("fifo"),
         file("file"),
@@ -184,7 +184,7 @@ def test_what_stands_in_the_place_of_a_file_is_replaced_and_a_directory_is_not(
     os.link(outside / "secret", to / "e")
     (to / "f").write_bytes(b"no link")
     (to / "g").write_bytes(b"no FIFO")
-    repository = MemoryRepository()
+    repository = MemoryStore()
     files = [file("a"), file("b"), file("c"), directory("d"), file("d/x"), file("e")]
     put_version(repository, [*files, symlink("f", "x"), fifo("g")])
     done = restore(repository, to)
@@ -201,7 +201,7 @@ def test_no_file_runs_as_an_owner_that_it_did_not_get(
 ) -> None:
     mine, others = file("mine", mode=0o6755), file("others", mode=0o6755)
     others[0].uid = 12345
-    repository = MemoryRepository()
+    repository = MemoryStore()
     put_version(repository, [mine, others])
     restore(repository, to)
     assert {stat.S_IMODE(path.stat().st_mode) for path in to.iterdir()} == {0o6755}
@@ -235,7 +235,7 @@ def test_without_privileges_nothing_of_a_version_gives_rights(
     made[0][0].mode = 0o3777
     for entry, _ in made:
         entry.uid = entry.gid = 12345
-    repository = MemoryRepository()
+    repository = MemoryStore()
     put_version(repository, made)
     for _ in range(2):
         done = restore(repository, to, jobs=jobs, delta=delta, privileges=False)
@@ -337,7 +337,7 @@ def test_what_a_directory_gives_to_new_files_is_taken_from_them(to: Path) -> Non
         os.setxattr(to, "system.posix_acl_default", acl)
     except OSError as error:
         pytest.skip(f"no ACLs here: {error.strerror}")
-    repository = MemoryRepository()
+    repository = MemoryStore()
     put_version(repository, [file("a")])
     assert restore(repository, to).problems == []
     assert os.listxattr(to / "a") == []
@@ -346,7 +346,7 @@ def test_what_a_directory_gives_to_new_files_is_taken_from_them(to: Path) -> Non
 def test_a_link_takes_the_place_of_another_file(to: Path) -> None:
     to.mkdir()
     (to / "b").write_bytes(b"there before")
-    repository = MemoryRepository()
+    repository = MemoryStore()
     put_version(repository, [file("a"), hard_link("b", "a")])
     assert restore(repository, to).problems == []
     assert files_of(to) == dict.fromkeys("ab", b"content")
@@ -357,7 +357,7 @@ def test_a_link_to_what_is_missing_or_a_directory_replaces_nothing(to: Path) -> 
     to.mkdir()
     (to / "a").write_bytes(b"there before")
     (to / "d").mkdir()
-    repository = MemoryRepository()
+    repository = MemoryStore()
     put_version(repository, [hard_link("a", "none"), hard_link("b", "d"), hard_link("c", "x/none")])
     done = restore(repository, to)
     why = "the file that it is a link to is missing"

@@ -14,7 +14,7 @@ from ntt_backup.snapshot.diff import differences
 from ntt_backup.snapshot.format.entry import DIRECTORY, Entry, Extent
 from ntt_backup.snapshot.format.manifest import ManifestReader
 from ntt_backup.snapshot.format.super_blocks import read_super_block
-from ntt_backup.snapshot.repository.names import FileName
+from ntt_backup.snapshot.names import FileName
 from ntt_backup.snapshot.restore.choice import Choice
 from ntt_backup.snapshot.take.copies import Copies
 from ntt_backup.snapshot.verify import Findings, Question, verify

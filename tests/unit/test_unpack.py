@@ -17,7 +17,7 @@ from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.config.sealing import Keyring
 from ntt_backup.errors import ConfigError, DestinationError
 from ntt_backup.pack.format import TAIL_BYTES
-from ntt_backup.pack.reader import FIRST_READ
+from ntt_backup.pack.reader import _FIRST_READ
 from ntt_backup.restore.unpack import UnpackedAll
 from ntt_backup.restore.unpack import unpack as unpack_files
 from tests.files import noise, put_as, tree
@@ -297,7 +297,7 @@ def test_one_bad_blob_is_told_and_no_other(
     pread = os.pread
 
     def reading(fd: int, length: int, offset: int) -> bytes:
-        opening = length in (FIRST_READ, len(data))
+        opening = length in (_FIRST_READ, len(data))
         if not opening and offset <= last < offset + length:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return pread(fd, length, offset)

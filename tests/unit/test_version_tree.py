@@ -15,16 +15,15 @@ from ntt_backup.mount.super_block_cache import OpenFile, SuperBlockCache
 from ntt_backup.mount.version_tree import VersionTree, write_lines
 from ntt_backup.snapshot.format.entry import FILE, HARD_LINK, Entry, Extent, order
 from ntt_backup.snapshot.format.manifest import Header
-from ntt_backup.snapshot.repository.contract import SnapshotDamaged
-from ntt_backup.snapshot.repository.names import pack_name
+from ntt_backup.snapshot.names import SnapshotDamaged, pack_name
 from ntt_backup.snapshot.versions import choose, open_manifest
-from tests.memory_repository import MemoryRepository
+from tests.memory_store import MemoryStore
 from tests.snapshots import VERSION, directory, put_version
 
 HEADER = Header("etc", VERSION, "", (VERSION,), "00" * 32, ("/srv",))
 
 
-def tree_of(repository: MemoryRepository, at: Path) -> VersionTree:
+def tree_of(repository: MemoryStore, at: Path) -> VersionTree:
     manifest = open_manifest(repository, choose(repository, "etc"))
     with at.open("wb") as file:
         starts = write_lines(manifest, file)
@@ -32,7 +31,7 @@ def tree_of(repository: MemoryRepository, at: Path) -> VersionTree:
 
 
 def tree_of_paths(at: Path, paths: set[str]) -> VersionTree:
-    repository = MemoryRepository()
+    repository = MemoryStore()
     put_version(repository, [(Entry(path, FILE, size=1), ()) for path in paths])
     return tree_of(repository, at)
 
@@ -64,7 +63,7 @@ def test_names_that_lead_elsewhere_are_not_shown(tmp_path: Path) -> None:
 
 
 def test_a_hard_link_is_its_file_and_a_loop_of_them_is_nothing(tmp_path: Path) -> None:
-    repository = MemoryRepository()
+    repository = MemoryStore()
     file = Entry("srv/file", FILE, 0o600, size=5), [(0, b"hello")]
     links = {"srv/a": "srv/file", "srv/b": "srv/c", "srv/c": "srv/b", "srv/d": "srv/none"}
     named = [(Entry(path, HARD_LINK, target=target), ()) for path, target in links.items()]
@@ -75,7 +74,7 @@ def test_a_hard_link_is_its_file_and_a_loop_of_them_is_nothing(tmp_path: Path) -
 
 
 def test_a_file_of_many_extents_is_described_without_them(tmp_path: Path) -> None:
-    repository = MemoryRepository()
+    repository = MemoryStore()
     extents = [Extent(at * 10, 5, 0, 1, 8, 100, at) for at in range(5000)]
     put_version(
         repository, [(Entry('srv"', FILE, 0o644, 1, 2, -3, 4, 5, 50_000, extents=extents), ())]
@@ -90,7 +89,7 @@ def test_a_file_of_many_extents_is_described_without_them(tmp_path: Path) -> Non
 
 def test_any_part_of_a_sparse_file_is_read_as_it_is() -> None:
     chance = random.Random(1)
-    repository, data = MemoryRepository(), bytearray(7_000_000)
+    repository, data = MemoryStore(), bytearray(7_000_000)
     pieces = [
         (at, chance.randbytes(length))
         for at, length in ((5, 1), (9000, 3_500_000), (5_000_000, 1_900_000))
@@ -110,12 +109,12 @@ def test_any_part_of_a_sparse_file_is_read_as_it_is() -> None:
 
 
 def test_what_is_read_on_is_fetched_ahead_and_a_lost_connection_made_anew() -> None:
-    repository = MemoryRepository()
+    repository = MemoryStore()
     entry = Entry("f", FILE, size=4 << 20)
     put_version(repository, [(entry, [(0, random.Random(1).randbytes(4 << 20))])])
     opened: list[int] = []
 
-    def open_repository() -> MemoryRepository:
+    def open_store() -> MemoryStore:
         opened.append(1)
         repository.closed = False
         return repository
@@ -123,7 +122,7 @@ def test_what_is_read_on_is_fetched_ahead_and_a_lost_connection_made_anew() -> N
     def away(verb: str, name: str) -> None:
         raise RemoteUnreachable("away")
 
-    content = SuperBlockCache(HEADER, open_repository)
+    content = SuperBlockCache(HEADER, open_store)
     file = OpenFile(entry)
     repository.before = away
     with pytest.raises(RemoteUnreachable):
@@ -138,18 +137,18 @@ def test_what_is_read_on_is_fetched_ahead_and_a_lost_connection_made_anew() -> N
 
 
 def test_what_is_damaged_ahead_of_what_is_read_is_no_error() -> None:
-    repository = MemoryRepository()
+    repository = MemoryStore()
     data = random.Random(1).randbytes(4 << 20)
     entry = Entry("f", FILE, size=len(data))
     put_version(repository, [(entry, [(0, data)])])
     name = pack_name("etc", VERSION, 1)
     repository.files[name] = repository.files[name][:-1]
 
-    def open_repository() -> MemoryRepository:
+    def open_store() -> MemoryStore:
         repository.closed = False
         return repository
 
-    content = SuperBlockCache(HEADER, open_repository)
+    content = SuperBlockCache(HEADER, open_store)
     with closing(content):
         assert content.read(entry, 0, 10, ahead=True) == data[:10]
         with pytest.raises(SnapshotDamaged):
@@ -158,7 +157,7 @@ def test_what_is_damaged_ahead_of_what_is_read_is_no_error() -> None:
 
 @pytest.mark.parametrize("change", [{"skip": 1}, {"skip": 1 << 40}, {"offset": 9}, {"stored": 7}])
 def test_an_extent_that_lies_is_an_error(change: dict[str, int]) -> None:
-    repository = MemoryRepository()
+    repository = MemoryStore()
     entry = Entry("f", FILE, size=100)
     put_version(repository, [(entry, [(0, bytes(range(100)))])])
     entry.extents[0] = entry.extents[0]._replace(**change)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 import struct
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ntt_backup.wire import dump_messages, file_messages, framing, write_messages
+from ntt_backup.wire import file_messages, framing, write_messages
 from ntt_backup.wire.framing import Inbox, ProtocolError
+from ntt_backup.wire.stored_names import DUMPS, SNAPSHOTS
 from ntt_backup.wire.write_messages import Exceptional, Receipt
 from tests.receiver_driver import PROJECT
 
@@ -32,12 +34,20 @@ READERS = [
         write_messages.read_part(memoryview(data), framing.MAX_RAW) if len(data) >= 5 else None
     ),
     lambda data: write_messages.read_end(data) if data else None,
-    dump_messages.read_names,
-    lambda data: dump_messages.read_dump(data) if len(data) >= 16 else None,
-    dump_messages.read_record,
-    file_messages.read_below,
-    file_messages.read_removing,
-    lambda data: list(file_messages.read_names(data)) if len(data) >= 16 else None,
+    *(
+        partial(read, area)
+        for area in (DUMPS, SNAPSHOTS)
+        for read in (
+            file_messages.read_below,
+            file_messages.read_name,
+            file_messages.read_removing,
+            lambda area, data: list(file_messages.read_names(area, data)),
+            lambda area, data: (
+                file_messages.read_reading(area, memoryview(data)) if len(data) >= 17 else None
+            ),
+        )
+    ),
+    lambda data: file_messages.read_slot(memoryview(data)) if data else None,
     lambda data: file_messages.read_said(data) if data else None,
 ]
 
@@ -241,7 +251,7 @@ def test_a_frame_with_any_one_bit_altered_is_no_frame(
 def test_the_numbers_are_those_of_the_document() -> None:
     text = (PROJECT / "docs" / "protocol.md").read_text()
     rows = dict(re.findall(r"^\| ([A-Z_]+) \| (\d+) \|", text, re.MULTILINE))
-    assert len(rows) == 53
+    assert len(rows) == 44
     assert {name: getattr(framing, name) for name in rows} == {
         name: int(number) for name, number in rows.items()
     }

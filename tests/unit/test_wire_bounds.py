@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from ntt_backup.wire import dump_messages, file_messages, read_messages, write_messages
+from ntt_backup.wire import file_messages, read_messages, stored_names, write_messages
+from ntt_backup.wire.file_messages import MAX_OPEN
 from ntt_backup.wire.framing import (
     COMMIT,
     CRC_BYTES,
@@ -24,12 +25,17 @@ from ntt_backup.wire.framing import (
     ProtocolError,
 )
 from ntt_backup.wire.read_messages import BadBlob, Listed, Range, Verdicts
+from ntt_backup.wire.stored_names import DUMPS, SNAPSHOTS
 from ntt_backup.wire.write_messages import Batch, Exceptional, Large, Receipt
 
 A, B = bytes(range(32)), b"\xff" * 32
 DUMP = "20260102T030405Z-db000001.dump"
 FILE = "etc/20260102T030405Z-01234567/map"
 VERSION = "etc/20260102T030405Z-01234567"
+NAMES = {
+    SNAPSHOTS: [FILE, f"{FILE}.age", f"{VERSION}/pack-99999"],
+    DUMPS: [DUMP, f"{DUMP}.age", f"{DUMP}.json"],
+}
 LAST = datetime(9999, 12, 31, 23, 59, 59, 999_999, UTC)
 
 
@@ -44,6 +50,20 @@ def packed(layout: str, *values: Any, rest: bytes = b"") -> memoryview:
 
 def listed(read: Callable[[Any], Iterator[Any]]) -> Callable[[Any], list[Any]]:
     return lambda payload: list(read(payload))
+
+
+def of(area: str, read: Callable[[str, Any], Any]) -> Callable[[Any], Any]:
+    """Reads what is said about the files of an area."""
+    return lambda payload: read(area, payload)
+
+
+def listed_of(area: str, payload: Any) -> list[Any]:
+    return list(file_messages.read_names(area, payload))
+
+
+def slotted(payload: memoryview) -> tuple[int, bytes]:
+    slot, rest = file_messages.read_slot(payload)
+    return slot, bytes(rest)
 
 
 def part_within(limit: int) -> Callable[[Any], Any]:
@@ -120,29 +140,46 @@ RIGHT: list[tuple[Callable[[Any], Any], bytes, Any]] = [
     (read_messages.read_piece, read_messages.piece(bytes(MAX_CHUNK)), bytes(MAX_CHUNK)),
     (read_messages.read_blob_end, read_messages.blob_end(1, "gone"), (1, "gone")),
     (read_messages.read_not_given, read_messages.not_given(A, 3, "why"), (A, 3, "why")),
-    (
-        dump_messages.read_dump,
-        dump_messages.dump(DUMP, 0, 1, b"{}"),
-        (DUMP, 0, datetime(1970, 1, 1, 0, 0, 0, 1, UTC), b"{}"),
+    (of(DUMPS, file_messages.read_below), file_messages.listing(""), ""),
+    *(
+        (of(SNAPSHOTS, file_messages.read_below), file_messages.listing(below), below)
+        for below in ("", "etc/", f"{VERSION}/")
     ),
-    (dump_messages.read_dump, dump_messages.dump(DUMP, None, 1, b""), (DUMP, None, None, b"")),
-    (dump_messages.read_names, dump_messages.named(1, DUMP, DUMP), [DUMP, DUMP]),
-    (dump_messages.read_dump_sum, dump_messages.dump_sum(8, A), (8, A)),
-    (file_messages.read_below, file_messages.listing(""), ("", "")),
-    (file_messages.read_below, file_messages.listing("etc/"), ("etc", "")),
-    (file_messages.read_below, file_messages.listing(f"{VERSION}/"), tuple(VERSION.split("/"))),
-    (file_messages.read_end, file_messages.end(FILE, A), (FILE, A)),
+    *(
+        (of(area, file_messages.read_name), file_messages.listing(name), name)
+        for area, names in NAMES.items()
+        for name in names
+    ),
+    (slotted, file_messages.file_data(0, b"x"), (0, b"x")),
+    (slotted, file_messages.file_data(MAX_OPEN - 1, bytes(MAX_CHUNK)), (3, bytes(MAX_CHUNK))),
+    (slotted, file_messages.file_end(1), (1, b"")),
+    (slotted, file_messages.publishing(1, FILE), (1, FILE.encode())),
+    (slotted, file_messages.discarding(1), (1, b"")),
+    (file_messages.read_file_sum, file_messages.file_sum(2**64 - 1, A), (2**64 - 1, A)),
     (
         file_messages.read_said,
         file_messages.said(file_messages.UNREADABLE, "why"),
         (file_messages.UNREADABLE, "why"),
     ),
-    (file_messages.read_reading, file_messages.reading(FILE, 3, 4), (FILE, 3, 4)),
-    (file_messages.read_removing, file_messages.removing([FILE, FILE]), [FILE, FILE]),
-    (
-        listed(file_messages.read_names),
-        file_messages.names([(FILE, 7, 0), (FILE, 8, dump_messages.arrival_us(10**30))]),
-        [(FILE, 7, datetime(1970, 1, 1, tzinfo=UTC)), (FILE, 8, LAST)],
+    *(
+        (
+            of(area, file_messages.read_reading),
+            file_messages.reading(names[0], 2**64 - 1, 4),
+            (names[0], 2**64 - 1, 4),
+        )
+        for area, names in NAMES.items()
+    ),
+    *(
+        (of(area, file_messages.read_removing), file_messages.removing(names), names)
+        for area, names in NAMES.items()
+    ),
+    *(
+        (
+            of(area, listed_of),
+            file_messages.names([(name, 7, 0), (name, 2**64 - 1, stored_names.arrival_us(10**30))]),
+            [(name, 7, datetime(1970, 1, 1, tzinfo=UTC)), (name, 2**64 - 1, LAST)],
+        )
+        for area, (name, *_) in NAMES.items()
     ),
 ]
 
@@ -233,22 +270,56 @@ WRONG: list[tuple[Callable[[Any], Any], memoryview, str]] = [
     (read_messages.read_blob_end, memoryview(b"\2"), "says nothing"),
     (read_messages.read_not_given, packed("!32sB", A, 0), "unknown verdict"),
     (read_messages.read_not_given, packed("!32sB", A, 4), "unknown verdict"),
-    (dump_messages.read_named, memoryview(b"x" * len(DUMP)), "name of a dump"),
-    (dump_messages.read_named, memoryview(DUMP.replace("0102", "1302").encode()), "name of a dump"),
-    (dump_messages.read_names, memoryview(DUMP.encode() * 2)[:-1], "name of a dump"),
-    (dump_messages.read_arrival, -1, "no clock"),  # type: ignore[list-item]
-    (dump_messages.read_arrival, dump_messages.arrival_us(10**30) + 1, "no clock"),  # type: ignore[list-item]
-    (file_messages.read_below, memoryview(b"etc"), "neither"),
-    (file_messages.read_below, memoryview(b"/"), "neither"),
-    (file_messages.read_below, memoryview(b"../"), "neither"),
-    (file_messages.read_below, memoryview(b"etc/map/"), "neither"),
-    (file_messages.read_below, memoryview(f"{VERSION}/map/".encode()), "neither"),
-    (file_messages.read_name, memoryview(b"etc/map"), "file of a snapshot"),
-    (file_messages.read_name, memoryview(f"{FILE}/x".encode()), "file of a snapshot"),
-    (file_messages.read_name, memoryview(FILE.replace("map", "..").encode()), "file of a"),
-    (file_messages.read_name, memoryview(f"../{FILE[4:]}".encode()), "file of a snapshot"),
+    *(
+        (of(SNAPSHOTS, file_messages.read_below), memoryview(below.encode()), "is no directory of")
+        for below in ("etc", "/", "../", "etc/map/", f"{VERSION}/map/", f"/{VERSION}/", "etc//")
+    ),
+    *(
+        (of(DUMPS, file_messages.read_below), memoryview(below), "is no directory of")
+        for below in (b"etc/", b"/", b"20260102T030405Z-01234567/")
+    ),
+    *(
+        (of(SNAPSHOTS, file_messages.read_name), memoryview(name.encode()), "is not a")
+        for name in (
+            "",
+            "etc/map",
+            f"{FILE}/x",
+            FILE.replace("map", ".."),
+            FILE.replace("0102", "1302"),
+            f"../{FILE[4:]}",
+            f"{FILE}.json",
+            f"{FILE}.age.age",
+            DUMP,
+        )
+    ),
+    *(
+        (of(DUMPS, file_messages.read_name), memoryview(name.encode()), "is not the name of a")
+        for name in (
+            "",
+            "x" * len(DUMP),
+            f"{DUMP}\n",
+            f"/{DUMP}",
+            f"{DUMP}.json.age",
+            f"{DUMP}.age.json",
+            f"{DUMP}.age.age",
+            f"{DUMP}.sealed",
+            DUMP.replace("2", "\u0662"),
+            FILE,
+        )
+    ),
+    (of(DUMPS, file_messages.read_name), memoryview(DUMP.replace("0102", "1302").encode()), "time"),
+    (of(DUMPS, file_messages.read_removing), memoryview(f"{DUMP}\n".encode()), "is not the name"),
+    (of(DUMPS, file_messages.read_removing), memoryview(DUMP.encode() * 2), "is not the name"),
+    (slotted, memoryview(bytes([MAX_OPEN])), "a slot of 4"),
+    (slotted, memoryview(b"\xffcontent"), "a slot of 255"),
     (file_messages.read_said, memoryview(bytes([file_messages.UNREADABLE + 1])), "unknown answer"),
-    (listed(file_messages.read_names), packed("!Qq", 7, 0, rest=FILE.encode()), "cut short"),
+    (of(SNAPSHOTS, listed_of), packed("!Qq", 7, 0, rest=FILE.encode()), "cut short"),
+    (of(SNAPSHOTS, listed_of), packed("!Qq", 7, 0, rest=b"\n"), "is not a file of a snapshot"),
+    (of(SNAPSHOTS, listed_of), packed("!Qq", 7, 0, rest=f"{FILE}\n\n".encode()), "cut short"),
+    *(
+        (of(SNAPSHOTS, listed_of), packed("!Qq", 7, when, rest=f"{FILE}\n".encode()), "no clock")
+        for when in (-1, -(2**63), stored_names.arrival_us(10**30) + 1, 2**63 - 1)
+    ),
 ]
 
 
@@ -261,9 +332,9 @@ def test_what_cannot_be_is_refused(
 
 
 def test_a_file_from_before_1970_has_arrived_then() -> None:
-    assert dump_messages.arrival_us(-1) == 0
-    assert dump_messages.arrival_us(2000) == 2
-    assert dump_messages.read_arrival(dump_messages.arrival_us(10**30)) == LAST
+    assert stored_names.arrival_us(-1) == 0
+    assert stored_names.arrival_us(2000) == 2
+    assert stored_names.read_arrival(stored_names.arrival_us(10**30)) == LAST
 
 
 def test_the_texts_of_a_receipt_are_left_out_once_there_are_too_many() -> None:

@@ -20,9 +20,10 @@ from ntt_backup.dump import job
 from ntt_backup.dump.chain import restorable
 from ntt_backup.dump.events import DumpComplete, DumpSkipped
 from ntt_backup.dump.record import Stored
-from ntt_backup.dump.remote_dir import RemoteDir, open_remote_dir
+from ntt_backup.dump.store import open_dumps, read_contents, remove_dumps
 from ntt_backup.errors import CatalogError, RemoteDenied
 from ntt_backup.events import Event
+from ntt_backup.filestore.contract import FileStore
 from ntt_backup.format import many, moment, printable, size, utc
 
 _OF_LEDGER: Final = 1000
@@ -63,8 +64,8 @@ def dumps(common: Common, of_all: bool, unwanted: tuple[str, ...]) -> None:
     settings = common.load(RemoteConfig)
     keys = HostKeys.of(settings)
     if unwanted:
-        with closing(open_remote_dir(settings)) as remote_dir:
-            removed = _remove(remote_dir, unwanted)
+        with closing(open_dumps(settings)) as store:
+            removed = _remove(store, unwanted)
         newest.removed(settings, "dump", unwanted)
         said = f"removed {many(removed, 'dump')}"
         results.tell({"target": settings.target, "removed": removed}, [said])
@@ -76,8 +77,8 @@ def dumps(common: Common, of_all: bool, unwanted: tuple[str, ...]) -> None:
             ledger = recent_dumps(conn, settings.target, _OF_LEDGER)
     except CatalogError as error:
         problem = str(error)
-    with closing(open_remote_dir(settings)) as remote_dir:
-        found = remote_dir.contents().dumps
+    with closing(open_dumps(settings)) as store:
+        found = read_contents(store).dumps
     ours = [
         one for one in found if of_all or one.record is None or one.record.target == settings.target
     ]
@@ -91,14 +92,14 @@ def dumps(common: Common, of_all: bool, unwanted: tuple[str, ...]) -> None:
         results.warn(keys.problem)
 
 
-def _remove(remote_dir: RemoteDir, names: Sequence[str]) -> int:
+def _remove(store: FileStore, names: Sequence[str]) -> int:
     """Removes dumps by their names, and returns how many there were.
 
     Raises:
         UsageError: There is no such dump, or another one needs it.
         RemoteDenied: The remote keeps some of them.
     """
-    found = remote_dir.contents().dumps
+    found = read_contents(store).dumps
     known = frozenset(one.name for one in found)
     for name in names:
         if name not in known:
@@ -109,7 +110,7 @@ def _remove(remote_dir: RemoteDir, names: Sequence[str]) -> int:
             raise click.UsageError(said)
     # The newest first: no moment has an increment without what it needs.
     in_order = [one.name for one in reversed(found) if one.name in names]
-    removed = remote_dir.drop(in_order)
+    removed = remove_dumps(store, in_order)
     if removed < len(in_order):
         raise RemoteDenied(
             f"the remote has kept {many(len(in_order) - removed, 'dump')}",
@@ -142,7 +143,7 @@ def _fields(
         "database": record and record.database,
         "server_version": record and record.server_version,
         "host": record and record.host,
-        "sealed": record is not None and record.sealed > 0,
+        "sealed": one.sealed,
         "complete": one.whole,
         "refused": one.refused,
         "restorable": one.name in whole,

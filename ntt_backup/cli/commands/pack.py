@@ -19,17 +19,18 @@ from ntt_backup.config import RemoteConfig, StoreConfig
 from ntt_backup.config.host_key import Origin
 from ntt_backup.config.sealing import Keyring, SealPolicy, require_sealing
 from ntt_backup.errors import SOME_FAILED, ConfigError
+from ntt_backup.filestore.open import open_store
 from ntt_backup.format import amount, duration, many, printable, size
 from ntt_backup.mount.image import Built, Options
 from ntt_backup.mount.packs_or_snapshot import mount_bucket, mount_packs, mount_version, write_image
 from ntt_backup.objects.cache import cache_of
+from ntt_backup.pack.age import SealedForOthers
 from ntt_backup.pack.format import MAX_ENTRIES, PackError
 from ntt_backup.pack.reader import PackFile
-from ntt_backup.pack.seal import SealedForOthers
 from ntt_backup.report.lines import time_left
 from ntt_backup.restore.unpack import unpack as unpack_files
+from ntt_backup.snapshot.names import SNAPSHOTS
 from ntt_backup.snapshot.origins import Origins
-from ntt_backup.snapshot.repository.open import open_repository
 from ntt_backup.source.packing import Packed, list_store, pack_blobs
 
 _ANOTHER = "name another file, or replace this one by --force"
@@ -151,7 +152,7 @@ def _check(pack: PackFile) -> NoReturn:
 
 def _open(file: Path, keyring: Keyring) -> PackFile:
     try:
-        return PackFile(file, keyring.open)
+        return PackFile(file, keyring.unseal)
     except OSError as error:
         raise ConfigError(f"cannot read {file}", detail=error.strerror or str(error)) from error
     except SealedForOthers:
@@ -294,7 +295,7 @@ def _mount_version(common: Common, wanted: str, directory: Path, scratch: Path) 
     began = time.monotonic()
     origins = Origins.of(settings)
     made = mount_version(
-        lambda: open_repository(settings),
+        lambda: open_store(settings, SNAPSHOTS),
         wanted,
         directory,
         origins,

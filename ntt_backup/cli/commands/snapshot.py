@@ -24,17 +24,17 @@ from ntt_backup.config import RemoteConfig
 from ntt_backup.config.host_key import Origin
 from ntt_backup.dump.retention import Retention
 from ntt_backup.errors import SOME_FAILED, ConfigError, LockHeld, RemoteUnreachable, Unsupported
+from ntt_backup.filestore.contract import Area, ReadableStore
+from ntt_backup.filestore.open import open_store, open_to_read
+from ntt_backup.filestore.patient import PatientStore
 from ntt_backup.format import duration, many, moment, printable, size, utc
 from ntt_backup.report.lines import ProgressLine, pace
 from ntt_backup.snapshot.diff import Difference, Kind, differences
 from ntt_backup.snapshot.forget import plan_of
 from ntt_backup.snapshot.format.entry import DIRECTORY, FIFO, FILE, HARD_LINK, SYMLINK, Entry
 from ntt_backup.snapshot.job import set_lock, take_version
+from ntt_backup.snapshot.names import SNAPSHOTS, SnapshotDamaged, require_set
 from ntt_backup.snapshot.origins import Origins
-from ntt_backup.snapshot.repository.contract import RepositoryToRead, SnapshotDamaged
-from ntt_backup.snapshot.repository.names import require_set
-from ntt_backup.snapshot.repository.open import open_repository, open_to_read
-from ntt_backup.snapshot.repository.patient import PatientRepository
 from ntt_backup.snapshot.restore.landlock import confine
 from ntt_backup.snapshot.restore.plan import Options
 from ntt_backup.snapshot.restore.version import Restored
@@ -53,9 +53,9 @@ from ntt_backup.snapshot.versions import (
     open_manifest,
     versions,
 )
-from ntt_backup.wire.snapshot_names import begun
+from ntt_backup.wire.stored_names import begun
 
-R = TypeVar("R", bound=RepositoryToRead)
+R = TypeVar("R", bound=ReadableStore)
 _version_argument = click.argument(
     "wanted", metavar="SET[@VERSION]", shell_complete=options.set_names
 )
@@ -63,10 +63,11 @@ _set_argument = click.argument("set_name", metavar="SET", shell_complete=options
 
 
 def _patient(
-    opener: Callable[[RemoteConfig], R], settings: RemoteConfig, line: ProgressLine
-) -> closing[PatientRepository[R]]:
+    opener: Callable[[RemoteConfig, Area], R], settings: RemoteConfig, line: ProgressLine
+) -> closing[PatientStore[R]]:
     """Returns the repository of the target, which waits out outages, and says so."""
-    return closing(PatientRepository(partial(opener, settings), settings.run, line.outage))
+    opened = partial(opener, settings, SNAPSHOTS)
+    return closing(PatientStore(opened, settings.run, line.outage))
 
 
 # --- take -----------------------------------------------------------------------------------------
@@ -148,7 +149,7 @@ def snapshot_list(common: Common, set_name: str) -> None:
         require_set(set_name)
     settings = common.load(RemoteConfig)
     origins = Origins.of(settings)
-    with closing(open_repository(settings)) as repository:
+    with closing(open_store(settings, SNAPSHOTS)) as repository:
         found, known = versions(repository, set_name), dict[Version, Facts]()
         try:
             known |= {one.version: one for one in facts(repository, found, origins)}
@@ -172,7 +173,7 @@ def snapshot_show(common: Common, wanted: str, files: bool) -> None:
     """
     settings = common.load(RemoteConfig)
     origins = Origins.of(settings)
-    with closing(open_repository(settings)) as repository:
+    with closing(open_store(settings, SNAPSHOTS)) as repository:
         chosen = choose(repository, wanted, origins, results.warn)
         if files:
             as_json = options.wants("as_json")
@@ -299,7 +300,7 @@ def snapshot_diff(common: Common, old: str, new: str) -> None:
     settings = common.load(RemoteConfig)
     origins = Origins.of(settings)
     as_json = options.wants("as_json")
-    with closing(open_repository(settings)) as repository:
+    with closing(open_store(settings, SNAPSHOTS)) as repository:
         if not new and old == name:
             after = choose(repository, name, origins, results.warn)
             all_of_it = versions(repository, name)
@@ -401,7 +402,9 @@ def snapshot_restore(
     )
     with results.progress_line() as line:
         done = restore_version(
-            lambda: PatientRepository(partial(open_to_read, settings), settings.run, line.outage),
+            lambda: PatientStore(
+                partial(open_to_read, settings, SNAPSHOTS), settings.run, line.outage
+            ),
             wanted,
             destination,
             ways,
@@ -557,7 +560,7 @@ def snapshot_forget(
     with (
         results.progress_line() as line,
         set_lock(settings, set_name),
-        _patient(open_repository, settings, line) as repository,
+        _patient(open_store, settings, line) as repository,
     ):
         if named is None and not versions(repository, set_name):
             raise ConfigError(

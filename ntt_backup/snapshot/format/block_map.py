@@ -15,8 +15,9 @@ from typing import Final
 import zstandard
 from blake3 import blake3
 
+from ntt_backup.filestore.contract import Buffer
 from ntt_backup.snapshot.format.zstd_stream import ZstdStream
-from ntt_backup.snapshot.repository.contract import Buffer, SnapshotDamaged
+from ntt_backup.snapshot.names import SnapshotDamaged
 
 SUM: Final = 8
 NOTHING: Final = bytes(SUM)

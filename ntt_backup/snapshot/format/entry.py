@@ -15,8 +15,7 @@ from json.encoder import encode_basestring_ascii as quoted
 from re import compile as pattern
 from typing import Any, Final, NamedTuple
 
-from ntt_backup.snapshot.repository.contract import SnapshotDamaged
-from ntt_backup.snapshot.repository.names import MAX_PACKS
+from ntt_backup.snapshot.names import MAX_PACKS, SnapshotDamaged
 
 # Entry.kind
 FILE, DIRECTORY, SYMLINK, HARD_LINK, FIFO = "f", "d", "l", "h", "p"

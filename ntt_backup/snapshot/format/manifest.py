@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple
 import zstandard
 from blake3 import blake3
 
-from ntt_backup.pack.seal import Sign, unsigned
+from ntt_backup.pack.format import Sign, unsigned
 from ntt_backup.snapshot.format.entry import (
     MAX_CONTAINERS,
     MAX_LINE,
@@ -43,9 +43,8 @@ from ntt_backup.snapshot.format.entry import (
 )
 from ntt_backup.snapshot.format.small_files import Row, last_path, read_rows
 from ntt_backup.snapshot.format.zstd_stream import ZstdStream
-from ntt_backup.snapshot.repository.contract import SnapshotDamaged
-from ntt_backup.snapshot.repository.names import MAX_PACKS, pack_name
-from ntt_backup.wire.snapshot_names import begun, is_set, moment_of
+from ntt_backup.snapshot.names import MAX_PACKS, SnapshotDamaged, pack_name
+from ntt_backup.wire.stored_names import begun, is_set, moment_of
 
 FORMAT: Final = "ntt-snapshot 1"
 # A version of each minute of a month.

@@ -24,7 +24,7 @@ from ntt_backup.snapshot.format.entry import (
     order,
     require,
 )
-from ntt_backup.snapshot.repository.contract import SnapshotDamaged
+from ntt_backup.snapshot.names import SnapshotDamaged
 
 # Files that may be open at once while those in a row are restored.
 MOST: Final = 250

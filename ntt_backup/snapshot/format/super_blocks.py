@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import zstandard
 
+from ntt_backup.filestore.contract import Buffer, FileStore, NewFile
 from ntt_backup.snapshot.format.entry import MAX_SUPER_BLOCK, Extent
 from ntt_backup.snapshot.format.manifest import PackSum
-from ntt_backup.snapshot.repository.contract import Buffer, NewFile, Repository, SnapshotDamaged
-from ntt_backup.snapshot.repository.names import pack_name
+from ntt_backup.snapshot.names import SnapshotDamaged, pack_name
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -52,7 +52,7 @@ class SuperBlockWriter:
     It compresses in a thread of its own; the repository is used in the caller's.
     """
 
-    def __init__(self, repository: Repository, set: str, version: str, *, index: int) -> None:
+    def __init__(self, repository: FileStore, set: str, version: str, *, index: int) -> None:
         from concurrent.futures import ThreadPoolExecutor  # Who only reads does without.
 
         self._repository = repository
@@ -123,7 +123,7 @@ class SuperBlockWriter:
         """Forgets what is not written yet. Never raises; does nothing after the end."""
         self._thread.shutdown(cancel_futures=True)
         if self._file is not None:
-            self._file.give_up()
+            self._file.discard()
             self._file = None
 
     def _hold(self, piece: _Piece) -> None:
@@ -172,7 +172,8 @@ class SuperBlockWriter:
 
     def _finish(self) -> None:
         if self._file is not None:
-            self._packs.append(PackSum(self._at, self._file.finish().hex()))
+            self._packs.append(PackSum(self._at, self._file.finish().sha256.hex()))
+            self._file.publish()
             self._file = None
 
 

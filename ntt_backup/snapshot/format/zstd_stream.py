@@ -7,7 +7,7 @@ from typing import IO, Final, cast
 
 import zstandard
 
-from ntt_backup.snapshot.repository.contract import SnapshotDamaged
+from ntt_backup.snapshot.names import SnapshotDamaged
 
 _MAX_WINDOW: Final = 8 << 20
 

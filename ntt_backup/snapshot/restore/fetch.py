@@ -12,16 +12,16 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Generic, NamedTuple, TypeVar
 
+from ntt_backup.filestore.contract import (
+    FileMissing,
+    Range,
+    ReadableStore,
+    StoredFileDamaged,
+    WholeFileDamaged,
+)
 from ntt_backup.snapshot.format.entry import Extent
 from ntt_backup.snapshot.format.manifest import Header
 from ntt_backup.snapshot.format.super_blocks import read_super_block
-from ntt_backup.snapshot.repository.contract import (
-    FileDamaged,
-    FileMissing,
-    Range,
-    RepositoryToRead,
-    SnapshotDamaged,
-)
 
 _Item = TypeVar("_Item")
 _Key = tuple[int, ...]
@@ -72,7 +72,7 @@ class Fetcher(Generic[_Item]):
     could be read, with the first reason.
     """
 
-    def __init__(self, repository: RepositoryToRead, header: Header) -> None:
+    def __init__(self, repository: ReadableStore, header: Header) -> None:
         self._repository = repository
         self._header = header
         self._items: Iterator[tuple[_Item, Sequence[Extent]]] = iter(())
@@ -124,19 +124,19 @@ class Fetcher(Generic[_Item]):
                 for data in self._repository.read(self._ranges()):
                     self._arrive(data)
                     yield
-            except (FileMissing, SnapshotDamaged) as error:
+            except (FileMissing, StoredFileDamaged) as error:
                 if self._broken or not self._asked:
                     raise
                 self._refuse(error)
             yield
 
-    def _refuse(self, error: FileMissing | SnapshotDamaged) -> None:
+    def _refuse(self, error: FileMissing | StoredFileDamaged) -> None:
         """Notes that nothing of a pack can be read, or not the range that was asked for first: then
         its super blocks are asked for one by one, and a single one is left out.
         """
         name = self._asked[0].range.name
-        why = error.detail if isinstance(error, SnapshotDamaged) else f"{name} is missing"
-        if isinstance(error, FileMissing | FileDamaged):
+        why = error.detail if isinstance(error, StoredFileDamaged) else f"{name} is missing"
+        if isinstance(error, FileMissing | WholeFileDamaged):
             self._gone.add(name)
             self.lost[name] = why
             return
@@ -161,7 +161,7 @@ class Fetcher(Generic[_Item]):
     def _decompress(self, frame: _Frame) -> memoryview:
         try:
             content = memoryview(read_super_block(frame.stored or _NOTHING))
-        except SnapshotDamaged:
+        except StoredFileDamaged:
             self.damaged += 1
             content = _NOTHING
         frame.content = content

@@ -11,12 +11,12 @@ from typing import Final
 from blake3 import blake3
 
 from ntt_backup.blobdir.staging import write_all
+from ntt_backup.filestore.contract import ReadableStore
 from ntt_backup.format import printable
 from ntt_backup.snapshot.format.block_map import MapReader
 from ntt_backup.snapshot.format.entry import FIFO, SYMLINK, Entry
 from ntt_backup.snapshot.format.manifest import ManifestReader
 from ntt_backup.snapshot.format.small_files import SmallFiles
-from ntt_backup.snapshot.repository.contract import RepositoryToRead
 from ntt_backup.snapshot.restore.attributes import Attributes
 from ntt_backup.snapshot.restore.choice import Choice
 from ntt_backup.snapshot.restore.fetch import Fetcher, Piece
@@ -68,7 +68,7 @@ class Restorer:
 
     def __init__(
         self,
-        repository: RepositoryToRead,
+        repository: ReadableStore,
         manifest: ManifestReader,
         map: MapReader | None,
         root: int,

@@ -24,14 +24,14 @@ from typing import IO, Any, Final
 from ntt_backup.blobdir.syscalls import DIRECTORY
 from ntt_backup.config.host_key import Origin
 from ntt_backup.errors import SOME_FAILED, ConfigError, DestinationError, LockHeld
+from ntt_backup.filestore.contract import FileMissing, ReadableStore, StoredFileDamaged
 from ntt_backup.process.durable import sync_directory
 from ntt_backup.process.fork import run_helpers
 from ntt_backup.snapshot.format.block_map import MapReader
 from ntt_backup.snapshot.format.entry import Entry, entries_of
 from ntt_backup.snapshot.format.manifest import ManifestReader
+from ntt_backup.snapshot.names import MANIFEST, MAP, SnapshotDamaged
 from ntt_backup.snapshot.origins import NOBODY, Origins
-from ntt_backup.snapshot.repository.contract import FileMissing, RepositoryToRead, SnapshotDamaged
-from ntt_backup.snapshot.repository.names import MANIFEST, MAP
 from ntt_backup.snapshot.restore.attributes import Attributes
 from ntt_backup.snapshot.restore.choice import Choice
 from ntt_backup.snapshot.restore.files import Restorer, Step
@@ -83,7 +83,7 @@ class Restored:
 
 
 def restore(
-    open_repository: Callable[[], RepositoryToRead],
+    open_store: Callable[[], ReadableStore],
     wanted: str,
     to: Path,
     options: Options,
@@ -106,7 +106,7 @@ def restore(
     began = time.monotonic()
     done = Restored()
     with ExitStack() as stack:
-        repository = stack.enter_context(closing(open_repository()))
+        repository = stack.enter_context(closing(open_store()))
         version = choose(repository, wanted, origins, tell)
         done.version = version.name
         root = stack.enter_context(_destination(to))
@@ -128,7 +128,7 @@ def restore(
             steps = restorer(repository, root, (0, 1)).run()
         else:
             repository.close()  # With its threads, this process could not be copied.
-            steps = _by_helpers(restorer, open_repository, to, jobs)
+            steps = _by_helpers(restorer, open_store, to, jobs)
         total = max(choice.bytes if choice is not None else source.trailer.bytes, 1)
         passed = 0
         wrong: set[str] = set()
@@ -165,7 +165,7 @@ def _restorer(
     source: _Source,
     options: Options,
     choice: Choice | None,
-    repository: RepositoryToRead,
+    repository: ReadableStore,
     root: int,
     part: tuple[int, int],
 ) -> Restorer:
@@ -174,8 +174,8 @@ def _restorer(
 
 
 def _by_helpers(
-    restorer: Callable[[RepositoryToRead, int, tuple[int, int]], Restorer],
-    open_repository: Callable[[], RepositoryToRead],
+    restorer: Callable[[ReadableStore, int, tuple[int, int]], Restorer],
+    open_store: Callable[[], ReadableStore],
     to: Path,
     jobs: int,
 ) -> Iterator[Step]:
@@ -183,7 +183,7 @@ def _by_helpers(
 
     def help(number: int) -> Iterator[dict[str, Any]]:
         root = os.open(to, DIRECTORY)
-        with closing(open_repository()) as repository, _translated(to):
+        with closing(open_store()) as repository, _translated(to):
             yield from map(asdict, restorer(repository, root, (number, jobs)).run())
 
     bodies = [partial(help, number) for number in range(jobs)]
@@ -200,7 +200,7 @@ class _Source:
 
     def __init__(
         self,
-        repository: RepositoryToRead,
+        repository: ReadableStore,
         version: Version,
         to: Path,
         last: IO[bytes],
@@ -221,7 +221,7 @@ class _Source:
         require_own(self.header, version)
         self.trailer = self._proved.trailer
         if delta and self.trailer.map_size:
-            with suppress(SnapshotDamaged):
+            with suppress(StoredFileDamaged):
                 kept = _keep(repository, version, MAP, to)
                 if sha256(kept).hexdigest() == self.trailer.map_sha256:
                     self._map = kept
@@ -243,7 +243,7 @@ class _Source:
         return MapReader(_pieces(self._map)) if self._map is not None else None
 
 
-def _keep(repository: RepositoryToRead, version: Version, name: str, to: Path) -> mmap.mmap:
+def _keep(repository: ReadableStore, version: Version, name: str, to: Path) -> mmap.mmap:
     """Returns a file of a version. It stays in processes that are copied."""
     placed = version.file(name)
     with tempfile.TemporaryFile(dir=to) as file:

@@ -16,10 +16,10 @@ from ntt_backup.errors import (
     SourceError,
     complete,
 )
+from ntt_backup.filestore.contract import FileMissing, FileStore, StoredFileDamaged
 from ntt_backup.snapshot.format.manifest import Header, ManifestReader, Trailer
+from ntt_backup.snapshot.names import SnapshotDamaged, pack_name
 from ntt_backup.snapshot.origins import Origins
-from ntt_backup.snapshot.repository.contract import FileMissing, Repository, SnapshotDamaged
-from ntt_backup.snapshot.repository.names import pack_name
 from ntt_backup.snapshot.take.copies import Copies
 from ntt_backup.snapshot.take.last_version import LastVersion, ending, pieces
 from ntt_backup.snapshot.take.sets import SnapshotSet
@@ -36,7 +36,7 @@ _SEE: Final = "see ntt-backup-remote snapshot verify"
 
 
 def parents(
-    repository: Repository,
+    repository: FileStore,
     set: SnapshotSet,
     whole: Mapping[str, Version],
     copies: Copies,
@@ -89,7 +89,7 @@ def parents(
             if origin != Origin.OURS:
                 continue
             last = LastVersion(manifest, map)
-        except (SnapshotDamaged, FileMissing):
+        except (StoredFileDamaged, FileMissing):
             continue
         except (ConfigError, RemoteDenied) as error:  # It is sealed, or the key may only add.
             problem(f"version {newest}", f"it cannot be read back, so this one is full: {error}")
@@ -107,7 +107,7 @@ def parents(
     yield None
 
 
-def _is_whole(repository: Repository, chain: Sequence[Version | None], last: Trailer) -> bool:
+def _is_whole(repository: FileStore, chain: Sequence[Version | None], last: Trailer) -> bool:
     """Returns whether the repository has the packs of a chain, whatever somebody has put beside
     them, as far as can be known: where nothing may be read, of the versions before the last one
     those that were cut, or the last pack, are not missed. last: the trailer of the last version.
@@ -120,7 +120,7 @@ def _is_whole(repository: Repository, chain: Sequence[Version | None], last: Tra
         require_packs(known[-1], last)
         for version, trailer in zip(before, trailers(repository, before), strict=True):
             require_packs(version, trailer)
-    except (SnapshotDamaged, FileMissing, ValueError):
+    except (StoredFileDamaged, FileMissing, ValueError):
         return False
     except (ConfigError, RemoteDenied):  # It is sealed, or the key may only add.
         return all(map(_complete, before))
@@ -140,7 +140,7 @@ def require_packs(version: Version, trailer: Trailer) -> None:
 
 
 def require_needed(
-    repository: Repository, header: Header, whole: Mapping[str, Version], new: Trailer
+    repository: FileStore, header: Header, whole: Mapping[str, Version], new: Trailer
 ) -> None:
     """Checks that the repository has all that a new version needs: another host may have removed
     some of it meanwhile. Raises SnapshotDamaged for the versions before it, which are not what is
@@ -154,7 +154,7 @@ def require_needed(
     try:
         nothing = Version(header.set, header.version, ())
         require_packs(there.get(header.version, nothing), new)
-    except SnapshotDamaged as error:
+    except StoredFileDamaged as error:
         raise RemoteCannotStore(
             "the target has lost a part of the version that was made",
             detail=error.detail,
@@ -169,7 +169,7 @@ def require_readable(manifest: Path, *, full: bool) -> None:
     """
     try:
         deque(ManifestReader(pieces(manifest)).rows(), maxlen=0)
-    except SnapshotDamaged as error:
+    except StoredFileDamaged as error:
         if not full:
             raise
         raise SourceError(

@@ -17,10 +17,10 @@ from ntt_backup.blobdir.open import closing
 from ntt_backup.blobdir.syscalls import DIRECTORY
 from ntt_backup.config.host_key import HostKeys
 from ntt_backup.errors import DestinationError
+from ntt_backup.filestore.contract import FileStore
 from ntt_backup.snapshot.format.manifest import Seal
+from ntt_backup.snapshot.names import MANIFEST, MAP
 from ntt_backup.snapshot.origins import Origins, add_made, drop_made, read_made
-from ntt_backup.snapshot.repository.contract import Repository
-from ntt_backup.snapshot.repository.names import MANIFEST, MAP
 from ntt_backup.snapshot.versions import Version, content
 
 
@@ -51,7 +51,7 @@ class Copies:
         """Returns whether both exist. Whether they are right is seen when they are read."""
         return all(one.exists() for one in self.paths(version))
 
-    def fetch(self, repository: Repository, version: Version) -> None:
+    def fetch(self, repository: FileStore, version: Version) -> None:
         """Copies both from the repository. Raises OSError, FileMissing."""
         self.drop(version.name)
         for path, file in zip(self.paths(version.name), (MANIFEST, MAP), strict=True):

@@ -20,8 +20,8 @@ from ntt_backup.snapshot.format.manifest import (
     ending_of,
     tail_size,
 )
+from ntt_backup.snapshot.names import SnapshotDamaged
 from ntt_backup.snapshot.origins import Origins
-from ntt_backup.snapshot.repository.contract import SnapshotDamaged
 from ntt_backup.snapshot.take.changed_file import OldFile
 
 _PIECE: Final = 1 << 18

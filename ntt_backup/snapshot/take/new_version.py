@@ -24,15 +24,15 @@ from typing import Final
 from ntt_backup.blobdir.open import closing as closing_fd
 from ntt_backup.config.host_key import HostKeys
 from ntt_backup.errors import SOME_FAILED, NameTaken, SourceError
+from ntt_backup.filestore.contract import FileStore, StoredFileDamaged
 from ntt_backup.format import many
+from ntt_backup.snapshot import names
 from ntt_backup.snapshot.format.block_map import MapWriter
 from ntt_backup.snapshot.format.entry import DIRECTORY, FIFO, FILE, HARD_LINK, SYMLINK, beginning_of
 from ntt_backup.snapshot.format.manifest import Header, ManifestWriter, Trailer
 from ntt_backup.snapshot.format.super_blocks import SuperBlockWriter
+from ntt_backup.snapshot.names import FileName, new_version
 from ntt_backup.snapshot.origins import NO_KEYS, Origins
-from ntt_backup.snapshot.repository import names
-from ntt_backup.snapshot.repository.contract import Repository, SnapshotDamaged
-from ntt_backup.snapshot.repository.names import FileName, new_version
 from ntt_backup.snapshot.take.chain import (
     parents,
     require_needed,
@@ -103,7 +103,7 @@ class Report:
 
 
 def take(
-    repository: Repository,
+    repository: FileStore,
     set: SnapshotSet,
     *,
     copies: Copies,
@@ -133,7 +133,7 @@ def take(
             one = _Take(repository, set, copies, origins, last, version, now, report, paranoid)
             try:
                 taken = one.run(whole)
-            except SnapshotDamaged:
+            except StoredFileDamaged:
                 if last is None:
                     raise
                 continue
@@ -149,7 +149,7 @@ class _Take:
 
     def __init__(
         self,
-        repository: Repository,
+        repository: FileStore,
         set: SnapshotSet,
         copies: Copies,
         origins: Origins,
@@ -414,10 +414,12 @@ class _Take:
         try:
             for piece in pieces(path):
                 new.add(piece)
-            return new.finish()
+            digest = new.finish().sha256
+            new.publish()
         except BaseException:
-            new.give_up()
+            new.discard()
             raise
+        return digest
 
 
 def _identity(status: os.stat_result) -> bytes:

@@ -12,7 +12,7 @@ from pathlib import Path
 from ntt_backup.config import CatalogConfig
 from ntt_backup.config.sections import SnapshotSettings
 from ntt_backup.errors import ConfigError, SourceError
-from ntt_backup.snapshot.repository.names import require_set
+from ntt_backup.snapshot.names import require_set
 
 _DEFAULTS = SnapshotSettings.model_fields
 

@@ -31,7 +31,7 @@ from ntt_backup.objects.bucket import Bucket, Buffer
 from ntt_backup.objects.keys import LARGE_BLOB, PackKey, blob_key
 from ntt_backup.objects.outbox import Meter, Outbox, Outgoing
 from ntt_backup.objects.s3 import open_bucket
-from ntt_backup.pack.format import pack_id
+from ntt_backup.pack.format import ID_BYTES, pack_id, unsigned
 from ntt_backup.pack.writer import PackWriter
 from ntt_backup.process.memory import give_back_large_blocks, memory_needed, new_buffer
 from ntt_backup.source.reader import Reader, TooLarge, wrong_content
@@ -215,23 +215,23 @@ class ObjectsSession:
         while name.key in self._taken:
             other = pack_id(self._store_id, [bytes.fromhex(name.pack_id)])
             name = PackKey.of(low, high, other)
-        within = bytes.fromhex(name.pack_id)
 
         def write(data: Buffer) -> None:
             self._outbox.write(out, data)
 
-        seal = seal_writer(write, self._store_id, self._spec.recipients, self._spec.sign)
-        if seal is not None:
-            name = PackKey.of_sealed(low, high, seal.pack_id)
+        sealed = bool(self._spec.recipients)
+        if sealed:
+            name = PackKey.of_sealed(low, high, os.urandom(ID_BYTES))
         # What is sealed takes a little more.
         size = total_size(blobs) * 1001 // 1000
-        out = self._outbox.begin(name.key, size, look=flight.look and seal is None)
+        out = self._outbox.begin(name.key, size, look=flight.look and not sealed)
         sent: list[Blob] = []
         bad: list[Failure | Blob] = []
         with self._dropped_unless_finished(out):
-            compress = self._spec.run.codec != "none"
-            last = write if seal is None else seal.write
-            writer = PackWriter(last, self._store_id, within, compress=compress)
+            compress, within = self._spec.run.codec != "none", bytes.fromhex(name.pack_id)
+            seal = seal_writer(write, self._spec.recipients) if sealed else None
+            last, sign = (write, unsigned) if seal is None else (seal.write, self._spec.sign)
+            writer = PackWriter(last, self._store_id, within, compress=compress, sign=sign)
             for blob in blobs:
                 found = reader.read(blob, self._buffer)
                 if isinstance(found, int):

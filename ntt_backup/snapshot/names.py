@@ -12,11 +12,17 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
 from ntt_backup.errors import ConfigError, RemoteError
-from ntt_backup.wire.snapshot_names import STAMP, begun, is_set, parts_of
+from ntt_backup.filestore.contract import Area, StoredFileDamaged
+from ntt_backup.wire import stored_names
+from ntt_backup.wire.stored_names import STAMP, begun, is_set, snapshot_parts
 
 MANIFEST: Final = "manifest"
 MAP: Final = "map"
 MAX_PACKS: Final = 99_999
+
+
+class SnapshotDamaged(StoredFileDamaged):
+    """A file of a snapshot is not what was written."""
 
 
 class FileName(NamedTuple):
@@ -32,7 +38,17 @@ class FileName(NamedTuple):
     @staticmethod
     def read(name: str) -> FileName:
         """Returns the parts of a name. Raises ValueError for any other form."""
-        return FileName(*parts_of(name))
+        return FileName(*snapshot_parts(name))
+
+
+SNAPSHOTS: Final = Area(
+    name=stored_names.SNAPSHOTS,
+    word="snapshot",
+    file="a file of a snapshot",
+    files="snapshots",
+    most=2_000_000,  # 512 TB of packs: a listing that does not end must not fill the memory.
+    first=lambda name: name.endswith(f"/{MANIFEST}"),
+)
 
 
 def require_set(name: str) -> None:

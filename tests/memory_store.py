@@ -1,9 +1,9 @@
-"""A repository in memory: the contract of `snapshot.repository`, faults on request, and counts.
+"""A file store in memory: the contract of `filestore.contract`, faults on request, and counts.
 
-repository = MemoryRepository()
-repository.before = lambda verb, name: ...     # may raise: the request did not arrive
-repository.requests["read"]                    # ranges asked for
-repository.append_only = True                  # nothing may be removed
+store = MemoryStore()
+store.before = lambda verb, name: ...     # may raise: the request did not arrive
+store.requests["read"]                    # ranges asked for
+store.append_only = True                  # nothing may be removed
 """
 
 from __future__ import annotations
@@ -14,20 +14,23 @@ from datetime import UTC, datetime
 from hashlib import sha256
 
 from ntt_backup.errors import NameTaken, RemoteDenied
-from ntt_backup.snapshot.repository.contract import A_FILE, Buffer, FileMissing, Range, StoredFile
-from ntt_backup.snapshot.repository.names import FileName
-from ntt_backup.wire.snapshot_names import begun
+from ntt_backup.filestore.contract import Area, Buffer, FileMissing, Range, StoredFile, Sum
+from ntt_backup.snapshot.names import SNAPSHOTS, FileName
+from ntt_backup.wire.stored_names import begun
 
 
 def _nothing(verb: str, name: str) -> None: ...
 
 
-class MemoryRepository:
+class MemoryStore:
     """See the module. files: the content by name, which a test may change as it likes. arrived:
     when a file came, by name; clock tells it. removed: names in the order in which they went.
     """
 
-    def __init__(self) -> None:
+    placed = True
+
+    def __init__(self, area: Area = SNAPSHOTS) -> None:
+        self.area = area
         self.files: dict[str, bytes] = {}
         self.arrived: dict[str, datetime] = {}
         self.removed: list[str] = []
@@ -36,7 +39,7 @@ class MemoryRepository:
         self.before: Callable[[str, str], object] = _nothing
         self.requests: Counter[str] = Counter()
         self.closed = False
-        self.writing = False
+        self.writing = 0
 
     @property
     def size(self) -> int:
@@ -60,18 +63,21 @@ class MemoryRepository:
             yield self.files[name][start : start + length]
 
     def write(self, name: str) -> MemoryFile:
-        FileName.read(name)
-        assert not self.writing, "one file at a time"
+        self.area.require_name(name)
+        assert self.writing < 2, "two files at a time"
         self._ask("write", name)
         if name in self.files:
-            raise NameTaken(name, A_FILE)
-        self.writing = True
+            raise NameTaken(name, self.area.file)
+        self.writing += 1
         return MemoryFile(self, name)
+
+    def try_out(self) -> None:
+        self._ask("write", "")
 
     def remove(self, names: Sequence[str]) -> int:
         gone = 0
         for name in names:
-            FileName.read(name)
+            self.area.require_name(name)
             self._ask("remove", name)
             if self.append_only:
                 raise RemoteDenied("the target is append-only")
@@ -94,29 +100,40 @@ class MemoryRepository:
 
 
 class MemoryFile:
-    """A file on its way to a MemoryRepository."""
+    """A file on its way to a MemoryStore."""
 
-    def __init__(self, repository: MemoryRepository, name: str) -> None:
-        self._repository = repository
+    def __init__(self, store: MemoryStore, name: str) -> None:
+        self._store = store
         self._name = name
         self._data = bytearray()
-        self._open = True
+        self._open, self._finished = True, False
 
     def add(self, data: Buffer) -> None:
         assert self._open
-        self._repository.before("add", self._name)
+        assert not self._finished
+        self._store.before("add", self._name)
         self._data += data
 
-    def finish(self) -> bytes:
-        assert self._open
-        self._repository.before("finish", self._name)
-        if self._name in self._repository.files:
-            raise NameTaken(self._name, A_FILE)
-        self._open = self._repository.writing = False
-        self._repository.files[self._name] = bytes(self._data)
-        self._repository.arrived[self._name] = self._repository.clock()
-        return sha256(self._data).digest()
+    def poll(self) -> None:
+        self._store.before("poll", self._name)
 
-    def give_up(self) -> None:
+    def finish(self) -> Sum:
+        assert self._open
+        self._store.before("finish", self._name)
+        self._finished = True
+        return Sum(len(self._data), sha256(self._data).digest())
+
+    def publish(self) -> None:
+        assert self._open
+        assert self._finished
+        self._store.before("publish", self._name)
+        if self._name in self._store.files:
+            raise NameTaken(self._name, self._store.area.file)
+        self.discard()
+        self._store.files[self._name] = bytes(self._data)
+        self._store.arrived[self._name] = self._store.clock()
+
+    def discard(self) -> None:
         if self._open:
-            self._open = self._repository.writing = False
+            self._open = False
+            self._store.writing -= 1

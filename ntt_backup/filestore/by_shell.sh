@@ -1,10 +1,9 @@
-# What `dump` asks of the remote; any sh will do, and nothing is installed there. The lines before this one
-# set action, root and what the action needs. Answers are name=value lines; "problem=..." says what failed.
-# A dump is written as pgdump/.incoming-<token>, and gets its name once it is on stable storage.
+# What a file store asks of a remote without Python; any sh will do, and nothing is installed there. The lines before
+# this one set action, place and what the action needs. Answers are name=value lines; "problem=..." says what failed.
+# A file is written as .incoming-<token>, and gets its name once it is on stable storage.
 umask 077
 LC_ALL=C
 export LC_ALL
-place=$root/pgdump
 temporary=$place/.incoming-${token:-none}
 
 flat() { printf "%s" "$1" | tr "\n\r" "  " | cut -c1-1500; }
@@ -27,7 +26,7 @@ make_durable() {
     esac
 }
 
-for tool in cat cut find id mkdir mv rm rmdir sha256sum sleep sync touch tr wc; do
+for tool in cat cut find id mkdir mv rm rmdir sha256sum sleep sync tail touch tr wc; do
     command -v "$tool" >/dev/null 2>&1 || fail "$tool: not found"
 done
 [ -d "$root" ] || fail "$root: no such directory"
@@ -35,12 +34,12 @@ done
 case $action in
 list)
     [ ! -d "$root/by-hash" ] || echo by-hash=present
-    for record in "$place"/*.dump.json; do
-        [ -f "$record" ] || continue
-        dump=${record%.json}
-        size=none arrived=none
-        [ ! -f "$dump" ] || { size=$(size_of "$dump"); arrived=$(arrival_of "$dump"); }
-        printf "dump=%s %s %s %s\n" "${dump##*/}" "$size" "$arrived" "$(cut -c1-4000 "$record" | tr -d "\n\r")"
+    for file in "$place"/*; do
+        [ -f "$file" ] || continue
+        # Small files that are read with the list come with it.
+        content=""
+        case $file in *.json) content=$(cut -c1-4000 "$file" | tr -d "\n\r") ;; esac
+        printf "file=%s %s %s %s\n" "${file##*/}" "$(size_of "$file")" "$(arrival_of "$file")" "$content"
     done
     ;;
 try)
@@ -73,30 +72,30 @@ put)
             sleep 1
         done
     fi 2>/dev/null
-    rm -f "$temporary" "$temporary.json"
+    rm -f "$temporary"
     ;;
 name)
     [ "$(size_of "$temporary")" = "$bytes" ] || fail "$temporary has not $bytes bytes any more"
-    [ ! -e "$place/$name" ] || fail "$place/$name: File exists"
-    message=$({ printf "%s\n" "$record" >"$temporary.json"; } 2>&1) || fail "$message"
+    [ ! -e "$place/$name" ] || { echo taken=yes; exit 0; }
     # Its time is that of the name, not that of the last byte.
     touch "$temporary"
     make_durable "$temporary"
-    make_durable "$temporary.json"
-    # The record first: a record without its dump is told from a good one, a dump without one is not.
-    message=$({ mv "$temporary.json" "$place/$name.json" && mv "$temporary" "$place/$name"; } 2>&1) ||
-        fail "$message"
+    message=$(mv "$temporary" "$place/$name" 2>&1) || fail "$message"
     make_durable "$place/$name"
     echo named=yes
     ;;
 drop)
-    rm -f "$temporary" "$temporary.json"
+    rm -f "$temporary"
     for name in $names; do
-        message=$({ rm -f "$place/$name" && rm -f "$place/$name.json"; } 2>&1) || fail "$message"
+        [ -e "$place/$name" ] || continue
+        message=$(rm -f "$place/$name" 2>&1) || fail "$message"
+        echo "removed=$name"
     done
     echo dropped=yes
     ;;
 get)
-    cat "$place/$name"
+    [ -f "$place/$name" ] || { echo missing; exit 0; }
+    echo found
+    tail -c +"$first" "$place/$name"
     ;;
 esac

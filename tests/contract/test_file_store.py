@@ -1,4 +1,4 @@
-"""What every repository of snapshots must do, whatever is behind it; see `snapshot.repository`."""
+"""What every file store must do, whatever is behind it; see `filestore.contract`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -18,7 +18,7 @@ import pytest
 
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.transport import Local, Ssh
-from ntt_backup.config.sealing import Keyring
+from ntt_backup.config.sealing import Keyring, SealPolicy
 from ntt_backup.config.sections import RemoteSettings, RunSettings
 from ntt_backup.errors import (
     ConfigError,
@@ -27,22 +27,26 @@ from ntt_backup.errors import (
     RemoteDenied,
     RemoteUnreachable,
 )
-from ntt_backup.objects.s3 import open_bucket
-from ntt_backup.snapshot.repository import by_receiver
-from ntt_backup.snapshot.repository.by_directory import RepositoryByDirectory
-from ntt_backup.snapshot.repository.by_objects import RepositoryByObjects
-from ntt_backup.snapshot.repository.by_receiver import RepositoryByReceiver
-from ntt_backup.snapshot.repository.contract import (
+from ntt_backup.filestore import by_receiver
+from ntt_backup.filestore.by_bucket import FileStoreByBucket
+from ntt_backup.filestore.by_directory import FileStoreByDirectory
+from ntt_backup.filestore.by_receiver import FileStoreByReceiver
+from ntt_backup.filestore.contract import (
     FileMissing,
+    FileStore,
     Range,
-    Repository,
-    SnapshotDamaged,
     StoredFile,
+    StoredFileDamaged,
+    Sum,
 )
+from ntt_backup.filestore.sealed import SealedStore
+from ntt_backup.objects.bucket import Bucket
+from ntt_backup.objects.s3 import open_bucket
+from ntt_backup.snapshot.names import SNAPSHOTS
 from tests.contract.harness import PATIENT, Machine
 from tests.fake_bucket import SMALLEST_PART, FakeBucket
 from tests.lying_receiver import LYING_RECEIVER
-from tests.memory_repository import MemoryRepository
+from tests.memory_store import MemoryStore
 from tests.packs import Person
 from tests.patience import PATIENCE
 from tests.receiver_driver import PROJECT
@@ -59,7 +63,7 @@ NAMES = [
 ]
 
 
-Open = Callable[[], Repository]
+Open = Callable[[], FileStore]
 
 
 @pytest.fixture
@@ -78,46 +82,75 @@ def over_ssh(remote: Sshd) -> SessionSpec:
     return SessionSpec(Ssh(settings), path, "0" * 12, "run", "snapshot", run)
 
 
-@pytest.fixture(params=["memory", "fake", "weak", "sealed", "s3", "receiver", "ssh"])
+def in_bucket(
+    bucket: Bucket,
+    recipients: Sequence[str] = (),
+    keyring: Keyring | None = None,
+    policy: SealPolicy | None = None,
+) -> SealedStore:
+    """The store of snapshots in a bucket, as `filestore.open` makes it."""
+    within = FileStoreByBucket(bucket, SMALLEST_PART, SNAPSHOTS)
+    return sealing(within, recipients, keyring, policy)
+
+
+def sealing(
+    within: FileStore,
+    recipients: Sequence[str] = (),
+    keyring: Keyring | None = None,
+    policy: SealPolicy | None = None,
+) -> SealedStore:
+    """A store whose files are sealed for recipients."""
+    policy = policy or SealPolicy()
+    return SealedStore(within, SNAPSHOTS, recipients, keyring or Keyring(), policy)
+
+
+@pytest.fixture(
+    params=["memory", "fake", "weak", "sealed", "s3", "receiver", "ssh", "sealed receiver"]
+)
 def open_anew(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
-    """Opens one repository, as often as it is called."""
-    if request.param == "memory":
-        memory = MemoryRepository()
+    """Opens one store, as often as it is called."""
+    kind = request.param
+    if kind == "memory":
+        memory = MemoryStore()
         return lambda: memory
-    if request.param in ("receiver", "ssh"):
-        way = request.getfixturevalue("spec" if request.param == "receiver" else "over_ssh")
-        return lambda: RepositoryByReceiver(way)
-    if request.param == "sealed":
-        bucket, owner = FakeBucket(), Person.new()
-        keyring = Keyring(lambda: owner.file(tmp_path / "key"))
-        return lambda: RepositoryByObjects(bucket, SMALLEST_PART, [owner.public], keyring)
-    if request.param == "s3":
+    owner = Person.new()
+    keyring = Keyring(lambda: owner.file(tmp_path / "key"))
+    if kind in ("receiver", "ssh", "sealed receiver"):
+        way = request.getfixturevalue("over_ssh" if kind == "ssh" else "spec")
+        if kind == "sealed receiver":
+            return lambda: sealing(FileStoreByReceiver(way, SNAPSHOTS), [owner.public], keyring)
+        return lambda: FileStoreByReceiver(way, SNAPSHOTS)
+    if kind == "sealed":
+        bucket = FakeBucket()
+        return lambda: in_bucket(bucket, [owner.public], keyring)
+    if kind == "s3":
         server = open_bucket(request.getfixturevalue("s3").bucket())
-        return lambda: RepositoryByObjects(server, SMALLEST_PART)
-    bucket = FakeBucket(weak=request.param == "weak")
-    return lambda: RepositoryByObjects(bucket, SMALLEST_PART)
+        return lambda: in_bucket(server)
+    bucket = FakeBucket(weak=kind == "weak")
+    return lambda: in_bucket(bucket)
 
 
 @pytest.fixture
-def repository(open_anew: Open) -> Iterator[Repository]:
+def repository(open_anew: Open) -> Iterator[FileStore]:
     opened = open_anew()
     yield opened
     opened.close()
 
 
-def put(repository: Repository, name: str, content: bytes = b"content") -> None:
+def put(repository: FileStore, name: str, content: bytes = b"content") -> None:
     file = repository.write(name)
     for at in range(0, len(content), 1_000_000):
         file.add(content[at : at + 1_000_000])
-    assert file.finish() == sha256(content).digest()
+    assert file.finish() == Sum(len(content), sha256(content).digest())
+    file.publish()
 
 
-def get(repository: Repository, name: str, start: int = 0, length: int = 1 << 26) -> bytes:
+def get(repository: FileStore, name: str, start: int = 0, length: int = 1 << 26) -> bytes:
     (found,) = repository.read([Range(name, start, length)])
     return found
 
 
-def test_files_are_listed_by_name_and_below_a_set_or_a_version(repository: Repository) -> None:
+def test_files_are_listed_by_name_and_below_a_set_or_a_version(repository: FileStore) -> None:
     assert list(repository.list()) == []
     for name in reversed(NAMES):
         put(repository, name, name.encode())
@@ -133,7 +166,7 @@ def sizes(found: Iterable[StoredFile]) -> list[tuple[str, int]]:
     return [(one.name, one.size) for one in found]
 
 
-def test_a_file_has_arrived_when_it_got_its_name(repository: Repository) -> None:
+def test_a_file_has_arrived_when_it_got_its_name(repository: FileStore) -> None:
     """By the clock of the target: in these tests the same machine, to the second in a bucket."""
     before = datetime.now(UTC) - timedelta(seconds=2)
     put(repository, NAMES[3])
@@ -144,14 +177,14 @@ def test_a_file_has_arrived_when_it_got_its_name(repository: Repository) -> None
 def test_a_file_of_a_bucket_that_does_not_say_when_it_came_is_of_1970() -> None:
     bucket = FakeBucket()
     bucket.objects[f"snapshots/{NAMES[3]}"] = b"content"
-    (found,) = RepositoryByObjects(bucket, SMALLEST_PART).list()
+    (found,) = in_bucket(bucket).list()
     assert found.arrived == datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def test_a_client_cannot_choose_when_its_file_came(spec: SessionSpec) -> None:
     """It may write today, and ask for the name in a month."""
     snapshots = Path(spec.root) / "snapshots"
-    with closing(RepositoryByReceiver(spec)) as repository:
+    with closing(FileStoreByReceiver(spec, SNAPSHOTS)) as repository:
         file = repository.write(NAMES[3])
         file.add(b"content")
         list(repository.list())  # So the receiver has begun the file.
@@ -159,16 +192,17 @@ def test_a_client_cannot_choose_when_its_file_came(spec: SessionSpec) -> None:
         os.utime(incoming, (0, 0))
         before = datetime.now(UTC) - timedelta(seconds=1)
         file.finish()
+        file.publish()
         (found,) = repository.list()
         assert found.arrived > before
-        (by_path,) = RepositoryByDirectory(spec.root).list()
+        (by_path,) = FileStoreByDirectory(spec.root, SNAPSHOTS).list()
         assert by_path == found
         for mtime, said in ((-(10**9), 1970), (1 << 40, 9999)):
             os.utime(snapshots / NAMES[3], (mtime, mtime))
             assert [one.arrived.year for one in repository.list()] == [said]
 
 
-def test_files_come_back_as_they_were_sent(open_anew: Open, repository: Repository) -> None:
+def test_files_come_back_as_they_were_sent(open_anew: Open, repository: FileStore) -> None:
     contents = {
         name: os.urandom(size)
         for name, size in zip(NAMES, (0, 1, SMALLEST_PART, 2 * SMALLEST_PART + 1), strict=False)
@@ -183,7 +217,7 @@ def test_files_come_back_as_they_were_sent(open_anew: Open, repository: Reposito
             assert get(other, name) == content
 
 
-def test_a_closed_repository_leaves_no_thread(open_anew: Open, repository: Repository) -> None:
+def test_a_closed_repository_leaves_no_thread(open_anew: Open, repository: FileStore) -> None:
     """A process with threads is not copied, as a restore is into its jobs."""
     put(repository, NAMES[2])
     before = set(threading.enumerate())
@@ -192,7 +226,7 @@ def test_a_closed_repository_leaves_no_thread(open_anew: Open, repository: Repos
     assert set(threading.enumerate()) <= before
 
 
-def test_ranges_come_in_their_order_from_several_files(repository: Repository) -> None:
+def test_ranges_come_in_their_order_from_several_files(repository: FileStore) -> None:
     contents = {name: os.urandom(300_000) for name in NAMES[2:5]}
     for name, content in contents.items():
         put(repository, name, content)
@@ -206,7 +240,7 @@ def test_ranges_come_in_their_order_from_several_files(repository: Repository) -
 
 
 def test_several_readings_a_listing_and_a_file_can_be_under_way_at_once(
-    repository: Repository,
+    repository: FileStore,
 ) -> None:
     content = os.urandom(400_000)
     put(repository, NAMES[2], content)
@@ -220,14 +254,15 @@ def test_several_readings_a_listing_and_a_file_can_be_under_way_at_once(
         assert next(one) == piece
         assert next(two) == piece
         file.add(piece)
-    assert file.finish() == sha256(content[:200_000]).digest()
+    assert file.finish() == Sum(200_000, sha256(content[:200_000]).digest())
+    file.publish()
     del one
     assert get(repository, NAMES[4]) == content[:200_000]
     assert b"".join(two) == content[200_000:]
     assert [each.name for each in names][:1] == [NAMES[2]]
 
 
-def test_ranges_are_taken_a_bounded_number_of_bytes_ahead(repository: Repository) -> None:
+def test_ranges_are_taken_a_bounded_number_of_bytes_ahead(repository: FileStore) -> None:
     put(repository, NAMES[2], bytes(1_000_000))
     taken = 0
 
@@ -242,7 +277,7 @@ def test_ranges_are_taken_a_bounded_number_of_bytes_ahead(repository: Repository
     assert taken < 40
 
 
-def test_a_file_that_is_missing_is_told_when_its_turn_comes(repository: Repository) -> None:
+def test_a_file_that_is_missing_is_told_when_its_turn_comes(repository: FileStore) -> None:
     put(repository, NAMES[2])
     reading = repository.read(Range(name, 0, 7) for name in (NAMES[2], NAMES[3], NAMES[2]))
     assert next(reading) == b"content"
@@ -251,7 +286,7 @@ def test_a_file_that_is_missing_is_told_when_its_turn_comes(repository: Reposito
     assert get(repository, NAMES[2]) == b"content"
 
 
-def test_a_name_that_is_taken_stays_as_it_is(open_anew: Open, repository: Repository) -> None:
+def test_a_name_that_is_taken_stays_as_it_is(open_anew: Open, repository: FileStore) -> None:
     put(repository, NAMES[2], b"first")
     other = open_anew()
     with pytest.raises(NameTaken):
@@ -261,22 +296,22 @@ def test_a_name_that_is_taken_stays_as_it_is(open_anew: Open, repository: Reposi
     other.close()
 
 
-def test_a_file_is_visible_only_when_it_is_finished(
-    open_anew: Open, repository: Repository
-) -> None:
+def test_a_file_is_visible_only_when_it_is_finished(open_anew: Open, repository: FileStore) -> None:
     other = open_anew()
-    for end in ("give_up", "finish"):
+    for end in ("discard", "publish"):
         file = repository.write(NAMES[2])
         file.add(bytes(SMALLEST_PART + 1))
         assert list(other.list()) == []
         with pytest.raises(FileMissing):
             get(other, NAMES[2])
+        if end == "publish":
+            file.finish()
         getattr(file, end)()
     assert [one.name for one in other.list()] == [NAMES[2]]
     other.close()
 
 
-def test_files_are_removed_and_those_that_are_gone_are_no_error(repository: Repository) -> None:
+def test_files_are_removed_and_those_that_are_gone_are_no_error(repository: FileStore) -> None:
     for name in NAMES[2:5]:
         put(repository, name)
     assert get(repository, NAMES[2]) == b"content"
@@ -291,7 +326,7 @@ def test_files_are_removed_and_those_that_are_gone_are_no_error(repository: Repo
     "name",
     ["", "db", "../db/map", "db/../map", "/etc/passwd", f"{VERSION}/other", f"{VERSION}/x/y"],
 )
-def test_what_is_no_name_of_a_file_is_refused(repository: Repository, name: str) -> None:
+def test_what_is_no_name_of_a_file_is_refused(repository: FileStore, name: str) -> None:
     with pytest.raises(ValueError, match="is not"):
         repository.write(name)
     with pytest.raises(ValueError, match="is not"):
@@ -303,12 +338,12 @@ def test_what_is_no_name_of_a_file_is_refused(repository: Repository, name: str)
 
 def test_a_directory_is_read_as_by_its_receiver(spec: SessionSpec) -> None:
     with pytest.raises(FileNotFoundError):
-        RepositoryByDirectory(spec.root)
+        FileStoreByDirectory(spec.root, SNAPSHOTS)
     contents = {name: os.urandom(300_000) for name in NAMES}
-    with closing(RepositoryByReceiver(spec)) as receiver:
+    with closing(FileStoreByReceiver(spec, SNAPSHOTS)) as receiver:
         for name, content in contents.items():
             put(receiver, name, content)
-        with closing(RepositoryByDirectory(spec.root)) as repository:
+        with closing(FileStoreByDirectory(spec.root, SNAPSHOTS)) as repository:
             for below in ("", "a/", f"{VERSION}/", "none/"):
                 assert list(repository.list(below)) == list(receiver.list(below))
             ranges = [Range(name, at, 1000) for at in range(0, 300_500, 1500) for name in NAMES]
@@ -320,12 +355,12 @@ def test_a_directory_is_read_as_by_its_receiver(spec: SessionSpec) -> None:
 
 
 def test_a_directory_is_read_below_its_root_alone(spec: SessionSpec, tmp_path: Path) -> None:
-    with closing(RepositoryByReceiver(spec)) as receiver:
+    with closing(FileStoreByReceiver(spec, SNAPSHOTS)) as receiver:
         put(receiver, NAMES[2])
     snapshots = Path(spec.root, "snapshots")
     snapshots.joinpath("db").rename(tmp_path / "elsewhere")
     snapshots.joinpath("db").symlink_to(tmp_path / "elsewhere")
-    with closing(RepositoryByDirectory(spec.root)) as repository:
+    with closing(FileStoreByDirectory(spec.root, SNAPSHOTS)) as repository:
         assert list(repository.list()) == []
         with pytest.raises(RemoteDenied):
             list(repository.read([Range(NAMES[2], 0, 1)]))
@@ -338,7 +373,7 @@ def test_a_directory_is_read_below_its_root_alone(spec: SessionSpec, tmp_path: P
 
 def test_a_bucket_that_is_append_only_says_so_and_keeps_the_file() -> None:
     bucket = FakeBucket()
-    repository = RepositoryByObjects(bucket, SMALLEST_PART)
+    repository = in_bucket(bucket)
     put(repository, NAMES[2])
     bucket.append_only = True
     with pytest.raises(RemoteDenied):
@@ -354,7 +389,7 @@ def test_what_a_bucket_has_damaged_is_not_taken_for_stored() -> None:
             bucket.objects[key] = b"damaged" + bucket.objects[key][7:]
 
     bucket.after = damage
-    repository = RepositoryByObjects(bucket, SMALLEST_PART)
+    repository = in_bucket(bucket)
     for name, size in ((NAMES[2], 10), (NAMES[3], SMALLEST_PART + 1)):
         with pytest.raises(RemoteCannotStore, match="not what was sent"):
             put(repository, name, bytes(size))
@@ -362,7 +397,7 @@ def test_what_a_bucket_has_damaged_is_not_taken_for_stored() -> None:
 
 def test_an_upload_that_fails_or_is_aborted_is_an_outage() -> None:
     bucket = FakeBucket()
-    repository = RepositoryByObjects(bucket, SMALLEST_PART)
+    repository = in_bucket(bucket)
 
     def lose(verb: str, key: str) -> None:
         if verb == "put_part":
@@ -381,9 +416,9 @@ def test_an_upload_that_fails_or_is_aborted_is_an_outage() -> None:
 
 def test_what_was_given_up_leaves_no_parts_in_a_bucket() -> None:
     bucket = FakeBucket()
-    file = RepositoryByObjects(bucket, SMALLEST_PART).write(NAMES[2])
+    file = in_bucket(bucket).write(NAMES[2])
     file.add(bytes(3 * SMALLEST_PART))
-    file.give_up()
+    file.discard()
     assert list(bucket.uploads("")) == []
 
 
@@ -395,22 +430,22 @@ def test_nothing_of_a_sealed_file_is_in_the_bucket_and_only_an_identity_opens_it
 ) -> None:
     bucket, owner, stranger = FakeBucket(), Person.new(), Person.new()
     content = os.urandom(200_000)
-    put(RepositoryByObjects(bucket, SMALLEST_PART), NAMES[4], b"in clear")
-    sealing = RepositoryByObjects(bucket, SMALLEST_PART, [owner.public])
+    put(in_bucket(bucket), NAMES[4], b"in clear")
+    sealing = in_bucket(bucket, [owner.public])
     put(sealing, NAMES[2], content)
-    stored = bucket.objects[f"snapshots/{NAMES[2]}.sealed"]
+    stored = bucket.objects[f"snapshots/{NAMES[2]}.age"]
     assert not any(content[at : at + 32] in stored for at in range(0, len(content) - 32, 32))
     for identity, said in (
         (lambda: None, "no identity is given"),
         (lambda: stranger.file(tmp_path / "other"), "for other identities"),
     ):
-        repository = RepositoryByObjects(bucket, SMALLEST_PART, keyring=Keyring(identity))
+        repository = in_bucket(bucket, keyring=Keyring(identity))
         assert sizes(repository.list("db/")) == [(NAMES[2], 200_000), (NAMES[4], 8)]
         assert get(repository, NAMES[4]) == b"in clear"
         with closing(repository), pytest.raises(ConfigError, match=said):
             get(repository, NAMES[2])
     keyring = Keyring(lambda: owner.file(tmp_path / "own"))
-    repository = RepositoryByObjects(bucket, SMALLEST_PART, keyring=keyring)
+    repository = in_bucket(bucket, keyring=keyring)
     assert get(repository, NAMES[2], 65_530, 70_000) == content[65_530:135_530]
     repository.remove([NAMES[2], NAMES[4]])
     repository.close()
@@ -420,8 +455,9 @@ def test_nothing_of_a_sealed_file_is_in_the_bucket_and_only_an_identity_opens_it
 def test_a_sealed_file_that_is_altered_or_cut_off_is_damaged(tmp_path: Path) -> None:
     bucket, owner = FakeBucket(), Person.new()
     keyring = Keyring(lambda: owner.file(tmp_path / "key"))
-    put(RepositoryByObjects(bucket, SMALLEST_PART, [owner.public]), NAMES[2], os.urandom(200_000))
-    key, kept = f"snapshots/{NAMES[2]}.sealed", 4096 + 65_552
+    put(in_bucket(bucket, [owner.public]), NAMES[2], os.urandom(200_000))
+    put(in_bucket(bucket, [owner.public]), NAMES[0])  # One that can be opened.
+    key, kept = f"snapshots/{NAMES[2]}.age", 4096 + 65_552
     whole = bucket.objects[key]
     for damaged in (
         whole[:100] + b"!" + whole[101:],
@@ -432,8 +468,8 @@ def test_a_sealed_file_that_is_altered_or_cut_off_is_damaged(tmp_path: Path) -> 
         b"",
     ):
         bucket.objects[key] = damaged
-        with pytest.raises(SnapshotDamaged):
-            get(RepositoryByObjects(bucket, SMALLEST_PART, keyring=keyring), NAMES[2])
+        with pytest.raises(StoredFileDamaged):
+            get(in_bucket(bucket, keyring=keyring), NAMES[2])
 
 
 # --- by the receiver ------------------------------------------------------------------------------
@@ -448,9 +484,9 @@ def test_a_repository_that_is_not_used_for_long_stays_open(
     machine.tool("python3", run)
     way = replace(spec, transport=machine)
     monkeypatch.setattr(by_receiver, "_PING_SECONDS", PATIENCE)
-    quiet = RepositoryByReceiver(way)
+    quiet = FileStoreByReceiver(way, SNAPSHOTS)
     monkeypatch.setattr(by_receiver, "_PING_SECONDS", 0.1)
-    used = RepositoryByReceiver(way)
+    used = FileStoreByReceiver(way, SNAPSHOTS)
     assert b"idle" in (quiet._connection.channel.read(PATIENCE) or b"")
     put(used, NAMES[2])
     assert [one.name for one in used.list()] == [NAMES[2]]
@@ -462,7 +498,7 @@ def test_a_connection_that_is_lost_while_nothing_is_said_is_an_outage(
     spec: SessionSpec, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(by_receiver, "_PING_SECONDS", 0.05)
-    repository = RepositoryByReceiver(replace(spec, transport=machine))
+    repository = FileStoreByReceiver(replace(spec, transport=machine), SNAPSHOTS)
     file = repository.write(NAMES[2])
     file.add(b"content")
     os.kill(repository._connection.channel._child.pid, signal.SIGKILL)
@@ -473,7 +509,7 @@ def test_a_connection_that_is_lost_while_nothing_is_said_is_an_outage(
         file.add(b"content")
     with pytest.raises(RemoteUnreachable):
         list(repository.list())
-    file.give_up()
+    file.discard()
     repository.close()
 
 
@@ -483,7 +519,7 @@ def test_a_receiver_that_takes_no_snapshots_is_named_before_it_is_asked(
     words = "NTT-RECEIVE 1 version=0 hash=sha256 allow=put,list,verify,get,dump"
     forced = replace(machine, startup=f"printf '\\n{words}\\n'; exit 1")
     with pytest.raises(RemoteDenied, match="takes no snapshots") as caught:
-        RepositoryByReceiver(replace(spec, transport=forced))
+        FileStoreByReceiver(replace(spec, transport=forced), SNAPSHOTS)
     assert "add snapshot to --allow" in caught.value.hint
 
 
@@ -498,11 +534,13 @@ def lying(machine: Machine, directory: Path, answer: str) -> Machine:
 def test_a_file_that_did_not_come_as_it_was_sent_is_not_taken_for_stored(
     spec: SessionSpec, machine: Machine, tmp_path: Path
 ) -> None:
-    answer = "say(file_messages.said(file_messages.DIFFERENT, 'its SHA-256 is another'))"
-    repository = RepositoryByReceiver(replace(spec, transport=lying(machine, tmp_path, answer)))
+    answer = "say(file_messages.file_sum(7, bytes(32)))"
+    repository = FileStoreByReceiver(
+        replace(spec, transport=lying(machine, tmp_path, answer)), SNAPSHOTS
+    )
     with closing(repository), pytest.raises(RemoteCannotStore, match="not what was sent") as told:
         put(repository, NAMES[2])
-    assert told.value.detail == "its SHA-256 is another"
+    assert f"7 bytes with {'00' * 32}" in told.value.detail
 
 
 @pytest.mark.parametrize(
@@ -524,7 +562,9 @@ def test_a_file_that_did_not_come_as_it_was_sent_is_not_taken_for_stored(
 def test_answers_that_cannot_be_end_the_session(
     spec: SessionSpec, machine: Machine, tmp_path: Path, answer: str, ask: str
 ) -> None:
-    repository = RepositoryByReceiver(replace(spec, transport=lying(machine, tmp_path, answer)))
+    repository = FileStoreByReceiver(
+        replace(spec, transport=lying(machine, tmp_path, answer)), SNAPSHOTS
+    )
     asked: dict[str, Callable[[], object]] = {
         "list": lambda: list(repository.list("db/")),
         "read": lambda: get(repository, NAMES[2], 0, 7),

@@ -1,4 +1,4 @@
-"""A repository is opened anew when the remote was lost, for the commands that read for hours.
+"""A store is opened anew when the remote was lost, for the commands that read for hours.
 
 It waits as a run does (`run.backoff_base`, `run.backoff_cap`, at most `run.outage_timeout`), and
 asks for what has not come yet. The first contact has no patience: who has typed a command wants to
@@ -18,18 +18,18 @@ from typing import Generic, TypeVar
 from ntt_backup.client.backoff import OutageClock
 from ntt_backup.config import RunSettings
 from ntt_backup.errors import BackupError, ProtocolViolation
-from ntt_backup.snapshot.repository.contract import Range, RepositoryToRead, StoredFile
+from ntt_backup.filestore.contract import Range, ReadableStore, StoredFile
 
-R = TypeVar("R", bound=RepositoryToRead)
+R = TypeVar("R", bound=ReadableStore)
 T = TypeVar("T")
 
 
 class _Replaced(Exception):
-    """The repository was opened anew while ranges were asked for."""
+    """The store was opened anew while ranges were asked for."""
 
 
-class PatientRepository(Generic[R]):
-    """See the module. The contract is `contract.RepositoryToRead`; on_outage is told the error
+class PatientStore(Generic[R]):
+    """See the module. The contract is `contract.ReadableStore`; on_outage is told the error
     and for how many seconds it will be waited. Raises what open_ raises.
     """
 
@@ -46,15 +46,15 @@ class PatientRepository(Generic[R]):
         self._violations = 0
         # Whether the remote has ever answered: opening a bucket asks it nothing.
         self._met = False
-        self._repository: R | None = open_()
+        self._store: R | None = open_()
 
     def close(self) -> None:
-        repository, self._repository = self._repository, None
-        if repository is not None:
-            repository.close()
+        store, self._store = self._store, None
+        if store is not None:
+            store.close()
 
     def list(self, below: str = "") -> Iterator[StoredFile]:
-        return iter(self.do(lambda repository: [*repository.list(below)]))
+        return iter(self.do(lambda store: [*store.list(below)]))
 
     def read(self, ranges: Iterable[Range]) -> Iterator[bytes]:
         left = iter(ranges)
@@ -63,26 +63,26 @@ class PatientRepository(Generic[R]):
         source: R | None = None
         pieces: Iterator[bytes] = iter(())
 
-        def later(repository: R) -> Iterator[Range]:
+        def later(store: R) -> Iterator[Range]:
             while True:
                 try:
                     one = next(left)
                 except StopIteration:
                     return
                 except Exception as error:
-                    # They come from no repository's answer, and will not come again.
+                    # They come from no store's answer, and will not come again.
                     broken.append(error)
                     raise
                 asked.append(one)
                 # What makes ranges may read by this object itself, and may have lost the remote.
-                if repository is not self._repository:
+                if store is not self._store:
                     raise _Replaced
                 yield one
 
-        def piece(repository: R) -> bytes | None:
+        def piece(store: R) -> bytes | None:
             nonlocal source, pieces
-            if repository is not source:
-                source, pieces = repository, repository.read(chain([*asked], later(repository)))
+            if store is not source:
+                source, pieces = store, store.read(chain([*asked], later(store)))
             return next(pieces, None)
 
         while (data := self.do(piece, broken)) is not None:
@@ -90,15 +90,15 @@ class PatientRepository(Generic[R]):
             yield data
 
     def do(self, work: Callable[[R], T], broken: Iterable[Exception] = ()) -> T:
-        """Returns what work returns; calls it again with another repository when the remote was
+        """Returns what work returns; calls it again with another store when the remote was
         lost. Raises BackupError for what waiting does not mend, or lasts for too long, and where
         something is in broken.
         """
         while True:
             try:
-                if self._repository is None:
-                    self._repository = self._open()
-                done = work(self._repository)
+                if self._store is None:
+                    self._store = self._open()
+                done = work(self._store)
             except _Replaced:
                 continue
             except BackupError as error:

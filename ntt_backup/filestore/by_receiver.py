@@ -1,4 +1,4 @@
-"""The receiver keeps snapshots, over one connection; see `contract.Repository`.
+"""A receiver keeps the files of an area, over one connection; see `contract.FileStore`.
 
 Questions are sent before earlier ones are answered, and the answers come in the order of asking.
 Whatever comes is handed to the oldest question, whoever waits for what.
@@ -14,60 +14,67 @@ from hashlib import sha256
 from threading import Event, RLock, Thread
 from typing import Final
 
-from ntt_backup.client.connection import SLOW, ReceiverQuestions, SessionSpec
+from ntt_backup.client.connection import OLD, SLOW, ReceiverQuestions, SessionSpec
 from ntt_backup.errors import BackupError, NameTaken, RemoteCannotStore, RemoteDenied
-from ntt_backup.snapshot.repository.ahead import ask_ahead
-from ntt_backup.snapshot.repository.contract import A_FILE, Buffer, FileMissing, Range, StoredFile
-from ntt_backup.snapshot.repository.names import FileName
+from ntt_backup.filestore.contract import (
+    Area,
+    Buffer,
+    FileMissing,
+    Range,
+    StoredFile,
+    Sum,
+    ask_ahead,
+)
 from ntt_backup.wire import file_messages, framing, read_messages, write_messages
+from ntt_backup.wire.file_messages import MAX_NAMES, MAX_OPEN
 from ntt_backup.wire.framing import MAX_CHUNK, ProtocolError
+from ntt_backup.wire.stored_names import is_told
 
 _REQUESTS: Final = 1024
 _POLL_SECONDS: Final = 0.5
 # Far below a receiver's --idle-timeout: hashing a large file takes hours.
 _PING_SECONDS: Final = 60.0
-# 512 TB of packs: a listing that does not end must not fill the memory.
-_MOST_FILES: Final = 2_000_000
-_END_OF: Final = {
+# The kind of the frames that answer a question, and the kinds that end the answer.
+_ANSWERS: Final = {
     framing.FILES: (framing.FILE_NAMES, (framing.DONE,)),
     framing.READ: (framing.PIECE, (framing.BLOB_END, framing.FILE_SAID)),
-    framing.FILE_END: (framing.FILE_SAID, (framing.FILE_SAID,)),
+    framing.FILE_END: (framing.FILE_SUM, (framing.FILE_SUM,)),
+    framing.PUBLISH: (framing.FILE_SAID, (framing.FILE_SAID,)),
     framing.REMOVE: (framing.DONE, (framing.DONE,)),
 }
 
 
 class _Question:
-    """A question that was asked. most: of the bytes, or of the names, that answer it. end: the kind
-    of the last frame, the number in it, and the text.
+    """A question that was asked, and what has come of its answer.
+
+    Attributes:
+        pieces: Bytes of a file.
+        files: A listing.
+        sum: Of a file that has ended.
+        end: The kind of the last frame, the number in it, and the text; None before it.
     """
 
-    def __init__(self, kind: int, most: int) -> None:
-        self._kind, self._ends = _END_OF[kind]
+    def __init__(self, kind: int, area: str, most: int) -> None:
+        self._kind, self._ends = _ANSWERS[kind]
+        self._area = area
+        # Of the bytes, or of the names, that answer it.
         self._most = most
         self.pieces: list[bytes] = []
         self.files: list[StoredFile] = []
+        self.sum = Sum(0, b"")
         self.end: tuple[int, int, str] | None = None
 
     def hear(self, kind: int, payload: memoryview) -> None:
         """Takes the next frame of the answer. Raises ProtocolError."""
-        if kind == framing.DONE and kind in self._ends:
-            number = write_messages.read_number(payload)
-            if self._kind == framing.FILE_NAMES and number != len(self.files):
-                raise ProtocolError("another number of names than were told")
-            self.end = (kind, number, "")
-            return
         if kind in self._ends:
-            said = kind == framing.FILE_SAID
-            read = file_messages.read_said if said else read_messages.read_blob_end
-            self.end = (kind, *read(payload))
-            return
-        if kind != self._kind:
+            self.end = (kind, *self._read_end(kind, payload))
+        elif kind != self._kind:
             raise ProtocolError(f"a frame of type {kind} in another answer")
-        if kind == framing.PIECE:
+        elif kind == framing.PIECE:
             self.pieces.append(bytes(read_messages.read_piece(payload)))
             self._most -= len(self.pieces[-1])
         else:
-            for name, size, arrived in file_messages.read_names(payload):
+            for name, size, arrived in file_messages.read_names(self._area, payload):
                 if self.files and name <= self.files[-1].name:
                     raise ProtocolError("names out of order")
                 self.files.append(StoredFile(name, size, arrived))
@@ -75,25 +82,44 @@ class _Question:
         if self._most < 0:
             raise ProtocolError("more than was asked for")
 
+    def _read_end(self, kind: int, payload: memoryview) -> tuple[int, str]:
+        if kind == framing.FILE_SUM:
+            self.sum = Sum(*file_messages.read_file_sum(payload))
+            return 0, ""
+        if kind == framing.FILE_SAID:
+            return file_messages.read_said(payload)
+        if kind == framing.BLOB_END:
+            return read_messages.read_blob_end(payload)
+        number = write_messages.read_number(payload)
+        if self._kind == framing.FILE_NAMES and number != len(self.files):
+            raise ProtocolError("another number of names than were told")
+        return number, ""
 
-class RepositoryByReceiver(ReceiverQuestions):
-    """See the module. Raises Unsupported where the remote has no Python that can run the receiver,
-    RemoteDenied where a forced command takes no snapshots.
+
+class FileStoreByReceiver(ReceiverQuestions):
+    """See the module.
+
+    Raises:
+        Unsupported: The remote has no Python that can run the receiver.
+        BackupError: Of the class `area.denied`: a forced command does not allow the area.
     """
 
-    def __init__(self, spec: SessionSpec) -> None:
+    def __init__(self, spec: SessionSpec, area: Area) -> None:
         super().__init__(spec, file_messages.TO_CLIENT)
+        self._area = area
         self._asked: deque[_Question] = deque()
+        self._slots = list(range(MAX_OPEN))
         self._moved = 0.0
         # Why nothing can be said any more.
         self._lost: BackupError | None = None
         self._talking = RLock()
         self._closing = Event()
         with self._connection.checked():
-            if "snapshot" not in self.banner.allowed:
-                message = "the key leads to a forced command, which takes no snapshots"
-                raise self.refusal(RemoteDenied, message, "snapshot")
-            self._connection.hello(snapshots=1)
+            if area.word not in self.banner.allowed:
+                message = f"the key leads to a forced command, which takes no {area.files}"
+                raise self.refusal(area.denied, message, area.word, OLD + area.instead)
+            ready = self._connection.hello(files=area.name)
+        self.placed = bool(ready.get("placed"))
         self._pinging = Thread(target=self._show_life, args=(_PING_SECONDS,), daemon=True)
         self._pinging.start()
 
@@ -105,7 +131,7 @@ class RepositoryByReceiver(ReceiverQuestions):
         self._pinging.join()
 
     def list(self, below: str = "") -> Iterator[StoredFile]:
-        question = self._ask(framing.FILES, file_messages.listing(below), _MOST_FILES)
+        question = self._ask(framing.FILES, file_messages.listing(below), self._area.most)
         self._await(question)
         with self._connection.checked():
             if not all(one.name.startswith(below) for one in question.files):
@@ -113,54 +139,78 @@ class RepositoryByReceiver(ReceiverQuestions):
         return iter(question.files)
 
     def read(self, ranges: Iterable[Range]) -> Iterator[bytes]:
-        self.require("get")
         return ask_ahead(ranges, _REQUESTS, self._ask_for, self._content)
 
     def write(self, name: str) -> FileByReceiver:
-        return FileByReceiver(self, str(FileName.read(name)))
+        return FileByReceiver(self, self._area.require_name(name), self._slots.pop())
+
+    def try_out(self) -> None:
+        trial = FileByReceiver(self, "a trial", self._slots.pop())
+        trial.add(b"0")
+        trial.finish()
+        trial.discard()
 
     def remove(self, names: Sequence[str]) -> int:
-        checked = [str(FileName.read(name)) for name in names]
-        if "replace" not in self.banner.allowed:
+        checked = [self._area.require_name(name) for name in names]
+        if self._area.replace and "replace" not in self.banner.allowed:
             raise RemoteDenied(
-                "the remote is append-only: it removes no snapshots",
+                f"the remote is append-only: it removes no {self._area.files}",
                 detail=f"its --allow lists {','.join(sorted(self.banner.allowed))}",
                 hint="remove them with a key whose forced command allows replace, too",
             )
         removed = 0
-        for at in range(0, len(checked), file_messages.MAX_NAMES):
-            frame = file_messages.removing(checked[at : at + file_messages.MAX_NAMES])
+        for at in range(0, len(checked), MAX_NAMES):
+            frame = file_messages.removing(checked[at : at + MAX_NAMES])
             removed += self._await(self._ask(framing.REMOVE, frame))[1]
         return removed
 
     # --- a file on its way ------------------------------------------------------------------------
 
-    def send_piece(self, data: Buffer) -> None:
-        """Sends the next part of the file, at most MAX_CHUNK bytes."""
-        self._say(framing.frame(framing.FILE_DATA, data))
+    def send_data(self, slot: int, data: Buffer) -> None:
+        """Sends the next bytes of the file in a slot, at most MAX_CHUNK."""
+        self._say(file_messages.file_data(slot, data))
 
-    def end_file(self, name: str, size: int, digest: bytes) -> None:
-        """Has the remote give the file its name."""
-        question = self._ask(framing.FILE_END, file_messages.end(name, digest))
-        _, status, text = self._await(question, size / SLOW)
-        if status == file_messages.TAKEN:
-            raise NameTaken(name, A_FILE)
-        if status != file_messages.GIVEN:
+    def poll(self) -> None:
+        """Reads what the remote has sent meanwhile. Raises where the connection has ended."""
+        with self._talking, self._connection.checked():
+            self._connection.channel.hear(self._hear, 0.0)
+
+    def end_file(self, slot: int, name: str, ours: Sum) -> None:
+        """Has the remote make the file in a slot durable, and compares what lies on its disk."""
+        question = self._ask(framing.FILE_END, file_messages.file_end(slot))
+        self._await(question, ours.size / SLOW)
+        if question.sum != ours:
             raise RemoteCannotStore(
-                "a file of a snapshot on the remote's disk is not what was sent",
-                detail=text or name,
-                hint="look at the remote's memory and disk before anything else",
+                f"{self._area.file} on the remote's disk is not what was sent",
+                detail=f"{name}: {ours.size} bytes with SHA-256 {ours.sha256.hex()} were sent, and"
+                f" the remote has {question.sum.size} bytes with {question.sum.sha256.hex()}",
+                hint="look at the remote's memory and disk before anything else, and at its kernel"
+                " log",
             )
 
-    def forget_file(self) -> None:
-        """Has the remote remove what it has of the file, as it does when the connection is lost."""
+    def publish_file(self, slot: int, name: str) -> None:
+        """Has the remote give the file in a slot its name."""
+        question = self._ask(framing.PUBLISH, file_messages.publishing(slot, name))
+        _, status, _ = self._await(question)
+        self._slots.append(slot)
+        if status == file_messages.TAKEN:
+            raise NameTaken(name, self._area.file)
+        if status != file_messages.GIVEN:
+            with self._connection.checked():
+                raise ProtocolError(f"the status {status} for a name")
+
+    def discard_file(self, slot: int) -> None:
+        """Has the remote remove the file in a slot, as it does when the connection is lost."""
+        self._slots.append(slot)
         if not self._connection.channel.ended:
-            self._say(framing.frame(framing.FORGET))
+            self._say(file_messages.discarding(slot))
 
     # --- frames -----------------------------------------------------------------------------------
 
     def _ask_for(self, one: Range) -> tuple[Range, _Question]:
-        name = str(FileName.read(one.name))
+        name = self._area.require_name(one.name)
+        if not is_told(self._area.name, name):
+            self.require("get")
         frame = file_messages.reading(name, one.start, one.length)
         return one, self._ask(framing.READ, frame, one.length)
 
@@ -172,14 +222,14 @@ class RepositoryByReceiver(ReceiverQuestions):
             raise FileMissing(wanted.name)
         if told or status == read_messages.BROKEN:
             raise RemoteDenied(
-                "a file of a snapshot cannot be read",
+                f"{self._area.file} cannot be read",
                 detail=text or wanted.name,
-                hint="look at the remote's disk, and at the owner of snapshots/ there",
+                hint=f"look at the remote's disk, and at the owner of {self._area.name}/ there",
             )
         return question.pieces[0] if len(question.pieces) == 1 else b"".join(question.pieces)
 
     def _ask(self, kind: int, frame: bytes, most: int = 0) -> _Question:
-        question = _Question(kind, most)
+        question = _Question(kind, self._area.name, most)
         self._asked.append(question)
         self._say(frame)
         return question
@@ -226,24 +276,33 @@ class RepositoryByReceiver(ReceiverQuestions):
 class FileByReceiver:
     """A file on its way; see `contract.NewFile`."""
 
-    def __init__(self, repository: RepositoryByReceiver, name: str) -> None:
-        self._repository = repository
+    def __init__(self, store: FileStoreByReceiver, name: str, slot: int) -> None:
+        self._store = store
         self._name = name
+        self._slot = slot
         self._digest = sha256()
         self._size = 0
+        self._open = True
+        self.poll = store.poll
 
     def add(self, data: Buffer) -> None:
         self._digest.update(data)
         view = memoryview(data)
         self._size += len(view)
         for at in range(0, len(view), MAX_CHUNK):
-            self._repository.send_piece(view[at : at + MAX_CHUNK])
+            self._store.send_data(self._slot, view[at : at + MAX_CHUNK])
 
-    def finish(self) -> bytes:
-        digest = self._digest.digest()
-        self._repository.end_file(self._name, self._size, digest)
-        return digest
+    def finish(self) -> Sum:
+        ours = Sum(self._size, self._digest.digest())
+        self._store.end_file(self._slot, self._name, ours)
+        return ours
 
-    def give_up(self) -> None:
-        with suppress(BackupError):
-            self._repository.forget_file()
+    def publish(self) -> None:
+        self._open = False
+        self._store.publish_file(self._slot, self._name)
+
+    def discard(self) -> None:
+        if self._open:
+            self._open = False
+            with suppress(BackupError):
+                self._store.discard_file(self._slot)

@@ -1,0 +1,150 @@
+"""The dumps of catalogs lie in a file store: each is a file, with a record beside it.
+
+The length of a dump is not known before its end, and a target cannot tell that end from a link that
+was cut. So a dump gets no name by itself: only the side that has seen pg_dump end well publishes
+it. Until then the target shows it to nobody, and removes it when the connection ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import suppress
+from typing import Final
+
+from ntt_backup.config import RemoteConfig
+from ntt_backup.dump.record import Contents, DumpRecord, Stored, read
+from ntt_backup.errors import DumpImpossible, NameTaken, RemoteDenied
+from ntt_backup.filestore.contract import (
+    UNKNOWN_ARRIVAL,
+    Area,
+    FileMissing,
+    FileStore,
+    Range,
+    ReadableStore,
+    StoredFileDamaged,
+)
+from ntt_backup.filestore.open import open_store
+from ntt_backup.wire import stored_names
+from ntt_backup.wire.stored_names import MAX_DUMPS, MAX_RECORD, RECORD
+
+_PIECE: Final = 8 << 20
+
+DUMPS: Final = Area(
+    name=stored_names.DUMPS,
+    word="dump",
+    file="a dump",
+    files="dumps",
+    most=4 * MAX_DUMPS,  # Each dump has two files. Somebody may have put more there by hand.
+    replace=False,
+    by_shell=True,
+    denied=DumpImpossible,
+    instead="; or dump the catalog by another way and set run.skip_pgdump",
+    sealed=lambda name: not name.endswith(RECORD),
+)
+
+
+def open_dumps(settings: RemoteConfig) -> FileStore:
+    """Returns the store of dumps on the target of the settings; see `filestore.open.open_store`.
+    Raises DumpImpossible where a forced command takes no dumps.
+    """
+    return open_store(settings, DUMPS)
+
+
+def read_contents(store: FileStore) -> Contents:
+    """Returns the dumps on the target, and changes nothing."""
+    files = {one.name: one for one in store.list()}
+    names = {name.removesuffix(RECORD) for name in files}
+    if len(names) > MAX_DUMPS:  # The record of each is asked for.
+        raise RemoteDenied(
+            f"there are more than {MAX_DUMPS:,} dumps on the target",
+            detail=f"{len(names):,} names in {DUMPS.name}",
+            hint="remove what no host of yours has put there, by the tools of the target",
+        )
+    recorded = sorted(name for name in names if name + RECORD in files)
+    records = dict(_read_records(store, recorded))
+    dumps = []
+    for name in names:
+        found, record = files.get(name), records.get(name)
+        if found is None:
+            dumps.append(Stored(name, None, record))
+            continue
+        arrived = None if found.arrived == UNKNOWN_ARRIVAL else found.arrived
+        dumps.append(Stored(name, found.size, record, arrived, found.refused, found.sealed))
+    return Contents.of(dumps, placed=store.placed)
+
+
+def fetch_dump(store: ReadableStore, dump: Stored) -> Generator[bytes, None, None]:
+    """Yields the content of a dump as it comes, unchecked. Raises FileMissing, StoredFileDamaged,
+    and what the store raises.
+    """
+    size = dump.size or 0
+    ranges = (Range(dump.name, at, min(_PIECE, size - at)) for at in range(0, size, _PIECE))
+    for data in store.read(ranges):
+        if not data:  # The file is shorter than was listed.
+            return
+        yield data
+
+
+def remove_dumps(store: FileStore, names: Sequence[str]) -> int:
+    """Removes dumps with their records, in this order, and returns how many are gone. The target
+    may keep some.
+    """
+    if not names:
+        return 0
+    # What has a record is found again.
+    store.remove([file for name in names for file in (name, name + RECORD)])
+    left = {one.name.removesuffix(RECORD) for one in store.list()}
+    return len(set(names) - left)
+
+
+class NewDump:
+    """A dump on its way to a store."""
+
+    def __init__(self, store: FileStore, name: str) -> None:
+        self._store = store
+        self._record = name + RECORD
+        self._file = store.write(name)
+        self.send, self.poll, self.give_up = self._file.add, self._file.poll, self._file.discard
+
+    def finish(self) -> tuple[int, str]:
+        """Ends the dump; returns the size and the SHA-256 of what the target has."""
+        size, sha256 = self._file.finish()
+        return size, sha256.hex()
+
+    def publish(self, record: DumpRecord) -> None:
+        """Gives the dump its name, which is durable when this returns.
+
+        The record comes first: a dump without one would stay. Raises NameTaken: whoever may list
+        the uploads of a bucket knows the name before.
+        """
+        file = self._store.write(self._record)
+        try:
+            file.add(record.to_json().encode() + b"\n")
+            file.finish()
+            file.publish()
+        finally:
+            file.discard()
+        try:
+            self._file.publish()
+        except NameTaken:
+            # Else the record would vouch for the content of somebody else. Who may not remove it
+            # removes no older dumps either.
+            with suppress(RemoteDenied):
+                self._store.remove([self._record])
+            raise
+
+
+def _read_records(
+    store: ReadableStore, names: Sequence[str]
+) -> Iterator[tuple[str, DumpRecord | None]]:
+    """Yields the record of each dump that has one; None for a record that cannot be read."""
+    rest = iter(names)
+    while left := list(rest):
+        rest = iter(left)
+        texts = store.read(Range(name + RECORD, 0, MAX_RECORD + 1) for name in left)
+        try:
+            for text, name in zip(texts, rest, strict=False):
+                yield name, read(text.decode("utf-8", "replace"))
+        except (FileMissing, StoredFileDamaged, RemoteDenied):
+            # A reader ends with its first error: the records behind it need a new one.
+            yield next(rest), None

@@ -1,0 +1,87 @@
+"""Opens the file store of an area on the target of the settings.
+
+What reaches one kind of target is loaded for that kind alone: it takes longer than to restore a few
+files.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ntt_backup.blobdir.open import Misplaced
+from ntt_backup.config import RemoteConfig
+from ntt_backup.config.sealing import Keyring, SealPolicy
+from ntt_backup.errors import Unsupported
+from ntt_backup.filestore.by_directory import FileStoreByDirectory
+from ntt_backup.filestore.contract import Area, FileStore, ReadableStore
+from ntt_backup.filestore.sealed import ReadableSealedStore, SealedStore
+
+if TYPE_CHECKING:
+    from ntt_backup.client.connection import SessionSpec
+
+
+def open_store(settings: RemoteConfig, area: Area) -> FileStore:
+    """Returns the store; a bucket is asked nothing yet.
+
+    Raises:
+        ConfigError, RemoteDenied: The target cannot have files of this area.
+        RemoteUnreachable: The target does not answer.
+    """
+    within = _in_bucket(settings, area) if settings.remote.kind == "s3" else _remote(settings, area)
+    keyring = Keyring(lambda: settings.pack.identity_file)
+    return SealedStore(within, area, settings.recipients, keyring, SealPolicy.of(settings))
+
+
+def open_to_read(settings: RemoteConfig, area: Area) -> ReadableStore:
+    """Returns the store, as `open_store` does; a directory of this machine is read by this process,
+    which spares the way of all content through another one.
+    """
+    if settings.remote.kind == "file":
+        # What is wrong with the directory is told by the receiver.
+        with suppress(OSError, Misplaced):
+            within = FileStoreByDirectory(settings.remote.path, area)
+            keyring = Keyring(lambda: settings.pack.identity_file)
+            return ReadableSealedStore(within, area, keyring, SealPolicy.of(settings))
+    return open_store(settings, area)
+
+
+def connect(spec: SessionSpec, area: Area) -> FileStore:
+    """Returns the store by a receiver; by the remote's sh where the area allows that, and the
+    strategy is `tar` or the remote has no Python that can run the receiver.
+    """
+    from ntt_backup.filestore.by_receiver import FileStoreByReceiver
+
+    if not (area.by_shell and spec.run.strategy == "tar"):
+        try:
+            return FileStoreByReceiver(spec, area)
+        except Unsupported as error:
+            if not area.by_shell:
+                raise Unsupported(
+                    f"{area.files} need Python 3.8 or newer on the remote",
+                    detail=str(error),
+                    hint="install python3 on the remote (all of its standard library, nothing"
+                    " else), or name another target (--target)",
+                ) from error
+    from ntt_backup.filestore.by_shell import FileStoreByShell
+
+    return FileStoreByShell(spec, area)
+
+
+def _in_bucket(settings: RemoteConfig, area: Area) -> FileStore:
+    from ntt_backup.client.throttle import process_pace
+    from ntt_backup.filestore.by_bucket import FileStoreByBucket
+    from ntt_backup.objects.s3 import open_bucket
+
+    bucket = open_bucket(settings.remote, process_pace(settings.run.bwlimit))
+    return FileStoreByBucket(bucket, settings.remote.part_size, area)
+
+
+def _remote(settings: RemoteConfig, area: Area) -> FileStore:
+    from ntt_backup.client.connection import SessionSpec
+    from ntt_backup.client.throttle import process_pace
+
+    spec = SessionSpec.of(settings, f"{area.word}-{os.getpid()}", area.word)
+    return connect(replace(spec, pace=process_pace(settings.run.bwlimit)), area)

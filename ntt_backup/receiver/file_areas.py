@@ -1,0 +1,391 @@
+"""An area is a directory below the root with files beside blobs: of snapshots, or dumps.
+
+Each level is opened from the one above, without following links and on one file system, and names
+have one form, so nothing outside can be named. A file gets its name as `incoming` says, and never
+changes. What a client may do with its own area, each class says.
+
+A client may be hostile, and have seen to it that the newest dumps are worthless. So which dumps a
+client cannot remove is decided by when they came in, which no client can choose.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import stat
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime, timedelta, timezone
+from typing import Any, NamedTuple
+
+from ntt_backup.blobdir.open import closing, names_in, open_below, opened_anew
+from ntt_backup.blobdir.syscalls import rename_new, sync_directory
+from ntt_backup.receiver.incoming import INCOMING, Incoming, open_file, remove_if_stale
+from ntt_backup.receiver.open_blob import forget
+from ntt_backup.receiver.workspace import Refusal
+from ntt_backup.wire import stored_names
+from ntt_backup.wire.framing import ProtocolError
+from ntt_backup.wire.stored_names import MAX_DUMPS, MAX_RECORD, RECORD, SEALED, arrival_us
+
+# So many sets lie on a remote at most, and so many versions in each. A version has as many files as
+# there are names.
+MAX_SETS = 1000
+MAX_VERSIONS = 10_000
+
+_KEPT_OPEN = 16
+_TRIES = 20
+# Clocks differ.
+_AHEAD = timedelta(days=1)
+_DAY_US = 86_400_000_000
+# Of each catalog stay so many of the newest dumps, and the first of each of so many days.
+_NEWEST = 2
+_DAYS = 7
+# What is read of a record. 10,000 records would take too much memory.
+_KNOWN = ("target", "database", "bytes", "sha256", "base")
+
+
+class FoundFile(NamedTuple):
+    """A file in an area. size: in bytes. arrived_us: when the file got its name, in microseconds
+    since 1970.
+    """
+
+    name: str
+    size: int
+    arrived_us: int
+
+
+class FileArea:
+    """The files of one area. root: the descriptor of the directory above.
+
+    Methods raise OSError, and Misplaced where a directory is a symlink, no directory, or on another
+    file system.
+    """
+
+    called = ""  # The name of the area, and of its directory.
+    word = ""  # Of `--allow`.
+
+    def __init__(self, root: int) -> None:
+        self.root = root
+        self._fd = -1
+        self._made = False
+        self._opened: OrderedDict[str, int] = OrderedDict()
+
+    # --- what one kind of area decides ------------------------------------------------------------
+
+    @property
+    def levels(self) -> Sequence[int]:
+        """Returns how many directories there may be at each level above the files."""
+        return ()
+
+    def fits(self, level: int, name: str) -> bool:
+        """Returns whether something at a level may have this name; the files are the last level."""
+        raise NotImplementedError
+
+    def require_publishable(self, name: str, size: int, digest: bytes) -> None:
+        """Raises Refusal, ProtocolError or OSError where a file may not get a name.
+
+        Args:
+            name: The name that the client asks for.
+            size: The size of the file in bytes.
+            digest: The SHA-256 of the file, as it lies on the disk.
+        """
+        raise NotImplementedError
+
+    def removable(self, names: Iterable[str], replace: bool) -> list[str]:
+        """Returns those of the names that the client may remove, in their order. Raises Refusal.
+
+        Args:
+            names: What the client asks to remove.
+            replace: Whether `--allow` lists replace.
+        """
+        raise NotImplementedError
+
+    # --- what all do ------------------------------------------------------------------------------
+
+    def begin(self) -> Incoming:
+        """Returns a new file without a name. Removes old files without a name whose sessions were
+        killed.
+        """
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(self.called, 0o700, dir_fd=self.root)
+            self._made = True
+        self._let_go()  # Another session may have removed, as its own, the one that is open.
+        directory = self.fd()
+        for name in names_in(directory):
+            if name.startswith(INCOMING):
+                with contextlib.suppress(OSError):
+                    remove_if_stale(directory, name)
+        return Incoming(directory)
+
+    def fd(self) -> int:
+        """Returns the directory of the area, which is kept open."""
+        if self._fd < 0:
+            self._fd = open_below(self.root, self.called, os.fstat(self.root).st_dev)
+        return self._fd
+
+    def found(self, below: str = "") -> Iterator[FoundFile]:
+        """Yields the files whose names begin with `below`, in the order of names; none where the
+        directory is missing.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            yield from self._found(self.fd(), "", below.split("/")[:-1])
+
+    def open(self, name: str) -> int:
+        """Returns a descriptor, which this object closes. The content is read from the disk."""
+        fd = self._opened.get(name)
+        if fd is not None:
+            self._opened.move_to_end(name)
+            return fd
+        with self._parents(name) as parents:
+            fd = open_file(parents[-1], name.rpartition("/")[2])
+        forget(fd)
+        if len(self._opened) == _KEPT_OPEN:
+            os.close(self._opened.popitem(last=False)[1])
+        self._opened[name] = fd
+        return fd
+
+    def publish(self, incoming: Incoming, name: str) -> None:
+        """Gives a file its name, which is durable when this returns. The time of arrival is now:
+        the client chooses how long it waits. Raises FileExistsError.
+        """
+        self.require_publishable(name, *incoming.sync())
+        file = name.rpartition("/")[2]
+        # A plain and a sealed file of one name would leave open which of them counts.
+        other = file[: -len(SEALED)] if file.endswith(SEALED) else file + SEALED
+        for _ in range(_TRIES):
+            # Again where another session that removes files has taken an empty directory away.
+            with contextlib.suppress(FileNotFoundError), self._parents(name, make=True) as parents:
+                if other in names_in(parents[-1]):
+                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), other)
+                rename_new(self.fd(), incoming.name.encode(), parents[-1], file.encode())
+                for fd in (*reversed(parents), self.root):  # The directory itself may be new.
+                    sync_directory(fd)
+                return
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+
+    def remove(self, names: Iterable[str], replace: bool) -> int:
+        """Removes files, each durably before the next one, and directories that are empty then.
+
+        Args:
+            names: The files, in this order. One that does not exist is ignored.
+            replace: Whether `--allow` lists replace.
+
+        Returns:
+            How many files were removed.
+        """
+        self._close_files()
+        count = 0
+        for name in self.removable(names, replace):
+            *above, file = name.split("/")
+            with contextlib.suppress(FileNotFoundError), self._parents(name) as parents:
+                os.unlink(file, dir_fd=parents[-1])
+                sync_directory(parents[-1])
+                count += 1
+                with contextlib.suppress(OSError):
+                    for fd, directory in zip(parents[-2::-1], reversed(above)):
+                        os.rmdir(directory, dir_fd=fd)
+        return count
+
+    def close(self) -> None:
+        """Closes all, and removes the directory of the area if it was made for nothing."""
+        self._close_files()
+        self._let_go()
+        if self._made:
+            with contextlib.suppress(OSError):
+                os.rmdir(self.called, dir_fd=self.root)
+
+    def _close_files(self) -> None:
+        while self._opened:
+            os.close(self._opened.popitem()[1])
+
+    def _let_go(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+
+    @contextlib.contextmanager
+    def _parents(self, name: str, make: bool = False) -> Iterator[list[int]]:
+        """Gives the directories above a file, from that of the area on. make: makes missing ones,
+        as long as there are not too many.
+        """
+        with contextlib.ExitStack() as opened:
+            parents = [self.fd()]
+            for most, directory in zip(self.levels, name.split("/")):
+                if make:
+                    _make(parents[-1], directory, most)
+                parents.append(opened.enter_context(self._level(parents[-1], directory)))
+            yield parents
+
+    def _level(self, above: int, name: str) -> contextlib.AbstractContextManager[int]:
+        return closing(open_below(above, name, os.fstat(self.root).st_dev))
+
+    def _found(self, directory: int, prefix: str, wanted: Sequence[str]) -> Iterator[FoundFile]:
+        level = prefix.count("/")
+        if level == len(self.levels):
+            for name in sorted(one for one in names_in(directory) if self.fits(level, one)):
+                with contextlib.suppress(FileNotFoundError):
+                    status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                    if stat.S_ISREG(status.st_mode):
+                        arrived_us = arrival_us(status.st_mtime_ns)
+                        yield FoundFile(prefix + name, status.st_size, arrived_us)
+            return
+        with closing(opened_anew(directory)) as fd, os.scandir(fd) as entries:
+            names = [
+                entry.name
+                for entry in entries
+                if self.fits(level, entry.name)
+                and (not wanted or entry.name == wanted[0])
+                and entry.is_dir(follow_symlinks=False)
+            ]
+        for name in sorted(names, key="{}/".format):
+            # A directory that is removed meanwhile hides none of the others.
+            with contextlib.suppress(FileNotFoundError), self._level(directory, name) as below:
+                yield from self._found(below, f"{prefix}{name}/", wanted[1:])
+
+
+class SnapshotArea(FileArea):
+    """`snapshots` has `<set>/<version>/<file>`."""
+
+    called = stored_names.SNAPSHOTS
+    word = "snapshot"
+
+    @property
+    def levels(self) -> Sequence[int]:
+        return MAX_SETS, MAX_VERSIONS
+
+    def fits(self, level: int, name: str) -> bool:
+        forms = (stored_names.is_set, stored_names.is_version, stored_names.is_snapshot_file)
+        return forms[level](name)
+
+    def require_publishable(self, name: str, size: int, digest: bytes) -> None:
+        _require_time(name, stored_names.begun(name.split("/")[1]))
+
+    def removable(self, names: Iterable[str], replace: bool) -> list[str]:
+        if not replace:
+            raise Refusal("refused", "this receiver's --allow does not list replace")
+        return list(names)
+
+
+class DumpArea(FileArea):
+    """`pgdump` has dumps of catalogs. The record of each, JSON, lies beside it and comes first: a
+    record without its dump is told from a good one, a dump without a record is not.
+    """
+
+    called = stored_names.DUMPS
+    word = "dump"
+
+    def fits(self, level: int, name: str) -> bool:
+        try:
+            stored_names.dump_of(name)
+        except ValueError:
+            return False
+        return True
+
+    def require_publishable(self, name: str, size: int, digest: bytes) -> None:
+        dump = stored_names.dump_of(name)
+        _require_time(name, stored_names.dump_begun(dump))
+        if name.endswith(RECORD):
+            if size > MAX_RECORD:
+                raise ProtocolError("a record that is too long")
+            if sum(one.name.endswith(RECORD) for one in self.found()) >= MAX_DUMPS:
+                raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), self.called)
+            return
+        try:
+            record = self._record(dump)
+        except FileNotFoundError:
+            raise ProtocolError("a dump before its record") from None
+        said = (record.get("bytes"), record.get("sha256"))
+        if not name.endswith(SEALED) and said != (size, digest.hex()):
+            raise ProtocolError("the record of another dump")
+
+    def removable(self, names: Iterable[str], replace: bool) -> list[str]:
+        """Returns the names of dumps that have a record, but those that must stay; see the module.
+
+        Without `replace` these stay: of each catalog the newest whole dumps, and the first one of
+        each of the last days that have one; and what those need, as the increments of a series do.
+        So the dump that was the newest yesterday cannot be removed today, whatever came after it.
+        Records that cannot be read belong to somebody else.
+        """
+        found = {one.name: one for one in self.found()}
+        dumps = [name[: -len(RECORD)] for name in found if name.endswith(RECORD)]
+        records = {}
+        for dump in dumps:
+            # Another session may remove it meanwhile.
+            with contextlib.suppress(FileNotFoundError):
+                records[dump] = self._record(dump)
+        stay = set() if replace else self._irreplaceable(found, records)
+        asked = dict.fromkeys(names)
+        chosen = []
+        for name in asked:
+            dump = stored_names.dump_of(name)
+            # A dump without its record would stay for ever.
+            left = (
+                {dump, dump + SEALED} & found.keys() - asked.keys() if name == dump + RECORD else ()
+            )
+            if dump in records and dump not in stay and not left:
+                chosen.append(name)
+        return chosen
+
+    def _record(self, dump: str) -> dict[str, Any]:
+        """Returns what a record says of its dump; nothing where the record cannot be read. Raises
+        FileNotFoundError.
+        """
+        try:
+            with closing(open_file(self.fd(), dump + RECORD)) as fd:
+                said = json.loads(os.read(fd, MAX_RECORD))
+        except FileNotFoundError:
+            raise
+        except (OSError, ValueError, RecursionError):
+            return {}
+        return {name: said.get(name) for name in _KNOWN} if isinstance(said, dict) else {}
+
+    @staticmethod
+    def _irreplaceable(found: dict[str, FoundFile], records: dict[str, dict[str, Any]]) -> set[str]:
+        stay = {dump for dump, record in records.items() if not record}
+        catalogs: dict[str, list[tuple[int, str]]] = {}
+        for dump, record in records.items():
+            plain, sealed = found.get(dump), found.get(dump + SEALED)
+            whole = [sealed] if sealed else []
+            if plain and record.get("bytes") == plain.size:
+                whole.append(plain)
+            if record and whole:
+                catalog = repr([record.get("target"), record.get("database")])
+                # What a client puts beside a dump of its own makes the dump no younger.
+                arrived_us = min(one.arrived_us for one in whole)
+                catalogs.setdefault(catalog, []).append((arrived_us, dump))
+        for dumps in map(sorted, catalogs.values()):
+            first: dict[int, str] = {}
+            for arrived_us, dump in dumps:
+                first.setdefault(arrived_us // _DAY_US, dump)
+            stay.update([*first.values()][-_DAYS:], (dump for _, dump in dumps[-_NEWEST:]))
+        needed: list[object] = list(stay)
+        while needed:
+            base = records.get(str(needed.pop()), {}).get("base")
+            if isinstance(base, str) and base in records and base not in stay:
+                stay.add(base)
+                needed.append(base)
+        return stay
+
+
+AREAS: dict[str, type[FileArea]] = {one.called: one for one in (SnapshotArea, DumpArea)}
+
+
+def _require_time(name: str, begun: datetime) -> None:
+    """Raises Refusal where the time in a file's name lies in the future by the clock of this
+    machine: such a file would stay the newest one until then.
+    """
+    if begun > datetime.now(timezone.utc) + _AHEAD:
+        raise Refusal("time", f"{name} is more than a day ahead of this machine's clock")
+
+
+def _make(above: int, name: str, most: int) -> None:
+    """Makes a directory where it is missing, and fewer than most are there."""
+    with contextlib.suppress(FileNotFoundError):
+        os.stat(name, dir_fd=above, follow_symlinks=False)
+        return
+    if sum(not one.startswith(".") for one in names_in(above)) >= most:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), name)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(name, 0o700, dir_fd=above)

@@ -1,0 +1,144 @@
+"""A file that a target stores beside blobs has a name of one form, which leads nowhere else.
+
+Files lie in areas, directories below the root of the target. A name is relative to its area:
+
+- `snapshots`: `<set>/<version>/<file>`, the files of snapshots;
+- `pgdump`: `<dump>` and `<dump>.json`, the dumps of the catalog and their records.
+
+A sealed file has `.age` behind its name.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timedelta, timezone
+
+SNAPSHOTS = "snapshots"
+DUMPS = "pgdump"
+SEALED = ".age"
+RECORD = ".json"
+STAMP = "%Y%m%dT%H%M%SZ"
+
+# The number of dumps in an area, and the size of a record in bytes.
+MAX_DUMPS = 10_000
+MAX_RECORD = 4096
+
+_SET = re.compile(r"[a-z0-9][a-z0-9_-]{0,30}")
+_VERSION = re.compile(r"(\d{8}T\d{6}Z)-[0-9a-f]{8}", re.ASCII)
+_FILE = re.compile(r"(pack-\d{5}|map|manifest)(\.age)?", re.ASCII)
+_DUMP = re.compile(r"(\d{8}T\d{6}Z)-[0-9a-f]{8}\.dump", re.ASCII)
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_LAST_US = (datetime.max.replace(tzinfo=timezone.utc) - _EPOCH) // timedelta(microseconds=1)
+
+
+def is_set(name: str) -> bool:
+    """Returns whether name is the name of a snapshot set, and so harmless in a path."""
+    return _SET.fullmatch(name) is not None
+
+
+def moment_of(stamp: str) -> datetime:
+    """Returns the time that a name begins with. Raises ValueError for any other text."""
+    return datetime.strptime(stamp, STAMP).replace(tzinfo=timezone.utc)
+
+
+def begun(version: str) -> datetime:
+    """Returns when a version of a snapshot was begun. Raises ValueError for any other name."""
+    match = _VERSION.fullmatch(version)
+    if match is None:
+        raise ValueError(f"{version!r} is not a version")
+    return moment_of(match[1])
+
+
+def is_version(name: str) -> bool:
+    """Returns whether name is the name of a version of a snapshot."""
+    try:
+        begun(name)
+    except ValueError:
+        return False
+    return True
+
+
+def is_snapshot_file(name: str) -> bool:
+    """Returns whether name is the name of a file in the directory of a version."""
+    return _FILE.fullmatch(name) is not None
+
+
+def snapshot_parts(name: str) -> tuple[str, str, str]:
+    """Returns the set, the version and the file of a name in `snapshots`. Raises ValueError."""
+    parts = name.split("/")
+    fits = len(parts) == 3 and is_set(parts[0]) and is_version(parts[1])
+    if not fits or not is_snapshot_file(parts[2]):
+        raise ValueError(f"{name!r} is not a file of a snapshot")
+    return parts[0], parts[1], parts[2]
+
+
+def dump_begun(dump: str) -> datetime:
+    """Returns when a dump was begun. Raises ValueError for any other name."""
+    match = _DUMP.fullmatch(dump)
+    if match is None:
+        raise ValueError(f"{dump!r} is not the name of a dump")
+    return moment_of(match[1])
+
+
+def is_dump(name: str) -> bool:
+    """Returns whether name is the name of a dump, and so harmless in a path or a shell."""
+    try:
+        dump_begun(name)
+    except ValueError:
+        return False
+    return True
+
+
+def dump_of(name: str) -> str:
+    """Returns the dump to which a name in `pgdump` belongs. Raises ValueError."""
+    for end in (RECORD, SEALED):
+        if name.endswith(end):
+            name = name[: -len(end)]
+            break
+    dump_begun(name)
+    return name
+
+
+def require_name(area: str, name: str) -> str:
+    """Returns a name of a file in an area. Raises ValueError for any other text."""
+    if area == SNAPSHOTS:
+        snapshot_parts(name)
+    else:
+        dump_of(name)
+    return name
+
+
+def is_told(area: str, name: str) -> bool:
+    """Returns whether a file may be read by whoever may list the area: the record of a dump."""
+    return area == DUMPS and name.endswith(RECORD)
+
+
+def require_below(area: str, below: str) -> str:
+    """Returns a prefix of names by which files are listed: nothing; in `snapshots` also `<set>/` or
+    `<set>/<version>/`. Raises ValueError for any other text.
+    """
+    of_set, _, version = below[:-1].partition("/")
+    whole = area == SNAPSHOTS and below.endswith("/") and is_set(of_set)
+    if below and not (whole and (is_version(version) or below == f"{of_set}/")):
+        raise ValueError(f"{below!r} is no directory of {area}")
+    return below
+
+
+def arrival_us(mtime_ns: int) -> int:
+    """Returns when a file got its name, in microseconds since 1970.
+
+    Args:
+        mtime_ns: The modification time of the file in nanoseconds. A time before 1970 counts as
+            1970, one after the year 9999 as the end of that year.
+    """
+    return min(max(mtime_ns // 1000, 0), _LAST_US)
+
+
+def read_arrival(arrived_us: int) -> datetime:
+    """Returns a time of arrival that a peer has sent. Raises ValueError where the time lies before
+    1970 or after the year 9999.
+    """
+    if not 0 <= arrived_us <= _LAST_US:
+        raise ValueError("a time of arrival that no clock has shown")
+    return _EPOCH + timedelta(microseconds=arrived_us)

@@ -1,0 +1,339 @@
+"""An answer of a receiver about files is bounded, and is that of the question."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing, nullcontext
+from datetime import UTC, datetime
+from functools import partial
+from hashlib import sha256
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from ntt_backup.client import connection as connections
+from ntt_backup.client.connection import SessionSpec
+from ntt_backup.config.sections import RunSettings
+from ntt_backup.dump.store import DUMPS
+from ntt_backup.errors import (
+    DumpImpossible,
+    NameTaken,
+    RemoteCannotStore,
+    RemoteDenied,
+    Unsupported,
+)
+from ntt_backup.filestore.by_receiver import FileStoreByReceiver, _Question
+from ntt_backup.filestore.contract import Area, FileMissing, Range, StoredFile, Sum
+from ntt_backup.process.threads import Cancelled
+from ntt_backup.snapshot.names import SNAPSHOTS
+from ntt_backup.wire import file_messages, framing, read_messages, write_messages
+from ntt_backup.wire.framing import Inbox, ProtocolError
+from ntt_backup.wire.stored_names import is_told
+from tests.receiver_driver import frames as frames_in
+
+VERSION = "db/20260304T120000Z-0badcafe"
+FIRST, LAST = f"{VERSION}/manifest", f"{VERSION}/map"
+DUMP = "20260304T120000Z-0badcafe.dump"
+DONE = framing.DONE
+FILE_OF = {SNAPSHOTS: FIRST, DUMPS: DUMP}
+AREAS = pytest.mark.parametrize("area", [SNAPSHOTS, DUMPS], ids=["snapshots", "dumps"])
+GIVEN = file_messages.said(file_messages.GIVEN)
+
+
+def heard(kind: int, most: int, frames: Sequence[bytes]) -> _Question:
+    """Returns a question after these frames of an answer."""
+    question = _Question(kind, SNAPSHOTS.name, most)
+    inbox = Inbox(file_messages.TO_CLIENT)
+    for frame in frames:
+        assert question.end is None
+        inbox.space()[: len(frame)] = frame
+        inbox.filled(len(frame))
+        found = inbox.next()
+        assert found is not None
+        question.hear(*found)
+    return question
+
+
+def names(*files: str) -> bytes:
+    return file_messages.names([(name, 5, 0) for name in files])
+
+
+def count(number: int) -> bytes:
+    return write_messages.numbered(DONE, number)
+
+
+def piece(size: int) -> bytes:
+    return read_messages.piece(bytes(size))
+
+
+def test_names_are_heard_up_to_their_number() -> None:
+    files = [StoredFile(one, 5, datetime.fromtimestamp(0, UTC)) for one in (FIRST, LAST)]
+    for frames in ([names(FIRST, LAST)], [names(FIRST), names(LAST)]):
+        question = heard(framing.FILES, 2, [*frames, count(2)])
+        assert question.files == files
+        assert question.end == (DONE, 2, "")
+    assert heard(framing.FILES, 2, [count(0)]).files == []
+    assert heard(framing.FILES, 2, [names(FIRST, LAST)]).end is None
+
+
+def test_content_is_heard_up_to_what_was_asked_for() -> None:
+    for end in (0, 1):
+        question = heard(framing.READ, 9, [piece(4), piece(5), read_messages.blob_end(end, "x")])
+        assert b"".join(question.pieces) == bytes(9)
+        assert question.end == (framing.BLOB_END, end, "x")
+    missing = file_messages.said(file_messages.MISSING, "gone")
+    question = heard(framing.READ, 9, [piece(4), missing])
+    assert question.end == (framing.FILE_SAID, file_messages.MISSING, "gone")
+    summed = heard(framing.FILE_END, 0, [file_messages.file_sum(7, bytes(32))])
+    assert (summed.sum, summed.end) == (Sum(7, bytes(32)), (framing.FILE_SUM, 0, ""))
+    assert heard(framing.PUBLISH, 0, [GIVEN]).end == (framing.FILE_SAID, 0, "")
+    assert heard(framing.REMOVE, 0, [count(7)]).end == (DONE, 7, "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "most", "frames", "why"),
+    [
+        (framing.FILES, 2, [names(FIRST), count(2)], "another number"),
+        (framing.FILES, 2, [names(FIRST), count(0)], "another number"),
+        (framing.FILES, 2, [names(FIRST, FIRST)], "out of order"),
+        (framing.FILES, 2, [names(LAST), names(FIRST)], "out of order"),
+        (framing.FILES, 1, [names(FIRST, LAST)], "more than was asked for"),
+        (framing.FILES, 2, [names(DUMP)], "is not a file of a snapshot"),
+        (framing.FILES, 2, [piece(1)], "in another answer"),
+        (framing.FILES, 2, [file_messages.said(0)], "in another answer"),
+        (framing.READ, 9, [piece(4), piece(6)], "more than was asked for"),
+        (framing.READ, 9, [count(0)], "in another answer"),
+        (framing.READ, 9, [names(FIRST)], "in another answer"),
+        (framing.READ, 9, [file_messages.file_sum(7, bytes(32))], "in another answer"),
+        (framing.FILE_END, 0, [count(0)], "in another answer"),
+        (framing.FILE_END, 0, [GIVEN], "in another answer"),
+        (framing.FILE_END, 0, [read_messages.blob_end(0)], "in another answer"),
+        (framing.PUBLISH, 0, [file_messages.file_sum(7, bytes(32))], "in another answer"),
+        (framing.PUBLISH, 0, [count(0)], "in another answer"),
+        (framing.REMOVE, 0, [file_messages.said(0)], "in another answer"),
+    ],
+)
+def test_an_answer_to_another_question_or_a_longer_one_is_refused(
+    kind: int, most: int, frames: list[bytes], why: str
+) -> None:
+    with pytest.raises(ProtocolError, match=why):
+        heard(kind, most, frames)
+
+
+# --- a session ------------------------------------------------------------------------------------
+
+
+class Connection:
+    """A connection to a receiver. answers: the frames that come, each once it is waited for; early:
+    those that come while something is sent. sent: the frames that were said, by kind.
+    """
+
+    def __init__(self, *allowed: str) -> None:
+        self.answers: list[bytes] = []
+        self.early = b""
+        self.sent: list[int] = []
+        self.closed = False
+        self.asked: dict[str, Any] = {}
+        self.banner = SimpleNamespace(allowed={"snapshot", "dump", *allowed})
+        self.channel = SimpleNamespace(hear=self._hear, heard=float("inf"), ended=False)
+
+    def hello(self, **asked: Any) -> dict[str, Any]:
+        self.asked = asked
+        return {"placed": 1}
+
+    def checked(self) -> Any:
+        return nullcontext()
+
+    def send(self, data: bytes, hear: Callable[[bytes], object]) -> None:
+        self.sent.append(data[4])
+        if self.early:
+            hear(self.early)
+
+    def _hear(self, hear: Any, _: float) -> None:
+        if self.answers:
+            hear(self.answers.pop(0))
+
+    def frames(self, data: bytes) -> Any:
+        return frames_in(data, file_messages.TO_CLIENT)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def by_connection(
+    monkeypatch: pytest.MonkeyPatch, connection: Connection, area: Area = SNAPSHOTS
+) -> FileStoreByReceiver:
+    monkeypatch.setattr(connections, "ReceiverConnection", lambda *_: connection)
+    spec = SimpleNamespace(cancelled=lambda: None, run=RunSettings())
+    return FileStoreByReceiver(cast(SessionSpec, spec), area)
+
+
+@AREAS
+def test_a_session_is_for_one_area(monkeypatch: pytest.MonkeyPatch, area: Area) -> None:
+    connection = Connection("get")
+    with closing(by_connection(monkeypatch, connection, area)) as store:
+        assert connection.asked == {"files": area.name}
+        assert store.placed
+        other = DUMPS if area is SNAPSHOTS else SNAPSHOTS
+        with pytest.raises(ValueError, match="is not"):
+            list(store.read([Range(FILE_OF[other], 0, 1)]))
+    connection.banner.allowed.remove(area.word)
+    with pytest.raises(area.denied, match=f"takes no {area.files}") as caught:
+        by_connection(monkeypatch, connection, area)
+    assert f"add {area.word} to --allow" in caught.value.hint
+    assert ("skip_pgdump" in caught.value.hint) == (area is DUMPS)
+    assert DUMPS.denied is DumpImpossible
+
+
+def test_a_command_that_is_ending_waits_for_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(by_connection(monkeypatch, Connection())) as store:
+
+        def cancelled() -> None:
+            raise Cancelled
+
+        monkeypatch.setattr(store._spec, "cancelled", cancelled)
+        with pytest.raises(Cancelled):
+            store.list()
+
+
+@AREAS
+def test_what_a_receiver_says_of_a_file_is_told(
+    monkeypatch: pytest.MonkeyPatch, area: Area
+) -> None:
+    connection, name = Connection("get"), FILE_OF[area]
+    with closing(by_connection(monkeypatch, connection, area)) as store:
+        for answer, kind, why in (
+            (file_messages.said(file_messages.MISSING, "gone"), FileMissing, name),
+            (file_messages.said(file_messages.TAKEN, "odd"), RemoteDenied, "cannot be read"),
+            (file_messages.said(file_messages.UNREADABLE, "EIO"), RemoteDenied, "cannot be read"),
+            (read_messages.blob_end(read_messages.BROKEN, "EIO"), RemoteDenied, "cannot be read"),
+        ):
+            connection.answers = [answer]
+            with pytest.raises(kind, match=why):
+                list(store.read([Range(name, 0, 1)]))
+        connection.answers = [piece(3), piece(4), read_messages.blob_end(0)]
+        assert list(store.read([Range(name, 0, 9)])) == [bytes(7)]
+
+
+@AREAS
+def test_a_file_is_compared_and_gets_its_name(monkeypatch: pytest.MonkeyPatch, area: Area) -> None:
+    connection, name = Connection(), FILE_OF[area]
+    ours = Sum(7, sha256(b"content").digest())
+    errors: dict[bytes, type[Exception] | None] = {
+        file_messages.said(file_messages.TAKEN): NameTaken,
+        file_messages.said(file_messages.MISSING): ProtocolError,
+        file_messages.said(file_messages.UNREADABLE, "EIO"): ProtocolError,
+        GIVEN: None,
+    }
+    with closing(by_connection(monkeypatch, connection, area)) as store:
+        for answer, error in errors.items():
+            file = store.write(name)
+            file.add(b"con")
+            file.add(b"tent")
+            connection.answers = [file_messages.file_sum(*ours)]
+            assert file.finish() == ours
+            connection.answers = [answer]
+            if error is None:
+                file.publish()
+            else:
+                with pytest.raises(error):
+                    file.publish()
+            connection.sent.clear()
+            file.discard()  # It has its name, or the receiver has forgotten it.
+            assert connection.sent == []
+        for other in (Sum(6, ours.sha256), Sum(7, bytes(32))):
+            file = store.write(name)
+            file.add(b"content")
+            connection.answers = [file_messages.file_sum(*other)]
+            with pytest.raises(RemoteCannotStore, match="not what was sent"):
+                file.finish()
+            connection.sent.clear()
+            file.discard()
+            file.discard()
+            assert connection.sent == [framing.DISCARD]
+
+
+def test_as_many_files_are_under_way_as_there_are_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the slot of one that was ended in any way is there for another."""
+    connection = Connection()
+    with closing(by_connection(monkeypatch, connection)) as store:
+        for _ in range(3):
+            files = [store.write(FIRST) for _ in range(file_messages.MAX_OPEN)]
+            assert len({one._slot for one in files}) == file_messages.MAX_OPEN
+            connection.answers = [GIVEN, file_messages.said(file_messages.TAKEN)]
+            files[0].publish()
+            with pytest.raises(NameTaken):
+                files[1].publish()
+            for one in files:
+                one.discard()
+
+
+def test_a_receiver_that_answers_before_a_file_has_ended_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connection = Connection()
+    with closing(by_connection(monkeypatch, connection)) as store:
+        file = store.write(FIRST)
+        connection.answers = [count(1)]
+        with pytest.raises(ProtocolError, match="without a question"):
+            file.poll()
+        connection.early = GIVEN
+        with pytest.raises(ProtocolError, match="without a question"):
+            file.add(b"content")
+
+
+def test_a_receiver_that_names_others_or_answers_unasked_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connection = Connection("get", "replace")
+    with closing(by_connection(monkeypatch, connection)) as store:
+        connection.answers = [file_messages.names([(FIRST, 1, 0)]), count(1)]
+        with pytest.raises(ProtocolError, match="not asked for"):
+            store.list("etc/")
+        connection.answers = [count(1)]
+        assert store.remove([FIRST]) == 1
+        assert store.remove([]) == 0
+        connection.answers = [count(1) + count(1)]
+        with pytest.raises(ProtocolError, match="without a question"):
+            store.remove([FIRST])
+
+
+@AREAS
+def test_without_replace_only_dumps_may_be_removed(
+    monkeypatch: pytest.MonkeyPatch, area: Area
+) -> None:
+    """Which ones, the receiver decides."""
+    connection, name = Connection(), FILE_OF[area]
+    connection.answers = [count(1)]
+    with closing(by_connection(monkeypatch, connection, area)) as store:
+        if area is DUMPS:
+            assert store.remove([name]) == 1
+            return
+        with pytest.raises(RemoteDenied, match="append-only"):
+            store.remove([name])
+        assert framing.REMOVE not in connection.sent
+
+
+def test_removals_go_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    connection = Connection("replace")
+    many = [f"{VERSION}/pack-{number:05}" for number in range(file_messages.MAX_NAMES + 1)]
+    connection.answers = [count(file_messages.MAX_NAMES), count(1)]
+    with closing(by_connection(monkeypatch, connection)) as store:
+        assert store.remove(many) == len(many)
+
+
+def test_records_alone_are_read_without_get(monkeypatch: pytest.MonkeyPatch) -> None:
+    connection = Connection()
+    names = {SNAPSHOTS: [FIRST], DUMPS: [DUMP, f"{DUMP}.age", f"{DUMP}.json"]}
+    for area, files in names.items():
+        with closing(by_connection(monkeypatch, connection, area)) as store:
+            for name in files:
+                connection.answers = [piece(2), read_messages.blob_end(0)]
+                asking = partial(store.read, [Range(name, 0, 2)])
+                if is_told(area.name, name):
+                    assert list(asking()) == [bytes(2)]
+                    continue
+                with pytest.raises(Unsupported, match="may not get"):
+                    list(asking())
+    assert is_told(DUMPS.name, f"{DUMP}.json")
