@@ -18,17 +18,17 @@ import pytest
 from hypothesis import settings
 
 from ntt_backup.errors import remember_global_options
-from tests.parallel import memory, processes
+from tests.helpers.parallel import memory, processes
 
 pytest_plugins = [
-    "tests.program",
-    "tests.postgres",
-    "tests.sshd",
-    "tests.s3_servers",
-    "tests.environment",
-    "tests.bucket_environment",
-    "tests.bucket_packs",
-    "tests.link",
+    "tests.helpers.program",
+    "tests.helpers.postgres",
+    "tests.helpers.sshd",
+    "tests.helpers.s3_servers",
+    "tests.helpers.environment",
+    "tests.helpers.bucket_environment",
+    "tests.helpers.bucket_packs",
+    "tests.helpers.link",
 ]
 
 # The first python3 on PATH may be one that looks for Python at each start: that takes longer than
@@ -82,7 +82,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    from tests.sshd import chosen_kind
+    from tests.helpers.sshd import chosen_kind
 
     if item.get_closest_marker("docker") and chosen_kind()[0] != "docker":
         pytest.skip(f"needs the sshd in a container: {chosen_kind()[1]}")
@@ -98,7 +98,7 @@ def _no_options_are_remembered() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _no_thread_outlives_its_test() -> Iterator[None]:
     """A process with a second thread cannot be copied, so one that stays fails others' tests."""
-    from tests.environment import wait_until
+    from tests.helpers.environment import wait_until
 
     before = set(threading.enumerate())
     yield

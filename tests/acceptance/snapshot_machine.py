@@ -14,9 +14,9 @@ from typing import Any
 
 from ntt_backup.config.host_key import make_host_key
 from ntt_backup.config.sections import RemoteSettings
-from tests import program
-from tests.files import tree
-from tests.patience import PATIENCE
+from tests.helpers import program
+from tests.helpers.files import tree
+from tests.helpers.patience import PATIENCE
 
 
 class Machine:

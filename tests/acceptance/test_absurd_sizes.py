@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.environment import Environment
+from tests.helpers.environment import Environment
 
 LEAST, MOST = -(2**63), 2**63 - 1
 

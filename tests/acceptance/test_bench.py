@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from tests.bucket_environment import BucketEnvironment
-from tests.environment import Environment, wait_until
-from tests.packs import Person
-from tests.patience import PATIENCE
-from tests.s3_proxy import S3Proxy, status
-from tests.sshd import FULL_SIZE, Sshd
+from tests.helpers.bucket_environment import BucketEnvironment
+from tests.helpers.environment import Environment, wait_until
+from tests.helpers.packs import Person
+from tests.helpers.patience import PATIENCE
+from tests.helpers.s3_proxy import S3Proxy, status
+from tests.helpers.sshd import FULL_SIZE, Sshd
 
 SHORT = ("--seconds", "0.2")
 RESTORED = ("back", "restore-pipe-zst", 2)

@@ -11,9 +11,9 @@ import signal
 import pytest
 
 from ntt_backup.objects.keys import LARGE_BLOB
-from tests.bucket_environment import BucketEnvironment, as_reader
-from tests.environment import await_silence, wait_until
-from tests.patience import PATIENCE
+from tests.helpers.bucket_environment import BucketEnvironment, as_reader
+from tests.helpers.environment import await_silence, wait_until
+from tests.helpers.patience import PATIENCE
 
 LARGE = LARGE_BLOB + 1
 

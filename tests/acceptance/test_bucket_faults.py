@@ -7,10 +7,10 @@ import signal
 
 import pytest
 
-from tests.bucket_environment import BucketEnvironment
-from tests.environment import wait_until
-from tests.patience import PATIENCE
-from tests.s3_proxy import S3Proxy, Trouble, closed, damage, lose_answer, status
+from tests.helpers.bucket_environment import BucketEnvironment
+from tests.helpers.environment import wait_until
+from tests.helpers.patience import PATIENCE
+from tests.helpers.s3_proxy import S3Proxy, Trouble, closed, damage, lose_answer, status
 
 PARTS = {"part_size": "5MiB"}
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from psycopg import sql
 
-from tests.bucket_environment import BucketEnvironment
-from tests.files import tree
-from tests.packs import Person
-from tests.postgres import Postgres
+from tests.helpers.bucket_environment import BucketEnvironment
+from tests.helpers.files import tree
+from tests.helpers.packs import Person
+from tests.helpers.postgres import Postgres
 
 MIB = 1 << 20
 

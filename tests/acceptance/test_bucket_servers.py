@@ -11,9 +11,9 @@ import pytest
 
 from ntt_backup.objects.keys import LARGE_BLOB
 from ntt_backup.objects.tables import packs_of
-from tests import s3_servers
-from tests.bucket_environment import BucketEnvironment, environment
-from tests.s3_servers import S3Server
+from tests.helpers import s3_servers
+from tests.helpers.bucket_environment import BucketEnvironment, environment
+from tests.helpers.s3_servers import S3Server
 
 pytestmark = pytest.mark.long
 

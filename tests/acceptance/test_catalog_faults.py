@@ -7,10 +7,10 @@ from collections.abc import Callable
 import psycopg
 import pytest
 
-from tests.environment import Environment, wait_until
-from tests.link import Link
-from tests.patience import PATIENCE
-from tests.postgres import Postgres
+from tests.helpers.environment import Environment, wait_until
+from tests.helpers.link import Link
+from tests.helpers.patience import PATIENCE
+from tests.helpers.postgres import Postgres
 
 
 def test_a_restart_of_the_database_is_waited_out(env: Environment, postgres: Postgres) -> None:

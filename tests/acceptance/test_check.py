@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from ntt_backup.catalog import selection
-from tests.environment import Environment, wait_until
-from tests.link import Link
-from tests.sshd import FULL_SIZE, Sshd, free_port
+from tests.helpers.environment import Environment, wait_until
+from tests.helpers.link import Link
+from tests.helpers.sshd import FULL_SIZE, Sshd, free_port
 
 STEPS = (
     "log",

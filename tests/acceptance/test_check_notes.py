@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.environment import Environment
-from tests.postgres import Postgres
+from tests.helpers.environment import Environment
+from tests.helpers.postgres import Postgres
 
 
 def notes(env: Environment) -> list[tuple[object, ...]]:

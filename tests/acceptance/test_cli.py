@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.environment import Environment
-from tests.postgres import Postgres
+from tests.helpers.environment import Environment
+from tests.helpers.postgres import Postgres
 
 # --- help and mistakes ----------------------------------------------------------------------------
 

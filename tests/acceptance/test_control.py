@@ -17,10 +17,10 @@ from typing import IO, Any
 
 import pytest
 
-from tests.environment import Environment, await_silence, wait_until
-from tests.link import Link
-from tests.patience import PATIENCE
-from tests.terminal import on_screen
+from tests.helpers.environment import Environment, await_silence, wait_until
+from tests.helpers.link import Link
+from tests.helpers.patience import PATIENCE
+from tests.helpers.terminal import on_screen
 
 
 def told(env: Environment, *command: str) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.environment import Environment, wait_until
-from tests.link import Link
-from tests.patience import PATIENCE
+from tests.helpers.environment import Environment, wait_until
+from tests.helpers.link import Link
+from tests.helpers.patience import PATIENCE
 
 RESTARTS = 5
 

@@ -20,9 +20,9 @@ from ntt_backup.demo.interrupts import Interrupts
 from ntt_backup.demo.seaweedfs import ADMINISTER, Account, SeaweedFS
 from ntt_backup.errors import BackupError, ConfigError, SourceError
 from ntt_backup.format import many
-from tests.environment import wait_until
-from tests.parallel import ports
-from tests.patience import PATIENCE
+from tests.helpers.environment import wait_until
+from tests.helpers.parallel import ports
+from tests.helpers.patience import PATIENCE
 
 DEMO = (sys.executable, "-m", "ntt_backup", "demo")
 

@@ -9,9 +9,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.environment import Environment
-from tests.files import tree
-from tests.postgres import Postgres
+from tests.helpers.environment import Environment
+from tests.helpers.files import tree
+from tests.helpers.postgres import Postgres
 
 
 @pytest.fixture

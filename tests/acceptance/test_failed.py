@@ -10,7 +10,7 @@ import pytest
 from ntt_backup.catalog.failures import UNKNOWN
 from ntt_backup.cli.commands.blob import ADVICE
 from ntt_backup.model import OF_CHECKS, Reason
-from tests.environment import Environment
+from tests.helpers.environment import Environment
 
 
 @pytest.fixture

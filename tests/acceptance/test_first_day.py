@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.environment import Environment
-from tests.postgres import Postgres
-from tests.sshd import Sshd
+from tests.helpers.environment import Environment
+from tests.helpers.postgres import Postgres
+from tests.helpers.sshd import Sshd
 
 
 @pytest.fixture

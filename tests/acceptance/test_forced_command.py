@@ -21,12 +21,12 @@ from ntt_backup.catalog import dump_history
 from ntt_backup.catalog.connection import connect
 from ntt_backup.cli.commands.install import RECEIVER, key_line
 from ntt_backup.config import RemoteSettings
-from tests.environment import Environment
-from tests.hashing import receiver_on
-from tests.patience import PATIENCE
-from tests.postgres import Postgres
-from tests.receiver_driver import RemoteReceiver, digest_of, place_of
-from tests.sshd import ALIAS, Sshd
+from tests.helpers.environment import Environment
+from tests.helpers.hashing import receiver_on
+from tests.helpers.patience import PATIENCE
+from tests.helpers.postgres import Postgres
+from tests.helpers.receiver_driver import RemoteReceiver, digest_of, place_of
+from tests.helpers.sshd import ALIAS, Sshd
 
 MIB = 1 << 20
 

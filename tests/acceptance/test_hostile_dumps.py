@@ -18,9 +18,9 @@ import pytest
 from ntt_backup.config import Settings, load
 from ntt_backup.config.host_key import HostKeys, make_host_key
 from ntt_backup.dump import record as records
-from tests.environment import Environment
-from tests.parallel import memory
-from tests.postgres import Postgres
+from tests.helpers.environment import Environment
+from tests.helpers.parallel import memory
+from tests.helpers.postgres import Postgres
 
 PLANTED = "20990101T000000Z-0badcafe.dump"
 HIGHEST = (1 << 53) - 1

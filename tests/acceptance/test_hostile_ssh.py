@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.environment import Environment
-from tests.sshd import Sshd
+from tests.helpers.environment import Environment
+from tests.helpers.sshd import Sshd
 
 HOSTILE = """
 Host *

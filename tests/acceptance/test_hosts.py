@@ -20,9 +20,9 @@ from tempfile import TemporaryDirectory
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from tests.environment import Environment, wait_until
-from tests.patience import PATIENCE
-from tests.postgres import Postgres
+from tests.helpers.environment import Environment, wait_until
+from tests.helpers.patience import PATIENCE
+from tests.helpers.postgres import Postgres
 
 pytestmark = [
     pytest.mark.long,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.machine import CHECKOUT
+from tests.helpers.machine import CHECKOUT
 
 PINNED = CHECKOUT / "bin" / "packaging" / "requirements.txt"
 

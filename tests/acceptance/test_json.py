@@ -6,8 +6,8 @@ import json
 import subprocess
 from typing import Any
 
-from tests.environment import Environment
-from tests.postgres import Postgres
+from tests.helpers.environment import Environment
+from tests.helpers.postgres import Postgres
 
 
 def object_of(done: subprocess.CompletedProcess[str], code: int = 0) -> dict[str, Any]:

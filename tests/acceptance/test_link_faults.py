@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.environment import Environment, wait_until
-from tests.link import Link
-from tests.patience import PATIENCE
+from tests.helpers.environment import Environment, wait_until
+from tests.helpers.link import Link
+from tests.helpers.patience import PATIENCE
 
 BLOBS = 150
 # Of 1.5 MB of content and half a MB before it: some batches are answered by then, others not sent.

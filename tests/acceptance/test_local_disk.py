@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.environment import Environment, wait_until
-from tests.files import tree
-from tests.patience import PATIENCE
-from tests.postgres import Postgres
-from tests.sshd import RemoteDir
+from tests.helpers.environment import Environment, wait_until
+from tests.helpers.files import tree
+from tests.helpers.patience import PATIENCE
+from tests.helpers.postgres import Postgres
+from tests.helpers.sshd import RemoteDir
 
 MIB = 1 << 20
 

@@ -16,8 +16,8 @@ from ntt_backup.cli.app import cli
 from ntt_backup.config import Settings, load
 from ntt_backup.config.host_key import HostKeys
 from ntt_backup.dump import record as records
-from tests.environment import Environment
-from tests.postgres import Postgres
+from tests.helpers.environment import Environment
+from tests.helpers.postgres import Postgres
 
 # Of what init-db makes today, in the order in which it came.
 EARLIEST = (

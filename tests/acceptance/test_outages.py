@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.environment import Environment, wait_until
-from tests.link import Link
-from tests.patience import PATIENCE
-from tests.postgres import Postgres
+from tests.helpers.environment import Environment, wait_until
+from tests.helpers.link import Link
+from tests.helpers.patience import PATIENCE
+from tests.helpers.postgres import Postgres
 
 FAILED = ("dump_failed", "snapshot_failed", "error")
 

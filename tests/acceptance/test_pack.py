@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-from tests.files import noise, put, put_as, tree
-from tests.packs import Person, text
-from tests.patience import PATIENCE
-from tests.program import run
+from tests.helpers.files import noise, put, put_as, tree
+from tests.helpers.packs import Person, text
+from tests.helpers.patience import PATIENCE
+from tests.helpers.program import run
 
 CONTENTS = [b"", *(text(n, 2000) for n in range(300)), noise(30_000, 1), noise(9_000_000, 2)]
 

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from tests.environment import Environment, wait_until
-from tests.link import Link
+from tests.helpers.environment import Environment, wait_until
+from tests.helpers.link import Link
 
 RATE = 500_000
 # The preflight and what each worker needs to begin; then work for some seconds.

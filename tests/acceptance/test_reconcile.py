@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ntt_backup.audit.reconcile import Difference
-from tests.environment import Environment
-from tests.sshd import Sshd
+from tests.helpers.environment import Environment
+from tests.helpers.sshd import Sshd
 
 ABSENT = "ab" * 32
 

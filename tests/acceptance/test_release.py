@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.machine import CHECKOUT
+from tests.helpers.machine import CHECKOUT
 
 VERSION = "7.8.9rc1"
 

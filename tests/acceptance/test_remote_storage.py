@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.environment import Environment, wait_until
-from tests.sshd import FULL_SIZE, RemoteDir, Sshd
+from tests.helpers.environment import Environment, wait_until
+from tests.helpers.sshd import FULL_SIZE, RemoteDir, Sshd
 
 MIB = 1 << 20
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from tests.environment import Environment, wait_until
-from tests.files import tree
-from tests.link import Link
-from tests.patience import PATIENCE
-from tests.sshd import Sshd
+from tests.helpers.environment import Environment, wait_until
+from tests.helpers.files import tree
+from tests.helpers.link import Link
+from tests.helpers.patience import PATIENCE
+from tests.helpers.sshd import Sshd
 
 MIB = 1 << 20
 

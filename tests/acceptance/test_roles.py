@@ -16,8 +16,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from ntt_backup.catalog.schema_check import OWN_TABLES
 from ntt_backup.config import CatalogConfig, load
 from ntt_backup.report.facts import FactsReader
-from tests.environment import Environment
-from tests.postgres import Postgres
+from tests.helpers.environment import Environment
+from tests.helpers.postgres import Postgres
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.environment import Environment, wait_until
-from tests.link import Link
-from tests.patience import PATIENCE
+from tests.helpers.environment import Environment, wait_until
+from tests.helpers.link import Link
+from tests.helpers.patience import PATIENCE
 
 
 def test_once_sends_everything_and_then_nothing(env: Environment) -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.environment import Environment, wait_until
-from tests.files import noise
-from tests.link import Link
-from tests.patience import PATIENCE
+from tests.helpers.environment import Environment, wait_until
+from tests.helpers.files import noise
+from tests.helpers.link import Link
+from tests.helpers.patience import PATIENCE
 
 
 def await_both_at_work(env: Environment) -> None:

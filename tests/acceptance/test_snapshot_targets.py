@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.bucket_environment import BucketEnvironment
-from tests.environment import Environment
-from tests.files import tree
-from tests.link import Link
-from tests.packs import Person
-from tests.patience import PATIENCE
-from tests.s3_servers import as_account
+from tests.helpers.bucket_environment import BucketEnvironment
+from tests.helpers.environment import Environment
+from tests.helpers.files import tree
+from tests.helpers.link import Link
+from tests.helpers.packs import Person
+from tests.helpers.patience import PATIENCE
+from tests.helpers.s3_servers import as_account
 
 
 @pytest.fixture(params=["env", "bucket_env"])

@@ -40,15 +40,15 @@ from ntt_backup.snapshot.names import SNAPSHOTS
 from ntt_backup.snapshot.take.copies import Copies
 from ntt_backup.snapshot.take.new_version import take
 from ntt_backup.snapshot.take.sets import SnapshotSet
-from tests import program
 from tests.acceptance.snapshot_machine import Machine
-from tests.environment import wait_until
-from tests.files import tree
-from tests.patience import PATIENCE
-from tests.processes import children, has_ended
-from tests.s3_proxy import Exchange, S3Proxy, closed
-from tests.s3_proxy import status as answer
-from tests.s3_servers import S3Server
+from tests.helpers import program
+from tests.helpers.environment import wait_until
+from tests.helpers.files import tree
+from tests.helpers.patience import PATIENCE
+from tests.helpers.processes import children, has_ended
+from tests.helpers.s3_proxy import Exchange, S3Proxy, closed
+from tests.helpers.s3_proxy import status as answer
+from tests.helpers.s3_servers import S3Server
 
 
 def kill_forget(machine: Machine, left: int, *, receiver: bool = False) -> None:

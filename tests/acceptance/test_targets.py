@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.environment import Environment, wait_until
-from tests.patience import PATIENCE
-from tests.sshd import RemoteDir
+from tests.helpers.environment import Environment, wait_until
+from tests.helpers.patience import PATIENCE
+from tests.helpers.sshd import RemoteDir
 
 
 @pytest.fixture

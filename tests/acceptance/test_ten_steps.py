@@ -10,9 +10,9 @@ from pathlib import Path
 
 from psycopg.conninfo import make_conninfo
 
-from tests.environment import Environment
-from tests.files import tree
-from tests.postgres import Postgres
+from tests.helpers.environment import Environment
+from tests.helpers.files import tree
+from tests.helpers.postgres import Postgres
 
 README = Path(__file__).parents[2] / "README.md"
 # Their exit codes, where they are not 0.

@@ -1,4 +1,4 @@
-"""Nothing that others put into the search path is ever called: see `tests.traps`."""
+"""Nothing that others put into the search path is ever called: see `tests.helpers.traps`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from psycopg.conninfo import make_conninfo
 from ntt_backup.catalog.queries import load_all
 from ntt_backup.config import CatalogConfig, load
 from ntt_backup.report.facts import FactsReader
-from tests import traps
-from tests.bucket_environment import BucketEnvironment
-from tests.environment import Environment
-from tests.patience import PATIENCE
-from tests.postgres import TARGET, Postgres
+from tests.helpers import traps
+from tests.helpers.bucket_environment import BucketEnvironment
+from tests.helpers.environment import Environment
+from tests.helpers.patience import PATIENCE
+from tests.helpers.postgres import TARGET, Postgres
 
 
 @pytest.fixture(scope="module")

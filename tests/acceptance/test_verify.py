@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.environment import Environment
-from tests.hashing import give_b3sum, give_blake3
-from tests.sshd import Sshd
+from tests.helpers.environment import Environment
+from tests.helpers.hashing import give_b3sum, give_blake3
+from tests.helpers.sshd import Sshd
 
 MIB = 1 << 20
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.environment import Environment, wait_until
-from tests.patience import PATIENCE
-from tests.terminal import on_screen
+from tests.helpers.environment import Environment, wait_until
+from tests.helpers.patience import PATIENCE
+from tests.helpers.terminal import on_screen
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from contextlib import suppress
 
 import pytest
 
-from tests.environment import Environment, wait_until
-from tests.link import Link
-from tests.patience import PATIENCE
-from tests.postgres import Postgres
+from tests.helpers.environment import Environment, wait_until
+from tests.helpers.link import Link
+from tests.helpers.patience import PATIENCE
+from tests.helpers.postgres import Postgres
 
 CHANGED = ["log.progress_interval", "run.poll_interval"]
 

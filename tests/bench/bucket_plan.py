@@ -43,7 +43,7 @@ from ntt_backup.pack.writer import PackWriter
 from tests.bench.contender import PROJECT
 from tests.bench.memory import Memory
 from tests.bench.slots import slot
-from tests.s3_servers import Account
+from tests.helpers.s3_servers import Account
 
 _A_PACK: Final = 627
 _A_WIDE_PACK: Final = 100

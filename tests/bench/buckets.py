@@ -38,9 +38,9 @@ from tests.bench.plan import Case
 from tests.bench.results import Outcome, Sample
 from tests.bench.slots import slot
 from tests.bench.stores import Recipe, Store, cached
-from tests.s3_proxy import S3Proxy
-from tests.s3_servers import S3Server, seaweedfs
-from tests.sshd import HOST
+from tests.helpers.s3_proxy import S3Proxy
+from tests.helpers.s3_servers import S3Server, seaweedfs
+from tests.helpers.sshd import HOST
 
 _RECIPES: Final = (Recipe("small", 48_000), Recipe("mix", bytes=1_000_000_000))
 _LIMIT: Final = 600.0

@@ -23,7 +23,7 @@ from typing import ClassVar
 from ntt_backup.demo.postgres import Postgres
 from tests.bench.lab import SHAPES, Lab, Link
 from tests.bench.stores import Store
-from tests.processes import descendants, kill
+from tests.helpers.processes import descendants, kill
 
 PROJECT = Path(__file__).resolve().parents[2]
 _SAID = 2000

@@ -31,7 +31,7 @@ from ntt_backup.demo.interrupts import Interrupts
 from ntt_backup.demo.sshd import Sshd, make_key
 from ntt_backup.errors import BackupError
 from tests.bench.slots import Slot, end_tree, slot
-from tests.processes import descendants, kill
+from tests.helpers.processes import descendants, kill
 
 Link = Literal["loopback", "slow", "fast"]
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.processes import descendants
+from tests.helpers.processes import descendants
 
 _SAMPLE_SECONDS = 0.05
 

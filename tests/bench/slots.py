@@ -24,7 +24,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.processes import descendants, has_ended, kill
+from tests.helpers.processes import descendants, has_ended, kill
 
 _SLOTS = 16
 _PREFIX = "ntt-bench-"

@@ -11,7 +11,7 @@ from ntt_backup.client.transport import Local, Ssh
 from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.upload.strategies import STRATEGIES
 from tests.contract.harness import Harness, Machine
-from tests.sshd import Sshd
+from tests.helpers.sshd import Sshd
 
 
 @pytest.fixture(params=sorted(name for name, one in STRATEGIES.items() if not one.to_bucket))

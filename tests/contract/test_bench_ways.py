@@ -26,9 +26,9 @@ from ntt_backup.mount import kernel
 from ntt_backup.objects import store_format
 from ntt_backup.objects.keys import FORMAT
 from ntt_backup.objects.s3 import open_bucket
-from tests.files import put, tree
-from tests.patience import PATIENCE
-from tests.s3_servers import S3Server
+from tests.helpers.files import put, tree
+from tests.helpers.patience import PATIENCE
+from tests.helpers.s3_servers import S3Server
 
 RUN = RunSettings(stall_timeout=PATIENCE, receipt_timeout=PATIENCE)
 

@@ -21,7 +21,7 @@ from ntt_backup.errors import BackupError, BatchRejected, RemoteUnreachable
 from ntt_backup.model import Batch, Receipt
 from ntt_backup.upload.strategies.session import Rejection, Session
 from tests.contract.harness import Harness
-from tests.environment import wait_until
+from tests.helpers.environment import wait_until
 
 pytestmark = pytest.mark.parametrize("strategy", ["stream"])
 
@@ -31,7 +31,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Flipping:
-    """Transport to a shell on this machine, through `tests/bit_flips.py`."""
+    """Transport to a shell on this machine, through `tests/helpers/bit_flips.py`."""
 
     book: Path
     python: str
@@ -40,7 +40,15 @@ class Flipping:
 
     def argv(self, remote_command: str) -> list[str]:
         command = remote_command.replace("exec python3", f"exec {self.python}")
-        return [sys.executable, "-m", "tests.bit_flips", str(self.book), "/bin/sh", "-c", command]
+        return [
+            sys.executable,
+            "-m",
+            "tests.helpers.bit_flips",
+            str(self.book),
+            "/bin/sh",
+            "-c",
+            command,
+        ]
 
     def environment(self) -> Mapping[str, str]:
         return {**os.environ, "PYTHONPATH": str(PROJECT)}

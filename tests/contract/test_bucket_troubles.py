@@ -15,11 +15,11 @@ from ntt_backup.errors import ConfigError, RemoteCannotStore, RemoteDenied, Remo
 from ntt_backup.objects.bucket import Bucket, ObjectExists, Part, UploadGone, composite
 from ntt_backup.objects.s3 import open_bucket
 from ntt_backup.objects.s3_bucket import S3Bucket
-from tests import s3_proxy
-from tests.fake_bucket import SMALLEST_PART
-from tests.s3_proxy import S3Proxy, Trouble
-from tests.s3_servers import Account, S3Server, as_account
-from tests.sshd import HOST, free_port
+from tests.helpers import s3_proxy
+from tests.helpers.fake_bucket import SMALLEST_PART
+from tests.helpers.s3_proxy import S3Proxy, Trouble
+from tests.helpers.s3_servers import Account, S3Server, as_account
+from tests.helpers.sshd import HOST, free_port
 
 KEY = "packs/ab/one.tar"
 BUSY = s3_proxy.status(503, "SlowDown")

@@ -24,9 +24,9 @@ from ntt_backup.objects.bucket import (
     composite,
 )
 from ntt_backup.objects.s3 import open_bucket
-from tests import s3_servers
-from tests.fake_bucket import SMALLEST_PART, FakeBucket
-from tests.s3_servers import S3Server, as_account
+from tests.helpers import s3_servers
+from tests.helpers.fake_bucket import SMALLEST_PART, FakeBucket
+from tests.helpers.s3_servers import S3Server, as_account
 
 KEY = "packs/ab/one.tar"
 

@@ -23,8 +23,8 @@ from ntt_backup.objects import s3_answers, s3_listing
 from ntt_backup.objects.bucket import sweep
 from ntt_backup.objects.s3 import open_bucket
 from ntt_backup.objects.s3_bucket import S3Bucket
-from tests.s3_servers import Account, as_account
-from tests.sshd import HOST
+from tests.helpers.s3_servers import Account, as_account
+from tests.helpers.sshd import HOST
 
 MEGA = 1_000_000
 FULL = "<IsTruncated>true</IsTruncated>"

@@ -13,9 +13,9 @@ from ntt_backup.objects.bucket import Bucket, ObjectInfo
 from ntt_backup.objects.keys import FORMAT
 from ntt_backup.objects.s3 import open_bucket
 from ntt_backup.upload.strategies.objects_probe import ObjectsProbe
-from tests.fake_bucket import FakeBucket
-from tests.s3_proxy import S3Proxy, lose_answer
-from tests.s3_servers import S3Server, as_account
+from tests.helpers.fake_bucket import FakeBucket
+from tests.helpers.s3_proxy import S3Proxy, lose_answer
+from tests.helpers.s3_servers import S3Server, as_account
 
 OWNER = "0123456789ab"
 

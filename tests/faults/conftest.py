@@ -10,16 +10,16 @@ from typing import Any, cast
 
 import pytest
 
-from tests.bucket_environment import environment as bucket_environment
-from tests.environment import Environment
 from tests.faults.buckets import LARGE_BLOB, BucketFaults, Store
 from tests.faults.environment import SMALL_DISK, Disk, FaultEnvironment
-from tests.link import Link
-from tests.packs import Person
-from tests.postgres import Postgres
-from tests.s3_proxy import S3Proxy
-from tests.s3_servers import as_account, seaweedfs
-from tests.sshd import HOST, Sshd
+from tests.helpers.bucket_environment import environment as bucket_environment
+from tests.helpers.environment import Environment
+from tests.helpers.link import Link
+from tests.helpers.packs import Person
+from tests.helpers.postgres import Postgres
+from tests.helpers.s3_proxy import S3Proxy
+from tests.helpers.s3_servers import as_account, seaweedfs
+from tests.helpers.sshd import HOST, Sshd
 
 
 @pytest.fixture

@@ -22,11 +22,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.environment import Environment, wait_until
-from tests.link import Link
-from tests.postgres import Postgres
-from tests.program import Process
-from tests.sshd import Sshd
+from tests.helpers.environment import Environment, wait_until
+from tests.helpers.link import Link
+from tests.helpers.postgres import Postgres
+from tests.helpers.program import Process
+from tests.helpers.sshd import Sshd
 
 _IN_CONTAINER = re.compile(r"/proc/(\d+)/root(/.*)")
 BALLAST = "ballast"

@@ -22,8 +22,8 @@ import psycopg
 
 from tests.faults.buckets import BucketFaults, is_content
 from tests.faults.environment import FaultEnvironment
-from tests.link import Link
-from tests.s3_proxy import (
+from tests.helpers.link import Link
+from tests.helpers.s3_proxy import (
     Trouble,
     closed,
     lose_answer,
@@ -163,10 +163,11 @@ def _link(
     return on_link
 
 
-# Every ssh of the round goes through tests/bit_flips.py, which alters one bit for each line of its
-# book.
+# Every ssh of the round goes through tests/helpers/bit_flips.py, which alters one bit for each line
+# of its book.
 _FLIPPER = (
-    '#!/bin/sh\nPYTHONPATH={project} exec {python} -m tests.bit_flips {book} /usr/bin/ssh "$@"\n'
+    "#!/bin/sh\nPYTHONPATH={project} exec {python} -m tests.helpers.bit_flips"
+    ' {book} /usr/bin/ssh "$@"\n'
 )
 
 

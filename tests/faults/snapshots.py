@@ -17,8 +17,8 @@ from contextlib import suppress
 
 from tests.faults.environment import FaultEnvironment
 from tests.faults.kinds import KINDS, Missed, Undo
-from tests.files import tree
-from tests.patience import PATIENCE
+from tests.helpers.files import tree
+from tests.helpers.patience import PATIENCE
 
 _KEPT = 2
 # What a command that is struck may end with, and none that is not.

@@ -21,7 +21,7 @@ from typing import Final
 from ntt_backup.demo.interrupts import Interrupts
 from ntt_backup.demo.ssh import SshFiles
 from ntt_backup.demo.sshd import LOOPBACK, Sshd
-from tests.parallel import memory, ports
+from tests.helpers.parallel import memory, ports
 from tests.power.disks import FILE_SYSTEMS, call, mounted, new_image, unmount
 
 _SIZE: Final = 3 << 30

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ntt_backup.catalog import range_locks
-from tests.patience import PATIENCE
+from tests.helpers.patience import PATIENCE
 
 
 @pytest.fixture(autouse=True)

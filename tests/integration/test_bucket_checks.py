@@ -30,7 +30,7 @@ from ntt_backup.objects import keys
 from ntt_backup.objects import open as opening
 from ntt_backup.pack.format import Sign
 from ntt_backup.source.store import SourceTree
-from tests.bucket_packs import (
+from tests.helpers.bucket_packs import (
     blobid_of,
     bucket_settings,
     flip,
@@ -38,9 +38,9 @@ from tests.bucket_packs import (
     put_large,
     put_pack,
 )
-from tests.fake_bucket import FakeBucket
-from tests.files import put
-from tests.packs import Person
+from tests.helpers.fake_bucket import FakeBucket
+from tests.helpers.files import put
+from tests.helpers.packs import Person
 
 TARGET = "remote"
 

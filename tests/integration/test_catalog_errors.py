@@ -38,8 +38,8 @@ from ntt_backup.errors import (
     SessionExpired,
 )
 from ntt_backup.model import Blob, Failure, Reason
-from tests.environment import wait_until
-from tests.postgres import Postgres
+from tests.helpers.environment import wait_until
+from tests.helpers.postgres import Postgres
 
 SECRET = "hunter2secret"
 

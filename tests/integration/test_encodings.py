@@ -13,7 +13,7 @@ from ntt_backup.catalog.schema import init_db
 from ntt_backup.catalog.selection import first_pending
 from ntt_backup.catalog.stats import exact_totals
 from ntt_backup.model import Blob, Failure, Reason
-from tests.postgres import Postgres, session
+from tests.helpers.postgres import Postgres, session
 
 GOOD = "ab" * 32
 

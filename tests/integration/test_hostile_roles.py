@@ -17,8 +17,8 @@ from ntt_backup.catalog.schema_check import verify_schema
 from ntt_backup.catalog.schema_plan import make_plan
 from ntt_backup.catalog.selection import any_copied
 from ntt_backup.errors import CatalogRefused
+from tests.helpers.postgres import Postgres
 from tests.integration.catalogs import LIVE, rows
-from tests.postgres import Postgres
 
 # Whoever makes a superuser's session call one of these is a superuser afterwards. The planner calls
 # what is immutable.

@@ -17,8 +17,8 @@ from ntt_backup.catalog.schema import init_db
 from ntt_backup.catalog.stats import exact_totals
 from ntt_backup.errors import CatalogRefused, CatalogUnavailable
 from ntt_backup.model import Blob, Failure, Reason
+from tests.helpers.postgres import TARGET, session
 from tests.integration.catalogs import MALFORMED, add, rows, state, stubborn
-from tests.postgres import TARGET, session
 
 
 def test_a_receipt_is_recorded(catalog: Connection) -> None:

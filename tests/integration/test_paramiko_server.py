@@ -13,9 +13,9 @@ import pytest
 
 from ntt_backup.demo.paramiko_server import ParamikoServer
 from ntt_backup.demo.sshd import make_key
-from tests.environment import wait_until
-from tests.patience import PATIENCE
-from tests.processes import has_ended
+from tests.helpers.environment import wait_until
+from tests.helpers.patience import PATIENCE
+from tests.helpers.processes import has_ended
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from ntt_backup.catalog.schema_plan import make_plan
 from ntt_backup.catalog.stats import exact_totals
 from ntt_backup.errors import CatalogRefused, DumpFailed
 from ntt_backup.model import Blob, Failure, Reason
+from tests.helpers.postgres import Postgres, session
 from tests.integration.catalogs import assert_usable
-from tests.postgres import Postgres, session
 
 
 @pytest.fixture

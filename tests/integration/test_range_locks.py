@@ -27,6 +27,7 @@ from ntt_backup.catalog.selection import first_pending
 from ntt_backup.catalog.stats import pending_estimate
 from ntt_backup.errors import CatalogUnavailable
 from ntt_backup.model import Blob, Failure, Reason
+from tests.helpers.postgres import session
 from tests.integration.catalogs import (
     FORMS,
     INDEX,
@@ -37,7 +38,6 @@ from tests.integration.catalogs import (
     add_hashes,
     allow_null,
 )
-from tests.postgres import session
 
 EVERYWHERE = range(256)
 

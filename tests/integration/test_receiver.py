@@ -19,8 +19,8 @@ from ntt_backup.client.bootstrap import GREETING, LOADER
 from ntt_backup.upload.strategies.codec import choose_codec
 from ntt_backup.wire import framing, write_messages
 from ntt_backup.wire.write_messages import Receipt
-from tests.patience import PATIENCE
-from tests.receiver_driver import (
+from tests.helpers.patience import PATIENCE
+from tests.helpers.receiver_driver import (
     BYE,
     RemoteReceiver,
     assert_complete,

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from ntt_backup.wire import file_messages, framing, write_messages
-from tests.receiver_driver import (
+from tests.helpers.receiver_driver import (
     RemoteReceiver,
     ScriptedSession,
     a_dump,
@@ -32,7 +32,7 @@ from tests.receiver_driver import (
     place_of,
     put,
 )
-from tests.receiver_trace import Events, Trace, trace
+from tests.helpers.receiver_trace import Events, Trace, trace
 
 __all__ = ["trace"]
 MIB = 1 << 20

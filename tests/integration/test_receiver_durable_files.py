@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ntt_backup.wire import file_messages, framing, write_messages
-from tests.receiver_driver import (
+from tests.helpers.receiver_driver import (
     RemoteReceiver,
     a_dump,
     a_file,
@@ -18,7 +18,7 @@ from tests.receiver_driver import (
     digest_of,
     place_of,
 )
-from tests.receiver_trace import Events, Trace, trace
+from tests.helpers.receiver_trace import Events, Trace, trace
 
 __all__ = ["trace"]
 

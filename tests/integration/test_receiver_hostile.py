@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ntt_backup.wire import framing, write_messages
-from tests.receiver_driver import (
+from tests.helpers.receiver_driver import (
     PING,
     PLACE,
     RemoteReceiver,

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ntt_backup.wire import framing, write_messages
-from tests.environment import wait_until
-from tests.receiver_driver import (
+from tests.helpers.environment import wait_until
+from tests.helpers.receiver_driver import (
     RemoteReceiver,
     abort,
     assert_complete,

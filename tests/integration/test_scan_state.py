@@ -14,8 +14,8 @@ from ntt_backup.catalog.scan_state import (
 from ntt_backup.catalog.schema import init_db
 from ntt_backup.errors import CatalogRefused
 from ntt_backup.model import Blob
+from tests.helpers.postgres import TARGET, session
 from tests.integration.catalogs import add, rows, state
-from tests.postgres import TARGET, session
 
 
 def test_registering_adds_what_is_missing_and_leaves_the_rest(catalog: Connection) -> None:

@@ -26,10 +26,10 @@ from ntt_backup.catalog.schema_steps import Plan, Who
 from ntt_backup.catalog.selection import first_pending
 from ntt_backup.errors import CatalogRefused, CatalogUnavailable
 from ntt_backup.model import Blob, BlobRange
-from tests.environment import wait_until
+from tests.helpers.environment import wait_until
+from tests.helpers.patience import PATIENCE
+from tests.helpers.postgres import Postgres, session
 from tests.integration.catalogs import FORMS, INDEX, LIVE, LIVE_COLUMNS, assert_usable
-from tests.patience import PATIENCE
-from tests.postgres import Postgres, session
 
 ON_NOTE = INDEX.replace("(blobid)", "(note)") + "remote_copied is not true"
 BY_PATTERN = INDEX.replace("(blobid)", "(blobid text_pattern_ops)") + "remote_copied is not true"

@@ -15,8 +15,8 @@ from ntt_backup.catalog.scan_state import register
 from ntt_backup.catalog.selection import first_pending, rows_in, sample
 from ntt_backup.catalog.stats import pending_estimate, still_failed
 from ntt_backup.model import Blob
+from tests.helpers.postgres import TARGET
 from tests.integration.catalogs import MALFORMED, add, add_hashes, allow_null, rows
-from tests.postgres import TARGET
 
 
 def blobs(count: int) -> list[Blob]:

@@ -22,8 +22,8 @@ from ntt_backup.catalog.stats import (
     stored_objects,
 )
 from ntt_backup.model import Blob, Failure, PendingEstimate, Reason
+from tests.helpers.postgres import TARGET, session
 from tests.integration.catalogs import MALFORMED, add, add_hashes, allow_null, rows
-from tests.postgres import TARGET, session
 
 
 def add_many(catalog: Connection, count: int) -> None:

@@ -21,7 +21,7 @@ from typing import Any, Final, TextIO
 
 from ntt_backup.demo.interrupts import Interrupts
 from ntt_backup.demo.postgres import Postgres
-from tests.parallel import memory
+from tests.helpers.parallel import memory
 from tests.power import kinds, local, stored
 from tests.power.crashes import Images, Log, Moment, moments
 from tests.power.disks import FILE_SYSTEMS, check, lacking, mounted

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.postgres import Postgres
+from tests.helpers.postgres import Postgres
 from tests.power.disks import FILE_SYSTEMS, lacking
 from tests.power.play import BREAKS, CONTROLS, HEADER, KINDS, How, Played, campaign
 

@@ -16,7 +16,7 @@ from ntt_backup.snapshot.take.copies import Copies
 from ntt_backup.snapshot.take.new_version import Report, Taken, take
 from ntt_backup.snapshot.take.sets import SnapshotSet
 from ntt_backup.snapshot.versions import open_manifest, versions
-from tests.memory_store import MemoryStore
+from tests.helpers.memory_store import MemoryStore
 
 BLOCK = 8 << 10
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)

@@ -19,7 +19,7 @@ from tests.bench.plan import Case
 from tests.bench.results import Outcome, Sample
 from tests.bench.slots import slot
 from tests.bench.stores import PRODUCTION, Recipe, Store, cached, sizes
-from tests.processes import has_ended
+from tests.helpers.processes import has_ended
 
 
 def contents(store: Store) -> dict[str, bytes]:

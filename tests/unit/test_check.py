@@ -20,7 +20,7 @@ from ntt_backup.filestore import open as opening
 from ntt_backup.model import StoredPack
 from ntt_backup.objects import s3
 from ntt_backup.objects.bucket import ObjectInfo, Protection
-from tests.memory_store import MemoryStore
+from tests.helpers.memory_store import MemoryStore
 
 
 @pytest.mark.parametrize(

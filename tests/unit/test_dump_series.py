@@ -32,8 +32,8 @@ from ntt_backup.dump.removed import Findable, Removed
 from ntt_backup.dump.segments import MOST, Cutter
 from ntt_backup.dump.series import Segment, SeriesDamaged, Writer, replay
 from ntt_backup.errors import DumpFailed
-from tests.memory_store import MemoryStore
-from tests.patience import PATIENCE
+from tests.helpers.memory_store import MemoryStore
+from tests.helpers.patience import PATIENCE
 from tests.unit.sample_records import a_dump
 
 SMALL = {"size": 128, "most": 512}

@@ -22,9 +22,9 @@ from ntt_backup.filestore.sealed import ReadableSealedStore, SealedStore
 from ntt_backup.objects import s3
 from ntt_backup.objects.bucket import ObjectArchived
 from ntt_backup.snapshot.names import SNAPSHOTS
-from tests.bucket_packs import bucket_settings
-from tests.fake_bucket import SMALLEST_PART, FakeBucket
-from tests.memory_store import MemoryStore
+from tests.helpers.bucket_packs import bucket_settings
+from tests.helpers.fake_bucket import SMALLEST_PART, FakeBucket
+from tests.helpers.memory_store import MemoryStore
 
 VERSION = "db/20260304T120000Z-0badcafe"
 NAME = f"{VERSION}/manifest"

@@ -32,9 +32,9 @@ from ntt_backup.daemon.metrics.figures import METRICS, PREFIX, Figures
 from ntt_backup.daemon.progress import RunProgress, RunState, WorkerStatus
 from ntt_backup.dump.events import DumpFailed
 from ntt_backup.snapshot.events import SnapshotFailed
-from tests import metrics_table
-from tests.environment import wait_until
-from tests.sshd import HOST, free_port
+from tests.helpers import metrics_table
+from tests.helpers.environment import wait_until
+from tests.helpers.sshd import HOST, free_port
 
 RULES = metrics_table.DOCS / "monitoring" / "alerts.yml"
 DASHBOARD = metrics_table.DOCS / "monitoring" / "dashboard.json"
@@ -375,7 +375,7 @@ def test_without_metrics_there_is_no_process() -> None:
 
 def test_the_table_of_the_documentation_is_made_from_the_metrics() -> None:
     text = metrics_table.FILE.read_text()
-    assert text == metrics_table.written(text), "`python -m tests.metrics_table` writes it"
+    assert text == metrics_table.written(text), "`python -m tests.helpers.metrics_table` writes it"
 
 
 def queries() -> Iterator[str]:

@@ -26,8 +26,8 @@ from ntt_backup.pack.format import (
 )
 from ntt_backup.pack.reader import PackReader
 from ntt_backup.pack.writer import PackWriter
-from tests.files import noise
-from tests.packs import MIX, STORE, pack, reader, text
+from tests.helpers.files import noise
+from tests.helpers.packs import MIX, STORE, pack, reader, text
 
 
 def codecs(data: bytes) -> set[int]:

@@ -21,9 +21,9 @@ from ntt_backup.process.pipeline import (
     wait_for,
     write,
 )
-from tests.environment import wait_until
-from tests.patience import PATIENCE
-from tests.processes import has_ended
+from tests.helpers.environment import wait_until
+from tests.helpers.patience import PATIENCE
+from tests.helpers.processes import has_ended
 
 Start = Callable[..., Child]
 

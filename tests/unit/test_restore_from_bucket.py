@@ -22,7 +22,7 @@ from ntt_backup.objects.keys import PackKey, blob_key
 from ntt_backup.pack.age import CHUNK, HEAD, SEALED_CHUNK
 from ntt_backup.pack.format import Entry
 from ntt_backup.restore.blobs import Restored, Thaw, Wanted, restore
-from tests.bucket_packs import (
+from tests.helpers.bucket_packs import (
     blobid_of,
     bucket_settings,
     by_path,
@@ -31,10 +31,10 @@ from tests.bucket_packs import (
     put_large,
     put_pack,
 )
-from tests.fake_bucket import FakeBucket
-from tests.files import tree
-from tests.packs import Person
-from tests.patience import PATIENCE
+from tests.helpers.fake_bucket import FakeBucket
+from tests.helpers.files import tree
+from tests.helpers.packs import Person
+from tests.helpers.patience import PATIENCE
 
 MIB = 1 << 20
 

@@ -23,7 +23,7 @@ from ntt_backup.snapshot.format.super_blocks import (
     read_super_block,
 )
 from ntt_backup.snapshot.names import SnapshotDamaged
-from tests.memory_store import MemoryStore
+from tests.helpers.memory_store import MemoryStore
 
 KEY = bytes(range(32))
 VERSION = "20260102T030405Z-01234567"

@@ -14,8 +14,8 @@ from ntt_backup.snapshot.format.manifest import Header
 from ntt_backup.snapshot.names import SnapshotDamaged, pack_name
 from ntt_backup.snapshot.restore import fetch
 from ntt_backup.snapshot.restore.fetch import Fetcher
-from tests.memory_store import MemoryStore
-from tests.snapshots import VERSION
+from tests.helpers.memory_store import MemoryStore
+from tests.helpers.snapshots import VERSION
 
 HEADER = Header("etc", VERSION, "", (VERSION,), "00" * 32, ("/srv",))
 SIZE = 1000

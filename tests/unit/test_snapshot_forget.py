@@ -26,9 +26,9 @@ from ntt_backup.snapshot.versions import (
     trailers,
     versions,
 )
-from tests.files import noise
-from tests.memory_store import MemoryStore
-from tests.snapshots import VERSION, directory, put_version
+from tests.helpers.files import noise
+from tests.helpers.memory_store import MemoryStore
+from tests.helpers.snapshots import VERSION, directory, put_version
 from tests.unit.taker import KEYS, NOW, OTHERS, Taker
 
 RULE = Retention(1, 0, 0)

@@ -23,7 +23,7 @@ from ntt_backup.snapshot.restore.version import restore
 from ntt_backup.snapshot.take.copies import Copies
 from ntt_backup.snapshot.take.new_version import take
 from ntt_backup.snapshot.take.sets import SnapshotSet
-from tests.memory_store import MemoryStore
+from tests.helpers.memory_store import MemoryStore
 
 PAGE = Path(__file__).parents[2] / "docs/snapshot-format.md"
 CHAIN = ("20260301T040000Z-5f0c1a2b", "20260302T040000Z-91d3e4f5")

@@ -31,7 +31,7 @@ from ntt_backup.snapshot.take import changed_file
 from ntt_backup.snapshot.take.copies import Copies
 from ntt_backup.snapshot.take.new_version import Report, take
 from ntt_backup.snapshot.take.sets import SnapshotSet
-from tests.memory_store import MemoryStore
+from tests.helpers.memory_store import MemoryStore
 from tests.unit.taker import KEYS
 
 NAMES = ["a", "a-b", "d/x", "d/y\udcff", "e"]

@@ -15,8 +15,8 @@ from ntt_backup.filestore.patient import PatientStore
 from ntt_backup.snapshot.restore.plan import Options
 from ntt_backup.snapshot.restore.version import restore
 from ntt_backup.snapshot.verify import Question, verify
-from tests.memory_store import MemoryStore
-from tests.snapshots import directory, file, put_version
+from tests.helpers.memory_store import MemoryStore
+from tests.helpers.snapshots import directory, file, put_version
 
 NAME = "s/20260102T030405Z-0123abcd/pack-00001"
 LOST = RemoteUnreachable("the connection to the remote was lost")

@@ -23,8 +23,8 @@ from ntt_backup.snapshot.schedule import due_in, take_due
 from ntt_backup.snapshot.take.new_version import Report, Taken
 from ntt_backup.snapshot.take.sets import SnapshotSet
 from ntt_backup.snapshot.versions import last_begun
-from tests.memory_store import MemoryStore
-from tests.patience import PATIENCE
+from tests.helpers.memory_store import MemoryStore
+from tests.helpers.patience import PATIENCE
 from tests.unit.fakes import Clock
 from tests.unit.taker import Taker
 

@@ -26,7 +26,7 @@ from ntt_backup.model import PendingEstimate
 from ntt_backup.report.facts import TargetFacts
 from ntt_backup.report.status import Status
 from ntt_backup.snapshot.last_take import Last
-from tests import status_schema
+from tests.helpers import status_schema
 from tests.unit.sample_events import STATE
 from tests.unit.sample_records import NOW, TOTALS, a_run
 
@@ -89,7 +89,7 @@ def test_the_json_is_plain_and_complete() -> None:
 
 def test_the_schema_file_is_made_from_what_status_is_made_of() -> None:
     assert status_schema.FILE.read_text() == status_schema.text(), (
-        "`python -m tests.status_schema` writes it"
+        "`python -m tests.helpers.status_schema` writes it"
     )
 
 

@@ -17,8 +17,8 @@ from ntt_backup.snapshot.format.entry import FILE, HARD_LINK, Entry, Extent, ord
 from ntt_backup.snapshot.format.manifest import Header
 from ntt_backup.snapshot.names import SnapshotDamaged, pack_name
 from ntt_backup.snapshot.versions import choose, open_manifest
-from tests.memory_store import MemoryStore
-from tests.snapshots import VERSION, directory, put_version
+from tests.helpers.memory_store import MemoryStore
+from tests.helpers.snapshots import VERSION, directory, put_version
 
 HEADER = Header("etc", VERSION, "", (VERSION,), "00" * 32, ("/srv",))
 

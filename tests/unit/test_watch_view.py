@@ -26,7 +26,7 @@ from ntt_backup.process.messages import Tick
 from ntt_backup.report import facts
 from ntt_backup.report.live import Watch, daemon_line, daemon_picture, sparkline
 from ntt_backup.report.status import Status
-from tests import status_schema
+from tests.helpers import status_schema
 
 NOW = 1_800_000_000.0
 

@@ -33,11 +33,11 @@ from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.cli import app
 from ntt_backup.config.host_key import make_host_key
 from ntt_backup.errors import remember_global_options
-from tests import program, status_schema
-from tests.files import put, tree
-from tests.patience import PATIENCE
-from tests.processes import children
-from tests.sshd import RemoteDir, Sshd
+from tests.helpers import program, status_schema
+from tests.helpers.files import put, tree
+from tests.helpers.patience import PATIENCE
+from tests.helpers.processes import children
+from tests.helpers.sshd import RemoteDir, Sshd
 
 # In the environment of all that an environment's CLI starts, so that none of it can hide.
 _MARK = "ACCEPTANCE_ENVIRONMENT"

@@ -1,6 +1,6 @@
 """A proxy before an object store: it counts requests, makes trouble, and may be as strict as R2.
 
-    with S3Proxy(s3) as proxy:                          # s3: see tests.s3_servers
+    with S3Proxy(s3) as proxy:                          # s3: see tests.helpers.s3_servers
         settings = s3.bucket(endpoint=proxy.endpoint)
         proxy.trouble("part", status(503, "SlowDown"), times=2)
         proxy.trouble("complete", lose_answer)
@@ -33,9 +33,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from tests.patience import PATIENCE
-from tests.s3_servers import Account, S3Server
-from tests.sshd import HOST
+from tests.helpers.patience import PATIENCE
+from tests.helpers.s3_servers import Account, S3Server
+from tests.helpers.sshd import HOST
 
 _HOP = {"connection", "keep-alive", "transfer-encoding", "expect"}
 _PIECE = 16 * 1024

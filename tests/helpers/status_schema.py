@@ -1,6 +1,4 @@
-"""docs/status.schema.json, made from what `status --json` is made of; `python -m
-tests.status_schema` writes it.
-"""
+"""Makes docs/status.schema.json; `python -m tests.helpers.status_schema` writes it."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from ntt_backup.newest import Newest
 from ntt_backup.report.health import Health
 from ntt_backup.snapshot.last_take import Last
 
-FILE = Path(__file__).parents[1] / "docs" / "status.schema.json"
+FILE = Path(__file__).parents[2] / "docs" / "status.schema.json"
 _NAMES = "#/$defs/{model}"
 
 

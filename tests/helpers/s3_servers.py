@@ -38,9 +38,9 @@ from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.demo import seaweedfs as demo
 from ntt_backup.demo.interrupts import Interrupts
 from ntt_backup.process.pipeline import die_with_parent
-from tests.parallel import memory, ports
-from tests.patience import PATIENCE
-from tests.sshd import HOST, free_port
+from tests.helpers.parallel import memory, ports
+from tests.helpers.patience import PATIENCE
+from tests.helpers.sshd import HOST, free_port
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -315,7 +315,7 @@ def _program(name: str) -> str:
     places = [Path(sys.executable).parent, *os.environ.get("PATH", os.defpath).split(os.pathsep)]
     found = shutil.which(name, path=os.pathsep.join(map(str, [*places, go])))
     if found is None:
-        pytest.skip(f"{name} is not installed, see tests/s3_servers.py")
+        pytest.skip(f"{name} is not installed, see tests/helpers/s3_servers.py")
     return found
 
 

@@ -1,4 +1,4 @@
-"""docs/jsonl.schema.json, made from the events; `python -m tests.jsonl_schema` writes it."""
+"""Makes docs/jsonl.schema.json; `python -m tests.helpers.jsonl_schema` writes it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ntt_backup.events import Event, WorkerEvent
 from ntt_backup.process.messages import kinds
 
 _MODULES = tuple(f"ntt_backup.{one}events" for one in ("", "daemon.", "dump.", "snapshot."))
-FILE = Path(__file__).parents[1] / "docs" / "jsonl.schema.json"
+FILE = Path(__file__).parents[2] / "docs" / "jsonl.schema.json"
 COMMON = {
     "timestamp": {
         "type": "string",

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.receiver_driver import forced_command
+from tests.helpers.receiver_driver import forced_command
 
 _LINE = re.compile(r"^\d+ +(<\.\.\. )?(\w+)")
 

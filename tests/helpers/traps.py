@@ -13,7 +13,7 @@ import re
 import psycopg
 
 from ntt_backup.catalog.queries import load_all
-from tests.postgres import Postgres
+from tests.helpers.postgres import Postgres
 
 SCHEMA = "traps"
 _SPRUNG = "a trap was sprung"

@@ -14,8 +14,8 @@ from typing import IO, Any
 
 import pytest
 
-from tests.environment import wait_until
-from tests.patience import PATIENCE
+from tests.helpers.environment import wait_until
+from tests.helpers.patience import PATIENCE
 
 _PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 

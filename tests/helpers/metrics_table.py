@@ -1,4 +1,4 @@
-"""The table of docs/monitoring.md, from the metrics; `python -m tests.metrics_table` writes it."""
+"""Makes the table of docs/monitoring.md; `python -m tests.helpers.metrics_table` writes it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ntt_backup.daemon.metrics.figures import METRICS, PREFIX
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 FILE = DOCS / "monitoring.md"
 _BEGIN = "| metric | labels | what it says |\n|---|---|---|\n"
 

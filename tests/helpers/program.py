@@ -120,7 +120,7 @@ class _Server:
         self._connection, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.program", str(theirs.fileno())],
+                [sys.executable, "-m", "tests.helpers.program", str(theirs.fileno())],
                 env={**os.environ, _MARK: str(os.getpid())},
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],

@@ -16,7 +16,7 @@ from ntt_backup.pack.age import AgeContent, AgeWriter, Unseal, is_sealed, no_ide
 from ntt_backup.pack.format import Sign, pack_id, unsigned
 from ntt_backup.pack.reader import PackReader
 from ntt_backup.pack.writer import PackWriter
-from tests.files import noise
+from tests.helpers.files import noise
 
 STORE = bytes(range(16))
 _WORDS = [bytes(random.Random(n).choices(b"abcdefghij", k=n % 9 + 3)) for n in range(2000)]

@@ -33,15 +33,15 @@ import pytest
 
 from ntt_backup.demo import sshd as demo
 from ntt_backup.demo.interrupts import Interrupts
-from tests.parallel import in_turn, ports
-from tests.patience import PATIENCE
-from tests.processes import descendants, kill, name
+from tests.helpers.parallel import in_turn, ports
+from tests.helpers.patience import PATIENCE
+from tests.helpers.processes import descendants, kill, name
 
 HOST = "127.0.0.1"
 ALIAS = "ntt-test"
 FULL_SIZE = 16 * 1024**2
 ACCOUNTS = ("backup", "csh", "fishy", "busy", "noisy")
-_DOCKER = Path(__file__).parent / "docker"
+_DOCKER = Path(__file__).parents[1] / "docker"
 _KEYS_IN_CONTAINER = "/etc/ntt-test"
 
 Kind = Literal["docker", "local"]

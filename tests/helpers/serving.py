@@ -7,8 +7,8 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tests.environment import Environment
-from tests.patience import PATIENCE
+from tests.helpers.environment import Environment
+from tests.helpers.patience import PATIENCE
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from tests.environment import Environment
+from tests.helpers.environment import Environment
 
 ROWS, COLUMNS = 24, 80
 

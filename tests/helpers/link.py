@@ -20,9 +20,9 @@ from typing import Self, TypeVar
 
 import pytest
 
-from tests.environment import wait_until
-from tests.patience import PATIENCE
-from tests.sshd import Sshd, free_port
+from tests.helpers.environment import wait_until
+from tests.helpers.patience import PATIENCE
+from tests.helpers.sshd import Sshd, free_port
 
 _MIB = 1 << 20
 _CHUNK = 64 * 1024

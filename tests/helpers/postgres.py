@@ -26,8 +26,8 @@ from ntt_backup.catalog.connection import Connection, connect
 from ntt_backup.catalog.schema import init_db
 from ntt_backup.demo import postgres as demo
 from ntt_backup.demo.interrupts import Interrupts
-from tests.parallel import memory
-from tests.processes import children
+from tests.helpers.parallel import memory
+from tests.helpers.processes import children
 
 TARGET = "remote"
 # Few, so that a test can use them up.

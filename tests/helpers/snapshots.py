@@ -16,7 +16,7 @@ from ntt_backup.snapshot.names import MANIFEST, MAP, FileName
 from ntt_backup.snapshot.restore.plan import Options
 from ntt_backup.snapshot.restore.version import Restored
 from ntt_backup.snapshot.restore.version import restore as restore_version
-from tests.memory_store import MemoryStore
+from tests.helpers.memory_store import MemoryStore
 
 VERSION = "20260102T030405Z-0123abcd"
 

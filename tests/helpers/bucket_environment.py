@@ -1,4 +1,4 @@
-"""An environment whose target is a bucket: see `tests.environment`."""
+"""An environment whose target is a bucket: see `tests.helpers.environment`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ntt_backup.objects.keys import BLOBS, blobid_of
 from ntt_backup.objects.s3 import open_bucket
 from ntt_backup.objects.tables import large_blobs_of, packs_of
 from ntt_backup.pack.reader import PackReader
-from tests.environment import Environment
-from tests.s3_servers import S3Server
+from tests.helpers.environment import Environment
+from tests.helpers.s3_servers import S3Server
 
 
 @dataclass(kw_only=True)

@@ -17,10 +17,10 @@ from testcontainers.core.container import DockerContainer
 from testcontainers.core.image import DockerImage
 
 from ntt_backup.blobdir.layout import relative_path
-from tests.environment import wait_until
-from tests.parallel import in_turn
+from tests.helpers.environment import wait_until
+from tests.helpers.parallel import in_turn
 
-CHECKOUT = Path(__file__).parents[1]
+CHECKOUT = Path(__file__).parents[2]
 DOCKER = CHECKOUT / "tests" / "docker"
 SECONDS = 600
 # What a disk holds, less what is another program's: its caches, logs and database, and the copies

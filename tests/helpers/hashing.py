@@ -9,7 +9,7 @@ import blake3
 import pytest
 
 from ntt_backup.cli.commands.install import RECEIVER, write_receiver
-from tests.sshd import RemoteDir, Sshd
+from tests.helpers.sshd import RemoteDir, Sshd
 
 CHECKING = ("blake3", "b3sum", "none")
 
