@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from ntt_backup.blobdir.open import BlobDirectory
 from ntt_backup.blobdir.publish import Publisher
@@ -31,27 +31,16 @@ from ntt_backup.wire.write_messages import (
 
 
 class GroupCommit:
-    """The batches between their COMMIT and their RECEIPT.
+    """The batches between their COMMIT and their RECEIPT. The caller sends the receipts.
 
-    hash: what was checked, for the receipts. answer: takes a receipt. on_failure: is called when a
-    sync has failed, because the batch that is being received is affected too.
+    hash: what was checked, for the receipts.
     """
 
-    def __init__(
-        self,
-        sync: SyncThread,
-        publisher: Publisher,
-        stage: int,
-        hash: int,
-        answer: Callable[[Receipt], None],
-        on_failure: Callable[[OSError], None],
-    ) -> None:
+    def __init__(self, sync: SyncThread, publisher: Publisher, stage: int, hash: int) -> None:
         self._sync = sync
         self._publisher = publisher
         self._stage = stage
         self._hash = hash
-        self._answer = answer
-        self._on_failure = on_failure
         self._written: list[StagedBatch] = []
         self._published: list[StagedBatch] = []
         self._covered_written = 0
@@ -73,51 +62,68 @@ class GroupCommit:
         """Takes a batch that is committed, and whole and right in the stage."""
         self._written.append(batch)
 
-    def advance(self) -> None:
-        """Handles the end of a sync, and starts the next one where there is something to sync."""
+    def finish_sync(self) -> tuple[list[Receipt], OSError | None]:
+        """Handles the end of a sync. Does nothing while the sync runs.
+
+        Returns:
+            The receipts of the batches that are durable now, and None. Or, if the sync has failed,
+            the receipts of all batches, which have failed, and the error: the batch that is being
+            received has failed, too.
+        """
         ended, problem = self._sync.result() if self._sync.busy else (False, None)
-        if ended and problem is not None:
-            self._fail_all(problem)
-        elif ended:
-            for batch in self._published[: self._covered_published]:
-                stored = batch.blobs - len(batch.exceptions)
-                self._answer(Receipt(batch.number, SETTLED, self._hash, stored, batch.exceptions))
-            del self._published[: self._covered_published]
-            self._publish(self._covered_written)
-        if self._sync.busy or not self.waiting:
-            return
-        if self._sync.by_file:
-            self._publish(len(self._written))  # Each file was synced before it was closed.
-            if not self._published:
-                return
+        if not ended:
+            return [], None
+        if problem is not None:
+            failed = self._published + self._written
+            self._published, self._written, self._directories = [], [], set()
+            self._covered_written = 0
+            return [self.fail_batch(batch, problem) for batch in failed], problem
+        durable = self._published[: self._covered_published]
+        del self._published[: self._covered_published]
+        receipts = []
+        for batch in durable:
+            stored = batch.blobs - len(batch.exceptions)
+            receipts.append(Receipt(batch.number, SETTLED, self._hash, stored, batch.exceptions))
+        return receipts, None
+
+    def start_sync(self) -> list[Receipt]:
+        """Publishes the batches whose content is durable, and starts a sync if any batch waits.
+        Does nothing while a sync runs.
+
+        Returns:
+            The receipts of the batches that cannot be published.
+        """
+        if self._sync.busy:
+            return []
+        # Where syncs are by file, each file was synced before it was closed.
+        durable = len(self._written) if self._sync.by_file else self._covered_written
+        receipts = self._publish(durable)
         self._covered_written = len(self._written)
         self._covered_published = len(self._published)
-        self._sync.start(self._directories)
-        self._directories = set()
+        if self.waiting:
+            self._sync.start(self._directories)
+            self._directories = set()
+        return receipts
 
-    def fail(self, batch: StagedBatch, problem: OSError) -> None:
-        """Removes all of a batch from the stage, and answers that nothing of it counts, and why."""
+    def fail_batch(self, batch: StagedBatch, problem: OSError) -> Receipt:
+        """Removes all of a batch from the stage. Returns the receipt that says why it failed."""
         batch.discard(self._stage, keep_partials=False)
         why = Exceptional(0, REFUSED, error_line(problem))
-        self._answer(Receipt(batch.number, FAILED, self._hash, 0, [why]))
+        return Receipt(batch.number, FAILED, self._hash, 0, [why])
 
-    def _publish(self, count: int) -> None:
+    def _publish(self, count: int) -> list[Receipt]:
+        """Publishes the first written batches. Returns the receipts of those that failed."""
         batches = self._written[:count]
         del self._written[:count]
+        failed = []
         for batch in batches:
             try:
                 self._directories |= self._publisher.publish_batch(batch, self._stage)
             except OSError as problem:
-                self.fail(batch, problem)
+                failed.append(self.fail_batch(batch, problem))
             else:
                 self._published.append(batch)
-
-    def _fail_all(self, problem: OSError) -> None:
-        failed = self._published + self._written
-        self._published, self._written, self._directories = [], [], set()
-        for batch in failed:
-            self.fail(batch, problem)
-        self._on_failure(problem)
+        return failed
 
 
 class SyncThread:

@@ -77,9 +77,7 @@ class WriteSession:
         may_replace = terms.checked_with != "none" or "replace" in terms.allow
         self._sync = SyncThread(workspace, by_file, connection.wake)
         places = Publisher(workspace.by_hash, workspace.device, may_replace, by_file)
-        self._commits = GroupCommit(
-            self._sync, places, workspace.stage, hash, self._answer, self._fail
-        )
+        self._commits = GroupCommit(self._sync, places, workspace.stage, hash)
         self._counter = 0
         self._last_number = -1
         self._batch: StagedBatch | None = None
@@ -115,7 +113,14 @@ class WriteSession:
         return self._commits.waiting > 0
 
     def advance(self) -> bool:
-        self._commits.advance()
+        receipts, failed_sync = self._commits.finish_sync()
+        for receipt in receipts:
+            self._answer(receipt)
+        if failed_sync is not None:
+            self._fail(failed_sync)
+        # Publishing may take long, so it begins when the receipts are sent.
+        for receipt in self._commits.start_sync():
+            self._answer(receipt)
         return False
 
     def interrupt(self) -> None:
@@ -267,7 +272,7 @@ class WriteSession:
             self._dropping_large = True
             self._large.close()
             self._large = None
-        self._commits.fail(batch, problem)
+        self._answer(self._commits.fail_batch(batch, problem))
 
     def _answer(self, receipt: Receipt) -> None:
         if receipt.outcome == SETTLED and not self._workspace.in_place:
@@ -276,7 +281,7 @@ class WriteSession:
 
     def _alive(self) -> None:
         """Answers other batches, and shows the client life, while one frame takes long."""
-        self._commits.advance()
+        self.advance()
         self._connection.show_life()
 
     def _begin_sums(self, digest: bytes) -> Sums:

@@ -30,25 +30,27 @@ def _note(**what):
 """
 _RECEIPTS: Final = f"""{_NOTE}
 
-def _noting(method):
+_noted = {{}}
+
+def _noting_add(method):
     def add(self, batch):
-        self._noted = getattr(self, "_noted", {{}})
-        if not self._noted:
-            answer = self._answer
-            def answer_and_note(receipt):
-                answer(receipt)
-                batch = self._noted[receipt.number]
-                trial = ".ntt-check-" in os.readlink("/proc/self/fd/%d" % self._stage)
-                if receipt.outcome == SETTLED and not trial:
-                    bad = {{one[0] for one in receipt.exceptions if one[1] not in {{kept}}}}
-                    good = (at for at in range(batch.blobs) if at not in bad)
-                    _note(blobids=[batch._digest(at).hex() for at in good])
-            self._answer = answer_and_note
-        self._noted[batch.number] = batch
+        _noted[batch.number] = batch
         method(self, batch)
     return add
 
-GroupCommit.add = _noting(GroupCommit.add)
+def _noting_answer(method):
+    def answer(self, receipt):
+        method(self, receipt)
+        batch = _noted.pop(receipt.number, None)
+        trial = ".ntt-check-" in os.readlink("/proc/self/fd/%d" % self._workspace.stage)
+        if receipt.outcome == SETTLED and not trial:
+            bad = {{one[0] for one in receipt.exceptions if one[1] not in {{kept}}}}
+            good = (at for at in range(batch.blobs) if at not in bad)
+            _note(blobids=[batch._digest(at).hex() for at in good])
+    return answer
+
+GroupCommit.add = _noting_add(GroupCommit.add)
+WriteSession._answer = _noting_answer(WriteSession._answer)
 """
 _FILES: Final = f"""{_NOTE}
 
@@ -73,11 +75,12 @@ _EARLY_RECEIPT: Final = """
 
 def _early(method):
     def publish(self, count):
-        method(self, count)
+        receipts = method(self, count)
         for batch in self._published:
             stored = batch.blobs - len(batch.exceptions)
-            self._answer(Receipt(batch.number, SETTLED, self._hash, stored, batch.exceptions))
+            receipts.append(Receipt(batch.number, SETTLED, self._hash, stored, batch.exceptions))
         self._published = []
+        return receipts
     return publish
 
 GroupCommit._publish = _early(GroupCommit._publish)
@@ -128,7 +131,7 @@ def additions() -> dict[str, str]:
     from ntt_backup.wire.write_messages import PRESENT, REPLACED
 
     added = {
-        "group_commit": _RECEIPTS.replace("{kept}", repr((PRESENT, REPLACED))),
+        "write_session": _RECEIPTS.replace("{kept}", repr((PRESENT, REPLACED))),
         "file_areas": _FILES,
     }
     for module, text in BROKEN[_BROKEN].items() if _BROKEN else ():

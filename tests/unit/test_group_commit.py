@@ -21,22 +21,21 @@ class FakeSync:
     def __init__(self) -> None:
         self.busy = False
         self.started: list[set[str]] = []
-        self._ended = 0
+        self._ended: list[OSError | None] = []
 
     def start(self, directories: Collection[str]) -> None:
         assert not self.busy
         self.busy = True
         self.started.append(set(directories))
 
-    def end(self) -> None:
-        self._ended += 1
+    def end(self, problem: OSError | None = None) -> None:
+        self._ended.append(problem)
 
     def result(self) -> tuple[bool, OSError | None]:
         if not self._ended:
             return False, None
         self.busy = False
-        self._ended -= 1
-        return True, None
+        return True, self._ended.pop()
 
 
 class FakePublisher:
@@ -65,8 +64,6 @@ class Desk:
             self.publisher,  # type: ignore[arg-type]
             -1,  # No stage: what is discarded was never written.
             write_messages.SHA256,
-            self.receipts.append,
-            lambda _: pytest.fail("no sync fails"),
         )
 
     def commit(self, *numbers: int) -> None:
@@ -74,11 +71,17 @@ class Desk:
             batch = StagedBatch(number, 10, 100, 0)
             batch.add(bytes(32), 1)
             self.commits.add(batch)
-        self.commits.advance()
+        self.advance()
 
-    def end_sync(self) -> None:
-        self.sync.end()
-        self.commits.advance()
+    def end_sync(self, problem: OSError | None = None) -> None:
+        self.sync.end(problem)
+        self.advance(problem)
+
+    def advance(self, problem: OSError | None = None) -> None:
+        receipts, found = self.commits.finish_sync()
+        assert found is problem
+        self.receipts += receipts
+        self.receipts += self.commits.start_sync()
 
     @property
     def answered(self) -> list[tuple[int, int]]:
@@ -122,6 +125,19 @@ def test_a_batch_that_cannot_be_published_fails_alone(desk: Desk) -> None:
     assert desk.receipts[0].exceptions[0].text == "ENOSPC: No space left on device"
     desk.end_sync()
     assert desk.answered[1:] == [(1, write_messages.SETTLED), (3, write_messages.SETTLED)]
+
+
+def test_a_failed_sync_fails_all_without_a_receipt_and_none_after_it(desk: Desk) -> None:
+    desk.commit(1)
+    desk.end_sync()
+    desk.commit(2)
+    desk.end_sync(OSError(errno.EIO, ""))
+    assert desk.answered == [(1, write_messages.FAILED), (2, write_messages.FAILED)]
+    assert (desk.publisher.placed, desk.sync.busy, desk.commits.waiting) == ([1], False, 0)
+    desk.commit(3)
+    desk.end_sync()
+    desk.end_sync()
+    assert desk.answered[2:] == [(3, write_messages.SETTLED)]
 
 
 def test_waiting_is_bounded_in_batches_and_in_blobs(desk: Desk) -> None:
