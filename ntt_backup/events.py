@@ -2,7 +2,7 @@
 
 The lines of the JSONL log, the lines on a terminal and docs/jsonl.schema.json are made from these
 classes, so a new event is one class: its docstring and the descriptions of its fields go into the
-schema (`python -m tests.helpers.jsonl_schema` writes it). Names and fields are a contract: events
+schema (`python -m tests.helpers.documents` writes it). Names and fields are a contract: events
 and fields may be added, none may be changed or removed. Events of a daemon are in `daemon.events`,
 of a dump in `dump.events`, of snapshots in `snapshot.events`.
 """

@@ -15,7 +15,7 @@ from typing import Any
 from ntt_backup.config.host_key import make_host_key
 from ntt_backup.config.sections import RemoteSettings
 from tests.helpers import program
-from tests.helpers.files import tree
+from tests.helpers.blobs import tree
 from tests.helpers.patience import PATIENCE
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.blobs import Person
 from tests.helpers.bucket_environment import BucketEnvironment
 from tests.helpers.environment import Environment, wait_until
-from tests.helpers.packs import Person
 from tests.helpers.patience import PATIENCE
 from tests.helpers.s3_proxy import S3Proxy, status
 from tests.helpers.sshd import FULL_SIZE, Sshd

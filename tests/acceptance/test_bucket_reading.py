@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 from psycopg import sql
 
+from tests.helpers.blobs import Person, tree
 from tests.helpers.bucket_environment import BucketEnvironment
-from tests.helpers.files import tree
-from tests.helpers.packs import Person
 from tests.helpers.postgres import Postgres
 
 MIB = 1 << 20

@@ -20,7 +20,7 @@ import pytest
 from tests.helpers.environment import Environment, await_silence, wait_until
 from tests.helpers.link import Link
 from tests.helpers.patience import PATIENCE
-from tests.helpers.terminal import on_screen
+from tests.helpers.views import on_screen
 
 
 def told(env: Environment, *command: str) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from typing import Any
 import psycopg
 import pytest
 
+from tests.helpers.blobs import tree
 from tests.helpers.environment import Environment
-from tests.helpers.files import tree
 from tests.helpers.postgres import Postgres
 
 

@@ -16,8 +16,8 @@ from ntt_backup.config import Settings, load
 from ntt_backup.dump import job
 from ntt_backup.dump.events import DumpComplete
 from ntt_backup.events import Event
+from tests.helpers.blobs import Person
 from tests.helpers.environment import Environment
-from tests.helpers.packs import Person
 from tests.helpers.postgres import Postgres
 from tests.helpers.s3_servers import S3Server
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.blobs import tree
 from tests.helpers.environment import Environment, wait_until
-from tests.helpers.files import tree
 from tests.helpers.patience import PATIENCE
 from tests.helpers.postgres import Postgres
 from tests.helpers.sshd import RemoteDir

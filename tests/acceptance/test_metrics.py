@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.helpers import metrics_table
+from tests.helpers import documents
 from tests.helpers.environment import Environment, wait_until
 from tests.helpers.link import Link
 from tests.helpers.patience import PATIENCE
 from tests.helpers.sshd import HOST, free_port
 
-RULES = metrics_table.DOCS / "monitoring" / "alerts.yml"
+RULES = documents.DOCS / "monitoring" / "alerts.yml"
 PROMETHEUS = shutil.which("prometheus")
 ABSENT = "ab" * 32
 

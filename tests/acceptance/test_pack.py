@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-from tests.helpers.files import noise, put, put_as, tree
-from tests.helpers.packs import Person, text
+from tests.helpers.blobs import Person, noise, put, put_as, text, tree
 from tests.helpers.patience import PATIENCE
 from tests.helpers.program import run
 

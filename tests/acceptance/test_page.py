@@ -10,10 +10,9 @@ from urllib.request import urlopen
 
 import pytest
 
-from tests.helpers.browser import browsing
 from tests.helpers.environment import Environment, wait_until
 from tests.helpers.patience import PATIENCE
-from tests.helpers.serving import serving
+from tests.helpers.views import browsing, serving
 
 
 def figures(url: str, target: str = "remote") -> dict[str, str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.environment import Environment
-from tests.helpers.lying_receiver import LYING_RECEIVER
+from tests.helpers.receivers import LYING_RECEIVER
 
 PROJECT = Path(__file__).resolve().parents[2]
 ATTEMPTS = 3

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.blobs import tree
 from tests.helpers.environment import Environment, wait_until
-from tests.helpers.files import tree
 from tests.helpers.link import Link
 from tests.helpers.patience import PATIENCE
 from tests.helpers.sshd import Sshd

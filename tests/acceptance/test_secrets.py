@@ -14,7 +14,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from tests.helpers.environment import Environment, wait_until
 from tests.helpers.patience import PATIENCE
 from tests.helpers.postgres import Postgres
-from tests.helpers.serving import serving
+from tests.helpers.views import serving
 
 SECRET = "hunter2"
 # Python loads it at every start: what it is told to start is seen, however short that runs.

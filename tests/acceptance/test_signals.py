@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.blobs import noise
 from tests.helpers.environment import Environment, wait_until
-from tests.helpers.files import noise
 from tests.helpers.link import Link
 from tests.helpers.patience import PATIENCE
 

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.blobs import Person, tree
 from tests.helpers.bucket_environment import BucketEnvironment
 from tests.helpers.environment import Environment
-from tests.helpers.files import tree
 from tests.helpers.link import Link
-from tests.helpers.packs import Person
 from tests.helpers.patience import PATIENCE
 from tests.helpers.s3_servers import as_account
 

@@ -42,8 +42,8 @@ from ntt_backup.snapshot.take.new_version import take
 from ntt_backup.snapshot.take.sets import SnapshotSet
 from tests.acceptance.snapshot_machine import Machine
 from tests.helpers import program
+from tests.helpers.blobs import tree
 from tests.helpers.environment import wait_until
-from tests.helpers.files import tree
 from tests.helpers.patience import PATIENCE
 from tests.helpers.processes import children, has_ended
 from tests.helpers.s3_proxy import Exchange, S3Proxy, closed

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from psycopg.conninfo import make_conninfo
 
+from tests.helpers.blobs import tree
 from tests.helpers.environment import Environment
-from tests.helpers.files import tree
 from tests.helpers.postgres import Postgres
 
 README = Path(__file__).parents[2] / "README.md"

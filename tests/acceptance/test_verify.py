@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.environment import Environment
-from tests.helpers.hashing import give_b3sum, give_blake3
-from tests.helpers.sshd import Sshd
+from tests.helpers.sshd import Sshd, give_b3sum, give_blake3
 
 MIB = 1 << 20
 

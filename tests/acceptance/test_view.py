@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers.environment import Environment, wait_until
 from tests.helpers.patience import PATIENCE
-from tests.helpers.terminal import on_screen
+from tests.helpers.views import on_screen
 
 
 @pytest.fixture

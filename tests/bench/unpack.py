@@ -28,7 +28,7 @@ from blake3 import blake3
 
 from ntt_backup.blobdir.layout import relative_path
 from tests.bench import bare_unpack
-from tests.helpers.packs import pack
+from tests.helpers.blobs import pack
 
 # The mean of the logarithms of the sizes, and how far they are spread: half the files are below
 # 1.5 KB, and one in six is above 7.

@@ -26,7 +26,7 @@ from ntt_backup.mount import kernel
 from ntt_backup.objects import store_format
 from ntt_backup.objects.keys import FORMAT
 from ntt_backup.objects.s3 import open_bucket
-from tests.helpers.files import put, tree
+from tests.helpers.blobs import put, tree
 from tests.helpers.patience import PATIENCE
 from tests.helpers.s3_servers import S3Server
 

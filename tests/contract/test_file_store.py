@@ -44,12 +44,11 @@ from ntt_backup.objects.bucket import Bucket
 from ntt_backup.objects.s3 import open_bucket
 from ntt_backup.snapshot.names import SNAPSHOTS
 from tests.contract.harness import PATIENT, Machine
+from tests.helpers.blobs import Person
 from tests.helpers.fake_bucket import SMALLEST_PART, FakeBucket
-from tests.helpers.lying_receiver import LYING_RECEIVER
 from tests.helpers.memory_store import MemoryStore
-from tests.helpers.packs import Person
 from tests.helpers.patience import PATIENCE
-from tests.helpers.receiver_driver import PROJECT
+from tests.helpers.receivers import LYING_RECEIVER, PROJECT
 from tests.helpers.sshd import Sshd
 
 VERSION = "db/20260304T120000Z-0badcafe"

@@ -35,7 +35,7 @@ from ntt_backup.upload.strategies.stream import StreamSession, connect
 from ntt_backup.wire import framing, write_messages
 from tests.contract.harness import Harness, Machine, reasons, receipt_of, settle
 from tests.contract.lying_commits import lying_receiver, receipt
-from tests.helpers.files import noise
+from tests.helpers.blobs import noise
 from tests.helpers.patience import PATIENCE
 
 pytestmark = pytest.mark.parametrize("strategy", ["stream"])

@@ -23,9 +23,9 @@ from ntt_backup.objects.bucket import MD5
 from ntt_backup.process.pipeline import die_with_parent
 from tests.faults.environment import FaultEnvironment
 from tests.faults.plain_packs import Damaged, members, opened, read_pack
+from tests.helpers.blobs import Person
 from tests.helpers.bucket_environment import BucketEnvironment
 from tests.helpers.environment import wait_until
-from tests.helpers.packs import Person
 from tests.helpers.s3_proxy import Exchange, S3Proxy, Trouble, spoil
 from tests.helpers.s3_servers import S3Server
 

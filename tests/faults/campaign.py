@@ -24,7 +24,7 @@ from tests.faults.environment import FaultEnvironment
 from tests.faults.kinds import KINDS, Missed, Undo, deal, unavailable
 from tests.faults.model import Model
 from tests.faults.snapshots import HAPPENS, ChangingTree
-from tests.helpers.files import tree
+from tests.helpers.blobs import tree
 from tests.helpers.patience import PATIENCE
 
 ROUNDS_AN_ERA = 5

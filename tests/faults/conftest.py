@@ -12,10 +12,10 @@ import pytest
 
 from tests.faults.buckets import LARGE_BLOB, BucketFaults, Store
 from tests.faults.environment import SMALL_DISK, Disk, FaultEnvironment
+from tests.helpers.blobs import Person
 from tests.helpers.bucket_environment import environment as bucket_environment
 from tests.helpers.environment import Environment
 from tests.helpers.link import Link
-from tests.helpers.packs import Person
 from tests.helpers.postgres import Postgres
 from tests.helpers.s3_proxy import S3Proxy
 from tests.helpers.s3_servers import as_account, seaweedfs

@@ -17,7 +17,7 @@ from contextlib import suppress
 
 from tests.faults.environment import FaultEnvironment
 from tests.faults.kinds import KINDS, Missed, Undo
-from tests.helpers.files import tree
+from tests.helpers.blobs import tree
 from tests.helpers.patience import PATIENCE
 
 _KEPT = 2

@@ -34,8 +34,7 @@ from ntt_backup.pack.reader import PackReader
 from ntt_backup.pack.ustar import BLOCK
 from tests.fuzz.bounded import harm_of, harm_of_mutated
 from tests.fuzz.mutations import mutated
-from tests.helpers.files import noise
-from tests.helpers.packs import STORE, Person, pack, ranges, seal, text
+from tests.helpers.blobs import STORE, Person, noise, pack, ranges, seal, text
 
 OWNER: Final = Person.new()
 _FIELDS_AT: Final = 10

@@ -24,7 +24,7 @@ from ntt_backup.receiver.terms import ALLOWED
 from ntt_backup.wire import file_messages, framing, read_messages, write_messages
 from ntt_backup.wire.stored_names import DUMPS, SNAPSHOTS
 from tests.fuzz.mutations import mutated
-from tests.helpers.receiver_driver import (
+from tests.helpers.receivers import (
     BYE,
     PING,
     PLACE,

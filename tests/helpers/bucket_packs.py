@@ -17,8 +17,8 @@ from ntt_backup.objects.bucket import Bucket
 from ntt_backup.objects.keys import PackKey, blob_key
 from ntt_backup.pack.age import no_identity
 from ntt_backup.pack.format import ID_BYTES, Entry, Sign, unsigned
+from tests.helpers.blobs import Person, key_of, pack, pack_as, reader, seal
 from tests.helpers.fake_bucket import FakeBucket
-from tests.helpers.packs import Person, key_of, pack, pack_as, reader, seal
 
 
 @pytest.fixture

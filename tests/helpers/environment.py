@@ -33,8 +33,8 @@ from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.cli import app
 from ntt_backup.config.host_key import make_host_key
 from ntt_backup.errors import remember_global_options
-from tests.helpers import program, status_schema
-from tests.helpers.files import put, tree
+from tests.helpers import documents, program
+from tests.helpers.blobs import put, tree
 from tests.helpers.patience import PATIENCE
 from tests.helpers.processes import children
 from tests.helpers.sshd import RemoteDir, Sshd
@@ -414,7 +414,7 @@ class Environment:
         result = self.call("status", "--json")
         assert result.returncode == 0, result.stderr
         answer: dict[str, Any] = json.loads(result.stdout)
-        jsonschema.validate(answer, json.loads(status_schema.FILE.read_text()))
+        jsonschema.validate(answer, json.loads(documents.STATUS.read_text()))
         return answer
 
     def output(self) -> str:

@@ -16,7 +16,7 @@ from blake3 import blake3
 from ntt_backup.errors import MountImpossible
 from ntt_backup.mount import kernel
 from ntt_backup.mount.image import Source
-from tests.helpers import packs as made
+from tests.helpers import blobs as made
 
 _SIZES = (0, 1, 100, 3000, 15_000, 16_384, 20_000, 70_001)
 

@@ -30,6 +30,7 @@ from ntt_backup.objects import keys
 from ntt_backup.objects import open as opening
 from ntt_backup.pack.format import Sign
 from ntt_backup.source.store import SourceTree
+from tests.helpers.blobs import Person, put
 from tests.helpers.bucket_packs import (
     blobid_of,
     bucket_settings,
@@ -39,8 +40,6 @@ from tests.helpers.bucket_packs import (
     put_pack,
 )
 from tests.helpers.fake_bucket import FakeBucket
-from tests.helpers.files import put
-from tests.helpers.packs import Person
 
 TARGET = "remote"
 

@@ -20,7 +20,7 @@ from ntt_backup.upload.strategies.codec import choose_codec
 from ntt_backup.wire import framing, write_messages
 from ntt_backup.wire.write_messages import Receipt
 from tests.helpers.patience import PATIENCE
-from tests.helpers.receiver_driver import (
+from tests.helpers.receivers import (
     BYE,
     RemoteReceiver,
     assert_complete,

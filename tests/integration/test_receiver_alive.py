@@ -12,7 +12,7 @@ from ntt_backup.receiver import codec, connection, group_commit, hashing, sessio
 from ntt_backup.receiver.terms import ALLOWED, Terms
 from ntt_backup.wire import framing, write_messages
 from tests.helpers.patience import PATIENCE
-from tests.helpers.receiver_driver import PING, Client
+from tests.helpers.receivers import PING, Client
 
 
 class Local(Client):

@@ -17,7 +17,7 @@ from ntt_backup.receiver import group_commit, session
 from ntt_backup.receiver.b3sum import B3sum, by_descriptor
 from ntt_backup.receiver.hashing import KNOWN_OUTPUT
 from ntt_backup.wire import write_messages
-from tests.helpers.receiver_driver import (
+from tests.helpers.receivers import (
     RemoteReceiver,
     ScriptedSession,
     assert_complete,

@@ -30,8 +30,8 @@ from ntt_backup.receiver.terms import ALLOWED
 from ntt_backup.receiver.workspace import Refusal
 from ntt_backup.wire import file_messages, framing, read_messages, write_messages
 from ntt_backup.wire.stored_names import MAX_RECORD
-from tests.helpers.files import noise
-from tests.helpers.receiver_driver import (
+from tests.helpers.blobs import noise
+from tests.helpers.receivers import (
     BYE,
     PLACE,
     ScriptedSession,

@@ -11,7 +11,7 @@ import pytest
 
 from ntt_backup.wire import write_messages
 from ntt_backup.wire.write_messages import Receipt
-from tests.helpers.receiver_driver import (
+from tests.helpers.receivers import (
     RemoteReceiver,
     assert_complete,
     commit,

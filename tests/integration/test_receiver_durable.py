@@ -17,9 +17,11 @@ from pathlib import Path
 import pytest
 
 from ntt_backup.wire import file_messages, framing, write_messages
-from tests.helpers.receiver_driver import (
+from tests.helpers.receivers import (
+    Events,
     RemoteReceiver,
     ScriptedSession,
+    Trace,
     a_dump,
     a_file,
     assert_complete,
@@ -31,8 +33,8 @@ from tests.helpers.receiver_driver import (
     names_under,
     place_of,
     put,
+    trace,
 )
-from tests.helpers.receiver_trace import Events, Trace, trace
 
 __all__ = ["trace"]
 MIB = 1 << 20

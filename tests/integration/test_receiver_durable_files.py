@@ -10,15 +10,17 @@ from pathlib import Path
 import pytest
 
 from ntt_backup.wire import file_messages, framing, write_messages
-from tests.helpers.receiver_driver import (
+from tests.helpers.receivers import (
+    Events,
     RemoteReceiver,
+    Trace,
     a_dump,
     a_file,
     commit,
     digest_of,
     place_of,
+    trace,
 )
-from tests.helpers.receiver_trace import Events, Trace, trace
 
 __all__ = ["trace"]
 

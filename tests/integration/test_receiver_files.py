@@ -18,7 +18,7 @@ from ntt_backup.receiver.terms import ALLOWED
 from ntt_backup.wire import file_messages, framing, read_messages, write_messages
 from ntt_backup.wire.file_messages import GIVEN, MISSING, TAKEN
 from ntt_backup.wire.stored_names import MAX_RECORD
-from tests.helpers.receiver_driver import (
+from tests.helpers.receivers import (
     BYE,
     RemoteReceiver,
     ScriptedSession,

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from ntt_backup.receiver.terms import ALLOWED
 from ntt_backup.wire import framing, write_messages
-from tests.helpers.receiver_driver import BYE, PLACE, Frames, ScriptedSession, digest_of
+from tests.helpers.receivers import BYE, PLACE, Frames, ScriptedSession, digest_of
 
 NUMBERS = st.sampled_from([0, 1, 2, 3, 2**32 - 1])
 CONTENTS = st.lists(st.binary(max_size=40), min_size=1, max_size=5)

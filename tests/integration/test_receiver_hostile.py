@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ntt_backup.wire import framing, write_messages
-from tests.helpers.receiver_driver import (
+from tests.helpers.receivers import (
     PING,
     PLACE,
     RemoteReceiver,

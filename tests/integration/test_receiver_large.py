@@ -11,7 +11,7 @@ import pytest
 
 from ntt_backup.wire import framing, write_messages
 from tests.helpers.environment import wait_until
-from tests.helpers.receiver_driver import (
+from tests.helpers.receivers import (
     RemoteReceiver,
     abort,
     assert_complete,

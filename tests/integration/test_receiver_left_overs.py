@@ -12,7 +12,7 @@ import pytest
 from ntt_backup.blobdir import partial
 from ntt_backup.receiver.write_workspace import WriteWorkspace
 from ntt_backup.wire import framing, write_messages
-from tests.helpers.receiver_driver import (
+from tests.helpers.receivers import (
     RemoteReceiver,
     ScriptedSession,
     assert_complete,

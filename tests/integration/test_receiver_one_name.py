@@ -19,7 +19,7 @@ import pytest
 from ntt_backup.receiver.workspace import Refusal
 from ntt_backup.receiver.write_workspace import WriteWorkspace
 from ntt_backup.wire import framing, write_messages
-from tests.helpers.receiver_driver import (
+from tests.helpers.receivers import (
     PING,
     RemoteReceiver,
     ScriptedSession,

@@ -20,7 +20,7 @@ from ntt_backup.receiver import b3sum, file_areas, group_commit, session
 from ntt_backup.receiver.terms import ALLOWED
 from ntt_backup.wire import file_messages, framing, read_messages, write_messages
 from ntt_backup.wire.stored_names import DUMPS, MAX_RECORD, SNAPSHOTS, STAMP
-from tests.helpers.receiver_driver import (
+from tests.helpers.receivers import (
     BYE,
     PLACE,
     PROJECT,

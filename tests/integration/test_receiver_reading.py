@@ -16,7 +16,7 @@ from ntt_backup.receiver import b3sum
 from ntt_backup.receiver.list_blobs import Listing
 from ntt_backup.receiver.workspace import Workspace
 from ntt_backup.wire import framing, read_messages, write_messages
-from tests.helpers.receiver_driver import (
+from tests.helpers.receivers import (
     RemoteReceiver,
     ScriptedSession,
     digest_of,

@@ -19,7 +19,7 @@ from ntt_backup.catalog.scan_state import load_scan
 from ntt_backup.errors import SourceError
 from ntt_backup.model import Blob
 from ntt_backup.source.store import Store
-from tests.helpers.files import put
+from tests.helpers.blobs import put
 
 
 def rows(conn: Connection) -> dict[str, int | None]:

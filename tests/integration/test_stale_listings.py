@@ -17,10 +17,9 @@ from ntt_backup.restore.target import RestoreTarget, TargetWriter
 from ntt_backup.restore.unpack import unpack
 from ntt_backup.snapshot.restore.tree import Tree as Destination
 from ntt_backup.wire import file_messages
-from tests.helpers.files import put_as, tree
-from tests.helpers.packs import MIX, pack
-from tests.helpers.receiver_driver import ScriptedSession, a_dump, a_file, put
-from tests.helpers.stale_listings import stale_listings
+from tests.helpers.blobs import MIX, pack, put_as, tree
+from tests.helpers.file_system import stale_listings
+from tests.helpers.receivers import ScriptedSession, a_dump, a_file, put
 
 __all__ = ["stale_listings"]
 pytestmark = pytest.mark.usefixtures("stale_listings")

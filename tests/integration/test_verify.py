@@ -11,7 +11,7 @@ from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.ledger import Ledger
 from ntt_backup.config import RemoteConfig
 from ntt_backup.errors import CatalogUnavailable
-from tests.helpers.files import put, put_as
+from tests.helpers.blobs import put, put_as
 
 TARGET = "remote"
 

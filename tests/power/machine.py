@@ -17,7 +17,7 @@ from blake3 import blake3
 from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.config.host_key import make_host_key
 from ntt_backup.demo.postgres import Postgres
-from tests.helpers.files import put
+from tests.helpers.blobs import put
 
 Tables = dict[str, dict[str, Any]]
 Done = subprocess.CompletedProcess[bytes]

@@ -30,8 +30,7 @@ from ntt_backup.pack.age import (
     sealed_size,
 )
 from ntt_backup.pack.format import PackError
-from tests.helpers.files import noise
-from tests.helpers.packs import Person
+from tests.helpers.blobs import Person, noise
 
 OWNER, OTHER = Person.new(), Person.new()
 SIZES = [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK - 1, 2 * CHUNK, 2 * CHUNK + 1, 300_000]

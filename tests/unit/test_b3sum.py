@@ -16,7 +16,7 @@ from ntt_backup.receiver import b3sum, hashing
 from ntt_backup.receiver.b3sum import B3sum
 from ntt_backup.receiver.hash_blobs import HashJob
 from ntt_backup.receiver.workspace import Refusal, Workspace
-from tests.helpers.receiver_driver import digest_of, put
+from tests.helpers.receivers import digest_of, put
 
 REAL = shutil.which("b3sum")
 needs_b3sum = pytest.mark.skipif(REAL is None, reason="b3sum is not installed")

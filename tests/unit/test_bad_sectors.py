@@ -18,7 +18,7 @@ from ntt_backup.process import durable
 from ntt_backup.restore import target as target_module
 from ntt_backup.restore.target import RestoreTarget, TargetWriter
 from ntt_backup.wire.write_messages import REFUSED, REPLACED
-from tests.helpers.bad_sectors import put_on_bad_sectors
+from tests.helpers.file_system import put_on_bad_sectors
 
 CONTENT = random.Random(7).randbytes((512 << 10) + 5)
 DIGEST = blake3(CONTENT).digest()

@@ -22,9 +22,9 @@ from ntt_backup.model import StoredPack
 from ntt_backup.objects.cache import Cache, cache_directory
 from ntt_backup.objects.patient import PatientBucket
 from ntt_backup.objects.tables import Tables, packs_for, packs_of
+from tests.helpers.blobs import Person
 from tests.helpers.bucket_packs import blobid_of, put_large, put_pack
 from tests.helpers.fake_bucket import FakeBucket
-from tests.helpers.packs import Person
 
 
 def patient(bucket: FakeBucket) -> PatientBucket:

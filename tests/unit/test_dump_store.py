@@ -17,9 +17,8 @@ from ntt_backup.filestore.contract import UNKNOWN_ARRIVAL, FileMissing, StoredFi
 from ntt_backup.filestore.sealed import SealedStore
 from ntt_backup.wire.stored_names import MAX_RECORD, RECORD
 from tests.contract.dumps import NAME, record_of, send_dump
-from tests.helpers.files import noise
+from tests.helpers.blobs import Person, noise
 from tests.helpers.memory_store import MemoryStore
-from tests.helpers.packs import Person
 
 NAMES = [f"2026030{day}T120000Z-0badcafe.dump" for day in range(1, 6)]
 NOW = datetime(2026, 11, 20, tzinfo=UTC)

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from ntt_backup.cli.app import cli
 from ntt_backup.config.sections import CatalogConfig
 from ntt_backup.snapshot.last_take import note_failure
-from tests.helpers.files import noise, put
-from tests.helpers.syncs import inode
+from tests.helpers.blobs import noise, put
+from tests.helpers.file_system import inode
 
 Write = Callable[[Path], object]
 

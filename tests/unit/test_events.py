@@ -12,7 +12,7 @@ from ntt_backup import events
 from ntt_backup.dump import events as dump_events
 from ntt_backup.events import Event
 from ntt_backup.process.messages import decode
-from tests.helpers import jsonl_schema
+from tests.helpers import documents
 from tests.unit.sample_events import (
     BLOB_FAILED,
     BLOBID,
@@ -118,6 +118,6 @@ def test_an_event_has_its_fields_and_no_others_and_keeps_them() -> None:
 
 
 def test_the_schema_file_is_made_from_the_events() -> None:
-    assert jsonl_schema.FILE.read_text() == jsonl_schema.text(), (
-        "`python -m tests.helpers.jsonl_schema` writes it"
+    assert documents.EVENTS.read_text() == documents.events_text(), (
+        "`python -m tests.helpers.documents` writes it"
     )

@@ -30,7 +30,7 @@ from ntt_backup.snapshot.names import SNAPSHOTS
 from ntt_backup.wire import file_messages, framing, read_messages, write_messages
 from ntt_backup.wire.framing import Inbox, ProtocolError
 from ntt_backup.wire.stored_names import is_told
-from tests.helpers.receiver_driver import frames as frames_in
+from tests.helpers.receivers import frames as frames_in
 
 VERSION = "db/20260304T120000Z-0badcafe"
 FIRST, LAST = f"{VERSION}/manifest", f"{VERSION}/map"

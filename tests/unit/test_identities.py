@@ -8,7 +8,7 @@ import pytest
 
 from ntt_backup.config.sealing import Keyring
 from ntt_backup.errors import ConfigError
-from tests.helpers.packs import Person
+from tests.helpers.blobs import Person
 
 OWNER = Person.new()
 

@@ -32,12 +32,12 @@ from ntt_backup.daemon.metrics.figures import METRICS, PREFIX, Figures
 from ntt_backup.daemon.progress import RunProgress, RunState, WorkerStatus
 from ntt_backup.dump.events import DumpFailed
 from ntt_backup.snapshot.events import SnapshotFailed
-from tests.helpers import metrics_table
+from tests.helpers import documents
 from tests.helpers.environment import wait_until
 from tests.helpers.sshd import HOST, free_port
 
-RULES = metrics_table.DOCS / "monitoring" / "alerts.yml"
-DASHBOARD = metrics_table.DOCS / "monitoring" / "dashboard.json"
+RULES = documents.DOCS / "monitoring" / "alerts.yml"
+DASHBOARD = documents.DOCS / "monitoring" / "dashboard.json"
 RULE_TESTS = Path(__file__).parents[1] / "samples" / "alerts-test.yml"
 PROMTOOL = shutil.which("promtool")
 START = events.RunStart(
@@ -374,8 +374,8 @@ def test_without_metrics_there_is_no_process() -> None:
 
 
 def test_the_table_of_the_documentation_is_made_from_the_metrics() -> None:
-    text = metrics_table.FILE.read_text()
-    assert text == metrics_table.written(text), "`python -m tests.helpers.metrics_table` writes it"
+    text = documents.MONITORING.read_text()
+    assert text == documents.monitoring_text(), "`python -m tests.helpers.documents` writes it"
 
 
 def queries() -> Iterator[str]:

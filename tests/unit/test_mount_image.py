@@ -22,8 +22,8 @@ from ntt_backup.pack.format import (
     write_table,
     write_trailer,
 )
+from tests.helpers.blobs import ranges
 from tests.helpers.mounts import contents, pack, packs, source
-from tests.helpers.packs import ranges
 from tests.unit.erofs_reader import Image, path
 
 

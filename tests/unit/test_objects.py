@@ -34,9 +34,8 @@ from ntt_backup.upload.strategies.content_report import ContentReport
 from ntt_backup.upload.strategies.objects import ObjectsSession
 from ntt_backup.upload.strategies.objects_probe import ObjectsProbe
 from ntt_backup.upload.strategies.session import Outcome, Rejection
+from tests.helpers.blobs import Person, put
 from tests.helpers.fake_bucket import FakeBucket
-from tests.helpers.files import put
-from tests.helpers.packs import Person
 from tests.helpers.patience import PATIENCE
 
 PART = 5 * 1024**2

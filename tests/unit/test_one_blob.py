@@ -8,9 +8,9 @@ from pathlib import Path
 from ntt_backup.audit.one_blob import look_in_bucket, look_in_store
 from ntt_backup.model import Blob, Reason
 from ntt_backup.objects.keys import blob_key
+from tests.helpers.blobs import put
 from tests.helpers.bucket_packs import blobid_of, bucket_settings, put_large, put_pack
 from tests.helpers.fake_bucket import FakeBucket
-from tests.helpers.files import put
 
 
 def test_the_store_is_looked_at_and_hashed_only_on_request(tmp_path: Path) -> None:

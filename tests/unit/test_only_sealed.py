@@ -47,11 +47,10 @@ from ntt_backup.snapshot.restore.plan import Options
 from ntt_backup.snapshot.restore.version import restore as restore_version
 from ntt_backup.snapshot.verify import Question, verify
 from ntt_backup.snapshot.versions import choose, facts, versions
+from tests.helpers.blobs import Person, tree
 from tests.helpers.bucket_packs import bucket_settings, by_path, put_large, put_pack
 from tests.helpers.fake_bucket import FakeBucket
-from tests.helpers.files import tree
 from tests.helpers.memory_store import MemoryStore
-from tests.helpers.packs import Person
 from tests.helpers.snapshots import VERSION, file, put_version
 
 NOW = datetime.now(UTC)

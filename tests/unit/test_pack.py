@@ -26,8 +26,7 @@ from ntt_backup.pack.format import (
 )
 from ntt_backup.pack.reader import PackReader
 from ntt_backup.pack.writer import PackWriter
-from tests.helpers.files import noise
-from tests.helpers.packs import MIX, STORE, pack, reader, text
+from tests.helpers.blobs import MIX, STORE, noise, pack, reader, text
 
 
 def codecs(data: bytes) -> set[int]:

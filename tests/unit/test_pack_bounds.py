@@ -40,8 +40,7 @@ from ntt_backup.pack.reader import PackFile, PackReader, _Tail
 from ntt_backup.pack.salvage import find_members
 from ntt_backup.pack.ustar import BLOCK, Member, read_header, write_header
 from ntt_backup.pack.writer import PackWriter
-from tests.helpers.files import noise
-from tests.helpers.packs import pack, reader, text
+from tests.helpers.blobs import noise, pack, reader, text
 
 ID = bytes(16)
 A, B = b"\x01" * 32, b"\x02" * 32

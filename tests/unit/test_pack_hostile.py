@@ -32,8 +32,7 @@ from ntt_backup.pack.reader import PackReader
 from ntt_backup.pack.salvage import find_members
 from ntt_backup.pack.ustar import BLOCK, write_header
 from ntt_backup.restore.unpack import unpack
-from tests.helpers.files import noise, tree
-from tests.helpers.packs import pack, reader, text
+from tests.helpers.blobs import noise, pack, reader, text, tree
 
 SMALL = [noise(20_000, 1), *(text(n, 1500) for n in range(400)), b""]
 GOOD = pack(SMALL)

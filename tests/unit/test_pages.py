@@ -68,6 +68,13 @@ def test_every_path_that_a_page_names_exists(name: str) -> None:
         assert (ROOT / path).exists() or (ROOT / "ntt_backup" / path).exists(), path
 
 
+def test_the_page_of_the_helpers_of_the_tests_lists_each_module_once() -> None:
+    helpers = ROOT / "tests" / "helpers"
+    listed = re.findall(r"(?m)^\| `(\w+\.py)` \|", (helpers / "README.md").read_text())
+    modules = [path.name for path in helpers.glob("*.py") if path.name != "__init__.py"]
+    assert sorted(listed) == sorted(modules)
+
+
 @pytest.mark.parametrize("name", ["security.md", "reliability.md", "object-stores.md"])
 def test_every_test_that_a_page_names_exists(name: str) -> None:
     text = (DOCS / name).read_text()

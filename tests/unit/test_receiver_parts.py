@@ -17,7 +17,7 @@ from ntt_backup.receiver.terms import ALLOWED, Terms
 from ntt_backup.receiver.workspace import Refusal, Workspace
 from ntt_backup.receiver.write_workspace import WriteWorkspace
 from ntt_backup.wire import framing, read_messages, write_messages
-from tests.helpers.receiver_driver import PLACE, Frames, ScriptedSession, commit, digest_of, put
+from tests.helpers.receivers import PLACE, Frames, ScriptedSession, commit, digest_of, put
 
 
 @pytest.mark.parametrize("required", [True, False])

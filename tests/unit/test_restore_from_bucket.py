@@ -22,6 +22,7 @@ from ntt_backup.objects.keys import PackKey, blob_key
 from ntt_backup.pack.age import CHUNK, HEAD, SEALED_CHUNK
 from ntt_backup.pack.format import Entry
 from ntt_backup.restore.blobs import Restored, Thaw, Wanted, restore
+from tests.helpers.blobs import Person, tree
 from tests.helpers.bucket_packs import (
     blobid_of,
     bucket_settings,
@@ -32,8 +33,6 @@ from tests.helpers.bucket_packs import (
     put_pack,
 )
 from tests.helpers.fake_bucket import FakeBucket
-from tests.helpers.files import tree
-from tests.helpers.packs import Person
 from tests.helpers.patience import PATIENCE
 
 MIB = 1 << 20

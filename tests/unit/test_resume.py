@@ -14,7 +14,7 @@ from ntt_backup.blobdir.partial import PARTIAL
 from ntt_backup.receiver import large_blob, write_session
 from ntt_backup.receiver.large_blob import ResumeOffers
 from ntt_backup.wire import framing, write_messages
-from tests.helpers.receiver_driver import ScriptedSession, commit, digest_of, place_of
+from tests.helpers.receivers import ScriptedSession, commit, digest_of, place_of
 
 PREFIX, REST = b"what was there, ", b"and the rest"
 DIGEST = digest_of(PREFIX + REST)

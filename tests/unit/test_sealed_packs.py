@@ -24,8 +24,7 @@ from ntt_backup.config.host_key import OF_PACKS, HostKey, HostKeys, Origin
 from ntt_backup.pack.age import CHUNK, HEAD, SealedForOthers, SealUnusable
 from ntt_backup.pack.format import TAIL_BYTES, PackError, read_trailer, write_trailer
 from ntt_backup.pack.reader import PackReader
-from tests.helpers.files import noise
-from tests.helpers.packs import MIX, Person, pack, ranges, reader, seal, sealed, text
+from tests.helpers.blobs import MIX, Person, noise, pack, ranges, reader, seal, sealed, text
 
 OWNER, OTHER, STRANGER = Person.new(), Person.new(), Person.new()
 FEW = [noise(20_000, 1), *(text(n, 1500) for n in range(100)), b"", noise(200_000, 2)]

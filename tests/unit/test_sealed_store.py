@@ -26,9 +26,8 @@ from ntt_backup.filestore.contract import (
 from ntt_backup.filestore.sealed import ReadableSealedStore, SealedStore
 from ntt_backup.pack.age import CHUNK, HEAD, SEALED_CHUNK, sealed_size
 from ntt_backup.snapshot.names import SNAPSHOTS
-from tests.helpers.files import noise
+from tests.helpers.blobs import Person, noise
 from tests.helpers.memory_store import MemoryStore
-from tests.helpers.packs import Person
 
 NOW = datetime(2026, 11, 20, tzinfo=UTC)
 OWNER, OTHER = Person.new(), Person.new()

@@ -41,7 +41,7 @@ from ntt_backup.wire.framing import (
     PLACE,
 )
 from ntt_backup.wire.write_messages import Exceptional
-from tests.helpers.files import noise
+from tests.helpers.blobs import noise
 from tests.unit.far_side import FarSide, far_side, spec
 
 __all__ = ["far_side"]

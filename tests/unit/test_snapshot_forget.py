@@ -26,7 +26,7 @@ from ntt_backup.snapshot.versions import (
     trailers,
     versions,
 )
-from tests.helpers.files import noise
+from tests.helpers.blobs import noise
 from tests.helpers.memory_store import MemoryStore
 from tests.helpers.snapshots import VERSION, directory, put_version
 from tests.unit.taker import KEYS, NOW, OTHERS, Taker

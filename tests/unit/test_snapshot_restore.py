@@ -41,11 +41,16 @@ from ntt_backup.snapshot.take.copies import Copies
 from ntt_backup.snapshot.take.new_version import take
 from ntt_backup.snapshot.take.sets import SnapshotSet
 from ntt_backup.snapshot.versions import Version
-from tests.helpers.bad_sectors import put_on_bad_sectors
-from tests.helpers.files import tree as files_of
+from tests.helpers.blobs import tree as files_of
+from tests.helpers.file_system import (
+    files_and_directories,
+    inode,
+    noted_syncs,
+    put_on_bad_sectors,
+    without_syncfs,
+)
 from tests.helpers.memory_store import MemoryStore
 from tests.helpers.snapshots import VERSION, directory, file, put_version, restore
-from tests.helpers.syncs import files_and_directories, inode, noted_syncs, without_syncfs
 from tests.unit.taker import KEYS, OTHERS, Taker
 
 BLOCK = 8 << 10

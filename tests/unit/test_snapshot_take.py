@@ -49,7 +49,7 @@ from ntt_backup.snapshot.take.new_version import Taken
 from ntt_backup.snapshot.take.sets import SnapshotSet
 from ntt_backup.snapshot.take.walk import Found, walk
 from ntt_backup.snapshot.versions import choose, facts, last_begun, names_of_host, versions
-from tests.helpers.files import noise
+from tests.helpers.blobs import noise
 from tests.unit.taker import BLOCK, KEYS, OTHERS, Taker, rewrite
 
 # FS_IOC_SETFLAGS, and FS_NODUMP_FL.

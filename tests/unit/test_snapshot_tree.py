@@ -20,7 +20,7 @@ from ntt_backup.snapshot.format.entry import FIFO, FILE, HARD_LINK, SYMLINK, Ent
 from ntt_backup.snapshot.restore import landlock, tree
 from ntt_backup.snapshot.restore.attributes import Attributes
 from ntt_backup.snapshot.restore.tree import MARKER, Beside, Level, Refused, open_old
-from tests.helpers.files import tree as files_of
+from tests.helpers.blobs import tree as files_of
 from tests.helpers.memory_store import MemoryStore
 from tests.helpers.snapshots import Made, directory, file, put_version, restore
 

@@ -19,7 +19,7 @@ from ntt_backup.snapshot.restore.choice import Choice
 from ntt_backup.snapshot.take.copies import Copies
 from ntt_backup.snapshot.verify import Findings, Question, verify
 from ntt_backup.snapshot.versions import open_manifest, versions
-from tests.helpers.files import noise
+from tests.helpers.blobs import noise
 from tests.unit.taker import BLOCK, KEYS, OTHERS, Taker, rewrite
 from tests.unit.test_snapshot_manifest import written
 

@@ -23,7 +23,7 @@ from ntt_backup.blobdir.layout import Stray, StrayKind, is_blobid, relative_path
 from ntt_backup.errors import SourceError
 from ntt_backup.model import Blob, Reason
 from ntt_backup.source.store import KEPT_DIRECTORIES, READ_SIZE, SourceTree, Store
-from tests.helpers.files import put, put_as
+from tests.helpers.blobs import put, put_as
 
 NOBODY = 65534
 

@@ -18,7 +18,7 @@ from ntt_backup.blobdir.partial import PARTIAL, remove_useless
 from ntt_backup.blobdir.staged_batch import StagedBatch, StageWriter
 from ntt_backup.receiver.workspace import Refusal
 from ntt_backup.receiver.write_workspace import WriteWorkspace
-from tests.helpers.receiver_driver import ScriptedSession, digest_of, failure, place_of
+from tests.helpers.receivers import ScriptedSession, digest_of, failure, place_of
 
 OWNER = "0123456789ab"
 MARK = b"%020d\n" % 1000

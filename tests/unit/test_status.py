@@ -26,7 +26,7 @@ from ntt_backup.model import PendingEstimate
 from ntt_backup.report.facts import TargetFacts
 from ntt_backup.report.status import Status
 from ntt_backup.snapshot.last_take import Last
-from tests.helpers import status_schema
+from tests.helpers import documents
 from tests.unit.sample_events import STATE
 from tests.unit.sample_records import NOW, TOTALS, a_run
 
@@ -84,12 +84,12 @@ def test_the_json_is_plain_and_complete() -> None:
     assert [(one["name"], one["error"]) for one in said["dumps"]] == [(A_DUMP.name, "")]
     assert said["ranges"] == [{"range": "ab", "holder": "ntt-backup-remote/alpha/0", "pid": 99}]
     assert said["daemon"] is None
-    jsonschema.validate(said, status_schema.schema())
+    jsonschema.validate(said, documents.status_schema())
 
 
 def test_the_schema_file_is_made_from_what_status_is_made_of() -> None:
-    assert status_schema.FILE.read_text() == status_schema.text(), (
-        "`python -m tests.helpers.status_schema` writes it"
+    assert documents.STATUS.read_text() == documents.status_text(), (
+        "`python -m tests.helpers.documents` writes it"
     )
 
 

@@ -33,7 +33,7 @@ from ntt_backup.upload.strategies.probe import Facts, trial
 from ntt_backup.upload.strategies.session import Rejection
 from ntt_backup.upload.strategies.tar import TarSession
 from ntt_backup.upload.strategies.tar_probe import TarProbe
-from tests.helpers.files import put
+from tests.helpers.blobs import put
 from tests.unit.far_side import spec
 
 LAST_WORD = b"\nNTT-TAR 2 end\n"

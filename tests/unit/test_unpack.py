@@ -20,9 +20,8 @@ from ntt_backup.pack.format import TAIL_BYTES
 from ntt_backup.pack.reader import _FIRST_READ
 from ntt_backup.restore.unpack import UnpackedAll
 from ntt_backup.restore.unpack import unpack as unpack_files
-from tests.helpers.files import noise, put_as, tree
-from tests.helpers.packs import MIX, Person, pack, reader, sealed, text
-from tests.helpers.syncs import files_and_directories, inode, noted_syncs, without_syncfs
+from tests.helpers.blobs import MIX, Person, noise, pack, put_as, reader, sealed, text, tree
+from tests.helpers.file_system import files_and_directories, inode, noted_syncs, without_syncfs
 
 WAYS = [(jobs, verify) for jobs in (1, 3) for verify in (True, False)]
 

@@ -26,7 +26,7 @@ from ntt_backup.process.messages import Tick
 from ntt_backup.report import facts
 from ntt_backup.report.live import Watch, daemon_line, daemon_picture, sparkline
 from ntt_backup.report.status import Status
-from tests.helpers import status_schema
+from tests.helpers import documents
 
 NOW = 1_800_000_000.0
 
@@ -137,7 +137,7 @@ def test_a_terminal_that_knows_only_letters_gets_these() -> None:
 
 
 def test_the_report_keeps_to_the_schema() -> None:
-    schema = status_schema.schema()
+    schema = documents.status_schema()
     jsonschema.validate(
         json.loads(json.dumps(a_report().fields)),
         {**schema["$defs"]["DaemonReport"], "$defs": schema["$defs"]},

@@ -15,7 +15,7 @@ from ntt_backup.wire import file_messages, framing, write_messages
 from ntt_backup.wire.framing import Inbox, ProtocolError
 from ntt_backup.wire.stored_names import DUMPS, SNAPSHOTS
 from ntt_backup.wire.write_messages import Exceptional, Receipt
-from tests.helpers.receiver_driver import PROJECT
+from tests.helpers.receivers import PROJECT
 
 U32 = st.integers(0, 2**32 - 1)
 DIGEST = st.binary(min_size=32, max_size=32)

@@ -4,7 +4,7 @@ Counters begin at 0 with the process that serves them, and are there from the st
 that the first failure is an increase.
 
 `METRICS` is the one place that names a metric. The table of docs/monitoring.md is made from it
-(`python -m tests.helpers.metrics_table`). Names follow the conventions of Prometheus: base units,
+(`python -m tests.helpers.documents`). Names follow the conventions of Prometheus: base units,
 counters end in `_total`. No label holds free text: each has few values, known beforehand.
 """
 

@@ -1,21 +1,90 @@
-"""A headless Chromium, asked over a pipe, as a person with eyes and a mouse would ask it."""
+"""What people look at: commands in a terminal, and the status page in a headless Chromium."""
 
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
+import pty
+import re
 import shutil
+import signal
+import struct
 import subprocess
+import termios
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
 
-from tests.helpers.environment import wait_until
+from tests.helpers.environment import Environment, wait_until
 from tests.helpers.patience import PATIENCE
+
+ROWS, COLUMNS = 24, 80
+
+
+@dataclass
+class Screen:
+    """A command that runs in a terminal of its own. text: all that it has drawn, in its order."""
+
+    process: subprocess.Popen[bytes]
+    text: str = ""
+
+    def shows(self, pattern: str) -> bool:
+        return re.search(pattern, self.text) is not None
+
+
+@contextmanager
+def on_screen(env: Environment, *args: str) -> Iterator[Screen]:
+    master, slave = pty.openpty()
+    fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+    environ = {**env.environment(), "TERM": "xterm-256color"}
+    for name in ("COLUMNS", "LINES", "NO_COLOR"):
+        environ.pop(name, None)
+    screen = Screen(
+        subprocess.Popen(env.argv(*args), env=environ, stdin=slave, stdout=slave, stderr=slave)
+    )
+    os.close(slave)
+
+    def read() -> None:
+        data = b""
+        with suppress(OSError):  # How a terminal says that nobody has it open any more.
+            while piece := os.read(master, 65_536):
+                data += piece
+                text = data.decode("utf-8", "replace")
+                screen.text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", text)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        yield screen
+    finally:
+        screen.process.kill()
+        screen.process.wait()
+        reader.join()
+        os.close(master)
+
+
+@contextmanager
+def serving(env: Environment) -> Iterator[str]:
+    """Yields the page's address."""
+    argv = env.argv("serve", "--listen", "127.0.0.1:0")
+    with subprocess.Popen(
+        argv, env=env.environment(), stdout=subprocess.PIPE, text=True, bufsize=1
+    ) as process:
+        assert process.stdout is not None
+        try:
+            line = process.stdout.readline()
+            yield line.split()[-1]
+        finally:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(PATIENCE) == 128 + signal.SIGTERM
+
 
 _PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 

@@ -1,7 +1,12 @@
-"""A small client of the receiver, which can also misbehave.
+"""Receivers for tests: driven frame by frame, traced by strace, or lying.
 
-Tests drive a receiver with it frame by frame, as a child (`RemoteReceiver`) or in this process
+Tests drive a receiver frame by frame, as a child (`RemoteReceiver`) or in this process
 (`ScriptedSession`); the product's own sender would not send what half of them are about.
+
+    with RemoteReceiver(root, trace("-y", "-e", "trace=write,fsync")) as receiver:
+        ...
+    seen = Events(tmp_path / "trace")
+    assert seen.first("write", "content") < seen.first("fsync", "content")
 """
 
 from __future__ import annotations
@@ -10,12 +15,13 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -513,3 +519,86 @@ class ScriptedSession(Frames):
             for kind, payload in self.answers
             if kind == framing.RECEIPT
         ]
+
+
+_LINE = re.compile(r"^\d+ +(<\.\.\. )?(\w+)")
+
+Trace = Callable[..., list[str]]
+
+
+@pytest.fixture
+def trace(root: Path, tmp_path: Path) -> Trace:
+    """The start of a command that runs the receiver under strace.
+
+    options are strace's; allow: what the receiver may do.
+    """
+    if shutil.which("strace") is None:
+        pytest.skip("strace is not installed")
+    tried = subprocess.run(["strace", "-o", os.devnull, "true"], capture_output=True)
+    if tried.returncode != 0:
+        pytest.skip(f"no ptrace here: {tried.stderr.decode()[-100:]}")
+
+    def command(*options: str, allow: str = "put,replace") -> list[str]:
+        receiver = forced_command("--root", str(root), "--allow", allow)
+        return ["strace", "-f", "-o", str(tmp_path / "trace"), *options, *receiver]
+
+    return command
+
+
+class Events:
+    """Begins and ends of system calls in the order strace saw them."""
+
+    def __init__(self, trace: Path) -> None:
+        self.lines = trace.read_text().splitlines()
+
+    def first(self, call: str, text: str, after: int = -1, ended: bool = True) -> int:
+        """The line where the first such call after that line ends, or begins."""
+        return next(at for at in self._all(call, text, ended) if at > after)
+
+    def last(self, call: str, text: str, before: int, ended: bool = True) -> int:
+        return max(at for at in self._all(call, text, ended) if at < before)
+
+    def count(self, call: str, text: str, after: int, before: int) -> int:
+        return sum(after < at < before for at in self._all(call, text, ended=True))
+
+    def _all(self, call: str, text: str, ended: bool) -> Iterator[int]:
+        begun: dict[str, bool] = {}
+        for at, line in enumerate(self.lines):
+            match = _LINE.match(line)
+            if match is None or match[2] != call:
+                continue
+            thread = line.split()[0]
+            if match[1]:  # The end of a call that began above.
+                if ended and begun.pop(thread, False):
+                    yield at
+                continue
+            if text in line:
+                unfinished = line.endswith("<unfinished ...>")
+                begun[thread] = unfinished
+                if not ended or not unfinished:
+                    yield at
+
+
+# A receiver that greets correctly, and then lies. A test puts its answer to each question in the
+# place of `{answer}`: statements that `say` frames.
+LYING_RECEIVER = """
+import os
+from ntt_backup.wire.framing import *
+from ntt_backup.wire.write_messages import *
+from ntt_backup.wire.read_messages import *
+from ntt_backup.wire import file_messages
+inbox = Inbox(file_messages.TO_RECEIVER)
+words = b"version=0 python=3.11.0 hash=blake3 codec=zlib "
+words += b"allow=list,get,verify,replace,dump,snapshot"
+os.write(1, b"\\nNTT-RECEIVE 1 " + words + b"\\n")
+def say(frame): os.write(1, frame)
+A, B, C = bytes(32), b"\\x01" * 32, b"\\x02" * 32
+while True:
+    count = os.readv(0, [inbox.space()])
+    if not count: break
+    inbox.filled(count)
+    while (found := inbox.next()) is not None:
+        if found[0] == HELLO: say(fields(READY, {"placed": 1}))
+        if found[0] in (*range(LIST, GET + 1), FILES, READ, REMOVE, FILE_END, PUBLISH):
+            {answer}
+"""

@@ -1,4 +1,4 @@
-"""Packs for tests: made in memory, and contents that compress or do not."""
+"""Blobs: their contents, plain files below a root, and packs in memory."""
 
 from __future__ import annotations
 
@@ -11,12 +11,39 @@ from pathlib import Path
 import pyrage
 from blake3 import blake3
 
+from ntt_backup.blobdir.layout import relative_path
+from ntt_backup.model import Blob
 from ntt_backup.objects.keys import PackKey
 from ntt_backup.pack.age import AgeContent, AgeWriter, Unseal, is_sealed, no_identity
 from ntt_backup.pack.format import Sign, pack_id, unsigned
 from ntt_backup.pack.reader import PackReader
 from ntt_backup.pack.writer import PackWriter
-from tests.helpers.files import noise
+
+
+def put(root: Path, content: bytes) -> Blob:
+    """Store content as a blob."""
+    return put_as(root, blake3(content).hexdigest(), content)
+
+
+def put_as(root: Path, blobid: str, content: bytes) -> Blob:
+    """Store content under a name that need not be its hash."""
+    path = root / relative_path(blobid)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return Blob(blobid, len(content))
+
+
+def tree(root: Path) -> dict[str, bytes]:
+    """Path below root to content, for every file."""
+    return {
+        str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()
+    }
+
+
+def noise(size: int, seed: int = 1) -> bytes:
+    """Returns bytes that no compression makes fewer."""
+    return random.Random(seed).randbytes(size)
+
 
 STORE = bytes(range(16))
 _WORDS = [bytes(random.Random(n).choices(b"abcdefghij", k=n % 9 + 3)) for n in range(2000)]
