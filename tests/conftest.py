@@ -19,6 +19,7 @@ from hypothesis import settings
 
 from ntt_backup.errors import remember_global_options
 from tests.helpers.parallel import memory, processes
+from tests.helpers.waiting import wait_until
 
 pytest_plugins = [
     "tests.helpers.program",
@@ -98,8 +99,6 @@ def _no_options_are_remembered() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _no_thread_outlives_its_test() -> Iterator[None]:
     """A process with a second thread cannot be copied, so one that stays fails others' tests."""
-    from tests.helpers.environment import wait_until
-
     before = set(threading.enumerate())
     yield
 

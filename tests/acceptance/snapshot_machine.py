@@ -16,7 +16,7 @@ from ntt_backup.config.host_key import make_host_key
 from ntt_backup.config.sections import RemoteSettings
 from tests.helpers import program
 from tests.helpers.blobs import tree
-from tests.helpers.patience import PATIENCE
+from tests.helpers.waiting import PATIENCE
 
 
 class Machine:

@@ -15,8 +15,8 @@ import pytest
 from blake3 import blake3
 
 from ntt_backup.blobdir.layout import relative_path
-from tests.helpers.environment import Environment, wait_until
-from tests.helpers.patience import PATIENCE
+from tests.helpers.environment import Environment
+from tests.helpers.waiting import PATIENCE, wait_until
 
 AS_ROOT = os.geteuid() == 0
 HEX = "0123456789abcdef" * 4

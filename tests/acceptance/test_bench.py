@@ -11,10 +11,10 @@ import pytest
 
 from tests.helpers.blobs import Person
 from tests.helpers.bucket_environment import BucketEnvironment
-from tests.helpers.environment import Environment, wait_until
-from tests.helpers.patience import PATIENCE
+from tests.helpers.environment import Environment
 from tests.helpers.s3_proxy import S3Proxy, status
 from tests.helpers.sshd import FULL_SIZE, Sshd
+from tests.helpers.waiting import PATIENCE, wait_until
 
 SHORT = ("--seconds", "0.2")
 RESTORED = ("back", "restore-pipe-zst", 2)

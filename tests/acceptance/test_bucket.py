@@ -12,8 +12,7 @@ import pytest
 
 from ntt_backup.objects.keys import LARGE_BLOB
 from tests.helpers.bucket_environment import BucketEnvironment, as_reader
-from tests.helpers.environment import await_silence, wait_until
-from tests.helpers.patience import PATIENCE
+from tests.helpers.waiting import PATIENCE, await_silence, wait_until
 
 LARGE = LARGE_BLOB + 1
 

@@ -8,9 +8,8 @@ import signal
 import pytest
 
 from tests.helpers.bucket_environment import BucketEnvironment
-from tests.helpers.environment import wait_until
-from tests.helpers.patience import PATIENCE
 from tests.helpers.s3_proxy import S3Proxy, Trouble, closed, damage, lose_answer, status
+from tests.helpers.waiting import PATIENCE, wait_until
 
 PARTS = {"part_size": "5MiB"}
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import psycopg
 import pytest
 
-from tests.helpers.environment import Environment, wait_until
+from tests.helpers.environment import Environment
 from tests.helpers.link import Link
-from tests.helpers.patience import PATIENCE
 from tests.helpers.postgres import Postgres
+from tests.helpers.waiting import PATIENCE, wait_until
 
 
 def test_a_restart_of_the_database_is_waited_out(env: Environment, postgres: Postgres) -> None:

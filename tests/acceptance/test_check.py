@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from ntt_backup.catalog import selection
-from tests.helpers.environment import Environment, wait_until
+from tests.helpers.environment import Environment
 from tests.helpers.link import Link
 from tests.helpers.sshd import FULL_SIZE, Sshd, free_port
+from tests.helpers.waiting import wait_until
 
 STEPS = (
     "log",

@@ -7,9 +7,9 @@ import threading
 import psycopg
 import pytest
 
-from tests.helpers.environment import Environment, wait_until
-from tests.helpers.patience import PATIENCE
+from tests.helpers.environment import Environment
 from tests.helpers.postgres import CONNECTIONS
+from tests.helpers.waiting import PATIENCE, wait_until
 
 
 def test_a_second_coordinator_is_turned_away(env: Environment) -> None:

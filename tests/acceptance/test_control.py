@@ -17,10 +17,10 @@ from typing import IO, Any
 
 import pytest
 
-from tests.helpers.environment import Environment, await_silence, wait_until
+from tests.helpers.environment import Environment
 from tests.helpers.link import Link
-from tests.helpers.patience import PATIENCE
 from tests.helpers.views import on_screen
+from tests.helpers.waiting import PATIENCE, await_silence, wait_until
 
 
 def told(env: Environment, *command: str) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.environment import Environment, wait_until
+from tests.helpers.environment import Environment
 from tests.helpers.link import Link
-from tests.helpers.patience import PATIENCE
+from tests.helpers.waiting import PATIENCE, wait_until
 
 RESTARTS = 5
 

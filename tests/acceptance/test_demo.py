@@ -20,9 +20,8 @@ from ntt_backup.demo.interrupts import Interrupts
 from ntt_backup.demo.seaweedfs import ADMINISTER, Account, SeaweedFS
 from ntt_backup.errors import BackupError, ConfigError, SourceError
 from ntt_backup.format import many
-from tests.helpers.environment import wait_until
 from tests.helpers.parallel import ports
-from tests.helpers.patience import PATIENCE
+from tests.helpers.waiting import PATIENCE, wait_until
 
 DEMO = (sys.executable, "-m", "ntt_backup", "demo")
 

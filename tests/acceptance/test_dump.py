@@ -24,12 +24,12 @@ from ntt_backup.dump import restore as dump_restore
 from ntt_backup.errors import DumpFailed
 from ntt_backup.objects.s3 import open_bucket
 from tests.helpers import s3_proxy
-from tests.helpers.environment import IGNORING_CHILDREN, Environment, wait_until
-from tests.helpers.patience import PATIENCE
+from tests.helpers.environment import IGNORING_CHILDREN, Environment
 from tests.helpers.postgres import Postgres
 from tests.helpers.s3_proxy import Exchange, S3Proxy
 from tests.helpers.s3_servers import S3Server
 from tests.helpers.sshd import Sshd
+from tests.helpers.waiting import PATIENCE, wait_until
 
 MADE = ["dump_start", "dump_complete"]
 # Where a dump is on the remote whose clock was wrong.

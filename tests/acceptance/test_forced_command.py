@@ -22,10 +22,10 @@ from ntt_backup.catalog.connection import connect
 from ntt_backup.cli.commands.install import RECEIVER, key_line
 from ntt_backup.config import RemoteSettings
 from tests.helpers.environment import Environment
-from tests.helpers.patience import PATIENCE
 from tests.helpers.postgres import Postgres
 from tests.helpers.receivers import RemoteReceiver, digest_of, place_of
 from tests.helpers.sshd import ALIAS, Sshd, receiver_on
+from tests.helpers.waiting import PATIENCE
 
 MIB = 1 << 20
 

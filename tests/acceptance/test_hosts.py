@@ -20,9 +20,9 @@ from tempfile import TemporaryDirectory
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from tests.helpers.environment import Environment, wait_until
-from tests.helpers.patience import PATIENCE
+from tests.helpers.environment import Environment
 from tests.helpers.postgres import Postgres
+from tests.helpers.waiting import PATIENCE, wait_until
 
 pytestmark = [
     pytest.mark.long,

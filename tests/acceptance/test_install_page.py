@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.environment import wait_until
 from tests.helpers.machine import CHECKOUT, SECONDS, Machine, debian, fill
+from tests.helpers.waiting import wait_until
 
 PAGE = CHECKOUT / "docs" / "install.md"
 # What a build of the package needs of a checkout; the rest of ours (.venv, tests) is no part of it.

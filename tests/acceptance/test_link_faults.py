@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.helpers.environment import Environment, wait_until
+from tests.helpers.environment import Environment
 from tests.helpers.link import Link
-from tests.helpers.patience import PATIENCE
+from tests.helpers.waiting import PATIENCE, wait_until
 
 BLOBS = 150
 # Of 1.5 MB of content and half a MB before it: some batches are answered by then, others not sent.

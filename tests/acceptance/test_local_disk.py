@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.blobs import tree
-from tests.helpers.environment import Environment, wait_until
-from tests.helpers.patience import PATIENCE
+from tests.helpers.environment import Environment
 from tests.helpers.postgres import Postgres
 from tests.helpers.sshd import RemoteDir
+from tests.helpers.waiting import PATIENCE, wait_until
 
 MIB = 1 << 20
 

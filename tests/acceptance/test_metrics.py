@@ -18,10 +18,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.helpers import documents
-from tests.helpers.environment import Environment, wait_until
+from tests.helpers.environment import Environment
 from tests.helpers.link import Link
-from tests.helpers.patience import PATIENCE
 from tests.helpers.sshd import HOST, free_port
+from tests.helpers.waiting import PATIENCE, wait_until
 
 RULES = documents.DOCS / "monitoring" / "alerts.yml"
 PROMETHEUS = shutil.which("prometheus")

@@ -16,9 +16,9 @@ from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.mount import kernel
 from ntt_backup.objects.s3 import open_bucket
 from tests.helpers.mounts import contents, mount_point, packs, write, wrong
-from tests.helpers.patience import PATIENCE
 from tests.helpers.program import run
 from tests.helpers.s3_servers import S3Server
+from tests.helpers.waiting import PATIENCE
 
 # Production's shape in small: most blobs lie in dense members.
 SHAPE = (100, 300, 600, 1000, 2000, 3000, 5000, 17_000)

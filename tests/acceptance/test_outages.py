@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.environment import Environment, wait_until
+from tests.helpers.environment import Environment
 from tests.helpers.link import Link
-from tests.helpers.patience import PATIENCE
 from tests.helpers.postgres import Postgres
+from tests.helpers.waiting import PATIENCE, wait_until
 
 FAILED = ("dump_failed", "snapshot_failed", "error")
 

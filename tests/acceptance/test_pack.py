@@ -13,8 +13,8 @@ import pytest
 from blake3 import blake3
 
 from tests.helpers.blobs import Person, noise, put, put_as, text, tree
-from tests.helpers.patience import PATIENCE
 from tests.helpers.program import run
+from tests.helpers.waiting import PATIENCE
 
 CONTENTS = [b"", *(text(n, 2000) for n in range(300)), noise(30_000, 1), noise(9_000_000, 2)]
 

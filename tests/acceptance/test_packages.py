@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.environment import wait_until
 from tests.helpers.machine import CHECKOUT, SECONDS, Machine, debian, fill
+from tests.helpers.waiting import wait_until
 
 UNIT = "ntt-backup-remote.service"
 BLOBS = 100

@@ -10,9 +10,9 @@ from urllib.request import urlopen
 
 import pytest
 
-from tests.helpers.environment import Environment, wait_until
-from tests.helpers.patience import PATIENCE
+from tests.helpers.environment import Environment
 from tests.helpers.views import browsing, serving
+from tests.helpers.waiting import PATIENCE, wait_until
 
 
 def figures(url: str, target: str = "remote") -> dict[str, str]:

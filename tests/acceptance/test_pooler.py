@@ -14,8 +14,9 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from tests.helpers.environment import Environment, wait_until
+from tests.helpers.environment import Environment
 from tests.helpers.sshd import free_port
+from tests.helpers.waiting import wait_until
 
 _PGBOUNCER = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
 pytestmark = pytest.mark.skipif(_PGBOUNCER is None, reason="there is no pgbouncer")

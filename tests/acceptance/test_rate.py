@@ -7,8 +7,9 @@ import time
 
 import pytest
 
-from tests.helpers.environment import Environment, wait_until
+from tests.helpers.environment import Environment
 from tests.helpers.link import Link
+from tests.helpers.waiting import wait_until
 
 RATE = 500_000
 # The preflight and what each worker needs to begin; then work for some seconds.

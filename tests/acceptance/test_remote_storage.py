@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.helpers.environment import Environment, wait_until
+from tests.helpers.environment import Environment
 from tests.helpers.sshd import FULL_SIZE, RemoteDir, Sshd
+from tests.helpers.waiting import wait_until
 
 MIB = 1 << 20
 

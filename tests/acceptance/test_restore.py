@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from tests.helpers.blobs import tree
-from tests.helpers.environment import Environment, wait_until
+from tests.helpers.environment import Environment
 from tests.helpers.link import Link
-from tests.helpers.patience import PATIENCE
 from tests.helpers.sshd import Sshd
+from tests.helpers.waiting import PATIENCE, wait_until
 
 MIB = 1 << 20
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.environment import Environment, wait_until
+from tests.helpers.environment import Environment
 from tests.helpers.link import Link
-from tests.helpers.patience import PATIENCE
+from tests.helpers.waiting import PATIENCE, wait_until
 
 
 def test_once_sends_everything_and_then_nothing(env: Environment) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.environment import Environment, wait_until
-from tests.helpers.patience import PATIENCE
+from tests.helpers.environment import Environment
+from tests.helpers.waiting import PATIENCE, wait_until
 
 ROWS = 300_000
 MEMORY_KIB = 100 * 1024

@@ -11,10 +11,10 @@ from urllib.request import urlopen
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from tests.helpers.environment import Environment, wait_until
-from tests.helpers.patience import PATIENCE
+from tests.helpers.environment import Environment
 from tests.helpers.postgres import Postgres
 from tests.helpers.views import serving
+from tests.helpers.waiting import PATIENCE, wait_until
 
 SECRET = "hunter2"
 # Python loads it at every start: what it is told to start is seen, however short that runs.

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.blobs import noise
-from tests.helpers.environment import Environment, wait_until
+from tests.helpers.environment import Environment
 from tests.helpers.link import Link
-from tests.helpers.patience import PATIENCE
+from tests.helpers.waiting import PATIENCE, wait_until
 
 
 def await_both_at_work(env: Environment) -> None:

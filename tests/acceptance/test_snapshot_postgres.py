@@ -15,7 +15,7 @@ import pytest
 from ntt_backup.demo import postgres as demo
 from ntt_backup.demo.interrupts import Interrupts
 from tests.acceptance.snapshot_machine import Machine
-from tests.helpers.environment import wait_until
+from tests.helpers.waiting import wait_until
 
 _ROWS = 200_000
 

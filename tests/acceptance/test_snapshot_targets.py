@@ -12,8 +12,8 @@ from tests.helpers.blobs import Person, tree
 from tests.helpers.bucket_environment import BucketEnvironment
 from tests.helpers.environment import Environment
 from tests.helpers.link import Link
-from tests.helpers.patience import PATIENCE
 from tests.helpers.s3_servers import as_account
+from tests.helpers.waiting import PATIENCE
 
 
 @pytest.fixture(params=["env", "bucket_env"])

@@ -43,12 +43,11 @@ from ntt_backup.snapshot.take.sets import SnapshotSet
 from tests.acceptance.snapshot_machine import Machine
 from tests.helpers import program
 from tests.helpers.blobs import tree
-from tests.helpers.environment import wait_until
-from tests.helpers.patience import PATIENCE
 from tests.helpers.processes import children, has_ended
 from tests.helpers.s3_proxy import Exchange, S3Proxy, closed
 from tests.helpers.s3_proxy import status as answer
 from tests.helpers.s3_servers import S3Server
+from tests.helpers.waiting import PATIENCE, wait_until
 
 
 def kill_forget(machine: Machine, left: int, *, receiver: bool = False) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.environment import Environment, wait_until
-from tests.helpers.patience import PATIENCE
+from tests.helpers.environment import Environment
 from tests.helpers.sshd import RemoteDir
+from tests.helpers.waiting import PATIENCE, wait_until
 
 
 @pytest.fixture

@@ -24,8 +24,8 @@ from ntt_backup.config import CatalogConfig, load
 from ntt_backup.report.facts import FactsReader
 from tests.helpers.bucket_environment import BucketEnvironment
 from tests.helpers.environment import Environment
-from tests.helpers.patience import PATIENCE
 from tests.helpers.postgres import TARGET, Postgres
+from tests.helpers.waiting import PATIENCE
 
 SCHEMA = "traps"
 _SPRUNG = "a trap was sprung"

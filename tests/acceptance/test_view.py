@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.environment import Environment, wait_until
-from tests.helpers.patience import PATIENCE
+from tests.helpers.environment import Environment
 from tests.helpers.views import on_screen
+from tests.helpers.waiting import PATIENCE, wait_until
 
 
 @pytest.fixture

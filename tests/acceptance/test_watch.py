@@ -10,10 +10,10 @@ from contextlib import suppress
 
 import pytest
 
-from tests.helpers.environment import Environment, wait_until
+from tests.helpers.environment import Environment
 from tests.helpers.link import Link
-from tests.helpers.patience import PATIENCE
 from tests.helpers.postgres import Postgres
+from tests.helpers.waiting import PATIENCE, wait_until
 
 CHANGED = ["log.progress_interval", "run.poll_interval"]
 

@@ -32,7 +32,7 @@ from ntt_backup.source.store import Inspection, Store
 from ntt_backup.upload.strategies import open_session
 from ntt_backup.upload.strategies.session import Outcome, Session
 from ntt_backup.wire import write_messages
-from tests.helpers.patience import PATIENCE
+from tests.helpers.waiting import PATIENCE
 
 # Waits of the product, of which no test shall see the end unless it says so.
 PATIENT: dict[str, Any] = {"stall_timeout": PATIENCE, "receipt_timeout": PATIENCE}

@@ -12,7 +12,7 @@ LYING_RECEIVER = """
 import os, sys
 from ntt_backup.wire.framing import *
 from ntt_backup.wire.write_messages import *
-from tests.helpers.patience import PATIENCE
+from tests.helpers.waiting import PATIENCE
 inbox = Inbox(TO_RECEIVER)
 os.write(1, b"\\nNTT-RECEIVE 1 version=0 python=3.11.0 hash=sha256 codec=zlib allow=put\\n")
 def say(frame): os.write(1, frame)

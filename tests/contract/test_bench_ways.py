@@ -27,8 +27,8 @@ from ntt_backup.objects import store_format
 from ntt_backup.objects.keys import FORMAT
 from ntt_backup.objects.s3 import open_bucket
 from tests.helpers.blobs import put, tree
-from tests.helpers.patience import PATIENCE
 from tests.helpers.s3_servers import S3Server
+from tests.helpers.waiting import PATIENCE
 
 RUN = RunSettings(stall_timeout=PATIENCE, receipt_timeout=PATIENCE)
 

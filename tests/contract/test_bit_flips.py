@@ -21,7 +21,7 @@ from ntt_backup.errors import BackupError, BatchRejected, RemoteUnreachable
 from ntt_backup.model import Batch, Receipt
 from ntt_backup.upload.strategies.session import Rejection, Session
 from tests.contract.harness import Harness
-from tests.helpers.environment import wait_until
+from tests.helpers.waiting import wait_until
 
 pytestmark = pytest.mark.parametrize("strategy", ["stream"])
 

@@ -43,9 +43,9 @@ from ntt_backup.wire.stored_names import MAX_DUMPS
 from tests.contract.dumps import NAME, record_of, send_dump
 from tests.contract.harness import PATIENT, Machine
 from tests.helpers.blobs import Person
-from tests.helpers.environment import wait_until
 from tests.helpers.fake_bucket import SMALLEST_PART, FakeBucket
 from tests.helpers.receivers import PROJECT
+from tests.helpers.waiting import wait_until
 
 OWNER = Person.new()
 CONTENT = bytes(range(256)) * 21_000

@@ -47,9 +47,9 @@ from tests.contract.harness import PATIENT, Machine
 from tests.helpers.blobs import Person
 from tests.helpers.fake_bucket import SMALLEST_PART, FakeBucket
 from tests.helpers.memory_store import MemoryStore
-from tests.helpers.patience import PATIENCE
 from tests.helpers.receivers import LYING_RECEIVER, PROJECT
 from tests.helpers.sshd import Sshd
+from tests.helpers.waiting import PATIENCE
 
 VERSION = "db/20260304T120000Z-0badcafe"
 NAMES = [

@@ -28,8 +28,7 @@ from ntt_backup.upload.strategies.tar_probe import ScratchDirectory
 from ntt_backup.wire import framing
 from tests.contract.dumps import NAME, send_dump
 from tests.contract.harness import Harness, Machine, settle, takes
-from tests.helpers.environment import wait_until
-from tests.helpers.patience import PATIENCE
+from tests.helpers.waiting import PATIENCE, wait_until
 
 FOR_EVER = 100_000.0
 RUN = RunSettings(stall_timeout=PATIENCE, receipt_timeout=PATIENCE)

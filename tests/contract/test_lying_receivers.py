@@ -13,8 +13,8 @@ from ntt_backup.client.read_session import ReadSession
 from ntt_backup.config.sections import RunSettings
 from ntt_backup.errors import BackupError, RemoteUnreachable, Unsupported
 from tests.contract.harness import Machine, Taken
-from tests.helpers.patience import PATIENCE
 from tests.helpers.receivers import LYING_RECEIVER
+from tests.helpers.waiting import PATIENCE
 
 A, B, C = bytes(32), b"\x01" * 32, b"\x02" * 32
 

@@ -12,7 +12,7 @@ from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.read_session import ReadSession
 from ntt_backup.config.sections import RunSettings
 from tests.contract.harness import PATIENT, Harness, Machine, Taken
-from tests.helpers.patience import PATIENCE
+from tests.helpers.waiting import PATIENCE
 
 pytestmark = pytest.mark.parametrize("strategy", ["stream"])
 

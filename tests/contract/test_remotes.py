@@ -29,7 +29,7 @@ from ntt_backup.model import Batch
 from ntt_backup.upload.strategies.session import Rejection, Session
 from ntt_backup.upload.strategies.tar_probe import TarProbe
 from tests.contract.harness import Harness, Imposter, Machine, receipt_of, settle
-from tests.helpers.environment import wait_until
+from tests.helpers.waiting import wait_until
 
 pytestmark = pytest.mark.parametrize("strategy", ["tar"])
 

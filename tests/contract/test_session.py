@@ -15,8 +15,8 @@ from ntt_backup.process.pipeline import PIPE_BYTES
 from ntt_backup.upload.strategies.in_flight import PipelinedSession
 from ntt_backup.upload.strategies.session import Rejection
 from tests.contract.harness import Harness, Tampered, reasons, receipt_of, settle
-from tests.helpers.environment import wait_until
 from tests.helpers.sshd import Sshd
+from tests.helpers.waiting import wait_until
 
 # --- what is well ---------------------------------------------------------------------------------
 

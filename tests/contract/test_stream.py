@@ -36,7 +36,7 @@ from ntt_backup.wire import framing, write_messages
 from tests.contract.harness import Harness, Machine, reasons, receipt_of, settle
 from tests.contract.lying_commits import lying_receiver, receipt
 from tests.helpers.blobs import noise
-from tests.helpers.patience import PATIENCE
+from tests.helpers.waiting import PATIENCE
 
 pytestmark = pytest.mark.parametrize("strategy", ["stream"])
 

@@ -25,9 +25,9 @@ from tests.faults.environment import FaultEnvironment
 from tests.faults.plain_packs import Damaged, members, opened, read_pack
 from tests.helpers.blobs import Person
 from tests.helpers.bucket_environment import BucketEnvironment
-from tests.helpers.environment import wait_until
 from tests.helpers.s3_proxy import Exchange, S3Proxy, Trouble, spoil
 from tests.helpers.s3_servers import S3Server
+from tests.helpers.waiting import wait_until
 
 _PACKS, _BLOBS, _DUMPS, _TRIALS = "packs/", "blobs/", "pgdump/", "packs/trial-"
 _SEALED = ".age"

@@ -25,7 +25,7 @@ from tests.faults.kinds import KINDS, Missed, Undo, deal, unavailable
 from tests.faults.model import Model
 from tests.faults.snapshots import HAPPENS, ChangingTree
 from tests.helpers.blobs import tree
-from tests.helpers.patience import PATIENCE
+from tests.helpers.waiting import PATIENCE
 
 ROUNDS_AN_ERA = 5
 ENOUGH_ROUNDS = 8

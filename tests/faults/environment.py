@@ -22,11 +22,12 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.helpers.environment import Environment, wait_until
+from tests.helpers.environment import Environment
 from tests.helpers.link import Link
 from tests.helpers.postgres import Postgres
 from tests.helpers.program import Process
 from tests.helpers.sshd import Sshd
+from tests.helpers.waiting import wait_until
 
 _IN_CONTAINER = re.compile(r"/proc/(\d+)/root(/.*)")
 BALLAST = "ballast"

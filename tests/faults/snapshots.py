@@ -18,7 +18,7 @@ from contextlib import suppress
 from tests.faults.environment import FaultEnvironment
 from tests.faults.kinds import KINDS, Missed, Undo
 from tests.helpers.blobs import tree
-from tests.helpers.patience import PATIENCE
+from tests.helpers.waiting import PATIENCE
 
 _KEPT = 2
 # What a command that is struck may end with, and none that is not.

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz.__main__ import KINDS
-from tests.helpers.patience import PATIENCE
+from tests.helpers.waiting import PATIENCE
 
 PROJECT = Path(__file__).resolve().parents[2]
 

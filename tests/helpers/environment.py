@@ -16,8 +16,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field, replace
@@ -35,9 +33,9 @@ from ntt_backup.config.host_key import make_host_key
 from ntt_backup.errors import remember_global_options
 from tests.helpers import documents, program
 from tests.helpers.blobs import put, tree
-from tests.helpers.patience import PATIENCE
 from tests.helpers.processes import children
 from tests.helpers.sshd import RemoteDir, Sshd
+from tests.helpers.waiting import PATIENCE, wait_until
 
 # In the environment of all that an environment's CLI starts, so that none of it can hide.
 _MARK = "ACCEPTANCE_ENVIRONMENT"
@@ -48,29 +46,6 @@ IGNORING_CHILDREN = [
     "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN);"
     " os.execv(sys.argv[1], sys.argv[1:])",
 ]
-
-
-def wait_until(condition: Callable[[], object], what: str, timeout: float = PATIENCE) -> None:
-    """Return once condition() is true; fail, naming what was waited for, when it never is."""
-    deadline = time.monotonic() + timeout
-    pause = threading.Event()
-    while not condition():
-        if time.monotonic() > deadline:
-            pytest.fail(f"waited {timeout:.0f} s for {what}")
-        pause.wait(0.02)
-
-
-def await_silence(sent: Callable[[], int]) -> None:
-    """Return once nothing has been sent for a second, but for signs of life."""
-    seen, since = sent(), time.monotonic()
-
-    def silent() -> bool:
-        nonlocal seen, since
-        if (now := sent()) > seen + 1000:
-            seen, since = now, time.monotonic()
-        return time.monotonic() - since > 1.0
-
-    wait_until(silent, "the end of what was sent")
 
 
 @dataclass

@@ -20,9 +20,8 @@ from typing import Self, TypeVar
 
 import pytest
 
-from tests.helpers.environment import wait_until
-from tests.helpers.patience import PATIENCE
 from tests.helpers.sshd import Sshd, free_port
+from tests.helpers.waiting import PATIENCE, wait_until
 
 _MIB = 1 << 20
 _CHUNK = 64 * 1024

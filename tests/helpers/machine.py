@@ -17,8 +17,8 @@ from testcontainers.core.container import DockerContainer
 from testcontainers.core.image import DockerImage
 
 from ntt_backup.blobdir.layout import relative_path
-from tests.helpers.environment import wait_until
 from tests.helpers.parallel import in_turn
+from tests.helpers.waiting import wait_until
 
 CHECKOUT = Path(__file__).parents[2]
 DOCKER = CHECKOUT / "tests" / "docker"

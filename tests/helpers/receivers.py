@@ -36,7 +36,7 @@ from ntt_backup.wire import file_messages, framing, read_messages, write_message
 from ntt_backup.wire.framing import Inbox
 from ntt_backup.wire.stored_names import DUMPS, SNAPSHOTS
 from ntt_backup.wire.write_messages import Receipt
-from tests.helpers.patience import PATIENCE
+from tests.helpers.waiting import PATIENCE
 
 PROJECT = Path(__file__).resolve().parents[2]
 TO_CLIENT = {

@@ -33,9 +33,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from tests.helpers.patience import PATIENCE
 from tests.helpers.s3_servers import Account, S3Server
 from tests.helpers.sshd import HOST
+from tests.helpers.waiting import PATIENCE
 
 _HOP = {"connection", "keep-alive", "transfer-encoding", "expect"}
 _PIECE = 16 * 1024

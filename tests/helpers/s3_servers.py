@@ -23,10 +23,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.error import HTTPError
@@ -39,8 +39,8 @@ from ntt_backup.demo import seaweedfs as demo
 from ntt_backup.demo.interrupts import Interrupts
 from ntt_backup.process.pipeline import die_with_parent
 from tests.helpers.parallel import memory, ports
-from tests.helpers.patience import PATIENCE
 from tests.helpers.sshd import HOST, free_port
+from tests.helpers.waiting import wait_until
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -127,7 +127,11 @@ def _running(
                 preexec_fn=die_with_parent(),
             )
         try:
-            _wait_for(lambda: process.poll() is not None or _answers(url), log)  # noqa: B023
+            wait_until(
+                lambda: process.poll() is not None or _answers(url),  # noqa: B023
+                f"an answer of {url}",
+                log=partial(log.read_text, errors="replace"),
+            )
             if process.poll() is None:
                 yield process.pid, url
                 return
@@ -135,14 +139,6 @@ def _running(
             process.kill()
             process.wait()
     pytest.fail(f"{argv[0]} ended:\n{log.read_text(errors='replace')}", pytrace=False)
-
-
-def _wait_for(condition: Callable[[], bool], log: Path) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        if time.monotonic() > deadline:
-            pytest.fail(f"no answer:\n{log.read_text(errors='replace')}", pytrace=False)
-        time.sleep(0.05)
 
 
 def _answers(url: str) -> bool:

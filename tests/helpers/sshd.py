@@ -23,7 +23,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -37,8 +36,8 @@ from ntt_backup.cli.commands.install import RECEIVER, write_receiver
 from ntt_backup.demo import sshd as demo
 from ntt_backup.demo.interrupts import Interrupts
 from tests.helpers.parallel import in_turn, ports
-from tests.helpers.patience import PATIENCE
 from tests.helpers.processes import descendants, kill, name
+from tests.helpers.waiting import PATIENCE, wait_until
 
 HOST = "127.0.0.1"
 ALIAS = "ntt-test"
@@ -332,11 +331,7 @@ def wait_for_sshd(server: Server, port: int) -> None:
             return client.recv(8).startswith(b"SSH-2.0")
         return False
 
-    deadline = time.monotonic() + PATIENCE
-    while not greets():
-        if time.monotonic() > deadline:
-            pytest.fail(f"sshd does not answer on port {port}:\n{server.log()}", pytrace=False)
-        time.sleep(0.02)
+    wait_until(greets, f"sshd to answer on port {port}", log=server.log)
 
 
 @functools.cache

@@ -22,8 +22,8 @@ from typing import IO, Any
 
 import pytest
 
-from tests.helpers.environment import Environment, wait_until
-from tests.helpers.patience import PATIENCE
+from tests.helpers.environment import Environment
+from tests.helpers.waiting import PATIENCE, wait_until
 
 ROWS, COLUMNS = 24, 80
 

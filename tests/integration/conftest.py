@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ntt_backup.catalog import range_locks
-from tests.helpers.patience import PATIENCE
+from tests.helpers.waiting import PATIENCE
 
 
 @pytest.fixture(autouse=True)

@@ -38,8 +38,8 @@ from ntt_backup.errors import (
     SessionExpired,
 )
 from ntt_backup.model import Blob, Failure, Reason
-from tests.helpers.environment import wait_until
 from tests.helpers.postgres import Postgres
+from tests.helpers.waiting import wait_until
 
 SECRET = "hunter2secret"
 

@@ -13,7 +13,7 @@ from ntt_backup.catalog.connection import Connection, connect
 from ntt_backup.catalog.ledger import Ledger, record_checks
 from ntt_backup.errors import CatalogRefused, ConfigError
 from ntt_backup.model import Blob, Failure, Reason
-from tests.helpers.environment import wait_until
+from tests.helpers.waiting import wait_until
 
 TARGET = "remote"
 NOW = datetime.now(UTC)

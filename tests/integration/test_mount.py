@@ -17,9 +17,9 @@ from ntt_backup.mount.image import Built, Options
 from ntt_backup.mount.packs_or_snapshot import mount_bucket, mount_packs
 from ntt_backup.objects.cache import Cache
 from ntt_backup.objects.keys import blob_key
-from tests.helpers.environment import wait_until
 from tests.helpers.fake_bucket import FakeBucket
 from tests.helpers.mounts import contents, ended, mount_point, packs, servers, write, wrong
+from tests.helpers.waiting import wait_until
 
 DISK = Path("/var/tmp")
 BLOBS = contents(600)

@@ -16,10 +16,10 @@ from ntt_backup.mount import kernel
 from ntt_backup.mount.packs_or_snapshot import Mounted, mount_version
 from ntt_backup.snapshot.format.entry import FILE, HARD_LINK, SYMLINK, Entry
 from ntt_backup.snapshot.origins import NOBODY
-from tests.helpers.environment import wait_until
 from tests.helpers.memory_store import MemoryStore
 from tests.helpers.mounts import ended, mount_point, servers
 from tests.helpers.snapshots import VERSION, directory, put_version
+from tests.helpers.waiting import wait_until
 
 ODD = os.fsdecode(b"odd \xff")
 TIME = 1_600_000_000_123_456_789

@@ -15,8 +15,8 @@ from ntt_backup.report import facts
 from ntt_backup.report.facts import FactsReader
 from ntt_backup.report.health import Health, judge
 from ntt_backup.report.page.view import Target, render
-from tests.helpers.patience import PATIENCE
 from tests.helpers.postgres import Postgres
+from tests.helpers.waiting import PATIENCE
 
 # Where nothing gives up, a test would wait for ever.
 pytestmark = pytest.mark.timeout(PATIENCE)

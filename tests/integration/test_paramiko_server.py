@@ -13,9 +13,8 @@ import pytest
 
 from ntt_backup.demo.paramiko_server import ParamikoServer
 from ntt_backup.demo.sshd import make_key
-from tests.helpers.environment import wait_until
-from tests.helpers.patience import PATIENCE
 from tests.helpers.processes import has_ended
+from tests.helpers.waiting import PATIENCE, wait_until
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from ntt_backup.client.bootstrap import GREETING, LOADER
 from ntt_backup.upload.strategies.codec import choose_codec
 from ntt_backup.wire import framing, write_messages
 from ntt_backup.wire.write_messages import Receipt
-from tests.helpers.patience import PATIENCE
 from tests.helpers.receivers import (
     BYE,
     RemoteReceiver,
@@ -31,6 +30,7 @@ from tests.helpers.receivers import (
     names_under,
     place_of,
 )
+from tests.helpers.waiting import PATIENCE
 
 HASHES = ("sha256", "blake3")
 

@@ -11,8 +11,8 @@ import pytest
 from ntt_backup.receiver import codec, connection, group_commit, hashing, session
 from ntt_backup.receiver.terms import ALLOWED, Terms
 from ntt_backup.wire import framing, write_messages
-from tests.helpers.patience import PATIENCE
 from tests.helpers.receivers import PING, Client
+from tests.helpers.waiting import PATIENCE
 
 
 class Local(Client):

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from ntt_backup.wire import framing, write_messages
-from tests.helpers.environment import wait_until
 from tests.helpers.receivers import (
     RemoteReceiver,
     abort,
@@ -20,6 +19,7 @@ from tests.helpers.receivers import (
     names_under,
     verdicts,
 )
+from tests.helpers.waiting import wait_until
 
 MIB = 1 << 20
 # Just over two of the steps after which progress is made durable.

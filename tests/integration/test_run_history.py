@@ -28,8 +28,8 @@ from ntt_backup.daemon.progress import RunProgress
 from ntt_backup.daemon.run_history import RunHistory
 from ntt_backup.process.messages import Tick
 from ntt_backup.report.status import run_line
-from tests.helpers.patience import PATIENCE
 from tests.helpers.postgres import Postgres
+from tests.helpers.waiting import PATIENCE
 
 # Where nothing gives up, a test would wait for ever.
 pytestmark = pytest.mark.timeout(PATIENCE)

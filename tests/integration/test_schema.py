@@ -26,9 +26,8 @@ from ntt_backup.catalog.schema_steps import Plan, Who
 from ntt_backup.catalog.selection import first_pending
 from ntt_backup.errors import CatalogRefused, CatalogUnavailable
 from ntt_backup.model import Blob, BlobRange
-from tests.helpers.environment import wait_until
-from tests.helpers.patience import PATIENCE
 from tests.helpers.postgres import Postgres, session
+from tests.helpers.waiting import PATIENCE, wait_until
 from tests.integration.catalogs import FORMS, INDEX, LIVE, LIVE_COLUMNS, assert_usable
 
 ON_NOTE = INDEX.replace("(blobid)", "(note)") + "remote_copied is not true"

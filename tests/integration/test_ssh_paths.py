@@ -10,8 +10,8 @@ import pytest
 from ntt_backup.client.shell import ask
 from ntt_backup.client.transport import Ssh
 from ntt_backup.config.sections import RemoteSettings
-from tests.helpers.patience import PATIENCE
 from tests.helpers.sshd import Sshd
+from tests.helpers.waiting import PATIENCE
 
 
 @pytest.mark.parametrize("name", ["plain", 'a b it\'s "c" 100%h %d back\\slash $HOME'])

@@ -21,7 +21,7 @@ from ntt_backup.dump.record import SERIES, Stored
 from ntt_backup.dump.restore import nobody_vouches
 from ntt_backup.dump.retention import Retention, kept, newest_before, replayed
 from ntt_backup.errors import DumpFailed, DumpImpossible
-from tests.helpers.patience import PATIENCE
+from tests.helpers.waiting import PATIENCE
 from tests.unit.sample_records import NOON, RECORD, a_dump
 
 WEEK = 7 * 86400.0

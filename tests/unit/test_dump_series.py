@@ -33,7 +33,7 @@ from ntt_backup.dump.segments import MOST, Cutter
 from ntt_backup.dump.series import Segment, SeriesDamaged, Writer, replay
 from ntt_backup.errors import DumpFailed
 from tests.helpers.memory_store import MemoryStore
-from tests.helpers.patience import PATIENCE
+from tests.helpers.waiting import PATIENCE
 from tests.unit.sample_records import a_dump
 
 SMALL = {"size": 128, "most": 512}

@@ -12,7 +12,7 @@ import pytest
 
 from ntt_backup.process.fork import Fork
 from ntt_backup.process.pipeline import wait_for
-from tests.helpers.patience import PATIENCE
+from tests.helpers.waiting import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("alone")
 

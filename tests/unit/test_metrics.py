@@ -33,8 +33,8 @@ from ntt_backup.daemon.progress import RunProgress, RunState, WorkerStatus
 from ntt_backup.dump.events import DumpFailed
 from ntt_backup.snapshot.events import SnapshotFailed
 from tests.helpers import documents
-from tests.helpers.environment import wait_until
 from tests.helpers.sshd import HOST, free_port
+from tests.helpers.waiting import wait_until
 
 RULES = documents.DOCS / "monitoring" / "alerts.yml"
 DASHBOARD = documents.DOCS / "monitoring" / "dashboard.json"

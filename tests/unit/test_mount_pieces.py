@@ -14,7 +14,7 @@ from ntt_backup.mount.erofs import MAX_DEVICE
 from ntt_backup.mount.pieces import Pieces
 from ntt_backup.mount.volume import PIECE, Volume, lay_out
 from ntt_backup.objects.tables import LargeBlob
-from tests.helpers.environment import wait_until
+from tests.helpers.waiting import wait_until
 
 
 def large(number: int, size: int) -> LargeBlob:

@@ -28,7 +28,7 @@ from ntt_backup.dump.events import DumpFailed, DumpRecovered, DumpSkipped
 from ntt_backup.errors import RemoteUnreachable
 from ntt_backup.events import Event
 from ntt_backup.snapshot.events import SnapshotFailed, SnapshotsRecovered
-from tests.helpers.patience import PATIENCE
+from tests.helpers.waiting import PATIENCE
 
 HOST = "127.0.0.1"
 ERROR: dict[str, Any] = {"exit_code": 5, "message": "m", "detail": "why", "hint": "do"}

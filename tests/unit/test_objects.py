@@ -36,7 +36,7 @@ from ntt_backup.upload.strategies.objects_probe import ObjectsProbe
 from ntt_backup.upload.strategies.session import Outcome, Rejection
 from tests.helpers.blobs import Person, put
 from tests.helpers.fake_bucket import FakeBucket
-from tests.helpers.patience import PATIENCE
+from tests.helpers.waiting import PATIENCE
 
 PART = 5 * 1024**2
 

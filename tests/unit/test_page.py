@@ -34,7 +34,7 @@ from ntt_backup.report.health import Health, judge
 from ntt_backup.report.page.server import Board, PageServer, Shown
 from ntt_backup.report.page.view import Target, ages, last_days, last_hour, policy, render
 from ntt_backup.snapshot.last_take import Last
-from tests.helpers.patience import PATIENCE
+from tests.helpers.waiting import PATIENCE
 from tests.unit.sample_records import TOTALS, a_run
 
 NOW = datetime.now(UTC)

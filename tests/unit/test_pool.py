@@ -15,7 +15,7 @@ from ntt_backup.client.read_session import ReadSession
 from ntt_backup.errors import BackupError, RemoteUnreachable
 from ntt_backup.process import threads
 from ntt_backup.process.threads import WorkQueue, run_threads
-from tests.helpers.patience import PATIENCE
+from tests.helpers.waiting import PATIENCE
 
 Work = Callable[[ReadSession], str]
 LOST = RemoteUnreachable("the connection to the remote was lost", detail="status 255")

@@ -21,9 +21,8 @@ from ntt_backup.process.pipeline import (
     wait_for,
     write,
 )
-from tests.helpers.environment import wait_until
-from tests.helpers.patience import PATIENCE
 from tests.helpers.processes import has_ended
+from tests.helpers.waiting import PATIENCE, wait_until
 
 Start = Callable[..., Child]
 

@@ -18,7 +18,7 @@ from ntt_backup.model import Blob
 from ntt_backup.process.memory import SharedNumber
 from ntt_backup.source import read_ahead
 from ntt_backup.source.read_ahead import Claimed, Order, ReadAhead
-from tests.helpers.environment import wait_until
+from tests.helpers.waiting import wait_until
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ from tests.helpers.bucket_packs import (
     put_pack,
 )
 from tests.helpers.fake_bucket import FakeBucket
-from tests.helpers.patience import PATIENCE
+from tests.helpers.waiting import PATIENCE
 
 MIB = 1 << 20
 

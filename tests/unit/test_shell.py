@@ -20,7 +20,7 @@ from ntt_backup.client.shell import ScriptAnswer, ask
 from ntt_backup.client.transport import Local, Ssh
 from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.errors import BackupError, RemoteDenied, RemoteUnreachable, SourceError
-from tests.helpers.patience import PATIENCE
+from tests.helpers.waiting import PATIENCE
 
 
 @dataclass(frozen=True)

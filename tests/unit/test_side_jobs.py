@@ -18,7 +18,7 @@ from ntt_backup.events import Event, Outage, Warning
 from ntt_backup.process.messages import JobOver, Message
 from ntt_backup.process.pipeline import Child, wait_for
 from ntt_backup.snapshot.events import SnapshotFailed, SnapshotsRecovered
-from tests.helpers.patience import PATIENCE
+from tests.helpers.waiting import PATIENCE
 
 INTERVAL = 86400.0
 

@@ -10,7 +10,7 @@ import pytest
 from ntt_backup.daemon.signals import SignalInbox
 from ntt_backup.errors import Stopped
 from ntt_backup.process.pipeline import wait_for
-from tests.helpers.patience import PATIENCE
+from tests.helpers.waiting import PATIENCE
 
 
 def kill(*signums: int) -> None:

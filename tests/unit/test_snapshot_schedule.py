@@ -24,7 +24,7 @@ from ntt_backup.snapshot.take.new_version import Report, Taken
 from ntt_backup.snapshot.take.sets import SnapshotSet
 from ntt_backup.snapshot.versions import last_begun
 from tests.helpers.memory_store import MemoryStore
-from tests.helpers.patience import PATIENCE
+from tests.helpers.waiting import PATIENCE
 from tests.unit.fakes import Clock
 from tests.unit.taker import Taker
 

@@ -11,7 +11,7 @@ import pytest
 
 from ntt_backup.client.transport import Ssh, ssh_argv
 from ntt_backup.config.sections import RemoteSettings
-from tests.helpers.patience import PATIENCE
+from tests.helpers.waiting import PATIENCE
 
 HOSTILE = """
 Host *

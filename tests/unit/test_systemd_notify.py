@@ -15,7 +15,7 @@ from ntt_backup.daemon.systemd import Systemd
 from ntt_backup.daemon.workers import SupervisedWorker, WorkerPool
 from ntt_backup.process.messages import Message, Tick
 from ntt_backup.process.pipeline import Child, wait_for
-from tests.helpers.patience import PATIENCE
+from tests.helpers.waiting import PATIENCE
 
 SETTINGS = Settings(
     source={"root": "/s"},

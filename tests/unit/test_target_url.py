@@ -24,7 +24,7 @@ from ntt_backup.config import (
 from ntt_backup.config.values import TargetPlace, parse_target_url
 from ntt_backup.errors import ConfigError
 from ntt_backup.upload.strategies.stream import connect
-from tests.helpers.environment import wait_until
+from tests.helpers.waiting import wait_until
 
 SECRET = "hunter2"
 

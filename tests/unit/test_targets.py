@@ -20,7 +20,7 @@ from ntt_backup.errors import LockHeld, WaitsToStart, worst
 from ntt_backup.events import Error, Event, RunStop, Warning
 from ntt_backup.process.messages import Fatal, Message
 from ntt_backup.process.pipeline import Child, wait_for
-from tests.helpers.patience import PATIENCE
+from tests.helpers.waiting import PATIENCE
 from tests.unit.sample_events import STATE
 
 

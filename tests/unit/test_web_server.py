@@ -12,7 +12,7 @@ import pytest
 
 from ntt_backup.daemon import web_server
 from ntt_backup.daemon.web_server import BriefRequest, WebServer
-from tests.helpers.patience import PATIENCE
+from tests.helpers.waiting import PATIENCE
 
 HOST = "127.0.0.1"
 

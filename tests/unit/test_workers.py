@@ -19,9 +19,8 @@ from ntt_backup.model import PendingEstimate
 from ntt_backup.process.messages import Drained, Fatal, Message, ProcessEnded, Tick, decode
 from ntt_backup.process.pipeline import Child, wait_for
 from ntt_backup.upload.worker_main import WorkerSpec
-from tests.helpers.environment import wait_until
-from tests.helpers.patience import PATIENCE
 from tests.helpers.processes import has_ended
+from tests.helpers.waiting import PATIENCE, wait_until
 
 ENDLESS = 500_000
 DEATH = ProcessEnded(status=1, detail="killed")
