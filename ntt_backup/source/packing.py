@@ -5,14 +5,11 @@ The file appears whole or not at all, see `process.durable`.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
-
-from blake3 import blake3
 
 from ntt_backup.blobdir.layout import Stray, StrayKind
 from ntt_backup.config.sealing import seal_writer
@@ -21,7 +18,7 @@ from ntt_backup.model import Blob, Failure, Failures
 from ntt_backup.pack.format import MAX_ENTRIES, pack_id
 from ntt_backup.pack.writer import PackWriter
 from ntt_backup.process.durable import durable_file
-from ntt_backup.source.reader import Reader, TooLarge
+from ntt_backup.source.reader import BadSourceBlob, Reader, TooLarge
 from ntt_backup.source.store import SourceTree, Store
 
 # The store of a pack that is made by hand, which belongs to no bucket.
@@ -154,25 +151,14 @@ def _add_large(reader: Reader, writer: PackWriter, blob: Blob, buffer: memoryvie
         return examined
     sized = examined[0]
     assert sized.size is not None
-    hasher = blake3()
     writer.begin(bytes.fromhex(blob.blobid), sized.size)
-    for piece in _pieces(reader, sized, buffer):
-        hasher.update(piece)
-        writer.more(piece)
-    if hasher.hexdigest() != blob.blobid:
-        raise SourceError(f"{blob.blobid} was changed while it was packed", hint="pack it again")
-    return sized.size
-
-
-def _pieces(reader: Reader, blob: Blob, buffer: memoryview) -> Iterator[memoryview]:
-    """Yields the content of a blob, of the size that was examined. Raises SourceError."""
-    missing = blob.expected
     try:
-        with reader.opened(blob) as fd:
-            while missing and (count := os.readv(fd, [buffer[: min(missing, len(buffer))]])):
-                yield buffer[:count]
-                missing -= count
-    except OSError as error:
-        raise SourceError(f"cannot read {blob.blobid}", detail=error.strerror or "") from error
-    if missing:
-        raise SourceError(f"{blob.blobid} was cut while it was packed", hint="pack again")
+        for piece in reader.pieces(sized, lambda: buffer):
+            writer.more(piece)
+    except BadSourceBlob as error:
+        raise SourceError(
+            f"{blob.blobid} was changed while it was packed",
+            detail=error.failure.detail,
+            hint="pack it again",
+        ) from error
+    return sized.size

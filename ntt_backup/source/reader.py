@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -23,9 +23,17 @@ from ntt_backup.source.store import SourceTree, Store
 
 @dataclass(frozen=True, slots=True)
 class TooLarge:
-    """A blob that does not fit into the buffer, with its true size; see `Reader.opened`."""
+    """A blob that does not fit into the buffer, with its true size; see `Reader.pieces`."""
 
     blob: Blob
+
+
+class BadSourceBlob(Exception):
+    """A blob cannot be read to its end, or its content does not match its name."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.detail)
+        self.failure = failure
 
 
 class Reader(SourceTree):
@@ -90,20 +98,62 @@ class Reader(SourceTree):
         if sized.size is None or sized.size >= len(into):
             return TooLarge(sized)
         count = 0
-        try:
-            with self.opened(sized) as fd:
-                while piece := os.readv(fd, (into[count:],)):
-                    count += piece
-        except OSError as error:
-            return self.failure(blob, error)
-        if count < len(into) and _is_right(sized, into[:count]):
-            return count
-        found = blake3(into[:count]).hexdigest()
-        return Failure(blob.blobid, Reason.CORRUPT_SOURCE, f"its content hashes to {found}")
 
-    def opened(self, blob: Blob) -> AbstractContextManager[int]:
-        """Returns a context with a descriptor of the blob. Raises OSError."""
-        return closing(self.open(relative_path(blob.blobid)))
+        def rest() -> memoryview:
+            return into[count:]
+
+        try:
+            for piece in self.pieces(sized, rest):
+                count += len(piece)
+        except BadSourceBlob as error:
+            return error.failure
+        return count
+
+    def pieces(
+        self,
+        blob: Blob,
+        space: Callable[[], memoryview],
+        hashes: PieceHashes | None = None,
+        *,
+        begin: int = 0,
+        end: int | None = None,
+    ) -> Iterator[memoryview]:
+        """Yields the content of a blob in pieces, hashed while it is read.
+
+        Args:
+            blob: The blob with its true size.
+            space: Returns the buffer for the next piece.
+            hashes: Hashes the pieces; must have those before `begin`.
+            begin: The offset in bytes of the first piece.
+            end: The offset in bytes where the pieces end, or None for all. The content is compared
+                with the name at the end of the blob.
+
+        Raises:
+            BadSourceBlob: The blob cannot be read, is too short, or does not match its name.
+        """
+        size = blob.size or 0
+        at, end = begin, size if end is None else end
+        hashes = hashes or PieceHashes(blob.blobid)
+        try:
+            with closing(self.open(relative_path(blob.blobid))) as fd:
+                if begin:
+                    os.lseek(fd, begin, os.SEEK_SET)
+                while at < end:
+                    buffer = space()[: end - at]
+                    if not (count := os.readv(fd, (buffer,))):
+                        break
+                    at += count
+                    hashes.add(buffer[:count])
+                    yield buffer[:count]
+        except OSError as error:
+            raise BadSourceBlob(self.failure(blob, error)) from error
+        if at < end:
+            text = f"it ended {size - at} bytes early"
+        elif at == size and hashes.name != blob.blobid:
+            text = f"its content hashes to {hashes.name}"
+        else:
+            return
+        raise BadSourceBlob(Failure(blob.blobid, Reason.CORRUPT_SOURCE, text))
 
 
 class PieceHashes:
@@ -111,7 +161,7 @@ class PieceHashes:
     BLAKE3 also by SHA-256 over name and content. summed: whether the remote lacks BLAKE3.
     """
 
-    def __init__(self, blobid: str, *, summed: bool) -> None:
+    def __init__(self, blobid: str, *, summed: bool = False) -> None:
         self._blobid = blobid
         self._summed = summed
         self.restart()
@@ -140,23 +190,6 @@ class PieceHashes:
     def name(self) -> str:
         """The BLAKE3 of the pieces, in hex digits."""
         return self._name.hexdigest()
-
-
-def wrong_content(blob: Blob, found: str, missing: int) -> Failure | None:
-    """Returns the failure of a blob that was read in pieces, or None if it is correct.
-
-    Args:
-        blob: The blob.
-        found: The BLAKE3 of the content in hex digits.
-        missing: The bytes that the content was too short.
-    """
-    if missing:
-        text = f"it ended {missing} bytes early"
-    elif found != blob.blobid:
-        text = f"its content hashes to {found}"
-    else:
-        return None
-    return Failure(blob.blobid, Reason.CORRUPT_SOURCE, text)
 
 
 def _is_right(blob: Blob, content: memoryview) -> bool:

@@ -213,14 +213,16 @@ def test_a_large_blob_that_cannot_be_opened_withdraws_none_before_it(
 ) -> None:
     batch = source.batch("b", noise(PACK_BYTES + 1, 1), noise(PACK_BYTES + 1, 2))
     session = opened(source)
-    opening = Reader.opened
+    opening, opened_paths = Reader.open, []
 
-    def refuse(reader: Reader, blob: Blob) -> Any:
-        if blob.blobid == batch.blobs[broken].blobid:
+    def refuse(reader: Reader, path: str) -> int:
+        opened_paths.append(path)
+        # The first time, its size is found.
+        if path == relative_path(batch.blobs[broken].blobid) and opened_paths.count(path) == 2:
             raise PermissionError(13, "Permission denied")
-        return opening(reader, blob)
+        return opening(reader, path)
 
-    monkeypatch.setattr(Reader, "opened", refuse)
+    monkeypatch.setattr(Reader, "open", refuse)
     session.put(batch)
     assert (far_side.kinds.count(LARGE), far_side.kinds.count(framing.END)) == (1, 1)
     told = received(session)

@@ -19,8 +19,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from blake3 import blake3
-
 from ntt_backup.blobdir.layout import is_blobid
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.config.sealing import require_sealing, seal_writer
@@ -34,7 +32,7 @@ from ntt_backup.objects.s3 import open_bucket
 from ntt_backup.pack.format import ID_BYTES, pack_id, unsigned
 from ntt_backup.pack.writer import PackWriter
 from ntt_backup.process.memory import give_back_large_blocks, memory_needed, new_buffer
-from ntt_backup.source.reader import Reader, TooLarge, wrong_content
+from ntt_backup.source.reader import BadSourceBlob, Reader, TooLarge
 from ntt_backup.source.store import Store
 from ntt_backup.upload.strategies.content_report import ContentReport
 from ntt_backup.upload.strategies.session import Outcome, Rejection
@@ -268,47 +266,32 @@ class ObjectsSession:
         size = blob.size or 0
         if writer is not None:
             writer.begin(_digest(blob), size)
-        found, left = blake3(), size
         try:
-            with reader.opened(blob) as fd:
-                while left and (count := os.readv(fd, [self._buffer[: min(left, _PIECE)]])):
-                    found.update(self._buffer[:count])
-                    if writer is not None:
-                        writer.more(self._buffer[:count])
-                    left -= count
-                    self._carry(flight, 0 if writer is None else count)
-                    self._hear()
-        except OSError as error:
-            return reader.failure(blob, error)
-        return wrong_content(blob, found.hexdigest(), left) or size
+            for piece in reader.pieces(blob, lambda: self._buffer[:_PIECE]):
+                if writer is not None:
+                    writer.more(piece)
+                self._carry(flight, 0 if writer is None else len(piece))
+                self._hear()
+        except BadSourceBlob as error:
+            return error.failure
+        return size
 
     def _put_large(self, flight: _Flight, reader: Reader, blob: Blob) -> Failure | None:
         """Sends a blob as an object of its own; one that is bad is returned, and not sent."""
-        left = blob.size or 0
-        out = self._outbox.begin(blob_key(blob.blobid), left, look=flight.look)
-        found, carried = blake3(), 0
+        out = self._outbox.begin(blob_key(blob.blobid), blob.size or 0, look=flight.look)
+        carried = 0
         with self._dropped_unless_finished(out):
             try:
-                with reader.opened(blob) as fd:
-                    while left:
-                        space = self._outbox.space(out)[: min(left, _PIECE)]
-                        if not (count := os.readv(fd, [space])):
-                            break
-                        found.update(space[:count])
-                        self._outbox.filled(out, count)
-                        self._carry(flight, count)
-                        carried += count
-                        left -= count
-            except OSError as error:
-                failure: Failure | None = reader.failure(blob, error)
-            else:
-                failure = wrong_content(blob, found.hexdigest(), left)
-            if failure is None:
-                self._outbox.finish(out)
-                flight.large.append((out, blob))
-            else:
+                for piece in reader.pieces(blob, lambda: self._outbox.space(out)[:_PIECE]):
+                    self._outbox.filled(out, len(piece))
+                    self._carry(flight, len(piece))
+                    carried += len(piece)
+            except BadSourceBlob as error:
                 self._carry(flight, -carried)
-        return failure
+                return error.failure
+            self._outbox.finish(out)
+            flight.large.append((out, blob))
+        return None
 
     @contextmanager
     def _dropped_unless_finished(self, out: Outgoing) -> Iterator[None]:

@@ -12,16 +12,16 @@ durable, the next is already on its way. Large blobs go in pieces, in constant m
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
+from itertools import chain, islice
 from typing import Final
 
 from ntt_backup.client.connection import ReceiverConnection, SessionSpec
 from ntt_backup.client.error_text import explain_batch
 from ntt_backup.errors import BatchRejected, SourceError
 from ntt_backup.model import Batch, Blob, Failure, Reason
-from ntt_backup.source.reader import PieceHashes, Reader, wrong_content
+from ntt_backup.source.reader import BadSourceBlob, PieceHashes, Reader
 from ntt_backup.source.store import Store
 from ntt_backup.upload.strategies.codec import choose_codec
 from ntt_backup.upload.strategies.in_flight import Flight, PipelinedSession
@@ -31,7 +31,6 @@ from ntt_backup.upload.strategies.session import Rejection
 from ntt_backup.wire import framing, write_messages
 from ntt_backup.wire.framing import ProtocolError
 
-_CHUNK: Final = framing.MAX_CHUNK
 # Only a link within this machine, or to a neighbour, brings an answer back within this time.
 _NEAR_SECONDS: Final = 0.002
 # How many blobs are read without a sign of life: each takes seconds where the disk is very slow.
@@ -73,7 +72,7 @@ class StreamSession(PipelinedSession):
         self._codec = choose_codec(spec.run.codec, banner.codecs, spec.effort)
         self._packer = Packer(self._codec, checksum=self._sums)
         self._offset: tuple[int, bytes] | None = None
-        self._chunk = memoryview(bytearray(_CHUNK))
+        self._chunk = memoryview(bytearray(framing.MAX_CHUNK))
 
     def detect_near_remote(self) -> None:
         """Sends a PING, and tells the codec if the remote answers it at once. Does nothing where
@@ -194,34 +193,28 @@ class StreamSession(PipelinedSession):
     def _put_large(self, reader: Reader, flight: Flight, blob: Blob) -> None:
         """Sends a blob in pieces, hashed meanwhile; withdraws one that does not match its name."""
         self._flush(flight)
-        size = blob.size or 0
         digest = bytes.fromhex(blob.blobid)
         hashes = PieceHashes(blob.blobid, summed=self._sums)
         try:
-            with reader.opened(blob) as fd:
-                offset = self._resume(flight, fd, blob, hashes)
-                self._write(flight, write_messages.large(digest, size, offset), content=offset)
-                flight.sent.append(blob)
-                left = size - offset
-                while left and not flight.answered:
-                    count = os.readv(fd, (self._chunk[: min(left, _CHUNK)],))
-                    if not count:
-                        break
-                    left -= count
-                    piece = self._chunk[:count]
-                    hashes.add(piece)
-                    number, parts = self._codec.encode([piece])
-                    prefix = write_messages.part_prefix(number, count)
-                    length = len(prefix) + sum(map(len, parts))
-                    head = framing.head(framing.DATA, length) + prefix
-                    self._write_coded(flight, head, *parts, content=count)
-        except OSError as error:
-            self._withdraw(flight, blob, reader.failure(blob, error))
-            return
-        if flight.answered:
-            return
-        if (failure := wrong_content(blob, hashes.name, left)) is not None:
-            self._withdraw(flight, blob, failure)
+            offset = self._resume(reader, flight, blob, hashes)
+            pieces = reader.pieces(blob, lambda: self._chunk, hashes, begin=offset)
+            # A blob that cannot be opened is not begun.
+            first = list(islice(pieces, 1))
+            head = write_messages.large(digest, blob.size or 0, offset)
+            self._write(flight, head, content=offset)
+            flight.sent.append(blob)
+            if flight.answered:
+                return
+            for piece in chain(first, pieces):
+                number, parts = self._codec.encode([piece])
+                prefix = write_messages.part_prefix(number, len(piece))
+                length = len(prefix) + sum(map(len, parts))
+                head = framing.head(framing.DATA, length) + prefix
+                self._write_coded(flight, head, *parts, content=len(piece))
+                if flight.answered:
+                    return
+        except BadSourceBlob as error:
+            self._withdraw(flight, blob, error.failure)
         else:
             self._write(flight, write_messages.end(write_messages.COMPLETE, hashes.checksum))
 
@@ -231,9 +224,9 @@ class StreamSession(PipelinedSession):
             flight.withdrawn.add(blob.blobid)
             self._write(flight, write_messages.end(write_messages.WITHDRAWN))
 
-    def _resume(self, flight: Flight, fd: int, blob: Blob, hashes: PieceHashes) -> int:
-        """Returns the offset from which to send a blob that may have been sent in part before;
-        hashes and fd have passed all before it.
+    def _resume(self, reader: Reader, flight: Flight, blob: Blob, hashes: PieceHashes) -> int:
+        """Returns the offset from which to send a blob that may have been sent in part before. Adds
+        all before the offset to the hashes. Raises BadSourceBlob.
         """
         size = blob.size or 0
         if size <= write_messages.RESUMABLE:
@@ -245,18 +238,14 @@ class StreamSession(PipelinedSession):
         offset, remote_hash = self._offset or (0, b"")
         if not 0 < offset <= size:
             return 0
-        left = offset
-        while left and (count := os.readv(fd, (self._chunk[: min(left, _CHUNK)],))):
-            hashes.add(self._chunk[:count])
-            left -= count
+        for _ in reader.pieces(blob, lambda: self._chunk, hashes, end=offset):
             self._spec.on_bytes(0)
             # A disk may read for longer than the remote waits for a client that says nothing.
             if self.channel.quiet:
                 self._send(framing.frame(framing.PING, bytes(8)))
-        if not left and hashes.so_far() == remote_hash:
+        if hashes.so_far() == remote_hash:
             return offset
         hashes.restart()
-        os.lseek(fd, 0, os.SEEK_SET)
         return 0
 
     def _call_back(self, flight: Flight) -> None:
