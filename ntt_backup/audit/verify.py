@@ -43,8 +43,8 @@ from ntt_backup.model import Blob, Failure, Failures, Reason, total_size
 from ntt_backup.process.threads import WorkQueue, run_threads
 from ntt_backup.source.store import Store
 from ntt_backup.upload.batching import cut
-from ntt_backup.wire import read_messages
-from ntt_backup.wire.write_messages import Large
+from ntt_backup.wire import messages
+from ntt_backup.wire.messages import Large
 
 # What is asked for again when the link drops, and a step of the progress of a download.
 _JOB_BLOBS: Final = 1000
@@ -523,7 +523,7 @@ class Hashing:
     def end(self, problem: str) -> None:
         assert self._large is not None
         if problem:
-            self.not_given(self._large.digest, read_messages.UNREADABLE, problem)
+            self.not_given(self._large.digest, messages.UNREADABLE, problem)
         else:
             self._compare(self._large.digest, self._hasher.digest(), self._large.size)
 
@@ -532,4 +532,4 @@ class Hashing:
 
     def _compare(self, digest: bytes, found: bytes, size: int) -> None:
         if found != digest:
-            self.not_given(digest, read_messages.WRONG, hash_mismatch(size, found))
+            self.not_given(digest, messages.WRONG, hash_mismatch(size, found))

@@ -19,7 +19,7 @@ from ntt_backup.blobdir.layout import kind_of
 from ntt_backup.blobdir.open import FILE, BlobDirectory, closing
 from ntt_backup.blobdir.staged_batch import Entry, NewDirectory, NewParent, StagedBatch
 from ntt_backup.blobdir.syscalls import DIRECTORY, error_line, rename_new
-from ntt_backup.wire.write_messages import PRESENT, REFUSED, REPLACED
+from ntt_backup.wire.messages import PRESENT, REFUSED, REPLACED
 
 _CHUNK = 1 << 18
 # These say something about the one name; every other error is about the disk or the account, and

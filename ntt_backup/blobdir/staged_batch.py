@@ -23,7 +23,7 @@ from ntt_backup.blobdir.partial import Partial
 from ntt_backup.blobdir.staging import remove_tree, write_all
 from ntt_backup.blobdir.syscalls import DIRECTORY
 from ntt_backup.wire.framing import DIGEST_BYTES
-from ntt_backup.wire.write_messages import MISMATCH, Exceptional
+from ntt_backup.wire.messages import MISMATCH, Exceptional
 
 if TYPE_CHECKING:
     from typing import Protocol

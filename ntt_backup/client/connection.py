@@ -32,9 +32,9 @@ from ntt_backup.errors import (
     Unsupported,
 )
 from ntt_backup.pack.format import Sign, unsigned
-from ntt_backup.wire import framing, write_messages
+from ntt_backup.wire import messages
 from ntt_backup.wire.framing import PROTOCOL, Inbox, ProtocolError
-from ntt_backup.wire.write_messages import Field
+from ntt_backup.wire.messages import Field
 
 # The bytes a second at which a slow disk is read for a checksum.
 SLOW: Final = 5_000_000
@@ -201,12 +201,12 @@ class ReceiverConnection:
             "sync": spec.sync,
             **more,
         }
-        self._await_ready(write_messages.fields(framing.HELLO, fields))
+        self._await_ready(messages.HELLO.frame(fields))
         return self._said
 
     def place(self) -> None:
         """Has the receiver create by-hash."""
-        self._await_ready(framing.frame(framing.PLACE))
+        self._await_ready(messages.PLACE.frame())
 
     def send(self, frame: bytes, hear: Callable[[bytes], None]) -> None:
         """Sends a small frame; hear receives the data that arrives meanwhile."""
@@ -230,12 +230,12 @@ class ReceiverConnection:
             while (frame := self._inbox.next()) is not None:
                 self.received += 1
                 kind, payload = frame
-                if kind == framing.ERROR:
-                    raise _refusal(*write_messages.read_error(payload))
-                if kind == framing.READY and self._awaits_ready:
+                if kind == messages.ERROR:
+                    raise _refusal(*messages.ERROR.read(payload))
+                if kind == messages.READY and self._awaits_ready:
                     self._awaits_ready = False
-                    self._said = write_messages.read_fields(payload)
-                elif kind not in (framing.PONG, framing.BUSY):
+                    self._said = messages.READY.read(payload)
+                elif kind not in (messages.PONG, messages.BUSY):
                     yield frame
 
     @contextmanager
@@ -255,11 +255,11 @@ class ReceiverConnection:
         if self.channel.ended:
             return
         try:
-            self.send(framing.frame(framing.BYE), lambda _: None)
+            self.send(messages.BYE.frame(), lambda _: None)
         except BackupError:
             self.abort()
         else:
-            self.channel.close(framing.frame(framing.LEFT))
+            self.channel.close(messages.LEFT.frame())
 
     def abort(self) -> None:
         """Ends the connection immediately. Never raises."""
@@ -368,7 +368,7 @@ class ReceiverQuestions:
         """Sends a sign of life, if nothing was sent for a while."""
         if self._connection.channel.quiet:
             with self._connection.checked():
-                self._send(framing.frame(framing.PING, bytes(8)))
+                self._send(messages.PING.frame(bytes(8)))
 
     def close(self) -> None:
         """Ends the session in good order within a bounded time."""

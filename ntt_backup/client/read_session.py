@@ -14,14 +14,14 @@ from typing import Final, NamedTuple, Protocol
 
 from ntt_backup.client.connection import SLOW, ReceiverQuestions, SessionSpec
 from ntt_backup.model import Failure, Reason
-from ntt_backup.wire import framing, read_messages, write_messages
+from ntt_backup.wire import messages
 from ntt_backup.wire.framing import ProtocolError
 
 _NO_REASON: Final = "no reason given"
 _REASONS: Final = {
-    read_messages.MISSING: Reason.REMOTE_MISSING,
-    read_messages.WRONG: Reason.REMOTE_CORRUPT,
-    read_messages.UNREADABLE: Reason.REMOTE_UNREADABLE,
+    messages.MISSING: Reason.REMOTE_MISSING,
+    messages.WRONG: Reason.REMOTE_CORRUPT,
+    messages.UNREADABLE: Reason.REMOTE_UNREADABLE,
 }
 
 
@@ -45,7 +45,7 @@ class ContentSink(Protocol):
     """
 
     def whole(self, digest: bytes, content: memoryview) -> None: ...
-    def begin(self, large: write_messages.Large) -> None: ...
+    def begin(self, large: messages.Large) -> None: ...
     def piece(self, data: memoryview) -> None: ...
     def end(self, problem: str) -> None:
         """Ends a large blob. problem: why the blob is incomplete; "" for a complete one."""
@@ -62,7 +62,7 @@ class ReadSession(ReceiverQuestions):
     """
 
     def __init__(self, spec: SessionSpec) -> None:
-        super().__init__(spec, read_messages.TO_CLIENT)
+        super().__init__(spec, messages.to_client(messages.READING))
         # Of each question the digests, the offset of the first blob, and the listed sizes.
         self._asked: deque[tuple[tuple[bytes, ...], int, Mapping[bytes, int]]] = deque()
         self.settled = 0
@@ -76,39 +76,39 @@ class ReadSession(ReceiverQuestions):
         strays: list[tuple[int, str]] = []
         last = b""
         with self._connection.checked():
-            self._send(read_messages.listing(low, high, most))
+            self._send(messages.LIST.frame(low, high, most))
             while True:
                 kind, payload = self._next()
-                if kind == framing.NAMES:
-                    for digest, size in read_messages.read_names(payload):
+                if kind == messages.NAMES:
+                    for digest, size in messages.NAMES.read(payload):
                         if (digest <= last and last) or not low <= digest <= high:
                             raise ProtocolError("names out of order")
                         last = digest
                         names.append((digest, size))
                     if len(names) > most:
                         raise ProtocolError("more names than were asked for")
-                elif kind == framing.STRAY:
-                    strays.append(read_messages.read_stray(payload))
-                    if len(strays) > read_messages.MAX_STRAYS + read_messages.MAX_DIRECTORIES:
+                elif kind == messages.STRAY:
+                    strays.append(messages.STRAY.read(payload))
+                    if len(strays) > messages.MAX_STRAYS + messages.MAX_DIRECTORIES:
                         raise ProtocolError("strays without end")
-                elif kind == framing.LISTED:
-                    return Page(names, strays, read_messages.read_listed(payload).more)
+                elif kind == messages.LISTED:
+                    return Page(names, strays, messages.LISTED.read(payload).more)
                 else:
                     raise ProtocolError(f"a frame of type {kind} within a listing")
 
     def ask_verdicts(self, digests: Sequence[bytes]) -> None:
         """Asks the remote to hash blobs; `verdicts` returns the answers in the order of asking."""
         with self._connection.checked():
-            self._send(read_messages.verifying(digests))
+            self._send(messages.VERIFY.frame(digests))
         self._asked.append((tuple(digests), 0, {}))
 
-    def verdicts(self, size: int = 0) -> read_messages.Verdicts:
+    def verdicts(self, size: int = 0) -> messages.Verdicts:
         """Returns the answer to one `ask_verdicts`. size: the bytes of all blobs, if known."""
         with self._connection.checked():
             kind, payload = self._next(size / SLOW)
-            if kind != framing.VERDICTS:
+            if kind != messages.VERDICTS:
                 raise ProtocolError(f"a frame of type {kind} for a verdict")
-            found = read_messages.read_verdicts(payload)
+            found = messages.VERDICTS.read(payload)
             if found.asked != len(self._asked.popleft()[0]):
                 raise ProtocolError("verdicts for another number of blobs")
             return found
@@ -130,7 +130,7 @@ class ReadSession(ReceiverQuestions):
         """
         once = tuple(dict.fromkeys(digests))
         with self._connection.checked():
-            self._send(read_messages.getting(once, offset))
+            self._send(messages.GET.frame(offset, once))
         self._asked.append((once, offset, listed or {}))
 
     def contents(self, sink: ContentSink) -> None:
@@ -144,18 +144,18 @@ class ReadSession(ReceiverQuestions):
             waiting.remove(digest)
             return digest
 
-        large: write_messages.Large | None = None
+        large: messages.Large | None = None
         at = 0
         with self._connection.checked():
             while True:
                 kind, payload = self._next()
-                if kind == framing.PIECE and large is not None:
-                    piece = read_messages.read_piece(payload)
+                if kind == messages.PIECE and large is not None:
+                    piece = messages.PIECE.read(payload)
                     at += len(piece)
                     if at > large.size:
                         raise ProtocolError("more of a blob than was announced")
                     sink.piece(piece)
-                elif kind == framing.BLOB_END and large is not None:
+                elif kind == messages.BLOB_END and large is not None:
                     problem = _problem(payload)
                     if not problem and at != large.size:
                         raise ProtocolError("less of a blob than was announced")
@@ -163,13 +163,13 @@ class ReadSession(ReceiverQuestions):
                     large = None
                 elif large is not None:
                     raise ProtocolError(f"a frame of type {kind} within a blob")
-                elif kind == framing.CONTENTS:
-                    for digest, content in read_messages.read_contents(payload):
+                elif kind == messages.CONTENTS:
+                    for digest, content in messages.CONTENTS.read(payload):
                         if len(content) > listed.get(digest, len(content)):
                             raise ProtocolError("a blob that is larger than it was listed")
                         sink.whole(awaited(digest), content)
-                elif kind == framing.BLOB:
-                    large = write_messages.read_large(payload)
+                elif kind == messages.BLOB:
+                    large = messages.BLOB.read(payload)
                     awaited(large.digest)
                     if large.offset > offset:
                         raise ProtocolError("a blob without its beginning")
@@ -177,10 +177,10 @@ class ReadSession(ReceiverQuestions):
                         raise ProtocolError("a blob that is larger than it was listed")
                     at = large.offset
                     sink.begin(large)
-                elif kind == framing.NOT_GIVEN:
-                    digest, verdict, text = read_messages.read_not_given(payload)
+                elif kind == messages.NOT_GIVEN:
+                    digest, verdict, text = messages.NOT_GIVEN.read(payload)
                     sink.not_given(awaited(digest), verdict, text)
-                elif kind == framing.GIVEN and not waiting:
+                elif kind == messages.GIVEN and not waiting:
                     return
                 else:
                     raise ProtocolError(f"a frame of type {kind} among contents")
@@ -188,8 +188,8 @@ class ReadSession(ReceiverQuestions):
 
 def _problem(payload: memoryview) -> str:
     """Returns why a BLOB_END ends a blob early; "" for a complete blob."""
-    status, text = read_messages.read_blob_end(payload)
-    return (text or _NO_REASON) if status == read_messages.BROKEN else ""
+    status, text = messages.BLOB_END.read(payload)
+    return (text or _NO_REASON) if status == messages.BROKEN else ""
 
 
 def remote_failure(blobid: str, verdict: int, text: str) -> Failure:

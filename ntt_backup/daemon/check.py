@@ -40,7 +40,7 @@ from ntt_backup.process.pipeline import version_of
 from ntt_backup.source.store import Store
 from ntt_backup.upload.strategies.probe import LINGERS
 from ntt_backup.upload.worker_main import PROBE, Remote
-from ntt_backup.wire import read_messages
+from ntt_backup.wire import messages
 
 _KINDS: Final = {"ssh": "by ssh", "file": "a directory of this machine", "s3": "a bucket"}
 # What a receiver must allow, with the commands that need it.
@@ -214,7 +214,7 @@ def remote_reads(settings: Settings) -> CheckStep:
     """
     try:
         spec = SessionSpec.of(settings, f"check-{os.getpid()}", "read")
-        receiver = ReceiverConnection(spec, read_messages.TO_CLIENT)
+        receiver = ReceiverConnection(spec, messages.to_client(messages.READING))
     except Unsupported as error:
         return CheckStep(warning=nothing_reads(f"{error}", settings.remote.where))
     receiver.abort()

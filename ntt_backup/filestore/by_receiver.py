@@ -25,9 +25,9 @@ from ntt_backup.filestore.contract import (
     Sum,
     ask_ahead,
 )
-from ntt_backup.wire import file_messages, framing, read_messages, write_messages
-from ntt_backup.wire.file_messages import MAX_NAMES, MAX_OPEN
+from ntt_backup.wire import messages
 from ntt_backup.wire.framing import MAX_CHUNK, ProtocolError
+from ntt_backup.wire.messages import MAX_FILE_NAMES, MAX_OPEN
 from ntt_backup.wire.stored_names import is_told
 
 _REQUESTS: Final = 1024
@@ -36,11 +36,11 @@ _POLL_SECONDS: Final = 0.5
 _PING_SECONDS: Final = 60.0
 # The kind of the frames that answer a question, and the kinds that end the answer.
 _ANSWERS: Final = {
-    framing.FILES: (framing.FILE_NAMES, (framing.DONE,)),
-    framing.READ: (framing.PIECE, (framing.BLOB_END, framing.FILE_SAID)),
-    framing.FILE_END: (framing.FILE_SUM, (framing.FILE_SUM,)),
-    framing.PUBLISH: (framing.FILE_SAID, (framing.FILE_SAID,)),
-    framing.REMOVE: (framing.DONE, (framing.DONE,)),
+    messages.FILES: (messages.FILE_NAMES, (messages.DONE,)),
+    messages.READ: (messages.PIECE, (messages.BLOB_END, messages.FILE_SAID)),
+    messages.FILE_END: (messages.FILE_SUM, (messages.FILE_SUM,)),
+    messages.PUBLISH: (messages.FILE_SAID, (messages.FILE_SAID,)),
+    messages.REMOVE: (messages.DONE, (messages.DONE,)),
 }
 
 
@@ -70,11 +70,11 @@ class _Question:
             self.end = (kind, *self._read_end(kind, payload))
         elif kind != self._kind:
             raise ProtocolError(f"a frame of type {kind} in another answer")
-        elif kind == framing.PIECE:
-            self.pieces.append(bytes(read_messages.read_piece(payload)))
+        elif kind == messages.PIECE:
+            self.pieces.append(bytes(messages.PIECE.read(payload)))
             self._most -= len(self.pieces[-1])
         else:
-            for name, size, arrived in file_messages.read_names(self._area, payload):
+            for name, size, arrived in messages.FILE_NAMES.read(payload, self._area):
                 if self.files and name <= self.files[-1].name:
                     raise ProtocolError("names out of order")
                 self.files.append(StoredFile(name, size, arrived))
@@ -83,15 +83,15 @@ class _Question:
             raise ProtocolError("more than was asked for")
 
     def _read_end(self, kind: int, payload: memoryview) -> tuple[int, str]:
-        if kind == framing.FILE_SUM:
-            self.sum = Sum(*file_messages.read_file_sum(payload))
+        if kind == messages.FILE_SUM:
+            self.sum = Sum(*messages.FILE_SUM.read(payload))
             return 0, ""
-        if kind == framing.FILE_SAID:
-            return file_messages.read_said(payload)
-        if kind == framing.BLOB_END:
-            return read_messages.read_blob_end(payload)
-        number = write_messages.read_number(payload)
-        if self._kind == framing.FILE_NAMES and number != len(self.files):
+        if kind == messages.FILE_SAID:
+            return messages.FILE_SAID.read(payload)
+        if kind == messages.BLOB_END:
+            return messages.BLOB_END.read(payload)
+        number = messages.DONE.read(payload)
+        if self._kind == messages.FILE_NAMES and number != len(self.files):
             raise ProtocolError("another number of names than were told")
         return number, ""
 
@@ -105,7 +105,7 @@ class FileStoreByReceiver(ReceiverQuestions):
     """
 
     def __init__(self, spec: SessionSpec, area: Area) -> None:
-        super().__init__(spec, file_messages.TO_CLIENT)
+        super().__init__(spec, messages.to_client(messages.WITH_FILES))
         self._area = area
         self._asked: deque[_Question] = deque()
         self._slots = list(range(MAX_OPEN))
@@ -131,7 +131,7 @@ class FileStoreByReceiver(ReceiverQuestions):
         self._pinging.join()
 
     def list(self, below: str = "") -> Iterator[StoredFile]:
-        question = self._ask(framing.FILES, file_messages.listing(below), self._area.most)
+        question = self._ask(messages.FILES, messages.FILES.frame(below), self._area.most)
         self._await(question)
         with self._connection.checked():
             if not all(one.name.startswith(below) for one in question.files):
@@ -159,16 +159,16 @@ class FileStoreByReceiver(ReceiverQuestions):
                 hint="remove them with a key whose forced command allows replace, too",
             )
         removed = 0
-        for at in range(0, len(checked), MAX_NAMES):
-            frame = file_messages.removing(checked[at : at + MAX_NAMES])
-            removed += self._await(self._ask(framing.REMOVE, frame))[1]
+        for at in range(0, len(checked), MAX_FILE_NAMES):
+            frame = messages.REMOVE.frame(checked[at : at + MAX_FILE_NAMES])
+            removed += self._await(self._ask(messages.REMOVE, frame))[1]
         return removed
 
     # --- a file on its way ------------------------------------------------------------------------
 
     def send_data(self, slot: int, data: Buffer) -> None:
         """Sends the next bytes of the file in a slot, at most MAX_CHUNK."""
-        self._say(file_messages.file_data(slot, data))
+        self._say(messages.FILE_DATA.frame(slot, data))
 
     def poll(self) -> None:
         """Reads what the remote has sent meanwhile. Raises where the connection has ended."""
@@ -177,7 +177,7 @@ class FileStoreByReceiver(ReceiverQuestions):
 
     def end_file(self, slot: int, name: str, ours: Sum) -> None:
         """Has the remote make the file in a slot durable, and compares what lies on its disk."""
-        question = self._ask(framing.FILE_END, file_messages.file_end(slot))
+        question = self._ask(messages.FILE_END, messages.FILE_END.frame(slot))
         self._await(question, ours.size / SLOW)
         if question.sum != ours:
             raise RemoteCannotStore(
@@ -190,12 +190,12 @@ class FileStoreByReceiver(ReceiverQuestions):
 
     def publish_file(self, slot: int, name: str) -> None:
         """Has the remote give the file in a slot its name."""
-        question = self._ask(framing.PUBLISH, file_messages.publishing(slot, name))
+        question = self._ask(messages.PUBLISH, messages.PUBLISH.frame(slot, name))
         _, status, _ = self._await(question)
         self._slots.append(slot)
-        if status == file_messages.TAKEN:
+        if status == messages.TAKEN:
             raise NameTaken(name, self._area.file)
-        if status != file_messages.GIVEN:
+        if status != messages.SUCCEEDED:
             with self._connection.checked():
                 raise ProtocolError(f"the status {status} for a name")
 
@@ -203,7 +203,7 @@ class FileStoreByReceiver(ReceiverQuestions):
         """Has the remote remove the file in a slot, as it does when the connection is lost."""
         self._slots.append(slot)
         if not self._connection.channel.ended:
-            self._say(file_messages.discarding(slot))
+            self._say(messages.DISCARD.frame(slot))
 
     # --- frames -----------------------------------------------------------------------------------
 
@@ -211,16 +211,16 @@ class FileStoreByReceiver(ReceiverQuestions):
         name = self._area.require_name(one.name)
         if not is_told(self._area.name, name):
             self.require("get")
-        frame = file_messages.reading(name, one.start, one.length)
-        return one, self._ask(framing.READ, frame, one.length)
+        frame = messages.READ.frame(one.start, one.length, name)
+        return one, self._ask(messages.READ, frame, one.length)
 
     def _content(self, asked: tuple[Range, _Question]) -> bytes:
         wanted, question = asked
         kind, status, text = self._await(question)
-        told = kind == framing.FILE_SAID
-        if told and status == file_messages.MISSING:
+        told = kind == messages.FILE_SAID
+        if told and status == messages.MISSING:
             raise FileMissing(wanted.name)
-        if told or status == read_messages.BROKEN:
+        if told or status == messages.BROKEN:
             raise RemoteDenied(
                 f"{self._area.file} cannot be read",
                 detail=text or wanted.name,
@@ -246,7 +246,7 @@ class FileStoreByReceiver(ReceiverQuestions):
             if self._talking.acquire(blocking=False):
                 try:
                     if not self._connection.channel.ended:
-                        self._say(framing.frame(framing.PING, bytes(8)))
+                        self._say(messages.PING.frame(bytes(8)))
                 except BackupError as error:
                     self._lost = error
                     return

@@ -16,8 +16,8 @@ from ntt_backup.objects.ranges import LARGEST_RANGE, Range, merge
 from ntt_backup.objects.tables import PackObject, Tables, packs_for
 from ntt_backup.pack.format import MAX_RAW, RAW, Entry, PackError
 from ntt_backup.pack.reader import PackReader
-from ntt_backup.wire import read_messages
-from ntt_backup.wire.write_messages import Large
+from ntt_backup.wire import messages
+from ntt_backup.wire.messages import Large
 
 if TYPE_CHECKING:
     from ntt_backup.client.read_session import ContentSink
@@ -102,7 +102,7 @@ def give_large(
             return
         if info is None:
             text = "it is in no pack that can be read, and no object of its own"
-            sink.not_given(digest, read_messages.MISSING, text)
+            sink.not_given(digest, messages.MISSING, text)
             return
         size = info.size
     _give_pieces(partial(bucket.read, key), key, 0, Large(digest, size, min(offset, size)), sink)
@@ -177,11 +177,11 @@ def _other_places(
 
 def _refuse(digest: bytes, key: str, trouble: _Trouble, sink: ContentSink) -> None:
     if isinstance(trouble, ObjectMissing):
-        sink.not_given(digest, read_messages.MISSING, f"the object {key} is gone")
+        sink.not_given(digest, messages.MISSING, f"the object {key} is gone")
     elif isinstance(trouble, PackError):
-        sink.not_given(digest, read_messages.WRONG, f"{key}: {trouble}")
+        sink.not_given(digest, messages.WRONG, f"{key}: {trouble}")
     else:
-        sink.not_given(digest, read_messages.UNREADABLE, str(trouble))
+        sink.not_given(digest, messages.UNREADABLE, str(trouble))
 
 
 def _give(reader: _Pack, key: str, entry: Entry, stored: memoryview, sink: ContentSink) -> None:
@@ -203,7 +203,7 @@ def _give_long(key: str, reader: _Pack, entry: Entry, sink: ContentSink) -> None
         _give_pieces(reader.range, key, entry.offset, large, sink)
     elif entry.stored > MAX_RAW:
         text = f"{key}: compressed it is longer than it may be"
-        sink.not_given(entry.digest, read_messages.WRONG, text)
+        sink.not_given(entry.digest, messages.WRONG, text)
     else:
         try:
             stored = reader.range(entry.offset, entry.stored)

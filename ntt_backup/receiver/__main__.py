@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from ntt_backup import __version__
 from ntt_backup.receiver import codec, hashing
 from ntt_backup.receiver.terms import ALLOWED, REQUIRED, Terms
-from ntt_backup.wire import framing, write_messages
+from ntt_backup.wire import framing, messages
 
 _IDLE_SECONDS = 3600.0
 _PIPE_BYTES = 1 << 20
@@ -64,7 +64,7 @@ def serve(
     """Greets, serves one session on standard input and output, and returns the exit status."""
     hashes = hashing.available()
     program = None
-    if write_messages.BLAKE3 not in hashes:
+    if messages.BLAKE3 not in hashes:
         from ntt_backup.receiver import b3sum
 
         program = b3sum.find()
@@ -95,7 +95,7 @@ def serve(
             text = error_line(problem)
         os.set_blocking(1, True)
         with contextlib.suppress(OSError):
-            os.write(1, write_messages.error("internal", text))
+            os.write(1, messages.ERROR.frame("internal", text))
         return 1
     finally:
         for fd in (0, 1):
@@ -104,8 +104,8 @@ def serve(
 
 def _banner(terms: Terms) -> bytes:
     python = ".".join(str(part) for part in sys.version_info[:3])
-    hashes = {number: name for name, number in write_messages.HASHES.items()}
-    codecs = {number: name for name, number in write_messages.CODECS.items()}
+    hashes = {number: name for name, number in messages.HASHES.items()}
+    codecs = {number: name for name, number in messages.CODECS.items()}
     facts = {
         "version": __version__,
         "python": python,

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ntt_backup.wire.framing import Buffer, ProtocolError
-from ntt_backup.wire.write_messages import RAW, STREAM_WINDOW_LOG, ZLIB, ZSTD, ZSTD_STREAM
+from ntt_backup.wire.messages import RAW, STREAM_WINDOW_LOG, ZLIB, ZSTD, ZSTD_STREAM
 
 if TYPE_CHECKING:
     Decompress = Callable[[Buffer, int], bytes]

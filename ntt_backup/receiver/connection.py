@@ -11,7 +11,7 @@ import select
 import time
 
 from ntt_backup.receiver.workspace import Refusal
-from ntt_backup.wire import framing, write_messages
+from ntt_backup.wire import messages
 from ntt_backup.wire.framing import Inbox
 
 _BUSY_SECONDS = 5.0
@@ -32,7 +32,7 @@ class Connection:
         self._reading = reading
         self._writing = writing
         self._idle_timeout = idle_timeout
-        self._inbox = Inbox(write_messages.TO_RECEIVER)
+        self._inbox = Inbox(messages.to_receiver(messages.WRITING))
         self._outbox = bytearray()
         self._moved = self._spoke = time.monotonic()
         self._wake, self.wake = os.pipe()
@@ -84,7 +84,7 @@ class Connection:
     def show_life(self) -> None:
         """Sends BUSY where nothing was sent for some seconds."""
         if time.monotonic() - self._spoke >= _BUSY_SECONDS:
-            self.say(framing.frame(framing.BUSY))
+            self.say(messages.BUSY.frame())
 
     def wait(self, reading: bool, working: bool) -> None:
         """Waits until a descriptor is ready, or a second. reading: for input, too.

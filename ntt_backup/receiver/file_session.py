@@ -20,9 +20,9 @@ from ntt_backup.receiver.incoming import Incoming
 from ntt_backup.receiver.question_session import QuestionSession
 from ntt_backup.receiver.send_blobs import pieces
 from ntt_backup.receiver.workspace import refused
-from ntt_backup.wire import file_messages, framing
-from ntt_backup.wire.file_messages import GIVEN, MAX_NAMES, MISSING, TAKEN, UNREADABLE
+from ntt_backup.wire import messages
 from ntt_backup.wire.framing import ProtocolError
+from ntt_backup.wire.messages import MAX_FILE_NAMES, MISSING, SUCCEEDED, TAKEN, UNREADABLE
 from ntt_backup.wire.stored_names import is_told
 
 if TYPE_CHECKING:
@@ -42,13 +42,13 @@ class FileSession(QuestionSession):
 
     def handlers(self) -> dict[int, Callable[[memoryview], None]]:
         return {
-            framing.FILES: self._list,
-            framing.FILE_DATA: self._receive,
-            framing.FILE_END: self._end,
-            framing.PUBLISH: self._publish,
-            framing.DISCARD: lambda payload: self._discard(file_messages.read_slot(payload)[0]),
-            framing.READ: self._read,
-            framing.REMOVE: self._remove,
+            messages.FILES: self._list,
+            messages.FILE_DATA: self._receive,
+            messages.FILE_END: self._end,
+            messages.PUBLISH: self._publish,
+            messages.DISCARD: lambda payload: self._discard(messages.DISCARD.read(payload)),
+            messages.READ: self._read,
+            messages.REMOVE: self._remove,
         }
 
     def interrupt(self) -> None:
@@ -64,7 +64,7 @@ class FileSession(QuestionSession):
         self._area.close()
 
     def _list(self, payload: memoryview) -> None:
-        self.frames = self._listing(file_messages.read_below(self._area.called, payload))
+        self.frames = self._listing(messages.FILES.read(payload, self._area.called))
 
     def _listing(self, below: str) -> Generator[bytes, None, None]:
         count = 0
@@ -73,15 +73,15 @@ class FileSession(QuestionSession):
             for one in self._area.found(below):
                 page.append(one)
                 count += 1
-                if len(page) == MAX_NAMES:
-                    yield file_messages.names(page)
+                if len(page) == MAX_FILE_NAMES:
+                    yield messages.FILE_NAMES.frame(page)
                     page = []
         if page:
-            yield file_messages.names(page)
-        yield file_messages.done(count)
+            yield messages.FILE_NAMES.frame(page)
+        yield messages.DONE.frame(count)
 
     def _receive(self, payload: memoryview) -> None:
-        slot, data = file_messages.read_slot(payload)
+        slot, data = messages.FILE_DATA.read(payload)
         with self._refused():
             self._receiving(slot).write(data)
 
@@ -94,15 +94,14 @@ class FileSession(QuestionSession):
         return self._incoming[slot]
 
     def _end(self, payload: memoryview) -> None:
-        slot, _ = file_messages.read_slot(payload)
+        slot = messages.FILE_END.read(payload)
         with self._refused():
             incoming = self._receiving(slot)
         self._ended.add(slot)
-        self.frames = self._aside(lambda: file_messages.file_sum(*incoming.sync()))
+        self.frames = self._aside(lambda: messages.FILE_SUM.frame(*incoming.sync()))
 
     def _publish(self, payload: memoryview) -> None:
-        slot, text = file_messages.read_slot(payload)
-        name = file_messages.read_name(self._area.called, text)
+        slot, name = messages.PUBLISH.read(payload, self._area.called)
         if slot not in self._ended:
             raise ProtocolError("a name before the end of a file")
 
@@ -110,10 +109,10 @@ class FileSession(QuestionSession):
             try:
                 self._area.publish(self._incoming[slot], name)
             except FileExistsError:
-                return file_messages.said(TAKEN)
+                return messages.FILE_SAID.frame(TAKEN)
             finally:
                 self._discard(slot)
-            return file_messages.said(GIVEN)
+            return messages.FILE_SAID.frame(SUCCEEDED)
 
         self.frames = self._aside(publish)
 
@@ -125,7 +124,7 @@ class FileSession(QuestionSession):
             incoming.remove()
 
     def _read(self, payload: memoryview) -> None:
-        name, start, length = file_messages.read_reading(self._area.called, payload)
+        start, length, name = messages.READ.read(payload, self._area.called)
         if not is_told(self._area.called, name):
             self.require("get")
         self.frames = self._content(name, start, length)
@@ -135,18 +134,18 @@ class FileSession(QuestionSession):
             try:
                 fd = self._area.open(name)
             except FileNotFoundError:
-                yield file_messages.said(MISSING)
+                yield messages.FILE_SAID.frame(MISSING)
                 return
             except OSError as problem:
-                yield file_messages.said(UNREADABLE, error_line(problem))
+                yield messages.FILE_SAID.frame(UNREADABLE, error_line(problem))
                 return
         end = min(start + length, os.fstat(fd).st_size)
         yield from pieces(fd, start, end)
 
     def _remove(self, payload: memoryview) -> None:
-        names = file_messages.read_removing(self._area.called, payload)
+        names = messages.REMOVE.read(payload, self._area.called)
         replace = "replace" in self.terms.allow
-        self.frames = self._aside(lambda: file_messages.done(self._area.remove(names, replace)))
+        self.frames = self._aside(lambda: messages.DONE.frame(self._area.remove(names, replace)))
 
     def _refused(self) -> contextlib.AbstractContextManager[None]:
         """Raises Refusal for errors of the system; see `workspace.refused`."""

@@ -20,14 +20,7 @@ from ntt_backup.blobdir.staged_batch import StagedBatch
 from ntt_backup.blobdir.syscalls import error_line, sync_directory, syncfs
 from ntt_backup.receiver.workspace import Workspace
 from ntt_backup.wire.framing import MAX_BLOBS
-from ntt_backup.wire.write_messages import (
-    FAILED,
-    MAX_UNSETTLED,
-    REFUSED,
-    SETTLED,
-    Exceptional,
-    Receipt,
-)
+from ntt_backup.wire.messages import FAILED, MAX_UNSETTLED, REFUSED, SETTLED, Exceptional, Receipt
 
 
 class GroupCommit:

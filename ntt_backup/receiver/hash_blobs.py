@@ -18,7 +18,7 @@ from ntt_backup.blobdir.syscalls import error_line
 from ntt_backup.receiver.b3sum import B3sum, by_descriptor
 from ntt_backup.receiver.open_blob import BlobError, BlobOpener, blob_error, forget
 from ntt_backup.receiver.workspace import Refusal, Workspace
-from ntt_backup.wire import read_messages
+from ntt_backup.wire import messages
 
 if TYPE_CHECKING:
     from ntt_backup.receiver.hashing import NewHasher
@@ -69,7 +69,7 @@ class HashJob:
         self._lock = threading.Lock()
         self._bytes = 0
         self._right = 0
-        self._exceptions: list[read_messages.BadBlob] = []
+        self._exceptions: list[messages.BadBlob] = []
         self._defects: list[BaseException] = []
         self._stopped = False
         self._running = 0
@@ -92,9 +92,7 @@ class HashJob:
             raise self._defects[0]
         exceptions = sorted(self._exceptions)
         count = len(self._digests)
-        yield read_messages.verdicts(
-            read_messages.Verdicts(count, self._right, self._bytes, exceptions)
-        )
+        yield messages.VERDICTS.frame(count, self._right, self._bytes, exceptions)
 
     def _run(self) -> None:
         opener = BlobOpener(self._workspace)
@@ -117,7 +115,7 @@ class HashJob:
             os.write(self._wake, b"\0")
 
     def _judge(self, opener: BlobOpener, position: int, new: NewHasher, buffer: memoryview) -> None:
-        size, found, verdict, text = 0, _NOTHING, read_messages.WRONG, ""
+        size, found, verdict, text = 0, _NOTHING, messages.WRONG, ""
         try:
             fd, _ = opener.open(self._digests[position])
             try:
@@ -128,7 +126,7 @@ class HashJob:
                 os.close(fd)
         except BlobError as said:
             verdict, text = said.verdict, said.text
-        self._count(read_messages.BadBlob(position, verdict, size, found, text))
+        self._count(messages.BadBlob(position, verdict, size, found, text))
 
     def _judge_several(
         self, opener: BlobOpener, position: int, b3sum: B3sum, buffer: memoryview
@@ -143,7 +141,7 @@ class HashJob:
                 try:
                     fd, size = opener.open(self._digests[position])
                 except BlobError as said:
-                    one = read_messages.BadBlob(position, said.verdict, 0, _NOTHING, said.text)
+                    one = messages.BadBlob(position, said.verdict, 0, _NOTHING, said.text)
                     self._count(one)
                 else:
                     forget(fd)
@@ -171,11 +169,11 @@ class HashJob:
         fds = [blob.fd for blob in blobs.values()]
         found = b3sum.digests(expected, total, self._require_going, fds=fds)
         for name, blob in blobs.items():
-            digest, verdict, text = found.get(name, _NOTHING), read_messages.WRONG, ""
+            digest, verdict, text = found.get(name, _NOTHING), messages.WRONG, ""
             if name not in found:
                 said = self._why_unreadable(blob.fd, buffer)
                 verdict, text = said.verdict, said.text
-            self._count(read_messages.BadBlob(blob.position, verdict, blob.size, digest, text))
+            self._count(messages.BadBlob(blob.position, verdict, blob.size, digest, text))
 
     def _why_unreadable(self, fd: int, buffer: memoryview) -> BlobError:
         """Returns the system's error for a blob that b3sum could not read. Raises OSError where
@@ -192,7 +190,7 @@ class HashJob:
         if self._stopped:
             raise _Stopped
 
-    def _count(self, said: read_messages.BadBlob) -> None:
+    def _count(self, said: messages.BadBlob) -> None:
         """Counts one blob; it is an exception unless its content has its name."""
         with self._lock:
             self._bytes += said.size

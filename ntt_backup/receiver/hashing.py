@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ntt_backup.wire.write_messages import BLAKE3, SHA256
+from ntt_backup.wire.messages import BLAKE3, SHA256
 
 if TYPE_CHECKING:
     from typing import Protocol

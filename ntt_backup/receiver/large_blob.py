@@ -16,7 +16,7 @@ from ntt_backup.blobdir.open import closing
 from ntt_backup.blobdir.partial import WORTH_KEEPING, Partial, open_partial
 from ntt_backup.blobdir.staging import Staging, write_all
 from ntt_backup.wire.framing import ProtocolError
-from ntt_backup.wire.write_messages import RESUMABLE, Large
+from ntt_backup.wire.messages import RESUMABLE, Large
 
 if TYPE_CHECKING:
     from ntt_backup.receiver.hashing import Hasher

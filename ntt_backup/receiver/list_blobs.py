@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterator
 from ntt_backup.blobdir.layout import Stray, StrayKind
 from ntt_backup.blobdir.walk import Tree
 from ntt_backup.receiver.workspace import Workspace
-from ntt_backup.wire import read_messages
+from ntt_backup.wire import messages
 
 _KINDS = tuple(StrayKind)
 _ALIVE_EVERY = 256
@@ -25,7 +25,7 @@ class Listing:
     """One LIST. alive is called every now and then while a directory is read."""
 
     def __init__(
-        self, workspace: Workspace, asked: read_messages.Range, alive: Callable[[], None]
+        self, workspace: Workspace, asked: messages.Range, alive: Callable[[], None]
     ) -> None:
         self._tree = Tree(workspace.by_hash, workspace.device)
         self._low, self._high = asked.low.hex(), asked.high.hex()
@@ -49,14 +49,14 @@ class Listing:
                 page.append(found)
                 count += 1
                 size += found[1]
-                if len(page) == read_messages.MAX_NAMES:
-                    yield read_messages.names(page)
+                if len(page) == messages.MAX_NAMES:
+                    yield messages.NAMES.frame(page)
                     page = []
         finally:
             self._tree.close()
         if page:
-            yield read_messages.names(page)
-        yield read_messages.listed(read_messages.Listed(count, size, self._strays, more))
+            yield messages.NAMES.frame(page)
+        yield messages.LISTED.frame(count, size, self._strays, more)
 
     def _found(self) -> Iterator[tuple[bytes, int] | Stray]:
         """Yields the blobs from low to high in order, each with its size, and the strays."""
@@ -96,5 +96,5 @@ class Listing:
         if not is_directory and parent.ljust(len(self._low), "0") < self._low:
             return
         self._strays += 1
-        if is_directory or self._strays <= read_messages.MAX_STRAYS:
-            yield read_messages.stray(_KINDS.index(stray.kind), stray.path)
+        if is_directory or self._strays <= messages.MAX_STRAYS:
+            yield messages.STRAY.frame(_KINDS.index(stray.kind), stray.path)

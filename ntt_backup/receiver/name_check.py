@@ -15,7 +15,7 @@ from itertools import islice
 
 from ntt_backup.blobdir.staged_batch import Entry, StagedBatch
 from ntt_backup.receiver.b3sum import B3sum, by_descriptor
-from ntt_backup.wire.write_messages import MISMATCH
+from ntt_backup.wire.messages import MISMATCH
 
 # 80 bytes each: far below what any system takes as arguments.
 _FILES = 1000

@@ -9,7 +9,7 @@ import os
 from ntt_backup.blobdir.open import BlobDirectory, NotAFile
 from ntt_backup.blobdir.syscalls import error_line
 from ntt_backup.receiver.workspace import Workspace
-from ntt_backup.wire.read_messages import MISSING, UNREADABLE, WRONG
+from ntt_backup.wire.messages import MISSING, UNREADABLE, WRONG
 
 _NOT_A_FILE = (errno.ELOOP, errno.ENXIO)
 

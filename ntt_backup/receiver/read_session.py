@@ -16,8 +16,8 @@ from ntt_backup.receiver.list_blobs import Listing
 from ntt_backup.receiver.open_blob import BlobOpener
 from ntt_backup.receiver.question_session import QuestionSession
 from ntt_backup.receiver.workspace import Refusal, Workspace, gone
-from ntt_backup.wire import framing, read_messages
-from ntt_backup.wire.write_messages import BLAKE3
+from ntt_backup.wire import messages
+from ntt_backup.wire.messages import BLAKE3
 
 if TYPE_CHECKING:
     from ntt_backup.receiver.connection import Connection
@@ -34,9 +34,9 @@ class ReadSession(QuestionSession):
 
     def handlers(self) -> dict[int, Callable[[memoryview], None]]:
         return {
-            framing.LIST: self._list,
-            framing.VERIFY: self._verify,
-            framing.GET: self._get,
+            messages.LIST: self._list,
+            messages.VERIFY: self._verify,
+            messages.GET: self._get,
         }
 
     def close(self) -> None:
@@ -45,7 +45,7 @@ class ReadSession(QuestionSession):
 
     def _list(self, payload: memoryview) -> None:
         self.require("list")
-        asked = read_messages.read_listing(payload)
+        asked = messages.LIST.read(payload)
         self.frames = Listing(self._workspace, asked, self.connection.show_life).frames()
 
     def _verify(self, payload: memoryview) -> None:
@@ -53,13 +53,13 @@ class ReadSession(QuestionSession):
         new_hasher, b3sum = self.terms.hashes.get(BLAKE3), self.terms.b3sum
         if new_hasher is None and b3sum is None:
             raise Refusal("refused", f"there is no BLAKE3 on this machine: {HOW_TO_GET}")
-        digests = read_messages.read_digests(payload)
+        digests = messages.VERIFY.read(payload)
         job = HashJob(self._workspace, digests, new_hasher, b3sum, self.connection.wake)
         self.frames = job.frames()
 
     def _get(self, payload: memoryview) -> None:
         self.require("get")
-        offset, digests = read_messages.read_getting(payload)
+        offset, digests = messages.GET.read(payload)
         self.frames = send_blobs.contents(self._opener, digests, offset)
 
     def require(self, word: str) -> None:

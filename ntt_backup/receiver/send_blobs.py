@@ -13,9 +13,9 @@ from contextlib import contextmanager
 
 from ntt_backup.blobdir.syscalls import error_line
 from ntt_backup.receiver.open_blob import BlobError, BlobOpener, blob_error, forget
-from ntt_backup.wire import read_messages
+from ntt_backup.wire import messages
 from ntt_backup.wire.framing import DIGEST_BYTES, MAX_CHUNK, PACK_BYTES
-from ntt_backup.wire.read_messages import BROKEN, COMPLETE
+from ntt_backup.wire.messages import BROKEN, COMPLETE
 
 _TABLE_ENTRY = DIGEST_BYTES + 4
 
@@ -34,22 +34,22 @@ def contents(
             with _opened(opener, digest) as (fd, size):
                 if offset or size > PACK_BYTES - _TABLE_ENTRY:
                     begin = min(offset, size)
-                    yield read_messages.blob(digest, size, begin)
+                    yield messages.BLOB.frame(digest, size, begin)
                     yield from pieces(fd, begin, size)
                     continue
                 content = _read(fd, size, 0)
         except BlobError as said:
-            yield read_messages.not_given(digest, said.verdict, said.text)
+            yield messages.NOT_GIVEN.frame(digest, said.verdict, said.text)
             continue
         if len(content) + _TABLE_ENTRY > room:
-            yield read_messages.contents(names, [len(part) for part in parts], parts)
+            yield messages.contents(names, [len(part) for part in parts], parts)
             names, parts, room = [], [], PACK_BYTES
         names.append(digest)
         parts.append(content)
         room -= len(content) + _TABLE_ENTRY
     if names:
-        yield read_messages.contents(names, [len(part) for part in parts], parts)
-    yield read_messages.given(len(digests))
+        yield messages.contents(names, [len(part) for part in parts], parts)
+    yield messages.GIVEN.frame(len(digests))
 
 
 def pieces(fd: int, begin: int, end: int) -> Iterator[bytes]:
@@ -62,10 +62,10 @@ def pieces(fd: int, begin: int, end: int) -> Iterator[bytes]:
             if len(data) < wanted:
                 status, why = BROKEN, f"it ends before byte {at + wanted}"
                 break
-            yield read_messages.piece(data)
+            yield messages.piece(data)
     except OSError as problem:
         status, why = BROKEN, error_line(problem)
-    yield read_messages.blob_end(status, why)
+    yield messages.BLOB_END.frame(status, why)
 
 
 @contextmanager

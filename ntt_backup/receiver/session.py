@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from ntt_backup.blobdir.syscalls import can_syncfs
 from ntt_backup.receiver.connection import Connection
 from ntt_backup.receiver.workspace import Refusal, Workspace
-from ntt_backup.wire import framing, write_messages
+from ntt_backup.wire import framing, messages
 from ntt_backup.wire.framing import ProtocolError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Receiver:
         self._workspace: Workspace | None = None
         self._by_file = False
         self._session: WriteSession | QuestionSession | None = None
-        self._handlers: dict[int, Callable[[memoryview], None]] = {framing.HELLO: self._hello}
+        self._handlers: dict[int, Callable[[memoryview], None]] = {messages.HELLO: self._hello}
 
     def run(self) -> int:
         """Runs the session and returns the exit status. However it ends, its stage is removed."""
@@ -60,9 +60,9 @@ class Receiver:
             if self._workspace is not None:
                 self._workspace.leave()
         if refusal is not None:
-            self._connection.say(write_messages.error(refusal.code, refusal.text))
+            self._connection.say(messages.ERROR.frame(refusal.code, refusal.text))
         elif self._dismissed:
-            self._connection.say(framing.frame(framing.LEFT))
+            self._connection.say(messages.LEFT.frame())
         self._connection.close()
         return 0 if refusal is None else 1
 
@@ -109,7 +109,7 @@ class Receiver:
         handler(payload)
 
     def _hello(self, payload: memoryview) -> None:
-        asked = write_messages.read_fields(payload)
+        asked = messages.HELLO.read(payload)
         protocol = asked.get("protocol")
         if protocol != framing.PROTOCOL:
             raise Refusal("protocol", f"protocol {protocol} is not spoken by this receiver")
@@ -127,7 +127,7 @@ class Receiver:
         terms = self._terms
         if terms.lacking:
             raise Refusal("refused", terms.lacking)
-        kind = write_messages.HASHES[_text(asked, "hash")]
+        kind = messages.HASHES[_text(asked, "hash")]
         if kind not in terms.hashes:
             raise ProtocolError("a hash that was not offered")
         if terms.root is not None and os.path.normpath(root) != os.path.normpath(terms.root):
@@ -146,25 +146,24 @@ class Receiver:
         else:
             self._require("put", "blobs")
             self._begin_to_write(root, (owner, run, slot), kind)
-        self._handlers[framing.PING] = lambda payload: self._connection.say(
-            framing.frame(framing.PONG, payload)
+        self._handlers[messages.PING] = lambda payload: self._connection.say(
+            messages.PONG.frame(messages.PING.read(payload))
         )
-        self._handlers[framing.BYE] = self._bye
+        self._handlers[messages.BYE] = self._bye
         self._ready()
 
     # Modules are loaded by the sessions that need them: source that travels is compiled each time.
 
     def _begin_to_read(self, root: str) -> None:
         from ntt_backup.receiver.read_session import ReadSession
-        from ntt_backup.wire.read_messages import TO_RECEIVER
 
         workspace = self._enter(Workspace(root))
-        self._answer(ReadSession(workspace, self._terms, self._connection), TO_RECEIVER)
+        session = ReadSession(workspace, self._terms, self._connection)
+        self._answer(session, messages.WRITING | messages.READING)
 
-    def _begin_with_files(self, root: str, called: write_messages.Field) -> None:
+    def _begin_with_files(self, root: str, called: messages.Field) -> None:
         from ntt_backup.receiver.file_areas import AREAS
         from ntt_backup.receiver.file_session import FileSession
-        from ntt_backup.wire.file_messages import TO_RECEIVER
 
         area = AREAS.get(str(called))
         if area is None:
@@ -172,11 +171,11 @@ class Receiver:
         self._require(area.word, area.called)
         workspace = self._enter(Workspace(root))
         files = area(workspace.root)
-        self._answer(FileSession(files, self._terms, self._connection), TO_RECEIVER)
+        self._answer(FileSession(files, self._terms, self._connection), messages.ANY)
 
-    def _answer(self, session: QuestionSession, lengths: dict[int, tuple[int, int]]) -> None:
+    def _answer(self, session: QuestionSession, sessions: int) -> None:
         self._session = session
-        self._connection.admit(lengths)
+        self._connection.admit(messages.to_receiver(sessions))
         self._handlers = session.handlers()
 
     def _require(self, word: str, what: str) -> None:
@@ -195,7 +194,7 @@ class Receiver:
             workspace.place()
             self._ready()
 
-        self._handlers = {**self._session.handlers(), framing.PLACE: place}
+        self._handlers = {**self._session.handlers(), messages.PLACE: place}
 
     def _enter(self, workspace: AnyWorkspace) -> AnyWorkspace:
         self._workspace = workspace
@@ -207,7 +206,7 @@ class Receiver:
         assert workspace is not None
         free, total = workspace.free()
         system = os.uname()
-        fields: dict[str, write_messages.Field] = {
+        fields: dict[str, messages.Field] = {
             "free_bytes": free,
             "total_bytes": total,
             "free_inodes": workspace.free_inodes(),
@@ -216,7 +215,7 @@ class Receiver:
             "sync": "fsync" if self._by_file else "syncfs",
             "placed": int(workspace.placed),
         }
-        self._connection.say(write_messages.fields(framing.READY, fields))
+        self._connection.say(messages.READY.frame(fields))
 
     def _bye(self, payload: memoryview) -> None:
         if self._session is not None and not self._session.between_batches:
@@ -226,7 +225,7 @@ class Receiver:
         self._connection.ended = self._dismissed = True
 
 
-def _text(asked: dict[str, write_messages.Field], name: str) -> str:
+def _text(asked: dict[str, messages.Field], name: str) -> str:
     value = asked.get(name)
     if not isinstance(value, str):
         raise ProtocolError(f"{name} is missing")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from ntt_backup.receiver.hashing import HOW_TO_GET
-from ntt_backup.wire.write_messages import BLAKE3
+from ntt_backup.wire.messages import BLAKE3
 
 if TYPE_CHECKING:
     from ntt_backup.receiver.b3sum import B3sum

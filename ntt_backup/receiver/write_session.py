@@ -21,9 +21,9 @@ from ntt_backup.receiver.group_commit import GroupCommit, SyncThread
 from ntt_backup.receiver.large_blob import LargeBlob, ResumeOffers
 from ntt_backup.receiver.workspace import gone
 from ntt_backup.receiver.write_workspace import WriteWorkspace
-from ntt_backup.wire import framing, write_messages
-from ntt_backup.wire.framing import DIGEST_BYTES, MAX_CHUNK, MAX_RAW, ProtocolError
-from ntt_backup.wire.write_messages import (
+from ntt_backup.wire import messages
+from ntt_backup.wire.framing import DIGEST_BYTES, ProtocolError
+from ntt_backup.wire.messages import (
     BLAKE3,
     COMPLETE,
     MISMATCH,
@@ -88,14 +88,14 @@ class WriteSession:
 
     def handlers(self) -> dict[int, Callable[[memoryview], None]]:
         return {
-            framing.BATCH: self._begin,
-            framing.PACK: self._pack,
-            framing.LARGE: self._begin_large,
-            framing.DATA: self._data,
-            framing.END: self._end,
-            framing.COMMIT: self._commit,
-            framing.ABORT: self._abort,
-            framing.ASK_OFFSET: self._ask_offset,
+            messages.BATCH: self._begin,
+            messages.PACK: self._pack,
+            messages.LARGE: self._begin_large,
+            messages.DATA: self._data,
+            messages.END: self._end,
+            messages.COMMIT: self._commit,
+            messages.ABORT: self._abort,
+            messages.ASK_OFFSET: self._ask_offset,
         }
 
     @property
@@ -139,7 +139,7 @@ class WriteSession:
     # --- the frames
 
     def _begin(self, payload: memoryview) -> None:
-        announced = write_messages.read_batch(payload)
+        announced = messages.BATCH.read(payload)
         if not self.between_batches:
             raise ProtocolError("a BATCH within a batch")
         if announced.number <= self._last_number:
@@ -149,7 +149,7 @@ class WriteSession:
 
     def _pack(self, payload: memoryview) -> None:
         batch = self._open_batch("a PACK")
-        codec, raw_length, rest = write_messages.read_part(payload, MAX_RAW)
+        codec, raw_length, rest = messages.PACK.read(payload)
         checksum = b""
         if not self._by_blob:
             checksum = bytes(rest[:DIGEST_BYTES])
@@ -161,7 +161,7 @@ class WriteSession:
         if not self._by_blob and self._new_hasher(raw).digest() != checksum:
             self._fail(OSError(errno.EBADMSG, "a pack does not have its checksum"))
             return
-        digests, sizes, begin = write_messages.read_table(raw)
+        digests, sizes, begin = messages.read_table(raw)
         first = batch.blobs
         self._add(batch, digests, len(raw) - begin)
         try:
@@ -170,7 +170,7 @@ class WriteSession:
             self._fail(problem)
 
     def _begin_large(self, payload: memoryview) -> None:
-        announced = write_messages.read_large(payload)
+        announced = messages.LARGE.read(payload)
         batch = self._open_batch("a LARGE")
         if batch is None:
             self._dropping_large = True
@@ -198,7 +198,7 @@ class WriteSession:
         large = self._large
         if large is None and not self._dropping_large:
             raise ProtocolError("a DATA outside a large blob")
-        raw = unpacked(self._codecs, *write_messages.read_part(payload, MAX_CHUNK))
+        raw = unpacked(self._codecs, *messages.DATA.read(payload))
         if large is None:
             return
         try:
@@ -207,7 +207,7 @@ class WriteSession:
             self._fail(problem)
 
     def _end(self, payload: memoryview) -> None:
-        status, checksum = write_messages.read_end(payload)
+        status, checksum = messages.END.read(payload)
         if bool(checksum) != (status == COMPLETE and not self._by_blob):
             raise ProtocolError("an END with a checksum too many or too few")
         if self._dropping_large:
@@ -230,7 +230,7 @@ class WriteSession:
     def _commit(self, payload: memoryview) -> None:
         if not self._workspace.placed:
             raise gone()
-        self._require_end(write_messages.read_number(payload))
+        self._require_end(messages.COMMIT.read(payload))
         if self._batch is not None and self._name_check is not None:
             # While it is still the one being received: a sync that fails meanwhile fails it too.
             try:
@@ -243,7 +243,7 @@ class WriteSession:
 
     def _abort(self, payload: memoryview) -> None:
         """Drops the batch; ABORT may come within a large blob, which is kept as at a lost link."""
-        number = write_messages.read_number(payload)
+        number = messages.ABORT.read(payload)
         if self._large is not None:
             self._large.interrupt()
         self._large, self._dropping_large = None, False
@@ -251,14 +251,14 @@ class WriteSession:
         batch, self._batch, self._dropping = self._batch, None, None
         if batch is not None:
             batch.discard(self._workspace.stage, keep_partials=True)
-            self._connection.say(write_messages.numbered(framing.ABORTED, number))
+            self._connection.say(messages.ABORTED.frame(number))
 
     def _ask_offset(self, payload: memoryview) -> None:
-        digest, size = write_messages.read_ask_offset(payload)
+        digest, size = messages.ASK_OFFSET.read(payload)
         self._require_no_large("an ASK_OFFSET")
         if self._dropping is not None:
             size = 0  # A disk that has just failed offers nothing.
-        self._connection.say(write_messages.offset(*self._offers.make(digest, size)))
+        self._connection.say(messages.OFFSET.frame(*self._offers.make(digest, size)))
 
     # --- what they share
 
@@ -277,7 +277,7 @@ class WriteSession:
     def _answer(self, receipt: Receipt) -> None:
         if receipt.outcome == SETTLED and not self._workspace.in_place:
             raise gone()
-        self._connection.say(write_messages.receipt(receipt))
+        self._connection.say(messages.RECEIPT.frame(*receipt))
 
     def _alive(self) -> None:
         """Answers other batches, and shows the client life, while one frame takes long."""

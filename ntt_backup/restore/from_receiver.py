@@ -21,7 +21,7 @@ from ntt_backup.errors import BackupError
 from ntt_backup.model import Failure, Reason
 from ntt_backup.restore.blobs import Entry, Wanted, Work
 from ntt_backup.restore.target import TargetWriter, destination
-from ntt_backup.wire.write_messages import RESUMABLE
+from ntt_backup.wire.messages import RESUMABLE
 
 _BATCH_BLOBS: Final = 1000
 _BATCH_BYTES: Final = 32 << 20

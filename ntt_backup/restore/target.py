@@ -41,8 +41,8 @@ from ntt_backup.client.read_session import hash_mismatch, remote_failure
 from ntt_backup.errors import DestinationError, LockHeld
 from ntt_backup.model import Failure
 from ntt_backup.process.durable import sync_below
-from ntt_backup.wire import read_messages
-from ntt_backup.wire.write_messages import PRESENT, REFUSED, REPLACED, RESUMABLE, Large
+from ntt_backup.wire import messages
+from ntt_backup.wire.messages import PRESENT, REFUSED, REPLACED, RESUMABLE, Large
 
 SCRATCH: Final = ".ntt-restore"
 
@@ -324,7 +324,7 @@ class TargetWriter:
             if not problem and large.directory != self._stage:
                 self._target.sync_large(large.fd)
         if problem:
-            self.not_given(large.digest, read_messages.UNREADABLE, problem)
+            self.not_given(large.digest, messages.UNREADABLE, problem)
             if large.directory == self._stage:
                 os.unlink(name, dir_fd=self._stage)
         elif self._verify and (found := large.hasher.digest()) != large.digest:
@@ -340,7 +340,7 @@ class TargetWriter:
         self.failures.append(remote_failure(digest.hex(), verdict, text))
 
     def _refuse(self, digest: bytes, size: int, found: bytes) -> None:
-        self.not_given(digest, read_messages.WRONG, hash_mismatch(size, found, self._where))
+        self.not_given(digest, messages.WRONG, hash_mismatch(size, found, self._where))
 
     # --- publishing -------------------------------------------------------------------------------
 

@@ -33,20 +33,8 @@ MAX_BLOB = 1 << 60
 MAX_TEXT = 300
 MAX_CODE = 32
 
-# The kinds of a session that writes: client -> receiver, receiver -> client. All kinds of session
-# have HELLO, PING, BYE, READY, PONG, BUSY, ERROR and LEFT.
-HELLO, BATCH, PACK, LARGE, DATA, END, COMMIT, ABORT, ASK_OFFSET, PING, BYE, PLACE = range(1, 13)
-READY, RECEIPT, ABORTED, OFFSET, PONG, BUSY, ERROR, LEFT = range(129, 137)
-# Those of a session that reads. No kind of session takes another's frames, so one that reads cannot
-# write.
-LIST, VERIFY, GET = range(32, 35)
-NAMES, STRAY, LISTED, VERDICTS, CONTENTS, BLOB, PIECE, BLOB_END, NOT_GIVEN, GIVEN = range(160, 170)
-# Those of a session for files beside blobs, which also answers with PIECE and BLOB_END.
-FILES, FILE_DATA, FILE_END, PUBLISH, DISCARD, READ, REMOVE = range(64, 71)
-FILE_NAMES, FILE_SUM, FILE_SAID, DONE = range(192, 196)
-
-# The kinds without a CRC-32.
-CONTENT = frozenset((PACK, DATA))
+# The kinds without a CRC-32: PACK and DATA, see `messages`.
+CONTENT = frozenset((3, 5))
 
 _SMALL = 1 << 16
 

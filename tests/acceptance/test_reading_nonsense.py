@@ -12,9 +12,9 @@ from tests.helpers.receivers import LYING_RECEIVER
 
 PROJECT = Path(__file__).resolve().parents[2]
 ATTEMPTS = 3
-NONSENSE = "say(given(7))"
-GIVES_UP = "say(error('internal', 'a defect'))"
-HALF_AN_ANSWER = "say(names([(B, 1), (A, 1)]))"
+NONSENSE = "say(GIVEN.frame(7))"
+GIVES_UP = "say(ERROR.frame('internal', 'a defect'))"
+HALF_AN_ANSWER = "say(NAMES.frame([(B, 1), (A, 1)]))"
 
 
 @pytest.fixture

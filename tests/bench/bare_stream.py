@@ -212,7 +212,7 @@ class _Unpacked(RawIOBase):
     def __init__(self, file: FileIO) -> None:
         import zstandard
 
-        from ntt_backup.wire.write_messages import STREAM_WINDOW_LOG
+        from ntt_backup.wire.messages import STREAM_WINDOW_LOG
 
         unpacker = zstandard.ZstdDecompressor(max_window_size=1 << STREAM_WINDOW_LOG)
         self._reader = unpacker.stream_reader(file)

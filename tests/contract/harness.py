@@ -31,7 +31,7 @@ from ntt_backup.model import Batch, Blob, Failure, Receipt
 from ntt_backup.source.store import Inspection, Store
 from ntt_backup.upload.strategies import open_session
 from ntt_backup.upload.strategies.session import Outcome, Session
-from ntt_backup.wire import write_messages
+from ntt_backup.wire import messages
 from tests.helpers.waiting import PATIENCE
 
 # Waits of the product, of which no test shall see the end unless it says so.
@@ -271,7 +271,7 @@ class Taken:
     def whole(self, digest: bytes, content: memoryview) -> None:
         self.digests.append(digest)
 
-    def begin(self, large: write_messages.Large) -> None:
+    def begin(self, large: messages.Large) -> None:
         self.digests.append(large.digest)
 
     def piece(self, data: memoryview) -> None: ...

@@ -11,9 +11,9 @@ READY = {"free_bytes": 1, "total_bytes": 2, "clock_us": 0, "system": "Linux", "p
 LYING_RECEIVER = """
 import os, sys
 from ntt_backup.wire.framing import *
-from ntt_backup.wire.write_messages import *
+from ntt_backup.wire.messages import *
 from tests.helpers.waiting import PATIENCE
-inbox = Inbox(TO_RECEIVER)
+inbox = Inbox(to_receiver(WRITING))
 os.write(1, b"\\nNTT-RECEIVE 1 version=0 python=3.11.0 hash=sha256 codec=zlib allow=put\\n")
 def say(frame): os.write(1, frame)
 while True:
@@ -22,9 +22,9 @@ while True:
     inbox.filled(count)
     while (found := inbox.next()) is not None:
         kind, payload = found
-        if kind == HELLO: say(fields(READY, {ready!r}))
+        if kind == HELLO: say(READY.frame({ready!r}))
         if kind == COMMIT:
-            number = read_number(payload)
+            number = COMMIT.read(payload)
             {answer}
 {other}
 """
@@ -49,4 +49,4 @@ def receipt(
 ) -> str:
     listed = ", ".join(f"Exceptional{exception!r}" for exception in exceptions)
     number = number or "number"
-    return f"say(receipt(Receipt({number}, 0, {hashed}, {stored}, [{listed}])))"
+    return f"say(RECEIPT.frame({number}, 0, {hashed}, {stored}, [{listed}]))"

@@ -533,7 +533,7 @@ def lying(machine: Machine, directory: Path, answer: str) -> Machine:
 def test_a_file_that_did_not_come_as_it_was_sent_is_not_taken_for_stored(
     spec: SessionSpec, machine: Machine, tmp_path: Path
 ) -> None:
-    answer = "say(file_messages.file_sum(7, bytes(32)))"
+    answer = "say(FILE_SUM.frame(7, bytes(32)))"
     repository = FileStoreByReceiver(
         replace(spec, transport=lying(machine, tmp_path, answer)), SNAPSHOTS
     )
@@ -546,15 +546,18 @@ def test_a_file_that_did_not_come_as_it_was_sent_is_not_taken_for_stored(
     ("answer", "ask"),
     [
         ("say(frame(FILE_NAMES, bytes(8) + b'b/x\\n'))", "list"),
-        (f"say(file_messages.names([('{NAMES[3]}', 1, 0), ('{NAMES[2]}', 1, 0)]))", "list"),
-        (f"say(file_messages.names([('{NAMES[0]}', 1, 0)])); say(numbered(DONE, 2))", "list"),
-        (f"say(file_messages.names([('{NAMES[0]}', 1, -1)])); say(numbered(DONE, 1))", "list"),
-        (f"say(file_messages.names([('{NAMES[0]}', 1, 1 << 62)]))", "list"),
-        ("say(file_messages.said(0))", "list"),
-        ("say(piece(bytes(8))); say(blob_end(0))", "read"),
-        ("say(file_messages.names([]))", "read"),
-        ("say(file_messages.said(9))", "read"),
-        ("say(numbered(DONE, 1)); say(numbered(DONE, 1))", "remove"),
+        (f"say(FILE_NAMES.frame([('{NAMES[3]}', 1, 0), ('{NAMES[2]}', 1, 0)]))", "list"),
+        (f"say(FILE_NAMES.frame([('{NAMES[0]}', 1, 0)])); say(DONE.frame(2))", "list"),
+        (
+            f"say(FILE_NAMES.frame([('{NAMES[0]}', 1, -1)])); say(DONE.frame(1))",
+            "list",
+        ),
+        (f"say(FILE_NAMES.frame([('{NAMES[0]}', 1, 1 << 62)]))", "list"),
+        ("say(FILE_SAID.frame(0))", "list"),
+        ("say(piece(bytes(8))); say(BLOB_END.frame(0))", "read"),
+        ("say(FILE_NAMES.frame([]))", "read"),
+        ("say(FILE_SAID.frame(9))", "read"),
+        ("say(DONE.frame(1)); say(DONE.frame(1))", "remove"),
         ("os._exit(0)", "read"),
     ],
 )

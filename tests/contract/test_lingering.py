@@ -25,7 +25,7 @@ from ntt_backup.filestore.open import connect
 from ntt_backup.upload.strategies import STRATEGIES
 from ntt_backup.upload.strategies.probe import Probe
 from ntt_backup.upload.strategies.tar_probe import ScratchDirectory
-from ntt_backup.wire import framing
+from ntt_backup.wire import messages
 from tests.contract.dumps import NAME, send_dump
 from tests.contract.harness import Harness, Machine, settle, takes
 from tests.helpers.waiting import PATIENCE, wait_until
@@ -192,7 +192,7 @@ def test_a_client_that_works_for_long_between_two_questions_is_heard(
     session.show_life()
     assert session.names(bytes(32), b"\xff" * 32, most=1).names == []
     session.close()
-    ping = framing.frame(framing.PING, bytes(8))
+    ping = messages.PING.frame(bytes(8))
     assert (tmp_path / "sent").read_bytes().count(ping) == 1
 
 
@@ -203,11 +203,10 @@ def receiver_that(machine: Machine, allow: str, *lines: str) -> None:
     greeting = (
         "import os, time",
         "from ntt_backup.wire.framing import *",
-        "from ntt_backup.wire.read_messages import Verdicts, verdicts",
-        "from ntt_backup.wire.write_messages import fields",
+        "from ntt_backup.wire.messages import *",
         f"line = b'NTT-RECEIVE 1 hash=sha256 allow={allow}'",
         "os.write(1, b'\\n%s sum=%s\\n' % (line, banner_sum(line).encode()))",
-        "os.write(1, fields(READY, {'placed': 1}))",
+        "os.write(1, READY.frame({'placed': 1}))",
     )
     program.write_text("\n".join([*greeting, *lines, ""]))
     machine.tool("python3", f"PYTHONPATH={project} exec {sys.executable} {program}")
@@ -217,7 +216,7 @@ def receiver_that(machine: Machine, allow: str, *lines: str) -> None:
 def test_a_receiver_that_only_shows_signs_of_life_is_not_read_for_ever(
     local: Harness, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    receiver_that(machine, "list", "while True: os.write(1, frame(BUSY)); time.sleep(0.01)")
+    receiver_that(machine, "list", "while True: os.write(1, BUSY.frame()); time.sleep(0.01)")
     session = ReadSession(spec_of(local, machine))
     takes(monkeypatch, PATIENCE / 2)
     with pytest.raises(RemoteUnreachable) as caught:
@@ -232,8 +231,8 @@ def test_a_remote_has_as_long_for_the_hash_of_a_large_blob_as_a_slow_disk_takes(
     receiver_that(
         machine,
         "list,verify",
-        "for _ in range(50): os.write(1, frame(BUSY)); time.sleep(0.01)",
-        "os.write(1, verdicts(Verdicts(1, 1, 1 << 40, [])))",
+        "for _ in range(50): os.write(1, BUSY.frame()); time.sleep(0.01)",
+        "os.write(1, VERDICTS.frame(1, 1, 1 << 40, []))",
         "os.read(0, 1 << 16)",
     )
     session = ReadSession(spec_of(local, machine))

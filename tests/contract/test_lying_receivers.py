@@ -36,16 +36,16 @@ def lying_receiver(tmp_path: Path) -> Callable[..., ReadSession]:
 @pytest.mark.parametrize(
     "answer",
     [
-        "say(names([(B, 1), (A, 1)]))",
-        "say(names([(A, 1), (A, 1)]))",
-        "say(names([(A, 1)])); say(names([(A, 1)]))",
-        "say(names([(C, 1)]))",
-        "say(names([(A, 1), (B, 1)]))",
-        "say(given(1))",
+        "say(NAMES.frame([(B, 1), (A, 1)]))",
+        "say(NAMES.frame([(A, 1), (A, 1)]))",
+        "say(NAMES.frame([(A, 1)])); say(NAMES.frame([(A, 1)]))",
+        "say(NAMES.frame([(C, 1)]))",
+        "say(NAMES.frame([(A, 1), (B, 1)]))",
+        "say(GIVEN.frame(1))",
         "say(head(NAMES, 1 << 30))",
         "say(frame(NAMES, bytes(39)))",
-        "say(names([(A, 1)])[:-1] + b'x')",
-        "say(error('internal', 'a defect'))",
+        "say(NAMES.frame([(A, 1)])[:-1] + b'x')",
+        "say(ERROR.frame('internal', 'a defect'))",
         "os._exit(0)",
     ],
 )
@@ -60,12 +60,12 @@ def test_names_that_cannot_be_end_a_listing_session(
 @pytest.mark.parametrize(
     "answer",
     [
-        "say(verdicts(Verdicts(1, 1, 0, [])))",
-        "say(verdicts(Verdicts(2, 1, 0, [])))",
-        "say(verdicts(Verdicts(2, 1, 0, [BadBlob(2, 1, 0, A, '')])))",
-        "say(verdicts(Verdicts(2, 1, 0, [BadBlob(0, 0, 0, A, '')])))",
-        "say(verdicts(Verdicts(2, 0, 0, [BadBlob(0, 1, 0, A, '')] * 2)))",
-        "say(given(2))",
+        "say(VERDICTS.frame(1, 1, 0, []))",
+        "say(VERDICTS.frame(2, 1, 0, []))",
+        "say(VERDICTS.frame(2, 1, 0, [BadBlob(2, 1, 0, A, '')]))",
+        "say(VERDICTS.frame(2, 1, 0, [BadBlob(0, 0, 0, A, '')]))",
+        "say(VERDICTS.frame(2, 0, 0, [BadBlob(0, 1, 0, A, '')] * 2))",
+        "say(GIVEN.frame(2))",
     ],
 )
 def test_verdicts_that_cannot_be_end_a_hashing_session(
@@ -80,21 +80,22 @@ def test_verdicts_that_cannot_be_end_a_hashing_session(
 @pytest.mark.parametrize(
     "answer",
     [
-        "say(given(2))",
-        "say(contents([A], [1], [b'a'])); say(given(2))",
+        "say(GIVEN.frame(2))",
+        "say(contents([A], [1], [b'a'])); say(GIVEN.frame(2))",
         "say(contents([C], [1], [b'a']))",
         "say(contents([A], [1], [b'a'])); say(contents([A], [1], [b'a']))",
-        "say(not_given(C, MISSING, ''))",
-        "say(not_given(A, RIGHT, ''))",
+        "say(NOT_GIVEN.frame(C, MISSING, ''))",
+        "say(NOT_GIVEN.frame(A, RIGHT, ''))",
         "say(piece(b'abc'))",
-        "say(blob_end(COMPLETE))",
-        "say(blob(A, 3, 0)); say(piece(b'abcd'))",
-        "say(blob(A, 3, 0)); say(piece(b'ab')); say(blob_end(COMPLETE))",
-        "say(blob(A, 3, 0)); say(contents([B], [1], [b'a']))",
-        "say(blob(A, 3, 0)); say(blob(B, 3, 0))",
-        "say(blob(C, 3, 0))",
-        "say(blob(A, 3, 4))",
-        "say(blob(A, 3, 2)); say(blob_end(BROKEN)); say(not_given(B, MISSING, '')); say(given(2))",
+        "say(BLOB_END.frame(COMPLETE))",
+        "say(BLOB.frame(A, 3, 0)); say(piece(b'abcd'))",
+        "say(BLOB.frame(A, 3, 0)); say(piece(b'ab')); say(BLOB_END.frame(COMPLETE))",
+        "say(BLOB.frame(A, 3, 0)); say(contents([B], [1], [b'a']))",
+        "say(BLOB.frame(A, 3, 0)); say(BLOB.frame(B, 3, 0))",
+        "say(BLOB.frame(C, 3, 0))",
+        "say(BLOB.frame(A, 3, 4))",
+        "say(BLOB.frame(A, 3, 2)); say(BLOB_END.frame(BROKEN));"
+        " say(NOT_GIVEN.frame(B, MISSING, '')); say(GIVEN.frame(2))",
     ],
 )
 def test_contents_that_cannot_be_are_not_taken(
@@ -111,7 +112,11 @@ def test_contents_that_cannot_be_are_not_taken(
 
 @pytest.mark.parametrize(
     "answer",
-    ["say(blob(A, 4, 0))", "say(blob(A, 1 << 60, 0))", "say(contents([A], [4], [b'abcd']))"],
+    [
+        "say(BLOB.frame(A, 4, 0))",
+        "say(BLOB.frame(A, 1 << 60, 0))",
+        "say(contents([A], [4], [b'abcd']))",
+    ],
 )
 def test_no_more_of_a_blob_is_taken_than_the_remote_has_listed(
     lying_receiver: Callable[[str], ReadSession], answer: str

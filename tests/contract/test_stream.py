@@ -32,7 +32,7 @@ from ntt_backup.source.store import Store
 from ntt_backup.upload.strategies import open_probe, open_session
 from ntt_backup.upload.strategies.session import Rejection
 from ntt_backup.upload.strategies.stream import StreamSession, connect
-from ntt_backup.wire import framing, write_messages
+from ntt_backup.wire import framing, messages
 from tests.contract.harness import Harness, Machine, reasons, receipt_of, settle
 from tests.contract.lying_commits import lying_receiver, receipt
 from tests.helpers.blobs import noise
@@ -136,7 +136,7 @@ def test_the_remote_hears_of_a_client_that_reads_a_large_part_again(
     monkeypatch.setattr("ntt_backup.client.channel._SIGN_SECONDS", 0.0)
     recorded = replace(machine, recording=tmp_path / "sent")
     local.assert_arrives(batch, transport=recorded, codec="none")
-    assert (tmp_path / "sent").read_bytes().count(framing.frame(framing.PING, bytes(8))) >= 64
+    assert (tmp_path / "sent").read_bytes().count(messages.PING.frame(bytes(8))) >= 64
 
 
 def test_a_partial_blob_that_went_bad_on_the_remote_is_sent_anew(
@@ -300,21 +300,21 @@ def test_a_remote_without_python_is_told_so(local: Harness, machine: Machine) ->
 
 
 def failed(text: str) -> str:
-    return f"say(receipt(Receipt(number, 1, 0, 0, [Exceptional(0, REFUSED, {text!r})])))"
+    return f"say(RECEIPT.frame(number, 1, 0, 0, [Exceptional(0, REFUSED, {text!r})]))"
 
 
 @pytest.mark.parametrize(
     "answer",
     [
         receipt(1),
-        receipt(1, (5, write_messages.PRESENT, "")),
-        receipt(0, (0, write_messages.PRESENT, ""), (0, write_messages.PRESENT, "")),
-        receipt(1, (0, write_messages.WITHDREW, "")),
+        receipt(1, (5, messages.PRESENT, "")),
+        receipt(0, (0, messages.PRESENT, ""), (0, messages.PRESENT, "")),
+        receipt(1, (0, messages.WITHDREW, "")),
         receipt(2, hashed=1),
         receipt(2, number="number + 1"),
         receipt(2) + "; " + receipt(2),
         f"if number == 2: {receipt(2)}",
-        "say(numbered(ABORTED, number))",
+        "say(ABORTED.frame(number))",
         "say(head(RECEIPT, 1 << 30))",
         "say(frame(COMMIT, b'1234'))",
     ],
@@ -359,9 +359,9 @@ def test_a_batch_that_failed_on_the_remote_is_rejected_with_its_words(
 def test_verdicts_are_told_apart(local: Harness, machine: Machine) -> None:
     answer = receipt(
         1,
-        (0, write_messages.PRESENT, ""),
-        (1, write_messages.REPLACED, ""),
-        (2, write_messages.REFUSED, "a directory"),
+        (0, messages.PRESENT, ""),
+        (1, messages.REPLACED, ""),
+        (2, messages.REFUSED, "a directory"),
     )
     session = local.open(transport=lying_receiver(machine, answer))
     batch = local.batch("b", b"1", b"2", b"3", b"4")
@@ -376,9 +376,7 @@ def test_verdicts_are_told_apart(local: Harness, machine: Machine) -> None:
 def test_a_blob_altered_on_its_way_has_its_batch_sent_again(
     local: Harness, machine: Machine
 ) -> None:
-    session = local.open(
-        transport=lying_receiver(machine, receipt(1, (1, write_messages.MISMATCH, "")))
-    )
+    session = local.open(transport=lying_receiver(machine, receipt(1, (1, messages.MISMATCH, ""))))
     batch = local.batch("b", b"one", b"two")
     session.put(batch)
     (outcome,) = settle(session)
@@ -403,7 +401,8 @@ def test_a_blob_altered_on_its_way_has_its_batch_sent_again(
 def test_an_error_ends_the_session_with_its_words(
     local: Harness, machine: Machine, code: str, kind: type[Exception]
 ) -> None:
-    session = local.open(transport=lying_receiver(machine, f"say(error({code!r}, 'words of it'))"))
+    answer = f"say(ERROR.frame({code!r}, 'words of it'))"
+    session = local.open(transport=lying_receiver(machine, answer))
     session.put(local.batch("b", b"one"))
     with pytest.raises(kind) as caught:
         settle(session)
@@ -424,14 +423,14 @@ def test_what_came_before_the_question_does_not_make_a_remote_near(
 ) -> None:
     early = bytes((1, *bytes(7)))
     transport = lying_receiver(
-        machine, "pass", other="        if kind == PING and payload[0]: say(frame(BUSY))"
+        machine, "pass", other="        if kind == PING and payload[0]: say(BUSY.frame())"
     )
     effort = Effort(1).sender(0)
     connection = connect(replace(spec_of(local), transport=transport, effort=effort))
     connection.open()
     session = StreamSession(connection, Store(local.store))
     local.sessions.append(session)
-    connection.send(framing.frame(framing.PING, early), lambda _: None)
+    connection.send(messages.PING.frame(early), lambda _: None)
     assert wait_for(reading=connection.channel._child.fds, timeout=PATIENCE)
     before = connection.channel.heard
     session.detect_near_remote()

@@ -17,7 +17,7 @@ from ntt_backup.errors import BatchRejected, RemoteUnreachable, SourceError, Uns
 from ntt_backup.upload.strategies import in_flight
 from ntt_backup.upload.strategies.session import Rejection, Session
 from ntt_backup.upload.strategies.stream import StreamSession
-from ntt_backup.wire import framing, write_messages
+from ntt_backup.wire import framing, messages
 from tests.contract.harness import Harness, Machine, receipt_of, settle, takes
 from tests.contract.lying_commits import lying_receiver, receipt
 from tests.helpers.blobs import noise
@@ -60,7 +60,7 @@ def test_a_store_that_goes_away_within_a_large_blob_leaves_the_session_usable(
     assert local.on_remote() == local.expected(batch)
 
 
-FAILS = "say(receipt(Receipt(batch, 1, 0, 0, [Exceptional(0, REFUSED, 'EBADMSG: Bad message')])))"
+FAILS = "say(RECEIPT.frame(batch, 1, 0, 0, [Exceptional(0, REFUSED, 'EBADMSG: Bad message')]))"
 
 
 @pytest.mark.parametrize("size", [300_000, 3 * MIB], ids=["small", "large"])
@@ -74,7 +74,7 @@ def test_a_batch_that_fails_on_the_remote_while_it_is_sent_is_ended(
         machine,
         f"if number == 2: {receipt(1)}",
         other=f"""
-        if kind == BATCH: batch = read_batch(payload).number
+        if kind == BATCH: batch = BATCH.read(payload).number
         if kind == BATCH and batch == 1: {FAILS}
         with open({str(book)!r}, "a") as file: file.write(f"{{kind}} ")
 """,
@@ -91,8 +91,8 @@ def test_a_batch_that_fails_on_the_remote_while_it_is_sent_is_ended(
     session.put(second)
     assert [receipt_of(outcome).stored for outcome in settle(session)] == [second.blobs]
     between = book.read_text().split()
-    begun = [at for at, kind in enumerate(between) if int(kind) == framing.BATCH]
-    assert int(between[begun[1] - 1]) in (framing.COMMIT, framing.ABORT)
+    begun = [at for at, kind in enumerate(between) if int(kind) == messages.BATCH]
+    assert int(between[begun[1] - 1]) in (messages.COMMIT, messages.ABORT)
 
 
 def test_a_frame_is_sent_whole_although_its_batch_fails_meanwhile(
@@ -100,17 +100,17 @@ def test_a_frame_is_sent_whole_although_its_batch_fails_meanwhile(
 ) -> None:
     session = local.open(codec="none")
     assert isinstance(session, StreamSession)
-    inbox = framing.Inbox(write_messages.TO_RECEIVER)
+    inbox = framing.Inbox(messages.to_receiver(messages.WRITING))
 
     def send(data: bytes | memoryview) -> None:
         inbox.space()[: len(data)] = data
         inbox.filled(len(data))
-        session._flights[0].answered |= bytes(data[4:5]) == bytes([framing.PACK])
+        session._flights[0].answered |= bytes(data[4:5]) == bytes([messages.PACK])
 
     monkeypatch.setattr(session, "_send", send)
     session.put(local.batch("b", noise(3000)))
     kinds = [kind for kind, _ in iter(inbox.next, None)]
-    assert kinds == [framing.BATCH, framing.PACK, framing.ABORT]
+    assert kinds == [messages.BATCH, messages.PACK, messages.ABORT]
 
 
 def test_nothing_refers_to_what_was_altered_on_its_way(
@@ -161,7 +161,7 @@ def test_a_remote_that_clears_up_for_long_before_it_is_ready_is_waited_for(
     transport = lying_receiver(machine, receipt(1))
     program = machine.tools / "lying.py"
     slowly = (
-        "import time\ndef clear_up():\n    for _ in range(5): say(frame(BUSY)); time.sleep(0.1)\n"
+        "import time\ndef clear_up():\n    for _ in range(5): say(BUSY.frame()); time.sleep(0.1)\n"
     )
     text = program.read_text().replace("while True:", slowly + "while True:", 1)
     program.write_text(text.replace("== HELLO: say", "== HELLO: clear_up(); say"))
@@ -176,7 +176,7 @@ def test_a_remote_has_as_long_for_a_receipt_as_a_slow_disk_takes_to_hash_a_large
     """As one that checks names by the program b3sum, once it has all of the blob."""
     answer = f"""
             import time
-            for _ in range(50): say(frame(BUSY)); time.sleep(0.01)
+            for _ in range(50): say(BUSY.frame()); time.sleep(0.01)
             {receipt(1)}
 """
     session = local.open(transport=lying_receiver(machine, answer), receipt_timeout=PATIENCE)
@@ -194,7 +194,7 @@ def test_a_remote_that_is_busy_for_ever_is_given_up(
 ) -> None:
     answer = """
             import time
-            while True: say(frame(BUSY)); time.sleep(0.01)
+            while True: say(BUSY.frame()); time.sleep(0.01)
 """
     session = local.open(transport=lying_receiver(machine, answer), receipt_timeout=20)
     batch = local.batch("b", b"content")
@@ -213,7 +213,7 @@ def test_a_remote_that_is_busy_for_ever_and_reads_nothing_is_given_up(
     busy = """
         if kind == BATCH:
             import time
-            while True: say(frame(BUSY)); time.sleep(0.01)
+            while True: say(BUSY.frame()); time.sleep(0.01)
 """
     transport = lying_receiver(machine, receipt(1), other=busy)
     session = local.open(transport=transport, codec="none", stall_timeout=5, receipt_timeout=20)

@@ -21,7 +21,7 @@ from typing import Any
 from blake3 import blake3
 
 from ntt_backup.receiver.terms import ALLOWED
-from ntt_backup.wire import file_messages, framing, read_messages, write_messages
+from ntt_backup.wire import framing, messages
 from ntt_backup.wire.stored_names import DUMPS, SNAPSHOTS
 from tests.fuzz.mutations import mutated
 from tests.helpers.receivers import (
@@ -40,10 +40,10 @@ from tests.helpers.receivers import (
 )
 
 # What each word of --allow lets pass; without it no such frame may come back.
-_ANSWERS = {
-    "list": {framing.NAMES, framing.STRAY, framing.LISTED},
-    "verify": {framing.VERDICTS},
-    "get": {framing.CONTENTS, framing.BLOB, framing.PIECE, framing.GIVEN},
+_ANSWERS: dict[str, set[int]] = {
+    "list": {messages.NAMES, messages.STRAY, messages.LISTED},
+    "verify": {messages.VERDICTS},
+    "get": {messages.CONTENTS, messages.BLOB, messages.PIECE, messages.GIVEN},
 }
 _RIGHT, _WRONG, _NEW = b"right and secret", b"rotten", b"a new blob"
 _DUMP, _MANIFEST = b"a dump and secret", b"a manifest and secret"
@@ -129,35 +129,35 @@ def _plans(client: ScriptedSession) -> list[tuple[dict[str, Any], list[bytes]]]:
         client.batch(1, [_NEW, b"another", b""]),
         client.batch(2, [_NEW, _RIGHT, b"what it was"], compress=zlib.compress, codec=1),
         client.batch(3, [_LARGE], large=True),
-        write_messages.batch(4, 1, len(_NEW)) + client.pack([_NEW]) + abort(4),
-        write_messages.ask_offset(digest_of(_LARGE), len(_LARGE)),
+        messages.BATCH.frame(4, 1, len(_NEW)) + client.pack([_NEW]) + abort(4),
+        messages.ASK_OFFSET.frame(digest_of(_LARGE), len(_LARGE)),
         commit(5),
     ]
     reads = [
-        read_messages.listing(low, high, 100),
-        read_messages.verifying([right, wrong]),
-        read_messages.getting([right, wrong]),
+        messages.LIST.frame(low, high, 100),
+        messages.VERIFY.frame([right, wrong]),
+        messages.GET.frame(0, [right, wrong]),
     ]
     dumps = [
-        file_messages.listing(""),
+        messages.FILES.frame(""),
         a_dump(b"a new dump", _NEW_DUMP),
         a_file(b"a sealed dump", f"{_DUMP_NAME}.age", slot=2),
-        file_messages.reading(_DUMP_NAME, 0, 100),
-        file_messages.reading(f"{_DUMP_NAME}.json", 0, 100),
-        file_messages.removing([f"{_DUMP_NAME}.json"]),
-        file_messages.removing(
+        messages.READ.frame(0, 100, _DUMP_NAME),
+        messages.READ.frame(0, 100, f"{_DUMP_NAME}.json"),
+        messages.REMOVE.frame([f"{_DUMP_NAME}.json"]),
+        messages.REMOVE.frame(
             name + end for name in (_DUMP_NAME, _NEW_DUMP) for end in ("", ".age", ".json")
         ),
     ]
     snapshots = [
-        file_messages.listing(""),
-        file_messages.listing("etc/"),
+        messages.FILES.frame(""),
+        messages.FILES.frame("etc/"),
         a_file(b"a new manifest", f"{_NEW_VERSION}/manifest"),
         a_file(b"a new pack", f"{_NEW_VERSION}/pack-00001", slot=1),
         an_unnamed_file(b"a map", slot=3),
-        file_messages.discarding(3),
-        file_messages.reading(f"{_VERSION}/manifest", 0, 100),
-        file_messages.removing([f"{_VERSION}/manifest", f"{_NEW_VERSION}/manifest"]),
+        messages.DISCARD.frame(3),
+        messages.READ.frame(0, 100, f"{_VERSION}/manifest"),
+        messages.REMOVE.frame([f"{_VERSION}/manifest", f"{_NEW_VERSION}/manifest"]),
     ]
     return [
         ({}, blobs),
@@ -169,9 +169,9 @@ def _plans(client: ScriptedSession) -> list[tuple[dict[str, Any], list[bytes]]]:
 
 def _is_told(kind: int, payload: bytes) -> bool:
     """Returns whether a frame is a piece of a record: whoever may list dumps may read it."""
-    if kind != framing.PIECE:
+    if kind != messages.PIECE:
         return False
-    piece = read_messages.read_piece(memoryview(payload))
+    piece = messages.PIECE.read(memoryview(payload))
     secrets = (_RIGHT, _WRONG, _DUMP, _MANIFEST)
     return not any(bytes(piece) in one for one in secrets) or bytes(piece) in a_record(_DUMP)
 

@@ -32,30 +32,26 @@ from ntt_backup.client.bootstrap import bundle
 from ntt_backup.receiver import b3sum, codec, hashing
 from ntt_backup.receiver.session import Receiver
 from ntt_backup.receiver.terms import Terms
-from ntt_backup.wire import file_messages, framing, read_messages, write_messages
+from ntt_backup.wire import framing, messages
 from ntt_backup.wire.framing import Inbox
+from ntt_backup.wire.messages import Receipt
 from ntt_backup.wire.stored_names import DUMPS, SNAPSHOTS
-from ntt_backup.wire.write_messages import Receipt
 from tests.helpers.waiting import PATIENCE
 
 PROJECT = Path(__file__).resolve().parents[2]
-TO_CLIENT = {
-    **write_messages.TO_CLIENT,
-    **read_messages.TO_CLIENT,
-    **file_messages.TO_CLIENT,
-}
+TO_CLIENT = messages.to_client(messages.ANY)
 
-BYE = framing.frame(framing.BYE)
-PING = framing.frame(framing.PING, bytes(8))
-PLACE = framing.frame(framing.PLACE)
+BYE = messages.BYE.frame()
+PING = messages.PING.frame(bytes(8))
+PLACE = messages.PLACE.frame()
 
 
 def commit(number: int) -> bytes:
-    return write_messages.numbered(framing.COMMIT, number)
+    return messages.COMMIT.frame(number)
 
 
 def abort(number: int) -> bytes:
-    return write_messages.numbered(framing.ABORT, number)
+    return messages.ABORT.frame(number)
 
 
 def digest_of(content: bytes) -> bytes:
@@ -119,13 +115,13 @@ def everything(root: Path) -> dict[str, bytes]:
 
 def verdicts(receipt: Receipt) -> dict[int, int]:
     """The exceptions of a receipt, by position."""
-    assert receipt.outcome == write_messages.SETTLED, receipt
+    assert receipt.outcome == messages.SETTLED, receipt
     return {position: verdict for position, verdict, _ in receipt.exceptions}
 
 
 def failure(receipt: Receipt) -> str:
     """The reason for which nothing of the batch counts."""
-    assert (receipt.outcome, receipt.stored) == (write_messages.FAILED, 0)
+    assert (receipt.outcome, receipt.stored) == (messages.FAILED, 0)
     (exception,) = receipt.exceptions
     return exception.text
 
@@ -148,13 +144,13 @@ def forced_command(*options: str, checking: str = "blake3") -> list[str]:
 def an_unnamed_file(content: bytes, slot: int = 0) -> bytes:
     """What a client says to send a file, but for its name."""
     pieces = (content[at : at + framing.MAX_CHUNK] for at in range(0, len(content), 1 << 20))
-    data = b"".join(file_messages.file_data(slot, piece) for piece in pieces)
-    return data + file_messages.file_end(slot)
+    data = b"".join(messages.FILE_DATA.frame(slot, piece) for piece in pieces)
+    return data + messages.FILE_END.frame(slot)
 
 
 def a_file(content: bytes, name: str, slot: int = 0) -> bytes:
     """All that a client says to send a file."""
-    return an_unnamed_file(content, slot) + file_messages.publishing(slot, name)
+    return an_unnamed_file(content, slot) + messages.PUBLISH.frame(slot, name)
 
 
 def a_record(content: bytes, **record: Any) -> bytes:
@@ -167,7 +163,7 @@ def a_record(content: bytes, **record: Any) -> bytes:
 def a_dump(content: bytes, name: str, **record: Any) -> bytes:
     """All that a client says to send a dump. record: what its record says that is not so."""
     beside = a_file(a_record(content, **record), f"{name}.json", slot=1)
-    return an_unnamed_file(content) + beside + file_messages.publishing(0, name)
+    return an_unnamed_file(content) + beside + messages.PUBLISH.frame(0, name)
 
 
 class Frames:
@@ -192,24 +188,24 @@ class Frames:
         return fields
 
     def hello_frame(self, **changes: Any) -> bytes:
-        return write_messages.fields(framing.HELLO, self.hello_fields(**changes))
+        return messages.HELLO.frame(self.hello_fields(**changes))
 
     def pack(
         self,
         contents: Sequence[bytes],
         digests: Sequence[bytes] | None = None,
-        codec: int = write_messages.RAW,
+        codec: int = messages.RAW,
         compress: Any = bytes,
         checksum: bytes | None = None,
     ) -> bytes:
         names = [digest_of(content) for content in contents] if digests is None else digests
-        raw = write_messages.table(names, [len(each) for each in contents]) + b"".join(contents)
+        raw = messages.table(names, [len(each) for each in contents]) + b"".join(contents)
         return self.raw_pack(raw, codec, compress(raw), checksum=checksum)
 
     def raw_pack(
         self,
         raw: bytes,
-        codec: int = write_messages.RAW,
+        codec: int = messages.RAW,
         part: bytes | None = None,
         length: int | None = None,
         checksum: bytes | None = None,
@@ -219,28 +215,28 @@ class Frames:
             checksum = hashlib.sha256(raw).digest()
         if self.hash != "sha256":
             checksum = b""
-        prefix = write_messages.part_prefix(codec, len(raw) if length is None else length, checksum)
-        return framing.frame(framing.PACK, prefix, raw if part is None else part)
+        prefix = messages.part_prefix(codec, len(raw) if length is None else length, checksum)
+        return framing.frame(messages.PACK, prefix, raw if part is None else part)
 
     def pieces(self, content: bytes) -> Iterable[bytes]:
         """The DATA frames of a large blob."""
         for at in range(0, len(content), framing.MAX_CHUNK):
             piece = content[at : at + framing.MAX_CHUNK]
-            prefix = write_messages.part_prefix(write_messages.RAW, len(piece))
-            yield framing.frame(framing.DATA, prefix, piece)
+            prefix = messages.part_prefix(messages.RAW, len(piece))
+            yield framing.frame(messages.DATA, prefix, piece)
 
     def end(self, content: bytes, digest: bytes | None = None) -> bytes:
         """The END of a large blob that is complete; digest: its name, if that is not its own."""
         name = digest_of(content) if digest is None else digest
         checksum = hashlib.sha256(name + content).digest() if self.hash == "sha256" else b""
-        return write_messages.end(write_messages.COMPLETE, checksum)
+        return messages.END.frame(messages.COMPLETE, checksum)
 
     def large(self, content: bytes, offset: int = 0, digest: bytes | None = None) -> bytes:
         """LARGE to END, from offset on."""
         name = digest_of(content) if digest is None else digest
         return b"".join(
             [
-                write_messages.large(name, len(content), offset),
+                messages.LARGE.frame(name, len(content), offset),
                 *self.pieces(content[offset:]),
                 self.end(content, digest),
             ]
@@ -255,7 +251,7 @@ class Frames:
         **how: Any,
     ) -> bytes:
         """A whole batch: BATCH, one PACK or large blobs, COMMIT."""
-        said = write_messages.batch(number, len(contents), sum(map(len, contents)))
+        said = messages.BATCH.frame(number, len(contents), sum(map(len, contents)))
         if large:
             names = [None] * len(contents) if digests is None else digests
             pairs = zip(contents, names, strict=True)
@@ -290,8 +286,8 @@ class Client(Frames):
 
     def _ready(self, frame: bytes) -> dict[str, Any]:
         kind, payload = self.ask(frame)
-        assert kind == framing.READY, payload
-        return write_messages.read_fields(payload)
+        assert kind == messages.READY, payload
+        return messages.READY.read(payload)
 
     def ask(self, frame: bytes) -> tuple[int, bytes]:
         self.write(frame)
@@ -299,7 +295,7 @@ class Client(Frames):
 
     def ping(self) -> None:
         """Returns when all that was said before has been taken in."""
-        assert self.ask(PING) == (framing.PONG, bytes(8))
+        assert self.ask(PING) == (messages.PONG, bytes(8))
 
     def frame(self) -> tuple[int, bytes]:
         """The next frame; (0, b"") at the end."""
@@ -312,21 +308,21 @@ class Client(Frames):
 
     def answer(self) -> tuple[int, bytes]:
         """The next frame that is not a sign of life."""
-        while (found := self.frame())[0] == framing.BUSY:
+        while (found := self.frame())[0] == messages.BUSY:
             pass
         return found
 
     def receipt(self) -> Receipt:
         kind, payload = self.answer()
-        assert kind == framing.RECEIPT, (kind, payload)
-        return write_messages.read_receipt(payload)
+        assert kind == messages.RECEIPT, (kind, payload)
+        return messages.RECEIPT.read(payload)
 
     def error(self) -> tuple[str, str]:
         """The ERROR that must come next, and nothing after it."""
         kind, payload = self.answer()
-        assert kind == framing.ERROR, (kind, payload)
+        assert kind == messages.ERROR, (kind, payload)
         assert self.answer() == (0, b"")
-        return write_messages.read_error(payload)
+        return messages.ERROR.read(payload)
 
 
 class RemoteReceiver(Client):
@@ -428,7 +424,7 @@ class ScriptedSession(Frames):
         super().__init__(root, hash)
         hashes = hashing.available()
         if checking != "blake3":
-            del hashes[write_messages.BLAKE3]
+            del hashes[messages.BLAKE3]
         program = b3sum.find() if checking == "b3sum" else None
         self._terms = Terms(
             str(root),
@@ -474,9 +470,9 @@ class ScriptedSession(Frames):
             sink.seek(0)
             data = sink.read()
         found = frames(data, TO_CLIENT)
-        self.answers = [(kind, bytes(payload)) for kind, payload in found if kind != framing.BUSY]
+        self.answers = [(kind, bytes(payload)) for kind, payload in found if kind != messages.BUSY]
         # What an earlier test has left may be collected, and closed, meanwhile.
-        assert after <= before or framing.READY not in self.kinds
+        assert after <= before or messages.READY not in self.kinds
         return self
 
     @property
@@ -487,37 +483,37 @@ class ScriptedSession(Frames):
     def error(self) -> str:
         """The code of the ERROR that ended the session; empty where there was none."""
         kind, payload = self.answers[-1]
-        assert (kind == framing.ERROR) == (self.status == 1)
-        return write_messages.read_error(payload)[0] if kind == framing.ERROR else ""
+        assert (kind == messages.ERROR) == (self.status == 1)
+        return messages.ERROR.read(payload)[0] if kind == messages.ERROR else ""
 
     @property
     def error_text(self) -> str:
-        return write_messages.read_error(self.answers[-1][1])[1]
+        return messages.ERROR.read(self.answers[-1][1])[1]
 
     def said(self) -> list[int]:
         """What was said of files."""
-        said = [payload for kind, payload in self.answers if kind == framing.FILE_SAID]
-        return [file_messages.read_said(payload)[0] for payload in said]
+        said = [payload for kind, payload in self.answers if kind == messages.FILE_SAID]
+        return [messages.FILE_SAID.read(payload)[0] for payload in said]
 
     def sums(self) -> list[tuple[int, bytes]]:
         """The sums of files that have ended."""
-        said = [payload for kind, payload in self.answers if kind == framing.FILE_SUM]
-        return [file_messages.read_file_sum(payload) for payload in said]
+        said = [payload for kind, payload in self.answers if kind == messages.FILE_SUM]
+        return [messages.FILE_SUM.read(payload) for payload in said]
 
     def listed(self) -> list[tuple[str, int]]:
         """The files that were listed."""
-        pages = [payload for kind, payload in self.answers if kind == framing.FILE_NAMES]
+        pages = [payload for kind, payload in self.answers if kind == messages.FILE_NAMES]
         return [
             (name, size)
             for payload in pages
-            for name, size, _ in file_messages.read_names(self._area, payload)
+            for name, size, _ in messages.FILE_NAMES.read(payload, self._area)
         ]
 
     def receipts(self) -> list[Receipt]:
         return [
-            write_messages.read_receipt(payload)
+            messages.RECEIPT.read(payload)
             for kind, payload in self.answers
-            if kind == framing.RECEIPT
+            if kind == messages.RECEIPT
         ]
 
 
@@ -584,10 +580,8 @@ class Events:
 LYING_RECEIVER = """
 import os
 from ntt_backup.wire.framing import *
-from ntt_backup.wire.write_messages import *
-from ntt_backup.wire.read_messages import *
-from ntt_backup.wire import file_messages
-inbox = Inbox(file_messages.TO_RECEIVER)
+from ntt_backup.wire.messages import *
+inbox = Inbox(to_receiver(ANY))
 words = b"version=0 python=3.11.0 hash=blake3 codec=zlib "
 words += b"allow=list,get,verify,replace,dump,snapshot"
 os.write(1, b"\\nNTT-RECEIVE 1 " + words + b"\\n")
@@ -598,7 +592,7 @@ while True:
     if not count: break
     inbox.filled(count)
     while (found := inbox.next()) is not None:
-        if found[0] == HELLO: say(fields(READY, {"placed": 1}))
+        if found[0] == HELLO: say(READY.frame({"placed": 1}))
         if found[0] in (*range(LIST, GET + 1), FILES, READ, REMOVE, FILE_END, PUBLISH):
             {answer}
 """

@@ -17,8 +17,8 @@ import zstandard
 import ntt_backup
 from ntt_backup.client.bootstrap import GREETING, LOADER
 from ntt_backup.upload.strategies.codec import choose_codec
-from ntt_backup.wire import framing, write_messages
-from ntt_backup.wire.write_messages import Receipt
+from ntt_backup.wire import framing, messages
+from ntt_backup.wire.messages import Receipt
 from tests.helpers.receivers import (
     BYE,
     RemoteReceiver,
@@ -107,7 +107,7 @@ def test_a_batch_is_stored_and_answered(
     receiver.write(receiver.batch(7, contents))
 
     receipt = receiver.receipt()
-    assert receipt == Receipt(7, write_messages.SETTLED, write_messages.HASHES[hashed], 4, [])
+    assert receipt == Receipt(7, messages.SETTLED, messages.HASHES[hashed], 4, [])
     for content in contents:
         path = place_of(root, digest_of(content))
         assert path.read_bytes() == content
@@ -140,21 +140,21 @@ def test_a_stream_goes_on_behind_what_is_dropped_or_compressed_by_itself(
         return b"".join(codec.encode([memoryview(raw)])[1])
 
     one, two, three = (random.Random(seed).randbytes(5000) for seed in range(3))
-    stream: dict[str, Any] = {"codec": write_messages.ZSTD_STREAM, "compress": part}
-    prefix = write_messages.part_prefix(write_messages.ZSTD_STREAM, len(three))
+    stream: dict[str, Any] = {"codec": messages.ZSTD_STREAM, "compress": part}
+    prefix = messages.part_prefix(messages.ZSTD_STREAM, len(three))
     receiver.hello()
     receiver.write(
-        write_messages.batch(1, 3, 20_000),
+        messages.BATCH.frame(1, 3, 20_000),
         receiver.pack([one], checksum=bytes(32), **stream),
         receiver.pack([two], **stream),
-        write_messages.large(digest_of(three), len(three), 0),
-        framing.frame(framing.DATA, prefix, part(three)),
+        messages.LARGE.frame(digest_of(three), len(three), 0),
+        framing.frame(messages.DATA, prefix, part(three)),
         receiver.end(three),
         commit(1),
     )
     assert failure(receiver.receipt()).startswith("EBADMSG: ")
     receiver.write(receiver.batch(2, [one, two, three], **stream))
-    own: dict[str, Any] = {"codec": write_messages.ZSTD, "compress": zstandard.compress}
+    own: dict[str, Any] = {"codec": messages.ZSTD, "compress": zstandard.compress}
     receiver.write(receiver.batch(3, [one + two], **own), receiver.batch(4, [one + three]))
     receiver.write(receiver.batch(5, [two + three], **stream))
     assert [receiver.receipt().stored for _ in range(4)] == [3, 1, 1, 1]
@@ -163,16 +163,16 @@ def test_a_stream_goes_on_behind_what_is_dropped_or_compressed_by_itself(
 
 def test_a_batch_may_hold_less_than_announced(receiver: RemoteReceiver) -> None:
     receiver.hello()
-    receiver.write(write_messages.batch(1, 1000, 10**9) + receiver.pack([b"a"]))
+    receiver.write(messages.BATCH.frame(1, 1000, 10**9) + receiver.pack([b"a"]))
     receiver.write(commit(1))
     assert receiver.receipt().stored == 1
-    receiver.write(write_messages.batch(2, 1000, 10**9) + commit(2))
-    assert receiver.receipt() == Receipt(2, write_messages.SETTLED, write_messages.SHA256, 0, [])
+    receiver.write(messages.BATCH.frame(2, 1000, 10**9) + commit(2))
+    assert receiver.receipt() == Receipt(2, messages.SETTLED, messages.SHA256, 0, [])
 
 
 def test_ping_is_answered_between_and_within_batches(receiver: RemoteReceiver) -> None:
     receiver.hello()
-    for frame in (write_messages.batch(1, 1, 1), receiver.pack([b"a"])):
+    for frame in (messages.BATCH.frame(1, 1, 1), receiver.pack([b"a"])):
         receiver.write(frame)
         receiver.ping()
 
@@ -185,7 +185,7 @@ def test_the_end_of_the_input_stores_what_is_committed_and_drops_the_rest(
 ) -> None:
     receiver.hello()
     receiver.write(
-        receiver.batch(1, [b"a"]) + write_messages.batch(2, 2, 2) + receiver.pack([b"b"])
+        receiver.batch(1, [b"a"]) + messages.BATCH.frame(2, 2, 2) + receiver.pack([b"b"])
     )
     receiver.stdin.close()
 
@@ -217,7 +217,7 @@ def test_bye_answers_what_is_committed_and_then_says_that_nothing_is_left(
     receiver.hello()
     receiver.write(receiver.batch(1, [b"a"]) + receiver.batch(2, [b"b"]) + BYE)
     assert [receiver.receipt().number, receiver.receipt().number] == [1, 2]
-    assert receiver.answer() == (framing.LEFT, b"")
+    assert receiver.answer() == (messages.LEFT, b"")
     assert not (root / ".ntt-incoming").exists()
     assert receiver.answer() == (0, b"")
     assert receiver.child.wait() == 0
@@ -242,7 +242,7 @@ def test_left_overs_of_dead_sessions_are_removed_and_those_of_the_living_are_not
     (incoming / strange).write_bytes(b"mine")
     with RemoteReceiver(root) as first, RemoteReceiver(root) as second:
         first.hello(slot="0")
-        first.write(write_messages.batch(1, 1, 5) + first.pack([b"first"]))
+        first.write(messages.BATCH.frame(1, 1, 5) + first.pack([b"first"]))
         first.ping()
         second.hello(slot="2")
 

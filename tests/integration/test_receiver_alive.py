@@ -10,7 +10,7 @@ import pytest
 
 from ntt_backup.receiver import codec, connection, group_commit, hashing, session
 from ntt_backup.receiver.terms import ALLOWED, Terms
-from ntt_backup.wire import framing, write_messages
+from ntt_backup.wire import messages
 from tests.helpers.receivers import PING, Client
 from tests.helpers.waiting import PATIENCE
 
@@ -51,10 +51,10 @@ def test_a_slow_sync_is_no_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     try:
         client.hello()
         client.write(client.batch(1, [b"a"]))
-        assert [client.frame()[0] for _ in range(3)] == [framing.BUSY] * 3
+        assert [client.frame()[0] for _ in range(3)] == [messages.BUSY] * 3
         # The next batch is received meanwhile.
-        client.write(write_messages.batch(2, 1, 1), PING)
-        assert client.answer()[0] == framing.PONG
+        client.write(messages.BATCH.frame(2, 1, 1), PING)
+        assert client.answer()[0] == messages.PONG
         assert list((tmp_path / "by-hash").iterdir()) == []
     finally:
         may_end.set()

@@ -16,7 +16,7 @@ import pytest
 from ntt_backup.receiver import group_commit, session
 from ntt_backup.receiver.b3sum import B3sum, by_descriptor
 from ntt_backup.receiver.hashing import KNOWN_OUTPUT
-from ntt_backup.wire import write_messages
+from ntt_backup.wire import messages
 from tests.helpers.receivers import (
     RemoteReceiver,
     ScriptedSession,
@@ -75,7 +75,7 @@ def test_b3sum_is_found_by_a_login_account(root: Path) -> None:
 def test_right_blobs_are_stored(root: Path, receiver: RemoteReceiver) -> None:
     chance = random.Random(1)
     contents = [chance.randbytes(chance.randrange(3000)) for _ in range(2500)]
-    large = chance.randbytes(write_messages.RESUMABLE + 5)
+    large = chance.randbytes(messages.RESUMABLE + 5)
     receiver.hello()
     receiver.write(receiver.batch(1, contents))
     assert receiver.receipt().stored == len(set(contents))

@@ -28,7 +28,7 @@ from ntt_backup.receiver.file_session import FileSession
 from ntt_backup.receiver.question_session import QuestionSession
 from ntt_backup.receiver.terms import ALLOWED
 from ntt_backup.receiver.workspace import Refusal
-from ntt_backup.wire import file_messages, framing, read_messages, write_messages
+from ntt_backup.wire import messages
 from ntt_backup.wire.stored_names import MAX_RECORD
 from tests.helpers.blobs import noise
 from tests.helpers.receivers import (
@@ -99,13 +99,13 @@ def small_packs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_small_contents_go_together_up_to_a_pack(
     root: Path, client: ScriptedSession, sizes: list[int], together: list[list[int]]
 ) -> None:
-    client.read(read_messages.getting(stored(root, *sizes)))
+    client.read(messages.GET.frame(0, stored(root, *sizes)))
     packs = [
-        [len(content) for _, content in read_messages.read_contents(memoryview(one))]
-        for one in of(client, framing.CONTENTS)
+        [len(content) for _, content in messages.CONTENTS.read(memoryview(one))]
+        for one in of(client, messages.CONTENTS)
     ]
     assert packs == together
-    assert of(client, framing.GIVEN) == [len(sizes).to_bytes(4, "big")]
+    assert of(client, messages.GIVEN) == [len(sizes).to_bytes(4, "big")]
 
 
 @pytest.mark.parametrize(
@@ -125,13 +125,13 @@ def test_a_content_is_given_from_an_offset_on(
     root: Path, client: ScriptedSession, offset: int, lengths: list[int]
 ) -> None:
     (digest,) = stored(root, 1000)
-    client.read(read_messages.getting([digest], offset))
-    (begun,) = map(write_messages.read_large, of(client, framing.BLOB))
+    client.read(messages.GET.frame(offset, [digest]))
+    (begun,) = map(messages.BLOB.read, of(client, messages.BLOB))
     assert begun == (digest, 1000, min(offset, 1000))
-    pieces = [read_messages.read_piece(memoryview(one)) for one in of(client, framing.PIECE)]
+    pieces = [messages.PIECE.read(memoryview(one)) for one in of(client, messages.PIECE)]
     assert [len(one) for one in pieces] == lengths
     assert b"".join(pieces) == noise(1000, 0)[offset:]
-    assert of(client, framing.BLOB_END) == [bytes([read_messages.COMPLETE])]
+    assert of(client, messages.BLOB_END) == [bytes([messages.COMPLETE])]
 
 
 @pytest.mark.parametrize("left", [0, 399, 400, 999])
@@ -141,12 +141,12 @@ def test_a_file_that_has_become_shorter_is_broken_off(tmp_path: Path, left: int)
     path.write_bytes(bytes(left))
     with path.open("rb") as file:
         sent = b"".join(send_blobs.pieces(file.fileno(), 0, 1000))
-    *pieces, (kind, end) = frames(sent, read_messages.TO_CLIENT)
-    assert [kind for kind, _ in pieces] == [framing.PIECE] * (left // 400)
+    *pieces, (kind, end) = frames(sent, messages.to_client(messages.READING))
+    assert [kind for kind, _ in pieces] == [messages.PIECE] * (left // 400)
     ends_before = min((left // 400 + 1) * 400, 1000)
-    assert kind == framing.BLOB_END
-    assert read_messages.read_blob_end(end) == (
-        read_messages.BROKEN,
+    assert kind == messages.BLOB_END
+    assert messages.BLOB_END.read(end) == (
+        messages.BROKEN,
         f"it ends before byte {ends_before}",
     )
 
@@ -158,14 +158,14 @@ def test_a_file_that_has_become_shorter_is_broken_off(tmp_path: Path, left: int)
 def test_names_come_in_pages_up_to_the_number_that_was_asked_for(
     root: Path, client: ScriptedSession, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
-    monkeypatch.setattr(read_messages, "MAX_NAMES", 2)
+    monkeypatch.setattr(messages, "MAX_NAMES", 2)
     digests = sorted(stored(root, 1, 2, 3, 4, 5))
-    client.read(read_messages.listing(LOW, HIGH, most))
-    pages = [[*read_messages.read_names(one)] for one in of(client, framing.NAMES)]
+    client.read(messages.LIST.frame(LOW, HIGH, most))
+    pages = [[*messages.NAMES.read(one)] for one in of(client, messages.NAMES)]
     count = min(most or 5, 5)
     assert [digest for page in pages for digest, _ in page] == digests[:count]
     assert [len(page) for page in pages] == [2] * (count // 2) + [1] * (count % 2)
-    (end,) = map(read_messages.read_listed, of(client, framing.LISTED))
+    (end,) = map(messages.LISTED.read, of(client, messages.LISTED))
     assert end == (count, sum(size for page in pages for _, size in page), 0, count < 5)
 
 
@@ -176,19 +176,19 @@ def test_names_are_listed_from_one_end_to_the_other(
     digests = [b"\x01\x02" + bytes([n]) * 30 for n in range(4)] + [b"\x01\x03" + bytes(30)]
     for digest in digests:
         put(root, digest, b"")
-    client.read(read_messages.listing(digests[low], digests[high], 0))
-    found = [name for one in of(client, framing.NAMES) for name, _ in read_messages.read_names(one)]
+    client.read(messages.LIST.frame(digests[low], digests[high], 0))
+    found = [name for one in of(client, messages.NAMES) for name, _ in messages.NAMES.read(one)]
     assert found == digests[low : high + 1]
 
 
 def test_strays_are_told_up_to_a_number_and_counted_beyond_it(
     root: Path, client: ScriptedSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read_messages, "MAX_STRAYS", 2)
+    monkeypatch.setattr(messages, "MAX_STRAYS", 2)
     for count in range(5):
-        client.read(read_messages.listing(LOW, HIGH, 0))
-        assert len(of(client, framing.STRAY)) == min(count, 2)
-        (end,) = map(read_messages.read_listed, of(client, framing.LISTED))
+        client.read(messages.LIST.frame(LOW, HIGH, 0))
+        assert len(of(client, messages.STRAY)) == min(count, 2)
+        (end,) = map(messages.LISTED.read, of(client, messages.LISTED))
         assert end.strays == count
         (root / "by-hash" / f"stray-{count}").write_bytes(b"")
 
@@ -208,8 +208,8 @@ def test_a_stray_is_told_with_the_page_in_which_its_directory_begins(
 ) -> None:
     (root / "by-hash" / "aa" / "bb").mkdir(parents=True)
     (root / "by-hash" / place / "stray").write_bytes(b"")
-    client.read(read_messages.listing(from_, HIGH, 0))
-    strays = [read_messages.read_stray(one) for one in of(client, framing.STRAY)]
+    client.read(messages.LIST.frame(from_, HIGH, 0))
+    strays = [messages.STRAY.read(one) for one in of(client, messages.STRAY)]
     kinds = [*StrayKind]
     assert [(kinds[kind], path) for kind, path in strays] == (
         [(StrayKind.NOT_A_BLOBID, f"{place}/stray")] if told else []
@@ -223,15 +223,16 @@ def test_a_stray_is_told_with_the_page_in_which_its_directory_begins(
 def test_files_of_snapshots_are_listed_in_pages(
     client: ScriptedSession, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    monkeypatch.setattr(file_session, "MAX_NAMES", 2)
+    monkeypatch.setattr(file_session, "MAX_FILE_NAMES", 2)
     names = [f"{VERSION}/pack-{number:05}" for number in range(count)]
-    client.snapshots(*(a_file(b"x", name) for name in names), file_messages.listing(""))
+    client.snapshots(*(a_file(b"x", name) for name in names), messages.FILES.frame(""))
     pages = [
-        len([*file_messages.read_names("snapshots", one)]) for one in of(client, framing.FILE_NAMES)
+        len([*messages.FILE_NAMES.read(one, "snapshots")])
+        for one in of(client, messages.FILE_NAMES)
     ]
     assert pages == [2] * (count // 2) + [1] * (count % 2)
     assert [name for name, _ in client.listed()] == names
-    assert of(client, framing.DONE) == [count.to_bytes(4, "big")]
+    assert of(client, messages.DONE) == [count.to_bytes(4, "big")]
 
 
 @pytest.mark.parametrize(
@@ -241,7 +242,7 @@ def test_files_of_snapshots_are_listed_below_what_was_asked_for(
     client: ScriptedSession, below: str
 ) -> None:
     names = [f"{VERSION}/map", "db/20260305T120000Z-0badcafe/map", f"other{VERSION[2:]}/map"]
-    client.snapshots(*(a_file(b"x", name) for name in names), file_messages.listing(below))
+    client.snapshots(*(a_file(b"x", name) for name in names), messages.FILES.frame(below))
     assert [name for name, _ in client.listed()] == [n for n in names if n.startswith(below)]
 
 
@@ -263,10 +264,10 @@ def test_a_file_of_a_snapshot_is_read_up_to_its_end(
     client: ScriptedSession, start: int, length: int, given: bytes
 ) -> None:
     name = f"{VERSION}/map"
-    client.snapshots(a_file(b"content", name), file_messages.reading(name, start, length))
-    pieces = [read_messages.read_piece(memoryview(one)) for one in of(client, framing.PIECE)]
+    client.snapshots(a_file(b"content", name), messages.READ.frame(start, length, name))
+    pieces = [messages.PIECE.read(memoryview(one)) for one in of(client, messages.PIECE)]
     assert b"".join(pieces) == given
-    assert of(client, framing.BLOB_END) == [bytes([read_messages.COMPLETE])]
+    assert of(client, messages.BLOB_END) == [bytes([messages.COMPLETE])]
 
 
 @pytest.mark.parametrize("extra", [-1, 0, 1])
@@ -286,8 +287,8 @@ def test_dumps_are_counted(client: ScriptedSession, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(file_areas, "MAX_DUMPS", 2)
     names = [DUMP.replace("0bad", f"{number:04}") for number in range(3)]
     assert [client.dumps(a_dump(b"good", name)).error for name in names] == ["", "", "dump"]
-    client.dumps(file_messages.listing(""))
-    assert of(client, framing.DONE) == [(4).to_bytes(4, "big")]
+    client.dumps(messages.FILES.frame(""))
+    assert of(client, messages.DONE) == [(4).to_bytes(4, "big")]
 
 
 @pytest.fixture(params=[*AREAS.values()], ids=[*AREAS])
@@ -423,7 +424,7 @@ def test_names_of_sessions_have_lengths(client: ScriptedSession, field: str, mos
 def test_a_batch_is_full_at_what_it_announced(root: Path, client: ScriptedSession) -> None:
     pack = client.pack([b"abc", b"d"])
     for blobs, size, error in ((2, 4, ""), (1, 4, "protocol"), (2, 3, "protocol")):
-        client.say(PLACE, write_messages.batch(1, blobs, size), pack, commit(1))
+        client.say(PLACE, messages.BATCH.frame(1, blobs, size), pack, commit(1))
         assert client.error == error
     assert place_of(root, digest_of(b"abc")).read_bytes() == b"abc"
 
@@ -434,8 +435,8 @@ def test_a_large_blob_has_the_length_that_was_announced(
 ) -> None:
     content = b"abcd"[:length]
     digest = digest_of(content)
-    said = [write_messages.large(digest, 3, 0), *client.pieces(content), client.end(content)]
-    client.say(PLACE, write_messages.batch(1, 1, 3), *said, commit(1))
+    said = [messages.LARGE.frame(digest, 3, 0), *client.pieces(content), client.end(content)]
+    client.say(PLACE, messages.BATCH.frame(1, 1, 3), *said, commit(1))
     assert client.error == ("" if length == 3 else "protocol")
     assert place_of(root, digest).exists() == (length == 3)
 
@@ -449,17 +450,17 @@ def test_batches_have_numbers_that_grow(client: ScriptedSession, number: int) ->
 
 def test_a_batch_that_is_called_back_leaves_nothing(root: Path, client: ScriptedSession) -> None:
     content = noise(5000, 1)
-    large = write_messages.large(digest_of(content), 5000, 0)
+    large = messages.LARGE.frame(digest_of(content), 5000, 0)
     for rest in (
         [client.pack([b"abc"])],
         [large],
         [large, *client.pieces(content[:100])],
         [client.large(content)],
-        [large, *client.pieces(content), write_messages.end(write_messages.WITHDRAWN)],
+        [large, *client.pieces(content), messages.END.frame(messages.WITHDRAWN)],
     ):
-        client.say(PLACE, write_messages.batch(1, 9, 9000), *rest, abort(1))
+        client.say(PLACE, messages.BATCH.frame(1, 9, 9000), *rest, abort(1))
         assert client.error == ""
-        assert framing.ABORTED in client.kinds
+        assert messages.ABORTED in client.kinds
         assert client.receipts() == []
         assert not (root / ".ntt-incoming").exists() or litter(root) == []
         assert list((root / "by-hash").iterdir()) == []
@@ -491,14 +492,14 @@ def test_a_large_blob_is_offered_from_what_was_worth_keeping(
 ) -> None:
     content = noise(size, 1)
     digest = digest_of(content)
-    batch = write_messages.batch(1, 1, size)
-    client.say(PLACE, batch, write_messages.large(digest, size, 0), *client.pieces(content[:sent]))
-    client.say(PLACE, batch, write_messages.ask_offset(digest, size))
-    (found,) = map(write_messages.read_offset, of(client, framing.OFFSET))
+    batch = messages.BATCH.frame(1, 1, size)
+    client.say(PLACE, batch, messages.LARGE.frame(digest, size, 0), *client.pieces(content[:sent]))
+    client.say(PLACE, batch, messages.ASK_OFFSET.frame(digest, size))
+    (found,) = map(messages.OFFSET.read, of(client, messages.OFFSET))
     assert found[0] == offset
     assert found[1] == large_blob_sum(digest, content[:offset])
 
-    ask = write_messages.ask_offset(digest, size)
+    ask = messages.ASK_OFFSET.frame(digest, size)
     client.say(PLACE, batch, ask, client.large(content, offset), commit(1))
     assert client.receipts()[0].stored == 1
     assert place_of(root, digest).read_bytes() == content
@@ -517,9 +518,9 @@ def test_a_large_blob_goes_on_from_the_offer_or_begins_anew(
 ) -> None:
     content = noise(1001, 1)
     digest = digest_of(content)
-    batch = write_messages.batch(1, 1, 1001)
-    client.say(PLACE, batch, write_messages.large(digest, 1001, 0), *client.pieces(content[:500]))
-    ask = write_messages.ask_offset(digest, 1001)
+    batch = messages.BATCH.frame(1, 1, 1001)
+    client.say(PLACE, batch, messages.LARGE.frame(digest, 1001, 0), *client.pieces(content[:500]))
+    ask = messages.ASK_OFFSET.frame(digest, 1001)
     client.say(PLACE, batch, ask, client.large(content, offset), commit(1))
     assert client.error == error
     assert place_of(root, digest).exists() == (not error)
@@ -537,8 +538,8 @@ def test_what_cannot_be_read_of_a_large_blob_is_not_offered(
 ) -> None:
     content = noise(1001, 1)
     digest = digest_of(content)
-    batch = write_messages.batch(1, 1, 1001)
-    client.say(PLACE, batch, write_messages.large(digest, 1001, 0), *client.pieces(content[:500]))
+    batch = messages.BATCH.frame(1, 1, 1001)
+    client.say(PLACE, batch, messages.LARGE.frame(digest, 1001, 0), *client.pieces(content[:500]))
 
     def pread(fd: int, length: int, at: int) -> bytes:
         if problem == "short":
@@ -546,8 +547,8 @@ def test_what_cannot_be_read_of_a_large_blob_is_not_offered(
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(os, "pread", pread)
-    client.say(batch, write_messages.ask_offset(digest, 1001))
-    (found,) = map(write_messages.read_offset, of(client, framing.OFFSET))
+    client.say(batch, messages.ASK_OFFSET.frame(digest, 1001))
+    (found,) = map(messages.OFFSET.read, of(client, messages.OFFSET))
     assert found == (0, large_blob_sum(digest, b""))
     assert not (root / ".ntt-incoming").exists()
 
@@ -577,23 +578,23 @@ def test_a_disk_that_has_failed_offers_nothing(
 ) -> None:
     content = noise(1001, 1)
     digest = digest_of(content)
-    batch = write_messages.batch(1, 2, 2002)
-    client.say(PLACE, batch, write_messages.large(digest, 1001, 0), *client.pieces(content[:500]))
+    batch = messages.BATCH.frame(1, 2, 2002)
+    client.say(PLACE, batch, messages.LARGE.frame(digest, 1001, 0), *client.pieces(content[:500]))
 
     def full(*_: Any) -> int:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(large_blob, "write_all", full)
     small = noise(999, 3)
-    client.say(write_messages.batch(1, 1, 999), client.large(small), commit(1))
+    client.say(messages.BATCH.frame(1, 1, 999), client.large(small), commit(1))
     assert failure(client.receipts()[0]).startswith("ENOSPC: ")
     other = noise(1001, 2)
-    begun = [write_messages.large(digest_of(other), 1001, 0), *client.pieces(other)]
-    ask = write_messages.ask_offset(digest, 1001)
+    begun = [messages.LARGE.frame(digest_of(other), 1001, 0), *client.pieces(other)]
+    ask = messages.ASK_OFFSET.frame(digest, 1001)
     client.say(batch, *begun, client.end(other), ask, commit(1))
     (receipt,) = client.receipts()
-    assert receipt.outcome == write_messages.FAILED
-    (found,) = map(write_messages.read_offset, of(client, framing.OFFSET))
+    assert receipt.outcome == messages.FAILED
+    (found,) = map(messages.OFFSET.read, of(client, messages.OFFSET))
     assert found[0] == 0
 
 
@@ -642,13 +643,13 @@ def test_life_is_shown_while_a_part_that_is_there_is_hashed(
 ) -> None:
     content = noise(1001, 1)
     digest = digest_of(content)
-    batch = write_messages.batch(1, 1, 1001)
-    client.say(PLACE, batch, write_messages.large(digest, 1001, 0), *client.pieces(content[:500]))
+    batch = messages.BATCH.frame(1, 1, 1001)
+    client.say(PLACE, batch, messages.LARGE.frame(digest, 1001, 0), *client.pieces(content[:500]))
     alive: list[int] = []
     monkeypatch.setattr(large_blob, "_READ_CHUNK", 100)
     monkeypatch.setattr(Connection, "show_life", lambda _: alive.append(1))
-    client.say(batch, write_messages.ask_offset(digest, 1001))
-    (found,) = map(write_messages.read_offset, of(client, framing.OFFSET))
+    client.say(batch, messages.ASK_OFFSET.frame(digest, 1001))
+    (found,) = map(messages.OFFSET.read, of(client, messages.OFFSET))
     assert found == (500, large_blob_sum(digest, content[:500]))
     assert len(alive) >= 5
 

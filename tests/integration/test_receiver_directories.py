@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.wire import write_messages
-from ntt_backup.wire.write_messages import Receipt
+from ntt_backup.wire import messages
+from ntt_backup.wire.messages import Receipt
 from tests.helpers.receivers import (
     RemoteReceiver,
     assert_complete,
@@ -52,7 +52,7 @@ def receiver(request: pytest.FixtureRequest, root: Path) -> Iterator[RemoteRecei
 
 def begin(receiver: RemoteReceiver, number: int, *contents: bytes) -> None:
     """A batch up to its COMMIT: all of it is in the stage."""
-    receiver.write(write_messages.batch(number, len(contents), sum(map(len, contents))))
+    receiver.write(messages.BATCH.frame(number, len(contents), sum(map(len, contents))))
     for content in contents:
         receiver.write(receiver.pack([content]))
     receiver.ping()
@@ -61,7 +61,7 @@ def begin(receiver: RemoteReceiver, number: int, *contents: bytes) -> None:
 def committed(receiver: RemoteReceiver, number: int) -> Receipt:
     receiver.write(commit(number))
     receipt = receiver.receipt()
-    assert receipt.outcome == write_messages.SETTLED, receipt
+    assert receipt.outcome == messages.SETTLED, receipt
     return receipt
 
 
@@ -78,7 +78,7 @@ def test_a_new_directory_is_filled_in_the_stage_and_moved(
     assert {digest_of(each).hex() for each in (A, B, C)} < set(staged(root))
 
     assert committed(receiver, 1) == Receipt(
-        1, write_messages.SETTLED, write_messages.HASHES[receiver.hash], 3, []
+        1, messages.SETTLED, messages.HASHES[receiver.hash], 3, []
     )
 
     assert names_under(root) == {digest_of(each).hex() for each in (A, B, C)}
@@ -115,8 +115,8 @@ def test_a_directory_that_was_made_meanwhile_gets_the_files_one_by_one(
     receipt = committed(receiver, 1)
 
     assert verdicts(receipt) == {
-        1: write_messages.PRESENT,
-        2: write_messages.REPLACED,
+        1: messages.PRESENT,
+        2: messages.REPLACED,
     }
     assert receipt.stored == 2
     assert names_under(root) == {digest_of(each).hex() for each in (A, B, C, ELSEWHERE)}
@@ -129,7 +129,7 @@ def test_repeated_and_wrong_blobs_are_not_looked_for_in_the_new_directory(root: 
     with RemoteReceiver(root) as receiver:
         receiver.hello(hash="blake3")
         receiver.write(
-            write_messages.batch(1, 4, 1000)
+            messages.BATCH.frame(1, 4, 1000)
             + receiver.pack([A, A, b"wrong", C], [digest_of(each) for each in (A, A, B, C)])
         )
         receiver.ping()
@@ -138,8 +138,8 @@ def test_repeated_and_wrong_blobs_are_not_looked_for_in_the_new_directory(root: 
         receipt = committed(receiver, 1)
 
         assert verdicts(receipt) == {
-            1: write_messages.PRESENT,
-            2: write_messages.MISMATCH,
+            1: messages.PRESENT,
+            2: messages.MISMATCH,
         }
         assert names_under(root) == {digest_of(A).hex(), digest_of(C).hex()}
         assert lock_only(root)
@@ -171,7 +171,7 @@ def test_a_link_or_file_in_the_place_of_a_directory_is_left_alone(
 
     receipt = committed(receiver, 1)
 
-    assert [each.verdict for each in receipt.exceptions] == [write_messages.REFUSED] * 2
+    assert [each.verdict for each in receipt.exceptions] == [messages.REFUSED] * 2
     assert receipt.stored == 1
     assert list(outside.iterdir()) == []
     assert there.is_symlink() or there.read_text() == "a file"
@@ -179,7 +179,7 @@ def test_a_link_or_file_in_the_place_of_a_directory_is_left_alone(
 
 
 def test_a_large_blob_joins_a_new_directory(receiver: RemoteReceiver, root: Path) -> None:
-    receiver.write(write_messages.batch(1, 3, 1000) + receiver.pack([A]))
+    receiver.write(messages.BATCH.frame(1, 3, 1000) + receiver.pack([A]))
     receiver.write(receiver.large(B))
     receiver.write(receiver.pack([C]))
     assert committed(receiver, 1).stored == 3

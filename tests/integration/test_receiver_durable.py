@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.wire import file_messages, framing, write_messages
+from ntt_backup.wire import framing, messages
 from tests.helpers.receivers import (
     Events,
     RemoteReceiver,
@@ -65,9 +65,9 @@ def test_a_file_system_that_cannot_sync_directories_takes_all_kinds_of_files(
     client.say(client.batch(1, [b"content"]), sync="fsync")
     assert client.receipts()[0].stored == 1
     client.dumps(a_dump(b"content", "20260304T120000Z-0badcafe.dump"))
-    assert client.said() == [file_messages.GIVEN, file_messages.GIVEN]
+    assert client.said() == [messages.SUCCEEDED, messages.SUCCEEDED]
     client.snapshots(a_file(b"content", "a/20260304T120000Z-0badcafe/map"))
-    assert client.said() == [file_messages.GIVEN]
+    assert client.said() == [messages.SUCCEEDED]
 
 
 @pytest.mark.parametrize("there", [False, True], ids=["new directories", "directories are there"])
@@ -146,7 +146,7 @@ def test_a_failed_sync_fails_the_batch(
         assert names_under(root) == {digest_of(text.encode()).hex() for text in visible}
         assert lock_only(root)
         receiver.write(receiver.batch(2, [b"a", b"c"]))
-        assert receiver.receipt().outcome == write_messages.SETTLED
+        assert receiver.receipt().outcome == messages.SETTLED
         assert receiver.bye() == 0
     assert_complete(root)
 
@@ -158,7 +158,7 @@ def test_a_failed_sync_fails_what_was_written_meanwhile_too(trace: Trace, root: 
         receiver.hello()
         receiver.write(receiver.batch(1, [b"a"]))
         receiver.write(receiver.batch(2, [b"b"]))
-        receiver.write(write_messages.batch(3, 2, 2) + receiver.pack([b"c"]))
+        receiver.write(messages.BATCH.frame(3, 2, 2) + receiver.pack([b"c"]))
         receiver.ping()
         receipts = [receiver.receipt() for _ in range(3)]
 
@@ -205,7 +205,7 @@ def test_a_name_that_cannot_be_given_is_refused_alone(trace: Trace, root: Path) 
         receiver.hello()
         receiver.write(receiver.batch(1, [b"a", b"b"]))
         receipt = receiver.receipt()
-        assert [exception.verdict for exception in receipt.exceptions] == [write_messages.REFUSED]
+        assert [exception.verdict for exception in receipt.exceptions] == [messages.REFUSED]
         assert receipt.exceptions[0].text.startswith("EPERM: ")
         assert receipt.stored == 1
         assert lock_only(root)
@@ -245,10 +245,10 @@ def test_an_older_kernel_or_a_simpler_file_system_gives_the_same_verdicts(
         receipt = receiver.receipt()
 
         assert {exception[:2] for exception in receipt.exceptions} == {
-            (1, write_messages.PRESENT),
-            (2, write_messages.REPLACED),
-            (3, write_messages.REPLACED),
-            (4, write_messages.REFUSED),
+            (1, messages.PRESENT),
+            (2, messages.REPLACED),
+            (3, messages.REPLACED),
+            (4, messages.REFUSED),
         }
         assert receipt.stored == 1
         assert lock_only(root)
@@ -288,7 +288,7 @@ def disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
         (300, "blake3"),
         (100_000, "sha256"),
         (3 * MIB, "sha256"),
-        (write_messages.RESUMABLE + MIB, "blake3"),
+        (messages.RESUMABLE + MIB, "blake3"),
     ],
 )
 def test_a_full_disk_fails_the_batch_and_leaves_nothing_of_it(
@@ -315,10 +315,10 @@ def test_a_full_disk_fails_the_batch_and_leaves_nothing_of_it(
             )
             outcomes.append(receiver.receipt())
             assert_complete(root)
-            if outcomes[-1].outcome == write_messages.FAILED:
+            if outcomes[-1].outcome == messages.FAILED:
                 break
         assert failure(outcomes[-1]).startswith("ENOSPC: ")
-        assert all(receipt.outcome == write_messages.SETTLED for receipt in outcomes[:-1])
+        assert all(receipt.outcome == messages.SETTLED for receipt in outcomes[:-1])
         left = [path for path in litter(root) if path != "partial" and "." in path]
         assert len(left) == 2, left  # The stage and its lock.
         assert len(litter(root)) - len(left) <= 1
@@ -327,7 +327,7 @@ def test_a_full_disk_fails_the_batch_and_leaves_nothing_of_it(
         receiver.write(
             receiver.batch(9999, part[:1], large=True) if one_large else receiver.batch(9999, part)
         )
-        assert receiver.receipt().outcome == write_messages.SETTLED
+        assert receiver.receipt().outcome == messages.SETTLED
         assert receiver.bye() == 0
     assert_complete(root)
     assert not (root / ".ntt-incoming").exists()
@@ -384,12 +384,12 @@ def test_a_receiver_killed_at_any_moment_leaves_only_complete_blobs(
             )
             cut = chance.randrange(len(said))
             answers = chance.randrange(
-                said.count(framing.head(framing.COMMIT, 4 + framing.CRC_BYTES), 0, cut) + 1
+                said.count(framing.head(messages.COMMIT, 4 + framing.CRC_BYTES), 0, cut) + 1
             )
             receiver.write(said[:cut])
             for _ in range(answers):
                 receipt = receiver.receipt()
-                assert receipt.outcome == write_messages.SETTLED
+                assert receipt.outcome == messages.SETTLED
                 blobs = contents[receipt.number * 20 : receipt.number * 20 + 20]
                 answered.update(digest_of(content).hex() for content in blobs)
             receiver.child.kill()
@@ -402,7 +402,7 @@ def test_a_receiver_killed_at_any_moment_leaves_only_complete_blobs(
         assert lock_only(root)
         for number, at in enumerate(range(0, len(contents), 20)):
             receiver.write(receiver.batch(number, contents[at : at + 20]))
-            assert receiver.receipt().outcome == write_messages.SETTLED
+            assert receiver.receipt().outcome == messages.SETTLED
         assert receiver.bye() == 0
     assert names_under(root) == {digest_of(content).hex() for content in contents}
     assert not (root / ".ntt-incoming").exists()

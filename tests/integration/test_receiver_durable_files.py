@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.wire import file_messages, framing, write_messages
+from ntt_backup.wire import messages
 from tests.helpers.receivers import (
     Events,
     RemoteReceiver,
@@ -47,9 +47,9 @@ def test_a_dump_is_written_synced_named_synced_and_answered(
         receiver.hello(place=False, files="pgdump")
         receiver.write(a_dump(content, DUMP))
         for _ in ("the dump", "its record"):
-            assert receiver.answer()[0] == framing.FILE_SUM
+            assert receiver.answer()[0] == messages.FILE_SUM
         for _ in ("the record", "its dump"):
-            assert receiver.answer() == (framing.FILE_SAID, bytes([file_messages.GIVEN]))
+            assert receiver.answer() == (messages.FILE_SAID, bytes([messages.SUCCEEDED]))
         assert receiver.bye() == 0
     seen = Events(tmp_path / "trace")
     record_named = seen.first("renameat2", f'"{DUMP}.json"', ended=False)
@@ -73,8 +73,8 @@ def test_a_file_of_a_snapshot_is_written_synced_named_synced_and_answered(
     with RemoteReceiver(root, trace("-y", "-e", CALLS, allow="snapshot")) as receiver:
         receiver.hello(place=False, files="snapshots")
         receiver.write(a_file(bytes(size), f"{VERSION}/map"))
-        assert receiver.answer()[0] == framing.FILE_SUM
-        assert receiver.answer() == (framing.FILE_SAID, bytes([file_messages.GIVEN]))
+        assert receiver.answer()[0] == messages.FILE_SUM
+        assert receiver.answer() == (messages.FILE_SAID, bytes([messages.SUCCEEDED]))
         assert receiver.bye() == 0
     seen = Events(tmp_path / "trace")
     named = seen.first("renameat2", '"map"', ended=False)
@@ -96,11 +96,11 @@ def test_a_file_of_a_snapshot_is_gone_for_good_before_the_next_one_goes(
         receiver.hello(place=False, files="snapshots")
         for name in names:
             receiver.write(a_file(b"content", name))
-            assert receiver.answer()[0] == framing.FILE_SUM
-            assert receiver.answer()[0] == framing.FILE_SAID
-        receiver.write(file_messages.removing(names))
+            assert receiver.answer()[0] == messages.FILE_SUM
+            assert receiver.answer()[0] == messages.FILE_SAID
+        receiver.write(messages.REMOVE.frame(names))
         kind, payload = receiver.answer()
-        assert (kind, write_messages.read_number(payload)) == (framing.DONE, 3)
+        assert (kind, messages.DONE.read(payload)) == (messages.DONE, 3)
         assert receiver.bye() == 0
     seen = Events(tmp_path / "trace")
     place = f"{root / 'snapshots' / VERSION}>"
@@ -127,20 +127,20 @@ def test_a_blob_that_was_resumed_is_synced_by_itself(
     trace: Trace, root: Path, tmp_path: Path, sync: str
 ) -> None:
     """syncfs alone need not flush a disk's cache where no block is new, as on xfs."""
-    content = bytes(write_messages.RESUMABLE + 2 * MIB)
+    content = bytes(messages.RESUMABLE + 2 * MIB)
     digest = digest_of(content)
     with RemoteReceiver(root) as first:
         first.hello()
-        first.write(write_messages.batch(1, 1, len(content)))
-        first.write(write_messages.large(digest, len(content), 0))
+        first.write(messages.BATCH.frame(1, 1, len(content)))
+        first.write(messages.LARGE.frame(digest, len(content), 0))
         first.write(*first.pieces(content[:-MIB]))
         first.hang_up()
     with RemoteReceiver(root, trace("-y", "-e", CALLS)) as receiver:
         receiver.hello(sync=sync)
-        _, payload = receiver.ask(write_messages.ask_offset(digest, len(content)))
-        offset = write_messages.read_offset(payload)[0]
+        _, payload = receiver.ask(messages.ASK_OFFSET.frame(digest, len(content)))
+        offset = messages.OFFSET.read(payload)[0]
         assert offset == len(content) - MIB
-        receiver.write(write_messages.batch(1, 1, len(content)), receiver.large(content, offset))
+        receiver.write(messages.BATCH.frame(1, 1, len(content)), receiver.large(content, offset))
         receiver.write(commit(1))
         assert receiver.receipt().stored == 1
         assert receiver.bye() == 0

@@ -15,8 +15,8 @@ from ntt_backup.blobdir.open import closing
 from ntt_backup.receiver import incoming
 from ntt_backup.receiver.file_areas import DumpArea, FileArea, FoundFile, SnapshotArea
 from ntt_backup.receiver.terms import ALLOWED
-from ntt_backup.wire import file_messages, framing, read_messages, write_messages
-from ntt_backup.wire.file_messages import GIVEN, MISSING, TAKEN
+from ntt_backup.wire import framing, messages
+from ntt_backup.wire.messages import MISSING, SUCCEEDED, TAKEN
 from ntt_backup.wire.stored_names import MAX_RECORD
 from tests.helpers.receivers import (
     BYE,
@@ -29,8 +29,8 @@ from tests.helpers.receivers import (
     everything,
 )
 
-DATA, END = file_messages.file_data(0, b"content"), file_messages.file_end(0)
-FILES = file_messages.listing("")
+DATA, END = messages.FILE_DATA.frame(0, b"content"), messages.FILE_END.frame(0)
+FILES = messages.FILES.frame("")
 VERSION = "db/20260304T120000Z-0badcafe"
 DUMP = "20260304T120000Z-0badcafe.dump"
 NAME = f"{VERSION}/map"
@@ -91,23 +91,23 @@ def dumps(root: Path) -> Client:
 
 
 def reading(name: str, length: int = 1 << 30) -> bytes:
-    return file_messages.reading(name, 0, length)
+    return messages.READ.frame(0, length, name)
 
 
 def removing(*names: str) -> bytes:
-    return file_messages.removing(names)
+    return messages.REMOVE.frame(names)
 
 
 def removed(client: ScriptedSession) -> list[int]:
     """How many files were removed by each REMOVE, or told of by each FILES."""
-    return [write_messages.read_number(one) for kind, one in client.answers if kind == framing.DONE]
+    return [messages.DONE.read(one) for kind, one in client.answers if kind == messages.DONE]
 
 
 def content_of(client: ScriptedSession) -> bytes:
     return b"".join(
-        read_messages.read_piece(memoryview(payload))
+        messages.PIECE.read(memoryview(payload))
         for kind, payload in client.answers
-        if kind == framing.PIECE
+        if kind == messages.PIECE
     )
 
 
@@ -125,7 +125,7 @@ def test_several_files_go_and_come_back_in_one_session(client: Client, kind: Kin
     assert told == {name: len(content) for name, content in contents.items()}
     assert client.listed() == sorted(client.listed())
     assert content_of(client) == b"".join(contents.values())
-    assert client.kinds.count(framing.BLOB_END) == 3
+    assert client.kinds.count(messages.BLOB_END) == 3
 
 
 def test_files_of_several_slots_go_at_once(snapshots: Client) -> None:
@@ -135,17 +135,17 @@ def test_files_of_several_slots_go_at_once(snapshots: Client) -> None:
     for at in range(0, 300_010, 1000):
         for slot, content in enumerate(contents.values()):
             if content[at:]:
-                said.append(file_messages.file_data(slot, content[at : at + 1000]))
-    said += [file_messages.file_end(slot) for slot in range(4)]
-    said += [file_messages.publishing(slot, name) for slot, name in enumerate(contents)]
+                said.append(messages.FILE_DATA.frame(slot, content[at : at + 1000]))
+    said += [messages.FILE_END.frame(slot) for slot in range(4)]
+    said += [messages.PUBLISH.frame(slot, name) for slot, name in enumerate(contents)]
     snapshots.files(*said, *map(reading, contents), BYE)
-    assert snapshots.said() == [GIVEN] * 4
+    assert snapshots.said() == [SUCCEEDED] * 4
     assert [size for size, _ in snapshots.sums()] == [len(one) for one in contents.values()]
     assert content_of(snapshots) == b"".join(contents.values())
 
 
 def test_a_slot_is_free_once_its_file_has_ended_in_any_way(snapshots: Client) -> None:
-    discard = file_messages.discarding(0)
+    discard = messages.DISCARD.frame(0)
     snapshots.files(
         *(DATA, discard, discard),
         *(DATA, END, discard),
@@ -154,11 +154,11 @@ def test_a_slot_is_free_once_its_file_has_ended_in_any_way(snapshots: Client) ->
         FILES,
         BYE,
     )
-    assert snapshots.said() == [GIVEN, TAKEN, GIVEN]
+    assert snapshots.said() == [SUCCEEDED, TAKEN, SUCCEEDED]
     assert snapshots.listed() == [(f"{VERSION}/manifest", 5), (NAME, 5)]
 
 
-PUBLISH = file_messages.publishing(0, NAME)
+PUBLISH = messages.PUBLISH.frame(0, NAME)
 
 
 @pytest.mark.parametrize(
@@ -174,13 +174,13 @@ PUBLISH = file_messages.publishing(0, NAME)
         [DATA, END, END],
         [DATA, PUBLISH],
         [PUBLISH],
-        [DATA, file_messages.discarding(0), PUBLISH],
-        [DATA, END, file_messages.publishing(1, NAME)],
-        [DATA, file_messages.file_end(1), PUBLISH],
-        [file_messages.file_data(4, b"content")],
+        [DATA, messages.DISCARD.frame(0), PUBLISH],
+        [DATA, END, messages.PUBLISH.frame(1, NAME)],
+        [DATA, messages.FILE_END.frame(1), PUBLISH],
+        [messages.FILE_DATA.frame(4, b"content")],
         [a_file(b"content", NAME)[:-1]],
         [a_file(b"content", NAME)[:-1] + b"?"],
-        [DATA, framing.head(framing.FILE_DATA, framing.MAX_CHUNK + 6)],
+        [DATA, framing.head(messages.FILE_DATA, framing.MAX_CHUNK + 6)],
         [FILES, reading(NAME), removing(NAME), BYE],
     ],
 )
@@ -194,8 +194,8 @@ def test_what_has_no_name_is_gone_with_its_session(
 
 def test_a_session_that_only_looks_makes_nothing(root: Path, kind: Kind, client: Client) -> None:
     client.files(FILES, reading(kind.name), removing(kind.name), BYE)
-    done = framing.DONE
-    assert client.kinds == [framing.READY, done, framing.FILE_SAID, done, framing.LEFT]
+    done = messages.DONE
+    assert client.kinds == [messages.READY, done, messages.FILE_SAID, done, messages.LEFT]
     assert client.said() == [MISSING]
     assert everything(root) == {}
 
@@ -421,9 +421,9 @@ def test_a_record_goes_with_its_dump_or_behind_it(
     for name in DUMP_NAMES:
         client.files(
             *(an_unnamed_file(b"content"), a_file(a_record(b"content"), f"{name}.json", 1)),
-            file_messages.publishing(0, name + ending),
+            messages.PUBLISH.frame(0, name + ending),
         )
-        assert client.said() == [GIVEN, GIVEN]
+        assert client.said() == [SUCCEEDED, SUCCEEDED]
     old = DUMP_NAMES[2]  # The first of the day and the newest two stay without `replace`.
     client.files(removing(f"{old}.json"))
     assert removed(client) == [0]
@@ -469,7 +469,7 @@ def test_a_dump_comes_behind_its_record_and_is_what_that_says(root: Path, dumps:
         (root / "pgdump" / f"{DUMP}.json").unlink(missing_ok=True)
     # Nobody but who has a key knows what is in a sealed one.
     dumps.files(a_file(a_record(b"content"), f"{DUMP}.json"), a_file(b"sealed", f"{DUMP}.age"))
-    assert dumps.said() == [GIVEN, GIVEN]
+    assert dumps.said() == [SUCCEEDED, SUCCEEDED]
 
 
 def test_what_is_torn_or_somebody_elses_is_told_as_it_is(root: Path, dumps: Client) -> None:

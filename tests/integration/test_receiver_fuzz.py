@@ -17,12 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ntt_backup.receiver.terms import ALLOWED
-from ntt_backup.wire import framing, write_messages
+from ntt_backup.wire import framing, messages
 from tests.helpers.receivers import BYE, PLACE, Frames, ScriptedSession, digest_of
 
 NUMBERS = st.sampled_from([0, 1, 2, 3, 2**32 - 1])
 CONTENTS = st.lists(st.binary(max_size=40), min_size=1, max_size=5)
-SIZES = st.sampled_from([0, 1, 3, 40, write_messages.RESUMABLE + 1, 2**60, 2**64 - 1])
+SIZES = st.sampled_from([0, 1, 3, 40, messages.RESUMABLE + 1, 2**60, 2**64 - 1])
 OFFSETS = st.sampled_from([0, 0, 0, 1, 40, 2**63])
 DIGESTS = st.binary(min_size=32, max_size=32) | st.just(digest_of(b"abc"))
 HASHES = st.sampled_from(["sha256", "blake3"])
@@ -31,8 +31,8 @@ HASHES = st.sampled_from(["sha256", "blake3"])
 def pack(contents: list[bytes], lie: int, codec: int, hashed: str) -> bytes:
     sizes = [len(content) for content in contents]
     sizes[0] = (sizes[0] + lie) % 2**32
-    raw = write_messages.table([digest_of(each) for each in contents], sizes) + b"".join(contents)
-    part = zlib.compress(raw) if codec == write_messages.ZLIB else raw
+    raw = messages.table([digest_of(each) for each in contents], sizes) + b"".join(contents)
+    part = zlib.compress(raw) if codec == messages.ZLIB else raw
     return Frames(Path(), hashed).raw_pack(raw, codec, part)
 
 
@@ -42,26 +42,20 @@ def whole_large(content: bytes, hashed: str) -> bytes:
 
 FRAME = st.one_of(
     st.builds(
-        write_messages.batch, NUMBERS, st.sampled_from([1, 10, 10**6]), st.sampled_from([0, 10**6])
+        messages.BATCH.frame, NUMBERS, st.sampled_from([1, 10, 10**6]), st.sampled_from([0, 10**6])
     ),
     st.builds(pack, CONTENTS, st.just(0), st.sampled_from([0, 1]), HASHES),
     st.builds(
         pack, CONTENTS, st.sampled_from([0, 0, 1, -1]), st.sampled_from([0, 1, 2, 9]), HASHES
     ),
-    st.builds(write_messages.large, DIGESTS, SIZES, OFFSETS).filter(bool),
+    st.builds(messages.LARGE.frame, DIGESTS, SIZES, OFFSETS).filter(bool),
     st.binary(min_size=1, max_size=50).map(lambda each: b"".join(Frames(Path()).pieces(each))),
-    st.builds(write_messages.end, st.integers(0, 2), st.sampled_from([b"", bytes(32), bytes(5)])),
+    st.builds(messages.END.frame, st.integers(0, 2), st.sampled_from([b"", bytes(32), bytes(5)])),
     st.builds(whole_large, st.binary(max_size=50), HASHES),
-    st.builds(
-        write_messages.numbered,
-        st.sampled_from([framing.COMMIT, framing.ABORT]),
-        NUMBERS,
-    ),
-    st.builds(write_messages.ask_offset, DIGESTS, SIZES),
-    st.builds(
-        lambda ping: framing.frame(framing.PING, ping),
-        st.binary(min_size=8, max_size=8),
-    ),
+    st.builds(messages.COMMIT.frame, NUMBERS),
+    st.builds(messages.ABORT.frame, NUMBERS),
+    st.builds(messages.ASK_OFFSET.frame, DIGESTS, SIZES),
+    st.builds(messages.PING.frame, st.binary(min_size=8, max_size=8)),
     st.just(BYE),
     st.builds(lambda kind, rest: framing.frame(kind, rest), st.integers(0, 255), st.binary()),
     st.binary(max_size=30),
@@ -80,7 +74,7 @@ class Proper(NamedTuple):
 def proper(draw: st.DrawFn) -> Proper:
     hashed = draw(HASHES)
     said = b""
-    endings = {}
+    endings: dict[int, int] = {}
     for number in range(draw(st.integers(1, 12))):
         parts = draw(
             st.lists(
@@ -89,9 +83,9 @@ def proper(draw: st.DrawFn) -> Proper:
                 max_size=3,
             )
         )
-        ending = draw(st.sampled_from([framing.COMMIT, framing.COMMIT, framing.ABORT]))
-        said += write_messages.batch(number, 100, 10_000) + b"".join(parts)
-        said += write_messages.numbered(ending, number)
+        ending = draw(st.sampled_from([messages.COMMIT, messages.COMMIT, messages.ABORT]))
+        said += messages.BATCH.frame(number, 100, 10_000) + b"".join(parts)
+        said += ending.frame(number)
         endings[number] = ending
     return Proper(said, hashed, endings)
 
@@ -114,13 +108,13 @@ SESSION = st.one_of(
 
 def check(client: ScriptedSession) -> None:
     """The status says whether there was an ERROR, which is last; no batch is answered twice."""
-    assert framing.ERROR not in client.kinds[:-1]
+    assert messages.ERROR not in client.kinds[:-1]
     if client.answers:
         assert client.error in ("", "protocol", "refused")
     numbers = Counter(
-        write_messages.read_receipt(payload).number if kind == framing.RECEIPT else payload
+        messages.RECEIPT.read(payload).number if kind == messages.RECEIPT else payload
         for kind, payload in client.answers
-        if kind in (framing.RECEIPT, framing.ABORTED)
+        if kind in (messages.RECEIPT, messages.ABORTED)
     )
     assert all(count == 1 for count in numbers.values())
 
@@ -141,7 +135,7 @@ def test_any_session_ends_cleanly(said: bytes, hashed: str, replace: bool) -> No
         client = ScriptedSession(root, ALLOWED if replace else ["put"], hash=hashed)
         client.say(PLACE, said)
 
-        assert client.kinds[0] == framing.READY
+        assert client.kinds[0] == messages.READY
         check(client)
         assert os.listdir(place) == ["root"]
         assert set(os.listdir(root)) <= {"by-hash", ".ntt-incoming"}
@@ -168,13 +162,13 @@ def test_every_batch_of_a_proper_session_is_answered(session: Proper) -> None:
         assert client.status == 0
         committed, aborted = [], []
         for kind, payload in client.answers[2:]:  # after both READYs
-            if kind == framing.RECEIPT:
-                receipt = write_messages.read_receipt(payload)
-                assert receipt.outcome == write_messages.SETTLED
-                assert {e.verdict for e in receipt.exceptions} <= {write_messages.PRESENT}
+            if kind == messages.RECEIPT:
+                receipt = messages.RECEIPT.read(payload)
+                assert receipt.outcome == messages.SETTLED
+                assert {e.verdict for e in receipt.exceptions} <= {messages.PRESENT}
                 committed.append(receipt.number)
             else:
-                aborted.append(write_messages.read_number(payload))
+                aborted.append(messages.ABORTED.read(payload))
         ends = session.endings
-        assert committed == [number for number in ends if ends[number] == framing.COMMIT]
-        assert aborted == [number for number in ends if ends[number] == framing.ABORT]
+        assert committed == [number for number in ends if ends[number] == messages.COMMIT]
+        assert aborted == [number for number in ends if ends[number] == messages.ABORT]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.wire import framing, write_messages
+from ntt_backup.wire import framing, messages
 from tests.helpers.receivers import (
     PING,
     PLACE,
@@ -56,7 +56,7 @@ def test_a_protocol_error_ends_the_child_with_status_1_and_without_a_traceback(
     receiver: RemoteReceiver, root: Path
 ) -> None:
     receiver.hello()
-    receiver.write(framing.head(framing.PACK, 2**32 - 1))
+    receiver.write(framing.head(messages.PACK, 2**32 - 1))
     assert receiver.error()[0] == "protocol"
     assert receiver.child.wait() == 1
     assert receiver.stderr() == ""
@@ -77,7 +77,7 @@ def test_a_session_does_not_change_over_to_another_by_hash(
     receiver.hello()
     (root / "by-hash").rename(root / "taken-away")
     receiver.write(PLACE + receiver.batch(1, [b"blob"]))
-    assert receiver.answer()[0] == framing.READY
+    assert receiver.answer()[0] == messages.READY
     assert receiver.error()[0] == "gone"
     assert not (root / "by-hash").exists()
 
@@ -95,7 +95,7 @@ def test_a_symlink_planted_as_a_directory_is_not_followed(root: Path, outside: P
     client.say(client.batch(1, [b"a", b"b", b"c"]))
 
     (receipt,) = client.receipts()
-    assert verdicts(receipt) == {0: write_messages.REFUSED, 1: write_messages.REFUSED}
+    assert verdicts(receipt) == {0: messages.REFUSED, 1: messages.REFUSED}
     assert all(e.text.startswith(("ELOOP", "ENOTDIR")) for e in receipt.exceptions)
     assert receipt.stored == 1
 
@@ -138,11 +138,11 @@ def test_what_is_no_file_under_a_blobs_name_is_replaced_or_refused(
     client.say(client.batch(1, [b"a"]))
     (receipt,) = client.receipts()
     if checking == "blake3" or "replace" in allow:
-        assert verdicts(receipt) == {0: write_messages.REPLACED}
+        assert verdicts(receipt) == {0: messages.REPLACED}
         assert stat.S_ISREG(path.lstat().st_mode)
         assert path.read_bytes() == b"a"
     else:
-        assert verdicts(receipt) == {0: write_messages.REFUSED}
+        assert verdicts(receipt) == {0: messages.REFUSED}
         assert stat.S_IFMT(path.lstat().st_mode) == kind
 
 
@@ -150,7 +150,7 @@ def test_what_is_no_file_under_a_blobs_name_is_replaced_or_refused(
 def test_links_planted_where_partial_files_are_kept_are_not_written_through(
     root: Path, outside: Path, plant: Callable[[Path, Path], None]
 ) -> None:
-    content = bytes(write_messages.RESUMABLE + 1)
+    content = bytes(messages.RESUMABLE + 1)
     partial = root / ".ntt-incoming" / "partial" / digest_of(content).hex()
     partial.parent.mkdir(parents=True)
     plant(outside / "precious", partial)
@@ -195,7 +195,7 @@ def test_verdicts_do_not_pile_up(root: Path) -> None:
         wrong = [bytes(31) + b"x"] * framing.MAX_BLOBS
         pack = receiver.pack([b""] * framing.MAX_BLOBS, wrong)
         for number in range(3):
-            receiver.write(write_messages.batch(number, framing.MAX_BLOBS, 0), pack, commit(number))
+            receiver.write(messages.BATCH.frame(number, framing.MAX_BLOBS, 0), pack, commit(number))
             assert len(receiver.receipt().exceptions) == framing.MAX_BLOBS
         assert receiver.peak_kilobytes() < 100_000
     assert names_under(root) == set()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.wire import framing, write_messages
+from ntt_backup.wire import messages
 from tests.helpers.receivers import (
     RemoteReceiver,
     abort,
@@ -23,7 +23,7 @@ from tests.helpers.waiting import wait_until
 
 MIB = 1 << 20
 # Just over two of the steps after which progress is made durable.
-BIG = os.urandom(1000) * ((2 * write_messages.RESUMABLE + 5 * MIB) // 1000)
+BIG = os.urandom(1000) * ((2 * messages.RESUMABLE + 5 * MIB) // 1000)
 
 
 @pytest.fixture(params=["sha256", "blake3"])
@@ -48,14 +48,14 @@ def prefix_hash(hashed: str, data: bytes) -> bytes:
 
 def resume(receiver: RemoteReceiver, number: int, content: bytes, offset: int) -> None:
     """A batch of one large blob, from offset on."""
-    begin = write_messages.batch(number, 1, len(content))
+    begin = messages.BATCH.frame(number, 1, len(content))
     receiver.write(begin, receiver.large(content, offset), commit(number))
 
 
 def ask_offset(receiver: RemoteReceiver, content: bytes) -> tuple[int, bytes]:
-    kind, payload = receiver.ask(write_messages.ask_offset(digest_of(content), len(content)))
-    assert kind == framing.OFFSET
-    return write_messages.read_offset(payload)
+    kind, payload = receiver.ask(messages.ASK_OFFSET.frame(digest_of(content), len(content)))
+    assert kind == messages.OFFSET
+    return messages.OFFSET.read(payload)
 
 
 def partials(root: Path) -> list[str]:
@@ -67,34 +67,34 @@ def test_a_large_blob_between_small_ones_is_stored(
     receiver: RemoteReceiver, root: Path, size: int
 ) -> None:
     large = (b"large " * size)[:size]
-    receiver.write(write_messages.batch(1, 3, size + 2) + receiver.pack([b"a"]))
+    receiver.write(messages.BATCH.frame(1, 3, size + 2) + receiver.pack([b"a"]))
     receiver.write(receiver.large(large))
     receiver.write(receiver.pack([b"b"]) + commit(1))
 
     receipt = receiver.receipt()
 
-    assert (receipt.outcome, receipt.stored, receipt.exceptions) == (write_messages.SETTLED, 3, [])
+    assert (receipt.outcome, receipt.stored, receipt.exceptions) == (messages.SETTLED, 3, [])
     assert_complete(root)
     assert names_under(root) == {digest_of(blob).hex() for blob in (large, b"a", b"b")}
     assert receiver.bye() == 0
     assert not (root / ".ntt-incoming").exists()
 
 
-@pytest.mark.parametrize("size", [3 * MIB, write_messages.RESUMABLE + 1])
+@pytest.mark.parametrize("size", [3 * MIB, messages.RESUMABLE + 1])
 def test_a_withdrawn_blob_leaves_nothing_and_its_neighbours_are_stored(
     receiver: RemoteReceiver, root: Path, size: int
 ) -> None:
     content = bytes(size)
-    receiver.write(write_messages.batch(1, 2, size + 1))
-    receiver.write(write_messages.large(digest_of(content), size, 0))
+    receiver.write(messages.BATCH.frame(1, 2, size + 1))
+    receiver.write(messages.LARGE.frame(digest_of(content), size, 0))
     for piece in list(receiver.pieces(content))[:2]:
         receiver.write(piece)
-    receiver.write(write_messages.end(write_messages.WITHDRAWN) + receiver.pack([b"a"]))
+    receiver.write(messages.END.frame(messages.WITHDRAWN) + receiver.pack([b"a"]))
     receiver.write(commit(1))
 
     receipt = receiver.receipt()
 
-    assert verdicts(receipt) == {0: write_messages.WITHDREW}
+    assert verdicts(receipt) == {0: messages.WITHDREW}
     assert receipt.stored == 1
     assert names_under(root) == {digest_of(b"a").hex()}
     assert partials(root) == []
@@ -104,7 +104,7 @@ def test_a_large_blob_is_resumed_from_the_durable_offset_after_a_kill(
     receiver: RemoteReceiver, root: Path, hashed: str
 ) -> None:
     receiver.write(
-        write_messages.batch(1, 1, len(BIG)) + write_messages.large(digest_of(BIG), len(BIG), 0)
+        messages.BATCH.frame(1, 1, len(BIG)) + messages.LARGE.frame(digest_of(BIG), len(BIG), 0)
     )
     for piece in list(receiver.pieces(BIG))[:70]:
         receiver.write(piece)
@@ -115,15 +115,15 @@ def test_a_large_blob_is_resumed_from_the_durable_offset_after_a_kill(
     receiver.child.wait()
     # As after a crash of the remote: longer than what is known to be durable.
     with partial.open("r+b") as file:
-        file.seek(write_messages.RESUMABLE)
+        file.seek(messages.RESUMABLE)
         file.write(bytes(MIB))
 
     with RemoteReceiver(root) as again:
         again.hello(hash=hashed)
         offset, checksum = ask_offset(again, BIG)
         assert (offset, checksum) == (
-            write_messages.RESUMABLE,
-            prefix_hash(hashed, BIG[: write_messages.RESUMABLE]),
+            messages.RESUMABLE,
+            prefix_hash(hashed, BIG[: messages.RESUMABLE]),
         )
         resume(again, 1, BIG, offset)
         assert again.receipt().stored == 1
@@ -148,7 +148,7 @@ def test_two_sessions_that_send_the_same_large_blob_store_it_once(
     receiver: RemoteReceiver, root: Path, hashed: str
 ) -> None:
     receiver.write(
-        write_messages.batch(1, 1, len(BIG)) + write_messages.large(digest_of(BIG), len(BIG), 0)
+        messages.BATCH.frame(1, 1, len(BIG)) + messages.LARGE.frame(digest_of(BIG), len(BIG), 0)
     )
     pieces = list(receiver.pieces(BIG))
     receiver.write(pieces[0])
@@ -162,7 +162,7 @@ def test_two_sessions_that_send_the_same_large_blob_store_it_once(
         receiver.write(piece)
     receiver.write(receiver.end(BIG) + commit(1))
 
-    assert verdicts(receiver.receipt()) == {0: write_messages.PRESENT}
+    assert verdicts(receiver.receipt()) == {0: messages.PRESENT}
     assert_complete(root)
     assert partials(root) == []
 
@@ -170,9 +170,9 @@ def test_two_sessions_that_send_the_same_large_blob_store_it_once(
 def test_an_aborted_batch_keeps_a_large_blob_for_the_next(
     receiver: RemoteReceiver, root: Path, hashed: str
 ) -> None:
-    receiver.write(write_messages.batch(1, 1, len(BIG)))
+    receiver.write(messages.BATCH.frame(1, 1, len(BIG)))
     receiver.write(receiver.large(BIG))
-    assert receiver.ask(abort(1))[0] == framing.ABORTED
+    assert receiver.ask(abort(1))[0] == messages.ABORTED
     assert names_under(root) == set()
 
     assert ask_offset(receiver, BIG) == (len(BIG), prefix_hash(hashed, BIG))

@@ -11,7 +11,7 @@ import pytest
 
 from ntt_backup.blobdir import partial
 from ntt_backup.receiver.write_workspace import WriteWorkspace
-from ntt_backup.wire import framing, write_messages
+from ntt_backup.wire import messages
 from tests.helpers.receivers import (
     RemoteReceiver,
     ScriptedSession,
@@ -22,7 +22,7 @@ from tests.helpers.receivers import (
 )
 
 MIB = 1 << 20
-BIG = write_messages.RESUMABLE + MIB
+BIG = messages.RESUMABLE + MIB
 NAME = digest_of(b"a large blob")
 MARK = b"%020d\n" % 1000
 
@@ -76,7 +76,7 @@ def test_a_partial_file_that_was_not_used_for_a_week_is_removed(root: Path) -> N
 def test_a_partial_file_that_another_session_writes_is_kept(root: Path) -> None:
     with RemoteReceiver(root) as receiver:
         receiver.hello()
-        receiver.write(write_messages.batch(1, 1, BIG) + write_messages.large(NAME, BIG, 0))
+        receiver.write(messages.BATCH.frame(1, 1, BIG) + messages.LARGE.frame(NAME, BIG, 0))
         receiver.write(*receiver.pieces(bytes(MIB)))
         receiver.ping()
         session(root, slot="1")
@@ -88,7 +88,7 @@ def test_a_little_of_a_large_blob_is_not_kept(root: Path, sent: int) -> None:
     """A client that leaves thousands of such files would make every later start slow."""
     with RemoteReceiver(root) as receiver:
         receiver.hello()
-        receiver.write(write_messages.batch(1, 1, BIG) + write_messages.large(NAME, BIG, 0))
+        receiver.write(messages.BATCH.frame(1, 1, BIG) + messages.LARGE.frame(NAME, BIG, 0))
         receiver.write(*receiver.pieces(bytes(sent)))
         receiver.ping()
         receiver.hang_up()
@@ -108,12 +108,12 @@ def test_partial_files_are_counted_and_one_too_many_goes_without(
     session = ScriptedSession(root)
     last = digest_of(b"4")
     session.say(
-        write_messages.ask_offset(last, BIG),
-        write_messages.ask_offset(digest_of(content), BIG),
+        messages.ASK_OFFSET.frame(last, BIG),
+        messages.ASK_OFFSET.frame(digest_of(content), BIG),
         session.batch(1, [content], large=True),
     )
-    offsets = [payload for kind, payload in session.answers if kind == framing.OFFSET]
-    assert [write_messages.read_offset(payload)[0] for payload in offsets] == [1000, 0]
+    offsets = [payload for kind, payload in session.answers if kind == messages.OFFSET]
+    assert [messages.OFFSET.read(payload)[0] for payload in offsets] == [1000, 0]
     assert [receipt.stored for receipt in session.receipts()] == [1]
     assert_complete(root)
     assert len(litter(root)) == 11
@@ -193,7 +193,7 @@ def test_a_directory_that_is_moved_while_its_stage_is_removed_stays_whole(root: 
 def send_most_of(receiver: RemoteReceiver, content: bytes) -> None:
     """A large blob up to its last MiB; returns when all of that has been taken in."""
     receiver.write(
-        write_messages.batch(1, 1, len(content)) + write_messages.large(NAME, len(content), 0)
+        messages.BATCH.frame(1, 1, len(content)) + messages.LARGE.frame(NAME, len(content), 0)
     )
     for piece in receiver.pieces(content[:-MIB]):
         receiver.write(piece)
@@ -207,9 +207,9 @@ def test_a_new_session_of_a_worker_supersedes_its_old_one_and_resumes(root: Path
         old.hello()
         send_most_of(old, content)
         new.hello()
-        kind, payload = new.ask(write_messages.ask_offset(NAME, len(content)))
-        assert kind == framing.OFFSET
-        assert write_messages.read_offset(payload)[0] == BIG
+        kind, payload = new.ask(messages.ASK_OFFSET.frame(NAME, len(content)))
+        assert kind == messages.OFFSET
+        assert messages.OFFSET.read(payload)[0] == BIG
         assert old.error()[0] == "superseded"
         assert new.bye() == 0
 
@@ -220,8 +220,8 @@ def test_a_session_of_another_worker_supersedes_none(root: Path) -> None:
         old.hello()
         send_most_of(old, content)
         new.hello(slot="1")
-        _, payload = new.ask(write_messages.ask_offset(NAME, len(content)))
-        assert write_messages.read_offset(payload)[0] == 0
+        _, payload = new.ask(messages.ASK_OFFSET.frame(NAME, len(content)))
+        assert messages.OFFSET.read(payload)[0] == 0
         old.ping()
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from ntt_backup.receiver.workspace import Refusal
 from ntt_backup.receiver.write_workspace import WriteWorkspace
-from ntt_backup.wire import framing, write_messages
+from ntt_backup.wire import messages
 from tests.helpers.receivers import (
     PING,
     RemoteReceiver,
@@ -84,7 +84,7 @@ def test_three_sessions_of_one_name_publish_only_right_content(root: Path) -> No
     with of_one_pid(root) as a, of_one_pid(root) as b, of_one_pid(root) as c:
         for receiver, contents in ((a, first), (b, second), (c, third)):
             receiver.hello()
-            receiver.write(write_messages.batch(1, 1, 1000), receiver.pack(contents))
+            receiver.write(messages.BATCH.frame(1, 1, 1000), receiver.pack(contents))
             taken_in(receiver)
         for receiver in (a, b):
             with contextlib.suppress(BrokenPipeError):
@@ -103,7 +103,7 @@ def taken_in(receiver: RemoteReceiver) -> None:
     """Returns when the receiver has taken in all that was said, or has ended."""
     with contextlib.suppress(BrokenPipeError):
         receiver.write(PING)
-    while receiver.answer()[0] not in (framing.PONG, 0):
+    while receiver.answer()[0] not in (messages.PONG, 0):
         pass
 
 
@@ -118,12 +118,12 @@ def test_sessions_of_one_name_at_once_never_mix_their_content(root: Path) -> Non
             part = contents[name][number * 10 : number * 10 + 10]
             with of_one_pid(root) as receiver, contextlib.suppress(BrokenPipeError):
                 receiver.hello()
-                receiver.write(write_messages.batch(1, 10, 1 << 20))
+                receiver.write(messages.BATCH.frame(1, 10, 1 << 20))
                 for content in part:
                     receiver.write(receiver.pack([content]))
                 receiver.write(commit(1))
                 kind, payload = receiver.answer()
-                if kind == framing.RECEIPT and not failure_of(payload):
+                if kind == messages.RECEIPT and not failure_of(payload):
                     stored.extend(part)
 
     threads = [threading.Thread(target=send, args=(name,)) for name in contents]
@@ -137,8 +137,8 @@ def test_sessions_of_one_name_at_once_never_mix_their_content(root: Path) -> Non
 
 
 def failure_of(payload: bytes) -> bool:
-    receipt = write_messages.read_receipt(payload)
-    return receipt.outcome != write_messages.SETTLED or bool(receipt.exceptions)
+    receipt = messages.RECEIPT.read(payload)
+    return receipt.outcome != messages.SETTLED or bool(receipt.exceptions)
 
 
 def test_a_stage_is_made_new_under_a_name_that_nobody_has(

@@ -18,7 +18,7 @@ import zstandard
 
 from ntt_backup.receiver import b3sum, file_areas, group_commit, session
 from ntt_backup.receiver.terms import ALLOWED
-from ntt_backup.wire import file_messages, framing, read_messages, write_messages
+from ntt_backup.wire import framing, messages
 from ntt_backup.wire.stored_names import DUMPS, MAX_RECORD, SNAPSHOTS, STAMP
 from tests.helpers.receivers import (
     BYE,
@@ -111,18 +111,18 @@ def test_names_are_checked_whatever_the_client_says(
         expected = {place_of(root, new): b"new", place_of(root, good): b"good"}
         said = {}
         if checks:
-            said[1] = said[2] = write_messages.MISMATCH
+            said[1] = said[2] = messages.MISMATCH
         else:
             expected[place_of(root, evil)] = EVIL
-            said[2] = write_messages.REPLACED if trusted else write_messages.REFUSED
+            said[2] = messages.REPLACED if trusted else messages.REFUSED
             if trusted:
                 expected[place_of(root, good)] = EVIL
         mended = checks or trusted
-        said[3] = write_messages.REPLACED if mended else write_messages.REFUSED
+        said[3] = messages.REPLACED if mended else messages.REFUSED
         expected[place_of(root, damaged)] = b"damaged" if mended else b"rotten"
         (receipt,) = client.receipts()
         assert verdicts(receipt) == said, allow
-        assert receipt.hash == write_messages.HASHES[hashed]
+        assert receipt.hash == messages.HASHES[hashed]
         assert {p: p.read_bytes() for p in root.rglob("*") if p.is_file()} == expected, allow
         assert not (root / ".ntt-incoming").exists()
 
@@ -136,18 +136,18 @@ def test_each_right_is_asked_for(root: Path, checking: str, hashed: str) -> None
     put(root, digest, b"good")
     before = everything(root)
     asked = {
-        read_messages.listing(LOW, HIGH, 0): ("list", framing.LISTED),
-        read_messages.verifying([digest]): ("verify", framing.VERDICTS),
-        read_messages.getting([digest]): ("get", framing.GIVEN),
+        messages.LIST.frame(LOW, HIGH, 0): ("list", messages.LISTED),
+        messages.VERIFY.frame([digest]): ("verify", messages.VERDICTS),
+        messages.GET.frame(0, [digest]): ("get", messages.GIVEN),
     }
-    of_files = [file_messages.listing(""), a_file(EVIL, f"{VERSION}/map"), a_dump(EVIL, GOOD)]
+    of_files = [messages.FILES.frame(""), a_file(EVIL, f"{VERSION}/map"), a_dump(EVIL, GOOD)]
     for allow in [*RIGHTS, ALLOWED]:
         client = ScriptedSession(root, allow, checking, hashed)
         for question, (right, answer) in asked.items():
             client.read(question)
             if right not in allow or (right == "verify" and checking == "none"):
                 assert client.error == "refused"
-                assert set(client.kinds) == {framing.READY, framing.ERROR}
+                assert set(client.kinds) == {messages.READY, messages.ERROR}
             else:
                 assert client.kinds[-1] == answer
         for frame in (client.batch(1, [b"good"]), PLACE, *of_files):
@@ -186,7 +186,7 @@ def test_a_receipt_comes_after_a_sync_of_all_of_it(
     client = ScriptedSession(root)
     client.say(client.batch(1, [b"present", b"new"]), sync=asked)
 
-    ready = write_messages.read_fields(client.answers[0][1])
+    ready = messages.READY.read(client.answers[0][1])
     by_all = asked == "syncfs" and reaches_the_disk
     assert ready["sync"] == ("syncfs" if by_all else "fsync")
     assert client.receipts()[0].stored == 1
@@ -224,7 +224,7 @@ def test_what_is_right_is_kept(root: Path, checking: str) -> None:
     inode = path.stat().st_ino
     client = ScriptedSession(root, checking=checking)
     client.say(client.batch(1, [b"good"]))
-    assert verdicts(client.receipts()[0]) == {0: write_messages.PRESENT}
+    assert verdicts(client.receipts()[0]) == {0: messages.PRESENT}
     client.say(client.batch(1, [EVIL], [digest_of(b"good")], large=True))
     assert client.receipts()[0].stored == 0
     assert path.read_bytes() == b"good"
@@ -240,15 +240,15 @@ def test_no_other_codec_and_no_bomb(root: Path) -> None:
     stream = run.compress(bytes(50_000_000)) + run.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
     for codec, part, length in (
         (9, bomb, 41),
-        (write_messages.ZLIB, bomb, 41),
-        (write_messages.ZLIB, bomb, 50_000_000),
-        (write_messages.ZLIB, small, 42),
-        (write_messages.ZSTD_STREAM, stream, 41),
-        (write_messages.ZSTD_STREAM, stream[4:], 41),
-        (write_messages.RAW, bytes(41), 40),
+        (messages.ZLIB, bomb, 41),
+        (messages.ZLIB, bomb, 50_000_000),
+        (messages.ZLIB, small, 42),
+        (messages.ZSTD_STREAM, stream, 41),
+        (messages.ZSTD_STREAM, stream[4:], 41),
+        (messages.RAW, bytes(41), 40),
     ):
         pack = client.raw_pack(bytes(41), codec, part, length)
-        client.say(PLACE, write_messages.batch(1, 10, 1000), pack)
+        client.say(PLACE, messages.BATCH.frame(1, 10, 1000), pack)
         assert client.error == "protocol"
     assert everything(root / "by-hash") == {}
 
@@ -256,8 +256,8 @@ def test_no_other_codec_and_no_bomb(root: Path) -> None:
 @stops("numbers and lengths: more than announced, beyond all bounds, below zero")
 def test_lengths_are_bounded(root: Path) -> None:
     client = ScriptedSession(root)
-    table, digest = write_messages.table, digest_of(b"abc")
-    batch, large = write_messages.batch, write_messages.large
+    table, digest = messages.table, digest_of(b"abc")
+    batch, large = messages.BATCH.frame, messages.LARGE.frame
     for said in (
         batch(1, framing.MAX_BLOBS + 1, 0),
         batch(1, 2**32 - 1, 0),
@@ -269,11 +269,11 @@ def test_lengths_are_bounded(root: Path) -> None:
         batch(1, 1, 3) + large(digest, 2, 0) + b"".join(client.pieces(b"abc")),
         batch(1, 1, 3) + large(digest, 2**63, 0),
         batch(1, 1, 3) + large(digest, 2**64 - 1, 0),
-        write_messages.ask_offset(digest, 2**64 - 1),
-        framing.head(framing.PACK, framing.MAX_PAYLOAD + 33),
-        framing.head(framing.PACK, 2**32 - 1),
-        framing.head(framing.DATA, 2**32 - 1),
-        framing.head(framing.BATCH, 17),
+        messages.ASK_OFFSET.frame(digest, 2**64 - 1),
+        framing.head(messages.PACK, framing.MAX_PAYLOAD + 33),
+        framing.head(messages.PACK, 2**32 - 1),
+        framing.head(messages.DATA, 2**32 - 1),
+        framing.head(messages.BATCH, 17),
         *(
             batch(1, 10, 1000) + client.raw_pack(raw)
             for raw in (
@@ -298,7 +298,7 @@ def test_lengths_are_bounded(root: Path) -> None:
 @stops("an `offset`, to have another's partial file end as it likes")
 def test_a_part_that_is_there_is_checked_with_the_rest(root: Path, checking: str) -> None:
     (root / "by-hash").mkdir()
-    prefix, rest = bytes(write_messages.RESUMABLE), b"the rest"
+    prefix, rest = bytes(messages.RESUMABLE), b"the rest"
     digest = digest_of(prefix + rest)
     partial = root / ".ntt-incoming" / "partial" / digest.hex()
     partial.parent.mkdir(parents=True)
@@ -306,19 +306,19 @@ def test_a_part_that_is_there_is_checked_with_the_rest(root: Path, checking: str
     partial.with_name(f"{digest.hex()}.mark").write_text(f"{len(prefix):020}\n")
     client = ScriptedSession(root, checking=checking)
     size = len(prefix + rest)
-    batch = write_messages.batch(1, 1, size)
-    ask = write_messages.ask_offset(digest, size)
+    batch = messages.BATCH.frame(1, 1, size)
+    ask = messages.ASK_OFFSET.frame(digest, size)
 
-    client.say(batch, write_messages.large(digest, size, len(prefix)))
+    client.say(batch, messages.LARGE.frame(digest, size, len(prefix)))
     assert client.error == "protocol"  # It was not asked for.
-    client.say(batch, ask, write_messages.large(digest, size, len(prefix) - 1))
+    client.say(batch, ask, messages.LARGE.frame(digest, size, len(prefix) - 1))
     assert client.error == "protocol"
     client.say(batch, ask, client.large(prefix + b"the evil", len(prefix), digest), commit(1))
     (receipt,) = client.receipts()
     if checking == "none":  # The client has seen to it that its own checksum fits.
         assert receipt.stored == 1
     else:
-        assert verdicts(receipt) == {0: write_messages.MISMATCH}
+        assert verdicts(receipt) == {0: messages.MISMATCH}
         assert everything(root / "by-hash") == {}
 
 
@@ -336,7 +336,7 @@ def test_names_of_sessions_lead_nowhere_and_end_one_at_most(root: Path) -> None:
         for value in values:
             assert ScriptedSession(root).say(PLACE, **{name: value}).error == "protocol"
     for payload in (b"[[[[", b"{}", b'{"protocol":1}', b"\xff\xfe", b"[" * 60000):
-        hello = framing.frame(framing.HELLO, payload)
+        hello = framing.frame(messages.HELLO, payload)
         assert ScriptedSession(root).send(hello).error == "protocol"
     assert everything(root) == {}
     # The live session of another host keeps its stage.
@@ -413,27 +413,27 @@ def test_files_have_names_of_one_form_and_their_own_directory(
     before = everything(root)
     for name in bad:
         raw = name.encode()
-        publish = framing.frame(framing.PUBLISH, b"\0", raw)
+        publish = framing.frame(messages.PUBLISH, b"\0", raw)
         assert say(an_unnamed_file(EVIL), publish).error == "protocol"
-        assert say(framing.frame(framing.READ, bytes(16), raw)).error == "protocol"
-        removing = framing.frame(framing.REMOVE, f"{good}\n".encode(), raw)
+        assert say(framing.frame(messages.READ, bytes(16), raw)).error == "protocol"
+        removing = framing.frame(messages.REMOVE, f"{good}\n".encode(), raw)
         assert say(removing).error == "protocol"
-        assert say(framing.frame(framing.FILES, raw)).error == "protocol"
+        assert say(framing.frame(messages.FILES, raw)).error == "protocol"
     for name in (good, *links):
         assert say(a_file(EVIL if area != DUMPS or name != good else b"good", name)).said() == [
-            file_messages.TAKEN
+            messages.TAKEN
         ]
     if area == SNAPSHOTS:
         for of_set in ("linked/20260304T120000Z-0badcafe", "db/20260305T120000Z-0badcafe"):
             for frame in (
                 a_file(EVIL, f"{of_set}/map"),
-                file_messages.reading(f"{of_set}/map", 0, 9),
-                file_messages.removing([f"{of_set}/map"]),
+                messages.READ.frame(0, 9, f"{of_set}/map"),
+                messages.REMOVE.frame([f"{of_set}/map"]),
             ):
                 assert say(frame).error == "place"
-    assert say(file_messages.reading(links[0], 0, 9)).said() == [file_messages.UNREADABLE]
-    assert framing.PIECE not in client.kinds
-    assert dict(say(file_messages.listing("")).listed()).keys() - {links[0]} == (
+    assert say(messages.READ.frame(0, 9, links[0])).said() == [messages.UNREADABLE]
+    assert messages.PIECE not in client.kinds
+    assert dict(say(messages.FILES.frame("")).listed()).keys() - {links[0]} == (
         {good} if area == SNAPSHOTS else {good, f"{good}.json", f"{OTHER}.json"}
     )
     assert everything(root) == before
@@ -446,7 +446,7 @@ def test_files_of_snapshots_are_removed_with_a_right_of_its_own(
 ) -> None:
     client, name = ScriptedSession(root, allow), f"{VERSION}/map"
     assert client.snapshots(a_file(b"good", name)).error == ""
-    client.snapshots(file_messages.removing([name]))
+    client.snapshots(messages.REMOVE.frame([name]))
     assert client.error == ("" if "replace" in allow else "refused")
     assert (root / "snapshots" / name).exists() == ("replace" not in allow)
 
@@ -461,7 +461,7 @@ def test_sets_and_versions_are_counted(root: Path, monkeypatch: pytest.MonkeyPat
         assert client.snapshots(a_file(b"good", name)).error == ""
     for name in (f"c{taken[0][1:]}", f"a/20260304T120000Z-{2:08x}/map"):
         assert client.snapshots(a_file(EVIL, name)).error == "snapshot"
-    client.snapshots(a_file(b"good", f"{taken[0][:-3]}manifest"), file_messages.listing(""))
+    client.snapshots(a_file(b"good", f"{taken[0][:-3]}manifest"), messages.FILES.frame(""))
     assert len(client.listed()) == 5
 
 
@@ -479,7 +479,7 @@ def test_no_name_is_of_a_time_more_than_a_day_ahead(root: Path) -> None:
     assert everything(root) == {}
     near = f"{now + timedelta(hours=23):{STAMP}}-0badcafe"
     assert client.dumps(a_dump(b"good", f"{near}.dump")).error == ""
-    assert client.snapshots(a_file(b"good", f"db/{near}/map")).said() == [file_messages.GIVEN]
+    assert client.snapshots(a_file(b"good", f"db/{near}/map")).said() == [messages.SUCCEEDED]
 
 
 @stops("a record that is not that of the dump it sent")
@@ -515,8 +515,8 @@ def test_what_was_the_newest_dump_lately_stays(root: Path, allow: Sequence[str])
     client.dumps(*(a_file(EVIL, f"{name}.age") for name in good))
     endings = ("", ".age", ".json")
     for name in (*good, *evil):
-        client.dumps(file_messages.removing([f"{name}.json"]))
-    client.dumps(file_messages.removing(one + end for one in (*good, *evil) for end in endings))
+        client.dumps(messages.REMOVE.frame([f"{name}.json"]))
+    client.dumps(messages.REMOVE.frame(one + end for one in (*good, *evil) for end in endings))
 
     assert client.error == ""
     left = {path.name for path in (root / "pgdump").glob("*.dump")}
@@ -530,9 +530,9 @@ def test_what_was_the_newest_dump_lately_stays(root: Path, allow: Sequence[str])
 @stops("frames out of order, of no known type, or with another checksum")
 def test_what_is_not_in_order_ends_the_session_and_leaves_nothing(root: Path) -> None:
     client = ScriptedSession(root)
-    batch, pack = write_messages.batch(1, 10, 1000), client.raw_pack(bytes(41))
-    large, data = write_messages.large(LOW, 1000, 0), b"".join(Frames(root).pieces(b"abc"))
-    end = write_messages.end(write_messages.COMPLETE, LOW)
+    batch, pack = messages.BATCH.frame(1, 10, 1000), client.raw_pack(bytes(41))
+    large, data = messages.LARGE.frame(LOW, 1000, 0), b"".join(Frames(root).pieces(b"abc"))
+    end = messages.END.frame(messages.COMPLETE, LOW)
     altered = bytearray(PLACE)
     altered[-1] ^= 1
     for said in (
@@ -541,16 +541,16 @@ def test_what_is_not_in_order_ends_the_session_and_leaves_nothing(root: Path) ->
         [batch, commit(1), commit(1)],
         [batch, commit(1), batch],
         *([batch, large, each] for each in (large, pack, commit(1), abort(0), BYE)),
-        [batch, large, write_messages.ask_offset(LOW, 1 << 30)],
+        [batch, large, messages.ASK_OFFSET.frame(LOW, 1 << 30)],
         [batch, large, data, end],
-        [batch, large, write_messages.end(write_messages.COMPLETE)],
-        [batch, large, write_messages.end(write_messages.WITHDRAWN, LOW)],
-        [batch, large, write_messages.end(7)],
-        [batch, write_messages.large(LOW, 1000, 500)],
-        [write_messages.batch(1, 1, 1 << 40), write_messages.large(LOW, 1 << 40, 1 << 30)],
+        [batch, large, messages.END.frame(messages.COMPLETE)],
+        [batch, large, messages.END.frame(messages.WITHDRAWN, LOW)],
+        [batch, large, messages.END.frame(7)],
+        [batch, messages.LARGE.frame(LOW, 1000, 500)],
+        [messages.BATCH.frame(1, 1, 1 << 40), messages.LARGE.frame(LOW, 1 << 40, 1 << 30)],
         [BYE, BYE],
         [client.hello_frame()],
-        *([framing.frame(kind, b"{}")] for kind in (framing.PONG, framing.READY, 99)),
+        *([framing.frame(kind, b"{}")] for kind in (messages.PONG, messages.READY, 99)),
         [bytes(altered)],
         [b"GET / HTTP/1.1\r\n"],
     ):

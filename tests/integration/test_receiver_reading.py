@@ -15,7 +15,7 @@ from ntt_backup.blobdir.layout import StrayKind
 from ntt_backup.receiver import b3sum
 from ntt_backup.receiver.list_blobs import Listing
 from ntt_backup.receiver.workspace import Workspace
-from ntt_backup.wire import framing, read_messages, write_messages
+from ntt_backup.wire import framing, messages
 from tests.helpers.receivers import (
     RemoteReceiver,
     ScriptedSession,
@@ -51,51 +51,51 @@ def fill(root: Path, count: int, seed: int = 1) -> dict[bytes, bytes]:
 
 def listed(
     receiver: RemoteReceiver, low: bytes = LOW, high: bytes = HIGH, most: int = 0
-) -> tuple[list[tuple[bytes, int]], list[tuple[int, str]], read_messages.Listed]:
+) -> tuple[list[tuple[bytes, int]], list[tuple[int, str]], messages.Listed]:
     names: list[tuple[bytes, int]] = []
     strays: list[tuple[int, str]] = []
-    receiver.write(read_messages.listing(low, high, most))
+    receiver.write(messages.LIST.frame(low, high, most))
     while True:
         kind, payload = receiver.answer()
-        if kind == framing.NAMES:
-            names += read_messages.read_names(payload)
-        elif kind == framing.STRAY:
-            strays.append(read_messages.read_stray(payload))
+        if kind == messages.NAMES:
+            names += messages.NAMES.read(payload)
+        elif kind == messages.STRAY:
+            strays.append(messages.STRAY.read(payload))
         else:
-            assert kind == framing.LISTED, (kind, payload)
-            return names, strays, read_messages.read_listed(payload)
+            assert kind == messages.LISTED, (kind, payload)
+            return names, strays, messages.LISTED.read(payload)
 
 
-def verdicts(receiver: RemoteReceiver, digests: list[bytes]) -> read_messages.Verdicts:
-    kind, payload = receiver.ask(read_messages.verifying(digests))
-    assert kind == framing.VERDICTS, (kind, payload)
-    return read_messages.read_verdicts(payload)
+def verdicts(receiver: RemoteReceiver, digests: list[bytes]) -> messages.Verdicts:
+    kind, payload = receiver.ask(messages.VERIFY.frame(digests))
+    assert kind == messages.VERDICTS, (kind, payload)
+    return messages.VERDICTS.read(payload)
 
 
 def given(
     receiver: RemoteReceiver, digests: list[bytes], offset: int = 0
 ) -> dict[bytes, bytes | int | str]:
     """What came for each: content, the verdict of what is not given, or why it broke off."""
-    receiver.write(read_messages.getting(digests, offset))
+    receiver.write(messages.GET.frame(offset, digests))
     found: dict[bytes, bytes | int | str] = {}
     large, pieces = b"", bytearray()
     while True:
         kind, payload = receiver.answer()
-        if kind == framing.CONTENTS:
-            for digest, content in read_messages.read_contents(memoryview(payload)):
+        if kind == messages.CONTENTS:
+            for digest, content in messages.CONTENTS.read(memoryview(payload)):
                 found[digest] = bytes(content)
-        elif kind == framing.BLOB:
-            large, pieces = write_messages.read_large(payload).digest, bytearray()
-        elif kind == framing.PIECE:
-            pieces += read_messages.read_piece(memoryview(payload))
-        elif kind == framing.BLOB_END:
-            status, text = read_messages.read_blob_end(payload)
+        elif kind == messages.BLOB:
+            large, pieces = messages.BLOB.read(payload).digest, bytearray()
+        elif kind == messages.PIECE:
+            pieces += messages.PIECE.read(memoryview(payload))
+        elif kind == messages.BLOB_END:
+            status, text = messages.BLOB_END.read(payload)
             found[large] = text if status else bytes(pieces)
-        elif kind == framing.NOT_GIVEN:
-            digest, verdict, _ = read_messages.read_not_given(payload)
+        elif kind == messages.NOT_GIVEN:
+            digest, verdict, _ = messages.NOT_GIVEN.read(payload)
             found[digest] = verdict
         else:
-            assert kind == framing.GIVEN, (kind, payload)
+            assert kind == messages.GIVEN, (kind, payload)
             assert int.from_bytes(payload, "big") == len(digests)
             return found
 
@@ -179,15 +179,15 @@ def test_a_directory_with_files_that_have_no_size_is_told_as_unreadable(
 
     workspace = Workspace(str(root))
     monkeypatch.setattr(os, "stat", stat)
-    asked = read_messages.Range(LOW, HIGH, 0)
+    asked = messages.Range(LOW, HIGH, 0)
     answer = list(Listing(workspace, asked, lambda: None).frames())
     workspace.leave()
 
     place = f"{bad.hex()[:2]}/{bad.hex()[2:4]}"
     assert answer == [
-        read_messages.stray(list(StrayKind).index(StrayKind.UNREADABLE), place),
-        read_messages.names([(good, size)]),
-        read_messages.listed(read_messages.Listed(1, size, 1, False)),
+        messages.STRAY.frame(list(StrayKind).index(StrayKind.UNREADABLE), place),
+        messages.NAMES.frame([(good, size)]),
+        messages.LISTED.frame(*messages.Listed(1, size, 1, False)),
     ]
 
 
@@ -215,10 +215,10 @@ def test_each_kind_of_damage_has_its_verdict(root: Path, checking: str) -> None:
 
     found = {asked[one.position]: (one.verdict, one.found) for one in said.exceptions}
     assert found == {
-        missing: (read_messages.MISSING, bytes(32)),
-        wrong: (read_messages.WRONG, digest_of(b"rotten")),
-        link: (read_messages.WRONG, bytes(32)),
-        fifo: (read_messages.WRONG, bytes(32)),
+        missing: (messages.MISSING, bytes(32)),
+        wrong: (messages.WRONG, digest_of(b"rotten")),
+        link: (messages.WRONG, bytes(32)),
+        fifo: (messages.WRONG, bytes(32)),
     }
     assert said.right == len(asked) - 4
     assert again.right == len(right)
@@ -248,7 +248,7 @@ def test_what_is_hashed_comes_from_the_disk_and_stays_in_no_memory(
     monkeypatch.setattr(os, "posix_fadvise", forgets)
     monkeypatch.setattr(os, "readv", reads)
     client = ScriptedSession(root, allow=["verify"], checking=checking)
-    client.read(read_messages.verifying(blobs))
+    client.read(messages.VERIFY.frame(blobs))
     for digest, content in blobs.items():
         steps = [what for name, what in told if name == digest.hex()]
         reads_of_it = 0 if checking == "b3sum" else 1 + bool(content)
@@ -261,8 +261,8 @@ def test_a_program_that_fails_says_nothing_of_any_blob(
     blobs = fill(root, 3)
     monkeypatch.setattr(b3sum, "find", lambda: b3sum.B3sum("/nowhere/b3sum"))
     client = ScriptedSession(root, allow=["verify"], checking="b3sum")
-    client.read(read_messages.verifying(blobs))
-    assert client.kinds == [framing.READY, framing.ERROR]
+    client.read(messages.VERIFY.frame(blobs))
+    assert client.kinds == [messages.READY, messages.ERROR]
     assert client.error == "internal"
     assert "cannot be started" in client.error_text
 
@@ -275,7 +275,7 @@ def test_small_and_large_contents_are_sent_back(root: Path, receiver: RemoteRece
         blobs[digest_of(content)] = content
         put(root, digest_of(content), content)
     gone = digest_of(b"never stored")
-    assert given(receiver, [*blobs, gone]) == {**blobs, gone: read_messages.MISSING}
+    assert given(receiver, [*blobs, gone]) == {**blobs, gone: messages.MISSING}
     large = max(blobs, key=lambda one: len(blobs[one]))
     assert given(receiver, [large], 3 * MIB) == {large: blobs[large][3 * MIB :]}
     assert receiver.bye() == 0
@@ -285,18 +285,18 @@ def test_a_missing_by_hash_is_gone_and_not_made(root: Path) -> None:
     (root / "by-hash").rmdir()
     with RemoteReceiver(root) as receiver:
         assert receiver.hello(reading=True)["placed"] == 0
-        receiver.write(read_messages.listing(LOW, HIGH, 0))
+        receiver.write(messages.LIST.frame(LOW, HIGH, 0))
         assert receiver.error()[0] == "gone"
     assert list(root.iterdir()) == []
 
 
 def test_a_question_that_cannot_be_ends_the_session(root: Path) -> None:
     for kind, payload in (
-        (framing.VERIFY, bytes(33)),
-        (framing.GET, bytes(7)),
-        (framing.GET, b"\0\0\0\0\0\0\0\1" + bytes(64)),
-        (framing.LIST, bytes(67)),
-        (framing.VERIFY, bytes(32 * (read_messages.MAX_DIGESTS + 1))),
+        (messages.VERIFY, bytes(33)),
+        (messages.GET, bytes(7)),
+        (messages.GET, b"\0\0\0\0\0\0\0\1" + bytes(64)),
+        (messages.LIST, bytes(67)),
+        (messages.VERIFY, bytes(32 * (messages.MAX_DIGESTS + 1))),
     ):
         client = ScriptedSession(root, ["list", "verify", "get"])
         assert client.read(framing.frame(kind, payload)).error == "protocol"
@@ -309,12 +309,12 @@ def test_answers_that_the_client_does_not_read_fill_no_memory(
     content = random.Random(3).randbytes(8 * MIB)
     put(root, digest_of(content), content)
     for _ in range(40):
-        receiver.write(read_messages.getting([digest_of(content)]))
+        receiver.write(messages.GET.frame(0, [digest_of(content)]))
     taken = 0
     for _ in range(40):
         kind = 0
-        while kind != framing.GIVEN:
+        while kind != messages.GIVEN:
             kind, payload = receiver.answer()
-            taken += len(payload) if kind == framing.PIECE else 0
+            taken += len(payload) if kind == messages.PIECE else 0
     assert taken > 40 * len(content)
     assert receiver.peak_kilobytes() < 100_000

@@ -16,7 +16,7 @@ from ntt_backup.receiver.file_areas import DumpArea, SnapshotArea
 from ntt_backup.restore.target import RestoreTarget, TargetWriter
 from ntt_backup.restore.unpack import unpack
 from ntt_backup.snapshot.restore.tree import Tree as Destination
-from ntt_backup.wire import file_messages
+from ntt_backup.wire import messages
 from tests.helpers.blobs import MIX, pack, put_as, tree
 from tests.helpers.file_system import stale_listings
 from tests.helpers.receivers import ScriptedSession, a_dump, a_file, put
@@ -46,7 +46,7 @@ def test_the_fixture_lists_what_there_was_and_names_in_what_there_is(root: Path,
 
 def test_a_session_lists_the_dumps_that_it_has_stored(root: Path) -> None:
     client = ScriptedSession(root, ("dump",))
-    listing = file_messages.listing("")
+    listing = messages.FILES.frame("")
     client.dumps(listing, a_dump(CONTENT, DUMP), listing)
     assert [name for name, _ in client.listed()] == [DUMP, f"{DUMP}.json"]
 
@@ -54,7 +54,7 @@ def test_a_session_lists_the_dumps_that_it_has_stored(root: Path) -> None:
 def test_a_session_lists_the_files_of_snapshots_that_it_has_stored(root: Path) -> None:
     client = ScriptedSession(root, ("snapshot",))
     names = [FILE, FILE.replace("map", "manifest"), FILE.replace("0304", "0305")]
-    client.snapshots(*(a_file(CONTENT, name) for name in names), file_messages.listing(""))
+    client.snapshots(*(a_file(CONTENT, name) for name in names), messages.FILES.frame(""))
     assert client.listed() == [(name, len(CONTENT)) for name in sorted(names)]
 
 

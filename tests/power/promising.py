@@ -128,7 +128,7 @@ BROKEN: Final = {
 
 def additions() -> dict[str, str]:
     """What is added to the receiver, by module."""
-    from ntt_backup.wire.write_messages import PRESENT, REPLACED
+    from ntt_backup.wire.messages import PRESENT, REPLACED
 
     added = {
         "write_session": _RECEIPTS.replace("{kept}", repr((PRESENT, REPLACED))),

@@ -15,11 +15,11 @@ from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.transport import Local
 from ntt_backup.config.sections import RunSettings
 from ntt_backup.errors import RemoteUnreachable
-from ntt_backup.wire import framing, write_messages
+from ntt_backup.wire import messages
 from ntt_backup.wire.framing import Inbox
-from ntt_backup.wire.write_messages import Exceptional, Receipt
+from ntt_backup.wire.messages import Exceptional, Receipt
 
-READY: dict[str, write_messages.Field] = {
+READY: dict[str, messages.Field] = {
     "free_bytes": 1,
     "free_inodes": 7,
     "clock_us": 0,
@@ -47,7 +47,7 @@ class FarSide:
         self.heard = time.monotonic()
         self.lost: int | None = None
         self.ended = False
-        self._inbox = Inbox(write_messages.TO_RECEIVER)
+        self._inbox = Inbox(messages.to_receiver(messages.WRITING))
         self._answers: list[bytes] = []
         self._blobs = 0
         self._withdrawn: list[Exceptional] = []
@@ -72,30 +72,30 @@ class FarSide:
 
     def stores(self, kind: int, payload: bytes) -> bytes:
         """Store whatever comes."""
-        if kind in (framing.HELLO, framing.PLACE):
-            return write_messages.fields(framing.READY, self.ready)
-        if kind == framing.PACK:
-            _, _, raw = write_messages.read_part(memoryview(payload), framing.MAX_RAW)
-            self._blobs += len(write_messages.read_table(raw)[1])
-        if kind == framing.END:
-            if payload[0] == write_messages.WITHDRAWN:
-                self._withdrawn.append(Exceptional(self._blobs, write_messages.WITHDREW, ""))
+        if kind in (messages.HELLO, messages.PLACE):
+            return messages.READY.frame(self.ready)
+        if kind == messages.PACK:
+            _, _, raw = messages.PACK.read(memoryview(payload))
+            self._blobs += len(messages.read_table(raw)[1])
+        if kind == messages.END:
+            if payload[0] == messages.WITHDRAWN:
+                self._withdrawn.append(Exceptional(self._blobs, messages.WITHDREW, ""))
             self._blobs += 1
-        if kind == framing.COMMIT:
+        if kind == messages.COMMIT:
             count, self._blobs = self._blobs, 0
             withdrawn, self._withdrawn = self._withdrawn, []
-            number = write_messages.read_number(payload)
+            number = messages.COMMIT.read(payload)
             return self.receipt(number, count - len(withdrawn), *withdrawn)
-        if kind == framing.ABORT:
+        if kind == messages.ABORT:
             self._blobs, self._withdrawn = 0, []
-            return write_messages.numbered(framing.ABORTED, write_messages.read_number(payload))
+            return messages.ABORTED.frame(messages.ABORT.read(payload))
         return b""
 
     def receipt(
         self, number: int, stored: int, *exceptions: Exceptional, outcome: int = 0
     ) -> bytes:
-        said = Receipt(number, outcome, write_messages.BLAKE3, stored, exceptions)
-        return write_messages.receipt(said)
+        said = Receipt(number, outcome, messages.BLAKE3, stored, exceptions)
+        return messages.RECEIPT.frame(*said)
 
     # --- what a Channel has -----------------------------------------------------------------------
 

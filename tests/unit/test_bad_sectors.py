@@ -17,7 +17,7 @@ from ntt_backup.errors import DestinationError
 from ntt_backup.process import durable
 from ntt_backup.restore import target as target_module
 from ntt_backup.restore.target import RestoreTarget, TargetWriter
-from ntt_backup.wire.write_messages import REFUSED, REPLACED
+from ntt_backup.wire.messages import REFUSED, REPLACED
 from tests.helpers.file_system import put_on_bad_sectors
 
 CONTENT = random.Random(7).randbytes((512 << 10) + 5)

@@ -16,7 +16,7 @@ from ntt_backup.upload.strategies.codec import (
     choose_codec,
 )
 from ntt_backup.wire.framing import PACK_BYTES
-from ntt_backup.wire.write_messages import RAW, ZLIB, ZSTD
+from ntt_backup.wire.messages import RAW, ZLIB, ZSTD
 
 STEPS = 6
 SENDERS = 3

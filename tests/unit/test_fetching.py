@@ -15,7 +15,7 @@ from ntt_backup.errors import RemoteUnreachable
 from ntt_backup.process.threads import WorkQueue
 from ntt_backup.restore.from_receiver import Batch, Fetching, FromReceiver
 from ntt_backup.restore.target import RestoreTarget, TargetWriter
-from ntt_backup.wire.write_messages import Large
+from ntt_backup.wire.messages import Large
 from tests.helpers.blobs import tree
 
 

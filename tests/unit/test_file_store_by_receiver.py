@@ -27,7 +27,7 @@ from ntt_backup.filestore.by_receiver import FileStoreByReceiver, _Question
 from ntt_backup.filestore.contract import Area, FileMissing, Range, StoredFile, Sum
 from ntt_backup.process.threads import Cancelled
 from ntt_backup.snapshot.names import SNAPSHOTS
-from ntt_backup.wire import file_messages, framing, read_messages, write_messages
+from ntt_backup.wire import messages
 from ntt_backup.wire.framing import Inbox, ProtocolError
 from ntt_backup.wire.stored_names import is_told
 from tests.helpers.receivers import frames as frames_in
@@ -35,16 +35,16 @@ from tests.helpers.receivers import frames as frames_in
 VERSION = "db/20260304T120000Z-0badcafe"
 FIRST, LAST = f"{VERSION}/manifest", f"{VERSION}/map"
 DUMP = "20260304T120000Z-0badcafe.dump"
-DONE = framing.DONE
+DONE = messages.DONE
 FILE_OF = {SNAPSHOTS: FIRST, DUMPS: DUMP}
 AREAS = pytest.mark.parametrize("area", [SNAPSHOTS, DUMPS], ids=["snapshots", "dumps"])
-GIVEN = file_messages.said(file_messages.GIVEN)
+GIVEN = messages.FILE_SAID.frame(messages.SUCCEEDED)
 
 
 def heard(kind: int, most: int, frames: Sequence[bytes]) -> _Question:
     """Returns a question after these frames of an answer."""
     question = _Question(kind, SNAPSHOTS.name, most)
-    inbox = Inbox(file_messages.TO_CLIENT)
+    inbox = Inbox(messages.to_client(messages.WITH_FILES))
     for frame in frames:
         assert question.end is None
         inbox.space()[: len(frame)] = frame
@@ -56,62 +56,62 @@ def heard(kind: int, most: int, frames: Sequence[bytes]) -> _Question:
 
 
 def names(*files: str) -> bytes:
-    return file_messages.names([(name, 5, 0) for name in files])
+    return messages.FILE_NAMES.frame([(name, 5, 0) for name in files])
 
 
 def count(number: int) -> bytes:
-    return write_messages.numbered(DONE, number)
+    return messages.DONE.frame(number)
 
 
 def piece(size: int) -> bytes:
-    return read_messages.piece(bytes(size))
+    return messages.piece(bytes(size))
 
 
 def test_names_are_heard_up_to_their_number() -> None:
     files = [StoredFile(one, 5, datetime.fromtimestamp(0, UTC)) for one in (FIRST, LAST)]
     for frames in ([names(FIRST, LAST)], [names(FIRST), names(LAST)]):
-        question = heard(framing.FILES, 2, [*frames, count(2)])
+        question = heard(messages.FILES, 2, [*frames, count(2)])
         assert question.files == files
         assert question.end == (DONE, 2, "")
-    assert heard(framing.FILES, 2, [count(0)]).files == []
-    assert heard(framing.FILES, 2, [names(FIRST, LAST)]).end is None
+    assert heard(messages.FILES, 2, [count(0)]).files == []
+    assert heard(messages.FILES, 2, [names(FIRST, LAST)]).end is None
 
 
 def test_content_is_heard_up_to_what_was_asked_for() -> None:
     for end in (0, 1):
-        question = heard(framing.READ, 9, [piece(4), piece(5), read_messages.blob_end(end, "x")])
+        question = heard(messages.READ, 9, [piece(4), piece(5), messages.BLOB_END.frame(end, "x")])
         assert b"".join(question.pieces) == bytes(9)
-        assert question.end == (framing.BLOB_END, end, "x")
-    missing = file_messages.said(file_messages.MISSING, "gone")
-    question = heard(framing.READ, 9, [piece(4), missing])
-    assert question.end == (framing.FILE_SAID, file_messages.MISSING, "gone")
-    summed = heard(framing.FILE_END, 0, [file_messages.file_sum(7, bytes(32))])
-    assert (summed.sum, summed.end) == (Sum(7, bytes(32)), (framing.FILE_SUM, 0, ""))
-    assert heard(framing.PUBLISH, 0, [GIVEN]).end == (framing.FILE_SAID, 0, "")
-    assert heard(framing.REMOVE, 0, [count(7)]).end == (DONE, 7, "")
+        assert question.end == (messages.BLOB_END, end, "x")
+    missing = messages.FILE_SAID.frame(messages.MISSING, "gone")
+    question = heard(messages.READ, 9, [piece(4), missing])
+    assert question.end == (messages.FILE_SAID, messages.MISSING, "gone")
+    summed = heard(messages.FILE_END, 0, [messages.FILE_SUM.frame(7, bytes(32))])
+    assert (summed.sum, summed.end) == (Sum(7, bytes(32)), (messages.FILE_SUM, 0, ""))
+    assert heard(messages.PUBLISH, 0, [GIVEN]).end == (messages.FILE_SAID, 0, "")
+    assert heard(messages.REMOVE, 0, [count(7)]).end == (DONE, 7, "")
 
 
 @pytest.mark.parametrize(
     ("kind", "most", "frames", "why"),
     [
-        (framing.FILES, 2, [names(FIRST), count(2)], "another number"),
-        (framing.FILES, 2, [names(FIRST), count(0)], "another number"),
-        (framing.FILES, 2, [names(FIRST, FIRST)], "out of order"),
-        (framing.FILES, 2, [names(LAST), names(FIRST)], "out of order"),
-        (framing.FILES, 1, [names(FIRST, LAST)], "more than was asked for"),
-        (framing.FILES, 2, [names(DUMP)], "is not a file of a snapshot"),
-        (framing.FILES, 2, [piece(1)], "in another answer"),
-        (framing.FILES, 2, [file_messages.said(0)], "in another answer"),
-        (framing.READ, 9, [piece(4), piece(6)], "more than was asked for"),
-        (framing.READ, 9, [count(0)], "in another answer"),
-        (framing.READ, 9, [names(FIRST)], "in another answer"),
-        (framing.READ, 9, [file_messages.file_sum(7, bytes(32))], "in another answer"),
-        (framing.FILE_END, 0, [count(0)], "in another answer"),
-        (framing.FILE_END, 0, [GIVEN], "in another answer"),
-        (framing.FILE_END, 0, [read_messages.blob_end(0)], "in another answer"),
-        (framing.PUBLISH, 0, [file_messages.file_sum(7, bytes(32))], "in another answer"),
-        (framing.PUBLISH, 0, [count(0)], "in another answer"),
-        (framing.REMOVE, 0, [file_messages.said(0)], "in another answer"),
+        (messages.FILES, 2, [names(FIRST), count(2)], "another number"),
+        (messages.FILES, 2, [names(FIRST), count(0)], "another number"),
+        (messages.FILES, 2, [names(FIRST, FIRST)], "out of order"),
+        (messages.FILES, 2, [names(LAST), names(FIRST)], "out of order"),
+        (messages.FILES, 1, [names(FIRST, LAST)], "more than was asked for"),
+        (messages.FILES, 2, [names(DUMP)], "is not a file of a snapshot"),
+        (messages.FILES, 2, [piece(1)], "in another answer"),
+        (messages.FILES, 2, [messages.FILE_SAID.frame(0)], "in another answer"),
+        (messages.READ, 9, [piece(4), piece(6)], "more than was asked for"),
+        (messages.READ, 9, [count(0)], "in another answer"),
+        (messages.READ, 9, [names(FIRST)], "in another answer"),
+        (messages.READ, 9, [messages.FILE_SUM.frame(7, bytes(32))], "in another answer"),
+        (messages.FILE_END, 0, [count(0)], "in another answer"),
+        (messages.FILE_END, 0, [GIVEN], "in another answer"),
+        (messages.FILE_END, 0, [messages.BLOB_END.frame(0)], "in another answer"),
+        (messages.PUBLISH, 0, [messages.FILE_SUM.frame(7, bytes(32))], "in another answer"),
+        (messages.PUBLISH, 0, [count(0)], "in another answer"),
+        (messages.REMOVE, 0, [messages.FILE_SAID.frame(0)], "in another answer"),
     ],
 )
 def test_an_answer_to_another_question_or_a_longer_one_is_refused(
@@ -155,7 +155,7 @@ class Connection:
             hear(self.answers.pop(0))
 
     def frames(self, data: bytes) -> Any:
-        return frames_in(data, file_messages.TO_CLIENT)
+        return frames_in(data, messages.to_client(messages.WITH_FILES))
 
     def close(self) -> None:
         self.closed = True
@@ -204,15 +204,15 @@ def test_what_a_receiver_says_of_a_file_is_told(
     connection, name = Connection("get"), FILE_OF[area]
     with closing(by_connection(monkeypatch, connection, area)) as store:
         for answer, kind, why in (
-            (file_messages.said(file_messages.MISSING, "gone"), FileMissing, name),
-            (file_messages.said(file_messages.TAKEN, "odd"), RemoteDenied, "cannot be read"),
-            (file_messages.said(file_messages.UNREADABLE, "EIO"), RemoteDenied, "cannot be read"),
-            (read_messages.blob_end(read_messages.BROKEN, "EIO"), RemoteDenied, "cannot be read"),
+            (messages.FILE_SAID.frame(messages.MISSING, "gone"), FileMissing, name),
+            (messages.FILE_SAID.frame(messages.TAKEN, "odd"), RemoteDenied, "cannot be read"),
+            (messages.FILE_SAID.frame(messages.UNREADABLE, "EIO"), RemoteDenied, "cannot be read"),
+            (messages.BLOB_END.frame(messages.BROKEN, "EIO"), RemoteDenied, "cannot be read"),
         ):
             connection.answers = [answer]
             with pytest.raises(kind, match=why):
                 list(store.read([Range(name, 0, 1)]))
-        connection.answers = [piece(3), piece(4), read_messages.blob_end(0)]
+        connection.answers = [piece(3), piece(4), messages.BLOB_END.frame(0)]
         assert list(store.read([Range(name, 0, 9)])) == [bytes(7)]
 
 
@@ -221,9 +221,9 @@ def test_a_file_is_compared_and_gets_its_name(monkeypatch: pytest.MonkeyPatch, a
     connection, name = Connection(), FILE_OF[area]
     ours = Sum(7, sha256(b"content").digest())
     errors: dict[bytes, type[Exception] | None] = {
-        file_messages.said(file_messages.TAKEN): NameTaken,
-        file_messages.said(file_messages.MISSING): ProtocolError,
-        file_messages.said(file_messages.UNREADABLE, "EIO"): ProtocolError,
+        messages.FILE_SAID.frame(messages.TAKEN): NameTaken,
+        messages.FILE_SAID.frame(messages.MISSING): ProtocolError,
+        messages.FILE_SAID.frame(messages.UNREADABLE, "EIO"): ProtocolError,
         GIVEN: None,
     }
     with closing(by_connection(monkeypatch, connection, area)) as store:
@@ -231,7 +231,7 @@ def test_a_file_is_compared_and_gets_its_name(monkeypatch: pytest.MonkeyPatch, a
             file = store.write(name)
             file.add(b"con")
             file.add(b"tent")
-            connection.answers = [file_messages.file_sum(*ours)]
+            connection.answers = [messages.FILE_SUM.frame(*ours)]
             assert file.finish() == ours
             connection.answers = [answer]
             if error is None:
@@ -245,13 +245,13 @@ def test_a_file_is_compared_and_gets_its_name(monkeypatch: pytest.MonkeyPatch, a
         for other in (Sum(6, ours.sha256), Sum(7, bytes(32))):
             file = store.write(name)
             file.add(b"content")
-            connection.answers = [file_messages.file_sum(*other)]
+            connection.answers = [messages.FILE_SUM.frame(*other)]
             with pytest.raises(RemoteCannotStore, match="not what was sent"):
                 file.finish()
             connection.sent.clear()
             file.discard()
             file.discard()
-            assert connection.sent == [framing.DISCARD]
+            assert connection.sent == [messages.DISCARD]
 
 
 def test_as_many_files_are_under_way_as_there_are_slots(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,9 +259,9 @@ def test_as_many_files_are_under_way_as_there_are_slots(monkeypatch: pytest.Monk
     connection = Connection()
     with closing(by_connection(monkeypatch, connection)) as store:
         for _ in range(3):
-            files = [store.write(FIRST) for _ in range(file_messages.MAX_OPEN)]
-            assert len({one._slot for one in files}) == file_messages.MAX_OPEN
-            connection.answers = [GIVEN, file_messages.said(file_messages.TAKEN)]
+            files = [store.write(FIRST) for _ in range(messages.MAX_OPEN)]
+            assert len({one._slot for one in files}) == messages.MAX_OPEN
+            connection.answers = [GIVEN, messages.FILE_SAID.frame(messages.TAKEN)]
             files[0].publish()
             with pytest.raises(NameTaken):
                 files[1].publish()
@@ -288,7 +288,7 @@ def test_a_receiver_that_names_others_or_answers_unasked_is_refused(
 ) -> None:
     connection = Connection("get", "replace")
     with closing(by_connection(monkeypatch, connection)) as store:
-        connection.answers = [file_messages.names([(FIRST, 1, 0)]), count(1)]
+        connection.answers = [messages.FILE_NAMES.frame([(FIRST, 1, 0)]), count(1)]
         with pytest.raises(ProtocolError, match="not asked for"):
             store.list("etc/")
         connection.answers = [count(1)]
@@ -312,13 +312,13 @@ def test_without_replace_only_dumps_may_be_removed(
             return
         with pytest.raises(RemoteDenied, match="append-only"):
             store.remove([name])
-        assert framing.REMOVE not in connection.sent
+        assert messages.REMOVE not in connection.sent
 
 
 def test_removals_go_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     connection = Connection("replace")
-    many = [f"{VERSION}/pack-{number:05}" for number in range(file_messages.MAX_NAMES + 1)]
-    connection.answers = [count(file_messages.MAX_NAMES), count(1)]
+    many = [f"{VERSION}/pack-{number:05}" for number in range(messages.MAX_FILE_NAMES + 1)]
+    connection.answers = [count(messages.MAX_FILE_NAMES), count(1)]
     with closing(by_connection(monkeypatch, connection)) as store:
         assert store.remove(many) == len(many)
 
@@ -329,7 +329,7 @@ def test_records_alone_are_read_without_get(monkeypatch: pytest.MonkeyPatch) -> 
     for area, files in names.items():
         with closing(by_connection(monkeypatch, connection, area)) as store:
             for name in files:
-                connection.answers = [piece(2), read_messages.blob_end(0)]
+                connection.answers = [piece(2), messages.BLOB_END.frame(0)]
                 asking = partial(store.read, [Range(name, 0, 2)])
                 if is_told(area.name, name):
                     assert list(asking()) == [bytes(2)]

@@ -9,8 +9,8 @@ import pytest
 
 from ntt_backup.blobdir.staged_batch import StagedBatch
 from ntt_backup.receiver.group_commit import GroupCommit
-from ntt_backup.wire import framing, write_messages
-from ntt_backup.wire.write_messages import Receipt
+from ntt_backup.wire import framing, messages
+from ntt_backup.wire.messages import Receipt
 
 
 class FakeSync:
@@ -63,7 +63,7 @@ class Desk:
             self.sync,  # type: ignore[arg-type]
             self.publisher,  # type: ignore[arg-type]
             -1,  # No stage: what is discarded was never written.
-            write_messages.SHA256,
+            messages.SHA256,
         )
 
     def commit(self, *numbers: int) -> None:
@@ -100,7 +100,7 @@ def test_a_sync_covers_only_what_was_there_when_it_began(desk: Desk) -> None:
     assert desk.publisher.placed == [1]
     desk.commit(3)
     desk.end_sync()
-    assert (desk.publisher.placed, desk.answered) == ([1, 2], [(1, write_messages.SETTLED)])
+    assert (desk.publisher.placed, desk.answered) == ([1, 2], [(1, messages.SETTLED)])
     desk.end_sync()
     desk.end_sync()
     assert [number for number, _ in desk.answered] == [1, 2, 3]
@@ -121,10 +121,10 @@ def test_a_batch_that_cannot_be_published_fails_alone(desk: Desk) -> None:
     desk.publisher.failing[2] = OSError(errno.ENOSPC, "")
     desk.commit(1, 2, 3)
     desk.end_sync()
-    assert desk.answered == [(2, write_messages.FAILED)]
+    assert desk.answered == [(2, messages.FAILED)]
     assert desk.receipts[0].exceptions[0].text == "ENOSPC: No space left on device"
     desk.end_sync()
-    assert desk.answered[1:] == [(1, write_messages.SETTLED), (3, write_messages.SETTLED)]
+    assert desk.answered[1:] == [(1, messages.SETTLED), (3, messages.SETTLED)]
 
 
 def test_a_failed_sync_fails_all_without_a_receipt_and_none_after_it(desk: Desk) -> None:
@@ -132,16 +132,16 @@ def test_a_failed_sync_fails_all_without_a_receipt_and_none_after_it(desk: Desk)
     desk.end_sync()
     desk.commit(2)
     desk.end_sync(OSError(errno.EIO, ""))
-    assert desk.answered == [(1, write_messages.FAILED), (2, write_messages.FAILED)]
+    assert desk.answered == [(1, messages.FAILED), (2, messages.FAILED)]
     assert (desk.publisher.placed, desk.sync.busy, desk.commits.waiting) == ([1], False, 0)
     desk.commit(3)
     desk.end_sync()
     desk.end_sync()
-    assert desk.answered[2:] == [(3, write_messages.SETTLED)]
+    assert desk.answered[2:] == [(3, messages.SETTLED)]
 
 
 def test_waiting_is_bounded_in_batches_and_in_blobs(desk: Desk) -> None:
-    desk.commit(*range(write_messages.MAX_UNSETTLED - 1))
+    desk.commit(*range(messages.MAX_UNSETTLED - 1))
     assert not desk.commits.full
     desk.commit(100)
     assert desk.commits.full

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ntt_backup.blobdir.publish import Publisher
-from ntt_backup.wire.write_messages import PRESENT, REFUSED, REPLACED
+from ntt_backup.wire.messages import PRESENT, REFUSED, REPLACED
 
 DIGEST = bytes.fromhex("ab12" + "00" * 30)
 CONTENT = b"x" * 300_000  # More than is compared at once.

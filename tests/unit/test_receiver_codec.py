@@ -21,15 +21,7 @@ from hypothesis import strategies as st
 from ntt_backup.receiver import codec, hashing
 from ntt_backup.upload.strategies.codec import Codec, choose_codec
 from ntt_backup.wire.framing import ProtocolError
-from ntt_backup.wire.write_messages import (
-    BLAKE3,
-    RAW,
-    SHA256,
-    STREAM_WINDOW_LOG,
-    ZLIB,
-    ZSTD,
-    ZSTD_STREAM,
-)
+from ntt_backup.wire.messages import BLAKE3, RAW, SHA256, STREAM_WINDOW_LOG, ZLIB, ZSTD, ZSTD_STREAM
 
 
 def compress(name: int, raw: bytes) -> bytes:

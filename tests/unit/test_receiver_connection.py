@@ -11,7 +11,7 @@ import pytest
 from ntt_backup.receiver import connection
 from ntt_backup.receiver.connection import Connection
 from ntt_backup.receiver.workspace import Refusal
-from ntt_backup.wire import framing
+from ntt_backup.wire import messages
 
 # More than a pipe holds.
 WORDS = bytes(range(256)) * 1024
@@ -189,7 +189,7 @@ def test_life_is_shown_by_who_works_and_to_who_listens(
         return line.take().strip(b"~")
 
     assert wait(working=False) == b""
-    assert wait(working=True) == framing.frame(framing.BUSY)
+    assert wait(working=True) == messages.BUSY.frame()
     fill(line)
     line.connection.say(b"answer")
     assert wait(working=True) == b""
@@ -200,13 +200,13 @@ def test_what_comes_is_heard_where_it_is_listened_to(line: Line) -> None:
     made = Connection(line.reading, line.writing, 0.0)
     assert not made.ended
     assert not made.read()
-    os.write(line.client_out, framing.frame(framing.PING, bytes(8)))
+    os.write(line.client_out, messages.PING.frame(bytes(8)))
     made.wait(reading=True, working=False)
     with pytest.raises(Refusal):
         made.wait(reading=False, working=False)
     assert made.read()
     found = made.next()
     assert found is not None
-    assert (found[0], bytes(found[1])) == (framing.PING, bytes(8))
+    assert (found[0], bytes(found[1])) == (messages.PING, bytes(8))
     assert (made.waiting, made.ended) == (0, False)
     made.close()

@@ -16,7 +16,7 @@ from ntt_backup.receiver.read_session import ReadSession
 from ntt_backup.receiver.terms import ALLOWED, Terms
 from ntt_backup.receiver.workspace import Refusal, Workspace
 from ntt_backup.receiver.write_workspace import WriteWorkspace
-from ntt_backup.wire import framing, read_messages, write_messages
+from ntt_backup.wire import messages
 from tests.helpers.receivers import PLACE, Frames, ScriptedSession, commit, digest_of, put
 
 
@@ -77,7 +77,7 @@ def test_a_session_that_reads_needs_blake3_to_verify_and_drops_its_answer(tmp_pa
     terms = Terms(None, frozenset(ALLOWED), 60.0, {}, {})
     session = ReadSession(workspace, terms, cast(Any, SimpleNamespace(wake=-1)))
     with pytest.raises(Refusal, match="there is no BLAKE3"):
-        session.handlers()[framing.VERIFY](memoryview(b""))
+        session.handlers()[messages.VERIFY](memoryview(b""))
     dropped: list[int] = []
 
     def frames() -> Iterator[bytes]:
@@ -114,7 +114,7 @@ def test_the_program_gets_some_blobs_at_a_time(
     program = cast(Any, SimpleNamespace(digests=digests))
     job = HashJob(workspace, [*map(digest_of, contents)], None, program, wake)
     *_, answer = job.frames()
-    assert answer == read_messages.verdicts(read_messages.Verdicts(5, 5, 5, []))
+    assert answer == messages.VERDICTS.frame(*messages.Verdicts(5, 5, 5, []))
     assert counts == [2, 2, 1]
     workspace.leave()
     os.close(told)
@@ -122,15 +122,15 @@ def test_the_program_gets_some_blobs_at_a_time(
 
 
 CONTENT = b"content"
-BATCH = write_messages.batch(1, 9, 99)
-LARGE = write_messages.large(digest_of(CONTENT), len(CONTENT), 0)
-UNCHECKED = write_messages.end(write_messages.COMPLETE, b"")
+BATCH = messages.BATCH.frame(1, 9, 99)
+LARGE = messages.LARGE.frame(digest_of(CONTENT), len(CONTENT), 0)
+UNCHECKED = messages.END.frame(messages.COMPLETE, b"")
 
 
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        (lambda one: [BATCH, write_messages.batch(2, 9, 99)], "a BATCH within a batch"),
+        (lambda one: [BATCH, messages.BATCH.frame(2, 9, 99)], "a BATCH within a batch"),
         (lambda one: [one.pack([CONTENT])], "a PACK outside a batch"),
         (lambda one: [LARGE], "a LARGE outside a batch"),
         (lambda one: [BATCH, *one.pieces(CONTENT)], "a DATA outside a large blob"),

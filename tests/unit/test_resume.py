@@ -13,7 +13,7 @@ import pytest
 from ntt_backup.blobdir.partial import PARTIAL
 from ntt_backup.receiver import large_blob, write_session
 from ntt_backup.receiver.large_blob import ResumeOffers
-from ntt_backup.wire import framing, write_messages
+from ntt_backup.wire import framing, messages
 from tests.helpers.receivers import ScriptedSession, commit, digest_of, place_of
 
 PREFIX, REST = b"what was there, ", b"and the rest"
@@ -44,12 +44,12 @@ def test_the_blob_is_whole_whether_or_not_the_client_takes_the_offer(
     leave(tmp_path / ".ntt-incoming", PREFIX + b"what was not synced", len(PREFIX))
     client = ScriptedSession(tmp_path)
     client.say(
-        write_messages.batch(1, 1, SIZE),
-        write_messages.ask_offset(DIGEST, SIZE),
+        messages.BATCH.frame(1, 1, SIZE),
+        messages.ASK_OFFSET.frame(DIGEST, SIZE),
         client.large(PREFIX + REST, offset),
         commit(1),
     )
-    assert write_messages.offset(len(PREFIX), hashlib.sha256(DIGEST + PREFIX).digest()) in [
+    assert messages.OFFSET.frame(len(PREFIX), hashlib.sha256(DIGEST + PREFIX).digest()) in [
         framing.frame(*answer) for answer in client.answers
     ]
     assert [receipt.stored for receipt in client.receipts()] == [1]

@@ -25,8 +25,9 @@ from ntt_backup.upload.strategies.session import Rejection
 from ntt_backup.upload.strategies.stream import StreamSession, open_stream
 from ntt_backup.upload.strategies.stream_probe import StreamProbe
 from ntt_backup.upload.strategies.tar_probe import TarProbe
-from ntt_backup.wire import framing, write_messages
-from ntt_backup.wire.framing import (
+from ntt_backup.wire import framing, messages
+from ntt_backup.wire.framing import PACK_BYTES
+from ntt_backup.wire.messages import (
     ABORT,
     ASK_OFFSET,
     BATCH,
@@ -37,10 +38,9 @@ from ntt_backup.wire.framing import (
     HELLO,
     LARGE,
     PACK,
-    PACK_BYTES,
     PLACE,
+    Exceptional,
 )
-from ntt_backup.wire.write_messages import Exceptional
 from tests.helpers.blobs import noise
 from tests.unit.far_side import FarSide, far_side, spec
 
@@ -87,8 +87,8 @@ def received(session: StreamSession) -> Receipt:
 
 def packs(far: FarSide) -> list[list[int]]:
     """The sizes of the blobs in each PACK."""
-    parts = [write_messages.read_part(memoryview(one), 1 << 30)[2] for one in far.of(PACK)]
-    return [list(write_messages.read_table(raw)[1]) for raw in parts]
+    parts = [messages.PACK.read(memoryview(one))[2] for one in far.of(PACK)]
+    return [list(messages.read_table(raw)[1]) for raw in parts]
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_a_batch_says_how_much_may_follow(far_side: FarSide, source: Source) -> 
     unknown = Batch("unknown", (source.put(b"four"), Blob(known.blobs[0].blobid, None)))
     for batch in (known, unknown):
         session.put(batch)
-    said = [write_messages.read_batch(one) for one in far_side.of(BATCH)]
+    said = [messages.BATCH.read(one) for one in far_side.of(BATCH)]
     assert said == [(1, 2, 8), (2, 2, framing.MAX_BLOB)]
     one, two = session.collect(1.0)
     assert isinstance(one, Receipt)
@@ -161,11 +161,11 @@ def test_a_large_blob_goes_in_pieces_after_what_was_gathered(
     session.put(batch)
 
     assert far_side.kinds == [HELLO, BATCH, PACK, LARGE, DATA, DATA, END, PACK, COMMIT]
-    (large,) = map(write_messages.read_large, far_side.of(LARGE))
+    (large,) = map(messages.LARGE.read, far_side.of(LARGE))
     assert (large.size, large.offset) == (PACK_BYTES + 1, 0)
-    lengths = [write_messages.read_part(memoryview(one), MIB)[1] for one in far_side.of(DATA)]
+    lengths = [messages.DATA.read(memoryview(one))[1] for one in far_side.of(DATA)]
     assert lengths == [MIB, 1]
-    assert far_side.of(END) == [bytes([write_messages.COMPLETE])]
+    assert far_side.of(END) == [bytes([messages.COMPLETE])]
     assert received(session).stored == batch.blobs
 
 
@@ -188,7 +188,7 @@ def test_a_large_blob_that_is_not_its_names_is_withdrawn(
     far_side.answer = answers
     session.put(batch)
 
-    assert far_side.of(END) == [bytes([write_messages.WITHDRAWN])]
+    assert far_side.of(END) == [bytes([messages.WITHDRAWN])]
     told = received(session)
     assert told.stored == batch.blobs[1:]
     assert [(one.blobid, one.reason) for one in told.failed] == [
@@ -224,7 +224,7 @@ def test_a_large_blob_that_cannot_be_opened_withdraws_none_before_it(
 
     monkeypatch.setattr(Reader, "open", refuse)
     session.put(batch)
-    assert (far_side.kinds.count(LARGE), far_side.kinds.count(framing.END)) == (1, 1)
+    assert (far_side.kinds.count(LARGE), far_side.kinds.count(messages.END)) == (1, 1)
     told = received(session)
     assert told.stored == (batch.blobs[1 - broken],)
     assert [one.blobid for one in told.failed] == [batch.blobs[broken].blobid]
@@ -235,15 +235,15 @@ def settles(*exceptions: Exceptional, stored: int, **changes: Any) -> Callable[[
 
     def said(far: FarSide) -> bytes:
         number = changes.get("number", 1)
-        hashed = changes.get("hash", write_messages.BLAKE3)
-        return write_messages.receipt(
-            write_messages.Receipt(number, write_messages.SETTLED, hashed, stored, exceptions)
+        hashed = changes.get("hash", messages.BLAKE3)
+        return messages.RECEIPT.frame(
+            *messages.Receipt(number, messages.SETTLED, hashed, stored, exceptions)
         )
 
     return said
 
 
-PRESENT, WITHDREW = write_messages.PRESENT, write_messages.WITHDREW
+PRESENT, WITHDREW = messages.PRESENT, messages.WITHDREW
 
 
 @pytest.mark.parametrize(
@@ -253,15 +253,15 @@ PRESENT, WITHDREW = write_messages.PRESENT, write_messages.WITHDREW
         settles(stored=3),
         settles(stored=2, number=2),
         settles(stored=2, number=0),
-        settles(stored=2, hash=write_messages.SHA256),
+        settles(stored=2, hash=messages.SHA256),
         settles(Exceptional(2, PRESENT, ""), stored=1),
         settles(Exceptional(0, PRESENT, ""), stored=2),
         settles(Exceptional(0, PRESENT, ""), Exceptional(0, PRESENT, ""), stored=1),
         settles(Exceptional(0, PRESENT, ""), Exceptional(0, PRESENT, ""), stored=0),
         settles(Exceptional(0, WITHDREW, ""), stored=1),
-        lambda far: write_messages.numbered(framing.ABORTED, 1),
-        lambda far: write_messages.numbered(framing.ABORTED, 2),
-        lambda far: framing.frame(framing.READY, b"{}"),
+        lambda far: messages.ABORTED.frame(1),
+        lambda far: messages.ABORTED.frame(2),
+        lambda far: framing.frame(messages.READY, b"{}"),
         lambda far: settles(stored=2)(far) * 2,
     ],
 )
@@ -303,7 +303,7 @@ def test_a_receipt_out_of_turn_ends_the_session(far_side: FarSide, source: Sourc
     assert [one.name for one in session.in_flight] == ["a", "b"]
 
 
-@pytest.mark.parametrize("verdict", [PRESENT, write_messages.REPLACED])
+@pytest.mark.parametrize("verdict", [PRESENT, messages.REPLACED])
 def test_what_is_there_already_or_replaced_is_stored(
     far_side: FarSide, source: Source, verdict: int
 ) -> None:
@@ -341,7 +341,7 @@ def test_what_is_refused_fails_with_the_words_of_the_remote(
     far_side: FarSide, source: Source
 ) -> None:
     session = opened(source)
-    refused = write_messages.REFUSED
+    refused = messages.REFUSED
     told = settles(Exceptional(0, refused, "why"), Exceptional(2, refused, ""), stored=1)
     far_side.answer = lambda kind, _: told(far_side) if kind == COMMIT else b""
     batch = source.batch("b", b"one", b"two", b"three")
@@ -354,13 +354,13 @@ def test_what_is_refused_fails_with_the_words_of_the_remote(
     ]
 
 
-@pytest.mark.parametrize("outcome", [write_messages.SETTLED, write_messages.FAILED])
+@pytest.mark.parametrize("outcome", [messages.SETTLED, messages.FAILED])
 def test_a_batch_that_went_wrong_is_rejected_and_the_session_goes_on(
     far_side: FarSide, source: Source, outcome: int
 ) -> None:
     session = opened(source)
-    settled = outcome == write_messages.SETTLED
-    verdict = write_messages.MISMATCH if settled else write_messages.REFUSED
+    settled = outcome == messages.SETTLED
+    verdict = messages.MISMATCH if settled else messages.REFUSED
     one = Exceptional(0, verdict, "ENOSPC: bad")
 
     def fails(kind: int, payload: bytes) -> bytes:
@@ -383,7 +383,7 @@ def test_a_batch_that_went_wrong_is_rejected_and_the_session_goes_on(
 
 def test_a_batch_that_fails_while_it_is_sent_ends_there(far_side: FarSide, source: Source) -> None:
     session = opened(source)
-    one = Exceptional(0, write_messages.REFUSED, "ENOSPC: full")
+    one = Exceptional(0, messages.REFUSED, "ENOSPC: full")
     # It answers no ABORT of a batch that has failed.
     far_side.answer = lambda kind, _: (
         far_side.receipt(1, 0, one, outcome=1) if kind == PACK else b""
@@ -405,7 +405,7 @@ def test_a_batch_that_fails_while_it_is_sent_ends_there(far_side: FarSide, sourc
 
 def test_a_large_blob_ends_where_its_batch_has_failed(far_side: FarSide, source: Source) -> None:
     session = opened(source)
-    one = Exceptional(0, write_messages.REFUSED, "ENOSPC: full")
+    one = Exceptional(0, messages.REFUSED, "ENOSPC: full")
     far_side.answer = lambda kind, _: (
         far_side.receipt(1, 0, one, outcome=1) if kind == DATA else b""
     )
@@ -425,9 +425,9 @@ def test_a_large_blob_ends_where_its_batch_has_failed(far_side: FarSide, source:
 @pytest.mark.parametrize(
     ("verdict", "outcome", "anew"),
     [
-        (write_messages.PRESENT, write_messages.SETTLED, False),
-        (write_messages.MISMATCH, write_messages.SETTLED, True),
-        (write_messages.REFUSED, write_messages.FAILED, True),
+        (messages.PRESENT, messages.SETTLED, False),
+        (messages.MISMATCH, messages.SETTLED, True),
+        (messages.REFUSED, messages.FAILED, True),
     ],
 )
 def test_nothing_refers_to_what_was_altered_or_dropped(
@@ -440,14 +440,14 @@ def test_nothing_refers_to_what_was_altered_or_dropped(
     def answers(kind: int, payload: bytes) -> bytes:
         if kind != COMMIT:
             return b""
-        number = write_messages.read_number(payload)
+        number = messages.COMMIT.read(payload)
         return far_side.receipt(number, 1 - outcome, told, outcome=outcome)
 
     far_side.answer = answers
     for name in "ab":
         session.put(source.batch(name, name.encode() * 2000, b"x"))
         session.collect(1.0)
-    _, packed = (write_messages.read_part(memoryview(one), MIB)[2] for one in far_side.of(PACK))
+    _, packed = (messages.PACK.read(memoryview(one))[2] for one in far_side.of(PACK))
     with nullcontext() if anew else pytest.raises(zstandard.ZstdError):
         assert b"b" * 2000 in zstandard.ZstdDecompressor().decompressobj().decompress(packed)
 
@@ -497,7 +497,7 @@ def test_content_is_counted_as_it_is_sent_and_corrected_by_the_answer(
 
 @pytest.fixture
 def resumable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write_messages, "RESUMABLE", 3 * MIB)
+    monkeypatch.setattr(messages, "RESUMABLE", 3 * MIB)
 
 
 @pytest.mark.parametrize("offset", [0, 1, MIB, 3 * MIB, 3 * MIB + 1, 3 * MIB + 2, 1 << 50])
@@ -511,7 +511,7 @@ def test_a_large_blob_goes_on_after_what_is_there_and_the_same(
 
     def answers(kind: int, payload: bytes) -> bytes:
         if kind == ASK_OFFSET:
-            return write_messages.offset(offset, there)
+            return messages.OFFSET.frame(offset, there)
         return far_side.stores(kind, payload)
 
     far_side.answer = answers
@@ -521,11 +521,11 @@ def test_a_large_blob_goes_on_after_what_is_there_and_the_same(
     session.put(batch)
 
     pings = {bytes(8)} if 0 < offset <= len(content) else set()
-    assert {*far_side.of(framing.PING)} == pings
+    assert {*far_side.of(messages.PING)} == pings
     at = offset if same and offset <= len(content) else 0
-    (large,) = map(write_messages.read_large, far_side.of(LARGE))
+    (large,) = map(messages.LARGE.read, far_side.of(LARGE))
     assert large.offset == at
-    lengths = [write_messages.read_part(memoryview(one), MIB)[1] for one in far_side.of(DATA)]
+    lengths = [messages.DATA.read(memoryview(one))[1] for one in far_side.of(DATA)]
     assert sum(lengths) == len(content) - at
     assert far_side.kinds[:4] == [HELLO, BATCH, PACK, ASK_OFFSET]
     assert received(session).stored == batch.blobs
@@ -584,7 +584,7 @@ def test_a_trial_is_called_back_batch_by_batch(far_side: FarSide, source: Source
 def test_a_trial_that_fails_on_the_remote_raises_its_words(
     far_side: FarSide, source: Source
 ) -> None:
-    one = Exceptional(0, write_messages.REFUSED, "ENOSPC: No space left on device")
+    one = Exceptional(0, messages.REFUSED, "ENOSPC: No space left on device")
     session = opened(source)
 
     def fails(kind: int, payload: bytes) -> bytes:
@@ -642,7 +642,7 @@ def test_a_probe_hands_over_the_connection_that_still_lives(far_side: FarSide) -
     [({"free_inodes": 0}, 0), ({"free_inodes": -1}, None), ({"free_inodes": "x"}, None), ({}, 7)],
 )
 def test_a_probe_tells_how_many_files_fit(
-    far_side: FarSide, said: dict[str, write_messages.Field], inodes: int | None
+    far_side: FarSide, said: dict[str, messages.Field], inodes: int | None
 ) -> None:
     far_side.ready.update(said)
     assert StreamProbe(spec()).facts().free_inodes == inodes
@@ -670,7 +670,7 @@ def test_a_probe_tells_what_checks_content(
 
 @pytest.mark.parametrize(("placed", "free"), [(0, "many"), (1, 5), ("yes", 0)])
 def test_a_probe_takes_only_numbers_for_numbers(
-    far_side: FarSide, placed: write_messages.Field, free: write_messages.Field
+    far_side: FarSide, placed: messages.Field, free: messages.Field
 ) -> None:
     far_side.ready.update(placed=placed, free_bytes=free)
     facts = StreamProbe(spec()).facts()

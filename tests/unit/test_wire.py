@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ntt_backup.wire import file_messages, framing, write_messages
+from ntt_backup.wire import framing, messages
 from ntt_backup.wire.framing import Inbox, ProtocolError
+from ntt_backup.wire.messages import Exceptional, Receipt
 from ntt_backup.wire.stored_names import DUMPS, SNAPSHOTS
-from ntt_backup.wire.write_messages import Exceptional, Receipt
 from tests.helpers.receivers import PROJECT
 
 U32 = st.integers(0, 2**32 - 1)
@@ -22,33 +22,30 @@ DIGEST = st.binary(min_size=32, max_size=32)
 EXCEPTIONS = st.builds(
     Exceptional,
     U32,
-    st.integers(write_messages.PRESENT, write_messages.WITHDREW),
+    st.integers(messages.PRESENT, messages.WITHDREW),
     st.text(max_size=400),
 )
 READERS = [
-    write_messages.read_fields,
-    write_messages.read_receipt,
-    write_messages.read_error,
-    lambda data: write_messages.read_table(memoryview(data)),
-    lambda data: (
-        write_messages.read_part(memoryview(data), framing.MAX_RAW) if len(data) >= 5 else None
-    ),
-    lambda data: write_messages.read_end(data) if data else None,
+    messages.READY.read,
+    messages.RECEIPT.read,
+    messages.ERROR.read,
+    lambda data: messages.read_table(memoryview(data)),
+    lambda data: messages.PACK.read(data) if len(data) >= 5 else None,
+    lambda data: messages.DATA.read(data) if len(data) >= 5 else None,
+    lambda data: messages.END.read(data) if data else None,
     *(
-        partial(read, area)
+        partial(read, area=area)
         for area in (DUMPS, SNAPSHOTS)
         for read in (
-            file_messages.read_below,
-            file_messages.read_name,
-            file_messages.read_removing,
-            lambda area, data: list(file_messages.read_names(area, data)),
-            lambda area, data: (
-                file_messages.read_reading(area, memoryview(data)) if len(data) >= 17 else None
-            ),
+            lambda data, area: messages.FILES.read(data, area),
+            lambda data, area: messages.PUBLISH.read(data, area) if data else None,
+            lambda data, area: messages.REMOVE.read(data, area),
+            lambda data, area: list(messages.FILE_NAMES.read(data, area)),
+            lambda data, area: messages.READ.read(data, area) if len(data) >= 16 else None,
         )
     ),
-    lambda data: file_messages.read_slot(memoryview(data)) if data else None,
-    lambda data: file_messages.read_said(data) if data else None,
+    lambda data: messages.FILE_DATA.read(data) if data else None,
+    lambda data: messages.FILE_SAID.read(data) if data else None,
 ]
 
 
@@ -58,9 +55,7 @@ def payload(frame: bytes) -> bytes:
 
 @given(st.dictionaries(st.text(), st.text() | st.integers(-(10**17), 10**18), max_size=8))
 def test_fields_come_back_as_they_went(values: dict[str, str | int]) -> None:
-    assert (
-        write_messages.read_fields(payload(write_messages.fields(framing.HELLO, values))) == values
-    )
+    assert messages.READY.read(payload(messages.HELLO.frame(values))) == values
 
 
 NOT_FLAT = [
@@ -72,15 +67,15 @@ NOT_FLAT = [
 @pytest.mark.parametrize("text", NOT_FLAT)
 def test_fields_that_are_not_flat_are_refused(text: str) -> None:
     with pytest.raises(ProtocolError):
-        write_messages.read_fields(text.encode("latin-1"))
+        messages.READY.read(text.encode("latin-1"))
 
 
 @given(st.lists(st.binary(max_size=50), min_size=1, max_size=20))
 def test_a_packs_table_comes_back_as_it_went(contents: list[bytes]) -> None:
     digests = [bytes([index]) * 32 for index in range(len(contents))]
-    raw = write_messages.table(digests, [len(content) for content in contents]) + b"".join(contents)
+    raw = messages.table(digests, [len(content) for content in contents]) + b"".join(contents)
 
-    joined, sizes, begin = write_messages.read_table(memoryview(raw))
+    joined, sizes, begin = messages.read_table(memoryview(raw))
 
     assert joined == b"".join(digests)
     assert list(sizes) == [len(content) for content in contents]
@@ -89,15 +84,15 @@ def test_a_packs_table_comes_back_as_it_went(contents: list[bytes]) -> None:
 
 @given(
     U32,
-    st.sampled_from([write_messages.SETTLED, write_messages.FAILED]),
+    st.sampled_from([messages.SETTLED, messages.FAILED]),
     st.lists(EXCEPTIONS, max_size=20),
 )
 def test_a_receipt_comes_back_with_its_texts_on_one_line(
     number: int, outcome: int, exceptions: list[Exceptional]
 ) -> None:
-    sent = Receipt(number, outcome, write_messages.BLAKE3, 17, exceptions)
+    sent = Receipt(number, outcome, messages.BLAKE3, 17, exceptions)
 
-    found = write_messages.read_receipt(payload(write_messages.receipt(sent)))
+    found = messages.RECEIPT.read(payload(messages.RECEIPT.frame(*sent)))
 
     assert found[:4] == sent[:4]
     assert [e[:2] for e in found.exceptions] == [e[:2] for e in exceptions]
@@ -108,22 +103,20 @@ def test_a_receipt_comes_back_with_its_texts_on_one_line(
 
 def test_the_largest_receipt_fits_its_frame() -> None:
     text = "x" * 301
-    exceptions = [Exceptional(at, write_messages.REFUSED, text) for at in range(framing.MAX_BLOBS)]
+    exceptions = [Exceptional(at, messages.REFUSED, text) for at in range(framing.MAX_BLOBS)]
 
     data = payload(
-        write_messages.receipt(
-            Receipt(1, write_messages.SETTLED, write_messages.SHA256, 0, exceptions)
-        )
+        messages.RECEIPT.frame(*Receipt(1, messages.SETTLED, messages.SHA256, 0, exceptions))
     )
 
     assert len(data) <= framing.MAX_PAYLOAD
-    assert len(write_messages.read_receipt(data).exceptions) == framing.MAX_BLOBS
+    assert len(messages.RECEIPT.read(data).exceptions) == framing.MAX_BLOBS
 
 
 @given(DIGEST, st.integers(0, framing.MAX_BLOB), st.data())
 def test_a_large_blobs_head_comes_back(digest: bytes, size: int, data: st.DataObject) -> None:
     offset = data.draw(st.integers(0, size))
-    assert write_messages.read_large(payload(write_messages.large(digest, size, offset))) == (
+    assert messages.LARGE.read(payload(messages.LARGE.frame(digest, size, offset))) == (
         digest,
         size,
         offset,
@@ -131,8 +124,8 @@ def test_a_large_blobs_head_comes_back(digest: bytes, size: int, data: st.DataOb
 
 
 def test_an_errors_control_characters_are_not_shown() -> None:
-    frame = framing.frame(framing.ERROR, b"storage\0a\x1b[2Jb\xff")
-    assert write_messages.read_error(payload(frame)) == ("storage", "a?[2Jb\\xff")
+    frame = framing.frame(messages.ERROR, b"storage\0a\x1b[2Jb\xff")
+    assert messages.ERROR.read(payload(frame)) == ("storage", "a?[2Jb\\xff")
 
 
 @given(st.sampled_from(READERS), st.binary(max_size=200))
@@ -143,7 +136,7 @@ def test_any_bytes_are_a_value_or_a_protocol_error(reader: Any, data: bytes) -> 
         pass
     except struct.error:
         # Shorter than any length that the inbox lets through.
-        assert len(data) < write_messages.TO_CLIENT[framing.RECEIPT][0]
+        assert len(data) < messages.to_client(messages.WRITING)[messages.RECEIPT][0]
 
 
 # --- the inbox
@@ -151,12 +144,12 @@ def test_any_bytes_are_a_value_or_a_protocol_error(reader: Any, data: bytes) -> 
 FRAMES = st.lists(
     st.one_of(
         st.builds(
-            lambda data: framing.frame(framing.PING, data),
+            lambda data: framing.frame(messages.PING, data),
             st.binary(min_size=8, max_size=8),
         ),
-        st.builds(write_messages.numbered, st.just(framing.COMMIT), U32),
+        st.builds(messages.COMMIT.frame, U32),
         st.builds(
-            lambda size: framing.frame(framing.PACK, bytes(size)),
+            lambda size: framing.frame(messages.PACK, bytes(size)),
             st.integers(9, 3 * 2**20),
         ),
     ),
@@ -166,7 +159,7 @@ FRAMES = st.lists(
 
 @given(FRAMES, st.lists(st.integers(1, 2**20), min_size=1, max_size=20))
 def test_frames_come_out_whole_however_they_arrive(sent: list[bytes], cuts: list[int]) -> None:
-    inbox = Inbox(write_messages.TO_RECEIVER)
+    inbox = Inbox(messages.to_receiver(messages.WRITING))
     rest = memoryview(b"".join(sent))
     least = len(rest) // 1000  # Megabytes byte by byte take a minute.
     found = []
@@ -194,18 +187,18 @@ def test_frames_come_out_whole_however_they_arrive(sent: list[bytes], cuts: list
         (0, 0),
         (31, 8),
         (255, 0),
-        (framing.READY, 2),
-        (framing.PACK, 2**32 - 1),
-        (framing.PACK, framing.MAX_PAYLOAD + 1),
-        (framing.HELLO, framing.MAX_FIELDS + framing.CRC_BYTES + 1),
-        (framing.PING, 8),
-        (framing.BYE, 0),
-        (framing.BYE, framing.CRC_BYTES + 1),
-        (framing.COMMIT, 0),
+        (messages.READY, 2),
+        (messages.PACK, 2**32 - 1),
+        (messages.PACK, framing.MAX_PAYLOAD + 1),
+        (messages.HELLO, framing.MAX_FIELDS + framing.CRC_BYTES + 1),
+        (messages.PING, 8),
+        (messages.BYE, 0),
+        (messages.BYE, framing.CRC_BYTES + 1),
+        (messages.COMMIT, 0),
     ],
 )
 def test_a_header_that_cannot_be_is_refused_before_its_payload(kind: int, length: int) -> None:
-    inbox = Inbox(write_messages.TO_RECEIVER)
+    inbox = Inbox(messages.to_receiver(messages.WRITING))
     header = framing.head(kind, length)
     inbox.space()[: len(header)] = header
     inbox.filled(len(header))
@@ -217,17 +210,15 @@ def test_a_header_that_cannot_be_is_refused_before_its_payload(kind: int, length
 @pytest.mark.parametrize(
     ("frame", "lengths"),
     [
-        (write_messages.numbered(framing.COMMIT, 7), write_messages.TO_RECEIVER),
-        (write_messages.large(bytes(32), 3, 0), write_messages.TO_RECEIVER),
-        (write_messages.end(write_messages.COMPLETE), write_messages.TO_RECEIVER),
-        (framing.frame(framing.BYE), write_messages.TO_RECEIVER),
+        (messages.COMMIT.frame(7), messages.to_receiver(messages.WRITING)),
+        (messages.LARGE.frame(bytes(32), 3, 0), messages.to_receiver(messages.WRITING)),
+        (messages.END.frame(messages.COMPLETE), messages.to_receiver(messages.WRITING)),
+        (messages.BYE.frame(), messages.to_receiver(messages.WRITING)),
         (
-            write_messages.receipt(
-                Receipt(5, 0, 0, 3, [Exceptional(2, write_messages.REFUSED, "why")])
-            ),
-            write_messages.TO_CLIENT,
+            messages.RECEIPT.frame(*Receipt(5, 0, 0, 3, [Exceptional(2, messages.REFUSED, "why")])),
+            messages.to_client(messages.WRITING),
         ),
-        (write_messages.offset(5, bytes(32)), write_messages.TO_CLIENT),
+        (messages.OFFSET.frame(5, bytes(32)), messages.to_client(messages.WRITING)),
     ],
 )
 def test_a_frame_with_any_one_bit_altered_is_no_frame(
@@ -252,11 +243,11 @@ def test_the_numbers_are_those_of_the_document() -> None:
     text = (PROJECT / "docs" / "protocol.md").read_text()
     rows = dict(re.findall(r"^\| ([A-Z_]+) \| (\d+) \|", text, re.MULTILINE))
     assert len(rows) == 44
-    assert {name: getattr(framing, name) for name in rows} == {
+    assert {name: getattr(messages, name) for name in rows} == {
         name: int(number) for name, number in rows.items()
     }
     assert framing.MAX_PAYLOAD == 8 * 2**20 + 4096
     assert framing.MAX_RAW == 8 * 2**20
     assert framing.PACK_BYTES == framing.MAX_CHUNK == 2**20
     assert (framing.MAX_BLOBS, framing.MAX_TEXT) == (100_000, 300)
-    assert write_messages.MAX_UNSETTLED == 8
+    assert messages.MAX_UNSETTLED == 8

@@ -28,7 +28,7 @@ import zstandard
 from ntt_backup.client.effort import Effort, Sender
 from ntt_backup.errors import Unsupported
 from ntt_backup.wire.framing import PACK_BYTES
-from ntt_backup.wire.write_messages import RAW, STREAM_WINDOW_LOG, ZLIB, ZSTD, ZSTD_STREAM
+from ntt_backup.wire.messages import RAW, STREAM_WINDOW_LOG, ZLIB, ZSTD, ZSTD_STREAM
 
 SAMPLE_BYTES: Final = 32 * 1024
 _SAMPLES: Final = 4

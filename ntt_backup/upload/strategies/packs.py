@@ -11,8 +11,9 @@ from hashlib import sha256
 from typing import Final
 
 from ntt_backup.upload.strategies.codec import MOST_PACK_BYTES, Codec
-from ntt_backup.wire import framing, write_messages
-from ntt_backup.wire.framing import PACK, PACK_BYTES
+from ntt_backup.wire import framing, messages
+from ntt_backup.wire.framing import PACK_BYTES
+from ntt_backup.wire.messages import PACK
 
 # Of empty blobs. Keeps the table small beside MAX_BLOBS.
 _MOST_BLOBS: Final = 8192
@@ -57,7 +58,7 @@ class Packer:
     def pop_frame(self) -> list[bytes | memoryview]:
         """Empties the pack; returns its frame in pieces that hold until the next blob is read."""
         digests = bytes.fromhex("".join(self._blobids))
-        table = memoryview(write_messages.table([digests], self._sizes))
+        table = memoryview(messages.table([digests], self._sizes))
         content = self._buffer[: self.used]
         checksum = b""
         if self._checksum:
@@ -66,7 +67,7 @@ class Packer:
             checksum = summed.digest()
         raw_length = len(table) + len(content)
         number, parts = self._codec.encode([table, content])
-        prefix = write_messages.part_prefix(number, raw_length, checksum)
+        prefix = messages.part_prefix(number, raw_length, checksum)
         length = len(prefix) + sum(map(len, parts))
         self.clear()
         return [framing.head(PACK, length) + prefix, *parts]

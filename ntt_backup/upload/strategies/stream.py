@@ -28,7 +28,7 @@ from ntt_backup.upload.strategies.in_flight import Flight, PipelinedSession
 from ntt_backup.upload.strategies.packs import Packer
 from ntt_backup.upload.strategies.probe import require_time
 from ntt_backup.upload.strategies.session import Rejection
-from ntt_backup.wire import framing, write_messages
+from ntt_backup.wire import framing, messages
 from ntt_backup.wire.framing import ProtocolError
 
 # Only a link within this machine, or to a neighbour, brings an answer back within this time.
@@ -43,7 +43,7 @@ def connect(spec: SessionSpec) -> ReceiverConnection:
 
     Raises Unsupported where the remote lacks the codec that is set.
     """
-    connection = ReceiverConnection(spec, write_messages.TO_CLIENT)
+    connection = ReceiverConnection(spec, messages.to_client(messages.WRITING))
     with connection.checked():
         choose_codec(spec.run.codec, connection.banner.codecs)
     return connection
@@ -82,7 +82,7 @@ class StreamSession(PipelinedSession):
         if effort is not None and self._spec.run.bwlimit is None:
             self._hear(0.0)  # What has come before is no answer.
             heard = self.channel.heard
-            self._send(framing.frame(framing.PING, bytes(8)))
+            self._send(messages.PING.frame(bytes(8)))
             self._hear(_NEAR_SECONDS)
             if self.channel.heard > heard:
                 effort.set_near()
@@ -102,7 +102,7 @@ class StreamSession(PipelinedSession):
         if flight.answered:
             self._call_back(flight)
         else:
-            self._send(write_messages.numbered(framing.COMMIT, flight.number))
+            self._send(messages.COMMIT.frame(flight.number))
             flight.handed_over = time.monotonic()
 
     def close(self) -> None:
@@ -173,7 +173,7 @@ class StreamSession(PipelinedSession):
             blobs = flight.batch.blobs
             known = all(blob.size is not None for blob in blobs)
             most = flight.batch.size if known else framing.MAX_BLOB
-            self._write(flight, write_messages.batch(flight.number, len(blobs), most))
+            self._write(flight, messages.BATCH.frame(flight.number, len(blobs), most))
 
     def _write(self, flight: Flight, *parts: bytes | memoryview, content: int = 0) -> None:
         """Sends a frame, and all of it, whatever is heard of the batch meanwhile."""
@@ -200,40 +200,40 @@ class StreamSession(PipelinedSession):
             pieces = reader.pieces(blob, lambda: self._chunk, hashes, begin=offset)
             # A blob that cannot be opened is not begun.
             first = list(islice(pieces, 1))
-            head = write_messages.large(digest, blob.size or 0, offset)
+            head = messages.LARGE.frame(digest, blob.size or 0, offset)
             self._write(flight, head, content=offset)
             flight.sent.append(blob)
             if flight.answered:
                 return
             for piece in chain(first, pieces):
                 number, parts = self._codec.encode([piece])
-                prefix = write_messages.part_prefix(number, len(piece))
+                prefix = messages.part_prefix(number, len(piece))
                 length = len(prefix) + sum(map(len, parts))
-                head = framing.head(framing.DATA, length) + prefix
+                head = framing.head(messages.DATA, length) + prefix
                 self._write_coded(flight, head, *parts, content=len(piece))
                 if flight.answered:
                     return
         except BadSourceBlob as error:
             self._withdraw(flight, blob, error.failure)
         else:
-            self._write(flight, write_messages.end(write_messages.COMPLETE, hashes.checksum))
+            self._write(flight, messages.END.frame(messages.COMPLETE, hashes.checksum))
 
     def _withdraw(self, flight: Flight, blob: Blob, failure: Failure) -> None:
         flight.failed.append(failure)
         if flight.sent and flight.sent[-1] is blob:
             flight.withdrawn.add(blob.blobid)
-            self._write(flight, write_messages.end(write_messages.WITHDRAWN))
+            self._write(flight, messages.END.frame(messages.WITHDRAWN))
 
     def _resume(self, reader: Reader, flight: Flight, blob: Blob, hashes: PieceHashes) -> int:
         """Returns the offset from which to send a blob that may have been sent in part before. Adds
         all before the offset to the hashes. Raises BadSourceBlob.
         """
         size = blob.size or 0
-        if size <= write_messages.RESUMABLE:
+        if size <= messages.RESUMABLE:
             return 0
         self._begin_batch(flight)
         self._offset = None
-        self._write(flight, write_messages.ask_offset(bytes.fromhex(blob.blobid), size))
+        self._write(flight, messages.ASK_OFFSET.frame(bytes.fromhex(blob.blobid), size))
         self._await(lambda: self._offset is not None or flight.answered, flight, size)
         offset, remote_hash = self._offset or (0, b"")
         if not 0 < offset <= size:
@@ -242,7 +242,7 @@ class StreamSession(PipelinedSession):
             self._spec.on_bytes(0)
             # A disk may read for longer than the remote waits for a client that says nothing.
             if self.channel.quiet:
-                self._send(framing.frame(framing.PING, bytes(8)))
+                self._send(messages.PING.frame(bytes(8)))
         if hashes.so_far() == remote_hash:
             return offset
         hashes.restart()
@@ -256,7 +256,7 @@ class StreamSession(PipelinedSession):
         self._correct_content(flight, 0)
         if flight.begun:
             flight.aborted = not flight.answered
-            self._send(write_messages.numbered(framing.ABORT, flight.number))
+            self._send(messages.ABORT.frame(flight.number))
             flight.handed_over = time.monotonic()
         else:
             self._flights.remove(flight)
@@ -269,15 +269,15 @@ class StreamSession(PipelinedSession):
                 self._answer(kind, payload)
 
     def _answer(self, kind: int, payload: memoryview) -> None:
-        if kind == framing.RECEIPT:
-            self._receipt(write_messages.read_receipt(payload))
-        elif kind == framing.ABORTED:
-            flight = self._flight(write_messages.read_number(payload))
+        if kind == messages.RECEIPT:
+            self._receipt(messages.RECEIPT.read(payload))
+        elif kind == messages.ABORTED:
+            flight = self._flight(messages.ABORTED.read(payload))
             if not flight.aborted:
                 raise ProtocolError(f"ABORTED {flight.number}")
             self._flights.remove(flight)
-        elif kind == framing.OFFSET:
-            self._offset = write_messages.read_offset(payload)
+        elif kind == messages.OFFSET:
+            self._offset = messages.OFFSET.read(payload)
         else:
             raise ProtocolError(f"a frame of type {kind} out of order")
 
@@ -287,14 +287,14 @@ class StreamSession(PipelinedSession):
                 return flight
         raise ProtocolError(f"an answer for batch {number}")
 
-    def _receipt(self, said: write_messages.Receipt) -> None:
+    def _receipt(self, said: messages.Receipt) -> None:
         flight = self._flight(said.number)
-        settled = said.outcome == write_messages.SETTLED
+        settled = said.outcome == messages.SETTLED
         if settled and not flight.aborted and not self._fits(flight, said):
             raise ProtocolError(f"a receipt that does not fit batch {said.number}")
         self._flights.remove(flight)
         flight.answered = True
-        if not settled or any(one.verdict == write_messages.MISMATCH for one in said.exceptions):
+        if not settled or any(one.verdict == messages.MISMATCH for one in said.exceptions):
             self._codec.restart()  # What follows may refer to what was altered on its way.
         if flight.aborted:
             return
@@ -304,7 +304,7 @@ class StreamSession(PipelinedSession):
             text = said.exceptions[0].text if said.exceptions else ""
             self._reject(flight, explain_batch(text or _NO_WORDS))
 
-    def _fits(self, flight: Flight, said: write_messages.Receipt) -> bool:
+    def _fits(self, flight: Flight, said: messages.Receipt) -> bool:
         """Returns whether this may be the receipt of that batch: in turn, of the agreed hash, for
         as many blobs as were sent.
         """
@@ -312,18 +312,18 @@ class StreamSession(PipelinedSession):
         return (
             flight is self._flights[0]
             and flight.handed_over > 0
-            and said.hash == write_messages.HASHES[self._connection.banner.hash]
+            and said.hash == messages.HASHES[self._connection.banner.hash]
             and len(positions) == len(said.exceptions)
             and said.stored + len(positions) == len(flight.sent)
             and all(position < len(flight.sent) for position in positions)
         )
 
-    def _settle(self, flight: Flight, exceptions: Sequence[write_messages.Exceptional]) -> None:
+    def _settle(self, flight: Flight, exceptions: Sequence[messages.Exceptional]) -> None:
         """Makes the receipt of a batch whose blobs are stored, with exceptions."""
         not_stored = set(flight.withdrawn)
         for position, verdict, text in exceptions:
             blob = flight.sent[position]
-            if verdict == write_messages.MISMATCH:
+            if verdict == messages.MISMATCH:
                 error = BatchRejected(
                     "a blob was altered on its way",
                     detail=f"{blob.blobid}: {text}",
@@ -331,11 +331,11 @@ class StreamSession(PipelinedSession):
                 )
                 self._reject(flight, error)
                 return
-            if verdict == write_messages.REFUSED:
+            if verdict == messages.REFUSED:
                 why = text or _NO_WORDS
                 flight.failed.append(Failure(blob.blobid, Reason.REMOTE_REJECTED, why))
                 not_stored.add(blob.blobid)
-            elif verdict == write_messages.WITHDREW and blob.blobid not in flight.withdrawn:
+            elif verdict == messages.WITHDREW and blob.blobid not in flight.withdrawn:
                 raise ProtocolError(f"{blob.blobid} was not withdrawn")
         stored = flight.sent
         if not_stored:

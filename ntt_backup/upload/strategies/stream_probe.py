@@ -15,7 +15,7 @@ from typing import Final
 from ntt_backup.client.connection import ReceiverConnection, SessionSpec
 from ntt_backup.upload.strategies.probe import Facts, described, trial
 from ntt_backup.upload.strategies.stream import StreamSession, connect
-from ntt_backup.wire.write_messages import Field
+from ntt_backup.wire.messages import Field
 
 _NAMES_UNCHECKED: Final = "checks by SHA-256 (no BLAKE3 on the remote)"
 
