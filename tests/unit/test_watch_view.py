@@ -29,6 +29,7 @@ from ntt_backup.report.status import Status
 from tests.helpers import documents
 
 NOW = 1_800_000_000.0
+PAUSED = "Somebody paused it"
 
 
 def a_report(*, paused: bool = False, workers: int = 2) -> DaemonReport:
@@ -102,8 +103,10 @@ def test_a_daemon_is_seen_while_its_catalog_is_away(monkeypatch: pytest.MonkeyPa
     with Watch(stream) as shown:
         seen.look()
         shown.show(status.picture(seen, shown))
+        assert PAUSED not in str(vault.found["vault"].json()["health"])
         seen.look_at_daemons()
         shown.show(status.picture(seen, shown))
+    assert PAUSED in str(vault.found["vault"].json()["health"])
     said = stream.getvalue()
     assert said.count("target vault: error: the catalog is not available") == 2
     assert said.count("remote is unreachable for") == 2

@@ -76,9 +76,15 @@ class Seen:
         self.each.do(look_at)
 
     def look_at_daemons(self) -> None:
-        """Asks each daemon again, and no catalog."""
-        for one in self.each.found.values():
-            one.facts.ask_daemon()
+        """Asks each daemon again, and no catalog. The health is judged again, too."""
+        known = {name: one.facts for name, one in self.each.found.items()}
+
+        def look_at(settings: CatalogConfig) -> Status:
+            found = known[settings.target]
+            found.ask_daemon()
+            return Status(found)
+
+        self.each.do(look_at)
 
 
 def _watch(seen: Seen, interval: float) -> None:
