@@ -138,6 +138,8 @@ class _Coordinator:
                 remote=settings.remote.where,
             )
         )
+        # Whoever asks before the first wait is answered then.
+        self._control.listen()
         try:
             if (preflight := self._preflight()) is not None:
                 self._history.start(preflight.strategy or "", preflight.take_catalog())

@@ -1,15 +1,21 @@
-"""What the coordinator makes of a worker's word: nothing is pending, or a side has answered."""
+"""What the coordinator makes of a word: of a worker's, or of a command's at its start."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ntt_backup.client.throttle import Limit
+from ntt_backup.config import Settings
+from ntt_backup.daemon.control.run_control import RunControl
 from ntt_backup.daemon.coordinator import _Coordinator
 from ntt_backup.daemon.open_outages import OpenOutages
 from ntt_backup.daemon.progress import RunProgress
+from ntt_backup.daemon.side_jobs import SideJobs
+from ntt_backup.daemon.signals import SignalInbox
 from ntt_backup.events import Outage
 from ntt_backup.process.messages import Answered, Drained
 
@@ -47,3 +53,27 @@ def test_all_that_wait_for_a_side_go_on_as_soon_as_it_answers_one_worker(settled
         run._outages.take(away, 0.0)
     run._receive(run._workers[1], [Answered(what="remote", settled=settled)])
     assert woken == ["worker 0", "worker 1", "remote"]
+
+
+def test_a_run_can_be_asked_before_its_first_wait(tmp_path: Path) -> None:
+    """Else a command that comes while the catalog is slow would say that no daemon runs."""
+    settings = Settings(
+        source={"root": tmp_path},
+        remote={"url": "file:///srv/backup"},
+        control={"socket": tmp_path / "a.sock"},
+    )
+    seen: list[bool] = []
+    run: Any = _Coordinator.__new__(_Coordinator)
+    run._settings, run._watch, run._emit = settings, True, lambda *_: None
+    run._workers = SimpleNamespace(limit=Limit(None, 1), kill=lambda: None)
+    run._jobs = SideJobs()
+    run._control = RunControl(
+        settings, "run", run._workers, run._jobs, RunProgress(0.0, 1), SignalInbox(), run._emit
+    )
+    run._preflight = lambda: seen.append((tmp_path / "a.sock").is_socket())
+    run._finish = lambda: 0
+    try:
+        run.go()
+    finally:
+        run._control.close()
+    assert seen == [True]

@@ -66,7 +66,7 @@ class RunControl(Listener):
         """Returns which of the descriptors are ready within so many seconds; serves the socket, and
         makes one again where somebody has removed it.
         """
-        self._listen()
+        self.listen()
         asked = self._socket.fds if self._socket is not None else []
         ready = wait_for(reading=[*fds, *asked], timeout=seconds)
         if self._socket is not None and (len(asked) > 1 or not ready.isdisjoint(asked)):
@@ -122,7 +122,8 @@ class RunControl(Listener):
         if self._socket is not None:
             self._socket.close()
 
-    def _listen(self) -> None:
+    def listen(self) -> None:
+        """Makes the socket, unless it is there or was tried a moment ago."""
         if (now := time.monotonic()) < self._look_at:
             return
         self._look_at = now + _LOOK_SECONDS
