@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import NoReturn, TextIO
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 import click
 
@@ -19,19 +19,16 @@ from ntt_backup.config import RemoteConfig, StoreConfig
 from ntt_backup.config.host_key import Origin
 from ntt_backup.config.sealing import Keyring, SealPolicy, require_sealing
 from ntt_backup.errors import SOME_FAILED, ConfigError
-from ntt_backup.filestore.open import open_store
 from ntt_backup.format import amount, duration, many, printable, size
-from ntt_backup.mount.image import Built, Options
-from ntt_backup.mount.packs_or_snapshot import mount_bucket, mount_packs, mount_version, write_image
-from ntt_backup.objects.cache import cache_of
 from ntt_backup.pack.age import SealedForOthers
 from ntt_backup.pack.format import MAX_ENTRIES, PackError
 from ntt_backup.pack.reader import PackFile
 from ntt_backup.report.lines import time_left
-from ntt_backup.restore.unpack import unpack as unpack_files
-from ntt_backup.snapshot.names import SNAPSHOTS
-from ntt_backup.snapshot.origins import Origins
 from ntt_backup.source.packing import Packed, list_store, pack_blobs
+
+if TYPE_CHECKING:
+    # What mounts takes longer to load than a pack to look into.
+    from ntt_backup.mount.image import Built
 
 _ANOTHER = "name another file, or replace this one by --force"
 
@@ -189,6 +186,8 @@ def unpack(
     that are right are kept. Of a damaged pack, all that can be found and is right is unpacked. Exit
     code 7 when a pack was damaged, or a blob wrong.
     """
+    from ntt_backup.restore.unpack import unpack as unpack_files
+
     with results.progress_line() as line:
         done = unpack_files(
             files,
@@ -251,6 +250,9 @@ def mount(
     Of a snapshot a file is shown as DIR/PATH, without unpacking anything. FUSE is needed, and root
     is not; fusermount3 -u DIR ends it, too.
     """
+    from ntt_backup.mount.image import Options
+    from ntt_backup.mount.packs_or_snapshot import mount_packs
+
     if version is not None and (packs is not None or prefix):
         raise click.UsageError("--snapshot goes with neither --packs nor --prefix")
     where = (scratch or Path(os.environ.get("TMPDIR") or "/var/tmp")).absolute()  # noqa: S108
@@ -277,6 +279,8 @@ def _built_so_far(built: Built, began: float) -> str:
 
 def _mount_bucket(common: Common) -> Callable[..., Built]:
     """Returns what mounts the target's bucket. Raises ConfigError."""
+    from ntt_backup.mount.packs_or_snapshot import mount_bucket
+    from ntt_backup.objects.cache import cache_of
     from ntt_backup.objects.s3 import open_bucket
 
     settings = common.load(RemoteConfig)
@@ -291,6 +295,11 @@ def _mount_bucket(common: Common) -> Callable[..., Built]:
 
 
 def _mount_version(common: Common, wanted: str, directory: Path, scratch: Path) -> NoReturn:
+    from ntt_backup.filestore.open import open_store
+    from ntt_backup.mount.packs_or_snapshot import mount_version
+    from ntt_backup.snapshot.names import SNAPSHOTS
+    from ntt_backup.snapshot.origins import Origins
+
     settings = common.load(RemoteConfig)
     began = time.monotonic()
     origins = Origins.of(settings)
@@ -312,6 +321,9 @@ def _mount_version(common: Common, wanted: str, directory: Path, scratch: Path) 
 
 
 def _write_image(packs: Path, image: Path, prefix: str, *, replace: bool) -> NoReturn:
+    from ntt_backup.mount.image import Options
+    from ntt_backup.mount.packs_or_snapshot import write_image
+
     began = time.monotonic()
     with writing(image, _ANOTHER), results.progress_line() as line:
         ways = Options(image.absolute().parent, prefix, results.FirstLines(line, "left out ").say)

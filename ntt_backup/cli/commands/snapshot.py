@@ -12,7 +12,7 @@ from contextlib import closing
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -32,18 +32,9 @@ from ntt_backup.report.lines import ProgressLine, pace
 from ntt_backup.snapshot.diff import Difference, Kind, differences
 from ntt_backup.snapshot.forget import plan_of
 from ntt_backup.snapshot.format.entry import DIRECTORY, FIFO, FILE, HARD_LINK, SYMLINK, Entry
-from ntt_backup.snapshot.job import set_lock, take_version
 from ntt_backup.snapshot.names import SNAPSHOTS, SnapshotDamaged, require_set
 from ntt_backup.snapshot.origins import Origins
-from ntt_backup.snapshot.restore.landlock import confine
-from ntt_backup.snapshot.restore.plan import Options
-from ntt_backup.snapshot.restore.version import Restored
-from ntt_backup.snapshot.restore.version import restore as restore_version
 from ntt_backup.snapshot.retention import Plan
-from ntt_backup.snapshot.take.new_version import Report, Taken
-from ntt_backup.snapshot.take.sets import find_set
-from ntt_backup.snapshot.verify import Findings, Question
-from ntt_backup.snapshot.verify import verify as verify_versions
 from ntt_backup.snapshot.versions import (
     Facts,
     Version,
@@ -54,6 +45,12 @@ from ntt_backup.snapshot.versions import (
     versions,
 )
 from ntt_backup.wire.stored_names import begun
+
+if TYPE_CHECKING:
+    # What takes, restores or verifies is loaded by the command that does so.
+    from ntt_backup.snapshot.restore.version import Restored
+    from ntt_backup.snapshot.take.new_version import Taken
+    from ntt_backup.snapshot.verify import Findings, Question
 
 R = TypeVar("R", bound=ReadableStore)
 _version_argument = click.argument(
@@ -99,6 +96,10 @@ def snapshot_take(
     size, time, inode, mode or owner. Only what differs in them is stored. Neither the catalog nor
     the store is needed. Exit code 7 when a file could not be read.
     """
+    from ntt_backup.snapshot.job import take_version
+    from ntt_backup.snapshot.take.new_version import Report
+    from ntt_backup.snapshot.take.sets import find_set
+
     settings = common.load(RemoteConfig)
     chosen = find_set(settings, set_name, paths, exclude)
     began = time.monotonic()
@@ -393,6 +394,10 @@ def snapshot_restore(
     file that differs is replaced, and one that the version lacks is left alone. Exit code 7 when a
     file could not be restored.
     """
+    from ntt_backup.snapshot.restore.landlock import confine
+    from ntt_backup.snapshot.restore.plan import Options
+    from ntt_backup.snapshot.restore.version import restore as restore_version
+
     if in_place and not delta:
         raise click.UsageError("--in-place is a way of --delta: give that, too")
     settings = common.load(RemoteConfig)
@@ -462,6 +467,8 @@ def snapshot_verify(
     if part is not None and download:
         raise click.UsageError("give only one of --sample and --download")
     from ntt_backup.daemon.newest_check import missed_versions
+    from ntt_backup.snapshot.verify import Question
+    from ntt_backup.snapshot.verify import verify as verify_versions
 
     question = Question(which, 1.0 if download else part or 0.0, since)
     settings = common.load(RemoteConfig)
@@ -547,6 +554,8 @@ def snapshot_forget(
     that are not of this host, as its host key tells, that say another time than that of their
     arrival, or that arrived many at once.
     """
+    from ntt_backup.snapshot.job import set_lock
+
     settings = common.load(RemoteConfig)
     require_set(set_name)
     named = settings.snapshots.get(set_name)
