@@ -17,8 +17,13 @@ from typing import IO, Final
 from ntt_backup.dump.record import Stored
 from ntt_backup.dump.series import SeriesDamaged, replay
 from ntt_backup.dump.store import fetch_dump
-from ntt_backup.errors import DumpFailed, RemoteDenied
-from ntt_backup.filestore.contract import FileMissing, ReadableStore, StoredFileDamaged
+from ntt_backup.errors import DumpFailed
+from ntt_backup.filestore.contract import (
+    FileMissing,
+    FileUnreadable,
+    ReadableStore,
+    StoredFileDamaged,
+)
 
 _PIECE: Final = 1 << 16
 # As many dumps has a chain at most; dump.full_every allows no more.
@@ -119,7 +124,10 @@ class DumpText:
         while True:
             try:
                 piece = next(pieces, b"")
-            except (FileMissing, StoredFileDamaged, RemoteDenied) as error:
+            except FileMissing:
+                why = "it is missing"
+                break
+            except (FileUnreadable, StoredFileDamaged) as error:
                 why = error.detail if isinstance(error, StoredFileDamaged) else str(error)
                 why = why.removeprefix(f"{one.name}: ")
                 break
@@ -127,7 +135,8 @@ class DumpText:
                 break
             digest.update(piece)
             size += len(piece)
-            yield piece
+            if size <= said:  # What a record does not tell of is read to its end, and dropped.
+                yield piece
         if (said, right) != (size, digest.hexdigest()):
             self.damaged, self.why = one.name, why or "its SHA-256 is another"
 

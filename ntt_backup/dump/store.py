@@ -19,6 +19,7 @@ from ntt_backup.filestore.contract import (
     Area,
     FileMissing,
     FileStore,
+    FileUnreadable,
     Range,
     ReadableStore,
     StoredFileDamaged,
@@ -74,8 +75,8 @@ def read_contents(store: FileStore) -> Contents:
 
 
 def fetch_dump(store: ReadableStore, dump: Stored) -> Generator[bytes, None, None]:
-    """Yields the content of a dump as it comes, unchecked. Raises FileMissing, StoredFileDamaged,
-    and what the store raises.
+    """Yields the content of a dump as it comes, unchecked. Raises FileMissing, FileUnreadable,
+    StoredFileDamaged, and what the store raises.
     """
     size = dump.size or 0
     ranges = (Range(dump.name, at, min(_PIECE, size - at)) for at in range(0, size, _PIECE))
@@ -145,6 +146,6 @@ def _read_records(
         try:
             for text, name in zip(texts, rest, strict=False):
                 yield name, read(text.decode("utf-8", "replace"))
-        except (FileMissing, StoredFileDamaged, RemoteDenied):
+        except (FileMissing, FileUnreadable, StoredFileDamaged):
             # A reader ends with its first error: the records behind it need a new one.
             yield next(rest), None

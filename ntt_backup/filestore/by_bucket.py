@@ -13,12 +13,13 @@ from contextlib import suppress
 from hashlib import sha256
 from typing import Final
 
-from ntt_backup.errors import NameTaken, ProtocolViolation, RemoteCannotStore, RemoteDenied
+from ntt_backup.errors import NameTaken, ProtocolViolation, RemoteCannotStore
 from ntt_backup.filestore.contract import (
     UNKNOWN_ARRIVAL,
     Area,
     Buffer,
     FileMissing,
+    FileUnreadable,
     Range,
     StoredFile,
     Sum,
@@ -113,7 +114,7 @@ class FileStoreByBucket:
         except ObjectMissing as error:
             raise FileMissing(one.name) from error
         except ObjectArchived as error:
-            raise RemoteDenied(
+            raise FileUnreadable(
                 f"{self._area.file} is in an archive class",
                 detail=key,
                 hint="thaw it, and let the bucket's rules archive packs/ and blobs/ alone",

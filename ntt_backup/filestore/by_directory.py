@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from ntt_backup.blobdir.open import Misplaced
 from ntt_backup.blobdir.syscalls import DIRECTORY, error_line
 from ntt_backup.errors import RemoteDenied
-from ntt_backup.filestore.contract import Area, FileMissing, Range, StoredFile
+from ntt_backup.filestore.contract import Area, FileMissing, FileUnreadable, Range, StoredFile
 from ntt_backup.receiver.file_areas import AREAS
 from ntt_backup.wire.stored_names import read_arrival, require_below
 
@@ -46,7 +46,7 @@ class FileStoreByDirectory:
                 for name, size, arrived_us in self._files.found(below)
             ]
         except (OSError, Misplaced) as error:
-            raise self._denied(f"{self._area.files} cannot be listed", error) from error
+            raise _denied(RemoteDenied, f"{self._area.files} cannot be listed", error) from error
         return iter(found)
 
     def read(self, ranges: Iterable[Range]) -> Iterator[bytes]:
@@ -64,11 +64,10 @@ class FileStoreByDirectory:
         except FileNotFoundError:
             raise FileMissing(name) from None
         except (OSError, Misplaced) as error:
-            raise self._denied(f"{self._area.file} cannot be read", error) from error
+            raise _denied(FileUnreadable, f"{self._area.file} cannot be read", error) from error
         return found
 
-    @staticmethod
-    def _denied(what: str, error: OSError | Misplaced) -> RemoteDenied:
-        detail = error_line(error) if isinstance(error, OSError) else str(error)
-        hint = "look at the target's disk, and who may read it"
-        return RemoteDenied(what, detail=detail, hint=hint)
+
+def _denied(kind: type[RemoteDenied], what: str, error: OSError | Misplaced) -> RemoteDenied:
+    detail = error_line(error) if isinstance(error, OSError) else str(error)
+    return kind(what, detail=detail, hint="look at the target's disk, and who may read it")

@@ -20,6 +20,7 @@ from ntt_backup.filestore.contract import (
     Area,
     Buffer,
     FileMissing,
+    FileUnreadable,
     Range,
     StoredFile,
     Sum,
@@ -221,7 +222,7 @@ class FileStoreByReceiver(ReceiverQuestions):
         if told and status == messages.MISSING:
             raise FileMissing(wanted.name)
         if told or status == messages.BROKEN:
-            raise RemoteDenied(
+            raise FileUnreadable(
                 f"{self._area.file} cannot be read",
                 detail=text or wanted.name,
                 hint=f"look at the remote's disk, and at the owner of {self._area.name}/ there",

@@ -33,6 +33,10 @@ class FileMissing(Exception):
     """The store has no file of that name."""
 
 
+class FileUnreadable(RemoteDenied):
+    """The target does not give the bytes of one file, where it may give those of others."""
+
+
 class StoredFileDamaged(RemoteError):
     """A file is not what was written, or cannot be opened. `detail` names the file."""
 
@@ -156,8 +160,8 @@ class ReadableStore(Protocol):
 
         Several ranges are under way at once, and ranges are taken from the iterable a bounded
         number of bytes ahead. Other methods may be called before it has ended. Raises FileMissing,
-        and StoredFileDamaged for the first range that did not come: WholeFileDamaged where no other
-        range of the file would.
+        FileUnreadable, and StoredFileDamaged for the first range that did not come:
+        WholeFileDamaged where no other range of the file would.
         """
         ...
 

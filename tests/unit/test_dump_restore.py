@@ -22,9 +22,17 @@ from ntt_backup.dump import pg_programs, record, restore, rows_only
 from ntt_backup.dump.chain import DumpText
 from ntt_backup.dump.record import SERIES, Contents, Stored
 from ntt_backup.dump.rows_only import restore_rows
+from ntt_backup.dump.store import DUMPS
 from ntt_backup.dump.toc import DumpDamaged
-from ntt_backup.errors import CatalogRefused, ConfigError, DumpFailed
-from ntt_backup.filestore.contract import Range, WholeFileDamaged
+from ntt_backup.errors import (
+    CatalogRefused,
+    ConfigError,
+    DumpFailed,
+    RemoteDenied,
+    Unsupported,
+)
+from ntt_backup.filestore.contract import FileMissing, FileUnreadable, Range, WholeFileDamaged
+from tests.helpers.memory_store import MemoryStore
 from tests.unit.sample_records import NOON, RECORD, a_dump
 from tests.unit.test_dump_toc import ROWS, archive, block, entry
 
@@ -292,11 +300,52 @@ def sealed(number: int) -> Stored:
 
 
 def test_of_a_dump_that_no_record_tells_of_nothing_is_given() -> None:
-    one = replace(strange(1), record=None)
-    place = SimpleNamespace(fetch=lambda _: iter([b"x", b"more"]))
-    text = DumpText(place, [replace(one, size=5)])
+    store = MemoryStore(DUMPS)
+    one = replace(strange(1), record=None, size=5)
+    store.files[one.name] = b"xmore"
+    text = DumpText(store, [one])
     assert list(text) == []
     assert (text.damaged, text.why) == (one.name, "its SHA-256 is another")
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (FileMissing("NAME"), "it is missing"),
+        (FileUnreadable("a dump cannot be read", detail="EIO"), "a dump cannot be read: EIO"),
+        (WholeFileDamaged("NAME: its end is missing"), "its end is missing"),
+    ],
+)
+def test_a_dump_that_cannot_be_read_is_damaged(error: Exception, why: str) -> None:
+    one, store = ours(1), MemoryStore(DUMPS)
+    error.args = tuple(str(arg).replace("NAME", one.name) for arg in error.args)
+    if isinstance(error, WholeFileDamaged):
+        error.detail = error.detail.replace("NAME", one.name)
+
+    def fail(_verb: str, _name: str) -> None:
+        raise error
+
+    store.before = fail
+    text = DumpText(store, [one])
+    assert list(text) == []
+    assert (text.damaged, text.why) == (one.name, why)
+
+
+@pytest.mark.parametrize("kind", [RemoteDenied, Unsupported])
+def test_a_target_that_lets_nothing_be_read_is_no_damage_of_a_dump(
+    kind: type[RemoteDenied],
+) -> None:
+    """Each dump would be told to be damaged, and why not one comes back would be told by none."""
+    store = MemoryStore(DUMPS)
+
+    def fail(_verb: str, _name: str) -> None:
+        raise kind("the receiver on the remote may not get")
+
+    store.before = fail
+    text = DumpText(store, [ours(1)])
+    with pytest.raises(kind, match="may not get"):
+        list(text)
+    assert text.damaged == ""
 
 
 def test_a_dump_that_is_sealed_for_others_is_told_and_the_one_before_it_is_taken(

@@ -12,8 +12,13 @@ from ntt_backup.config.sealing import NOT_SEALED, Keyring, SealPolicy
 from ntt_backup.dump import store as store_module
 from ntt_backup.dump.record import Stored
 from ntt_backup.dump.store import DUMPS, NewDump, fetch_dump, read_contents, remove_dumps
-from ntt_backup.errors import NameTaken, RemoteDenied, RemoteUnreachable
-from ntt_backup.filestore.contract import UNKNOWN_ARRIVAL, FileMissing, StoredFileDamaged
+from ntt_backup.errors import BackupError, NameTaken, RemoteDenied, RemoteUnreachable
+from ntt_backup.filestore.contract import (
+    UNKNOWN_ARRIVAL,
+    FileMissing,
+    FileUnreadable,
+    StoredFileDamaged,
+)
 from ntt_backup.filestore.sealed import SealedStore
 from ntt_backup.wire.stored_names import MAX_RECORD, RECORD
 from tests.contract.dumps import NAME, record_of, send_dump
@@ -121,7 +126,7 @@ def test_a_record_that_is_cut_off_at_its_bound_is_none(store: MemoryStore) -> No
 
 
 @pytest.mark.parametrize(
-    "error", [FileMissing("gone"), StoredFileDamaged("rotten"), RemoteDenied("no right")]
+    "error", [FileMissing("gone"), StoredFileDamaged("rotten"), FileUnreadable("EIO")]
 )
 def test_a_record_that_cannot_be_read_hides_no_other(store: MemoryStore, error: Exception) -> None:
     made = {name: send_dump(store, b"content", name) for name in NAMES}
@@ -135,16 +140,22 @@ def test_a_record_that_cannot_be_read_hides_no_other(store: MemoryStore, error: 
     assert records(store) == {name: None if name in bad else made[name] for name in NAMES}
 
 
-def test_an_outage_hides_no_record(store: MemoryStore) -> None:
+@pytest.mark.parametrize(
+    "error", [RemoteUnreachable("the link was lost"), RemoteDenied("no right to read")]
+)
+def test_what_is_wrong_with_the_target_hides_no_record(
+    store: MemoryStore, error: BackupError
+) -> None:
     send_dump(store, b"content")
 
     def fail(verb: str, _: str) -> None:
         if verb == "read":
-            raise RemoteUnreachable("the link was lost")
+            raise error
 
     store.before = fail
-    with pytest.raises(RemoteUnreachable):
+    with pytest.raises(type(error)) as caught:
         read_contents(store)
+    assert caught.value is error
 
 
 def test_a_target_that_does_not_say_when_a_dump_came_is_not_believed(store: MemoryStore) -> None:

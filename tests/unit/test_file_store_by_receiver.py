@@ -24,7 +24,14 @@ from ntt_backup.errors import (
     Unsupported,
 )
 from ntt_backup.filestore.by_receiver import FileStoreByReceiver, _Question
-from ntt_backup.filestore.contract import Area, FileMissing, Range, StoredFile, Sum
+from ntt_backup.filestore.contract import (
+    Area,
+    FileMissing,
+    FileUnreadable,
+    Range,
+    StoredFile,
+    Sum,
+)
 from ntt_backup.process.threads import Cancelled
 from ntt_backup.snapshot.names import SNAPSHOTS
 from ntt_backup.wire import messages
@@ -205,9 +212,13 @@ def test_what_a_receiver_says_of_a_file_is_told(
     with closing(by_connection(monkeypatch, connection, area)) as store:
         for answer, kind, why in (
             (messages.FILE_SAID.frame(messages.MISSING, "gone"), FileMissing, name),
-            (messages.FILE_SAID.frame(messages.TAKEN, "odd"), RemoteDenied, "cannot be read"),
-            (messages.FILE_SAID.frame(messages.UNREADABLE, "EIO"), RemoteDenied, "cannot be read"),
-            (messages.BLOB_END.frame(messages.BROKEN, "EIO"), RemoteDenied, "cannot be read"),
+            (messages.FILE_SAID.frame(messages.TAKEN, "odd"), FileUnreadable, "cannot be read"),
+            (
+                messages.FILE_SAID.frame(messages.UNREADABLE, "EIO"),
+                FileUnreadable,
+                "cannot be read",
+            ),
+            (messages.BLOB_END.frame(messages.BROKEN, "EIO"), FileUnreadable, "cannot be read"),
         ):
             connection.answers = [answer]
             with pytest.raises(kind, match=why):

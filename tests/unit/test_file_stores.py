@@ -17,7 +17,7 @@ from ntt_backup.filestore import by_receiver
 from ntt_backup.filestore import open as opening
 from ntt_backup.filestore.by_bucket import FileStoreByBucket
 from ntt_backup.filestore.by_directory import FileStoreByDirectory
-from ntt_backup.filestore.contract import Area, FileMissing, Range, ask_ahead
+from ntt_backup.filestore.contract import Area, FileMissing, FileUnreadable, Range, ask_ahead
 from ntt_backup.filestore.sealed import ReadableSealedStore, SealedStore
 from ntt_backup.objects import s3
 from ntt_backup.objects.bucket import ObjectArchived
@@ -108,7 +108,7 @@ def test_a_directory_is_read_and_closed(
     monkeypatch.undo()
     with pytest.raises(FileMissing):
         list(store.read([Range(missing, 0, 1)]))
-    with pytest.raises(RemoteDenied, match="cannot be read"):
+    with pytest.raises(FileUnreadable, match="cannot be read"):
         list(store.read([Range(link, 0, 1)]))
     store.close()
     store.close()
@@ -148,7 +148,7 @@ def test_a_file_in_an_archive_class_is_named() -> None:
                 raise ObjectArchived
 
         bucket.before = archived
-        with pytest.raises(RemoteDenied, match="archive class") as caught:
+        with pytest.raises(FileUnreadable, match="archive class") as caught:
             list(store.read([Range(NAME, 0, 3)]))
         assert caught.value.detail == key
 
