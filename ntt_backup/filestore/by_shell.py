@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from datetime import datetime
 from functools import cache
 from hashlib import sha256
 from importlib import resources
@@ -63,13 +64,12 @@ class FileStoreByShell:
         self._small.clear()
         for line in said.get("file", []):
             name, size, arrived, content = (*line.split(" ", 3), "", "", "")[:4]
-            bytes_, seconds = _number(size), _number(arrived)
+            bytes_ = _number(size)
             if bytes_ is None:
                 continue
             with suppress(ValueError):
                 self.area.require_name(name)
-                when = read_arrival(seconds * 1_000_000) if seconds else UNKNOWN_ARRIVAL
-                files.append(StoredFile(name, bytes_, when))
+                files.append(StoredFile(name, bytes_, _arrival(arrived)))
                 if content:
                     self._small[name] = content.encode()
         return iter(sorted(files))
@@ -157,6 +157,7 @@ class FileStoreByShell:
                     if not newline:
                         continue
                     if head != b"found":
+                        _answers(head)
                         raise FileMissing(name)
                     head = None
                 yield data
@@ -276,6 +277,12 @@ def _answers(said: bytes) -> Answers:
 def _number(text: str) -> int | None:
     # No file system has larger files; int() itself takes long for thousands of digits.
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
+
+
+def _arrival(text: str) -> datetime:
+    with suppress(ValueError):
+        return read_arrival((_number(text) or 0) * 1_000_000)
+    return UNKNOWN_ARRIVAL
 
 
 def _require(said: Answers, name: str) -> str:

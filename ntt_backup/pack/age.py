@@ -261,6 +261,7 @@ def _open_header(header: bytes, identities: Iterable[str]) -> bytes:
     if not filled or filled[1] != sha256(begin).hexdigest().encode():
         raise PackError("it is no sealed file of this program, or its header was altered")
     known = [read_identity(one) for one in identities]
+    _cipher(bytes(32))  # It says what to install.
     signed, mac = header[: filled.end()], header[filled.end() :]
     for share, body in _stanzas(begin):
         for identity in known:

@@ -53,7 +53,7 @@ class FileSession(QuestionSession):
 
     def interrupt(self) -> None:
         """Drops the rest of an answer, and ends a sum early."""
-        for incoming in self._incoming.values():
+        for incoming in list(self._incoming.values()):  # A thread may give one its name now.
             incoming.stopped = True
         super().interrupt()
 

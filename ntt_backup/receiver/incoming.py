@@ -32,9 +32,10 @@ class Incoming:
     """A file that is being received, under a temporary name. Methods raise OSError."""
 
     def __init__(self, directory: int) -> None:
-        self._directory = directory
         self.name = INCOMING + os.urandom(4).hex()
         self._fd = os.open(self.name, _NEW, 0o600, dir_fd=directory)
+        # The area opens its directory anew for the next file.
+        self._directory = os.dup(directory)
         with contextlib.suppress(OSError):  # Some network file systems have no locks.
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._digest = hashlib.sha256()
@@ -75,6 +76,7 @@ class Incoming:
         self._wait()
         with contextlib.suppress(OSError):
             os.unlink(self.name, dir_fd=self._directory)
+        os.close(self._directory)
         os.close(self._fd)
 
     def _follow(self) -> None:

@@ -139,6 +139,22 @@ def test_a_file_of_which_nothing_comes_is_an_outage_and_not_its_end(
         list(store.read([Range(NAME, 0, 9)]))
 
 
+def test_a_file_is_not_missing_where_the_remote_tells_another_problem(
+    store: FileStoreByShell, script: Script
+) -> None:
+    script.said = [b"problem=/srv: no such dir", b"ectory\n"]
+    with pytest.raises(BackupError) as caught:
+        list(store.read([Range(NAME, 0, 9)]))
+    assert "/srv: no such directory" in str(caught.value)
+
+
+def test_a_time_of_arrival_that_no_clock_has_shown_hides_no_file(
+    store: FileStoreByShell, script: Script
+) -> None:
+    script.answers = f"file={NAME} 7 {'9' * 19} \n".encode()
+    assert [(one.name, one.arrived) for one in store.list()] == [(NAME, UNKNOWN_ARRIVAL)]
+
+
 @pytest.mark.parametrize("poll", [True, False])
 def test_what_the_remote_says_explains_more_than_the_end_of_the_link(
     file: FileByShell, script: Script, poll: bool

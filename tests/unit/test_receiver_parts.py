@@ -11,6 +11,8 @@ from typing import Any, cast
 import pytest
 
 from ntt_backup.receiver import hash_blobs, hashing
+from ntt_backup.receiver.file_areas import DumpArea
+from ntt_backup.receiver.file_session import FileSession
 from ntt_backup.receiver.hash_blobs import HashJob
 from ntt_backup.receiver.read_session import ReadSession
 from ntt_backup.receiver.terms import ALLOWED, Terms
@@ -119,6 +121,42 @@ def test_the_program_gets_some_blobs_at_a_time(
     workspace.leave()
     os.close(told)
     os.close(wake)
+
+
+def test_a_file_that_gets_no_name_is_removed_whatever_was_begun_behind_it(tmp_path: Path) -> None:
+    """To begin a file opens the directory anew, which may get another number then."""
+    taken = os.open(os.devnull, os.O_RDONLY)
+    root = os.open(tmp_path, os.O_RDONLY)
+    area = DumpArea(root)
+    first = area.begin()
+    os.close(taken)
+    second = area.begin()
+    assert len([*(tmp_path / "pgdump").iterdir()]) == 2
+    first.remove()
+    second.remove()
+    area.close()
+    os.close(root)
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_session_that_is_interrupted_while_a_file_gets_its_name_is_interrupted() -> None:
+    """A thread gives the name, and forgets the file then."""
+    session = FileSession(cast(Any, None), cast(Any, None), cast(Any, None))
+    stopped: list[int] = []
+
+    class Named:
+        def __init__(self, slot: int) -> None:
+            self.slot = slot
+
+        def __setattr__(self, name: str, value: object) -> None:
+            super().__setattr__(name, value)
+            if name == "stopped":
+                stopped.append(self.slot)
+                session._incoming.pop(self.slot)
+
+    session._incoming = {slot: cast(Any, Named(slot)) for slot in (1, 2)}
+    session.interrupt()
+    assert stopped == [1, 2]
 
 
 CONTENT = b"content"
