@@ -195,14 +195,16 @@ def workers_needed(pending: PendingEstimate, run: RunSettings) -> int:
     """
     if not pending.exact or pending.unsized:
         return run.workers
-    in_bucket = run.strategy == "objects"
-    blobs, size = (
-        (run.batch_size, min(run.batch_bytes, _PACK_SHARE_BYTES))
-        if in_bucket
-        else (_SHARE_BLOBS, _SHARE_BYTES)
-    )
+    blobs, size = _share(run)
     shares = max(pending.blobs / blobs, pending.bytes / size)
     return max(1, min(run.workers, math.ceil(shares)))
+
+
+def _share(run: RunSettings) -> tuple[int, int]:
+    """Returns the blobs, and the bytes, that pay for one more worker."""
+    if run.strategy == "objects":
+        return run.batch_size, min(run.batch_bytes, _PACK_SHARE_BYTES)
+    return _SHARE_BLOBS, _SHARE_BYTES
 
 
 class WorkerPool:
@@ -281,7 +283,7 @@ class WorkerPool:
     def start_reserve(self, pending: int | None, now: float) -> None:
         """Starts the reserve when more is pending than the others were started for."""
         at_work = len(self._workers) - len(self.reserve)
-        if self.reserve and pending is not None and pending > at_work * _SHARE_BLOBS:
+        if self.reserve and pending is not None and pending > at_work * _share(self._run)[0]:
             self.load_ahead(None)
             for worker in self.reserve:
                 worker.due = now

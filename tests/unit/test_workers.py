@@ -349,6 +349,15 @@ def test_workers_that_little_work_does_not_need_follow_when_more_comes() -> None
     assert due(pool) == [0.0, 5.0, 5.0, 5.0]
 
 
+def test_the_reserve_of_a_run_to_a_bucket_waits_for_more_than_a_pack() -> None:
+    """The work that one worker was started for does not start the others."""
+    settings = Settings(source={"root": "/s"}, remote={"url": "s3://bucket/prefix"})
+    pool = WorkerPool(settings, "run", Backoff(1, 60), watch=False)
+    pool.set_strategy("objects", PendingEstimate(24_000, 10**6, 0, exact=True))
+    pool.start_reserve(24_000, 5.0)
+    assert due(pool) == [0.0, None, None, None]
+
+
 @pytest.mark.parametrize("strategy", ["tar", "stream"])
 def test_all_workers_that_are_needed_start_at_once(strategy: str) -> None:
     pool = WorkerPool(SETTINGS, "run", Backoff(1, 60), watch=False)
