@@ -5,17 +5,19 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
+from typing import Final
 
-from tests.fuzz import manifests, packs, receiver_sessions
 from tests.fuzz.bounded import MOST_BYTES, memory
 
-# Each takes a directory of its own, a seed and a number of rounds, and yields what was found.
-KINDS: Mapping[str, Callable[[Path, int, int], Iterator[str]]] = {
-    "manifests": manifests.play,
-    "packs": packs.play,
-    "receiver": receiver_sessions.play,
+# The module of each kind, and the command that reads such input. Memory is that of a process which
+# has loaded the command, and nothing of the other kinds.
+KINDS: Final[Mapping[str, tuple[str, str]]] = {
+    "manifests": ("tests.fuzz.manifests", "ntt_backup.cli.commands.snapshot"),
+    "packs": ("tests.fuzz.packs", "ntt_backup.cli.commands.pack"),
+    "receiver": ("tests.fuzz.receiver_sessions", "ntt_backup.receiver.session"),
 }
 
 
@@ -25,9 +27,12 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     asked = parser.parse_args()
+    module, command = KINDS[asked.what]
+    import_module(command)
+    play = import_module(module).play
     found = 0
     with tempfile.TemporaryDirectory() as directory:
-        for finding in KINDS[asked.what](Path(directory), asked.seed, asked.rounds):
+        for finding in play(Path(directory), asked.seed, asked.rounds):
             print(finding, flush=True)
             found += 1
     peak = memory("VmHWM") // 1_000_000

@@ -246,7 +246,7 @@ class ManifestReader:
 
     def batches(self) -> Iterator[list[bytes]]:
         """Yields the entries' lines, many at once. Neither they nor their order are looked at."""
-        return (lines.split(b"\n")[:-1] for lines in self.texts())
+        return map(_split, self.texts())
 
     def texts(self) -> Iterator[bytes]:
         """Yields the entries' lines, many in one piece, each with its end, as `batches` does."""
@@ -261,13 +261,15 @@ class ManifestReader:
                 self._digest.update(block[:end])
                 count += block.count(b"\n", 0, end)
                 self._length += end
-                yield block[:end]
-            if end < len(block):
-                last = [block[end:]]
+            # One line may have megabytes, and is kept by nobody but who reads it.
+            lines, last = [block[:end]] if end else [], [block[end:]] if end < len(block) else []
+            del block
+            if lines:
+                yield lines.pop()
+            if last:
                 break
         else:
             raise SnapshotDamaged("a manifest breaks off")
-        del block  # The trailer may have megabytes.
         self._end(last, count)
 
     def _beginning(self, length: int) -> Iterator[bytes]:
@@ -352,6 +354,10 @@ def _in_order(last: bytes, keys: list[bytes]) -> bytes:
     return keys[-1]
 
 
+def _split(lines: bytes) -> list[bytes]:
+    return lines.split(b"\n")[:-1]
+
+
 def _whole_lines(stream: ZstdStream, first: int = MAX_LINE) -> Iterator[bytes]:
     """Yields the lines of a stream, many together, each with its end.
 
@@ -364,10 +370,10 @@ def _whole_lines(stream: ZstdStream, first: int = MAX_LINE) -> Iterator[bytes]:
     length = 0
     while piece := stream.read(_PIECE):
         if end := piece.rfind(b"\n") + 1:
-            whole = b"".join((*rest, piece[:end]))
+            whole = [b"".join((*rest, piece[:end]))]
             # Long lines are in memory no more often than need be.
             rest, length, most = [piece[end:]], len(piece) - end, MAX_LINE
-            yield whole
+            yield whole.pop()
         else:
             rest.append(piece)
             length += len(piece)
