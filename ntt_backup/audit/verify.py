@@ -355,7 +355,8 @@ class _BlobCheck(Check[Blobs]):
             self._ahead += fitting
         if self.budget.time_is_up:
             return None
-        count = cut(self._ahead, _JOB_BLOBS, int(min(_JOB_BYTES, self.budget.left)))
+        sizes = (blob.expected for blob in self._ahead)
+        count = cut(sizes, _JOB_BLOBS, int(min(_JOB_BYTES, self.budget.left)))
         job, self._ahead = self._ahead[:count], self._ahead[count:]
         if not job or not self.budget.allows(total_size(job)):
             return None

@@ -92,7 +92,7 @@ def batches(
     left = sorted(blobs, key=lambda one: one.blobid)
     found = []
     while left:
-        count = cut(left, max_blobs, max_bytes)
+        count = cut((blob.expected for blob in left), max_blobs, max_bytes)
         found.append(tuple(left[:count]))
         left = left[count:]
     return found

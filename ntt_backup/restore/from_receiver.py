@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,9 +21,10 @@ from ntt_backup.errors import BackupError
 from ntt_backup.model import Failure, Reason
 from ntt_backup.restore.blobs import Entry, Wanted, Work
 from ntt_backup.restore.target import TargetWriter, destination
-from ntt_backup.wire.messages import RESUMABLE
+from ntt_backup.upload.batching import cut
 
 _BATCH_BLOBS: Final = 1000
+# Less than RESUMABLE: a blob that may be resumed is a batch alone.
 _BATCH_BYTES: Final = 32 << 20
 _AHEAD: Final = 2
 _UNREADABLE: Final = list(StrayKind).index(StrayKind.UNREADABLE)
@@ -71,7 +72,10 @@ class FromReceiver(Work[Batch, ReconnectingSession]):
         low, span = self.wanted.interval
         done = low
         for names in session.names(low, low + span, on_stray=stray):
-            for entries in _cut(names):
+            while names:
+                count = cut((size for _, size in names), _BATCH_BLOBS, _BATCH_BYTES)
+                entries: list[Entry] = [*names[:count]]
+                names = names[count:]
                 last = int.from_bytes(entries[-1][0], "big")
                 yield Batch(entries, (last - done) / span)
                 done = last
@@ -155,18 +159,3 @@ class Fetching:
         others = [one for one in batch.entries if one not in alone]
         first = [Batch(others, batch.part)] if others else []
         return [*first, *(Batch([one], None) for one in alone)]
-
-
-def _cut(entries: Iterable[tuple[bytes, int]]) -> Iterator[list[Entry]]:
-    """Yields batches, cut by count and by size. A blob that may be resumed is a batch alone."""
-    batch: list[Entry] = []
-    total = 0
-    for digest, size in entries:
-        full = len(batch) == _BATCH_BLOBS or total + size > _BATCH_BYTES
-        if batch and (full or size > RESUMABLE):
-            yield batch
-            batch, total = [], 0
-        batch.append((digest, size))
-        total += size
-    if batch:
-        yield batch

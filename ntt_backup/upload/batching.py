@@ -6,13 +6,13 @@ functions of plain values; whoever calls them decides nothing itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final
 
 from ntt_backup.client.backoff import Backoff
-from ntt_backup.model import Batch, Blob, Failure, Reason
+from ntt_backup.model import Batch, Failure, Reason
 
 # A batch that grows takes about so long: it is sent again where the link is lost.
 _BATCH_SECONDS: Final = 0.5
@@ -25,18 +25,22 @@ def fitting(stored: int, seconds: float) -> int:
     return int(stored * _BATCH_SECONDS / max(seconds, 1e-3))
 
 
-def cut(blobs: Collection[Blob], max_blobs: int, max_bytes: int) -> int:
+def cut(sizes: Iterable[int], max_blobs: int, max_bytes: int) -> int:
     """Returns how many blobs from the front make the next batch; 0 only for no blobs.
 
-    It holds at most max_blobs, and at most max_bytes of content, except that a single blob larger
-    than max_bytes travels alone. Blobs of unknown size count as empty.
+    Args:
+        sizes: The sizes of the blobs in bytes; 0 for an unknown size.
+        max_blobs: The most blobs in a batch.
+        max_bytes: The most bytes of content in a batch, except that a single larger blob travels
+            alone.
     """
-    size = 0
-    for count, blob in enumerate(islice(blobs, max_blobs)):
-        size += blob.expected
-        if size > max_bytes and count:
-            return count
-    return min(len(blobs), max_blobs)
+    total = count = 0
+    for size in islice(sizes, max_blobs):
+        total += size
+        if total > max_bytes and count:
+            break
+        count += 1
+    return count
 
 
 @dataclass(frozen=True, slots=True)

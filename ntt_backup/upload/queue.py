@@ -133,11 +133,11 @@ class SendQueue:
 
     def front(self) -> Iterator[Blob]:
         """Yields the blobs of the batch that `pop_new` gives next."""
-        return islice(self._blobs, cut(self._blobs, self._max_blobs, self._max_bytes))
+        return islice(self._blobs, self._next_count())
 
     def pop_new(self) -> Batch | None:
         """Returns a batch cut from the front of the claimed blobs; None where there are none."""
-        count = cut(self._blobs, self._max_blobs, self._max_bytes)
+        count = self._next_count()
         if count == 0:
             return None
         self._batches += 1
@@ -150,6 +150,10 @@ class SendQueue:
         )
         self._size -= batch.size
         return batch
+
+    def _next_count(self) -> int:
+        sizes = (blob.expected for blob in self._blobs)
+        return cut(sizes, self._max_blobs, self._max_bytes)
 
     def forget(self) -> None:
         """Forgets everything: it is still pending in the catalog."""
