@@ -161,6 +161,7 @@ class TargetWriter:
         on_bytes: Is told the length of content as it comes.
         where: Where content lies that is not right, in words.
         verify: Whether content is compared with its name.
+        keep_parts: Whether an incomplete large blob is kept, so that the next call can resume it.
 
     Attributes:
         failures: Blobs that were not given, or are not right.
@@ -176,6 +177,7 @@ class TargetWriter:
         *,
         where: str = "on the remote",
         verify: bool = True,
+        keep_parts: bool = True,
     ) -> None:
         self._target = target
         self._stage = target.stage(name)
@@ -183,6 +185,7 @@ class TargetWriter:
         self._on_bytes = on_bytes
         self._where = where
         self._verify = verify
+        self._keep_parts = keep_parts
         self._buffer = memoryview(bytearray(_CHUNK))
         # The directories `bb` that the target has, by `aa`, as far as they were looked up.
         self._known: dict[str, set[str]] = {}
@@ -301,7 +304,8 @@ class TargetWriter:
         if resumed is not None and resumed.digest == large.digest:
             os.unlink(large.digest.hex(), dir_fd=resumed.directory)  # The remote has less of it.
         self._abandon()
-        kept = large.size > RESUMABLE and self._takes_part(large.digest)
+        resumable = self._keep_parts and large.size > RESUMABLE
+        kept = resumable and self._takes_part(large.digest)
         directory = self._target.partial if kept else self._stage
         fd = _new(large.digest.hex(), directory)
         self._large = _Large(large.digest, fd, directory, blake3(), 0, resumed=large.offset > 0)

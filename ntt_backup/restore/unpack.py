@@ -177,7 +177,8 @@ def _help(
 def _unpack_slice(
     target: RestoreTarget, pack: Pack, stage: str, entries: Slice, verify: bool
 ) -> Iterator[Step]:
-    writer = TargetWriter(target, stage, where="in the pack", verify=verify)
+    # Nothing resumes what was unpacked in part.
+    writer = TargetWriter(target, stage, where="in the pack", verify=verify, keep_parts=False)
     with closing(writer), destination(target.root):
         for some in _cut(entries, _COST_OF_A_STEP):
             lacking = [

@@ -16,8 +16,11 @@ from blake3 import blake3
 from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.config.sealing import Keyring
 from ntt_backup.errors import ConfigError, DestinationError
+from ntt_backup.objects import contents as giving
+from ntt_backup.pack.age import HEAD, SEALED_CHUNK
 from ntt_backup.pack.format import TAIL_BYTES
 from ntt_backup.pack.reader import _FIRST_READ
+from ntt_backup.restore import target
 from ntt_backup.restore.unpack import UnpackedAll
 from ntt_backup.restore.unpack import unpack as unpack_files
 from tests.helpers.blobs import MIX, Person, noise, pack, put_as, reader, sealed, text, tree
@@ -243,6 +246,21 @@ def test_a_pack_that_is_sealed_for_others_is_told_and_the_others_are_unpacked(
     assert (done.unpacked, done.exit_code) == (45, 7)
     (said,) = done.damaged
     assert "0.tar: it is sealed for other identities" in said
+
+
+def test_of_a_large_blob_that_breaks_off_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing resumes it: what is damaged in a pack stays damaged."""
+    monkeypatch.setattr(target, "RESUMABLE", 100_000)
+    monkeypatch.setattr(giving, "LARGEST_RANGE", 200_000)
+    owner, content = Person.new(), noise(600_000, 1)
+    data = bytearray(sealed([content], [owner.public]))
+    data[HEAD + 6 * SEALED_CHUNK] ^= 1
+    key = owner.file(tmp_path / "key")
+    done = unpack(bytes(data), tmp_path / "to", keyring=Keyring(lambda: key))
+    assert (done.unpacked, len(done.wrong)) == (0, 1)
+    assert not (tmp_path / "to").exists()
 
 
 def test_where_no_pack_opens_the_identity_is_told(tmp_path: Path) -> None:
