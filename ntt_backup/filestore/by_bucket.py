@@ -67,6 +67,8 @@ class FileStoreByBucket:
                     hint="somebody else has written there; look at the bucket",
                 )
             name = info.key.removeprefix(self._below)
+            if below and not below.endswith("/") and name != below:
+                continue
             with suppress(ValueError):
                 self._area.require_name(name)
                 yield StoredFile(name, info.size, info.modified or UNKNOWN_ARRIVAL)

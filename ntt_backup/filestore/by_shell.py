@@ -67,6 +67,8 @@ class FileStoreByShell:
             bytes_ = _number(size)
             if bytes_ is None:
                 continue
+            if below not in ("", name):
+                continue
             with suppress(ValueError):
                 self.area.require_name(name)
                 files.append(StoredFile(name, bytes_, _arrival(arrived)))

@@ -150,8 +150,11 @@ class ReadableStore(Protocol):
     """The files in an area, for reading. It is used by one thread at a time."""
 
     def list(self, below: str = "") -> Iterator[StoredFile]:
-        """Yields the files whose names begin with `below`, which is "" or ends with a slash; those
-        of one directory stand together, in the order of names.
+        """Yields files; those of one directory stand together, in the order of names.
+
+        Args:
+            below: "" for all files, a directory with a slash at its end for those below it, or the
+                name of one file for that file alone. The number of others is no matter then.
         """
         ...
 

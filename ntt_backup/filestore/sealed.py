@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from hashlib import sha256
+from itertools import chain
 from typing import Final, NamedTuple
 
 from ntt_backup.config.sealing import NOT_SEALED, Keyring, SealPolicy, seal_writer
@@ -90,7 +91,10 @@ class ReadableSealedStore:
 
     def list(self, below: str = "") -> Iterator[StoredFile]:
         listed: dict[str, _Stored] = {}
-        for file in self._within.list(below):
+        of_one = below and not below.endswith("/")
+        for file in chain.from_iterable(
+            map(self._within.list, [below, below + SEALED] if of_one else [below])
+        ):
             name = file.name.removesuffix(SEALED)
             listed[name] = _Stored(file).beside(listed.get(name), self._policy)
         self._known.update(listed)
@@ -226,8 +230,7 @@ class SealedStore(ReadableSealedStore):
 
     def require_alone(self, other: str) -> None:
         """Raises RemoteCannotStore where the other file, plain or sealed, is in the store."""
-        below = other[: other.rfind("/") + 1]
-        if any(one.name == other for one in self._store.list(below)):
+        if any(one.name == other for one in self._store.list(other)):
             raise RemoteCannotStore(
                 f"somebody else has stored a file beside {self._area.file} that was being sent",
                 detail=f"{self._area.name}/{other}",

@@ -126,11 +126,11 @@ class FileArea:
         return self._fd
 
     def found(self, below: str = "") -> Iterator[FoundFile]:
-        """Yields the files whose names begin with `below`, in the order of names; none where the
-        directory is missing.
+        """Yields the files below a directory, in the order of names, or the file of that name; none
+        where the directory or the file is missing.
         """
         with contextlib.suppress(FileNotFoundError):
-            yield from self._found(self.fd(), "", below.split("/")[:-1])
+            yield from self._found(self.fd(), "", below.split("/"))
 
     def open(self, name: str) -> int:
         """Returns a descriptor, which this object closes. The content is read from the disk."""
@@ -157,7 +157,8 @@ class FileArea:
         for _ in range(_TRIES):
             # Again where another session that removes files has taken an empty directory away.
             with contextlib.suppress(FileNotFoundError), self._parents(name, make=True) as parents:
-                if other in names_in(parents[-1]):
+                with contextlib.suppress(FileNotFoundError):
+                    os.stat(other, dir_fd=parents[-1], follow_symlinks=False)
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), other)
                 rename_new(self.fd(), incoming.name.encode(), parents[-1], file.encode())
                 for fd in (*reversed(parents), self.root):  # The directory itself may be new.
@@ -223,8 +224,10 @@ class FileArea:
 
     def _found(self, directory: int, prefix: str, wanted: Sequence[str]) -> Iterator[FoundFile]:
         level = prefix.count("/")
+        wanted_name, *wanted_below = wanted or [""]
         if level == len(self.levels):
-            for name in sorted(one for one in names_in(directory) if self.fits(level, one)):
+            there = [wanted_name] if wanted_name else names_in(directory)
+            for name in sorted(one for one in there if self.fits(level, one)):
                 with contextlib.suppress(FileNotFoundError):
                     status = os.stat(name, dir_fd=directory, follow_symlinks=False)
                     if stat.S_ISREG(status.st_mode):
@@ -236,13 +239,13 @@ class FileArea:
                 entry.name
                 for entry in entries
                 if self.fits(level, entry.name)
-                and (not wanted or entry.name == wanted[0])
+                and wanted_name in ("", entry.name)
                 and entry.is_dir(follow_symlinks=False)
             ]
         for name in sorted(names, key="{}/".format):
             # A directory that is removed meanwhile hides none of the others.
             with contextlib.suppress(FileNotFoundError), self._level(directory, name) as below:
-                yield from self._found(below, f"{prefix}{name}/", wanted[1:])
+                yield from self._found(below, f"{prefix}{name}/", wanted_below)
 
 
 class SnapshotArea(FileArea):

@@ -115,9 +115,11 @@ def is_told(area: str, name: str) -> bool:
 
 
 def require_below(area: str, below: str) -> str:
-    """Returns a prefix of names by which files are listed: nothing; in `snapshots` also `<set>/` or
-    `<set>/<version>/`. Raises ValueError for any other text.
+    """Returns what is listed in an area: "" for all of it, the name of one file, or in `snapshots`
+    the directory `<set>/` or `<set>/<version>/`. Raises ValueError for any other text.
     """
+    if below and not below.endswith("/"):
+        return require_name(area, below)
     of_set, _, version = below[:-1].partition("/")
     whole = area == SNAPSHOTS and below.endswith("/") and is_set(of_set)
     if below and not (whole and (is_version(version) or below == f"{of_set}/")):

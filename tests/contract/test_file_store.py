@@ -343,7 +343,7 @@ def test_a_directory_is_read_as_by_its_receiver(spec: SessionSpec) -> None:
         for name, content in contents.items():
             put(receiver, name, content)
         with closing(FileStoreByDirectory(spec.root, SNAPSHOTS)) as repository:
-            for below in ("", "a/", f"{VERSION}/", "none/"):
+            for below in ("", "a/", f"{VERSION}/", "none/", NAMES[0]):
                 assert list(repository.list(below)) == list(receiver.list(below))
             ranges = [Range(name, at, 1000) for at in range(0, 300_500, 1500) for name in NAMES]
             assert list(repository.read(ranges)) == [

@@ -175,6 +175,20 @@ def test_a_file_beside_which_another_one_is_put_is_not_said_to_be_stored(
         within.before = lambda *_: None
 
 
+@pytest.mark.parametrize("recipient", ["", OWNER.public], ids=["plain", "sealed"])
+def test_the_other_files_of_a_version_are_not_listed_for_one(
+    within: MemoryStore, recipient: str
+) -> None:
+    store = sealing(within, recipient=recipient)
+    asked: list[tuple[str, str]] = []
+    within.before = lambda *said: asked.append(said) if said[0] == "list" else None
+    file = store.write(NAME)
+    file.add(b"content")
+    file.finish()
+    file.publish()
+    assert asked == [("list", NAME if recipient else f"{NAME}.age")]
+
+
 # --- on its way back ------------------------------------------------------------------------------
 
 

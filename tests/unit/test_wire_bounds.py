@@ -283,7 +283,7 @@ WRONG: list[tuple[Callable[[Any], Any], memoryview, str]] = [
     (messages.NOT_GIVEN.read, packed("!32sB", A, 4), "unknown verdict"),
     *(
         (of(SNAPSHOTS, messages.FILES.read), memoryview(below.encode()), "is no directory of")
-        for below in ("etc", "/", "../", "etc/map/", f"{VERSION}/map/", f"/{VERSION}/", "etc//")
+        for below in ("/", "../", "etc/map/", f"{VERSION}/map/", f"/{VERSION}/", "etc//")
     ),
     *(
         (of(DUMPS, messages.FILES.read), memoryview(below), "is no directory of")
