@@ -153,8 +153,9 @@ class ReadableStore(Protocol):
         """Yields files; those of one directory stand together, in the order of names.
 
         Args:
-            below: "" for all files, a directory with a slash at its end for those below it, or the
-                name of one file for that file alone. The number of others is no matter then.
+            below: "" for all files; a directory with a slash at its end for the files below that
+                directory; the name of a file for that file alone. The cost of the last does not
+                grow with the number of files in the store.
         """
         ...
 

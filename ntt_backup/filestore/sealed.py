@@ -91,10 +91,9 @@ class ReadableSealedStore:
 
     def list(self, below: str = "") -> Iterator[StoredFile]:
         listed: dict[str, _Stored] = {}
-        of_one = below and not below.endswith("/")
-        for file in chain.from_iterable(
-            map(self._within.list, [below, below + SEALED] if of_one else [below])
-        ):
+        is_file = below and not below.endswith("/")
+        asked = [below, below + SEALED] if is_file else [below]
+        for file in chain.from_iterable(map(self._within.list, asked)):
             name = file.name.removesuffix(SEALED)
             listed[name] = _Stored(file).beside(listed.get(name), self._policy)
         self._known.update(listed)

@@ -261,15 +261,17 @@ class ManifestReader:
                 self._digest.update(block[:end])
                 count += block.count(b"\n", 0, end)
                 self._length += end
-            # One line may have megabytes, and is kept by nobody but who reads it.
-            lines, last = [block[:end]] if end else [], [block[end:]] if end < len(block) else []
-            del block
-            if lines:
+            lines, rest = [block[:end]], block[end:]
+            del block  # One line may have megabytes: only the caller holds it from here on.
+            if end:
                 yield lines.pop()
-            if last:
+            if rest:
                 break
         else:
             raise SnapshotDamaged("a manifest breaks off")
+        lines.clear()
+        last = [rest]
+        del rest  # The trailer may have megabytes, too.
         self._end(last, count)
 
     def _beginning(self, length: int) -> Iterator[bytes]:
