@@ -37,22 +37,23 @@ _MICROSECONDS: Final = 10**6
 _NAME: Final = 32
 _TIME: Final = log2(_MICROSECONDS) / 8
 _BEGUN: Final = datetime(2026, 3, 2, tzinfo=UTC)
-_DAYS: Final = 5
+_DAYS: Final = 13
 _BATCH: Final = 100
 _INSERT: Final = """
-    insert into blobs (blobid, size, created_at)
+    insert into public.blobs (blobid, size, created_at)
     select encode(sha256(random()::text::bytea), 'hex'), (random() * 1000000)::int,
         timestamptz '2026-03-02' + interval '1 s' * (n / 10.0 + random())
     from generate_series(1, %s) as n
 """
 _CHOOSE: Final = """
     select array_agg(blobid) from (
-        select blobid, row_number() over (order by random()) as n from blobs
+        select blobid, row_number() over (order by random()) as n
+        from public.blobs
         where remote_copied is not true order by n limit %s
     ) as chosen group by n / %s
 """
 _MARK: Final = """
-    update blobs set remote_copied = true, remote_last_checked = clock_timestamp()
+    update public.blobs set remote_copied = true, remote_last_checked = clock_timestamp()
     where blobid = any(%s)
 """
 
@@ -155,7 +156,7 @@ def measure_server(url: str, count: int) -> Table:
     with connect(url, "bench") as conn:
         init_db(conn, "remote")
         conn.execute(_INSERT, (count,))
-        conn.execute("vacuum analyze blobs")
+        conn.execute("vacuum analyze public.blobs")
         program = pg_programs.find(None, conn.info.server_version).pg_dump
         argv = [str(program), "-Fc", "--compress=0", f"--dbname={url}"]
 
@@ -173,7 +174,7 @@ def measure_server(url: str, count: int) -> Table:
                 conn.execute(_MARK, (batch,))
             size, before = _write(before, [dumped()])
             table.add_row(str(day), f"{size * _SHARE / count:.1f}", f"{size / full:.2%}")
-            conn.execute("vacuum blobs")
+            conn.execute("vacuum public.blobs")
     return table
 
 
