@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Annotated, Final, Literal, NamedTuple, get_args, get_origin
 from urllib.parse import quote, unquote, urlsplit
 
+from annotated_types import Predicate
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
@@ -116,29 +117,8 @@ def _local_path(value: object) -> object:
     return os.path.expanduser(value) if isinstance(value, str) else value  # noqa: PTH111
 
 
-def _absolute(path: Path) -> Path:
-    check_line(str(path))
-    if not path.is_absolute():
-        raise ValueError("not absolute")
-    return path
-
-
-def _straight(path: Path) -> Path:
-    if ".." in path.parts:
-        raise ValueError("what .. means is decided by symlinks")
-    return path
-
-
-def _block_size(size: int) -> int:
-    if size not in (1 << bits for bits in range(12, 25)):
-        raise ValueError("not a size of blocks")
-    return size
-
-
-def _lock_path(path: Path) -> Path:
-    if re.search(r"[{}]", str(path).replace("{target}", "")):
-        raise ValueError("an unknown placeholder")
-    return path
+def _has_known_placeholders(value: object) -> bool:
+    return not re.search(r"[{}]", str(value).replace("{target}", ""))
 
 
 def check_remote_path(text: str) -> str:
@@ -176,7 +156,10 @@ RemotePath = Annotated[
     Needs("an absolute path on the remote, below / and without .."),
 ]
 LocalPath = Annotated[
-    Path, BeforeValidator(_local_path), AfterValidator(_absolute), Needs("an absolute path")
+    Path,
+    BeforeValidator(_local_path),
+    Predicate(lambda path: path.is_absolute() and bool(check_line(str(path)))),
+    Needs("an absolute path"),
 ]
 Region = Annotated[
     str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$"), Needs("a region's name such as eu-central-1")
@@ -192,17 +175,22 @@ Recipients = Annotated[
     Needs("a list of up to 64 public keys of age, age1... with 62 characters,"),
 ]
 Paths = Annotated[
-    tuple[Annotated[LocalPath, AfterValidator(_straight)], ...],
+    # Symbolic links decide what .. means.
+    tuple[Annotated[LocalPath, Predicate(lambda path: ".." not in path.parts)], ...],
     Field(min_length=1),
     Needs("a list of absolute paths without .."),
 ]
 Patterns = Annotated[
     tuple[Annotated[Line, Field(min_length=1)], ...], Needs("a list of patterns for paths")
 ]
-BlockSize = Annotated[Size, AfterValidator(_block_size), Needs("a power of two from 4KiB to 16MiB")]
+BlockSize = Annotated[
+    Size,
+    Predicate({1 << bits for bits in range(12, 25)}.__contains__),
+    Needs("a power of two from 4KiB to 16MiB"),
+]
 LockPath = Annotated[
     LocalPath,
-    AfterValidator(_lock_path),
+    Predicate(_has_known_placeholders),
     Needs("an absolute path with no placeholder but {target}"),
 ]
 
@@ -220,11 +208,6 @@ def address_of(listen: str) -> tuple[str, int]:
 def is_loopback(listen: str) -> bool:
     """Returns whether only this machine can connect to host:port."""
     return ipaddress.ip_address(address_of(listen)[0]).is_loopback
-
-
-def _listen(text: str) -> str:
-    address_of(text)
-    return text
 
 
 def refused(reason: str) -> PydanticCustomError:
@@ -245,20 +228,14 @@ def _web_url(text: str) -> str:
         raise refused("a URL without user and password is needed: these are not sent")
     if not (text.isascii() and text.isprintable()) or " " in text:
         raise refused("%20 for a space, and %XX for each byte that is not ASCII, is needed")
-    if re.search(r"[{}]", text.replace("{target}", "")):
+    if not _has_known_placeholders(text):
         raise refused("a URL with no placeholder but {target} is needed")
     return text
 
 
-def _program(command: tuple[str, ...]) -> tuple[str, ...]:
-    if command and not command[0].startswith("/"):
-        raise ValueError("which program it is depends on PATH")
-    return command
-
-
 Listen = Annotated[
     Line,
-    AfterValidator(_listen),
+    Predicate(lambda text: bool(address_of(text))),
     Needs("an address and a port such as 127.0.0.1:9787 or [::1]:9787"),
 ]
 WebUrl = Annotated[
@@ -268,7 +245,8 @@ WebUrl = Annotated[
 ]
 Command = Annotated[
     tuple[Line, ...],
-    AfterValidator(_program),
+    # With a name alone, PATH would decide which program runs.
+    Predicate(lambda command: not command or command[0].startswith("/")),
     Needs(
         'a list of a program, by its absolute path, and its arguments, as in ["/bin/tell", "-v"],'
     ),
