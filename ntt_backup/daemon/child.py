@@ -142,9 +142,7 @@ class ChildProcess:
         read.
         """
         if self._process is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.end()  # A copy that has only just been made leads no group yet.
+            _kill_group(self._process)
 
     def discard(self, signum: int = signal.SIGKILL) -> None:
         """Ends the process, and does not hear what it says.
@@ -155,7 +153,7 @@ class ChildProcess:
         self._stillborn = None
         if (process := self._process) is not None:
             if signum == signal.SIGKILL:
-                self.kill()
+                _kill_group(process)
             else:
                 self.send_signal(signum)
             self._reap(process)
@@ -163,11 +161,17 @@ class ChildProcess:
     def _reap(self, process: Child) -> ProcessEnded:
         """Waits a moment for the end of the process, and kills what is left of its group."""
         process.wait(_END_SECONDS)
-        self.kill()
+        _kill_group(process)
         status = process.kill()
         self._process = None
         detail = process.stderr.text[-_DETAIL_CHARS:]
         return ProcessEnded(pid=process.pid, status=status, detail=detail)
+
+
+def _kill_group(process: Child) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.end()  # A copy that has only just been made leads no group yet.
 
 
 def tell_parent(message: Message) -> None:

@@ -267,6 +267,19 @@ def test_one_that_died_before_its_start_is_told_as_any_other(start: Start) -> No
     assert died.status == 7
 
 
+@pytest.mark.parametrize("end", ["heard", "abandoned"])
+def test_the_end_of_a_prepared_worker_does_not_cancel_its_start(start: Start, end: str) -> None:
+    worker = start("exit 0", "exec sleep 600" if end == "abandoned" else "exit 7")
+    listen(worker)
+    worker.prepare()
+    worker.due = 90.0
+    if end == "abandoned":
+        worker.abandon()
+    else:
+        listen(worker)
+    assert (worker.running, worker.due) == (False, 90.0)
+
+
 # --- one that says nothing ------------------------------------------------------------------------
 
 
