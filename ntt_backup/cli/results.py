@@ -308,7 +308,7 @@ def _note_check(common: Common, note: CheckNote, lasted: float) -> None:
 def _tell(common: Common, note: CheckNote) -> None:
     """Sends a notice about the findings. Raises BackupError if the settings cannot be read."""
     from ntt_backup.config import CatalogConfig, load
-    from ntt_backup.daemon.notices import Notice, send
+    from ntt_backup.report.notices import Notice, send
 
     settings = load(CatalogConfig, file=common.config, target=common.target)
     found = f"{note.command} found {many(note.wrong, 'blob')} lost or not right"

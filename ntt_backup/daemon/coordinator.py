@@ -20,12 +20,11 @@ from typing import TYPE_CHECKING, Final
 from ntt_backup import __version__, events
 from ntt_backup.client.backoff import Backoff
 from ntt_backup.config import Settings
-from ntt_backup.daemon.control.run_control import RunControl
 from ntt_backup.daemon.event_log import BatchLines, EventLog, FailedBlobs
 from ntt_backup.daemon.listeners import Listener, Listeners
-from ntt_backup.daemon.open_outages import OpenOutages
-from ntt_backup.daemon.progress import ProgressEvents, RunProgress, RunState
+from ntt_backup.daemon.progress import OpenOutages, ProgressEvents, RunProgress, RunState
 from ntt_backup.daemon.reload import Reload
+from ntt_backup.daemon.run_control import RunControl
 from ntt_backup.daemon.side_jobs import jobs_of
 from ntt_backup.daemon.signals import SignalInbox
 from ntt_backup.daemon.systemd import WATCHDOG_SECONDS, Systemd

@@ -1,4 +1,4 @@
-"""The progress of a run is known from its workers' messages, for the log and the screen.
+"""The progress and the outages of a run are known from its messages, for all who hear of the run.
 
 Pure: it takes in messages and the time, and returns snapshots. The number of pending blobs comes
 from the catalog, at the start and again during the work, since other programs insert rows: counted,
@@ -8,6 +8,10 @@ a worker has seen the catalog without a pending blob it is 0, whatever was found
 Share and ETA go by content, and count content that was sent but is not answered yet: a batch may be
 in flight for half a minute. Both begin anew with each burst of work, so that a daemon that waited
 for hours is no slower for it. The sums (`copied`, `failed`, `bytes`) are of answered batches alone.
+
+An outage of a side begins with the first failure that any worker or side job reports, and ends with
+the first success of any of them. The end of the run ends all of its outages. An outage that was
+reported by workers alone that have ended is dropped: nobody waits any more.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from operator import attrgetter
 from typing import Any, Final, NamedTuple, Self
 
 from ntt_backup import events
+from ntt_backup.daemon.events import TargetRestart
 from ntt_backup.errors import SOME_FAILED, BackupError, Stopped
 from ntt_backup.model import PendingEstimate
 from ntt_backup.process.messages import BatchStart, Drained, Fatal, Message, ProcessEnded, Tick
@@ -395,3 +400,77 @@ class ProgressEvents:
         if state.says_more_than(self._last) or now >= self._next_idle:
             self._last, self._next_idle = state, now + _IDLE_SECONDS
             yield state.event()
+
+
+class OpenOutage(NamedTuple):
+    """An outage that lasts, as one worker misses the side. since: the time of the first failure
+    that this worker reported, by the clock of who keeps it. event: its last one.
+    """
+
+    since: float
+    event: events.Outage
+
+
+class OpenOutages:
+    """Keeps the outages of one run."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, int | None], OpenOutage] = {}
+        # By side: the time of the first failure, and of a new connection after the last failure.
+        self._began: dict[str, float] = {}
+        self._connected: dict[str, float] = {}
+
+    def take(self, event: events.Event, now: float) -> None:
+        """Takes in what happened. now: seconds, by whatever clock."""
+        match event:
+            case events.Outage():
+                key = event.what, event.worker
+                since = self._open[key].since if key in self._open else now
+                self._open[key] = OpenOutage(since, event)
+                self._began.setdefault(event.what, now)
+                self._connected.pop(event.what, None)
+            case events.OutageEnd():
+                self._drop([key for key in self._open if key[0] == event.what])
+            case events.WorkerStart() | events.WorkerStop() | events.WorkerRestart():
+                self._drop([key for key in self._open if key[1] == event.worker])
+            case events.RunStart() | events.RunStop() | TargetRestart():
+                self._drop([*self._open])
+
+    def connect(self, what: str, now: float) -> bool:
+        """Notes that a side accepted a connection, which is not yet work that was done: the outage
+        ends with that, and is over since now. Returns whether this is the first connection since
+        the last failure.
+        """
+        if what not in self._began or what in self._connected:
+            return False
+        self._connected[what] = now
+        return True
+
+    def lasted(self, what: str, now: float) -> float | None:
+        """Returns for how many seconds a side was unreachable, up to now or to the connection that
+        has answered; None where the side has no outage.
+        """
+        began = self._began.get(what)
+        return None if began is None else self._connected.get(what, now) - began
+
+    def waiting(self, what: str) -> set[int | None]:
+        """Returns the workers that wait for a side; None stands for a side job."""
+        return {worker for side, worker in self._open if side == what}
+
+    @property
+    def all(self) -> list[OpenOutage]:
+        """Returns the outages that last, without a side that accepts connections again."""
+        return [one for (side, _), one in self._open.items() if side not in self._connected]
+
+    @property
+    def sides(self) -> set[str]:
+        """Returns the sides that are unreachable."""
+        return set(self._began)
+
+    def _drop(self, keys: list[tuple[str, int | None]]) -> None:
+        for key in keys:
+            del self._open[key]
+        left = {side for side, _ in self._open}
+        for side in self._began.keys() - left:
+            del self._began[side]
+            self._connected.pop(side, None)

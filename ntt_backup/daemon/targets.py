@@ -26,7 +26,7 @@ from ntt_backup.client.backoff import Backoff
 from ntt_backup.config import Settings, refuse, shared_files
 from ntt_backup.daemon import coordinator
 from ntt_backup.daemon.child import RESTARTS, ChildProcess, Restarts
-from ntt_backup.daemon.control.control_socket import ControlSocket
+from ntt_backup.daemon.control_socket import ControlSocket
 from ntt_backup.daemon.event_log import EventLog
 from ntt_backup.daemon.events import Asked, TargetRestart
 from ntt_backup.daemon.listeners import Listener, Listeners, StateMessage

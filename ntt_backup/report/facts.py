@@ -27,8 +27,7 @@ from ntt_backup.catalog import (
 from ntt_backup.catalog.failures import FailedBlob
 from ntt_backup.catalog.schema_check import verify_schema
 from ntt_backup.config import CatalogConfig, application_name
-from ntt_backup.daemon.control.control_socket import report
-from ntt_backup.daemon.control.run_report import DaemonReport
+from ntt_backup.daemon.control_socket import DaemonReport, report
 from ntt_backup.daemon.progress import WorkerStatus
 from ntt_backup.daemon.signals import time_limit
 from ntt_backup.errors import (

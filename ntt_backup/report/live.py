@@ -22,7 +22,7 @@ from rich.text import Text
 
 from ntt_backup import events
 from ntt_backup.config.timetable import limit_text
-from ntt_backup.daemon.control.run_report import DaemonReport
+from ntt_backup.daemon.control_socket import DaemonReport
 from ntt_backup.daemon.listeners import Listener
 from ntt_backup.daemon.progress import RunState, WorkerStatus
 from ntt_backup.dump.events import DumpComplete, DumpFailed, DumpStart

@@ -21,12 +21,12 @@ import ntt_backup.snapshot.events  # noqa: F401 - their classes are events, too
 from ntt_backup.catalog.dump_history import DumpRun
 from ntt_backup.catalog.history import Run
 from ntt_backup.catalog.stats import StoredObjects, Totals
-from ntt_backup.daemon.control.run_report import DaemonReport
-from ntt_backup.daemon.metrics.figures import METRICS, PREFIX
+from ntt_backup.daemon.control_socket import DaemonReport
 from ntt_backup.events import Event, WorkerEvent
 from ntt_backup.newest import Newest
 from ntt_backup.process.messages import kinds
 from ntt_backup.report.health import Health
+from ntt_backup.report.metrics import METRICS, PREFIX
 from ntt_backup.snapshot.last_take import Last
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -14,7 +14,7 @@ from ntt_backup.config import CatalogConfig
 from ntt_backup.report import facts
 from ntt_backup.report.facts import FactsReader
 from ntt_backup.report.health import Health, judge
-from ntt_backup.report.page.view import Target, render
+from ntt_backup.report.page import Target, render
 from tests.helpers.postgres import Postgres
 from tests.helpers.waiting import PATIENCE
 

@@ -14,12 +14,10 @@ from ntt_backup.catalog import connection, packs
 from ntt_backup.catalog.check_history import CheckRun
 from ntt_backup.client.bootstrap import Banner
 from ntt_backup.config.sections import Settings
-from ntt_backup.daemon import newest_check
-from ntt_backup.daemon.check import of_banner, of_drills, snapshots
-from ntt_backup.filestore import open as opening
 from ntt_backup.model import StoredPack
-from ntt_backup.objects import s3
 from ntt_backup.objects.bucket import ObjectInfo, Protection
+from ntt_backup.report import check
+from ntt_backup.report.check import look, of_banner, of_drills, snapshots
 from tests.helpers.memory_store import MemoryStore
 
 
@@ -43,8 +41,8 @@ def test_a_lock_that_ends_before_a_chain_does_is_warned_of(
         }
     )
     told = SimpleNamespace(protection=lambda: Protection(lock_days=days))
-    monkeypatch.setattr(s3, "open_bucket", lambda _: told)
-    monkeypatch.setattr(opening, "open_store", lambda *_: MemoryStore())
+    monkeypatch.setattr(check, "open_bucket", lambda _: told)
+    monkeypatch.setattr(check, "open_store", lambda *_: MemoryStore())
 
     step = snapshots(settings, reached=True)
 
@@ -75,10 +73,10 @@ def test_the_newest_pack_is_missed_where_another_object_has_its_key(
         }
     )
     pack = StoredPack("ab" * 16, "k", "00", "ff", 3, 9, "SUM")
-    monkeypatch.setattr(s3, "open_bucket", lambda _: SimpleNamespace(head=lambda _: there))
+    monkeypatch.setattr(check, "open_bucket", lambda _: SimpleNamespace(head=lambda _: there))
     monkeypatch.setattr(connection, "connect", lambda *_: nullcontext())
     monkeypatch.setattr(packs, "newest_pack", lambda *_: (pack, WHEN))
-    assert [one.missed for one in newest_check.look(settings)] == ["k"] * lost
+    assert [one.missed for one in look(settings)] == ["k"] * lost
 
 
 ALL = frozenset({"list", "get", "verify", "write"})

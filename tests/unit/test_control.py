@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from ntt_backup.config import CatalogConfig
-from ntt_backup.daemon.control import control_socket as control
-from ntt_backup.daemon.control.control_socket import ControlSocket, ask
+from ntt_backup.daemon import control_socket as control
+from ntt_backup.daemon.control_socket import ControlSocket, ask
 from ntt_backup.errors import BackupError, ConfigError, NotRunning
 from ntt_backup.process.pipeline import wait_for
 

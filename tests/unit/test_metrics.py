@@ -26,11 +26,10 @@ from ntt_backup import events, newest
 from ntt_backup.catalog import history, stats
 from ntt_backup.config import Settings, load
 from ntt_backup.daemon.events import TargetRestart
-from ntt_backup.daemon.metrics import figures as catalog
-from ntt_backup.daemon.metrics import process as metrics_process
-from ntt_backup.daemon.metrics.figures import METRICS, PREFIX, Figures
 from ntt_backup.daemon.progress import RunProgress, RunState, WorkerStatus
 from ntt_backup.dump.events import DumpFailed
+from ntt_backup.report import metrics
+from ntt_backup.report.metrics import METRICS, PREFIX, Figures, metrics_process
 from ntt_backup.snapshot.events import SnapshotFailed
 from tests.helpers import documents
 from tests.helpers.sshd import HOST, free_port
@@ -178,7 +177,7 @@ def test_what_a_target_lacks_is_counted_until_it_is_there_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("last_dumps", "last_checks"):
-        monkeypatch.setattr(catalog, name, lambda *_: [])
+        monkeypatch.setattr(metrics, name, lambda *_: [])
     monkeypatch.setattr(history, "last_end", lambda *_: None)
     monkeypatch.setattr(stats, "still_failed", lambda *_: 0)
     wanted = settings()
@@ -186,7 +185,7 @@ def test_what_a_target_lacks_is_counted_until_it_is_there_again(
         update={"target": "far", "log": wanted.log.model_copy(update={"jsonl": tmp_path / "log"})}
     )
     told = Told()
-    asking: Any = catalog.CatalogFigures.__new__(catalog.CatalogFigures)
+    asking: Any = metrics.CatalogFigures.__new__(metrics.CatalogFigures)
     asking._settings, asking._figures = wanted, told.figures
     newest.record(wanted, "dump", "the newest")
     for there in ([], ["the newest"]):
@@ -253,12 +252,12 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading, "active_count", lambda: 1)
 
 
-def settings(**metrics: Any) -> Settings:
+def settings(**values: Any) -> Settings:
     flags = {
         "catalog.url": f"postgresql://{HOST}:{free_port()}/none",
         "source.root": "/srv/store",
         "remote.url": "file:///srv/backup",
-        **{f"metrics.{name}": str(value) for name, value in metrics.items()},
+        **{f"metrics.{name}": str(value) for name, value in values.items()},
     }
     return load(Settings, flags=flags, environ={}, file=None)
 
@@ -279,7 +278,7 @@ def values(text: str | None) -> dict[str, float]:
 
 def test_the_page_and_the_file_say_the_same_until_the_end(tmp_path: Path, alone: None) -> None:
     listen, textfile = f"{HOST}:{free_port()}", tmp_path / "ntt.prom"
-    process = metrics_process.metrics_process(settings(listen=listen, textfile=textfile))
+    process = metrics_process(settings(listen=listen, textfile=textfile))
     assert process is not None
     mask = os.umask(0o077)
     try:
@@ -310,21 +309,21 @@ def test_the_page_and_the_file_say_the_same_until_the_end(tmp_path: Path, alone:
 
 @pytest.mark.parametrize("name", ["ntt.prom", "ntt.txt"])
 def test_a_file_that_node_exporter_would_not_read_is_warned_of(tmp_path: Path, name: str) -> None:
-    _, warning = metrics_process.check(settings(textfile=tmp_path / name))
+    _, warning = metrics.check(settings(textfile=tmp_path / name))
     assert ("node-exporter reads *.prom" in warning) == (name == "ntt.txt")
 
 
 def test_what_cannot_be_served_is_a_warning_and_is_tried_again(
     tmp_path: Path, alone: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metrics_process, "_WRITE_SECONDS", 0.02)
+    monkeypatch.setattr(metrics, "_WRITE_SECONDS", 0.02)
     listen, textfile = f"{HOST}:{free_port()}", tmp_path / "later" / "ntt.prom"
     wanted = settings(listen=listen, textfile=textfile)
-    process = metrics_process.metrics_process(wanted)
+    process = metrics_process(wanted)
     assert process is not None
     listener = process.of("far")
     with socketserver.TCPServer((HOST, int(listen.rpartition(":")[2])), BaseRequestHandler):
-        said, warning = metrics_process.check(wanted)
+        said, warning = metrics.check(wanted)
         assert said == f"http://{listen}"
         assert warning == (
             f"no metrics at {listen}: Address already in use;"
@@ -359,7 +358,7 @@ def test_what_others_put_beside_the_file_is_not_written_through(tmp_path: Path, 
             new.hardlink_to(victim)
         case "fifo":
             os.mkfifo(new)
-    metrics_process._write(tmp_path / "ntt.prom", b"up 1\n")
+    metrics._write(tmp_path / "ntt.prom", b"up 1\n")
     assert (victim.read_text(), victim.stat().st_nlink) == ("ours", 1)
     assert (tmp_path / "ntt.prom").read_text() == "up 1\n"
     assert (tmp_path / "ntt.prom").is_file()

@@ -20,13 +20,13 @@ from pydantic import ValidationError
 from ntt_backup import events
 from ntt_backup.config import CatalogConfig
 from ntt_backup.config.sections import NotifySettings
-from ntt_backup.daemon import notices
 from ntt_backup.daemon.events import TargetRestart
-from ntt_backup.daemon.notices import Notice, Notices
 from ntt_backup.daemon.progress import RunProgress, RunState
 from ntt_backup.dump.events import DumpFailed, DumpRecovered, DumpSkipped
 from ntt_backup.errors import RemoteUnreachable
 from ntt_backup.events import Event
+from ntt_backup.report import notices
+from ntt_backup.report.notices import Notice, Notices
 from ntt_backup.snapshot.events import SnapshotFailed, SnapshotsRecovered
 from tests.helpers.waiting import PATIENCE
 

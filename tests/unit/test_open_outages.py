@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ntt_backup import events
-from ntt_backup.daemon.open_outages import OpenOutages
+from ntt_backup.daemon.progress import OpenOutages
 
 
 def away(worker: int | None, what: str = "remote") -> events.Outage:

@@ -25,14 +25,14 @@ from ntt_backup.catalog.failures import FailedBlob
 from ntt_backup.catalog.glance import Proved
 from ntt_backup.catalog.history import Hour
 from ntt_backup.config import CatalogConfig
-from ntt_backup.daemon.control.run_report import Away, DaemonReport, RunReport
+from ntt_backup.daemon.control_socket import Away, DaemonReport, RunReport
 from ntt_backup.daemon.progress import WorkerStatus
 from ntt_backup.errors import CatalogRefused, CatalogUnavailable, ConfigError, WaitsToStart
 from ntt_backup.newest import Newest
 from ntt_backup.report.facts import TargetFacts
 from ntt_backup.report.health import Health, judge
-from ntt_backup.report.page.server import Board, PageServer, Shown
-from ntt_backup.report.page.view import Target, ages, last_days, last_hour, policy, render
+from ntt_backup.report.page import Target, ages, last_days, last_hour, policy, render
+from ntt_backup.report.web_server import Board, PageServer, Shown
 from ntt_backup.snapshot.last_take import Last
 from tests.helpers.waiting import PATIENCE
 from tests.unit.sample_records import TOTALS, a_run
@@ -445,10 +445,10 @@ def test_many_viewers_cost_as_much_as_one(monkeypatch: pytest.MonkeyPatch) -> No
         made.append(None)
         return Shown(f"page {len(made)}", policy(), "", True)
 
-    monkeypatch.setattr("ntt_backup.report.page.server._FRESH_SECONDS", 600.0)
+    monkeypatch.setattr("ntt_backup.report.web_server._FRESH_SECONDS", 600.0)
     with served(Board(make)) as server:
         assert {ask(server)[1] for _ in range(20)} == {"page 1"}
-        monkeypatch.setattr("ntt_backup.report.page.server._FRESH_SECONDS", 0.0)
+        monkeypatch.setattr("ntt_backup.report.web_server._FRESH_SECONDS", 0.0)
         assert ask(server)[1] == "page 2"
 
 
@@ -473,7 +473,7 @@ def test_a_signal_that_another_thread_gets_ends_the_wait_for_viewers(
         hung.append(not ended.wait(PATIENCE))
         board.close()
 
-    monkeypatch.setattr("ntt_backup.report.page.server._SIGNAL_SECONDS", 0.2)
+    monkeypatch.setattr("ntt_backup.report.web_server._SIGNAL_SECONDS", 0.2)
     waiting = Path(f"/proc/self/task/{threading.get_native_id()}/status")
     ended = threading.Event()
     before = signal.signal(signal.SIGTERM, stop)

@@ -17,10 +17,11 @@ from blake3 import blake3
 from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.config import Settings, load
-from ntt_backup.daemon import check, preflight
+from ntt_backup.daemon import preflight
 from ntt_backup.errors import BackupError, RemoteCannotStore, SourceError
 from ntt_backup.model import PendingEstimate
 from ntt_backup.process.messages import RemoteProbed
+from ntt_backup.report import check
 from ntt_backup.upload.strategies import tar_probe
 from ntt_backup.upload.strategies.probe import Facts, trial
 from tests.unit.test_config import RECIPIENT

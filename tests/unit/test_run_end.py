@@ -10,10 +10,9 @@ import pytest
 
 from ntt_backup.client.throttle import Limit
 from ntt_backup.config import Settings
-from ntt_backup.daemon.control.run_control import RunControl
 from ntt_backup.daemon.coordinator import _Coordinator
-from ntt_backup.daemon.open_outages import OpenOutages
-from ntt_backup.daemon.progress import RunProgress
+from ntt_backup.daemon.progress import OpenOutages, RunProgress
+from ntt_backup.daemon.run_control import RunControl
 from ntt_backup.daemon.side_jobs import SideJobs
 from ntt_backup.daemon.signals import SignalInbox
 from ntt_backup.events import Outage

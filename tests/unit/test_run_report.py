@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ntt_backup import events
-from ntt_backup.daemon.control.run_report import DaemonReport, RunReport
+from ntt_backup.daemon.control_socket import DaemonReport, RunReport
 from ntt_backup.daemon.progress import RunProgress, RunState
 
 

@@ -21,7 +21,7 @@ from ntt_backup.catalog.range_locks import Holder
 from ntt_backup.catalog.stats import StoredObjects, Totals
 from ntt_backup.cli.commands.run import plan
 from ntt_backup.config import CatalogConfig, Settings
-from ntt_backup.daemon.control.run_report import RunReport
+from ntt_backup.daemon.control_socket import RunReport
 from ntt_backup.model import PendingEstimate
 from ntt_backup.report.facts import TargetFacts
 from ntt_backup.report.status import Status

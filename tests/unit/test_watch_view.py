@@ -19,7 +19,7 @@ from ntt_backup.cli.commands import status
 from ntt_backup.cli.common import Common
 from ntt_backup.cli.results import EachTarget
 from ntt_backup.config import CatalogConfig
-from ntt_backup.daemon.control.run_report import DaemonReport, RunReport
+from ntt_backup.daemon.control_socket import DaemonReport, RunReport
 from ntt_backup.daemon.progress import RunProgress
 from ntt_backup.errors import CatalogError
 from ntt_backup.process.messages import Tick

@@ -10,8 +10,8 @@ from http.server import BaseHTTPRequestHandler
 
 import pytest
 
-from ntt_backup.daemon import web_server
-from ntt_backup.daemon.web_server import BriefRequest, WebServer
+from ntt_backup.report import web_server
+from ntt_backup.report.web_server import BriefRequest, WebServer
 from tests.helpers.waiting import PATIENCE
 
 HOST = "127.0.0.1"

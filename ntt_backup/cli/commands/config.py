@@ -106,7 +106,7 @@ def check(common: Common) -> None:
 
     A real transfer is tried; it leaves nothing behind. The exit code is that of the first problem.
     """
-    from ntt_backup.daemon.check import check as check_all
+    from ntt_backup.report.check import check as check_all
 
     settings = common.load(SendConfig)
     code, steps = 0, []
@@ -131,7 +131,7 @@ def notify(common: Common, text: str) -> None:
 
     It goes to notify.command, notify.webhook_url and notify.ping_url, as far as they are set.
     """
-    from ntt_backup.daemon.notices import Notice, send, told
+    from ntt_backup.report.notices import Notice, send, told
 
     settings = common.load(CatalogConfig)
     if not told(settings):

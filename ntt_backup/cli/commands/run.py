@@ -77,11 +77,11 @@ def run(
     heard_by: list[ListenerProcess] = []  # What nobody wants is not even loaded.
     of_all = next(iter(each.values()))
     if of_all.metrics.wanted:
-        from ntt_backup.daemon.metrics.process import metrics_process
+        from ntt_backup.report.metrics import metrics_process
 
         heard_by.append(metrics_process(of_all))
     if of_all.notify.wanted:
-        from ntt_backup.daemon.notices import notice_process
+        from ntt_backup.report.notices import notice_process
 
         heard_by.append(notice_process(of_all))
 
@@ -150,7 +150,7 @@ def plan(settings: Settings, pending: PendingEstimate) -> list[str]:
 
 
 def _ask(common: Common, do: str, **values: str) -> None:
-    from ntt_backup.daemon.control.control_socket import ask
+    from ntt_backup.daemon.control_socket import ask
 
     each = results.EachTarget[dict[str, Any]](common, common.load_each(CatalogConfig))
     each.do(lambda settings: ask(settings, do, **values))

@@ -466,7 +466,7 @@ def snapshot_verify(
     """
     if part is not None and download:
         raise click.UsageError("give only one of --sample and --download")
-    from ntt_backup.daemon.newest_check import missed_versions
+    from ntt_backup.report.check import missed_versions
     from ntt_backup.snapshot.verify import Question
     from ntt_backup.snapshot.verify import verify as verify_versions
 

@@ -150,8 +150,8 @@ def serve(common: Common, listen: str, expose: bool, known_as: tuple[str, ...]) 
     The page renews itself. The command only reads.
     """
     from ntt_backup.report.health import Health
-    from ntt_backup.report.page.server import Board, PageServer, Shown
-    from ntt_backup.report.page.view import Target, policy, render
+    from ntt_backup.report.page import Target, policy, render
+    from ntt_backup.report.web_server import Board, PageServer, Shown
 
     wanted = ALL_TARGETS if common.default_target else common.target
     targets = replace(common, target=wanted).load_each(CatalogConfig)

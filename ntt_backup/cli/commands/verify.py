@@ -89,7 +89,7 @@ def verify(common: Common, /, local: bool, download: bool, **chosen: Any) -> Non
                 command = f"ntt-backup-remote restore --to {place} {names}"
                 said.append(f"fetch them from the remote: {command}")
         else:
-            from ntt_backup.daemon.newest_check import NOT_LOOKED, look
+            from ntt_backup.report.check import NOT_LOOKED, look
 
             remote = common.load(RemoteConfig)
             bucket = remote.remote.kind == "s3"

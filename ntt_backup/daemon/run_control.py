@@ -12,8 +12,7 @@ from ntt_backup import events
 from ntt_backup.client.throttle import Limit
 from ntt_backup.config import Settings
 from ntt_backup.config.timetable import Timetable, limit_text, parse_timetable
-from ntt_backup.daemon.control.control_socket import ControlSocket
-from ntt_backup.daemon.control.run_report import RunReport
+from ntt_backup.daemon.control_socket import ControlSocket, RunReport
 from ntt_backup.daemon.events import Asked, BandwidthLimit, Paused, Resumed
 from ntt_backup.daemon.listeners import Listener
 from ntt_backup.daemon.progress import RunProgress, RunState

@@ -1,27 +1,42 @@
-"""The page is read over HTTP with GET and HEAD, and nothing else is answered.
+"""The web servers of the metrics and the status page are read, and grant a client little.
 
-One thread, the main one, reads and draws; those of the requests wait for it, and share what it drew
-for a second. So a hundred viewers cost as much as one, nobody costs nothing, and no request
-waits long for a catalog that hangs. The page has no password: by default only this host sees it.
+A client has little time, few bytes, and a place among few. Whoever reaches the port can so take
+neither memory nor the service from others: where all places are taken, the oldest makes room.
+
+Neither asks for a password. A hostile web page may have its own name lead to the address of a
+server, and read it by a visitor's browser: so a request for a name that is not ours is refused. By
+default only this host sees the page, which is read with GET and HEAD; nothing else is answered.
+
+One thread, the main one, reads and draws the page; those of the requests wait for it, and share
+what it drew for a second. So a hundred viewers cost as much as one, nobody costs nothing, and no
+request waits long for a catalog that hangs.
 """
 
 from __future__ import annotations
 
-import threading
+import io
+import ipaddress
+import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
-from typing import Final
+from socketserver import BaseRequestHandler, TCPServer, ThreadingMixIn
+from threading import Condition, Lock, Thread
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from ntt_backup.config.values import address_of, is_loopback
-from ntt_backup.daemon.web_server import BriefRequest, WebServer
 from ntt_backup.errors import ConfigError
 
+MOST_CLIENTS: Final = 32
+_MOST_BYTES: Final = 32768
+_SECONDS: Final = 10.0
 _FRESH_SECONDS: Final = 1.0
-_PATIENCE_SECONDS: Final = 15.0
+_DRAWN_SECONDS: Final = 15.0
 # The handler of a signal runs in the main thread, and a signal that comes just before the thread
 # waits, or that the system gives to another thread, does not wake it.
 _SIGNAL_SECONDS: Final = 1.0
@@ -34,6 +49,116 @@ _HEADERS: Final = {
     "X-Frame-Options": "DENY",
 }
 _NOTHING: Final = "default-src 'none'; frame-ancestors 'none'"
+
+
+class WebServer(ThreadingMixIn, TCPServer):
+    """Listens at an IP address and a port of this host; a thread for each client. names: those by
+    which it may be asked for, besides its own. Raises OSError where it cannot listen.
+    """
+
+    allow_reuse_address = True
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        handler: type[BaseRequestHandler],
+        names: Iterable[str] = (),
+    ) -> None:
+        self._loopback = ipaddress.ip_address(host).is_loopback
+        self._given = names
+        self._clients: dict[socket.socket, None] = {}
+        self._lock = Lock()
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        super().__init__((host, port), handler)
+
+    @cached_property
+    def _names(self) -> set[str]:
+        """Returns the names of the server, in lower case. The DNS may answer slowly."""
+        own = () if self._loopback else (socket.gethostname(), socket.getfqdn())
+        return {"localhost", *(name.lower() for name in (*own, *self._given))}
+
+    def is_ours(self, host: str) -> bool:
+        """Returns whether a Host header names this server: by an address, or by a known name."""
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+        except ValueError:
+            return False
+        try:
+            return ipaddress.ip_address(name).is_loopback or not self._loopback
+        except ValueError:
+            return name in self._names
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Begins to serve a client, and ends the oldest one where they are too many."""
+        with self._lock:
+            self._clients[request] = None
+            oldest = next(iter(self._clients))
+            if len(self._clients) > MOST_CLIENTS:
+                del self._clients[oldest]
+                with suppress(OSError):  # It has just gone.
+                    oldest.shutdown(socket.SHUT_RDWR)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Ends a connection."""
+        with self._lock:
+            self._clients.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Says nothing: a client that went away is no trouble of ours."""
+
+
+class BriefRequest(BaseHTTPRequestHandler):
+    """Hears a request as long as it is a short one, comes soon, and is for this server. seconds:
+    for all of it.
+    """
+
+    server: WebServer
+    seconds = _SECONDS
+    server_version = "ntt_backup"
+    sys_version = ""
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile.close()
+        self.rfile = io.BufferedReader(_Brief(self.connection, self.seconds))
+
+    def parse_request(self) -> bool:
+        """Returns whether there is a request to answer; refuses one for another name."""
+        if not super().parse_request():
+            return False
+        if not self.server.is_ours(self.headers.get("Host", "")):
+            self.send_error(HTTPStatus.MISDIRECTED_REQUEST, "nothing is here under this name")
+            return False
+        return True
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Logs no request: a client asks every few seconds."""
+
+
+class _Brief(io.RawIOBase):
+    """Reads a request. Raises TimeoutError for too many bytes or too much time."""
+
+    def __init__(self, connection: socket.socket, seconds: float) -> None:
+        self._connection = connection
+        self._until = time.monotonic() + seconds
+        self._left = _MOST_BYTES
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        seconds = self._until - time.monotonic()
+        if seconds <= 0 or not self._left:
+            raise TimeoutError
+        self._connection.settimeout(seconds)
+        got = self._connection.recv_into(buffer, min(len(buffer), self._left))
+        self._left -= got
+        return got
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +178,7 @@ class Board:
 
     def __init__(self, make: Callable[[], Shown]) -> None:
         self._make = make
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._wanted = self._closed = False
         self._shown = make()
         self._made_at = time.monotonic()
@@ -64,7 +189,7 @@ class Board:
             if time.monotonic() - self._made_at >= _FRESH_SECONDS:
                 self._wanted = True
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: not self._wanted, _PATIENCE_SECONDS)
+                self._changed.wait_for(lambda: not self._wanted, _DRAWN_SECONDS)
             return self._shown
 
     def serve(self) -> None:
@@ -110,7 +235,7 @@ class PageServer(WebServer):
             )
         self.board = board
         try:
-            super().__init__(host, port, _Handler, names)
+            super().__init__(host, port, _PageRequest, names)
         except OSError as error:
             raise ConfigError(
                 f"cannot listen on {listen}",
@@ -127,7 +252,7 @@ class PageServer(WebServer):
 
     def start(self) -> None:
         """Answers requests from now on, in threads."""
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        Thread(target=self.serve_forever, daemon=True).start()
 
     def server_close(self) -> None:
         """Stops listening, and ends the board."""
@@ -135,7 +260,7 @@ class PageServer(WebServer):
         self.board.close()
 
 
-class _Handler(BriefRequest, BaseHTTPRequestHandler):
+class _PageRequest(BriefRequest, BaseHTTPRequestHandler):
     server: PageServer
 
     def do_GET(self) -> None:

@@ -29,8 +29,7 @@ from ntt_backup.config import CatalogConfig, application_name
 from ntt_backup.daemon.child import tell_parent
 from ntt_backup.daemon.events import TargetRestart
 from ntt_backup.daemon.listeners import Heard, ListenerProcess
-from ntt_backup.daemon.open_outages import OpenOutages
-from ntt_backup.daemon.progress import RunState
+from ntt_backup.daemon.progress import OpenOutages, RunState
 from ntt_backup.daemon.signals import time_limit
 from ntt_backup.dump.events import DumpComplete, DumpFailed, DumpRecovered, DumpSkipped
 from ntt_backup.errors import BackupError, CatalogError, RemoteUnreachable, SourceError

@@ -1,4 +1,8 @@
-"""The figures of all metrics come from what runs tell, and from the catalog.
+"""Metrics tell a monitoring system of runs: by a page for Prometheus, by a file for node-exporter.
+
+A process of its own serves them, and hears the runs. The page needs nothing but figures in memory;
+a file system or a catalog that hangs holds up a thread of its own each. The figures come from what
+runs tell, and from the catalog.
 
 Counters begin at 0 with the process that serves them, and are there from the start of a run, so
 that the first failure is an increase.
@@ -10,27 +14,42 @@ counters end in `_total`. No label holds free text: each has few values, known b
 
 from __future__ import annotations
 
+import os
+import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from threading import Event, Thread
 from typing import Final, Literal
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    MetricsHandler,
+    disable_created_metrics,
+    generate_latest,
+)
 
 from ntt_backup import __version__, events
 from ntt_backup.catalog import connection, history, stats
 from ntt_backup.catalog.check_history import last_checks
 from ntt_backup.catalog.dump_history import last_dumps
 from ntt_backup.config import Settings, application_name
+from ntt_backup.config.values import address_of
+from ntt_backup.daemon.child import tell_parent
 from ntt_backup.daemon.events import TargetRestart
-from ntt_backup.daemon.open_outages import OpenOutages
-from ntt_backup.daemon.progress import STATES, RunState
+from ntt_backup.daemon.listeners import Heard, ListenerProcess
+from ntt_backup.daemon.progress import STATES, OpenOutages, RunState
 from ntt_backup.dump.events import DumpComplete, DumpFailed
 from ntt_backup.errors import CatalogError
 from ntt_backup.model import OF_CHECKS, Reason
 from ntt_backup.newest import missed
+from ntt_backup.report.web_server import BriefRequest, WebServer
 from ntt_backup.snapshot.events import SnapshotComplete, SnapshotFailed
 from ntt_backup.snapshot.last_take import last
 
@@ -42,6 +61,11 @@ _AHEAD_SECONDS: Final = 3600.0
 _SECONDS: Final = (0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600)
 _EVERY_SECONDS: Final = 60.0
 _STATEMENT_MILLISECONDS: Final = 10_000
+_WRITE_SECONDS: Final = 15.0
+# A short run's file shall have what the catalog knows, too.
+_FIRST_ANSWER_SECONDS: Final = 2.0
+# How long the end waits for the last file: its file system may not answer.
+_LAST_WRITE_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,3 +420,92 @@ class CatalogFigures:
                 when = one.ended_at.timestamp()
                 figures.note("last_check_timestamp_seconds", when, target, one.command)
         figures.set("blobs_still_failed", stats.still_failed(conn, target), target=target)
+
+
+def metrics_process(settings: Settings) -> ListenerProcess:
+    """Returns the process that serves the metrics of all runs."""
+    return ListenerProcess("metrics", partial(_serve, settings))
+
+
+def check(settings: Settings) -> tuple[str, str]:
+    """Returns the place of the metrics, and a warning; neither stops a run."""
+    listen, textfile = settings.metrics.listen, settings.metrics.textfile
+    warnings = []
+    if listen is not None:
+        try:
+            WebServer(*address_of(listen), BriefRequest).server_close()
+        except OSError as error:
+            warnings.append(_trouble(listen, error))
+    if textfile is not None and not os.access(textfile.parent, os.W_OK | os.X_OK):
+        why = "may not be written to" if textfile.parent.is_dir() else "is missing"
+        warnings.append(f"no metrics in {textfile}: its directory {why}")
+    if textfile is not None and textfile.suffix != ".prom":
+        warnings.append(f"node-exporter reads *.prom, and not {textfile}")
+    return f"in {textfile}" if listen is None else f"http://{listen}", "; ".join(warnings)
+
+
+def _trouble(place: object, error: OSError) -> str:
+    return f"no metrics at {place}: {error.strerror or error}"
+
+
+def _serve(settings: Settings, heard: Iterator[Heard]) -> None:
+    figures, over = Figures(settings.scheduled), Event()
+    catalog = CatalogFigures(settings, figures)
+    clock = Thread(target=_keep_time, args=(settings, figures, catalog, over), daemon=True)
+    clock.start()
+    for target, what in heard:
+        figures.take(target, what, time.time())
+        if isinstance(what, events.RunStart):
+            catalog.wanted.set()
+    over.set()
+    clock.join(_LAST_WRITE_SECONDS)
+
+
+def _keep_time(settings: Settings, figures: Figures, catalog: CatalogFigures, over: Event) -> None:
+    """Serves the page and writes the file. A failure is told once, and retried."""
+    listen, textfile = settings.metrics.listen, settings.metrics.textfile
+
+    class Handler(BriefRequest, MetricsHandler):
+        registry = figures.registry
+
+    complained: set[object] = set()
+    served = False
+
+    def attempt(place: object, work: Callable[[], object]) -> bool:
+        try:
+            work()
+        except OSError as error:
+            if place not in complained:
+                complained.add(place)
+                tell_parent(events.Warning(reason=_trouble(place, error)))
+            return False
+        complained.discard(place)
+        return True
+
+    def open_page(listen: str) -> None:
+        server = WebServer(*address_of(listen), Handler)
+        Thread(target=server.serve_forever, daemon=True).start()
+
+    while True:
+        if listen is not None and not served:
+            served = attempt(listen, partial(open_page, listen))
+        catalog.answered.wait(_FIRST_ANSWER_SECONDS)
+        ended = over.is_set()
+        figures.pass_time(time.time())
+        if textfile is not None:
+            attempt(textfile, lambda: _write(textfile, generate_latest(figures.registry)))
+        if ended:
+            return
+        over.wait(_WRITE_SECONDS)
+
+
+def _write(path: Path, text: bytes) -> None:
+    """Writes the file in one step: node-exporter reads whole ones, and only *.prom."""
+    new = path.with_name(f"{path.name}.new")
+    # Others may write to the directory: what one of them put there is not written through.
+    new.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    with os.fdopen(os.open(new, flags, 0o644), "wb") as file:
+        os.fchmod(file.fileno(), 0o644)  # node-exporter is another user, whatever our umask.
+        file.write(text)
+    new.replace(path)

@@ -1,1 +1,0 @@
-"""The status page of `serve` is drawn, and shown over HTTP. Nothing here writes."""
