@@ -69,9 +69,9 @@ class SessionPool:
         self._stop = threading.Event()
         self._news = threading.Event()
         self._first: list[ReadSession] = []
-        # The number of sessions that are being opened, and whether any was ever opened.
+        # The names of the sessions that are being opened, and whether any was ever opened.
         self._contact = threading.Condition()
-        self._opening = 0
+        self._opening: set[str] = set()
         self._met = False
 
     def open_first(self) -> ReadSession:
@@ -111,10 +111,13 @@ class SessionPool:
         self, workers: int, work: Callable[[ReconnectingSession], None], tick: Callable[[], None]
     ) -> None:
         """Runs work in several threads, each with a session; see `run_threads`."""
+        # A session that fails waits for the others, also for one that has not begun.
+        self._opening |= {str(number) for number in range(workers)}
 
         def with_session(slot: str) -> None:
             session = self.session(slot)
             try:
+                session.do(lambda _: None)  # All threads connect, and none later than the others.
                 work(session)
             finally:
                 session.close()
@@ -148,7 +151,7 @@ class SessionPool:
 
     def _open(self, slot: str) -> ReadSession:
         with self._contact:
-            self._opening += 1
+            self._opening.add(slot)
         met = False
         try:
             session = self._connect(slot)
@@ -156,7 +159,7 @@ class SessionPool:
             return session
         finally:
             with self._contact:
-                self._opening -= 1
+                self._opening.discard(slot)
                 self._met = self._met or met
                 self._contact.notify_all()
 

@@ -10,8 +10,9 @@ from typing import cast
 import pytest
 
 from ntt_backup.client.backoff import Backoff, OutageClock
-from ntt_backup.client.pool import FRUITLESS, ReconnectingSession
+from ntt_backup.client.pool import FRUITLESS, ReconnectingSession, SessionPool
 from ntt_backup.client.read_session import ReadSession
+from ntt_backup.config import RemoteConfig
 from ntt_backup.errors import BackupError, RemoteUnreachable
 from ntt_backup.process import threads
 from ntt_backup.process.threads import WorkQueue, run_threads
@@ -29,6 +30,8 @@ class Connection:
         self.settled = 0
 
     def abort(self) -> None: ...
+
+    close = abort
 
 
 class Waits(list[float]):
@@ -90,6 +93,38 @@ def test_work_that_is_done_ends_the_count_of_lost_connections(
     for _ in range(3):
         assert session.do(dies(FRUITLESS - 1, settles=0)) == "done"
     assert waits[0] == waits[FRUITLESS - 1]
+
+
+@pytest.mark.timeout(PATIENCE)
+def test_a_first_connection_that_fails_waits_for_one_that_has_not_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So does a receiver that refuses one login of several: the command goes on."""
+    refused, said = threading.Event(), list[str]()
+    settings = RemoteConfig.model_validate(
+        {"remote": {"url": "file:///mnt"}, "run": {"backoff_base": 0.01, "backoff_cap": 0.01}}
+    )
+    pool = SessionPool(settings, "verify", (), lambda error, seconds: said.append(error.message))
+
+    def connect(slot: str) -> ReadSession:
+        if slot == "0" and not refused.is_set():
+            refused.set()
+            raise LOST
+        return cast(ReadSession, Connection())
+
+    def one_after_the_other(count: int, work: Callable[[str], None], *_: object) -> None:
+        first = threading.Thread(target=work, args=("0",))
+        first.start()
+        assert refused.wait(PATIENCE)
+        first.join(0.05)
+        work("1")
+        first.join()
+
+    monkeypatch.setattr(pool, "_connect", connect)
+    monkeypatch.setattr("ntt_backup.client.pool.run_threads", one_after_the_other)
+    done: list[str] = []
+    pool.run(2, lambda session: done.append(session.do(lambda _: "done")), lambda: None)
+    assert (done, said) == (["done"] * 2, [LOST.message])
 
 
 @pytest.mark.timeout(PATIENCE)
