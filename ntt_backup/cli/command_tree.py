@@ -111,9 +111,9 @@ _MODULES: Final = {
     name: module
     for module, names in {
         "blob": "failed requeue show",
+        "catalog": "init-db dump dumps",
         "config": "check notify",
-        "dump": "dumps",
-        "install": "init-db install-service install-receiver",
+        "install": "install-service install-receiver",
         "manual": "man completion",
         "pack": "unpack mount",
         "restore": "drill",

@@ -35,6 +35,7 @@ def loaded_by(*command: str) -> set[str]:
             "status --help",
             {"ntt_backup.client.transport", "ntt_backup.daemon.coordinator", "structlog"},
         ),
+        ("install-receiver --write /dev/null", {"psycopg", "rich"}),
         # Into a pipe, to the log, and to an end by its lock: the first worker is forked after that,
         # and before what speaks to the catalog is loaded.
         ("run", {"paramiko", "psycopg", "pygments", "rich"}),

@@ -1,4 +1,4 @@
-"""The commands `init-db`, `install-service` and `install-receiver` prepare what a run needs."""
+"""The commands `install-service` and `install-receiver` prepare this host and the remote."""
 
 from __future__ import annotations
 
@@ -12,71 +12,16 @@ from typing import Final
 
 import click
 
-from ntt_backup.catalog import schema, schema_plan
-from ntt_backup.catalog.schema_check import PRINT_SQL
-from ntt_backup.catalog.schema_steps import Who
-from ntt_backup.cli import options, results
-from ntt_backup.cli.common import Common, connect, writing
-from ntt_backup.cli.options import JSON, PATH, flag, repeated, value
+from ntt_backup.cli import options
+from ntt_backup.cli.common import Common, writing
+from ntt_backup.cli.options import PATH, flag, value
 from ntt_backup.client.bootstrap import standalone
-from ntt_backup.config import CatalogConfig, RemoteSettings, Settings
-from ntt_backup.config.host_key import SERVICE_KEY, key_file, make_host_key
+from ntt_backup.config import RemoteSettings, Settings
+from ntt_backup.config.host_key import SERVICE_KEY, make_host_key
 from ntt_backup.daemon.service_files import SETTINGS, UNITS, service_files
 from ntt_backup.errors import ConfigError, SourceError, complete
 from ntt_backup.process.durable import durable_file
 from ntt_backup.process.pipeline import start, version_of
-
-
-@options.command(JSON)
-@flag("--notify", "Add a trigger: inserts into blobs wake a watching daemon.")
-@click.option(
-    "--print-sql",
-    "script",
-    type=click.Choice(["all", *(who.value for who in Who)]),
-    is_flag=False,
-    flag_value="all",
-    help="Change nothing. Print the missing SQL for psql: one script for each role that must run"
-    " it, or only the named one.",
-)
-@value(
-    "--role",
-    "ROLE",
-    "Print the SQL, with no more rights than this role needs to back up; default: the user of"
-    " catalog.url.",
-)
-@repeated("--monitor", "ROLE", "Print the SQL, also for a role that may only read the figures")
-def init_db(
-    common: Common, notify: bool, script: str | None, role: str | None, monitor: tuple[str, ...]
-) -> None:
-    """Create the catalog, or add what an existing one lacks.
-
-    Existing rows are not changed. It is safe to call this again. The first call on a host also
-    makes its host key, which signs what the host writes to a target.
-    """
-    if role or monitor:
-        script = script or "all"
-    settings = common.load(CatalogConfig)
-    with connect(settings, "init-db", no_tables=True) as conn:
-        if script is not None:
-            plan = schema_plan.make_plan(
-                conn, settings.target, role=role, monitors=monitor, notify=notify
-            )
-            click.echo(plan.script(None if script == "all" else Who(script)))
-            return
-        said: list[str] = []
-        report = said.append if options.wants("as_json") else click.echo
-        not_yet = schema.init_db(conn, settings.target, notify=notify, report=report)
-        who = conn.info.user
-    if made := make_host_key(key_file(settings)):
-        report(made)
-    lines = []
-    if not_yet:
-        lines.append(f"{who} may not use all commands yet: {'; '.join(not_yet)}")
-        lines.append(complete(PRINT_SQL))
-    others = ", for all other commands" if not_yet else ""
-    lines.append(f"the catalog is ready for target {settings.target}{others}")
-    results.tell({"target": settings.target, "done": said, "not_yet": not_yet}, lines)
-
 
 # --- the service ----------------------------------------------------------------------------------
 
