@@ -237,8 +237,8 @@ class DumpSettings(Section):
 
     Attributes:
         bin: The directory of pg_dump and pg_restore.
-        mode: `full`: each dump is whole; `series`: a dump may be an increment to the last one.
-        full_every: The dumps of one chain of increments.
+        mode: `full`: each dump is whole; `series`: a dump may be an increment on a whole one.
+        full_every: Of so many dumps of a series one is whole.
         keep_last: The dumps to keep, see `dump.retention`; so are the other keep_*.
         max_age: The age from which a new dump is made even if nothing has changed (0: always).
         interval: The interval at which `--watch` looks whether a dump is due.

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from contextlib import suppress
+from typing import Final
 
 from ntt_backup.config import RemoteConfig
-from ntt_backup.dump.chain import ChainBroken, chain_of
 from ntt_backup.dump.last_text import LastText, NewText, directory_of
 from ntt_backup.dump.record import PLAIN, SERIES, DumpRecord, Stored
 from ntt_backup.dump.series import Writer
+
+# The next dump is whole where the last increment was larger than one part in so many of the whole
+# dump: the table was rewritten, or so many rows have changed since that all increments are large.
+_LARGE: Final = 4
 
 
 class Sum:
@@ -29,29 +32,48 @@ class Sum:
 
 
 class Form:
-    """Turns the output of pg_dump into the bytes of the dump. options: of pg_dump; base: the dump
-    that this one is an increment on, "" where it is whole; text: the sum of what came.
+    """Turns the output of pg_dump into the bytes of the dump.
+
+    Attributes:
+        base: The whole dump that this one is an increment on; "" where it is whole.
+        step: One more than that of the last increment on the same base; 0 where it is whole.
+        format: The number of the form in the record.
+        options: Of pg_dump.
+        text: The sum of what came.
     """
 
-    def __init__(self, before: LastText | None, base: str, new: NewText | None) -> None:
-        self._before = before
+    def __init__(
+        self, base: str = "", step: int = 0, old: LastText | None = None, new: NewText | None = None
+    ) -> None:
+        """old: the whole dump as it is kept here; new: keeps this one, if it is whole. Neither: the
+        dump is stored as pg_dump compresses it.
+        """
+        self._old = old
         self._new = new
-        self._writer = None if new is None else Writer(before, new)
+        series = not (old is None and new is None)
+        self._writer = Writer(old, new) if series else None
         self.base = base
-        self.format = PLAIN if new is None else SERIES
+        self.step = step
+        self.format = SERIES if series else PLAIN
         # What is compressed changes as a whole, wherever a row did.
-        self.options = () if new is None else ("--compress=0",)
+        self.options = ("--compress=0",) if series else ()
         self.text = Sum()
 
     @staticmethod
     def of(settings: RemoteConfig, database: str, known: list[Stored], *, whole: bool) -> Form:
-        """Returns the form that the settings ask for. known: the dumps of the database for
-        the target that can be restored, oldest first. whole: as no increment.
+        """Returns the form that the settings ask for.
+
+        Args:
+            settings: of the run.
+            database: the name of the database.
+            known: the dumps of the database for the target that can be restored, oldest first.
+            whole: make no increment.
         """
         if settings.dump.mode != "series":
-            return Form(None, "", None)
-        base, before = ("", None) if whole else last_text(settings, database, known)
-        return Form(before, base, NewText(directory_of(settings, database)))
+            return Form()
+        base, step, old = ("", 0, None) if whole else kept_base(settings, database, known)
+        new = NewText(directory_of(settings, database)) if old is None else None
+        return Form(base, step, old, new)
 
     def add(self, data: bytes) -> bytes:
         """Returns what is to be sent now; may be nothing."""
@@ -63,39 +85,44 @@ class Form:
         return b"" if self._writer is None else self._writer.end()
 
     def keep(self, name: str, made: DumpRecord) -> None:
-        """Keeps what was written for the next dump."""
+        """Keeps a whole dump on this machine for the next ones."""
         if self._new is not None:
             self._new.keep(name, made.text_sha256)
 
     def close(self) -> None:
         """Forgets what was not kept."""
-        if self._before is not None:
-            self._before.close()
+        if self._old is not None:
+            self._old.close()
         if self._new is not None:
             self._new.give_up()
 
 
-def last_text(
+def kept_base(
     settings: RemoteConfig, database: str, known: list[Stored]
-) -> tuple[str, LastText | None]:
-    """Returns the dump that the next one can be an increment on, and its text; "" and None where
-    there is none, or it is not on this machine.
+) -> tuple[str, int, LastText | None]:
+    """Returns the whole dump that the next one can be an increment on, the step of that increment,
+    and the dump as it is kept here; "", 0 and None where the next one has to be whole.
     """
-    last = base_of(known, settings.dump.full_every)
-    if last is not None:
-        found = LastText.find(directory_of(settings, database), last.name, last.text[1])
-        if found is not None:
-            return last.name, found
-    return "", None
+    base, step = base_of(known, settings.dump.full_every)
+    if base is not None:
+        old = LastText.find(directory_of(settings, database), base.name, base.text[1])
+        if old is not None:
+            return base.name, step, old
+    return "", 0, None
 
 
-def base_of(known: list[Stored], full_every: int) -> Stored | None:
-    """Returns the dump on which the next one can be an increment, if it is on this machine: the
-    last one, as long as its chain is whole and has room.
+def base_of(known: list[Stored], full_every: int) -> tuple[Stored | None, int]:
+    """Returns the whole dump on which the next one can be an increment, and the step of that.
+
+    Args:
+        known: the dumps of a database that can be restored, oldest first.
+        full_every: of so many dumps one is whole.
     """
-    if not known or known[-1].record is None or not known[-1].record.series:
-        return None
-    with suppress(ChainBroken):
-        if len(chain_of(known[-1], {one.name: one for one in known})) < full_every:
-            return known[-1]
-    return None
+    records = [(one, one.record) for one in known if one.record is not None and one.record.series]
+    base = next((one for one, record in reversed(records) if not record.base), None)
+    if base is None:
+        return None, 0
+    on = [record for one, record in records if record.base == base.name]
+    step = 1 + max((record.step for record in on), default=0)
+    large = bool(on) and on[-1].bytes * _LARGE > (base.size or 0)
+    return (None, 0) if large or step >= full_every else (base, step)

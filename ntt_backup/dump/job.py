@@ -33,13 +33,13 @@ from ntt_backup.client.error_text import explain_gone
 from ntt_backup.config import RemoteConfig, application_name
 from ntt_backup.config.host_key import HostKeys
 from ntt_backup.dump import pg_programs, record, shelf
-from ntt_backup.dump.chain import restorable, with_bases
 from ntt_backup.dump.events import DumpComplete, DumpSkipped, DumpStart
 from ntt_backup.dump.form import Form
 from ntt_backup.dump.pg_programs import Programs
 from ntt_backup.dump.record import DumpRecord, Stored
 from ntt_backup.dump.retention import Retention
 from ntt_backup.dump.store import NewDump, open_dumps, read_contents, remove_dumps
+from ntt_backup.dump.stored_text import restorable
 from ntt_backup.errors import BackupError, CatalogError, DumpFailed
 from ntt_backup.filestore.contract import FileStore
 from ntt_backup.format import many
@@ -67,7 +67,7 @@ def dump(
         settings: of the run.
         emit: takes each event.
         force: make a dump whether or not anything has changed.
-        whole: make a dump, and not as an increment.
+        whole: make a whole dump, not an increment.
         patient: the caller tries again after an outage, which is not noted for `status`.
 
     Returns:
@@ -230,6 +230,7 @@ class _Job:
                 fingerprint=state.fingerprint,
                 duration_s=round(time.monotonic() - self._clock, 3),
                 base=form.base,
+                step=form.step,
                 text_bytes=form.text.size,
                 text_sha256=form.text.sha256,
                 copied=copied,
@@ -289,7 +290,6 @@ class _Job:
     ) -> None:
         """Removes dumps past retention, and records the new one, which is good in any case."""
         rule = Retention.of(self._settings.dump)
-        known = {one.name: one for one in ours}
         if strangers:
             self._warn(
                 f"{many(strangers, 'dump')} of this catalog on the remote are not known"
@@ -305,10 +305,10 @@ class _Job:
             )
         # Another host may be giving one its name: the record lies there before the content.
         coming = [one.name for one in ours if one.size is None and self._is_young(one)]
-        # The new one as well: it needs the others of its chain.
         stay = shelf.staying(ours, name, datetime.now(UTC), rule, self._keys)
-        kept = with_bases([*stay, *coming, made.base], known)
-        # The newest first: no moment has an increment without what it needs.
+        kept = {*stay, *coming}
+        kept |= {made.base, *(one.base for one in ours if one.name in kept)}
+        # The newest first: at no moment an increment is there without its base.
         past = [one.name for one in reversed(ours) if one.name not in kept]
         try:
             pruned = remove_dumps(store, past)

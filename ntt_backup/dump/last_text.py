@@ -1,6 +1,6 @@
-"""This machine keeps the last dump of a series, so that the next can be an increment on it.
+"""This machine keeps the last whole dump of a series, so that the next can be increments on it.
 
-It is a help and nothing more: where it is missing, damaged or not the newest one, a full dump is
+It is a help and nothing more: where it is missing, damaged or not the newest one, a whole dump is
 made. It holds what pg_dump wrote, compressed and by segments, for the user of the program only.
 """
 
@@ -27,12 +27,12 @@ _NEW: Final = ".new-"
 
 
 def directory_of(settings: RemoteConfig, database: str) -> Path:
-    """Returns where the last dump of a database for the target is kept."""
+    """Returns where the last whole dump of a database for the target is kept."""
     return directory_for("dumps", settings.remote, settings.target, database)
 
 
 class LastText:
-    """The dump before, by its segments; see `series.Before`."""
+    """The whole dump, by its segments; see `series.Base`."""
 
     def __init__(self, file: IO[bytes], entries: list[tuple[bytes, int, int, int]]) -> None:
         self._file = file
@@ -83,7 +83,7 @@ class LastText:
 
 
 class NewText:
-    """Keeps the segments of a dump while it is made. Nothing is kept where that cannot be."""
+    """Keeps the segments of a whole dump while it is made. Nothing is kept where that cannot be."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

@@ -36,6 +36,7 @@ _KINDS: Final[Mapping[str, type]] = {
     "text_bytes": int,
     "head_bytes": int,
     "copied": bool,
+    "step": int,
 }
 
 
@@ -48,12 +49,13 @@ class DumpRecord:
         bytes: The size of the dump itself.
         sha256: Of the dump itself.
         fingerprint: What the database's counters said just before, if it has any.
-        base: In a series, the dump that this one is an increment on; "" where it is a full one.
+        base: In a series, the whole dump that this one is an increment on; "" where it is whole.
         text_bytes: In a series, the size of what pg_dump wrote.
         text_sha256: In a series, the SHA-256 of what pg_dump wrote.
         copied: Whether any blob was copied to the target when the dump was begun.
         head_bytes: The size of the beginning of what pg_dump wrote that has the table of contents.
         head_sha256: Of that beginning: it is proved before any statement of the dump is executed.
+        step: Of an increment, one more than that of the last one on the same base; else 0.
         signature: By the key of the host that made the dump; "" where it has none.
     """
 
@@ -74,6 +76,7 @@ class DumpRecord:
     copied: bool = False
     head_bytes: int = 0
     head_sha256: str = ""
+    step: int = 0
     signature: str = ""
 
     @property
@@ -87,8 +90,13 @@ class DumpRecord:
         return (self.text_bytes, self.text_sha256) if self.series else (self.bytes, self.sha256)
 
     def to_json(self) -> str:
-        """Returns the record as one line."""
-        return json.dumps(asdict(self), sort_keys=True)
+        """Returns the record as one line. A step of 0 is left out: the first records had none, and
+        their signatures have to hold.
+        """
+        values = asdict(self)
+        if not self.step:
+            del values["step"]
+        return json.dumps(values, sort_keys=True)
 
     def signed(self, name: str, keys: HostKeys) -> DumpRecord:
         """Returns the record of the dump of that name with this host's signature. The name is bound
@@ -139,7 +147,7 @@ class Stored:
 
     @property
     def base(self) -> str:
-        """The dump that it is an increment on; "" where it needs none."""
+        """The whole dump that it is an increment on; "" where it needs none."""
         return self.record.base if self.record is not None else ""
 
     @property
@@ -223,6 +231,6 @@ def read(text: str) -> DumpRecord | None:
     names = [field.name for field in fields(DumpRecord)]
     if any(not isinstance(values.get(name), _KINDS.get(name, str)) for name in names):
         return None
-    if not 0 <= values["number"] < _NUMBERS:
+    if not all(0 <= values[name] < _NUMBERS for name in ("number", "step")):
         return None
     return DumpRecord(**{name: values[name] for name in names})

@@ -16,11 +16,11 @@ from ntt_backup.catalog import connection, dump_history, privileges, selection
 from ntt_backup.config import RemoteConfig, application_name
 from ntt_backup.config.host_key import HostKeys
 from ntt_backup.dump import pg_programs, shelf
-from ntt_backup.dump.chain import restorable
-from ntt_backup.dump.form import last_text
+from ntt_backup.dump.form import kept_base
 from ntt_backup.dump.pg_programs import Programs
 from ntt_backup.dump.record import Stored, of_catalog
 from ntt_backup.dump.store import open_dumps, read_contents
+from ntt_backup.dump.stored_text import restorable
 from ntt_backup.errors import BackupError, CatalogError, DumpFailed, DumpImpossible
 from ntt_backup.format import moment, size
 from ntt_backup.wire.stored_names import MAX_DUMPS
@@ -94,10 +94,10 @@ def _outlook(settings: RemoteConfig, database: str, known: list[Stored]) -> str:
     part = last([one for one in known if one.base])
     said = f"{newest}; dump.mode full sends {whole} a dump, series {part}, by what was sent last"
     if settings.dump.mode == "series":
-        base, text = last_text(settings, database, known)
+        base, _, old = kept_base(settings, database, known)
         said += f"; the next one is {f'an increment on {base}' if base else 'whole'}"
-        if text is not None:
-            text.close()
+        if old is not None:
+            old.close()
     return said
 
 

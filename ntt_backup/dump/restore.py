@@ -38,10 +38,10 @@ from ntt_backup.catalog.restorer import restorer
 from ntt_backup.config import RemoteConfig, application_name
 from ntt_backup.config.host_key import HostKeys, Origin
 from ntt_backup.dump import pg_programs, toc
-from ntt_backup.dump.chain import ChainBroken, DumpText, chain_of
 from ntt_backup.dump.record import DumpRecord, Stored
 from ntt_backup.dump.rows_only import restore_rows
 from ntt_backup.dump.store import open_dumps, read_contents
+from ntt_backup.dump.stored_text import BaseUnusable, DumpText, needed_by
 from ntt_backup.dump.toc import DumpDamaged
 from ntt_backup.errors import ConfigError, DumpFailed
 from ntt_backup.format import many
@@ -148,8 +148,8 @@ def restore_catalog(
                 warn(f"{one.name} {one.torn}")
                 continue
             try:
-                needed = chain_of(one, {other.name: other for other in known})
-            except ChainBroken as error:
+                needed = needed_by(one, {other.name: other for other in known})
+            except BaseUnusable as error:
                 warn(f"{one.name} cannot be read: {error}")
                 continue
             if damaged in (member.name for member in needed):

@@ -1,23 +1,21 @@
-"""A dump may be one of a series: a full one is all segments, an increment what changed in them.
+"""A dump may be one of a series: a whole one is all segments, an increment what changed in them.
 
 The file is one frame of zstd after the other. Each is preceded by a skippable one, which says what
-becomes of it: a segment of its own, or a patch of some segments of the dump before. Segments that
-are the same as there have no frame. So `zstd -dc` makes a full one what pg_dump wrote.
+becomes of it: a segment of its own, or a patch of some segments of the whole dump. Segments that
+are the same as there have no frame. So `zstd -dc` makes of a whole dump what pg_dump wrote.
 
-What refers to the dump before does so from its beginning to its end and never backwards. So a
-chain of increments is replayed in one go, and each of them holds a few segments, and the lines that
-it removed last. docs/series-format.md is the contract.
+An increment refers to a whole dump, never to another increment, and from its beginning to its end:
+both are read in one pass, and a lost increment harms no other dump. docs/series-format.md is the
+contract.
 """
 
 from __future__ import annotations
 
-import os
 import struct
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from enum import Enum
 from itertools import islice
 from typing import Final, Protocol, TypeVar
 from zlib import crc32
@@ -31,7 +29,7 @@ from ntt_backup.dump.segments import MOST, Cutter
 
 K = TypeVar("K")
 
-# Magic number of a skippable frame and its length; then the first segment of the dump before and
+# Magic number of a skippable frame and its length; then the first segment of the whole dump and
 # how many, the bytes of the frame that follows, and of the segment.
 _HEAD: Final = struct.Struct("<6I")
 _WHOLE: Final = 0x184D2A5D
@@ -39,19 +37,17 @@ _PATCH: Final = 0x184D2A5E
 _REST: Final = 16
 # Of random hex digits level 1 makes less than higher ones do.
 _LEVEL: Final = 1
-# So many segments of the dump before may go into one patch.
+# So many segments of the whole dump may go into one patch.
 _NEAR: Final = 4
 # After so many patches in a row that saved little, one segment in eight is tried.
 _VAIN: Final = 4
 # Patches are made thoroughly while they are one part in so many of the whole.
 _FEW: Final = 50
 _NOWHERE: Final = -_NEAR
-# What the dumps of a chain may hold in memory together is half of the machine's, or so many bytes.
-_LEAST_MEMORY: Final = 512 << 20
 
 
 class SeriesDamaged(Exception):
-    """What should be a dump of a series is none, or does not fit the one before it."""
+    """What should be a dump of a series is none, or does not fit the whole dump."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +62,8 @@ class Segment:
     frame: bytes
 
 
-class Before(Protocol):
-    """The dump before, by its segments. text is None where it is not what it was."""
+class Base(Protocol):
+    """The whole dump that an increment refers to. text is None where it is not what it was."""
 
     digests: list[bytes]
     marks: list[int]
@@ -78,20 +74,27 @@ class Before(Protocol):
 
 
 class Known(Protocol):
-    """Keeps the segments of this dump for the next one."""
+    """Keeps the segments of a whole dump for the increments on it."""
 
     def add(self, segment: Segment) -> None: ...
 
 
 class Writer:
-    """Turns the output of pg_dump into a dump of a series: full, or an increment on before."""
+    """Turns the output of pg_dump into a dump of a series.
 
-    def __init__(self, before: Before | None, known: Known, cutter: Cutter | None = None) -> None:
-        self._before = before
+    Args:
+        base: The whole dump that this one is an increment on; None for a whole dump.
+        known: Keeps the segments; None where they are not kept.
+    """
+
+    def __init__(
+        self, base: Base | None, known: Known | None = None, cutter: Cutter | None = None
+    ) -> None:
+        self._base = base
         self._known = known
         self._cutter = cutter or Cutter()
-        self._places = _places(before.digests if before is not None else [])
-        self._marks = _places(before.marks if before is not None else [])
+        self._places = _places(base.digests if base is not None else [])
+        self._marks = _places(base.marks if base is not None else [])
         self._at = 0
         self._far = _NOWHERE
         self._run = (0, 0)
@@ -111,15 +114,15 @@ class Writer:
     def _put(self, text: bytes) -> bytes:
         digest = blake3(text).digest()
         same = _next(self._places.get(digest), self._at)
-        kept = self._before.segment(same) if self._before is not None and same >= 0 else None
+        kept = self._base.segment(same) if self._base is not None and same >= 0 else None
         if kept is not None:
-            self._known.add(kept)
             self._at = same + 1
             self._whole += len(kept.frame)
             return self._same(same, 1)
         mark = crc32(text[text.rfind(b"\n", 0, -1) + 1 :])
         frame = zstandard.ZstdCompressor(level=_LEVEL).compress(text)
-        self._known.add(Segment(digest, mark, len(text), frame))
+        if self._known is not None:
+            self._known.add(Segment(digest, mark, len(text), frame))
         self._whole += len(frame)
         first, count = self._beside(mark, len(text))
         if changed := self._patch(first, count, text, len(frame)):
@@ -138,14 +141,14 @@ class Writer:
         return _HEAD.pack(_WHOLE, _REST, begun, so_far, 0, 0) if so_far else b""
 
     def _beside(self, mark: int, size: int) -> tuple[int, int]:
-        """Returns which segments of the dump before lie where a new one does: first, and how many.
+        """Returns which segments of the whole dump lie where a new one does: first, and how many.
 
         Both end in the same line, mostly. One that is far ahead is believed only where the last
         new segment was found there, too: a line may have moved by itself. Where no end is found,
         the new segment begins anywhere in the first one, and may need those behind it, up to a
         little more than its own size.
         """
-        if self._before is None:
+        if self._base is None:
             return 0, 0
         first, found = self._at, _next(self._marks.get(mark), self._at)
         if found >= first + _NEAR and 0 < found - self._far <= _NEAR:
@@ -154,7 +157,7 @@ class Writer:
         if first <= found < first + _NEAR:
             self._at = found + 1
             return first, found + 1 - first
-        sizes = self._before.sizes[first : first + _NEAR]
+        sizes = self._base.sizes[first : first + _NEAR]
         count = min(2, len(sizes))
         while count < len(sizes) and sum(sizes[1:count]) < size + size // 8:
             count += 1
@@ -164,9 +167,9 @@ class Writer:
         """Returns a patch that was proved to make text, and is smaller than most; else nothing."""
         # Rows that stand in another order have little beside them: one in eight is tried.
         self._vain += 1
-        if self._before is None or (self._vain > _VAIN and self._vain % 8):
+        if self._base is None or (self._vain > _VAIN and self._vain % 8):
             return b""
-        texts = (self._before.text(first + n) for n in range(count))
+        texts = (self._base.text(first + n) for n in range(count))
         good = [one for one in texts if one is not None]
         if len(good) < count:
             return b""
@@ -188,98 +191,41 @@ class Writer:
         return made
 
 
-def replay(files: Sequence[Iterable[bytes]], memory: int | None = None) -> Iterator[bytes]:
-    """Yields the segments of the last dump of a chain, in their order.
-
-    The dumps are read side by side: each asks the one before for the next segment when it needs
-    one. That is a loop and no recursion, since a chain may be longer than Python's stack.
+def replay(pieces: Iterable[bytes], base: Iterable[bytes] = ()) -> Iterator[bytes]:
+    """Yields the segments of a dump, in their order.
 
     Args:
-        files: the pieces of each dump's file, the whole dump first.
-        memory: the bytes that all of them may hold; None: as this machine has them.
+        pieces: The content of the dump's file.
+        base: The segments of the whole dump that it refers to.
 
     Raises:
-        SeriesDamaged: A file is no dump of a series, does not fit the one before, or the chain
-            takes more memory than it may. Whatever the pieces raise, too.
+        SeriesDamaged: The file is no dump of a series, or does not fit the whole dump.
     """
-    dumps = [_Replayed(pieces) for pieces in files]
-    most, held = _memory() if memory is None else memory, 0
-    last = at = len(dumps) - 1
-    answer: bytes | None = None
-    while True:
-        held -= dumps[at].held
-        said = dumps[at].go_on(answer)
-        held += dumps[at].held
-        if held > most:
-            raise SeriesDamaged(f"its increments take more than {most >> 20} MiB of memory")
-        answer = None
-        if said is _Ask.NEXT:
-            at = max(0, at - 1)
-        elif at < last:
-            at, answer = at + 1, said
-        elif said is None:
-            return
-        else:
-            yield said
-
-
-class _Ask(Enum):
-    NEXT = "the next segment of the dump before"
-
-
-_Steps = Generator[bytes | _Ask, bytes | None, None]
-
-
-class _Replayed:
-    """One dump of a chain while it is read."""
-
-    def __init__(self, pieces: Iterable[bytes]) -> None:
-        self._stream = _Stream(pieces)
-        self._window = _Window()
-        self._removed = Removed()
-        self._steps = self._segments()
-
-    @property
-    def held(self) -> int:
-        """How many bytes it holds."""
-        return self._stream.size + self._window.size + self._removed.size
-
-    def go_on(self, answer: bytes | None) -> bytes | _Ask | None:
-        """Returns the next segment; None after the last one; or what it asks for, which is the
-        answer of the next call: None where there is none.
-        """
+    stream, window, removed = _Stream(pieces), _Window(base), Removed()
+    while head := stream.take(_HEAD.size):
+        magic, rest, first, count, stored, size = _HEAD.unpack(head)
+        patched = magic == _PATCH
+        right = rest == _REST and (patched or magic == _WHOLE)
+        if not right or size > MOST or stored > 2 * MOST:
+            raise SeriesDamaged("it is no dump of a series")
+        if not stored:
+            yield from (window.of(number, 1) for number in range(first, first + count))
+            continue
+        frame = stream.take(stored)
+        if count > (_NEAR if patched else 0):
+            raise SeriesDamaged("it is no dump of a series")
         try:
-            return self._steps.send(answer)
-        except StopIteration:
-            return None
-
-    def _segments(self) -> _Steps:
-        stream, window, removed = self._stream, self._window, self._removed
-        while head := stream.take(_HEAD.size):
-            magic, rest, first, count, stored, size = _HEAD.unpack(head)
-            patched = magic == _PATCH
-            right = rest == _REST and (patched or magic == _WHOLE)
-            if not right or size > MOST or stored > 2 * MOST:
-                raise SeriesDamaged("it is no dump of a series")
-            if not stored:
-                for number in range(first, first + count):
-                    yield (yield from window.of(number, 1))
-                continue
-            frame = stream.take(stored)
-            if count > (_NEAR if patched else 0):
-                raise SeriesDamaged("it is no dump of a series")
-            try:
-                if patched:
-                    old = yield from window.of(first, count)
-                    text, lines = patch.apply(old, frame, size, removed)
-                    removed.add(lines)
-                else:
-                    text = patch.plain(zstandard.ZstdDecompressor(), frame, size)
-            except (patch.PatchDamaged, zstandard.ZstdError, ValueError) as error:
-                raise SeriesDamaged(str(error)) from error
-            if len(text) != size:
-                raise SeriesDamaged("a segment has another length")
-            yield text
+            if patched:
+                old = window.of(first, count)
+                text, lines = patch.apply(old, frame, size, removed)
+                removed.add(lines)
+            else:
+                text = patch.plain(zstandard.ZstdDecompressor(), frame, size)
+        except (patch.PatchDamaged, zstandard.ZstdError, ValueError) as error:
+            raise SeriesDamaged(str(error)) from error
+        if len(text) != size:
+            raise SeriesDamaged("a segment has another length")
+        yield text
 
 
 class _Stream:
@@ -288,10 +234,6 @@ class _Stream:
     def __init__(self, pieces: Iterable[bytes]) -> None:
         self._pieces = iter(pieces)
         self._held = bytearray()
-
-    @property
-    def size(self) -> int:
-        return len(self._held)
 
     def take(self, size: int) -> bytes:
         """Returns size bytes; nothing at the end. Raises SeriesDamaged where it ends within."""
@@ -305,37 +247,30 @@ class _Stream:
 
 
 class _Window:
-    """The segments of the dump before near those that were asked for last. size: their bytes."""
+    """The segments of the whole dump near those that were asked for last."""
 
-    def __init__(self) -> None:
+    def __init__(self, base: Iterable[bytes]) -> None:
+        self._rest = iter(base)
         self._held: deque[bytes] = deque()
         self._first = 0
-        self.size = 0
 
-    def of(self, first: int, count: int) -> Generator[_Ask, bytes | None, bytes]:
-        """Returns some segments, joined. first is never lower than before. Asks for the segments
-        that it lacks.
+    def of(self, first: int, count: int) -> bytes:
+        """Returns some segments, joined. Raises SeriesDamaged where first is lower than before, or
+        the whole dump lacks a segment.
         """
         if first < self._first:
-            raise SeriesDamaged("it goes back in the dump before")
-        while self._first < first and self._held:
-            self.size -= len(self._held.popleft())
-            self._first += 1
+            raise SeriesDamaged("it goes back in the whole dump")
         while self._first + len(self._held) < first + count:
-            segment = yield _Ask.NEXT
-            if segment is None:
-                raise SeriesDamaged("the dump before has fewer segments")
+            if (segment := next(self._rest, None)) is None:
+                raise SeriesDamaged("the whole dump has fewer segments")
+            self._held.append(segment)
             if self._first < first:
+                self._held.popleft()
                 self._first += 1
-            else:
-                self._held.append(segment)
-                self.size += len(segment)
+        while self._first < first:
+            self._held.popleft()
+            self._first += 1
         return b"".join(islice(self._held, count))
-
-
-def _memory() -> int:
-    """Returns how many bytes the dumps of a chain may hold in memory together."""
-    return max(_LEAST_MEMORY, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
 
 
 def _places(keys: Iterable[K]) -> dict[K, list[int]]:

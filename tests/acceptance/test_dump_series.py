@@ -73,7 +73,7 @@ def history(env: Environment) -> dict[str, list[tuple[Any, ...]]]:
         made.append(make(env))
         known.append(rows_of(env.url))
     first, second, third = made
-    assert (first.base, second.base, third.base) == ("", first.name, second.name)
+    assert (first.base, second.base, third.base) == ("", first.name, first.name)
     assert max(second.bytes, third.bytes) < first.bytes / 20
     assert [one.kept for one in made] == [1, 2, 3]
     return dict(zip([one.name for one in made], known, strict=True))
@@ -126,7 +126,7 @@ def test_a_series_goes_into_a_bucket_sealed_and_comes_back(
         assert rows_of(database_url) == rows
 
 
-def test_a_full_dump_is_made_where_the_last_one_is_not_at_hand(
+def test_a_whole_dump_is_made_where_the_last_one_is_not_at_hand(
     series: Environment, tmp_path: Path
 ) -> None:
     make(series)
@@ -151,8 +151,8 @@ def test_a_damaged_increment_is_named_and_the_dump_before_it_taken(
     series: Environment, postgres: Postgres, database_url: str
 ) -> None:
     known = history(series)
-    first, second, third = known
-    path = series.remote.local / "pgdump" / second
+    _, second, third = known
+    path = series.remote.local / "pgdump" / third
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(bytes(data))
@@ -160,8 +160,8 @@ def test_a_damaged_increment_is_named_and_the_dump_before_it_taken(
     done = restored(series, postgres, database_url)
 
     assert done.returncode == 0, done.stderr
-    assert f"{third} cannot be read: {second} is damaged" in done.stderr
-    assert rows_of(database_url) == known[first]
+    assert f"{third} is damaged" in done.stderr
+    assert rows_of(database_url) == known[second]
     done = restored(series, postgres, database_url, "--dump", third)
     assert done.returncode == 7
     assert f"the dump {third} is damaged" in done.stderr
@@ -169,13 +169,13 @@ def test_a_damaged_increment_is_named_and_the_dump_before_it_taken(
 
 def test_check_says_what_either_mode_sends(series: Environment, tmp_path: Path) -> None:
     series.fill(1)
-    *_, third = history(series)
+    first, *_ = history(series)
     before = names(series)
     done = series.run("check")
     assert done.returncode == 0, done.stdout
     assert re.search(
         rf"the newest is of [^;]+; dump.mode full sends [\d.]+ kB a dump, series [\d.]+ kB,"
-        rf" by what was sent last; the next one is an increment on {third}$",
+        rf" by what was sent last; the next one is an increment on {first}$",
         done.stdout,
         re.MULTILINE,
     ), done.stdout
@@ -185,7 +185,7 @@ def test_check_says_what_either_mode_sends(series: Environment, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("harm", ["missing", "damaged"])
-def test_without_its_full_dump_a_chain_leaves_the_database_empty(
+def test_without_their_whole_dump_increments_leave_the_database_empty(
     series: Environment, postgres: Postgres, database_url: str, harm: str
 ) -> None:
     first, second, third = history(series)
@@ -207,12 +207,12 @@ def test_without_its_full_dump_a_chain_leaves_the_database_empty(
     assert f"{second} cannot be read: {first} is" in done.stderr
     with psycopg.connect(database_url) as conn:
         assert conn.execute("select to_regclass('blobs')").fetchone() == (None,)
-    # What has a gap is nothing that the next dump could rest on.
+    # What is not complete is nothing that the next dump could refer to.
     if harm == "missing":
         assert make(series).base == ""
 
 
-def test_increments_with_a_gap_are_no_dumps(series: Environment) -> None:
+def test_an_increment_without_its_whole_dump_is_no_dump(series: Environment) -> None:
     series.write_config(dump={"mode": "full"})
     plain = make(series)
     insert(series, 1)
@@ -248,15 +248,24 @@ def test_increments_with_a_gap_are_no_dumps(series: Environment) -> None:
     assert names(series) == sorted([plain.name, second.name, third.name])
 
 
-def test_a_chain_stays_as_long_as_a_dump_of_it_is_kept(series: Environment) -> None:
-    series.write_config(dump={"full_every": 3, "keep_last": 1, "keep_daily": 0, "keep_weekly": 0})
-    made = [make(series) for _ in range(3)]
-    assert names(series) == sorted(one.name for one in made)
-    fourth = make(series)
-    assert (fourth.base, fourth.pruned, names(series)) == ("", 3, [fourth.name])
-    fifth = make(series)
-    assert fifth.base == fourth.name
-    assert names(series) == sorted([fourth.name, fifth.name])
+def test_a_whole_dump_stays_as_long_as_an_increment_on_it_is_kept(series: Environment) -> None:
+    series.write_config(dump={"full_every": 4, "keep_last": 1, "keep_daily": 0, "keep_weekly": 0})
+    first, second, third, fourth, fifth = [make(series) for _ in range(5)]
+    assert [one.base for one in (second, third, fourth)] == [first.name] * 3
+    # An increment goes by itself.
+    assert [one.pruned for one in (first, second, third, fourth)] == [0, 0, 1, 1]
+    assert (fifth.base, fifth.pruned, names(series)) == ("", 2, [fifth.name])
+    sixth = make(series)
+    assert sixth.base == fifth.name
+    assert names(series) == sorted([fifth.name, sixth.name])
+
+
+def test_the_dump_after_a_large_increment_is_whole(series: Environment) -> None:
+    first = make(series)
+    series.query("cluster blobs using blobs_pkey")
+    second, third, fourth = (make(series) for _ in range(3))
+    assert (second.base, third.base, fourth.base) == (first.name, "", third.name)
+    assert second.bytes > first.bytes / 2
 
 
 def test_dumps_of_both_modes_lie_beside_each_other(

@@ -1,14 +1,15 @@
 """What an increment of a series of dumps takes, beside the least that what is new in it takes.
 
-A text like that of pg_dump is made of rows, and written as a full dump. Then 1 % of them, chosen
+A text like that of pg_dump is made of rows, and written as a whole dump. Then 1 % of them, chosen
 at random, are deleted, changed where they stand, changed and moved (as PostgreSQL does where a page
 has no room: to the end, or to any page that has some), or added. The floor is that of a program
-that reads the dump before only once, and knows of it what came so far: the random bytes of names
+that reads the whole dump only once, and knows of it what came so far: the random bytes of names
 that it has not seen, those of microseconds, and which rows they are. Start it as `python -m
 tests.bench.series`.
 
-With --url an empty database is given such rows, and pg_dump of it is measured, day by day: 1 % of
-the rows are marked in batches, as by a run, and the table is vacuumed after each dump.
+With --url an empty database is given such rows, and pg_dump of it is measured, day by day, until
+the next dump is whole: 1 % of the rows are marked in batches, as by a run, and the table is
+vacuumed after each dump.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ _MARK: Final = """
 
 
 class _Known:
-    """Keeps the segments of a dump for the next one, which is an increment on it."""
+    """Keeps the segments of a whole dump for the increments on it."""
 
     def __init__(self) -> None:
         self._segments: list[Segment] = []
@@ -103,7 +104,7 @@ class _Rows:
 
 
 def measure(count: int, *, copied: bool) -> Table:
-    """Writes a full dump and its increments. copied: all rows were copied once already."""
+    """Writes a whole dump and its increments. copied: all rows were copied once already."""
     rows, chance = _Rows(), random.Random(7)
     made = [rows.made(number) for number in range(count)]
     before = [
@@ -142,7 +143,7 @@ def measure(count: int, *, copied: bool) -> Table:
     }
     title = f"{count:,} rows, {'all' if copied else 'none'} copied: {full / count:.1f} bytes a row"
     table = Table(title=title, title_justify="left")
-    for column in ("1 % of the rows", "bytes a row", "of a full dump", "floor"):
+    for column in ("1 % of the rows", "bytes a row", "of a whole dump", "floor"):
         table.add_column(column, justify="right" if table.columns else "left")
     for name, (lines, floor) in cases.items():
         size, _ = _write(known, lines)
@@ -152,7 +153,7 @@ def measure(count: int, *, copied: bool) -> Table:
 
 
 def measure_server(url: str, count: int) -> Table:
-    """Makes a catalog, and writes a full dump and its increments."""
+    """Makes a catalog, and writes a whole dump and its increments."""
     with connect(url, "bench") as conn:
         init_db(conn, "remote")
         conn.execute(_INSERT, (count,))
@@ -166,13 +167,13 @@ def measure_server(url: str, count: int) -> Table:
         full, before = _write(None, [dumped()])
         title = f"{count:,} rows of {full / count:.1f} bytes"
         table = Table(title=title, title_justify="left")
-        for column in ("1 % marked, day", "bytes a row", "of a full dump"):
+        for column in ("1 % marked, day", "bytes a row", "of a whole dump"):
             table.add_column(column, justify="right")
         for day in range(1, _DAYS + 1):
             chosen = conn.execute(_CHOOSE, (count // _SHARE, _BATCH)).fetchall()
             for (batch,) in chosen:
                 conn.execute(_MARK, (batch,))
-            size, before = _write(before, [dumped()])
+            size, _ = _write(before, [dumped()])
             table.add_row(str(day), f"{size * _SHARE / count:.1f}", f"{size / full:.2%}")
             conn.execute("vacuum public.blobs")
     return table

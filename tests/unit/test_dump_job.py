@@ -434,7 +434,7 @@ def test_a_rehearsal_says_on_what_the_next_dump_is_an_increment(
 ) -> None:
     opened = io.BytesIO()
     text = opened if base else None
-    monkeypatch.setattr(rehearsal, "last_text", lambda *_: (base, text))
+    monkeypatch.setattr(rehearsal, "kept_base", lambda *_: (base, 1, text))
     world.dumps = [ours(2)]
     assert "next one" not in rehearse(world)[0]
     dump = world.settings.dump.model_copy(update={"mode": "series"})

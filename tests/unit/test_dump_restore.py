@@ -19,10 +19,10 @@ from ntt_backup.config import RemoteConfig
 from ntt_backup.config.host_key import HostKey, HostKeys, Origin
 from ntt_backup.config.sealing import Keyring
 from ntt_backup.dump import pg_programs, record, restore, rows_only
-from ntt_backup.dump.chain import DumpText
 from ntt_backup.dump.record import SERIES, Contents, Stored
 from ntt_backup.dump.rows_only import restore_rows
 from ntt_backup.dump.store import DUMPS
+from ntt_backup.dump.stored_text import DumpText
 from ntt_backup.dump.toc import DumpDamaged
 from ntt_backup.errors import (
     CatalogRefused,
@@ -244,7 +244,7 @@ class Shelf:
         return ("FUNCTION f()",) if self._is_good(text, one) else None
 
     def _is_good(self, text: Any, one: Stored) -> bool:
-        names = [member.name for member in text._chain]
+        names = [member.name for member in text._needed]
         if self.foreign.intersection(names):
             list(text)
             return False
@@ -396,7 +396,7 @@ def test_dumps_of_the_database_that_was_lost_come_first_where_there_are_any(plac
     assert not place.back().new_owner
 
 
-def test_an_increment_comes_back_by_its_chain_and_what_is_damaged_is_read_once(
+def test_an_increment_comes_back_by_its_whole_dump_and_what_is_damaged_is_read_once(
     place: Shelf,
 ) -> None:
     base, lost = ours(1, format=SERIES, text_sha256="ab"), f"{record.name_of(NOON, '0' * 8)}"

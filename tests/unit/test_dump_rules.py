@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from ntt_backup.config.host_key import HostKey, HostKeys
 from ntt_backup.dump import pg_programs, record, shelf
-from ntt_backup.dump.chain import restorable
 from ntt_backup.dump.job import due
 from ntt_backup.dump.pg_programs import Programs
 from ntt_backup.dump.record import SERIES, Stored
 from ntt_backup.dump.restore import nobody_vouches
 from ntt_backup.dump.retention import Retention, kept, newest_before, replayed
+from ntt_backup.dump.stored_text import restorable
 from ntt_backup.errors import DumpFailed, DumpImpossible
 from tests.helpers.waiting import PATIENCE
 from tests.unit.sample_records import NOON, RECORD, a_dump
@@ -347,7 +347,11 @@ def test_a_record_is_a_line_in_the_order_of_its_names() -> None:
     """Also one that another version has signed, with its fields in another order."""
     line = RECORD.to_json()
     assert line == json.dumps(json.loads(line), sort_keys=True)
-    assert [*json.loads(line)] == sorted(asdict(RECORD))
+    assert [*json.loads(line)] == sorted(asdict(RECORD).keys() - {"step"})
+    # The first records had no step, and are signed without one.
+    stepped = replace(RECORD, step=1)
+    assert record.read(stepped.to_json()) == stepped
+    assert record.read(line) == RECORD
 
 
 def test_the_first_records_had_no_number() -> None:
@@ -376,6 +380,7 @@ def test_after_the_highest_number_of_all_a_dump_is_still_read_and_the_newest() -
         {"fingerprint": 5},
         {"number": 10**3900},
         {"number": -1},
+        {"step": -1},
     ],
 )
 def test_a_record_that_is_not_understood_is_none(changes: dict[str, object]) -> None:

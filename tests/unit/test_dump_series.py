@@ -1,4 +1,4 @@
-"""Dumps as a series: cut by content, patched, replayed, and what a chain of them needs."""
+"""Dumps as a series: cut by content, patched, replayed, and what an increment needs."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from hypothesis import strategies as st
 from ntt_backup.config import RemoteConfig
 from ntt_backup.dump import form, patch
 from ntt_backup.dump import series as series_format
-from ntt_backup.dump.chain import LONGEST, ChainBroken, DumpText, chain_of, with_bases
-from ntt_backup.dump.form import Form, base_of, last_text
+from ntt_backup.dump.form import Form, base_of, kept_base
 from ntt_backup.dump.last_text import LastText, NewText
 from ntt_backup.dump.record import PLAIN, SERIES, Stored
 from ntt_backup.dump.removed import Findable, Removed
 from ntt_backup.dump.segments import MOST, Cutter
 from ntt_backup.dump.series import Segment, SeriesDamaged, Writer, replay
+from ntt_backup.dump.stored_text import BaseUnusable, DumpText, needed_by
 from ntt_backup.errors import DumpFailed
 from tests.helpers.memory_store import MemoryStore
 from tests.helpers.waiting import PATIENCE
-from tests.unit.sample_records import a_dump
+from tests.unit.sample_records import RECORD, a_dump
 
 SMALL = {"size": 128, "most": 512}
 lines = st.binary(max_size=60) | st.sampled_from([b"row", b"", b"x" * 700, b"\r"])
@@ -54,29 +54,32 @@ def a_row(line: bytes) -> bytes:
 
 
 class Series:
-    """The dumps of one text after the other, as they lie on the remote."""
+    """The dumps of one text after the other, as they lie on the remote: the first one is whole."""
 
     def __init__(self, directory: Path, **cutter: int) -> None:
         self.files: list[bytes] = []
         self._directory = directory
         self._cutter = cutter
-        self._last = ("", "")
+        self._base = ""
 
     def add(self, text: bytes, *, piece: int = 1000) -> int:
         """The size of one more dump."""
-        before, new = LastText.find(self._directory, *self._last), NewText(self._directory)
-        writer = Writer(before, new, Cutter(**self._cutter))
+        old = LastText.find(self._directory, "0", self._base)
+        new = None if self.files else NewText(self._directory)
+        writer = Writer(old, new, Cutter(**self._cutter))
         parts = [writer.add(text[at : at + piece]) for at in range(0, len(text), piece)]
         self.files.append(b"".join([*parts, writer.end()]))
-        self._last = (str(len(self.files)), hashlib.sha256(text).hexdigest())
-        new.keep(*self._last)
-        if before is not None:
-            before.close()
+        if new is not None:
+            self._base = hashlib.sha256(text).hexdigest()
+            new.keep("0", self._base)
+        if old is not None:
+            old.close()
         return len(self.files[-1])
 
     def text(self, number: int) -> bytes:
         """What dump number is a dump of."""
-        return b"".join(replay([[file[:7], file[7:]] for file in self.files[: number + 1]]))
+        whole, one = ([file[:7], file[7:]] for file in (self.files[0], self.files[number]))
+        return b"".join(replay(one, replay(whole)) if number else replay(whole))
 
 
 # --- cutting --------------------------------------------------------------------------------------
@@ -99,7 +102,7 @@ def test_a_text_is_cut_in_the_same_places_however_it_comes(text: bytes, sizes: l
     assert segments == cut([text])
 
 
-# --- patches and chains ---------------------------------------------------------------------------
+# --- patches --------------------------------------------------------------------------------------
 
 
 @given(texts, texts, st.lists(lines), st.booleans(), st.binary(max_size=200))
@@ -228,15 +231,13 @@ def as_many_lines_as_may_be() -> list[bytes]:
 
 
 def removed_lines_of_all() -> list[bytes]:
-    """Increments each of which keeps as many removed lines as it may."""
+    """An increment that keeps as many removed lines as it may."""
     many = [b"%x" % n * 32 for n in range(1 << 14)]
     segments = [b"\n".join([b"a", b"b", *many, b"c", b"d"])] * 30
     cut = a_patch([0, 0, 0, 2, 0, 2 * len(many), 2, 0, 0, 0])
     size = len(b"a\nb\nc\nd")
     blocks = [a_block(cut, size, first=n, count=1) for n in range(len(segments))]
-    whole = a_whole_dump(*segments)
-    same = series_format._HEAD.pack(series_format._WHOLE, 16, 0, len(segments), 0, 0)
-    return [whole, *[same] * 300, b"".join(blocks)]
+    return [a_whole_dump(*segments), b"".join(blocks)]
 
 
 MEASURE = """
@@ -246,7 +247,8 @@ files = getattr(t, sys.argv[1])()
 resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
-    made = sum(map(len, t.replay([[file] for file in files])))
+    base, *rest = [[file] for file in files]
+    made = sum(map(len, t.replay(*rest, t.replay(base)) if rest else t.replay(base)))
 except t.SeriesDamaged as error:
     made = error
 print(made, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, sep=";")
@@ -275,12 +277,6 @@ def test_a_small_increment_takes_little_memory(made: Callable[[], list[bytes]], 
     assert done.returncode == 0, done.stderr[-1000:]
     said, kilobytes = done.stdout.split(";")
     assert (said, int(kilobytes) < 100_000) == (end, True), done.stdout
-
-
-def test_a_chain_that_takes_more_memory_than_there_is_is_damaged() -> None:
-    files = [[file] for file in removed_lines_of_all()]
-    with pytest.raises(SeriesDamaged, match="take more than 8 MiB of memory"):
-        list(replay(files, memory=8 << 20))
 
 
 edits = st.lists(st.tuples(st.integers(0, 99), st.integers(0, 20), st.lists(lines, max_size=5)))
@@ -372,8 +368,7 @@ def test_what_has_changed_is_what_is_sent(
     at = set(random.Random(2).sample(range(len(old)), len(old) // 100))
     new = b"".join(change(old, at))
     assert series.add(new) < full * share
-    assert series.add(new) < 100
-    assert series.text(2) == new
+    assert series.text(1) == new
 
 
 def test_removed_lines_are_kept_up_to_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -420,7 +415,7 @@ def test_damage_is_never_more_than_another_text(
 
 def test_a_form_says_how_pg_dump_is_called_and_sums_what_comes(tmp_path: Path) -> None:
     text = b"".join(rows(100))
-    plain, series = Form(None, "", None), Form(None, "", NewText(tmp_path))
+    plain, series = Form(), Form(new=NewText(tmp_path))
     assert (plain.format, plain.options, plain.add(text), plain.end()) == (PLAIN, (), text, b"")
     assert (series.format, series.options) == (SERIES, ("--compress=0",))
     made = series.add(text) + series.end()
@@ -431,7 +426,7 @@ def test_a_form_says_how_pg_dump_is_called_and_sums_what_comes(tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
-# --- the last dump on this machine ----------------------------------------------------------------
+# --- the whole dump on this machine ---------------------------------------------------------------
 
 
 def test_a_last_dump_that_is_damaged_here_makes_the_next_one_larger_and_no_worse(
@@ -439,7 +434,7 @@ def test_a_last_dump_that_is_damaged_here_makes_the_next_one_larger_and_no_worse
 ) -> None:
     old, series = b"".join(rows(20_000)), Series(tmp_path, size=1 << 15, most=1 << 17)
     full = series.add(old)
-    path = tmp_path / "1"
+    path = tmp_path / "0"
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(bytes(data))
@@ -449,25 +444,25 @@ def test_a_last_dump_that_is_damaged_here_makes_the_next_one_larger_and_no_worse
 
 
 def test_only_the_dump_that_is_asked_for_is_found_here(tmp_path: Path) -> None:
-    series = Series(tmp_path)
-    series.add(b"one\n")
-    series.add(b"two\n")
-    assert [path.name for path in tmp_path.iterdir()] == ["2"]
-    right = hashlib.sha256(b"two\n").hexdigest()
-    found = LastText.find(tmp_path, "2", right)
+    right, other = (hashlib.sha256(text).hexdigest() for text in (b"two\n", b"one\n"))
+    Series(tmp_path).add(b"one\n")
+    (tmp_path / "0").rename(tmp_path / "1")
+    Series(tmp_path).add(b"two\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["0"]
+    found = LastText.find(tmp_path, "0", right)
     assert found is not None
     assert found.text(0) == b"two\n"
-    data = (tmp_path / "2").read_bytes()
-    os.truncate(tmp_path / "2", 1)
+    data = (tmp_path / "0").read_bytes()
+    os.truncate(tmp_path / "0", 1)
     assert found.text(0) is None
-    (tmp_path / "2").write_bytes(data)
-    Form(found, "1", None).close()
+    (tmp_path / "0").write_bytes(data)
+    Form("0", 1, found).close()
     with pytest.raises(ValueError, match="closed file"):
         found.text(0)
-    assert LastText.find(tmp_path, "1", hashlib.sha256(b"one\n").hexdigest()) is None
-    assert LastText.find(tmp_path, "2", "00" * 32) is None
-    (tmp_path / "2").write_bytes(data[:-40] + bytes(8) + data[-32:])
-    assert LastText.find(tmp_path, "2", right) is None
+    assert LastText.find(tmp_path, "1", other) is None
+    assert LastText.find(tmp_path, "0", "00" * 32) is None
+    (tmp_path / "0").write_bytes(data[:-40] + bytes(8) + data[-32:])
+    assert LastText.find(tmp_path, "0", right) is None
 
 
 def test_what_a_killed_dump_left_here_goes_when_the_next_one_begins(tmp_path: Path) -> None:
@@ -513,11 +508,11 @@ def test_what_this_machine_cannot_keep_is_not_kept(
         assert list(tmp_path.iterdir()) == []
 
 
-# --- what a chain needs ---------------------------------------------------------------------------
+# --- what an increment needs ----------------------------------------------------------------------
 
 
-def a_chain(*bases: int) -> list[Stored]:
-    """Dumps numbered from 1, each an increment on the one of that number; 0: a full one."""
+def a_series(*bases: int) -> list[Stored]:
+    """Dumps numbered from 1, each an increment on the one of that number; 0: a whole one."""
     return [
         replace(a_dump(format=SERIES, number=n, base=str(base) if base else ""), name=str(n))
         for n, base in enumerate(bases, 1)
@@ -536,7 +531,7 @@ def test_a_segment_of_a_series_is_as_its_head_says() -> None:
         head = series_format._HEAD.pack
         base = b"".join(head(*one) + compress(text) for one, text in zip(heads, old, strict=True))
         kind, *others = numbers
-        return b"".join(replay([[base], [head((whole, part)[kind], rest, *others) + data]]))
+        return b"".join(replay([head((whole, part)[kind], rest, *others) + data], replay([base])))
 
     odd_heads = [
         series_format._HEAD.pack(magic, rest, 0, 0, len(frame), 4)
@@ -566,31 +561,32 @@ def test_a_segment_of_a_series_is_as_its_head_says() -> None:
             back(*numbers, data=data)
 
 
-def test_what_a_kept_dump_needs_is_kept() -> None:
-    known = {one.name: one for one in a_chain(0, 1, 2, 0, 4)}
-    assert with_bases(["3"], known) == {"1", "2", "3"}
-    assert with_bases(["5", "new"], known) == {"4", "5", "new"}
-    assert [one.name for one in chain_of(known["3"], known)] == ["1", "2", "3"]
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"size": 5}, "is not complete: it has 5 bytes"),
+        ({"size": None}, "is not complete: it has nothing but its record"),
+        ({"record": None}, "is not complete: it has 1000 bytes"),
+        ({"name": "other"}, "is missing"),
+        ({"record": replace(RECORD, number=9, format=SERIES)}, "is missing"),
+        ({"record": RECORD}, "is no whole dump of a series"),
+        ({"record": replace(RECORD, format=SERIES, base="1")}, "is no whole dump of a series"),
+    ],
+)
+def test_an_increment_needs_a_whole_dump_that_is_older(change: dict[str, Any], why: str) -> None:
+    base, one = a_series(0, 1)
+    assert needed_by(one, {"1": base}) == [base, one]
+    assert needed_by(base, {}) == [base]
+    odd = replace(base, **change)
+    with pytest.raises(BaseUnusable, match=f"^1 {why}"):
+        needed_by(one, {odd.name: odd})
 
 
-def test_a_chain_with_a_gap_is_named_and_ends_no_loop() -> None:
-    known = {one.name: one for one in a_chain(0, 1, 2)}
-    torn = {**known, "1": replace(known["1"], size=5)}
-    with pytest.raises(ChainBroken, match=r"^1 is not complete: it has 5 bytes"):
-        chain_of(known["3"], torn)
-    torn["1"] = replace(known["1"], size=None)
-    with pytest.raises(ChainBroken, match=r"^1 is not complete: it has nothing but its record"):
-        chain_of(known["3"], torn)
-    del torn["1"]
-    with pytest.raises(ChainBroken, match=r"^1 is missing"):
-        chain_of(known["3"], torn)
-    loop = {one.name: one for one in a_chain(2, 1)}
-    with pytest.raises(ChainBroken):
-        chain_of(loop["2"], loop)
-    assert with_bases(["2"], loop) == {"1", "2"}
-    own = {one.name: one for one in a_chain(1)}
-    with pytest.raises(ChainBroken, match=r"^1 is missing"):
-        chain_of(own["1"], own)
+def test_an_increment_on_itself_or_an_increment_is_refused() -> None:
+    for bases in ((0, 1, 2), (1,), (2, 1)):
+        dumps = a_series(*bases)
+        with pytest.raises(BaseUnusable):
+            needed_by(dumps[-1], {one.name: one for one in dumps})
 
 
 def holding(files: dict[str, bytes]) -> MemoryStore:
@@ -600,60 +596,47 @@ def holding(files: dict[str, bytes]) -> MemoryStore:
     return store
 
 
-def test_a_chain_for_which_there_is_no_memory_is_damage_of_its_dump(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def without_memory(files: object) -> Iterator[bytes]:
+def made_of(one: Stored, file: bytes, text: int) -> Stored:
+    """A dump with this file. text: the bytes of what pg_dump wrote, as its record says."""
+    assert one.record is not None
+    sha256 = hashlib.sha256(file).hexdigest()
+    record = replace(one.record, bytes=len(file), sha256=sha256, text_bytes=text)
+    return replace(one, size=len(file), record=record)
+
+
+def test_a_dump_for_which_there_is_no_memory_is_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_memory(*_: object) -> Iterator[bytes]:
         yield b"some"
         raise MemoryError
 
-    monkeypatch.setattr("ntt_backup.dump.chain.replay", without_memory)
-    (one,) = a_chain(0)
-    assert one.record is not None
-    found = DumpText(
-        holding({one.name: b""}), [replace(one, record=replace(one.record, text_bytes=9))]
-    )
+    monkeypatch.setattr("ntt_backup.dump.stored_text.replay", without_memory)
+    one = made_of(a_series(0)[0], b"", 9)
+    found = DumpText(holding({one.name: b""}), [one])
     assert list(found) == [b"some"]
-    assert found.damaged == one.name
+    assert (found.damaged, found.why) == (one.name, "it takes too much memory")
 
 
-def test_the_longest_chain_comes_back_and_a_longer_one_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("short", ["neither", "base", "increment"])
+def test_a_text_has_no_more_bytes_than_its_record_says(tmp_path: Path, short: str) -> None:
+    """A few kilobytes may make terabytes; those of a base that are passed over, too."""
     text, series = b"".join(rows(50)), Series(tmp_path, size=512, most=2048)
     series.add(text)
     series.add(text)
-    files = [series.files[0], *series.files[1:] * LONGEST]
-    known = {}
-    for one, file in zip(a_chain(*range(len(files))), files, strict=True):
-        assert one.record is not None
-        made = replace(
-            one.record,
-            bytes=len(file),
-            sha256=hashlib.sha256(file).hexdigest(),
-            text_bytes=len(text),
+    base, one = (
+        made_of(dump, file, len(text) - (name == short))
+        for dump, file, name in zip(
+            a_series(0, 1), series.files, ("base", "increment"), strict=True
         )
-        known[one.name] = replace(one, size=len(file), record=made)
-
-    store = holding({one.name: file for one, file in zip(known.values(), files, strict=True)})
-    chain = chain_of(known[str(LONGEST)], known)
-    # Python 3.12 and later have a bound that no program can raise.
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(sys, "setrecursionlimit", pytest.fail)
-        assert b"".join(DumpText(store, chain)) == text
-    # What makes more than its record says is no dump to wait for.
-    *others, last = chain
-    assert last.record is not None
-    short = replace(last, record=replace(last.record, text_bytes=len(text) - 1))
-    found = DumpText(store, [*others, short])
-    assert len(b"".join(found)) < len(text)
-    assert (found.damaged, found.why) == (last.name, "it makes more than its record says")
-    with pytest.raises(ChainBroken, match="needs more than 1,000 dumps"):
-        chain_of(known[str(LONGEST + 1)], known)
+    )
+    found = DumpText(holding(dict(zip("12", series.files, strict=True))), [base, one])
+    assert (b"".join(found) == text) == (short == "neither")
+    if short != "neither":
+        assert (found.damaged, found.why) == ("2", "it makes more than its record says")
 
 
-def test_increments_that_cannot_be_kept_on_this_machine_are_told_of(
+def test_an_increment_that_cannot_be_kept_on_this_machine_is_told_of(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    chain = a_chain(0, 1)
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def fail() -> None:
@@ -661,7 +644,7 @@ def test_increments_that_cannot_be_kept_on_this_machine_are_told_of(
 
     monkeypatch.setattr("tempfile.TemporaryFile", fail)
     with pytest.raises(DumpFailed, match="cannot be kept on this machine") as caught:
-        list(DumpText(holding({}), chain))
+        list(DumpText(holding({}), a_series(0, 1)))
     assert os.strerror(errno.ENOSPC) in caught.value.detail
 
 
@@ -669,35 +652,63 @@ def test_nonsense_in_a_dump_of_a_series_with_the_right_sum_is_told_of(tmp_path: 
     series = Series(tmp_path)
     series.add(b"".join(rows(50)))
     file = series.files[0][:-1]
-    (one,) = a_chain(0)
-    assert one.record is not None
-    made = replace(one.record, bytes=len(file), sha256=hashlib.sha256(file).hexdigest())
-
-    one = replace(one, size=len(file))
-    found = DumpText(holding({one.name: file}), [replace(one, record=made)])
+    one = made_of(a_series(0)[0], file, 10_000)
+    found = DumpText(holding({one.name: file}), [one])
     assert b"".join(found) == b""
     assert (found.damaged, found.why) == (one.name, "its end is missing")
 
 
-def test_a_full_dump_begins_a_chain_when_the_last_one_is_long_or_has_a_gap() -> None:
-    chain = a_chain(0, 1, 2)
-    assert base_of(chain, 4) == chain[-1]
-    assert base_of(chain, 3) is None
-    assert base_of([chain[0], chain[2]], 14) is None
-    assert base_of([*chain, a_dump(number=4)], 14) is None
-    assert base_of([], 14) is None
+# --- which dump is whole --------------------------------------------------------------------------
 
 
-def test_an_increment_is_made_on_the_last_dump_where_that_is_on_this_machine(
+WHOLE = (0, 0, 1000)
+
+
+@pytest.mark.parametrize(
+    ("history", "full_every", "made"),
+    [
+        ([], 14, (0, 0)),
+        ([WHOLE], 14, (1, 1)),
+        ([WHOLE], 1, (0, 0)),
+        # On the last one.
+        ([WHOLE, (1, 1, 10), WHOLE, (3, 1, 10)], 3, (3, 2)),
+        # Every so manyth is whole, whichever of the others were removed.
+        ([WHOLE, (1, 1, 10), WHOLE, (3, 1, 10)], 2, (0, 0)),
+        ([WHOLE, (1, 4, 10)], 6, (1, 5)),
+        ([WHOLE, (1, 4, 10)], 5, (0, 0)),
+        ([WHOLE, (1, 4, 10), (1, 2, 10)], 5, (0, 0)),
+        # The next one after a large increment is whole.
+        ([WHOLE, (1, 1, 250)], 14, (1, 2)),
+        ([WHOLE, (1, 1, 251)], 14, (0, 0)),
+        ([WHOLE, (1, 1, 251), (1, 2, 250)], 14, (1, 3)),
+        ([(9, 1, 10)], 14, (0, 0)),
+    ],
+)
+def test_which_dump_is_an_increment_and_on_what(
+    history: list[tuple[int, int, int]], full_every: int, made: tuple[int, int]
+) -> None:
+    """history: of each dump its base, its step, and its bytes."""
+    dumps = [
+        replace(one, record=replace(one.record, step=step, bytes=size), size=size)
+        for one, (_, step, size) in zip(a_series(*(h[0] for h in history)), history, strict=True)
+        if one.record is not None
+    ]
+    plain = a_dump(number=99)
+    for known in (dumps, [*dumps, plain], [plain, *dumps]):
+        base, step = base_of(known, full_every)
+        assert (base.number if base is not None else 0, step) == made
+
+
+def test_an_increment_is_made_where_the_whole_dump_is_on_this_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(form, "directory_of", lambda *_: tmp_path)
     settings = cast(RemoteConfig, SimpleNamespace(dump=SimpleNamespace(full_every=14)))
     Series(tmp_path).add(b"one\n")
     here = a_dump(format=SERIES, number=1, text_sha256=hashlib.sha256(b"one\n").hexdigest())
-    name, text = last_text(settings, "db", [replace(here, name="1")])
-    assert text is not None
-    assert (name, text.text(0)) == ("1", b"one\n")
-    text.close()
-    assert last_text(settings, "db", a_chain(0)) == ("", None)
-    assert last_text(settings, "db", []) == ("", None)
+    name, step, old = kept_base(settings, "db", [replace(here, name="0")])
+    assert old is not None
+    assert (name, step, old.text(0)) == ("0", 1, b"one\n")
+    old.close()
+    assert kept_base(settings, "db", a_series(0)) == ("", 0, None)
+    assert kept_base(settings, "db", []) == ("", 0, None)

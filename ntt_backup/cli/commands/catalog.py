@@ -20,10 +20,10 @@ from ntt_backup.cli.options import IDENTITY, JSON, ONLY_ERRORS, flag, repeated, 
 from ntt_backup.config import CatalogConfig, RemoteConfig
 from ntt_backup.config.host_key import HostKeys, Origin, key_file, make_host_key
 from ntt_backup.dump import job
-from ntt_backup.dump.chain import restorable
 from ntt_backup.dump.events import DumpComplete, DumpSkipped
 from ntt_backup.dump.record import Stored
 from ntt_backup.dump.store import open_dumps, read_contents, remove_dumps
+from ntt_backup.dump.stored_text import restorable
 from ntt_backup.errors import CatalogError, RemoteDenied, complete
 from ntt_backup.events import Event
 from ntt_backup.filestore.contract import FileStore
@@ -85,7 +85,7 @@ def init_db(
 
 @options.command(JSON, ONLY_ERRORS)
 @flag("--force", "Dump even if nothing has changed since the last dump.")
-@flag("--whole", "Dump, and not as an increment on the last dump.")
+@flag("--whole", "Make a whole dump, not an increment.")
 def dump(common: Common, force: bool, whole: bool) -> None:
     """Dump the catalog to the remote, and remove old dumps."""
     settings = common.load(RemoteConfig)
@@ -162,7 +162,7 @@ def _remove(store: FileStore, names: Sequence[str]) -> int:
         if one.base in names and one.name not in names:
             said = f"{one.name} is an increment on {one.base}: remove both, or neither"
             raise click.UsageError(said)
-    # The newest first: no moment has an increment without what it needs.
+    # The newest first: at no moment an increment is there without its base.
     in_order = [one.name for one in reversed(found) if one.name in names]
     removed = remove_dumps(store, in_order)
     if removed < len(in_order):

@@ -1,14 +1,12 @@
-"""A dump may need others: an increment needs all before it in its series, back to a full dump.
+"""An increment needs the whole dump that it refers to: both make what pg_dump wrote.
 
-A dump comes back as what pg_dump wrote. The increments it needs are fetched first, and proved,
-before anything is done with them: into a temporary file, since a chain is replayed in one go. Only
-the full dump, which is far larger, is read as it comes.
+The increment is fetched first, into a temporary file, and proved before anything is done with it.
+The whole dump, which is far larger, is read as it comes.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import tempfile
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -26,92 +24,90 @@ from ntt_backup.filestore.contract import (
 )
 
 _PIECE: Final = 1 << 16
-# As many dumps has a chain at most; dump.full_every allows no more.
-LONGEST: Final = 1000
 
 
-class ChainBroken(Exception):
-    """A dump cannot come back. name: of the dump that is at fault."""
+class BaseUnusable(Exception):
+    """A dump cannot be restored. name: of the dump that is at fault."""
 
     def __init__(self, name: str, why: str) -> None:
         super().__init__(f"{name} {why}")
         self.name = name
 
 
-def chain_of(one: Stored, known: Mapping[str, Stored]) -> list[Stored]:
-    """Returns the dumps that one needs, the full one first and itself last. Raises ChainBroken."""
-    chain = [one]
-    while base := chain[-1].base:
-        if len(chain) == LONGEST:
-            raise ChainBroken(one.name, f"needs more than {LONGEST:,} dumps")
-        before = known.get(base)
-        if before is None or before.age >= chain[-1].age:
-            raise ChainBroken(base, "is missing")
-        if not before.whole:
-            raise ChainBroken(base, before.torn)
-        chain.append(before)
-    return chain[::-1]
+def needed_by(one: Stored, known: Mapping[str, Stored]) -> list[Stored]:
+    """Returns the dumps that are read to restore a dump: the whole dump that an increment refers
+    to, and the dump itself.
+
+    Args:
+        one: the dump.
+        known: dumps by their names.
+
+    Raises:
+        BaseUnusable: The whole dump is missing, not complete, or an increment itself.
+    """
+    if not one.base:
+        return [one]
+    base = known.get(one.base)
+    if base is None or base.age >= one.age:
+        raise BaseUnusable(one.base, "is missing")
+    if not base.whole:
+        raise BaseUnusable(one.base, base.torn)
+    if base.base or not (base.record and base.record.series):
+        raise BaseUnusable(one.base, "is no whole dump of a series")
+    return [base, one]
 
 
 def restorable(dumps: Iterable[Stored]) -> list[Stored]:
-    """Returns those of dumps that are complete, with all that they need; in their order."""
+    """Returns the complete dumps whose base, if they need one, is complete; in their order."""
     ours = list(dumps)
     known = {one.name: one for one in ours}
     found = []
     for one in ours:
-        with suppress(ChainBroken):
-            if one.whole and chain_of(one, known):
+        with suppress(BaseUnusable):
+            if one.whole and needed_by(one, known):
                 found.append(one)
     return found
 
 
-def with_bases(names: Iterable[str], known: Mapping[str, Stored]) -> frozenset[str]:
-    """Returns the dumps of these names, and all that they need."""
-    found: set[str] = set()
-    for name in names:
-        base = name
-        while base and base not in found:
-            found.add(base)
-            base = known[base].base if base in known else ""
-    return frozenset(found)
-
-
 class DumpText:
-    """What pg_dump wrote, of the last one of a chain; read once.
+    """What pg_dump wrote, of one dump; read once.
+
+    Args:
+        store: has the dumps.
+        needed: The dumps that are read, as `needed_by` returns them.
 
     Attributes:
-        damaged: After less than all of it the dump that is at fault; "" else.
-        why: That dump is damaged, in words.
+        damaged: The dump that is at fault where the text ended early; "" else.
+        why: What is wrong with that dump, in words.
     """
 
-    def __init__(self, store: ReadableStore, chain: Sequence[Stored]) -> None:
+    def __init__(self, store: ReadableStore, needed: Sequence[Stored]) -> None:
         self._store = store
-        self._chain = chain
+        self._needed = needed
         self.damaged = self.why = ""
 
     def __iter__(self) -> Generator[bytes, None, None]:
-        last, first = self._chain[-1], self._chain[0]
-        if not (last.record and last.record.series):
-            yield from self._proved(last)
+        base, one = self._needed[0], self._needed[-1]
+        if not (one.record and one.record.series):
+            yield from self._proved(one)
             return
         with ExitStack() as stack:
-            stored = self._proved(first)
-            files = [stored]
-            if increments := self._chain[1:]:
-                # One file for all of them: a process may not have so many open.
+            stored = self._proved(base)
+            text = _at_most(replay(stored), base.text[0])
+            if one is not base:
                 with _keeping():
                     file = stack.enter_context(tempfile.TemporaryFile())
-                for one in increments:
-                    begin = file.tell()
-                    self._save(one, file)
-                    if self.damaged:
-                        return
-                    files.append(_pieces(file, begin, file.tell()))
+                    for piece in self._proved(one):
+                        file.write(piece)
+                    file.seek(0)
+                if self.damaged:
+                    return
+                text = _at_most(replay(_pieces(file), text), one.text[0])
             try:
-                yield from _at_most(replay(files), last.text[0])
+                yield from text
             except (SeriesDamaged, MemoryError) as error:
                 if not self.damaged:
-                    self.damaged, self.why = last.name, str(error) or "it takes too much memory"
+                    self.damaged, self.why = one.name, str(error) or "it takes too much memory"
             # Only its end proves it.
             for _ in stored:
                 continue
@@ -140,12 +136,6 @@ class DumpText:
         if (said, right) != (size, digest.hexdigest()):
             self.damaged, self.why = one.name, why or "its SHA-256 is another"
 
-    def _save(self, one: Stored, file: IO[bytes]) -> None:
-        with _keeping():
-            for piece in self._proved(one):
-                file.write(piece)
-            file.flush()
-
 
 @contextmanager
 def _keeping() -> Iterator[None]:
@@ -154,7 +144,7 @@ def _keeping() -> Iterator[None]:
         yield
     except OSError as error:
         raise DumpFailed(
-            "the increments of a dump cannot be kept on this machine",
+            "the increment of a dump cannot be kept on this machine",
             detail=f"in {tempfile.tempdir or 'TMPDIR'}: {error.strerror or error}",
             hint="free space there, or set TMPDIR",
         ) from error
@@ -171,8 +161,10 @@ def _at_most(segments: Iterator[bytes], size: int) -> Iterator[bytes]:
         yield segment
 
 
-def _pieces(file: IO[bytes], begin: int, end: int) -> Iterator[bytes]:
-    for at in range(begin, end, _PIECE):
+def _pieces(file: IO[bytes]) -> Iterator[bytes]:
+    while True:
         with _keeping():
-            data = os.pread(file.fileno(), min(_PIECE, end - at), at)
-        yield data
+            piece = file.read(_PIECE)
+        if not piece:
+            return
+        yield piece
