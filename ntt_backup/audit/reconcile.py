@@ -34,8 +34,7 @@ from ntt_backup.blobdir.layout import Stray, StrayKind, is_blobid, relative_path
 from ntt_backup.blobdir.walk import Tree
 from ntt_backup.catalog.connection import Connection, translated
 from ntt_backup.catalog.failures import failed_for
-from ntt_backup.catalog.ledger import Ledger, record_checks
-from ntt_backup.catalog.packs import forget_packs, insert_packs, iter_packs
+from ntt_backup.catalog.ledger import Ledger, forget_packs, insert_packs, iter_packs, record_checks
 from ntt_backup.catalog.ranges import prefix_ranges
 from ntt_backup.catalog.selection import Row, rows_in
 from ntt_backup.config import Settings

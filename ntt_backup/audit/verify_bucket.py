@@ -23,16 +23,15 @@ from ntt_backup.audit.remote_names import BucketNames
 from ntt_backup.audit.verify import Blobs, Check, Checked, Findings, Hashing, Question
 from ntt_backup.blobdir.layout import is_blobid
 from ntt_backup.catalog.connection import Connection, translated
-from ntt_backup.catalog.ledger import record_checks
-from ntt_backup.catalog.packs import (
-    PackChecks,
+from ntt_backup.catalog.ledger import (
     forget_packs,
     insert_packs,
     iter_packs,
     mark_packs_checked,
+    record_checks,
 )
 from ntt_backup.catalog.ranges import prefix_ranges, range_name
-from ntt_backup.catalog.selection import Checks, rows_in
+from ntt_backup.catalog.selection import Checks, PackChecks, rows_in
 from ntt_backup.client.throttle import SharedPace
 from ntt_backup.config import RemoteConfig
 from ntt_backup.errors import BackupError, ConfigError, Unsupported

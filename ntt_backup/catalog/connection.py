@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import pwd
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -93,6 +93,24 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
     schema: str | None = None
     privileged = False
 
+    def rows(
+        self, name: str, values: Mapping[str, object] | None = None, /, **parts: sql.Composable
+    ) -> list[tuple[Any, ...]]:
+        """Executes a named query and returns its rows, none for a statement that has no rows.
+
+        Args:
+            name: The name of the query in `sql/`.
+            values: The parameters of the query.
+            parts: The SQL for the `{...}` of the query.
+        """
+        cursor = self.execute(statement(name, **parts), values)
+        return cursor.fetchall() if cursor.description else []
+
+    def ask(self, doing: str, name: str, /, **values: object) -> list[tuple[Any, ...]]:
+        """Returns what `rows` returns. Raises CatalogError; doing: see `translated`."""
+        with translated(doing):
+            return self.rows(name, values or None)
+
 
 def connect(url: str, application_name: str, *, no_tables: bool = False) -> Connection:
     """Opens a connection in autocommit mode; each end notices within 30 s that the other died.
@@ -132,9 +150,10 @@ def connect(url: str, application_name: str, *, no_tables: bool = False) -> Conn
     except psycopg.Error as error:
         raise _translate(error, f"accept our connection ({describe(url)})") from error
     with translated("set up the connection"):
-        begin = statement("begin_session", privileged=privileged())
-        conn.search_path, conn.schema, conn.privileged, compared = conn.execute(begin).fetchall()[0]
-        conn.execute(statement("set_defaults"))
+        ((conn.search_path, conn.schema, conn.privileged, compared),) = conn.rows(
+            "begin_session", privileged=privileged()
+        )
+        conn.rows("set_defaults")
         if conn.info.parameter_status("server_encoding") == "SQL_ASCII":
             # There a text may be any bytes, and as UTF-8 the server would refuse to send some.
             configure(conn, "client_encoding", "latin1")
@@ -154,7 +173,7 @@ def check_one_table(conn: Connection) -> None:
     Claims and failures are told apart by target and blobid only, and the progress of a scan by the
     store. A second catalog in one database is not worth a third key to each: a database is cheap.
     """
-    for (schema,) in conn.execute(statement("other_table")).fetchall():
+    for (schema,) in conn.rows("other_table"):
         raise CatalogRefused(
             "the schema ntt_backup of this database serves another table",
             detail=f"it is about {schema}.blobs, which the search path does not find",
@@ -197,7 +216,7 @@ def code_of_others(conn: Connection, *, tables: bool = True, blobs: bool = True)
     if not conn.privileged:
         return []
     parts = code_parts(conn.schema if blobs else None, sql.SQL("array[session_user]"), ours=tables)
-    return [line for line, _ in conn.execute(statement("code_of_others", **parts))]
+    return [line for line, _ in conn.rows("code_of_others", **parts)]
 
 
 def code_parts(
@@ -254,16 +273,14 @@ def for_program(url: str, application_name: str) -> tuple[str, dict[str, str]]:
 
 def configure(conn: Connection, setting: str, value: object, *, local: bool = False) -> None:
     """Sets a server setting for this session, or with local for this transaction only."""
-    values = {"setting": setting, "value": str(value), "local": local}
-    conn.execute(statement("configure"), values)
+    conn.rows("configure", {"setting": setting, "value": str(value), "local": local})
 
 
 def end_when_idle(conn: Connection, seconds: int) -> None:
     """Makes the server end this session after so many seconds without a statement, from PostgreSQL
     14 on. A limit in catalog.url is kept.
     """
-    with translated("set up the connection"):
-        conn.execute(statement("end_when_idle"), {"value": f"{seconds}s"})
+    conn.ask("set up the connection", "end_when_idle", value=f"{seconds}s")
 
 
 def show_life(conn: Connection) -> None:
@@ -272,7 +289,7 @@ def show_life(conn: Connection) -> None:
     """
     if not conn.closed:
         with suppress(psycopg.Error):
-            conn.execute(statement("backend"))
+            _backend(conn)
 
 
 def refuse_shared_session(conn: Connection, url: str) -> None:
@@ -308,8 +325,7 @@ def _is_lent(conn: Connection, url: str) -> bool:
 
 
 def _backend(conn: Connection) -> int:
-    row = conn.execute(statement("backend")).fetchone()
-    return 0 if row is None else int(row[0])
+    return int(conn.rows("backend")[0][0])
 
 
 @contextmanager

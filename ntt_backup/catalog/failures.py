@@ -13,7 +13,7 @@ from psycopg import errors
 
 from ntt_backup.catalog.connection import Connection, configure, translated
 from ntt_backup.catalog.pending import columns, read_parts, walk_indexes
-from ntt_backup.catalog.queries import fragment, statement
+from ntt_backup.catalog.queries import fragment
 from ntt_backup.errors import ConfigError
 from ntt_backup.model import OF_CHECKS, Reason
 
@@ -78,7 +78,6 @@ def iter_failed(
     if since is None and reason in (None, UNKNOWN):
         queries.append("next_failed_unlisted")
     for name in queries:
-        query = statement(name, **parts)
         bounded = name == "next_failed_unlisted" and reason is None
         past, found = None, _PAGE
         while found == _PAGE:
@@ -88,7 +87,7 @@ def iter_failed(
                         walk_indexes(conn, local=True)
                         if bounded:
                             configure(conn, "statement_timeout", _PATIENCE_MS, local=True)
-                        rows = conn.execute(query, {**values, "past": past}).fetchall()
+                        rows = conn.rows(name, {**values, "past": past}, **parts)
                 except errors.QueryCanceled:
                     if not bounded:
                         raise
@@ -101,8 +100,7 @@ def iter_failed(
 def acknowledge(conn: Connection, target: str, reason: str | None = None) -> int:
     """Notes that the failures of now are known, all or those of one reason; returns how many."""
     values = {"target": target, "reason": reason, "checks": list(OF_CHECKS)}
-    with translated("note that failures are known"):
-        return int(conn.execute(statement("acknowledge"), values).fetchall()[0][0])
+    return int(conn.ask("note that failures are known", "acknowledge", **values)[0][0])
 
 
 def failed_for(
@@ -112,8 +110,8 @@ def failed_for(
     check has found missing or wrong.
     """
     values = {"target": target, "reason": str(reason), "blobids": list(blobids)}
-    with translated("look for failures"):
-        return frozenset(one for (one,) in conn.execute(statement("failed_for"), values))
+    found = conn.ask("look for failures", "failed_for", **values)
+    return frozenset(blobid for (blobid,) in found)
 
 
 def find_blob(conn: Connection, name: str) -> str:
@@ -129,8 +127,8 @@ def find_blob(conn: Connection, name: str) -> str:
     }
     found: list[str] = []
     # What no text of the database can be is nobody's name.
-    with translated("look for a blob"), suppress(UnicodeEncodeError):
-        found = sorted(one for (one,) in conn.execute(statement("blobs_named"), values))
+    with suppress(UnicodeEncodeError):
+        found = sorted(one for (one,) in conn.ask("look for a blob", "blobs_named", **values))
     if name in found:
         return name
     if not found:
@@ -152,11 +150,10 @@ def ledger_of(conn: Connection, blobid: str) -> list[LedgerEntry]:
     """Returns what the ledger of each target says of a blob of the catalog."""
     entries = []
     with translated("tell about a blob"):
-        for (target,) in conn.execute(statement("targets")).fetchall():
-            parts = {**columns(target), "size": fragment("read_size")}
-            query = statement("blob_at_target", known_at=fragment("known_at"), **parts)
+        for (target,) in conn.rows("targets"):
+            parts = {**columns(target), "known_at": fragment("known_at")}
             values = {"target": target, "blobid": blobid}
-            for row in conn.execute(query, values).fetchall():
+            for row in conn.rows("blob_at_target", values, **parts):
                 size, copied, failed, checked, reason, *why = row
                 failure = FailedBlob(blobid) if failed else None
                 if reason is not None:

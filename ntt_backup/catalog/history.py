@@ -1,7 +1,19 @@
-"""The history of runs: when the last one was, what it copied, whether it is alive; and by the hour.
+"""The history of runs, dumps and checks, and whether the database has changed since a dump.
 
 A run that dies leaves its row without an end, until the next one of its host notes that it was
 killed. `updated_at`, renewed with every progress event, shows how long ago it was last seen.
+
+The server's counters of rows inserted, updated and deleted are a fingerprint of the database: where
+it differs, something may have changed. Our own tables are left out, and so are the rows of `blobs`
+that we have marked, which each marking statement counts in `ntt_backup.marks` with its own commit:
+after a restore, a mark that the dump lacks only has a blob sent or checked again. The fingerprint
+must be taken before the dump, so that later changes count for the next one. A session tells the
+server its counts with a delay of some seconds, and ours at once: beside working workers the two do
+not match, which costs a dump and no more. What is overlooked is seen the next time, or when the
+dump has reached `dump.max_age`.
+
+No check needs the history of checks. A catalog that has not got that table yet, or a role that may
+not read it, has a history of checks without an entry.
 """
 
 from __future__ import annotations
@@ -11,8 +23,15 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
 
+from psycopg import errors
+
 from ntt_backup.catalog.connection import Connection, translated
-from ntt_backup.catalog.queries import statement
+from ntt_backup.catalog.ledger import storable
+from ntt_backup.errors import ConfigError
+
+_NOTE_RUN = "note the run"
+_READ_RUNS = "read the history of runs"
+_READ_DUMPS = "read the history of dumps"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +66,18 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
+class RunEnd:
+    """Tells how the last run ended that has ended, and when one last ended with 0. exit_code: 1
+    of a run that was killed. reason: see `Run`.
+    """
+
+    ended_at: datetime
+    exit_code: int
+    succeeded_at: datetime | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Hour:
     """What the runs of a target did in an hour. outage_s: seconds in which something was away."""
 
@@ -59,21 +90,17 @@ class Hour:
 
 def start_run(conn: Connection, run_id: UUID, target: str, **about: str | int) -> None:
     """Records that a run begins. about: its host, pid, strategy and number of workers."""
-    with translated("note the run"):
-        conn.execute(statement("start_run"), {"run_id": run_id, "target": target, **about})
+    conn.ask(_NOTE_RUN, "start_run", run_id=run_id, target=target, **about)
 
 
 def unended_runs(conn: Connection, target: str, host: str) -> dict[UUID, int]:
     """Returns the PIDs of the target's runs from that host that have no end."""
-    with translated("read the history of runs"):
-        values = {"target": target, "host": host}
-        return dict(conn.execute(statement("unended_runs"), values).fetchall())
+    return dict(conn.ask(_READ_RUNS, "unended_runs", target=target, host=host))
 
 
 def note_killed(conn: Connection, run_ids: Sequence[UUID]) -> None:
-    """Records that these runs have died. One that has not takes that back with its next update."""
-    with translated("note the run"):
-        conn.execute(statement("note_killed"), {"run_ids": list(run_ids)})
+    """Marks the runs as dead. A run that is still alive clears the mark with its next update."""
+    conn.ask(_NOTE_RUN, "note_killed", run_ids=list(run_ids))
 
 
 def update_run(
@@ -90,64 +117,169 @@ def update_run(
     """Records a run so far: blobs copied and failed, bytes copied. With an outcome it has ended.
     outage_s: seconds of outages to add to the hour; None leaves the hours alone.
     """
-    done = {"copied": copied, "failed": failed, "bytes": bytes}
-    ended = {"outcome": outcome, "exit_code": exit_code}
-    with translated("note the run"), conn.transaction():
+    done = {"run_id": run_id, "copied": copied, "failed": failed, "bytes": bytes}
+    with translated(_NOTE_RUN), conn.transaction():
         if outage_s is not None:
-            values = {"run_id": run_id, "outage_s": outage_s, **done}
-            conn.execute(statement("add_to_hour"), values)
-        conn.execute(statement("update_run"), {"run_id": run_id, **done, **ended})
+            conn.rows("add_to_hour", {**done, "outage_s": outage_s})
+        conn.rows("update_run", {**done, "outcome": outcome, "exit_code": exit_code})
 
 
 def note_reason(conn: Connection, run_id: UUID, reason: str) -> None:
     """Records the error that ended a run. Raises CatalogRefused where an older catalog has no place
     for it.
     """
-    with translated("note the run"):
-        conn.execute(statement("note_reason"), {"run_id": run_id, "reason": reason})
+    conn.ask(_NOTE_RUN, "note_reason", run_id=run_id, reason=reason)
 
 
 def may_note_hours(conn: Connection) -> bool:
     """Returns whether `update_run` can add to the hours: older catalogs do not have them."""
-    with translated("show its privileges"):
-        return bool(conn.execute(statement("may_note_hours")).fetchall()[0][0])
+    return bool(conn.ask("show its privileges", "may_note_hours")[0][0])
 
 
 def hours(conn: Connection, target: str, days: int) -> list[Hour]:
     """Returns the hours of the last days in which the target's runs did anything, in order."""
-    with translated("read the history of hours"):
-        values = {"target": target, "days": days}
-        return [Hour(*row) for row in conn.execute(statement("hours"), values)]
-
-
-@dataclass(frozen=True, slots=True)
-class RunEnd:
-    """Tells how the last run ended that has ended, and when one last ended with 0. exit_code: 1
-    of a run that was killed. reason: see `Run`.
-    """
-
-    ended_at: datetime
-    exit_code: int
-    succeeded_at: datetime | None
-    reason: str
+    rows = conn.ask("read the history of hours", "hours", target=target, days=days)
+    return [Hour(*row) for row in rows]
 
 
 def last_end(conn: Connection, target: str) -> RunEnd | None:
     """Returns the end of the target's last run that has one."""
-    with translated("read the history of runs"):
-        row = conn.execute(statement("last_end"), {"target": target}).fetchone()
-    return RunEnd(*row) if row else None
+    rows = conn.ask(_READ_RUNS, "last_end", target=target)
+    return RunEnd(*rows[0]) if rows else None
 
 
 def latest_runs(conn: Connection, target: str) -> list[Run]:
     """Returns the target's latest run, if there is one, and then others that are under way."""
-    with translated("read the history of runs"):
-        rows = conn.execute(statement("latest_runs"), {"target": target}).fetchall()
-    return [Run(*row) for row in rows]
+    return [Run(*row) for row in conn.ask(_READ_RUNS, "latest_runs", target=target)]
 
 
 def recent_runs(conn: Connection, target: str, limit: int) -> list[Run]:
     """Returns the target's last runs, the newest first."""
-    with translated("read the history of runs"):
-        rows = conn.execute(statement("recent_runs"), {"target": target, "limit": limit}).fetchall()
-    return [Run(*row) for row in rows]
+    return [Run(*row) for row in conn.ask(_READ_RUNS, "recent_runs", target=target, limit=limit)]
+
+
+# --- dumps ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseState:
+    """The database to be dumped. server_version: 160004 where server says 16.4. fingerprint: ""
+    where the server counts nothing.
+    """
+
+    database: str
+    server: str
+    server_version: int
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class DumpRun:
+    """A dump that was made, or tried: then name is "", and error says why."""
+
+    started_at: datetime
+    ended_at: datetime
+    name: str
+    bytes: int
+    sha256: str
+    error: str
+
+
+def database_state(conn: Connection) -> DatabaseState:
+    """Returns the database as it is at this moment."""
+    return DatabaseState(*conn.ask("tell about itself", "database_state")[0])
+
+
+def require_empty(conn: Connection) -> None:
+    """Raises ConfigError where anybody keeps anything in the database."""
+    for (name,) in conn.ask("list its tables", "first_relation"):
+        raise ConfigError(
+            f"the database {conn.info.dbname} is not empty",
+            detail=f"it has {name}",
+            hint="createdb a new one for this, and dropdb it afterwards",
+        )
+
+
+def record_dump(
+    conn: Connection,
+    target: str,
+    started_at: datetime,
+    *,
+    name: str,
+    bytes: int,
+    sha256: str,
+    error: str,
+) -> None:
+    """Records a dump that was made or has failed."""
+    result = {"name": name, "bytes": bytes, "sha256": sha256, "error": error}
+    conn.ask("note the dump", "record_dump", target=target, started_at=started_at, **result)
+
+
+def last_dumps(conn: Connection, target: str) -> list[DumpRun]:
+    """Returns the target's latest good dump, and its latest failed one where that came later."""
+    return [DumpRun(*row) for row in conn.ask(_READ_DUMPS, "last_dumps", target=target)]
+
+
+def recent_dumps(conn: Connection, target: str, limit: int) -> list[DumpRun]:
+    """Returns the target's last dumps, made or failed, the newest first."""
+    rows = conn.ask(_READ_DUMPS, "recent_dumps", target=target, limit=limit)
+    return [DumpRun(*row) for row in rows]
+
+
+def noted_dumps(conn: Connection, target: str, limit: int) -> frozenset[tuple[str, str]]:
+    """Returns name and SHA-256 of the good ones among the target's last dumps."""
+    last = recent_dumps(conn, target, limit)
+    return frozenset((one.name, one.sha256) for one in last if not one.error)
+
+
+def ever_made(conn: Connection, target: str) -> bool:
+    """Returns whether the target ever got a good dump."""
+    return any(one.name for one in last_dumps(conn, target))
+
+
+# --- checks ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CheckRun:
+    """One call of a command. blobs: those that were looked at, or restored; bytes: of their
+    content, what was read; wrong: blobs that are lost or not right. detail: which part was asked
+    for, or why the command ended early.
+    """
+
+    command: str
+    started_at: datetime
+    ended_at: datetime
+    exit_code: int
+    blobs: int
+    bytes: int
+    wrong: int
+    detail: str
+
+
+def note_check(
+    conn: Connection,
+    target: str,
+    command: str,
+    *,
+    lasted: float,
+    exit_code: int,
+    blobs: int,
+    bytes: int,
+    wrong: int,
+    detail: str = "",
+) -> None:
+    """Notes a check that ends at this moment and took so many seconds. Raises CatalogError."""
+    found = {"exit_code": exit_code, "blobs": blobs, "bytes": bytes, "wrong": wrong}
+    about = {"target": target, "command": command, "lasted": lasted, "detail": storable(detail)}
+    conn.ask("note the check", "note_check", **about, **found)
+
+
+def last_checks(conn: Connection, target: str) -> list[CheckRun]:
+    """Returns of each command its last call, and the last one that found all right."""
+    with translated("read the history of checks"):
+        try:
+            with conn.transaction():
+                return [CheckRun(*row) for row in conn.rows("last_checks", {"target": target})]
+        except (errors.UndefinedTable, errors.InsufficientPrivilege):
+            return []

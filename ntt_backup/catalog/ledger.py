@@ -10,17 +10,21 @@ Blobids are compared by equality only; the catalog may hold any text, and it is 
 
 from __future__ import annotations
 
+import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from itertools import chain
 from typing import Any, Final
 
-from psycopg import Cursor
+from psycopg import Cursor, adapters
+from psycopg.adapt import Dumper
+from psycopg.pq import Format
 
 from ntt_backup.catalog.connection import WHO_KEEPS_ROWS, Connection, configure, translated
-from ntt_backup.catalog.packs import insert_packs
 from ntt_backup.catalog.pending import columns, read_parts, walk_indexes
 from ntt_backup.catalog.queries import fragment, statement
-from ntt_backup.catalog.text_array import TextArray
 from ntt_backup.errors import CatalogRefused
 from ntt_backup.model import OF_CHECKS, Blob, Failure, StoredPack
 
@@ -28,6 +32,36 @@ _REQUEUE_BATCH: Final = 5000
 # Rows that one statement marks. The connection keeps the memory of the longest one.
 _AT_ONCE: Final = 4096
 _DETAIL_LENGTH: Final = 1000
+_PAGE: Final = 1000
+_HEAD: Final = struct.Struct("!iiIii")  # dimensions, nulls or not, type, length, first index
+_LENGTH: Final = struct.Struct("!i")
+_TEXT: Final = adapters.types["text"]
+
+
+class TextArray(list[str]):
+    """Holds the texts of one array that is a parameter of a statement.
+
+    The server parses the text of an array byte by byte; in binary form it only copies the elements.
+    The driver's own dumper of lists in that form looks at each element in Python, which costs as
+    much.
+    """
+
+
+class _TextArrayDumper(Dumper):
+    """Writes a `TextArray` in the binary form, and in the connection's encoding."""
+
+    format = Format.BINARY
+    oid = _TEXT.array_oid
+
+    def dump(self, obj: TextArray) -> bytes:
+        encoding = self.connection.info.encoding if self.connection else "utf-8"
+        texts = [one.encode(encoding) for one in obj]
+        lengths = map(_LENGTH.pack, map(len, texts))
+        head = _HEAD.pack(1, 0, _TEXT.oid, len(texts), 1)
+        return head + b"".join(chain.from_iterable(zip(lengths, texts, strict=True)))
+
+
+adapters.register_dumper(TextArray, _TextArrayDumper)
 
 
 class Ledger:
@@ -45,7 +79,7 @@ class Ledger:
         conn.prepare_threshold = sys.maxsize
         with translated("set up the ledger"):
             configure(conn, "synchronous_commit", "off")
-            ((self._unique,),) = conn.execute(statement("blobid_unique")).fetchall()
+            ((self._unique,),) = conn.rows("blobid_unique")
 
     def record(
         self,
@@ -140,11 +174,10 @@ def record_checks(
     requeued = 0
     with translated("record a check"), conn.transaction():
         if right:
-            conn.execute(statement("mark_checked", **parts), {"blobids": TextArray(sorted(right))})
+            conn.rows("mark_checked", {"blobids": TextArray(sorted(right))}, **parts)
         if lost:
             values = {"target": target, **_columns_of(lost)}
-            rows = conn.execute(statement("mark_lost", **parts), values).fetchall()
-            requeued, unchanged, example = rows[0]
+            ((requeued, unchanged, example),) = conn.rows("mark_lost", values, **parts)
             _require_changed(unchanged, example)
     return int(requeued)
 
@@ -169,14 +202,13 @@ def requeue(
         parts = {**read_parts(conn, target), "counted": fragment("counted")}
         names = ["requeue_listed", "requeue_unlisted"] if reason is None else ["requeue_listed"]
         for name in names:
-            query = statement(name, **parts)
             values["past"] = None
             found = _REQUEUE_BATCH
             while found == _REQUEUE_BATCH:
                 with conn.transaction():
                     walk_indexes(conn, local=True)
-                    (row,) = conn.execute(query, values).fetchall()
-                    found, values["past"], changed, unchanged, example = row
+                    ((found, past, changed, unchanged, example),) = conn.rows(name, values, **parts)
+                    values["past"] = past
                     _require_changed(unchanged, example)
                 requeued += changed
     return requeued
@@ -209,3 +241,49 @@ def storable(detail: str) -> str:
     It quotes file names and a remote's words. One odd character must not fail the whole batch.
     """
     return detail[:_DETAIL_LENGTH].replace("\0", "\\0").encode("ascii", "backslashreplace").decode()
+
+
+# --- the packs of a bucket ------------------------------------------------------------------------
+#
+# The ledger knows which packs there are and not where each blob lies: that is the packs' own word.
+
+
+def insert_packs(conn: Connection, target: str, packs: Sequence[StoredPack]) -> None:
+    """Notes packs as they are now, in the caller's transaction. One that is noted already is noted
+    anew, as not checked yet.
+    """
+    for pack in packs:
+        conn.rows("insert_pack", {"target": target, **asdict(pack)})
+
+
+def forget_packs(
+    conn: Connection, target: str, pack_ids: Iterable[str], since: datetime | None = None
+) -> None:
+    """Takes packs off the list, in the caller's transaction: those that are gone, or not right.
+    since: those that were noted anew since then stay, as they are other ones.
+    """
+    values = {"target": target, "pack_ids": list(pack_ids), "since": since}
+    conn.rows("forget_packs", values)
+
+
+def mark_packs_checked(conn: Connection, target: str, pack_ids: Iterable[str]) -> None:
+    """Notes that packs were found right now, in the caller's transaction."""
+    conn.rows("mark_packs_checked", {"target": target, "pack_ids": list(pack_ids)})
+
+
+def iter_packs(conn: Connection, target: str) -> Iterator[StoredPack]:
+    """Yields the packs in the order of their keys' bytes, as a bucket lists them; in constant
+    memory, with no transaction open in between.
+    """
+    past, found = "", _PAGE
+    while found == _PAGE:
+        rows = conn.ask("list packs", "next_packs", target=target, past=past, limit=_PAGE)
+        yield from (StoredPack(*row) for row in rows)
+        found, past = len(rows), rows[-1][1] if rows else ""
+
+
+def newest_pack(conn: Connection, target: str) -> tuple[StoredPack, datetime] | None:
+    """Returns the pack that was noted last, and when; None where there is none."""
+    for *pack, noted_at in conn.ask("tell the newest pack", "newest_pack", target=target):
+        return StoredPack(*pack), noted_at
+    return None

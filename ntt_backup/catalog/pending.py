@@ -8,14 +8,15 @@ the form of the index that exists. Where none fits, `verify_schema` refuses, `in
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from psycopg import sql
+from psycopg import errors, sql
 
-from ntt_backup.catalog.connection import Connection
-from ntt_backup.catalog.queries import fragment, statement
+from ntt_backup.catalog.connection import Connection, configure
+from ntt_backup.catalog.queries import fragment
 from ntt_backup.model import BlobRange
 
 Parts = Mapping[str, sql.Composable]
@@ -47,7 +48,7 @@ def read_indexes(conn: Connection, target: str, table: int | None = None) -> lis
     names = index_names(target)
     indexes = [
         Index(name, valid, form_of(predicate, target) if ordered and predicate else None)
-        for name, predicate, valid, ordered in conn.execute(statement("indexes"), {"table": table})
+        for name, predicate, valid, ordered in conn.rows("indexes", {"table": table})
     ]
     return sorted(indexes, key=lambda index: (index.name not in names, index.name))
 
@@ -63,8 +64,9 @@ def form_of(predicate: str, target: str) -> str | None:
 
 
 def columns(target: str) -> dict[str, sql.Composable]:
-    """Returns the target's columns as parts of a query."""
+    """Returns the target's columns, and `size`, as parts of a query."""
     return {
+        "size": fragment("read_size"),
         "copied": sql.Identifier(f"{target}_copied"),
         "last_checked": sql.Identifier(f"{target}_last_checked"),
         "copy_failed": sql.Identifier(f"{target}_copy_failed"),
@@ -72,18 +74,17 @@ def columns(target: str) -> dict[str, sql.Composable]:
 
 
 def read_parts(conn: Connection, target: str) -> dict[str, sql.Composable]:
-    """Returns the target's columns, `size`, `uncopied` and `pending` as parts of a query."""
+    """Returns `columns`, `uncopied` and `pending` as parts of a query."""
     usable = (index.form for index in read_indexes(conn, target) if index.valid and index.form)
     parts = columns(target)
     parts["uncopied"] = fragment(next(usable, _OWN_FORM), **parts)
     parts["pending"] = fragment("pending", **parts)
-    parts["size"] = fragment("read_size")
     return parts
 
 
 def rows_about(conn: Connection, table: int | None = None) -> int:
     """Returns about how many rows the table has; None: the one that the search path finds."""
-    return int(conn.execute(statement("rows_about"), {"table": table}).fetchall()[0][0])
+    return int(conn.rows("rows_about", {"table": table})[0][0])
 
 
 def walk_indexes(conn: Connection, *, local: bool = False) -> None:
@@ -93,7 +94,33 @@ def walk_indexes(conn: Connection, *, local: bool = False) -> None:
     without an end, a third of the table. To find a thousand blobs it would then read and sort
     millions.
     """
-    conn.execute(statement("walk_indexes"), {"local": local})
+    conn.rows("walk_indexes", {"local": local})
+
+
+@contextmanager
+def in_time(conn: Connection, milliseconds: int) -> Iterator[None]:
+    """Makes a transaction whose statements walk indexes, and end the block where one takes longer
+    than that.
+    """
+    with suppress(errors.QueryCanceled), conn.transaction():
+        walk_indexes(conn, local=True)
+        # 0 would be no limit.
+        configure(conn, "statement_timeout", max(milliseconds, 1), local=True)
+        yield
+
+
+def quick_rows(
+    conn: Connection,
+    milliseconds: int,
+    name: str,
+    values: Mapping[str, object] | None = None,
+    /,
+    **parts: sql.Composable,
+) -> list[tuple[Any, ...]] | None:
+    """Returns the rows of a query; None where it is not `in_time`."""
+    with in_time(conn, milliseconds):
+        return conn.rows(name, values, **parts)
+    return None
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from psycopg import sql
 
 from ntt_backup.catalog.connection import Connection, translated
-from ntt_backup.catalog.queries import shown, statement
+from ntt_backup.catalog.queries import shown
 from ntt_backup.errors import CatalogUnavailable, DumpFailed
 
 _CHECKED: Final = (
@@ -144,7 +144,7 @@ def lacking(
         "names": [f"{target}_{name}" if name in _OF_A_TARGET else name for *_, name in asked],
     }
     found: dict[tuple[str, str], list[str]] = {}
-    for kind, verb, name in conn.execute(statement("lacking", role=role_sql(role)), values):
+    for kind, verb, name in conn.rows("lacking", values, role=role_sql(role)):
         on = {"column": "blobs", "table": f"ntt_backup.{name}", "schema": "schema ntt_backup"}
         columns = found.setdefault((verb, on.get(kind, "the database")), [])
         columns += [name] if kind == "column" else []
@@ -158,7 +158,7 @@ def role_sql(role: str | None) -> sql.Composable:
 
 def require_writing(conn: Connection) -> None:
     """Raises CatalogUnavailable where the transactions of this session may only read."""
-    read_only, standby, source, *names = conn.execute(statement("read_only")).fetchall()[0]
+    read_only, standby, source, *names = conn.rows("read_only")[0]
     if not read_only:
         return
     database, user = map(sql.Identifier, names)
@@ -223,4 +223,4 @@ def grants_to_read(schemas: Iterable[str], role: str) -> list[str]:
 
 def _undumpable(conn: Connection, role: str | None) -> list[tuple[str, str, str, str]]:
     """Returns kind, quoted name, schema and name of what pg_dump, run by the role, cannot dump."""
-    return conn.execute(statement("undumpable", role=role_sql(role))).fetchall()
+    return conn.rows("undumpable", role=role_sql(role))

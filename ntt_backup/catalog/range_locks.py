@@ -154,8 +154,7 @@ class Claims:
 
     def listen(self) -> None:
         """Makes inserts into the catalog wake `fileno`, where `init-db --notify` was run."""
-        with translated("listen for new blobs"):
-            self._conn.execute(statement("listen"))
+        self._conn.ask("listen for new blobs", "listen")
 
     def fileno(self) -> int:
         """Returns the socket, to wait on: readable on a notification, or when it was lost."""
@@ -178,7 +177,7 @@ class Claims:
         self._found = True
         while self._found:
             self._found = False
-            self._conn.execute(statement("plan_anew"))
+            self._conn.rows("plan_anew")
             self._rows = rows_about(self._conn)
             held = {whole_of(one) for one in self._held}
             yield Search([interval(one) for one in self._order if one not in held], self._rows)
@@ -288,6 +287,5 @@ def _of_parts(indexes: Iterable[int]) -> dict[str, object]:
 
 def holders(conn: Connection, target: str) -> list[Holder]:
     """Returns who holds which range of the target at this moment, by index."""
-    with translated("list who holds its ranges"):
-        rows = conn.execute(statement("holders"), {"class": lock_class(target)}).fetchall()
-    return [Holder(*row) for row in rows]
+    values = {"class": lock_class(target)}
+    return [Holder(*row) for row in conn.ask("list who holds its ranges", "holders", **values)]

@@ -14,7 +14,7 @@ belongs to that role for good; it only cannot log in any more. Ordinary roles be
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -23,13 +23,25 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from ntt_backup.catalog.connection import Connection, connect, describe, translated
+from ntt_backup.catalog.connection import (
+    Connection,
+    connect,
+    describe,
+    refuse_code_of_others,
+    translated,
+)
 from ntt_backup.catalog.queries import fragment, statement
+from ntt_backup.catalog.schema import init_db
 from ntt_backup.errors import BackupError, CatalogError, DumpFailed
 
+OWN_SCHEMA: Final = "ntt_backup"
+BLOBS: Final = "blobs"
 _PREFIX: Final = "ntt_restore_"
 _VALID: Final = timedelta(days=7)
 _SCRAM: Final = "scram-sha-256"
+# The table that init-db writes itself.
+_VERSION: Final = "schema_version"
+_AT_ONCE: Final = 1 << 16  # Bytes of rows that are sent together.
 _ORDINARY: Final = (
     "createuser an ordinary role, createdb --owner that role, and name both in the URL of the"
     " database; or call it with --allow-superuser: then code in the dump runs as {user}"
@@ -67,8 +79,9 @@ def restorer(url: str, application: str, *, allow_superuser: bool) -> Iterator[R
         CatalogError: The server does not answer, or refuses.
     """
     with connect(url, application, no_tables=True) as conn, translated("say what its user may do"):
-        rights = statement("rights_beyond", role_is_privileged=fragment("role_is_privileged"))
-        superuser, dangerous, begins_as = conn.execute(rights).fetchall()[0]
+        mighty = fragment("role_is_privileged")
+        rights = conn.rows("rights_beyond", role_is_privileged=mighty)
+        superuser, dangerous, begins_as = rights[0]
         user = conn.info.user
     if allow_superuser or not (superuser or dangerous or begins_as):
         yield Restorer(user, url)
@@ -149,27 +162,25 @@ def _enable_login(conn: Connection, role: str, password: str) -> None:
         "password": sql.Literal(sent.decode()),
         "until": sql.Literal((datetime.now(UTC) + _VALID).isoformat()),
     }
-    conn.execute(statement("enable_login", **parts))
+    conn.rows("enable_login", **parts)
 
 
 def _disable_login(conn: Connection, role: str) -> None:
     """Ends a role's sessions, and undoes what code in the dump has set for later ones."""
     parts = {"role": sql.Identifier(role), "database": sql.Identifier(conn.info.dbname)}
-    conn.execute(statement("disable_login", **parts))
-    conn.execute(statement("end_sessions"), {"role": role})
+    conn.rows("disable_login", **parts)
+    conn.rows("end_sessions", {"role": role})
 
 
 def _drop_unused(conn: Connection) -> None:
     """Drops roles of former restores that own nothing any more, and have no members."""
-    for (name,) in conn.execute(
-        statement("unused_restorers"), {"prefix": f"^{_PREFIX}[0-9a-f]{{12}}$"}
-    ).fetchall():
+    for (name,) in conn.rows("unused_restorers", {"prefix": f"^{_PREFIX}[0-9a-f]{{12}}$"}):
         with suppress(psycopg.Error):  # Another restore may be dropping it, too.
-            conn.execute(statement("drop_role", role=sql.Identifier(name)))
+            conn.rows("drop_role", role=sql.Identifier(name))
 
 
 def _owner_of_public(conn: Connection) -> str | None:
-    return next((owner for (owner,) in conn.execute(statement("owner_of_public"))), None)
+    return next((owner for (owner,) in conn.rows("owner_of_public")), None)
 
 
 def _make(conn: Connection, role: str, public: str | None) -> None:
@@ -177,9 +188,9 @@ def _make(conn: Connection, role: str, public: str | None) -> None:
     can set what all later sessions in it begin with.
     """
     parts = {"role": sql.Identifier(role), "database": sql.Identifier(conn.info.dbname)}
-    conn.execute(statement("create_restorer", **parts))
+    conn.rows("create_restorer", **parts)
     if public is not None:
-        conn.execute(statement("set_owner_of_public", role=sql.Identifier(role)))
+        conn.rows("set_owner_of_public", role=sql.Identifier(role))
 
 
 def _login_url(url: str, application: str, user: str, role: str, password: str) -> str:
@@ -211,12 +222,80 @@ def _end(url: str, application: str, role: str, public: str | None, *, keep: boo
         parts = {"role": sql.Identifier(role), "database": sql.Identifier(conn.info.dbname)}
         _disable_login(conn, role)
         if public is not None and _owner_of_public(conn) == role:
-            conn.execute(statement("set_owner_of_public", role=sql.Identifier(public)))
-            conn.execute(statement("grant_public", role=sql.Identifier(role)))
-        conn.execute(statement("revoke_create", **parts))
-        for (member,) in conn.execute(statement("members"), {"role": role}).fetchall():
-            revoke = statement("revoke_membership", member=sql.Identifier(member), **parts)
-            conn.execute(revoke)  # Before PostgreSQL 16 a role can make others its members.
+            conn.rows("set_owner_of_public", role=sql.Identifier(public))
+            conn.rows("grant_public", role=sql.Identifier(role))
+        conn.rows("revoke_create", **parts)
+        for (member,) in conn.rows("members", {"role": role}):
+            # Before PostgreSQL 16 a role can make others its members.
+            conn.rows("revoke_membership", member=sql.Identifier(member), **parts)
         if not keep:
-            conn.execute(statement("drop_owned", role=sql.Identifier(role)))
-            conn.execute(statement("drop_role", role=sql.Identifier(role)))
+            conn.rows("drop_owned", role=sql.Identifier(role))
+            conn.rows("drop_role", role=sql.Identifier(role))
+
+
+# --- the rows of a dump of strangers --------------------------------------------------------------
+#
+# Nothing of such a dump is executed: the tables are those of init-db, and of the rows only columns
+# are taken that these tables have. See `dump.rows_only`.
+
+
+class NewTables:
+    """New, empty tables, in one transaction. columns: of each, by (schema, name)."""
+
+    def __init__(self, conn: Connection) -> None:
+        self._conn = conn
+        self.columns = {
+            (schema, name): frozenset(columns)
+            for schema, name, columns in conn.rows("tables_of_ours")
+            if name != _VERSION
+        }
+
+    def copy(
+        self, table: tuple[str, str], columns: Sequence[str], encoding: str, rows: Iterable[bytes]
+    ) -> None:
+        """Adds rows to a table. rows: each as COPY writes it, with its line feed. Raises
+        CatalogError.
+        """
+        parts = {
+            "table": sql.Identifier(*table),
+            "columns": sql.SQL(", ").join(map(sql.Identifier, columns)),
+            "encoding": sql.Literal(encoding),
+        }
+        query, held = statement("copy_rows", **parts), bytearray()
+        with translated(f"take the rows of {table[1]}"), self._conn.cursor().copy(query) as copy:
+            for row in rows:
+                held += row
+                if len(held) >= _AT_ONCE:
+                    copy.write(bytes(held))
+                    held.clear()
+            copy.write(bytes(held))
+
+
+@contextmanager
+def new_tables(url: str, application: str, targets: Iterable[str]) -> Iterator[NewTables]:
+    """Makes the tables of init-db for these targets in an empty database, and yields them within
+    one transaction. Where that does not end well, the database is empty again. Raises CatalogError.
+    """
+    with connect(url, application, no_tables=True) as conn:
+        try:
+            for target in targets:
+                init_db(conn, target)
+            refuse_code_of_others(conn)
+            with conn.transaction():
+                yield NewTables(conn)
+        except BaseException:
+            _drop(conn)
+            raise
+
+
+def _drop(conn: Connection) -> None:
+    """Drops what init-db has made."""
+    if conn.closed:
+        return
+    with translated("drop the new tables"):
+        found = conn.rows("tables_of_ours")
+        for schema, name, _ in found:
+            if schema != OWN_SCHEMA:
+                conn.rows("drop_table", table=sql.Identifier(schema, name))
+        if any(schema == OWN_SCHEMA for schema, _, _ in found):
+            conn.rows("drop_own_schema")

@@ -23,9 +23,8 @@ class ScanProgress(NamedTuple):
 
 def missing(conn: Connection, blobids: Sequence[str]) -> set[str]:
     """Returns those of the blobids that the catalog lacks."""
-    with translated("look up blobs"):
-        rows = conn.execute(statement("missing"), {"blobids": list(blobids)})
-        return {blobid for (blobid,) in rows}
+    found = conn.ask("look up blobs", "missing", blobids=list(blobids))
+    return {blobid for (blobid,) in found}
 
 
 def register(conn: Connection, rows: Sequence[Blob]) -> int:
@@ -35,7 +34,7 @@ def register(conn: Connection, rows: Sequence[Blob]) -> int:
     several times faster than INSERT, cannot step over them, so it fills a temporary table.
     """
     with translated("register blobs"), conn.transaction():
-        conn.execute(statement("create_found"))
+        conn.rows("create_found")
         with conn.cursor().copy(statement("copy_found")) as copy:
             for blob in rows:
                 copy.write_row((blob.blobid, blob.size))
@@ -45,18 +44,15 @@ def register(conn: Connection, rows: Sequence[Blob]) -> int:
 
 def load_scan(conn: Connection, root: str) -> ScanProgress | None:
     """Returns the progress of the latest scan of this root, finished or not, or None."""
-    with translated("read the scan's progress"):
-        row = conn.execute(statement("load_scan"), {"root": root}).fetchone()
-    return ScanProgress(*row) if row else None
+    rows = conn.ask("read the scan's progress", "load_scan", root=root)
+    return ScanProgress(*rows[0]) if rows else None
 
 
 def begin_scan(conn: Connection, root: str) -> None:
     """Records that a scan of this root starts from the beginning, forgetting an earlier one."""
-    with translated("save the scan's progress"):
-        conn.execute(statement("begin_scan"), {"root": root})
+    conn.ask("save the scan's progress", "begin_scan", root=root)
 
 
 def save_scan(conn: Connection, root: str, progress: ScanProgress) -> None:
     """Records how far the scan of this root got."""
-    with translated("save the scan's progress"):
-        conn.execute(statement("save_scan"), {"root": root, **progress._asdict()})
+    conn.ask("save the scan's progress", "save_scan", root=root, **progress._asdict())

@@ -22,11 +22,10 @@ from ntt_backup.catalog.connection import (
     shortened,
     translated,
 )
-from ntt_backup.catalog.queries import pasted, statement
+from ntt_backup.catalog.queries import pasted
 from ntt_backup.catalog.range_locks import lock_class
 from ntt_backup.catalog.schema_check import PRINT_SQL, existing_table, warnings
-from ntt_backup.catalog.schema_plan import GENERATES, make_plan
-from ntt_backup.catalog.schema_steps import Step, Who
+from ntt_backup.catalog.schema_plan import GENERATES, Step, Who, make_plan
 from ntt_backup.errors import CatalogRefused, CatalogUnavailable
 
 BRIEF_LOCK_MS = 1000
@@ -89,7 +88,7 @@ def _not_yet(conn: Connection, target: str) -> list[str]:
 @contextmanager
 def _one_at_a_time(conn: Connection, report: Report) -> Iterator[None]:
     waiting = False
-    while not conn.execute(statement("try_lock"), _LOCK).fetchall()[0][0]:
+    while not conn.rows("try_lock", _LOCK)[0][0]:
         if not waiting:
             report("waiting for another init-db")
         waiting = True
@@ -98,7 +97,7 @@ def _one_at_a_time(conn: Connection, report: Report) -> Iterator[None]:
         yield
     finally:
         if not conn.closed:
-            conn.execute(statement("unlock"), _LOCK)
+            conn.rows("unlock", _LOCK)
 
 
 def _execute(conn: Connection, step: Step) -> None:
@@ -112,7 +111,7 @@ def _execute(conn: Connection, step: Step) -> None:
 
 def _build_index(conn: Connection, step: Step) -> None:
     """Executes the step without time limits, unless another session is building an index."""
-    if builders := conn.execute(statement("building")).fetchall():
+    if builders := conn.rows("building"):
         raise CatalogUnavailable(
             "another session is building an index on blobs",
             detail=f"pid {', '.join(str(pid) for (pid,) in builders)}",
@@ -132,7 +131,7 @@ def _with_brief_lock(conn: Connection, step: Step, report: Report) -> None:
                 _execute(conn, step)
             return
         except (errors.LockNotAvailable, errors.DeadlockDetected):
-            holders = conn.execute(statement("lock_holders")).fetchall()
+            holders = conn.rows("lock_holders")
             named = ", ".join(f"pid {pid} ({application})" for pid, application in holders)
             report(f"waiting for a lock on blobs; held by {named or 'nobody any more'}")
             time.sleep(_PAUSE_S)

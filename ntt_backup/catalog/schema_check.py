@@ -21,7 +21,7 @@ from ntt_backup.catalog.connection import (
     translated,
 )
 from ntt_backup.catalog.pending import bounds, read_indexes
-from ntt_backup.catalog.queries import shown, statement
+from ntt_backup.catalog.queries import shown
 from ntt_backup.catalog.ranges import prefix_ranges
 from ntt_backup.errors import CatalogRefused
 
@@ -75,7 +75,7 @@ def our_columns(target: str) -> dict[str, str]:
 
 def find_table(conn: Connection) -> Table | None:
     """Returns the table of the search path, else the only one. Raises CatalogRefused."""
-    tables = conn.execute(statement("find_tables")).fetchall()
+    tables = conn.rows("find_tables")
     if len(tables) > 1:
         raise CatalogRefused(
             "the search path finds no table blobs, and there are several",
@@ -84,12 +84,13 @@ def find_table(conn: Connection) -> Table | None:
         )
     if not tables:
         return None
-    rows = conn.execute(statement("table_columns"), {"table": tables[0][0]})
-    columns = {
-        name: Column(type_name, not_null, sql.Identifier(schema or "", collation or ""), same_bytes)
-        for name, type_name, not_null, schema, collation, same_bytes in rows
-    }
     oid, kind, schema, owner, schema_owner, found = tables[0]
+    columns = {
+        name: Column(type_name, not_null, sql.Identifier(of or "", collation or ""), same_bytes)
+        for name, type_name, not_null, of, collation, same_bytes in conn.rows(
+            "table_columns", {"table": oid}
+        )
+    }
     return Table(oid, kind, schema, owner, schema_owner, found, columns)
 
 
@@ -149,7 +150,7 @@ def existing_table(conn: Connection, target: str) -> Table:
 def check_table(conn: Connection, table: Table, target: str) -> None:
     """Raises CatalogRefused where the table is of a kind that adding columns cannot mend."""
     if table.kind not in ("r", "p"):
-        elsewhere = conn.execute(statement("tables_elsewhere")).fetchall()
+        elsewhere = conn.rows("tables_elsewhere")
         raise CatalogRefused(
             f"blobs is {_KINDS.get(table.kind, 'something else')}, not a table",
             hint=f"the search path must find the table: {search_path(conn, elsewhere[0][0])}"
@@ -166,9 +167,9 @@ def check_table(conn: Connection, table: Table, target: str) -> None:
             detail="it must be text",
             hint=shown(mend.get(blobid.type, "mend_blobid_other")),
         )
-    ascending = statement("bounds_ascend", collation=blobid.collation)
-    ascend = conn.execute(ascending, bounds(prefix_ranges())).fetchall()[0][0]
-    if not (ascend and blobid.deterministic):
+    ranges = bounds(prefix_ranges())
+    ascend = conn.rows("bounds_ascend", ranges, collation=blobid.collation)
+    if not (ascend[0][0] and blobid.deterministic):
         raise CatalogRefused(
             "the collation of blobs.blobid does not suit hex digits",
             detail="it does not sort 00 to ff in order, or takes different text for equal",
@@ -186,12 +187,12 @@ def check_table(conn: Connection, table: Table, target: str) -> None:
 
 def own_tables(conn: Connection) -> frozenset[str]:
     """Returns those of our own tables that exist, and their columns as `table.column`."""
-    return frozenset(name for (name,) in conn.execute(statement("own_tables")))
+    return frozenset(name for (name,) in conn.rows("own_tables"))
 
 
 def own_version(conn: Connection) -> tuple[int, str]:
     """Returns our schema's version (0: none) and its table's schema. Raises CatalogRefused."""
-    rows = conn.execute(statement("schema_version")).fetchall()
+    rows = conn.rows("schema_version")
     version, blobs_schema = rows[0] if rows else (0, "")
     if version > SCHEMA_VERSION:
         raise CatalogRefused(
@@ -204,19 +205,19 @@ def own_version(conn: Connection) -> tuple[int, str]:
 def warnings(conn: Connection, table: Table) -> list[str]:
     """Returns what works and may deserve a change, a line each, with the SQL where there is one."""
     found = []
-    if not conn.execute(statement("blobid_unique")).fetchall()[0][0]:
+    if not conn.rows("blobid_unique")[0][0]:
         found.append(
             f"blobs.blobid has no unique index, marking blobs is slow: {shown('mend_unique')}"
         )
     if not table.columns["blobid"].not_null:
         found.append("blobs.blobid may be NULL; such rows are never sent")
-    if conn.execute(statement("row_security")).fetchall()[0][0]:
+    if conn.rows("row_security")[0][0]:
         user = conn.info.user
         found.append(
             f"row-level security applies to {user}: rows that its policies hide are never sent."
             f" As a superuser: {shown('mend_row_security', user=sql.Identifier(user))}"
         )
-    largest = conn.execute(statement("largest_size")).fetchall()[0][0]
+    largest = conn.rows("largest_size")[0][0]
     if largest < _LARGEST_SIZE:
         mend = {"column": sql.Identifier("size"), "type": sql.SQL("bigint")}
         found.append(

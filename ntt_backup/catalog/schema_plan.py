@@ -13,7 +13,9 @@ may do already.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from itertools import groupby
 from typing import Final, NamedTuple
 
@@ -31,7 +33,7 @@ from ntt_backup.catalog.connection import (
     translated,
 )
 from ntt_backup.catalog.pending import columns, index_names, read_indexes, rows_about
-from ntt_backup.catalog.queries import fragment, shown, statement
+from ntt_backup.catalog.queries import fragment, shown
 from ntt_backup.catalog.schema_check import (
     LATER_TABLES,
     OWN_TABLES,
@@ -43,15 +45,75 @@ from ntt_backup.catalog.schema_check import (
     own_tables,
     own_version,
 )
-from ntt_backup.catalog.schema_steps import Plan, Step, Who
 from ntt_backup.errors import CatalogRefused
-from ntt_backup.format import duration, many
+from ntt_backup.format import duration, many, printable
 
 # Ends a query whose rows are the statements to execute.
 GENERATES: Final = " \\gexec"
 # Rows a second of building an index: 42 million took 210 s beside others who wrote.
 _ROWS_PER_SECOND: Final = 200_000
 _LONG_SECONDS: Final = 5
+
+
+class Who(StrEnum):
+    """Who must run a script."""
+
+    DBA = "dba"
+    OWNER = "owner"
+    OPERATOR = "operator"
+
+
+class Step(NamedTuple):
+    """One thing that is missing. needed: `run` needs it. unhurried: it may wait for its locks.
+    by_hand: `init-db` leaves it out.
+    """
+
+    who: Who
+    text: str
+    statements: tuple[str, ...]
+    needed: bool = True
+    unhurried: bool = False
+    by_hand: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All steps, and what the three are called."""
+
+    steps: Sequence[Step]
+    names: Mapping[Who, str]
+    database: str
+
+    @property
+    def needed(self) -> bool:
+        return any(step.needed for step in self.steps)
+
+    def __str__(self) -> str:
+        """Says in one line who has to do what."""
+        ordered = sorted(self.steps, key=lambda step: list(Who).index(step.who))
+        return "; ".join(
+            f"{who} ({self.names[who]}): {', '.join(step.text for step in group)}"
+            for who, group in groupby(ordered, lambda step: step.who)
+        )
+
+    def script(self, only: Who | None = None) -> str:
+        """Returns the script of one, or those of all, for psql."""
+        return "\n".join(self._script(who) for who in Who if only in (None, who))
+
+    def _script(self, who: Who) -> str:
+        steps = [step for step in self.steps if step.who is who]
+        # A name may hold a line end, and the rest of it would be a command.
+        head = printable(f"-- {who}: {self.names[who]}")
+        if not steps:
+            return f"{head}: nothing to do\n"
+        lines = [f"{head}. For psql; may be run again.", "\\set ON_ERROR_STOP on"]
+        lines.append(f"\\connect {sql.Identifier(self.database).as_string(None)}")
+        lines.append(shown("set_search_path"))
+        for step in steps:
+            lines += ["", printable(f"-- {step.text}")]
+            lines.append(shown("unhurried" if step.unhurried else "brief_lock"))
+            lines += step.statements
+        return "\n".join([*lines, ""])
 
 
 def make_plan(
@@ -67,7 +129,7 @@ def make_plan(
     """
     names = [*filter(None, [role]), *monitors]
     with translated("show what it lacks"):
-        for (absent,) in conn.execute(statement("absent_roles"), {"names": names}).fetchall():
+        for (absent,) in conn.rows("absent_roles", {"names": names}):
             raise CatalogRefused(
                 f"the server has no role {absent}",
                 hint=f"as a superuser: {shown('create_role', role=sql.Identifier(absent))}",
@@ -93,8 +155,7 @@ class _Planner:
     def __init__(self, conn: Connection, target: str, role: str | None) -> None:
         self._conn = conn
         self._target = target
-        around = conn.execute(statement("surroundings"), {"schema": conn.schema}).fetchall()[0]
-        self._around = _Surroundings(*around)
+        self._around = _Surroundings(*conn.rows("surroundings", {"schema": conn.schema})[0])
         self._role = role or self._around.user
         self._table = find_table(conn) or self._new_table()
         self._schema = self._table.schema
@@ -117,7 +178,7 @@ class _Planner:
         theirs is not read by whoever can do more than they can.
         """
         trusted = sql.SQL("array[session_user, {}]").format(self._trusted())
-        found = self._conn.execute(statement("code_of_others", **code_parts(None, trusted)))
+        found = self._conn.rows("code_of_others", **code_parts(None, trusted))
         if lines := [line for line, owned in found if owned]:
             raise CatalogRefused(
                 "the schema ntt_backup, or an event trigger, has what roles with other rights can"
@@ -255,9 +316,8 @@ class _Planner:
         return f" over about {many(rows, 'row')}, which takes about {duration(seconds)}"
 
     def _trigger(self) -> list[Step]:
-        values = {"table": self._table.oid}
-        rows = self._conn.execute(statement("trigger_state"), values).fetchall()
-        exists, function_exists, may_add = rows[0]
+        state = self._conn.rows("trigger_state", {"table": self._table.oid})
+        exists, function_exists, may_add = state[0]
         if exists:
             return []
         steps = []
@@ -370,8 +430,7 @@ class _Planner:
         return Who.DBA
 
     def _ask(self, query: str, role: str, **values: object) -> tuple[bool, ...]:
-        asked = statement(query, role=privileges.role_sql(role))
-        return self._conn.execute(asked, values).fetchall()[0]
+        return self._conn.rows(query, values, role=privileges.role_sql(role))[0]
 
 
 def _verb(lack: privileges.Lack) -> str:

@@ -6,15 +6,22 @@ keep vacuum from every table.
 
 from __future__ import annotations
 
-from contextlib import suppress
+import secrets
 from typing import Final, NamedTuple
 
-from psycopg import errors, sql
+from psycopg import sql
 
-from ntt_backup.catalog.connection import Connection, configure, translated
-from ntt_backup.catalog.pending import Stretch, columns, read_parts, reading, walk_indexes
+from ntt_backup.catalog.connection import Connection, translated
+from ntt_backup.catalog.pending import (
+    Stretch,
+    columns,
+    in_time,
+    read_parts,
+    reading,
+    walk_indexes,
+)
 from ntt_backup.catalog.queries import fragment, statement
-from ntt_backup.model import Blob, BlobRange
+from ntt_backup.model import Blob, BlobRange, StoredPack
 
 _SAMPLE_POINTS: Final = 64
 _SAMPLE_DIGITS: Final = 4
@@ -31,8 +38,7 @@ class Row(NamedTuple):
 
 def any_known(conn: Connection) -> bool:
     """Returns whether the catalog has a row at all."""
-    with translated("look for blobs"):
-        return conn.execute(statement("any_known")).fetchone() is not None
+    return bool(conn.ask("look for blobs", "any_known"))
 
 
 def any_copied(conn: Connection, target: str) -> bool:
@@ -40,7 +46,7 @@ def any_copied(conn: Connection, target: str) -> bool:
     was, else up to the first such row.
     """
     with translated("look for copied blobs"):
-        return conn.execute(statement("any_copied", **columns(target))).fetchone() is not None
+        return bool(conn.rows("any_copied", **columns(target)))
 
 
 def first_pending(
@@ -58,16 +64,9 @@ def first_pending(
     Returns:
         The blobs, or None where the search takes longer.
     """
-    with (
-        translated("look for pending blobs"),
-        suppress(errors.QueryCanceled),
-        conn.transaction(),
-    ):
-        walk_indexes(conn, local=True)
-        configure(conn, "statement_timeout", milliseconds, local=True)
-        query = statement("pending_blobs", **read_parts(conn, target))
-        values = reading([Stretch(-1, "", None)], limit, milliseconds)
-        found = conn.execute(query, values).fetchall()
+    values = reading([Stretch(-1, "", None)], limit, milliseconds)
+    with translated("look for pending blobs"), in_time(conn, milliseconds):
+        found = conn.rows("pending_blobs", values, **read_parts(conn, target))
         return [Blob(blobid, size) for _, blobid, size in found if blobid is not None]
     return None
 
@@ -77,10 +76,10 @@ def rows_in(conn: Connection, target: str, one: BlobRange) -> list[Row]:
 
     The database's collation need not be the order of bytes, so the caller puts them in order.
     """
-    query = statement("rows_between", **_readable(target))
+    values = {"lo": one.lo, "hi": one.hi}
     with translated("list blobs"), conn.transaction():
         walk_indexes(conn, local=True)
-        return [Row(*row) for row in conn.execute(query, {"lo": one.lo, "hi": one.hi})]
+        return [Row(*row) for row in conn.rows("rows_between", values, **columns(target))]
 
 
 def sample(conn: Connection, target: str, limit: int) -> list[Blob]:
@@ -89,14 +88,13 @@ def sample(conn: Connection, target: str, limit: int) -> list[Blob]:
     Blobids are hashes, so a walk along the index from any point meets blobs of all ages and sizes:
     a few walks, spread evenly, are a fair sample, and the table is not read.
     """
-    query = statement("sample_from", **_readable(target))
     found: dict[str, Blob] = {}
     with translated("draw a sample"), conn.transaction():
         walk_indexes(conn, local=True)
         for number in range(_SAMPLE_POINTS):
             point = f"{number * 16**_SAMPLE_DIGITS // _SAMPLE_POINTS:0{_SAMPLE_DIGITS}x}"
             values = {"point": point, "limit": -(-limit // _SAMPLE_POINTS)}
-            for blobid, size in conn.execute(query, values):
+            for blobid, size in conn.rows("sample_from", values, **columns(target)):
                 found[blobid] = Blob(blobid, size)
     return list(found.values())
 
@@ -131,23 +129,53 @@ class Checks:
         least: int | None = None,
     ) -> None:
         self._conn = conn
-        parts = {**_readable(target), "largest_size": fragment("largest_size")}
+        parts = {**columns(target), "largest_size": fragment("largest_size")}
         copied = "copied_blobs" if least is None else "copied_alone"
         chosen = "blobs_of_the_store" if local else copied
         parts["chosen"] = fragment(chosen, **parts)
         values = {"target": target, "least": least, **choice._asdict()}
         with translated("list the blobs to check"):
             with conn.transaction():
-                conn.execute(statement("begin_checks", **parts), values)
+                conn.rows("begin_checks", values, **parts)
             self.total = conn.execute(statement("count_checks")).rowcount
-            conn.execute(statement("rewind_checks"))
+            conn.rows("rewind_checks")
 
     def next(self, count: int) -> list[Blob]:
         """Returns the next blobs; none at the end."""
         with translated("list the blobs to check"):
-            rows = self._conn.execute(statement("next_checks", count=sql.Literal(count)))
-            return [Blob(blobid, size) for blobid, size in rows]
+            rows = self._conn.rows("next_checks", count=sql.Literal(count))
+        return [Blob(blobid, size) for blobid, size in rows]
 
 
-def _readable(target: str) -> dict[str, sql.Composable]:
-    return {**columns(target), "size": fragment("read_size")}
+class PackChecks:
+    """Lists the packs to check, those first that were checked longest ago. blobs: how many they
+    hold; began: when the list was made.
+    """
+
+    def __init__(self, conn: Connection, target: str, choice: Choice) -> None:
+        self._conn = conn
+        self._past: tuple[object, str] = ("-infinity", "")
+        self._chosen = fragment("packs_to_check")
+        with translated("list the packs to check"):
+            bound = conn.rows("check_bound", {"older_than": choice.older_than or 0})
+            before, self.began = bound[0]
+            self._values = {
+                "target": target,
+                "first": choice.prefix.ljust(64, "0"),
+                "last": choice.prefix.ljust(64, "f"),
+                "fraction": choice.fraction,
+                "seed": secrets.token_hex(4),
+                "before": before,
+            }
+            rows = conn.rows("count_packs_to_check", self._values, chosen=self._chosen)
+            self.blobs = int(rows[0][0])
+
+    def next(self, count: int) -> list[StoredPack]:
+        """Returns the next packs; none at the end."""
+        checked, key = self._past
+        values = {**self._values, "past_checked": checked, "past_key": key, "limit": count}
+        with translated("list the packs to check"):
+            rows = self._conn.rows("next_packs_to_check", values, chosen=self._chosen)
+        if rows:
+            self._past = (rows[-1][-1] or "-infinity", rows[-1][1])
+        return [StoredPack(*row[:-1]) for row in rows]

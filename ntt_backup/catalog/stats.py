@@ -2,7 +2,8 @@
 
 Counting 42 million rows takes minutes on a cold cache. What cannot be counted within the time is
 estimated: what is pending by the first blobs of each range, what is copied by the history of runs
-and the size of the table. What failed is counted in our own list.
+and the size of the table. What failed is counted in our own list. Figures that can neither be
+counted nor estimated in a part of a second are left out.
 """
 
 from __future__ import annotations
@@ -16,12 +17,23 @@ from typing import Any, Final
 from psycopg import errors
 
 from ntt_backup.catalog.connection import Connection, configure, translated
-from ntt_backup.catalog.pending import Parts, bounds, read_parts, walk_indexes
-from ntt_backup.catalog.queries import statement
+from ntt_backup.catalog.failures import FailedBlob
+from ntt_backup.catalog.pending import (
+    Parts,
+    bounds,
+    quick_rows,
+    read_parts,
+    rows_about,
+    walk_indexes,
+)
+from ntt_backup.catalog.queries import fragment
 from ntt_backup.catalog.ranges import RANGES, prefix_ranges
 from ntt_backup.model import OF_CHECKS, BlobRange, PendingEstimate
 
 _MILLISECONDS: Final = 400  # For all figures of `quick_totals`.
+_ONE_QUERY: Final = _MILLISECONDS // 8
+_GLANCE: Final = 500  # Milliseconds for `proved`, and for `failure_examples`.
+_PROVED_SAMPLE: Final = 20_000  # Rows, as they lie in a few hundred pages of the table.
 _FEW: Final = 300_000  # Rows that are counted as quickly as estimated.
 # An estimate and the history of runs are taken to agree where they differ by less of the table.
 _TOLERANCE: Final = 0.05
@@ -98,9 +110,9 @@ def quick_totals(conn: Connection, target: str) -> Totals:
     failed = sum(reasons.failed.values())
     with translated("estimate its blobs"):
         values = {"target": target}
-        without_blobid = quick_rows(conn, "without_blobid", parts, values)
-        copied, copied_bytes = conn.execute(statement("copied_by_runs"), values).fetchall()[0]
-        all_rows = conn.execute(statement("all_rows")).fetchall()[0][0] or all_rows
+        without_blobid = quick_rows(conn, _ONE_QUERY, "without_blobid")
+        copied, copied_bytes = conn.rows("copied_by_runs", values)[0]
+        all_rows = conn.rows("all_rows")[0][0] or all_rows
     average = (copied_bytes + pending.bytes) / max(copied + pending.blobs - pending.unsized, 1)
     rest = all_rows - pending.blobs - failed
     if abs(rest - copied) > all_rows * _TOLERANCE:
@@ -135,11 +147,11 @@ def stored_objects(conn: Connection, target: str, least: int, *, exact: bool) ->
     values = {"target": target, "least": least}
     with translated("count the objects of a bucket"):
         parts = read_parts(conn, target)
-        packs = conn.execute(statement("stored_packs"), values).fetchall()[0]
+        packs = conn.rows("stored_packs", values)[0]
         if exact:
-            large = conn.execute(statement("large_copied", **parts), values).fetchall()
+            large = conn.rows("large_copied", values, **parts)
         else:
-            large = quick_rows(conn, "large_copied", parts, values) or [(None, None)]
+            large = quick_rows(conn, _ONE_QUERY, "large_copied", values, **parts) or [(None, None)]
     return StoredObjects(*packs, *large[0])
 
 
@@ -150,12 +162,10 @@ def quick_reasons(conn: Connection, target: str, *, few: bool) -> Reasons:
     with translated("count failed blobs"):
         parts = read_parts(conn, target)
         values = {"target": target, "checks": list(OF_CHECKS)}
-        rows = quick_rows(conn, "uncopied_by_reason", parts, values) if few else None
-        if rows is None:
-            rows = quick_rows(conn, "listed_by_reason", parts, values)
-        if rows is not None:
-            return _reasons(rows)
-        return _reasons(conn.execute(statement("noted_by_reason"), values), counted=False)
+        for name in ("uncopied_by_reason", "listed_by_reason") if few else ("listed_by_reason",):
+            if (rows := quick_rows(conn, _ONE_QUERY, name, values, **parts)) is not None:
+                return _reasons(rows)
+        return _reasons(conn.rows("noted_by_reason", values), counted=False)
 
 
 def still_failed(conn: Connection, target: str) -> int:
@@ -165,8 +175,7 @@ def still_failed(conn: Connection, target: str) -> int:
     with translated("count failed blobs"):
         parts, values = read_parts(conn, target), {"target": target}
         with suppress(errors.UndefinedColumn):
-            rows = quick_rows(conn, "unknown_failed", parts, values, 2 * _MILLISECONDS)
-            if rows is not None:
+            if rows := quick_rows(conn, 2 * _MILLISECONDS, "unknown_failed", values, **parts):
                 return int(rows[0][0])
     return sum(quick_reasons(conn, target, few=False).failed.values())
 
@@ -182,24 +191,21 @@ def pending_estimate(conn: Connection, target: str, milliseconds: int) -> Pendin
     deadline = time.monotonic() + milliseconds / 1000
     with translated("estimate what is pending"):
         parts = read_parts(conn, target)
-        with suppress(errors.QueryCanceled), conn.transaction():
-            walk_indexes(conn, local=True)
-            _limit(conn, deadline - milliseconds / 2000)
-            count, known, unsized = conn.execute(statement("pending_total", **parts)).fetchall()[0]
-            return PendingEstimate(count, known, unsized, exact=True)
+        if counted := quick_rows(conn, milliseconds // 2, "pending_total", **parts):
+            blobs, known, unsized = counted[0]
+            return PendingEstimate(blobs, known, unsized, exact=True)
         return _sampled(conn, parts, deadline) or _planned(conn, parts, milliseconds)
 
 
 def _count(conn: Connection, target: str, milliseconds: int) -> Totals:
     """Counts everything; QueryCanceled where that takes longer. milliseconds: 0 for no limit."""
     with conn.transaction():
-        conn.execute(statement("one_snapshot"))
+        conn.rows("one_snapshot")
         if milliseconds:
             configure(conn, "statement_timeout", milliseconds, local=True)
         parts = read_parts(conn, target)
-        totals = conn.execute(statement("totals", **parts)).fetchall()[0]
-        rows = conn.execute(statement("uncopied_by_reason", **parts), {"target": target})
-        reasons = _reasons(rows)
+        totals = conn.rows("totals", **parts)[0]
+        reasons = _reasons(conn.rows("uncopied_by_reason", {"target": target}, **parts))
     figures = (*totals, reasons.failed, reasons.pending)
     return Totals(*figures)
 
@@ -215,7 +221,6 @@ def _reasons(rows: Iterable[tuple[Any, ...]], *, counted: bool = True) -> Reason
 def _sampled(conn: Connection, parts: Parts, deadline: float) -> PendingEstimate | None:
     """Scales up from the first blobs of as many ranges as time allows; None where those are few."""
     ranges = [prefix_ranges()[nth * _SAMPLE_STEP % RANGES] for nth in range(RANGES)]
-    query = statement("pending_starts", **parts)
     read = blobs = found = size = unsized = 0
     with suppress(errors.QueryCanceled), conn.transaction():
         walk_indexes(conn, local=True)
@@ -223,8 +228,10 @@ def _sampled(conn: Connection, parts: Parts, deadline: float) -> PendingEstimate
             if time.monotonic() >= deadline:
                 break
             some = ranges[start : start + _SAMPLE_RANGES]
-            _limit(conn, deadline)
-            rows = conn.execute(query, {**bounds(some), "limit": _SAMPLE_BLOBS}).fetchall()
+            left = max(int((deadline - time.monotonic()) * 1000), 1)  # 0 would be no limit.
+            configure(conn, "statement_timeout", left, local=True)
+            values = {**bounds(some), "limit": _SAMPLE_BLOBS}
+            rows = conn.rows("pending_starts", values, **parts)
             for one, (count, first, last, known, without_size) in zip(some, rows, strict=True):
                 blobs += _followed(one, count, first, last)
                 found, size, unsized = found + count, size + known, unsized + without_size
@@ -258,32 +265,46 @@ def _planned(conn: Connection, parts: Parts, milliseconds: int) -> PendingEstima
     with conn.transaction():
         configure(conn, "lock_timeout", max(milliseconds, 1), local=True)
         blobs = _expected_rows(conn, "pending_plan", parts)
-        average, unsized = conn.execute(statement("size_statistics")).fetchall()[0]
+        average, unsized = conn.rows("size_statistics")[0]
     known = int(blobs * (1 - unsized) * average)
     return PendingEstimate(blobs, known, int(blobs * unsized), exact=False)
 
 
 def _expected_rows(conn: Connection, name: str, parts: Parts) -> int:
-    plan = conn.execute(statement(name, **parts)).fetchall()[0][0]
-    return int(plan[0]["Plan"]["Plan Rows"])
+    return int(conn.rows(name, **parts)[0][0][0]["Plan"]["Plan Rows"])
 
 
-def quick_rows(
-    conn: Connection,
-    name: str,
-    parts: Parts,
-    values: Mapping[str, object],
-    milliseconds: int = _MILLISECONDS // 8,
-) -> list[tuple[Any, ...]] | None:
-    """Returns the rows of a query; None where it takes too long."""
-    with suppress(errors.QueryCanceled), conn.transaction():
-        walk_indexes(conn, local=True)
-        configure(conn, "statement_timeout", milliseconds, local=True)
-        return conn.execute(statement(name, **parts), values).fetchall()
-    return None
+# --- a glance -------------------------------------------------------------------------------------
 
 
-def _limit(conn: Connection, deadline: float) -> None:
-    """Makes the next statements of the transaction end by then, each with QueryCanceled."""
-    left = int((deadline - time.monotonic()) * 1000)
-    configure(conn, "statement_timeout", max(left, 1), local=True)  # 0 would be no limit.
+@dataclass(frozen=True, slots=True)
+class Proved:
+    """When copied blobs were last found right on the remote: by a check, or by being copied. Of so
+    many blobs, a sample, those that were in the last 7, 30 and 90 days, and those that ever were.
+    """
+
+    blobs: int
+    week: int
+    month: int
+    quarter: int
+    ever: int
+
+
+def proved(conn: Connection, target: str) -> Proved | None:
+    """Returns what some pages of the table tell, always the same ones; all of a small table. None
+    where reading them takes too long.
+    """
+    with translated("look at when its blobs were checked"):
+        values = {"percent": 100 * _PROVED_SAMPLE / max(rows_about(conn), _PROVED_SAMPLE)}
+        rows = quick_rows(conn, _GLANCE, "proved", values, **read_parts(conn, target))
+    return Proved(*rows[0]) if rows else None
+
+
+def failure_examples(conn: Connection, target: str, each: int) -> list[FailedBlob]:
+    """Returns of each reason the latest failures, so many, of the first ones of a long list; none
+    where that takes too long.
+    """
+    with translated("read its list of failures"):
+        parts, values = {"known_at": fragment("known_at")}, {"target": target, "each": each}
+        rows = quick_rows(conn, _GLANCE, "failure_examples", values, **parts) or []
+    return [FailedBlob(*row) for row in rows]

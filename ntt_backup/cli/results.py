@@ -235,7 +235,7 @@ class EachTarget(Generic[T]):
 
 @dataclass(slots=True)
 class CheckNote:
-    """The findings of a check so far; see `catalog.check_history`.
+    """The findings of a check so far; see `catalog.history`.
 
     The end of a check is noted in the catalog, for `status`, metrics and the page, over a separate
     connection and within some seconds. If that fails, the check goes on without a word: a check,
@@ -252,7 +252,7 @@ class CheckNote:
     def saw(self, blobs: int, bytes_: int, wrong: int, exit_code: int) -> None:
         """Sets the findings so far, and the exit code if the check ended now."""
         # What speaks to PostgreSQL is loaded while others fetch, not when they have ended.
-        import ntt_backup.catalog.check_history  # noqa: F401
+        import ntt_backup.catalog.history  # noqa: F401
 
         self.blobs, self.bytes, self.wrong, self.exit_code = blobs, bytes_, wrong, exit_code
 
@@ -294,8 +294,8 @@ def noted(common: Common, command: str, **asked: object) -> Iterator[CheckNote]:
 
 
 def _note_check(common: Common, note: CheckNote, lasted: float) -> None:
-    from ntt_backup.catalog.check_history import note_check
     from ntt_backup.catalog.connection import connect
+    from ntt_backup.catalog.history import note_check
     from ntt_backup.config import CatalogConfig, application_name, load
     from ntt_backup.daemon.signals import time_limit
 

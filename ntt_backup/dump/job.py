@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Final
 
 from ntt_backup import events, newest
-from ntt_backup.catalog import connection, dump_history, selection
-from ntt_backup.catalog.dump_history import DatabaseState
+from ntt_backup.catalog import connection, history, selection
+from ntt_backup.catalog.history import DatabaseState
 from ntt_backup.client.error_text import explain_gone
 from ntt_backup.config import RemoteConfig, application_name
 from ntt_backup.config.host_key import HostKeys
@@ -130,7 +130,7 @@ class _Job:
     def run(self, *, force: bool, whole: bool) -> bool:
         settings = self._settings
         with self._connect() as conn:
-            state = dump_history.database_state(conn)
+            state = history.database_state(conn)
         found = pg_programs.find(settings.dump.bin, state.server_version)
         with closing(open_dumps(settings)) as store:
             return self._dump(store, found, state, force=force, whole=whole)
@@ -179,7 +179,7 @@ class _Job:
 
     def _ledger(self) -> frozenset[tuple[str, str]]:
         with self._connect() as conn:
-            return dump_history.noted_dumps(conn, self._settings.target, MAX_DUMPS)
+            return history.noted_dumps(conn, self._settings.target, MAX_DUMPS)
 
     def _any_copied(self) -> bool:
         with self._connect() as conn:
@@ -345,16 +345,14 @@ class _Job:
         """
         with suppress(CatalogError):
             with self._connect() as conn:
-                failed = any(
-                    one.error for one in dump_history.last_dumps(conn, self._settings.target)
-                )
+                failed = any(one.error for one in history.last_dumps(conn, self._settings.target))
             if failed:
                 self.note(last.name, last.record, "")
 
     def note(self, name: str, made: DumpRecord | None, error: str) -> None:
         """Writes into the catalog what `status` shows. It may be away: then only the log knows."""
         with suppress(CatalogError), self._connect() as conn:
-            dump_history.record_dump(
+            history.record_dump(
                 conn,
                 self._settings.target,
                 self._begun,

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 
-from ntt_backup.catalog import connection, dump_history, privileges, selection
+from ntt_backup.catalog import connection, history, privileges, selection
 from ntt_backup.config import RemoteConfig, application_name
 from ntt_backup.config.host_key import HostKeys
 from ntt_backup.dump import pg_programs, shelf
@@ -41,7 +41,7 @@ def rehearse(settings: RemoteConfig, *, remote_too: bool) -> tuple[str, str]:
             privileges.require_dumpable(conn)
             database = conn.info.dbname
             copied = selection.any_copied(conn, settings.target)
-            ledger = dump_history.noted_dumps(conn, settings.target, MAX_DUMPS)
+            ledger = history.noted_dumps(conn, settings.target, MAX_DUMPS)
         _dump_no_rows(settings, found, application)
         if remote_too:
             with closing(open_dumps(settings)) as store:
@@ -109,7 +109,7 @@ def relied_on(settings: RemoteConfig) -> bool:
         return True
     try:
         with connection.connect(settings.catalog.url, application_name("dump")) as conn:
-            return dump_history.ever_made(conn, settings.target)
+            return history.ever_made(conn, settings.target)
     except CatalogError:
         return True
 

@@ -33,7 +33,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Final
 
-from ntt_backup.catalog import connection, dump_history
+from ntt_backup.catalog import connection, history
 from ntt_backup.catalog.restorer import restorer
 from ntt_backup.config import RemoteConfig, application_name
 from ntt_backup.config.host_key import HostKeys, Origin
@@ -116,7 +116,7 @@ def restore_catalog(
         version, user = conn.info.server_version, conn.info.user
         database = database or conn.info.dbname
         try:
-            dump_history.require_empty(conn)
+            history.require_empty(conn)
         except ConfigError as error:
             raise DumpFailed(
                 error.message,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
-from ntt_backup.catalog.rows_back import BLOBS, OWN_SCHEMA, NewTables, new_tables
+from ntt_backup.catalog.restorer import BLOBS, OWN_SCHEMA, NewTables, new_tables
 from ntt_backup.dump import toc
 from ntt_backup.dump.toc import DumpDamaged, Entry, Toc
 from ntt_backup.errors import CatalogRefused

@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Final
 
 from ntt_backup import __version__, newest
-from ntt_backup.catalog import check_history, connection, packs, selection
-from ntt_backup.catalog.check_history import CheckRun
-from ntt_backup.catalog.dump_history import noted_dumps
+from ntt_backup.catalog import connection, history, ledger, selection
+from ntt_backup.catalog.history import CheckRun, noted_dumps
 from ntt_backup.client.bootstrap import Banner
 from ntt_backup.client.connection import ReceiverConnection, SessionSpec
 from ntt_backup.config import RemoteConfig, Settings, application_name
@@ -281,7 +280,7 @@ def last_drill(settings: Settings) -> CheckStep:
     """
     try:
         with connection.connect(settings.catalog.url, application_name("check")) as conn:
-            checks = check_history.last_checks(conn, settings.target)
+            checks = history.last_checks(conn, settings.target)
             copied = selection.any_copied(conn, settings.target)
     except CatalogError as error:
         return CheckStep(warning=f"when the last drill was is not known: {error}")
@@ -376,7 +375,7 @@ def _lost_pack(settings: RemoteConfig) -> tuple[StoredPack, datetime] | None:
     """
     with suppress(CatalogError):
         with connection.connect(settings.catalog.url, application_name("check")) as conn:
-            last = packs.newest_pack(conn, settings.target)
+            last = ledger.newest_pack(conn, settings.target)
         if last is None:
             return None
         there = open_bucket(settings.remote).head(last[0].key)

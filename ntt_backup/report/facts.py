@@ -16,10 +16,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, Self, TypeVar, cast
 
 from ntt_backup.catalog import (
-    check_history,
     connection,
-    dump_history,
-    glance,
     history,
     range_locks,
     stats,
@@ -75,13 +72,13 @@ class TargetFacts:
     totals: stats.Totals | None = None
     unknown: int = 0
     runs: Sequence[history.Run] = ()
-    dumps: Sequence[dump_history.DumpRun] = ()
-    checks: Sequence[check_history.CheckRun] = ()
+    dumps: Sequence[history.DumpRun] = ()
+    checks: Sequence[history.CheckRun] = ()
     holders: Sequence[range_locks.Holder] = ()
     stored: stats.StoredObjects | None = None
     hours: Sequence[history.Hour] = ()
     examples: Sequence[FailedBlob] = ()
-    proved: glance.Proved | None = None
+    proved: stats.Proved | None = None
 
     @classmethod
     def of_host(cls, settings: CatalogConfig) -> Self:
@@ -109,8 +106,8 @@ class TargetFacts:
         self.totals = (stats.exact_totals if exact else stats.quick_totals)(conn, target)
         self.unknown = stats.still_failed(conn, target)
         self.runs = history.latest_runs(conn, target)
-        self.dumps = dump_history.last_dumps(conn, target)
-        self.checks = check_history.last_checks(conn, target)
+        self.dumps = history.last_dumps(conn, target)
+        self.checks = history.last_checks(conn, target)
         self.holders = range_locks.holders(conn, target)
         if remote is not None and remote.kind == "s3":
             self.stored = stats.stored_objects(conn, target, LARGE_BLOB, exact=exact)
@@ -178,13 +175,13 @@ class FactsReader:
                 return otherwise
 
         found.runs = part(lambda: history.recent_runs(conn, target, _RUNS), [])
-        found.dumps = part(lambda: dump_history.recent_dumps(conn, target, _DUMPS), [])
+        found.dumps = part(lambda: history.recent_dumps(conn, target, _DUMPS), [])
         found.hours = part(lambda: history.hours(conn, target, DAYS), [])
-        found.checks = part(lambda: check_history.last_checks(conn, target), [])
-        found.examples = part(lambda: glance.failure_examples(conn, target, _EXAMPLES), [])
+        found.checks = part(lambda: history.last_checks(conn, target), [])
+        found.examples = part(lambda: stats.failure_examples(conn, target, _EXAMPLES), [])
         found.unknown = part(lambda: stats.still_failed(conn, target), 0)
         found.totals = part(lambda: stats.quick_totals(conn, target), None, "totals", _SOON_SECONDS)
-        found.proved = part(lambda: glance.proved(conn, target), None, "proved", _SLOW_SECONDS)
+        found.proved = part(lambda: stats.proved(conn, target), None, "proved", _SLOW_SECONDS)
         if found.lacks:
             try:
                 verify_schema(conn, target, "status")

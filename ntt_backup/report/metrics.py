@@ -37,8 +37,7 @@ from prometheus_client import (
 
 from ntt_backup import __version__, events
 from ntt_backup.catalog import connection, history, stats
-from ntt_backup.catalog.check_history import last_checks
-from ntt_backup.catalog.dump_history import last_dumps
+from ntt_backup.catalog.history import last_checks, last_dumps
 from ntt_backup.config import Settings, application_name
 from ntt_backup.config.values import address_of
 from ntt_backup.daemon.child import tell_parent

@@ -27,8 +27,8 @@ from markupsafe import Markup, escape
 
 from ntt_backup import __version__
 from ntt_backup.catalog.failures import FailedBlob
-from ntt_backup.catalog.glance import Proved
 from ntt_backup.catalog.history import Hour, Run
+from ntt_backup.catalog.stats import Proved
 from ntt_backup.errors import complete
 from ntt_backup.format import about, duration, many, moment, printable, size
 from ntt_backup.report.facts import DAYS, TargetFacts

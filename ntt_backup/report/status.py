@@ -11,8 +11,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from ntt_backup.catalog.dump_history import DumpRun
-from ntt_backup.catalog.history import Run
+from ntt_backup.catalog.history import DumpRun, Run
 from ntt_backup.catalog.ranges import range_name
 from ntt_backup.catalog.stats import Totals
 from ntt_backup.errors import complete

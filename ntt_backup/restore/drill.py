@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ntt_backup.blobdir.walk import Tree
-from ntt_backup.catalog import connection, dump_history
+from ntt_backup.catalog import connection, history
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.ranges import prefix_ranges
 from ntt_backup.catalog.restorer import logged_in
@@ -118,7 +118,7 @@ def drill(
     _require_empty(settings, scratch)
     application = application_name("drill")
     with connection.connect(settings.catalog.url, application, no_tables=True) as conn:
-        dump_history.require_empty(conn)
+        history.require_empty(conn)
     started = time.monotonic()
     bad_dumps: list[str] = []
 

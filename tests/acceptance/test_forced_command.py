@@ -17,7 +17,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from ntt_backup.catalog import dump_history
+from ntt_backup.catalog import history
 from ntt_backup.catalog.connection import connect
 from ntt_backup.cli.commands.install import RECEIVER, key_line
 from ntt_backup.config import RemoteSettings
@@ -177,7 +177,7 @@ def test_check_says_that_no_dump_goes_through_the_forced_command(
 
     with connect(env.url, "test") as conn:
         now = datetime.now(UTC)
-        dump_history.record_dump(conn, "remote", now, name="x.dump", bytes=1, sha256="", error="")
+        history.record_dump(conn, "remote", now, name="x.dump", bytes=1, sha256="", error="")
 
     check = env.run("check")
     assert check.returncode == 7, check.stdout

@@ -73,7 +73,7 @@ def _send_and_mark(
 ) -> None:
     from psycopg import connect
 
-    from ntt_backup.catalog.text_array import TextArray
+    from ntt_backup.catalog.ledger import TextArray
 
     sent: list[TextArray] = []
     with (

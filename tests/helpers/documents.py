@@ -18,8 +18,7 @@ from pydantic import TypeAdapter
 import ntt_backup.daemon.events
 import ntt_backup.dump.events
 import ntt_backup.snapshot.events  # noqa: F401 - their classes are events, too
-from ntt_backup.catalog.dump_history import DumpRun
-from ntt_backup.catalog.history import Run
+from ntt_backup.catalog.history import DumpRun, Run
 from ntt_backup.catalog.stats import StoredObjects, Totals
 from ntt_backup.daemon.control_socket import DaemonReport
 from ntt_backup.events import Event, WorkerEvent

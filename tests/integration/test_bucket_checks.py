@@ -19,8 +19,7 @@ from ntt_backup.audit.reconcile import Comparison, Difference, reconcile
 from ntt_backup.audit.verify import Findings, Question
 from ntt_backup.audit.verify_bucket import verify_bucket
 from ntt_backup.catalog.connection import Connection
-from ntt_backup.catalog.ledger import Ledger
-from ntt_backup.catalog.packs import iter_packs
+from ntt_backup.catalog.ledger import Ledger, iter_packs
 from ntt_backup.cli.commands.verify import lines
 from ntt_backup.config import Settings
 from ntt_backup.config.host_key import OF_PACKS, HostKey, HostKeys

@@ -390,7 +390,7 @@ def test_who_has_made_transactions_read_only_can_undo_it(
     rows = [(True, standby, source, "db", "me")]
     conn: Any = SimpleNamespace(
         info=SimpleNamespace(user="me"),
-        execute=lambda _: SimpleNamespace(fetchall=lambda: rows),
+        rows=lambda _: rows,
     )
     with pytest.raises(CatalogUnavailable, match="read-only") as caught:
         require_writing(conn)

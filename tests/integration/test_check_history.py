@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from ntt_backup.catalog.check_history import last_checks, note_check
 from ntt_backup.catalog.connection import Connection
+from ntt_backup.catalog.history import last_checks, note_check
 
 TARGET = "remote"
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import psycopg
 import pytest
 
-from ntt_backup.catalog import dump_history, ledger
+from ntt_backup.catalog import history, ledger
 from ntt_backup.catalog.connection import Connection, connect
 from ntt_backup.catalog.ledger import Ledger, record_checks
 from ntt_backup.errors import CatalogRefused, ConfigError
@@ -31,7 +31,7 @@ def counted(url: str) -> str:
     with psycopg.connect(url, autocommit=True) as conn:
         wait_until(alone, "the end of all other sessions")
     with connect(url, "test") as own:
-        return dump_history.database_state(own).fingerprint
+        return history.database_state(own).fingerprint
 
 
 def execute(url: str, query: str) -> None:
@@ -130,23 +130,23 @@ def test_what_happens_in_another_database_is_no_change(
 
 
 def note(conn: Connection, started_at: datetime, *, name: str = "", error: str = "") -> None:
-    dump_history.record_dump(conn, "remote", started_at, name=name, bytes=0, sha256="", error=error)
+    history.record_dump(conn, "remote", started_at, name=name, bytes=0, sha256="", error=error)
 
 
 def test_a_database_is_empty_where_nobody_keeps_anything_in_it(database: Connection) -> None:
-    dump_history.require_empty(database)
+    history.require_empty(database)
     database.execute("create table other (n int)")
     with pytest.raises(ConfigError, match="is not empty") as caught:
-        dump_history.require_empty(database)
+        history.require_empty(database)
     assert "other" in caught.value.detail
 
 
 def test_a_clock_that_was_ahead_once_hides_nothing(catalog: Connection) -> None:
     note(catalog, NOW + timedelta(days=90), name="ahead.dump")
     note(catalog, NOW, error="the remote is full")
-    assert [one.name or one.error for one in dump_history.last_dumps(catalog, "remote")] == [
+    assert [one.name or one.error for one in history.last_dumps(catalog, "remote")] == [
         "ahead.dump",
         "the remote is full",
     ]
     note(catalog, NOW + timedelta(days=1), name="right.dump")
-    assert [one.name for one in dump_history.last_dumps(catalog, "remote")] == ["right.dump"]
+    assert [one.name for one in history.last_dumps(catalog, "remote")] == ["right.dump"]

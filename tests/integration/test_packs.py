@@ -9,8 +9,13 @@ import pytest
 
 from ntt_backup.catalog import privileges
 from ntt_backup.catalog.connection import Connection
-from ntt_backup.catalog.ledger import Ledger
-from ntt_backup.catalog.packs import forget_packs, iter_packs, mark_packs_checked, newest_pack
+from ntt_backup.catalog.ledger import (
+    Ledger,
+    forget_packs,
+    iter_packs,
+    mark_packs_checked,
+    newest_pack,
+)
 from ntt_backup.catalog.schema import init_db
 from ntt_backup.catalog.schema_check import verify_schema
 from ntt_backup.errors import CatalogRefused

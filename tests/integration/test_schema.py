@@ -21,8 +21,7 @@ from ntt_backup.catalog.connection import Connection, connect
 from ntt_backup.catalog.range_locks import Claims
 from ntt_backup.catalog.schema import init_db
 from ntt_backup.catalog.schema_check import verify_schema
-from ntt_backup.catalog.schema_plan import make_plan
-from ntt_backup.catalog.schema_steps import Plan, Who
+from ntt_backup.catalog.schema_plan import Plan, Who, make_plan
 from ntt_backup.catalog.selection import first_pending
 from ntt_backup.errors import CatalogRefused, CatalogUnavailable
 from ntt_backup.model import Blob, BlobRange
@@ -43,6 +42,16 @@ SHAPES = {
     "live": ([LIVE], ONE_INDEX),
     "varchar": (["create table blobs (blobid varchar(64) primary key, n int)"], ONE_INDEX),
     "with columns": ([LIVE, LIVE_COLUMNS], ONE_INDEX),
+    **{
+        f"sizes of type {kind}": (
+            [
+                f"create table blobs (blobid text primary key, size {kind},"
+                " remote_last_checked timestamp)"
+            ],
+            ONE_INDEX,
+        )
+        for kind in ("bigint", "numeric")
+    },
     "with a column that is not null": (
         [LIVE, "alter table blobs add remote_copied boolean not null default false"],
         ONE_INDEX,
@@ -311,6 +320,17 @@ def test_two_at_once_take_turns(database: Connection, database_url: str) -> None
     assert pending_indexes(database) == ONE_INDEX
 
 
+def test_an_init_db_that_was_refused_holds_up_no_other(
+    database: Connection, database_url: str
+) -> None:
+    make(database, "create table blobs (id text)")
+    with pytest.raises(CatalogRefused):
+        init_db(database, "remote")
+    make(database, "drop table blobs")
+    with session(database_url, "another") as other:
+        assert init_db(other, "remote") == []
+
+
 def test_a_lock_is_asked_for_again(
     database: Connection, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -404,6 +424,15 @@ def test_a_blobid_of_another_type_is_refused_and_mended(database: Connection, ki
             "remote_copied is of type integer",
         ),
         (["create table blobs (blobid text primary key, size text)"], "size is of type text"),
+        (
+            [
+                "create collation careless (provider = libc, locale = 'C')",
+                "create table blobs (blobid text collate careless primary key)",
+                # As of ICU, which not all servers have.
+                "update pg_collation set collisdeterministic = false where collname = 'careless'",
+            ],
+            "collation of blobs.blobid does not suit",
+        ),
     ],
 )
 def test_what_stands_in_the_way_of_ours_is_refused_and_mended(
@@ -527,6 +556,15 @@ def test_what_is_missing_is_named(database: Connection) -> None:
     make(database, "drop index idx_blobs_remote_pending")
     with pytest.raises(CatalogRefused, match="no usable index"):
         verify_schema(database, "remote")
+
+    init_db(database, "remote")
+    make(database, "drop table ntt_backup.packs, ntt_backup.hours")
+    plan = make_plan(database, "remote")
+    assert str(plan).endswith(": add to ntt_backup hours, packs")
+    assert not plan.needed
+    assert verify_schema(database, "remote") == []
+    with pytest.raises(CatalogRefused, match="schema ntt_backup lacks packs"):
+        verify_schema(database, "remote", "run on a bucket")
 
 
 def test_a_newer_or_older_schema_is_refused(catalog: Connection) -> None:

@@ -9,7 +9,7 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from ntt_backup.catalog import stats
+from ntt_backup.catalog import connection, stats
 from ntt_backup.catalog.connection import Connection, connect
 from ntt_backup.catalog.history import start_run, update_run
 from ntt_backup.catalog.ledger import Ledger, record_checks
@@ -50,10 +50,14 @@ def no_time_for(names: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Statements of these names end at once, as if their time were over."""
     really = statement
 
-    def slow(name: str, **parts: sql.Composable) -> sql.Composable:
-        return sql.SQL("select pg_sleep(60)") if name in names else really(name, **parts)
+    def slow(name: str, **parts: sql.Composable) -> sql.Composed:
+        return (
+            sql.Composed([sql.SQL("select pg_sleep(60)")])
+            if name in names
+            else really(name, **parts)
+        )
 
-    monkeypatch.setattr(stats, "statement", slow)
+    monkeypatch.setattr(connection, "statement", slow)
 
 
 @pytest.mark.parametrize("first", [0, 200])
@@ -150,7 +154,7 @@ def test_totals_are_of_one_moment(
                 other.execute("update blobs set remote_copy_failed = true")
             return really(name, **parts)
 
-        monkeypatch.setattr(stats, "statement", meanwhile)
+        monkeypatch.setattr(connection, "statement", meanwhile)
         totals = exact_totals(catalog, TARGET)
         assert (totals.failed, totals.failed_by_reason) == (0, {})
         totals = exact_totals(catalog, TARGET)
@@ -273,11 +277,6 @@ def test_objects_of_a_bucket_that_take_too_long_to_count_are_not_told(
     counted = StoredObjects(packs=0, pack_bytes=0, large_blobs=2, large_bytes=200)
     for exact in (True, False):
         assert stored_objects(catalog, TARGET, 100, exact=exact) == counted
-    really = statement
-
-    def locked(name: str, **parts: sql.Composable) -> sql.Composable:
-        return sql.SQL("select pg_sleep(60)") if name == "large_copied" else really(name, **parts)
-
-    monkeypatch.setattr(stats, "statement", locked)
+    no_time_for(["large_copied"], monkeypatch)
     told = stored_objects(catalog, TARGET, 100, exact=False)
     assert told == StoredObjects(packs=0, pack_bytes=0, large_blobs=None, large_bytes=None)

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from ntt_backup.catalog import connection, packs
-from ntt_backup.catalog.check_history import CheckRun
+from ntt_backup.catalog import connection, ledger
+from ntt_backup.catalog.history import CheckRun
 from ntt_backup.client.bootstrap import Banner
 from ntt_backup.config.sections import Settings
 from ntt_backup.model import StoredPack
@@ -75,7 +75,7 @@ def test_the_newest_pack_is_missed_where_another_object_has_its_key(
     pack = StoredPack("ab" * 16, "k", "00", "ff", 3, 9, "SUM")
     monkeypatch.setattr(check, "open_bucket", lambda _: SimpleNamespace(head=lambda _: there))
     monkeypatch.setattr(connection, "connect", lambda *_: nullcontext())
-    monkeypatch.setattr(packs, "newest_pack", lambda *_: (pack, WHEN))
+    monkeypatch.setattr(ledger, "newest_pack", lambda *_: (pack, WHEN))
     assert [one.missed for one in look(settings)] == ["k"] * lost
 
 

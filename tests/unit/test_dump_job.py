@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from ntt_backup import events, newest
-from ntt_backup.catalog import connection, dump_history, privileges, selection
-from ntt_backup.catalog.dump_history import DatabaseState
+from ntt_backup.catalog import connection, history, privileges, selection
+from ntt_backup.catalog.history import DatabaseState
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.host_key import HostKey, HostKeys
 from ntt_backup.dump import job, pg_programs, rehearsal
@@ -81,7 +81,6 @@ class World:
             monkeypatch.setattr(module, "read_contents", World.contents)
         monkeypatch.setattr(job, "remove_dumps", World.drop)
         monkeypatch.setattr(job, "NewDump", Upload)
-        history = dump_history
         monkeypatch.setattr(connection, "connect", self._connect)
         monkeypatch.setattr(history, "database_state", lambda _: self.state)
         monkeypatch.setattr(history, "noted_dumps", lambda *_: frozenset())

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ntt_backup.catalog import connection, dump_history, rows_back
+from ntt_backup.catalog import connection, history
 from ntt_backup.catalog.restorer import Restorer
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.host_key import HostKey, HostKeys, Origin
@@ -214,7 +214,7 @@ class Shelf:
         self.planned: list[object] = []
         self.info = SimpleNamespace(server_version=160_004, user="user", dbname="copyjob")
         monkeypatch.setattr(connection, "connect", self._connect)
-        monkeypatch.setattr(dump_history, "require_empty", self._require_empty)
+        monkeypatch.setattr(history, "require_empty", self._require_empty)
         monkeypatch.setattr(restore, "open_dumps", lambda _: self)
         monkeypatch.setattr(restore, "read_contents", Shelf.contents)
         monkeypatch.setattr(HostKeys, "of", lambda _: self.keys)
@@ -691,67 +691,3 @@ def test_a_dump_names_no_more_than_twenty_targets(tables: Tables) -> None:
     row = b"\t".join([b"aa", *[b"t"] * 30]) + b"\n\\.\n\n\n"
     rows_of(ENCODING, one, blocks=block(5, row))
     assert tables.targets == ["remote", *(f"t{n}" for n in range(20))]
-
-
-class Database:
-    """A new database with some tables, which notes what is done to it."""
-
-    def __init__(self) -> None:
-        self.tables = [
-            ("public", "blobs", ["blobid", "size"]),
-            ("ntt_backup", "runs", ["run_id"]),
-            ("ntt_backup", "schema_version", ["version"]),
-        ]
-        self.written: list[bytes] = []
-        self.did: list[str] = []
-        self.closed = False
-
-    def execute(self, query: Any) -> Any:
-        _, _, name, *_ = query.as_string(None).split()
-        if name.startswith("drop"):
-            self.did.append(query.as_string(None))
-        return SimpleNamespace(fetchall=lambda: self.tables)
-
-    def cursor(self) -> Database:
-        return self
-
-    @contextmanager
-    def copy(self, query: Any) -> Iterator[Database]:
-        self.did.append(query.as_string(None))
-        yield self
-
-    def write(self, data: bytes) -> None:
-        self.written.append(data)
-
-
-def test_rows_are_copied_in_pieces_of_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows_back, "_AT_ONCE", 6)
-    conn: Any = Database()
-    new = rows_back.NewTables(conn)
-    assert new.columns == {
-        ("public", "blobs"): {"blobid", "size"},
-        ("ntt_backup", "runs"): {"run_id"},
-    }
-    new.copy(
-        ("public", "blobs"), ["size"], "LATIN1", [b"a\n", b"bbb\n", b"c\n", b"ddddd\n", b"e\n"]
-    )
-    assert conn.written == [b"a\nbbb\n", b"c\nddddd\n", b"e\n"]
-    (query,) = conn.did
-    for part in ('"public"."blobs"', '"size"', "'LATIN1'"):
-        assert part in query
-
-
-def test_what_was_made_for_rows_is_dropped() -> None:
-    conn: Any = Database()
-    conn.closed = True
-    rows_back._drop(conn)
-    assert conn.did == []
-    conn.closed = False
-    rows_back._drop(conn)
-    (table, own) = conn.did
-    assert '"public"."blobs"' in table
-    assert "schema ntt_backup" in own
-    conn.did.clear()
-    conn.tables = conn.tables[:1]
-    rows_back._drop(conn)
-    assert [one == table for one in conn.did] == [True]

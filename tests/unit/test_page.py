@@ -19,11 +19,9 @@ from uuid import UUID
 
 import pytest
 
-from ntt_backup.catalog.check_history import CheckRun
-from ntt_backup.catalog.dump_history import DumpRun
 from ntt_backup.catalog.failures import FailedBlob
-from ntt_backup.catalog.glance import Proved
-from ntt_backup.catalog.history import Hour
+from ntt_backup.catalog.history import CheckRun, DumpRun, Hour
+from ntt_backup.catalog.stats import Proved
 from ntt_backup.config import CatalogConfig
 from ntt_backup.daemon.control_socket import Away, DaemonReport, RunReport
 from ntt_backup.daemon.progress import WorkerStatus

@@ -15,13 +15,11 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from ntt_backup.catalog import connection, range_locks
+from ntt_backup.catalog import connection
 from ntt_backup.catalog.history import Run
-from ntt_backup.catalog.pending import Stretch, columns, form_of, index_names
+from ntt_backup.catalog.pending import columns, form_of, index_names
 from ntt_backup.catalog.queries import fragment, load_all, shown, statement
 from ntt_backup.catalog.range_locks import lock_class
-from ntt_backup.catalog.ranges import interval, parts, prefix_ranges
-from ntt_backup.catalog.search import Found, Search
 from ntt_backup.errors import (
     CatalogError,
     CatalogRefused,
@@ -29,7 +27,6 @@ from ntt_backup.errors import (
     ConfigError,
     SessionExpired,
 )
-from ntt_backup.model import Blob
 
 PACKAGE = Path(__file__).parents[2] / "ntt_backup" / "catalog"
 PYTHON = "\n".join(file.read_text() for file in PACKAGE.glob("*.py"))
@@ -66,7 +63,7 @@ def test_every_query_has_a_name_of_its_own() -> None:
 
 
 def test_no_sql_outside_the_files() -> None:
-    found = re.findall(r'execute\(\s*(?:f?"|sql\.SQL)', PYTHON)
+    found = re.findall(r'(?:execute|copy)\(\s*(?:f?"|sql\.SQL)', PYTHON)
 
     assert found == []
 
@@ -153,15 +150,6 @@ def test_an_error_of_the_server_is_told_with_what_mends_it(
     assert caught.value.detail == str(error).removeprefix("connection is bad: ")
 
 
-def test_root_is_told_of_the_services_user_where_there_is_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(connection, "_SERVICE_USER", "nobody-has-this-name")
-    with pytest.raises(CatalogRefused) as caught, connection.translated("count"):
-        raise LOST('role "root" does not exist')
-    assert CHECK_USER in caught.value.hint
-
-
 class Session:
     """A connection of which the backend is told; a pooler may lend it another one each time."""
 
@@ -172,17 +160,14 @@ class Session:
         self.closed = False
         self.asked = 0
 
-    def execute(self, _: object) -> Session:
+    def rows(self, _: str) -> list[tuple[int]]:
         self.asked += 1
         if self.error is not None:
             raise self.error
-        return self
-
-    def fetchone(self) -> tuple[int]:
         answer = self.answers.pop(0)
         if isinstance(answer, psycopg.Error):
             raise answer
-        return (answer,)
+        return [(answer,)]
 
     def transaction(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -217,149 +202,13 @@ def test_a_pooler_is_refused_where_it_lends_our_session_to_others(
 
 def test_a_sign_of_life_is_sent_by_an_open_session_and_raises_nothing() -> None:
     for error in (None, psycopg.OperationalError("gone")):
-        session = Session(1)
+        session = Session(1, 1)
         session.error = error
         connection.show_life(cast(Any, session))
         assert session.asked == 1
         session.closed = True
         connection.show_life(cast(Any, session))
         assert session.asked == 1
-
-
-def claims_of(monkeypatch: pytest.MonkeyPatch, conn: object) -> range_locks.Claims:
-    monkeypatch.setattr(range_locks, "walk_indexes", lambda _: None)
-    monkeypatch.setattr(range_locks, "read_parts", lambda *_: {})
-    return range_locks.Claims(cast(Any, conn), "remote", [])
-
-
-def test_ranges_and_their_parts_are_locked_and_unlocked_as_what_they_are(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    did: list[tuple[str, dict[str, object]]] = []
-
-    def run(name: str, values: dict[str, object]) -> list[tuple[int]]:
-        did.append((name, values))
-        return [(one,) for one in cast(list[int], values.get("parts") or values["indexes"])]
-
-    claims = claims_of(monkeypatch, None)
-    monkeypatch.setattr(claims, "_run", run)
-    wholes = {"indexes": [0, 255]}
-    parts = {"parts": [256, 272, 4351], "wholes": [0, 1, 255]}
-    claims._lock({4351, 255, 256, 272, 0})
-    assert did == [("lock_ranges", wholes), ("lock_parts", parts)]
-    assert claims.exhausted() == {0, 255, 256, 272, 4351}
-    did.clear()
-    claims.release(range(5000))
-    assert did == [("unlock_ranges", wholes), ("unlock_parts", parts)]
-    assert claims.exhausted() == frozenset()
-    for one, name in ((7, "ranges"), (300, "parts")):
-        did.clear()
-        claims._lock({one})
-        claims.release([one, 9])
-        assert [done for done, _ in did] == [f"lock_{name}", f"unlock_{name}"]
-
-
-def test_what_others_have_emptied_is_freed_and_nothing_is_taken_for_full_any_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    did: list[str] = []
-    rows: list[tuple[int, str | None, int | None]] = []
-
-    def run(name: str, values: object) -> list[tuple[Any, ...]]:
-        did.append(name)
-        return rows
-
-    claims = claims_of(monkeypatch, None)
-    monkeypatch.setattr(claims, "_run", run)
-    part, whole = interval(256 + 16 * 171), interval(171)
-    for found, freed in (([], True), ([(1, "ab01", 5)], False)):
-        did.clear()
-        rows[:] = [*found, (1, None, None)]
-        claims._held, claims._fresh = {part.index}, {part.index}
-        claims._open = [Stretch(part.index, part.lo, part.hi)]
-        claims._search = Search()
-        claims._search.share(Stretch(171, "ab", "ac"), parts(171), 1600)
-        assert claims._read(10) == [(Blob("ab01", 5), part.index) for _ in found]
-        assert did == ["pending_blobs", *["unlock_parts"] * freed]
-        assert bool(claims._search.full(1).stretches) == (not freed)
-    # One that is slow comes after all others.
-    rows[:] = [(1, None, None)]
-    claims._held, claims._fresh, claims._rows = {171}, set(), 10**9
-    claims._open = [Stretch(171, whole.lo, whole.hi)]
-    claims._search = Search()
-    assert claims._read(10) == []
-    assert claims._open == []
-    assert claims._search.slices()[0][1].index == 171
-
-
-@pytest.mark.parametrize(
-    ("index", "much", "opened", "then"),
-    [
-        (171, 100, [171], 50),
-        # With more than a batch it is held in parts, as many as are wanted, and the next is full.
-        (171, 101, [2992, 2993, 2994, 2995, 2996, 2997, 2998, 2999, 3000], 1),
-        (256, 101, [256], 1),
-    ],
-)
-def test_a_range_with_more_than_a_batch_is_opened_in_parts(
-    monkeypatch: pytest.MonkeyPatch, index: int, much: int, opened: list[int], then: int
-) -> None:
-    claims = claims_of(monkeypatch, None)
-    wanted: list[int] = []
-    one = interval(index)
-
-    def find(search: Search, enough: int, _: float) -> Found:
-        wanted.append(enough)
-        return Found([Stretch(one.index, one.lo, one.hi)], much)
-
-    locked: list[set[int]] = []
-
-    def lock(indexes: set[int]) -> None:
-        locked.append(indexes)
-        claims._held |= indexes - {7}
-
-    monkeypatch.setattr(claims, "_find", find)
-    monkeypatch.setattr(claims, "_lock", lock)
-    claims._searches = iter([Search(prefix_ranges(), 1)])
-    assert claims._claim(50, 100)
-    assert claims.searching
-    assert [stretch.index for stretch in claims._open] == opened
-    assert locked == [{*opened}]
-    assert wanted == [50]
-    claims._open = []
-    claims._search.doubt()
-    assert claims._claim(50, 100)
-    assert wanted == [50, then]
-
-
-def test_a_claim_that_finds_nothing_more_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    claims = claims_of(monkeypatch, None)
-    monkeypatch.setattr(claims, "_find", lambda search, *_: Found([search._left.pop()]))
-    monkeypatch.setattr(claims, "_lock", lambda _: None)
-    # What another session has taken meanwhile is not opened.
-    claims._searches = iter([Search([interval(3), interval(4)], 1)])
-    assert not claims._claim(5, 100)
-    assert not claims.searching
-    assert claims._open == []
-    # Where there is no time, it is not.
-    monkeypatch.setattr(range_locks, "_SEARCH_SECONDS", 0)
-    assert not claims._claim(5, 100)
-    assert claims.searching
-
-
-def test_whether_blobs_were_inserted_is_asked_without_waiting(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    waited: list[float] = []
-    came = [["notification"], []]
-
-    def notifies(timeout: float) -> list[str]:
-        waited.append(timeout)
-        return came.pop(0)
-
-    claims = claims_of(monkeypatch, SimpleNamespace(notifies=notifies))
-    assert [claims.drain_notifications() for _ in range(2)] == [True, False]
-    assert waited == [0, 0]
 
 
 def test_what_is_shown_can_be_pasted() -> None:

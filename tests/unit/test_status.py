@@ -15,8 +15,7 @@ import jsonschema
 import pytest
 from rich.console import Console
 
-from ntt_backup.catalog.dump_history import DumpRun
-from ntt_backup.catalog.history import Run
+from ntt_backup.catalog.history import DumpRun, Run
 from ntt_backup.catalog.range_locks import Holder
 from ntt_backup.catalog.stats import StoredObjects, Totals
 from ntt_backup.cli.commands.run import plan

@@ -11,9 +11,9 @@ import click
 
 from ntt_backup import newest
 from ntt_backup.catalog import schema, schema_plan
-from ntt_backup.catalog.dump_history import DumpRun, recent_dumps
+from ntt_backup.catalog.history import DumpRun, recent_dumps
 from ntt_backup.catalog.schema_check import PRINT_SQL
-from ntt_backup.catalog.schema_steps import Who
+from ntt_backup.catalog.schema_plan import Who
 from ntt_backup.cli import options, results
 from ntt_backup.cli.common import Common, connect, open_catalog
 from ntt_backup.cli.options import IDENTITY, JSON, ONLY_ERRORS, flag, repeated, value
