@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Self, TextIO
 
 import click
 from click.core import ParameterSource
@@ -136,21 +137,32 @@ def writing(path: Path, hint: str = "name another file") -> Iterator[None]:
         ) from error
 
 
-@contextmanager
-def written(path: Path, hint: str = "name another file") -> Iterator[TextIO]:
-    """Yields a new text file that the operator named. Raises ConfigError if the file cannot be
-    created or not everything could be written; an error inside the context takes precedence.
+class NamedFile:
+    """A text file that the operator named. Raises ConfigError where it cannot be written.
+
+    Each line is written at once, so that an error is told when it occurs.
     """
-    with writing(path, hint):
-        file = path.open("w", encoding="utf-8")
-    try:
-        yield file
-    except BaseException:
-        with suppress(OSError):
-            file.close()
-        raise
-    with writing(path, hint):
-        file.close()
+
+    def __init__(self, path: Path, hint: str = "name another file", mode: str = "w") -> None:
+        self._writing = partial(writing, path, hint)
+        with self._writing():
+            self._file = path.open(mode, buffering=1, encoding="utf-8")
+
+    def write(self, line: str) -> None:
+        with self._writing():
+            self._file.write(f"{line}\n")
+
+    def clear(self) -> None:
+        with self._writing():
+            if self._file.seekable():
+                self._file.truncate(0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._writing():
+            self._file.close()
 
 
 def read_blobids(names: TextIO) -> Iterator[str]:

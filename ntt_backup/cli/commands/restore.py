@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, TextIO
 import click
 
 from ntt_backup.cli import options, results
-from ntt_backup.cli.common import Common, read_blobids, require_blobids, writing, written
+from ntt_backup.cli.common import Common, NamedFile, read_blobids, require_blobids
 from ntt_backup.cli.options import DIR, IDENTITY, PATH, RESULT, flag, repeated, value
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.host_key import Origin
@@ -24,7 +24,6 @@ from ntt_backup.restore.blobs import restore as restore_blobs
 
 if TYPE_CHECKING:
     # What speaks to PostgreSQL takes longer to load than a few blobs to restore.
-    from ntt_backup.dump.restore import Recalled
     from ntt_backup.restore.drill import Drilled
 
 _SHOWN: Final = 20
@@ -99,17 +98,7 @@ def restore(
             raise click.UsageError(
                 "--catalog cannot be combined with --to, --thaw, --bwlimit or a choice of blobs"
             )
-        from ntt_backup.dump.restore import restore_catalog
-
-        settings = common.load(RemoteConfig)
-        found = restore_catalog(
-            settings,
-            results.warn,
-            name=dump,
-            trust_target=trust_target,
-            allow_superuser=allow_superuser,
-        )
-        _tell_of_catalog(found, bucket=settings.remote.kind == "s3")
+        _restore_catalog(common.load(RemoteConfig), dump, trust_target, allow_superuser)
         return
     if dump is not None or trust_target or allow_superuser:
         raise click.UsageError("--dump, --trust-target and --allow-superuser are for --catalog")
@@ -134,20 +123,14 @@ def restore(
     with ExitStack() as stack:
         note = stack.enter_context(results.noted(common, "restore", prefix=prefix, blobs=chosen))
         line = stack.enter_context(results.progress_line())
-        keys = None
-        another = "name another file with --archived"
-
-        def note_key(key: str) -> None:
-            if keys is not None and archived is not None:
-                with writing(archived, another):
-                    keys.write(f"{key}\n")
+        keys: NamedFile | None = None
+        if archived is not None:
+            keys = stack.enter_context(NamedFile(archived, "name another file with --archived"))
 
         def progress(done: Restored) -> None:
             note.saw(done.restored + done.right, done.bytes, len(done.wrong), done.exit_code)
             line.show(lambda: _restored_so_far(done))
 
-        if archived is not None:
-            keys = stack.enter_context(written(archived, another))
         done = restore_blobs(
             settings,
             destination.absolute(),
@@ -156,7 +139,7 @@ def restore(
             trust_size=trust_size,
             on_progress=progress,
             on_outage=line.outage,
-            on_archived=note_key,
+            on_archived=keys.write if keys is not None else lambda key: None,
             thaw=Thaw(days, tier or "standard") if days is not None else None,
             bwlimit=bwlimit,
         )
@@ -164,8 +147,19 @@ def restore(
     results.report_on(done, lines(done, destination), done.exit_code, target=common.target)
 
 
-def _tell_of_catalog(found: Recalled, *, bucket: bool) -> None:
-    """Prints what came back of a catalog, what did not, and what to do next."""
+def _restore_catalog(
+    settings: RemoteConfig, name: str | None, trust_target: bool, allow_superuser: bool
+) -> None:
+    """Restores a dump, and prints what came back, what did not, and what to do next."""
+    from ntt_backup.dump.restore import restore_catalog
+
+    found = restore_catalog(
+        settings,
+        results.warn,
+        name=name,
+        trust_target=trust_target,
+        allow_superuser=allow_superuser,
+    )
     if found.others:
         others = ", ".join(found.others)
         results.warn(f"there are dumps of other databases, too: {others}; --dump NAME takes one")
@@ -173,7 +167,7 @@ def _tell_of_catalog(found: Recalled, *, bucket: bool) -> None:
         record = found.dump.record
         assert record is not None  # Else it would not have been taken.
         next_step = f"`{complete('ntt-backup-remote run')}` finds it on the remote"
-        if bucket:
+        if settings.remote.kind == "s3":
             next_step = f"`{complete('ntt-backup-remote reconcile --apply')}` marks it as copied"
         click.echo(
             f"restored the catalog of {moment(found.dump.begun)} from {found.dump.name}, a dump of"

@@ -6,7 +6,7 @@ import json
 import shlex
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Any, Final
 
 import click
 
@@ -17,7 +17,7 @@ from ntt_backup.audit.verify import Findings, Question, Way, verify_remote, veri
 from ntt_backup.audit.verify_bucket import verify_bucket
 from ntt_backup.blobdir.layout import Stray
 from ntt_backup.cli import options, results
-from ntt_backup.cli.common import Common, open_catalog, writing, written
+from ntt_backup.cli.common import Common, NamedFile, open_catalog, writing
 from ntt_backup.cli.options import (
     IDENTITY,
     JSON,
@@ -208,19 +208,18 @@ def reconcile(common: Common, out: Path | None, apply: bool) -> None:
     with ExitStack() as stack:
         note = stack.enter_context(results.noted(common, "reconcile"))
         line = stack.enter_context(results.progress_line())
-        files: dict[Difference, TextIO] = {}
+        files: dict[Difference, NamedFile] = {}
         if out is not None:
             with writing(out, _ANOTHER):
                 out.mkdir(exist_ok=True)
                 # All kinds, so that no file of an earlier call is left beside the new ones.
                 for what in Difference:
-                    path = out / f"{what}.txt"
-                    files[what] = stack.enter_context(written(path, _ANOTHER))
+                    file = NamedFile(out / f"{what}.txt", _ANOTHER)
+                    files[what] = stack.enter_context(file)
 
         def note_difference(what: Difference, name: str, remark: str) -> None:
-            if out is not None:
-                with writing(out, _ANOTHER):
-                    files[what].write(f"{printable(name)}\t{printable(remark)}\n")
+            if files:
+                files[what].write(f"{printable(name)}\t{printable(remark)}")
 
         conn = stack.enter_context(open_catalog(settings, command, application="reconcile"))
         seen = compare(
@@ -285,23 +284,21 @@ def scan(common: Common, restart: bool, strays: Path | None) -> None:
         line = stack.enter_context(results.progress_line())
         more = "more strays are not shown; --strays FILE has them all"
         shown = results.FirstLines(line, "stray ", more=more, silent=True)
-        file: TextIO | None = None
+        file: NamedFile | None = None
         if strays is not None:
-            with writing(strays):
-                file = stack.enter_context(strays.open("a", buffering=1, encoding="utf-8"))
+            hint = "what was registered so far stays; name another file"
+            file = stack.enter_context(NamedFile(strays, hint, "a"))
 
         def begin(resumed_from: str | None) -> None:
             # A scan that goes on where an earlier one ended adds to the file.
-            if file is not None and strays is not None and resumed_from is None and file.seekable():
-                with writing(strays):
-                    file.truncate(0)
+            if file is not None and resumed_from is None:
+                file.clear()
 
         def note_stray(stray: Stray) -> None:
             # Written before the scan notes that it is past it.
-            if file is not None and strays is not None:
+            if file is not None:
                 text = {"path": stray.path, "kind": stray.kind.value, "detail": stray.detail}
-                with writing(strays, "what was registered so far stays; name another file"):
-                    print(json.dumps(text), file=file)
+                file.write(json.dumps(text))
             shown.say(f"{stray.path}: {stray.kind.value} {stray.detail}")
 
         result = scan_store(
