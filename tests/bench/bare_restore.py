@@ -67,7 +67,7 @@ def prove(manifest: Path) -> None:
             tail += text[end:]
     trailer, _, seal = tail.partition(b"\n")
     digest.update(trailer + b"\n")
-    if json.loads(seal) != {"blake3": digest.hexdigest()}:
+    if json.loads(seal)["blake3"] != digest.hexdigest():
         sys.exit("the manifest is damaged")
     if json.loads(trailer)["files"] != lines - 1:
         sys.exit("the manifest has another number of lines")

@@ -57,7 +57,7 @@ _EDGES: Final = [
 
 def read(data: bytes) -> None:
     """Reads a manifest in every way that the program does."""
-    for way in (ManifestReader.lines, ManifestReader.entries, ManifestReader.rows):
+    for way in (ManifestReader.lines, ManifestReader.entries):
         pieces = (data[at : at + _PIECE] for at in range(0, len(data), _PIECE))
         deque(way(ManifestReader(pieces)), maxlen=0)
     ending_of(data[-tail_size(data[-END_BYTES:]) :])

@@ -13,7 +13,7 @@ from ntt_backup.snapshot.format.entry import DIRECTORY, FILE, Entry, order
 from ntt_backup.snapshot.format.manifest import Header, ManifestWriter, Trailer
 from ntt_backup.snapshot.format.super_blocks import SuperBlockWriter
 from ntt_backup.snapshot.names import MANIFEST, MAP, FileName
-from ntt_backup.snapshot.restore.plan import Options
+from ntt_backup.snapshot.restore.files import Options
 from ntt_backup.snapshot.restore.version import Restored
 from ntt_backup.snapshot.restore.version import restore as restore_version
 from tests.helpers.memory_store import MemoryStore

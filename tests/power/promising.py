@@ -165,9 +165,9 @@ def _note(**what: object) -> None:
 
 def note_last_sync() -> None:
     """Notes when a `snapshot restore` has synced: by then all of it must be on the disk."""
-    from ntt_backup.snapshot.restore import links
+    from ntt_backup.snapshot.restore import files
 
-    module: Any = links
+    module: Any = files
     sync_below = module.sync_below
     # Opened now: later this process may write below its destination only.
     fd = os.open(f"{_NOTES}/synced", os.O_WRONLY | os.O_CREAT | os.O_APPEND)

@@ -43,7 +43,7 @@ from ntt_backup.pack.format import PackError
 from ntt_backup.restore.blobs import Restored, Wanted, restore
 from ntt_backup.snapshot.names import SNAPSHOTS, pack_name
 from ntt_backup.snapshot.origins import NOBODY
-from ntt_backup.snapshot.restore.plan import Options
+from ntt_backup.snapshot.restore.files import Options
 from ntt_backup.snapshot.restore.version import restore as restore_version
 from ntt_backup.snapshot.verify import Question, verify
 from ntt_backup.snapshot.versions import choose, facts, versions

@@ -18,7 +18,7 @@ from blake3 import blake3
 
 from ntt_backup.errors import RemoteError
 from ntt_backup.snapshot import names
-from ntt_backup.snapshot.restore.plan import Options
+from ntt_backup.snapshot.restore.files import Options
 from ntt_backup.snapshot.restore.version import restore
 from ntt_backup.snapshot.take.copies import Copies
 from ntt_backup.snapshot.take.new_version import take

@@ -25,7 +25,7 @@ from ntt_backup.errors import BackupError
 from ntt_backup.snapshot.format import super_blocks
 from ntt_backup.snapshot.format.zstd_stream import ZstdStream
 from ntt_backup.snapshot.names import SnapshotDamaged
-from ntt_backup.snapshot.restore.plan import Options
+from ntt_backup.snapshot.restore.files import Options
 from ntt_backup.snapshot.restore.version import restore
 from ntt_backup.snapshot.take import changed_file
 from ntt_backup.snapshot.take.copies import Copies

@@ -6,7 +6,7 @@ import base64
 import json
 import random
 import tracemalloc
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
@@ -46,7 +46,6 @@ from ntt_backup.snapshot.format.manifest import (
     ending_of,
     tail_size,
 )
-from ntt_backup.snapshot.format.small_files import MOST, Row
 from ntt_backup.snapshot.names import SnapshotDamaged
 
 CHAIN = ("20260101T000000Z-00000001", "20260102T000000Z-00000002")
@@ -76,27 +75,10 @@ def forged(lines: Sequence[bytes], header: object = None, **trailer: object) -> 
 
 
 def read(data: bytes, piece: int = 1 << 20) -> tuple[list[Entry], Trailer]:
-    """The entries; rows are read, or refused, as they are."""
-    found: list[list[Entry] | None] = []
-    damage = None
-    for rows in (False, True):
-        try:
-            reader = ManifestReader(data[at : at + piece] for at in range(0, len(data), piece))
-            assert reader.header == HEADER
-            found.append(list(flat(reader.rows()) if rows else reader.entries()))
-        except SnapshotDamaged as error:
-            found.append(None)
-            damage = error
-    entries, of_rows = found
-    if entries is None or of_rows is None:
-        assert entries is of_rows is None
-        assert damage is not None
-        raise damage
+    reader = ManifestReader(data[at : at + piece] for at in range(0, len(data), piece))
+    assert reader.header == HEADER
+    entries = list(reader.entries())
     assert reader.trailer is not None
-    assert of_rows == [
-        replace(entry, ctime=of.ctime, inode=of.inode)
-        for entry, of in zip(entries, of_rows, strict=True)
-    ]
     return entries, reader.trailer
 
 
@@ -111,11 +93,6 @@ def test_a_trailer_that_is_longer_than_a_piece_comes_back(
         monkeypatch.setattr(manifest, "_PIECE", at_once)
         found, trailer = read(data, piece)
         assert (found, trailer.packs, trailer.files) == (entries, packs, count)
-
-
-def flat(rows: Iterable[Row]) -> Iterator[Entry]:
-    for row in rows:
-        yield from [row] if isinstance(row, Entry) else map(row.entry, row.files)
 
 
 def names() -> st.SearchStrategy[str]:
@@ -158,48 +135,6 @@ def files(draw: st.DrawFn) -> Entry:
 OTHERS = st.builds(Entry, names(), st.sampled_from([DIRECTORY, FIFO])) | st.builds(
     Entry, names(), st.sampled_from([SYMLINK, HARD_LINK]), target=names()
 )
-
-
-@st.composite
-def small_files(draw: st.DrawFn) -> Entry:
-    """Of which many are in one row."""
-    path = draw(st.sampled_from(["", "d/", "d/e/"])) + draw(st.text("ab.é", min_size=1, max_size=3))
-    extent = Extent(0, draw(st.integers(1, 9)), 0, 1, 8, draw(st.sampled_from([77, 78])), 0)
-    extent = extent._replace(skip=draw(st.integers(0, 99)))
-    mode = draw(st.sampled_from([0o644, 0o600]))
-    return Entry(path, FILE, mode, size=extent.length, digest=SUM, extents=[extent])
-
-
-@given(st.lists(small_files(), max_size=40, unique_by=lambda one: one.path))
-def test_small_files_come_back_in_rows(entries: list[Entry]) -> None:
-    entries.sort(key=lambda entry: order(entry.path))
-    data = written(entries)
-    assert read(data)[0] == entries
-    for row in ManifestReader([data]).rows():
-        if not isinstance(row, Entry):
-            ends = [file[2] + file[1] for file in row.files]
-            assert all(end <= file[2] for end, file in zip(ends, row.files[1:], strict=False))
-            assert row.extent.length == ends[-1] - row.extent.skip
-
-
-def test_small_files_out_of_the_order_of_their_content_are_rows_of_their_own() -> None:
-    entries = [
-        Entry(name, FILE, size=10, digest=SUM, extents=[Extent(0, 10, 1, 1, 8, 99, skip)])
-        for name, skip in (("a", 20), ("b", 10), ("c", 0))
-    ]
-    rows = list(ManifestReader([written(entries)]).rows())
-    assert [len(row.files) for row in rows if not isinstance(row, Entry)] == [1, 1, 1]
-
-
-def test_small_files_in_a_row_are_as_many_as_may_be_open() -> None:
-    extents = [Extent(0, 1, 0, 1, 8, 99, n) for n in range(1000)]
-    entries = [
-        Entry(f"{n:04}", FILE, size=1, digest=SUM, extents=[one]) for n, one in enumerate(extents)
-    ]
-    rows = list(ManifestReader([written(entries)]).rows())
-    assert list(flat(rows)) == entries
-    assert len(rows) < 10
-    assert all(len(row.files) <= MOST for row in rows if not isinstance(row, Entry))
 
 
 @given(st.lists(files() | OTHERS, max_size=8, unique_by=lambda one: one.path), st.integers(1, 99))
@@ -287,47 +222,6 @@ def test_a_value_out_of_bounds_is_refused(bad: object) -> None:
         parse(line)  # The versions of a manifest are not known to it.
 
 
-def test_a_small_file_is_read_in_a_row_as_it_is_alone() -> None:
-    # `read` compares both ways.
-    refused = 0
-    for name, values in WRONG.items():
-        for value in values:
-            good = fields(path="d/a", size=50)
-            more: dict[str, object] = {"b3": SUM, "x": EXTENT}
-            place = ["path", "kind", "mode", "uid", "gid", "mtime", "ctime", "inode", "size"]
-            if name in place:
-                good[place.index(name)] = value
-            else:
-                more[name] = value
-            line = json.dumps([*good[:9], more], separators=(",", ":")).encode()
-            with suppress(SnapshotDamaged):
-                read(forged([line]))
-                refused -= 1
-            refused += 1
-    assert refused > 60
-    plain = PLAIN.replace(b'"d/a"', b'"%b"')
-    for path in (
-        b"/a",
-        b"../a",
-        b"a/..",
-        b".",
-        b"a//b",
-        b"d/",
-        b"",
-        b"a" * 300,
-        b"a\\u0000",
-        b"a\0",
-    ):
-        with suppress(SnapshotDamaged):
-            read(forged([plain % path]))
-    for number in (b"01", b"-0", b"1.0", b"1e2", b" 1", b"9223372036854775807", b"9" * 19):
-        for at in range(2, 9):
-            parts = PLAIN.split(b",")
-            parts[at] = number
-            with suppress(SnapshotDamaged):
-                read(forged([b",".join(parts)]))
-
-
 @pytest.mark.parametrize(
     "line",
     [
@@ -351,10 +245,6 @@ def test_entries_out_of_order_or_twice_are_refused() -> None:
             read(forged(lines))
         with pytest.raises(SnapshotDamaged, match="order"):
             list(ManifestReader([forged(lines)]).lines())
-    for second in ("d/a", "d/0", "c/z"):
-        small = PLAIN.replace(b'"d/a"', json.dumps(second).encode())
-        with pytest.raises(SnapshotDamaged, match="order"):
-            list(ManifestReader([forged([PLAIN, small])]).rows())
 
 
 def test_a_manifest_is_written_as_it_grows() -> None:
@@ -515,12 +405,6 @@ def test_a_text_that_is_changed_and_summed_again_is_read_or_refused(
     with suppress(SnapshotDamaged):
         reader = ManifestReader([zstandard.ZstdCompressor().compress(text + seal)])
         entries = list(reader.entries())
-        assert [
-            one.path
-            for one in flat(
-                ManifestReader([zstandard.ZstdCompressor().compress(text + seal)]).rows()
-            )
-        ] == [one.path for one in entries]
         written(entries)
         assert all(parse(entry.line()) == entry for entry in entries)
     with suppress(SnapshotDamaged):

@@ -12,7 +12,7 @@ from ntt_backup.config import RunSettings
 from ntt_backup.errors import BackupError, ProtocolViolation, RemoteDenied, RemoteUnreachable
 from ntt_backup.filestore.contract import Range
 from ntt_backup.filestore.patient import PatientStore
-from ntt_backup.snapshot.restore.plan import Options
+from ntt_backup.snapshot.restore.files import Options
 from ntt_backup.snapshot.restore.version import restore
 from ntt_backup.snapshot.verify import Question, verify
 from tests.helpers.memory_store import MemoryStore

@@ -28,12 +28,10 @@ from ntt_backup.process import durable
 from ntt_backup.snapshot.format.entry import DIRECTORY, FILE, HARD_LINK, SYMLINK, Entry
 from ntt_backup.snapshot.names import SnapshotDamaged
 from ntt_backup.snapshot.origins import NO_KEYS, NOBODY, Origins
-from ntt_backup.snapshot.restore import fetch, links, local_file
-from ntt_backup.snapshot.restore import plan as planning
+from ntt_backup.snapshot.restore import fetch, local_file
 from ntt_backup.snapshot.restore import version as restoring
 from ntt_backup.snapshot.restore.attributes import Attributes
-from ntt_backup.snapshot.restore.links import last_lines
-from ntt_backup.snapshot.restore.plan import Options
+from ntt_backup.snapshot.restore.files import Options
 from ntt_backup.snapshot.restore.tree import MARKER
 from ntt_backup.snapshot.restore.version import Restored
 from ntt_backup.snapshot.restore.version import restore as restore_version
@@ -457,7 +455,6 @@ def test_a_field_of_a_newer_program_makes_no_link_of_a_file(tmp_path: Path) -> N
     assert restore(repository, tmp_path).wrong == 0
 
     assert (tmp_path / "link").readlink() == Path("file")
-    assert list(last_lines(b"[]\n" + link.line() + b"\n[]\n")) == [link.line() + b"\n"]
 
 
 def test_nothing_is_written_by_the_manifest_of_another_version(example: Example) -> None:
@@ -757,7 +754,7 @@ def test_a_restore_stays_unfinished_where_a_file_cannot_be_synced(
         syncing.append(directory)
         return sync(directory, **more)
 
-    monkeypatch.setattr(links, "sync_below", noted)
+    monkeypatch.setattr("ntt_backup.snapshot.restore.files.sync_below", noted)
     monkeypatch.setattr(os, "open", may_not)
     done = restore(everything.repository, everything.to)
     assert (everything.to / MARKER).exists()
@@ -1059,7 +1056,7 @@ def test_a_file_that_cannot_be_compared_is_told_and_stays(
     def fail(*_: object) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
-    monkeypatch.setattr(planning, "compare", fail)
+    monkeypatch.setattr("ntt_backup.snapshot.restore.files.compare", fail)
     done = restore(repository, tmp_path)
     assert done.problems == [("root/file", "Permission denied")]
     assert (done.wrong, done.kept) == (1, 1)

@@ -95,7 +95,7 @@ def test_a_path_that_is_none_is_told_and_the_rest_is_restored(
 
 def test_what_is_no_file_any_more_is_not_opened_for_its_content(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "name")
-    level = Level("", os.open(tmp_path, os.O_RDONLY), plain=False)
+    level = Level("", os.open(tmp_path, os.O_RDONLY))
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(Refused, match="no file any more"):
         open_old(level, "name")
@@ -297,7 +297,7 @@ def test_a_name_that_may_lead_elsewhere_is_refused(name: str) -> None:
 def test_what_a_killed_restore_left_beside_a_file_is_in_nobodys_way(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"old")
     with closing(os.open(tmp_path, os.O_RDONLY)) as root:
-        level = Level("", root, True)
+        level = Level("", root)
         with closing(Beside(level, "file", free=False).open()) as fd:
             os.write(fd, b"of one that was killed")
         with Beside(level, "file", free=False) as beside, closing(beside.open()) as fd:

@@ -394,8 +394,8 @@ def snapshot_restore(
     file that differs is replaced, and one that the version lacks is left alone. Exit code 7 when a
     file could not be restored.
     """
+    from ntt_backup.snapshot.restore.files import Options
     from ntt_backup.snapshot.restore.landlock import confine
-    from ntt_backup.snapshot.restore.plan import Options
     from ntt_backup.snapshot.restore.version import restore as restore_version
 
     if in_place and not delta:

@@ -80,6 +80,30 @@ def stretches(fd: int, size: int, block: int) -> Iterator[tuple[int, int]]:
         yield start, at
 
 
+def read_stretches(
+    fd: int, size: int, block: int, buffer: memoryview
+) -> Iterator[tuple[int, memoryview]]:
+    """Yields the content of a file that is no hole, with where each piece begins. It ends early
+    where the file has become shorter.
+
+    Args:
+        fd: The descriptor of the file.
+        size: The bytes of the file that are read.
+        block: Bytes of a block; all pieces but the last are of whole blocks.
+        buffer: Holds a piece until the next one is asked for: a multiple of block.
+    """
+    for start, end in stretches(fd, size, block):
+        while start < end:
+            done, asked = 0, min(len(buffer), end - start)
+            while done < asked and (count := os.preadv(fd, [buffer[done:asked]], start + done)):
+                done += count
+            if done:
+                yield start, buffer[:done]
+            if done < asked:
+                return
+            start += done
+
+
 def differing(new: bytes, old: bytes) -> Iterator[tuple[int, int]]:
     """Yields the runs of blocks whose sums are others than the old ones, as (first, end). Blocks
     that are beyond the end of old differ.

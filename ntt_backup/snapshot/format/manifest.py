@@ -41,7 +41,6 @@ from ntt_backup.snapshot.format.entry import (
     require,
     require_few,
 )
-from ntt_backup.snapshot.format.small_files import Row, last_path, read_rows
 from ntt_backup.snapshot.format.zstd_stream import ZstdStream
 from ntt_backup.snapshot.names import MAX_PACKS, SnapshotDamaged, pack_name
 from ntt_backup.wire.stored_names import begun, is_set, moment_of
@@ -197,16 +196,15 @@ class ManifestWriter:
 class ManifestReader:
     """Reads a manifest from its bytes. Raises SnapshotDamaged for whatever is not one.
 
-    header stands at once; trailer and seal once `lines` has ended, and only then is all of it
-    proved. header_sum: as in `Seal`. proved: a reader of the same bytes that has ended. Then they
-    are not proved again, and there is no trailer.
+    Attributes:
+        header: The header, at once.
+        header_sum: As in `Seal`.
+        trailer: The trailer, once all entries were read. Only then is all of the manifest proved.
+        seal: The seal, at the same time.
     """
 
-    def __init__(self, data: Iterable[bytes], proved: ManifestReader | None = None) -> None:
+    def __init__(self, data: Iterable[bytes]) -> None:
         self._digest = blake3()
-        self._proved = proved
-        # Of the entries' lines, as far as they were read.
-        self._length = 0
         self._blocks = _whole_lines(ZstdStream(data), MAX_HEADER)
         self.trailer: Trailer | None = None
         self.seal: Seal | None = None
@@ -223,36 +221,20 @@ class ManifestReader:
             last = _in_order(last, [key_of(line) for line in lines])
             yield from lines
 
-    def entries(self) -> Iterator[Entry]:
-        """Yields the entries, in order."""
+    def entries(self, part: int = 0, parts: int = 1) -> Iterator[Entry]:
+        """Yields the entries, in order; or one of several parts of them, each of which has runs of
+        thousands.
+        """
         last = b""
         versions = len(self.header.chain)
-        for lines in self.batches():
-            entries = entries_of(lines, versions)
-            last = _in_order(last, [order(entry.path) for entry in entries])
-            yield from entries
-
-    def rows(self, part: int = 0, parts: int = 1) -> Iterator[Row]:
-        """Yields the entries, small files in a row as one; or one of several parts of them, each of
-        which has runs of thousands.
-        """
-        last = ""
-        versions = len(self.header.chain)
-        for number, lines in enumerate(self.texts()):
+        for number, lines in enumerate(self.batches()):
             if number // _RUN % parts == part:
-                rows = read_rows(lines, versions, last)
-                last = last_path(rows, last)
-                yield from rows
+                entries = entries_of(lines, versions)
+                last = _in_order(last, [order(entry.path) for entry in entries])
+                yield from entries
 
     def batches(self) -> Iterator[list[bytes]]:
         """Yields the entries' lines, many at once. Neither they nor their order are looked at."""
-        return map(_split, self.texts())
-
-    def texts(self) -> Iterator[bytes]:
-        """Yields the entries' lines, many in one piece, each with its end, as `batches` does."""
-        if self._proved is not None:
-            yield from self._beginning(self._proved._length)
-            return
         count = 0
         for block in self._blocks:
             # Only the header and what stands last begin so.
@@ -260,25 +242,17 @@ class ManifestReader:
             if end:
                 self._digest.update(block[:end])
                 count += block.count(b"\n", 0, end)
-                self._length += end
-            lines, rest = [block[:end]], block[end:]
+            batch, rest = [block[:end].split(b"\n")[:-1]], block[end:]
             del block  # One line may have megabytes: only the caller holds it from here on.
             if end:
-                yield lines.pop()
+                yield batch.pop()
             if rest:
                 break
         else:
             raise SnapshotDamaged("a manifest breaks off")
-        lines.clear()
         last = [rest]
         del rest  # The trailer may have megabytes, too.
         self._end(last, count)
-
-    def _beginning(self, length: int) -> Iterator[bytes]:
-        for block in self._blocks:
-            if length > 0:
-                yield block[:length]
-            length -= len(block)
 
     def _end(self, last: list[bytes], count: int) -> None:
         """Reads trailer and seal.
@@ -354,10 +328,6 @@ def _in_order(last: bytes, keys: list[bytes]) -> bytes:
     if not last < keys[0] or not all(starmap(lt, pairwise(keys))):
         raise SnapshotDamaged("the entries of a manifest are not in order")
     return keys[-1]
-
-
-def _split(lines: bytes) -> list[bytes]:
-    return lines.split(b"\n")[:-1]
 
 
 def _whole_lines(stream: ZstdStream, first: int = MAX_LINE) -> Iterator[bytes]:

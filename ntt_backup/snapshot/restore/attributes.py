@@ -15,7 +15,6 @@ from contextlib import suppress
 
 from ntt_backup.format import printable
 from ntt_backup.snapshot.format.entry import Entry
-from ntt_backup.snapshot.format.small_files import SmallFiles
 
 _AS_OWNER = 0o6000
 _CAPABILITY = "security.capability"
@@ -41,13 +40,6 @@ class Attributes:
         self._privileges = privileges
         self._groups = {self.group, *os.getgroups()}
         self.notes: set[str] = set()
-
-    def come_by_themselves(self, files: SmallFiles) -> bool:
-        """Returns whether new files have all of them but their times, in a directory that passes
-        nothing on.
-        """
-        ours = (files.uid, files.gid) == (self.user, self.group) or not self._privileges
-        return ours and files.mode < 0o1000
 
     def set(self, fd: int, entry: Entry) -> None:
         """Sets all of them, of a file or of a directory. Raises OSError."""

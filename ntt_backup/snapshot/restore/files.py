@@ -1,48 +1,86 @@
-"""Restores the files of a version, or of a part of it."""
+"""Restores files of a version: compares what is there, fetches what differs, and writes it.
+
+Files come in the order of the manifest. Hard links, and what directories are given, come last, once
+all files are there.
+"""
 
 from __future__ import annotations
 
 import os
+import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
-from blake3 import blake3
-
-from ntt_backup.blobdir.staging import write_all
+from ntt_backup.blobdir.open import closing
 from ntt_backup.filestore.contract import ReadableStore
-from ntt_backup.format import printable
+from ntt_backup.format import many, printable
+from ntt_backup.process.durable import sync_below
 from ntt_backup.snapshot.format.block_map import MapReader
-from ntt_backup.snapshot.format.entry import FIFO, SYMLINK, Entry
+from ntt_backup.snapshot.format.entry import (
+    DIRECTORY,
+    FIFO,
+    FILE,
+    HARD_LINK,
+    SYMLINK,
+    Entry,
+    Extent,
+)
 from ntt_backup.snapshot.format.manifest import ManifestReader
-from ntt_backup.snapshot.format.small_files import SmallFiles
 from ntt_backup.snapshot.restore.attributes import Attributes
 from ntt_backup.snapshot.restore.choice import Choice
 from ntt_backup.snapshot.restore.fetch import Fetcher, Piece
-from ntt_backup.snapshot.restore.local_file import MISSING, WRONG, FileWriter
-from ntt_backup.snapshot.restore.plan import Change, Item, Options, Plan
+from ntt_backup.snapshot.restore.local_file import FileWriter, Found, Run, compare, within
 from ntt_backup.snapshot.restore.tree import (
-    NEW,
     OF_ALL,
     Level,
     Refused,
     Tree,
+    link,
     make,
+    open_old,
     reason,
     split,
 )
 
 _STEP_SECONDS: Final = 0.25
+# Files that one of several processes restores in a row.
+_RUN: Final = 4096
 # Packs that could not be read; the files that needed them are told besides.
 _LOST_SHOWN: Final = 20
+_LEFT_OUT: Final = (
+    "{} that this user may not open cannot be made durable on this file system: run `sync` here,"
+    " and call it again to compare their content"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How files are restored.
+
+    Attributes:
+        delta: Files that are there are hashed, and only what differs is fetched.
+        in_place: What differs is written into the files themselves.
+        verify: New files are compared with their BLAKE3; what a delta made always is.
+        privileges: Files get what others' rights come from, see `Attributes`.
+        doubt: No file is taken for right because of its size and time, see `Unfinished`.
+    """
+
+    delta: bool = False
+    in_place: bool = False
+    verify: bool = True
+    privileges: bool = True
+    doubt: bool = False
 
 
 @dataclass(slots=True)
 class Step:
-    """Holds what was done since the last one, see `version.Restored`. passed: bytes of all files
-    that are settled, one way or the other. durable: whether all that was restored is on the disk,
-    where this is the last step.
+    """What was done since the last step, see `version.Restored`.
+
+    Attributes:
+        passed: Bytes of all files that are settled, one way or the other.
+        durable: Whether all that was restored is on the disk, where this is the last step.
     """
 
     files: int = 0
@@ -61,9 +99,31 @@ class Step:
         self.problems.append((path, reason(error)))
 
 
+class _Item(NamedTuple):
+    """A file to be written.
+
+    Attributes:
+        entry: The file.
+        free: Whether nothing has its name.
+        runs: The bytes that differ in the file that is there; None where all of it is written.
+    """
+
+    entry: Entry
+    free: bool = True
+    runs: Sequence[Run] | None = None
+
+
 class Restorer:
-    """Restores the files of a version, or one part of them of several. map: of the version, for a
-    delta. root: a descriptor, which is not closed.
+    """Restores the files of a version, or one part of several.
+
+    Args:
+        repository: Where the packs lie.
+        manifest: The manifest of the version.
+        map: The map of the version for a delta, or None.
+        root: A descriptor of the destination, which stays the caller's.
+        options: How files are restored.
+        choice: The files that are restored, or None for all.
+        part: The number of this part, and the number of parts.
     """
 
     def __init__(
@@ -76,21 +136,14 @@ class Restorer:
         choice: Choice | None,
         part: tuple[int, int],
     ) -> None:
+        self._manifest = manifest
+        self._map = map
         self._options = options
+        self._choice = choice
+        self._part = part
         self._attributes = Attributes(privileges=options.privileges)
-        self._fetcher: Fetcher[Item] = Fetcher(repository, manifest.header)
-        self._tree = Tree(root, make=True)
-        self._plan = Plan(
-            manifest,
-            map,
-            root,
-            options,
-            choice,
-            part,
-            self._attributes,
-            on_kept=self._keep,
-            on_problem=lambda path, error: self._step.problem(path, error),
-        )
+        self._fetcher: Fetcher[_Item] = Fetcher(repository, manifest.header)
+        self._seen, self._tree = Tree(root, make=False), Tree(root, make=True)
         self._step = Step()
         self._fetched = 0
         self._writer: FileWriter | None = None
@@ -103,19 +156,24 @@ class Restorer:
         """Restores all of it, step by step. Raises OSError for what is about more than a file."""
         due = time.monotonic() + _STEP_SECONDS
         try:
-            for (row, change), pieces, last in self._fetcher.read(self._plan.items()):
-                if isinstance(row, SmallFiles):
-                    self._write_small(row, pieces[0][1])
-                else:
-                    self._write_entry((row, change), pieces, last=last)
+            for item, pieces, last in self._fetcher.read(self._items()):
+                entry = item.entry
+                try:
+                    if entry is not self._failed:
+                        above, name = split(entry.path)
+                        self._write(self._tree.enter(above), name, item, pieces, last=last)
+                except (OSError, Refused, ValueError) as error:
+                    self._end_writing()
+                    self._step.problem(entry.path, error)
+                    self._settle(entry)
+                    self._failed = entry
                 if time.monotonic() > due:
                     yield self._take_step()
                     due = time.monotonic() + _STEP_SECONDS
         finally:
-            if self._writer is not None:
-                self._writer.close()
+            self._end_writing()
             self._tree.close()
-            self._plan.close()
+            self._seen.close()
         yield self._take_step()
 
     def _take_step(self) -> Step:
@@ -126,99 +184,98 @@ class Restorer:
         self._fetched = self._fetcher.fetched
         return step
 
-    def _keep(self, entry: Entry) -> None:
-        self._step.kept += 1
-        self._step.passed += entry.size
+    # --- what differs -----------------------------------------------------------------------------
 
-    def _write_small(self, row: SmallFiles, content: memoryview) -> None:
-        """Writes new files. content: of all of them, shorter where it is damaged."""
-        above, mode, _, _, _, files = row
-        try:
-            level = self._tree.enter(above)
-        except (OSError, Refused, ValueError) as error:
-            for file in files:
-                self._step.problem(row.path(file), error)
-            self._step.passed += sum(file[1] for file in files)
-            return
-        first = files[0][2]
-        if not (level.plain and self._attributes.come_by_themselves(row)):
-            for file in files:
-                entry, at = row.entry(file), file[2] - first
-                data = content[at : at + file[1]]
-                self._write_entry((entry, None), [(0, data, len(data) == file[1])], last=True)
-            return
-        step, verify, directory = self._step, self._options.verify, level.fd
-        open_, write, utime = os.open, os.write, os.utime
-        # Files that are still open: descriptors that follow each other are closed at once.
-        ranges: list[tuple[int, int]] = []
-        begin = end = -1
-        made = length = 0
-        try:
-            for name, size, skip, mtime, digest in files:
-                try:
-                    data = content[skip - first : skip - first + size]
-                    if len(data) != size:
-                        raise Refused(MISSING)
-                    if verify and blake3(data).hexdigest() != digest:
-                        raise Refused(WRONG)
-                    fd = open_(name, NEW, mode, dir_fd=directory)
-                    if fd != end:
-                        if end > 0:
-                            ranges.append((begin, end))
-                        begin = fd
-                    end = fd + 1
-                    if (written := write(fd, data)) != size:
-                        write_all(fd, data[written:])
-                    utime(fd, ns=(mtime, mtime))
-                    made += 1
-                    length += size
-                except (OSError, Refused, ValueError) as error:
-                    step.problem(f"{above}/{name}" if above else name, error)
-                    step.passed += size
-        finally:
-            step.files += made
-            step.bytes += length
-            step.passed += length
-            if end > 0:  # An empty range at 0 would close all that there is.
-                ranges.append((begin, end))
-            for one in ranges:
-                os.closerange(*one)
+    def _items(self) -> Iterator[tuple[_Item, Sequence[Extent]]]:
+        """Yields the files that are not there, with the extents of them that are fetched."""
+        number, parts = self._part
+        # A map is read in the order of all entries.
+        all_of_it = self._map is not None
+        entries = self._manifest.entries(*((0, 1) if all_of_it else self._part))
+        for turn, entry in enumerate(entries):
+            wanted = (
+                (not all_of_it or turn // _RUN % parts == number)
+                and entry.kind not in (DIRECTORY, HARD_LINK)
+                and (self._choice is None or self._choice.has(entry.path))
+            )
+            place = self._find(entry.path) if wanted else None
+            sums = b""
+            if self._map is not None and entry.block:
+                size = place[2].st_size if place is not None and place[2] is not None else 0
+                sums = self._map.read(entry.blocks_of(size), entry.blocks)
+            if place is None:
+                continue
+            try:
+                item = self._compare(entry, *place, sums)
+            except (OSError, Refused, ValueError) as error:
+                self._step.problem(entry.path, error)
+                continue
+            if item is None:
+                self._step.kept += 1
+                self._step.passed += entry.size
+            elif item.runs is None:
+                yield item, entry.extents
+            else:
+                yield item, within(entry.extents, item.runs)
 
-    def _write_entry(
-        self, item: tuple[Entry, Change | None], pieces: Sequence[Piece], *, last: bool
-    ) -> None:
-        entry = item[0]
+    def _find(self, path: str) -> tuple[Level, str, os.stat_result | None] | None:
+        """Returns a place, and what is there; None where the path leads to no place."""
         try:
-            above, name = split(entry.path)
-            self._write(self._tree.enter(above), name, item, pieces, last=last)
+            above, name = split(path)
+            level = self._seen.enter(above)
+            return level, name, level.find(name)
         except (OSError, Refused, ValueError) as error:
-            self._give_up(entry, error, last=last)
+            self._step.problem(path, error)
+            return None
+
+    def _compare(
+        self, entry: Entry, level: Level, name: str, found: os.stat_result | None, sums: bytes
+    ) -> _Item | None:
+        """Returns how a file is written; None where the file that is there stays."""
+        if found is None:
+            return _Item(entry)
+        kind = stat.S_IFMT(found.st_mode)
+        attributes, options = self._attributes, self._options
+        if entry.kind == SYMLINK and kind == stat.S_IFLNK:
+            if os.readlink(name, dir_fd=level.fd) == entry.target:
+                attributes.set_unopened(level.fd, name, entry)
+                return None
+        elif entry.kind == FIFO and kind == stat.S_IFIFO:
+            if attributes.are(entry, found, level.fd, name):
+                return None
+        elif entry.kind == FILE and kind == stat.S_IFREG:
+            right = found.st_size == entry.size
+            hashed = options.delta or options.doubt
+            taken_for_same = right and found.st_mtime_ns == entry.mtime and not hashed
+            if taken_for_same and attributes.are(entry, found, level.fd, name):
+                return None
+            if right or sums:
+                with closing(open_old(level, name)) as fd:
+                    seen = Found(True, None)
+                    if not taken_for_same:
+                        seen = compare(fd, entry, sums, bytes.fromhex(self._manifest.header.key))
+                    if not seen.same:
+                        return _Item(entry, False, seen.runs)
+                    attributes.set(fd, entry)
+                    return None
+        return _Item(entry, False)
+
+    # --- what is written --------------------------------------------------------------------------
 
     def _write(
-        self,
-        level: Level,
-        name: str,
-        item: tuple[Entry, Change | None],
-        pieces: Sequence[Piece],
-        *,
-        last: bool,
+        self, level: Level, name: str, item: _Item, pieces: Sequence[Piece], *, last: bool
     ) -> None:
-        """Writes whatever needs more than a small new file."""
-        entry, change = item
-        if entry is self._failed:
-            return
-        if entry.kind == SYMLINK:
-            make(level, entry, name, self._attributes, lambda new: _symlink(level, new, entry))
-        elif entry.kind == FIFO:
-            make(level, entry, name, self._attributes, lambda new: _fifo(level, new, entry))
+        entry, free, runs = item
+        if entry.kind in (SYMLINK, FIFO):
+            make(level, entry, name, self._attributes)
         else:
             if self._writer is None:
                 self._writer = FileWriter(
                     level,
                     name,
                     entry,
-                    free=change is None,
-                    runs=change.runs if change is not None else None,
+                    free=free,
+                    runs=runs,
                     in_place=self._options.in_place,
                     verify=self._options.verify,
                 )
@@ -228,9 +285,16 @@ class Restorer:
             if not last:
                 return
             self._writer.finish(self._attributes)
+            self._end_writing()
+        self._step.files += 1
+        self._settle(entry)
+
+    def _end_writing(self) -> None:
+        if self._writer is not None:
             self._writer.close()
             self._writer = None
-        self._step.files += 1
+
+    def _settle(self, entry: Entry) -> None:
         self._pass(entry.size - self._passed)
         self._passed = 0
 
@@ -238,20 +302,76 @@ class Restorer:
         self._passed += count
         self._step.passed += count
 
-    def _give_up(self, entry: Entry, error: OSError | Refused | ValueError, *, last: bool) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-        if entry is not self._failed:
-            self._step.problem(entry.path, error)
-            self._pass(entry.size - self._passed)
-            self._passed = 0
-        self._failed = None if last else entry
 
+def finish(
+    entries: Iterable[Entry],
+    root: int,
+    choice: Choice | None,
+    wrong: Container[str],
+    attributes: Attributes,
+) -> Step:
+    """Makes the hard links, then gives each directory its attributes, once all in it is there. At
+    the end all is made durable, on each file system that has a part of it.
 
-def _symlink(level: Level, name: str, entry: Entry) -> None:
-    os.symlink(entry.target, name, dir_fd=level.fd)
+    Args:
+        entries: The hard links and directories, in order.
+        root: A descriptor of the destination.
+        choice: The files that are restored, or None for all.
+        wrong: The files that were not restored.
+        attributes: What sets the attributes.
 
+    Raises:
+        OSError: For what is about more than a file.
+    """
+    step = Step()
+    tree, targets = Tree(root, make=True), Tree(root, make=False)
+    entered: list[Entry] = []
+    # Those that this user may not enter any more: a later link may be one to a file in them.
+    closed: list[Entry] = []
 
-def _fifo(level: Level, name: str, entry: Entry) -> None:
-    os.mkfifo(name, entry.mode & 0o777, dir_fd=level.fd)
+    def settle(entry: Entry) -> None:
+        try:
+            attributes.set(tree.enter(entry.path).fd, entry)
+        except (OSError, Refused) as error:
+            step.problem(entry.path, error)
+
+    def leave(path: str) -> None:
+        """Settles the directories that have nothing more in them."""
+        while entered and not path.startswith(f"{entered[-1].path}/"):
+            entry = entered.pop()
+            if entry.mode & 0o500 != 0o500 and attributes.user:
+                closed.append(entry)
+            else:
+                settle(entry)
+
+    def take(entry: Entry) -> None:
+        if entry.kind == DIRECTORY:
+            if choice is None or choice.has_directory(entry.path):
+                tree.enter(entry.path)
+                entered.append(entry)
+        elif choice is None or choice.has(entry.path):
+            if entry.target in wrong:
+                raise Refused("the file that it is a link to was not restored")
+            (above, name), (target_above, target) = split(entry.path), split(entry.target)
+            made = link(tree.enter(above), name, targets.enter(target_above), target)
+            step.files += made
+            step.kept += not made
+
+    try:
+        for entry in entries:
+            leave(entry.path)
+            try:
+                take(entry)
+            except (OSError, Refused, ValueError) as error:
+                step.problem(entry.path, error)
+        leave("")
+        for entry in closed:
+            settle(entry)
+        if left_out := sum(sync_below(one) for one in (*tree.mounted, root)):
+            step.durable = False
+            step.notes.append(_LEFT_OUT.format(many(left_out, "entry", "entries")))
+    finally:
+        tree.close()
+        targets.close()
+    step.notes += sorted(attributes.notes)
+    return step

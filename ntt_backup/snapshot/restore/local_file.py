@@ -7,13 +7,14 @@ import errno
 import fcntl
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from blake3 import blake3
 
+from ntt_backup.blobdir.open import closing
 from ntt_backup.blobdir.staging import write_all
-from ntt_backup.snapshot.format.block_map import SUM, add_zeros, differing, stretches, sums
+from ntt_backup.snapshot.format.block_map import SUM, add_zeros, differing, read_stretches, sums
 from ntt_backup.snapshot.format.entry import Entry, Extent
 from ntt_backup.snapshot.restore.attributes import Attributes
 from ntt_backup.snapshot.restore.fetch import Piece
@@ -58,16 +59,11 @@ def _compare(fd: int, entry: Entry, wanted: bytes, key: bytes) -> Found:
     if not wanted:
         return Found(size == entry.size and _digest(fd) == entry.digest, None)
     found = bytearray()
-    step = max(_PIECE, entry.block)
-    buffer = memoryview(bytearray(step))
+    buffer = memoryview(bytearray(max(_PIECE, entry.block)))
     end = min(size, entry.size)
-    for start, stop in stretches(fd, end, entry.block):
-        found += bytes(start // entry.block * SUM - len(found))  # A hole.
-        for at in range(start, stop, step):
-            length, asked = 0, min(step, stop - at)
-            while length < asked and (count := os.preadv(fd, [buffer[length:asked]], at + length)):
-                length += count
-            found += sums(buffer[:length], entry.block, key)
+    for at, piece in read_stretches(fd, end, entry.block, buffer):
+        found += bytes(at // entry.block * SUM - len(found))  # A hole.
+        found += sums(piece, entry.block, key)
     found += bytes(max(0, -(-end // entry.block) * SUM - len(found)))
     blocks = differing(wanted, bytes(found))
     runs = [(first * entry.block, min(end * entry.block, entry.size)) for first, end in blocks]
@@ -132,28 +128,40 @@ class FileWriter:
         self._at = 0
         self._damaged = False
         self._beside: Beside | None = None
-        with ExitStack() as stack:
-            if runs is not None:
-                old = open_old(level, name, os.O_RDWR if in_place else os.O_RDONLY)
-                in_place = in_place and os.fstat(old).st_nlink == 1
-                if in_place:
-                    self._fd = old
-                stack.callback(os.close, old)
-            if runs is None or not in_place:
-                self._beside = stack.enter_context(Beside(level, name, free=free))
-                self._fd = self._beside.open()
-                stack.callback(os.close, self._fd)
-                if runs is not None:
-                    _copy(old, self._fd)
-            if runs is not None:
+        self._fd = -1
+        try:
+            if runs is None:
+                self._open_beside(level, name, free=free)
+            else:
+                self._open_copy(level, name, in_place=in_place)
                 os.ftruncate(self._fd, entry.size)
                 for start, end in _outside(runs, entry.extents):
                     _clear(self._fd, start, end)
-            self._stack = stack.pop_all()
+        except BaseException:
+            self.close()
+            raise
+
+    def _open_beside(self, level: Level, name: str, *, free: bool) -> None:
+        self._beside = Beside(level, name, free=free)
+        self._fd = self._beside.open()
+
+    def _open_copy(self, level: Level, name: str, *, in_place: bool) -> None:
+        """Opens a copy of the file that is there, or that file itself if it has no other name."""
+        old = open_old(level, name, os.O_RDWR if in_place else os.O_RDONLY)
+        if in_place and os.fstat(old).st_nlink == 1:
+            self._fd = old
+            return
+        with closing(old):
+            self._open_beside(level, name, free=False)
+            _copy(old, self._fd)
 
     def close(self) -> None:
         """Removes what is not finished, but for what was changed in place."""
-        self._stack.close()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        if self._beside is not None:
+            self._beside.remove()
 
     def add(self, pieces: Iterable[Piece]) -> int:
         """Writes content, in the order of the file; returns its bytes."""
@@ -238,13 +246,10 @@ def _clear(fd: int, start: int, end: int) -> None:
 
 def _digest(fd: int) -> str:
     hasher = blake3()
-    buffer = memoryview(bytearray(_PIECE))
-    at, size = 0, os.fstat(fd).st_size
-    for start, end in stretches(fd, size, 1):
-        add_zeros(hasher, start - at)
-        at = start
-        while at < end and (count := os.preadv(fd, [buffer[: end - at]], at)):
-            hasher.update(buffer[:count])
-            at += count
-    add_zeros(hasher, size - at)
+    end, size = 0, os.fstat(fd).st_size
+    for at, piece in read_stretches(fd, size, 1, memoryview(bytearray(_PIECE))):
+        add_zeros(hasher, at - end)
+        hasher.update(piece)
+        end = at + len(piece)
+    add_zeros(hasher, size - end)
     return hasher.hexdigest()

@@ -10,10 +10,8 @@ the file system takes for one, lead out of the directory or over another file.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import stat
-from collections.abc import Callable
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -22,7 +20,7 @@ from typing import Final
 from ntt_backup.blobdir.layout import kind_of
 from ntt_backup.blobdir.open import closing, names_in
 from ntt_backup.blobdir.syscalls import DIRECTORY
-from ntt_backup.snapshot.format.entry import Entry
+from ntt_backup.snapshot.format.entry import SYMLINK, Entry
 from ntt_backup.snapshot.restore.attributes import Attributes
 
 NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -32,7 +30,6 @@ _BESIDE: Final = ".ntt-restore-"
 MARKER: Final = ".ntt-restore-unfinished"
 _NO_NAMES: Final = frozenset(("", ".", ".."))
 _LONGEST_NAME: Final = 255
-_HIGH: Final = 512
 # These are about the disk, or this process; every other error is about the one file.
 OF_ALL: Final = frozenset(
     (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
@@ -44,16 +41,13 @@ class Refused(Exception):
 
 
 class Level:
-    """A directory below the root. fd: -1 where there is none. plain: a new file in it has the user
-    and group of this process, and the mode that it is made with.
-    """
+    """A directory below the root, whose descriptor is -1 where the directory does not exist."""
 
-    __slots__ = ("_names", "fd", "path", "plain")
+    __slots__ = ("_names", "fd", "path")
 
-    def __init__(self, path: str, fd: int, plain: bool, names: set[str] | None = None) -> None:
+    def __init__(self, path: str, fd: int, names: set[str] | None = None) -> None:
         self.path = path
         self.fd = fd
-        self.plain = plain
         self._names = names
 
     @property
@@ -83,8 +77,7 @@ class Tree:
     def __init__(self, root: int, *, make: bool) -> None:
         self._make = make
         self._mounted = {os.fstat(root).st_dev: root}
-        self._group = os.getegid()
-        self._levels = [Level("", root, _is_plain(root, self._group))]
+        self._levels = [Level("", root)]
 
     def close(self) -> None:
         """Leaves all directories but the root."""
@@ -125,7 +118,7 @@ class Tree:
     def _below(self, above: Level, name: str) -> Level:
         path = f"{above.path}/{name}" if above.path else name
         if above.fd < 0:
-            return Level(path, -1, False, set())
+            return Level(path, -1, set())
         new = False
         if self._make:
             with suppress(FileExistsError):
@@ -134,18 +127,16 @@ class Tree:
         try:
             if not new:
                 _let_in(above.fd, name, DIRECTORY, 0o700)
-            fd = _out_of_the_way(os.open(name, DIRECTORY, dir_fd=above.fd))
+            fd = os.open(name, DIRECTORY, dir_fd=above.fd)
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR):
                 raise
             if self._make:
                 raise Refused(f"{_kind(above, name)} stands where {path} should be") from None
-            return Level(path, -1, False, set())
-        if new and above.plain:
-            return Level(path, fd, True, set())
+            return Level(path, -1, set())
         if (device := os.fstat(fd).st_dev) not in self._mounted:
             self._mounted[device] = os.dup(fd)
-        return Level(path, fd, _is_plain(fd, self._group))
+        return Level(path, fd, set() if new else None)
 
 
 def split(path: str) -> tuple[str, str]:
@@ -182,13 +173,14 @@ def open_old(level: Level, name: str, flags: int = os.O_RDONLY) -> int:
     return fd
 
 
-def make(
-    level: Level, entry: Entry, name: str, attributes: Attributes, what: Callable[[str], None]
-) -> None:
-    """Makes something that is not opened, by what(name), in the place of whatever has the name."""
+def make(level: Level, entry: Entry, name: str, attributes: Attributes) -> None:
+    """Makes a symlink or a FIFO in the place of whatever has the name."""
     with Beside(level, name, free=level.find(name) is None) as beside:
         try:
-            what(beside.name)
+            if entry.kind == SYMLINK:
+                os.symlink(entry.target, beside.name, dir_fd=level.fd)
+            else:
+                os.mkfifo(beside.name, entry.mode & 0o777, dir_fd=level.fd)
         except OSError as error:
             if error.errno == errno.EIO:  # exfat by FUSE has no FIFOs, and says so.
                 raise Refused(os.strerror(errno.EIO)) from error
@@ -221,6 +213,10 @@ class Beside:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.remove()
+
+    def remove(self) -> None:
+        """Removes what was not renamed."""
         if self.made:
             with suppress(OSError):
                 os.unlink(self.name, dir_fd=self._level.fd)
@@ -265,25 +261,6 @@ def reason(error: OSError | Refused | ValueError) -> str:
     if isinstance(error, FileExistsError):
         return "a file of this name is there already, maybe one that differs in case only"
     return getattr(error, "strerror", None) or str(error)
-
-
-def _out_of_the_way(fd: int) -> int:
-    """Returns another descriptor for fd, so that those of files follow each other, and are closed
-    many at once.
-    """
-    try:
-        high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _HIGH)
-    except OSError:  # As many as this process may have.
-        return fd
-    os.close(fd)
-    return high
-
-
-def _is_plain(fd: int, group: int) -> bool:
-    with suppress(OSError):
-        os.getxattr(fd, "system.posix_acl_default")
-        return False
-    return os.fstat(fd).st_gid == group
 
 
 def _let_in(above: int, name: str, flags: int, rights: int) -> None:

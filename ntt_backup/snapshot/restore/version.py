@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from re import compile as pattern
 from typing import IO, Any, Final
 
 from ntt_backup.blobdir.syscalls import DIRECTORY
@@ -34,13 +35,13 @@ from ntt_backup.snapshot.names import MANIFEST, MAP, SnapshotDamaged
 from ntt_backup.snapshot.origins import NOBODY, Origins
 from ntt_backup.snapshot.restore.attributes import Attributes
 from ntt_backup.snapshot.restore.choice import Choice
-from ntt_backup.snapshot.restore.files import Restorer, Step
-from ntt_backup.snapshot.restore.links import finish, last_lines
-from ntt_backup.snapshot.restore.plan import Options
+from ntt_backup.snapshot.restore.files import Options, Restorer, Step, finish
 from ntt_backup.snapshot.restore.unfinished import Unfinished
 from ntt_backup.snapshot.versions import Version, choose, content, require_own
 
 _SHOWN: Final = 1000
+# The line of a directory or of a hard link. Nothing is tried again: a path may have megabytes.
+_LAST: Final = pattern(rb'\["(?:[^"\\]++|\\.)*+","[dh]",')
 _PIECE: Final = 1 << 20
 _DOUBT: Final = (
     "an earlier restore into this directory did not finish: the content of all files was compared"
@@ -211,15 +212,13 @@ class _Source:
         self._map: mmap.mmap | None = None
         self._manifest = _keep(repository, version, MANIFEST, to)
         self._last = last
-        self._proved = ManifestReader(_pieces(self._manifest))
-        for lines in self._proved.texts():
-            self._last.writelines(last_lines(lines))
-        assert self._proved.trailer is not None
-        assert self._proved.seal is not None
-        self.seal = self._proved.seal
-        self.header = self._proved.header
+        proving = self.manifest()
+        for lines in proving.batches():
+            self._last.writelines(line + b"\n" for line in lines if _LAST.match(line))
+        assert proving.trailer is not None
+        assert proving.seal is not None
+        self.header, self.trailer, self.seal = proving.header, proving.trailer, proving.seal
         require_own(self.header, version)
-        self.trailer = self._proved.trailer
         if delta and self.trailer.map_size:
             with suppress(StoredFileDamaged):
                 kept = _keep(repository, version, MAP, to)
@@ -236,7 +235,7 @@ class _Source:
 
     def manifest(self) -> ManifestReader:
         """Returns a reader, at its beginning."""
-        return ManifestReader(_pieces(self._manifest), self._proved)
+        return ManifestReader(_pieces(self._manifest))
 
     def map(self) -> MapReader | None:
         """Returns a reader, at its beginning."""

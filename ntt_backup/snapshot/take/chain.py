@@ -168,7 +168,7 @@ def require_readable(manifest: Path, *, full: bool) -> None:
     manifest: no version is better than one that takes the place of a good one.
     """
     try:
-        deque(ManifestReader(pieces(manifest)).rows(), maxlen=0)
+        deque(ManifestReader(pieces(manifest)).entries(), maxlen=0)
     except StoredFileDamaged as error:
         if not full:
             raise

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 from blake3 import blake3
 
-from ntt_backup.snapshot.format.block_map import SUM, add_zeros, differing, stretches, sums
+from ntt_backup.snapshot.format.block_map import SUM, add_zeros, differing, read_stretches, sums
 from ntt_backup.snapshot.format.entry import (
     FILE,
     MAX_EXTENTS,
@@ -223,36 +223,25 @@ class FileReader:
         one, whole, found = _Reading(), blake3(), bytearray()
         if len(self._buffer) < block:
             self._buffer = memoryview(bytearray(block))
-        for start, end in stretches(fd, size, block):
+        for start, piece in read_stretches(fd, size, block, self._buffer):
+            self._on_read(len(piece))
             add_zeros(whole, start - one.length)
             # A hole keeps nothing of what was there before.
             found += bytes((start - one.length) // block * SUM)
             one.length = start
-            while one.length < end:
-                asked = min(len(self._buffer), end - one.length)
-                piece = self._fill(fd, one.length, asked)
-                whole.update(piece)
-                new = sums(piece, block, self._key)
-                self._compare(one, piece, block, new, before[len(found) : len(found) + len(new)])
-                found += new
-                one.length += len(piece)
-                if len(piece) < asked:  # It has become shorter.
-                    size = end = one.length
-            if end == size:
-                break
-        if one.length < size:
-            add_zeros(whole, size - one.length)
-            found += bytes(-(-(size - one.length) // block) * SUM)
-            one.length = size
+            whole.update(piece)
+            new = sums(piece, block, self._key)
+            self._compare(one, piece, block, new, before[len(found) : len(found) + len(new)])
+            found += new
+            one.length += len(piece)
+        # Behind the last content is a hole, unless the file has become shorter.
+        hole = min(size, os.fstat(fd).st_size) - one.length
+        if hole > 0 and one.length % block == 0:
+            add_zeros(whole, hole)
+            found += bytes(-(-hole // block) * SUM)
+            one.length += hole
         one.digest, one.sums = whole.hexdigest(), bytes(found)
         return one
-
-    def _fill(self, fd: int, at: int, length: int) -> memoryview:
-        done = 0
-        while done < length and (count := os.preadv(fd, [self._buffer[done:length]], at + done)):
-            done += count
-        self._on_read(done)
-        return self._buffer[:done]
 
     def _compare(
         self, one: _Reading, piece: memoryview, block: int, new: bytes, old: bytes
