@@ -337,7 +337,7 @@ def _snapshot_job(settings: Settings, backoff: Backoff | None) -> SideJob:
 
 
 def _take(settings: Settings, patient: bool) -> JobOver:
-    from ntt_backup.snapshot.schedule import take_due
+    from ntt_backup.snapshot.job import take_due
 
     return take_due(settings, tell_parent, patient=patient)
 

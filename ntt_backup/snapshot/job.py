@@ -1,27 +1,50 @@
-"""A command and the daemon take a version so: alone for its set, on the target of the settings."""
+"""A command and the daemon take versions: alone for a set, on the target of the settings.
+
+A run takes a version of each set that has `every`, once the last is as old as that. When that was
+taken the target is asked, not a memory of ours: a version of this host that was taken by hand
+counts, and so does one of another host whose key is known; one that was lost does not.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Final
 
 from ntt_backup import newest
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.host_key import HostKeys
 from ntt_backup.dump.retention import Retention
-from ntt_backup.errors import BackupError
+from ntt_backup.errors import BackupError, LockHeld
+from ntt_backup.events import Event, Warning
 from ntt_backup.filestore.open import open_store
 from ntt_backup.objects.cache import directory_for
+from ntt_backup.process.messages import JobOver
 from ntt_backup.process.pid_lock import pid_lock
-from ntt_backup.snapshot.forget import expire
-from ntt_backup.snapshot.last_take import noting
+from ntt_backup.snapshot.events import (
+    SnapshotComplete,
+    SnapshotFailed,
+    SnapshotProgress,
+    SnapshotStart,
+)
+from ntt_backup.snapshot.last_take import forget_failure, keep, last, noting
 from ntt_backup.snapshot.names import SNAPSHOTS
-from ntt_backup.snapshot.take.copies import open_copies
+from ntt_backup.snapshot.origins import Origins
+from ntt_backup.snapshot.retention import expire
+from ntt_backup.snapshot.take.last_version import open_copies
 from ntt_backup.snapshot.take.new_version import Report, Taken, take
-from ntt_backup.snapshot.take.sets import SnapshotSet, without
-from ntt_backup.snapshot.versions import names_of_host
+from ntt_backup.snapshot.take.walk import SnapshotSet, of_settings, without
+from ntt_backup.snapshot.versions import last_begun, names_of_host
+
+_SHOWN: Final = 20
+# Another take of a set is at work: then its version is looked for.
+_SOON_SECONDS: Final = 300.0
+
+Emit = Callable[[Event], None]
 
 
 def take_version(
@@ -89,3 +112,99 @@ def set_lock(settings: RemoteConfig, name: str) -> Iterator[None]:
     file = settings.lock.file.with_stem(f"{settings.lock.file.stem}-snapshot-{name}")
     with pid_lock(file, f"another take or forget of {name} is running", hint=""):
         yield
+
+
+def due_in(last: datetime | None, every: float, now: datetime) -> float:
+    """Returns the seconds until the next version is to be taken, 0 where it is now. last: when the
+    newest was begun. Pure.
+    """
+    # A clock that was ahead when the last one was taken must not stop them for as long.
+    age = abs((now - last).total_seconds()) if last is not None else every
+    return max(0.0, every - age)
+
+
+def take_due(settings: RemoteConfig, emit: Emit, *, patient: bool = False) -> JobOver:
+    """Takes the sets that are due, one after the other; a failure keeps none of the others back.
+
+    emit takes each event. patient: an outage of the remote ends the work, and is no failure.
+    Returns whether one failed, or lacks files that could not be read, and when the next one is due.
+    """
+    failed, dues = False, []
+    for name, every in settings.scheduled.items():
+        began, wait, known = time.monotonic(), every, last(settings, name)
+        try:
+            with noting(settings, name):
+                left = _look_for(settings, name, every)
+                if left:
+                    forget_failure(settings, name)
+                else:
+                    failed |= not _take(settings, name, emit)
+                wait = left or max(0.0, every - (time.monotonic() - began))
+        except LockHeld as error:
+            emit(Warning(reason=f"no snapshot of {name} is taken: {error}"))
+            wait = min(every, _SOON_SECONDS)
+        except BackupError as error:
+            if patient and error.retryable:
+                keep(settings, name, known)
+                reason, detail = error.message, error.detail
+                return JobOver(failed=failed, away="remote", reason=reason, detail=detail)
+            failed = True
+            emit(SnapshotFailed(set=name, **error.fields))
+        dues.append(time.monotonic() + wait)
+    # The sets behind the first one took their time.
+    again_s = max(0.0, min(dues) - time.monotonic()) if dues else None
+    return JobOver(failed=failed, again_s=again_s)
+
+
+def _look_for(settings: RemoteConfig, name: str, every: float) -> float:
+    with closing(open_store(settings, SNAPSHOTS)) as repository:
+        now = datetime.now(UTC)
+        return due_in(last_begun(repository, name, now, Origins.of(settings)), every, now)
+
+
+def _take(settings: RemoteConfig, name: str, emit: Emit) -> bool:
+    """Takes a version; returns whether all could be read."""
+    emit(SnapshotStart(set=name))
+    report = _Reporter(name, settings.log.progress_interval, last(settings, name).bytes, emit)
+    made = take_version(
+        settings,
+        of_settings(name, settings.snapshots[name]),
+        report=Report(report.progress, report.problem),
+    )
+    fields = asdict(made)
+    del fields["skipped"]
+    emit(SnapshotComplete(**fields))
+    return made.exit_code == 0
+
+
+class _Reporter:
+    """Tells how far a take is, every step seconds, and the first of its problems. before: bytes of
+    the last version.
+    """
+
+    def __init__(self, name: str, step: float, before: int, emit: Emit) -> None:
+        self._name = name
+        self._step = step
+        self._before = before
+        self._emit = emit
+        self._began = time.monotonic()
+        self._next = self._began + step
+        self._problems = 0
+
+    def progress(self, files: int, bytes_: int, read: int, stored: int) -> None:
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + self._step
+        eta_s = None
+        if 0 < bytes_ < self._before:
+            eta_s = round((now - self._began) * (self._before - bytes_) / bytes_, 1)
+        name = self._name
+        self._emit(SnapshotProgress(set=name, files=files, read=read, stored=stored, eta_s=eta_s))
+
+    def problem(self, path: str, why: str) -> None:
+        self._problems += 1
+        if self._problems <= _SHOWN:
+            self._emit(Warning(reason=f"snapshot of {self._name}: {path}: {why}"))
+        elif self._problems == _SHOWN + 1:
+            self._emit(Warning(reason=f"snapshot of {self._name}: there is more, not shown"))

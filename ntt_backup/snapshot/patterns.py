@@ -1,4 +1,4 @@
-"""Patterns say which paths of a manifest are left out of a take, or restored."""
+"""Patterns say which files are left out of a take, and which files of a version are restored."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable, Sequence
 
 from ntt_backup.errors import ConfigError
+from ntt_backup.snapshot.format.entry import HARD_LINK
+from ntt_backup.snapshot.format.manifest import ManifestReader
 
 
 def matcher(patterns: Sequence[str]) -> Callable[[str], object] | None:
@@ -45,3 +47,52 @@ def _expression(pattern: str) -> str:
 def _range(found: re.Match[str]) -> str:
     first, to, last = (found[group] or "" for group in (1, 2, 3))
     return f"{re.escape(first)}{to}{re.escape(last)}"
+
+
+class Choice:
+    """Files that fit a pattern of those that `matcher` knows; all that is below a
+    directory that fits; and what chosen hard links are links to. bytes: of their content. Raises
+    ConfigError where nothing fits one of them.
+    """
+
+    def __init__(self, patterns: Sequence[str], manifest: ManifestReader) -> None:
+        self._fits = matcher(patterns) or (lambda _: None)
+        self._parent = ""
+        self._below = False
+        self._linked: set[str] = set()
+        self._parents: set[str] = set()
+        self.bytes = 0
+        unmet = {one: matcher([one]) for one in patterns}
+        for entry in manifest.entries():
+            for one in [one for one, fits in unmet.items() if fits is None or fits(entry.path)]:
+                del unmet[one]
+            if self.has(entry.path):
+                self.bytes += entry.size
+                if entry.kind == HARD_LINK and not self.has(entry.target):
+                    self._linked.add(entry.target)
+                    self._add_parents(entry.target)
+                self._add_parents(entry.path)
+        if unmet:
+            name = f"{manifest.header.set}@{manifest.header.version}"
+            raise ConfigError(
+                f"nothing in {name} fits {', '.join(map(repr, unmet))}",
+                hint=f"see ntt-backup-remote snapshot show {name} --files",
+            )
+
+    def has(self, path: str) -> bool:
+        """Returns whether a file is restored."""
+        parent = path.rpartition("/")[0]
+        if parent != self._parent:
+            self._parent = parent
+            parts = parent.split("/")
+            above = ("/".join(parts[: n + 1]) for n in range(len(parts)))
+            self._below = any(self._fits(one) for one in above)
+        return self._below or path in self._linked or bool(self._fits(path))
+
+    def has_directory(self, path: str) -> bool:
+        """Returns whether a directory is restored, or something below it."""
+        return path in self._parents or self.has(path)
+
+    def _add_parents(self, path: str) -> None:
+        while path := path.rpartition("/")[0]:
+            self._parents.add(path)

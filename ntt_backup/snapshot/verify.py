@@ -1,8 +1,8 @@
 """Checks versions of a set: that all of their files are there, and that content is what was taken.
 
 Each manifest is read whole and proved by its own sum. The files that it lists, and those of other
-versions that its entries lie in, are looked up by size. Content is fetched on request: all, or the
-super blocks of a random part; see `verify_content`.
+versions that its entries lie in, are looked up by size. Content is fetched on request, all or the
+super blocks of a random part, and compared with the sums that were made when it was taken.
 """
 
 from __future__ import annotations
@@ -10,15 +10,18 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Final, NamedTuple
 from zlib import crc32
 
+from blake3 import blake3
+
 from ntt_backup.config.host_key import Origin
 from ntt_backup.errors import SOME_FAILED, ConfigError, RemoteUnreachable
 from ntt_backup.filestore.contract import FileMissing, ReadableStore, StoredFileDamaged
+from ntt_backup.snapshot.format.block_map import SUM, MapReader, add_zeros, sums
 from ntt_backup.snapshot.format.entry import Entry, Extent
 from ntt_backup.snapshot.format.manifest import Header, ManifestReader, Trailer
 from ntt_backup.snapshot.names import (
@@ -30,10 +33,11 @@ from ntt_backup.snapshot.names import (
     require_set,
 )
 from ntt_backup.snapshot.origins import NOBODY, Origins
-from ntt_backup.snapshot.verify_content import ContentCheck
+from ntt_backup.snapshot.restore.fetch import Fetcher
 from ntt_backup.snapshot.versions import Version, choose, content, facts, open_manifest, versions
 
 _KEPT: Final = 1000
+_DIFFERS: Final = "its content is not what was taken"
 _MOMENT: Final = re.compile(r"\d{8}(T\d{0,6}Z?[0-9a-f]{0,8})?")
 
 
@@ -273,8 +277,20 @@ class _Check:
         *,
         alone: bool,
     ) -> None:
-        own = len(header.chain) - 1
-        threshold = int(self._share * 2**32)
+        """Fetches content of a version, and compares it. A file without sums is looked at where its
+        first extent is chosen.
+
+        Args:
+            version: The version.
+            header: The header of its manifest.
+            map: The bytes of its map. None: what has sums is only compared with the checksums of
+                its super blocks.
+            entries: The entries, in order.
+            alone: Whether content of the versions that it needs is looked at, too.
+        """
+        own, threshold = len(header.chain) - 1, int(self._share * 2**32)
+        key, sums = bytes.fromhex(header.key), _Sums(map) if map is not None else None
+        fetcher = Fetcher[_Content](self._repository, header)
 
         def chosen(extent: Extent) -> bool:
             return (
@@ -283,18 +299,107 @@ class _Check:
                 and not self._is_lost(header, extent)
             )
 
-        before = self._found.bytes
-        check = ContentCheck(self._repository, header, map, chosen)
-        for path, detail in check.damaged(entries):
-            self._found.bytes = before + check.fetched
-            if path:
-                self._found.add(version, detail, path=path)
+        def files() -> Iterator[tuple[_Content, Sequence[Extent]]]:
+            before = 0
+            for entry in entries:
+                extents = entry.extents if entry.block else entry.extents[:1]
+                extents = [one for one in extents if chosen(one)]
+                if extents:
+                    every = extents if entry.block else entry.extents
+                    yield _Content(entry, key, sums, before), every
+                before += entry.blocks
+
+        # Super blocks, by version, pack and offset.
+        bad: set[tuple[int, int, int]] = set()
+        before, last = self._found.bytes, ""
+        for file, pieces, ended in fetcher.read(files()):
+            entry, wrong = file.entry, ""
+            for start, data, whole in pieces:
+                if whole and file.add(start, data):
+                    continue
+                extent = next(one for one in entry.extents if one.start == start)
+                bad.add(extent[2:5])
+                name = header.pack(extent.version, extent.pack)
+                lost = fetcher.lost.get(name) or f"{name} is missing or damaged"
+                wrong = wrong or (_DIFFERS if whole else lost)
+            if ended and not wrong and not file.end():
+                bad |= {one[2:5] for one in entry.extents}
+                wrong = _DIFFERS
+            self._found.bytes = before + fetcher.fetched
+            if wrong and entry.path != last:
+                last = entry.path
+                self._found.add(version, wrong, path=entry.path)
             self._show()
-        self._bad |= {
-            (version.set, header.chain[index], number, offset)
-            for index, number, offset in check.bad
-        }
+        # Not before: whether content is lost is asked while entries are read ahead.
+        self._bad |= {(version.set, header.chain[one], pack, at) for one, pack, at in bad}
 
     def _show(self) -> None:
         self._found.duration_s = time.monotonic() - self.began
         self._on_progress(self._found)
+
+
+class _Sums:
+    """The sums of a map, passed once."""
+
+    def __init__(self, data: Iterable[bytes]) -> None:
+        self._map = MapReader(data)
+        self._at = 0
+
+    def read(self, first: int, count: int) -> bytes:
+        """Returns the sums of blocks that come behind all that were asked for before."""
+        self._map.skip(first - self._at)
+        self._at = first + count
+        return self._map.read(count)
+
+
+class _Content:
+    """The content of a file as it comes: whole blocks are compared with their sums; all of a file
+    without sums is compared at its end.
+
+    Args:
+        entry: The file.
+        key: The key of the sums.
+        sums: The sums of the map; None where they are not known.
+        before: The sums in the map before those of the file.
+    """
+
+    def __init__(self, entry: Entry, key: bytes, sums: _Sums | None, before: int) -> None:
+        self.entry = entry
+        self._key = key
+        self._sums = sums
+        self._before = before
+        self._at = 0
+        self._held = bytearray()
+        self._digest = blake3()
+
+    def add(self, start: int, data: memoryview) -> bool:
+        """Takes the next content. Returns whether it is right, as far as can be said."""
+        block = self.entry.block
+        if not block:
+            add_zeros(self._digest, start - self._at)
+            self._digest.update(data)
+            self._at = start + len(data)
+            return True
+        if self._sums is None:
+            return True
+        if start != self._at + len(self._held):
+            # The rest of a block that begins in what was not asked for.
+            skip = -start % block
+            self._held.clear()
+            self._at, data = start + skip, data[skip:]
+        self._held += data
+        whole = len(self._held)
+        if self._at + whole < self.entry.size:
+            whole -= whole % block
+        found = sums(memoryview(self._held)[:whole], block, self._key)
+        wanted = self._sums.read(self._before + self._at // block, len(found) // SUM)
+        del self._held[:whole]
+        self._at += whole
+        return found == wanted
+
+    def end(self) -> bool:
+        """Returns whether all of the file is right, as far as can be said."""
+        if self.entry.block:
+            return True
+        add_zeros(self._digest, self.entry.size - self._at)
+        return self._digest.hexdigest() == self.entry.digest

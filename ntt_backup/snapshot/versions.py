@@ -1,10 +1,12 @@
-"""The versions of a set lie in a repository: it tells which there are, and their manifests."""
+"""The versions of a set lie in a repository: which there are, who made them, how two differ."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
+from enum import StrEnum
 from typing import Final, NamedTuple
 
 from ntt_backup.config.host_key import Origin
@@ -17,6 +19,7 @@ from ntt_backup.filestore.contract import (
     StoredFile,
     StoredFileDamaged,
 )
+from ntt_backup.snapshot.format.entry import DIRECTORY, Entry, order
 from ntt_backup.snapshot.format.manifest import (
     END_BYTES,
     Header,
@@ -378,3 +381,67 @@ def _tail(repository: ReadableStore, file: StoredFile, ends: list[bytes]) -> byt
     if len(end) < size <= file.size:
         end = next(repository.read([Range(file.name, file.size - size, size)]))
     return end[-size:]
+
+
+class Kind(StrEnum):
+    """Says how an entry differs."""
+
+    ADDED = "added"
+    REMOVED = "removed"
+    CHANGED = "changed"
+    # Its content is the same, its mode, owner, time or attributes are not.
+    ATTRIBUTES = "attributes"
+
+
+class Difference(NamedTuple):
+    """An entry that differs. old or new is None where there is none."""
+
+    kind: Kind
+    old: Entry | None
+    new: Entry | None
+
+    @property
+    def entry(self) -> Entry:
+        """Returns the new entry; the old one of what was removed."""
+        one = self.new or self.old
+        assert one is not None
+        return one
+
+
+def differences(old: ManifestReader, new: ManifestReader) -> Iterator[Difference]:
+    """Yields what differs, in the order of paths. Both manifests are proved at the end. Raises
+    SnapshotDamaged.
+    """
+    befores, afters = old.entries(), new.entries()
+    before, after = next(befores, None), next(afters, None)
+    while before is not None or after is not None:
+        left = order(before.path) if before is not None else None
+        right = order(after.path) if after is not None else None
+        if right is None or (left is not None and left < right):
+            yield Difference(Kind.REMOVED, before, None)
+            before = next(befores, None)
+        elif left is None or right < left:
+            yield Difference(Kind.ADDED, None, after)
+            after = next(afters, None)
+        else:
+            assert before is not None
+            assert after is not None
+            if kind := _kind(before, after):
+                yield Difference(kind, before, after)
+            before, after = next(befores, None), next(afters, None)
+
+
+def _kind(old: Entry, new: Entry) -> Kind | None:
+    if _content(old) != _content(new):
+        return Kind.CHANGED
+    return None if _attributes(old) == _attributes(new) else Kind.ATTRIBUTES
+
+
+def _content(one: Entry) -> tuple[object, ...]:
+    return one.kind, one.size, one.digest, one.target
+
+
+def _attributes(one: Entry) -> Entry:
+    # Of a directory, the time says no more than that something in it is new or gone.
+    time = 0 if one.kind == DIRECTORY else one.mtime
+    return replace(one, mtime=time, ctime=0, inode=0, block=0, extents=[], unsettled=False)

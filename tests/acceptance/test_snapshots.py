@@ -28,7 +28,6 @@ from ntt_backup.errors import RemoteDenied
 from ntt_backup.filestore.by_bucket import FileStoreByBucket
 from ntt_backup.filestore.by_receiver import FileStoreByReceiver
 from ntt_backup.objects.s3 import open_bucket
-from ntt_backup.snapshot.forget import expire
 from ntt_backup.snapshot.format.manifest import (
     END_BYTES,
     ManifestReader,
@@ -37,9 +36,10 @@ from ntt_backup.snapshot.format.manifest import (
     tail_size,
 )
 from ntt_backup.snapshot.names import SNAPSHOTS
-from ntt_backup.snapshot.take.copies import Copies
+from ntt_backup.snapshot.retention import expire
+from ntt_backup.snapshot.take.last_version import Copies
 from ntt_backup.snapshot.take.new_version import take
-from ntt_backup.snapshot.take.sets import SnapshotSet
+from ntt_backup.snapshot.take.walk import SnapshotSet
 from tests.acceptance.snapshot_machine import Machine
 from tests.helpers import program
 from tests.helpers.blobs import tree

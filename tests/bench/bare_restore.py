@@ -223,7 +223,7 @@ def main(settings: str, version: str, to: str, jobs: str) -> None:
     import ntt_backup.cli.app  # noqa: F401
     from ntt_backup.blobdir.syscalls import syncfs
     from ntt_backup.config import RemoteConfig, load
-    from ntt_backup.snapshot.restore.landlock import confine
+    from ntt_backup.snapshot.restore.tree import confine
 
     load(RemoteConfig, file=Path(settings))
     root = os.open(to, _DIRECTORY)

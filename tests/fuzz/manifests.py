@@ -34,12 +34,11 @@ from ntt_backup.snapshot.format.manifest import (
     Header,
     ManifestReader,
     ManifestWriter,
-    PackSum,
     Trailer,
     ending_of,
     tail_size,
 )
-from ntt_backup.snapshot.format.zstd_stream import ZstdStream
+from ntt_backup.snapshot.format.super_blocks import PackSum, ZstdStream
 from ntt_backup.snapshot.names import SnapshotDamaged
 from tests.fuzz.bounded import harm_of, harm_of_mutated
 from tests.fuzz.mutations import mutated

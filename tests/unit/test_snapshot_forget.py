@@ -13,10 +13,9 @@ from ntt_backup.dump.retention import Retention
 from ntt_backup.errors import RemoteDenied, RemoteUnreachable
 from ntt_backup.filestore.contract import StoredFile
 from ntt_backup.format import moment
-from ntt_backup.snapshot.forget import expire, plan_of
 from ntt_backup.snapshot.format.manifest import END_BYTES
 from ntt_backup.snapshot.origins import NO_KEYS, Origins
-from ntt_backup.snapshot.retention import Plan, doubts
+from ntt_backup.snapshot.retention import Plan, doubts, expire, plan_of
 from ntt_backup.snapshot.verify import Question, verify
 from ntt_backup.snapshot.versions import (
     Version,

@@ -20,9 +20,9 @@ from ntt_backup.errors import RemoteError
 from ntt_backup.snapshot import names
 from ntt_backup.snapshot.restore.files import Options
 from ntt_backup.snapshot.restore.version import restore
-from ntt_backup.snapshot.take.copies import Copies
+from ntt_backup.snapshot.take.last_version import Copies
 from ntt_backup.snapshot.take.new_version import take
-from ntt_backup.snapshot.take.sets import SnapshotSet
+from ntt_backup.snapshot.take.walk import SnapshotSet
 from tests.helpers.memory_store import MemoryStore
 
 PAGE = Path(__file__).parents[2] / "docs/snapshot-format.md"

@@ -23,14 +23,14 @@ from hypothesis import strategies as st
 
 from ntt_backup.errors import BackupError
 from ntt_backup.snapshot.format import super_blocks
-from ntt_backup.snapshot.format.zstd_stream import ZstdStream
+from ntt_backup.snapshot.format.super_blocks import ZstdStream
 from ntt_backup.snapshot.names import SnapshotDamaged
 from ntt_backup.snapshot.restore.files import Options
 from ntt_backup.snapshot.restore.version import restore
 from ntt_backup.snapshot.take import changed_file
-from ntt_backup.snapshot.take.copies import Copies
+from ntt_backup.snapshot.take.last_version import Copies
 from ntt_backup.snapshot.take.new_version import Report, take
-from ntt_backup.snapshot.take.sets import SnapshotSet
+from ntt_backup.snapshot.take.walk import SnapshotSet
 from tests.helpers.memory_store import MemoryStore
 from tests.unit.taker import KEYS
 

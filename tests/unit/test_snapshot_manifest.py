@@ -41,11 +41,11 @@ from ntt_backup.snapshot.format.manifest import (
     Header,
     ManifestReader,
     ManifestWriter,
-    PackSum,
     Trailer,
     ending_of,
     tail_size,
 )
+from ntt_backup.snapshot.format.super_blocks import PackSum
 from ntt_backup.snapshot.names import SnapshotDamaged
 
 CHAIN = ("20260101T000000Z-00000001", "20260102T000000Z-00000002")

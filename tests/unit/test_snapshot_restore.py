@@ -35,9 +35,9 @@ from ntt_backup.snapshot.restore.files import Options
 from ntt_backup.snapshot.restore.tree import MARKER
 from ntt_backup.snapshot.restore.version import Restored
 from ntt_backup.snapshot.restore.version import restore as restore_version
-from ntt_backup.snapshot.take.copies import Copies
+from ntt_backup.snapshot.take.last_version import Copies
 from ntt_backup.snapshot.take.new_version import take
-from ntt_backup.snapshot.take.sets import SnapshotSet
+from ntt_backup.snapshot.take.walk import SnapshotSet
 from ntt_backup.snapshot.versions import Version
 from tests.helpers.blobs import tree as files_of
 from tests.helpers.file_system import (

@@ -14,14 +14,14 @@ from ntt_backup.config import Settings, load
 from ntt_backup.errors import BackupError, LockHeld, RemoteDenied, RemoteUnreachable, SourceError
 from ntt_backup.events import Event, Warning
 from ntt_backup.objects.cache import directory_for
-from ntt_backup.snapshot import schedule
+from ntt_backup.snapshot import job
 from ntt_backup.snapshot.events import SnapshotComplete, SnapshotFailed, SnapshotProgress
+from ntt_backup.snapshot.job import due_in, take_due
 from ntt_backup.snapshot.last_take import last, noting
 from ntt_backup.snapshot.names import new_version
 from ntt_backup.snapshot.origins import add_made
-from ntt_backup.snapshot.schedule import due_in, take_due
 from ntt_backup.snapshot.take.new_version import Report, Taken
-from ntt_backup.snapshot.take.sets import SnapshotSet
+from ntt_backup.snapshot.take.walk import SnapshotSet
 from ntt_backup.snapshot.versions import last_begun
 from tests.helpers.memory_store import MemoryStore
 from tests.helpers.waiting import PATIENCE
@@ -82,9 +82,9 @@ def take(monkeypatch: pytest.MonkeyPatch) -> Callable[[Take], None]:
                 note(taken)
             return taken
 
-        monkeypatch.setattr(schedule, "take_version", take_version)
+        monkeypatch.setattr(job, "take_version", take_version)
 
-    monkeypatch.setattr(schedule, "open_store", lambda *_: MemoryStore())
+    monkeypatch.setattr(job, "open_store", lambda *_: MemoryStore())
     return use
 
 
@@ -139,7 +139,7 @@ def test_an_outage_before_a_set_was_due_is_forgotten_once_that_is_known(
         if verb == "read":
             raise RemoteDenied("the key may only add")
 
-    monkeypatch.setattr(schedule, "open_store", opened)
+    monkeypatch.setattr(job, "open_store", opened)
     for away, error in ((True, "it is away"), (False, "")):
         assert take_due(settings, lambda _: None).failed == away
         assert last(settings, "etc").error == error
@@ -230,8 +230,8 @@ def test_a_take_says_how_far_it_is_by_the_size_of_the_last_version(
 
 def test_a_take_tells_now_and_then_how_long_it_will_take(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, told = Clock(), list[Any]()
-    monkeypatch.setattr(schedule, "time", clock)
-    reporter = schedule._Reporter("s", 10, 1000, told.append)
+    monkeypatch.setattr(job, "time", clock)
+    reporter = job._Reporter("s", 10, 1000, told.append)
     for seconds, bytes_ in ((9, 100), (1, 1), (9, 300), (1, 250), (10, 0), (10, 1000), (10, 2000)):
         clock.now += seconds
         reporter.progress(7, bytes_, 5, 3)
@@ -242,5 +242,5 @@ def test_a_take_tells_now_and_then_how_long_it_will_take(monkeypatch: pytest.Mon
         reporter.problem(f"/{number}", "why")
     reasons = [one.reason for one in told]
     assert reasons[0] == "snapshot of s: /0: why"
-    assert len(reasons) == schedule._SHOWN + 1
+    assert len(reasons) == job._SHOWN + 1
     assert reasons[-1] == "snapshot of s: there is more, not shown"

@@ -10,7 +10,7 @@ import pytest
 from ntt_backup.config import CatalogConfig
 from ntt_backup.config.sections import SnapshotSettings
 from ntt_backup.errors import ConfigError
-from ntt_backup.snapshot.take.sets import SnapshotSet, find_set
+from ntt_backup.snapshot.take.walk import SnapshotSet, find_set
 
 SETTINGS = CatalogConfig(
     snapshots={"etc": SnapshotSettings(paths=(Path("/etc"),), exclude=("*.key",), full_every=60)}

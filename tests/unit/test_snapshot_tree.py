@@ -17,7 +17,7 @@ import pytest
 from ntt_backup.blobdir.open import closing
 from ntt_backup.errors import DestinationError
 from ntt_backup.snapshot.format.entry import FIFO, FILE, HARD_LINK, SYMLINK, Entry
-from ntt_backup.snapshot.restore import landlock, tree
+from ntt_backup.snapshot.restore import tree
 from ntt_backup.snapshot.restore.attributes import Attributes
 from ntt_backup.snapshot.restore.tree import MARKER, Beside, Level, Refused, open_old
 from tests.helpers.blobs import tree as files_of
@@ -375,7 +375,7 @@ def test_landlock_permits_no_write_elsewhere(to: Path, outside: Path) -> None:
     to.mkdir()
     script = (
         "import os, sys\n"
-        "from ntt_backup.snapshot.restore.landlock import confine\n"
+        "from ntt_backup.snapshot.restore.tree import confine\n"
         "to, outside = sys.argv[1:]\n"
         "if not confine([to]): sys.exit(77)\n"
         "open(to + '/x', 'w').write('y'); os.rename(to + '/x', to + '/z')\n"
@@ -432,8 +432,8 @@ class Kernel:
 
 
 def confine(monkeypatch: pytest.MonkeyPatch, kernel: Kernel, *paths: Path | str) -> bool:
-    monkeypatch.setattr(landlock, "_libc", kernel)
-    said = landlock.confine(paths)
+    monkeypatch.setattr(tree, "_libc", kernel)
+    said = tree.confine(paths)
     assert {*os.listdir("/proc/self/fd")} == kernel.files
     return said
 

@@ -10,15 +10,14 @@ import zstandard
 
 from ntt_backup.config.host_key import HostKeys
 from ntt_backup.errors import ConfigError, RemoteUnreachable
-from ntt_backup.snapshot.diff import differences
 from ntt_backup.snapshot.format.entry import DIRECTORY, Entry, Extent
 from ntt_backup.snapshot.format.manifest import ManifestReader
 from ntt_backup.snapshot.format.super_blocks import read_super_block
 from ntt_backup.snapshot.names import FileName
-from ntt_backup.snapshot.restore.choice import Choice
-from ntt_backup.snapshot.take.copies import Copies
+from ntt_backup.snapshot.patterns import Choice
+from ntt_backup.snapshot.take.last_version import Copies
 from ntt_backup.snapshot.verify import Findings, Question, verify
-from ntt_backup.snapshot.versions import open_manifest, versions
+from ntt_backup.snapshot.versions import differences, open_manifest, versions
 from tests.helpers.blobs import noise
 from tests.unit.taker import BLOCK, KEYS, OTHERS, Taker, rewrite
 from tests.unit.test_snapshot_manifest import written

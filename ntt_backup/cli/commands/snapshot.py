@@ -29,16 +29,17 @@ from ntt_backup.filestore.open import open_store, open_to_read
 from ntt_backup.filestore.patient import PatientStore
 from ntt_backup.format import duration, many, moment, printable, size, utc
 from ntt_backup.report.lines import ProgressLine, pace
-from ntt_backup.snapshot.diff import Difference, Kind, differences
-from ntt_backup.snapshot.forget import plan_of
 from ntt_backup.snapshot.format.entry import DIRECTORY, FIFO, FILE, HARD_LINK, SYMLINK, Entry
 from ntt_backup.snapshot.names import SNAPSHOTS, SnapshotDamaged, require_set
 from ntt_backup.snapshot.origins import Origins
-from ntt_backup.snapshot.retention import Plan
+from ntt_backup.snapshot.retention import Plan, plan_of
 from ntt_backup.snapshot.versions import (
+    Difference,
     Facts,
+    Kind,
     Version,
     choose,
+    differences,
     facts,
     newest_of_host,
     open_manifest,
@@ -98,7 +99,7 @@ def snapshot_take(
     """
     from ntt_backup.snapshot.job import take_version
     from ntt_backup.snapshot.take.new_version import Report
-    from ntt_backup.snapshot.take.sets import find_set
+    from ntt_backup.snapshot.take.walk import find_set
 
     settings = common.load(RemoteConfig)
     chosen = find_set(settings, set_name, paths, exclude)
@@ -395,7 +396,7 @@ def snapshot_restore(
     file could not be restored.
     """
     from ntt_backup.snapshot.restore.files import Options
-    from ntt_backup.snapshot.restore.landlock import confine
+    from ntt_backup.snapshot.restore.tree import confine
     from ntt_backup.snapshot.restore.version import restore as restore_version
 
     if in_place and not delta:

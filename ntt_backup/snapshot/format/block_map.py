@@ -16,7 +16,7 @@ import zstandard
 from blake3 import blake3
 
 from ntt_backup.filestore.contract import Buffer
-from ntt_backup.snapshot.format.zstd_stream import ZstdStream
+from ntt_backup.snapshot.format.super_blocks import ZstdStream
 from ntt_backup.snapshot.names import SnapshotDamaged
 
 SUM: Final = 8

@@ -41,7 +41,7 @@ from ntt_backup.snapshot.format.entry import (
     require,
     require_few,
 )
-from ntt_backup.snapshot.format.zstd_stream import ZstdStream
+from ntt_backup.snapshot.format.super_blocks import PackSum, ZstdStream
 from ntt_backup.snapshot.names import MAX_PACKS, SnapshotDamaged, pack_name
 from ntt_backup.wire.stored_names import begun, is_set, moment_of
 
@@ -90,13 +90,6 @@ class Header:
     def pack(self, version: int, number: int) -> str:
         """Returns the name of a pack, as `Extent` counts versions and packs."""
         return pack_name(self.set, self.chain[version], number)
-
-
-class PackSum(NamedTuple):
-    """A pack of this version. sha256 in hex."""
-
-    size: int
-    sha256: str
 
 
 @dataclass(frozen=True, slots=True)

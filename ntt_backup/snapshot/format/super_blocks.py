@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import IO, TYPE_CHECKING, Final, NamedTuple, cast
 
 import zstandard
 
 from ntt_backup.filestore.contract import Buffer, FileStore, NewFile
 from ntt_backup.snapshot.format.entry import MAX_SUPER_BLOCK, Extent
-from ntt_backup.snapshot.format.manifest import PackSum
 from ntt_backup.snapshot.names import SnapshotDamaged, pack_name
 
 if TYPE_CHECKING:
@@ -27,8 +27,17 @@ MAX_PACK: Final = 256 << 20
 FULL: Final = 1 << 20
 INCREMENT: Final = 256 << 10
 _LEVEL: Final = 3
+# Of manifests and maps.
+_MAX_WINDOW: Final = 8 << 20
 # Super blocks that wait for their compression, or to be written.
 _AHEAD: Final = 4
+
+
+class PackSum(NamedTuple):
+    """The size of a pack in bytes, and its SHA-256 in hex."""
+
+    size: int
+    sha256: str
 
 
 class _Piece(NamedTuple):
@@ -205,3 +214,30 @@ def read_super_block(data: Buffer) -> bytes:
         ):
             return _own.zstd.decompress(data, allow_extra_data=False)
     raise SnapshotDamaged("a super block is not what was written")
+
+
+class ZstdStream:
+    """The content of zstd frames from a target, in pieces, however much a few of their bytes would
+    become. That it ends where it should is for the reader to see.
+    """
+
+    def __init__(self, data: Iterable[bytes]) -> None:
+        zstd = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)
+        self._reader = zstd.stream_reader(cast("IO[bytes]", _Source(data)), read_across_frames=True)
+
+    def read(self, size: int) -> bytes:
+        """Returns the next size bytes, fewer only at the end. Raises SnapshotDamaged."""
+        try:
+            return self._reader.read(size)
+        except zstandard.ZstdError as error:
+            raise SnapshotDamaged(f"it cannot be decompressed: {error}") from error
+
+
+class _Source:
+    """The pieces of data, one a call, as the decompressor asks for them."""
+
+    def __init__(self, data: Iterable[bytes]) -> None:
+        self._data = filter(None, data)
+
+    def read(self, _: int) -> bytes:
+        return next(self._data, b"")

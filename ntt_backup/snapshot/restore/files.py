@@ -28,8 +28,8 @@ from ntt_backup.snapshot.format.entry import (
     Extent,
 )
 from ntt_backup.snapshot.format.manifest import ManifestReader
+from ntt_backup.snapshot.patterns import Choice
 from ntt_backup.snapshot.restore.attributes import Attributes
-from ntt_backup.snapshot.restore.choice import Choice
 from ntt_backup.snapshot.restore.fetch import Fetcher, Piece
 from ntt_backup.snapshot.restore.local_file import FileWriter, Found, Run, compare, within
 from ntt_backup.snapshot.restore.tree import (

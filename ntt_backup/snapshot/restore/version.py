@@ -9,11 +9,12 @@ made again.
 from __future__ import annotations
 
 import fcntl
+import json
 import mmap
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -22,27 +23,31 @@ from pathlib import Path
 from re import compile as pattern
 from typing import IO, Any, Final
 
+from ntt_backup.blobdir.open import FILE, names_in
+from ntt_backup.blobdir.open import closing as closing_fd
 from ntt_backup.blobdir.syscalls import DIRECTORY
 from ntt_backup.config.host_key import Origin
 from ntt_backup.errors import SOME_FAILED, ConfigError, DestinationError, LockHeld
 from ntt_backup.filestore.contract import FileMissing, ReadableStore, StoredFileDamaged
-from ntt_backup.process.durable import sync_directory
+from ntt_backup.process.durable import sync_directory, write_durably
 from ntt_backup.process.fork import run_helpers
 from ntt_backup.snapshot.format.block_map import MapReader
 from ntt_backup.snapshot.format.entry import Entry, entries_of
 from ntt_backup.snapshot.format.manifest import ManifestReader
 from ntt_backup.snapshot.names import MANIFEST, MAP, SnapshotDamaged
 from ntt_backup.snapshot.origins import NOBODY, Origins
+from ntt_backup.snapshot.patterns import Choice
 from ntt_backup.snapshot.restore.attributes import Attributes
-from ntt_backup.snapshot.restore.choice import Choice
 from ntt_backup.snapshot.restore.files import Options, Restorer, Step, finish
-from ntt_backup.snapshot.restore.unfinished import Unfinished
+from ntt_backup.snapshot.restore.tree import MARKER
 from ntt_backup.snapshot.versions import Version, choose, content, require_own
 
 _SHOWN: Final = 1000
 # The line of a directory or of a hard link. Nothing is tried again: a path may have megabytes.
 _LAST: Final = pattern(rb'\["(?:[^"\\]++|\\.)*+","[dh]",')
 _PIECE: Final = 1 << 20
+# Bytes of a marker.
+_MOST_MARKS: Final = 1 << 20
 _DOUBT: Final = (
     "an earlier restore into this directory did not finish: the content of all files was compared"
 )
@@ -288,3 +293,59 @@ def _translated(to: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise DestinationError.at(to, error) from error
+
+
+class Unfinished:
+    """Marks a directory while a restore into it is not finished. Raises OSError.
+
+    A restored file has its size and time long before its content is on the disk. A power cut can
+    leave the file with both, and with zeros as its content. The marker is on the disk before the
+    first file is written, and it is removed after the last sync. While it is there, no file is
+    taken for right because of its size and time: its content is compared.
+
+    The marker names each restore that did not finish, by version and patterns. Only the same
+    restore, or one of the whole version, has looked at all files that the earlier one may have
+    left.
+
+    Args:
+        to: The directory that is restored into.
+        root: An open descriptor of the directory; it is not closed.
+        version: The version that is restored, as `SET@VERSION`.
+        patterns: The patterns that choose files of the version; none for all files.
+
+    Attributes:
+        doubt: Whether an earlier restore into the directory did not finish.
+    """
+
+    def __init__(self, to: Path, root: int, version: str, patterns: Sequence[str]) -> None:
+        self._path = to / MARKER
+        self._root = root
+        self._line = json.dumps([version, *sorted(patterns)])
+        # Without patterns, this restore looks at all files of the version.
+        self._settled = self._line[:-1] if not patterns else self._line
+        self._remove_left_overs()
+        self.doubt = os.access(MARKER, os.F_OK, dir_fd=root, follow_symlinks=False)
+        self._others = [one for one in self._read() if not one.startswith(self._settled)]
+        self._write([*self._others, self._line])
+
+    def end(self) -> None:
+        """Removes the mark of this restore, once all of its files are durable."""
+        if self._others:
+            self._write(self._others)
+        else:
+            os.unlink(MARKER, dir_fd=self._root)
+
+    def _remove_left_overs(self) -> None:
+        """Removes what a power cut has left of a marker that was being written."""
+        for name in names_in(self._root):
+            if name.startswith(f".{MARKER}."):
+                os.unlink(name, dir_fd=self._root)
+
+    def _read(self) -> list[str]:
+        with suppress(OSError), closing_fd(os.open(MARKER, FILE, dir_fd=self._root)) as fd:
+            return os.read(fd, _MOST_MARKS).decode("utf-8", "surrogateescape").splitlines()
+        return []
+
+    def _write(self, lines: Sequence[str]) -> None:
+        text = "".join(f"{line}\n" for line in lines)
+        write_durably(self._path, text.encode("utf-8", "surrogateescape"), 0o600)

@@ -20,9 +20,8 @@ from ntt_backup.filestore.contract import FileMissing, FileStore, StoredFileDama
 from ntt_backup.snapshot.format.manifest import Header, ManifestReader, Trailer
 from ntt_backup.snapshot.names import SnapshotDamaged, pack_name
 from ntt_backup.snapshot.origins import Origins
-from ntt_backup.snapshot.take.copies import Copies
-from ntt_backup.snapshot.take.last_version import LastVersion, ending, pieces
-from ntt_backup.snapshot.take.sets import SnapshotSet
+from ntt_backup.snapshot.take.last_version import Copies, LastVersion, pieces
+from ntt_backup.snapshot.take.walk import SnapshotSet
 from ntt_backup.snapshot.versions import (
     Version,
     begun_by,
@@ -84,11 +83,7 @@ def parents(
                 copies.fetch(repository, whole[newest])
             elif not copies.has(newest):
                 continue
-            manifest, map = copies.paths(newest)
-            trailer, origin = ending(manifest, origins)
-            if origin != Origin.OURS:
-                continue
-            last = LastVersion(manifest, map)
+            last = LastVersion(*copies.paths(newest))
         except (StoredFileDamaged, FileMissing):
             continue
         except (ConfigError, RemoteDenied) as error:  # It is sealed, or the key may only add.
@@ -97,10 +92,12 @@ def parents(
         header = last.header
         if (header.set, header.version) != (set.name, newest):
             continue
+        if origins.of_seal(header, last.seal) != Origin.OURS:
+            continue
         first = whole.get(header.chain[0])
         if first is not None and abs(now - begun_by(repository, first, now)) >= set.full_every:
             break
-        if _is_whole(repository, [whole.get(one) for one in header.chain], trailer):
+        if _is_whole(repository, [whole.get(one) for one in header.chain], last.trailer):
             yield last
     else:
         problem(f"version {newest}", complete(f"{_ODD}, so this one is full; {_SEE}"))

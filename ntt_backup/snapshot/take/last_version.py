@@ -1,28 +1,41 @@
-"""The last version of a set is read beside a walk, from this machine's copies."""
+"""The last version of a set is read beside a walk, from copies of its manifest and its map.
+
+The repository has the truth. A copy on this machine saves fetching it, and may be deleted at any
+time. Beside the copies stands which versions this machine has made, see `snapshot.origins`.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
-from ntt_backup.config.host_key import Origin
+from ntt_backup.blobdir.open import closing
+from ntt_backup.blobdir.syscalls import DIRECTORY
+from ntt_backup.config.host_key import HostKeys
+from ntt_backup.errors import DestinationError
+from ntt_backup.filestore.contract import FileStore
 from ntt_backup.snapshot.format.block_map import MapReader
 from ntt_backup.snapshot.format.entry import order, parse, path_of
 from ntt_backup.snapshot.format.manifest import (
     END_BYTES,
     ManifestReader,
+    Seal,
     Trailer,
     ending_of,
     tail_size,
 )
-from ntt_backup.snapshot.names import SnapshotDamaged
-from ntt_backup.snapshot.origins import Origins
+from ntt_backup.snapshot.names import MANIFEST, MAP, SnapshotDamaged
+from ntt_backup.snapshot.origins import Origins, add_made, drop_made, read_made
 from ntt_backup.snapshot.take.changed_file import OldFile
+from ntt_backup.snapshot.versions import Version, content
 
 _PIECE: Final = 1 << 18
 # So many sums are copied at a time.
@@ -30,10 +43,100 @@ _SUMS: Final = 1 << 16
 _BLOCK: Final = re.compile(rb'"bs":([1-9]\d*)')
 
 
+class Copies:
+    """Keeps manifests and maps of a set in a directory of this machine."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def origins(self, keys: HostKeys, target: str = "") -> Origins:
+        """Returns who made versions of the set, as far as is known here. keys: of this host."""
+        return Origins(keys, lambda _: read_made(self._directory), target)
+
+    def add_made(self, version: str, seal: Seal) -> None:
+        """Keeps that this host makes a version. Raises OSError."""
+        add_made(self._directory, version, seal.digest)
+
+    def drop_made(self, version: str) -> None:
+        """Forgets a version that somebody else has the name of."""
+        with suppress(OSError):  # The sum that stays is not that of the other one.
+            drop_made(self._directory, version)
+
+    def paths(self, version: str) -> tuple[Path, Path]:
+        """Returns where the manifest and the map of a version are, or may be written."""
+        return self._directory / f"{version}.{MANIFEST}", self._directory / f"{version}.{MAP}"
+
+    def has(self, version: str) -> bool:
+        """Returns whether both exist. Whether they are right is seen when they are read."""
+        return all(one.exists() for one in self.paths(version))
+
+    def fetch(self, repository: FileStore, version: Version) -> None:
+        """Copies both from the repository. Raises OSError, FileMissing."""
+        self.drop(version.name)
+        for path, file in zip(self.paths(version.name), (MANIFEST, MAP), strict=True):
+            part = path.with_suffix(".part")
+            with part.open("wb") as out:
+                if (one := version.file(file)) is not None:
+                    out.writelines(content(repository, one))
+            part.replace(path)
+
+    def drop(self, version: str) -> None:
+        """Removes a version's."""
+        for path in self.paths(version):
+            with suppress(OSError):
+                path.unlink()
+
+    def keep_only(self, version: str) -> None:
+        """Removes all but a version's."""
+        for path in self._directory.glob("*.*"):
+            if path not in self.paths(version):
+                with suppress(OSError):
+                    path.unlink()
+
+
+def cannot_keep(error: OSError) -> DestinationError:
+    """Returns what is raised where the copies cannot be written."""
+    return DestinationError(
+        "what a snapshot needs on this machine cannot be written",
+        detail=str(error),
+        hint="make room there, or set XDG_CACHE_HOME or TMPDIR to another directory",
+    )
+
+
+@contextmanager
+def open_copies(directory: Path) -> Iterator[Copies]:
+    """Yields the copies in a directory; where nothing can be written there, or another take has it,
+    those in a temporary one. Raises DestinationError where nothing can be written there either.
+    """
+    with ExitStack() as stack:
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            fd = stack.enter_context(closing(os.open(directory, DIRECTORY)))
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise
+            except OSError:
+                pass  # Of a file system that cannot lock a directory.
+            probe = directory / "probe.part"
+            probe.touch()
+            probe.unlink()
+        except OSError:
+            try:
+                directory = Path(stack.enter_context(TemporaryDirectory(prefix="ntt-snapshot-")))
+            except OSError as error:
+                raise cannot_keep(error) from error
+        yield Copies(directory)
+
+
 class LastVersion:
     """The entries and sums of a version, each passed once. Every method may raise SnapshotDamaged.
 
-    line: of the next entry; None behind the last one.
+    Attributes:
+        header: The header of the manifest.
+        trailer: The trailer, which only `end` proves.
+        seal: The seal: with the header, it tells who made the version.
+        line: The line of the next entry; None behind the last one.
     """
 
     def __init__(self, manifest: Path, map: Path) -> None:
@@ -42,6 +145,7 @@ class LastVersion:
         self._map = MapReader(self._map_bytes)
         self._manifest = ManifestReader(_copied(manifest))
         self.header = self._manifest.header
+        self.trailer, self.seal = _ending(manifest, self._manifest.header_sum)
         # The order is that of the walk: what is out of it is not found, and read again.
         self._lines = chain.from_iterable(self._manifest.batches())
         self.line = next(self._lines, None)
@@ -92,20 +196,15 @@ class LastVersion:
             yield piece
 
 
-def ending(manifest: Path, origins: Origins) -> tuple[Trailer, Origin]:
-    """Returns the trailer of a manifest, and who made it, by its header and its seal:
-    `LastVersion.end` proves that what stands between them fits. Raises SnapshotDamaged.
-    """
-    reader = ManifestReader(_copied(manifest))
+def _ending(manifest: Path, header_sum: bytes) -> tuple[Trailer, Seal]:
     try:
         with manifest.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - END_BYTES))
             file.seek(max(0, size - tail_size(file.read())))
-            trailer, seal = ending_of(file.read(), reader.header_sum)
+            return ending_of(file.read(), header_sum)
     except OSError as error:
         raise _unreadable(manifest, error) from error
-    return trailer, origins.of_seal(reader.header, seal)
 
 
 def _copied(path: Path) -> Iterator[bytes]:

@@ -46,10 +46,8 @@ from ntt_backup.snapshot.take.changed_file import (
     has_chattr_flags,
     xattrs,
 )
-from ntt_backup.snapshot.take.copies import Copies, cannot_keep
-from ntt_backup.snapshot.take.last_version import LastVersion, pieces
-from ntt_backup.snapshot.take.sets import SnapshotSet
-from ntt_backup.snapshot.take.walk import Found, walk
+from ntt_backup.snapshot.take.last_version import Copies, LastVersion, cannot_keep, pieces
+from ntt_backup.snapshot.take.walk import Found, SnapshotSet, walk
 from ntt_backup.snapshot.versions import Version, newest_name, versions
 
 _KINDS: Final = {
