@@ -41,7 +41,6 @@ _MAX_VERSIONS: Final = 1 << 20
 _MAX_INODE: Final = 1 << 64
 MAX_ID: Final = 1 << 32
 _BLOCKS: Final = frozenset((0, *(1 << bits for bits in range(12, 25))))
-_PLAIN: Final = pattern(rb'\["([^"\\]*)","')
 _DECODER: Final = json.JSONDecoder()
 _SUM: Final = pattern("[0-9a-f]{64}")
 
@@ -114,17 +113,9 @@ class Entry:
             more.append(f'"xa":{json.dumps(self.xattrs, separators=(",", ":"))}')
         if self.unsettled:
             more.append('"u":1')
-        begin = beginning(
-            self.path,
-            self.kind,
-            self.mode,
-            self.uid,
-            self.gid,
-            self.mtime,
-            self.ctime,
-            self.inode,
-            self.size,
-        )
+        owned = (self.mode, self.uid, self.gid)
+        times = (self.mtime, self.ctime)
+        begin = _beginning(self.path, self.kind, *owned, *times, self.inode, self.size)
         return begin + f"{{{','.join(more)}}}]".encode("ascii")
 
 
@@ -136,26 +127,14 @@ def times_of(status: os.stat_result) -> tuple[int, int]:
     return mtime, max(0, min(status.st_ctime_ns, _MAX_INODE - 1))
 
 
-def beginning(
-    path: str,
-    kind: str,
-    mode: int,
-    uid: int,
-    gid: int,
-    mtime: int,
-    ctime: int,
-    inode: int,
-    size: int,
-) -> bytes:
-    """Returns the part of an entry's line that `lstat` decides."""
-    name = quoted(path)
-    return f'[{name},"{kind}",{mode},{uid},{gid},{mtime},{ctime},{inode},{size},'.encode("ascii")
-
-
 def beginning_of(path: str, kind: str, status: os.stat_result, size: int) -> bytes:
-    """Returns that part by what `lstat` says."""
+    """Returns the part of an entry's line that `lstat` decides."""
     mode, uid, gid = status.st_mode & 0o7777, status.st_uid, status.st_gid
-    return beginning(path, kind, mode, uid, gid, *times_of(status), status.st_ino, size)
+    return _beginning(path, kind, mode, uid, gid, *times_of(status), status.st_ino, size)
+
+
+def _beginning(path: str, kind: str, *numbers: int) -> bytes:
+    return f'[{quoted(path)},"{kind}",{",".join(map(str, numbers))},'.encode("ascii")
 
 
 def order(path: str) -> bytes:
@@ -182,28 +161,16 @@ def entries_of(lines: Sequence[bytes], versions: int = _MAX_VERSIONS) -> list[En
         found = json.loads(text)
         del text
         require(len(found) == len(lines))
-        entries = [_entry(versions, *values) for values in found]
+        entries = [_entry(versions, values) for values in found]
         check_text(*[entry.path for entry in entries])
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise SnapshotDamaged(f"an entry of a manifest: {str(error)[:100]}") from error
     return entries
 
 
-def _entry(
-    versions: int,
-    path: Any,
-    kind: Any,
-    mode: Any,
-    uid: Any,
-    gid: Any,
-    mtime: Any,
-    ctime: Any,
-    inode: Any,
-    size: Any,
-    more: dict[str, Any],
-) -> Entry:
-    # Of two million entries. Bits of several numbers together are out of bounds where one of them
-    # is.
+def _entry(versions: int, values: Any) -> Entry:
+    path, kind, mode, uid, gid, mtime, ctime, inode, size, more = values
+    # Bits of several numbers together are out of bounds where one of them is.
     if not (
         type(path) is str
         and path
@@ -296,13 +263,6 @@ def path_of(line: bytes) -> str:
     except ValueError as error:
         raise SnapshotDamaged("an entry of a manifest has no path") from error
     return str(path)
-
-
-def key_of(line: bytes) -> bytes:
-    """Returns the key, as of `order`, of an entry's line. Raises SnapshotDamaged."""
-    if plain := _PLAIN.match(line):
-        return plain[1].replace(b"/", b"\0")
-    return order(path_of(line))
 
 
 def is_sum(value: str) -> bool:

@@ -36,8 +36,8 @@ from ntt_backup.snapshot.format.entry import (
     check_text,
     entries_of,
     is_sum,
-    key_of,
     order,
+    path_of,
     require,
     require_few,
 )
@@ -211,7 +211,7 @@ class ManifestReader:
         """Yields the entries' lines, in order."""
         last = b""
         for lines in self.batches():
-            last = _in_order(last, [key_of(line) for line in lines])
+            last = _in_order(last, [order(path_of(line)) for line in lines])
             yield from lines
 
     def entries(self, part: int = 0, parts: int = 1) -> Iterator[Entry]:
