@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Final
@@ -10,6 +11,8 @@ from uuid import UUID
 from ntt_backup.errors import BackupError
 
 _SHORT_S: Final = 9.95
+# A number, with the unit of a duration where it has one.
+_NUMBER: Final = re.compile(r"\d[\d.,]*( (s|min|h|d)\b)?( *\d+ (s|min|h)\b)*")
 # The units of sizes, by whether they are powers of 1024.
 _UNITS: Final = {False: "kB MB GB TB PB EB", True: "KiB MiB GiB TiB PiB EiB"}
 _units: Final = {"iec": False}
@@ -24,6 +27,13 @@ def printable(text: str) -> str:
         char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
         for char in line
     )
+
+
+def without_numbers(text: str) -> str:
+    """Returns the text with a mark in the place of each number: texts that differ in numbers alone
+    say the same.
+    """
+    return _NUMBER.sub("#", text)
 
 
 def use_iec(*, iec: bool) -> None:

@@ -353,6 +353,7 @@ NoticeKind = Literal[
     "recovery",
     "outage",
     "stall",
+    "action_required",
     "findings",
     "source_rot",
     "test",

@@ -121,6 +121,13 @@ class RunReport(Listener):
         self._minutes: deque[list[int]] = deque(maxlen=_MINUTES)
         self._sent = 0
 
+    def take(self, what: events.Event | RunState) -> None:
+        """Handles an event or a state."""
+        if isinstance(what, RunState):
+            self.refresh(what)
+        else:
+            self.event(what)
+
     def event(self, event: events.Event) -> None:
         now = self._clock()
         line = event.line
@@ -145,6 +152,10 @@ class RunReport(Listener):
         self._minutes[-1][1] += max(0, state.sent - self._sent)
         self._sent = state.sent
         self._state = state
+
+    def now(self, target: str) -> DaemonReport:
+        """Returns the report of this moment for who only hears the run."""
+        return self.report(target, paused=self._state.paused, bwlimit=None, jobs={})
 
     def report(
         self, target: str, *, paused: bool, bwlimit: int | None, jobs: Mapping[str, bool]
@@ -434,7 +445,8 @@ def _object(said: bytes) -> dict[str, Any]:
 def _all_of(connection: socket.socket, patience: float) -> bytes:
     deadline = time.monotonic() + patience
     said = bytearray()
-    while len(said) < _LONGEST_ANSWER and time.monotonic() < deadline:
+    while len(said) < _LONGEST_ANSWER and (left := deadline - time.monotonic()) > 0:
+        connection.settimeout(left)
         data = connection.recv(1 << 16)
         if not data:
             break

@@ -1,9 +1,10 @@
-"""The facts of a target are read for `status` and the page: from daemon, catalog and this host.
+"""The facts of a target are read from daemon, catalog and this host.
 
-Any of these may be unreachable, slow or old: what cannot be read is named in place of its figures.
-For the page the last figures are kept with the time at which they were read. The page has one
-connection to the catalog, which may only read, and reads what is costly again after a time many
-times as long.
+They are for `status`, the page, the metrics and the notices, which all judge the health by them.
+Any of these sources may be unreachable, slow or old: what cannot be read is named in place of its
+figures. Who reads again and again keeps the last figures with the time at which they were read, and
+has one connection to the catalog, which may only read; what is costly is read again after a time
+many times as long.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final, Self, TypeVar, cast
@@ -32,7 +34,6 @@ from ntt_backup.errors import (
     CatalogError,
     CatalogRefused,
     CatalogUnavailable,
-    NotRunning,
 )
 from ntt_backup.newest import Newest, missed
 from ntt_backup.objects.keys import LARGE_BLOB
@@ -44,7 +45,7 @@ DAYS: Final = 30
 _RUNS: Final = 6
 _DUMPS: Final = 4
 _EXAMPLES: Final = 2
-_PATIENCE_SECONDS: Final = 4.0
+PATIENCE_SECONDS: Final = 4.0
 _STATEMENT_MILLISECONDS: Final = 2000
 # A figure is read again after so many times as long as it took, and not before some seconds.
 _REST: Final = 50
@@ -58,7 +59,7 @@ class TargetFacts:
     not. read_at: when the catalog was read last; None: never. trouble: why it could not be read
     now; lacks: what it refused to tell. unknown: failed blobs of which nobody has said that it is
     known. runs: the newest first. For `status` alone: holders (of ranges), stored (the objects of a
-    bucket). For the page alone: hours, examples, proved.
+    bucket). For the page alone: hours, examples, proved. For who hears the runs alone: end.
     """
 
     settings: CatalogConfig
@@ -79,22 +80,24 @@ class TargetFacts:
     hours: Sequence[history.Hour] = ()
     examples: Sequence[FailedBlob] = ()
     proved: stats.Proved | None = None
+    end: history.RunEnd | None = None
 
     @classmethod
-    def of_host(cls, settings: CatalogConfig) -> Self:
-        """Returns the facts that this host knows without the catalog."""
+    def of_host(cls, settings: CatalogConfig, daemon: DaemonReport | None = None) -> Self:
+        """Returns the facts that this host knows without the catalog. daemon: what it tells of
+        itself; None: it is asked.
+        """
         known = {name: last(settings, name) for name in settings.snapshots}
-        found = cls(settings, snapshots=known, missed=missed(settings))
-        found.ask_daemon()
+        found = cls(settings, daemon, snapshots=known, missed=missed(settings))
+        if daemon is None:
+            found.ask_daemon()
         return found
 
     def ask_daemon(self) -> None:
         """Asks the daemon of the target on this host."""
         self.daemon = self.silence = None
         try:
-            late = NotRunning("the daemon does not answer: it may be busy, or stopped")
-            with time_limit(_PATIENCE_SECONDS, late):
-                self.daemon = report(self.settings)
+            self.daemon = report(self.settings)
         except BackupError as error:
             self.silence = error
 
@@ -124,23 +127,40 @@ class TargetFacts:
 
 
 class FactsReader:
-    """Reads the facts of all targets, from the main thread alone."""
+    """Reads the facts of all targets again and again.
 
-    def __init__(self, targets: Mapping[str, CatalogConfig]) -> None:
+    Args:
+        targets: The settings, by the name of the target.
+        who: Reads them: its name for the catalog's server.
+        page: Whether what only the page shows is read.
+        patience: The seconds for the catalog, for who reads in the main thread; None: no limit.
+    """
+
+    def __init__(
+        self,
+        targets: Mapping[str, CatalogConfig],
+        who: str = "serve",
+        *,
+        page: bool = True,
+        patience: float | None = PATIENCE_SECONDS,
+    ) -> None:
         self._targets = targets
+        self._who = who
+        self._page = page
+        self._patience = patience
         self._connection: connection.Connection | None = None
         self._last = {name: TargetFacts(settings) for name, settings in targets.items()}
         self._kept: dict[tuple[str, str], tuple[Any, float]] = {}
         self._trouble: CatalogError | None = None
         self._rests_until = 0.0
 
-    def read(self, target: str) -> TargetFacts:
-        """Returns the present facts of a target."""
-        found = TargetFacts.of_host(self._targets[target])
+    def read(self, target: str, daemon: DaemonReport | None = None) -> TargetFacts:
+        """Returns the present facts of a target. daemon: as for `TargetFacts.of_host`."""
+        found = TargetFacts.of_host(self._targets[target], daemon)
         if time.monotonic() >= self._rests_until:
             try:
-                late_catalog = CatalogUnavailable("the catalog is too slow to be read")
-                with time_limit(_PATIENCE_SECONDS, late_catalog):
+                late = CatalogUnavailable("the catalog is too slow to be read")
+                with time_limit(self._patience, late) if self._patience else nullcontext():
                     self._read_catalog(found)
                 found.read_at = datetime.now(UTC)
                 self._last[target] = found
@@ -174,14 +194,19 @@ class FactsReader:
                 found.lacks.append(error)
                 return otherwise
 
-        found.runs = part(lambda: history.recent_runs(conn, target, _RUNS), [])
-        found.dumps = part(lambda: history.recent_dumps(conn, target, _DUMPS), [])
-        found.hours = part(lambda: history.hours(conn, target, DAYS), [])
         found.checks = part(lambda: history.last_checks(conn, target), [])
-        found.examples = part(lambda: stats.failure_examples(conn, target, _EXAMPLES), [])
         found.unknown = part(lambda: stats.still_failed(conn, target), 0)
         found.totals = part(lambda: stats.quick_totals(conn, target), None, "totals", _SOON_SECONDS)
-        found.proved = part(lambda: stats.proved(conn, target), None, "proved", _SLOW_SECONDS)
+        if self._page:
+            found.runs = part(lambda: history.recent_runs(conn, target, _RUNS), [])
+            found.dumps = part(lambda: history.recent_dumps(conn, target, _DUMPS), [])
+            found.hours = part(lambda: history.hours(conn, target, DAYS), [])
+            found.examples = part(lambda: stats.failure_examples(conn, target, _EXAMPLES), [])
+            found.proved = part(lambda: stats.proved(conn, target), None, "proved", _SLOW_SECONDS)
+        else:
+            found.runs = part(lambda: history.latest_runs(conn, target), [])
+            found.dumps = part(lambda: history.last_dumps(conn, target), [])
+            found.end = part(lambda: history.last_end(conn, target), None)
         if found.lacks:
             try:
                 verify_schema(conn, target, "status")
@@ -202,7 +227,7 @@ class FactsReader:
     def _open(self) -> connection.Connection:
         if self._connection is None:
             url = next(iter(self._targets.values())).catalog.url
-            self._connection = connection.connect(url, application_name("serve"))
+            self._connection = connection.connect(url, application_name(self._who))
             connection.configure(self._connection, "default_transaction_read_only", "on")
             connection.configure(self._connection, "statement_timeout", _STATEMENT_MILLISECONDS)
         return self._connection

@@ -18,11 +18,12 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 from typing import Final, Literal
 
 from prometheus_client import (
@@ -36,21 +37,19 @@ from prometheus_client import (
 )
 
 from ntt_backup import __version__, events
-from ntt_backup.catalog import connection, history, stats
-from ntt_backup.catalog.history import last_checks, last_dumps
-from ntt_backup.config import Settings, application_name
+from ntt_backup.config import Settings
 from ntt_backup.config.values import address_of
 from ntt_backup.daemon.child import tell_parent
+from ntt_backup.daemon.control_socket import DaemonReport, RunReport
 from ntt_backup.daemon.events import TargetRestart
 from ntt_backup.daemon.listeners import Heard, ListenerProcess
 from ntt_backup.daemon.progress import STATES, OpenOutages, RunState
 from ntt_backup.dump.events import DumpComplete, DumpFailed
-from ntt_backup.errors import CatalogError
 from ntt_backup.model import OF_CHECKS, Reason
-from ntt_backup.newest import missed
+from ntt_backup.report.facts import FactsReader, TargetFacts
+from ntt_backup.report.health import judge
 from ntt_backup.report.web_server import BriefRequest, WebServer
 from ntt_backup.snapshot.events import SnapshotComplete, SnapshotFailed
-from ntt_backup.snapshot.last_take import last
 
 Kind = Literal["counter", "gauge", "histogram"]
 
@@ -59,7 +58,6 @@ PREFIX: Final = "ntt_backup_"
 _AHEAD_SECONDS: Final = 3600.0
 _SECONDS: Final = (0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600)
 _EVERY_SECONDS: Final = 60.0
-_STATEMENT_MILLISECONDS: Final = 10_000
 _WRITE_SECONDS: Final = 15.0
 # A short run's file shall have what the catalog knows, too.
 _FIRST_ANSWER_SECONDS: Final = 2.0
@@ -173,6 +171,11 @@ METRICS: Final[Mapping[str, Metric]] = {
     "last_check_wrong_blobs": _metric(
         "gauge", "target command", "Blobs that its last call found lost or not right."
     ),
+    "health": _metric(
+        "gauge",
+        "target",
+        "How `status` judges the target: 0 healthy, 1 waiting, 2 action required.",
+    ),
     "missed_on_target": _metric(
         "gauge",
         "target",
@@ -184,14 +187,18 @@ METRICS: Final[Mapping[str, Metric]] = {
 
 class Figures:
     """Holds the figures of all targets, from what their runs tell. Several threads may use it, one
-    of which calls `take`. sets: the snapshot sets that runs take.
+    of which calls `take`.
+
+    sets: the snapshot sets that the runs of a target take.
     """
 
-    def __init__(self, sets: Iterable[str] = ()) -> None:
-        self._sets = tuple(sets)
+    def __init__(self, sets: Mapping[str, Iterable[str]]) -> None:
+        self._sets = sets
+        # What each run tells of itself, by its target; None of a run that has ended.
+        self._reports: dict[str, RunReport | None] = {}
+        self._lock = Lock()
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
-        self.targets: set[str] = set()
         self._metrics = {name: _made(name, one, self.registry) for name, one in METRICS.items()}
         self._watching: set[str] = set()
         self._latest: dict[tuple[str, ...], float] = {}
@@ -211,6 +218,7 @@ class Figures:
             outages.take(what, now)
             for side in events.SIDES:
                 self.set("outage", side in outages.sides, target=target, what=side)
+        self._take_report(target, what)
         match what:
             case RunState():
                 self._take_state(target, what, now)
@@ -257,6 +265,23 @@ class Figures:
             case SnapshotFailed():
                 self._add("snapshot_failures_total", 1, target, what.set)
 
+    def _take_report(self, target: str, what: events.Event | RunState) -> None:
+        with self._lock:
+            if isinstance(what, events.RunStart):
+                self._reports[target] = RunReport("", what.workers)
+            elif isinstance(what, events.RunStop | TargetRestart):
+                self._reports[target] = None
+            if (report := self._reports.get(target)) is not None:
+                report.take(what)
+
+    def reports(self) -> dict[str, DaemonReport | None]:
+        """Returns what the runs tell of themselves now, by target; None for one that has ended."""
+        with self._lock:
+            return {
+                name: None if one is None else one.now(name)
+                for name, one in sorted(self._reports.items())
+            }
+
     def pass_time(self, now: float) -> None:
         """Counts the seconds of outages that last. now: seconds of the epoch."""
         passed, self._counted = now - self._counted, now
@@ -285,6 +310,35 @@ class Figures:
         if self.note("last_run_end_timestamp_seconds", when, target):
             self.set("last_run_exit_code", exit_code, target=target)
 
+    def note_facts(self, facts: TargetFacts) -> None:
+        """Sets the figures that host and catalog know of a target. While the catalog cannot be
+        read, its last figures stay.
+        """
+        target = facts.target
+        self.set("missed_on_target", len(facts.missed), target=target)
+        for name, known in facts.snapshots.items():
+            if known.taken_at is not None:
+                when = known.taken_at.timestamp()
+                self.note("last_snapshot_timestamp_seconds", when, target, name)
+        if facts.trouble is not None:
+            return
+        self.set("health", judge(facts, datetime.now(UTC)).level, target=target)
+        if facts.end is not None:
+            self.note_end(target, facts.end.ended_at.timestamp(), facts.end.exit_code)
+            if facts.end.succeeded_at is not None:
+                when = facts.end.succeeded_at.timestamp()
+                self.note("last_success_timestamp_seconds", when, target)
+        for dump in facts.dumps:
+            if dump.name:
+                when = dump.ended_at.timestamp()
+                self.note("last_dump_timestamp_seconds", when, target)
+        for one in sorted(facts.checks, key=lambda one: one.ended_at):
+            self.set("last_check_wrong_blobs", one.wrong, target=target, command=one.command)
+            if one.exit_code == 0:
+                when = one.ended_at.timestamp()
+                self.note("last_check_timestamp_seconds", when, target, one.command)
+        self.set("blobs_still_failed", facts.unknown, target=target)
+
     def forget(self, name: str, **labels: str) -> None:
         """Removes a figure that is not known any more."""
         metric = self._metrics[name]
@@ -292,7 +346,6 @@ class Figures:
             metric.remove(*(labels[one] for one in METRICS[name].labels))
 
     def _begin(self, target: str, start: events.RunStart, now: float) -> None:
-        self.targets.add(target)
         self._watching.discard(target)
         if start.watch:
             self._watching.add(target)
@@ -310,7 +363,7 @@ class Figures:
             self._metrics["outage_seconds_total"].labels(target, what)
         for name in ("dump_failures_total", "run_restarts_total"):
             self._metrics[name].labels(target)
-        for name in self._sets:
+        for name in self._sets.get(target, ()):
             self._metrics["snapshot_failures_total"].labels(target, name)
 
     def _end(self, target: str, stop: events.RunStop, now: float) -> None:
@@ -368,62 +421,11 @@ def _made(name: str, metric: Metric, registry: CollectorRegistry) -> Counter | G
             return Histogram(*about, registry=registry, buckets=_SECONDS)
 
 
-class CatalogFigures:
-    """Asks the catalog for what it knows of all targets: what is failed, when all was last copied
-    and checked. A thread of its own does that.
-
-    wanted: it is asked for now, and not only in a minute. answered: it was asked once.
+def metrics_process(each: Mapping[str, Settings]) -> ListenerProcess:
+    """Returns the process that serves the metrics of all runs. each: the settings of all targets,
+    of which the first ones say where.
     """
-
-    def __init__(self, settings: Settings, figures: Figures) -> None:
-        self._settings = settings
-        self._figures = figures
-        self.wanted = Event()
-        self.answered = Event()
-        Thread(target=self._ask_on_and_on, daemon=True).start()
-
-    def _ask_on_and_on(self) -> None:
-        name = application_name("metrics")
-        self.wanted.wait()
-        while True:
-            self.wanted.clear()
-            with (
-                suppress(CatalogError),
-                closing(connection.connect(self._settings.catalog.url, name)) as conn,
-            ):
-                connection.configure(conn, "statement_timeout", _STATEMENT_MILLISECONDS)
-                for target in sorted(self._figures.targets):
-                    self._ask_for(conn, target)
-            self.answered.set()
-            self.wanted.wait(_EVERY_SECONDS)
-
-    def _ask_for(self, conn: connection.Connection, target: str) -> None:
-        figures = self._figures
-        of_target = self._settings.model_copy(update={"target": target})
-        figures.set("missed_on_target", len(missed(of_target)), target=target)
-        for name in self._settings.snapshots:
-            if (taken := last(of_target, name).taken_at) is not None:
-                figures.note("last_snapshot_timestamp_seconds", taken.timestamp(), target, name)
-        if (end := history.last_end(conn, target)) is not None:
-            figures.note_end(target, end.ended_at.timestamp(), end.exit_code)
-            if end.succeeded_at is not None:
-                when = end.succeeded_at.timestamp()
-                figures.note("last_success_timestamp_seconds", when, target)
-        for dump in last_dumps(conn, target):
-            if dump.name:
-                when = dump.ended_at.timestamp()
-                figures.note("last_dump_timestamp_seconds", when, target)
-        for one in sorted(last_checks(conn, target), key=lambda one: one.ended_at):
-            figures.set("last_check_wrong_blobs", one.wrong, target=target, command=one.command)
-            if one.exit_code == 0:
-                when = one.ended_at.timestamp()
-                figures.note("last_check_timestamp_seconds", when, target, one.command)
-        figures.set("blobs_still_failed", stats.still_failed(conn, target), target=target)
-
-
-def metrics_process(settings: Settings) -> ListenerProcess:
-    """Returns the process that serves the metrics of all runs."""
-    return ListenerProcess("metrics", partial(_serve, settings))
+    return ListenerProcess("metrics", partial(_serve, each))
 
 
 def check(settings: Settings) -> tuple[str, str]:
@@ -447,20 +449,37 @@ def _trouble(place: object, error: OSError) -> str:
     return f"no metrics at {place}: {error.strerror or error}"
 
 
-def _serve(settings: Settings, heard: Iterator[Heard]) -> None:
-    figures, over = Figures(settings.scheduled), Event()
-    catalog = CatalogFigures(settings, figures)
-    clock = Thread(target=_keep_time, args=(settings, figures, catalog, over), daemon=True)
+def _serve(each: Mapping[str, Settings], heard: Iterator[Heard]) -> None:
+    figures = Figures({name: one.scheduled for name, one in each.items()})
+    wanted, answered, over = Event(), Event(), Event()
+    asking = (each, figures, wanted, answered)
+    Thread(target=_ask_again_and_again, args=asking, daemon=True).start()
+    writing = (next(iter(each.values())), figures, answered, over)
+    clock = Thread(target=_keep_time, args=writing, daemon=True)
     clock.start()
     for target, what in heard:
         figures.take(target, what, time.time())
         if isinstance(what, events.RunStart):
-            catalog.wanted.set()
+            wanted.set()
     over.set()
     clock.join(_LAST_WRITE_SECONDS)
 
 
-def _keep_time(settings: Settings, figures: Figures, catalog: CatalogFigures, over: Event) -> None:
+def _ask_again_and_again(
+    each: Mapping[str, Settings], figures: Figures, wanted: Event, answered: Event
+) -> None:
+    """Reads what catalog and host know of the targets, when that is wanted and then each minute."""
+    reader = FactsReader(each, "metrics", page=False, patience=None)
+    wanted.wait()
+    while True:
+        wanted.clear()
+        for target, report in figures.reports().items():
+            figures.note_facts(reader.read(target, report))
+        answered.set()
+        wanted.wait(_EVERY_SECONDS)
+
+
+def _keep_time(settings: Settings, figures: Figures, answered: Event, over: Event) -> None:
     """Serves the page and writes the file. A failure is told once, and retried."""
     listen, textfile = settings.metrics.listen, settings.metrics.textfile
 
@@ -488,7 +507,7 @@ def _keep_time(settings: Settings, figures: Figures, catalog: CatalogFigures, ov
     while True:
         if listen is not None and not served:
             served = attempt(listen, partial(open_page, listen))
-        catalog.answered.wait(_FIRST_ANSWER_SECONDS)
+        answered.wait(_FIRST_ANSWER_SECONDS)
         ended = over.is_set()
         figures.pass_time(time.time())
         if textfile is not None:

@@ -3,7 +3,9 @@
 Pure: it takes in events, states and the time, and returns notices. A target is in trouble from the
 first event that says so until the last trouble is over; `first_failure` and `recovery` are told at
 these two moments alone. Troubles are a run that failed, a dump or snapshot that failed, a side that
-is unreachable for longer than `notify.outage_after`, and a worker that stalls.
+is unreachable for longer than `notify.outage_after`, and a worker that stalls. A daemon without one
+of these is judged every few minutes as `status` judges it: what no event tells of, such as an old
+dump, or damage that a check found, is a trouble, too, and such a daemon does not ping as well.
 
 A process of its own sends the notices: by the operator's program, a webhook, a ping. Each way has
 its time, and gets each notice once; what cannot be told is a warning in the log. A notice names no
@@ -25,18 +27,21 @@ from typing import Any, Final
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from ntt_backup import __version__, events
-from ntt_backup.config import CatalogConfig, application_name
+from ntt_backup.config import CatalogConfig
 from ntt_backup.daemon.child import tell_parent
+from ntt_backup.daemon.control_socket import DaemonReport, RunReport
 from ntt_backup.daemon.events import TargetRestart
 from ntt_backup.daemon.listeners import Heard, ListenerProcess
 from ntt_backup.daemon.progress import OpenOutages, RunState
 from ntt_backup.daemon.signals import time_limit
 from ntt_backup.dump.events import DumpComplete, DumpFailed, DumpRecovered, DumpSkipped
-from ntt_backup.errors import BackupError, CatalogError, RemoteUnreachable, SourceError
+from ntt_backup.errors import BackupError, RemoteUnreachable, SourceError
 from ntt_backup.events import Event, Warning
-from ntt_backup.format import duration, utc
+from ntt_backup.format import duration, utc, without_numbers
 from ntt_backup.model import Reason
 from ntt_backup.process.pipeline import start, write
+from ntt_backup.report.facts import FactsReader, TargetFacts
+from ntt_backup.report.health import Health, judge
 from ntt_backup.snapshot.events import SnapshotComplete, SnapshotFailed, SnapshotsRecovered
 
 # After this time a daemon that copies has recovered from the failure of the last run: one whose
@@ -47,7 +52,8 @@ _FAILED_BLOBS_SECONDS: Final = 86400.0
 _RUN: Final = "run"
 _DUMP: Final = "dump"
 _SNAPSHOT: Final = "snapshot "
-# A daemon that is well says so as often.
+_HEALTH: Final = "health"
+# A daemon is judged as often, and says so where it is well.
 _PING_SECONDS: Final = 300.0
 # For what the limit of a single read does not bound.
 _SLACK_SECONDS: Final = 5.0
@@ -59,6 +65,7 @@ _PINGS: Final = {
     "failure": "/fail",
     "outage": "/fail",
     "stall": "/fail",
+    "action_required": "/fail",
     "findings": "/fail",
     "alive": "",
     "test": "",
@@ -84,27 +91,29 @@ class Notices:
     Args:
         target: Its name.
         outage_after: Seconds after which an outage is told.
-        last_failure: Returns why the target's last run failed; "" where that run did not fail.
+        read: Reads the facts of the target, beside what its run tells.
     """
 
     def __init__(
-        self, target: str, outage_after: float, last_failure: Callable[[str], str]
+        self, target: str, outage_after: float, read: Callable[[DaemonReport], TargetFacts]
     ) -> None:
         self._target = target
         self._outage_after = outage_after
-        self._last_failure = last_failure
+        self._read = read
+        self._report = RunReport("", 1)
         self._watch = self._rotten = False
         # What is wrong, by what it is about.
         self._troubles: dict[str, str] = {}
         self._outages = OpenOutages()
         self._error = self._reason = ""
         self._failed_blobs_at: float | None = None
-        self._told_at = 0.0
+        self._told_at = self._judged_at = 0.0
         self._found: list[Notice] = []
 
     def take(self, what: Event | RunState, now: float) -> list[Notice]:
         """Handles an event or a state, and returns the notices. now: monotonic seconds."""
         self._found = []
+        self._report.take(what)
         if isinstance(what, RunState):
             self._take_state(what, now)
         else:
@@ -119,8 +128,22 @@ class Notices:
         copies = state.copied and state.elapsed_s >= _SOUND_SECONDS
         if self._watch and (copies or state.pending == 0):
             self._end_trouble(_RUN, state.event())
-        well = self._watch and not (self._found or self._troubles)
-        if well and now >= self._told_at + _PING_SECONDS:
+        well = self._watch and not (self._found or self._troubles.keys() - {_HEALTH})
+        if well and now >= max(self._told_at, self._judged_at) + _PING_SECONDS:
+            self._judged_at = now
+            self._look_at_health(state.event())
+
+    def _look_at_health(self, event: Event) -> None:
+        """Judges a daemon that has no other trouble. What cannot be read now changes nothing."""
+        facts = self._read(self._report.now(self._target))
+        verdict = judge(facts, datetime.now(UTC))
+        if facts.trouble is None and verdict.level is Health.ACTION_REQUIRED:
+            text = "; ".join(filter(None, (verdict.headline, verdict.points[0].do)))
+            reason = without_numbers(text)
+            self._begin_trouble(_HEALTH, event, kind="action_required", text=text, reason=reason)
+        elif facts.trouble is None:
+            self._end_trouble(_HEALTH, event)
+        if not self._troubles:
             self._found.append(Notice("alive", self._target, "the daemon is well", {}))
 
     def _take_event(self, event: Event, now: float) -> None:
@@ -134,8 +157,10 @@ class Notices:
         match event:
             case events.RunStart():
                 self._watch, self._rotten, self._error, self._reason = event.watch, False, "", ""
-                if not self._troubles and (why := self._last_failure(self._target)):
-                    self._troubles[_RUN] = why
+                self._report = RunReport("", event.workers)
+                end = self._read(self._report.now(self._target)).end if not self._troubles else None
+                if end is not None and end.exit_code not in (0, 130, 143):
+                    self._troubles[_RUN] = end.reason or f"exit code {end.exit_code}"
                 self._tell("start", event)
             case events.RunStop():
                 self._end_run(event)
@@ -206,13 +231,14 @@ class Notices:
         Args:
             about: What is wrong.
             event: The event that says so.
-            kind: Of the notice. A failure is told again where its reason is another one.
+            kind: Of the notice. A failure, or what requires action, is told again where its reason
+                is another one.
             text: Of the notice; the event's line where it is empty.
             reason: Without what changes from one time to the next; the text where it is empty.
         """
         first, reason = not self._troubles, reason or text or event.line or ""
         known, self._troubles[about] = self._troubles.get(about), reason
-        if known is None or (kind == "failure" and known != reason):
+        if known is None or (kind in ("failure", "action_required") and known != reason):
             self._tell(kind, event, text)
         if first:
             self._tell("first_failure", event, text)
@@ -228,11 +254,14 @@ class Notices:
         self._found.append(Notice(kind, self._target, text, fields, self._watch))
 
 
-def notice_process(settings: CatalogConfig) -> ListenerProcess:
-    """Returns the process that sends the notices of all runs."""
+def notice_process(each: Mapping[str, CatalogConfig]) -> ListenerProcess:
+    """Returns the process that sends the notices of all runs. each: the settings of all targets, of
+    which the first ones say how.
+    """
+    settings = next(iter(each.values()))
     # The last notice is the one that matters most.
     patience = len(told(settings)) * settings.notify.timeout + _SLACK_SECONDS
-    return ListenerProcess("notices", partial(_tell_of_runs, settings), patience=patience)
+    return ListenerProcess("notices", partial(_tell_of_runs, each), patience=patience)
 
 
 def told(settings: CatalogConfig, kind: str = "") -> list[str]:
@@ -270,32 +299,20 @@ def check(settings: CatalogConfig) -> tuple[str, str]:
 
 
 def _tell_of_runs(
-    settings: CatalogConfig, heard: Iterator[Heard], clock: Callable[[], float] = time.monotonic
+    each: Mapping[str, CatalogConfig],
+    heard: Iterator[Heard],
+    clock: Callable[[], float] = time.monotonic,
 ) -> None:
+    settings = next(iter(each.values()))
+    reader = FactsReader(each, "notices", page=False)
     notices: dict[str, Notices] = {}
     for target, what in heard:
         if target not in notices:
-            last_failure = partial(_last_failure, settings)
-            notices[target] = Notices(target, settings.notify.outage_after, last_failure)
+            read = partial(reader.read, target)
+            notices[target] = Notices(target, settings.notify.outage_after, read)
         for notice in notices[target].take(what, clock()):
             for problem in send(settings, notice):
                 tell_parent(Warning(reason=problem))
-
-
-def _last_failure(settings: CatalogConfig, target: str) -> str:
-    """Returns why the target's last run failed; "" where it did not, or the catalog does not say
-    it.
-    """
-    from ntt_backup.catalog import connection, history
-
-    try:
-        with connection.connect(settings.catalog.url, application_name("notices")) as conn:
-            end = history.last_end(conn, target)
-    except CatalogError:
-        return ""
-    if end is None or end.exit_code in (0, 130, 143):
-        return ""
-    return end.reason or f"exit code {end.exit_code}"
 
 
 def _body(notice: Notice) -> bytes:

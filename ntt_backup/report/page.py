@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import re
 import socket
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,14 +29,12 @@ from ntt_backup.catalog.failures import FailedBlob
 from ntt_backup.catalog.history import Hour, Run
 from ntt_backup.catalog.stats import Proved
 from ntt_backup.errors import complete
-from ntt_backup.format import about, duration, many, moment, printable, size
+from ntt_backup.format import about, duration, many, moment, printable, size, without_numbers
 from ntt_backup.report.facts import DAYS, TargetFacts
 from ntt_backup.report.health import Health, HealthVerdict, judge, lives
 
 _LINES: Final = 5
 _A_WEEK: Final = 7 * 86400
-# A number, with the unit of a duration where it has one.
-_NUMBER: Final = re.compile(r"\d[\d.,]*( (s|min|h|d)\b)?( *\d+ (s|min|h)\b)*")
 WIDTH: Final = 600
 HEIGHT: Final = 100
 _GAP: Final = 0.25  # Of the width of a bar.
@@ -93,7 +90,7 @@ def _worth_a_look(recent: Sequence[Sequence[str]]) -> list[Sequence[str]]:
         if line.startswith("resumed by "):
             found = {key: kept for key, kept in found.items() if not key.startswith("paused by ")}
         if level != "info":
-            key = _NUMBER.sub("#", line)
+            key = without_numbers(line)
             found.pop(key, None)
             found[key] = one
     return list(found.values())

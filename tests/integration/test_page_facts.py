@@ -97,11 +97,11 @@ def test_a_catalog_that_stands_still_is_not_waited_for(
     reader: FactsReader, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And afterwards it is read again."""
-    monkeypatch.setattr(facts, "_PATIENCE_SECONDS", 0.5)
+    reader._patience = 0.5
     monkeypatch.setattr(facts, "_SOON_SECONDS", 0.0)
     reader.read("remote")
     with postgres.frozen():
         assert reader.read("remote").trouble is not None
         assert reader.read("remote").trouble is not None
-    monkeypatch.setattr(facts, "_PATIENCE_SECONDS", 60.0)
+    reader._patience = 60.0
     assert reader.read("remote").trouble is None

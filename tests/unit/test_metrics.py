@@ -23,12 +23,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ntt_backup import events, newest
-from ntt_backup.catalog import history, stats
 from ntt_backup.config import Settings, load
+from ntt_backup.config.sections import LogSettings, RemoteSettings
 from ntt_backup.daemon.events import TargetRestart
 from ntt_backup.daemon.progress import RunProgress, RunState, WorkerStatus
 from ntt_backup.dump.events import DumpFailed
 from ntt_backup.report import metrics
+from ntt_backup.report.facts import TargetFacts
 from ntt_backup.report.metrics import METRICS, PREFIX, Figures, metrics_process
 from ntt_backup.snapshot.events import SnapshotFailed
 from tests.helpers import documents
@@ -70,7 +71,7 @@ class Told:
     """The figures of a target, after what a run told at these seconds."""
 
     def __init__(self, *told: tuple[float, events.Event | RunState]) -> None:
-        self.figures = Figures(["etc"])
+        self.figures = Figures({"far": ["etc"]})
         for now, what in told:
             self.figures.take("far", what, now)
 
@@ -173,25 +174,28 @@ def test_a_time_of_a_clock_that_was_ahead_stays_no_last_one() -> None:
     assert told("last_run_exit_code") == 0
 
 
-def test_what_a_target_lacks_is_counted_until_it_is_there_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("last_dumps", "last_checks"):
-        monkeypatch.setattr(metrics, name, lambda *_: [])
-    monkeypatch.setattr(history, "last_end", lambda *_: None)
-    monkeypatch.setattr(stats, "still_failed", lambda *_: 0)
-    wanted = settings()
-    wanted = wanted.model_copy(
-        update={"target": "far", "log": wanted.log.model_copy(update={"jsonl": tmp_path / "log"})}
-    )
+def test_what_a_target_lacks_and_how_status_judges_it_are_read(tmp_path: Path) -> None:
+    """Of each target by its own settings: what is missed is known by the place."""
+    places = {"far": "ssh://vault/srv", "usb": "file:///mnt/usb"}
+    each = {
+        name: settings().model_copy(
+            update={
+                "target": name,
+                "remote": RemoteSettings(url=url),
+                "log": LogSettings(jsonl=tmp_path / "log"),
+            }
+        )
+        for name, url in places.items()
+    }
     told = Told()
-    asking: Any = metrics.CatalogFigures.__new__(metrics.CatalogFigures)
-    asking._settings, asking._figures = wanted, told.figures
-    newest.record(wanted, "dump", "the newest")
+    newest.record(each["usb"], "dump", "the newest")
     for there in ([], ["the newest"]):
-        newest.compare(wanted, {("dump", ""): there})
-        asking._ask_for(None, "far")
-        assert told("missed_on_target") == (not there)
+        newest.compare(each["usb"], {("dump", ""): there})
+        for name in places:
+            told.figures.note_facts(TargetFacts.of_host(each[name]))
+        assert told("missed_on_target", target="usb") == (not there)
+        assert told("health", target="usb") == (0 if there else 2)
+        assert (told("missed_on_target"), told("health")) == (0, 0)
 
 
 def test_an_outage_before_the_workers_start_ends_with_its_event() -> None:
@@ -278,7 +282,7 @@ def values(text: str | None) -> dict[str, float]:
 
 def test_the_page_and_the_file_say_the_same_until_the_end(tmp_path: Path, alone: None) -> None:
     listen, textfile = f"{HOST}:{free_port()}", tmp_path / "ntt.prom"
-    process = metrics_process(settings(listen=listen, textfile=textfile))
+    process = metrics_process({"far": settings(listen=listen, textfile=textfile)})
     assert process is not None
     mask = os.umask(0o077)
     try:
@@ -319,7 +323,7 @@ def test_what_cannot_be_served_is_a_warning_and_is_tried_again(
     monkeypatch.setattr(metrics, "_WRITE_SECONDS", 0.02)
     listen, textfile = f"{HOST}:{free_port()}", tmp_path / "later" / "ntt.prom"
     wanted = settings(listen=listen, textfile=textfile)
-    process = metrics_process(wanted)
+    process = metrics_process({"far": wanted})
     assert process is not None
     listener = process.of("far")
     with socketserver.TCPServer((HOST, int(listen.rpartition(":")[2])), BaseRequestHandler):

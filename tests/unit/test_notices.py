@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,16 @@ import pytest
 from pydantic import ValidationError
 
 from ntt_backup import events
+from ntt_backup.catalog.history import CheckRun, RunEnd
 from ntt_backup.config import CatalogConfig
 from ntt_backup.config.sections import NotifySettings
 from ntt_backup.daemon.events import TargetRestart
 from ntt_backup.daemon.progress import RunProgress, RunState
 from ntt_backup.dump.events import DumpFailed, DumpRecovered, DumpSkipped
-from ntt_backup.errors import RemoteUnreachable
+from ntt_backup.errors import CatalogRefused, RemoteUnreachable
 from ntt_backup.events import Event
 from ntt_backup.report import notices
+from ntt_backup.report.facts import FactsReader, TargetFacts
 from ntt_backup.report.notices import Notice, Notices
 from ntt_backup.snapshot.events import SnapshotFailed, SnapshotsRecovered
 from tests.helpers.waiting import PATIENCE
@@ -70,9 +73,16 @@ def failed(reason: str) -> Event:
 At = tuple[float, Event | RunState]
 
 
+def facts(reason: str = "", **known: Any) -> TargetFacts:
+    """A target that is well. reason: why its last run failed."""
+    end = RunEnd(datetime.now(UTC), 5, None, reason) if reason else None
+    return TargetFacts(CatalogConfig(), end=end, **known)
+
+
 def told(*heard: At, failed_before: bool = False) -> list[str]:
     """The kinds of the notices, after what a run told at these seconds."""
-    notices = Notices("far", 900.0, lambda target: "exit code 5" if failed_before else "")
+    known = facts("exit code 5" if failed_before else "")
+    notices = Notices("far", 900.0, lambda daemon: replace(known, daemon=daemon))
     found = [one.kind for now, what in heard for one in notices.take(what, now)]
     return [kind for kind in found if kind != "alive"]
 
@@ -150,7 +160,7 @@ def test_a_daemon_that_a_service_manager_starts_again_tells_no_trouble_twice(
     before: str, kinds: list[str]
 ) -> None:
     """The catalog knows why the last run ended."""
-    notices = Notices("far", 900.0, lambda _: before)
+    notices = Notices("far", 900.0, lambda _: facts(before))
     heard = (start(watch=True), FULL, stop("error"))
     found = [one.kind for what in heard for one in notices.take(what, 0.0)]
     assert found == ["start", *kinds]
@@ -163,7 +173,7 @@ def test_another_trouble_is_told_beside_one_that_is_known() -> None:
 
 
 def test_a_failure_says_what_the_error_said() -> None:
-    notices = Notices("far", 900.0, lambda target: "")
+    notices = Notices("far", 900.0, lambda _: facts())
     for event in (start(), events.Error(**ERROR)):
         notices.take(event, 0.0)
     text = notices.take(stop("error"), 1.0)[0].text
@@ -266,6 +276,28 @@ def test_rot_is_told_once_a_run_and_other_failed_blobs_of_a_daemon_once_a_day() 
     assert told(*heard) == ["start", "failure", "failure"]
 
 
+DAMAGED = CheckRun("verify", datetime.now(UTC), datetime.now(UTC), 7, 100, 1000, 2, "")
+REFUSED = CatalogRefused("no right")
+
+
+def test_a_daemon_is_judged_as_status_judges_it() -> None:
+    """By what no event tells of: it does not ping as well, and that is told once until it is so."""
+    known = [facts(), facts(checks=[DAMAGED]), facts(checks=[replace(DAMAGED, wrong=3)]), facts()]
+    known[2:2] = [facts(trouble=REFUSED)]  # Nobody knows then.
+    notices, said = Notices("far", 900.0, lambda _: known.pop(0)), []
+    notices.take(start(watch=True), 0.0)
+    for now in range(0, 1300, 50):
+        said += [(now, one.kind, one.text) for one in notices.take(STATE, float(now))]
+    assert [one[:2] for one in said] == [
+        *((300, "action_required"), (300, "first_failure")),
+        *((1200, "recovery"), (1200, "alive")),
+    ]
+    assert said[0][2].endswith(
+        "found 2 blobs missing or wrong; `ntt-backup-remote verify` says more"
+    )
+    assert said[0][2].startswith("Action required: The last verify, ")
+
+
 # --- by which way ---------------------------------------------------------------------------------
 
 
@@ -315,7 +347,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[Event]:
     """What is logged; and no catalog is asked."""
     logged: list[Event] = []
     monkeypatch.setattr(notices, "tell_parent", logged.append)
-    monkeypatch.setattr(notices, "_last_failure", lambda settings, target: False)
+    monkeypatch.setattr(FactsReader, "read", lambda *_: facts())
     return logged
 
 
@@ -333,7 +365,7 @@ def program(tmp_path: Path, text: str) -> tuple[str, ...]:
 def test_a_program_gets_the_notices_that_are_wanted(tmp_path: Path, said: list[Event]) -> None:
     command = program(tmp_path, f'cat >> {tmp_path}/got; echo "|$1" >> {tmp_path}/got')
     heard = [("far", start()), ("near", stop("done")), ("far", stop("error"))]
-    notices._tell_of_runs(settings(command=command), iter(heard))
+    notices._tell_of_runs({"far": settings(command=command)}, iter(heard))
     body, _, argument = (tmp_path / "got").read_text().partition("|")
     assert argument == "an argument; not a command\n"
     notice = json.loads(body)
@@ -356,7 +388,7 @@ def test_a_program_that_fails_or_hangs_is_a_warning(
     tmp_path: Path, said: list[Event], script: str, timeout: float, why: str
 ) -> None:
     wanted = settings(command=program(tmp_path, script), timeout=timeout)
-    notices._tell_of_runs(wanted, iter([("far", start()), ("far", stop("error"))]))
+    notices._tell_of_runs({"far": wanted}, iter([("far", start()), ("far", stop("error"))]))
     assert [str(event.line) for event in said] == [
         f"warning: the notice 'first_failure' did not go out by notify.command: {why}"
     ]
@@ -367,7 +399,7 @@ def test_what_a_program_leaves_behind_is_not_waited_for(tmp_path: Path, said: li
     wanted = settings(command=program(tmp_path, "sleep 600 & echo $! >$0.pid"), timeout=PATIENCE)
     begun = time.monotonic()
     try:
-        notices._tell_of_runs(wanted, iter([("far", stop("error"))]))
+        notices._tell_of_runs({"far": wanted}, iter([("far", stop("error"))]))
     finally:
         os.kill(int((tmp_path / "program.pid").read_text()), signal.SIGKILL)
     assert time.monotonic() - begun < PATIENCE
@@ -377,7 +409,7 @@ def test_what_a_program_leaves_behind_is_not_waited_for(tmp_path: Path, said: li
 def test_what_a_program_prints_takes_no_memory(tmp_path: Path, said: list[Event]) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     wanted = settings(command=program(tmp_path, "head -c 200M /dev/zero"))
-    notices._tell_of_runs(wanted, iter([("far", stop("error"))]))
+    notices._tell_of_runs({"far": wanted}, iter([("far", stop("error"))]))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 * 1024
     assert said == []
 
@@ -390,7 +422,7 @@ def test_a_program_that_is_missing_is_told_by_check_and_at_the_notice(
         "by command",
         f"notify.command cannot be run: {tmp_path}/none",
     )
-    notices._tell_of_runs(wanted, iter([("far", stop("error"))]))
+    notices._tell_of_runs({"far": wanted}, iter([("far", stop("error"))]))
     assert "is not installed" in str(said[0].line)
 
 
@@ -399,7 +431,7 @@ def test_a_check_is_pinged_at_the_start_the_end_and_a_failure(
 ) -> None:
     wanted = settings(ping_url=f"{server.url}/key/backup-{{target}}?create=1")
     heard = [("far off", start()), ("far off", stop("done")), ("far off", stop("error"))]
-    notices._tell_of_runs(wanted, iter(heard))
+    notices._tell_of_runs({"far": wanted}, iter(heard))
     page = "/key/backup-far%20off"
     assert server.paths == [f"{page}{end}?create=1" for end in ("/start", "", "/fail")]
     assert server.bodies[1].decode() == stop("done").line
@@ -411,7 +443,7 @@ def test_a_daemon_pings_while_it_is_well(server: Server, said: list[Event]) -> N
     heard: list[Event | RunState] = [start(watch=True), STATE, STATE, STATE]
     heard += [DUMP_FAILED, STATE, DUMP_FINE]
     wanted = settings(ping_url=f"{server.url}/p")
-    notices._tell_of_runs(wanted, iter([("far", what) for what in heard]), clock.__next__)
+    notices._tell_of_runs({"far": wanted}, iter([("far", what) for what in heard]), clock.__next__)
     assert server.paths == ["/p", "/p/fail", "/p"]
 
 
@@ -420,7 +452,7 @@ def test_a_webhook_gets_the_notice_and_its_refusal_shows_no_url(
 ) -> None:
     wanted = settings(webhook_url=f"{server.url}/secret/{{target}}", on=["success"])
     server.status = 403
-    notices._tell_of_runs(wanted, iter([("far", start()), ("far", stop("done"))]))
+    notices._tell_of_runs({"far": wanted}, iter([("far", start()), ("far", stop("done"))]))
     assert json.loads(server.bodies[0])["notice"] == "success"
     assert server.paths == ["/secret/far"]
     (warning,) = said

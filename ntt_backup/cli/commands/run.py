@@ -79,11 +79,11 @@ def run(
     if of_all.metrics.wanted:
         from ntt_backup.report.metrics import metrics_process
 
-        heard_by.append(metrics_process(of_all))
+        heard_by.append(metrics_process(each))
     if of_all.notify.wanted:
         from ntt_backup.report.notices import notice_process
 
-        heard_by.append(notice_process(of_all))
+        heard_by.append(notice_process(each))
 
     def listeners(name: str) -> list[Listener]:
         result = [JsonResult(sys.stdout, name)] if as_json else []
