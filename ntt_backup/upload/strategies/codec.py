@@ -5,9 +5,9 @@ Most blobs do not compress (pictures, archives, media); some do, by a factor of 
 ever more rarely: incompressible data costs almost nothing, and a change is noticed within a few
 MiB.
 
-The level follows the bottleneck. While the sender waits for the link and this machine has idle CPU,
-a higher level sends more; where compressing takes the time, or no CPU is idle, as on a link that is
-as fast as the machine, a lower one does (`client.effort`).
+The level follows the bottleneck. While the sender waits for the link, a higher level sends more;
+where compressing takes the time, as on a link that is as fast as the machine, a lower level does
+(`client.effort`).
 
 What a session compresses is one zstd stream, so each part gains from what went before it; a higher
 level looks back further. What travels raw is no part of it. For an older receiver each part is
