@@ -46,7 +46,7 @@ from ntt_backup.catalog.ranges import (
     prefix_ranges,
     whole_of,
 )
-from ntt_backup.catalog.search import FEWEST_SLICES, Found, Search, cut, rest_of
+from ntt_backup.catalog.search import FEWEST_SLICES, Found, Search, cut, rest_of, within
 from ntt_backup.model import Blob
 
 # How long a search may take before its caller is asked whether anything else is to be done.
@@ -81,11 +81,15 @@ class Claims:
 
     order lists range indexes, those to try first in front. Every method raises CatalogUnavailable
     when the connection is lost. All claims are lost with it: make a new object on a new connection.
+
+    Attributes:
+        searching: Whether the last `take` ended before it had looked into all free ranges.
     """
 
     # Of a round of searches: about how many rows the table has, and whether anything was read.
     _rows = 0
     _found = False
+    searching = False
 
     def __init__(self, conn: Connection, target: str, order: Sequence[int]) -> None:
         self._conn = conn
@@ -99,16 +103,6 @@ class Claims:
         self._parts["taken"] = fragment("taken")
         self._searches = self._rounds()
         self._search = self._any = Search()
-        self._searching = False
-        # Whether the last look met a full range: then the next one is probably full, too.
-        self._dense = False
-        # Ranges that were locked last, and have given nothing yet.
-        self._fresh: set[int] = set()
-
-    @property
-    def searching(self) -> bool:
-        """Whether the last `take` ended before it had looked into all free ranges."""
-        return self._searching
 
     def take(self, limit: int) -> list[tuple[Blob, int]]:
         """Returns up to limit pending blobs, each with its range's index; [] when nothing free is
@@ -133,10 +127,7 @@ class Claims:
         if not freed:
             return
         with translated("release ranges"):
-            if wholes := sorted(one for one in freed if one < RANGES):
-                self._run("unlock_ranges", {"indexes": wholes})
-            if some := sorted(one for one in freed if one >= RANGES):
-                self._run("unlock_parts", _of_parts(some))
+            self._run("unlock_ranges", _with_wholes(freed))
         self._held -= freed
         self._open = [one for one in self._open if one.index not in freed]
 
@@ -147,7 +138,7 @@ class Claims:
         deadline = time.monotonic() + _SEARCH_SECONDS
         with translated("look for pending blobs"):
             self._any = self._any or Search(prefix_ranges(), rows_about(self._conn))
-            if self._find(self._any, 1, deadline, held=True).stretches:
+            if self._find(self._any, 1, 1, deadline, held=True).stretches:
                 self._any = Search()
                 return True
         return None if self._any else False
@@ -193,55 +184,51 @@ class Claims:
         What is found free may be taken by another before we lock it; then it is not found again.
         """
         deadline = time.monotonic() + _SEARCH_SECONDS
-        self._searching = True
+        self.searching = True
         while not self._open and time.monotonic() < deadline:
             if not self._search:
                 search = next(self._searches, None)
                 if search is None:
                     self._searches = self._rounds()
-                    self._searching = False
+                    self.searching = False
                     break
                 self._search = search
-            found, much = self._search.full(wanted)
-            if not found:
-                enough = 1 if self._dense else wanted
-                found, much = self._find(self._search, enough, deadline)
-                self._dense = much > batch
-            if much > batch and found[-1].index < RANGES:
-                self._search.share(found[-1], parts(found[-1].index), much)
-                found = found[:-1]
+            found, much = self._find(self._search, wanted, batch, deadline)
+            if found and found[-1].index < RANGES and much >= WORTH_SHARING:
+                last = found.pop()
+                if found:
+                    # Its blobs may not all be counted: a look that begins with it tells.
+                    self._search.put_first([last])
+                elif much >= batch + WORTH_SHARING:
+                    self._search.put_first(within(last, parts(last.index)))
+                else:
+                    found = [last]
             if found:
-                self._lock({one.index for one in found} - self._held)
+                free = {one.index for one in found} - self._held
+                locked = self._run("lock_ranges", _with_wholes(free))
+                self._held.update(index for (index,) in locked)
                 self._open = [one for one in found if one.index in self._held]
         return bool(self._open)
 
-    def _lock(self, indexes: set[int]) -> None:
-        """Takes the locks of ranges, and of parts, as far as they are free."""
-        rows = []
-        if wholes := sorted(one for one in indexes if one < RANGES):
-            rows += self._run("lock_ranges", {"indexes": wholes})
-        if some := sorted(one for one in indexes if one >= RANGES):
-            rows += self._run("lock_parts", _of_parts(some))
-        self._fresh = {index for (index,) in rows}
-        self._held |= self._fresh
-
-    def _find(self, search: Search, wanted: int, deadline: float, *, held: bool = False) -> Found:
+    def _find(
+        self, search: Search, wanted: int, batch: int, deadline: float, *, held: bool = False
+    ) -> Found:
         """Continues a search until the deadline; returns what it finds first, also what somebody
-        holds where that is asked for.
+        holds where that is asked for. Counts until there is more than a batch worth sharing.
         """
         while search and time.monotonic() < deadline:
             slices = search.slices()
             values = {
                 **bounds([piece for _, piece in slices]),
                 "class": None if held else self._class,
-                "limit": wanted + WORTH_SHARING + len(slices),  # A slice without any counts as one.
+                "limit": batch + WORTH_SHARING + len(slices),  # A slice without any counts as one.
                 "milliseconds": _LOOK_AGAIN_MS if search.again else _LOOK_MS,
             }
             counts = [count for _, count in self._run("free_slices", values)]
             found = search.looked(slices, counts, wanted)
             if found.stretches:
                 return found
-        return Found()
+        return Found([])
 
     def _read(self, limit: int) -> list[tuple[Blob, int]]:
         """Reads the open ranges on, until limit, their end, or one that takes long for nothing.
@@ -264,11 +251,6 @@ class Claims:
             self._search.put_off(left.pop(0))
         self._open = left
         self._found = self._found or bool(taken)
-        # Others may have emptied a range before we locked it.
-        self._fresh -= {index for _, index in taken.values()}
-        if empty := self._fresh.difference(one.index for one in left):
-            self._search.doubt()
-            self.release(empty)
         return list(taken.values())
 
     def _run(self, name: str, values: dict[str, object]) -> list[tuple[Any, ...]]:
@@ -279,10 +261,10 @@ class Claims:
         return self._conn.execute(query, values, binary=True, prepare=True).fetchall()
 
 
-def _of_parts(indexes: Iterable[int]) -> dict[str, object]:
-    """Returns the values of a statement that locks or unlocks parts of ranges."""
-    some = list(indexes)
-    return {"parts": some, "wholes": [whole_of(one) for one in some]}
+def _with_wholes(indexes: Iterable[int]) -> dict[str, object]:
+    """Returns the values of a statement that locks or unlocks ranges, and parts of ranges."""
+    some = sorted(indexes)
+    return {"indexes": some, "wholes": [whole_of(one) for one in some]}
 
 
 def holders(conn: Connection, target: str) -> list[Holder]:

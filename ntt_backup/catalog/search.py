@@ -7,10 +7,7 @@ the server looks at the clock between them.
 
 Where the time was over and nothing found, the rest of the stretch is put off until all else was
 looked into. Before that its upper half is tried once: what is left of a range that somebody began
-lies there. Where it has something, the next ranges are looked into from the same place on: they
-probably begin with dead entries, too. Where it has nothing, the next stretches were probably sent
-as well: so one is skipped, then three, then seven. What was skipped comes after all the others, and
-what was put off comes last.
+lies there. In the end what was put off is looked into, one stretch after the other.
 
 All of it is computed from positions in the space of blobids. What is no hex has no position, and is
 not cut.
@@ -24,73 +21,51 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from ntt_backup.catalog.pending import Stretch
-from ntt_backup.catalog.ranges import RANGES, WORTH_SHARING, interval
+from ntt_backup.catalog.ranges import interval
 from ntt_backup.model import BlobRange
 
 _DIGITS: Final = 12
 _SPACE: Final = 16**_DIGITS
-_RANGE: Final = _SPACE // RANGES
 _HEX: Final = re.compile(rf"[0-9a-f]{{0,{_DIGITS}}}")
 _ENTRIES: Final = 64  # of a table without gaps, in the first slice of a stretch
 _WIDEST: Final = 64  # times the first: each is twice as wide as the one before, up to this
-_NARROW: Final = 8  # where the time was over: then up to this, until looks are quick again
+_NARROW: Final = 8  # at first, and where the time was over: then up to this
+_SLICES: Final = 32  # of a look, times the widest
 FEWEST_SLICES: Final = 64
-_MOST_SLICES: Final = 2048
 
 Slices = Sequence[tuple[int, Stretch]]
 
 
 class Found(NamedTuple):
-    """Stretches that begin with a pending blob. much: about how many blobs the last one has, where
-    that is far more than was wanted; else 0.
-    """
+    """Stretches that begin with a pending blob. much: how many blobs were counted in the last."""
 
-    stretches: Sequence[Stretch] = ()
+    stretches: list[Stretch]
     much: int = 0
 
 
 class Search:
     """The stretches that are still to be looked into. It is true while there are any.
 
-    rows: about how many the table has.
+    Attributes:
+        again: Whether the search has come to what took long before: nothing else is left.
     """
 
-    # About how many blobs each of the first stretches has that need no look.
-    _each = 1
-
     def __init__(self, ranges: Iterable[BlobRange] = (), rows: int = 0) -> None:
+        """rows: about how many the table has."""
         self._left = [Stretch(one.index, one.lo, one.hi) for one in ranges]
-        # What was put off, and whether that is looked into now.
         self._later: list[Stretch] = []
-        self._again = False
         self._rows = rows
-        # How many of the first stretches need no look.
-        self._full = 0
-        # The slices of the next look, the widest of them, and how many stretches are skipped after
-        # the next slow one.
-        self._most = RANGES
         self._widest = _NARROW
-        self._skipped = 0
-        # Where in the next range its first look begins: what lies before is skipped.
-        self._from = 0
+        self.again = False
 
     def __bool__(self) -> bool:
         return bool(self._left or self._later)
 
-    @property
-    def again(self) -> bool:
-        """Returns whether the search has come to what took long before: nothing else is left."""
-        return self._again
-
     def slices(self) -> Slices:
         """Returns what to look into next: each slice with the place of its stretch."""
         if not self._left:
-            self._left, self._later, self._again = self._later, [], True
-        first = self._left[0]
-        if first.index < RANGES and (upper := _upper(first, first.index * _RANGE + self._from)):
-            self._left[0] = upper
-            self._left.append(replace(first, hi=upper.lo))
-        return cut(self._left, self._rows, self._most, self._widest)
+            self._left, self._later, self.again = self._later, [], True
+        return cut(self._left, self._rows, _SLICES * self._widest, self._widest)
 
     def looked(self, slices: Slices, counts: Sequence[int], wanted: int) -> Found:
         """Notes how many blobs each of the first slices has; the others were not looked into.
@@ -106,86 +81,30 @@ class Search:
                 begins[nth], of_last = piece, 0
             total += count
             of_last += count
-        last = slices[len(counts) - 1]
         if begins:
-            return self._found(begins, last, total - wanted, (of_last, counts[-1]))
-        done = len(counts)
-        left = rest_of(self._left, slices, done)
-        over = done < len(slices)
+            found = [replace(piece, hi=self._left[nth].hi) for nth, piece in begins.items()]
+            del self._left[: max(begins) + 1]
+            return Found(found, of_last)
+        over = len(counts) < len(slices)
+        left = rest_of(self._left, slices, len(counts))
         # Not even the first stretch was looked into as a whole.
-        slow = over and len(left) == len(self._left)
-        self._from = 0
+        slow = over and len(left) == len(self._left) and not self.again
         self._left = left[1:] if slow else left
-        if slow and not self.put_off(left[0]):
-            self._left = self._left[self._skipped :] + self._left[: self._skipped]
-            self._skipped = 2 * self._skipped + 1
-        if over and done < FEWEST_SLICES:
-            self._most, self._widest = FEWEST_SLICES, _NARROW
-        else:
-            self._most = done if over else min(2 * self._most, _MOST_SLICES)
-            self._widest = min(2 * self._widest, _WIDEST)
-        return Found()
+        if slow:
+            self.put_off(left[0])
+        self._widest = _NARROW if over else min(2 * self._widest, _WIDEST)
+        return Found([])
 
-    def put_off(self, stretch: Stretch) -> bool:
-        """Has a stretch that took long looked into after all others. Returns whether its upper half
-        is the next.
-        """
-        self.doubt()
-        half = _upper_half(stretch)
-        if half is None:
-            self._later.append(stretch)
-        else:
-            self._from = _span("", half.lo) % _RANGE
-            self._later.append(replace(stretch, hi=half.lo))
+    def put_off(self, stretch: Stretch) -> None:
+        """Has a stretch that took long looked into after all others, but its upper half next."""
+        if half := _upper_half(stretch):
             self._left.insert(0, half)
-        return half is not None
+            stretch = replace(stretch, hi=half.lo)
+        self._later.append(stretch)
 
-    def share(self, stretch: Stretch, parts: Iterable[BlobRange], blobs: int) -> None:
-        """Makes the parts of a stretch the next ones. It has about so many blobs, and they are
-        hashes: so all parts are taken for full, until there is a doubt.
-        """
-        pieces = within(stretch, parts)
-        self._left[:0] = pieces
-        self._full, self._each = len(pieces), max(1, blobs // len(pieces))
-
-    def doubt(self) -> None:
-        """Has the next stretches looked into: one that was taken for full was not."""
-        self._full = 0
-
-    def full(self, wanted: int) -> Found:
-        """Returns the next stretches that need no look, as many as have so many blobs, and forgets
-        these.
-        """
-        count = min(self._full, -(-wanted // self._each))
-        some, self._left = self._left[:count], self._left[count:]
-        self._full -= count
-        return Found(some)
-
-    def _found(
-        self,
-        begins: dict[int, Stretch],
-        last: tuple[int, Stretch],
-        beyond: int,
-        counted: tuple[int, int],
-    ) -> Found:
-        """Forgets what was found. counted: the blobs of the last stretch, and of the last slice."""
-        found = [replace(piece, hi=self._left[nth].hi) for nth, piece in begins.items()]
-        *_, end = begins
-        much, of_piece = counted
-        nth, piece = last
-        if nth == end:
-            begin, one = begins[end].lo, piece is begins[end]
-            # The limit may have ended the last slice's count.
-            looked = _span(begin, piece.hi if one else piece.lo)
-            sure = much if one else much - of_piece
-            more = max(0, sure * _span(begin, self._left[end].hi) // max(looked, 1) - much)
-            beyond += more
-            much += more
-        self._left = self._left[end + 1 :]
-        if beyond >= 0:
-            self._most = max(self._most // 2, FEWEST_SLICES)
-        self._skipped = 0
-        return Found(found, much if beyond > WORTH_SHARING else 0)
+    def put_first(self, stretches: Sequence[Stretch]) -> None:
+        """Has stretches looked into before all others."""
+        self._left[:0] = stretches
 
 
 def cut(stretches: Sequence[Stretch], rows: int, most: int, widest: int = _WIDEST) -> Slices:
@@ -232,7 +151,7 @@ def within(stretch: Stretch, ranges: Iterable[BlobRange]) -> list[Stretch]:
         return [Stretch(one.index, one.lo, one.hi) for one in ranges]
     found = []
     for one in ranges:
-        begin, end = _span("", one.lo), _span("", one.hi)
+        begin, end = _position(one.lo) or 0, _position(one.hi) or 0
         if begin < hi and end > lo:
             first, last = begin <= lo, end >= hi
             low, past = (stretch.lo, stretch.past) if first else (one.lo, None)
@@ -242,23 +161,11 @@ def within(stretch: Stretch, ranges: Iterable[BlobRange]) -> list[Stretch]:
 
 def _upper_half(stretch: Stretch) -> Stretch | None:
     """Returns the upper half of a stretch; None where as much of its range, or part, lies below."""
-    left = _span(stretch.lo, stretch.hi)
-    if left <= _span(interval(stretch.index).lo, stretch.lo):
-        return None
-    return _upper(stretch, _span("", stretch.hi) - left // 2)
-
-
-def _upper(stretch: Stretch, begin: int) -> Stretch | None:
-    """Returns what the stretch has from a place within it on; None where that is not within it."""
     lo, hi = _position(stretch.lo), _position(stretch.hi)
-    if lo is None or hi is None or not lo < begin < hi:
+    start = _position(interval(stretch.index).lo) or 0
+    if lo is None or hi is None or hi - lo <= lo - start:
         return None
-    return Stretch(stretch.index, f"{begin:0{_DIGITS}x}", stretch.hi)
-
-
-def _span(lo: str | None, hi: str | None) -> int:
-    begin, end = _position(lo), _position(hi)
-    return 0 if begin is None or end is None else max(0, end - begin)
+    return Stretch(stretch.index, f"{(lo + hi + 1) // 2:0{_DIGITS}x}", stretch.hi)
 
 
 def _position(blobid: str | None) -> int | None:

@@ -52,14 +52,6 @@ array(
         and l.classid::bigint = %(class)s::bigint & 4294967295
 )
 
--- name: lock_ranges
--- Takes the locks of the given ranges, as far as they are free. Returns those taken.
-select index from unnest(%(indexes)s::int[]) as index where pg_try_advisory_lock(%(class)s, index);
-
--- name: unlock_ranges
--- Gives the locks of the given ranges back.
-select pg_advisory_unlock(%(class)s, index) from unnest(%(indexes)s::int[]) as index;
-
 -- name: shared_ranges
 -- The ranges that are held in parts, by anybody.
 select distinct l.objid::int from pg_locks l
@@ -68,20 +60,23 @@ where l.locktype = 'advisory' and l.objsubid = 2 and l.mode = 'ShareLock'
     and l.classid::bigint = %(class)s::bigint & 4294967295
 order by 1;
 
--- name: lock_parts
--- Takes the locks of the given parts of ranges, as far as they are free: each with a lock on its
--- whole that others may share, but nobody who wants the whole. Returns those taken.
-select part from unnest(%(parts)s::int[], %(wholes)s::int[]) as p (part, whole)
+-- name: lock_ranges
+-- Takes the locks of the given ranges, and parts of ranges, as far as they are free. The lock of a part
+-- comes with a lock on its whole that others may share, but nobody who wants the whole. Returns those
+-- taken.
+select index from unnest(%(indexes)s::int[], %(wholes)s::int[]) as r (index, whole)
 where case
+    when index = whole then pg_try_advisory_lock(%(class)s, index)
     when not pg_try_advisory_lock_shared(%(class)s, whole) then false
-    when pg_try_advisory_lock(%(class)s, part) then true
+    when pg_try_advisory_lock(%(class)s, index) then true
     else not pg_advisory_unlock_shared(%(class)s, whole)
 end;
 
--- name: unlock_parts
--- Gives the locks of the given parts of ranges back.
-select pg_advisory_unlock(%(class)s, part), pg_advisory_unlock_shared(%(class)s, whole)
-from unnest(%(parts)s::int[], %(wholes)s::int[]) as p (part, whole);
+-- name: unlock_ranges
+-- Gives the locks of the given ranges, and parts of ranges, back.
+select pg_advisory_unlock(%(class)s, index),
+    case when index <> whole then pg_advisory_unlock_shared(%(class)s, whole) end
+from unnest(%(indexes)s::int[], %(wholes)s::int[]) as r (index, whole);
 
 -- name: pending_blobs
 -- The next pending blobs of the given slices of ranges, in order; of a slice without any, one row
