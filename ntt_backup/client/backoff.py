@@ -1,12 +1,18 @@
-"""The waits before another attempt, and the limit of an outage. Pure functions."""
+"""The waits before another attempt, and the limits of an outage and of restarts. Pure functions."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from ntt_backup.config import RunSettings
+
+# The restarts in a row of a process that must not die.
+RESTARTS: Final = 5
+# After a life of this length the restarts before it do not count.
+SOUND_SECONDS: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,3 +84,40 @@ class OutageClock:
     def answered(self) -> None:
         """Restarts the limit: the side answered, but no work was done, so the waits still grow."""
         self._since = None
+
+
+class Restarts:
+    """Says when a process that failed is started again: each failure in a row doubles the wait.
+
+    Args:
+        backoff: The shortest and the longest wait.
+        most: The number of restarts in a row; None: without a limit.
+        jitter: Returns a number in [0, 1), see `Backoff.wait`.
+    """
+
+    def __init__(
+        self,
+        backoff: Backoff,
+        most: int | None = None,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self.count = 0
+        self._backoff = backoff
+        self._most = most
+        self._jitter = jitter
+
+    def next_wait(self, lived_s: float = 0.0) -> float | None:
+        """Counts a failure.
+
+        Args:
+            lived_s: The seconds from the start to the failure.
+
+        Returns:
+            The seconds until the next start; None where there were too many restarts.
+        """
+        if lived_s > SOUND_SECONDS:
+            self.count = 0
+        if self.count == self._most:
+            return None
+        self.count += 1
+        return self._backoff.wait(self.count, self._jitter)

@@ -27,13 +27,13 @@ from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import Final
 
-from ntt_backup.client.backoff import Backoff
+from ntt_backup.client.backoff import Backoff, Restarts
 from ntt_backup.client.throttle import Limit, Pace, set_process_pace
 from ntt_backup.config import Settings
-from ntt_backup.daemon.child import ChildProcess, Restarts, tell_parent
 from ntt_backup.dump.events import DumpFailed, DumpRecovered
 from ntt_backup.errors import BackupError, CatalogUnavailable, DumpImpossible
 from ntt_backup.events import Event, Outage, Warning
+from ntt_backup.process.child import ChildProcess, tell_parent
 from ntt_backup.process.fork import Fork
 from ntt_backup.process.messages import JobOver, ProcessEnded
 from ntt_backup.process.pipeline import Child

@@ -22,10 +22,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from ntt_backup import events
-from ntt_backup.client.backoff import Backoff
+from ntt_backup.client.backoff import RESTARTS, Backoff, Restarts
 from ntt_backup.config import Settings, refuse, shared_files
 from ntt_backup.daemon import coordinator
-from ntt_backup.daemon.child import RESTARTS, ChildProcess, Restarts
 from ntt_backup.daemon.control_socket import ControlSocket
 from ntt_backup.daemon.event_log import EventLog
 from ntt_backup.daemon.events import Asked, TargetRestart
@@ -38,6 +37,7 @@ from ntt_backup.errors import BackupError, ConfigError, WaitsToStart, worst
 from ntt_backup.events import Event
 from ntt_backup.format import duration, printable
 from ntt_backup.objects import s3
+from ntt_backup.process.child import ChildProcess
 from ntt_backup.process.fork import Fork
 from ntt_backup.process.messages import Fatal, Message, ProcessEnded
 from ntt_backup.process.pipeline import Child, wait_for

@@ -12,14 +12,14 @@ from functools import partial
 from typing import Final
 
 from ntt_backup import events
-from ntt_backup.client.backoff import Backoff
+from ntt_backup.client.backoff import RESTARTS, Backoff, Restarts
 from ntt_backup.client.bootstrap import bundle
 from ntt_backup.client.effort import Effort
 from ntt_backup.client.throttle import Limit
 from ntt_backup.config import RunSettings, Settings, application_name
-from ntt_backup.daemon.child import RESTARTS, ChildProcess, Restarts
 from ntt_backup.errors import WorkerFailed
 from ntt_backup.model import PendingEstimate
+from ntt_backup.process.child import ChildProcess
 from ntt_backup.process.fork import Fork
 from ntt_backup.process.memory import SharedNumber
 from ntt_backup.process.messages import Fatal, Message, ProcessEnded, Tick

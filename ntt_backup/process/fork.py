@@ -10,20 +10,15 @@ below it on the stack, so that no connection of the parent's is ever touched.
 from __future__ import annotations
 
 import gc
-import json
 import os
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from functools import partial
-from typing import IO, Any, Final, NoReturn
+from typing import IO, Final, NoReturn
 
-from ntt_backup.errors import BackupError, WorkerFailed
-from ntt_backup.process.pipeline import Child, die_with_parent, name_process, wait_for
-
-Report = dict[str, Any]
+from ntt_backup.process.pipeline import Child, die_with_parent, name_process
 
 _HANDLED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
 _MOST_FDS: Final = 1 << 20
@@ -123,69 +118,3 @@ def _run_child(
         os.write(2, traceback.format_exc().encode("utf-8", "backslashreplace"))
     finally:
         os._exit(status)
-
-
-def run_helpers(
-    bodies: Sequence[Callable[[], Iterator[Report]]],
-    name: str,
-    error_class: type[BackupError] = BackupError,
-) -> Iterator[Report]:
-    """Runs each body in a process of its own, and yields the reports that the bodies yield.
-
-    Args:
-        bodies: The functions to run. A report is a dict that JSON can hold and is not empty. A
-            body has no descriptors of this process.
-        name: The name of the processes, see `Fork`.
-        error_class: The class of the error that is raised for an error of a body.
-
-    Raises:
-        BackupError: A body raised an error. The other processes are killed.
-        WorkerFailed: A process died.
-    """
-    with ExitStack() as stack:
-        helpers: list[_Helper] = []
-        for body in bodies:
-            helper = _Helper(partial(_write_reports, body), name)
-            stack.callback(helper.release)
-            stack.callback(helper.kill)
-            helpers.append(helper)
-        while helpers:
-            wait_for(reading=[fd for one in helpers for fd in one.fds], timeout=None)
-            for helper in list(helpers):
-                for report in helper.read_reports():
-                    if "message" in report:
-                        raise error_class(**report)
-                    if report:
-                        yield report
-                    else:
-                        helpers.remove(helper)
-
-
-class _Helper(Fork):
-    """A process that writes each report as a line of JSON, and an empty report at its end."""
-
-    _unfinished = b""
-
-    def read_reports(self) -> Iterator[Report]:
-        """Yields the reports that have arrived."""
-        self.drain_stderr()
-        data = self.read()
-        if data == b"":
-            status = self.wait(1.0)
-            last = self.stderr.text.splitlines()[-1:] or [f"it ended with status {status}"]
-            raise WorkerFailed("a helper process died", detail=last[0])
-        *lines, self._unfinished = (self._unfinished + (data or b"")).split(b"\n")
-        yield from map(json.loads, lines)
-
-
-def _write_reports(body: Callable[[], Iterator[Report]]) -> int:
-    with os.fdopen(1, "wb", closefd=False) as output:
-        last: Report = {}
-        try:
-            for report in body():
-                output.write(json.dumps(report).encode() + b"\n")
-                output.flush()
-        except BackupError as error:
-            last = error.fields
-        output.write(json.dumps(last).encode() + b"\n")
-    return 0

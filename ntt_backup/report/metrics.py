@@ -39,13 +39,13 @@ from prometheus_client import (
 from ntt_backup import __version__, events
 from ntt_backup.config import Settings
 from ntt_backup.config.values import address_of
-from ntt_backup.daemon.child import tell_parent
 from ntt_backup.daemon.control_socket import DaemonReport, RunReport
 from ntt_backup.daemon.events import TargetRestart
 from ntt_backup.daemon.listeners import Heard, ListenerProcess
 from ntt_backup.daemon.progress import STATES, OpenOutages, RunState
 from ntt_backup.dump.events import DumpComplete, DumpFailed
 from ntt_backup.model import OF_CHECKS, Reason
+from ntt_backup.process.child import tell_parent
 from ntt_backup.report.facts import FactsReader, TargetFacts
 from ntt_backup.report.health import judge
 from ntt_backup.report.web_server import BriefRequest, WebServer

@@ -28,7 +28,6 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 from ntt_backup import __version__, events
 from ntt_backup.config import CatalogConfig
-from ntt_backup.daemon.child import tell_parent
 from ntt_backup.daemon.control_socket import DaemonReport, RunReport
 from ntt_backup.daemon.events import TargetRestart
 from ntt_backup.daemon.listeners import Heard, ListenerProcess
@@ -39,6 +38,7 @@ from ntt_backup.errors import BackupError, RemoteUnreachable, SourceError
 from ntt_backup.events import Event, Warning
 from ntt_backup.format import duration, utc, without_numbers
 from ntt_backup.model import Reason
+from ntt_backup.process.child import tell_parent
 from ntt_backup.process.pipeline import start, write
 from ntt_backup.report.facts import FactsReader, TargetFacts
 from ntt_backup.report.health import Health, judge

@@ -25,7 +25,7 @@ from ntt_backup.pack.age import SealedForOthers
 from ntt_backup.pack.format import Entry, PackError
 from ntt_backup.pack.reader import PackFile
 from ntt_backup.pack.salvage import Salvage
-from ntt_backup.process.fork import run_helpers
+from ntt_backup.process.child import run_helpers
 from ntt_backup.restore.target import Found, RestoreTarget, TargetWriter, destination
 
 # Opening a file takes as long as writing so many bytes.

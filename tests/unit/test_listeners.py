@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from ntt_backup.config.sections import LogSettings
-from ntt_backup.daemon.child import tell_parent
 from ntt_backup.daemon.event_log import EventLog
 from ntt_backup.daemon.listeners import Body, Heard, Listener, ListenerProcess, Listeners
 from ntt_backup.daemon.progress import RunProgress, RunState
 from ntt_backup.events import Event, StillFailed, Stopping, Warning
+from ntt_backup.process.child import tell_parent
 from ntt_backup.process.pipeline import PIPE_BYTES
 from tests.helpers.waiting import PATIENCE
 

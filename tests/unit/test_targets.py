@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.client.backoff import Backoff
+from ntt_backup.client.backoff import RESTARTS, SOUND_SECONDS, Backoff
 from ntt_backup.config import CatalogConfig
-from ntt_backup.daemon.child import RESTARTS, SOUND_SECONDS
 from ntt_backup.daemon.control_socket import ask, report
 from ntt_backup.daemon.events import TargetRestart
 from ntt_backup.daemon.listeners import Listener, Listeners, StateMessage

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from ntt_backup import events
-from ntt_backup.client.backoff import Backoff
+from ntt_backup.client.backoff import RESTARTS, SOUND_SECONDS, Backoff, Restarts
 from ntt_backup.config import Settings
-from ntt_backup.daemon.child import RESTARTS, SOUND_SECONDS, Restarts
 from ntt_backup.daemon.workers import SupervisedWorker, WorkerPool, workers_needed
 from ntt_backup.errors import BackupError, RemoteUnreachable, Unsupported, WorkerFailed
 from ntt_backup.model import PendingEstimate

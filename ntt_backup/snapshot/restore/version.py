@@ -29,8 +29,8 @@ from ntt_backup.blobdir.syscalls import DIRECTORY
 from ntt_backup.config.host_key import Origin
 from ntt_backup.errors import SOME_FAILED, ConfigError, DestinationError, LockHeld
 from ntt_backup.filestore.contract import FileMissing, ReadableStore, StoredFileDamaged
+from ntt_backup.process.child import run_helpers
 from ntt_backup.process.durable import sync_directory, write_durably
-from ntt_backup.process.fork import run_helpers
 from ntt_backup.snapshot.format.block_map import MapReader
 from ntt_backup.snapshot.format.entry import Entry, entries_of
 from ntt_backup.snapshot.format.manifest import ManifestReader

@@ -1,68 +1,31 @@
-"""A child process of a run is started, heard, killed and started again by one set of rules.
+"""A child process is started, heard and killed by one set of rules.
 
-A worker, a side job, the coordinator of one of several targets, and a process that hears of runs
-are children. A child leads a session, and sends messages as lines of JSON on its stdout. A child
-may print anything, hang, and die at any instant; its parent never waits for it.
+A worker, a side job, the coordinator of one of several targets, a process that hears of runs, and
+one that helps to restore are children. A child leads a session, and sends messages as lines of JSON
+on its stdout. A child may print anything, hang, and die at any instant.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import random
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
+from typing import Any, Final
 
-from ntt_backup.client.backoff import Backoff
-from ntt_backup.process.messages import Message, ProcessEnded, decode
-from ntt_backup.process.pipeline import Child, write
+from ntt_backup.errors import BackupError, WorkerFailed
+from ntt_backup.process.fork import Fork
+from ntt_backup.process.messages import Fatal, Message, ProcessEnded, decode
+from ntt_backup.process.pipeline import Child, wait_for, write
 
-# The restarts in a row of a process that must not die.
-RESTARTS: Final = 5
-# After a life of this length the restarts before it do not count.
-SOUND_SECONDS: Final = 600.0
-_LINE_BYTES: Final = 1 << 20
+Report = dict[str, Any]
+
+_LINE_BYTES: Final = 16 << 20
 _END_SECONDS: Final = 5.0
 _DETAIL_CHARS: Final = 2000
 _STDOUT: Final = 1
-
-
-class Restarts:
-    """Says when a process that failed is started again: each failure in a row doubles the wait.
-
-    Args:
-        backoff: The shortest and the longest wait.
-        most: The number of restarts in a row; None: without a limit.
-        jitter: Returns a number in [0, 1), see `Backoff.wait`.
-    """
-
-    def __init__(
-        self,
-        backoff: Backoff,
-        most: int | None = None,
-        jitter: Callable[[], float] = random.random,
-    ) -> None:
-        self.count = 0
-        self._backoff = backoff
-        self._most = most
-        self._jitter = jitter
-
-    def next_wait(self, lived_s: float = 0.0) -> float | None:
-        """Counts a failure.
-
-        Args:
-            lived_s: The seconds from the start to the failure.
-
-        Returns:
-            The seconds until the next start; None where there were too many restarts.
-        """
-        if lived_s > SOUND_SECONDS:
-            self.count = 0
-        if self.count == self._most:
-            return None
-        self.count += 1
-        return self._backoff.wait(self.count, self._jitter)
 
 
 class ChildProcess:
@@ -177,3 +140,55 @@ def _kill_group(process: Child) -> None:
 def tell_parent(message: Message) -> None:
     """Sends a message to the parent, which hears it by `ChildProcess.read_messages`."""
     message.write(_STDOUT)
+
+
+def run_helpers(
+    bodies: Sequence[Callable[[], Iterator[Report]]],
+    name: str,
+    error_class: type[BackupError] = BackupError,
+) -> Iterator[Report]:
+    """Runs each body in a process of its own, and yields the reports that the bodies yield.
+
+    Args:
+        bodies: The functions to run. A report is a dict that JSON can hold. A body has no
+            descriptors of this process.
+        name: The name of the processes, see `Fork`.
+        error_class: The class of the error that is raised for an error of a body.
+
+    Raises:
+        BackupError: A body raised an error. The other processes are killed.
+        WorkerFailed: A process died, or could not be started.
+    """
+    with ExitStack() as stack:
+        helpers: list[ChildProcess] = []
+        for body in bodies:
+            helpers.append(ChildProcess())
+            stack.callback(helpers[-1].discard)
+            helpers[-1].begin(partial(Fork, partial(_write_reports, body), name))
+        while helpers:
+            at_once = 0.0 if any(not one.fds for one in helpers) else None
+            wait_for(reading=[fd for one in helpers for fd in one.fds], timeout=at_once)
+            for helper in list(helpers):
+                for message in helper.read_messages():
+                    match message:
+                        case bytes():
+                            yield json.loads(message)
+                        case Fatal():
+                            raise error_class(**message.error.fields)
+                        case ProcessEnded(status=0):
+                            helpers.remove(helper)
+                        case ProcessEnded():
+                            last = message.detail.splitlines()[-1:]
+                            ended = f"it ended with status {message.status}"
+                            raise WorkerFailed("a helper process died", detail=(last or [ended])[0])
+
+
+def _write_reports(body: Callable[[], Iterator[Report]]) -> int:
+    try:
+        with os.fdopen(_STDOUT, "wb", closefd=False) as output:
+            for report in body():
+                output.write(json.dumps(report).encode() + b"\n")
+                output.flush()
+    except BackupError as error:
+        tell_parent(Fatal.of(error))
+    return 0
