@@ -92,6 +92,15 @@ class DaemonReport:
         """Returns the report as JSON values."""
         return asdict(self)
 
+    @property
+    def unreachable(self) -> dict[str, datetime]:
+        """Returns the sides that are unreachable, each since its first failure."""
+        first: dict[str, datetime] = {}
+        for one in self.outages:
+            since = datetime.fromisoformat(one.since)
+            first[one.what] = min(since, first.get(one.what, since))
+        return first
+
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Self:
         """Returns the report whose `fields` these are. Raises TypeError, KeyError and ValueError
@@ -382,7 +391,9 @@ def _answer(settings: CatalogConfig, request: Mapping[str, str], patience: float
                     " daemon's own, such as /run/ntt-backup",
                 )
             connection.sendall(json.dumps(request).encode() + b"\n")
-            said = _object(_all_of(connection, patience))
+            said = json.loads(_all_of(connection, patience))
+            if not isinstance(said, dict):
+                raise ValueError("it is no JSON object")
         except PermissionError as error:
             raise ConfigError(
                 f"this user may not ask the daemon of target {settings.target}",
@@ -432,14 +443,6 @@ def believed(path: Path) -> set[int]:
     if all(one.st_uid in (0, owner) and not one.st_mode & 0o022 for one in above):
         users.add(owner)
     return users
-
-
-def _object(said: bytes) -> dict[str, Any]:
-    """Returns a JSON object. Raises ValueError for anything else."""
-    found = json.loads(said)
-    if not isinstance(found, dict):
-        raise ValueError("it is no JSON object")
-    return found
 
 
 def _all_of(connection: socket.socket, patience: float) -> bytes:

@@ -22,8 +22,8 @@ from ntt_backup.client.backoff import Backoff
 from ntt_backup.config import Settings
 from ntt_backup.daemon.event_log import BatchLines, EventLog, FailedBlobs
 from ntt_backup.daemon.listeners import Listener, Listeners
-from ntt_backup.daemon.progress import OpenOutages, ProgressEvents, RunProgress, RunState
-from ntt_backup.daemon.reload import Reload
+from ntt_backup.daemon.progress import OpenOutages, RunProgress, RunState
+from ntt_backup.daemon.reload import read_again
 from ntt_backup.daemon.run_control import RunControl
 from ntt_backup.daemon.side_jobs import jobs_of
 from ntt_backup.daemon.signals import SignalInbox
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from ntt_backup.daemon.preflight import Preflight
 
 _REFRESH_SECONDS: Final = 0.25
+# How often a run that has nothing to do says so.
+_IDLE_SECONDS: Final = 3600.0
 
 
 def run(
@@ -56,22 +58,26 @@ def run(
     *,
     watch: bool,
     listeners: Sequence[Listener],
+    reread: Callable[[], Settings],
     systemd: Systemd | None = None,
-    reread: Callable[[], Settings] | None = None,
     names: Callable[[], Collection[str]] | None = None,
 ) -> int:
     """Sends what is pending; returns the exit code of the contract.
 
     watch: go on for ever, until a signal. The log is written first, then the listeners hear what it
-    says. systemd: is told what systemd should know. reread, names: see `Reload`; at SIGHUP.
+    says. systemd: is told what systemd should know. reread, names: as for `read_again`; at SIGHUP.
     Raises BackupError only for what is wrong before the run has a log to say it in (lock, log
     file); everything later is logged, shown, and returned as the code.
     """
     run_id = str(uuid.uuid4())
     with SignalInbox().installed() as inbox, pid_lock(settings.lock.file):
         log = EventLog(settings.log, run_id, settings.target)
-        reload = Reload(settings, reread, lambda new: log.reopen(new.log), names)
-        one = _Coordinator(reload, watch, [log, *listeners], run_id, inbox, systemd or Systemd())
+
+        def reload(now: Settings) -> tuple[Settings, list[events.Event]]:
+            return read_again(now, reread, lambda new: log.reopen(new.log), names)
+
+        heard_by = [log, *listeners]
+        one = _Coordinator(settings, reload, watch, heard_by, run_id, inbox, systemd or Systemd())
         try:
             return one.go()
         finally:
@@ -89,7 +95,8 @@ class _WorkerLost(Exception):
 class _Coordinator:
     def __init__(
         self,
-        reload: Reload,
+        settings: Settings,
+        reload: Callable[[Settings], tuple[Settings, list[events.Event]]],
         watch: bool,
         listeners: Iterable[Listener],
         run_id: str,
@@ -97,7 +104,7 @@ class _Coordinator:
         systemd: Systemd,
     ) -> None:
         self._reload = reload
-        self._settings = settings = reload.settings
+        self._settings = settings
         self._watch = watch
         self._inbox = inbox
         self._systemd = systemd
@@ -122,7 +129,9 @@ class _Coordinator:
         self._failed_blobs = FailedBlobs()
         self._batches = BatchLines()
         self._next_progress = self._started + settings.log.progress_interval
-        self._regular = ProgressEvents()
+        # The state that was told last, and when a state that says nothing new is told.
+        self._told: RunState | None = None
+        self._next_idle = 0.0
 
     def go(self) -> int:
         settings = self._settings
@@ -400,16 +409,13 @@ class _Coordinator:
         self._inbox.drain()
         if self._inbox.take_hangup():
             with self._systemd.reloading():
-                self._emit(*self._reload.again())
-                self._adopt(self._reload.settings)
-
-    def _adopt(self, settings: Settings) -> None:
-        """Goes on with settings that were read again."""
-        if settings.log != self._settings.log:
-            self._next_progress = time.monotonic() + settings.log.progress_interval
-        self._settings = settings
-        self._jobs.adopt(settings)
-        self._control.adopt(settings)
+                settings, told = self._reload(self._settings)
+                self._emit(*told)
+                if settings.log != self._settings.log:
+                    self._next_progress = time.monotonic() + settings.log.progress_interval
+                self._settings = settings
+                self._jobs.adopt(settings)
+                self._control.adopt(settings)
 
     def _mind_signals(self) -> None:
         self._mind_hangup()
@@ -440,7 +446,9 @@ class _Coordinator:
             self._next_progress = now + self._settings.log.progress_interval
             self._history.update(state)
             self._emit(*self._failed_blobs.rest())
-            self._emit(*self._regular.due(state, now))
+            if state.says_more_than(self._told) or now >= self._next_idle:
+                self._told, self._next_idle = state, now + _IDLE_SECONDS
+                self._emit(state.event())
 
     # --- the end ----------------------------------------------------------------------------------
 

@@ -17,8 +17,8 @@ reported by workers alone that have ended is dropped: nobody waits any more.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, Self
 
@@ -39,11 +39,10 @@ STATES: Final = (
     "stopped",
 )
 _sums = attrgetter("copied", "failed", "pending", "active_workers")
+_TOLD: Final = tuple(one.name for one in fields(events.Progress) if one.name != "pid")
 _NOT_AT_WORK = ("starting", "idle", "stopped")
 _NOT_ALL = 0.999  # What is sent is not done before the answer.
 _FIRST_SECONDS = 0.25  # They say nothing of the pace.
-# How often a run that has nothing to do says so.
-_IDLE_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,18 +103,8 @@ class RunState:
 
     def event(self) -> events.Progress:
         """Returns the event that says the same."""
-        return events.Progress(
-            copied=self.copied,
-            failed=self.failed,
-            pending=self.pending,
-            estimated=self.estimated,
-            bytes=self.bytes,
-            mb_per_s=self.mb_per_s,
-            blobs_per_s=self.blobs_per_s,
-            eta_s=None if self.eta_s is None else round(self.eta_s, 1),
-            active_workers=self.active_workers,
-            paused=self.paused,
-        )
+        said = {name: getattr(self, name) for name in _TOLD}
+        return events.Progress(**said | {"eta_s": self.eta_s and round(self.eta_s, 1)})
 
     def outcome(self, error: BackupError | None, jobs_failed: Sequence[str]) -> tuple[str, int]:
         """Returns how a run ends that is so, and its exit code. error: what ends it, if it is one;
@@ -386,20 +375,6 @@ class RunProgress:
             ),
             paused=self.paused,
         )
-
-
-class ProgressEvents:
-    """Selects the `progress` events: all during work, one at its end, and one an hour."""
-
-    def __init__(self) -> None:
-        self._last: RunState | None = None
-        self._next_idle = 0.0
-
-    def due(self, state: RunState, now: float) -> Iterator[events.Progress]:
-        """Yields the event of the state, if an event is due."""
-        if state.says_more_than(self._last) or now >= self._next_idle:
-            self._last, self._next_idle = state, now + _IDLE_SECONDS
-            yield state.event()
 
 
 class OpenOutage(NamedTuple):

@@ -7,7 +7,7 @@ then. Where the settings are wrong, all old ones hold.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final
 
 from ntt_backup import events
@@ -19,44 +19,34 @@ from ntt_backup.errors import ConfigError
 _LIVE: Final = ("log", "dump", "snapshots", "run.bwlimit", "run.poll_interval", "run.skip_pgdump")
 
 
-class Reload:
-    """The settings of a run. load: reads them anew, and raises ConfigError; without it they hold.
-    try_out: raises ConfigError for settings that cannot take effect. names: the targets that a
-    daemon started now would serve; None where somebody else looks at that.
+def read_again(
+    old: Settings,
+    load: Callable[[], Settings],
+    try_out: Callable[[Settings], None],
+    names: Callable[[], Collection[str]] | None = None,
+) -> tuple[Settings, list[events.Event]]:
+    """Reads the settings of a run again.
+
+    Args:
+        old: The settings that hold so far.
+        load: Reads the settings. Raises ConfigError.
+        try_out: Raises ConfigError for settings that cannot take effect.
+        names: Returns the targets that a daemon started now would serve; None where somebody else
+            looks at that.
+
+    Returns:
+        The settings that hold now, and the events that say what has changed.
     """
-
-    def __init__(
-        self,
-        settings: Settings,
-        load: Callable[[], Settings] | None,
-        try_out: Callable[[Settings], None],
-        names: Callable[[], Collection[str]] | None = None,
-    ) -> None:
-        self.settings = settings
-        self._load = load
-        self._try_out = try_out
-        self._names = names
-
-    def again(self) -> Iterator[events.Event]:
-        """Reads the settings again; yields what there is to tell. Afterwards `settings` are those
-        that hold.
-        """
-        if self._load is None:
-            return
-        try:
-            read = self._load()
-            now, later = _differences(self.settings, read)
-            if self._names is not None:
-                later += changed_targets([read.target], self._names())
-            holding = _merged(self.settings, read)
-            self._try_out(holding)
-        except ConfigError as error:
-            yield SettingsRefused(**error.fields)
-            return
-        self.settings = holding
-        yield SettingsRead(changed=now)
-        if later:
-            yield start_needed(later)
+    try:
+        new = load()
+        now, later = _differences(old, new)
+        if names is not None:
+            later += changed_targets([new.target], names())
+        holding = _merged(old, new)
+        try_out(holding)
+    except ConfigError as error:
+        return old, [SettingsRefused(**error.fields)]
+    return holding, [SettingsRead(changed=now), *([start_needed(later)] if later else [])]
 
 
 def changed_targets(served: Collection[str], now: Collection[str]) -> list[str]:

@@ -14,8 +14,7 @@ from ntt_backup.config import Settings
 from ntt_backup.config.timetable import Timetable, limit_text, parse_timetable
 from ntt_backup.daemon.control_socket import ControlSocket, RunReport
 from ntt_backup.daemon.events import Asked, BandwidthLimit, Paused, Resumed
-from ntt_backup.daemon.listeners import Listener
-from ntt_backup.daemon.progress import RunProgress, RunState
+from ntt_backup.daemon.progress import RunProgress
 from ntt_backup.daemon.side_jobs import SideJobs
 from ntt_backup.daemon.signals import SignalInbox
 from ntt_backup.daemon.workers import WorkerPool
@@ -26,9 +25,9 @@ _TIMETABLE: Final = "timetable"
 _LOOK_SECONDS: Final = 1.0
 
 
-class RunControl(Listener):
-    """Serves the control socket while the coordinator waits. A run goes on without the socket, and
-    tries again to make it.
+class RunControl(RunReport):
+    """The report of a run that serves the control socket while the coordinator waits. A run goes on
+    without the socket, and tries again to make it.
     """
 
     def __init__(
@@ -41,6 +40,7 @@ class RunControl(Listener):
         inbox: SignalInbox,
         emit: Callable[[events.Event], None],
     ) -> None:
+        super().__init__(run_id, settings.run.workers)
         self._settings = settings
         self._workers = workers
         self._limit: Limit = workers.limit
@@ -50,7 +50,6 @@ class RunControl(Listener):
         self._emit = emit
         self._rate = self._limit.rate
         self._held_since = 0.0
-        self._report = RunReport(run_id, settings.run.workers)
         self._socket: ControlSocket | None = None
         # When to look again whether it stands, and why it does not.
         self._look_at = 0.0
@@ -106,16 +105,6 @@ class RunControl(Listener):
         """Returns whether nothing may be sent, and nothing else be begun that sends."""
         return self._limit.held
 
-    def event(self, event: events.Event) -> None:
-        self._report.event(event)
-
-    def refresh(self, state: RunState) -> None:
-        self._report.refresh(state)
-
-    def connect(self, side: str) -> None:
-        """Notes that a side accepts connections again."""
-        self._report.connect(side)
-
     def close(self) -> None:
         """Removes the socket."""
         if self._socket is not None:
@@ -146,7 +135,9 @@ class RunControl(Listener):
     def _answer(self, request: Mapping[str, Any], uid: int) -> Mapping[str, Any]:
         match request["do"]:
             case "state":
-                return self._state()
+                jobs = {name: job.running for name, job in self._jobs.items()}
+                target = self._settings.target
+                return self.report(target, **self._bounds(), jobs=jobs).fields
             case "pause":
                 done = self._pause(uid)
             case "resume":
@@ -166,10 +157,6 @@ class RunControl(Listener):
 
     def _bounds(self) -> dict[str, Any]:
         return {"paused": self._limit.held, "bwlimit": self._limit.rate}
-
-    def _state(self) -> Mapping[str, Any]:
-        jobs = {name: job.running for name, job in self._jobs.items()}
-        return self._report.report(self._settings.target, **self._bounds(), jobs=jobs).fields
 
     def _pause(self, uid: int) -> str:
         if self._limit.held:

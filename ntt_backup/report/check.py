@@ -235,23 +235,15 @@ def remote_reads(settings: Settings) -> CheckStep:
         spec = SessionSpec.of(settings, f"check-{os.getpid()}", "read")
         receiver = ReceiverConnection(spec, messages.to_client(messages.READING))
     except Unsupported as error:
-        return CheckStep(warning=nothing_reads(f"{error}", settings.remote.where))
+        where = settings.remote.where
+        return CheckStep(
+            warning=f"{_READERS} will not work and end with {Unsupported.exit_code}: {error};"
+            " install python3 (3.8 or newer, with all of its standard library) on the remote."
+            f" Without it only other programs bring the blobs back: rsync -a {where}/by-hash/"
+            " DIRECTORY"
+        )
     receiver.abort()
     return of_banner(receiver.banner)
-
-
-def nothing_reads(why: str, where: str) -> str:
-    """Returns which commands will not work where no receiver can run, for people.
-
-    Args:
-        why: What the remote lacks.
-        where: The target's directory, as rsync takes it.
-    """
-    return (
-        f"{_READERS} will not work and end with {Unsupported.exit_code}: {why}; install python3"
-        " (3.8 or newer, with all of its standard library) on the remote. Without it only other"
-        f" programs bring the blobs back: rsync -a {where}/by-hash/ DIRECTORY"
-    )
 
 
 def of_banner(banner: Banner) -> CheckStep:

@@ -146,11 +146,7 @@ def _daemon(facts: TargetFacts, now: datetime) -> Iterator[Point]:
     assert facts.daemon is not None
     if facts.daemon.paused:
         yield Point(Health.WAITING, "Somebody paused it", "`ntt-backup-remote resume` goes on")
-    first: dict[str, datetime] = {}
-    for outage in facts.daemon.outages:
-        since = datetime.fromisoformat(outage.since)
-        first[outage.what] = min(since, first.get(outage.what, since))
-    for what, since in first.items():
+    for what, since in facts.daemon.unreachable.items():
         long = now - since >= _LONG_OUTAGE
         yield Point(
             Health.ACTION_REQUIRED if long else Health.WAITING,

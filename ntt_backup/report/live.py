@@ -298,9 +298,8 @@ def daemon_line(report: DaemonReport) -> str:
 def outage_lines(report: DaemonReport, now: datetime) -> list[str]:
     """Returns a line for each side that is unreachable: for how long, who misses it, and why."""
     lines = []
-    for what in dict.fromkeys(one.what for one in report.outages):
+    for what, since in report.unreachable.items():
         missed = [one for one in report.outages if one.what == what]
-        since = min(datetime.fromisoformat(one.since) for one in missed)
         lasts = duration(max(0.0, (now - since).total_seconds()))
         who = "" if missed[0].worker is None else f" (worker {missed[0].worker})"
         if len(missed) > 1:

@@ -10,7 +10,7 @@ import pytest
 from ntt_backup import events
 from ntt_backup.config import Settings
 from ntt_backup.daemon.events import SettingsRead, SettingsRefused
-from ntt_backup.daemon.reload import Reload
+from ntt_backup.daemon.reload import read_again
 from ntt_backup.daemon.side_jobs import SideJob
 from ntt_backup.errors import ConfigError
 from ntt_backup.events import Event
@@ -34,8 +34,7 @@ def test_what_is_safe_takes_effect_and_what_is_not_is_named() -> None:
         dump={"keep_last": 9},
         snapshots={"etc": {"paths": ["/etc"], "every": 3600}},
     )
-    reload = Reload(settings(), lambda: new, fine)
-    read, warning = reload.again()
+    now, (read, warning) = read_again(settings(), lambda: new, fine)
     assert isinstance(read, SettingsRead)
     assert read.changed == [
         "dump.keep_last",
@@ -46,23 +45,25 @@ def test_what_is_safe_takes_effect_and_what_is_not_is_named() -> None:
     ]
     assert isinstance(warning, events.Warning)
     assert warning.reason.endswith("has changed: catalog.url, run.workers")
-    now = reload.settings
     assert (now.log, now.dump, now.snapshots) == (new.log, new.dump, new.snapshots)
     assert (now.run.skip_pgdump, now.run.workers) == (True, 4)
     assert now.catalog == settings().catalog
     # What needs a new start is told again, until there was one.
-    assert [event.kind for event in reload.again()] == ["settings_read", "warning"]
+    assert [one.kind for one in read_again(now, lambda: new, fine)[1]] == [
+        "settings_read",
+        "warning",
+    ]
 
 
 def test_settings_that_are_the_same_are_read_without_a_warning() -> None:
-    (read,) = Reload(settings(), settings, fine).again()
+    _, (read,) = read_again(settings(), settings, fine)
     assert isinstance(read, SettingsRead)
     assert read.changed == []
 
 
 def test_a_size_of_batches_that_keeps_them_from_growing_needs_a_new_start() -> None:
     new = settings(run={"batch_size": settings().run.batch_size})
-    _, warning = Reload(settings(), lambda: new, fine).again()
+    _, (_, warning) = read_again(settings(), lambda: new, fine)
     assert warning.fields["reason"].endswith("has changed: run.batch_size")
 
 
@@ -75,7 +76,7 @@ def test_a_size_of_batches_that_keeps_them_from_growing_needs_a_new_start() -> N
     ],
 )
 def test_targets_that_are_new_or_gone_need_a_new_start(now: list[str], told: list[str]) -> None:
-    _, *warnings = Reload(settings(), settings, fine, lambda: now).again()
+    _, (_, *warnings) = read_again(settings(), settings, fine, lambda: now)
     end = f"has changed: {', '.join(told)}"
     assert [one.fields["reason"].endswith(end) for one in warnings] == [True] * bool(told)
 
@@ -93,11 +94,10 @@ def test_settings_that_are_wrong_change_nothing(
     load: Callable[[], Settings], try_out: Callable[[Settings], None]
 ) -> None:
     old = settings()
-    reload = Reload(old, load, try_out)
-    (refused,) = reload.again()
+    holding, (refused,) = read_again(old, load, try_out)
     assert isinstance(refused, SettingsRefused)
     assert (refused.message, refused.hint) == ("run.workers: must be 1 or more", "correct it")
-    assert reload.settings is old
+    assert holding is old
 
 
 def job(every: float | None) -> SideJob:
