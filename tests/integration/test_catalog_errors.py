@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import pwd
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +17,6 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import Conninfo
 
-from ntt_backup.catalog import connection
 from ntt_backup.catalog.connection import (
     Connection,
     connect,
@@ -94,27 +92,6 @@ def test_an_error_at_connecting_is_a_refusal_or_an_outage_by_its_words(
     assert isinstance(error.__cause__, psycopg.Error)
     assert SECRET not in f"{error.message}{error.detail}{error.hint}{error.__cause__}"
     assert error.hint
-
-
-@pytest.mark.parametrize("service", [True, False])
-@pytest.mark.parametrize(
-    "message",
-    ['role "root" does not exist', 'Peer authentication failed for user "root"'],
-)
-def test_root_on_the_host_of_a_service_is_told_how_to_be_the_services_user(
-    monkeypatch: pytest.MonkeyPatch, message: str, service: bool
-) -> None:
-    """A hint on the role alone would have somebody make a role for root."""
-
-    def user(name: str) -> object:
-        if not service:
-            raise KeyError(name)
-        return None
-
-    monkeypatch.setattr(pwd, "getpwnam", user)
-    with server_that_says(message) as url, pytest.raises(CatalogRefused) as caught:
-        connect(url, "test")
-    assert ("`runuser -u ntt-backup --`" in caught.value.hint) == service
 
 
 @pytest.mark.parametrize(
@@ -246,18 +223,6 @@ def test_no_statements_but_those_of_marks_and_claims_are_prepared(catalog: Conne
     assert {text.split()[2] for (text,) in prepared} == {"mark_copied", "free_slices"}
 
 
-def test_too_many_connections_are_an_outage(
-    postgres: Postgres, database_url: str, role: Callable[[], str]
-) -> None:
-    name = psycopg.conninfo.conninfo_to_dict(database_url)["dbname"]
-    postgres.execute(
-        sql.SQL("alter database {} connection limit 0").format(sql.Identifier(str(name)))
-    )
-
-    with pytest.raises(CatalogUnavailable, match="too many connections"):
-        connect(make_conninfo(database_url, user=role()), "test")
-
-
 def test_a_lost_connection_is_an_outage_for_every_call(
     catalog: Connection, catalog_url: str
 ) -> None:
@@ -310,30 +275,6 @@ def test_a_target_or_database_that_was_never_prepared_is_refused(
     assert "init-db" in no_table.value.hint
 
 
-@pytest.mark.parametrize(
-    ("state", "expected"),
-    [
-        ("40P01", CatalogUnavailable),
-        ("53100", CatalogUnavailable),
-        ("58030", CatalogUnavailable),
-        ("25P03", SessionExpired),
-        ("22003", CatalogRefused),
-        ("XX001", CatalogRefused),
-    ],
-)
-def test_the_state_of_an_error_says_whether_it_may_pass(
-    database: Connection, state: str, expected: type[BackupError]
-) -> None:
-    raising = sql.SQL("do {}").format(
-        sql.Literal(f"begin raise exception 'odd' using errcode = '{state}'; end")
-    )
-
-    with pytest.raises(expected, match="odd") as caught, translated("be odd"):
-        database.execute(raising)
-
-    assert type(caught.value) is expected
-
-
 def test_the_driver_does_not_write_over_the_screen() -> None:
     """It logs what it then raises anyway; unhandled, Python prints that to stderr."""
     program = (
@@ -360,18 +301,6 @@ def test_a_program_is_given_the_password_by_its_environment() -> None:
     assert SECRET not in place
     assert conninfo_to_dict(place)["sslmode"] == "require"
     assert environment == {"PGPASSWORD": SECRET}
-
-
-@pytest.mark.parametrize("lent", [False, True])
-def test_a_session_that_others_are_lent_is_refused(
-    monkeypatch: pytest.MonkeyPatch, lent: bool
-) -> None:
-    """Another backend than the reported one answers: that is a pooler, of one kind or the other."""
-    conn: Any = SimpleNamespace(info=SimpleNamespace(backend_pid=1))
-    monkeypatch.setattr(connection, "_backend", lambda _: 2)
-    monkeypatch.setattr(connection, "_is_lent", lambda *_: lent)
-    with pytest.raises(ConfigError, match="shares sessions") if lent else nullcontext():
-        connection.refuse_shared_session(conn, "host=pooler")
 
 
 @pytest.mark.parametrize(

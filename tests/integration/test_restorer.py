@@ -258,11 +258,6 @@ def test_a_role_that_cannot_log_in_is_dropped_and_said(
     assert "--allow-superuser" in caught.value.hint
 
 
-def test_whoever_may_restore_by_himself_makes_no_role(database_url: str, state: None) -> None:
-    with restorer(database_url, "test", allow_superuser=True) as who:
-        assert (who.url, who.owner) == (database_url, "postgres")
-
-
 def test_a_role_that_may_become_a_mighty_one_restores_only_where_that_is_allowed(
     database_url: str, role: Callable[[], str]
 ) -> None:

@@ -42,16 +42,13 @@ SHAPES = {
     "live": ([LIVE], ONE_INDEX),
     "varchar": (["create table blobs (blobid varchar(64) primary key, n int)"], ONE_INDEX),
     "with columns": ([LIVE, LIVE_COLUMNS], ONE_INDEX),
-    **{
-        f"sizes of type {kind}": (
-            [
-                f"create table blobs (blobid text primary key, size {kind},"
-                " remote_last_checked timestamp)"
-            ],
-            ONE_INDEX,
-        )
-        for kind in ("bigint", "numeric")
-    },
+    "of other types": (
+        [
+            "create table blobs (blobid text primary key, size numeric,"
+            " remote_last_checked timestamp)"
+        ],
+        ONE_INDEX,
+    ),
     "with a column that is not null": (
         [LIVE, "alter table blobs add remote_copied boolean not null default false"],
         ONE_INDEX,
@@ -324,7 +321,7 @@ def test_an_init_db_that_was_refused_holds_up_no_other(
     database: Connection, database_url: str
 ) -> None:
     make(database, "create table blobs (id text)")
-    with pytest.raises(CatalogRefused):
+    with pytest.raises(CatalogRefused, match="no column blobid"):
         init_db(database, "remote")
     make(database, "drop table blobs")
     with session(database_url, "another") as other:
@@ -489,12 +486,6 @@ def test_what_is_no_table_is_refused_and_mended(
         forget_search_path(conn)
 
 
-def test_a_table_of_something_else_is_refused(database: Connection) -> None:
-    make(database, "create table blobs (id text)")
-    with pytest.raises(CatalogRefused, match="no column blobid"):
-        init_db(database, "remote")
-
-
 def test_bounds_that_do_not_ascend_are_refused_and_mended(
     catalog: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -562,9 +553,6 @@ def test_what_is_missing_is_named(database: Connection) -> None:
     plan = make_plan(database, "remote")
     assert str(plan).endswith(": add to ntt_backup hours, packs")
     assert not plan.needed
-    assert verify_schema(database, "remote") == []
-    with pytest.raises(CatalogRefused, match="schema ntt_backup lacks packs"):
-        verify_schema(database, "remote", "run on a bucket")
 
 
 def test_a_newer_or_older_schema_is_refused(catalog: Connection) -> None:
@@ -685,12 +673,6 @@ def test_a_plan_lets_a_role_connect_and_pg_dump_lock_what_it_reads(
     assert not any("select" in one for one in grants())
 
 
-def test_a_table_that_the_search_path_does_not_find_is_none(catalog: Connection) -> None:
-    make(catalog, "create schema elsewhere", "alter table blobs set schema elsewhere")
-    with pytest.raises(CatalogRefused, match="has no table blobs"):
-        schema_check.existing_table(catalog, "remote")
-
-
 def test_a_script_lets_the_role_dump_what_other_programs_have(
     database: Connection,
     database_url: str,
@@ -763,6 +745,8 @@ def test_a_table_that_the_search_path_does_not_find_is_left_as_it_is(
     with pytest.raises(CatalogRefused, match="not ready for postgres") as caught:
         init_db(database, "remote")
     assert "have postgres find blobs in app" in caught.value.detail
+    with pytest.raises(CatalogRefused, match="has no table blobs"):
+        verify_schema(database, "remote")
     assert database.execute("select to_regclass('public.blobs')").fetchone() == (None,)
     columns = database.execute("select * from app.blobs").description
     assert columns is not None

@@ -22,6 +22,7 @@ from ntt_backup.config import (
 )
 from ntt_backup.config.sections import ENVIRONMENT, TABLES, SnapshotSettings
 from ntt_backup.config.sources import snapshot_sets, targets
+from ntt_backup.config.values import needed
 from ntt_backup.errors import ConfigError
 
 SAMPLES = Path(__file__).parent.parent / "samples" / "config"
@@ -120,10 +121,6 @@ def test_the_former_name_of_a_setting_is_still_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load(CatalogConfig, file=file, environ={})
     assert str(caught.value).startswith(f"dump.refresh in {file} is True: ")
-
-
-def test_a_setting_under_both_its_names_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "both.toml"
     file.write_text("[dump]\nmax_age = 60\nrefresh = 70\n")
     with pytest.raises(ConfigError) as caught:
         load(CatalogConfig, file=file, environ={})
@@ -137,9 +134,45 @@ def test_a_misspelt_placeholder_in_the_name_of_the_lock_is_refused(name: str) ->
         load(CatalogConfig, environ={"NTT_LOCK_FILE": f"/run/{name}.lock"}, file=None)
 
 
-def test_brackets_around_an_ipv6_address_are_removed() -> None:
-    settings = load(Settings, file=SAMPLES / "valid" / "ipv6.toml", environ={})
-    assert settings.remote.host == "backup@fe80::1%eth0"
+def test_every_time_may_be_written_with_its_unit() -> None:
+    flags = {"source.root": "/d", "remote.url": "file:///r"}
+    times = [
+        f"{table}.{name}"
+        for table, model in TABLES.items()
+        for name, field in model.model_fields.items()
+        if needed(field).startswith("a duration")
+    ]
+    assert len(times) >= 13
+    for key in times:
+        table, _, name = key.partition(".")
+        for value in ("30s", 30):
+            found = load(Settings, flags={**flags, key: value}, environ={})
+            assert getattr(getattr(found, table), name) == 30, key
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("7d", 604_800),
+        ("12h", 43_200),
+        ("15min", 900),
+        ("2 h", 7200),
+        ("1w", 604_800),
+        ("90", 90),
+        (90.5, 90.5),
+        ("1.5H", 5400),
+        *((wrong, None) for wrong in ("7 days", "soon", "", True, "-1s", "1d12h", [7])),
+    ],
+)
+def test_a_time_is_read_in_every_unit(text: object, seconds: float | None) -> None:
+    found, error = outcome(CatalogConfig, flags={"dump.max_age": text}, environ={})
+    assert (error is None) == (seconds is not None)
+    if error is None:
+        assert found.dump.max_age == seconds
+    else:
+        assert "a duration (7d, 12h, 15min, 30s) or a number of seconds" in error.message
+    whole = {"remote.url": "file:///r", "remote.connect_timeout": 1.5}
+    assert outcome(CatalogConfig, flags=whole, environ={})[1] is not None
 
 
 @pytest.mark.parametrize(
@@ -147,57 +180,8 @@ def test_brackets_around_an_ipv6_address_are_removed() -> None:
 )
 def test_a_host_that_ssh_takes_is_kept_as_written(file: Path, host: str) -> None:
     assert load(Settings, file=file, environ={"NTT_REMOTE_HOST": host}).remote.host == host
-
-
-DURATIONS = [
-    *(("remote", name) for name in ("connect_timeout", "alive_interval")),
-    *(("run", name) for name in ("poll_interval", "stall_timeout", "receipt_timeout")),
-    *(("run", name) for name in ("outage_timeout", "backoff_base", "backoff_cap")),
-    *(("dump", name) for name in ("max_age", "interval")),
-    ("log", "progress_interval"),
-]
-
-
-def duration(file: Path, table: str, name: str, text: str) -> float:
-    """What a time is read as."""
-    other = "backoff_cap = 60\n" if name == "backoff_base" else ""
-    line = f"{name} = {text}\n{other}"
-    file.write_text(GOOD + line if table == "remote" else f"{GOOD}[{table}]\n{line}")
-    found: float = getattr(getattr(load(Settings, file=file, environ={}), table), name)
-    return found
-
-
-@pytest.mark.parametrize(("table", "name"), DURATIONS)
-def test_a_time_may_be_written_with_its_unit(file: Path, table: str, name: str) -> None:
-    assert duration(file, table, name, '"30s"') == duration(file, table, name, "30") == 30
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        ('"7d"', 604_800),
-        ('"12h"', 43_200),
-        ('"15min"', 900),
-        ('"2 h"', 7200),
-        ('"1w"', 604_800),
-        ('"90"', 90),
-        ("90.5", 90.5),
-        ('"1.5H"', 5400),
-    ],
-)
-def test_a_time_is_read_in_every_unit(file: Path, text: str, seconds: float) -> None:
-    assert duration(file, "dump", "max_age", text) == seconds
-
-
-@pytest.mark.parametrize("text", ['"7 days"', '"soon"', '""', "true", '"-1s"', '"1d12h"', "[7]"])
-def test_an_invalid_time_is_refused_with_valid_examples(file: Path, text: str) -> None:
-    with pytest.raises(ConfigError, match=r"a duration \(7d, 12h, 15min, 30s\) or a number of sec"):
-        duration(file, "dump", "max_age", text)
-
-
-def test_a_fraction_of_a_second_is_refused_for_whole_seconds(file: Path) -> None:
-    with pytest.raises(ConfigError, match="a duration"):
-        duration(file, "remote", "connect_timeout", "1.5")
+    bare = load(Settings, file=SAMPLES / "valid" / "ipv6.toml", environ={})
+    assert bare.remote.host == "backup@fe80::1%eth0"
 
 
 # --- layers ---------------------------------------------------------------------------------------
@@ -318,14 +302,11 @@ def test_a_missing_setting_is_reported_with_the_ways_to_set_it(file: Path) -> No
     assert "file:///path" in error.hint
 
 
-def test_catalog_commands_need_neither_store_nor_remote() -> None:
+def test_a_command_needs_the_store_and_the_remote_only_where_it_uses_them() -> None:
     settings = load(CatalogConfig, environ={})
     assert settings.source is None
     assert settings.remote is None
     assert settings.catalog.url == "postgresql:///copyjob"
-
-
-def test_scan_needs_the_store_but_no_remote() -> None:
     assert load(StoreConfig, environ={"NTT_SOURCE_ROOT": "/data"}).source.root == Path("/data")
     with pytest.raises(ConfigError, match=r"^source\.root is not set$"):
         load(StoreConfig, environ={})
@@ -334,27 +315,20 @@ def test_scan_needs_the_store_but_no_remote() -> None:
 # --- the file -------------------------------------------------------------------------------------
 
 
-def test_the_default_file_is_read_where_it_exists(
-    no_file_of_this_machine: Path, file: Path
+def test_the_file_is_the_named_one_or_that_of_the_variable_or_the_default_one(
+    no_file_of_this_machine: Path, file: Path, tmp_path: Path
 ) -> None:
     no_file_of_this_machine.write_text(GOOD + "[run]\nworkers = 7\n")
-    assert load(Settings, environ={}).run.workers == 7
-    assert load(Settings, environ={}, file=file).run.workers == 4
-
-
-def test_a_variable_names_the_file(file: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.toml"
     other.write_text(GOOD + "[run]\nworkers = 9\n")
-    assert load(Settings, environ={"NTT_CONFIG": str(other)}).run.workers == 9
-    assert load(Settings, environ={"NTT_CONFIG": str(other)}, file=file).run.workers == 4
-
-
-def test_a_named_file_must_exist(tmp_path: Path) -> None:
-    gone = tmp_path / "gone.toml"
-    with pytest.raises(ConfigError, match=r"cannot read .*gone\.toml: No such file"):
-        load(CatalogConfig, file=gone, environ={})
-    with pytest.raises(ConfigError, match=r"cannot read .*gone\.toml: No such file"):
-        load(CatalogConfig, environ={"NTT_CONFIG": str(gone)})
+    named = {"NTT_CONFIG": str(other)}
+    assert load(Settings, environ={}).run.workers == 7
+    assert load(Settings, environ=named).run.workers == 9
+    assert load(Settings, environ=named, file=file).run.workers == 4
+    other.unlink()
+    for how in ({"file": other, "environ": {}}, {"environ": named}):
+        _, error = outcome(CatalogConfig, **how)
+        assert re.search(r"cannot read .*other\.toml: No such file", str(error))
 
 
 def test_a_file_that_cannot_be_read_is_an_error(
@@ -365,23 +339,16 @@ def test_a_file_that_cannot_be_read_is_an_error(
         with pytest.raises(ConfigError, match=r"cannot read .*: Is a directory") as caught:
             load(CatalogConfig, file=file, environ={})
         assert "--config" in caught.value.hint
-
-
-def test_a_file_in_another_encoding_is_refused_with_the_line(file: Path) -> None:
-    file.write_bytes(b"[source]\nroot = '/caf\xe9'\n")
+    wrong = tmp_path / "latin.toml"
+    wrong.write_bytes(b"[source]\nroot = '/caf\xe9'\n")
     with pytest.raises(ConfigError, match="line 2 is not UTF-8"):
-        load(CatalogConfig, file=file, environ={})
+        load(CatalogConfig, file=wrong, environ={})
 
 
-def test_the_home_of_an_unknown_user_is_refused(file: Path) -> None:
-    error = refused(path=file, environ={"NTT_SOURCE_ROOT": "~no-such-user/x"})
-    assert error.message.startswith("NTT_SOURCE_ROOT is '~no-such-user/x': an absolute path")
-
-
-def test_a_variable_that_is_not_utf8_is_refused(file: Path) -> None:
-    value = os.fsdecode(b"/caf\xe9")
+@pytest.mark.parametrize("value", [os.fsdecode(b"/caf\xe9"), "~no-such-user/x"])
+def test_a_path_that_nobody_can_have_is_refused(file: Path, value: str) -> None:
     error = refused(path=file, environ={"NTT_SOURCE_ROOT": value})
-    assert error.message == "NTT_SOURCE_ROOT is '/caf\\udce9': an absolute path is needed"
+    assert error.message == f"NTT_SOURCE_ROOT is {value!r}: an absolute path is needed"
 
 
 # --- targets --------------------------------------------------------------------------------------
@@ -395,6 +362,11 @@ def test_a_target_has_its_own_place_and_shares_other_settings(file: Path) -> Non
     assert (nas.target, nas.remote.host, nas.remote.path) == ("nas", "nas", "/volume")
     assert nas.remote.port is None
     assert nas.remote.identity_file == Path("/keys/id")
+    error = refused(NAS.replace('path = "/volume"\n', ""), path=file, target="nas")
+    assert error.message == "targets.nas.path is not set"
+    assert f"path under [targets.nas] in {file}" in error.hint
+    assert "place by url" in error.hint
+    file.write_text(GOOD.replace('path = "/storage"', 'path = "/storage"\nport = 2222'))
     vault = load(Settings, file=file, environ={})
     assert (vault.target, vault.remote.host, vault.remote.port) == ("remote", "vault", 2222)
 
@@ -418,13 +390,6 @@ def test_what_is_no_recipient_is_refused(file: Path, value: str) -> None:
     error = refused(f"{GOOD}[pack]\nrecipients = {value}\n", path=file)
     assert "public keys of age" in error.message
     assert "QQQ" not in str(error)
-
-
-def test_a_target_inherits_no_part_of_its_place(file: Path) -> None:
-    error = refused(NAS.replace('path = "/volume"\n', ""), path=file, target="nas")
-    assert error.message == "targets.nas.path is not set"
-    assert f"path under [targets.nas] in {file}" in error.hint
-    assert "place by url" in error.hint
 
 
 @pytest.mark.parametrize("variable", ["NTT_REMOTE_HOST", "NTT_REMOTE_PATH", "NTT_REMOTE_PORT"])
@@ -459,19 +424,6 @@ def test_a_target_must_be_a_valid_name(target: str) -> None:
         load(CatalogConfig, environ={}, target=target)
 
 
-@pytest.mark.parametrize(
-    ("lock", "socket"),
-    [
-        ("/run/{target}.lock", "/run/far.sock"),
-        ("/run/ntt.{target}", "/run/ntt.far.sock"),
-        ("/run/lock", "/run/lock.sock"),
-    ],
-)
-def test_each_lock_file_has_its_own_socket(lock: str, socket: str) -> None:
-    settings = CatalogConfig(target="far", lock={"file": lock})
-    assert str(settings.control.socket) == socket
-
-
 def test_each_target_has_its_own_lock_unless_the_name_is_set(file: Path) -> None:
     file.write_text(NAS)
     locks = [load(Settings, file=file, environ={}, target=t).lock.file for t in ("remote", "nas")]
@@ -479,6 +431,13 @@ def test_each_target_has_its_own_lock_unless_the_name_is_set(file: Path) -> None
     for name, expected in (("/run/ntt/lock", "/run/ntt/lock"), ("/srv/{target}", "/srv/nas")):
         one = load(Settings, file=file, environ={"NTT_LOCK_FILE": name}, target="nas")
         assert one.lock.file == Path(expected)
+    for lock, socket in (
+        ("/run/{target}.lock", "/run/far.sock"),
+        ("/run/ntt.{target}", "/run/ntt.far.sock"),
+        ("/run/lock", "/run/lock.sock"),
+    ):
+        beside = CatalogConfig(target="far", lock={"file": lock})
+        assert str(beside.control.socket) == socket
 
 
 # --- secrets --------------------------------------------------------------------------------------
@@ -515,10 +474,7 @@ def test_no_error_shows_a_password(file: Path, environ: dict[str, str]) -> None:
     error = refused(text + "[run]\nworkers = 0\n", path=file, environ=environ)
     chain = f"{error!r} {error} {error.detail} {error.hint} {error.__cause__!s}"
     assert SECRET not in chain + " ".join(misspelt(environ))
-
-
-def test_printed_settings_show_no_password(file: Path) -> None:
-    settings = load(Settings, file=file, environ={"NTT_DB_URL": URL})
+    settings = load(Settings, file=SAMPLES / "valid" / "smallest.toml", environ={"NTT_DB_URL": URL})
     assert SECRET not in f"{settings!r} {settings!s}"
     assert settings.catalog.url == URL
 

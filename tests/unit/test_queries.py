@@ -122,9 +122,20 @@ CHECK_USER = "check user, password and host in catalog.url"
         (psycopg.errors.NotNullViolation("no"), CatalogRefused, "needs a default value"),
         (psycopg.errors.UndefinedTable("no"), CatalogRefused, "run `ntt-backup-remote init-db`"),
         (psycopg.errors.DivisionByZero("no"), CatalogRefused, ""),
+        (psycopg.errors.NumericValueOutOfRange("no"), CatalogRefused, ""),
+        (psycopg.errors.DataCorrupted("no"), CatalogRefused, ""),
+        (psycopg.errors.DeadlockDetected("no"), CatalogUnavailable, "check that PostgreSQL runs"),
+        (psycopg.errors.DiskFull("no"), CatalogUnavailable, "free space on the database server"),
+        (psycopg.errors.IoError("no"), CatalogUnavailable, "check that PostgreSQL runs"),
+        (psycopg.errors.TooManyConnections("no"), CatalogUnavailable, "run fewer workers"),
         (psycopg.errors.QueryCanceled("no"), CatalogUnavailable, "a statement_timeout"),
         (psycopg.errors.ReadOnlySqlTransaction("no"), CatalogUnavailable, "is a standby"),
         (psycopg.errors.IdleSessionTimeout("no"), SessionExpired, "check that PostgreSQL runs"),
+        (
+            psycopg.errors.IdleInTransactionSessionTimeout("no"),
+            SessionExpired,
+            "check that PostgreSQL runs",
+        ),
         (psycopg.InterfaceError("closed"), CatalogUnavailable, "check that PostgreSQL runs"),
         (LOST("connection is bad: refused"), CatalogUnavailable, "check that PostgreSQL runs"),
         (LOST('database "c" does not exist'), CatalogRefused, "createdb"),
@@ -148,6 +159,12 @@ def test_an_error_of_the_server_is_told_with_what_mends_it(
     assert hint in caught.value.hint
     assert bool(hint) == bool(caught.value.hint)
     assert caught.value.detail == str(error).removeprefix("connection is bad: ")
+
+
+def test_root_is_told_of_the_services_user_only_where_there_is_one() -> None:
+    with pytest.raises(CatalogRefused) as caught, connection.translated("count"):
+        raise LOST('role "root" does not exist')
+    assert CHECK_USER in caught.value.hint
 
 
 class Session:
