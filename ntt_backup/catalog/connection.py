@@ -368,33 +368,18 @@ def _parameters(url: str) -> dict[str, Any]:
 def _translate(error: psycopg.Error, doing: str) -> CatalogError:
     said = error.diag.message_primary or str(error).removeprefix("connection is bad: ")
     detail = " ".join(said.split())[:_DETAIL_LENGTH]
-    if _is_transient(error):
-        expired = error.sqlstate in _EXPIRED_STATES
-        return (SessionExpired if expired else CatalogUnavailable)(
+    state = error.sqlstate or ""
+    lost = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+    lost = lost and not state and not _NOT_LET_IN.search(str(error))
+    if lost or state[:2] in _TRANSIENT_CLASSES or state in _TRANSIENT_STATES:
+        return (SessionExpired if state in _EXPIRED_STATES else CatalogUnavailable)(
             f"the catalog is not available to {doing}",
             detail=detail,
-            hint=_HINTS.get(error.sqlstate or "", _AWAY_HINT),
+            hint=_HINTS.get(state, _AWAY_HINT),
         )
     return CatalogRefused(
         f"the catalog refused to {doing}", detail=detail, hint=_refusal_hint(error, detail)
     )
-
-
-def _is_transient(error: psycopg.Error) -> bool:
-    state = error.sqlstate
-    if state is not None:
-        return state[:2] in _TRANSIENT_CLASSES or state in _TRANSIENT_STATES
-    lost = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
-    return lost and not _NOT_LET_IN.search(str(error))
-
-
-def _has_service_user() -> bool:
-    """Returns whether this host has the user whose name the service's units have."""
-    try:
-        pwd.getpwnam(_SERVICE_USER)
-    except KeyError:
-        return False
-    return True
 
 
 def _refusal_hint(error: psycopg.Error, detail: str) -> str:
@@ -408,9 +393,11 @@ def _refusal_hint(error: psycopg.Error, detail: str) -> str:
         return _HINTS.get(error.sqlstate, "")
     if "database" in detail and "does not exist" in detail:
         return _HINTS["3D000"]
-    if _OF_ROOT.search(detail) and _has_service_user():
-        return (
-            f"root has no role in the catalog: put `runuser -u {_SERVICE_USER} --` before the"
-            " command, as the service's user has one"
-        )
+    if _OF_ROOT.search(detail):
+        with suppress(KeyError):  # Not every host has the user of the service's units.
+            pwd.getpwnam(_SERVICE_USER)
+            return (
+                f"root has no role in the catalog: put `runuser -u {_SERVICE_USER} --` before the"
+                " command, as the service's user has one"
+            )
     return "check user, password and host in catalog.url (NTT_DB_URL), and the server's pg_hba.conf"

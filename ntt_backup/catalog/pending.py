@@ -99,9 +99,7 @@ def walk_indexes(conn: Connection, *, local: bool = False) -> None:
 
 @contextmanager
 def in_time(conn: Connection, milliseconds: int) -> Iterator[None]:
-    """Makes a transaction whose statements walk indexes, and end the block where one takes longer
-    than that.
-    """
+    """Makes a transaction whose statements walk indexes; one that takes longer ends the block."""
     with suppress(errors.QueryCanceled), conn.transaction():
         walk_indexes(conn, local=True)
         # 0 would be no limit.

@@ -88,15 +88,15 @@ def sample(conn: Connection, target: str, limit: int) -> list[Blob]:
     Blobids are hashes, so a walk along the index from any point meets blobs of all ages and sizes:
     a few walks, spread evenly, are a fair sample, and the table is not read.
     """
-    found: dict[str, Blob] = {}
+    points = [
+        f"{number * 16**_SAMPLE_DIGITS // _SAMPLE_POINTS:0{_SAMPLE_DIGITS}x}"
+        for number in range(_SAMPLE_POINTS)
+    ]
+    values = {"points": points, "limit": -(-limit // _SAMPLE_POINTS)}
     with translated("draw a sample"), conn.transaction():
         walk_indexes(conn, local=True)
-        for number in range(_SAMPLE_POINTS):
-            point = f"{number * 16**_SAMPLE_DIGITS // _SAMPLE_POINTS:0{_SAMPLE_DIGITS}x}"
-            values = {"point": point, "limit": -(-limit // _SAMPLE_POINTS)}
-            for blobid, size in conn.rows("sample_from", values, **columns(target)):
-                found[blobid] = Blob(blobid, size)
-    return list(found.values())
+        found = dict(conn.rows("sample_from", values, **columns(target)))
+    return [Blob(blobid, size) for blobid, size in found.items()]
 
 
 class Choice(NamedTuple):

@@ -438,8 +438,8 @@ class CatalogConfig(BaseModel):
     pack: PackSettings = PackSettings()
     host: HostSettings = HostSettings()
     log: LogSettings = LogSettings()
-    lock: LockSettings = Field(default=LockSettings(), validate_default=True)
-    control: ControlSettings = Field(default=ControlSettings(), validate_default=True)
+    lock: LockSettings = LockSettings()
+    control: ControlSettings = ControlSettings()
     metrics: MetricsSettings = MetricsSettings()
     notify: NotifySettings = NotifySettings()
     snapshots: Mapping[str, SnapshotSettings] = Field(default_factory=dict)
@@ -454,21 +454,16 @@ class CatalogConfig(BaseModel):
             raise PydanticCustomError("strategy", "it does not serve the target")
         return run.for_bucket() if bucket else run
 
-    @field_validator("lock")
-    @classmethod
-    def _of_this_target(cls, lock: LockSettings, info: ValidationInfo) -> LockSettings:
-        return LockSettings(file=Path(str(lock.file).replace("{target}", info.data["target"])))
-
-    @field_validator("control")
-    @classmethod
-    def _beside_the_lock(cls, control: ControlSettings, info: ValidationInfo) -> ControlSettings:
-        if control.socket is not None:
-            name = str(control.socket).replace("{target}", info.data["target"])
-            return ControlSettings(socket=Path(name))
-        if (lock := info.data.get("lock")) is None:
-            return control
+    @model_validator(mode="after")
+    def _of_this_target(self) -> Self:
+        lock, socket = str(self.lock.file).replace("{target}", self.target), self.control.socket
         # Another suffix may be the target's name.
-        return ControlSettings(socket=Path(str(lock.file).removesuffix(".lock") + ".sock"))
+        beside = lock.removesuffix(".lock") + ".sock"
+        named = str(socket or beside).replace("{target}", self.target)
+        # The model is frozen for everybody else.
+        self.__dict__["lock"] = LockSettings(file=Path(lock))
+        self.__dict__["control"] = ControlSettings(socket=Path(named))
+        return self
 
     @property
     def scheduled(self) -> dict[str, float]:

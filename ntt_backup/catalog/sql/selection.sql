@@ -51,12 +51,15 @@ select blobid, {size}, {copied} is true, {copy_failed} is true from {blobs}
 where blobid >= %(lo)s and (%(hi)s::text is null or blobid < %(hi)s::text);
 
 -- name: sample_from
--- Blobs that follow a point in the space of blobids, in whatever state but failed. Blobids are
+-- Blobs that follow points in the space of blobids, in whatever state but failed. Blobids are
 -- hashes, so what follows any point is a fair sample of all.
-select blobid, {size} from {blobs}
-where blobid >= %(point)s and {copy_failed} is not true
-order by blobid
-limit %(limit)s;
+select b.blobid, b.size
+from unnest(%(points)s::text[]) as point
+cross join lateral (
+    select blobid, {size} as size from {blobs}
+    where blobid >= point and {copy_failed} is not true
+    order by blobid limit %(limit)s
+) as b;
 
 -- name: any_known
 -- One row, if there is any.
