@@ -163,7 +163,7 @@ def _run() -> int:
         return error.exit_code
     except click.ClickException as error:
         with suppress(OSError):
-            _explained(error).show()
+            _clearer(error).show()
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         _complain("interrupted")
@@ -175,26 +175,24 @@ def _run() -> int:
     return 0
 
 
-def _explained(error: click.ClickException) -> click.ClickException:
+def _clearer(error: click.ClickException) -> click.ClickException:
     """Returns the error, or a clearer one if an option stands on the wrong side of the command."""
-    if isinstance(error, click.NoSuchOption) and (text := _right_place(error)):
-        return click.UsageError(text, error.ctx)
-    return error
-
-
-def _right_place(error: click.NoSuchOption) -> str:
-    """Returns where the option belongs; an empty text if no command has the option."""
+    if not isinstance(error, click.NoSuchOption):
+        return error
     name, context = error.option_name, click.Context(cli)
-    if _has(cli, name):
-        called = error.ctx.command_path.partition(" ")[2] if error.ctx is not None else "COMMAND"
-        return f"{name} stands before the command: {PROGRAM} {name} ... {called}"
     commands = {one: cli.get_command(context, one) for one in cli.list_commands(context)}
-    having = [one for one, command in commands.items() if command and _has(command, name)]
-    return f"{name} stands after the command: {', '.join(having)}" if having else ""
-
-
-def _has(command: click.Command, name: str) -> bool:
-    return any(name in option.opts for option in command.params)
+    having = [
+        one
+        for one, command in {"": cli, **commands}.items()
+        if command and any(name in option.opts for option in command.params)
+    ]
+    if not having:
+        return error
+    text = f"{name} stands after the command: {', '.join(having)}"
+    if not having[0]:
+        called = error.ctx.command_path.partition(" ")[2] if error.ctx is not None else "COMMAND"
+        text = f"{name} stands before the command: {PROGRAM} {name} ... {called}"
+    return click.UsageError(text, error.ctx)
 
 
 def _complain(text: str) -> None:

@@ -9,15 +9,13 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
 from ntt_backup.errors import ConfigError
-
-if TYPE_CHECKING:
-    from ntt_backup.config.timetable import Timetable
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -59,23 +57,9 @@ def parsed(name: str, parse: Callable[[str], Any], needed: str) -> Callable[[str
     return convert
 
 
-# Parsers of the settings, which are imported only when there is a value to parse.
-def _time(text: str) -> float:
-    from ntt_backup.config import parse_duration
-
-    return parse_duration(text)
-
-
-def _size(text: str) -> int:
-    from ntt_backup.config import parse_size
-
-    return parse_size(text)
-
-
-def _rate(text: str) -> Timetable:
-    from ntt_backup.config.timetable import parse_timetable
-
-    return parse_timetable(text)
+def _as_setting(module: str, parser: str) -> Callable[[str], Any]:
+    """Returns a parser of the settings, which is imported only when there is a value to parse."""
+    return lambda text: getattr(import_module(f"ntt_backup.config.{module}"), parser)(text)
 
 
 def _part(text: str) -> float:
@@ -93,12 +77,17 @@ def _hex_prefix(text: str) -> str:
 
 PATH: Final = GivenPath()
 DIR: Final = GivenPath("dir")
-FILE: Final = GivenPath("file")
-TIME: Final = parsed("time", _time, "a duration such as 90s, 15min, 2h or 30d")
-SIZE: Final = parsed("size", _size, "a size such as 500MB, 10GiB or 1TB")
+TIME: Final = parsed(
+    "time", _as_setting("values", "parse_duration"), "a duration such as 90s, 15min, 2h or 30d"
+)
+SIZE: Final = parsed(
+    "size", _as_setting("values", "parse_size"), "a size such as 500MB, 10GiB or 1TB"
+)
 PART: Final = parsed("percent", _part, "a part such as 1% or 0.1%")
 RATE: Final = parsed(
-    "rate", _rate, "a rate such as 10MB, or a timetable such as 08:00 4MB, 19:00 off"
+    "rate",
+    _as_setting("timetable", "parse_timetable"),
+    "a rate such as 10MB, or a timetable such as 08:00 4MB, 19:00 off",
 )
 _PREFIX: Final = parsed("prefix", _hex_prefix, "the beginning of a blobid: 1 to 64 of 0-9a-f")
 
@@ -106,6 +95,15 @@ _PREFIX: Final = parsed("prefix", _hex_prefix, "the beginning of a blobid: 1 to 
 def flag(name: str, text: str, parameter: str = "") -> Decorator:
     """Returns an option without a value. parameter: The name of the function's parameter."""
     return click.option(name, *filter(None, [parameter]), is_flag=True, help=text)
+
+
+def unless(name: str, text: str, parameter: str) -> Decorator:
+    """Returns an option without a value that makes the parameter False, which is True without."""
+
+    def negate(_context: click.Context, _option: click.Parameter, given: bool) -> bool:
+        return not given
+
+    return click.option(name, parameter, is_flag=True, callback=negate, help=text)
 
 
 def value(name: str, kind: object, text: str, parameter: str = "", **attributes: Any) -> Decorator:
@@ -150,31 +148,31 @@ def command(
     return make
 
 
-def _noted(*names: str, **attributes: Any) -> click.Option:
+def _noted(text: str, *names: str, **attributes: Any) -> click.Option:
     def note(context: click.Context, option: click.Parameter, value: object) -> None:
         context.meta[f"ntt_backup.{option.name}"] = value
 
-    return click.Option(names, expose_value=False, callback=note, **attributes)
+    return click.Option(names, expose_value=False, callback=note, help=text, **attributes)
 
 
-def _noted_flag(*names: str, **attributes: Any) -> click.Option:
-    return _noted(*names, is_flag=True, **attributes)
+def _json(text: str) -> click.Option:
+    # Eager: a mistake in another option is told as JSON, too.
+    return _noted(text, "--json", "as_json", is_flag=True, is_eager=True)
 
 
-# --json is eager: a mistake in another option is told as JSON, too.
-JSON: Final = _noted_flag("--json", "as_json", is_eager=True, help="Print one JSON object.")
-JSON_LINES: Final = _noted_flag(
-    "--json", "as_json", is_eager=True, help="Print one JSON object a line, for each."
-)
-ONLY_ERRORS: Final = _noted_flag("-q", "--quiet", help="Print only errors.")
+def _quiet(text: str) -> click.Option:
+    return _noted(text, "-q", "--quiet", is_flag=True)
+
+
+JSON: Final = _json("Print one JSON object.")
+JSON_LINES: Final = _json("Print one JSON object a line, for each.")
+ONLY_ERRORS: Final = _quiet("Print only errors.")
 # Of a command that prints a result at the end.
-RESULT: Final = (JSON, _noted_flag("-q", "--quiet", help="Print only the result at the end."))
-
-
+RESULT: Final = (JSON, _quiet("Print only the result at the end."))
 IDENTITY: Final = _noted(
+    "File with the age identity that opens sealed packs.  [default: pack.identity_file]",
     "--identity",
-    type=FILE,
-    help="File with the age identity that opens sealed packs.  [default: pack.identity_file]",
+    type=GivenPath("file"),
 )
 
 

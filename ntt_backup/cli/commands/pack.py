@@ -14,7 +14,7 @@ import click
 
 from ntt_backup.cli import options, results
 from ntt_backup.cli.common import Common, read_blobids, writing
-from ntt_backup.cli.options import DIR, IDENTITY, PATH, RESULT, flag, repeated, value
+from ntt_backup.cli.options import DIR, IDENTITY, PATH, RESULT, flag, repeated, unless, value
 from ntt_backup.config import RemoteConfig, StoreConfig
 from ntt_backup.config.host_key import Origin
 from ntt_backup.config.sealing import Keyring, SealPolicy, require_sealing
@@ -44,7 +44,7 @@ _ANOTHER = "name another file, or replace this one by --force"
 )
 @options.blob_list("Pack")
 @options.prefix("Pack")
-@flag("--no-compress", "Store small blobs as they are.")
+@unless("--no-compress", "Store small blobs as they are.", "compress")
 @flag("--force", "Replace FILE, or IMAGE.")
 @flag("--check", "Check FILE instead: hash every blob in it.")
 @flag("--list-blobs", "Print the blobids in FILE instead.")
@@ -62,7 +62,7 @@ def pack(
     source: Path | None,
     names: TextIO | None,
     prefix: str,
-    no_compress: bool,
+    compress: bool,
     force: bool,
     check: bool,
     list_blobs: bool,
@@ -101,7 +101,7 @@ def pack(
                 blobids,
                 file.absolute(),
                 recipients,
-                compress=not no_compress,
+                compress=compress,
                 replace=force,
                 on_progress=lambda done: line.show(lambda: _packed_so_far(done)),
             )
@@ -176,9 +176,9 @@ def _about(found: PackFile) -> dict[str, object]:
 @click.argument("files", type=PATH, nargs=-1, required=True, metavar="FILE...")
 @options.destination("Directory for the blobs.")
 @options.jobs()
-@flag("--no-verify", "Trust the packs: hash no blob.")
+@unless("--no-verify", "Trust the packs: hash no blob.", "verify")
 def unpack(
-    common: Common, files: tuple[Path, ...], destination: Path, jobs: int, no_verify: bool
+    common: Common, files: tuple[Path, ...], destination: Path, jobs: int, verify: bool
 ) -> None:
     """Unpack pack files into a directory.
 
@@ -193,7 +193,7 @@ def unpack(
             files,
             destination.absolute(),
             jobs=jobs,
-            verify=not no_verify,
+            verify=verify,
             keyring=common.keyring(),
             on_progress=lambda done: line.show(
                 lambda: (

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 import click
 
@@ -245,14 +245,7 @@ def lines(done: Restored, destination: Path) -> list[str]:
 @options.bwlimit("that the blobs may take")
 @options.sessions(default=4)
 def drill(
-    common: Common,
-    scratch: Path,
-    database: str,
-    trust_target: bool,
-    allow_superuser: bool,
-    prefix: str,
-    bwlimit: Timetable | None,
-    workers: int,
+    common: Common, /, scratch: Path, database: str, prefix: str, workers: int, **chosen: Any
 ) -> None:
     """Prove that everything can be restored.
 
@@ -278,10 +271,8 @@ def drill(
             ),
             on_outage=line.outage,
             on_warning=lambda text: line.say(f"warning: {text}"),
-            bwlimit=bwlimit,
-            trust_target=trust_target,
-            allow_superuser=allow_superuser,
             lost=lost,
+            **chosen,
         )
         restored, proof = found.restored, found.proof
         wrong = len(restored.wrong) + proof.lost + proof.wrong

@@ -19,7 +19,7 @@ import click
 from ntt_backup import newest
 from ntt_backup.cli import options, results
 from ntt_backup.cli.common import Common
-from ntt_backup.cli.options import JSON, PART, RESULT, flag, repeated, value
+from ntt_backup.cli.options import JSON, PART, RESULT, flag, repeated, unless, value
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.host_key import Origin
 from ntt_backup.dump.retention import Retention
@@ -83,12 +83,7 @@ def _patient(
 @flag("--full", "Store everything, so that it needs no other version.")
 @flag("--paranoid", "Read files that seem unchanged, too.")
 def snapshot_take(
-    common: Common,
-    set_name: str,
-    paths: tuple[str, ...],
-    exclude: tuple[str, ...],
-    full: bool,
-    paranoid: bool,
+    common: Common, /, set_name: str, paths: tuple[str, ...], exclude: tuple[str, ...], **how: bool
 ) -> None:
     """Make a version of a set on the target.
 
@@ -113,7 +108,7 @@ def snapshot_take(
 
         told = Report(progress, lambda path, why: unread.say(f"{path}: {why}"))
         try:
-            done = take_version(settings, chosen, full=full, paranoid=paranoid, report=told)
+            done = take_version(settings, chosen, report=told, **how)
         except RemoteUnreachable as error:
             error.hint = f"take it again: that begins anew, and removes what was sent; {error.hint}"
             raise
@@ -368,23 +363,22 @@ def _difference_line(one: Difference) -> str:
 )
 @options.jobs(", each with its own connection")
 @flag("--trust-target", "Restore the version also where nothing proves that this host made it.")
-@flag(
+@unless(
     "--no-privileges",
     "Make files of this user's, and set no bits of set-user-id and set-group-id, and no"
     " capabilities: for a version whose maker is not trusted.",
+    "privileges",
 )
-@flag("--no-verify", "Do not compare new files with their hashes.")
+@unless("--no-verify", "Do not compare new files with their hashes.", "verify")
 def snapshot_restore(
     common: Common,
+    /,
     wanted: str,
     destination: Path,
     patterns: tuple[str, ...],
-    delta: bool,
-    in_place: bool,
     jobs: int,
     trust_target: bool,
-    no_privileges: bool,
-    no_verify: bool,
+    **how: bool,
 ) -> None:
     """Restore a version, or a part of it, into a directory.
 
@@ -399,13 +393,11 @@ def snapshot_restore(
     from ntt_backup.snapshot.restore.tree import confine
     from ntt_backup.snapshot.restore.version import restore as restore_version
 
-    if in_place and not delta:
+    ways = Options(**how)
+    if ways.in_place and not ways.delta:
         raise click.UsageError("--in-place is a way of --delta: give that, too")
     settings = common.load(RemoteConfig)
     destination = destination.absolute()
-    ways = Options(
-        delta=delta, in_place=in_place, verify=not no_verify, privileges=not no_privileges
-    )
     with results.progress_line() as line:
         done = restore_version(
             lambda: PatientStore(
