@@ -54,15 +54,6 @@ def test_a_check_that_ends_by_an_error_is_noted_with_its_reason(env: Environment
     assert "nowhere" in str(detail)
 
 
-def test_a_typing_error_in_a_list_is_no_failed_check(env: Environment) -> None:
-    wanted = env.root / "list"
-    wanted.write_text("no blobid\n")
-
-    done = env.call("restore", str(env.root / "back"), "--list", str(wanted))
-
-    assert (done.returncode, notes(env)) == (2, [])
-
-
 def test_a_dead_database_changes_nothing_about_a_restore(env: Environment) -> None:
     blobids = env.fill_both(2)
     env.write_config(catalog={"url": "postgresql://127.0.0.1:1/none"})
@@ -77,10 +68,11 @@ def test_a_call_that_is_refused_for_its_arguments_is_no_failed_check(env: Enviro
     """Nothing is wrong with the target: the page stays as it is."""
     blobids = env.fill_both(1)
     file = env.root / "file"
-    file.write_text("no directory")
+    file.write_text("no directory, and no list of blobids")
     for command, code in (
         (["restore", str(file)], 6),
         (["restore", str(env.root / "back"), "--prefix", "xyz"], 2),
+        (["restore", str(env.root / "back"), "--list", str(file)], 2),
         (["drill", "--scratch", str(env.store)], 2),
         (["drill", "--scratch", str(env.root / "s"), "--database", "host=/nowhere"], 4),
         (["verify", "--sample", "none"], 2),

@@ -7,12 +7,10 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.helpers.environment import Environment
-from tests.helpers.postgres import Postgres
 
 # --- help and mistakes ----------------------------------------------------------------------------
 
@@ -198,35 +196,6 @@ def test_letters_outside_the_output_encoding_are_escaped(env: Environment, comma
 # --- the commands ---------------------------------------------------------------------------------
 
 
-def test_the_first_day_from_an_empty_database_to_a_backup(
-    env: Environment, postgres: Postgres
-) -> None:
-    """init-db, scan, run and status on an empty database, as on the first day."""
-    env.query("drop table blobs")
-    env.query("drop schema ntt_backup cascade")
-    blobs = [env.put_in_store(bytes([n]) * n) for n in range(1, 40)]
-    early = env.run("run")
-    assert early.returncode == 4
-    assert "init-db" in early.stderr + early.stdout
-    for _ in range(2):  # the second time it finds all as it should be
-        assert env.call("init-db").returncode == 0
-    scanned = env.run("scan")
-    assert scanned.returncode == 0, scanned.stderr
-    assert f"registered {len(blobs)} blobs" in scanned.stdout
-    again = env.call("scan", "--restart")
-    assert again.returncode == 0
-    assert f"registered 0 blobs, 0 Bytes; {len(blobs)} known before" in again.stdout
-    plan = env.call("run", "--dry-run")
-    assert f"would send {len(blobs)} blobs, {sum(range(1, 40))} Bytes" in plan.stdout
-    assert env.on_remote() == {}
-    run = env.run("run")
-    assert run.returncode == 0, run.stderr
-    env.assert_complete()
-    status = env.status()
-    assert (status["pending"], status["copied"], status["failed"]) == (0, len(blobs), 0)
-    assert status["copied_bytes"] == sum(range(1, 40))
-
-
 def test_a_run_still_sends_where_neither_log_nor_output_can_be_written(env: Environment) -> None:
     """Log and output on one full disk, as with `>> /var/log/backup 2>&1` in a crontab."""
     env.write_config(log={"jsonl": "/dev/full"})
@@ -343,14 +312,6 @@ def test_every_run_reports_failed_blobs_until_they_are_requeued(env: Environment
 
 
 # --- the receiver for a forced command ------------------------------------------------------------
-
-
-def test_the_receiver_is_written_and_its_line_is_printed(env: Environment, tmp_path: Path) -> None:
-    file = tmp_path / "ntt-backup-receive"
-    done = env.call("install-receiver", "--print", "--write", str(file))
-    assert done.returncode == 0, done.stderr
-    assert f"--root {env.remote.path} --allow put,list,verify" in done.stdout
-    assert os.access(file, os.X_OK)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])

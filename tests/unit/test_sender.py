@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -17,7 +16,7 @@ from blake3 import blake3
 from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.client import connection
 from ntt_backup.client.bootstrap import Banner
-from ntt_backup.errors import RemoteUnreachable, SourceError
+from ntt_backup.errors import RemoteUnreachable
 from ntt_backup.model import Batch, Blob, Reason, Receipt
 from ntt_backup.source.reader import Reader
 from ntt_backup.source.store import Store
@@ -169,33 +168,6 @@ def test_a_large_blob_goes_in_pieces_after_what_was_gathered(
     assert received(session).stored == batch.blobs
 
 
-@pytest.mark.parametrize("pieces", [1, 2, 3])
-@pytest.mark.parametrize("change", ["cut", "other"])
-def test_a_large_blob_that_is_not_its_names_is_withdrawn(
-    far_side: FarSide, source: Source, change: str, pieces: int
-) -> None:
-    batch = source.batch("b", noise(pieces * MIB + 1), b"after")
-    path = source.path(batch.blobs[0])
-    session = opened(source)
-    if change == "other":
-        path.write_bytes(bytes(pieces * MIB + 1))
-
-    def answers(kind: int, payload: bytes) -> bytes:
-        if kind == LARGE and change == "cut":
-            os.truncate(path, MIB)
-        return far_side.stores(kind, payload)
-
-    far_side.answer = answers
-    session.put(batch)
-
-    assert far_side.of(END) == [bytes([messages.WITHDRAWN])]
-    told = received(session)
-    assert told.stored == batch.blobs[1:]
-    assert [(one.blobid, one.reason) for one in told.failed] == [
-        (batch.blobs[0].blobid, Reason.CORRUPT_SOURCE)
-    ]
-
-
 def test_a_large_blob_that_cannot_be_opened_is_not_begun(far_side: FarSide, source: Source) -> None:
     batch = source.batch("b", noise(PACK_BYTES + 1), b"after")
     session = opened(source)
@@ -337,50 +309,6 @@ def test_a_link_that_breaks_ends_the_session(
     assert session.collect(0.0) == []
 
 
-def test_what_is_refused_fails_with_the_words_of_the_remote(
-    far_side: FarSide, source: Source
-) -> None:
-    session = opened(source)
-    refused = messages.REFUSED
-    told = settles(Exceptional(0, refused, "why"), Exceptional(2, refused, ""), stored=1)
-    far_side.answer = lambda kind, _: told(far_side) if kind == COMMIT else b""
-    batch = source.batch("b", b"one", b"two", b"three")
-    session.put(batch)
-    found = received(session)
-    assert found.stored == batch.blobs[1:2]
-    assert [(one.blobid, one.reason, one.detail) for one in found.failed] == [
-        (batch.blobs[0].blobid, Reason.REMOTE_REJECTED, "why"),
-        (batch.blobs[2].blobid, Reason.REMOTE_REJECTED, "the remote said no more about it"),
-    ]
-
-
-@pytest.mark.parametrize("outcome", [messages.SETTLED, messages.FAILED])
-def test_a_batch_that_went_wrong_is_rejected_and_the_session_goes_on(
-    far_side: FarSide, source: Source, outcome: int
-) -> None:
-    session = opened(source)
-    settled = outcome == messages.SETTLED
-    verdict = messages.MISMATCH if settled else messages.REFUSED
-    one = Exceptional(0, verdict, "ENOSPC: bad")
-
-    def fails(kind: int, payload: bytes) -> bytes:
-        if kind != COMMIT:
-            return b""
-        return far_side.receipt(1, int(settled), one, outcome=outcome)
-
-    far_side.answer = fails
-    batch = source.batch("b", b"one", b"two")
-    session.put(batch)
-    (told,) = session.collect(1.0)
-    assert isinstance(told, Rejection)
-    assert told.batch is batch
-    assert "ENOSPC: bad" in told.error.detail
-    assert session.usable
-    far_side.answer = far_side.stores
-    session.put(source.batch("c", b"three"))
-    received(session)
-
-
 def test_a_batch_that_fails_while_it_is_sent_ends_there(far_side: FarSide, source: Source) -> None:
     session = opened(source)
     one = Exceptional(0, messages.REFUSED, "ENOSPC: full")
@@ -476,22 +404,6 @@ def test_what_is_missing_is_told_and_shows_life(far_side: FarSide, source: Sourc
     assert [(one.blobid, one.reason) for one in found.failed] == [(missing.blobid, Reason.MISSING)]
 
 
-def test_content_is_counted_as_it_is_sent_and_corrected_by_the_answer(
-    far_side: FarSide, source: Source
-) -> None:
-    told: list[int] = []
-    session = opened(source, on_content=told.append)
-    batch = source.batch("b", noise(PACK_BYTES), noise(PACK_BYTES + 5), b"x")
-    session.put(batch)
-    assert sum(told) == batch.size
-    received(session)
-    assert sum(told) == batch.size
-    session.put(source.batch("c", b"lost"))
-    assert sum(told) == batch.size + 4
-    session.abort()
-    assert sum(told) == batch.size
-
-
 # --- a large blob that was sent in part -----------------------------------------------------------
 
 
@@ -554,21 +466,6 @@ def test_a_session_that_was_closed_says_no_more(far_side: FarSide, source: Sourc
     assert not session.usable
     session.close()
     assert far_side.of(BYE) == [b""]
-
-
-def test_a_store_that_is_away_calls_its_batch_back(far_side: FarSide, source: Source) -> None:
-    session = opened(source)
-    batch = source.batch("b", b"content", noise(2 * PACK_BYTES))
-    away = source.root.with_name("elsewhere")
-    source.root.rename(away)
-    with pytest.raises(SourceError):
-        session.put(batch)
-    assert session.in_flight == ()
-    assert far_side.of(COMMIT) == []
-    assert session.usable
-    away.rename(source.root)
-    session.put(batch)
-    assert received(session).stored == batch.blobs
 
 
 def test_a_trial_is_called_back_batch_by_batch(far_side: FarSide, source: Source) -> None:
