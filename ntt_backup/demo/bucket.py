@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from ntt_backup.demo.interrupts import Interrupts
+from ntt_backup.demo.processes import Interrupts
 from ntt_backup.demo.screen import say, step, tabulate
 from ntt_backup.demo.seaweedfs import ADMINISTER, WRITE, Account, SeaweedFS
 from ntt_backup.demo.sshd import LOOPBACK

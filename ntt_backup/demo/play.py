@@ -13,10 +13,10 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-from ntt_backup.demo.interrupts import Interrupts
 from ntt_backup.demo.postgres import Postgres
+from ntt_backup.demo.processes import Interrupts, end
 from ntt_backup.demo.scratch import Scratch
-from ntt_backup.demo.story import Remote, end, start_servers
+from ntt_backup.demo.story import Remote, start_servers
 from ntt_backup.errors import BackupError
 from ntt_backup.format import render_error
 

@@ -13,12 +13,11 @@ import pwd
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from ntt_backup.demo.interrupts import Interrupts
+from ntt_backup.demo.processes import Interrupts, Server
 from ntt_backup.errors import CatalogUnavailable, ConfigError
 from ntt_backup.process.pipeline import die_with_parent
 
@@ -40,7 +39,7 @@ _STATUS_LINE: Final = 7
 _STOPS: Final = ((signal.SIGINT, 30.0), (signal.SIGQUIT, 10.0), (signal.SIGKILL, 10.0))
 
 
-class Postgres:
+class Postgres(Server):
     """One server in one home directory, whose data it finds again at the next start.
 
     settings: more of them, such as `fsync=off`. sockets: where its socket lies, open to every user;
@@ -55,26 +54,19 @@ class Postgres:
         settings: Iterable[str] = (),
         sockets: Path | None = None,
     ) -> None:
+        super().__init__(home / "log", interrupts)
         self._home = home
         self._data = home / "data"
         self._sockets = sockets or self._data
         shared = () if sockets is None else (f"unix_socket_directories={sockets}", _FOR_ALL)
         self._settings = (*_SETTINGS, *shared, *settings)
         self._pid_file = self._data / "postmaster.pid"
-        self._log = home / "log"
-        self._interrupts = interrupts
-        self._process: subprocess.Popen[bytes] | None = None
         self.url = self.url_of(DATABASE, _OWNER)
 
     def url_of(self, database: str, user: str = _SUPERUSER) -> str:
         """Returns a libpq connection string to one of its databases."""
         host = str(self._sockets).replace("\\", "\\\\").replace("'", "\\'")
         return f"host='{host}' dbname={database} user={user}"
-
-    @property
-    def pid(self) -> int | None:
-        """Returns the process that listens; None where it does not run."""
-        return self._process.pid if self._process is not None else None
 
     @property
     def programs(self) -> Path:
@@ -91,7 +83,7 @@ class Postgres:
 
         Raises ConfigError, CatalogUnavailable.
         """
-        if self._process is not None and self._process.poll() is None:
+        if self.process is not None and self.process.poll() is None:
             return
         binaries = self._binaries()
         new = not (self._data / "PG_VERSION").exists()
@@ -100,9 +92,11 @@ class Postgres:
         argv = [str(binaries / "postgres"), "-D", str(self._data)]
         for setting in (*self._settings, *settings):
             argv += ["-c", setting]
-        with self._interrupts.held(), self._log.open("ab") as log:
-            self._process = self._spawn(argv, stdout=log, stderr=log)
-        self._await_ready(self._process)
+        how = {**self._environment(), **_server_identity()}
+        if not self.start_process(argv, self._is_ready, _START_SECONDS, **how):
+            self.stop()
+            said = self.last_lines
+            raise CatalogUnavailable("the demo's PostgreSQL did not start", detail=said)
         if new:
             self.query(f"create role {_OWNER} login createdb", self.url_of("postgres"))
             self.create()
@@ -111,16 +105,7 @@ class Postgres:
         """Ends it, however busy it is; does nothing where it does not run. at_once: as in a crash,
         so that it recovers at the next start.
         """
-        process, self._process = self._process, None
-        if process is None:
-            return
-        for signum, seconds in _STOPS[at_once:]:
-            process.send_signal(signum)
-            try:
-                process.wait(seconds)
-            except subprocess.TimeoutExpired:
-                continue
-            return
+        self.end_process(_STOPS[at_once:])
 
     def create(self) -> None:
         """Makes the database `copyjob`, empty."""
@@ -142,12 +127,18 @@ class Postgres:
         _give_away(self._data)
         options = ("--auth=trust", "--encoding=UTF8", "--no-locale", "--no-sync")
         argv = [str(binaries / "initdb"), *options, "-U", _SUPERUSER, "-D", str(self._data)]
-        self._run(argv, as_server=True)
+        self._run(argv, **_server_identity())
 
-    def _run(self, argv: Sequence[str], *, as_server: bool = False) -> str:
-        with self._interrupts.held():
-            process = self._spawn(
-                argv, as_server=as_server, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    def _run(self, argv: Sequence[str], **identity: Any) -> str:
+        with self.interrupts.held():
+            process: subprocess.Popen[bytes] = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                **self._environment(),
+                **identity,
             )
         with process:
             try:
@@ -162,36 +153,19 @@ class Postgres:
             )
         return output.decode().strip()
 
-    def _spawn(
-        self, argv: Sequence[str], *, as_server: bool = True, **streams: Any
-    ) -> subprocess.Popen[bytes]:
-        # In a session of its own: Ctrl-C on the terminal is for us, who end it in order.
+    def _environment(self) -> dict[str, Any]:
+        """Returns what Popen needs for all programs of PostgreSQL."""
         kept = {key: value for key, value in os.environ.items() if not key.startswith("PG")}
-        return subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            cwd=self._home,
-            env={**kept, "LC_ALL": "C"},
-            start_new_session=True,
-            # An immediate shutdown: nothing has to outlive a process that was killed.
-            preexec_fn=die_with_parent(signal.SIGQUIT),
-            **(_server_identity() if as_server else {}),
-            **streams,
-        )
+        # An immediate shutdown: nothing has to outlive a process that was killed.
+        ends = die_with_parent(signal.SIGQUIT)
+        return {"cwd": self._home, "env": {**kept, "LC_ALL": "C"}, "preexec_fn": ends}
 
-    def _await_ready(self, process: subprocess.Popen[bytes]) -> None:
-        deadline = time.monotonic() + _START_SECONDS
-        while process.poll() is None and time.monotonic() < deadline:
-            try:
-                lines = [line.strip() for line in self._pid_file.read_text().splitlines()]
-            except FileNotFoundError:
-                lines = []
-            if lines[:1] == [str(process.pid)] and lines[_STATUS_LINE:] == ["ready"]:
-                return
-            time.sleep(0.05)
-        self.stop()
-        log = self._log.read_text(errors="replace").strip().splitlines()
-        raise CatalogUnavailable("the demo's PostgreSQL did not start", detail="\n".join(log[-5:]))
+    def _is_ready(self) -> bool:
+        try:
+            lines = [line.strip() for line in self._pid_file.read_text().splitlines()]
+        except FileNotFoundError:
+            return False
+        return lines[:1] == [str(self.pid)] and lines[_STATUS_LINE:] == ["ready"]
 
     def _binaries(self) -> Path:
         """Returns where initdb and postgres are: a copy where their user may not go there."""

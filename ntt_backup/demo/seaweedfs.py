@@ -14,9 +14,7 @@ import secrets
 import shutil
 import signal
 import socket
-import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,10 +22,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 from urllib.request import ProxyHandler, build_opener
 
-from ntt_backup.demo.interrupts import Interrupts
+from ntt_backup.demo.processes import Interrupts, Server
 from ntt_backup.demo.sshd import LOOPBACK
 from ntt_backup.errors import ConfigError, RemoteUnreachable
-from ntt_backup.process.pipeline import die_with_parent
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -42,7 +39,8 @@ _PORTS: Final = range(20_000, 32_000)
 _PARTS: Final = ("master", "volume", "filer", "s3")
 _STARTS: Final = 5
 _START_SECONDS: Final = 300.0
-_LINES_SHOWN: Final = 3
+# Asked to end, it takes longer than anybody waits, and no more is stored.
+_KILLS: Final = ((signal.SIGKILL, 60.0),)
 # It would take seven of its volumes for each bucket, and have none left for the 43rd.
 _ENVIRONMENT: Final = {"WEED_MASTER_VOLUME_GROWTH_COPY_1": "2"}
 _REQUESTS: Final = re.compile(
@@ -61,12 +59,12 @@ class Account:
     secret: str = field(default_factory=lambda: secrets.token_hex(20), repr=False)
 
 
-class SeaweedFS:
+class SeaweedFS(Server):
     """One server in one home directory, whose data it finds again at the next start.
 
     rights: its accounts, and what each may do; the first administers. ports: those it may take.
     address: where it listens. inside: an argv that starts its program, such as in a namespace.
-    endpoint is its URL while it runs, pid its process, data where its files lie.
+    endpoint is its URL while it runs, data where its files lie.
     """
 
     def __init__(
@@ -78,35 +76,29 @@ class SeaweedFS:
         address: str = LOOPBACK,
         inside: Sequence[str] = (),
     ) -> None:
+        super().__init__(home / "log", interrupts)
         self._home = home
         self.data = home / "data"
-        self._log = home / "log"
-        self._interrupts = interrupts
         self._rights = rights
         self._ports = ports
         self._address = address
         self._inside = inside
         self._taken: dict[str, int] = {}
-        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def endpoint(self) -> str:
         return self._url("s3")
 
     @property
-    def pid(self) -> int | None:
-        return self._process.pid if self._process is not None else None
-
-    @property
     def ended(self) -> str:
         """Says how it ended without being stopped, with the end of its log; "" where it did not."""
-        status = self._process.poll() if self._process is not None else None
+        status = self.process.poll() if self.process is not None else None
         if status is None:
             return ""
         how = f"with status {status}" if status >= 0 else f"by signal {-status}"
         if status == -signal.SIGKILL:
             how += ", as the kernel ends programs where memory is short (`dmesg`)"
-        return f"SeaweedFS ended {how}\n{self._last_lines()}"
+        return f"SeaweedFS ended {how}\n{self.last_lines}"
 
     def start(self) -> None:
         """Returns once it stores content. Raises ConfigError, RemoteUnreachable."""
@@ -125,37 +117,24 @@ class SeaweedFS:
         accounts.write_text(json.dumps({"identities": identities}))
         for _ in range(_STARTS):  # another program may take a free port first
             argv = self._argv(program, accounts)
-            with self._interrupts.held(), self._log.open("wb") as log:
-                self._process = subprocess.Popen(
-                    argv,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    cwd=self._home,
-                    # It leaves logs in TMPDIR.
-                    env={**os.environ, **_ENVIRONMENT, "TMPDIR": str(self._home)},
-                    start_new_session=True,
-                    preexec_fn=die_with_parent(),
-                )
-            if self._stores(self._process):
+            # It leaves logs in TMPDIR.
+            environment = {**os.environ, **_ENVIRONMENT, "TMPDIR": str(self._home)}
+            how = {"cwd": self._home, "env": environment}
+            self.log.write_bytes(b"")
+            if self.start_process(argv, self._stores, _START_SECONDS, **how):
                 return
-            ended = self._process.poll() is not None
+            ended = self.ended
             self.stop()
             if not ended:
                 break
-        raise RemoteUnreachable("SeaweedFS does not start", detail=self._last_lines())
+        raise RemoteUnreachable("SeaweedFS does not start", detail=self.last_lines)
 
     def stop(self) -> None:
         """Ends it; does nothing where it does not run."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        process.kill()  # asked to end, it takes longer than anybody waits, and no more is stored
-        process.wait()
+        self.end_process(_KILLS)
         for part in _PARTS:
-            _SOCKETS.joinpath(
-                f"seaweedfs-{part}-grpc-{self._taken[f'{part}.port.grpc']}.sock"
-            ).unlink(missing_ok=True)
+            port = self._taken.get(f"{part}.port.grpc")
+            _SOCKETS.joinpath(f"seaweedfs-{part}-grpc-{port}.sock").unlink(missing_ok=True)
 
     def client(self, account: Account | None = None) -> S3Client:
         """Returns botocore's client for an account; None: the account that administers."""
@@ -170,10 +149,6 @@ class SeaweedFS:
             if name == bucket:
                 found[kind] = found.get(kind, 0) + int(float(count))
         return found
-
-    def _last_lines(self) -> str:
-        lines = self._log.read_text(errors="replace").strip().splitlines()
-        return "\n".join(lines[-_LINES_SHOWN:])
 
     def _url(self, part: str) -> str:
         return f"http://{self._address}:{self._taken[f'{part}.port']}"
@@ -196,19 +171,16 @@ class SeaweedFS:
         # Below its working directory: the path of a socket may have 107 bytes at most.
         return [*argv, "-filer.localSocket=filer.sock", "-s3.localSocket=s3.sock"]
 
-    def _stores(self, process: subprocess.Popen[bytes]) -> bool:
-        """Waits until it has found its own volumes, which it does after it answers first."""
+    def _stores(self) -> bool:
+        """Returns whether it has found its own volumes, which it does after it answers first."""
         from botocore.exceptions import BotoCoreError, ClientError
 
-        deadline = time.monotonic() + _START_SECONDS
-        while process.poll() is None and time.monotonic() < deadline:
-            own = self.client()
-            with suppress(BotoCoreError, ClientError):
-                own.create_bucket(Bucket="first")  # refused at the second start
-            with suppress(BotoCoreError, ClientError):
-                own.put_object(Bucket="first", Key="first", Body=b"content")
-                return True
-            time.sleep(0.05)
+        own = self.client()
+        with suppress(BotoCoreError, ClientError):
+            own.create_bucket(Bucket="first")  # refused at the second start
+        with suppress(BotoCoreError, ClientError):
+            own.put_object(Bucket="first", Key="first", Body=b"content")
+            return True
         return False
 
 

@@ -18,8 +18,8 @@ from typing import Final, Literal
 
 from ntt_backup.client.transport import ssh_argv
 from ntt_backup.config import RemoteSettings
-from ntt_backup.demo.interrupts import Interrupts
 from ntt_backup.demo.paramiko_server import ParamikoServer
+from ntt_backup.demo.processes import Interrupts
 from ntt_backup.demo.sshd import LOOPBACK, Sshd, make_key
 from ntt_backup.demo.store import Listing, list_tree
 from ntt_backup.errors import ConfigError, RemoteDenied, RemoteError, RemoteUnreachable

@@ -21,8 +21,8 @@ from typing import Any, Final, Protocol
 
 from ntt_backup.demo import drill, ssh
 from ntt_backup.demo.bucket import Bucket, lose_half
-from ntt_backup.demo.interrupts import Interrupts
 from ntt_backup.demo.postgres import Postgres
+from ntt_backup.demo.processes import Interrupts, end
 from ntt_backup.demo.scratch import Scratch
 from ntt_backup.demo.screen import say, show_differences, step, tabulate
 from ntt_backup.demo.store import (
@@ -39,7 +39,6 @@ from ntt_backup.format import duration, many, size
 from ntt_backup.process.pipeline import die_with_parent
 
 _TOOLS: Final = {"tar": "tar", "ssh": "openssh-client"}
-_END_SECONDS: Final = 5.0
 _COUNTS: Final = (
     "select count(*), count(*) filter (where remote_copied),"
     " count(*) filter (where remote_copy_failed) from blobs"
@@ -220,17 +219,6 @@ class _Commands:
         if code:
             say(f"exit code {code}", style="red")
         return code if code >= 0 else 128 - code
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a command that nobody waits for any more."""
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 def _events(log: Path) -> list[dict[str, Any]]:

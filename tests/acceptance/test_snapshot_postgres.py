@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from ntt_backup.demo import postgres as demo
-from ntt_backup.demo.interrupts import Interrupts
+from ntt_backup.demo.processes import Interrupts
 from tests.acceptance.snapshot_machine import Machine
 from tests.helpers.waiting import wait_until
 

@@ -26,8 +26,8 @@ from typing import Any
 
 from rich.console import Console
 
-from ntt_backup.demo.interrupts import Interrupts
 from ntt_backup.demo.postgres import Postgres
+from ntt_backup.demo.processes import Interrupts
 from ntt_backup.errors import BackupError, Stopped
 from tests.bench import plan, results
 from tests.bench.contender import Contender, Failed, Job

@@ -32,7 +32,7 @@ from blake3 import blake3
 
 from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.demo import seaweedfs as demo
-from ntt_backup.demo.interrupts import Interrupts
+from ntt_backup.demo.processes import Interrupts
 from ntt_backup.objects import store_format
 from ntt_backup.objects.bucket import Bucket
 from ntt_backup.objects.keys import PackKey

@@ -25,8 +25,8 @@ from typing import Final
 
 from rich.console import Console
 
-from ntt_backup.demo.interrupts import Interrupts
 from ntt_backup.demo.postgres import Postgres
+from ntt_backup.demo.processes import Interrupts
 from tests.bench import results
 from tests.bench.bucket_peers import CONTENDERS, FEW, OURS, PREFIX, RAW, BucketJob
 from tests.bench.contender import Contender, Failed, compare

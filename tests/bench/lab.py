@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from ntt_backup.demo.interrupts import Interrupts
+from ntt_backup.demo.processes import Interrupts
 from ntt_backup.demo.sshd import Sshd, make_key
 from ntt_backup.errors import BackupError
 from tests.bench.slots import Slot, end_tree, slot

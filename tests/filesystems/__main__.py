@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from ntt_backup.demo.interrupts import Interrupts
+from ntt_backup.demo.processes import Interrupts
 from ntt_backup.demo.ssh import SshFiles
 from ntt_backup.demo.sshd import LOOPBACK, Sshd
 from tests.helpers.parallel import memory, ports

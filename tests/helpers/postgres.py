@@ -25,7 +25,7 @@ from psycopg import sql
 from ntt_backup.catalog.connection import Connection, connect
 from ntt_backup.catalog.schema import init_db
 from ntt_backup.demo import postgres as demo
-from ntt_backup.demo.interrupts import Interrupts
+from ntt_backup.demo.processes import Interrupts
 from tests.helpers.parallel import memory
 from tests.helpers.processes import children
 

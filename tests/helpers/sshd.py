@@ -34,7 +34,7 @@ import pytest
 
 from ntt_backup.cli.commands.install import RECEIVER, write_receiver
 from ntt_backup.demo import sshd as demo
-from ntt_backup.demo.interrupts import Interrupts
+from ntt_backup.demo.processes import Interrupts
 from tests.helpers.parallel import in_turn, ports
 from tests.helpers.processes import descendants, kill, name
 from tests.helpers.waiting import PATIENCE, wait_until
@@ -278,7 +278,7 @@ class LocalServer:
         return self._sshd.pid
 
     def log(self) -> str:
-        return self._sshd.log
+        return self._sshd.log.read_text(errors="replace")
 
     def directory(self, name: str) -> RemoteDir:
         local = self._data / f"{name}-{next(self._names)}"
