@@ -1,63 +1,138 @@
-"""A dump is stored in one of two forms: as pg_dump compresses it, or as one of a series."""
+"""A dump is stored in one of two forms: as pg_dump compresses it, or as one of a series.
+
+For a series this machine keeps the last whole dump, so that the next ones can be increments on it.
+That copy is a help and nothing more: where it is missing, damaged or not the newest one, the next
+dump is whole. It is the file as it was sent, before it was sealed, and only its user may read it.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from typing import Final
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Final
 
 from ntt_backup.config import RemoteConfig
-from ntt_backup.dump.last_text import LastText, NewText, directory_of
-from ntt_backup.dump.record import PLAIN, SERIES, DumpRecord, Stored
-from ntt_backup.dump.series import Writer
+from ntt_backup.dump.record import PLAIN, SERIES, Stored
+from ntt_backup.dump.series import HEAD, START, SeriesDamaged, Writer, decompress
+from ntt_backup.objects.cache import directory_for
 
+_NEW: Final = ".new-"
 # The next dump is whole where the last increment was larger than one part in so many of the whole
 # dump: the table was rewritten, or so many rows have changed since that all increments are large.
 _LARGE: Final = 4
 
 
-class Sum:
-    """Size and SHA-256 of what is added."""
+class KeptBase:
+    """The whole dump that is kept on this machine; see `series.Base`.
 
-    def __init__(self) -> None:
-        self.size = 0
-        self._digest = hashlib.sha256()
+    Args:
+        path: of the file, whose name is that of the dump.
+        size: of the dump in bytes.
+        step: of the next increment on this dump.
+
+    Raises:
+        OSError: There is no such file.
+        ValueError: The file is not the dump.
+    """
+
+    def __init__(self, path: Path, size: int, step: int) -> None:
+        self.name, self.step = path.name, step
+        self._file = path.open("rb")
+        self.marks: list[int] = []
+        # Of each segment: where its frame begins, the bytes of the frame and of the segment.
+        self._places: list[tuple[int, int, int]] = []
+        at, fd = 0, self._file.fileno()
+        while len(head := os.pread(fd, HEAD.size, at)) == HEAD.size:
+            *start, mark, _, _, stored, text = HEAD.unpack(head)
+            if start != START:
+                break
+            self.marks.append(mark)
+            self._places.append((at + HEAD.size, stored, text))
+            at += HEAD.size + stored
+        if not at == size == os.fstat(fd).st_size:
+            self.close()
+            raise ValueError("it is not what was sent")
+
+    def text(self, first: int, count: int) -> bytes | None:
+        with suppress(OSError, SeriesDamaged):
+            return b"".join(map(self._segment, self._places[first : first + count]))
+        return None
+
+    def _segment(self, place: tuple[int, int, int]) -> bytes:
+        at, stored, size = place
+        return decompress(os.pread(self._file.fileno(), stored, at), b"", size)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class NewBase:
+    """Keeps a whole dump while it is made. Nothing is kept where that cannot be."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / f"{_NEW}{os.getpid()}"
+        self._file: IO[bytes] | None = None
+        with suppress(OSError):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for left in directory.glob(f"{_NEW}*"):
+                left.unlink()
+            fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            self._file = os.fdopen(fd, "wb")
 
     def add(self, data: bytes) -> None:
-        self.size += len(data)
-        self._digest.update(data)
+        try:
+            if self._file is not None:
+                self._file.write(data)
+        except OSError:
+            self.close()
 
-    @property
-    def sha256(self) -> str:
-        return self._digest.hexdigest()
+    def keep(self, name: str) -> None:
+        """Gives it the name of the dump, and removes the one before."""
+        with suppress(OSError):
+            if self._file is not None:
+                self._file.close()
+                self._path.replace(self._path.with_name(name))
+                for other in self._path.parent.iterdir():
+                    if other.name != name:
+                        other.unlink()
+
+    def close(self) -> None:
+        """Removes what was not kept. Never raises."""
+        file, self._file = self._file, None
+        with suppress(OSError):
+            if file is not None:
+                file.close()
+        with suppress(OSError):
+            self._path.unlink()
 
 
 class Form:
     """Turns the output of pg_dump into the bytes of the dump.
 
+    Args:
+        series: the dump is one of a series, else stored as pg_dump compresses it.
+        old: the whole dump that this one is an increment on; None where this one is whole.
+        new: keeps this dump; None where it is not kept.
+
     Attributes:
-        base: The whole dump that this one is an increment on; "" where it is whole.
-        step: One more than that of the last increment on the same base; 0 where it is whole.
-        format: The number of the form in the record.
         options: Of pg_dump.
-        text: The sum of what came.
+        text_bytes: The size of what pg_dump wrote.
     """
 
     def __init__(
-        self, base: str = "", step: int = 0, old: LastText | None = None, new: NewText | None = None
+        self, *, series: bool, old: KeptBase | None = None, new: NewBase | None = None
     ) -> None:
-        """old: the whole dump as it is kept here; new: keeps this one, if it is whole. Neither: the
-        dump is stored as pg_dump compresses it.
-        """
         self._old = old
         self._new = new
-        series = not (old is None and new is None)
-        self._writer = Writer(old, new) if series else None
-        self.base = base
-        self.step = step
+        self._writer = Writer(old) if series else None
+        self._digest = hashlib.sha256()
         self.format = SERIES if series else PLAIN
+        self.base, self.step = (old.name, old.step) if old is not None else ("", 0)
         # What is compressed changes as a whole, wherever a row did.
         self.options = ("--compress=0",) if series else ()
-        self.text = Sum()
+        self.text_bytes = 0
 
     @staticmethod
     def of(settings: RemoteConfig, database: str, known: list[Stored], *, whole: bool) -> Form:
@@ -70,45 +145,57 @@ class Form:
             whole: make no increment.
         """
         if settings.dump.mode != "series":
-            return Form()
-        base, step, old = ("", 0, None) if whole else kept_base(settings, database, known)
-        new = NewText(directory_of(settings, database)) if old is None else None
-        return Form(base, step, old, new)
+            return Form(series=False)
+        if not whole and (old := kept_base(settings, database, known)) is not None:
+            return Form(series=True, old=old)
+        return Form(series=True, new=NewBase(_directory(settings, database)))
 
     def add(self, data: bytes) -> bytes:
         """Returns what is to be sent now; may be nothing."""
-        self.text.add(data)
-        return data if self._writer is None else self._writer.add(data)
+        self.text_bytes += len(data)
+        self._digest.update(data)
+        return data if self._writer is None else self._noted(self._writer.add(data))
 
     def end(self) -> bytes:
         """Returns the rest."""
-        return b"" if self._writer is None else self._writer.end()
+        return b"" if self._writer is None else self._noted(self._writer.end())
 
-    def keep(self, name: str, made: DumpRecord) -> None:
-        """Keeps a whole dump on this machine for the next ones."""
+    @property
+    def text_sha256(self) -> str:
+        """The SHA-256 of what pg_dump wrote."""
+        return self._digest.hexdigest()
+
+    def _noted(self, made: bytes) -> bytes:
         if self._new is not None:
-            self._new.keep(name, made.text_sha256)
+            self._new.add(made)
+        return made
+
+    def keep(self, name: str) -> None:
+        """Keeps a whole dump on this machine, for the next ones."""
+        if self._new is not None:
+            self._new.keep(name)
 
     def close(self) -> None:
         """Forgets what was not kept."""
-        if self._old is not None:
-            self._old.close()
-        if self._new is not None:
-            self._new.give_up()
+        for one in (self._old, self._new):
+            if one is not None:
+                one.close()
 
 
-def kept_base(
-    settings: RemoteConfig, database: str, known: list[Stored]
-) -> tuple[str, int, LastText | None]:
-    """Returns the whole dump that the next one can be an increment on, the step of that increment,
-    and the dump as it is kept here; "", 0 and None where the next one has to be whole.
+def kept_base(settings: RemoteConfig, database: str, known: list[Stored]) -> KeptBase | None:
+    """Returns the whole dump that the next one can be an increment on; None where the next one has
+    to be whole.
     """
     base, step = base_of(known, settings.dump.full_every)
-    if base is not None:
-        old = LastText.find(directory_of(settings, database), base.name, base.text[1])
-        if old is not None:
-            return base.name, step, old
-    return "", 0, None
+    with suppress(OSError, ValueError):
+        if base is not None:
+            path = _directory(settings, database) / base.name
+            return KeptBase(path, base.size or 0, step)
+    return None
+
+
+def _directory(settings: RemoteConfig, database: str) -> Path:
+    return directory_for("dumps", settings.remote, settings.target, database)
 
 
 def base_of(known: list[Stored], full_every: int) -> tuple[Stored | None, int]:

@@ -170,7 +170,7 @@ class _Job:
         form = Form.of(settings, state.database, known, whole=whole)
         try:
             name, made = self._make(store, found, state, number, form, copied=copied)
-            form.keep(name, made)
+            form.keep(name)
         finally:
             form.close()
         strangers = record.of_catalog(contents.dumps, settings.target, state.database)
@@ -231,8 +231,8 @@ class _Job:
                 duration_s=round(time.monotonic() - self._clock, 3),
                 base=form.base,
                 step=form.step,
-                text_bytes=form.text.size,
-                text_sha256=form.text.sha256,
+                text_bytes=form.text_bytes,
+                text_sha256=form.text_sha256,
                 copied=copied,
                 head_bytes=len(head),
                 head_sha256=hashlib.sha256(head).hexdigest(),

@@ -23,9 +23,10 @@ from typing import Final
 from ntt_backup.config.host_key import HostKeys, Origin
 from ntt_backup.wire.stored_names import STAMP, dump_begun
 
-# A dump as pg_dump wrote it; one of a series, which older programs cannot read.
+# A dump as pg_dump wrote it; one of a series. Those of the format 2, increments on increments, are
+# not read any more.
 PLAIN: Final = 1
-SERIES: Final = 2
+SERIES: Final = 3
 _NUMBERS: Final = 1 << 53
 _PURPOSE: Final = "dump"
 _KINDS: Final[Mapping[str, type]] = {

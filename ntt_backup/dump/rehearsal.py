@@ -94,10 +94,10 @@ def _outlook(settings: RemoteConfig, database: str, known: list[Stored]) -> str:
     part = last([one for one in known if one.base])
     said = f"{newest}; dump.mode full sends {whole} a dump, series {part}, by what was sent last"
     if settings.dump.mode == "series":
-        base, _, old = kept_base(settings, database, known)
-        said += f"; the next one is {f'an increment on {base}' if base else 'whole'}"
-        if old is not None:
-            old.close()
+        base = kept_base(settings, database, known)
+        said += f"; the next one is {f'an increment on {base.name}' if base else 'whole'}"
+        if base is not None:
+            base.close()
     return said
 
 

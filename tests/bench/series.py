@@ -18,21 +18,26 @@ import argparse
 import random
 import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from math import log2
+from pathlib import Path
 from typing import Final
 
-import zstandard
 from rich.console import Console
 from rich.table import Table
 
 from ntt_backup.catalog.connection import connect
 from ntt_backup.catalog.schema import init_db
 from ntt_backup.dump import pg_programs
-from ntt_backup.dump.series import Segment, Writer
+from ntt_backup.dump.form import KeptBase
+from ntt_backup.dump.series import Writer
 
 _SHARE: Final = 100
 _AT_ONCE: Final = 500
+_PIECE: Final = 1 << 16
 _MICROSECONDS: Final = 10**6
 # Random bytes of a name, and of a time.
 _NAME: Final = 32
@@ -59,28 +64,6 @@ _MARK: Final = """
 """
 
 
-class _Known:
-    """Keeps the segments of a whole dump for the increments on it."""
-
-    def __init__(self) -> None:
-        self._segments: list[Segment] = []
-        self.digests: list[bytes] = []
-        self.marks: list[int] = []
-        self.sizes: list[int] = []
-
-    def add(self, segment: Segment) -> None:
-        self._segments.append(segment)
-        self.digests.append(segment.digest)
-        self.marks.append(segment.mark)
-        self.sizes.append(segment.size)
-
-    def segment(self, number: int) -> Segment:
-        return self._segments[number]
-
-    def text(self, number: int) -> bytes:
-        return zstandard.ZstdDecompressor().decompress(self._segments[number].frame)
-
-
 class _Rows:
     """Makes rows of a catalog's table, each second a few."""
 
@@ -103,14 +86,14 @@ class _Rows:
         return f"{_BEGUN + timedelta(seconds=second, microseconds=micro):%Y-%m-%d %H:%M:%S.%f}+00"
 
 
-def measure(count: int, *, copied: bool) -> Table:
-    """Writes a whole dump and its increments. copied: all rows were copied once already."""
+def measure(count: int, home: Path, *, copied: bool) -> Table:
+    """Writes a whole dump and its increments into home. copied: all rows were copied once."""
     rows, chance = _Rows(), random.Random(7)
     made = [rows.made(number) for number in range(count)]
     before = [
         rows.line(one, 600 + number // 10 if copied else None) for number, one in enumerate(made)
     ]
-    full, known = _write(None, before)
+    full, whole_s, base = _whole(home, _joined(before))
     changed = sorted(chance.sample(range(count), count // _SHARE))
     new = {
         number: rows.line(made[number], count + turn // 10) for turn, number in enumerate(changed)
@@ -141,19 +124,19 @@ def measure(count: int, *, copied: bool) -> Table:
         ),
         "new": (before + added, len(changed) * (_NAME + _TIME)),
     }
-    title = f"{count:,} rows, {'all' if copied else 'none'} copied: {full / count:.1f} bytes a row"
-    table = Table(title=title, title_justify="left")
-    for column in ("1 % of the rows", "bytes a row", "of a whole dump", "floor"):
+    rows_are = f"{count:,} rows, {'all' if copied else 'none'} copied"
+    table = Table(title=_title(rows_are, full / count, whole_s), title_justify="left")
+    for column in ("1 % of the rows", "bytes a row", "of a whole dump", "floor", "CPU"):
         table.add_column(column, justify="right" if table.columns else "left")
     for name, (lines, floor) in cases.items():
-        size, _ = _write(known, lines)
+        size, seconds = _write(base, _joined(lines), home / "increment")
         shares = (f"{part / full:.2%}" for part in (size, floor))
-        table.add_row(name, f"{size / len(changed):.1f}", *shares)
+        table.add_row(name, f"{size / len(changed):.1f}", *shares, f"{seconds:.1f} s")
     return table
 
 
-def measure_server(url: str, count: int) -> Table:
-    """Makes a catalog, and writes a whole dump and its increments."""
+def measure_server(url: str, count: int, home: Path) -> Table:
+    """Makes a catalog, and writes a whole dump and its increments into home."""
     with connect(url, "bench") as conn:
         init_db(conn, "remote")
         conn.execute(_INSERT, (count,))
@@ -161,31 +144,50 @@ def measure_server(url: str, count: int) -> Table:
         program = pg_programs.find(None, conn.info.server_version).pg_dump
         argv = [str(program), "-Fc", "--compress=0", f"--dbname={url}"]
 
-        def dumped() -> bytes:
-            return subprocess.run(argv, stdout=subprocess.PIPE, check=True).stdout
+        def dumped() -> Iterator[bytes]:
+            with subprocess.Popen(argv, stdout=subprocess.PIPE) as child:
+                while child.stdout is not None and (piece := child.stdout.read(_PIECE)):
+                    yield piece
+            assert child.returncode == 0
 
-        full, before = _write(None, [dumped()])
-        title = f"{count:,} rows of {full / count:.1f} bytes"
+        full, whole_s, base = _whole(home, dumped())
+        title = _title(f"{count:,} rows", full / count, whole_s)
         table = Table(title=title, title_justify="left")
-        for column in ("1 % marked, day", "bytes a row", "of a whole dump"):
+        for column in ("1 % marked, day", "bytes a row", "of a whole dump", "CPU"):
             table.add_column(column, justify="right")
         for day in range(1, _DAYS + 1):
             chosen = conn.execute(_CHOOSE, (count // _SHARE, _BATCH)).fetchall()
             for (batch,) in chosen:
                 conn.execute(_MARK, (batch,))
-            size, _ = _write(before, [dumped()])
-            table.add_row(str(day), f"{size * _SHARE / count:.1f}", f"{size / full:.2%}")
+            size, seconds = _write(base, dumped(), home / "increment")
+            cells = (f"{size * _SHARE / count:.1f}", f"{size / full:.2%}", f"{seconds:.1f} s")
+            table.add_row(str(day), *cells)
             conn.execute("vacuum public.blobs")
     return table
 
 
-def _write(before: _Known | None, lines: list[bytes]) -> tuple[int, _Known]:
-    """Returns the bytes of a dump, and its segments."""
-    known = _Known()
-    writer = Writer(before, known)
-    starts = range(0, len(lines), _AT_ONCE)
-    size = sum(len(writer.add(b"".join(lines[at : at + _AT_ONCE]))) for at in starts)
-    return size + len(writer.end()), known
+def _title(rows: str, size: float, seconds: float) -> str:
+    return f"{rows}: {size:.1f} bytes a row, {seconds:.1f} s of CPU"
+
+
+def _joined(lines: list[bytes]) -> Iterator[bytes]:
+    return (b"".join(lines[at : at + _AT_ONCE]) for at in range(0, len(lines), _AT_ONCE))
+
+
+def _whole(home: Path, text: Iterable[bytes]) -> tuple[int, float, KeptBase]:
+    """Writes a whole dump; returns its bytes, seconds of CPU, and the dump for increments."""
+    size, seconds = _write(None, text, home / "whole")
+    return size, seconds, KeptBase(home / "whole", size, 1)
+
+
+def _write(base: KeptBase | None, text: Iterable[bytes], to: Path) -> tuple[int, float]:
+    """Writes a dump of a text into a file; returns its bytes and the seconds of CPU."""
+    writer, begun = Writer(base), time.process_time()
+    with to.open("wb") as file:
+        for piece in text:
+            file.write(writer.add(piece))
+        file.write(writer.end())
+    return to.stat().st_size, time.process_time() - begun
 
 
 def main() -> int:
@@ -195,11 +197,12 @@ def main() -> int:
     parser.add_argument("--url", help="of an empty database, which is filled")
     options = parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
-    if options.url:
-        console.print(measure_server(options.url, options.rows))
-        return 0
-    for copied in (False, True):
-        console.print(measure(options.rows, copied=copied))
+    with tempfile.TemporaryDirectory() as name:
+        if options.url:
+            console.print(measure_server(options.url, options.rows, Path(name)))
+            return 0
+        for copied in (False, True):
+            console.print(measure(options.rows, Path(name), copied=copied))
     return 0
 
 

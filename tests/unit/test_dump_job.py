@@ -349,7 +349,7 @@ def test_what_was_dumped_is_kept_for_the_next_one_where_it_has_its_name(
 ) -> None:
     kept: list[str] = []
     closed: list[Form] = []
-    monkeypatch.setattr(Form, "keep", lambda _, name, made: kept.append(name))
+    monkeypatch.setattr(Form, "keep", lambda _, name: kept.append(name))
     monkeypatch.setattr(Form, "close", lambda one: closed.append(one))
     world.run()
     assert (kept, len(closed)) == ([*world.named], 1)
@@ -432,8 +432,8 @@ def test_a_rehearsal_says_on_what_the_next_dump_is_an_increment(
     world: World, monkeypatch: pytest.MonkeyPatch, base: str, said: str
 ) -> None:
     opened = io.BytesIO()
-    text = opened if base else None
-    monkeypatch.setattr(rehearsal, "kept_base", lambda *_: (base, 1, text))
+    opened.name = base
+    monkeypatch.setattr(rehearsal, "kept_base", lambda *_: opened if base else None)
     world.dumps = [ours(2)]
     assert "next one" not in rehearse(world)[0]
     dump = world.settings.dump.model_copy(update={"mode": "series"})

@@ -374,7 +374,8 @@ def test_after_the_highest_number_of_all_a_dump_is_still_read_and_the_newest() -
 @pytest.mark.parametrize(
     "changes",
     [
-        {"format": 3},
+        {"format": 2},
+        {"format": 4},
         {"bytes": "many"},
         {"sha256": None},
         {"fingerprint": 5},

@@ -1,4 +1,4 @@
-"""Dumps as a series: cut by content, patched, replayed, and what an increment needs."""
+"""Dumps as a series: cut by content, increments on a whole dump, and what is kept and needed."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import hashlib
 import io
 import os
 import random
+import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,14 +22,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ntt_backup.config import RemoteConfig
-from ntt_backup.dump import form, patch
-from ntt_backup.dump import series as series_format
-from ntt_backup.dump.form import Form, base_of, kept_base
-from ntt_backup.dump.last_text import LastText, NewText
+from ntt_backup.dump import form
+from ntt_backup.dump.form import Form, KeptBase, NewBase, base_of, kept_base
 from ntt_backup.dump.record import PLAIN, SERIES, Stored
-from ntt_backup.dump.removed import Findable, Removed
 from ntt_backup.dump.segments import MOST, Cutter
-from ntt_backup.dump.series import Segment, SeriesDamaged, Writer, replay
+from ntt_backup.dump.series import HEAD, START, SeriesDamaged, Writer, _compress, replay
 from ntt_backup.dump.stored_text import BaseUnusable, DumpText, needed_by
 from ntt_backup.errors import DumpFailed
 from tests.helpers.memory_store import MemoryStore
@@ -58,21 +55,18 @@ class Series:
 
     def __init__(self, directory: Path, **cutter: int) -> None:
         self.files: list[bytes] = []
-        self._directory = directory
+        self.kept = directory / "0"
         self._cutter = cutter
-        self._base = ""
 
     def add(self, text: bytes, *, piece: int = 1000) -> int:
         """The size of one more dump."""
-        old = LastText.find(self._directory, "0", self._base)
-        new = None if self.files else NewText(self._directory)
-        writer = Writer(old, new, Cutter(**self._cutter))
+        old = KeptBase(self.kept, len(self.files[0]), 1) if self.files else None
+        writer = Writer(old, Cutter(**self._cutter))
         parts = [writer.add(text[at : at + piece]) for at in range(0, len(text), piece)]
         self.files.append(b"".join([*parts, writer.end()]))
-        if new is not None:
-            self._base = hashlib.sha256(text).hexdigest()
-            new.keep("0", self._base)
-        if old is not None:
+        if old is None:
+            self.kept.write_bytes(self.files[0])
+        else:
             old.close()
         return len(self.files[-1])
 
@@ -102,144 +96,47 @@ def test_a_text_is_cut_in_the_same_places_however_it_comes(text: bytes, sizes: l
     assert segments == cut([text])
 
 
-# --- patches --------------------------------------------------------------------------------------
+# --- increments -----------------------------------------------------------------------------------
 
 
-@given(texts, texts, st.lists(lines), st.booleans(), st.binary(max_size=200))
-def test_a_patch_makes_the_new_text_and_nonsense_is_refused(
-    old: bytes, new: bytes, gone: list[bytes], thorough: bool, nonsense: bytes
-) -> None:
-    removed = Findable()
-    removed.add(gone)
-    made = patch.make(old, new, removed, thorough=thorough)
-    assert patch.apply(old, made, len(new), removed)[0] == new
-    for damaged in (nonsense, made[:-3], bytes([made[0] ^ 1]) + made[1:]):
-        for known in (removed, Removed()):
-            with suppress(patch.PatchDamaged):
-                assert len(patch.apply(old, damaged, 1000, known)[0]) <= 1001
-
-
-def a_patch(numbers: Iterable[int], lines: bytes = b"") -> bytes:
-    """A patch that says what no writer would say."""
-    packed = zstandard.ZstdCompressor().compress(patch._varints(numbers))
-    return patch._HEAD.pack(len(packed)) + packed + zstandard.ZstdCompressor().compress(lines)
-
-
-def test_runs_of_more_lines_than_the_text_may_have_are_refused_before_they_are_looked_at() -> None:
-    """A few kilobytes of them, all of a long text, would keep a restore busy for hours."""
-    count = 50_000
-    old = b"\n" * count
-    back = patch._unsigned(-count)
-    runs = [0, 0, count, *[0, back, count] * 2000]
-    with pytest.raises(patch.PatchDamaged, match="more lines than"):
-        patch.apply(old, a_patch([0, *runs]), count, Removed())
-    empty = [0, 0, 0] * 2000
-    with pytest.raises(patch.PatchDamaged, match="more runs than"):
-        patch.apply(old, a_patch([0, *empty]), 1000, Removed())
-    copy = patch.apply(old, a_patch([0, 0, 0, count + 1, 0, 0, 0]), count, Removed())
-    assert copy[0] == old
-
-
-@pytest.mark.parametrize(
-    ("numbers", "lines", "most", "made"),
-    [
-        ([0, 1, 2, 1, 0, 0, 0], b"new", 14, b"new\nnext line."),
-        ([0, 0, 0, 1, 0, 1, 1, 0, 0, 0], b"", 21, b"first line\nfirst line"),
-        ([0, 0, 0, 1, 0, 1, 1, 0, 0, 0], b"", 20, "it makes a text that is too long"),
-        ([0, 0, 0, 3, 0, 0, 0], b"", 40, "a run of lines that are not there"),
-        ([0, 0, 1, 1, 0, 0, 0], b"", 40, "a run of lines that are not there"),
-        ([0, 0, 6, 0, 0, 0, 0], b"", 40, "a run of lines that are not there"),
-        ([0, 1, 0, 0], b"0123456789a", 11, b"0123456789a"),
-        ([0, 1, 0, 0], b"0123456789a", 10, "it has too much in it"),
-        ([1, 0, 0, 0, 0], b"", 40, b""),
-        ([0, 0, 0], b"", 40, "shorter"),
-        ([0, 0, 0, 1, (1 << 63) - 1], b"", 40, "shorter"),
-        ([0, 0, 0, 1, 1 << 63], b"", 40, "a number is too long"),
-    ],
-)
-def test_a_patch_refers_to_what_is_there_and_makes_no_more_than_it_may(
-    numbers: list[int], lines: bytes, most: int, made: bytes | str
-) -> None:
-    """made: the text, or why there is none."""
-    old, removed, given = b"first line\nnext line.", Removed(), a_patch(numbers, lines)
-    removed.add([b"gone"])
-    if isinstance(made, bytes):
-        assert patch.apply(old, given, most, removed)[0] == made
-        return
-    with pytest.raises(patch.PatchDamaged, match=made):
-        patch.apply(old, given, most, removed)
-
-
-def test_texts_that_take_too_much_memory_have_no_patch(monkeypatch: pytest.MonkeyPatch) -> None:
-    old, new = b"one\ntwo", b"one\ntwo\nthree\nfour"
-    made = patch.make(old, new, Findable())
-    assert patch.possible(old, new)
-    monkeypatch.setattr(patch, "LINES", 3)
-    assert patch.possible(old, old)
-    assert not patch.possible(old, new)
-    assert not patch.possible(new, old)
-    with pytest.raises(patch.PatchDamaged, match="too many lines"):
-        patch.apply(b"", patch.make(b"", new, Findable()), len(new), Removed())
-    assert patch.apply(old, made, len(new), Removed())[0] == new  # It gives two lines of its own.
-    monkeypatch.setattr(patch, "_OLD_BYTES", len(old) - 1)
-    assert not patch.possible(old, old)
-    with pytest.raises(patch.PatchDamaged, match="its old text is too long"):
-        patch.apply(old, made, len(new), Removed())
-
-
-def a_block(content: bytes, size: int, *, first: int = 0, count: int = 0) -> bytes:
-    """A block of a series: a patch, where its content begins as one."""
-    return (
-        series_format._HEAD.pack(series_format._PATCH, 16, first, count, len(content), size)
-        + content
-    )
+def a_block(frame: bytes, size: int, *, first: int = 0, count: int = 0) -> bytes:
+    return HEAD.pack(*START, 0, first, count, len(frame), size) + frame
 
 
 def a_whole_dump(*segments: bytes) -> bytes:
-    frames = [(zstandard.ZstdCompressor().compress(one), len(one)) for one in segments]
-    return b"".join(
-        series_format._HEAD.pack(series_format._WHOLE, 16, 0, 0, len(frame), size) + frame
-        for frame, size in frames
+    compress = zstandard.ZstdCompressor().compress
+    return b"".join(a_block(compress(one), len(one)) for one in segments)
+
+
+def content_without_end() -> list[bytes]:
+    """A frame that states a terabyte."""
+    stated = b"\x28\xb5\x2f\xfd\xc0\xa8" + (1 << 40).to_bytes(8, "little")
+    return [a_block(stated + b"\x29\0\0hello", MOST)]
+
+
+def a_window_of_two_gibibytes() -> list[bytes]:
+    stated = b"\x28\xb5\x2f\xfd\x80\xa8" + MOST.to_bytes(4, "little")
+    return [a_block(stated + b"\x02\0\x10a" * 40, MOST)]
+
+
+def as_much_as_may_be() -> list[bytes]:
+    """The longest segments, frames and dictionaries."""
+    longest = [random.Random(n).randbytes(MOST) for n in range(2)] * 3
+    dictionary = zstandard.ZstdCompressionDict(
+        b"".join(longest[:4]), dict_type=zstandard.DICT_TYPE_RAWCONTENT
     )
+    frame = zstandard.ZstdCompressor(level=1, dict_data=dictionary).compress(longest[0])
+    again = [a_block(frame, MOST, first=first, count=4) for first in (0, 2)]
+    return [a_whole_dump(*longest), b"".join(again)]
 
 
-def numbers_without_end(count: int = 16 * MOST) -> list[bytes]:
-    """More than sixty million numbers, in 4 kB."""
-    packed = zstandard.ZstdCompressor(level=19).compress(bytes(count))
-    return [a_block(patch._HEAD.pack(len(packed)) + packed, MOST)]
+def far_ahead() -> list[bytes]:
+    """Bytes that pass over a gigabyte."""
+    frame = zstandard.ZstdCompressor().compress(b"row")
+    return [a_whole_dump(bytes(MOST)) * 256, a_block(frame, 3, first=255, count=1)]
 
 
-def more_numbers_than_lines() -> list[bytes]:
-    return numbers_without_end(patch._NUMBERS * 9)
-
-
-def lines_without_end() -> list[bytes]:
-    """A patch of 16 million lines without anything in them."""
-    runs = [0, 0, 0, MOST, 0, 0, 0]
-    return [a_whole_dump(*[b"\n" * MOST] * 4), a_block(a_patch(runs), MOST, count=4)]
-
-
-def as_many_lines_as_may_be() -> list[bytes]:
-    """A patch of as many lines and runs as a patch may have, of texts that are as long."""
-    count = patch.LINES - 1
-    text = b"\n".join(b"%04x" % (n & 0xFFFF) for n in range(count)) + bytes(100)
-    text += bytes(MOST - len(text))
-    runs = [number for n in range(count // 2) for number in (0, 0 if n == 0 else 2, 1)]
-    given = text[: MOST // 2]
-    made = a_patch([0, *runs, given.count(b"\n"), 0, 0], given)
-    return [a_whole_dump(text), a_block(made, MOST, count=1)]
-
-
-def removed_lines_of_all() -> list[bytes]:
-    """An increment that keeps as many removed lines as it may."""
-    many = [b"%x" % n * 32 for n in range(1 << 14)]
-    segments = [b"\n".join([b"a", b"b", *many, b"c", b"d"])] * 30
-    cut = a_patch([0, 0, 0, 2, 0, 2 * len(many), 2, 0, 0, 0])
-    size = len(b"a\nb\nc\nd")
-    blocks = [a_block(cut, size, first=n, count=1) for n in range(len(segments))]
-    return [a_whole_dump(*segments), b"".join(blocks)]
-
-
+REFUSED = "decompression error: Frame requires too much memory for decoding"
 MEASURE = """
 import resource, sys
 from tests.unit import test_dump_series as t
@@ -258,11 +155,10 @@ print(made, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, sep=";"
 @pytest.mark.parametrize(
     ("made", "end"),
     [
-        (numbers_without_end, "it has too much in it"),
-        (more_numbers_than_lines, "it has too many numbers"),
-        (lines_without_end, "its old text is too long"),
-        (as_many_lines_as_may_be, "a segment has another length"),
-        (removed_lines_of_all, "210"),
+        (content_without_end, "a segment has another length"),
+        (a_window_of_two_gibibytes, REFUSED),
+        (as_much_as_may_be, str(2 * MOST)),
+        (far_ahead, "3"),
     ],
 )
 def test_a_small_increment_takes_little_memory(made: Callable[[], list[bytes]], end: str) -> None:
@@ -290,18 +186,16 @@ def test_every_dump_of_a_history_comes_back_byte_for_byte(
 ) -> None:
     series, known = Series(tmp_path_factory.mktemp("cache"), **SMALL), [text]
     series.add(text)
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr("ntt_backup.dump.removed.KEPT", 500)
-        for changes in history:
-            now = known[-1].split(b"\n")
-            for where, removed, added in changes:
-                at = where * len(now) // 100
-                moved = [line + b"!" for line in now[at : at + removed]]
-                now[at : at + removed] = added
-                now += moved
-            known.append(b"\n".join(now))
-            series.add(known[-1])
-        assert [series.text(number) for number in range(len(known))] == known
+    for changes in history:
+        now = known[-1].split(b"\n")
+        for where, removed, added in changes:
+            at = where * len(now) // 100
+            moved = [line + b"!" for line in now[at : at + removed]]
+            now[at : at + removed] = added
+            now += moved
+        known.append(b"\n".join(now))
+        series.add(known[-1])
+    assert [series.text(number) for number in range(len(known))] == known
     assert decompressed(series.files[0]) == text
 
 
@@ -353,7 +247,7 @@ def half_as_much_inserted(old: list[bytes], at: set[int]) -> list[bytes]:
         (one_percent_updated, 0.01),
         (one_percent_deleted, 0.01),
         (one_percent_moved_near, 0.01),
-        (one_percent_updated_and_moved_to_the_end, 0.005),
+        (one_percent_updated_and_moved_to_the_end, 0.015),
         # Some segments of the fifty until the places are found again.
         (a_third_deleted_and_some, 0.05),
         (half_as_much_inserted, 0.01),
@@ -369,23 +263,6 @@ def test_what_has_changed_is_what_is_sent(
     new = b"".join(change(old, at))
     assert series.add(new) < full * share
     assert series.text(1) == new
-
-
-def test_removed_lines_are_kept_up_to_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ntt_backup.dump.removed.KEPT", 3 * (64 + 100))
-    removed, names = Findable(), rows(20)
-    for at in range(0, len(names), 2):
-        removed.add(names[at : at + 2])
-    assert removed.like(row.replace(b"\tt", b"\tf") for row in names) == [17, 18, 19]
-    assert removed.lines([19, 17]) == [names[19], names[17]]
-    for unknown in (16, -1, 20, 1 << 60):
-        with pytest.raises(IndexError):
-            removed.lines([unknown])
-    # However often a patch names it.
-    removed.add([bytes(400)])
-    removed.add([bytes(100)])
-    with pytest.raises(ValueError, match="too many"):
-        removed.lines([21] * (MOST // 100 + 1))
 
 
 def test_rows_in_another_order_ship_as_a_full_dump_does(tmp_path: Path) -> None:
@@ -415,13 +292,13 @@ def test_damage_is_never_more_than_another_text(
 
 def test_a_form_says_how_pg_dump_is_called_and_sums_what_comes(tmp_path: Path) -> None:
     text = b"".join(rows(100))
-    plain, series = Form(), Form(new=NewText(tmp_path))
+    plain, series = Form(series=False), Form(series=True, new=NewBase(tmp_path))
     assert (plain.format, plain.options, plain.add(text), plain.end()) == (PLAIN, (), text, b"")
     assert (series.format, series.options) == (SERIES, ("--compress=0",))
     made = series.add(text) + series.end()
     assert decompressed(made) == text
-    for total, data in ((plain.text, text), (series.text, text)):
-        assert (total.size, total.sha256) == (len(data), hashlib.sha256(data).hexdigest())
+    for one in (plain, series):
+        assert (one.text_bytes, one.text_sha256) == (len(text), hashlib.sha256(text).hexdigest())
     series.close()
     assert list(tmp_path.iterdir()) == []
 
@@ -434,43 +311,50 @@ def test_a_last_dump_that_is_damaged_here_makes_the_next_one_larger_and_no_worse
 ) -> None:
     old, series = b"".join(rows(20_000)), Series(tmp_path, size=1 << 15, most=1 << 17)
     full = series.add(old)
-    path = tmp_path / "0"
-    data = bytearray(path.read_bytes())
+    data = bytearray(series.files[0])
     data[len(data) // 2] ^= 1
-    path.write_bytes(bytes(data))
+    series.kept.write_bytes(data)
     new = b"".join(one_percent_deleted(rows(20_000), set(range(0, 20_000, 100))))
     assert full / 100 < series.add(new) < full / 10
     assert series.text(1) == new
 
 
-def test_only_the_dump_that_is_asked_for_is_found_here(tmp_path: Path) -> None:
-    right, other = (hashlib.sha256(text).hexdigest() for text in (b"two\n", b"one\n"))
-    Series(tmp_path).add(b"one\n")
-    (tmp_path / "0").rename(tmp_path / "1")
-    Series(tmp_path).add(b"two\n")
-    assert [path.name for path in tmp_path.iterdir()] == ["0"]
-    found = LastText.find(tmp_path, "0", right)
-    assert found is not None
-    assert found.text(0) == b"two\n"
-    data = (tmp_path / "0").read_bytes()
-    os.truncate(tmp_path / "0", 1)
-    assert found.text(0) is None
-    (tmp_path / "0").write_bytes(data)
-    Form("0", 1, found).close()
+def test_a_file_that_is_not_the_whole_dump_is_not_used(tmp_path: Path) -> None:
+    series = Series(tmp_path)
+    series.add(b"one\n")
+    (whole,) = series.files
+    for data, size in ((whole, 1), (whole[:-1], len(whole)), (bytes(99), 99), (b"", 1)):
+        series.kept.write_bytes(data)
+        with pytest.raises(ValueError, match="not what was sent"):
+            KeptBase(series.kept, size, 1)
+    series.kept.write_bytes(whole)
+    found = KeptBase(series.kept, len(whole), 1)
+    assert found.text(0, 1) == b"one\n"
+    os.truncate(series.kept, 1)
+    assert found.text(0, 1) is None
+    Form(series=True, old=found).close()
     with pytest.raises(ValueError, match="closed file"):
-        found.text(0)
-    assert LastText.find(tmp_path, "1", other) is None
-    assert LastText.find(tmp_path, "0", "00" * 32) is None
-    (tmp_path / "0").write_bytes(data[:-40] + bytes(8) + data[-32:])
-    assert LastText.find(tmp_path, "0", right) is None
+        found.text(0, 1)
+
+
+def test_the_last_whole_dump_stays_here_as_it_was_sent(tmp_path: Path) -> None:
+    for name in ("1", "2"):
+        made = Form(series=True, new=NewBase(tmp_path / "new"))
+        sent = made.add(name.encode()) + made.end()
+        made.keep(name)
+        made.close()
+        assert [path.name for path in (tmp_path / "new").iterdir()] == [name]
+        assert (tmp_path / "new" / name).read_bytes() == sent
+        assert stat.S_IMODE((tmp_path / "new" / name).stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
 
 
 def test_what_a_killed_dump_left_here_goes_when_the_next_one_begins(tmp_path: Path) -> None:
     for name in (".new-1", ".new-2", "last"):
         (tmp_path / name).write_bytes(b"left")
-    new = NewText(tmp_path)
+    new = NewBase(tmp_path)
     assert len(list(tmp_path.glob(".new-*"))) == 1
-    new.give_up()
+    new.close()
     assert [path.name for path in tmp_path.iterdir()] == ["last"]
 
 
@@ -489,21 +373,19 @@ def test_what_this_machine_cannot_keep_is_not_kept(
         def write(self, data: Any) -> int:
             return io.BytesIO.write(self, data)
 
-    def add(new: NewText) -> None:
-        new.add(Segment(bytes(32), 0, 4, b"frame"))
-
-    ends: list[tuple[type[Full], Callable[[NewText], None]]] = [
-        (Full, add),
-        (FullAtItsEnd, lambda new: new.keep("1", "00" * 32)),
-        (FullAtItsEnd, NewText.give_up),
+    ends: list[tuple[type[Full], Callable[[NewBase], None]]] = [
+        (Full, lambda new: new.add(b"frame")),
+        (FullAtItsEnd, lambda new: new.keep("1")),
+        (FullAtItsEnd, lambda new: None),
     ]
     for kind, end in ends:
-        new, file = NewText(tmp_path), kind()
+        new, file = NewBase(tmp_path), kind()
         with monkeypatch.context() as patched:
             assert new._file is not None
             new._file.close()
             patched.setattr(new, "_file", file)
             end(new)
+            new.close()
         assert file.closed
         assert list(tmp_path.iterdir()) == []
 
@@ -520,45 +402,43 @@ def a_series(*bases: int) -> list[Stored]:
 
 
 def test_a_segment_of_a_series_is_as_its_head_says() -> None:
-    frame = zstandard.ZstdCompressor().compress(b"row\n")
     old = [b"row\n", b"two\n", b"three\n", b"four\n", b"five\n"]
-    made = patch.make(b"".join(old[:4]), b"row\n", Findable())
+    frame, base = zstandard.ZstdCompressor().compress(b"row\n"), a_whole_dump(*old)
+    size, flipped = len(frame), bytearray(_compress(b"row\n" * 9, b""))
+    flipped[-1] ^= 1
 
-    def back(*numbers: int, data: bytes = frame) -> bytes:
-        compress = zstandard.ZstdCompressor().compress
-        whole, part, rest = series_format._WHOLE, series_format._PATCH, series_format._REST
-        heads = [(whole, rest, 0, 0, len(compress(one)), len(one)) for one in old]
-        head = series_format._HEAD.pack
-        base = b"".join(head(*one) + compress(text) for one, text in zip(heads, old, strict=True))
-        kind, *others = numbers
-        return b"".join(replay([head((whole, part)[kind], rest, *others) + data], replay([base])))
+    def back(*numbers: int, data: bytes = frame, start: Sequence[int] = START) -> bytes:
+        return b"".join(replay([HEAD.pack(*start, 0, *numbers) + data], replay([base])))
 
-    odd_heads = [
-        series_format._HEAD.pack(magic, rest, 0, 0, len(frame), 4)
-        for magic, rest in (
-            (series_format._WHOLE + 2, series_format._REST),
-            (series_format._WHOLE, series_format._REST + 1),
-        )
+    assert back(0, 0, size, 4) == back(7, 0, size, 4) == b"row\n"
+    for first, count in ((0, 1), (0, 4), (1, 4)):
+        data = _compress(b"row\n", b"".join(old[first : first + count]))
+        assert back(first, count, len(data), 4, data=data) == b"row\n"
+    ahead, back_again = (a_block(frame, 4, first=first, count=1) for first in (2, 1))
+    wrong: list[tuple[tuple[int, ...], dict[str, Any]]] = [
+        ((0, 0, size, 4), {"start": [START[0] + 1, START[1]]}),
+        ((0, 0, size, 4), {"start": [START[0], START[1] + 1]}),
+        ((0, 0, size, 3), {}),
+        ((0, 0, size, 5), {}),
+        ((0, 0, size - 1, 4), {"data": frame[:-1]}),
+        ((0, 0, size + 1, 4), {}),
+        ((0, 0, size + 1, 4), {"data": frame + b"x"}),
+        ((0, 0, 2 * size, 4), {"data": frame * 2}),
+        ((0, 0, len(flipped), 36), {"data": bytes(flipped)}),
+        ((0, 0, 0, 0), {"data": b""}),
+        ((0, 0, size, MOST + 1), {}),
+        ((0, 0, 2 * MOST + 1, 4), {}),
+        ((0, 5, size, 4), {}),
+        ((2, 4, size, 4), {}),
+        ((5, 1, size, 4), {}),
+        (((1 << 32) - 1, 1, size, 4), {}),
+        ((2, 1, size, 4), {"data": frame + back_again}),
     ]
-    back_again = series_format._HEAD.pack(series_format._WHOLE, series_format._REST, 2, 1, 0, 0)
-    assert back(0, 0, 0, len(frame), 4) == b"row\n"
-    assert back(0, 0, 2, 0, 0, data=b"") == b"row\ntwo\n"
-    assert back(1, 0, 4, len(made), 4, data=made) == b"row\n"
-    for numbers, data in (
-        ((0, 0, 1, len(frame), 4), frame),
-        ((0, 3, 1, 0, 0), back_again),
-        *(((0, 0, 0, 0, 0), odd + frame) for odd in odd_heads),
-        ((0, 0, 0, len(frame), 3), frame),
-        ((0, 0, 0, len(frame), 5), frame),
-        ((0, 0, 0, len(frame) + 1, 4), frame),
-        ((0, 0, 0, len(frame), MOST + 1), frame),
-        ((0, 0, 0, 2 * MOST + 1, 4), frame),
-        ((0, 0, 6, 0, 0), b""),
-        ((1, 0, 5, len(made), 4), made),
-        ((1, 2, 4, len(made), 4), made),
-    ):
+    for numbers, options in wrong:
         with pytest.raises(SeriesDamaged):
-            back(*numbers, data=data)
+            back(*numbers, **options)
+    with pytest.raises(SeriesDamaged, match="fewer segments"):
+        list(replay([ahead]))
 
 
 @pytest.mark.parametrize(
@@ -702,13 +582,15 @@ def test_which_dump_is_an_increment_and_on_what(
 def test_an_increment_is_made_where_the_whole_dump_is_on_this_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(form, "directory_of", lambda *_: tmp_path)
+    monkeypatch.setattr(form, "_directory", lambda *_: tmp_path)
     settings = cast(RemoteConfig, SimpleNamespace(dump=SimpleNamespace(full_every=14)))
-    Series(tmp_path).add(b"one\n")
-    here = a_dump(format=SERIES, number=1, text_sha256=hashlib.sha256(b"one\n").hexdigest())
-    name, step, old = kept_base(settings, "db", [replace(here, name="0")])
-    assert old is not None
-    assert (name, step, old.text(0)) == ("0", 1, b"one\n")
-    old.close()
-    assert kept_base(settings, "db", a_series(0)) == ("", 0, None)
-    assert kept_base(settings, "db", []) == ("", 0, None)
+    series = Series(tmp_path)
+    series.add(b"one\n")
+    here = a_dump(format=SERIES, number=1, bytes=len(series.files[0]))
+    found = kept_base(settings, "db", [replace(here, name="0")])
+    assert found is not None
+    assert (found.name, found.step, found.text(0, 1)) == ("0", 1, b"one\n")
+    found.close()
+    assert kept_base(settings, "db", [replace(here, name="0", size=1)]) is None
+    assert kept_base(settings, "db", a_series(0)) is None
+    assert kept_base(settings, "db", []) is None
