@@ -21,12 +21,13 @@ from zlib import crc32
 
 import zstandard
 
-from ntt_backup.dump.segments import MOST, Cutter
-
 # Magic number of a skippable frame and its length; then the checksum of the segment's last line,
 # the first segment of the whole dump and how many, the bytes of the frame and of the segment.
 HEAD: Final = struct.Struct("<7I")
 START: Final = [0x184D2A5D, HEAD.size - 8]
+# Bytes of a segment, on average and at most.
+_SIZE: Final = 1 << 20
+MOST: Final = 4 * _SIZE
 # Of random hex digits level 1 makes less than higher ones do.
 _LEVEL: Final = 1
 # So many segments of the whole dump may be one dictionary.
@@ -51,6 +52,59 @@ class Base(Protocol):
 
     def text(self, first: int, count: int) -> bytes | None:
         """Returns some segments, joined; None where they are damaged."""
+
+
+class Cutter:
+    """Cuts a text into segments by its content, so an insertion moves no other cut.
+
+    A segment ends after a line whose checksum is low enough. The limit goes by the length of the
+    line, so that segments have about the same size whatever the lines are. The same text is cut in
+    the same places, however it comes.
+
+    Args:
+        size: The bytes of a segment, on average.
+        most: The bytes of any segment, at most.
+    """
+
+    def __init__(self, size: int = _SIZE, most: int = MOST) -> None:
+        self._scale = (1 << 32) // size
+        self._least = size // 16
+        self._most = most
+        self._begun: list[bytes] = []
+        self._size = 0
+        self._rest = b""
+
+    def add(self, data: bytes) -> Iterator[bytes]:
+        """Yields the segments that end within data."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            yield from self._take(line + b"\n")
+        while len(self._rest) > self._most:
+            yield from self._take(self._rest[: self._most])
+            self._rest = self._rest[self._most :]
+
+    def end(self) -> Iterator[bytes]:
+        """Yields the rest."""
+        yield from self._take(self._rest)
+        if self._size:
+            yield self._segment()
+
+    def _take(self, line: bytes) -> Iterator[bytes]:
+        if self._size and self._size + len(line) > self._most:
+            yield self._segment()
+        # A line that is too long is several.
+        while len(line) > self._most:
+            yield line[: self._most]
+            line = line[self._most :]
+        self._begun.append(line)
+        self._size += len(line)
+        if self._size >= self._least and crc32(line) < self._scale * len(line):
+            yield self._segment()
+
+    def _segment(self) -> bytes:
+        whole = b"".join(self._begun)
+        self._begun, self._size = [], 0
+        return whole
 
 
 class Writer:

@@ -25,8 +25,16 @@ from ntt_backup.config import RemoteConfig
 from ntt_backup.dump import form
 from ntt_backup.dump.form import Form, KeptBase, NewBase, base_of, kept_base
 from ntt_backup.dump.record import PLAIN, SERIES, Stored
-from ntt_backup.dump.segments import MOST, Cutter
-from ntt_backup.dump.series import HEAD, START, SeriesDamaged, Writer, _compress, replay
+from ntt_backup.dump.series import (
+    HEAD,
+    MOST,
+    START,
+    Cutter,
+    SeriesDamaged,
+    Writer,
+    _compress,
+    replay,
+)
 from ntt_backup.dump.stored_text import BaseUnusable, DumpText, needed_by
 from ntt_backup.errors import DumpFailed
 from tests.helpers.memory_store import MemoryStore
