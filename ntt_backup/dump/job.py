@@ -38,8 +38,7 @@ from ntt_backup.dump.form import Form
 from ntt_backup.dump.pg_programs import Programs
 from ntt_backup.dump.record import DumpRecord, Stored
 from ntt_backup.dump.retention import Retention
-from ntt_backup.dump.store import NewDump, open_dumps, read_contents, remove_dumps
-from ntt_backup.dump.stored_text import restorable
+from ntt_backup.dump.store import NewDump, open_dumps, read_contents, remove_dumps, restorable
 from ntt_backup.errors import BackupError, CatalogError, DumpFailed
 from ntt_backup.filestore.contract import FileStore
 from ntt_backup.format import many

@@ -19,8 +19,7 @@ from ntt_backup.dump import pg_programs, shelf
 from ntt_backup.dump.form import kept_base
 from ntt_backup.dump.pg_programs import Programs
 from ntt_backup.dump.record import Stored, of_catalog
-from ntt_backup.dump.store import open_dumps, read_contents
-from ntt_backup.dump.stored_text import restorable
+from ntt_backup.dump.store import open_dumps, read_contents, restorable
 from ntt_backup.errors import BackupError, CatalogError, DumpFailed, DumpImpossible
 from ntt_backup.format import moment, size
 from ntt_backup.wire.stored_names import MAX_DUMPS

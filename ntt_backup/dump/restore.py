@@ -40,8 +40,7 @@ from ntt_backup.config.host_key import HostKeys, Origin
 from ntt_backup.dump import pg_programs, toc
 from ntt_backup.dump.record import DumpRecord, Stored
 from ntt_backup.dump.rows_only import restore_rows
-from ntt_backup.dump.store import open_dumps, read_contents
-from ntt_backup.dump.stored_text import BaseUnusable, DumpText, needed_by
+from ntt_backup.dump.store import BaseUnusable, DumpText, needed_by, open_dumps, read_contents
 from ntt_backup.dump.toc import DumpDamaged
 from ntt_backup.errors import ConfigError, DumpFailed
 from ntt_backup.format import many
@@ -265,16 +264,16 @@ class _Back:
         )
         pieces = iter(text)
         try:
-            proved = _proved(pieces, one)
-            head = _begun(proved, record.head_bytes)
-            begun = hashlib.sha256((head or b"")[: record.head_bytes]).hexdigest()
-            if head is None or begun != record.head_sha256:
-                _drain(proved)
+            head = _begun(pieces, record.head_bytes)
+            begun = hashlib.sha256(head[: record.head_bytes]).hexdigest()
+            if text.damaged or begun != record.head_sha256:
+                _drain(pieces)
                 return None
+            proved = _or_damaged(text, chain(_cut(head), pieces))
             url, application = self._settings.catalog.url, self._application
             with restorer(url, application, allow_superuser=self._allow_superuser) as who:
                 place, secret = connection.for_program(who.url, application)
-                who.done = _pour(chain(_cut(head), proved), pg_restore, record, place, secret)
+                who.done = _pour(proved, pg_restore, record, place, secret)
             return (who.owner, _rights(head, user, warn)) if who.done else None
         finally:
             pieces.close()
@@ -285,27 +284,24 @@ class _Back:
         """
         url, application = self._settings.catalog.url, self._application
         pieces = iter(text)
-        proved = _proved(pieces, one)
         try:
-            head = _begun(proved, pg_programs.HEAD_BYTES)
-            if head is None:
+            head = _begun(pieces, pg_programs.HEAD_BYTES)
+            if text.damaged:
                 return None
-            whole = _or_damaged(chain(_cut(head), proved))
-            return tuple(restore_rows(head, whole, url, application, self._settings.target))
+            proved = _or_damaged(text, chain(_cut(head), pieces))
+            return tuple(restore_rows(head, proved, url, application, self._settings.target))
         except DumpDamaged as error:
-            _drain(proved)
+            _drain(pieces)
             text.why = text.why or str(error)
             return None
         finally:
             pieces.close()
 
 
-def _begun(pieces: Iterator[bytes | None], size: int) -> bytes | None:
-    """Returns so many bytes of a dump at least, if it has as many; None where it is damaged."""
+def _begun(pieces: Iterator[bytes], size: int) -> bytes:
+    """Returns so many bytes of a dump at least, if it has as many."""
     head = bytearray()
     for data in pieces:
-        if data is None:
-            return None
         head += data
         if len(head) >= size:
             break
@@ -317,21 +313,23 @@ def _cut(head: bytes) -> Iterator[bytes]:
     return (head[at : at + _PIECE] for at in range(0, len(head), _PIECE))
 
 
-def _drain(pieces: Iterator[bytes | None]) -> None:
+def _drain(pieces: Iterator[bytes]) -> None:
     """Reads the rest of a damaged dump: the session gives nothing else before its end."""
     for _ in pieces:
         continue
 
 
-def _or_damaged(pieces: Iterator[bytes | None]) -> Iterator[bytes]:
-    for data in pieces:
-        if data is None:
-            raise DumpDamaged("its SHA-256 is another")
-        yield data
+def _or_damaged(text: DumpText, pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Yields all pieces of a dump. Raises DumpDamaged after the last one, where they are not what
+    was dumped.
+    """
+    yield from pieces
+    if text.damaged:
+        raise DumpDamaged(text.why)
 
 
 def _pour(
-    pieces: Iterator[bytes | None],
+    pieces: Iterator[bytes],
     pg_restore: Path,
     record: DumpRecord,
     url: str,
@@ -345,8 +343,6 @@ def _pour(
     try:
         held, ended = b"", False
         for data in pieces:
-            if data is None:
-                return False
             if not ended:
                 held += data
                 # What pg_restore stumbles over may be damage: the end will tell.
@@ -362,6 +358,8 @@ def _pour(
         if status != 0:
             raise failed()
         return True
+    except DumpDamaged:
+        return False
     finally:
         child.kill()
 
@@ -373,19 +371,6 @@ def _rights(head: bytes, user: str, warn: Callable[[str], None]) -> tuple[str, .
     except toc.TocUnreadable as error:
         warn(f"owners and grants could not be read from the dump: {error}")
         return ()
-
-
-def _proved(pieces: Iterator[bytes], one: Stored) -> Iterator[bytes | None]:
-    """Yields the pieces; after the last one None, where all of them together are not what was
-    dumped.
-    """
-    digest, size = hashlib.sha256(), 0
-    for piece in pieces:
-        digest.update(piece)
-        size += len(piece)
-        yield piece
-    if (size, digest.hexdigest()) != one.text:
-        yield None
 
 
 def _feed(child: Child, data: bytes, failed: Callable[[], DumpFailed]) -> None:

@@ -21,7 +21,7 @@ from typing import Final
 from ntt_backup.config.host_key import HostKeys, Origin
 from ntt_backup.dump.record import Stored
 from ntt_backup.dump.retention import Retention, could_begin, kept, newest_before, replayed
-from ntt_backup.dump.stored_text import restorable
+from ntt_backup.dump.store import restorable
 
 # A dump gets its name when it is complete: one over a slow link takes days.
 _LONGEST: Final = timedelta(days=7)

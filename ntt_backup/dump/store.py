@@ -3,17 +3,25 @@
 The length of a dump is not known before its end, and a target cannot tell that end from a link that
 was cut. So a dump gets no name by itself: only the side that has seen pg_dump end well publishes
 it. Until then the target shows it to nobody, and removes it when the connection ends.
+
+An increment makes what pg_dump wrote together with the whole dump that it refers to. It is fetched
+first, into a temporary file, and proved before anything is done with it. The whole dump, which is
+far larger, is read as it comes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import suppress
-from typing import Final
+import hashlib
+import tempfile
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from typing import IO, Final
 
 from ntt_backup.config import RemoteConfig
 from ntt_backup.dump.record import Contents, DumpRecord, Stored, read
-from ntt_backup.errors import DumpImpossible, NameTaken, RemoteDenied
+from ntt_backup.dump.series import SeriesDamaged, replay
+from ntt_backup.errors import DumpFailed, DumpImpossible, NameTaken, RemoteDenied
 from ntt_backup.filestore.contract import (
     UNKNOWN_ARRIVAL,
     Area,
@@ -29,6 +37,7 @@ from ntt_backup.wire import stored_names
 from ntt_backup.wire.stored_names import MAX_DUMPS, MAX_RECORD, RECORD
 
 _PIECE: Final = 8 << 20
+_LOCAL_PIECE: Final = 1 << 16
 
 DUMPS: Final = Area(
     name=stored_names.DUMPS,
@@ -149,3 +158,142 @@ def _read_records(
         except (FileMissing, FileUnreadable, StoredFileDamaged):
             # A reader ends with its first error: the records behind it need a new one.
             yield next(rest), None
+
+
+class BaseUnusable(Exception):
+    """A dump cannot be restored. name: of the dump that is at fault."""
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(f"{name} {why}")
+        self.name = name
+
+
+def needed_by(one: Stored, known: Mapping[str, Stored]) -> list[Stored]:
+    """Returns the dumps that are read to restore a dump: the whole dump that an increment refers
+    to, and the dump itself.
+
+    Args:
+        one: the dump.
+        known: dumps by their names.
+
+    Raises:
+        BaseUnusable: The whole dump is missing, not complete, or an increment itself.
+    """
+    if not one.base:
+        return [one]
+    base = known.get(one.base)
+    if base is None or base.age >= one.age:
+        raise BaseUnusable(one.base, "is missing")
+    if not base.whole:
+        raise BaseUnusable(one.base, base.torn)
+    if base.base or not (base.record and base.record.series):
+        raise BaseUnusable(one.base, "is no whole dump of a series")
+    return [base, one]
+
+
+def restorable(dumps: Iterable[Stored]) -> list[Stored]:
+    """Returns the complete dumps whose base, if they need one, is complete; in their order."""
+    ours = list(dumps)
+    known = {one.name: one for one in ours}
+    found = []
+    for one in ours:
+        with suppress(BaseUnusable):
+            if one.whole and needed_by(one, known):
+                found.append(one)
+    return found
+
+
+class DumpText:
+    """What pg_dump wrote, of one dump; read once.
+
+    Args:
+        store: has the dumps.
+        needed: The dumps that are read, as `needed_by` returns them.
+
+    Attributes:
+        damaged: After the last piece, the dump that is at fault where the pieces are not what was
+            dumped; "" else.
+        why: What is wrong with that dump, in words.
+    """
+
+    def __init__(self, store: ReadableStore, needed: Sequence[Stored]) -> None:
+        self._store = store
+        self._needed = needed
+        self.damaged = self.why = ""
+
+    def __iter__(self) -> Generator[bytes, None, None]:
+        base, one = self._needed[0], self._needed[-1]
+        stored = self._file(base)
+        if not (one.record and one.record.series):
+            yield from stored
+            return
+        with ExitStack() as stack:
+            text = _at_most(replay(stored), base.text[0])
+            if one is not base:
+                with _explained():
+                    file = stack.enter_context(tempfile.TemporaryFile())
+                    file.writelines(self._file(one))
+                    file.seek(0)
+                if self.damaged:
+                    return
+                text = _at_most(replay(_pieces(file), text), one.text[0])
+            try:
+                yield from self._proved(text, one.name, one.text)
+            except (SeriesDamaged, MemoryError) as error:
+                if not self.damaged:
+                    self.damaged, self.why = one.name, str(error) or "it takes too much memory"
+            # Only its end proves it.
+            for _ in stored:
+                continue
+
+    def _file(self, one: Stored) -> Iterator[bytes]:
+        said = (one.record.bytes, one.record.sha256) if one.record is not None else (0, "")
+        return self._proved(fetch_dump(self._store, one), one.name, said)
+
+    def _proved(self, pieces: Iterator[bytes], name: str, said: tuple[int, str]) -> Iterator[bytes]:
+        """Yields pieces of a dump of this name; notes afterwards whether all of them have the size
+        and the SHA-256 that its record says.
+        """
+        digest, size, why = hashlib.sha256(), 0, "its SHA-256 is another"
+        try:
+            for piece in pieces:
+                digest.update(piece)
+                size += len(piece)
+                if size <= said[0]:  # The rest is read to its end, and dropped.
+                    yield piece
+        except FileMissing:
+            why = "it is missing"
+        except (FileUnreadable, StoredFileDamaged) as error:
+            why = error.detail if isinstance(error, StoredFileDamaged) else str(error)
+            why = why.removeprefix(f"{name}: ")
+        if (size, digest.hexdigest()) != said:
+            self.damaged, self.why = name, why
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Raises DumpFailed for an OSError about a temporary file."""
+    try:
+        yield
+    except OSError as error:
+        raise DumpFailed(
+            "the increment of a dump cannot be kept on this machine",
+            detail=f"in {tempfile.tempdir or 'TMPDIR'}: {error.strerror or error}",
+            hint="free space there, or set TMPDIR",
+        ) from error
+
+
+def _at_most(segments: Iterator[bytes], size: int) -> Iterator[bytes]:
+    """Yields segments. Raises SeriesDamaged instead of more than so many bytes: a few of them may
+    make terabytes.
+    """
+    for segment in segments:
+        size -= len(segment)
+        if size < 0:
+            raise SeriesDamaged("it makes more than its record says")
+        yield segment
+
+
+def _pieces(file: IO[bytes]) -> Iterator[bytes]:
+    with _explained():
+        yield from iter(partial(file.read, _LOCAL_PIECE), b"")

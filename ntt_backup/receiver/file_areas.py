@@ -307,7 +307,7 @@ class DumpArea(FileArea):
         """Returns the names of dumps that have a record, but those that must stay; see the module.
 
         Without `replace` these stay: of each catalog the newest whole dumps, and the first one of
-        each of the last days that have one; and what those need, as the increments of a series do.
+        each of the last days that have one; and the whole dumps that increments among those need.
         So the dump that was the newest yesterday cannot be removed today, whatever came after it.
         Records that cannot be read belong to somebody else.
         """
@@ -363,12 +363,8 @@ class DumpArea(FileArea):
             for arrived_us, dump in dumps:
                 first.setdefault(arrived_us // _DAY_US, dump)
             stay.update([*first.values()][-_DAYS:], (dump for _, dump in dumps[-_NEWEST:]))
-        needed: list[object] = list(stay)
-        while needed:
-            base = records.get(str(needed.pop()), {}).get("base")
-            if isinstance(base, str) and base in records and base not in stay:
-                stay.add(base)
-                needed.append(base)
+        bases = [records[dump].get("base") for dump in stay]
+        stay.update(base for base in bases if isinstance(base, str))
         return stay
 
 

@@ -21,8 +21,7 @@ from ntt_backup.config.sealing import Keyring
 from ntt_backup.dump import pg_programs, record, restore, rows_only
 from ntt_backup.dump.record import SERIES, Contents, Stored
 from ntt_backup.dump.rows_only import restore_rows
-from ntt_backup.dump.store import DUMPS
-from ntt_backup.dump.stored_text import DumpText
+from ntt_backup.dump.store import DUMPS, DumpText
 from ntt_backup.dump.toc import DumpDamaged
 from ntt_backup.errors import (
     CatalogRefused,
@@ -48,29 +47,34 @@ SETTINGS = RemoteConfig.model_validate(
 
 
 class Text:
-    """What comes of a dump, in pieces. left: those that nobody has read; closed: it was ended."""
+    """What comes of a dump, in pieces. left: those that nobody has read; closed: it was ended; bad:
+    after the last piece it turns out to be damaged.
+    """
 
-    def __init__(self, content: bytes = CONTENT) -> None:
+    def __init__(self, content: bytes = CONTENT, *, bad: bool = False) -> None:
         self.left = [content[at : at + 300] for at in range(0, len(content), 300)]
         self.closed = False
+        self.bad = bad
         self.damaged = self.why = ""
 
     def __iter__(self) -> Iterator[bytes]:
         try:
             while self.left:
                 yield self.left.pop(0)
+            if self.bad:
+                self.damaged, self.why = "NAME", "it is another"
         finally:
             self.closed = True
 
 
 class Back:
     """Restores of a dump of CONTENT by a pg_restore that takes anything. entered: a role was made;
-    poured: what pg_restore got, None after what was damaged.
+    poured: what pg_restore got.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.entered = 0
-        self.poured: list[bytes | None] = []
+        self.poured: list[bytes] = []
         self.good = True
         self.refused = False
         monkeypatch.setattr(restore, "restorer", self._restorer)
@@ -90,7 +94,7 @@ class Back:
             raise CatalogRefused("no role can be made")
         yield Restorer("owner", "dbname=c")
 
-    def _pour(self, pieces: Iterator[bytes | None], *_: object) -> bool:
+    def _pour(self, pieces: Iterator[bytes], *_: object) -> bool:
         self.poured = list(pieces)
         return self.good
 
@@ -121,8 +125,7 @@ def dumped(content: bytes = CONTENT, **changes: Any) -> Stored:
 def test_pg_restore_gets_a_dump_as_it_is_stored(back: Back) -> None:
     text = Text()
     assert back.whole(text, dumped()) == ("owner", ())
-    assert (None in back.poured, text.left, text.closed) == (False, [], True)
-    assert b"".join(one or b"" for one in back.poured) == CONTENT
+    assert (b"".join(back.poured), text.left, text.closed) == (CONTENT, [], True)
     back.good = False
     assert back.whole(Text(), dumped()) is None
 
@@ -141,19 +144,24 @@ def test_of_a_head_that_is_not_proved_nothing_is_executed(
     assert (back.entered, back.poured, text.left) == (0, [], [])
 
 
-@pytest.mark.parametrize("changes", [{"sha256": "00" * 32}, {"bytes": len(CONTENT) - 1}], ids=str)
-def test_pg_restore_is_told_last_that_a_dump_is_damaged(
-    back: Back, changes: dict[str, Any]
-) -> None:
-    back.whole(Text(), dumped(**changes))
-    assert back.poured[-1] is None
-    assert None not in back.poured[:-1]
-
-
-def test_a_dump_that_ends_within_its_head_is_damaged(back: Back) -> None:
-    text = Text(CONTENT[: HEAD - 1])
-    assert back.whole(text, dumped()) is None
+@pytest.mark.parametrize("size", [HEAD, HEAD - 1])
+def test_a_dump_that_ends_damaged_within_its_head_is_not_executed(back: Back, size: int) -> None:
+    text = Text(CONTENT[:size], bad=True)
+    assert back.whole(text, dumped(head_bytes=HEAD + 300)) is None
+    assert back.rows(text, dumped()) is None
     assert (back.entered, text.left) == (0, [])
+
+
+@pytest.mark.parametrize("changes", [{"sha256": "00" * 32}, {"bytes": len(CONTENT) - 1}], ids=str)
+def test_a_dump_is_proved_by_its_record(changes: dict[str, Any]) -> None:
+    one = replace(dumped(**changes), size=len(CONTENT))
+    store = MemoryStore(DUMPS)
+    store.files[one.name] = CONTENT
+    text = DumpText(store, [one])
+    assert b"".join(text) in (CONTENT, b"")
+    assert (text.damaged, text.why) == (one.name, "its SHA-256 is another")
+    text = DumpText(store, [dumped()])
+    assert (b"".join(text), text.damaged) == (CONTENT, "")
 
 
 def test_an_error_ends_what_comes_from_the_remote(
@@ -178,7 +186,7 @@ def test_rows_come_back_of_what_is_whole_and_the_reason_is_kept_where_they_do_no
     def take(head: bytes, pieces: Iterator[bytes], url: str, *_: object) -> list[str]:
         assert CONTENT.startswith(head)
         if b"".join(pieces) != CONTENT:
-            raise DumpDamaged("it is another")
+            raise DumpDamaged("it is no dump")
         return [url]
 
     monkeypatch.setattr(pg_programs, "HEAD_BYTES", HEAD)
@@ -186,10 +194,10 @@ def test_rows_come_back_of_what_is_whole_and_the_reason_is_kept_where_they_do_no
     assert back.rows(Text(), dumped()) == ("dbname=c",)
     text = Text(CONTENT[:-1])
     assert back.rows(text, dumped()) is None
-    assert text.why == "its SHA-256 is another"
-    text = Text()
-    assert back.rows(text, dumped(sha256="00" * 32)) is None
-    assert (text.why, text.left) == ("its SHA-256 is another", [])
+    assert (text.damaged, text.why, text.left) == ("", "it is no dump", [])
+    text = Text(bad=True)
+    assert back.rows(text, dumped()) is None
+    assert (text.damaged, text.why, text.left) == ("NAME", "it is another", [])
 
 
 # --- which one comes back -------------------------------------------------------------------------
@@ -512,9 +520,10 @@ def pour(
     monkeypatch.setattr(restore, "wait_for", program.wait_for)
     monkeypatch.setattr(restore, "write", program.write)
     of_program = replace(RECORD, program=made)
-    pieces = [*Text().left, None] if damaged else Text().left
+    text = Text(bad=damaged)
+    pieces = restore._or_damaged(text, iter(text))  # type: ignore[arg-type]
     try:
-        return restore._pour(iter(pieces), Path("pg_restore"), of_program, "dbname=c", {})
+        return restore._pour(pieces, Path("pg_restore"), of_program, "dbname=c", {})
     finally:
         assert program.killed
 

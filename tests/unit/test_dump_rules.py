@@ -19,7 +19,7 @@ from ntt_backup.dump.pg_programs import Programs
 from ntt_backup.dump.record import SERIES, Stored
 from ntt_backup.dump.restore import nobody_vouches
 from ntt_backup.dump.retention import Retention, kept, newest_before, replayed
-from ntt_backup.dump.stored_text import restorable
+from ntt_backup.dump.store import restorable
 from ntt_backup.errors import DumpFailed, DumpImpossible
 from tests.helpers.waiting import PATIENCE
 from tests.unit.sample_records import NOON, RECORD, a_dump

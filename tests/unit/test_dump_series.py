@@ -35,7 +35,7 @@ from ntt_backup.dump.series import (
     _compress,
     replay,
 )
-from ntt_backup.dump.stored_text import BaseUnusable, DumpText, needed_by
+from ntt_backup.dump.store import BaseUnusable, DumpText, needed_by
 from ntt_backup.errors import DumpFailed
 from tests.helpers.memory_store import MemoryStore
 from tests.helpers.waiting import PATIENCE
@@ -497,7 +497,7 @@ def test_a_dump_for_which_there_is_no_memory_is_damaged(monkeypatch: pytest.Monk
         yield b"some"
         raise MemoryError
 
-    monkeypatch.setattr("ntt_backup.dump.stored_text.replay", without_memory)
+    monkeypatch.setattr("ntt_backup.dump.store.replay", without_memory)
     one = made_of(a_series(0)[0], b"", 9)
     found = DumpText(holding({one.name: b""}), [one])
     assert list(found) == [b"some"]

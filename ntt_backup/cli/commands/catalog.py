@@ -22,8 +22,7 @@ from ntt_backup.config.host_key import HostKeys, Origin, key_file, make_host_key
 from ntt_backup.dump import job
 from ntt_backup.dump.events import DumpComplete, DumpSkipped
 from ntt_backup.dump.record import Stored
-from ntt_backup.dump.store import open_dumps, read_contents, remove_dumps
-from ntt_backup.dump.stored_text import restorable
+from ntt_backup.dump.store import open_dumps, read_contents, remove_dumps, restorable
 from ntt_backup.errors import CatalogError, RemoteDenied, complete
 from ntt_backup.events import Event
 from ntt_backup.filestore.contract import FileStore
