@@ -297,8 +297,7 @@ def dump_job(settings: Settings, backoff: Backoff | None = None) -> SideJob:
 
 def _dump(settings: Settings, patient: bool) -> JobOver:
     """Makes a dump if one is due. patient: an outage is waited for, and no failure."""
-    from ntt_backup.dump.job import dump
-    from ntt_backup.dump.rehearsal import relied_on
+    from ntt_backup.dump.job import dump, relied_on
 
     try:
         tells = dump(settings, tell_parent, patient=patient)

@@ -28,7 +28,7 @@ from ntt_backup.config.sealing import require_sealing
 from ntt_backup.config.timetable import describe_limit
 from ntt_backup.daemon.event_log import EventLog
 from ntt_backup.daemon.preflight import CheckStep, Preflight, guarded
-from ntt_backup.dump.rehearsal import rehearse
+from ntt_backup.dump.job import rehearse
 from ntt_backup.dump.shelf import of_host
 from ntt_backup.dump.store import open_dumps, read_contents
 from ntt_backup.errors import (

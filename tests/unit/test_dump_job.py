@@ -20,7 +20,7 @@ from ntt_backup.catalog import connection, history, privileges, selection
 from ntt_backup.catalog.history import DatabaseState
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.host_key import HostKey, HostKeys
-from ntt_backup.dump import job, pg_programs, rehearsal
+from ntt_backup.dump import job, pg_programs
 from ntt_backup.dump.events import DumpComplete, DumpSkipped, DumpStart
 from ntt_backup.dump.form import Form
 from ntt_backup.dump.pg_programs import Programs
@@ -76,9 +76,8 @@ class World:
         self.text = "it has failed"
         self.fds: list[int] = []
         self.tried = False
-        for module in (job, rehearsal):
-            monkeypatch.setattr(module, "open_dumps", self._open)
-            monkeypatch.setattr(module, "read_contents", World.contents)
+        monkeypatch.setattr(job, "open_dumps", self._open)
+        monkeypatch.setattr(job, "read_contents", World.contents)
         monkeypatch.setattr(job, "remove_dumps", World.drop)
         monkeypatch.setattr(job, "NewDump", Upload)
         monkeypatch.setattr(connection, "connect", self._connect)
@@ -408,7 +407,7 @@ def test_a_dump_whose_clock_was_off_is_named(world: World) -> None:
 
 
 def rehearse(world: World, *, remote_too: bool = True) -> tuple[str, str]:
-    return rehearsal.rehearse(world.settings, remote_too=remote_too)
+    return job.rehearse(world.settings, remote_too=remote_too)
 
 
 def test_a_rehearsal_says_what_makes_a_dump_and_what_it_may_send(world: World) -> None:
@@ -433,7 +432,7 @@ def test_a_rehearsal_says_on_what_the_next_dump_is_an_increment(
 ) -> None:
     opened = io.BytesIO()
     opened.name = base
-    monkeypatch.setattr(rehearsal, "kept_base", lambda *_: opened if base else None)
+    monkeypatch.setattr(job, "kept_base", lambda *_: opened if base else None)
     world.dumps = [ours(2)]
     assert "next one" not in rehearse(world)[0]
     dump = world.settings.dump.model_copy(update={"mode": "series"})
@@ -500,11 +499,11 @@ def test_a_rehearsal_goes_through_all_that_a_dump_does(world: World, where: str)
 
 
 def test_dumps_are_relied_on_where_one_was_made_or_a_place_is_set(world: World) -> None:
-    assert rehearsal.relied_on(world.settings)
+    assert job.relied_on(world.settings)
     world.ever = False
-    assert not rehearsal.relied_on(world.settings)
+    assert not job.relied_on(world.settings)
     world.errors["connect"] = CatalogUnavailable("gone")
-    assert rehearsal.relied_on(world.settings)
+    assert job.relied_on(world.settings)
     del world.errors["connect"]
     dump = world.settings.dump.model_copy(update={"bin": Path("/usr/bin")})
-    assert rehearsal.relied_on(world.settings.model_copy(update={"dump": dump}))
+    assert job.relied_on(world.settings.model_copy(update={"dump": dump}))
