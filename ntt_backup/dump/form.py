@@ -15,57 +15,13 @@ from typing import IO, Final
 
 from ntt_backup.config import RemoteConfig
 from ntt_backup.dump.record import PLAIN, SERIES, Stored
-from ntt_backup.dump.series import HEAD, START, SeriesDamaged, Writer, decompress
+from ntt_backup.dump.series import KeptBase, Writer
 from ntt_backup.objects.cache import directory_for
 
 _NEW: Final = ".new-"
 # The next dump is whole where the last increment was larger than one part in so many of the whole
 # dump: the table was rewritten, or so many rows have changed since that all increments are large.
 _LARGE: Final = 4
-
-
-class KeptBase:
-    """The whole dump that is kept on this machine; see `series.Base`.
-
-    Args:
-        path: of the file, whose name is that of the dump.
-        size: of the dump in bytes.
-        step: of the next increment on this dump.
-
-    Raises:
-        OSError: There is no such file.
-        ValueError: The file is not the dump.
-    """
-
-    def __init__(self, path: Path, size: int, step: int) -> None:
-        self.name, self.step = path.name, step
-        self._file = path.open("rb")
-        self.marks: list[int] = []
-        # Of each segment: where its frame begins, the bytes of the frame and of the segment.
-        self._places: list[tuple[int, int, int]] = []
-        at, fd = 0, self._file.fileno()
-        while len(head := os.pread(fd, HEAD.size, at)) == HEAD.size:
-            *start, mark, _, _, stored, text = HEAD.unpack(head)
-            if start != START:
-                break
-            self.marks.append(mark)
-            self._places.append((at + HEAD.size, stored, text))
-            at += HEAD.size + stored
-        if not at == size == os.fstat(fd).st_size:
-            self.close()
-            raise ValueError("it is not what was sent")
-
-    def text(self, first: int, count: int) -> bytes | None:
-        with suppress(OSError, SeriesDamaged):
-            return b"".join(map(self._segment, self._places[first : first + count]))
-        return None
-
-    def _segment(self, place: tuple[int, int, int]) -> bytes:
-        at, stored, size = place
-        return decompress(os.pread(self._file.fileno(), stored, at), b"", size)
-
-    def close(self) -> None:
-        self._file.close()
 
 
 class NewBase:

@@ -44,7 +44,7 @@ from ntt_backup.dump.form import Form, kept_base
 from ntt_backup.dump.pg_programs import Programs
 from ntt_backup.dump.record import DumpRecord, Stored
 from ntt_backup.dump.retention import Retention
-from ntt_backup.dump.store import NewDump, open_dumps, read_contents, remove_dumps, restorable
+from ntt_backup.dump.store import NewDump, list_dumps, open_dumps, remove_dumps, restorable
 from ntt_backup.errors import BackupError, CatalogError, DumpFailed, DumpImpossible
 from ntt_backup.filestore.contract import FileStore
 from ntt_backup.format import many, moment, size
@@ -150,17 +150,17 @@ class _Job:
         whole: bool,
     ) -> bool:
         settings = self._settings
-        contents = read_contents(store)
-        of_host = shelf.of_host(contents.dumps, self._keys, self._ledger())
+        dumps = list_dumps(store)
+        of_host = shelf.of_host(dumps, self._keys, self._ledger())
         ours = record.of_catalog(of_host, settings.target, state.database)
         names = [one.name for one in of_host if one.whole]
         for missed in newest.compare(settings, {("dump", ""): names}):
             self._warn(str(missed))
         known = restorable(shelf.signed(ours, self._keys))
         last = known[-1].record if known else None
-        copied = contents.placed and last is not None and last.copied
+        copied = store.placed and last is not None and last.copied
         copied = copied or self._any_copied()
-        if copied and not contents.placed:
+        if copied and not store.placed:
             raise self._gone()
         age = settings.dump.max_age
         reason = due(known, state.fingerprint, self._begun, age, force=force, copied=copied)
@@ -178,7 +178,7 @@ class _Job:
             form.keep(name)
         finally:
             form.close()
-        strangers = record.of_catalog(contents.dumps, settings.target, state.database)
+        strangers = record.of_catalog(dumps, settings.target, state.database)
         self._prune(store, name, made, ours, len(strangers) - len(ours))
         return copied
 
@@ -388,7 +388,7 @@ def rehearse(settings: RemoteConfig, *, remote_too: bool) -> tuple[str, str]:
         if remote_too:
             with closing(open_dumps(settings)) as store:
                 keys = HostKeys.of(settings)
-                dumps = shelf.of_host(read_contents(store).dumps, keys, ledger)
+                dumps = shelf.of_host(list_dumps(store), keys, ledger)
                 ours = record.of_catalog(dumps, settings.target, database)
                 known = restorable(shelf.signed(ours, keys))
                 said = _outlook(settings, database, known)

@@ -170,18 +170,6 @@ class Stored:
         return f"is not complete: it has {has}"
 
 
-@dataclass(frozen=True, slots=True)
-class Contents:
-    """The dumps in `pgdump/`, oldest first. placed: by-hash exists beside it."""
-
-    dumps: tuple[Stored, ...]
-    placed: bool
-
-    @staticmethod
-    def of(dumps: Iterable[Stored], *, placed: bool) -> Contents:
-        return Contents(tuple(by_age(dumps)), placed)
-
-
 def _signed_data(record: DumpRecord, name: str) -> bytes:
     return f"{name}\n{replace(record, signature='').to_json()}".encode()
 

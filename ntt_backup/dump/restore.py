@@ -40,7 +40,7 @@ from ntt_backup.config.host_key import HostKeys, Origin
 from ntt_backup.dump import pg_programs, toc
 from ntt_backup.dump.record import DumpRecord, Stored
 from ntt_backup.dump.rows_only import restore_rows
-from ntt_backup.dump.store import BaseUnusable, DumpText, needed_by, open_dumps, read_contents
+from ntt_backup.dump.store import BaseUnusable, DumpText, list_dumps, needed_by, open_dumps
 from ntt_backup.dump.toc import DumpDamaged
 from ntt_backup.errors import ConfigError, DumpFailed
 from ntt_backup.format import many
@@ -125,7 +125,7 @@ def restore_catalog(
     with closing(open_dumps(settings)) as store:
         ours = [
             one
-            for one in read_contents(store).dumps
+            for one in list_dumps(store)
             if one.record is not None and one.record.target == settings.target
         ]
         back = _Back(settings, application, version, allow_superuser=allow_superuser)

@@ -11,20 +11,23 @@ both are read in one pass, and a lost increment harms no other dump.
 
 from __future__ import annotations
 
+import os
 import struct
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import islice
-from typing import Final, Protocol
+from pathlib import Path
+from typing import Final
 from zlib import crc32
 
 import zstandard
 
 # Magic number of a skippable frame and its length; then the checksum of the segment's last line,
 # the first segment of the whole dump and how many, the bytes of the frame and of the segment.
-HEAD: Final = struct.Struct("<7I")
-START: Final = [0x184D2A5D, HEAD.size - 8]
+_HEAD: Final = struct.Struct("<7I")
+_START: Final = [0x184D2A5D, _HEAD.size - 8]
 # Bytes of a segment, on average and at most.
 _SIZE: Final = 1 << 20
 MOST: Final = 4 * _SIZE
@@ -39,19 +42,6 @@ _RAW: Final = zstandard.DICT_TYPE_RAWCONTENT
 
 class SeriesDamaged(Exception):
     """What should be a dump of a series is none, or does not fit the whole dump."""
-
-
-class Base(Protocol):
-    """The whole dump that an increment refers to, as it is kept on this machine.
-
-    Attributes:
-        marks: Of each segment the checksum of its last line.
-    """
-
-    marks: list[int]
-
-    def text(self, first: int, count: int) -> bytes | None:
-        """Returns some segments, joined; None where they are damaged."""
 
 
 class Cutter:
@@ -107,6 +97,54 @@ class Cutter:
         return whole
 
 
+class KeptBase:
+    """The whole dump that increments refer to, as it is kept on this machine.
+
+    Args:
+        path: of the file, whose name is that of the dump.
+        size: of the dump in bytes.
+        step: of the next increment on this dump.
+
+    Raises:
+        OSError: There is no such file.
+        ValueError: The file is not the dump.
+
+    Attributes:
+        marks: Of each segment the checksum of its last line.
+    """
+
+    def __init__(self, path: Path, size: int, step: int) -> None:
+        self.name, self.step = path.name, step
+        self._file = path.open("rb")
+        self.marks: list[int] = []
+        # Of each segment: where its frame begins, the bytes of the frame and of the segment.
+        self._places: list[tuple[int, int, int]] = []
+        at, fd = 0, self._file.fileno()
+        while len(head := os.pread(fd, _HEAD.size, at)) == _HEAD.size:
+            *start, mark, _, _, stored, text = _HEAD.unpack(head)
+            if start != _START:
+                break
+            self.marks.append(mark)
+            self._places.append((at + _HEAD.size, stored, text))
+            at += _HEAD.size + stored
+        if not at == size == os.fstat(fd).st_size:
+            self.close()
+            raise ValueError("it is not what was sent")
+
+    def text(self, first: int, count: int) -> bytes | None:
+        """Returns some segments, joined; None where they are damaged."""
+        with suppress(OSError, SeriesDamaged):
+            return b"".join(map(self._segment, self._places[first : first + count]))
+        return None
+
+    def _segment(self, place: tuple[int, int, int]) -> bytes:
+        at, stored, size = place
+        return _decompress(os.pread(self._file.fileno(), stored, at), b"", size)
+
+    def close(self) -> None:
+        self._file.close()
+
+
 class Writer:
     """Turns the output of pg_dump into a dump of a series.
 
@@ -115,7 +153,7 @@ class Writer:
         cutter: cuts the text.
     """
 
-    def __init__(self, base: Base | None, cutter: Cutter | None = None) -> None:
+    def __init__(self, base: KeptBase | None, cutter: Cutter | None = None) -> None:
         self._base = base
         self._cutter = cutter or Cutter()
         self._places: dict[int, list[int]] = {}
@@ -141,7 +179,7 @@ class Writer:
         if old is None:
             first = count = 0
         frame = _compress(text, old or b"")
-        return HEAD.pack(*START, mark, first, count, len(frame), len(text)) + frame
+        return _HEAD.pack(*_START, mark, first, count, len(frame), len(text)) + frame
 
     def _beside(self, mark: int, known: int) -> tuple[int, int]:
         """Returns which of the known segments of the whole dump lie where a new one does: the
@@ -174,9 +212,9 @@ def replay(pieces: Iterable[bytes], base: Iterable[bytes] = ()) -> Iterator[byte
     """
     window: deque[bytes] = deque()
     begin, rest, stream = 0, iter(base), _Stream(pieces)
-    while head := stream.take(HEAD.size):
-        *start, _, first, count, stored, size = HEAD.unpack(head)
-        if start != START or count > _NEAR or size > MOST or stored > 2 * MOST:
+    while head := stream.take(_HEAD.size):
+        *start, _, first, count, stored, size = _HEAD.unpack(head)
+        if start != _START or count > _NEAR or size > MOST or stored > 2 * MOST:
             raise SeriesDamaged("it is no dump of a series")
         if count and first < begin:
             raise SeriesDamaged("it goes back in the whole dump")
@@ -190,7 +228,7 @@ def replay(pieces: Iterable[bytes], base: Iterable[bytes] = ()) -> Iterator[byte
         while count and begin < first:
             window.popleft()
             begin += 1
-        yield decompress(stream.take(stored), b"".join(islice(window, count)), size)
+        yield _decompress(stream.take(stored), b"".join(islice(window, count)), size)
 
 
 class _Stream:
@@ -224,7 +262,7 @@ def _compress(text: bytes, old: bytes) -> bytes:
     return zstandard.ZstdCompressor(dict_data=known, compression_params=parameters).compress(text)
 
 
-def decompress(frame: bytes, old: bytes, size: int) -> bytes:
+def _decompress(frame: bytes, old: bytes, size: int) -> bytes:
     """Returns the segment in a frame, whose dictionary is old. Raises SeriesDamaged."""
     try:
         if zstandard.frame_content_size(frame) != size:

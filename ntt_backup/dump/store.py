@@ -19,7 +19,7 @@ from functools import partial
 from typing import IO, Final
 
 from ntt_backup.config import RemoteConfig
-from ntt_backup.dump.record import Contents, DumpRecord, Stored, read
+from ntt_backup.dump.record import DumpRecord, Stored, by_age, read
 from ntt_backup.dump.series import SeriesDamaged, replay
 from ntt_backup.errors import DumpFailed, DumpImpossible, NameTaken, RemoteDenied
 from ntt_backup.filestore.contract import (
@@ -60,8 +60,8 @@ def open_dumps(settings: RemoteConfig) -> FileStore:
     return open_store(settings, DUMPS)
 
 
-def read_contents(store: FileStore) -> Contents:
-    """Returns the dumps on the target, and changes nothing."""
+def list_dumps(store: FileStore) -> list[Stored]:
+    """Returns the dumps on the target, oldest first, and changes nothing."""
     files = {one.name: one for one in store.list()}
     names = {name.removesuffix(RECORD) for name in files}
     if len(names) > MAX_DUMPS:  # The record of each is asked for.
@@ -80,7 +80,7 @@ def read_contents(store: FileStore) -> Contents:
             continue
         arrived = None if found.arrived == UNKNOWN_ARRIVAL else found.arrived
         dumps.append(Stored(name, found.size, record, arrived, found.refused, found.sealed))
-    return Contents.of(dumps, placed=store.placed)
+    return by_age(dumps)
 
 
 def fetch_dump(store: ReadableStore, dump: Stored) -> Generator[bytes, None, None]:

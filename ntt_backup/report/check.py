@@ -30,7 +30,7 @@ from ntt_backup.daemon.event_log import EventLog
 from ntt_backup.daemon.preflight import CheckStep, Preflight, guarded
 from ntt_backup.dump.job import rehearse
 from ntt_backup.dump.shelf import of_host
-from ntt_backup.dump.store import open_dumps, read_contents
+from ntt_backup.dump.store import list_dumps, open_dumps
 from ntt_backup.errors import (
     SOME_FAILED,
     BackupError,
@@ -321,7 +321,7 @@ def look(settings: RemoteConfig) -> list[Newest]:
     away: list[Newest] = []
     if any(one.kind == "dump" for one in known):
         with closing(open_dumps(settings)) as store:
-            found = read_contents(store).dumps
+            found = list_dumps(store)
         keys, ledger = HostKeys.of(settings), _ledger(settings)
         # Without both, nothing tells which dumps are of this host.
         dumps = found if ledger is None and not keys else of_host(found, keys, ledger or ())

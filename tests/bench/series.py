@@ -32,8 +32,7 @@ from rich.table import Table
 from ntt_backup.catalog.connection import connect
 from ntt_backup.catalog.schema import init_db
 from ntt_backup.dump import pg_programs
-from ntt_backup.dump.form import KeptBase
-from ntt_backup.dump.series import Writer
+from ntt_backup.dump.series import KeptBase, Writer
 
 _SHARE: Final = 100
 _AT_ONCE: Final = 500

@@ -18,8 +18,8 @@ import pytest
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.config.sealing import Keyring, SealPolicy
 from ntt_backup.config.sections import RunSettings
-from ntt_backup.dump.record import Contents, Stored
-from ntt_backup.dump.store import DUMPS, NewDump, fetch_dump, read_contents, remove_dumps
+from ntt_backup.dump.record import Stored
+from ntt_backup.dump.store import DUMPS, NewDump, fetch_dump, list_dumps, remove_dumps
 from ntt_backup.errors import (
     BackupError,
     DumpImpossible,
@@ -148,11 +148,11 @@ def test_a_dump_goes_comes_back_and_is_removed(
         trying.try_out()
     assert not (root / "pgdump").exists()
     with closing(open_anew()) as store:
-        assert read_contents(store) == Contents((), placed=True)
+        assert (list_dumps(store), store.placed) == ([], True)
         before = datetime.now(UTC) - timedelta(seconds=2)
         record = send_dump(store, CONTENT)
     with closing(open_anew()) as store:
-        (found,) = read_contents(store).dumps
+        (found,) = list_dumps(store)
         assert (found.name, found.size, found.record) == (NAME, len(CONTENT), record)
         assert (found.whole, found.sealed) == (True, sealed)
         assert found.arrived is not None
@@ -167,7 +167,7 @@ def test_a_dump_goes_comes_back_and_is_removed(
                 identity = pyrage.x25519.Identity.from_str(OWNER.secret)
                 assert pyrage.decrypt(stored.read_bytes(), [identity]) == CONTENT
         store.remove([NAME, f"{NAME}.json"])
-        assert read_contents(store).dumps == ()
+        assert list_dumps(store) == []
 
 
 def test_ranges_of_several_dumps_come_in_their_order(open_anew: Open) -> None:
@@ -190,11 +190,11 @@ def test_a_dump_is_seen_by_nobody_before_it_is_published(open_anew: Open, root: 
             upload = NewDump(store, NAME)
             upload.send(CONTENT)
             assert upload.finish() == (len(CONTENT), sha256(CONTENT).hexdigest())
-            assert read_contents(other).dumps == ()
+            assert list_dumps(other) == []
             if end == "publish":
                 upload.publish(record_of(CONTENT))
             upload.give_up()
-        assert [one.whole for one in read_contents(other).dumps] == [True]
+        assert [one.whole for one in list_dumps(other)] == [True]
         with pytest.raises(NameTaken):
             send_dump(other, b"another")
         assert get(other, NAME) == CONTENT
@@ -206,9 +206,9 @@ def test_what_is_removed_is_no_more_found_by_who_has_read_it(open_anew: Open) ->
     with closing(open_anew()) as store:
         for name in NAMES:
             send_dump(store, b"content", name)
-        assert len(read_contents(store).dumps) == 5
+        assert len(list_dumps(store)) == 5
         assert remove_dumps(store, NAMES[:2]) == 2
-        assert [one.name for one in read_contents(store).dumps] == NAMES[2:]
+        assert [one.name for one in list_dumps(store)] == NAMES[2:]
         for name in (NAMES[0], f"{NAMES[0]}.json"):
             with pytest.raises(FileMissing):
                 list(store.read([Range(name, 0, 1)]))
@@ -227,20 +227,20 @@ def test_a_dump_has_arrived_when_it_got_its_name(
         os.utime(path, (time.time() - 80_000,) * 2)
     before = datetime.now(UTC).replace(microsecond=0)
     upload.publish(record_of(b"content"))
-    (found,) = read_contents(store).dumps
+    (found,) = list_dumps(store)
     assert found.arrived is not None
     assert before - timedelta(seconds=1) <= found.arrived <= datetime.now(UTC)
     (root / "pgdump" / NAME).unlink()
-    assert [(one.size, one.arrived) for one in read_contents(store).dumps] == [(None, None)]
+    assert [(one.size, one.arrived) for one in list_dumps(store)] == [(None, None)]
 
 
 def test_a_dump_beside_one_that_is_only_tried_out_keeps_its_directory(by_receiver: Open) -> None:
     trying, store = by_receiver(), by_receiver()
     trying.try_out()
-    assert read_contents(store).dumps == ()
+    assert list_dumps(store) == []
     trying.close()
     send_dump(store, b"content")
-    assert [one.name for one in read_contents(store).dumps] == [NAME]
+    assert [one.name for one in list_dumps(store)] == [NAME]
 
 
 def test_the_newest_dumps_stay_where_only_replace_may_remove_them(
@@ -254,7 +254,7 @@ def test_the_newest_dumps_stay_where_only_replace_may_remove_them(
         assert store.remove([f"{NAMES[0]}.json"]) == 0
         # The first of the day, and the newest two.
         assert remove_dumps(store, NAMES[::-1]) == 2
-        assert [one.name for one in read_contents(store).dumps if one.whole] == [
+        assert [one.name for one in list_dumps(store) if one.whole] == [
             NAMES[0],
             *NAMES[3:],
         ]
@@ -263,7 +263,7 @@ def test_the_newest_dumps_stay_where_only_replace_may_remove_them(
 def test_records_are_read_by_who_may_read_no_dump(spec: SessionSpec, machine: Machine) -> None:
     with closing(FileStoreByReceiver(forced(spec, machine), DUMPS)) as store:
         record = send_dump(store, b"content")
-        assert [one.record for one in read_contents(store).dumps] == [record]
+        assert [one.record for one in list_dumps(store)] == [record]
         with pytest.raises(Unsupported, match="may not get"):
             get(store, NAME)
 
@@ -291,12 +291,12 @@ def test_more_dumps_than_may_lie_there_are_refused(
         send_dump(stores[ProtocolViolation], b"content", name)
     monkeypatch.setattr("ntt_backup.dump.store.MAX_DUMPS", 2)
     for store in stores.values():
-        assert len(read_contents(store).dumps) == 2
+        assert len(list_dumps(store)) == 2
     send_dump(stores[ProtocolViolation], b"content", NAMES[2])
     send_dump(stores[RemoteDenied], b"content", NAMES[2])
     for error, store in stores.items():
         with pytest.raises(error):
-            read_contents(store)
+            list_dumps(store)
 
 
 def test_the_receiver_names_no_more_dumps_than_may_lie_there(root: Path, by_receiver: Open) -> None:
@@ -345,7 +345,7 @@ def test_a_shell_without_the_tools_for_it_says_of_no_dump_when_it_came(
     send_dump(store, b"content")
     machine.tool("stat", "exit 1")
     machine.tool("date", "exit 1")
-    assert [(one.size, one.arrived) for one in read_contents(store).dumps] == [(7, None)]
+    assert [(one.size, one.arrived) for one in list_dumps(store)] == [(7, None)]
 
 
 def test_a_dump_that_stands_still_for_hours_is_not_taken_for_a_dead_one(
@@ -416,7 +416,7 @@ def test_a_dump_whose_last_answer_was_lost_has_its_name(
     upload.finish()
     bucket.after = lose
     upload.publish(record_of(CONTENT))
-    assert read_contents(store).dumps[0].whole
+    assert list_dumps(store)[0].whole
 
 
 @pytest.mark.parametrize("recipient", ["", OWNER.public], ids=["plain", "sealed"])
@@ -446,7 +446,7 @@ def test_content_that_somebody_plants_for_a_dump_on_its_way_ends_the_dump(
         send_dump(store, CONTENT)
     assert caught.value.detail == key
     # No record of ours vouches for what has the size of the dump.
-    assert [one.record for one in read_contents(store).dumps] == [None]
+    assert [one.record for one in list_dumps(store)] == [None]
 
 
 def test_a_dump_that_was_killed_leaves_its_parts_for_a_day(

@@ -17,8 +17,8 @@ from ntt_backup.client.read_session import ReadSession
 from ntt_backup.client.shell import ask
 from ntt_backup.client.transport import Transport
 from ntt_backup.config.sections import RunSettings
-from ntt_backup.dump.record import Contents, Stored
-from ntt_backup.dump.store import DUMPS, fetch_dump, read_contents
+from ntt_backup.dump.record import Stored
+from ntt_backup.dump.store import DUMPS, fetch_dump, list_dumps
 from ntt_backup.errors import RemoteDenied, RemoteUnreachable
 from ntt_backup.filestore.by_shell import FileStoreByShell
 from ntt_backup.filestore.open import connect
@@ -102,9 +102,9 @@ def test_the_catalogs_dumps_are_asked_for_beside_what_the_login_left(
 ) -> None:
     run = RunSettings(strategy=local.strategy, receipt_timeout=80_000)
     store = connect(spec_of(local, leaving("sleep 1000"), run), DUMPS)
-    assert read_contents(store) == Contents((), placed=True)
+    assert (list_dumps(store), store.placed) == ([], True)
     record = send_dump(store, b"content")
-    (found,) = read_contents(store).dumps
+    (found,) = list_dumps(store)
     assert (found.name, found.size, found.record) == (NAME, 7, record)
     assert b"".join(fetch_dump(store, found)) == b"content"
     store.close()

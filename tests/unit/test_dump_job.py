@@ -20,11 +20,11 @@ from ntt_backup.catalog import connection, history, privileges, selection
 from ntt_backup.catalog.history import DatabaseState
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.host_key import HostKey, HostKeys
-from ntt_backup.dump import job, pg_programs
+from ntt_backup.dump import job, pg_programs, record
 from ntt_backup.dump.events import DumpComplete, DumpSkipped, DumpStart
 from ntt_backup.dump.form import Form
 from ntt_backup.dump.pg_programs import Programs
-from ntt_backup.dump.record import Contents, DumpRecord, Stored
+from ntt_backup.dump.record import DumpRecord, Stored
 from ntt_backup.errors import (
     BackupError,
     CatalogUnavailable,
@@ -77,7 +77,7 @@ class World:
         self.fds: list[int] = []
         self.tried = False
         monkeypatch.setattr(job, "open_dumps", self._open)
-        monkeypatch.setattr(job, "read_contents", World.contents)
+        monkeypatch.setattr(job, "list_dumps", World.stored)
         monkeypatch.setattr(job, "remove_dumps", World.drop)
         monkeypatch.setattr(job, "NewDump", Upload)
         monkeypatch.setattr(connection, "connect", self._connect)
@@ -150,8 +150,8 @@ class World:
         if what in self.errors:
             raise self.errors[what]
 
-    def contents(self) -> Contents:
-        return Contents.of(self.dumps, placed=self.placed)
+    def stored(self) -> list[Stored]:
+        return record.by_age(self.dumps)
 
     def close(self) -> None: ...
 

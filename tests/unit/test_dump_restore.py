@@ -19,7 +19,7 @@ from ntt_backup.config import RemoteConfig
 from ntt_backup.config.host_key import HostKey, HostKeys, Origin
 from ntt_backup.config.sealing import Keyring
 from ntt_backup.dump import pg_programs, record, restore, rows_only
-from ntt_backup.dump.record import SERIES, Contents, Stored
+from ntt_backup.dump.record import SERIES, Stored
 from ntt_backup.dump.rows_only import restore_rows
 from ntt_backup.dump.store import DUMPS, DumpText
 from ntt_backup.dump.toc import DumpDamaged
@@ -224,7 +224,7 @@ class Shelf:
         monkeypatch.setattr(connection, "connect", self._connect)
         monkeypatch.setattr(history, "require_empty", self._require_empty)
         monkeypatch.setattr(restore, "open_dumps", lambda _: self)
-        monkeypatch.setattr(restore, "read_contents", Shelf.contents)
+        monkeypatch.setattr(restore, "list_dumps", Shelf.stored)
         monkeypatch.setattr(HostKeys, "of", lambda _: self.keys)
         monkeypatch.setattr(restore, "_Back", lambda *_, **__: self)
 
@@ -238,8 +238,8 @@ class Shelf:
         if not self.empty:
             raise ConfigError("the database copyjob is not empty", detail="it has t")
 
-    def contents(self) -> Contents:
-        return Contents.of(self.dumps, placed=True)
+    def stored(self) -> list[Stored]:
+        return record.by_age(self.dumps)
 
     def close(self) -> None: ...
 

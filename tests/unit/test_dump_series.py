@@ -23,13 +23,14 @@ from hypothesis import strategies as st
 
 from ntt_backup.config import RemoteConfig
 from ntt_backup.dump import form
-from ntt_backup.dump.form import Form, KeptBase, NewBase, base_of, kept_base
+from ntt_backup.dump.form import Form, NewBase, base_of, kept_base
 from ntt_backup.dump.record import PLAIN, SERIES, Stored
 from ntt_backup.dump.series import (
-    HEAD,
+    _HEAD,
+    _START,
     MOST,
-    START,
     Cutter,
+    KeptBase,
     SeriesDamaged,
     Writer,
     _compress,
@@ -108,7 +109,7 @@ def test_a_text_is_cut_in_the_same_places_however_it_comes(text: bytes, sizes: l
 
 
 def a_block(frame: bytes, size: int, *, first: int = 0, count: int = 0) -> bytes:
-    return HEAD.pack(*START, 0, first, count, len(frame), size) + frame
+    return _HEAD.pack(*_START, 0, first, count, len(frame), size) + frame
 
 
 def a_whole_dump(*segments: bytes) -> bytes:
@@ -415,8 +416,8 @@ def test_a_segment_of_a_series_is_as_its_head_says() -> None:
     size, flipped = len(frame), bytearray(_compress(b"row\n" * 9, b""))
     flipped[-1] ^= 1
 
-    def back(*numbers: int, data: bytes = frame, start: Sequence[int] = START) -> bytes:
-        return b"".join(replay([HEAD.pack(*start, 0, *numbers) + data], replay([base])))
+    def back(*numbers: int, data: bytes = frame, start: Sequence[int] = _START) -> bytes:
+        return b"".join(replay([_HEAD.pack(*start, 0, *numbers) + data], replay([base])))
 
     assert back(0, 0, size, 4) == back(7, 0, size, 4) == b"row\n"
     for first, count in ((0, 1), (0, 4), (1, 4)):
@@ -424,8 +425,8 @@ def test_a_segment_of_a_series_is_as_its_head_says() -> None:
         assert back(first, count, len(data), 4, data=data) == b"row\n"
     ahead, back_again = (a_block(frame, 4, first=first, count=1) for first in (2, 1))
     wrong: list[tuple[tuple[int, ...], dict[str, Any]]] = [
-        ((0, 0, size, 4), {"start": [START[0] + 1, START[1]]}),
-        ((0, 0, size, 4), {"start": [START[0], START[1] + 1]}),
+        ((0, 0, size, 4), {"start": [_START[0] + 1, _START[1]]}),
+        ((0, 0, size, 4), {"start": [_START[0], _START[1] + 1]}),
         ((0, 0, size, 3), {}),
         ((0, 0, size, 5), {}),
         ((0, 0, size - 1, 4), {"data": frame[:-1]}),

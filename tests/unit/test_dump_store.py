@@ -11,7 +11,7 @@ import pytest
 from ntt_backup.config.sealing import NOT_SEALED, Keyring, SealPolicy
 from ntt_backup.dump import store as store_module
 from ntt_backup.dump.record import Stored
-from ntt_backup.dump.store import DUMPS, NewDump, fetch_dump, read_contents, remove_dumps
+from ntt_backup.dump.store import DUMPS, NewDump, fetch_dump, list_dumps, remove_dumps
 from ntt_backup.errors import BackupError, NameTaken, RemoteDenied, RemoteUnreachable
 from ntt_backup.filestore.contract import (
     UNKNOWN_ARRIVAL,
@@ -35,7 +35,7 @@ def store() -> MemoryStore:
 
 
 def records(store: MemoryStore) -> dict[str, object]:
-    return {one.name: one.record for one in read_contents(store).dumps}
+    return {one.name: one.record for one in list_dumps(store)}
 
 
 def test_a_dump_gets_its_name_behind_its_record(store: MemoryStore) -> None:
@@ -44,7 +44,7 @@ def test_a_dump_gets_its_name_behind_its_record(store: MemoryStore) -> None:
     record = send_dump(store, b"content")
     assert named == [NAME + RECORD, NAME]
     assert store.files[NAME + RECORD] == record.to_json().encode() + b"\n"
-    (found,) = read_contents(store).dumps
+    (found,) = list_dumps(store)
     assert (found.name, found.size, found.record, found.whole) == (NAME, 7, record, True)
     assert found.arrived == store.arrived[NAME]
     assert b"".join(fetch_dump(store, found)) == b"content"
@@ -65,7 +65,7 @@ def test_a_dump_that_fails_on_its_way_leaves_no_dump(
     assert store.writing == 0
     # A record without its dump is told from a good one.
     assert set(store.files) <= {NAME + RECORD}
-    assert [one.whole for one in read_contents(store).dumps] == [False] * len(store.files)
+    assert [one.whole for one in list_dumps(store)] == [False] * len(store.files)
 
 
 def test_the_name_of_a_record_that_is_taken_ends_the_dump(store: MemoryStore) -> None:
@@ -103,7 +103,7 @@ def test_each_file_alone_is_told_as_it_is(store: MemoryStore) -> None:
     store.files[unreadable + RECORD] = b"{"
     text = store.files[long + RECORD].strip()
     store.files[long + RECORD] = text + b" " * (MAX_RECORD - len(text) + 1)
-    found = {one.name: one for one in read_contents(store).dumps}
+    found = {one.name: one for one in list_dumps(store)}
     assert {one: found[one].record for one in found} == {
         whole: made[0],
         bare: None,
@@ -154,14 +154,14 @@ def test_what_is_wrong_with_the_target_hides_no_record(
 
     store.before = fail
     with pytest.raises(type(error)) as caught:
-        read_contents(store)
+        list_dumps(store)
     assert caught.value is error
 
 
 def test_a_target_that_does_not_say_when_a_dump_came_is_not_believed(store: MemoryStore) -> None:
     send_dump(store, b"content")
     store.arrived[NAME] = UNKNOWN_ARRIVAL
-    assert [one.arrived for one in read_contents(store).dumps] == [None]
+    assert [one.arrived for one in list_dumps(store)] == [None]
 
 
 def test_of_too_many_dumps_no_record_is_read(
@@ -176,7 +176,7 @@ def test_of_too_many_dumps_no_record_is_read(
             assert len(records(store)) == 5
             continue
         with pytest.raises(RemoteDenied, match="more than 4 dumps"):
-            read_contents(store)
+            list_dumps(store)
         assert store.requests["read"] == 0
 
 
@@ -186,7 +186,7 @@ def test_a_dump_is_read_in_pieces_up_to_its_end(
     monkeypatch.setattr(store_module, "_PIECE", 100)
     content = noise(1050, 1)
     send_dump(store, content)
-    (found,) = read_contents(store).dumps
+    (found,) = list_dumps(store)
     assert [len(one) for one in fetch_dump(store, found)] == [100] * 10 + [50]
     # It is shorter than was listed, or larger.
     store.files[NAME] = content[:300]
@@ -241,12 +241,12 @@ def test_the_record_of_a_sealed_dump_tells_of_what_is_in_it(
     sealed, content = sealing(store, Person.new(), tmp_path / "key"), noise(200_000, 1)
     record = send_dump(sealed, content)
     assert set(store.files) == {f"{NAME}.age", NAME + RECORD}
-    (found,) = read_contents(sealed).dumps
+    (found,) = list_dumps(sealed)
     assert (found.whole, found.sealed, found.refused) == (True, True, "")
     assert (record.bytes, record.sha256) == (200_000, hashlib.sha256(content).hexdigest())
     assert b"".join(fetch_dump(sealed, found)) == content
     # Whoever does not know that it is sealed takes it for no dump.
-    (found,) = [one for one in read_contents(store).dumps if one.record]
+    (found,) = [one for one in list_dumps(store) if one.record]
     assert (found.name, found.whole) == (NAME, False)
     assert remove_dumps(sealed, [NAME]) == 1
     assert store.files == {}
@@ -255,7 +255,7 @@ def test_the_record_of_a_sealed_dump_tells_of_what_is_in_it(
 def test_a_planted_dump_is_told_and_not_read(store: MemoryStore, tmp_path: Path) -> None:
     send_dump(store, b"planted")
     sealed = sealing(store, Person.new(), tmp_path / "key")
-    (found,) = read_contents(sealed).dumps
+    (found,) = list_dumps(sealed)
     assert (found.whole, found.torn) == (False, NOT_SEALED)
     with pytest.raises(StoredFileDamaged, match="is not sealed"):
         list(fetch_dump(sealed, found))

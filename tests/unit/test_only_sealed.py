@@ -21,7 +21,7 @@ from ntt_backup.client.connection import SessionSpec
 from ntt_backup.config.host_key import OF_PACKS, HostKey, HostKeys, Origin
 from ntt_backup.config.sealing import NOT_SEALED, Keyring, SealPolicy
 from ntt_backup.dump.record import Stored
-from ntt_backup.dump.store import DUMPS, fetch_dump, open_dumps, read_contents
+from ntt_backup.dump.store import DUMPS, fetch_dump, list_dumps, open_dumps
 from ntt_backup.errors import (
     ConfigError,
     MountImpossible,
@@ -130,7 +130,7 @@ def test_all_that_opens_a_bucket_has_the_policy(
     dumps = open_dumps(settings)
     with pytest.raises(StoredFileDamaged, match="not sealed"):
         list(fetch_dump(dumps, Stored(DUMP, 7, None)))
-    (found,) = read_contents(dumps).dumps
+    (found,) = list_dumps(dumps)
     assert (found.whole, found.torn) == (False, NOT_SEALED)
 
 

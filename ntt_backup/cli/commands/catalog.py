@@ -22,7 +22,7 @@ from ntt_backup.config.host_key import HostKeys, Origin, key_file, make_host_key
 from ntt_backup.dump import job
 from ntt_backup.dump.events import DumpComplete, DumpSkipped
 from ntt_backup.dump.record import Stored
-from ntt_backup.dump.store import open_dumps, read_contents, remove_dumps, restorable
+from ntt_backup.dump.store import list_dumps, open_dumps, remove_dumps, restorable
 from ntt_backup.errors import CatalogError, RemoteDenied, complete
 from ntt_backup.events import Event
 from ntt_backup.filestore.contract import FileStore
@@ -131,7 +131,7 @@ def dumps(common: Common, of_all: bool, unwanted: tuple[str, ...]) -> None:
     except CatalogError as error:
         problem = str(error)
     with closing(open_dumps(settings)) as store:
-        found = read_contents(store).dumps
+        found = list_dumps(store)
     ours = [
         one for one in found if of_all or one.record is None or one.record.target == settings.target
     ]
@@ -152,7 +152,7 @@ def _remove(store: FileStore, names: Sequence[str]) -> int:
         UsageError: There is no such dump, or another one needs it.
         RemoteDenied: The remote keeps some of them.
     """
-    found = read_contents(store).dumps
+    found = list_dumps(store)
     known = frozenset(one.name for one in found)
     for name in names:
         if name not in known:
