@@ -96,6 +96,14 @@ def _no_options_are_remembered() -> Iterator[None]:
     remember_global_options([])
 
 
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process can be copied: the threads in which tests are spread over processes only wait
+    for the next one.
+    """
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
+
+
 @pytest.fixture(autouse=True)
 def _no_thread_outlives_its_test() -> Iterator[None]:
     """A process with a second thread cannot be copied, so one that stays fails others' tests."""

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
-import psycopg
 import pytest
 
 from tests.helpers.environment import Environment
@@ -102,34 +99,6 @@ def test_a_batch_is_told_after_its_commit(env: Environment) -> None:
     assert _copied(env) == len(blobids)
 
 
-def test_no_password_is_shown_anywhere(env: Environment) -> None:
-    """Not in the arguments of any process, not in the log, not in what is printed."""
-    secret = "correct-horse-battery"
-    env.wrapper = ["env"]  # For arguments of its own.
-    url = psycopg.conninfo.make_conninfo(env.url, password=secret)
-    env.write_config(catalog={"url": url})
-    *_, last = env.fill_slowly(12)
-    said = [env.run(*command).stdout for command in (["status"], ["check"])]
-    with env.held(last) as release, env.running("-v", "run") as run:
-        pause = threading.Event()
-        while run.poll() is None:
-            said += [_command_line(pid) for pid in env.processes()]
-            if any(line.startswith("ssh") for line in said):
-                release()
-            pause.wait(0.1)
-        assert run.wait() == 0
-    env.write_config(catalog={"url": url.replace("dbname=", "dbname=no_")})
-    for command in (["-v", "run"], ["check"]):
-        result = env.run(*command)
-        assert result.returncode == 4
-        said += [result.stdout, result.stderr]
-    env.write_config(catalog={"url": f"postgresql://me:{secret}@x@host/db"})
-    refused = env.run("-v", "run")
-    assert refused.returncode == 2
-    said += [refused.stdout, refused.stderr, env.output(), env.log.read_text()]
-    assert [text for text in said if secret in text] == []
-
-
 def _copied(env: Environment) -> int:
     """Blobs sent, as told batch by batch."""
     return sum(line["copied"] for line in env.events("batch_complete"))
@@ -142,11 +111,3 @@ def _waits_for_a_lock(env: Environment) -> bool:
             " and application_name like 'ntt-backup-remote/%'"
         )
     )
-
-
-def _command_line(pid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/cmdline") as file:
-            return file.read().replace("\0", " ")
-    except OSError:
-        return ""

@@ -23,12 +23,17 @@ def await_both_at_work(env: Environment) -> None:
     env.await_event("batch_complete")
 
 
-def test_the_first_signal_ends_the_run_after_what_is_in_flight(env: Environment) -> None:
-    signum = signal.SIGTERM
+@pytest.mark.parametrize("by_terminal", [False, True])
+def test_the_first_signal_ends_the_run_after_what_is_in_flight(
+    env: Environment, by_terminal: bool
+) -> None:
+    """A terminal sends SIGINT to a whole process group, which does not hit the workers."""
+    signum = signal.SIGINT if by_terminal else signal.SIGTERM
+    env.wrapper = ["setsid"]
     blobids = env.fill_slowly(600)
     with env.running("run") as run:
         await_both_at_work(env)
-        run.send_signal(signum)
+        (os.killpg if by_terminal else os.kill)(run.pid, signum)
         assert run.wait(PATIENCE) == 128 + signum, env.output()
     assert 0 < len(env.copied()) < len(blobids)
     assert {Path(name).name for name in env.on_remote()} == env.copied()
@@ -41,6 +46,7 @@ def test_the_first_signal_ends_the_run_after_what_is_in_flight(env: Environment)
     assert stop["copied"] == len(env.copied())
     assert env.events("stopping")[0]["signal"] == signum
     assert len(env.events("worker_stop")) == 2
+    assert env.events("batch_retry") == env.events("outage") == []
 
 
 def test_a_stop_does_not_wait_for_the_rest_of_a_batch(env: Environment, link: Link) -> None:
@@ -65,19 +71,6 @@ def test_a_stop_does_not_wait_for_the_rest_of_a_batch(env: Environment, link: Li
     assert 0 < stopping["within_s"] < 30
     assert "loses nothing" in env.output()
     env.finish()
-
-
-def test_ctrl_c_on_the_terminal_does_not_hit_the_workers(env: Environment) -> None:
-    """A terminal sends SIGINT to a whole process group."""
-    env.wrapper = ["setsid"]
-    env.fill_slowly(600)
-    with env.running("run") as run:
-        await_both_at_work(env)
-        os.killpg(run.pid, signal.SIGINT)
-        assert run.wait(PATIENCE) == 130, env.output()
-    assert env.events("batch_retry") == env.events("outage") == []
-    assert len(env.events("worker_stop")) == 2
-    assert {Path(name).name for name in env.on_remote()} == env.copied()
 
 
 @pytest.mark.parametrize("command", [["restore", "--to", "{root}/back"], ["reconcile"]])

@@ -26,26 +26,17 @@ def watching(env: Environment) -> Environment:
     return env
 
 
-def test_blobs_that_come_later_are_sent_by_notification(watching: Environment) -> None:
+@pytest.mark.parametrize("how", ["notification", "polling"])
+def test_blobs_that_come_later_are_sent(watching: Environment, how: str) -> None:
     env = watching
-    assert env.run("init-db", "--notify").returncode == 0
-    env.write_config(run={"poll_interval": 86_400})
-    _send_twice_and_stop(env)
-
-
-def test_blobs_that_come_later_are_sent_by_polling(watching: Environment) -> None:
-    env = watching
-    env.write_config(run={"poll_interval": 0.1})
-    _send_twice_and_stop(env)
-
-
-def _send_twice_and_stop(env: Environment) -> None:
+    env.write_config(run={"poll_interval": 0.1 if how == "polling" else 86_400})
+    if how == "notification":
+        assert env.run("init-db", "--notify").returncode == 0
     with env.running("run", "--watch") as run:
         wait_until(lambda: len(env.events("worker_start")) == 2, "the workers")
         assert "the catalog knows no blob" in env.await_event("warning")["reason"]
         for seed in (1, 2):
-            blobids = set(env.fill(30, seed=seed))
-            env.await_copied(blobids)
+            env.await_copied(set(env.fill(30, seed=seed)))
         run.send_signal(signal.SIGTERM)
         assert run.wait(PATIENCE) == 143, env.output()
     env.assert_nothing_half()
@@ -95,16 +86,6 @@ def test_a_daemon_waits_for_a_store_that_is_not_mounted_at_the_start(
         run.send_signal(signal.SIGTERM)
         assert run.wait(PATIENCE) == 143
     assert env.failures() == {}
-
-
-def test_a_daemon_that_waits_for_the_store_ends_when_told_to_stop(env: Environment) -> None:
-    env.write_config(run={"backoff_base": 60, "backoff_cap": 3600})
-    with env.running("run", "--watch") as run:
-        env.await_event("outage")
-        run.send_signal(signal.SIGTERM)
-        assert run.wait(PATIENCE) == 143
-    assert str(env.store) in env.output()
-    assert [line["outcome"] for line in env.events("run_stop")] == ["stopped"]
 
 
 def test_a_daemon_waits_for_a_catalog_that_is_away(

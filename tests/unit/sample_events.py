@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ntt_backup import events
+from ntt_backup.daemon.events import TargetRestart
 from ntt_backup.daemon.progress import RunState, WorkerStatus
 
 BLOBID = "ab" * 32
@@ -37,6 +38,25 @@ RUN_STOP = events.RunStop(
 )
 BLOB_FAILED = events.BlobFailed(blobid=BLOBID, reason="missing", detail="no such file")
 OUTAGE = events.Outage(what="remote", reason="no answer", detail="timed out", attempt=2, wait_s=3.2)
+OUTAGE_END = events.OutageEnd(what="remote", duration_s=1.0)
+STALL = events.WorkerStall(worker=1, silent_s=61.0, hint="look")
+STALL_END = events.WorkerStallEnd(worker=1, duration_s=70.0)
+DIED = events.WorkerRestart(worker=0, status=-9, detail="", attempt=1, wait_s=1.0)
+TARGET_DIED = TargetRestart(status=-9, detail="", attempt=1, wait_s=1.0)
+BATCH = events.BatchComplete(
+    pid=4711,
+    worker=0,
+    batch="0.1",
+    blobs=2,
+    copied=1,
+    failed=1,
+    bytes=100,
+    wire_bytes=150,
+    duration_s=0.5,
+    mb_per_s=0.0002,
+    attempt=1,
+    answer_s=0.25,
+)
 ERROR = events.Error(exit_code=5, message="m", detail="d", hint="do it")
 STATE = RunState(
     elapsed_s=72.0,

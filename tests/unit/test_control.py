@@ -1,4 +1,6 @@
-"""The control socket: for its user alone, and no peer holds up the run."""
+"""The control socket: for its user alone, and no peer holds up the run. What a run tells there is
+bounded, and of this moment.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +11,21 @@ import stat
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ntt_backup import events
 from ntt_backup.config import CatalogConfig
 from ntt_backup.daemon import control_socket as control
-from ntt_backup.daemon.control_socket import ControlSocket, ask
+from ntt_backup.daemon.control_socket import ControlSocket, DaemonReport, RunReport, ask
+from ntt_backup.daemon.progress import RunProgress, RunState
 from ntt_backup.errors import BackupError, ConfigError, NotRunning
 from ntt_backup.process.pipeline import wait_for
+from tests.unit.sample_events import DIED, OUTAGE, OUTAGE_END
 
 
 def answer(request: Mapping[str, Any], uid: int) -> Mapping[str, Any]:
@@ -253,7 +259,81 @@ def test_an_answer_that_is_no_daemons_is_an_error(path: Path, says: bytes, error
         thread.join()
 
 
-def test_where_nobody_ever_listened_no_daemon_runs(path: Path) -> None:
-    with pytest.raises(NotRunning) as error:
-        ask(settings(path), "state")
-    assert error.value.exit_code == 8
+# --- what a run tells of itself -------------------------------------------------------------------
+
+
+class Clock:
+    now = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def report(clock: Clock) -> RunReport:
+    return RunReport("run-1", 2, clock)
+
+
+def told(report: RunReport) -> dict[str, Any]:
+    """The report, as a program reads it."""
+    made = report.report("vault", paused=False, bwlimit=None, jobs={"dump": False})
+    fields: dict[str, Any] = json.loads(json.dumps(made.fields))
+    assert DaemonReport.of(fields).fields == made.fields
+    return fields
+
+
+def sent(count: int) -> RunState:
+    fields: dict[str, Any] = {**RunProgress(0.0, 2).state(0.0).fields, "sent": count}
+    return RunState.of(fields)
+
+
+def test_before_the_workers_start_there_is_a_state_already(report: RunReport) -> None:
+    found = told(report)
+    assert found["run_id"] == "run-1"
+    assert found["started_at"] == "2027-01-15T08:00:00Z"
+    assert [one["state"] for one in found["state"]["workers"]] == ["starting", "starting"]
+
+
+def test_who_is_away_is_known_since_the_first_word_of_it(report: RunReport, clock: Clock) -> None:
+    report.event(replace(OUTAGE, worker=1))
+    clock.now += 60
+    report.event(replace(OUTAGE, worker=1))
+    report.event(replace(OUTAGE, what="preflight"))
+    first, second = told(report)["outages"]
+    since = "2027-01-15T08:00:00Z"
+    assert first == {"what": "remote", "worker": 1, "since": since, "reason": OUTAGE.why}
+    assert (second["worker"], second["since"]) == (None, "2027-01-15T08:01:00Z")
+    report.event(replace(OUTAGE_END, what="preflight"))
+    report.event(replace(DIED, worker=1))
+    assert told(report)["outages"] == []
+
+
+def test_the_last_lines_are_kept_and_no_progress(report: RunReport) -> None:
+    for number in range(30):
+        report.event(events.Warning(reason=f"no {number} " + "x" * 1000))
+        report.event(sent(0).event())
+    recent = told(report)["recent"]
+    assert len(recent) == 20
+    assert recent[-1][:2] == ["2027-01-15T08:00:00Z", "warning"]
+    assert recent[-1][2].startswith("warning: no 29 x")
+    assert len(recent[-1][2]) == 500
+
+
+def test_each_minute_has_its_bytes_and_the_last_hour_is_kept(
+    report: RunReport, clock: Clock
+) -> None:
+    for total in (10, 30, 25, 27):  # 25: five bytes have to be sent again.
+        report.refresh(sent(total))
+        clock.now += 15
+    assert told(report)["minutes"] == [[1_800_000_000, 32]]
+    for _ in range(100):
+        report.refresh(sent(27))
+        clock.now += 60
+    minutes = told(report)["minutes"]
+    assert len(minutes) == 60
+    assert minutes[-1] == [1_800_000_060 + 99 * 60, 0]

@@ -17,12 +17,6 @@ from tests.helpers.waiting import PATIENCE
 pytestmark = pytest.mark.usefixtures("alone")
 
 
-@pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The threads in which tests are spread over processes only wait for the next one."""
-    monkeypatch.setattr(threading, "active_count", lambda: 1)
-
-
 def outcome(body: Callable[[], int]) -> tuple[int | None, str, str]:
     """The exit status of a copy that runs body, its stdout, its stderr."""
     child = Fork(body, "test")

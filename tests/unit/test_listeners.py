@@ -6,7 +6,6 @@ import gc
 import json
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -28,11 +27,8 @@ LONG = Warning(pid=1, worker=0, reason="x" * 10_000)
 
 
 @pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The threads in which tests are spread over processes only wait for the next one; and what a
-    test has started is gone after it.
-    """
-    monkeypatch.setattr(threading, "active_count", lambda: 1)
+def _nothing_is_left(alone: None) -> Iterator[None]:
+    """What a test has started is gone after it."""
     # A descriptor that an earlier test has dropped shall not be closed meanwhile.
     gc.collect()
     before = have()

@@ -9,7 +9,6 @@ import shutil
 import socket
 import socketserver
 import subprocess
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -25,7 +24,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from ntt_backup import events, newest
 from ntt_backup.config import Settings, load
 from ntt_backup.config.sections import LogSettings, RemoteSettings
-from ntt_backup.daemon.events import TargetRestart
 from ntt_backup.daemon.progress import RunProgress, RunState, WorkerStatus
 from ntt_backup.dump.events import DumpFailed
 from ntt_backup.report import metrics
@@ -35,30 +33,30 @@ from ntt_backup.snapshot.events import SnapshotFailed
 from tests.helpers import documents
 from tests.helpers.sshd import HOST, free_port
 from tests.helpers.waiting import wait_until
+from tests.unit.sample_events import (
+    BATCH,
+    BLOB_FAILED,
+    DIED,
+    OUTAGE,
+    RUN_START,
+    RUN_STOP,
+    STALL,
+    TARGET_DIED,
+)
 
 RULES = documents.DOCS / "monitoring" / "alerts.yml"
 DASHBOARD = documents.DOCS / "monitoring" / "dashboard.json"
 RULE_TESTS = Path(__file__).parents[1] / "samples" / "alerts-test.yml"
 PROMTOOL = shutil.which("promtool")
-START = events.RunStart(
-    version="1", target="far", strategy="auto", workers=2, watch=False, source="/s", remote="r"
+AHEAD = 400 * 86400
+START = replace(RUN_START, target="far", workers=2, watch=False)
+DONE = replace(RUN_STOP, outcome="done", exit_code=0)
+TEN = replace(
+    BATCH, worker=1, blobs=10, copied=9, bytes=900, wire_bytes=400, duration_s=3.0, answer_s=0.3
 )
-STOP = events.RunStop(outcome="done", exit_code=0, copied=9, failed=0, bytes=90, duration_s=1.0)
-BATCH = events.BatchComplete(
-    worker=1,
-    batch="1.1",
-    blobs=10,
-    copied=9,
-    failed=1,
-    bytes=900,
-    wire_bytes=400,
-    duration_s=3.0,
-    mb_per_s=0.1,
-    attempt=1,
-    answer_s=0.3,
-)
-AWAY = events.Outage(worker=0, what="remote", reason="x", detail="", attempt=1, wait_s=1.0)
-ERROR: dict[str, Any] = {"exit_code": 7, "message": "m", "detail": "", "hint": ""}
+LOST = events.MarksLost(worker=1, blobs=10, bytes=1000)
+AWAY = replace(OUTAGE, worker=0)
+WHY: dict[str, Any] = {"exit_code": 7, "message": "m", "detail": "", "hint": ""}
 STATE = replace(
     RunProgress(0.0, 2).state(1.0),
     pending=5,
@@ -68,110 +66,139 @@ STATE = replace(
 
 
 class Told:
-    """The figures of a target, after what a run told at these seconds."""
+    """The figures of a target, after what a run told. A number is the time since then."""
 
-    def __init__(self, *told: tuple[float, events.Event | RunState]) -> None:
+    def __init__(self, *heard: float | events.Event | RunState) -> None:
         self.figures = Figures({"far": ["etc"]})
-        for now, what in told:
-            self.figures.take("far", what, now)
+        now = 0.0
+        for what in heard:
+            if isinstance(what, float | int):
+                now = what
+                self.figures.pass_time(now)
+            else:
+                self.figures.take("far", what, now)
 
     def __call__(self, name: str, **labels: str) -> float | None:
         labels = {"target": "far", **labels}
         return self.figures.registry.get_sample_value(PREFIX + name, labels)
 
 
-def test_figures_of_batches_are_those_of_their_worker_and_begin_at_zero() -> None:
-    told = Told((1.0, START), (2.0, BATCH), (3.0, BATCH))
-    assert told("blobs_copied_total", worker="1") == 18
-    assert told("blobs_copied_total", worker="0") == 0
-    assert told("copied_bytes_total", worker="1") == 1800
-    assert told("wire_bytes_total", worker="1") == 800
-    assert told("blobs_failed_total", worker="1") == 2
-    assert told("batch_duration_seconds_sum", worker="1") == 6.0
-    assert told("batch_duration_seconds_bucket", worker="1", le="2.5") == 0
-    assert told("batch_duration_seconds_bucket", worker="1", le="5.0") == 2
-    assert told("receipt_duration_seconds_bucket", worker="1", le="0.5") == 2
-    assert told("worker_restarts_total", worker="0") == 0
-    assert told("batch_retries_total", worker="0", reason="protocol") == 0
-    assert told("failures_total", reason="missing") == 0
-    assert told("dump_failures_total") == told("snapshot_failures_total", set="etc") == 0
+RETRY = events.BatchRetry(
+    worker=0, batch="b", blobs=1, attempt=2, reason="free text", wait_s=1.0, cause="rejected"
+)
+WENT_WRONG = [
+    RETRY,
+    events.BatchSplit(worker=0, batch="b", blobs=1, reason="free text"),
+    BLOB_FAILED,
+    events.BlobsFailed(count=5, reasons={"missing": 4, "unreadable": 1}),
+    STALL,
+    DumpFailed(**WHY),
+    SnapshotFailed(set="etc", **WHY),
+    events.StillFailed(blobs=4),
+]
+TWO_MISS_IT = [START, 10, AWAY, 12, replace(AWAY, worker=1)]
+NOTHING_LEFT = replace(STATE, pending=0)
+# What a run told, and figures with their labels.
+FIGURES: dict[str, tuple[list[Any], str]] = {
+    "batches, of their worker": (
+        [START, TEN, TEN],
+        "blobs_copied_total worker=1: 18, copied_bytes_total worker=1: 1800,"
+        " wire_bytes_total worker=1: 800, blobs_failed_total worker=1: 2,"
+        " batch_duration_seconds_sum worker=1: 6, batch_duration_seconds_bucket worker=1 le=2.5: 0,"
+        " batch_duration_seconds_bucket worker=1 le=5.0: 2,"
+        " receipt_duration_seconds_bucket worker=1 le=0.5: 2",
+    ),
+    "counters begin at zero": (
+        [START],
+        "blobs_copied_total worker=0: 0, worker_restarts_total worker=0: 0,"
+        " batch_retries_total worker=0 reason=protocol: 0, failures_total reason=missing: 0,"
+        " dump_failures_total: 0, snapshot_failures_total set=etc: 0",
+    ),
+    "a line that stands for several batches": (
+        [START, replace(TEN, batches=3)],
+        "batch_duration_seconds_sum worker=1: 3, batch_duration_seconds_count worker=1: 3,"
+        " receipt_duration_seconds_count worker=1: 3, blobs_copied_total worker=1: 9",
+    ),
+    "marks that a crash has lost count once": (
+        [START, TEN, LOST, TEN],
+        "blobs_copied_total worker=1: 9, copied_bytes_total worker=1: 900",
+    ),
+    "whichever worker sends them again": (
+        [START, TEN, LOST, TEN, replace(TEN, worker=0)],
+        "blobs_copied_total worker=1: 9, blobs_copied_total worker=0: 8,"
+        " copied_bytes_total worker=0: 800, wire_bytes_total worker=1: 800",
+    ),
+    "what went wrong": (
+        [START, *WENT_WRONG],
+        "batch_retries_total worker=0 reason=rejected: 1, batch_splits_total worker=0: 1,"
+        " failures_total reason=missing: 5, failures_total reason=unreadable: 1,"
+        " worker_stalls_total worker=1: 1, dump_failures_total: 1,"
+        " snapshot_failures_total set=etc: 1, blobs_still_failed: 4",
+    ),
+    "an outage of two workers counts once": (
+        [*TWO_MISS_IT, 20, AWAY, 25],
+        "outage what=remote: 1, outage_seconds_total what=remote: 15",
+    ),
+    "an outage lasts while one worker misses the side": (
+        [*TWO_MISS_IT, 26, DIED, 28],
+        "outage what=remote: 1, outage_seconds_total what=remote: 18",
+    ),
+    "an outage ends with the last worker that misses the side": (
+        [*TWO_MISS_IT, 26, DIED, 30, events.WorkerStop(worker=1), 50],
+        "outage what=remote: 0, outage_seconds_total what=remote: 20,"
+        " outage_seconds_total what=catalog: 0",
+    ),
+    # An alert on the age of the last success would not come before that day.
+    "the time of a clock that was ahead": (
+        [AHEAD, START, DONE, 10, START, 20, DONE],
+        "last_success_timestamp_seconds: 20, last_run_end_timestamp_seconds: 20",
+    ),
+    "a state": (
+        [START, 1, STATE],
+        "blobs_pending: 5, link_bytes_per_second: 1.5e6, workers state=sending: 1,"
+        " workers state=outage: 1, workers state=idle: 0, last_heard_timestamp_seconds: 1,"
+        " paused: 0",
+    ),
+    "not known any more": ([START, STATE, replace(STATE, pending=None)], "blobs_pending: nan"),
+    "a run": (
+        [5, START, 6, AWAY],
+        "up: 1, run_start_timestamp_seconds: 5, last_success_timestamp_seconds: nan",
+    ),
+    "a run that ends well, and one that does not": (
+        [5, START, 6, AWAY, 7, DONE, 8, START, 9, replace(DONE, exit_code=7)],
+        "up: 0, outage what=remote: 0, last_success_timestamp_seconds: 7, last_run_exit_code: 7,"
+        " last_run_end_timestamp_seconds: 9",
+    ),
+    "a run that is started again was down": (
+        [START, STATE, AWAY, TARGET_DIED],
+        "up: 0, workers state=sending: 0, outage what=remote: 0, run_restarts_total: 1",
+    ),
+    "a daemon with nothing left has succeeded": (
+        [replace(START, watch=True), 2, NOTHING_LEFT],
+        "last_success_timestamp_seconds: 2",
+    ),
+    "a run with nothing left has not yet": (
+        [START, 2, NOTHING_LEFT],
+        "last_success_timestamp_seconds: nan",
+    ),
+}
 
 
-def test_a_line_that_stands_for_several_batches_counts_as_so_many() -> None:
-    told = Told((1.0, START), (2.0, replace(BATCH, batches=3, duration_s=3.0)))
-    assert told("batch_duration_seconds_sum", worker="1") == 3.0
-    assert told("batch_duration_seconds_count", worker="1") == 3
-    assert told("receipt_duration_seconds_count", worker="1") == 3
-    assert told("blobs_copied_total", worker="1") == 9
+@pytest.mark.parametrize(("heard", "figures"), FIGURES.values(), ids=FIGURES)
+def test_figures_follow_from_what_a_run_tells(heard: list[Any], figures: str) -> None:
+    told = Told(*heard)
+    for figure in figures.split(", "):
+        sample, _, value = figure.rpartition(": ")
+        name, *labels = sample.split()
+        found = told(name, **dict(one.split("=") for one in labels))
+        assert found == (None if value == "nan" else float(value)), sample
 
 
-def test_blobs_whose_marks_a_crash_has_lost_count_once() -> None:
-    lost = events.MarksLost(worker=1, blobs=10, bytes=1000)
-    told = Told((1.0, START), (2.0, BATCH), (3.0, lost), (4.0, BATCH))
-    assert (told("blobs_copied_total", worker="1"), told("copied_bytes_total", worker="1")) == (
-        9,
-        900,
-    )
-    # Whichever worker sends the others.
-    told = Told(
-        (1.0, START), (2.0, BATCH), (3.0, lost), (4.0, BATCH), (5.0, replace(BATCH, worker=0))
-    )
-    assert told("blobs_copied_total", worker="1") == 9
-    assert (told("blobs_copied_total", worker="0"), told("copied_bytes_total", worker="0")) == (
-        8,
-        800,
-    )
-    assert told("wire_bytes_total", worker="1") == 800
-
-
-def test_figures_of_what_went_wrong() -> None:
-    again = events.BatchRetry(
-        worker=0, batch="b", blobs=1, attempt=2, reason="free text", wait_s=1.0, cause="rejected"
-    )
-    told = Told(
-        (1.0, START),
-        (2.0, again),
-        (2.0, events.BatchSplit(worker=0, batch="b", blobs=1, reason="free text")),
-        (2.0, events.BlobFailed(worker=0, blobid="0", reason="missing", detail="")),
-        (2.0, events.BlobsFailed(count=5, reasons={"missing": 4, "unreadable": 1})),
-        (2.0, events.WorkerStall(worker=1, silent_s=61.0, hint="")),
-        (2.0, DumpFailed(**ERROR)),
-        (2.0, SnapshotFailed(set="etc", **ERROR)),
-        (3.0, events.StillFailed(blobs=4)),
-    )
-    assert told("batch_retries_total", worker="0", reason="rejected") == 1
-    assert told("batch_splits_total", worker="0") == 1
-    assert told("failures_total", reason="missing") == 5
-    assert told("failures_total", reason="unreadable") == 1
-    assert told("worker_stalls_total", worker="1") == 1
-    assert told("dump_failures_total") == told("snapshot_failures_total", set="etc") == 1
-    assert told("blobs_still_failed") == 4
-
-
-def test_seconds_of_an_outage_are_counted_once_while_it_lasts() -> None:
-    told = Told((0.0, START), (10.0, AWAY), (12.0, replace(AWAY, worker=1)), (20.0, AWAY))
-    assert told("outage", what="remote") == 1
-    assert told("outage_seconds_total", what="remote") == 10
-    told.figures.pass_time(25.0)
-    assert told("outage_seconds_total", what="remote") == 15
-    died: dict[str, Any] = {"status": -9, "detail": "", "attempt": 1, "wait_s": 1.0}
-    told.figures.take("far", events.WorkerRestart(worker=0, **died), 26.0)
-    assert told("outage", what="remote") == 1
-    told.figures.take("far", events.WorkerStop(worker=1), 30.0)
-    assert told("outage", what="remote") == 0
-    told.figures.pass_time(50.0)
-    assert told("outage_seconds_total", what="remote") == 20
-    assert told("outage_seconds_total", what="catalog") == 0
-
-
-def test_a_time_of_a_clock_that_was_ahead_stays_no_last_one() -> None:
-    """An alert on the age of the last success would not come before that day."""
-    ahead = 400 * 86400.0
-    told = Told((ahead, START), (ahead, STOP), (10.0, START), (20.0, STOP))
-    assert told("last_success_timestamp_seconds") == told("last_run_end_timestamp_seconds") == 20
-    told.figures.note_end("far", ahead, 7)  # As the catalog knows it.
-    assert told("last_run_end_timestamp_seconds") == 20
-    assert told("last_run_exit_code") == 0
+def test_an_end_that_the_catalog_knows_is_no_last_one_where_a_later_end_was_heard() -> None:
+    told = Told(5, START, 20, DONE)
+    for when in (3.0, AHEAD):
+        told.figures.note_end("far", when, 7)
+        assert (told("last_run_end_timestamp_seconds"), told("last_run_exit_code")) == (20, 0)
 
 
 def test_what_a_target_lacks_and_how_status_judges_it_are_read(tmp_path: Path) -> None:
@@ -198,62 +225,7 @@ def test_what_a_target_lacks_and_how_status_judges_it_are_read(tmp_path: Path) -
         assert (told("missed_on_target"), told("health")) == (0, 0)
 
 
-def test_an_outage_before_the_workers_start_ends_with_its_event() -> None:
-    away = replace(AWAY, worker=None, what="preflight")
-    end = events.OutageEnd(what="preflight", duration_s=4.0)
-    told = Told((0.0, START), (1.0, away), (5.0, end))
-    assert told("outage", what="preflight") == 0
-    assert told("outage_seconds_total", what="preflight") == 4
-
-
-def test_figures_of_a_state_are_of_now_and_what_is_not_known_is_missing() -> None:
-    told = Told((0.0, START), (1.0, STATE))
-    assert told("blobs_pending") == 5
-    assert told("link_bytes_per_second") == 1.5e6
-    assert told("workers", state="sending") == told("workers", state="outage") == 1
-    assert told("workers", state="idle") == 0
-    assert told("last_heard_timestamp_seconds") == 1.0
-    assert told("paused") == 0
-    told.figures.take("far", replace(STATE, pending=None), 2.0)
-    assert told("blobs_pending") is None
-
-
-def test_a_run_is_up_until_its_end_and_ends_well_or_not() -> None:
-    told = Told((5.0, START), (6.0, AWAY))
-    assert (told("up"), told("run_start_timestamp_seconds")) == (1, 5.0)
-    assert told("last_success_timestamp_seconds") is None
-    told.figures.take("far", STOP, 7.0)
-    assert (told("up"), told("outage", what="remote")) == (0, 0)
-    assert (told("last_run_exit_code"), told("last_success_timestamp_seconds")) == (0, 7.0)
-    told.figures.take("far", START, 8.0)
-    told.figures.take("far", replace(STOP, exit_code=7), 9.0)
-    assert told("last_success_timestamp_seconds") == 7.0
-    assert (told("last_run_exit_code"), told("last_run_end_timestamp_seconds")) == (7, 9.0)
-    told.figures.note_end("far", 3.0, 0)  # What the catalog knew earlier.
-    assert told("last_run_exit_code") == 7
-
-
-def test_a_run_that_is_started_again_was_down() -> None:
-    again = TargetRestart(status=-9, detail="", attempt=1, wait_s=1.0)
-    told = Told((1.0, START), (2.0, STATE), (3.0, AWAY), (4.0, again))
-    assert (told("up"), told("workers", state="sending")) == (0, 0)
-    assert told("outage", what="remote") == 0
-    assert told("run_restarts_total") == 1
-
-
-@pytest.mark.parametrize("watch", [True, False])
-def test_with_nothing_left_to_send_a_daemon_has_succeeded(watch: bool) -> None:
-    told = Told((1.0, replace(START, watch=watch)), (2.0, replace(STATE, pending=0)))
-    assert told("last_success_timestamp_seconds") == (2.0 if watch else None)
-
-
 # --- the page and the file ------------------------------------------------------------------------
-
-
-@pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The threads in which tests are spread over processes only wait for the next one."""
-    monkeypatch.setattr(threading, "active_count", lambda: 1)
 
 
 def settings(**values: Any) -> Settings:
@@ -280,7 +252,8 @@ def values(text: str | None) -> dict[str, float]:
     return {one.name: one.value for one in samples if one.labels in ({}, {"target": "far"})}
 
 
-def test_the_page_and_the_file_say_the_same_until_the_end(tmp_path: Path, alone: None) -> None:
+@pytest.mark.usefixtures("alone")
+def test_the_page_and_the_file_say_the_same_until_the_end(tmp_path: Path) -> None:
     listen, textfile = f"{HOST}:{free_port()}", tmp_path / "ntt.prom"
     process = metrics_process({"far": settings(listen=listen, textfile=textfile)})
     assert process is not None
@@ -296,7 +269,7 @@ def test_the_page_and_the_file_say_the_same_until_the_end(tmp_path: Path, alone:
         with pytest.raises(urllib.error.HTTPError, match="421"):
             urllib.request.urlopen(hostile)
         wait_until(textfile.exists, "the file")
-        listener.event(STOP)
+        listener.event(DONE)
         listener.close()
     finally:
         os.umask(mask)
@@ -317,8 +290,9 @@ def test_a_file_that_node_exporter_would_not_read_is_warned_of(tmp_path: Path, n
     assert ("node-exporter reads *.prom" in warning) == (name == "ntt.txt")
 
 
+@pytest.mark.usefixtures("alone")
 def test_what_cannot_be_served_is_a_warning_and_is_tried_again(
-    tmp_path: Path, alone: None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metrics, "_WRITE_SECONDS", 0.02)
     listen, textfile = f"{HOST}:{free_port()}", tmp_path / "later" / "ntt.prom"
@@ -367,10 +341,6 @@ def test_what_others_put_beside_the_file_is_not_written_through(tmp_path: Path, 
     assert (tmp_path / "ntt.prom").read_text() == "up 1\n"
     assert (tmp_path / "ntt.prom").is_file()
     assert not (tmp_path / "ntt.prom").is_symlink()
-
-
-def test_without_metrics_there_is_no_process() -> None:
-    assert not settings().metrics.wanted
 
 
 # --- what is said of them -------------------------------------------------------------------------

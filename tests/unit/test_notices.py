@@ -22,7 +22,6 @@ from ntt_backup import events
 from ntt_backup.catalog.history import CheckRun, RunEnd
 from ntt_backup.config import CatalogConfig
 from ntt_backup.config.sections import NotifySettings
-from ntt_backup.daemon.events import TargetRestart
 from ntt_backup.daemon.progress import RunProgress, RunState
 from ntt_backup.dump.events import DumpFailed, DumpRecovered, DumpSkipped
 from ntt_backup.errors import CatalogRefused, RemoteUnreachable
@@ -32,45 +31,38 @@ from ntt_backup.report.facts import FactsReader, TargetFacts
 from ntt_backup.report.notices import Notice, Notices
 from ntt_backup.snapshot.events import SnapshotFailed, SnapshotsRecovered
 from tests.helpers.waiting import PATIENCE
+from tests.unit.sample_events import (
+    BLOB_FAILED,
+    DIED,
+    OUTAGE,
+    OUTAGE_END,
+    RUN_START,
+    RUN_STOP,
+    STALL,
+    STALL_END,
+    TARGET_DIED,
+)
 
 HOST = "127.0.0.1"
-ERROR: dict[str, Any] = {"exit_code": 5, "message": "m", "detail": "why", "hint": "do"}
+WHY: dict[str, Any] = {"exit_code": 5, "message": "m", "detail": "why", "hint": "do"}
+START = replace(RUN_START, watch=False)
+WATCH = replace(RUN_START, watch=True)
 STATE = RunProgress(0.0, 2).state(1.0)
-DUMP_FAILED = DumpFailed(**ERROR)
+COPIES = replace(STATE, pending=9, copied=1, elapsed_s=100.0)
+IDLE = replace(COPIES, copied=0)
+DUMP_FAILED = DumpFailed(**WHY)
 DUMP_FINE = DumpSkipped(name="copyjob-2026-11-22T02-10-00Z.dump")
-STALL = events.WorkerStall(worker=1, silent_s=60.0, hint="look")
-STALL_END = events.WorkerStallEnd(worker=1, duration_s=70.0)
-DIED = events.WorkerRestart(worker=0, status=-9, detail="", attempt=1, wait_s=1.0)
-OUTCOMES = {"done": 0, "error": 5, "some_failed": 7, "stopped": 143}
-
-
-def start(*, watch: bool = False) -> Event:
-    return events.RunStart(
-        version="1", target="far", strategy="auto", workers=2, watch=watch, source="/s", remote="r"
-    )
+AWAY = replace(OUTAGE, worker=0)
+CANNOT_BEGIN = replace(OUTAGE, what="preflight")
+CAN_BEGIN = replace(OUTAGE_END, what="preflight")
+WORKER_STOP = events.WorkerStop(worker=0)
+ROT = replace(BLOB_FAILED, worker=0, reason="corrupt-source")
+FULL = events.Error(exit_code=6, message="the remote is full", detail="no space", hint="free some")
 
 
 def stop(outcome: str) -> Event:
-    return events.RunStop(
-        outcome=outcome, exit_code=OUTCOMES[outcome], copied=9, failed=0, bytes=90, duration_s=1.0
-    )
-
-
-def away(worker: int = 0) -> Event:
-    return events.Outage(
-        worker=worker, what="remote", reason="gone", detail="", attempt=1, wait_s=1.0
-    )
-
-
-def back(worker: int = 0) -> Event:
-    return events.OutageEnd(worker=worker, what="remote", duration_s=1.0)
-
-
-def failed(reason: str) -> Event:
-    return events.BlobFailed(worker=0, blobid="a" * 64, reason=reason, detail="d")
-
-
-At = tuple[float, Event | RunState]
+    codes = {"done": 0, "error": 5, "some_failed": 7, "stopped": 143}
+    return replace(RUN_STOP, outcome=outcome, exit_code=codes[outcome])
 
 
 def facts(reason: str = "", **known: Any) -> TargetFacts:
@@ -79,201 +71,112 @@ def facts(reason: str = "", **known: Any) -> TargetFacts:
     return TargetFacts(CatalogConfig(), end=end, **known)
 
 
-def told(*heard: At, failed_before: bool = False) -> list[str]:
-    """The kinds of the notices, after what a run told at these seconds."""
-    known = facts("exit code 5" if failed_before else "")
+Heard = Event | RunState | float | str
+
+
+def told(*heard: Heard) -> list[Notice]:
+    """The notices, after what a run told at the seconds that stand before it; no ping of a daemon
+    that is well. A text is why the run before it has failed.
+    """
+    known, now, found = facts(), 0.0, []
     notices = Notices("far", 900.0, lambda daemon: replace(known, daemon=daemon))
-    found = [one.kind for now, what in heard for one in notices.take(what, now)]
-    return [kind for kind in found if kind != "alive"]
+    for what in heard:
+        match what:
+            case str():
+                known = facts(what)
+            case float() | int():
+                now = what
+            case _:
+                found += notices.take(what, now)
+    return [one for one in found if one.kind != "alive"]
 
 
 # --- when -----------------------------------------------------------------------------------------
 
+FIRST = "failure first_failure"
+GONE = "outage first_failure"
+MISSES = [WATCH, 1, AWAY, 901, STATE]
+OTHER = replace(AWAY, worker=1)
+NEW_WORKER = events.WorkerStart(worker=1, strategy="stream")
+BEGUN, NOTHING_LEFT = replace(COPIES, elapsed_s=5.0), replace(STATE, pending=0)
+SNAPSHOTS_FAIL = [SnapshotFailed(set=name, **WHY) for name in ("etc", "")]
+FULL_AGAIN = [WATCH, BEGUN, FULL, stop("error"), TARGET_DIED]
+STORIES: dict[str, tuple[list[Any], str]] = {
+    "done": ([START, stop("done")], "start success"),
+    "done after a failure": (["code 5", START, stop("done")], "start success recovery"),
+    "an error": ([START, stop("error")], f"start {FIRST}"),
+    "an error after another one": (["code 5", START, stop("error")], "start failure"),
+    "some failed": ([START, stop("some_failed")], f"start {FIRST}"),
+    "stopped": ([START, stop("stopped")], "start"),
+    # A daemon has no end that could say so.
+    "copies again": (["x", WATCH, IDLE, COPIES, COPIES, DUMP_FAILED], f"start recovery {FIRST}"),
+    "nothing left": (["x", WATCH, IDLE, NOTHING_LEFT, DUMP_FAILED], f"start recovery {FIRST}"),
+    "its own error": ([WATCH, stop("error"), WATCH, COPIES], f"start {FIRST} start recovery"),
+    # Before the workers start there are no states, only attempts.
+    "no start for a while": ([WATCH, 1, CANNOT_BEGIN, 840, CANNOT_BEGIN], "start"),
+    "no start for long": (
+        [WATCH, 1, CANNOT_BEGIN, 960, CANNOT_BEGIN, 1020, CANNOT_BEGIN, CAN_BEGIN],
+        f"start {GONE} recovery",
+    ),
+    # It may copy a few small blobs with each new start: that is no recovery.
+    "stays full": ([*FULL_AGAIN * 7, WATCH, COPIES], f"start {FIRST} {'start ' * 7} recovery"),
+    "full after a restart": (["the remote is full: no space", *FULL_AGAIN[:4]], "start"),
+    "full after another failure": (["no route to host", *FULL_AGAIN[:4]], "start failure"),
+    "another trouble beside a known one": (
+        [WATCH, DUMP_FAILED, DUMP_FAILED, replace(DUMP_FAILED, message="another")],
+        f"start {FIRST} failure",
+    ),
+    "the end of the last of two troubles": (
+        [WATCH, DUMP_FAILED, STALL, DUMP_FAILED, DUMP_FINE, STALL_END, DUMP_FINE],
+        f"start {FIRST} stall recovery",
+    ),
+    # As that of all workers is, which has their coordinator killed.
+    "a stall of a run that was killed": (
+        [WATCH, STALL, WATCH, NEW_WORKER],
+        "start stall first_failure start recovery",
+    ),
+    # That a dead coordinator misses nothing any more is no recovery.
+    "dies in an outage": (
+        [*MISSES, TARGET_DIED, WATCH, TARGET_DIED],
+        f"start {GONE} failure start",
+    ),
+    "dies twice, and is well": (
+        [WATCH, TARGET_DIED, WATCH, TARGET_DIED, NOTHING_LEFT],
+        f"start {FIRST} start recovery",
+    ),
+    "an error, and a new start": ([WATCH, stop("error"), TARGET_DIED], f"start {FIRST}"),
+    "snapshots that fail no more": (
+        [WATCH, *SNAPSHOTS_FAIL, SnapshotsRecovered(), SnapshotsRecovered()],
+        f"start {FIRST} failure recovery",
+    ),
+    "dumps that fail no more": (
+        [WATCH, DUMP_FAILED, DUMP_FAILED, DumpRecovered(), DumpRecovered()],
+        f"start {FIRST} recovery",
+    ),
+    "a short outage": ([WATCH, 1, AWAY, 899, STATE, OUTAGE_END, 2000, STATE], "start"),
+    "a long outage of two workers": (
+        [WATCH, 1, AWAY, 500, OTHER, 901, STATE, 902, STATE, OUTAGE_END, OUTAGE_END],
+        f"start {GONE} recovery",
+    ),
+    "who misses a side dies": ([*MISSES, DIED, STATE], f"start {GONE} recovery"),
+    "who misses a side ends": ([*MISSES, WORKER_STOP, STATE], f"start {GONE} recovery"),
+    "who misses a side speaks": ([*MISSES, replace(STALL_END, worker=0)], f"start {GONE}"),
+    "rot, once a run": ([START, ROT, ROT, BLOB_FAILED], "start source_rot"),
+    "failed blobs of a daemon, once a day": (
+        [WATCH, 1, BLOB_FAILED, 2, BLOB_FAILED, 86402, BLOB_FAILED],
+        "start failure failure",
+    ),
+}
 
-@pytest.mark.parametrize(
-    ("outcome", "failed_before", "kinds"),
-    [
-        ("done", False, ["success"]),
-        ("done", True, ["success", "recovery"]),
-        ("error", False, ["failure", "first_failure"]),
-        ("error", True, ["failure"]),
-        ("some_failed", False, ["failure", "first_failure"]),
-        ("stopped", False, []),
-    ],
-)
-def test_the_end_of_a_run_is_told_beside_the_end_of_the_last_one(
-    outcome: str, failed_before: bool, kinds: list[str]
-) -> None:
-    heard = ((0, start()), (1, stop(outcome)))
-    assert told(*heard, failed_before=failed_before) == ["start", *kinds]
 
-
-@pytest.mark.parametrize(("pending", "copied"), [(0, 0), (9, 1)])
-def test_a_daemon_that_copies_or_has_nothing_left_recovers_from_the_failure_of_the_last_run(
-    pending: int, copied: int
-) -> None:
-    """It has no end that could say so, and pings only while it is well."""
-    idle = replace(STATE, pending=9, copied=0, elapsed_s=100.0)
-    works = replace(idle, pending=pending, copied=copied)
-    heard: list[At] = [(0, start(watch=True)), (1, idle), (2, works), (3, works), (4, DUMP_FAILED)]
-    kinds = ["start", "recovery", "failure", "first_failure"]
-    assert told(*heard, failed_before=True) == kinds
-    assert told(heard[0], (0, stop("error")), *heard) == [
-        *("start", "failure", "first_failure"),
-        *kinds,
-    ]
-
-
-def test_what_is_away_when_a_daemon_starts_is_told_though_no_worker_works_yet() -> None:
-    """There are no figures of a run then, only its attempts."""
-    error: dict[str, Any] = {"reason": "refused", "detail": "", "attempt": 1, "wait_s": 60.0}
-    missed = events.Outage(worker=None, what="preflight", **error)
-    back_again = events.OutageEnd(worker=None, what="preflight", duration_s=960.0)
-    early = [(0.0, start(watch=True)), (1.0, missed), (840.0, missed)]
-    assert told(*early) == ["start"]
-    heard = [*early, (960.0, missed), (1020.0, missed), (1030.0, back_again)]
-    assert told(*heard) == ["start", "outage", "first_failure", "recovery"]
-
-
-FULL = events.Error(exit_code=6, message="the remote is full", detail="no space", hint="free some")
-FULL_AGAIN = TargetRestart(status=6, detail="", attempt=1, wait_s=1.0)
-
-
-def test_a_target_that_stays_full_is_told_of_once_however_often_it_is_started_again() -> None:
-    """It may copy a few small blobs each time: that is no recovery."""
-    begun = replace(STATE, pending=9, copied=1, elapsed_s=5.0)
-    heard: list[At] = []
-    for nth in range(7):
-        each: list[Event | RunState] = [start(watch=True), begun, FULL, stop("error"), FULL_AGAIN]
-        heard += [(7.0 * nth + at, what) for at, what in enumerate(each)]
-    kinds = [kind for kind in told(*heard) if kind != "start"]
-    assert kinds == ["failure", "first_failure"]
-    heard += [(60.0, start(watch=True)), (130.0, replace(begun, elapsed_s=70.0))]
-    assert [kind for kind in told(*heard) if kind != "start"] == [*kinds, "recovery"]
-
-
-@pytest.mark.parametrize(
-    ("before", "kinds"),
-    [("the remote is full: no space", []), ("no route to host", ["failure"])],
-)
-def test_a_daemon_that_a_service_manager_starts_again_tells_no_trouble_twice(
-    before: str, kinds: list[str]
-) -> None:
-    """The catalog knows why the last run ended."""
-    notices = Notices("far", 900.0, lambda _: facts(before))
-    heard = (start(watch=True), FULL, stop("error"))
-    found = [one.kind for what in heard for one in notices.take(what, 0.0)]
-    assert found == ["start", *kinds]
-
-
-def test_another_trouble_is_told_beside_one_that_is_known() -> None:
-    other = DumpFailed(**{**ERROR, "message": "another"})
-    heard: list[At] = [(0, start(watch=True)), (1, DUMP_FAILED), (2, DUMP_FAILED), (3, other)]
-    assert told(*heard) == ["start", "failure", "first_failure", "failure"]
+@pytest.mark.parametrize(("heard", "kinds"), STORIES.values(), ids=STORIES)
+def test_what_matters_is_told_once(heard: list[Heard], kinds: str) -> None:
+    assert [one.kind for one in told(*heard)] == kinds.split()
 
 
 def test_a_failure_says_what_the_error_said() -> None:
-    notices = Notices("far", 900.0, lambda _: facts())
-    for event in (start(), events.Error(**ERROR)):
-        notices.take(event, 0.0)
-    text = notices.take(stop("error"), 1.0)[0].text
-    assert text == "error: m: why; do"
-
-
-def test_only_the_first_trouble_and_the_end_of_the_last_one_are_told_apart() -> None:
-    heard = [start(watch=True), DUMP_FAILED, STALL, DUMP_FAILED, DUMP_FINE, STALL_END, DUMP_FINE]
-    assert told(*((0, event) for event in heard)) == [
-        "start",
-        *("failure", "first_failure"),  # the dump
-        "stall",
-        "recovery",  # The stall has ended, too.
-    ]
-
-
-def test_the_stall_of_a_run_that_was_killed_is_over_when_its_workers_start_anew() -> None:
-    """As that of all workers is, which has their coordinator killed."""
-    anew = events.WorkerStart(worker=1, strategy="stream")
-    heard = [start(watch=True), STALL, start(watch=True), anew]
-    assert told(*((0, event) for event in heard)) == [
-        *("start", "stall", "first_failure"),
-        *("start", "recovery"),
-    ]
-
-
-def test_a_coordinator_that_dies_is_a_run_that_failed() -> None:
-    """It has no end that could say so; that it misses nothing any more is no recovery."""
-    died = TargetRestart(status=-9, detail="", attempt=1, wait_s=1.0)
-    long: list[At] = [(0.0, start(watch=True)), (1.0, away()), (901.0, STATE)]
-    again: list[At] = [(902.0, died), (903.0, start(watch=True)), (904.0, died)]
-    assert told(*long, *again) == ["start", "outage", "first_failure", "failure", "start"]
-    well = (905.0, replace(STATE, pending=0))
-    assert told((0.0, start(watch=True)), *again, well) == [
-        *("start", "failure", "first_failure", "start"),
-        "recovery",
-    ]
-
-
-def test_a_run_that_ended_by_an_error_fails_once_though_it_is_started_again() -> None:
-    again = TargetRestart(status=4, detail="", attempt=1, wait_s=1.0)
-    heard = [start(watch=True), stop("error"), again]
-    assert told(*((0, event) for event in heard)) == ["start", "failure", "first_failure"]
-
-
-@pytest.mark.parametrize(
-    ("failures", "well", "again"),
-    [
-        (
-            [SnapshotFailed(set=name, **ERROR) for name in ("etc", "")],
-            SnapshotsRecovered(),
-            ["failure"],
-        ),
-        ([DumpFailed(**ERROR), DumpFailed(**ERROR)], DumpRecovered(), []),
-    ],
-    ids=["snapshots", "dumps"],
-)
-def test_side_jobs_that_fail_no_more_are_no_trouble_though_none_was_done(
-    failures: list[Event], well: Event, again: list[str]
-) -> None:
-    heard = [start(watch=True), *failures, well, well]
-    assert told(*((0, event) for event in heard)) == [
-        *("start", "failure", "first_failure", *again),
-        "recovery",
-    ]
-
-
-def test_an_outage_is_told_when_it_has_lasted() -> None:
-    short: list[At] = [(0.0, start(watch=True)), (1.0, away()), (899.0, STATE), (900.0, back())]
-    assert told(*short, (2000.0, STATE)) == ["start"]
-    long: list[At] = [(0.0, start(watch=True)), (1.0, away()), (500.0, away(1)), (901.0, STATE)]
-    assert told(*long, (902.0, STATE), (903.0, back(1)), (904.0, back())) == [
-        *("start", "outage", "first_failure"),
-        "recovery",
-    ]
-
-
-def test_the_death_of_a_worker_ends_its_outage() -> None:
-    heard: list[At] = [(0.0, start(watch=True)), (1.0, away()), (2.0, DIED), (5000.0, STATE)]
-    assert told(*heard) == ["start"]
-
-
-@pytest.mark.parametrize(
-    ("event", "kinds"),
-    [
-        (DIED, ["recovery"]),
-        (events.WorkerStop(worker=0), ["recovery"]),
-        (events.WorkerStallEnd(worker=0, duration_s=1.0), []),
-    ],
-)
-def test_the_end_of_a_worker_ends_its_outage_that_was_told(event: Event, kinds: list[str]) -> None:
-    heard: list[At] = [(0.0, start(watch=True)), (1.0, away()), (901.0, STATE), (902.0, event)]
-    assert told(*heard, (903.0, STATE)) == ["start", "outage", "first_failure", *kinds]
-
-
-def test_rot_is_told_once_a_run_and_other_failed_blobs_of_a_daemon_once_a_day() -> None:
-    rot, lost = failed("corrupt-source"), failed("missing")
-    assert told((0, start()), (1, rot), (2, rot), (3, lost)) == ["start", "source_rot"]
-    heard = ((0, start(watch=True)), (1, lost), (2, lost), (86402, lost))
-    assert told(*heard) == ["start", "failure", "failure"]
+    *_, failure, _ = told(START, events.Error(**WHY), stop("error"))
+    assert failure.text == "error: m: why; do"
 
 
 DAMAGED = CheckRun("verify", datetime.now(UTC), datetime.now(UTC), 7, 100, 1000, 2, "")
@@ -285,7 +188,7 @@ def test_a_daemon_is_judged_as_status_judges_it() -> None:
     known = [facts(), facts(checks=[DAMAGED]), facts(checks=[replace(DAMAGED, wrong=3)]), facts()]
     known[2:2] = [facts(trouble=REFUSED)]  # Nobody knows then.
     notices, said = Notices("far", 900.0, lambda _: known.pop(0)), []
-    notices.take(start(watch=True), 0.0)
+    notices.take(WATCH, 0.0)
     for now in range(0, 1300, 50):
         said += [(now, one.kind, one.text) for one in notices.take(STATE, float(now))]
     assert [one[:2] for one in said] == [
@@ -364,7 +267,7 @@ def program(tmp_path: Path, text: str) -> tuple[str, ...]:
 
 def test_a_program_gets_the_notices_that_are_wanted(tmp_path: Path, said: list[Event]) -> None:
     command = program(tmp_path, f'cat >> {tmp_path}/got; echo "|$1" >> {tmp_path}/got')
-    heard = [("far", start()), ("near", stop("done")), ("far", stop("error"))]
+    heard = [("far", START), ("near", stop("done")), ("far", stop("error"))]
     notices._tell_of_runs({"far": settings(command=command)}, iter(heard))
     body, _, argument = (tmp_path / "got").read_text().partition("|")
     assert argument == "an argument; not a command\n"
@@ -388,7 +291,7 @@ def test_a_program_that_fails_or_hangs_is_a_warning(
     tmp_path: Path, said: list[Event], script: str, timeout: float, why: str
 ) -> None:
     wanted = settings(command=program(tmp_path, script), timeout=timeout)
-    notices._tell_of_runs({"far": wanted}, iter([("far", start()), ("far", stop("error"))]))
+    notices._tell_of_runs({"far": wanted}, iter([("far", START), ("far", stop("error"))]))
     assert [str(event.line) for event in said] == [
         f"warning: the notice 'first_failure' did not go out by notify.command: {why}"
     ]
@@ -430,7 +333,7 @@ def test_a_check_is_pinged_at_the_start_the_end_and_a_failure(
     server: Server, said: list[Event]
 ) -> None:
     wanted = settings(ping_url=f"{server.url}/key/backup-{{target}}?create=1")
-    heard = [("far off", start()), ("far off", stop("done")), ("far off", stop("error"))]
+    heard = [("far off", START), ("far off", stop("done")), ("far off", stop("error"))]
     notices._tell_of_runs({"far": wanted}, iter(heard))
     page = "/key/backup-far%20off"
     assert server.paths == [f"{page}{end}?create=1" for end in ("/start", "", "/fail")]
@@ -440,7 +343,7 @@ def test_a_check_is_pinged_at_the_start_the_end_and_a_failure(
 
 def test_a_daemon_pings_while_it_is_well(server: Server, said: list[Event]) -> None:
     clock = iter([0.0, 299.0, 300.0, 301.0, 302.0, 900.0, 901.0])
-    heard: list[Event | RunState] = [start(watch=True), STATE, STATE, STATE]
+    heard: list[Event | RunState] = [WATCH, STATE, STATE, STATE]
     heard += [DUMP_FAILED, STATE, DUMP_FINE]
     wanted = settings(ping_url=f"{server.url}/p")
     notices._tell_of_runs({"far": wanted}, iter([("far", what) for what in heard]), clock.__next__)
@@ -452,7 +355,7 @@ def test_a_webhook_gets_the_notice_and_its_refusal_shows_no_url(
 ) -> None:
     wanted = settings(webhook_url=f"{server.url}/secret/{{target}}", on=["success"])
     server.status = 403
-    notices._tell_of_runs({"far": wanted}, iter([("far", start()), ("far", stop("done"))]))
+    notices._tell_of_runs({"far": wanted}, iter([("far", START), ("far", stop("done"))]))
     assert json.loads(server.bodies[0])["notice"] == "success"
     assert server.paths == ["/secret/far"]
     (warning,) = said
@@ -494,7 +397,3 @@ def test_an_unusable_url_is_not_shown() -> None:
     with pytest.raises(RemoteUnreachable) as caught:
         notices._request("http://127.0.0.1/sec ret", b"", "text/plain", 1)
     assert str(caught.value) == "no answer: the URL is not valid"
-
-
-def test_nobody_to_tell_is_no_process() -> None:
-    assert not settings().notify.wanted

@@ -1,22 +1,25 @@
-"""The progress of a run: sums of what workers say, what is pending, and how long that will take."""
+"""The progress of a run: sums of what workers say, what is pending, how long that will take, and
+begin and end of its outages.
+"""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ntt_backup import events
-from ntt_backup.daemon.progress import RateWindow, RunProgress
+from ntt_backup.daemon.progress import OpenOutages, RateWindow, RunProgress
 from ntt_backup.model import PendingEstimate
 from ntt_backup.process.messages import BatchStart, Drained, Fatal, Message, ProcessEnded, Tick
+from tests.unit.sample_events import BATCH, DIED, OUTAGE, OUTAGE_END, STALL, STALL_END
 
 DRAINED = Drained()
 START = events.WorkerStart(strategy="tar")
-DIED = ProcessEnded(status=1, detail="")
+ENDED = ProcessEnded(status=1, detail="")
 FATAL = Fatal(exit_code=1, message="", detail="", hint="")
-STALL = events.WorkerStall(silent_s=61.0, hint="")
-STALL_END = events.WorkerStallEnd(duration_s=70.0)
 
 
 def tick(state: str, sent: int = 0, content: int = 0) -> Tick:
@@ -37,17 +40,7 @@ def test_blobs_whose_marks_were_lost_count_once() -> None:
 
 
 def complete(copied: int, failed: int = 0, size: int = 0) -> events.BatchComplete:
-    return events.BatchComplete(
-        batch="0.3",
-        blobs=copied + failed,
-        copied=copied,
-        failed=failed,
-        bytes=size,
-        wire_bytes=size,
-        duration_s=1.0,
-        mb_per_s=0.0,
-        attempt=1,
-    )
+    return replace(BATCH, blobs=copied + failed, copied=copied, failed=failed, bytes=size)
 
 
 @pytest.fixture
@@ -81,7 +74,7 @@ def test_workers_are_active_while_they_send_or_wait_for_answers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "state"), [(STALL_END, "waiting"), (DIED, "stopped"), (START, "starting")]
+    ("end", "state"), [(STALL_END, "waiting"), (ENDED, "stopped"), (START, "starting")]
 )
 def test_a_stalled_worker_is_not_active(progress: RunProgress, end: Message, state: str) -> None:
     progress.take(0, tick("waiting"), 1.0)
@@ -185,7 +178,7 @@ def test_an_answer_before_the_last_tick_of_its_batch_counts_nothing_twice(
     assert (shown.bytes, shown.sent, shown.share) == (5_000, 5_000, 0.5)
 
 
-@pytest.mark.parametrize("end", [START, DIED, FATAL])
+@pytest.mark.parametrize("end", [START, ENDED, FATAL])
 def test_what_a_dead_worker_had_in_flight_was_not_sent(progress: RunProgress, end: Message) -> None:
     progress.found(PendingEstimate(100, 10_000, 0, exact=True))
     progress.take(0, tick("sending", content=4_000), 1.0)
@@ -293,3 +286,53 @@ def test_a_rate_is_never_negative_and_never_above_what_was_added(
         window.add(now, amount)
         total += amount
         assert -1e-3 <= window.rate(now) <= total + 1e-3
+
+
+# --- outages --------------------------------------------------------------------------------------
+
+
+def test_an_outage_lasts_from_the_first_failure_of_any_worker() -> None:
+    outages = OpenOutages()
+    assert outages.lasted("remote", 1.0) is None
+    outages.take(replace(OUTAGE, worker=1), 10.0)
+    outages.take(replace(OUTAGE, worker=0), 12.0)
+    outages.take(replace(OUTAGE, what="catalog"), 13.0)
+    outages.take(replace(OUTAGE, worker=1), 14.0)
+    assert outages.sides == {"remote", "catalog"}
+    assert outages.waiting("remote") == {0, 1}
+    assert outages.lasted("remote", 20.0) == 10.0
+    assert [one.since for one in outages.all] == [10.0, 12.0, 13.0]
+
+
+def test_one_end_is_the_end_for_all_workers() -> None:
+    outages = OpenOutages()
+    for worker in (0, 1, None):
+        outages.take(replace(OUTAGE, worker=worker), 10.0)
+    outages.take(OUTAGE_END, 20.0)
+    assert (outages.sides, outages.waiting("remote"), outages.all) == (set(), set(), [])
+
+
+def test_a_connection_hides_an_outage_and_the_next_failure_shows_it_again() -> None:
+    """A remote that lets everybody in and then breaks every batch is unreachable all the time."""
+    outages = OpenOutages()
+    assert not outages.connect("remote", 5.0)
+    outages.take(replace(OUTAGE, worker=0), 10.0)
+    assert outages.connect("remote", 15.0)
+    assert not outages.connect("remote", 16.0)
+    assert outages.all == []
+    assert outages.lasted("remote", 99.0) == 5.0
+    outages.take(replace(OUTAGE, worker=0), 20.0)
+    assert len(outages.all) == 1
+    assert outages.lasted("remote", 30.0) == 20.0
+
+
+def test_an_outage_that_no_process_waits_for_any_longer_is_dropped() -> None:
+    outages = OpenOutages()
+    outages.take(replace(OUTAGE, worker=0), 10.0)
+    outages.take(replace(OUTAGE, worker=1), 11.0)
+    outages.take(DIED, 12.0)
+    assert outages.lasted("remote", 12.0) == 2.0
+    outages.take(replace(DIED, worker=1), 13.0)
+    assert outages.sides == set()
+    outages.take(replace(OUTAGE, worker=0), 20.0)
+    assert outages.lasted("remote", 21.0) == 1.0

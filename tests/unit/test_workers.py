@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -314,6 +316,26 @@ def test_one_that_has_ended_is_not_silent_and_its_successor_begins_anew(start: S
     assert list(worker.mind_silence(999.0)) == []
     worker.start(1000.0)
     assert list(worker.mind_silence(1060.0)) == []
+
+
+@pytest.mark.parametrize(
+    ("workers", "hang"),
+    [
+        ([(True, True, None), (True, True, None)], True),
+        ([(True, True, None), (True, False, None)], False),
+        ([(True, True, None), (False, False, None)], True),
+        # It will be started again, at 90 s.
+        ([(True, True, None), (False, False, 90.0)], False),
+        ([(True, True, None), (False, False, 50.0)], True),
+        ([(False, False, None)], False),
+    ],
+)
+def test_workers_hang_where_all_that_run_are_silent_and_none_will_start(
+    workers: list[tuple[bool, bool, float | None]], hang: bool
+) -> None:
+    pool: Any = WorkerPool.__new__(WorkerPool)
+    pool._workers = [SimpleNamespace(running=r, stalled=s, due=d) for r, s, d in workers]
+    assert pool.hang(62.0) is hang
 
 
 def due(pool: WorkerPool) -> list[float | None]:
