@@ -88,131 +88,66 @@ def uncounted(state: str) -> TargetFacts:
 
 
 HEALTHY, WAITING, ACTION = Health
+KNOWN = replace(ALL_COPIED, failed=3, failed_by_reason={"missing": 3})
+PENDING = replace(ALL_COPIED, pending=5)
+REFUSED, STARTS_AGAIN = CatalogRefused("no right"), WaitsToStart("it starts again at 17:40:03")
+ERROR = replace(RUN, outcome="error", exit_code=5)
+FULL = replace(ERROR, exit_code=6, reason="the remote is full")
+UNDER_WAY = replace(RUN, ended_at=None, updated_at=NOW, host="elsewhere")
+SILENT = replace(UNDER_WAY, outcome=None, updated_at=RUN.updated_at)
+OURS = replace(UNDER_WAY, host=socket.gethostname(), pid=os.getpid())
+DEAD = replace(OURS, pid=2**22 + 1)  # More than Linux gives to any process.
+WRONG = CheckRun("verify", NOW, NOW, 7, 100, 1000, 2, "")
+WRONG_BEFORE = replace(WRONG, started_at=NOW - DAY, ended_at=NOW - DAY)
+NO_SPACE = Last(failed_at=NOW, error="no space")
 
 
 @pytest.mark.parametrize(
-    ("found", "level", "words"),
+    ("level", "words", "found"),
     [
-        (facts(), HEALTHY, "All blobs are copied; the last run ended 1 h 0 min ago"),
-        (facts(daemon=daemon()), HEALTHY, "Sending: 77 blobs left, about 1 min 30 s"),
-        (facts(daemon=daemon(paused=True)), WAITING, "Somebody paused it"),
+        (HEALTHY, "All blobs are copied; the last run ended 1 h 0 min ago", facts()),
+        (HEALTHY, "Sending: 77 blobs left, about 1 min 30 s", facts(daemon=daemon())),
+        (HEALTHY, "A run is starting", uncounted("starting")),
+        (HEALTHY, "It waits for new blobs", uncounted("idle")),
+        (HEALTHY, "Sending: 10 blobs copied so far", uncounted("sending")),
+        (HEALTHY, "A run is under way on elsewhere", facts(runs=[UNDER_WAY])),
+        (WAITING, "Somebody paused it", facts(daemon=daemon(paused=True))),
+        (WAITING, "The remote has been", facts(daemon=daemon(outages=away(HOUR / 2)))),
+        (ACTION, "for 2 h 0 min", facts(daemon=daemon(outages=away(2 * HOUR)))),
+        (ACTION, "The target lacks the version etc@x, the newest", facts(missed=[MISSED])),
+        (WAITING, "are older", facts(trouble=AWAY)),
+        (ACTION, "are older", facts(trouble=AWAY, read_at=NOW - 2 * HOUR)),
+        (ACTION, "It is away", facts(trouble=AWAY, read_at=None)),
+        (ACTION, "No right", facts(trouble=REFUSED)),
+        (ACTION, "No right", facts(lacks=[REFUSED])),
+        (ACTION, "3 blobs could not be copied", facts(totals=TOTALS, unknown=3)),
+        (HEALTHY, "3 blobs could not be copied, which somebody said", facts(totals=KNOWN)),
+        (WAITING, "A check found 5 blobs missing or wrong", facts(totals=TOTALS)),
+        (WAITING, "5 blobs are waiting", facts(totals=PENDING)),
+        (ACTION, "5 blobs are not copied yet, and there never", facts(totals=PENDING, runs=[])),
+        (ACTION, "ended early, 1 h 0 min ago, with exit code 5", facts(runs=[ERROR])),
         (
-            facts(daemon=daemon(outages=away(HOUR / 2))),
-            WAITING,
-            "The remote has been unreachable",
-        ),
-        (facts(daemon=daemon(outages=away(2 * HOUR))), ACTION, "for 2 h 0 min"),
-        (
-            facts(missed=[MISSED]),
             ACTION,
-            "The target lacks the version etc@x, the newest",
+            "1 h 0 min ago: the remote is full; it starts again at 17:40:03",
+            facts(runs=[FULL], silence=STARTS_AGAIN),
         ),
-        (facts(trouble=AWAY), WAITING, "are older"),
-        (facts(trouble=AWAY, read_at=NOW - 2 * HOUR), ACTION, "are older"),
-        (facts(trouble=AWAY, read_at=None), ACTION, "It is away"),
-        (facts(trouble=CatalogRefused("no right")), ACTION, "No right"),
-        (facts(lacks=[CatalogRefused("no table")]), ACTION, "No table"),
-        (facts(totals=TOTALS, unknown=3), ACTION, "3 blobs could not be copied"),
+        (ACTION, "The last run, on elsewhere, ended without a word", facts(runs=[SILENT])),
+        (ACTION, "ended without a word", facts(runs=[DEAD])),
+        (WAITING, "This user may", facts(runs=[OURS], silence=ConfigError("this user may not"))),
+        (ACTION, "disk full", facts(dumps=[replace(DUMP, error="disk full")])),
+        (ACTION, "There is no dump of the catalog", facts(dumps=[])),
+        (ACTION, "dump of the ca", facts(dumps=[replace(DUMP, ended_at=NOW - 20 * DAY)])),
+        (ACTION, "The last snapshot of etc failed: no space", facts(snapshots={"etc": NO_SPACE})),
+        (ACTION, "verify, 0.0 s ago, found 2 blobs missing or wrong", facts(checks=[WRONG])),
         (
-            facts(totals=replace(ALL_COPIED, failed=3, failed_by_reason={"missing": 3})),
-            HEALTHY,
-            "3 blobs could not be copied, which somebody said is known",
-        ),
-        (facts(totals=TOTALS), WAITING, "A check found 5 blobs missing or wrong"),
-        (facts(totals=replace(ALL_COPIED, pending=5)), WAITING, "5 blobs are waiting"),
-        (
-            facts(totals=replace(ALL_COPIED, pending=5), runs=[]),
-            ACTION,
-            "5 blobs are not copied yet, and there never was a run",
-        ),
-        (
-            facts(runs=[replace(RUN, outcome="error", exit_code=5)]),
-            ACTION,
-            "The last run ended early, 1 h 0 min ago, with exit code 5",
-        ),
-        (
-            facts(
-                runs=[replace(RUN, outcome="error", exit_code=6, reason="the remote is full")],
-                silence=WaitsToStart("the daemon starts again at 17:40:03"),
-            ),
-            ACTION,
-            "1 h 0 min ago: the remote is full; the daemon starts again at 17:40:03",
-        ),
-        (uncounted("starting"), HEALTHY, "A run is starting"),
-        (uncounted("idle"), HEALTHY, "It waits for new blobs"),
-        (uncounted("sending"), HEALTHY, "Sending: 10 blobs copied so far"),
-        (
-            facts(runs=[replace(RUN, ended_at=None, outcome=None, host="elsewhere")]),
-            ACTION,
-            "The last run, on elsewhere, ended without a word",
-        ),
-        (
-            facts(runs=[replace(RUN, ended_at=None, updated_at=NOW, host="elsewhere")]),
-            HEALTHY,
-            "A run is under way on elsewhere",
-        ),
-        (
-            facts(
-                runs=[
-                    replace(
-                        RUN,
-                        ended_at=None,
-                        updated_at=NOW,
-                        host=socket.gethostname(),
-                        pid=2**22 + 1,  # More than Linux gives to any process.
-                    )
-                ]
-            ),
-            ACTION,
-            "ended without a word",
-        ),
-        (
-            facts(
-                runs=[
-                    replace(
-                        RUN,
-                        ended_at=None,
-                        updated_at=NOW,
-                        host=socket.gethostname(),
-                        pid=os.getpid(),
-                    )
-                ],
-                silence=ConfigError("this user may not ask"),
-            ),
-            WAITING,
-            "This user may not ask",
-        ),
-        (facts(dumps=[replace(DUMP, error="disk full")]), ACTION, "disk full"),
-        (facts(dumps=[]), ACTION, "There is no dump of the catalog"),
-        (
-            facts(dumps=[replace(DUMP, ended_at=NOW - 20 * DAY)]),
-            ACTION,
-            "dump of the ca",
-        ),
-        (
-            facts(snapshots={"etc": Last(failed_at=NOW, error="no space")}),
-            ACTION,
-            "The last snapshot of etc failed: no space",
-        ),
-        (
-            facts(checks=[CheckRun("verify", NOW, NOW, 7, 100, 1000, 2, "")]),
-            ACTION,
-            "The last verify, 0.0 s ago, found 2 blobs missing or wrong",
-        ),
-        (
-            facts(
-                checks=[
-                    CheckRun("verify", NOW, NOW, 0, 100, 1000, 0, ""),
-                    CheckRun("verify", NOW - DAY, NOW - DAY, 7, 100, 1000, 2, ""),
-                ]
-            ),
             HEALTHY,
             "All blobs are copied",
+            facts(checks=[replace(WRONG, exit_code=0, wrong=0), WRONG_BEFORE]),
         ),
     ],
 )
 def test_the_verdict_says_at_once_how_it_stands(
-    found: TargetFacts, level: Health, words: str
+    level: Health, words: str, found: TargetFacts
 ) -> None:
     verdict = judge(found, NOW)
     assert verdict.level is level

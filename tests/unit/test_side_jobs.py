@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,12 @@ from ntt_backup.snapshot.events import SnapshotFailed, SnapshotsRecovered
 from tests.helpers.waiting import PATIENCE
 
 INTERVAL = 86400.0
+OVER, FAILED = JobOver(failed=False), JobOver(failed=True)
+AWAY = JobOver(failed=False, away="remote", reason="the link is down", detail="refused")
+NO_DUMP = DumpFailed(exit_code=5, message="m", detail="", hint="")
+DIES = "import os, sys; print('oh no', file=sys.stderr, flush=True); os.abort()"
+
+Says = Callable[..., None]
 
 
 def settings(**values: Any) -> Settings:
@@ -30,42 +36,62 @@ def settings(**values: Any) -> Settings:
 
 
 @pytest.fixture
-def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What runs in the place of the process; to be written by the test."""
+def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Says:
+    """Sets what the next process in the place of the job says: messages, or a program."""
     path = tmp_path / "program.py"
 
-    def fork(*_: object) -> Child:
-        return Child((sys.executable, str(path)))
+    def fork(body: Any, *_: object) -> Child:
+        return Child((sys.executable, str(path), str(body.args)))
+
+    def say(*said: Message | str) -> None:
+        path.write_text("\n".join(one if isinstance(one, str) else printing(one) for one in said))
 
     monkeypatch.setattr("ntt_backup.daemon.side_jobs.fork", fork)
-    return path
+    return say
+
+
+def printing(message: Message) -> str:
+    return f"print({message.encode().decode().strip()!r})"
 
 
 def never(*_: object) -> Event:
     raise AssertionError
 
 
-def heard(dump: SideJob, now: float = 0.0) -> Iterator[Event]:
-    """All events until the process has ended."""
-    while dump.running:
-        wait_for(reading=dump.fds, timeout=PATIENCE)
-        yield from dump.hear(now)
+def job(every: float | None, **options: Any) -> SideJob:
+    return SideJob(lambda _: OVER, "x", every=every, **{"died": never, **options})
 
 
-def test_events_of_the_dump_process_are_passed_on_and_its_end_is_not(program: Path) -> None:
-    program.write_text(
-        'print(\'{"event": "dump_skipped", "pid": 1, "name": "x"}\')\n'
-        "print('a library says something'); print('[1]'); print('{}')\n"
-        'print(\'{"event": "job_over", "failed": false}\')\n'
-    )
+def begin(job: SideJob, now: float = 0.0) -> None:
+    job.start_if_due(now)
+    assert job.running
+
+
+def end(job: SideJob, now: float = 0.0) -> list[Event]:
+    """What is told of its process until after its end."""
+    heard = [*job.hear(now)]
+    while job.running:
+        wait_for(reading=job.fds, timeout=PATIENCE)
+        heard += job.hear(now)
+    return [*heard, *job.hear(now)]
+
+
+def play(job: SideJob, now: float) -> list[Event]:
+    """What is told of a process that is due now, and was not a second before."""
+    job.start_if_due(now - 1)
+    assert not job.running
+    begin(job, now)
+    return end(job, now)
+
+
+def test_events_of_the_dump_process_are_passed_on_and_its_end_is_not(says: Says) -> None:
+    skipped = DumpSkipped(pid=1, name="x")
+    says(skipped, "print('a library says something'); print('[1]'); print('{}')", OVER)
     dump = dump_job(settings())
-    dump.start_if_due(0.0)
-    assert list(heard(dump)) == [DumpSkipped(pid=1, name="x")]
+    begin(dump)
+    assert end(dump) == [skipped]
     assert not dump.failed
-    dump.start_if_due(INTERVAL - 1)
-    assert not dump.running
-    dump.start_if_due(INTERVAL)
-    assert dump.running
+    begin(dump, INTERVAL)
     dump.discard()
     assert not dump.running
 
@@ -73,203 +99,145 @@ def test_events_of_the_dump_process_are_passed_on_and_its_end_is_not(program: Pa
 @pytest.mark.parametrize(
     ("max_age", "next_look"), [(INTERVAL * 7, INTERVAL), (60.0, 60.0), (0.0, INTERVAL)]
 )
-def test_no_dump_grows_older_than_it_may(program: Path, max_age: float, next_look: float) -> None:
-    program.write_text('print(\'{"event": "job_over", "failed": false}\')')
+def test_no_dump_grows_older_than_it_may(says: Says, max_age: float, next_look: float) -> None:
+    says(OVER)
     dump = dump_job(settings(**{"dump.max_age": max_age}))
-    dump.start_if_due(0.0)
-    assert list(heard(dump)) == []
-    dump.start_if_due(next_look - 1)
-    assert not dump.running
-    dump.start_if_due(next_look)
-    assert dump.running
-    dump.discard()
+    begin(dump)
+    assert end(dump) == []
+    assert play(dump, next_look) == []
 
 
-def test_a_dump_process_that_dies_has_failed_and_is_tried_again_sooner(program: Path) -> None:
-    program.write_text("import os, sys; print('oh no', file=sys.stderr, flush=True); os.abort()")
+@pytest.mark.parametrize("starts", [True, False])
+def test_a_dump_process_that_dies_or_cannot_start_has_failed_and_is_tried_again_sooner(
+    says: Says, monkeypatch: pytest.MonkeyPatch, starts: bool
+) -> None:
+    def fork(*_: object) -> Child:
+        raise OSError(errno.ENOMEM, "oh no")
+
+    says(DIES)
+    if not starts:
+        monkeypatch.setattr("ntt_backup.daemon.side_jobs.fork", fork)
     dump = dump_job(settings())
-    dump.start_if_due(0.0)
-    (event,) = heard(dump, now=5.0)
+    begin(dump)
+    (event,) = end(dump, now=5.0)
     assert isinstance(event, DumpFailed)
     assert (event.exit_code, event.detail) == (1, "oh no")
     assert dump.failed
-    dump.start_if_due(5.0 + RETRY_SECONDS - 1)
-    assert not dump.running
-    dump.start_if_due(5.0 + RETRY_SECONDS)
-    assert dump.running
-    dump.discard()
+    assert list(dump.hear(5.0)) == []
+    assert len(play(dump, 5.0 + RETRY_SECONDS)) == 1
 
 
-def test_a_dump_process_that_cannot_be_started_has_failed_and_is_tried_again_sooner(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def fork(*_: object) -> Child:
-        raise OSError(errno.ENOMEM, "no memory")
-
-    monkeypatch.setattr("ntt_backup.daemon.side_jobs.fork", fork)
-    dump = dump_job(settings())
-    dump.start_if_due(0.0)
-    (event,) = dump.hear(0.0)
-    assert not dump.running
-    assert isinstance(event, DumpFailed)
-    assert event.detail == "no memory"
-    assert dump.failed
-    assert list(dump.hear(0.0)) == []
-    dump.start_if_due(RETRY_SECONDS)
-    assert len(list(dump.hear(RETRY_SECONDS))) == 1
-
-
-def test_a_job_that_says_when_is_started_then_and_sooner_after_failures(program: Path) -> None:
-    def says(failed: str, again_s: int) -> None:
-        program.write_text(
-            f'print(\'{{"event": "job_over", "failed": {failed}, "again_s": {again_s}}}\')'
-        )
-
-    def start(now: float) -> None:
-        job.start_if_due(now - 1)
-        assert not job.running
-        job.start_if_due(now)
-        assert list(heard(job, now)) == []
-
-    job = SideJob(lambda _: JobOver(failed=False), "x", every=50.0, died=never)
-    says("false", 500)
-    job.start_if_due(0.0)
-    assert list(heard(job)) == []
-    says("true", 500)
-    start(500.0)
-    start(560.0)
-    says("false", 7)
-    start(680.0)
-    assert not job.failed
-    says("true", 500)
-    start(687.0)
-    start(747.0)
+def test_a_job_that_says_when_is_started_then_and_sooner_after_failures(says: Says) -> None:
+    one = job(50.0)
+    says(JobOver(failed=False, again_s=500))
+    begin(one)
+    assert end(one) == []
+    says(JobOver(failed=True, again_s=500))
+    assert play(one, 500.0) == play(one, 560.0) == []
+    says(JobOver(failed=False, again_s=7))
+    assert play(one, 680.0) == []
+    assert not one.failed
+    says(JobOver(failed=True, again_s=500))
+    assert play(one, 687.0) == play(one, 747.0) == []
 
 
 @pytest.mark.parametrize(
     ("failed", "every", "now", "runs"),
-    [("false", 60.0, 5.0, True), ("true", None, 1e9, False)],
+    [(False, 60.0, 5.0, True), (True, None, 1e9, False)],
     ids=["other sets", "switched off"],
 )
 def test_a_job_whose_schedule_changes_while_it_works_is_started_by_the_new_one(
-    program: Path, failed: str, every: float | None, now: float, runs: bool
+    says: Says, failed: bool, every: float | None, now: float, runs: bool
 ) -> None:
-    program.write_text(f'print(\'{{"event": "job_over", "failed": {failed}, "again_s": 86400}}\')')
-    job, other = (
-        SideJob(lambda _: JobOver(failed=False), "x", every=one, died=never)
-        for one in (INTERVAL, every)
-    )
-    job.start_if_due(0.0)
-    job.become(other, look=True)
-    assert list(heard(job, now=5.0)) == []
-    job.start_if_due(now)
-    assert job.running == runs
-    job.discard()
+    says(JobOver(failed=failed, again_s=INTERVAL))
+    one = job(INTERVAL)
+    begin(one)
+    one.become(job(every), look=True)
+    assert end(one, now=5.0) == []
+    one.start_if_due(now)
+    assert one.running == runs
+    one.discard()
 
 
-def test_a_job_tells_once_that_it_is_well_after_an_error(program: Path) -> None:
-    job = SideJob(
-        lambda _: JobOver(failed=False), "x", every=1.0, died=never, well=SnapshotsRecovered
-    )
-
-    def kinds(failed: str, now: float, *said: str) -> list[str]:
-        over = f'{{"event": "job_over", "failed": {failed}}}'
-        program.write_text("".join(f"print({line!r})\n" for line in (*said, over)))
-        job.start_if_due(now)
-        return [one.kind for one in heard(job, now)]
-
+def test_a_job_tells_once_that_it_is_well_after_an_error(says: Says) -> None:
+    one = job(1.0, well=SnapshotsRecovered)
     error = SnapshotFailed(set="", exit_code=5, message="m", detail="", hint="")
-    assert kinds("false", 0.0) == []
-    assert kinds("true", 1e5, error.encode().decode().strip()) == ["snapshot_failed"]
-    assert kinds("true", 2e5) == []
-    assert kinds("false", 3e5) == ["snapshots_recovered"]
-    assert kinds("true", 4e5) == []
-    assert kinds("false", 5e5) == []
+    told = []
+    stories: list[list[Message]] = [[OVER], [error, FAILED], [FAILED], [OVER], [FAILED], [OVER]]
+    for nth, said in enumerate(stories):
+        says(*said)
+        one.start_if_due(nth * 1e5)
+        told.append([event.kind for event in end(one, nth * 1e5)])
+    assert told == [[], ["snapshot_failed"], [], ["snapshots_recovered"], [], []]
 
 
 @pytest.mark.parametrize("works", [False, True], ids=["after", "meanwhile"])
-def test_dumps_that_are_switched_off_fail_no_more(program: Path, works: bool) -> None:
-    error = DumpFailed(exit_code=5, message="m", detail="", hint="").encode().decode().strip()
-    program.write_text(f'print({error!r}); print(\'{{"event": "job_over", "failed": true}}\')')
-    job, off = dump_job(settings()), dump_job(settings(**{"run.skip_pgdump": True}))
-    job.start_if_due(0.0)
-    kinds = [] if works else [one.kind for one in heard(job)]
-    job.become(off, look=False)
-    kinds += [one.kind for one in (*heard(job), *job.hear(1.0))]
-    assert kinds == ["dump_failed", "dump_recovered"]
-    assert not job.failed
+def test_dumps_that_are_switched_off_fail_no_more(says: Says, works: bool) -> None:
+    says(NO_DUMP, FAILED)
+    dump, off = dump_job(settings()), dump_job(settings(**{"run.skip_pgdump": True}))
+    begin(dump)
+    heard = [] if works else end(dump)
+    dump.become(off, look=False)
+    heard += end(dump, 1.0)
+    assert [one.kind for one in heard] == ["dump_failed", "dump_recovered"]
+    assert not dump.failed
 
 
-def test_a_job_that_dies_is_told_of_by_its_newest_settings(program: Path) -> None:
-    def died(*_: object) -> Event:
-        return Warning(reason="it died")
-
-    program.write_text("import os; os.abort()")
-    job, other = (
-        SideJob(lambda _: JobOver(failed=False), "x", every=1.0, died=one) for one in (never, died)
-    )
-    job.start_if_due(0.0)
-    job.become(other, look=True)
-    assert [one.line for one in heard(job)] == ["warning: it died"]
+def test_a_job_that_dies_is_told_of_by_its_newest_settings(says: Says) -> None:
+    says(DIES)
+    one = job(1.0)
+    begin(one)
+    one.become(job(1.0, died=lambda *_: Warning(reason="it died")), look=True)
+    assert [event.line for event in end(one)] == ["warning: it died"]
 
 
-def test_no_dump_process_is_started_when_dumps_are_switched_off(program: Path) -> None:
+def test_no_dump_process_is_started_when_dumps_are_switched_off(says: Says) -> None:
     dump = dump_job(settings(**{"run.skip_pgdump": True}))
     dump.start_if_due(1e9)
     assert not dump.running
     assert dump.fds == []
 
 
-AWAY = JobOver(failed=False, away="remote", reason="the link is down", detail="refused")
-
-
-def told(program: Path, *messages: Message) -> None:
-    """Has the process say this and end."""
-    program.write_text("".join(f"print({one.encode().decode().strip()!r})\n" for one in messages))
-
-
 def test_a_dump_that_meets_an_outage_waits_as_blobs_do_and_goes_on_with_the_first_answer(
-    program: Path,
+    says: Says,
 ) -> None:
-    told(program, AWAY)
+    says(AWAY)
     dump = dump_job(settings(), Backoff(40.0, 40.0))
-    dump.start_if_due(0.0)
-    (event,) = heard(dump, now=5.0)
+    begin(dump)
+    (event,) = end(dump, now=5.0)
     assert isinstance(event, Outage)
     assert (event.what, event.reason, event.detail) == ("remote", "the link is down", "refused")
     assert (event.worker, event.attempt) == (None, 1)
     assert not dump.failed
-    dump.start_if_due(5.0 + 3.9)
-    assert not dump.running
-    dump.answer("catalog")
-    dump.start_if_due(5.0)
-    assert not dump.running
+    for now in (5.0 + 3.9, 5.0):
+        dump.start_if_due(now)
+        assert not dump.running
+        dump.answer("catalog")
     dump.answer("remote")
-    told(program, JobOver(failed=False))
+    says(OVER)
     dump.start_if_due(5.0)
-    assert list(heard(dump, now=6.0)) == []
+    assert end(dump, now=6.0) == []
     dump.answer("remote")  # It waits for nothing any more.
     dump.start_if_due(7.0)
     assert not dump.running
 
 
 def test_a_dump_without_an_answer_is_tried_again_after_the_backoff_and_never_fails(
-    program: Path,
+    says: Says,
 ) -> None:
-    told(program, AWAY)
-    dump, now = dump_job(settings(), Backoff(10.0, 10.0)), 0.0
+    says(AWAY)
+    dump = dump_job(settings(), Backoff(10.0, 10.0))
     for attempt in range(1, 2 * MOST_BROKEN):
-        dump.start_if_due(now)
-        (event,) = heard(dump, now)
+        dump.start_if_due(attempt * 10.0)
+        (event,) = end(dump, attempt * 10.0)
         assert isinstance(event, Outage)
         assert event.attempt == attempt
         assert 1.0 <= event.wait_s <= 10.0
-        now += 10.0
     assert not dump.failed
 
 
-def test_a_dump_that_is_due_in_a_known_outage_is_not_even_started(program: Path) -> None:
-    told(program, JobOver(failed=False))
+def test_a_dump_that_is_due_in_a_known_outage_is_not_even_started(says: Says) -> None:
+    says(OVER)
     dump = dump_job(settings(), Backoff(1.0, 1.0))
     for away in ("remote", "catalog"):
         dump.start_if_due(0.0, {away})
@@ -279,27 +247,15 @@ def test_a_dump_that_is_due_in_a_known_outage_is_not_even_started(program: Path)
     dump.discard()
 
 
-def test_a_dump_that_the_link_breaks_each_time_fails_in_the_end(
-    program: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dump_that_the_link_breaks_each_time_fails_in_the_end(says: Says) -> None:
     """Else it would be begun again and again, while blobs pass and nothing looks wrong."""
-    patient: list[object] = []
-
-    def fork(body: Any, *_: object) -> Child:
-        patient.extend(body.args)
-        return Child((sys.executable, str(program)))
-
-    monkeypatch.setattr("ntt_backup.daemon.side_jobs.fork", fork)
-    told(program, DumpStart(reason="old", program="17"), AWAY)
-    dump = SideJob(
-        lambda _: JobOver(failed=False),
-        "x",
-        every=INTERVAL,
-        died=never,
-        backoff=Backoff(1.0, 1.0),
-    )
+    patient = printing(Warning(reason="patient"))
+    tells = f"import sys\nif sys.argv[1] == '(True,)': {patient}"
+    says(tells, DumpStart(reason="old", program="17"), AWAY)
+    dump = job(INTERVAL, backoff=Backoff(1.0, 1.0))
+    heard = []
     for _ in range(MOST_BROKEN + 1):
         dump.hurry()
-        dump.start_if_due(0.0)
-        list(heard(dump))
-    assert patient == [True] * MOST_BROKEN + [False]
+        begin(dump)
+        heard.append(end(dump)[0].kind)
+    assert heard == ["warning"] * MOST_BROKEN + ["dump_start"]
