@@ -141,13 +141,7 @@ class _Job:
             return self._dump(store, found, state, force=force, whole=whole)
 
     def _dump(
-        self,
-        store: FileStore,
-        found: Programs,
-        state: DatabaseState,
-        *,
-        force: bool,
-        whole: bool,
+        self, store: FileStore, found: Programs, state: DatabaseState, *, force: bool, whole: bool
     ) -> bool:
         settings = self._settings
         dumps = list_dumps(store)
@@ -270,28 +264,18 @@ class _Job:
                     wait_for(reading=child.fds, timeout=1.0)
                     continue
                 head += data[: max(0, pg_programs.HEAD_BYTES - len(head))]
-                self._send(upload, form.add(data))
+                upload.send(form.add(data))
                 deadline = time.monotonic() + patience
             status = child.wait(patience)
         finally:
             child.kill()
         if status != 0:
             raise pg_programs.pg_dump_failed(status, child.stderr.text)
-        self._send(upload, form.end())
+        upload.send(form.end())
         return bytes(head)
 
-    @staticmethod
-    def _send(upload: NewDump, data: bytes) -> None:
-        if data:
-            upload.send(data)
-
     def _prune(
-        self,
-        store: FileStore,
-        name: str,
-        made: DumpRecord,
-        ours: list[Stored],
-        strangers: int,
+        self, store: FileStore, name: str, made: DumpRecord, ours: list[Stored], strangers: int
     ) -> None:
         """Removes dumps past retention, and records the new one, which is good in any case."""
         rule = Retention.of(self._settings.dump)
@@ -309,9 +293,10 @@ class _Job:
                 " `ntt-backup-remote dumps --remove NAME` removes one"
             )
         # Another host may be giving one its name: the record lies there before the content.
-        coming = [one.name for one in ours if one.size is None and self._is_young(one)]
+        young = timedelta(seconds=DEAD_SECONDS)
+        coming = [one for one in ours if one.size is None and abs(self._begun - one.begun) < young]
         stay = shelf.staying(ours, name, datetime.now(UTC), rule, self._keys)
-        kept = {*stay, *coming}
+        kept = {*stay, *(one.name for one in coming)}
         kept |= {made.base, *(one.base for one in ours if one.name in kept)}
         # The newest first: at no moment an increment is there without its base.
         past = [one.name for one in reversed(ours) if one.name not in kept]
@@ -339,10 +324,6 @@ class _Job:
 
     def _warn(self, reason: str) -> None:
         self._emit(events.Warning(reason=reason))
-
-    def _is_young(self, one: Stored) -> bool:
-        """Returns whether a dump may still be on its way, by the time at which it was begun."""
-        return abs(self._begun - one.begun) < timedelta(seconds=DEAD_SECONDS)
 
     def _note_good(self, last: Stored) -> None:
         """Notes that the last dump is as good as a new one, where the last try has failed: else

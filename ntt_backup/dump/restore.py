@@ -132,7 +132,9 @@ def restore_catalog(
         chosen = [one for one in ours if name in (None, one.name)]
         of_host = [one for one in ours if one.origin(keys) is Origin.OURS]
         strangers = [one for one in chosen if one not in of_host]
-        trusted = [one for one in strangers if trust_target and not _forged(one, keys, name)]
+        # A forged dump is taken only where it was asked for by its name.
+        forged = [one for one in strangers if name is None and one.origin(keys) is Origin.FORGED]
+        trusted = [one for one in strangers if trust_target and one not in forged]
         _tell_of([one for one in strangers if one not in trusted], keys, tell or warn)
         same = [one for one in of_host if one.record and one.record.database == database]
         wanted = chosen if name is not None or not same else same
@@ -186,11 +188,6 @@ def restore_catalog(
     )
 
 
-def _forged(one: Stored, keys: HostKeys, name: str | None) -> bool:
-    """Returns whether a dump is forged, and was not asked for by its name."""
-    return name is None and one.origin(keys) is Origin.FORGED
-
-
 def _tell_of(dumps: list[Stored], keys: HostKeys, tell: Callable[[str], None]) -> None:
     """Names dumps that are passed over, the newest first; whoever plants them may plant many."""
     for one in dumps[: -_TOLD - 1 : -1]:
@@ -239,12 +236,7 @@ class _Back:
     """Pours dumps into the database of the settings. What cannot be poured leaves it empty."""
 
     def __init__(
-        self,
-        settings: RemoteConfig,
-        application: str,
-        version: int,
-        *,
-        allow_superuser: bool,
+        self, settings: RemoteConfig, application: str, version: int, *, allow_superuser: bool
     ) -> None:
         self._settings = settings
         self._application = application
@@ -329,11 +321,7 @@ def _or_damaged(text: DumpText, pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _pour(
-    pieces: Iterator[bytes],
-    pg_restore: Path,
-    record: DumpRecord,
-    url: str,
-    secret: dict[str, str],
+    pieces: Iterator[bytes], pg_restore: Path, record: DumpRecord, url: str, secret: dict[str, str]
 ) -> bool:
     """Restores a dump; returns False, and nothing is done, where its content is not right."""
     argv = [str(pg_restore), "--single-transaction", "--exit-on-error", "--no-password"]

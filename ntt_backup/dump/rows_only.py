@@ -58,11 +58,10 @@ def restore_rows(
     targets = dict.fromkeys([target, *found[:_MOST_TARGETS]])
     with new_tables(url, application, targets) as new:
         wanted: dict[int, Callable[[Iterator[bytes]], None]] = {}
-        places = {(schema if schema == OWN_SCHEMA else "", name) for schema, name in new.columns}
+        places = {(table[0] == OWN_SCHEMA, table[1]): table for table in new.columns}
         for one in tables:
-            place = (OWN_SCHEMA if one.schema == OWN_SCHEMA else "", one.name)
-            if place in places:
-                wanted[one.number] = partial(_copy, new, one, contents.encoding)
+            if table := places.get((one.schema == OWN_SCHEMA, one.name)):
+                wanted[one.number] = partial(_copy, new, table, one, contents.encoding)
         toc.copy_rows(pieces, contents, wanted)
     taken = {(one.schema, one.name) for one in tables}
     return [str(one) for one in contents.entries if _is_lost(one, taken)]
@@ -83,12 +82,9 @@ def _is_lost(one: Entry, taken: set[tuple[str, str]]) -> bool:
     return one.kind not in _NOTHING and not (ours and one.kind != "FUNCTION") and not made
 
 
-def _copy(new: NewTables, one: Entry, encoding: str, rows: Iterator[bytes]) -> None:
-    table = next(
-        table
-        for table in new.columns
-        if table[1] == one.name and (table[0] == OWN_SCHEMA) == (one.schema == OWN_SCHEMA)
-    )
+def _copy(
+    new: NewTables, table: tuple[str, str], one: Entry, encoding: str, rows: Iterator[bytes]
+) -> None:
     columns = one.columns
     places = [place for place, name in enumerate(columns) if name in new.columns[table]]
     if not places or len(set(columns)) < len(columns):

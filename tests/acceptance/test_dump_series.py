@@ -147,26 +147,6 @@ def test_a_cache_that_cannot_be_written_costs_no_dump(series: Environment, tmp_p
     assert [make(series).base for _ in range(2)] == ["", ""]
 
 
-def test_a_damaged_increment_is_named_and_the_dump_before_it_taken(
-    series: Environment, postgres: Postgres, database_url: str
-) -> None:
-    known = history(series)
-    _, second, third = known
-    path = series.remote.local / "pgdump" / third
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(bytes(data))
-
-    done = restored(series, postgres, database_url)
-
-    assert done.returncode == 0, done.stderr
-    assert f"{third} is damaged" in done.stderr
-    assert rows_of(database_url) == known[second]
-    done = restored(series, postgres, database_url, "--dump", third)
-    assert done.returncode == 7
-    assert f"the dump {third} is damaged" in done.stderr
-
-
 def test_check_says_what_either_mode_sends(series: Environment, tmp_path: Path) -> None:
     series.fill(1)
     first, *_ = history(series)
@@ -258,15 +238,6 @@ def test_a_whole_dump_stays_as_long_as_an_increment_on_it_is_kept(series: Enviro
     sixth = make(series)
     assert sixth.base == fifth.name
     assert names(series) == sorted([fifth.name, sixth.name])
-
-
-def test_the_dump_after_a_large_increment_is_whole(series: Environment) -> None:
-    first = make(series)
-    series.query("delete from blobs")
-    insert(series, 8_000)
-    second, third, fourth = (make(series) for _ in range(3))
-    assert (second.base, third.base, fourth.base) == (first.name, "", third.name)
-    assert second.bytes > first.bytes / 2
 
 
 def test_dumps_of_both_modes_lie_beside_each_other(

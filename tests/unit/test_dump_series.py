@@ -250,6 +250,10 @@ def half_as_much_inserted(old: list[bytes], at: set[int]) -> list[bytes]:
     return [*old[: len(old) // 2], *[b"the same\n"] * (len(old) // 2), *old[len(old) // 2 :]]
 
 
+def another_order(old: list[bytes], at: set[int]) -> list[bytes]:
+    return sorted(old)
+
+
 @pytest.mark.parametrize(
     ("change", "share"),
     [
@@ -261,6 +265,7 @@ def half_as_much_inserted(old: list[bytes], at: set[int]) -> list[bytes]:
         (a_third_deleted_and_some, 0.05),
         (half_as_much_inserted, 0.01),
         (two_of_three_ends_of_segments_deleted, 0.01),
+        (another_order, 1.1),
     ],
 )
 def test_what_has_changed_is_what_is_sent(
@@ -271,15 +276,6 @@ def test_what_has_changed_is_what_is_sent(
     at = set(random.Random(2).sample(range(len(old)), len(old) // 100))
     new = b"".join(change(old, at))
     assert series.add(new) < full * share
-    assert series.text(1) == new
-
-
-def test_rows_in_another_order_ship_as_a_full_dump_does(tmp_path: Path) -> None:
-    old, series = rows(10_000), Series(tmp_path, size=1 << 15, most=1 << 17)
-    full = series.add(b"".join(old))
-    assert decompressed(series.files[0]) == b"".join(old)
-    new = b"".join(sorted(old))
-    assert full * 0.9 < series.add(new) < full * 1.1
     assert series.text(1) == new
 
 
@@ -301,15 +297,25 @@ def test_damage_is_never_more_than_another_text(
 
 def test_a_form_says_how_pg_dump_is_called_and_sums_what_comes(tmp_path: Path) -> None:
     text = b"".join(rows(100))
-    plain, series = Form(series=False), Form(series=True, new=NewBase(tmp_path))
+    plain, series = Form(series=False), Form(series=True, new=NewBase(tmp_path / "new"))
     assert (plain.format, plain.options, plain.add(text), plain.end()) == (PLAIN, (), text, b"")
     assert (series.format, series.options) == (SERIES, ("--compress=0",))
     made = series.add(text) + series.end()
     assert decompressed(made) == text
     for one in (plain, series):
         assert (one.text_bytes, one.text_sha256) == (len(text), hashlib.sha256(text).hexdigest())
+    series.keep("1")
     series.close()
-    assert list(tmp_path.iterdir()) == []
+    kept = tmp_path / "new" / "1"
+    assert kept.read_bytes() == made
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (kept, kept.parent)] == [0o600, 0o700]
+    for name, left in ((None, "1"), ("2", "2")):
+        again = Form(series=True, new=NewBase(tmp_path / "new"))
+        again.end()
+        if name is not None:
+            again.keep(name)
+        again.close()
+        assert [path.name for path in kept.parent.iterdir()] == [left]
 
 
 # --- the whole dump on this machine ---------------------------------------------------------------
@@ -344,18 +350,6 @@ def test_a_file_that_is_not_the_whole_dump_is_not_used(tmp_path: Path) -> None:
     Form(series=True, old=found).close()
     with pytest.raises(ValueError, match="closed file"):
         found.text(0, 1)
-
-
-def test_the_last_whole_dump_stays_here_as_it_was_sent(tmp_path: Path) -> None:
-    for name in ("1", "2"):
-        made = Form(series=True, new=NewBase(tmp_path / "new"))
-        sent = made.add(name.encode()) + made.end()
-        made.keep(name)
-        made.close()
-        assert [path.name for path in (tmp_path / "new").iterdir()] == [name]
-        assert (tmp_path / "new" / name).read_bytes() == sent
-        assert stat.S_IMODE((tmp_path / "new" / name).stat().st_mode) == 0o600
-    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
 
 
 def test_what_a_killed_dump_left_here_goes_when_the_next_one_begins(tmp_path: Path) -> None:
@@ -471,13 +465,6 @@ def test_an_increment_needs_a_whole_dump_that_is_older(change: dict[str, Any], w
         needed_by(one, {odd.name: odd})
 
 
-def test_an_increment_on_itself_or_an_increment_is_refused() -> None:
-    for bases in ((0, 1, 2), (1,), (2, 1)):
-        dumps = a_series(*bases)
-        with pytest.raises(BaseUnusable):
-            needed_by(dumps[-1], {one.name: one for one in dumps})
-
-
 def holding(files: dict[str, bytes]) -> MemoryStore:
     """A store with these files, whose names may be any."""
     store = MemoryStore()
@@ -485,12 +472,16 @@ def holding(files: dict[str, bytes]) -> MemoryStore:
     return store
 
 
-def made_of(one: Stored, file: bytes, text: int) -> Stored:
-    """A dump with this file. text: the bytes of what pg_dump wrote, as its record says."""
+def made_of(one: Stored, file: bytes, text: bytes, **changes: Any) -> Stored:
+    """A dump with this file. text: what pg_dump wrote."""
     assert one.record is not None
-    sha256 = hashlib.sha256(file).hexdigest()
-    record = replace(one.record, bytes=len(file), sha256=sha256, text_bytes=text)
-    return replace(one, size=len(file), record=record)
+    values: dict[str, Any] = {
+        "bytes": len(file),
+        "sha256": hashlib.sha256(file).hexdigest(),
+        "text_bytes": len(text),
+        "text_sha256": hashlib.sha256(text).hexdigest(),
+    }
+    return replace(one, size=len(file), record=replace(one.record, **{**values, **changes}))
 
 
 def test_a_dump_for_which_there_is_no_memory_is_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -499,28 +490,37 @@ def test_a_dump_for_which_there_is_no_memory_is_damaged(monkeypatch: pytest.Monk
         raise MemoryError
 
     monkeypatch.setattr("ntt_backup.dump.store.replay", without_memory)
-    one = made_of(a_series(0)[0], b"", 9)
+    one = made_of(a_series(0)[0], b"", b"something")
     found = DumpText(holding({one.name: b""}), [one])
     assert list(found) == [b"some"]
     assert (found.damaged, found.why) == (one.name, "it takes too much memory")
 
 
-@pytest.mark.parametrize("short", ["neither", "base", "increment"])
-def test_a_text_has_no_more_bytes_than_its_record_says(tmp_path: Path, short: str) -> None:
-    """A few kilobytes may make terabytes; those of a base that are passed over, too."""
+@pytest.mark.parametrize(
+    ("changed", "changes", "damaged", "why"),
+    [
+        ("", {}, "", ""),
+        # A few kilobytes may make terabytes; those of a base that are passed over, too.
+        ("1", {"text_bytes": 2000}, "2", "it makes more than its record says"),
+        ("2", {"text_bytes": 2000}, "2", "it makes more than its record says"),
+        ("2", {"text_sha256": "ab" * 32}, "2", "its SHA-256 is another"),
+        ("2", {"sha256": "ab" * 32}, "2", "its SHA-256 is another"),
+        ("1", {"sha256": "ab" * 32}, "1", "its SHA-256 is another"),
+    ],
+)
+def test_a_text_is_what_the_records_say(
+    tmp_path: Path, changed: str, changes: dict[str, Any], damaged: str, why: str
+) -> None:
     text, series = b"".join(rows(50)), Series(tmp_path, size=512, most=2048)
     series.add(text)
     series.add(text)
-    base, one = (
-        made_of(dump, file, len(text) - (name == short))
-        for dump, file, name in zip(
-            a_series(0, 1), series.files, ("base", "increment"), strict=True
-        )
-    )
-    found = DumpText(holding(dict(zip("12", series.files, strict=True))), [base, one])
-    assert (b"".join(found) == text) == (short == "neither")
-    if short != "neither":
-        assert (found.damaged, found.why) == ("2", "it makes more than its record says")
+    needed = [
+        made_of(one, file, text, **(changes if one.name == changed else {}))
+        for one, file in zip(a_series(0, 1), series.files, strict=True)
+    ]
+    found = DumpText(holding(dict(zip("12", series.files, strict=True))), needed)
+    assert text.startswith(b"".join(found))
+    assert (found.damaged, found.why) == (damaged, why)
 
 
 def test_an_increment_that_cannot_be_kept_on_this_machine_is_told_of(
@@ -541,7 +541,7 @@ def test_nonsense_in_a_dump_of_a_series_with_the_right_sum_is_told_of(tmp_path: 
     series = Series(tmp_path)
     series.add(b"".join(rows(50)))
     file = series.files[0][:-1]
-    one = made_of(a_series(0)[0], file, 10_000)
+    one = made_of(a_series(0)[0], file, b"")
     found = DumpText(holding({one.name: file}), [one])
     assert b"".join(found) == b""
     assert (found.damaged, found.why) == (one.name, "its end is missing")
