@@ -159,13 +159,22 @@ def send(pace: Pace, clock: Clock, copy: int) -> None:
             clock.wait(copy)
 
 
-@pytest.mark.parametrize("senders", [1, SENDERS])
-def test_copies_of_a_process_share_a_limit(senders: int) -> None:
+def test_copies_of_a_process_share_a_limit_and_hear_of_a_pause() -> None:
+    """Also where one was killed before, whose successor counts on."""
     clock = Clock()
     limit = limited(RATE, SENDERS, clock)
-    with in_copies(limit, clock, senders):
-        clock.go_on(senders, SECONDS)
-    assert RATE * (SECONDS + 0.2) <= limit.sent <= RATE * (SECONDS + 0.3)
+    with in_copies(limit, clock, 1):
+        wait_until(lambda: limit.sent, "something from the one that is killed")
+    with in_copies(limit, clock, SENDERS):
+        clock.go_on(SENDERS, SECONDS)
+        assert RATE * (SECONDS + 0.2) <= limit.sent <= RATE * (SECONDS + 0.3)
+        limit.held = True
+        before = limit.sent
+        clock.go_on(SENDERS, SECONDS)
+        assert limit.sent == before
+        limit.held = False
+        clock.go_on(SENDERS, SECONDS)
+        assert limit.sent >= before + RATE * SECONDS
 
 
 def test_all_senders_of_a_limit_are_allowed_the_same() -> None:
@@ -179,16 +188,6 @@ def test_all_senders_of_a_limit_are_allowed_the_same() -> None:
         one = chance.choice(senders)
         one.spend(one.allowance())
         assert len({sender.allowance() for sender in senders}) == 1
-
-
-def test_a_sender_that_is_killed_blocks_nobody_and_its_successor_counts_on() -> None:
-    clock = Clock()
-    limit = limited(RATE, 2, clock)
-    with in_copies(limit, clock, 1):
-        wait_until(lambda: limit.sent, "something from it")
-    with in_copies(limit, clock, 2):
-        clock.go_on(2, SECONDS)
-    assert RATE * (SECONDS + 0.2) <= limit.sent <= RATE * (SECONDS + 0.3)
 
 
 # --- what changes while they send -----------------------------------------------------------------
@@ -247,15 +246,3 @@ def test_a_timetable_holds_unless_something_else_was_set() -> None:
     limit.follow(parse_timetable("08:00 5MB, 19:00 off"))
     rates.append(limit.rate)
     assert rates == [None, 4_000_000, 10_000, 4_000_000, 5_000_000]
-
-
-def test_copies_of_a_process_hear_of_a_pause_and_its_end() -> None:
-    clock = Clock()
-    limit = limited(RATE, 1, clock)
-    limit.held = True
-    with in_copies(limit, clock, 1):
-        clock.go_on(1, SECONDS)
-        assert limit.sent == 0
-        limit.held = False
-        clock.go_on(1, SECONDS)
-        assert limit.sent >= RATE * SECONDS
