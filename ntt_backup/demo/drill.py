@@ -10,7 +10,6 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 from ntt_backup.demo.postgres import Postgres
@@ -61,42 +60,6 @@ _ROWS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Recovery:
-    """Holds what came back. before and after: the tables, their rows as one line. code: the exit
-    code of the first command that failed. steps: what was done, and how many seconds it took.
-    """
-
-    before: dict[str, str]
-    after: dict[str, str]
-    store: Comparison
-    remote: Comparison
-    steps: dict[str, float]
-    code: int
-
-    @property
-    def good(self) -> bool:
-        trees = (self.store, self.remote)
-        same = all(tree.identical and tree.same for tree in trees)
-        return self.code == 0 and same and self.before == self.after
-
-    def show(self) -> None:
-        rows = {name: duration(seconds) for name, seconds in self.steps.items()}
-        rows["in all"] = duration(sum(self.steps.values()))
-        rows |= {"store": str(self.store), "remote": str(self.remote)}
-        for table in sorted(self.before.keys() | self.after.keys()):
-            was, now = self.before.get(table, "none"), self.after.get(table, "missing")
-            same = f"{was.partition(',')[0]}, all equal"
-            rows[table] = same if was == now else f"NOT equal: {was}; now {now}"
-        tabulate(rows)
-        show_differences(self.store)
-        show_differences(self.remote)
-        if self.good:
-            say("Everything came back, byte for byte and row by row.", style="bold green")
-        else:
-            say("NOT everything came back as it was.", style="bold red")
-
-
 def drill(
     scratch: Scratch,
     postgres: Postgres,
@@ -111,33 +74,37 @@ def drill(
     """
     step("The drill: a catalog that has seen something goes to the remote, too")
     postgres.query(_PAST)
-    store, remote = list_tree(scratch.source), on_remote()
-    tables = _tables(postgres)
+    store, remote, before = list_tree(scratch.source), on_remote(), _tables(postgres)
     if code := command("dump", "--force"):
         return code
     step("The store and the database are lost")
-    lose(scratch, postgres)
+    shutil.rmtree(scratch.source)
+    postgres.drop()
     say(f"lost: {scratch.source} with {many(len(store), 'file')}")
-    say(f"lost: the database with {many(len(tables), 'table')}")
+    say(f"lost: the database with {many(len(before), 'table')}")
     step("Back from the remote alone")
     steps, code = _come_back(scratch, postgres, command)
     step("Is all of it back?")
-    found = Recovery(
-        before=tables,
-        after=_tables(postgres),
-        store=Comparison.of_listings(store, list_tree(scratch.source)),
-        remote=Comparison.of_listings(remote, on_remote()),
-        steps=steps,
-        code=code,
-    )
-    found.show()
-    return 0 if found.good else SOME_FAILED
-
-
-def lose(scratch: Scratch, postgres: Postgres) -> None:
-    """Removes the store and the database."""
-    shutil.rmtree(scratch.source)
-    postgres.drop()
+    trees = {
+        "store": Comparison.of_listings(store, list_tree(scratch.source)),
+        "remote": Comparison.of_listings(remote, on_remote()),
+    }
+    after = _tables(postgres)
+    rows = {name: duration(seconds) for name, seconds in steps.items()}
+    rows["in all"] = duration(sum(steps.values()))
+    rows |= {name: str(tree) for name, tree in trees.items()}
+    for table in sorted(before.keys() | after.keys()):
+        was, now = before.get(table, "none"), after.get(table, "missing")
+        same = f"{was.partition(',')[0]}, all equal"
+        rows[table] = same if was == now else f"NOT equal: {was}; now {now}"
+    tabulate(rows)
+    for tree in trees.values():
+        show_differences(tree)
+    if code or before != after or not all(one.identical and one.same for one in trees.values()):
+        say("NOT everything came back as it was.", style="bold red")
+        return SOME_FAILED
+    say("Everything came back, byte for byte and row by row.", style="bold green")
+    return 0
 
 
 def _come_back(

@@ -61,25 +61,18 @@ class SshFiles:
 
 
 @dataclass(frozen=True, slots=True)
-class SshServer:
-    """A server that has let us in. name says what it is, and why where that is not plain."""
+class SshRemote:
+    """A directory behind a server. server: its kind, and the reason where that is not plain."""
 
-    name: str
+    server: str
     host: str
     port: int
-
-
-@dataclass(frozen=True, slots=True)
-class SshRemote:
-    """A directory behind a server."""
-
-    server: SshServer
     files: SshFiles
     path: Path
 
     @property
     def name(self) -> str:
-        return f"ssh server: {self.server.name}, {self.server.host} port {self.server.port}"
+        return f"ssh server: {self.server}, {self.host} port {self.port}"
 
     @property
     def where(self) -> str:
@@ -89,8 +82,8 @@ class SshRemote:
     def settings(self) -> dict[str, object]:
         """Returns the table `remote`."""
         return {
-            "host": self.server.host,
-            "port": self.server.port,
+            "host": self.host,
+            "port": self.port,
             "path": self.path,
             "identity_file": self.files.identity,
             "known_hosts": self.files.known_hosts,
@@ -102,7 +95,9 @@ class SshRemote:
         return list_tree(self.path / "by-hash")
 
 
-def start(choice: Choice, files: SshFiles, stack: ExitStack, interrupts: Interrupts) -> SshServer:
+def start(
+    choice: Choice, files: SshFiles, path: Path, stack: ExitStack, interrupts: Interrupts
+) -> SshRemote:
     """Starts a server that lets us in; stack will stop it. Raises ConfigError, RemoteError."""
     host = f"{_user()}@{LOOPBACK}"
     _require_loopback()
@@ -112,7 +107,7 @@ def start(choice: Choice, files: SshFiles, stack: ExitStack, interrupts: Interru
         sshd = Sshd(files.directory, files.host_key, files.authorized_keys, interrupts)
         stack.callback(sshd.stop)
         try:
-            return _proven(SshServer("OpenSSH's sshd", host, _start(sshd)), files)
+            return _proven(SshRemote("OpenSSH's sshd", host, _start(sshd), files, path))
         except (ConfigError, RemoteError) as error:
             if choice == "openssh":
                 raise
@@ -121,7 +116,7 @@ def start(choice: Choice, files: SshFiles, stack: ExitStack, interrupts: Interru
     with interrupts.held():
         server = ParamikoServer(files.host_key, files.authorized_keys.read_text())
         stack.callback(server.close)
-    return _proven(SshServer(name, host, server.port), files)
+    return _proven(SshRemote(name, host, server.port, files, path))
 
 
 def _start(sshd: Sshd) -> int:
@@ -140,20 +135,13 @@ def _start(sshd: Sshd) -> int:
     return port
 
 
-def _proven(server: SshServer, files: SshFiles) -> SshServer:
+def _proven(remote: SshRemote) -> SshRemote:
     """Logs in as the backup will. Raises RemoteDenied, RemoteUnreachable."""
-    files.pin(server.port)
-    remote = RemoteSettings(
-        host=server.host,
-        port=server.port,
-        path=str(files.directory),  # a login needs none, but settings must have one
-        identity_file=files.identity,
-        known_hosts=files.known_hosts,
-        ssh_config=files.client,
-    )
+    remote.files.pin(remote.port)
+    settings = RemoteSettings.model_validate({**remote.settings, "path": str(remote.path)})
     try:
         login = subprocess.run(
-            ssh_argv(remote, "true", aes=False),
+            ssh_argv(settings, "true", aes=False),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -162,14 +150,14 @@ def _proven(server: SshServer, files: SshFiles) -> SshServer:
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise RemoteUnreachable(f"{server.name} on port {server.port} does not answer") from error
+        raise RemoteUnreachable(f"{remote.server}, port {remote.port}, does not answer") from error
     if login.returncode != 0:
         raise RemoteDenied(
-            f"{server.name} does not let us in",
+            f"{remote.server} does not let us in",
             detail=login.stderr.strip(),
             hint="try the other one, --ssh-server embedded or openssh",
         )
-    return server
+    return remote
 
 
 def _require_loopback() -> None:

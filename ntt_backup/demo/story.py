@@ -180,8 +180,7 @@ def start_servers(
         stack.callback(bucket.stop)
         bucket.start()
     else:
-        server = ssh.start(choice, scratch.ssh, stack, interrupts)
-        remote = ssh.SshRemote(server, scratch.ssh, scratch.remote)
+        remote = ssh.start(choice, scratch.ssh, scratch.remote, stack, interrupts)
     with interrupts.held():
         home = scratch.postgres_home()
     postgres = Postgres(home, interrupts)
