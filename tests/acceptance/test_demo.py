@@ -18,7 +18,7 @@ from ntt_backup import demo
 from ntt_backup.demo import store, story
 from ntt_backup.demo.processes import Interrupts
 from ntt_backup.demo.seaweedfs import ADMINISTER, Account, SeaweedFS
-from ntt_backup.errors import BackupError, ConfigError, SourceError
+from ntt_backup.errors import ConfigError, SourceError
 from ntt_backup.format import many
 from tests.helpers.parallel import ports
 from tests.helpers.waiting import PATIENCE, wait_until
@@ -311,17 +311,6 @@ def test_demo_fails_when_a_file_is_missing_on_the_remote(
     assert not (tmp_path / "demo").exists()
 
 
-@pytest.mark.parametrize(("present", "missing"), [("ssh", "tar"), ("tar", "ssh")])
-def test_missing_tool_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, present: str, missing: str
-) -> None:
-    (tmp_path / present).symlink_to("/bin/true")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match=f"{missing} is not installed") as caught:
-        demo.run(directory=tmp_path / "demo")
-    assert caught.value.hint.startswith("install ")
-
-
 def test_botocore_is_needed_for_a_bucket_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
 
@@ -336,38 +325,38 @@ def test_botocore_is_needed_for_a_bucket_alone(monkeypatch: pytest.MonkeyPatch) 
     assert "demo-s3" in caught.value.hint
 
 
-def test_directory_that_is_not_empty_is_left_alone(tmp_path: Path, files: Path) -> None:
-    before = sorted(files.rglob("*"))
-    with pytest.raises(ConfigError, match="is not empty"):
-        demo.run(directory=files)
-    assert sorted(files.rglob("*")) == before
-
-
 @pytest.mark.parametrize(
-    ("what", "error", "words"),
+    ("source", "directory", "path", "said", "hint"),
     [
-        ("nothing", ConfigError, "is not a directory"),
-        ("a file", ConfigError, "is not a directory"),
-        ("an empty directory", SourceError, "no readable files"),
+        ("files", "demo", "ssh", "tar is not installed", "install "),
+        ("files", "demo", "tar", "ssh is not installed", "install "),
+        ("files", "files", "", "is not empty", "a new one"),
+        ("nothing", "demo", "", "is not a directory", "--from"),
+        ("files/file 3", "demo", "", "is not a directory", "--from"),
+        ("empty", "demo", "", "no readable files", "--from"),
     ],
 )
-def test_source_without_files_is_an_error_before_a_server_is_started(
+def test_what_a_demo_lacks_is_told_before_a_server_is_started(
     tmp_path: Path,
+    files: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
-    what: str,
-    error: type[BackupError],
-    words: str,
+    source: str,
+    directory: str,
+    path: str,
+    said: str,
+    hint: str,
 ) -> None:
-    source = tmp_path / "source"
-    if what == "a file":
-        source.touch()
-    elif what == "an empty directory":
-        source.mkdir()
-    with pytest.raises(error, match=words) as caught:
-        demo.run(source=source, directory=tmp_path / "demo")
-    assert "--from" in caught.value.hint
+    (tmp_path / "empty").mkdir()
+    if path:
+        (tmp_path / path).symlink_to("/bin/true")
+        monkeypatch.setenv("PATH", str(tmp_path))
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises((ConfigError, SourceError), match=said) as caught:
+        demo.run(source=tmp_path / source, directory=tmp_path / directory)
+    assert hint in caught.value.hint
     assert "PostgreSQL" not in capfd.readouterr().out
-    assert not (tmp_path / "demo").exists()
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_store_is_made_of_copies_and_never_of_itself(tmp_path: Path, files: Path) -> None:
