@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import shlex
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import click
 import pytest
 from blake3 import blake3
+from psycopg.conninfo import make_conninfo
 
 from ntt_backup.cli.app import cli
 from ntt_backup.config import Settings, load
@@ -126,7 +128,7 @@ def test_what_came_last_is_missed_only_where_it_is_needed(
 
 @pytest.mark.long
 def test_a_dump_of_an_early_catalog_comes_back_and_is_completed(
-    old: Environment, postgres: Postgres, database_url: str
+    old: Environment, postgres: Postgres, database_url: str, role: Callable[[], str]
 ) -> None:
     for statement in EARLIEST:
         old.query(statement)
@@ -147,5 +149,10 @@ def test_a_dump_of_an_early_catalog_comes_back_and_is_completed(
     old.url = database_url
     assert call(old, "restore --catalog", "")[0] == 0
     assert old.copied() == copied
+    # What was restored belongs to a role of its own, and ordinary roles become its members.
+    ((owner,),) = old.query("select tableowner::text from pg_tables where tablename = 'blobs'")
+    member = role()
+    old.query(f"grant {owner} to {member}")
+    old.write_config(catalog={"url": make_conninfo(database_url, user=member)})
     for line, code in (("run", 4), ("init-db", 0), ("run", 0), ("status", 0)):
         assert call(old, line, "")[0] == code, line
