@@ -20,7 +20,7 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -36,8 +36,6 @@ CONFIG_VARIABLE = "NTT_CONFIG"
 _RENAMED: Mapping[str, str] = {"dump.refresh": "dump.max_age"}
 # A target that sets one of these must not inherit the others.
 PLACE = ("remote.url", "remote.host", "remote.port", "remote.path", "remote.endpoint")
-# Tables of tables whose names the operator chooses.
-_NAMED = ("targets", "snapshots")
 _SNAPSHOTS = "snapshots."
 _TARGET_NAME = re.compile(r"[a-z][a-z0-9_]{0,30}")
 # Whether the setting is the content of the file, or else its path.
@@ -58,6 +56,11 @@ _SET_HINT = (
     "a set's name is lowercase letters, digits, _ and -, at most 31, a letter or digit first"
 )
 _TARGET_HINT = "a target's name is lowercase letters, digits and _, at most 31, a letter first"
+# Tables of tables whose names the operator chooses: an example of a setting, which names are valid.
+_NAMED: Final[Mapping[str, tuple[str, Callable[[str], object], str]]] = {
+    "targets": ("url = ...", _TARGET_NAME.fullmatch, _TARGET_HINT),
+    "snapshots": ("paths = [...]", is_set, _SET_HINT),
+}
 _TABLES_HINT: Final = (
     "settings stand below their table: [run], then workers = 4; the tables are "
     + ", ".join((*TABLES, *(f"{one}.NAME" for one in _NAMED)))
@@ -246,8 +249,7 @@ def _with_a_place(remotes: Mapping[str, Layer], environ: Mapping[str, str]) -> l
 def snapshot_sets(file: Path | None, environ: Mapping[str, str]) -> list[str]:
     """Returns the valid names of snapshot sets. Raises ConfigError if the file cannot be read."""
     path, tables = _read(file, environ, [])
-    sets = _by_name("snapshots", (tables or {}).get("snapshots", {}), "", path, [])
-    return [name for name in sets if is_set(name)]
+    return list(_by_name("snapshots", (tables or {}).get("snapshots", {}), path, []))
 
 
 def path_of(file: Path | None, environ: Mapping[str, str]) -> Path:
@@ -295,10 +297,7 @@ def of_its_kind(shared: Layer, url: str) -> Layer:
 
 def _snapshots(sets: object, path: Path, problems: list[Problem]) -> Layer:
     layer = Layer()
-    for name, own in _by_name("snapshots", sets, "paths = [...]", path, problems).items():
-        if not is_set(name):
-            problems.append(Problem(f"snapshots.{name} in {path} is not a valid name", _SET_HINT))
-            continue
+    for name, own in _by_name("snapshots", sets, path, problems).items():
         # A set without settings lacks its paths; the error then has the name of the set.
         own.setdefault("paths", [])
         layer |= _layer(f"snapshots.{name}", own, f"snapshots.{name}", path)
@@ -306,26 +305,25 @@ def _snapshots(sets: object, path: Path, problems: list[Problem]) -> Layer:
 
 
 def _by_name(
-    table: str, named: object, example: str, path: Path, problems: list[Problem]
+    table: str, named: object, path: Path, problems: list[Problem]
 ) -> dict[str, dict[str, Any]]:
-    """Returns the tables within a table, by name."""
-    if isinstance(named, dict) and all(isinstance(one, dict) for one in named.values()):
-        return named
-    hint = f"write [{table}.NAME], then {example} on a line below it"
-    problems.append(Problem(f"{table} in {path} must hold tables", hint))
-    return {}
+    """Returns the tables within a table by name, without those whose names are not valid."""
+    example, is_valid, hint = _NAMED[table]
+    if not isinstance(named, dict) or not all(isinstance(one, dict) for one in named.values()):
+        how = f"write [{table}.NAME], then {example} on a line below it"
+        problems.append(Problem(f"{table} in {path} must hold tables", how))
+        return {}
+    wrong = [name for name in named if not is_valid(name)]
+    problems += [Problem(f"{table}.{name} in {path} is not a valid name", hint) for name in wrong]
+    return {name: one for name, one in named.items() if name not in wrong}
 
 
 def _targets(found: object, path: Path, problems: list[Problem]) -> dict[str, dict[str, Any]]:
-    targets = _by_name("targets", found, "url = ...", path, problems)
+    targets = _by_name("targets", found, path, problems)
     if targets.pop(DEFAULT_TARGET, None) is not None:
         text = f"targets.{DEFAULT_TARGET} in {path} is the target of the table [{DEFAULT_TARGET}]"
         hint = f"put its settings under [{DEFAULT_TARGET}], or give it another name"
         problems.append(Problem(text, hint))
-    wrong = [name for name in targets if not _TARGET_NAME.fullmatch(name)]
-    for name in wrong:
-        del targets[name]
-        problems.append(Problem(f"targets.{name} in {path} is not a valid name", _TARGET_HINT))
     return targets
 
 
