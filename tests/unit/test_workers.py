@@ -25,8 +25,9 @@ from tests.helpers.waiting import PATIENCE, wait_until
 
 ENDLESS = 500_000
 DEATH = ProcessEnded(status=1, detail="killed")
+SETTINGS = Settings(source={"root": "/s"}, remote={"host": "h", "path": "/p"})
 SPEC = WorkerSpec(
-    settings=Settings(source={"root": "/s"}, remote={"host": "h", "path": "/p"}),
+    settings=SETTINGS,
     worker=3,
     run_id="run",
     application="test",
@@ -34,8 +35,6 @@ SPEC = WorkerSpec(
     watch=False,
 )
 Start = Callable[..., SupervisedWorker]
-SETTINGS = Settings(source={"root": "/s"}, remote={"host": "h", "path": "/p"})
-LITTLE = PendingEstimate(100, 1_000_000, 0, exact=True)
 
 
 @pytest.fixture
@@ -338,20 +337,24 @@ def test_workers_hang_where_all_that_run_are_silent_and_none_will_start(
     assert pool.hang(62.0) is hang
 
 
-def due(pool: WorkerPool) -> list[float | None]:
-    return [worker.due for worker in pool]
+def estimate(blobs: int, size: int = 1_000_000, unsized: int = 0, *, exact: bool = True) -> Any:
+    return PendingEstimate(blobs, size, unsized, exact=exact)
+
+
+TO_BUCKET = Settings(source={"root": "/s"}, remote={"url": "s3://bucket/prefix"})
+LITTLE, MORE, MUCH = estimate(100), estimate(20_001), estimate(10**6)
 
 
 @pytest.mark.parametrize(
     ("pending", "workers"),
     [
-        (PendingEstimate(0, 0, 0, exact=True), 1),
-        (PendingEstimate(20_000, 1 << 28, 0, exact=True), 1),
-        (PendingEstimate(20_001, 1_000_000, 0, exact=True), 2),
-        (PendingEstimate(10, (1 << 29) + 1, 0, exact=True), 3),
-        (PendingEstimate(10**6, 10**9, 0, exact=True), 4),
-        (PendingEstimate(10, 1_000_000, 1, exact=True), 4),
-        (PendingEstimate(10, 1_000_000, 0, exact=False), 4),
+        (estimate(0, 0), 1),
+        (estimate(20_000, 1 << 28), 1),
+        (MORE, 2),
+        (estimate(10, (1 << 29) + 1), 3),
+        (MUCH, 4),
+        (estimate(10, unsized=1), 4),
+        (estimate(10, exact=False), 4),
     ],
 )
 def test_a_run_starts_with_no_more_workers_than_little_work_is_worth(
@@ -361,67 +364,54 @@ def test_a_run_starts_with_no_more_workers_than_little_work_is_worth(
 
 
 @pytest.mark.parametrize(
-    ("blobs", "size", "workers"),
-    [(24_000, 60_000_000, 1), (48_000, 128_000_000, 2), (10**5, 1, 4), (10**6, 10**12, 4)],
+    ("blobs", "size", "workers", "loads"),
+    [
+        (24_000, 60_000_000, 1, False),
+        (48_000, 128_000_000, 2, True),
+        (10**5, 1, 4, True),
+        (10**6, 10**12, 4, True),
+    ],
 )
 def test_a_run_to_a_bucket_makes_few_packs_of_little_work(
-    blobs: int, size: int, workers: int
+    blobs: int, size: int, workers: int, loads: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = SETTINGS.run.for_bucket()
-
-    assert workers_needed(PendingEstimate(blobs, size, 0, exact=True), run) == workers
-
-
-def test_workers_that_little_work_does_not_need_follow_when_more_comes() -> None:
-    pool = WorkerPool(SETTINGS, "run", Backoff(1, 60), watch=False)
-    pool.set_strategy("tar", LITTLE)
-    assert due(pool) == [0.0, None, None, None]
-    for pending in (None, 0, 20_000):
-        pool.start_reserve(pending, 5.0)
-    assert due(pool) == [0.0, None, None, None]
-    pool.start_reserve(20_001, 5.0)
-    assert due(pool) == [0.0, 5.0, 5.0, 5.0]
-
-
-def test_the_reserve_of_a_run_to_a_bucket_waits_for_more_than_a_pack() -> None:
-    """The work that one worker was started for does not start the others."""
-    settings = Settings(source={"root": "/s"}, remote={"url": "s3://bucket/prefix"})
-    pool = WorkerPool(settings, "run", Backoff(1, 60), watch=False)
-    pool.set_strategy("objects", PendingEstimate(24_000, 10**6, 0, exact=True))
-    pool.start_reserve(24_000, 5.0)
-    assert due(pool) == [0.0, None, None, None]
-
-
-@pytest.mark.parametrize("strategy", ["tar", "stream"])
-def test_all_workers_that_are_needed_start_at_once(strategy: str) -> None:
-    pool = WorkerPool(SETTINGS, "run", Backoff(1, 60), watch=False)
-    pool.set_strategy(strategy, PendingEstimate(50_000, 10**6, 0, exact=True))
-    assert due(pool) == [0.0, 0.0, 0.0, None]
-
-
-@pytest.mark.parametrize(("blobs", "loads"), [(24_000, 0), (48_000, 1)])
-def test_what_a_bucket_needs_is_loaded_where_more_workers_than_the_first_will_start(
-    blobs: int, loads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    """And loads what a bucket needs where more workers than the first will start."""
     loaded: list[object] = []
     monkeypatch.setattr("ntt_backup.objects.s3.load", loaded.append)
-    settings = Settings(source={"root": "/s"}, remote={"url": "s3://bucket/prefix"})
-    pool = WorkerPool(settings, "run", Backoff(1, 60), watch=False)
+    pending = estimate(blobs, size)
+    assert workers_needed(pending, SETTINGS.run.for_bucket()) == workers
+    a_pool(TO_BUCKET).load_ahead(pending)
+    assert bool(loaded) is loads
 
-    pool.load_ahead(PendingEstimate(blobs, 10**6, 0, exact=True))
 
-    assert len(loaded) == loads
+def a_pool(settings: Settings = SETTINGS, *, watch: bool = False) -> WorkerPool:
+    return WorkerPool(settings, "run", Backoff(1, 60), watch=watch)
+
+
+@pytest.mark.parametrize(
+    ("pool", "pending", "first", "more", "then"),
+    [
+        (a_pool(), LITTLE, [0.0, None, None, None], 20_000, [0.0, None, None, None]),
+        (a_pool(), LITTLE, [0.0, None, None, None], None, [0.0, None, None, None]),
+        (a_pool(), LITTLE, [0.0, None, None, None], 20_001, [0.0, 5.0, 5.0, 5.0]),
+        (a_pool(), estimate(50_000), [0.0, 0.0, 0.0, None], 0, [0.0, 0.0, 0.0, None]),
+        # The work that one worker was started for, more than a pack, does not start the others.
+        (a_pool(TO_BUCKET), estimate(24_000), [0.0] + [None] * 3, 24_000, [0.0] + [None] * 3),
+        (a_pool(watch=True), LITTLE, [0.0] * 4, None, [0.0] * 4),
+    ],
+)
+def test_workers_that_little_work_does_not_need_follow_when_more_comes(
+    pool: WorkerPool, pending: Any, first: list[Any], more: int | None, then: list[Any]
+) -> None:
+    pool.set_strategy("tar", pending)
+    assert [worker.due for worker in pool] == first
+    pool.start_reserve(more, 5.0)
+    assert [worker.due for worker in pool] == then
 
 
 def test_workers_that_were_told_to_stop_do_not_follow() -> None:
-    pool = WorkerPool(SETTINGS, "run", Backoff(1, 60), watch=False)
+    pool = a_pool()
     pool.set_strategy("tar", LITTLE)
     pool.stop()
     pool.start_reserve(10**6, 5.0)
     assert not pool.busy
-
-
-def test_one_that_watches_starts_all() -> None:
-    pool = WorkerPool(SETTINGS, "run", Backoff(1, 60), watch=True)
-    pool.set_strategy("tar", LITTLE)
-    assert due(pool) == [0.0] * 4
