@@ -11,7 +11,7 @@ taken off the notes (`removed`). A restore on a new machine has no notes, and mi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Collection, Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -69,25 +69,6 @@ class Newest:
 _FORM: Final = TypeAdapter(Newest)
 
 
-def withheld(
-    known: Iterable[Newest], there: Mapping[tuple[Kind, str], Collection[str]]
-) -> list[Newest]:
-    """Returns what is known and not on the target, where nothing newer is there. Pure.
-
-    Args:
-        known: What is newest.
-        there: The names on the target that this host has made, by kind and set. What is not in it
-            was not looked for.
-    """
-    return [
-        one
-        for one in known
-        if (names := there.get((one.kind, one.of))) is not None
-        and one.name not in names
-        and max(names, default="") < one.name
-    ]
-
-
 def recorded(settings: CatalogConfig) -> list[Newest]:
     """Returns what this host has noted of the target of the settings."""
     found = []
@@ -132,15 +113,19 @@ def lost_key(settings: CatalogConfig, keys: HostKeys) -> str:
 def compare(
     settings: CatalogConfig, there: Mapping[tuple[Kind, str], Collection[str]]
 ) -> list[Newest]:
-    """Returns what is missed on the target, and notes it for `missed`. there: as in `withheld`."""
-    known, now = recorded(settings), datetime.now(UTC)
-    away = withheld(known, there)
-    found = []
-    for one in known:
-        names = there.get((one.kind, one.of))
-        if names is None:
+    """Returns what is missed on the target, and notes it for `missed`: what is not there, where
+    nothing newer is there.
+
+    Args:
+        settings: Of the target.
+        there: The names on the target that this host has made, by kind and set. What is not in it
+            was not looked for.
+    """
+    found, now = [], datetime.now(UTC)
+    for one in recorded(settings):
+        if (names := there.get((one.kind, one.of))) is None:
             continue
-        if one in away:
+        if one.name not in names and max(names, default="") < one.name:
             since = one.missed_at if one.missed == one.name else now
             new = replace(one, missed=one.name, missed_at=since)
         elif one.missed in names or (one.missed_at and now - one.missed_at > _TOLD_FOR):

@@ -12,6 +12,7 @@ the run with its exit code, again after what is in flight.
 
 from __future__ import annotations
 
+import signal
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -20,17 +21,18 @@ from typing import TYPE_CHECKING, Final
 from ntt_backup import __version__, events
 from ntt_backup.client.backoff import Backoff
 from ntt_backup.config import Settings
+from ntt_backup.daemon import side_jobs
 from ntt_backup.daemon.event_log import BatchLines, EventLog, FailedBlobs
 from ntt_backup.daemon.listeners import Listener, Listeners
 from ntt_backup.daemon.progress import OpenOutages, RunProgress, RunState
 from ntt_backup.daemon.reload import read_again
 from ntt_backup.daemon.run_control import RunControl
-from ntt_backup.daemon.side_jobs import jobs_of
 from ntt_backup.daemon.signals import SignalInbox
 from ntt_backup.daemon.systemd import WATCHDOG_SECONDS, Systemd
 from ntt_backup.daemon.workers import SupervisedWorker, WorkerPool
 from ntt_backup.dump.events import DumpSkipped, DumpStart
 from ntt_backup.errors import BackupError, SourceError, Stopped
+from ntt_backup.process.child import ChildProcess
 from ntt_backup.process.messages import (
     Answered,
     Done,
@@ -117,7 +119,7 @@ class _Coordinator:
         from ntt_backup.daemon.run_history import RunHistory
 
         self._history = RunHistory(settings, run_id)
-        self._jobs = jobs_of(settings, watch=watch).under(self._workers.limit)
+        self._jobs = side_jobs.jobs_of(settings, watch=watch, limit=self._workers.limit)
         self._control = RunControl(
             settings, run_id, self._workers, self._jobs, self._progress, inbox, self._emit
         )
@@ -168,7 +170,8 @@ class _Coordinator:
         except BackupError as error:
             self._error = error
         finally:
-            self._jobs.kill()
+            for job in self._jobs.values():
+                job.discard()  # The remote discards the incomplete uploads.
             self._workers.kill()
         return self._finish()
 
@@ -236,7 +239,7 @@ class _Coordinator:
                         self._progress.take(worker.worker, idle, time.monotonic())
         except BaseException:
             preflight.close()
-            self._workers.first.abandon()
+            self._workers.first.discard(signal.SIGTERM)  # It cleans up.
             raise
         return preflight, warnings
 
@@ -284,7 +287,8 @@ class _Coordinator:
     def _serve_watchdog(self) -> bool:
         """Notifies the watchdog, unless the run hangs. Returns whether a new status is due."""
         now = time.monotonic()
-        alive = self._control.paused or self._jobs.alive(now) or not self._workers.hang(now)
+        job_alive = any(job.alive(now) for job in self._jobs.values())
+        alive = self._control.paused or job_alive or not self._workers.hang(now)
         return self._systemd.watchdog(alive=alive)
 
     def _finish_job(self, name: str, status: str) -> None:
@@ -308,9 +312,11 @@ class _Coordinator:
                 if worker.due is not None and worker.due <= now:
                     worker.start(now)
             if self._watch and not self._asked_to_stop and not self._control.paused:
-                self._jobs.start_due(now, self._missed_by_workers)
-            fds = [self._inbox.fd, *(fd for worker in self._workers for fd in worker.fds)]
-            ready = self._control.wait([*fds, *self._jobs.fds], _REFRESH_SECONDS)
+                for job in self._jobs.values():
+                    job.start_if_due(now, self._missed_by_workers)
+            children: list[ChildProcess] = [*self._workers, *self._jobs.values()]
+            fds = [self._inbox.fd, *(fd for child in children for fd in child.fds)]
+            ready = self._control.wait(fds, _REFRESH_SECONDS)
             self._hear_jobs()
             for worker in self._workers:
                 if not (worker.fds and ready.isdisjoint(worker.fds)):
@@ -383,7 +389,8 @@ class _Coordinator:
         for worker in self._workers:
             if worker.worker in waiting and worker.running:
                 worker.hurry()
-        self._jobs.answer(side)
+        for job in self._jobs.values():
+            job.answer(side)
 
     def _died(self, worker: SupervisedWorker, death: ProcessEnded, now: float) -> None:
         if self._asked_to_stop:
@@ -414,7 +421,7 @@ class _Coordinator:
                 if settings.log != self._settings.log:
                     self._next_progress = time.monotonic() + settings.log.progress_interval
                 self._settings = settings
-                self._jobs.adopt(settings)
+                side_jobs.adopt(self._jobs, settings)
                 self._control.adopt(settings)
 
     def _mind_signals(self) -> None:
@@ -456,7 +463,8 @@ class _Coordinator:
         if self._error is None and self._inbox.stops:
             self._error = Stopped(self._inbox.first_stop)
         state = self._progress.state(time.monotonic())
-        outcome, code = state.outcome(self._error, self._jobs.failed)
+        failed = [name for name, job in self._jobs.items() if job.failed]
+        outcome, code = state.outcome(self._error, failed)
         if self._error is not None and outcome == "error":
             self._emit(events.Error(**self._error.fields))
         if still_failed := self._history.still_failed():

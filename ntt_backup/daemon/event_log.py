@@ -40,6 +40,7 @@ from ntt_backup.format import utc
 FAILURES_LOGGED: Final = 100
 
 _LEVELS: Final = ("info", "warning", "error")
+_SUMS: Final = ("batches", "blobs", "copied", "failed", "bytes", "wire_bytes", "duration_s")
 SMALL_BLOBS: Final = 16
 SMALL_BYTES: Final = 1_000_000
 TOGETHER_SECONDS: Final = 60.0
@@ -208,18 +209,11 @@ class BatchLines:
 
 def _sum(first: BatchComplete, second: BatchComplete) -> BatchComplete:
     """Returns one event for both, with the name of the later batch."""
-    bytes_, duration = first.bytes + second.bytes, first.duration_s + second.duration_s
-    batches = first.batches + second.batches
+    both = replace(second, **{name: getattr(first, name) + getattr(second, name) for name in _SUMS})
+    answers_s = first.answer_s * first.batches + second.answer_s * second.batches
     return replace(
-        second,
-        batches=batches,
-        blobs=first.blobs + second.blobs,
-        copied=first.copied + second.copied,
-        failed=first.failed + second.failed,
-        bytes=bytes_,
-        wire_bytes=first.wire_bytes + second.wire_bytes,
-        duration_s=duration,
-        mb_per_s=bytes_ / max(duration, 1e-6) / 1e6,
+        both,
+        mb_per_s=both.bytes / max(both.duration_s, 1e-6) / 1e6,
         attempt=max(first.attempt, second.attempt),
-        answer_s=(first.answer_s * first.batches + second.answer_s * second.batches) / batches,
+        answer_s=answers_s / both.batches,
     )

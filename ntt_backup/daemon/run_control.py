@@ -15,7 +15,7 @@ from ntt_backup.config.timetable import Timetable, limit_text, parse_timetable
 from ntt_backup.daemon.control_socket import ControlSocket, RunReport
 from ntt_backup.daemon.events import Asked, BandwidthLimit, Paused, Resumed
 from ntt_backup.daemon.progress import RunProgress
-from ntt_backup.daemon.side_jobs import SideJobs
+from ntt_backup.daemon.side_jobs import SideJob
 from ntt_backup.daemon.signals import SignalInbox
 from ntt_backup.daemon.workers import WorkerPool
 from ntt_backup.errors import BackupError, ConfigError
@@ -35,7 +35,7 @@ class RunControl(RunReport):
         settings: Settings,
         run_id: str,
         workers: WorkerPool,
-        jobs: SideJobs,
+        jobs: Mapping[str, SideJob],
         progress: RunProgress,
         inbox: SignalInbox,
         emit: Callable[[events.Event], None],
@@ -202,7 +202,8 @@ class RunControl(RunReport):
     def _hurry(self, uid: int) -> str:
         self._hurried = True
         self._workers.hurry()
-        self._jobs.hurry()
+        for job in self._jobs.values():
+            job.hurry()
         self._emit(Asked(do="now", uid=uid))
         return "it looks for work, and does what is due, now"
 

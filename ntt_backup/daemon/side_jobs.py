@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 import signal
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Final
 
@@ -215,56 +215,6 @@ class SideJob(ChildProcess):
         return wait
 
 
-class SideJobs(dict[str, SideJob]):
-    """The side jobs of a run, by the names of what they make."""
-
-    @property
-    def fds(self) -> list[int]:
-        """Returns the descriptors of all."""
-        return [fd for job in self.values() for fd in job.fds]
-
-    def under(self, limit: Limit) -> SideJobs:
-        """Makes the jobs the last senders of a bandwidth limit, and returns the jobs."""
-        for index, job in enumerate(self.values(), limit.senders - len(self)):
-            job.pace = limit.sender(index)
-        return self
-
-    @property
-    def failed(self) -> list[str]:
-        """Returns the names of the jobs whose last process failed."""
-        return [name for name, job in self.items() if job.failed]
-
-    def alive(self, now: float) -> bool:
-        """Returns whether any job works. now: monotonic seconds."""
-        return any(job.alive(now) for job in self.values())
-
-    def start_due(self, now: float, away: Collection[str]) -> None:
-        """Starts the jobs that are due. now, away: see `SideJob.start_if_due`."""
-        for job in self.values():
-            job.start_if_due(now, away)
-
-    def answer(self, what: str) -> None:
-        """Schedules the jobs immediately that wait for this side, which answers now."""
-        for job in self.values():
-            job.answer(what)
-
-    def hurry(self) -> None:
-        """Schedules all jobs immediately, unless they are switched off."""
-        for job in self.values():
-            job.hurry()
-
-    def adopt(self, settings: Settings) -> None:
-        """Goes on with settings that were read again."""
-        for name, job in jobs_of(settings, watch=True).items():
-            # Of a snapshot it is known when it is due; a dump would be made at once.
-            self[name].become(job, look=name == "snapshot")
-
-    def kill(self) -> None:
-        """Kills all jobs immediately. The remote discards the incomplete uploads."""
-        for job in self.values():
-            job.discard()
-
-
 def _work(body: Callable[[], JobOver], pace: Pace | None) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if pace is not None:
@@ -274,10 +224,27 @@ def _work(body: Callable[[], JobOver], pace: Pace | None) -> int:
     return int(over.failed)
 
 
-def jobs_of(settings: Settings, *, watch: bool) -> SideJobs:
-    """Returns the side jobs of a run with these settings. watch: the run waits for outages."""
+def jobs_of(settings: Settings, *, watch: bool, limit: Limit | None = None) -> dict[str, SideJob]:
+    """Returns the side jobs of a run with these settings, by the names of what they make.
+
+    Args:
+        settings: Of the run.
+        watch: Whether the run waits for outages.
+        limit: The bandwidth limit of which the jobs are the last senders.
+    """
     backoff = Backoff.of(settings.run) if watch else None
-    return SideJobs(dump=dump_job(settings, backoff), snapshot=_snapshot_job(settings, backoff))
+    jobs = {"dump": dump_job(settings, backoff), "snapshot": _snapshot_job(settings, backoff)}
+    if limit is not None:
+        for index, job in enumerate(jobs.values(), limit.senders - len(jobs)):
+            job.pace = limit.sender(index)
+    return jobs
+
+
+def adopt(jobs: Mapping[str, SideJob], settings: Settings) -> None:
+    """Lets the side jobs go on with settings that were read again."""
+    for name, job in jobs_of(settings, watch=True).items():
+        # Of a snapshot it is known when it is due; a dump would be made at once.
+        jobs[name].become(job, look=name == "snapshot")
 
 
 def dump_job(settings: Settings, backoff: Backoff | None = None) -> SideJob:

@@ -62,7 +62,7 @@ class SupervisedTarget(ChildProcess):
 
     due: when the coordinator is started, in monotonic seconds; None: it runs, or is not started any
     more. ready: it need not be waited for at the start of the daemon. code: the exit code of its
-    last end.
+    last end. own: who is told of the daemon itself.
 
     Args:
         name: Of the target.
@@ -97,7 +97,7 @@ class SupervisedTarget(ChildProcess):
         self.code = 0
         self._fork = fork
         self._heard = heard
-        self._own = own
+        self.own = own
         self._watch = watch
         self._asked = 0
         self._hangs = False
@@ -136,10 +136,6 @@ class SupervisedTarget(ChildProcess):
         if self.running and self._spoke:
             self.send_signal(signal.SIGHUP)
 
-    def announce(self, event: events.Event) -> None:
-        """Logs an event of the daemon itself, and tells the listeners."""
-        self._own.event(event)
-
     def stop(self, signum: int) -> None:
         """Passes a SIGINT or SIGTERM on. The coordinator is not started again."""
         self._asked = signum
@@ -153,7 +149,7 @@ class SupervisedTarget(ChildProcess):
         """Kills the coordinator, if it still runs, and closes its listeners."""
         self.discard()
         self._close_socket()
-        self._own.close()
+        self.own.close()
 
     def _start(self, now: float) -> None:
         self._close_socket()
@@ -173,10 +169,10 @@ class SupervisedTarget(ChildProcess):
             case SystemdWord(text=text):
                 self._take_word(text, now)
             case StateMessage(state=state):
-                self._own.refresh(RunState.of(state))
+                self.own.refresh(RunState.of(state))
             case Fatal():
                 self._said_goodbye = True
-                self._own.event(events.Error(pid=self.pid, **message.error.fields))
+                self.own.event(events.Error(pid=self.pid, **message.error.fields))
             case events.Event():
                 if isinstance(message, events.Error):
                     self._reason = events.with_detail(message.message, message.detail)
@@ -211,11 +207,11 @@ class SupervisedTarget(ChildProcess):
         if wait is None:
             text = f"the coordinator of the target {self.name} died {RESTARTS + 1} times"
             hint = "the reason is in the log, in the target_restart events before this"
-            self._own.event(events.Error(exit_code=1, message=text, detail="", hint=hint))
+            self.own.event(events.Error(exit_code=1, message=text, detail="", hint=hint))
             return
         self.due = now + wait
         self._open_socket(wait)
-        self._own.event(
+        self.own.event(
             TargetRestart(
                 pid=ended.pid,
                 status=status,
@@ -246,7 +242,7 @@ class SupervisedTarget(ChildProcess):
         """Answers what the control socket is asked. Raises WaitsToStart for all but `now`."""
         if request["do"] == "now":
             self.due = 0.0
-            self._own.event(Asked(do="now", uid=uid))
+            self.own.event(Asked(do="now", uid=uid))
             return {"done": "it starts now", "target": self.name}
         raise WaitsToStart(
             self._waits, hint="`ntt-backup-remote now` starts it at once, once the cause is fixed"
@@ -352,7 +348,7 @@ def _reread(
             log.reopen(reread(target.name).log)
     with suppress(ConfigError):  # Each coordinator tells of it.
         if changed := changed_targets([target.name for target in targets], names()):
-            targets[0].announce(start_needed(changed))
+            targets[0].own.event(start_needed(changed))
 
 
 def _fork(settings: Settings, watch: bool, reread: Callable[[], Settings], again: bool) -> Child:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import math
-import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -93,10 +92,6 @@ class SupervisedWorker(ChildProcess):
     def found(self, strategy: str) -> None:
         """Sets the strategy of the next process. A process that probed the remote found it."""
         self.spec = replace(self.spec, strategy=strategy, probes=False)
-
-    def abandon(self) -> None:
-        """Ends a process that has not begun to work, after its cleanup."""
-        self.discard(signal.SIGTERM)
 
     def hear(self) -> Iterator[Message]:
         """Yields the messages that `read_messages` yields, with the worker's number. The end of a

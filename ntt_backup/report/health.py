@@ -16,6 +16,7 @@ from typing import Final
 from ntt_backup.catalog.failures import UNKNOWN
 from ntt_backup.catalog.history import Run
 from ntt_backup.errors import CatalogUnavailable, WaitsToStart, complete
+from ntt_backup.events import with_detail
 from ntt_backup.format import about, duration, many, moment, printable
 from ntt_backup.process.pid_lock import process_exists
 from ntt_backup.report.facts import TargetFacts
@@ -76,6 +77,14 @@ def judge(facts: TargetFacts, now: datetime) -> HealthVerdict:
     return HealthVerdict(tuple(sorted(points, key=lambda point: -point.level)))
 
 
+def _act(what: str, do: str) -> Point:
+    return Point(Health.ACTION_REQUIRED, what, do)
+
+
+def _wait(what: str, do: str = "") -> Point:
+    return Point(Health.WAITING, what, do)
+
+
 def lives(facts: TargetFacts, run: Run) -> bool:
     """Returns whether a run has not ended, as far as that can be known."""
     silent = max(_SILENT, timedelta(seconds=3 * facts.settings.log.progress_interval))
@@ -104,7 +113,7 @@ def _catalog(facts: TargetFacts, now: datetime) -> Iterator[Point]:
         yield Point(level, _sentence(trouble.message) + when, trouble.hint)
     # What is missing has several readers.
     for lack in {(one.detail or one.message, one.hint): one for one in facts.lacks}.values():
-        yield Point(Health.ACTION_REQUIRED, _sentence(str(lack)), lack.hint)
+        yield _act(_sentence(str(lack)), lack.hint)
 
 
 def _runs(facts: TargetFacts, now: datetime) -> Iterator[Point]:
@@ -113,20 +122,18 @@ def _runs(facts: TargetFacts, now: datetime) -> Iterator[Point]:
     if facts.daemon is not None:
         yield from _daemon(facts, now)
     elif run is not None and run.host == socket.gethostname() and facts.silence is not None:
-        yield Point(Health.WAITING, _sentence(str(facts.silence)), facts.silence.hint)
+        yield _wait(_sentence(str(facts.silence)), facts.silence.hint)
     elif run is None and facts.runs:
         last = facts.runs[0]
         if last.ended_at is None:
-            yield Point(
-                Health.ACTION_REQUIRED,
+            yield _act(
                 f"The last run, on {last.host}, ended without a word:"
                 f" last heard of {_ago(last.updated_at, now)}",
                 "See the journal or the log of that time, then start it again:"
                 " `ntt-backup-remote run`",
             )
         elif last.outcome == "error":
-            yield Point(
-                Health.ACTION_REQUIRED,
+            yield _act(
                 f"The last run ended early, {_ago(last.ended_at, now)}{_why(last)}"
                 f"{_restart(facts)}",
                 "`ntt-backup-remote check` says what is in the way",
@@ -145,7 +152,7 @@ def _restart(facts: TargetFacts) -> str:
 def _daemon(facts: TargetFacts, now: datetime) -> Iterator[Point]:
     assert facts.daemon is not None
     if facts.daemon.paused:
-        yield Point(Health.WAITING, "Somebody paused it", "`ntt-backup-remote resume` goes on")
+        yield _wait("Somebody paused it", "`ntt-backup-remote resume` goes on")
     for what, since in facts.daemon.unreachable.items():
         long = now - since >= _LONG_OUTAGE
         yield Point(
@@ -157,7 +164,7 @@ def _daemon(facts: TargetFacts, now: datetime) -> Iterator[Point]:
     for worker in facts.workers:
         if worker.state == "stalled":
             what = f"Worker {worker.worker} has said nothing for a long time"
-            yield Point(Health.WAITING, what, "The last lines of the log say what it did")
+            yield _wait(what, "The last lines of the log say what it did")
 
 
 def _blobs(facts: TargetFacts) -> Iterator[Point]:
@@ -165,8 +172,7 @@ def _blobs(facts: TargetFacts) -> Iterator[Point]:
     if totals is None:
         return
     if unknown := facts.unknown + totals.failed_by_reason.get(UNKNOWN, 0):
-        yield Point(
-            Health.ACTION_REQUIRED,
+        yield _act(
             f"{many(unknown, 'blob')} could not be copied",
             "Fix the causes that `ntt-backup-remote failed` lists, then run `ntt-backup-remote"
             " requeue`. To silence failures that cannot be fixed, run `ntt-backup-remote failed"
@@ -179,8 +185,7 @@ def _blobs(facts: TargetFacts) -> Iterator[Point]:
             "`ntt-backup-remote failed` lists them",
         )
     if again := sum(totals.pending_by_reason.values()):
-        yield Point(
-            Health.WAITING,
+        yield _wait(
             f"A check found {many(again, 'blob')} missing or wrong on the remote;"
             " they will be sent again",
         )
@@ -194,38 +199,31 @@ def _others(facts: TargetFacts, now: datetime) -> Iterator[Point]:
         if totals.pending and late:
             when = f"the last run was {_ago(ended, now)}" if ended else "there never was a run"
             what = f"{_blobs_pending(facts)} not copied yet, and {when}"
-            yield Point(Health.ACTION_REQUIRED, what, "`ntt-backup-remote run` copies them")
+            yield _act(what, "`ntt-backup-remote run` copies them")
         elif totals.pending:
-            yield Point(Health.WAITING, f"{_blobs_pending(facts)} waiting for the next run")
+            yield _wait(f"{_blobs_pending(facts)} waiting for the next run")
     yield from _dumps(facts, now)
     for name, known in facts.snapshots.items():
         every = facts.settings.scheduled.get(name)
         if known.error:
             what = f"The last snapshot of {name} failed: {known.error}"
-            yield Point(Health.ACTION_REQUIRED, what, f"`ntt-backup-remote snapshot take {name}`")
+            yield _act(what, f"`ntt-backup-remote snapshot take {name}`")
         elif every and known.taken_at and now - known.taken_at > timedelta(seconds=2 * every):
             what = f"The snapshot of {name} is late: the last one was {_ago(known.taken_at, now)}"
-            yield Point(Health.ACTION_REQUIRED, what, f"`ntt-backup-remote snapshot take {name}`")
+            yield _act(what, f"`ntt-backup-remote snapshot take {name}`")
     for one in facts.missed:
-        what = f"{str(one)[0].upper()}{str(one)[1:]}"
-        yield Point(
-            Health.ACTION_REQUIRED,
-            what,
-            "who can change the target? `ntt-backup-remote check`",
-        )
+        yield _act(_sentence(str(one)), "who can change the target? `ntt-backup-remote check`")
     commands = set()
     for check in facts.checks:
         newest = check.command not in commands
         commands.add(check.command)
         if newest and check.exit_code and check.exit_code < 128:
-            found = f" found {many(check.wrong, 'blob')} missing or wrong" if check.wrong else ""
-            what = f"The last {check.command}, {_ago(check.ended_at, now)},{found or ' failed'}"
-            do = f"`ntt-backup-remote {check.command}` says more"
-            yield Point(
-                Health.ACTION_REQUIRED,
-                what + (f": {check.detail}" if check.detail else ""),
-                do,
+            found = (
+                f"found {many(check.wrong, 'blob')} missing or wrong" if check.wrong else "failed"
             )
+            what = f"The last {check.command}, {_ago(check.ended_at, now)}, {found}"
+            do = f"`ntt-backup-remote {check.command}` says more"
+            yield _act(with_detail(what, check.detail), do)
 
 
 def _dumps(facts: TargetFacts, now: datetime) -> Iterator[Point]:
@@ -235,15 +233,15 @@ def _dumps(facts: TargetFacts, now: datetime) -> Iterator[Point]:
     last = max(facts.dumps, key=lambda one: one.started_at, default=None)
     if last is not None and last.error:
         what = f"The catalog could not be dumped: {last.error}"
-        yield Point(Health.ACTION_REQUIRED, what, do)
+        yield _act(what, do)
     elif settings.run.skip_pgdump or facts.read_at is None or facts.daemon or under_way(facts):
         return
     elif facts.runs and last is None:
         what = "There is no dump of the catalog: after the loss of this host nobody could tell"
-        yield Point(Health.ACTION_REQUIRED, f"{what} what the blobs are", do)
+        yield _act(f"{what} what the blobs are", do)
     elif last is not None and now - last.ended_at > oldest:
         what = f"The last dump of the catalog is old: {_ago(last.ended_at, now)}"
-        yield Point(Health.ACTION_REQUIRED, what, do)
+        yield _act(what, do)
 
 
 def _blobs_pending(facts: TargetFacts) -> str:

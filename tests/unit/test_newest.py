@@ -15,20 +15,17 @@ from ntt_backup.config.host_key import HostKeys, make_host_key
 from ntt_backup.config.sections import HostSettings
 from ntt_backup.newest import (
     Kind,
-    Newest,
     compare,
     lost_key,
     missed,
     record,
     recorded,
     removed,
-    withheld,
 )
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
 OLD, LAST, LATER = (f"2026030{day}T000000Z-00000000" for day in (1, 2, 3))
 KEY: tuple[Kind, str] = ("version", "etc")
-KNOWN = Newest("remote", "", "version", "etc", LAST, NOW)
 
 
 @pytest.fixture
@@ -56,8 +53,11 @@ def of(tmp_path: Path, url: str = "ssh://vault/srv", target: str = "remote") -> 
     ],
     ids=str,
 )
-def test_what_was_newest_is_missed_where_nothing_newer_is_there(there: Any, away: bool) -> None:
-    assert withheld([KNOWN], there) == [KNOWN] * away
+def test_what_was_newest_is_missed_where_nothing_newer_is_there(
+    settings: CatalogConfig, there: Any, away: bool
+) -> None:
+    record(settings, "version", LAST, "etc")
+    assert [one.missed for one in compare(settings, there)] == [LAST] * away
 
 
 def test_what_is_missed_stays_known_until_it_is_there_again(

@@ -13,7 +13,6 @@ from ntt_backup.config import Settings
 from ntt_backup.daemon.coordinator import _Coordinator
 from ntt_backup.daemon.progress import OpenOutages, RunProgress
 from ntt_backup.daemon.run_control import RunControl
-from ntt_backup.daemon.side_jobs import SideJobs
 from ntt_backup.daemon.signals import SignalInbox
 from ntt_backup.events import Outage
 from ntt_backup.process.messages import Answered, Drained
@@ -40,7 +39,7 @@ def test_all_that_wait_for_a_side_go_on_as_soon_as_it_answers_one_worker(settled
     run._outages = OpenOutages()
     run._emit = lambda *_: None
     run._control = SimpleNamespace(connect=lambda side: None)
-    run._jobs = SimpleNamespace(answer=woken.append)
+    run._jobs = {"dump": SimpleNamespace(answer=woken.append)}
     run._workers = [
         SimpleNamespace(
             worker=one, running=True, hurry=lambda one=one: woken.append(f"worker {one}")
@@ -65,7 +64,7 @@ def test_a_run_can_be_asked_before_its_first_wait(tmp_path: Path) -> None:
     run: Any = _Coordinator.__new__(_Coordinator)
     run._settings, run._watch, run._emit = settings, True, lambda *_: None
     run._workers = SimpleNamespace(limit=Limit(None, 1), kill=lambda: None)
-    run._jobs = SideJobs()
+    run._jobs = {}
     run._control = RunControl(
         settings, "run", run._workers, run._jobs, RunProgress(0.0, 1), SignalInbox(), run._emit
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
@@ -274,7 +275,7 @@ def test_the_end_of_a_prepared_worker_does_not_cancel_its_start(start: Start, en
     worker.prepare()
     worker.due = 90.0
     if end == "abandoned":
-        worker.abandon()
+        worker.discard(signal.SIGTERM)
     else:
         listen(worker)
     assert (worker.running, worker.due) == (False, 90.0)
