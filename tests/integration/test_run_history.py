@@ -59,6 +59,15 @@ def history(catalog_url: str, tmp_path: Path) -> Iterator[RunHistory]:
     made.end(RunProgress(0.0, 1).state(1.0), "done", 0, "")
 
 
+def assert_noted(history: RunHistory, catalog: Connection) -> None:
+    """What a run has copied arrives in its row."""
+    progress = RunProgress(0.0, 1)
+    progress.copied = 7
+    history.update(progress.state(3.0))
+    (noted,) = latest_runs(catalog, "remote")
+    assert noted.copied == 7
+
+
 FULL = "the remote cannot store: No space left on device"
 
 
@@ -136,44 +145,31 @@ def test_a_locked_table_is_not_waited_for(
     progress = RunProgress(0.0, 1)
     with psycopg.connect(catalog_url) as other:
         other.execute(f"lock table {table} in access exclusive mode".encode())
-        state = progress.state(1.0)
-        work = {
-            "blobs": lambda: history.count_pending(progress, 1.0),
-            "ntt_backup.runs": lambda: history.update(state),
-        }
-        work[table]()
+        if table == "blobs":
+            history.count_pending(progress, 1.0)
+        else:
+            history.update(progress.state(1.0))
         assert progress.pending is None
-    progress.copied = 7
-    history.update(progress.state(2.0))
-    (noted,) = latest_runs(catalog, "remote")
-    assert noted.copied == 7
+    assert_noted(history, catalog)
 
 
 def test_a_server_that_stands_still_is_not_waited_for(
     history: RunHistory, catalog: Connection, postgres: Postgres
 ) -> None:
     """Neither by a query nor by a new connection."""
-    progress = RunProgress(0.0, 1)
-    progress.copied = 7
     with postgres.frozen():
-        history.update(progress.state(1.0))
-        history.update(progress.state(2.0))
-    history.update(progress.state(3.0))
-    (noted,) = latest_runs(catalog, "remote")
-    assert noted.copied == 7
+        for now in (1.0, 2.0):
+            history.update(RunProgress(0.0, 1).state(now))
+    assert_noted(history, catalog)
 
 
 def test_what_is_lost_with_the_connection_is_noted_over_the_next(
     history: RunHistory, catalog: Connection
 ) -> None:
-    progress = RunProgress(0.0, 1)
-    progress.copied = 7
     end = "select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid()"
     catalog.execute(end + " and datname = current_database()")
-    history.update(progress.state(1.0))
-    history.update(progress.state(2.0))
-    (noted,) = latest_runs(catalog, "remote")
-    assert noted.copied == 7
+    history.update(RunProgress(0.0, 1).state(1.0))
+    assert_noted(history, catalog)
 
 
 def test_what_is_pending_is_looked_at_soon_where_the_last_look_tells_little(
@@ -231,8 +227,4 @@ def test_a_run_goes_on_where_nobody_made_the_table_of_hours(
     catalog.execute("drop table ntt_backup.hours")
     catalog.execute("delete from ntt_backup.runs")
     history.start("tar")
-    progress = RunProgress(0.0, 1)
-    progress.copied = 7
-    history.update(progress.state(1.0))
-    (noted,) = latest_runs(catalog, "remote")
-    assert noted.copied == 7
+    assert_noted(history, catalog)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,11 @@ from ntt_backup.daemon.listeners import Listener, Listeners, StateMessage
 from ntt_backup.daemon.progress import RunState
 from ntt_backup.daemon.targets import HANG_SECONDS, SupervisedTarget, SystemdWord
 from ntt_backup.errors import LockHeld, WaitsToStart, worst
-from ntt_backup.events import Error, Event, RunStop, Warning
+from ntt_backup.events import Error, Event, Warning
 from ntt_backup.process.messages import Fatal, Message
 from ntt_backup.process.pipeline import Child, wait_for
 from tests.helpers.waiting import PATIENCE
-from tests.unit.sample_events import STATE
+from tests.unit.sample_events import RUN_STOP, STATE
 
 
 class Ear(Listener):
@@ -88,13 +89,13 @@ def say(*messages: Message) -> str:
 
 
 def stop(outcome: str, code: int) -> str:
-    said = RunStop(
-        pid=1, outcome=outcome, exit_code=code, copied=0, failed=0, bytes=0, duration_s=0.0
-    )
-    return f"{say(said)}exit {code}\n"
+    return f"{say(replace(RUN_STOP, outcome=outcome, exit_code=code))}exit {code}\n"
 
 
 ODD = Warning(pid=1, reason="odd")
+FATAL = say(Fatal.of(LockHeld("another one runs", detail="it holds /x", hint="wait")))
+DIES = "echo MemoryError; kill -9 $$"
+RESTART = ["target_restart"]
 
 
 def test_what_it_says_is_passed_on_and_not_logged_again(
@@ -110,58 +111,42 @@ def test_what_it_says_is_passed_on_and_not_logged_again(
     assert capsys.readouterr().err == "usb: a library prints\n"
 
 
-@pytest.mark.parametrize("watch", [False, True])
-def test_one_that_dies_is_started_again(make: Make, watch: bool) -> None:
-    machine = make("echo MemoryError; kill -9 $$", stop("stopped", 143), watch=watch)
+@pytest.mark.parametrize(
+    ("watch", "scripts", "code", "logged"),
+    [
+        (False, [stop("error", 5)], 5, []),
+        # A mistake in the configuration does not mend itself.
+        (True, [stop("error", 2)], 2, []),
+        (True, [stop("stopped", 143)], 143, []),
+        (True, [stop("error", 6), stop("stopped", 143)], 143, RESTART),
+        (True, [DIES, stop("stopped", 143)], 143, RESTART),
+        (False, [DIES, stop("stopped", 143)], 143, RESTART),
+        # An error before its log is told by the daemon.
+        (False, [f"{FATAL}exit 3"], 3, ["error"]),
+        (False, ["exit 1"] * (RESTARTS + 1), 1, [*RESTART * RESTARTS, "error"]),
+    ],
+)
+def test_a_coordinator_is_started_again_as_systemd_would_do_it(
+    make: Make, watch: bool, scripts: list[str], code: int, logged: list[str]
+) -> None:
+    machine = make(*scripts, watch=watch)
+    while machine.target.busy:
+        machine.until_it_ends()
+    assert (machine.target.code, [one.kind for one in machine.logged.events]) == (code, logged)
+    assert code != 1 or "usb died 6 times" in str(machine.logged.events[-1].line)
+
+
+def test_what_became_of_a_coordinator_is_said(make: Make) -> None:
+    machine = make(DIES, f"{FATAL}exit 3")
     machine.until_it_ends()
     (event,) = machine.logged.events
     assert isinstance(event, TargetRestart)
     assert (event.status, event.detail, event.attempt) == (-9, "MemoryError", 1)
     assert machine.target.due == event.wait_s
     machine.until_it_ends()
-    assert (machine.target.code, machine.target.busy) == (143, False)
-
-
-def test_a_run_whose_coordinator_dies_again_and_again_is_given_up(make: Make) -> None:
-    machine = make(*["exit 1"] * (RESTARTS + 1))
-    waits = []
-    while machine.target.busy:
-        machine.until_it_ends()
-        waits.append((machine.target.due or 0.0) - machine.now)
-    *restarts, error = machine.logged.events
-    assert [event.kind for event in restarts] == ["target_restart"] * RESTARTS
-    assert isinstance(error, Error)
-    assert "usb died 6 times" in error.message
-    assert machine.target.code == 1
-
-
-@pytest.mark.parametrize(
-    ("watch", "outcome", "code", "again"),
-    [
-        (True, "error", 6, True),
-        (True, "error", 2, False),
-        (True, "stopped", 143, False),
-        (False, "error", 5, False),
-    ],
-)
-def test_one_that_ends_by_an_error_is_started_again_while_it_should_watch(
-    make: Make, watch: bool, outcome: str, code: int, again: bool
-) -> None:
-    """As systemd does it: a mistake in the configuration does not mend itself."""
-    machine = make(stop(outcome, code), watch=watch)
-    machine.until_it_ends()
-    assert (machine.target.code, machine.target.busy) == (code, again)
-    assert len(machine.logged.events) == int(again)
-
-
-def test_an_error_before_its_log_is_told_by_the_daemon(make: Make) -> None:
-    fatal = Fatal.of(LockHeld("another one runs", detail="it holds /x", hint="wait"))
-    machine = make(f"{say(fatal)}exit 3")
-    machine.until_it_ends()
-    (error,) = machine.logged.events
+    error = machine.logged.events[-1]
     assert isinstance(error, Error)
     assert (error.message, error.exit_code) == ("another one runs", 3)
-    assert (machine.target.code, machine.target.busy) == (3, False)
 
 
 def test_one_without_a_sign_of_life_is_ended_and_started_again(make: Make) -> None:
@@ -207,8 +192,11 @@ def test_one_that_is_stopped_stays_ended(make: Make, waits: bool) -> None:
 
 
 def test_one_that_cannot_be_started_is_tried_again(make: Make) -> None:
+    def no_memory(_: bool) -> Child:
+        raise OSError(12, "Cannot allocate memory")
+
     machine = make(stop("done", 0))
-    fork, machine.target._fork = machine.target._fork, _no_memory
+    fork, machine.target._fork = machine.target._fork, no_memory
     machine.turn()
     machine.target._fork = fork
     (event,) = machine.logged.events
@@ -216,10 +204,6 @@ def test_one_that_cannot_be_started_is_tried_again(make: Make) -> None:
     assert (event.status, event.detail) == (None, "Cannot allocate memory")
     machine.until_it_ends()
     assert machine.target.code == 0
-
-
-def _no_memory(_: bool) -> Child:
-    raise OSError(12, "Cannot allocate memory")
 
 
 def test_the_worst_exit_code_is_an_error_before_what_is_incomplete_before_a_stop() -> None:

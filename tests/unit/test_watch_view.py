@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import jsonschema
@@ -27,6 +28,7 @@ from ntt_backup.report import facts
 from ntt_backup.report.live import Watch, daemon_line, daemon_picture, sparkline
 from ntt_backup.report.status import Status
 from tests.helpers import documents
+from tests.unit.sample_events import OUTAGE
 
 NOW = 1_800_000_000.0
 PAUSED = "Somebody paused it"
@@ -40,11 +42,7 @@ def a_report(*, paused: bool = False, workers: int = 2) -> DaemonReport:
     made = RunReport("run-1", workers, lambda: NOW - 180)
     made.event(events.Warning(reason="evil\x1b[2J"))
     for worker in (0, 1):
-        made.event(
-            events.Outage(
-                worker=worker, what="remote", reason="gone", detail="", attempt=1, wait_s=1.0
-            )
-        )
+        made.event(replace(OUTAGE, worker=worker))
     made.refresh(progress.state(2.0))
     return made.report(
         "vault", paused=paused, bwlimit=4_000_000, jobs={"dump": True, "snapshot": False}
@@ -66,7 +64,7 @@ def test_the_picture_has_workers_rates_outages_and_the_last_lines() -> None:
     for words in (
         "target vault: a dump is made, at most 4.0 MB/s, 2 workers, strategy auto, PID ",
         "worker 1  sending",
-        "remote is unreachable for 3 min 0 s (2 workers): gone",
+        "remote is unreachable for 3 min 0 s (2 workers): no answer: timed out",
         "last 60 minutes |",
         "█",
         "at most 50.0 kB/s",
@@ -89,12 +87,17 @@ def test_it_fits_any_terminal(columns: int, rows: int) -> None:
     assert len(lines) <= max(rows + 1, 10)
 
 
-def test_a_daemon_is_seen_while_its_catalog_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def no_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
     def away(*_: object, **__: object) -> None:
         raise CatalogError("the catalog is not available")
 
-    reports = iter([a_report(), a_report(paused=True)])
     monkeypatch.setattr(status, "open_catalog", away)
+
+
+@pytest.mark.usefixtures("no_catalog")
+def test_a_daemon_is_seen_while_its_catalog_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    reports = iter([a_report(), a_report(paused=True)])
     monkeypatch.setattr(facts, "report", lambda _: next(reports))
     settings = {"vault": CatalogConfig(target="vault")}
     vault = EachTarget[Status](Common(None, "vault"), settings)
@@ -113,14 +116,11 @@ def test_a_daemon_is_seen_while_its_catalog_is_away(monkeypatch: pytest.MonkeyPa
     assert said.count("target vault: PAUSED") == 1
 
 
+@pytest.mark.usefixtures("no_catalog")
 @pytest.mark.parametrize("as_json", [False, True])
 def test_status_tells_of_a_daemon_whose_catalog_is_away(
     monkeypatch: pytest.MonkeyPatch, as_json: bool
 ) -> None:
-    def away(*_: object, **__: object) -> None:
-        raise CatalogError("the catalog is not available")
-
-    monkeypatch.setattr(status, "open_catalog", away)
     monkeypatch.setattr(facts, "report", lambda _: a_report())
     monkeypatch.setenv("NTT_CONFIG", "/dev/null")
     done = CliRunner().invoke(cli, ["status", *["--json"] * as_json])
