@@ -161,11 +161,7 @@ def _read_records(
 
 
 class BaseUnusable(Exception):
-    """A dump cannot be restored. name: of the dump that is at fault."""
-
-    def __init__(self, name: str, why: str) -> None:
-        super().__init__(f"{name} {why}")
-        self.name = name
+    """An increment cannot be restored without the dump that the message names."""
 
 
 def needed_by(one: Stored, known: Mapping[str, Stored]) -> list[Stored]:
@@ -183,11 +179,11 @@ def needed_by(one: Stored, known: Mapping[str, Stored]) -> list[Stored]:
         return [one]
     base = known.get(one.base)
     if base is None or base.age >= one.age:
-        raise BaseUnusable(one.base, "is missing")
+        raise BaseUnusable(f"{one.base} is missing")
     if not base.whole:
-        raise BaseUnusable(one.base, base.torn)
+        raise BaseUnusable(f"{one.base} {base.torn}")
     if base.base or not (base.record and base.record.series):
-        raise BaseUnusable(one.base, "is no whole dump of a series")
+        raise BaseUnusable(f"{one.base} is no whole dump of a series")
     return [base, one]
 
 
