@@ -69,10 +69,6 @@ def test_a_key_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None:
     assert [one.name for one in path.parent.iterdir()] == ["host.key"]
 
 
-def test_two_keys_differ(tmp_path: Path) -> None:
-    assert made(tmp_path / "a").name != made(tmp_path / "b").name
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 def test_roots_key_belongs_to_the_owner_of_its_directory(tmp_path: Path) -> None:
     home = tmp_path / "home"
