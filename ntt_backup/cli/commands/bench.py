@@ -45,12 +45,7 @@ def _ways(text: str) -> tuple[str, ...]:
     return names
 
 
-_ROUNDS = value(
-    "--rounds",
-    click.IntRange(LEAST_ROUNDS),
-    "How often everything is measured.",
-    default=LEAST_ROUNDS,
-)
+_ROUNDS = value("--rounds", click.IntRange(LEAST_ROUNDS), "Number of rounds.", default=LEAST_ROUNDS)
 _JSON = value(
     "--json",
     options.GivenPath("file", dir_okay=False, writable=True),
@@ -64,13 +59,7 @@ _QUIET = click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 @_ROUNDS
 @value("--seconds", click.FloatRange(0.2), "Time for each measurement of throughput.", default=3.0)
 @value("--streams", _NUMBERS, "Numbers of connections side by side.", default="1,2,4,8")
-@value(
-    "--round-trips",
-    click.IntRange(3),
-    "Number of round trips, in all rounds together.",
-    "trips",
-    default=1000,
-)
+@value("--round-trips", click.IntRange(3), "Round trips in all rounds.", "trips", default=1000)
 @_JSON
 @_QUIET
 def bench_link(common: Common, /, json_file: Path | None, quiet: bool, **chosen: Any) -> None:
@@ -90,12 +79,7 @@ def bench_link(common: Common, /, json_file: Path | None, quiet: bool, **chosen:
 @_ROUNDS
 @value("--seconds", click.FloatRange(0.2), "Time for the ceiling: a bare stream.", default=3.0)
 @value("--sample", SIZE, "Bytes, such as 1GB; default: what the link carries in 10 s.")
-@value(
-    "--workers",
-    _NUMBERS,
-    "Numbers to try the strategies with; all ways are compared with run.workers.",
-    default="1,2,4,8",
-)
+@value("--workers", _NUMBERS, "Numbers of workers to compare strategies with.", default="1,2,4,8")
 @value("--only", _ways, "Comma-separated names of ways; default: all.", metavar="LIST")
 @flag("--yes", "Let what is sent stay in an append-only bucket.")
 @_JSON

@@ -39,14 +39,12 @@ _OF_LEDGER: Final = 1000
     type=click.Choice(["all", *(who.value for who in Who)]),
     is_flag=False,
     flag_value="all",
-    help="Change nothing. Print the missing SQL for psql: one script for each role that must run"
-    " it, or only the named one.",
+    help="Change nothing. Print the missing SQL as one script for each role, or the named one.",
 )
 @value(
     "--role",
     "ROLE",
-    "Print the SQL, with no more rights than this role needs to back up; default: the user of"
-    " catalog.url.",
+    "Print the SQL with the least rights for this role; default: our user.",
 )
 @repeated("--monitor", "ROLE", "Print the SQL, also for a role that may only read the figures")
 def init_db(

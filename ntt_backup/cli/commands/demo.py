@@ -13,12 +13,7 @@ from ntt_backup.cli.options import PATH, flag, value
 
 
 @click.command()
-@value(
-    "--from",
-    PATH,
-    "Make the store from the files below this directory; default: system directories.",
-    "source",
-)
+@value("--from", PATH, "Directory with files for the store; default: system files.", "source")
 @value("--blobs", click.IntRange(1), "Number of blobs.", default=5000)
 @options.count("--workers", 4, "Number of workers that send in parallel.")
 @flag("--keep", "Remove nothing at the end, and say how to continue.")

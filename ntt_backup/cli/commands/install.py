@@ -47,17 +47,8 @@ _LEFT: Final = (
 
 @click.command("install-service")
 @flag("--uninstall", "Remove what was installed; data stays.")
-@value(
-    "--root",
-    PATH,
-    "Write below this directory, and run nothing: for a package, or an image.",
-    default=Path("/"),
-)
-@value(
-    "--prefix",
-    PATH,
-    "Put what belongs to a package below PREFIX/lib instead of /etc, such as /usr.",
-)
+@value("--root", PATH, "Write below this directory, and run nothing.", default=Path("/"))
+@value("--prefix", PATH, "Write a package's files below PREFIX/lib and not /etc, such as /usr.")
 @value("--program", str, "What the units start.  [default: this program]")
 def install_service(uninstall: bool, root: Path, prefix: Path | None, program: str | None) -> None:
     """Install the service for systemd, or remove it.
@@ -142,9 +133,7 @@ _NO_KEY: Final = "ssh-ed25519 AAAA... (the public half of the key for this job)"
 @options.command()
 @flag("--print", "Print the steps, and the line for sshd.", "show")
 @value(
-    "--write",
-    options.GivenPath(path_type=str),
-    "Write the receiver to this file, or to standard output (-); copy it to the remote.",
+    "--write", options.GivenPath(path_type=str), "Write the receiver to this file; - for stdout."
 )
 def install_receiver(common: Common, show: bool, write: str | None) -> None:
     """Prepare an ssh key that can only back up.

@@ -23,12 +23,7 @@ _VARIABLE = f"_{PROGRAM}_COMPLETE".replace("-", "_").upper()
 
 
 @click.command()
-@value(
-    "--to",
-    DIR,
-    f"Write {_PAGE} into this directory, such as /usr/local/share/man/man1.",
-    "directory",
-)
+@value("--to", DIR, f"Write {_PAGE} into this directory.", "directory")
 @click.pass_context
 def man(context: click.Context, directory: Path | None) -> None:
     """Print the man page, or write it into a directory."""

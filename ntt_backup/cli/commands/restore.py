@@ -13,7 +13,7 @@ import click
 
 from ntt_backup.cli import options, results
 from ntt_backup.cli.common import Common, NamedFile, read_blobids, require_blobids
-from ntt_backup.cli.options import DIR, IDENTITY, PATH, RESULT, flag, repeated, value
+from ntt_backup.cli.options import DIR, IDENTITY, PATH, RESULT, GivenPath, flag, repeated, value
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.host_key import Origin
 from ntt_backup.config.timetable import Timetable
@@ -37,8 +37,7 @@ _NOBODY: Final = (
 @value("--to", DIR, "Directory for the blobs; may also be given without --to.", "destination")
 @flag(
     "--catalog",
-    "Restore the catalog instead: the newest good dump of this host, into the empty database"
-    " of catalog.url.",
+    "Restore the catalog into the empty database of catalog.url: this host's newest good dump.",
     "of_catalog",
 )
 @value("--dump", "NAME", "With --catalog: this dump, and not the newest.")
@@ -50,17 +49,9 @@ _NOBODY: Final = (
 @options.sessions(default=4)
 @flag("--trust-size", "Keep a file in DIR that has the right size, without hashing it.")
 @value(
-    "--archived",
-    options.GivenPath("file", dir_okay=False),
-    "Write into FILE the keys of a bucket's objects that must be thawed first.",
+    "--archived", GivenPath("file", dir_okay=False), "Write the keys of archived objects into FILE."
 )
-@value(
-    "--thaw",
-    click.IntRange(1),
-    "Ask the object store to thaw the objects that must be, for so many days.",
-    "days",
-    metavar="DAYS",
-)
+@value("--thaw", click.IntRange(1), "Thaw archived objects for DAYS days.", "days", metavar="DAYS")
 @value(
     "--tier",
     click.Choice(["bulk", "standard", "expedited"]),
@@ -236,8 +227,7 @@ def lines(done: Restored, destination: Path) -> list[str]:
 @value(
     "--database",
     "URL",
-    "Empty database for the catalog, used instead of catalog.url; a password is for ~/.pgpass,"
-    " since others may see arguments.",
+    "Empty database for the catalog; others may see arguments: a password is for ~/.pgpass.",
     required=True,
 )
 @options.of_dump

@@ -42,11 +42,7 @@ _ESTIMATE_MS = 1000
 @value("--codec", str, "Compression of stream: auto, none, zlib, zstd-1, ... zstd-12.")
 @value("--bwlimit", "RATE", "Bytes a second of all workers together, such as 10MB, or a timetable.")
 @flag("--skip-pgdump", "Send no dump of the catalog.")
-@value(
-    "--log-level",
-    click.Choice(["info", "warning", "error"]),
-    "Write only events of this level and above into the log; info: all.",
-)
+@value("--log-level", click.Choice(["info", "warning", "error"]), "Lowest level to log; info: all.")
 @flag("--dry-run", "Show what would be sent, and send nothing.")
 def run(
     common: Common,

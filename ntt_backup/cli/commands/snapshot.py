@@ -74,12 +74,7 @@ def _patient(
 @options.command(*RESULT, name="take")
 @_set_argument
 @click.argument("paths", type=click.Path(), nargs=-1, metavar="[PATH]...")
-@value(
-    "--exclude",
-    "PATTERN",
-    "Leave out what fits: '*.tmp', or '/srv/cache/**'; may be repeated. Only with PATH.",
-    multiple=True,
-)
+@repeated("--exclude", "PATTERN", "With PATH, leave out what fits: '*.tmp', '/srv/cache/**'")
 @flag("--full", "Store everything, so that it needs no other version.")
 @flag("--paranoid", "Read files that seem unchanged, too.")
 def snapshot_take(
@@ -358,8 +353,7 @@ def _difference_line(one: Difference) -> str:
 @flag("--delta", "Hash the files that are there, and fetch only those parts of them that differ.")
 @flag(
     "--in-place",
-    "With --delta, write into the files themselves and not into copies, which saves room; an"
-    " interruption leaves a file half changed.",
+    "With --delta, write into the files to save room; an interruption leaves one half changed.",
 )
 @options.jobs(", each with its own connection")
 @flag("--trust-target", "Restore the version also where nothing proves that this host made it.")

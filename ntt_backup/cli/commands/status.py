@@ -36,9 +36,8 @@ _CATALOG_SECONDS: Final = 10.0
 @value(
     "--interval",
     click.FloatRange(0.2, 3600),
-    "With --watch: time between two looks. The catalog is asked every 10 seconds at most.",
+    "With --watch: seconds between two looks; the catalog is asked every 10 seconds at most.",
     default=2.0,
-    metavar="SECONDS",
 )
 def status(common: Common, exact: bool, watch: bool, interval: float) -> None:
     """Show what is pending, copied and failed, and who works."""
@@ -134,12 +133,7 @@ def runs(common: Common, limit: int) -> None:
 
 
 @options.command()
-@value(
-    "--listen",
-    "ADDRESS:PORT",
-    "Where to listen; port 0 takes a free one.",
-    default="127.0.0.1:9188",
-)
+@value("--listen", "ADDRESS:PORT", "Where to listen; port 0: a free one.", default="127.0.0.1:9188")
 @flag("--expose", "Listen on an address that other hosts reach, too. The page has no password.")
 @repeated(
     "--name", "HOST", "Name by which a browser may ask for the page, as behind a proxy", "known_as"

@@ -27,6 +27,7 @@ from ntt_backup.cli.options import (
     RESULT,
     SIZE,
     TIME,
+    GivenPath,
     flag,
     value,
 )
@@ -192,9 +193,7 @@ _ADVICE_FOR_BUCKETS: Final = _ADVICE | {
 
 @options.command(IDENTITY, *RESULT)
 @value(
-    "--out",
-    options.GivenPath("dir", file_okay=False),
-    "Write all differences into this directory, one file for each kind.",
+    "--out", GivenPath("dir", file_okay=False), "Write all differences, a file each kind, into DIR."
 )
 @flag("--apply", "Make copied blobs pending again that the remote lacks or has with another size.")
 def reconcile(common: Common, out: Path | None, apply: bool) -> None:
