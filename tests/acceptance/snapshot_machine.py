@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from ntt_backup.config.host_key import make_host_key
-from ntt_backup.config.sections import RemoteSettings
 from tests.helpers import program
 from tests.helpers.blobs import tree
 from tests.helpers.waiting import PATIENCE
@@ -28,8 +27,6 @@ class Machine:
         self.target = root / "target"
         for one in (self.files, self.target):
             one.mkdir()
-        # As the settings have it; else target.
-        self.remote: dict[str, Any] = {}
         self.limits: dict[str, Any] = {}
         self.configure(keep_last=100)
 
@@ -37,15 +34,8 @@ class Machine:
         rule = {"keep_daily": 0, "keep_weekly": 0, **set}
         self.write_config(etc={"paths": [str(self.files)], **rule})
 
-    def into(self, bucket: RemoteSettings, **limits: object) -> None:
-        """Names a bucket as the target."""
-        self.remote = {"url": bucket.url, "endpoint": bucket.endpoint, "addressing": "path"}
-        self.limits |= limits
-        self.configure(keep_last=100)
-
     def write_config(self, **sets: dict[str, Any]) -> None:
-        remote = self.remote or {"url": f"file://{self.target}"}
-        tables = {"remote": remote, "run": self.limits}
+        tables = {"remote": {"url": f"file://{self.target}"}, "run": self.limits}
         tables["log"] = {"jsonl": str(self.root / "log.jsonl")}
         tables["lock"] = {"file": f"{self.root}/lock-{{target}}"}
         tables |= {f"snapshots.{name}": said for name, said in sets.items()}

@@ -10,8 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -23,11 +21,8 @@ import pytest
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.transport import Local
 from ntt_backup.config.sections import RunSettings
-from ntt_backup.dump.retention import Retention
 from ntt_backup.errors import RemoteDenied
-from ntt_backup.filestore.by_bucket import FileStoreByBucket
 from ntt_backup.filestore.by_receiver import FileStoreByReceiver
-from ntt_backup.objects.s3 import open_bucket
 from ntt_backup.snapshot.format.manifest import (
     END_BYTES,
     ManifestReader,
@@ -36,54 +31,18 @@ from ntt_backup.snapshot.format.manifest import (
     tail_size,
 )
 from ntt_backup.snapshot.names import SNAPSHOTS
-from ntt_backup.snapshot.retention import expire
 from ntt_backup.snapshot.take.last_version import Copies
 from ntt_backup.snapshot.take.new_version import take
 from ntt_backup.snapshot.take.walk import SnapshotSet
 from tests.acceptance.snapshot_machine import Machine
 from tests.helpers import program
 from tests.helpers.blobs import tree
-from tests.helpers.processes import children, has_ended
-from tests.helpers.s3_proxy import Exchange, S3Proxy, closed
-from tests.helpers.s3_proxy import status as answer
-from tests.helpers.s3_servers import S3Server
 from tests.helpers.waiting import PATIENCE, wait_until
-
-
-def kill_forget(machine: Machine, left: int, *, receiver: bool = False) -> None:
-    """Kills a forget, or its receiver, once so many versions are left, and waits for the end of
-    what it began.
-    """
-
-    def removed() -> bool:
-        # Unlike a glob, a walk goes on where a directory has just gone.
-        found = sum("manifest" in names for _, _, names in os.walk(machine.target))
-        return found <= left or child.poll() is not None
-
-    with machine.running("forget", "etc", "--keep-last", "1", "--yes") as child:
-        wait_until(removed, "a removal")
-        receivers = children(child.pid)
-        if receiver:
-            for pid in receivers:
-                os.kill(pid, signal.SIGKILL)
-            assert child.wait(PATIENCE) == 0
-        child.kill()
-    wait_until(lambda: all(map(has_ended, receivers)), "the receiver's end")
 
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
-
-
-@pytest.fixture
-def small_disk(machine: Machine) -> Iterator[Machine]:
-    argv = ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(machine.target)]
-    done = subprocess.run(argv, capture_output=True, text=True)
-    if done.returncode != 0:
-        pytest.skip(f"cannot mount here: {done.stderr.strip()}")
-    yield machine
-    subprocess.run(["umount", "-l", str(machine.target)], check=True)
 
 
 def test_versions_are_taken_listed_compared_checked_and_brought_back(machine: Machine) -> None:
@@ -364,106 +323,6 @@ def test_a_set_is_changed_by_one_at_a_time(machine: Machine) -> None:
     assert machine.versions() == taken
 
 
-def test_forget_killed_leaves_only_versions_that_can_be_restored(machine: Machine) -> None:
-    contents = {}
-    machine.limits["backoff_base"] = 0.05
-    machine.configure(keep_last=100)
-    for number in range(6):
-        for name in range(30):
-            (machine.files / f"{name}").write_text(f"{number} of {name}")
-        contents[machine.take(*["--full"] * (number % 2 == 0))] = tree(machine.files)
-    kept = machine.versions()[-2:]
-    kill_forget(machine, 5)
-    there = machine.versions()
-    assert there[-2:] == kept
-    machine.call("verify", "etc", "--download")
-    for version in there:
-        assert machine.restored(version) == contents[version]
-    kill_forget(machine, 3, receiver=True)
-    assert machine.versions() == kept
-    assert machine.restored(kept[-1]) == contents[kept[-1]]
-
-
-def test_versions_in_a_bucket_are_found_by_a_host_without_copies(
-    machine: Machine, s3: S3Server
-) -> None:
-    machine.into(s3.bucket())
-    machine.make_host_key()
-    (machine.files / "big").write_bytes(random.randbytes(5_000_000))
-    first = machine.take()
-    (machine.files / "new").write_bytes(b"new")
-    shutil.rmtree(machine.root / "cache")
-    second = machine.json("take", "etc")
-    assert (second["parent"], second["read"]) == (first, 3)
-    assert machine.restored(second["version"]) == tree(machine.files)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("how", "status"), [("killed", -9), ("away", 5), ("refused", 5)])
-def test_forget_cut_in_a_bucket_leaves_versions_that_can_be_restored(
-    machine: Machine, s3: S3Server, how: str, status: int
-) -> None:
-    contents, release = {}, threading.Event()
-
-    def hold(_: Exchange) -> None:
-        release.wait(PATIENCE)
-
-    refuse = answer(403, "AccessDenied")
-    with S3Proxy(s3) as proxy:
-        bucket = s3.bucket(endpoint=proxy.endpoint)
-        machine.into(bucket, outage_timeout=0)
-        for number in range(5):
-            (machine.files / "file").write_text(f"{number}")
-            contents[machine.take(*["--full"] * (number in (0, 3)))] = tree(machine.files)
-        taken = list(contents)
-        troubles = {"killed": hold, "away": closed, "refused": refuse}
-        proxy.trouble("delete", troubles[how], times=10**6, after=2)
-        with machine.running("forget", "etc", "--keep-last", "1", "--yes") as child:
-            if how == "killed":
-                wait_until(lambda: proxy.requests["delete"] > 2, "a removal")
-                child.kill()
-            assert child.wait(PATIENCE) == status
-        release.set()
-        proxy.peace()
-        assert machine.versions() == [taken[0], *taken[3:]]
-        for version in machine.versions():
-            assert machine.restored(version) == contents[version]
-        # The store asks for time: it is waited for.
-        proxy.trouble("delete", answer(500, "InternalError"))
-        repository = FileStoreByBucket(open_bucket(bucket), bucket.part_size, SNAPSHOTS)
-        with closing(repository):
-            expire(repository, "etc", Retention(1, 0, 0), datetime.now(UTC) + timedelta(days=1.1))
-            left = {one.name.split("/")[1] for one in repository.list()}
-        assert left == set(taken[3:])
-        machine.call("verify", "etc", "--download")
-
-
-@pytest.mark.long
-def test_a_bucket_that_is_away_is_waited_for_and_one_that_stays_away_loses_nothing(
-    machine: Machine, s3: S3Server
-) -> None:
-    back = machine.root / "back"
-    restore = ("restore", "etc", "--to", str(back))
-    with S3Proxy(s3) as proxy:
-        machine.into(s3.bucket(endpoint=proxy.endpoint), backoff_base=0.05, outage_timeout=0.5)
-        (machine.files / "small").write_bytes(b"small")
-        first = machine.take()
-        (machine.files / "big").write_bytes(random.randbytes(12_000_000))
-        proxy.trouble("any", closed, after=6, times=10**6)
-        assert "take it again" in machine.call("take", "etc", expect=5)
-        proxy.peace()
-        assert machine.versions() == [first]
-        proxy.trouble("part", answer(503, "SlowDown"), times=2)
-        second = machine.take()
-        proxy.trouble("get", closed, after=4, times=10**6)
-        assert "remote is unreachable" in machine.call(*restore, expect=5)
-        proxy.peace()
-        proxy.trouble("get", closed, after=2, times=2)
-        assert machine.json(*restore)["wrong"] == 0
-        assert tree(back / str(machine.files)[1:]) == tree(machine.files)
-        assert machine.versions() == [first, second]
-
-
 def test_what_cannot_be_taken_has_its_exit_code_and_one_clear_line(machine: Machine) -> None:
     said = machine.run("take", "home", expect=2).stderr
     assert said.count("\n") == 2
@@ -506,18 +365,6 @@ def test_a_take_that_is_stopped_leaves_no_version_and_the_next_one_is_whole(
     machine.configure()
     assert machine.restored(machine.take()) == tree(machine.files)
     assert [one.name.count(".") for one in (machine.root / "cache").rglob("*.m*")] == [1, 1]
-
-
-def test_a_full_target_ends_a_take_and_keeps_what_was_there(small_disk: Machine) -> None:
-    machine = small_disk
-    (machine.files / "small").write_bytes(b"small")
-    machine.take()
-    (machine.files / "big").write_bytes(random.randbytes(20_000_000))
-    machine.call("take", "etc", expect=6)
-    (version,) = machine.versions()
-    assert machine.restored(version) == {"small": b"small"}
-    (machine.files / "big").unlink()
-    machine.take()
 
 
 @pytest.fixture

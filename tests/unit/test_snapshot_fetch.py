@@ -22,22 +22,28 @@ SIZE = 1000
 
 
 class Pack:
-    """A pack of super blocks, and what was fetched of it. gap: bytes before each block."""
+    """A pack of super blocks, and what was fetched of it. gap: bytes before each block. missing:
+    each block lies in a pack of its own, of which these are missing.
+    """
 
-    def __init__(self, count: int, gap: int = 0) -> None:
+    def __init__(self, count: int, gap: int = 0, missing: Sequence[int] | None = None) -> None:
         self.contents = [random.Random(n).randbytes(SIZE) for n in range(count)]
         self.extents: list[Extent] = []
         self.repository = MemoryStore()
         self.fetcher = Fetcher[int](self.repository, HEADER)
         self.held: list[int] = []
-        data = bytearray()
-        for content in self.contents:
+        data, files = bytearray(), self.repository.files
+        for number, content in enumerate(self.contents):
             data += bytes(gap)
             stored = zstandard.ZstdCompressor(write_checksum=True).compress(content)
-            self.extents.append(Extent(0, SIZE, 0, 1, len(data), len(stored), 0))
+            pack, at = (1, len(data)) if missing is None else (number + 1, 0)
+            self.extents.append(Extent(0, SIZE, 0, pack, at, len(stored), 0))
             data += stored
+            if missing is None:
+                files[pack_name("etc", VERSION, 1)] = bytes(data)
+            elif number not in missing:
+                files[pack_name("etc", VERSION, pack)] = stored
         self.stored = len(stored)
-        self.repository.files[pack_name("etc", VERSION, 1)] = bytes(data)
 
     def read(self, *items: Sequence[int]) -> None:
         """Reads items, each of some blocks, and proves their content."""
@@ -132,34 +138,14 @@ def test_a_range_is_no_longer_than_the_largest(monkeypatch: pytest.MonkeyPatch) 
     assert pack.repository.requests["read"] == 3
 
 
-class Lost:
-    """Blocks that lie in packs of one block each, of which some are missing."""
-
-    def __init__(self, count: int, *missing: int) -> None:
-        self.content = random.Random(1).randbytes(SIZE)
-        stored = zstandard.ZstdCompressor(write_checksum=True).compress(self.content)
-        self.extents = [Extent(0, SIZE, 0, n + 1, 0, len(stored), 0) for n in range(count)]
-        self.repository = MemoryStore()
-        for n in set(range(count)).difference(missing):
-            self.repository.files[pack_name("etc", VERSION, n + 1)] = stored
-        self.fetcher = Fetcher[int](self.repository, HEADER)
-
-    def read(self) -> list[bool]:
-        """Returns which blocks came, of which each is an item."""
-        came = []
-        items = enumerate([one] for one in self.extents)
-        for _, [(_, data, whole)], last in self.fetcher.read(items):
-            assert last
-            assert data == (self.content if whole else b"")
-            came.append(whole)
-        return came
-
-
 def test_what_lies_in_other_packs_comes_where_some_are_missing() -> None:
-    lost = Lost(6, 1, 2, 5)
-    assert lost.read() == [True, False, False, True, True, False]
-    assert lost.fetcher.damaged == 3
-    assert lost.fetcher.fetched == 3 * lost.extents[0][5]
+    pack = Pack(6, missing=(1, 2, 5))
+    came = list(pack.fetcher.read((n, [one]) for n, one in enumerate(pack.extents)))
+    assert [bytes(data) for _, [(_, data, _)], _ in came] == [
+        b"" if n in (1, 2, 5) else content for n, content in enumerate(pack.contents)
+    ]
+    assert [whole for _, [(_, _, whole)], _ in came] == [True, False, False, True, True, False]
+    assert (pack.fetcher.damaged, pack.fetched) == (3, 3)
 
 
 def test_a_super_block_that_is_refused_by_itself_is_left_out_and_those_beside_it_come() -> None:
@@ -209,15 +195,15 @@ def test_what_ends_the_items_is_told_in_its_own_words() -> None:
 
 
 def test_no_more_is_planned_ahead_where_packs_are_missing(windows: None) -> None:
-    lost = Lost(9, *range(9))
+    pack = Pack(9, missing=range(9))
     taken: list[int] = []
 
     def items() -> Iterator[tuple[int, list[Extent]]]:
-        for n, one in enumerate(lost.extents):
+        for n, one in enumerate(pack.extents):
             taken.append(n)
             yield n, [one]
 
-    ahead = [len(taken) - item for item, _, _ in lost.fetcher.read(items())]
+    ahead = [len(taken) - item for item, _, _ in pack.fetcher.read(items())]
     assert ahead == [1] * 9
 
 

@@ -28,7 +28,6 @@ from ntt_backup.snapshot.format.entry import (
     SYMLINK,
     Entry,
     Extent,
-    entries_of,
     order,
     parse,
     path_of,
@@ -455,17 +454,3 @@ def test_a_manifest_of_another_version_is_told() -> None:
     for end in (b"", b"\0" * END_BYTES, GOOD[-END_BYTES + 1 :]):
         with pytest.raises(SnapshotDamaged):
             tail_size(end)
-
-
-@pytest.mark.parametrize(
-    "line", [b'{"a","f"', b'["a"', b'[1,"f"', b"", b'["a":"f"', b'["\xff","f"']
-)
-def test_a_line_without_a_path_is_refused(line: bytes) -> None:
-    assert path_of(b'["a","f"') == "a"
-    with pytest.raises(SnapshotDamaged, match="has no path"):
-        path_of(line)
-
-
-def test_no_lines_have_no_entries() -> None:
-    # As in a part of a manifest where a restore finds neither directories nor hard links.
-    assert entries_of([]) == []

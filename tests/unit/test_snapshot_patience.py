@@ -102,6 +102,14 @@ def test_what_waiting_does_not_mend_ends_it(
     assert remote.waits == waits
 
 
+def test_what_is_removed_is_removed_over_an_outage(remote: Remote) -> None:
+    patient = remote.patient()
+    list(patient.list())
+    remote.fail(LOST)
+    assert patient.do(lambda store: store.remove([NAME])) == 1
+    assert (remote.files, remote.waits) == ({}, 1)
+
+
 def test_what_is_open_is_closed(remote: Remote) -> None:
     patient = remote.patient()
     opened = patient._store

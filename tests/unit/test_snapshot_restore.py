@@ -13,7 +13,7 @@ import tempfile
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,6 @@ from ntt_backup.snapshot.restore.files import Options
 from ntt_backup.snapshot.restore.tree import MARKER
 from ntt_backup.snapshot.restore.version import Restored
 from ntt_backup.snapshot.restore.version import restore as restore_version
-from ntt_backup.snapshot.take.last_version import Copies
-from ntt_backup.snapshot.take.new_version import take
 from ntt_backup.snapshot.take.walk import SnapshotSet
 from ntt_backup.snapshot.versions import Version
 from tests.helpers.blobs import tree as files_of
@@ -56,32 +54,18 @@ EMPTY = blake3(b"").hexdigest()
 chance = random.Random(16)
 
 
-class Example:
+class Example(Taker):
     """A tree, a repository with versions of it, and where they are restored."""
 
     def __init__(self, home: Path) -> None:
-        self.root = home / "root"
+        super().__init__(home / "root", home / "cache")
+        self.set = SnapshotSet("etc", (str(self.root),))
         self.to = home / "to"
-        self.repository = MemoryStore()
-        self._copies = Copies(home)
         self.first = ""
-        self._now = datetime(2026, 3, 4, tzinfo=UTC)
-        self.root.mkdir()
 
     @property
     def restored(self) -> Path:
         return self.to / str(self.root)[1:]
-
-    def take(self) -> str:
-        self._now += timedelta(minutes=1)
-        chosen = SnapshotSet("etc", (str(self.root),))
-        return take(self.repository, chosen, copies=self._copies, now=self._now).version
-
-    def write(self, name: str, content: bytes) -> Path:
-        path = self.root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-        return path
 
     def is_same(self) -> bool:
         return _look(self.root) == _look(self.restored)
@@ -180,21 +164,6 @@ def test_thousands_of_small_files_take_a_few_requests(everything: Example) -> No
     assert everything.repository.requests["read"] - before <= 10
 
 
-def test_an_older_version_of_a_chain_comes_back(example: Example) -> None:
-    versions, seen = [], []
-    content = bytearray(chance.randbytes(5 << 20))
-    for turn in range(4):
-        for number in range(turn, 60, turn + 1):
-            example.write(f"{number}", chance.randbytes(2000))
-        content[turn << 20 : (turn << 20) + 10] = b"0123456789"
-        example.write("big", bytes(content))
-        versions.append(example.take())
-        seen.append(_look(example.root))
-    for version, wanted in reversed([*zip(versions, seen, strict=True)]):
-        assert restore(example.repository, example.to, f"etc@{version}").wrong == 0
-        assert _look(example.restored) == wanted
-
-
 def test_what_differs_is_replaced_and_what_the_version_lacks_is_left_alone(
     everything: Example,
 ) -> None:
@@ -276,7 +245,7 @@ def pages(example: Example) -> Example:
     example.write("pages", bytes(content))
     example.write("small", b"small")
     example.write("shorter", chance.randbytes(4 << 20))
-    example.first = example.take()
+    example.first = example.take().version
     restore(example.repository, example.to)
     for page in chance.sample(range(len(content) // BLOCK), len(content) // BLOCK // 100):
         content[page * BLOCK : page * BLOCK + 4] = b"page"
@@ -289,10 +258,12 @@ def pages(example: Example) -> Example:
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize(("jobs", "holes"), [(1, True), (2, True), (1, False)])
 def test_a_delta_fetches_what_differs_and_no_more(
-    pages: Example, in_place: bool, jobs: int
+    pages: Example, in_place: bool, jobs: int, holes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if not holes:  # A file system that can make none of them.
+        monkeypatch.setattr(local_file, "_fallocate", lambda *_: -1)
     changed = sum(
         len(data)
         for name, data in pages.repository.files.items()
@@ -457,15 +428,20 @@ def test_a_field_of_a_newer_program_makes_no_link_of_a_file(tmp_path: Path) -> N
     assert (tmp_path / "link").readlink() == Path("file")
 
 
-def test_nothing_is_written_by_the_manifest_of_another_version(example: Example) -> None:
+def test_nothing_is_written_by_a_manifest_of_another_version_or_a_damaged_one(
+    example: Example,
+) -> None:
     example.write("file", b"old")
-    old = example.take()
+    old = example.take().version
     example.write("file", b"new")
-    new = example.take()
+    new = example.take().version
     files = example.repository.files
     files[f"etc/{new}/manifest"] = files[f"etc/{old}/manifest"]
     with pytest.raises(SnapshotDamaged, match="that of another version"):
         restore(example.repository, example.to, f"etc@{new}")
+    files[f"etc/{old}/manifest"] = files[f"etc/{old}/manifest"][:-30]
+    with pytest.raises(SnapshotDamaged, match="breaks off"):
+        restore(example.repository, example.to, f"etc@{old}")
     assert list(example.to.iterdir()) == []
 
 
@@ -512,19 +488,6 @@ def test_only_what_this_host_made_comes_back_unless_the_target_is_trusted(
         assert list((tmp_path / f"refused{number}").iterdir()) == []
         done = back(f"trusted{number}", origins, trust=True)
         assert (done.files, done.origin) == (1, str(Origin.UNKNOWN))
-
-
-def test_nothing_is_written_by_a_manifest_that_is_damaged(example: Example) -> None:
-    for number in range(5000):
-        example.write(f"{number}", b"")
-    example.take()
-    name = next(name for name in example.repository.files if name.endswith("/manifest"))
-    data = bytearray(example.repository.files[name])
-    data[len(data) * 3 // 4] ^= 1
-    example.repository.files[name] = bytes(data)
-    with pytest.raises(SnapshotDamaged):
-        restore(example.repository, example.to)
-    assert list(example.to.iterdir()) == []
 
 
 @pytest.mark.parametrize("how", [{}, {"delta": True}, {"delta": True, "in_place": True}])
@@ -677,7 +640,7 @@ def test_only_the_restore_that_was_cut_off_ends_the_doubt(
     everything.take()
     first = min(name.split("/")[1] for name in everything.repository.files)
     shutil.rmtree(everything.root / "many" / "4")
-    last = everything.take()
+    last = everything.take().version
     restore(everything.repository, everything.to, f"etc@{last}")
     damaged = everything.restored / "many" / "4" / "11"
     assert damaged.read_bytes() == bytes(11)
@@ -902,20 +865,6 @@ def test_a_file_system_without_special_files_gets_all_others(
     assert everything.is_same()
 
 
-def test_a_disk_that_is_full_before_the_first_file_ends_the_restore(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    repository = MemoryStore()
-    put_version(repository, [directory("d"), file("d/a")])
-    made: list[Any] = [
-        tempfile.TemporaryFile,
-        lambda dir: os.fdopen(os.open("/dev/full", os.O_RDWR), "w+b"),
-    ]
-    monkeypatch.setattr(tempfile, "TemporaryFile", lambda dir: made.pop()(dir=dir))
-    with pytest.raises(DestinationError, match="No space left"):
-        restore(repository, tmp_path)
-
-
 def test_a_directory_that_cannot_be_used_is_an_error(everything: Example, tmp_path: Path) -> None:
     everything.take()
     (tmp_path / "file").touch()
@@ -1061,31 +1010,3 @@ def test_a_file_that_cannot_be_compared_is_told_and_stays(
     assert done.problems == [("root/file", "Permission denied")]
     assert (done.wrong, done.kept) == (1, 1)
     assert kept.read_bytes() == b"changed"
-
-
-def test_only_a_disk_that_cannot_read_makes_a_file_differ(monkeypatch: pytest.MonkeyPatch) -> None:
-    for number in (errno.EIO, errno.EBADF):
-        error = OSError(number, os.strerror(number))
-
-        def fail(*_: object, error: OSError = error) -> None:
-            raise error
-
-        monkeypatch.setattr(local_file, "_compare", fail)
-        if number == errno.EIO:
-            assert local_file.compare(0, Entry("a", FILE), b"", b"") == (False, None)
-        else:
-            with pytest.raises(OSError, match="Bad file"):
-                local_file.compare(0, Entry("a", FILE), b"", b"")
-
-
-def test_bytes_become_zeros_where_no_hole_can_be_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "file"
-    for holes in (True, False):
-        path.write_bytes(b"x" * 300_000)
-        if not holes:
-            monkeypatch.setattr(local_file, "_fallocate", lambda *_: -1)
-        with path.open("r+b") as file:
-            local_file._clear(file.fileno(), 10, 250_000)
-        assert path.read_bytes() == b"x" * 10 + bytes(249_990) + b"x" * 50_000

@@ -156,20 +156,6 @@ def test_many_versions_of_strangers_within_an_hour_are_a_crowd() -> None:
     assert retention._crowd(cast(Any, found), 4) == {}
 
 
-def test_as_many_versions_of_strangers_as_the_schedule_has_in_an_hour_are_no_crowd() -> None:
-    found = [
-        Facts(
-            version(one := name(NOW - timedelta(minutes=age))),
-            Header("db", one, "", (one,), "00" * 32, ("/etc",)),
-            None,
-        )
-        for age in (50, 30, 10)
-    ]
-    assert doubts(found, signed=False, every=1800) == []
-    why = "one of 3 that arrived within an hour"
-    assert doubts(found, signed=False, every=3600) == [(one, why) for one in found]
-
-
 def test_the_newest_version_before_the_oldest_that_is_doubtful_stays() -> None:
     """Whoever plants versions has none removed that was there before, whatever is taken later."""
     days = [name(NOW - timedelta(days=age)) for age in range(9, 0, -1)]

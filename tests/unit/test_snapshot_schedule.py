@@ -25,7 +25,6 @@ from ntt_backup.snapshot.take.walk import SnapshotSet
 from ntt_backup.snapshot.versions import last_begun
 from tests.helpers.memory_store import MemoryStore
 from tests.helpers.waiting import PATIENCE
-from tests.unit.fakes import Clock
 from tests.unit.taker import Taker
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -226,21 +225,3 @@ def test_a_take_says_how_far_it_is_by_the_size_of_the_last_version(
     take_due(settings, events.append)
     said = [one for one in events[first:] if isinstance(one, SnapshotProgress) and one.set == "etc"]
     assert [one.eta_s for one in said] == [30.0, 20.0, None]
-
-
-def test_a_take_tells_now_and_then_how_long_it_will_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, told = Clock(), list[Any]()
-    monkeypatch.setattr(job, "time", clock)
-    reporter = job._Reporter("s", 10, 1000, told.append)
-    for seconds, bytes_ in ((9, 100), (1, 1), (9, 300), (1, 250), (10, 0), (10, 1000), (10, 2000)):
-        clock.now += seconds
-        reporter.progress(7, bytes_, 5, 3)
-    assert [one.eta_s for one in told] == [9990.0, 60.0, None, None, None]
-    assert (told[0].set, told[0].files, told[0].read, told[0].stored) == ("s", 7, 5, 3)
-    told.clear()
-    for number in range(30):
-        reporter.problem(f"/{number}", "why")
-    reasons = [one.reason for one in told]
-    assert reasons[0] == "snapshot of s: /0: why"
-    assert len(reasons) == job._SHOWN + 1
-    assert reasons[-1] == "snapshot of s: there is more, not shown"

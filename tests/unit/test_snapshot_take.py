@@ -12,7 +12,7 @@ from array import array
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from ntt_backup.errors import (
     RemoteUnreachable,
     SourceError,
 )
-from ntt_backup.snapshot.format.entry import MAX_NUMBER, MAX_SUPER_BLOCK, Entry, Extent
+from ntt_backup.snapshot.format.entry import MAX_NUMBER, Entry
 from ntt_backup.snapshot.format.manifest import (
     END_BYTES,
     ManifestReader,
@@ -39,7 +39,7 @@ from ntt_backup.snapshot.format.manifest import (
     ending_of,
     tail_size,
 )
-from ntt_backup.snapshot.names import MANIFEST, SnapshotDamaged, new_version
+from ntt_backup.snapshot.names import SnapshotDamaged, new_version
 from ntt_backup.snapshot.origins import NO_KEYS, add_made, read_made
 from ntt_backup.snapshot.take import chain, changed_file, last_version
 from ntt_backup.snapshot.take import new_version as taking
@@ -132,32 +132,6 @@ def test_a_link_is_recorded_only_to_what_is_proved_to_be_the_same_file(
         assert taker.contents()["c-link"] == b"old, and more"
 
 
-def test_a_version_builds_on_the_last_one_and_each_comes_back_whole(taker: Taker) -> None:
-    big = taker.write("big", noise(4 << 20))
-    taker.write("gone", b"gone")
-    taker.write("small", b"one")
-    first = taker.take()
-    state = taker.contents()
-    rewrite(big, 5 * BLOCK + 7, b"changed")
-    rewrite(big, (4 << 20) - 3, b"longer")
-    taker.write("small", b"two")
-    taker.write("new", noise(3 << 20, 2))
-    (taker.root / "gone").unlink()
-    second = taker.take()
-    assert second.parent == first.version
-    assert taker.contents() == {
-        name: (taker.root / name).read_bytes() for name in ("big", "new", "small")
-    }
-    assert taker.contents(first.version) == state
-    assert second.changed == 3
-    # Two blocks and the block behind the end, beside the new file.
-    assert (3 << 20) < second.stored < (3 << 20) + 4 * BLOCK
-    big.write_bytes(b"short")
-    taker.take()
-    assert taker.contents()["big"] == b"short"
-    assert len(taker.manifest.header.chain) == 3
-
-
 def test_of_a_file_that_has_not_changed_no_content_is_read(
     taker: Taker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,6 +140,7 @@ def test_of_a_file_that_has_not_changed_no_content_is_read(
     taker.write("big", noise(3 << 20))
     os.link(taker.root / "big", taker.root / "a-link")
     taker.take()
+    assert taker.repository.requests["write"] == 3  # a pack, the map and the manifest
     before = taker.entries()
     monkeypatch.setattr("ntt_backup.snapshot.take.changed_file.FileReader.read", _never)
     for number in range(0, 300, 3):  # What is gone lets no neighbour be read.
@@ -337,16 +312,6 @@ def test_a_version_that_no_restore_would_read_is_not_made(
             chain.require_readable(bad, full=full)
 
 
-def test_many_small_files_share_packs_and_keep_their_order(taker: Taker) -> None:
-    names = [f"{number % 10}/{number:05}" for number in range(3000)]
-    for name in names:
-        taker.write(name, name.encode())
-    taken = taker.take()
-    assert taker.repository.requests["write"] == 3  # a pack, the map and the manifest
-    assert taker.contents() == {name: name.encode() for name in names}
-    assert taken.files == taker.trailer.files
-
-
 # --- files that do not hold still ----------------------------------------------------------------
 
 
@@ -499,39 +464,39 @@ def test_a_set_whose_files_are_all_gone_gets_no_version_but_by_full(taker: Taker
 # --- chains, copies and faults -------------------------------------------------------------------
 
 
-def test_a_version_is_full_when_asked_when_the_chain_is_old_and_when_a_pack_is_lost(
-    taker: Taker,
-) -> None:
+def test_a_version_is_full_when_that_is_asked_for_and_when_the_chain_is_old(taker: Taker) -> None:
     taker.write("file", noise(100))
     assert taker.take().parent == ""
     assert taker.take().parent
     assert taker.take(full=True).parent == ""
-    assert taker.contents() == {"file": noise(100)}
     taker.now += taker.set.full_every
-    last = taker.take()
-    assert last.parent == ""
-    del taker.repository.files[f"s/{last.version}/pack-00001"]
     assert taker.take().parent == ""
-    assert "so this one is full" in taker.problems[f"version {last.version}"]
     assert taker.contents() == {"file": noise(100)}
 
 
-@pytest.mark.parametrize("left", [None, 60_000])
-def test_a_version_is_full_when_a_pack_of_an_older_one_of_its_chain_is_lost_or_cut(
-    taker: Taker, left: int | None
+@pytest.mark.parametrize(
+    ("number", "file", "left"),
+    [
+        (0, "pack-00001", None),
+        (0, "pack-00001", 60_000),
+        (1, "pack-00001", None),
+        (1, "manifest", 100),
+    ],
+)
+def test_a_version_builds_on_no_chain_that_is_not_whole_and_says_so(
+    taker: Taker, number: int, file: str, left: int | None
 ) -> None:
     taker.write("file", noise(70_000))
-    first = taker.take()
+    names = [taker.take().version]
     taker.write("other", noise(70_000, 2))
-    taker.take()
-    name = f"s/{first.version}/pack-00001"
-    if left is None:
-        del taker.repository.files[name]
-    else:
-        taker.repository.files[name] = taker.repository.files[name][:left]
+    names.append(taker.take().version)
+    content = taker.repository.files.pop(f"s/{names[number]}/{file}")
+    if left is not None:
+        taker.repository.files[f"s/{names[number]}/{file}"] = content[:left]
+    taker.copies.drop(names[1])
     taken = taker.take()
-    assert taken.parent == ""
-    assert len(taker.problems) == 1
+    assert taken.parent == (names[0] if file == "manifest" else "")
+    assert list(taker.problems) == [f"version {names[1]}"]
     assert taker.contents(taken.version) == {"file": noise(70_000), "other": noise(70_000, 2)}
 
 
@@ -583,39 +548,6 @@ def test_with_its_own_copies_a_take_fetches_nothing_and_a_bad_copy_is_fetched_an
         last = taken
 
 
-def test_a_map_of_another_version_is_not_taken_for_that_of_the_last_one(
-    taker: Taker, tmp_path: Path
-) -> None:
-    maps = []
-    for number in range(2):
-        taker.write("big", noise(3 << 20, number))
-        version = taker.take().version
-        maps.append(taker.repository.files[f"s/{version}/map"])
-    manifest, map = taker.copies.paths(version)
-    LastVersion(manifest, map).end()
-    map.write_bytes(maps[0])
-    with pytest.raises(SnapshotDamaged, match="a map is not what was written"):
-        LastVersion(manifest, map).end()
-
-
-@pytest.mark.parametrize(
-    ("stretches", "found"),
-    [
-        ([], []),
-        ([(0, 10), (30, 35)], [(0, 10, 0), (30, 5, 1)]),
-        ([(5, 32)], [(5, 5, 5), (29, 3, 0)]),
-        ([(2, 3), (4, 5), (12, 20)], [(2, 1, 2), (4, 1, 4)]),
-        ([(0, 0), (38, 100)], [(38, 1, 9)]),
-    ],
-)
-def test_extents_are_cut_to_the_stretches_that_are_kept(
-    stretches: list[tuple[int, int]], found: list[tuple[int, int, int]]
-) -> None:
-    extents = [Extent(0, 10, 0, 1, 0, 99, 0), Extent(29, 10, 0, 1, 0, 99, 0)]
-    cut = changed_file.cut(extents, stretches)
-    assert [(one.start, one.length, one.skip) for one in cut] == found
-
-
 def test_a_copy_that_is_gone_meanwhile_is_a_damaged_one(tmp_path: Path) -> None:
     gone = tmp_path / "none"
     for read in (lambda: LastVersion(gone, gone), lambda: last_version._ending(gone, b"")):
@@ -623,29 +555,15 @@ def test_a_copy_that_is_gone_meanwhile_is_a_damaged_one(tmp_path: Path) -> None:
             read()
 
 
-def test_a_directory_of_copies_that_is_gone_is_told(taker: Taker, tmp_path: Path) -> None:
+def test_a_machine_that_can_keep_no_copies_is_told(
+    taker: Taker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "cache").rmdir()
     with pytest.raises(DestinationError, match="cannot be written"):
         taker.take()
-
-
-@pytest.mark.parametrize(
-    ("size", "most", "block"),
-    [
-        (1, 1 << 30, 8),
-        (1 << 30, 1 << 30, 8),
-        ((1 << 30) + 1, 1 << 30, 16),
-        (16 << 30, 1 << 30, 16),
-        ((16 << 30) + 1, 1 << 30, 64),
-        (1 << 20, 128, 8),
-        ((1 << 20) + 1, 128, 16),
-        (1 << 40, 1, MAX_SUPER_BLOCK >> 10),
-    ],
-)
-def test_a_larger_file_has_larger_blocks(size: int, most: int, block: int) -> None:
-    reader = object.__new__(changed_file.FileReader)
-    reader._block = 0
-    assert reader._block_of(size, most) == block << 10
+    monkeypatch.setattr(tempfile, "tempdir", "/proc/none")
+    with pytest.raises(DestinationError, match="cannot be written"), open_copies(Path("/proc/no")):
+        raise AssertionError("there are none")
 
 
 def test_what_is_no_file_any_more_is_not_read(tmp_path: Path) -> None:
@@ -690,17 +608,6 @@ def test_what_goes_while_it_is_taken_is_told(taker: Taker, monkeypatch: pytest.M
     assert taker.problems == {f"{taker.root}/{one}": why for one in ("file", "link")}
     assert (taken.skipped, taken.unreadable) == (2, 0)
     assert taker.entries() == {}
-
-
-def test_a_damaged_last_version_is_told_and_a_full_one_is_taken(taker: Taker) -> None:
-    taker.write("file", b"content")
-    taken = taker.take()
-    name = f"s/{taken.version}/{MANIFEST}"
-    taker.repository.files[name] = taker.repository.files[name][:-20]
-    taker.copies.drop(taken.version)
-    assert taker.take().parent == ""
-    assert f"version {taken.version}" in taker.problems
-    assert taker.contents() == {"file": b"content"}
 
 
 @pytest.mark.parametrize("error", [RemoteDenied("no get"), ConfigError("no identity")])
@@ -758,15 +665,6 @@ def test_what_is_damaged_where_nothing_is_built_on_is_told_in_its_own_words(take
         taker.take()
 
 
-def test_versions_sort_as_they_were_taken_whatever_the_clock_says(taker: Taker) -> None:
-    taker.write("file", b"1")
-    taken = []
-    for _ in range(3):
-        taken.append(taker.take().version)
-        taker.now -= timedelta(hours=1)
-    assert taken == sorted(taken)
-
-
 def test_a_take_whose_parent_is_removed_meanwhile_needs_it_no_more(taker: Taker) -> None:
     taker.write("file", noise(70_000))
     first = taker.take()
@@ -811,12 +709,6 @@ def test_two_takes_at_once_have_no_copies_in_common(taker: Taker, tmp_path: Path
     assert set(cache.iterdir()) == {*ours.paths(second.version), cache / "made"}
     with open_copies(cache) as again:
         assert again.has(second.version)
-
-
-def test_a_machine_that_can_keep_no_copies_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", "/proc/none")
-    with pytest.raises(DestinationError, match="cannot be written"), open_copies(Path("/proc/no")):
-        raise AssertionError("there are none")
 
 
 # --- what others have planted --------------------------------------------------------------------

@@ -14,7 +14,6 @@ from ntt_backup.snapshot.format.entry import DIRECTORY, Entry, Extent
 from ntt_backup.snapshot.format.manifest import ManifestReader
 from ntt_backup.snapshot.format.super_blocks import read_super_block
 from ntt_backup.snapshot.names import FileName
-from ntt_backup.snapshot.patterns import Choice
 from ntt_backup.snapshot.take.last_version import Copies
 from ntt_backup.snapshot.verify import Findings, Question, verify
 from ntt_backup.snapshot.versions import differences, open_manifest, versions
@@ -98,18 +97,6 @@ def test_a_version_with_a_signature_that_is_not_ours_is_damaged(
     found = verify(taker.repository, Question("s", 0.0, ""), origins=taker.origins)
     assert (len(found.wrong), found.foreign) == (1, [])
     assert "FORGED" in found.wrong[0].detail
-
-
-def test_a_pattern_that_nothing_fits_is_named() -> None:
-    def chosen(*patterns: str) -> Choice:
-        entries = [Entry(path, DIRECTORY) for path in ("a", "a/b", "c")]
-        return Choice(patterns, ManifestReader([written(entries)]))
-
-    assert chosen("a").has("a/b")
-    assert chosen("a/b").has_directory("a")
-    assert not chosen("a/b").has("a")
-    with pytest.raises(ConfigError, match=r"nothing in db@.* fits 'none'"):
-        chosen("none", "a")
 
 
 def test_versions_that_are_not_of_this_host_are_told(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The walk of a set: the order of a manifest, no symlink followed below what is named, patterns."""
+"""Sets, and the walk of one: the order of a manifest, no symlink followed below what is named."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ import errno
 import os
 import resource
 import subprocess
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from ntt_backup.config import CatalogConfig
+from ntt_backup.config.sections import SnapshotSettings
 from ntt_backup.errors import ConfigError
 from ntt_backup.snapshot.format.entry import order
 from ntt_backup.snapshot.patterns import matcher
-from ntt_backup.snapshot.take.walk import walk
+from ntt_backup.snapshot.take.walk import SnapshotSet, find_set, walk
 
 
 def found(*paths: Path | str, exclude: list[str] | None = None) -> tuple[list[str], list[str]]:
@@ -98,56 +102,31 @@ def test_a_directory_that_goes_while_it_is_walked_is_told_and_left(tmp_path: Pat
     assert problems == []
 
 
-def test_a_directory_that_cannot_be_opened_is_told_and_is_still_an_entry(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").touch()
-    real = os.open
-
-    def failing(path: str, flags: int, *more: int, dir_fd: int | None = None) -> int:
-        if path == "a":
-            raise OSError(13, "Permission denied")
-        return real(path, flags, *more, dir_fd=dir_fd)
-
-    monkeypatch.setattr("os.open", failing)
-    assert found(tmp_path) == (
-        [tmp_path.name, f"{tmp_path.name}/a", f"{tmp_path.name}/b"],
-        [f"{tmp_path}/a"[1:]],
-    )
-    told: list[tuple[str, str]] = []
-    assert list(walk([str(tmp_path)], [], lambda *problem: told.append(problem)))
-    assert told == [(f"{tmp_path}/a"[1:], "Permission denied")]
-
-
-def test_a_directory_that_cannot_be_listed_is_told_and_is_closed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("call", ["open", "listdir"])
+def test_a_directory_that_cannot_be_read_is_told_and_closed_and_is_still_an_entry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").touch()
     before = len(os.listdir("/proc/self/fd"))
-    really = os.listdir
+    really = getattr(os, call)
 
-    def failing(fd: int) -> list[str]:
-        if os.readlink(f"/proc/self/fd/{fd}") == f"{tmp_path}/a":
+    def failing(what: str | int, *more: int, **others: int) -> Any:
+        if what == "a" or (
+            call == "listdir" and Path(f"/proc/self/fd/{what}").readlink().name == "a"
+        ):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return really(fd)
+        return really(what, *more, **others)
 
-    monkeypatch.setattr(os, "listdir", failing)
+    monkeypatch.setattr(os, call, failing)
     told: list[tuple[str, str]] = []
     paths = [one.path for one in walk([str(tmp_path)], [], lambda *one: told.append(one))]
     monkeypatch.undo()
     assert paths[-2:] == [f"{tmp_path}/a"[1:], f"{tmp_path}/b"[1:]]
     assert told == [(f"{tmp_path}/a"[1:], os.strerror(errno.EIO))]
-    assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_a_walk_that_is_given_up_closes_its_directories(tmp_path: Path) -> None:
-    (tmp_path / "a" / "b").mkdir(parents=True)
-    before = len(os.listdir("/proc/self/fd"))
-    walked = walk([str(tmp_path)], [], print)
-    assert any(one.name == "b" for one in walked)
-    walked.close()
+    given_up = walk([str(tmp_path)], [], print)
+    assert any(one.name == "a" for one in given_up)
+    given_up.close()
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -232,3 +211,33 @@ def test_what_lies_too_deep_is_told_and_left_out(tmp_path: Path, name: str, why:
     assert (max(path.count("/") for path in paths) == 999) == (name == "d")
     assert max(map(len, paths)) <= 65_536
     assert [said for _, said in problems] == [why]
+
+
+SETTINGS = CatalogConfig(
+    snapshots={"etc": SnapshotSettings(paths=(Path("/etc"),), exclude=("*.key",), full_every=60)}
+)
+
+
+def test_a_set_comes_from_the_settings_or_from_arguments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_settings = SnapshotSet("etc", ("/etc",), ("*.key",), 0, timedelta(seconds=60))
+    assert find_set(SETTINGS, "etc") == of_settings
+    monkeypatch.chdir(tmp_path)
+    given = find_set(SETTINGS, "home", ["notes", "/srv"], ["*.swp"])
+    assert given == SnapshotSet("home", (f"{tmp_path}/notes", "/srv"), ("*.swp",))
+
+
+@pytest.mark.parametrize(
+    ("name", "paths", "said"),
+    [
+        ("home", [], "no set home is in the configuration, and no paths are given"),
+        ("etc", ["/srv"], r"the paths of etc stand under \[snapshots.etc\]"),
+        ("../etc", ["/srv"], "is not the name of a snapshot set"),
+        ("home", ["/srv/../etc"], "may mean two directories"),
+        ("home", ["/srv", ""], "a path is empty"),
+    ],
+)
+def test_a_set_that_is_not_clear_is_refused(name: str, paths: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        find_set(SETTINGS, name, paths)
