@@ -40,18 +40,15 @@ class PackSum(NamedTuple):
     sha256: str
 
 
-class _Piece(NamedTuple):
-    into: list[Extent]
-    start: int
-    length: int
-    skip: int
+# An extent without its place, and the list that takes it once that is known.
+_Piece = tuple[list[Extent], Extent]
 
 
 class _Frame(NamedTuple):
-    content: memoryview
+    """A super block on its way. All content of the first tickets is in it and those before."""
+
     compressed: Future[bytes]
     pieces: list[_Piece]
-    # So many tickets have all their content in this frame and those before.
     tickets: int
 
 
@@ -68,10 +65,10 @@ class SuperBlockWriter:
         self._set = set
         self._version = version
         self._index = index
-        self._size = 0
+        self._size = INCREMENT if index else FULL
         self._thread = ThreadPoolExecutor(1, "super-blocks")
         self._zstd = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
-        self._filled = 0
+        self._content = bytearray()
         self._pieces: list[_Piece] = []
         self._tickets = 0
         self._frames: deque[_Frame] = deque()
@@ -80,16 +77,12 @@ class SuperBlockWriter:
         self._packs: list[PackSum] = []
         self.settled = 0
         self.stored = 0
-        self.grow(INCREMENT if index else FULL)
 
     def grow(self, size: int) -> None:
         """Makes super blocks of so many bytes from now on, where they have not as many."""
-        if self._size < min(size, MAX_SUPER_BLOCK):
+        if self._size < size:
             self.flush()
             self._size = min(size, MAX_SUPER_BLOCK)
-            # Used again and again: memory that is new is slow.
-            self._free = [memoryview(bytearray(self._size)) for _ in range(_AHEAD + 1)]
-            self._content = self._free.pop()
 
     def add(self, start: int, data: Buffer, into: list[Extent]) -> int:
         """Stores content of a file, which begins at byte start of it, and returns a ticket.
@@ -101,21 +94,20 @@ class SuperBlockWriter:
         view = memoryview(data)
         done = 0
         while True:
-            part = view[done : done + self._size - self._filled]
-            self._hold(_Piece(into, start + done, len(part), self._filled))
-            self._content[self._filled : self._filled + len(part)] = part
-            self._filled += len(part)
+            part = view[done : done + self._size - len(self._content)]
+            self._hold(into, start + done, len(part))
+            self._content += part
             done += len(part)
             if done == len(view):
                 self._tickets += 1
-            if self._filled == self._size:
+            if len(self._content) == self._size:
                 self._seal()
             if done == len(view):
                 return ticket
 
     def flush(self) -> None:
         """Writes what is held, so that all tickets are settled."""
-        if self._filled:
+        if self._content:
             self._seal()
         while self._frames:
             self._store()
@@ -135,21 +127,22 @@ class SuperBlockWriter:
             self._file.discard()
             self._file = None
 
-    def _hold(self, piece: _Piece) -> None:
+    def _hold(self, into: list[Extent], start: int, length: int) -> None:
         if self._pieces:
-            last = self._pieces[-1]
-            if last.into is piece.into and last.start + last.length == piece.start:
-                self._pieces[-1] = last._replace(length=last.length + piece.length)
+            of, last = self._pieces[-1]
+            if of is into and last.start + last.length == start:
+                self._pieces[-1] = of, last._replace(length=last.length + length)
                 return
-        if piece.length:
-            self._pieces.append(piece)
+        if length:
+            place = (self._index, 0, 0, 0)
+            self._pieces.append((into, Extent(start, length, *place, len(self._content))))
 
     def _seal(self) -> None:
         if len(self._frames) == _AHEAD:
             self._store()
-        compressed = self._thread.submit(self._zstd.compress, self._content[: self._filled])
-        self._frames.append(_Frame(self._content, compressed, self._pieces, self._tickets))
-        self._content, self._filled, self._pieces = self._free.pop(), 0, []
+        compressed = self._thread.submit(self._zstd.compress, self._content)
+        self._frames.append(_Frame(compressed, self._pieces, self._tickets))
+        self._content, self._pieces = bytearray(), []
 
     def _store(self) -> None:
         frame = self._frames[0]
@@ -162,22 +155,12 @@ class SuperBlockWriter:
             self._file.add(MAGIC)
             self._at = len(MAGIC)
         self._file.add(stored)
-        for piece in frame.pieces:
-            piece.into.append(
-                Extent(
-                    piece.start,
-                    piece.length,
-                    self._index,
-                    number,
-                    self._at,
-                    len(stored),
-                    piece.skip,
-                )
-            )
+        for into, extent in frame.pieces:
+            into.append(extent._replace(pack=number, offset=self._at, stored=len(stored)))
         self._at += len(stored)
         self.stored += len(stored)
         self.settled = frame.tickets
-        self._free.append(self._frames.popleft().content)
+        self._frames.popleft()
 
     def _finish(self) -> None:
         if self._file is not None:

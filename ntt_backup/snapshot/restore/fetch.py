@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from ntt_backup.filestore.contract import (
@@ -33,6 +34,8 @@ _LARGEST_RANGE: Final = 2 << 20
 # of those that are wanted before them.
 _LARGEST_GAP: Final = 128 << 10
 _KEPT: Final = 24 << 20
+# Super blocks of a stranger may have a byte each.
+_MOST_KEPT: Final = 4096
 _NOTHING: Final = memoryview(b"")
 
 
@@ -44,18 +47,21 @@ Piece = tuple[int, memoryview, bool]
 Part = tuple[_Item, Sequence[Piece], bool]
 
 
+@dataclass(slots=True)
 class _Frame:
-    """A super block as it is stored, as it is read, or both. uses: how often it is still needed. A
-    damaged one has content of no bytes.
+    """A super block that planned items need.
+
+    Attributes:
+        key: Version, pack, offset and stored, as in `Extent`.
+        content: The content, where it was read before the frame was planned.
+        stored: The bytes of the pack, once they have come. A missing one has none.
+        uses: How often the frame is still needed.
     """
 
-    __slots__ = ("content", "key", "stored", "uses")
-
-    def __init__(self, key: _Key) -> None:
-        self.key = key
-        self.stored: memoryview | None = None
-        self.content: memoryview | None = None
-        self.uses = 0
+    key: _Key
+    content: memoryview | None = None
+    stored: memoryview | None = None
+    uses: int = 0
 
 
 class _Asked(NamedTuple):
@@ -81,8 +87,8 @@ class Fetcher(Generic[_Item]):
         self._waiting: deque[_Asked] = deque()
         self._asked: deque[_Asked] = deque()
         self._frames: dict[_Key, _Frame] = {}
-        # With content, the one that was used last at the end.
-        self._read: OrderedDict[_Key, _Frame] = OrderedDict()
+        # Contents, the one that was used last at the end. A damaged one has no bytes.
+        self._read: OrderedDict[_Key, memoryview] = OrderedDict()
         self._read_bytes = 0
         self._gone: set[str] = set()
         self._ended = self._broken = False
@@ -106,13 +112,13 @@ class Fetcher(Generic[_Item]):
                     if content is None:
                         while frame.stored is None:
                             next(arrivals)
-                        content = self._decompress(frame)
+                        content = self._content(frame.key, frame.stored)
                     start, length, _, _, _, _, skip = extent
                     data = content[skip : skip + length]
                     pieces.append((start, data, len(data) == length))
                     frame.uses -= 1
                     if not frame.uses:
-                        self._leave(frame)
+                        del self._frames[frame.key]
                 yield item, pieces, last
 
     # --- what comes -------------------------------------------------------------------------------
@@ -158,33 +164,25 @@ class Fetcher(Generic[_Item]):
             at = offset - asked.range.start
             frame.stored = view[at : at + stored]
 
-    def _decompress(self, frame: _Frame) -> memoryview:
+    def _kept(self, key: _Key) -> memoryview | None:
+        if key in self._read:
+            self._read.move_to_end(key)
+        return self._read.get(key)
+
+    def _content(self, key: _Key, stored: memoryview) -> memoryview:
+        """Returns the content of a frame, which is kept, since the next window may begin in it."""
+        if (content := self._kept(key)) is not None:
+            return content
         try:
-            content = memoryview(read_super_block(frame.stored or _NOTHING))
+            content = memoryview(read_super_block(stored))
         except StoredFileDamaged:
             self.damaged += 1
             content = _NOTHING
-        frame.content = content
-        self._read[frame.key] = frame
+        self._read[key] = content
         self._read_bytes += len(content)
-        # Those that are needed, and cannot be read again, stay.
-        for key in list(self._read)[:-1] if self._read_bytes > _KEPT else ():
-            old = self._read[key]
-            if self._read_bytes > _KEPT and (old.stored is not None or not old.uses):
-                del self._read[key]
-                self._read_bytes -= len(old.content or _NOTHING)
-                old.content = None
-                if not old.uses:
-                    del self._frames[key]
+        while (self._read_bytes > _KEPT and len(self._read) > 1) or len(self._read) > _MOST_KEPT:
+            self._read_bytes -= len(self._read.popitem(last=False)[1])
         return content
-
-    def _leave(self, frame: _Frame) -> None:
-        """Keeps of a frame that nobody needs only the content; the next window may begin in it."""
-        frame.stored = None
-        if frame.content is None:
-            del self._frames[frame.key]
-        else:
-            self._read.move_to_end(frame.key)
 
     # --- what is asked for ------------------------------------------------------------------------
 
@@ -227,11 +225,11 @@ class Fetcher(Generic[_Item]):
                         break
                     known = self._frames.get(key)
                     if known is None:
-                        frame = self._frames[key] = _Frame(key)
-                        new.append(frame)
-                        left -= key[3]
-                    else:
-                        frame = known
+                        known = self._frames[key] = _Frame(key, self._kept(key))
+                        if known.content is None:
+                            new.append(known)
+                            left -= key[3]
+                    frame = known
                 frame.uses += 1
                 frames.append(frame)
             planned = len(frames)

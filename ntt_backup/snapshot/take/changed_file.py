@@ -208,8 +208,8 @@ class FileReader:
         return block
 
     def _read_small(self, fd: int, size: int, digest: str) -> _Reading:
-        data = os.pread(fd, size, 0)
-        while len(data) < size and (more := os.pread(fd, size - len(data), len(data))):
+        data = b""
+        while more := os.pread(fd, size - len(data), len(data)):
             data += more
         self._on_read(len(data))
         one = _Reading(len(data), blake3(data).hexdigest())
