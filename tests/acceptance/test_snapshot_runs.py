@@ -65,17 +65,6 @@ def test_a_daemon_takes_the_next_when_it_is_due(etc: Environment) -> None:
     assert env.processes() == {}
 
 
-def test_what_cannot_be_read_is_told_and_the_run_ends_with_7(etc: Environment) -> None:
-    env = etc
-    paths = [str(env.root / "etc"), str(env.root / "none")]
-    env.write_config(**{"snapshots.etc": {"paths": paths}})
-    assert env.run("run").returncode == 7
-    assert env.events("run_stop")[-1]["outcome"] == "snapshot_failed"
-    (complete,) = env.events("snapshot_complete")
-    assert complete["unreadable"] == 1
-    assert any(str(env.root / "none") in one["reason"] for one in env.events("warning"))
-
-
 def test_a_failure_is_told_and_counted_and_no_blob_waits(etc: Environment) -> None:
     env = etc
     (env.root / "etc/hosts").unlink()
