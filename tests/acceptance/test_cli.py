@@ -254,29 +254,6 @@ def test_status_has_one_line_for_each_row_without_a_terminal(env: Environment) -
     assert any(line.endswith(why) for line in env.call("status").stdout.splitlines())
 
 
-def test_status_counts_by_state_and_reason(env: Environment) -> None:
-    good = env.put(b"good")
-    missing = env.put(b"missing")
-    env.path(missing).unlink()
-    env.register(["not-a-blobid"])
-    run = env.run("run")
-    assert run.returncode == 7
-    env.put(b"later")
-    status = env.status()
-    assert (status["pending"], status["copied"], status["failed"]) == (1, 1, 2)
-    assert status["failed_by_reason"] == {"missing": 1, "bad-blobid": 1}
-    assert status["target"] == "remote"
-    assert status["last_run"]["outcome"] == "some_failed"
-    assert status["last_run"]["exit_code"] == 7
-    assert (status["last_run"]["copied"], status["last_run"]["failed"]) == (1, 2)
-    assert status["ranges"] == []
-    shown = env.call("status")
-    assert shown.returncode == 0
-    for words in ("1 missing", "1 bad-blobid", "some_failed (exit code 7)"):
-        assert words in shown.stdout
-    assert env.copied() == {good}
-
-
 def test_status_exact_estimates_nothing(env: Environment) -> None:
     env.put(b"one")
     result = env.call("status", "--exact", "--json")

@@ -85,35 +85,3 @@ def test_a_remote_without_python_is_told_of_before_the_first_blob(
     assert "the remote has no python3" not in second.stdout
     assert refused == dict.fromkeys(refused, 5)
     assert "PROVED" in proved
-
-
-@pytest.mark.long
-def test_a_dump_that_is_older_than_the_first_copy_is_warned_of(new: Environment) -> None:
-    assert new.call("run").returncode == 0
-    directory = new.remote.local / "pgdump"
-    records = {path: json.loads(path.read_text()) for path in directory.glob("*.json")}
-    (last,) = [path for path, record in records.items() if record["copied"]]
-    last.unlink()
-    last.with_suffix("").unlink()
-    older = steps(new)["dump"]
-    for path in directory.iterdir():
-        path.unlink()
-    none = steps(new)["dump"]
-
-    assert older["verdict"] == "warning"
-    assert "was begun before the first blob was copied" in older["text"]
-    assert none["verdict"] == "warning"
-    assert "no dump of the catalog can be restored" in none["text"]
-
-
-@pytest.mark.long
-def test_a_drill_that_proved_nothing_is_warned_of(new: Environment, database_url: str) -> None:
-    assert new.call("run").returncode == 0
-    assert "no drill has proved yet" in steps(new)["drill"]["text"]
-    new.remote_path(min(new.copied())).unlink()
-    drill(new, database_url, code=7)
-
-    found = steps(new)["drill"]
-
-    assert found["verdict"] == "warning"
-    assert "NOT PROVED; none ever did" in found["text"]
