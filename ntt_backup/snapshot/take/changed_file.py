@@ -209,7 +209,7 @@ class FileReader:
 
     def _read_small(self, fd: int, size: int, digest: str) -> _Reading:
         data = b""
-        while more := os.pread(fd, size - len(data), len(data)):
+        while len(data) < size and (more := os.pread(fd, size - len(data), len(data))):
             data += more
         self._on_read(len(data))
         one = _Reading(len(data), blake3(data).hexdigest())
