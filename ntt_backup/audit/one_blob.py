@@ -1,8 +1,9 @@
-"""Looks for one blob in the store and in a bucket."""
+"""Looks for one blob in the store and in the packs of a target."""
 
 from __future__ import annotations
 
 import threading
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -10,9 +11,8 @@ from typing import NoReturn
 from ntt_backup.config import RemoteConfig
 from ntt_backup.errors import BackupError, SourceError
 from ntt_backup.model import Blob, Failure
-from ntt_backup.objects.keys import blob_key
-from ntt_backup.objects.open import open_to_read
-from ntt_backup.objects.tables import packs_for
+from ntt_backup.pack.names import blob_key
+from ntt_backup.packstore.tables import open_to_read, packs_for
 from ntt_backup.source.store import Store
 
 
@@ -34,13 +34,13 @@ class InStore:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """An object of a bucket that has a blob.
+    """A file on a target that has a blob.
 
     Attributes:
-        key: The key of the object.
-        size: The size of the object in bytes.
-        pack: Whether the object is a pack; else the object is the blob alone.
-        offset: Where the blob begins in the object, in bytes.
+        key: The name of the file.
+        size: The size of the file in bytes.
+        pack: Whether the file is a pack; else the file is the blob alone.
+        offset: Where the blob begins in the file, in bytes.
         stored: The length of the stored blob in bytes.
     """
 
@@ -63,18 +63,19 @@ def look_in_store(root: Path, blob: Blob, *, verify: bool) -> InStore:
     return InStore(found[0].size, verified=verify)
 
 
-def look_in_bucket(settings: RemoteConfig, blobid: str) -> list[Place]:
-    """Returns the objects of a bucket that have a blob, by the packs' own tables. Waits for no
+def look_in_packs(settings: RemoteConfig, blobid: str) -> list[Place]:
+    """Returns the files of a target that have a blob, by the packs' own tables. Waits for no
     outage. Raises BackupError.
     """
-    bucket, tables = open_to_read(settings, _do_not_wait, threading.Event())
+    store, tables = open_to_read(settings, _do_not_wait, threading.Event())
     digest = bytes.fromhex(blobid)
-    found = [
-        Place(pack.key, pack.size, True, entry.offset, entry.stored)
-        for pack, reader in tables.readable(packs_for(bucket, [digest]))
-        if (entry := reader.table.find(digest)) is not None
-    ]
-    info = bucket.head(blob_key(blobid))
+    with closing(store):
+        found = [
+            Place(pack.key, pack.size, True, entry.offset, entry.stored)
+            for pack, reader in tables.readable(packs_for(store, [digest]))
+            if (entry := reader.table.find(digest)) is not None
+        ]
+        info = store.stat(blob_key(blobid))
     if info is not None:
         found.append(Place(blob_key(blobid), info.size, False, 0, info.size))
     if not found:

@@ -28,7 +28,7 @@ from itertools import groupby, starmap
 from operator import itemgetter
 from typing import Any, Final
 
-from ntt_backup.audit.remote_names import BucketNames, ReceiverNames, RemoteNames
+from ntt_backup.audit.remote_names import PackNames, ReceiverNames, RemoteNames
 from ntt_backup.audit.verify import settling
 from ntt_backup.blobdir.layout import Stray, StrayKind, is_blobid, relative_path
 from ntt_backup.blobdir.walk import Tree
@@ -39,11 +39,11 @@ from ntt_backup.catalog.ranges import prefix_ranges
 from ntt_backup.catalog.selection import Row, rows_in
 from ntt_backup.config import Settings
 from ntt_backup.errors import SOME_FAILED, BackupError, RemoteUnreachable
+from ntt_backup.filestore.contract import FileUnreadable
 from ntt_backup.format import many
 from ntt_backup.model import Blob, BlobRange, Failure, Reason, StoredPack
-from ntt_backup.objects.bucket import ObjectUnreadable
-from ntt_backup.objects.open import open_to_read
-from ntt_backup.objects.tables import PackObject, packs_of
+from ntt_backup.pack.names import PackKey
+from ntt_backup.packstore.tables import PackObject, open_to_read, packs_of
 from ntt_backup.source.store import Store
 
 _APPLY_BLOBS: Final = 1000
@@ -125,9 +125,9 @@ def reconcile(
     store = Store(settings.source.root)
     store.probe()
     names: RemoteNames
-    if settings.remote.kind == "s3":
-        bucket, tables = open_to_read(settings, on_outage, threading.Event())
-        names = BucketNames(bucket, tables, lambda: iter_packs(conn, settings.target))
+    if settings.remote.packs:
+        packs, tables = open_to_read(settings, on_outage, threading.Event())
+        names = PackNames(packs, tables, lambda: iter_packs(conn, settings.target))
     else:
         names = ReceiverNames(settings, on_outage)
     try:
@@ -136,15 +136,15 @@ def reconcile(
             if apply and names.is_empty():
                 raise RemoteUnreachable(
                     "there is no blob on the remote",
-                    hint="is its disk mounted, is it the right bucket? Nothing was marked. Without"
+                    hint="is its disk mounted, is it the right target? Nothing was marked. Without"
                     " --apply the comparison is made nevertheless",
                 )
-            gone = work.compare_packs(names) if isinstance(names, BucketNames) else []
+            gone = work.compare_packs(names) if isinstance(names, PackNames) else []
             with settling(work.record):
                 for one in prefix_ranges():
                     work.compare(one)
                     on_progress(work.seen)
-            if isinstance(names, BucketNames):
+            if isinstance(names, PackNames):
                 work.seen.strangers = len(names.tables.strangers)
             return work.end(gone)
     finally:
@@ -179,7 +179,7 @@ class _Work:
         self.seen.part = (one.index + 1) / len(prefix_ranges())
         self.seen.duration_s = time.monotonic() - self.started
 
-    def compare_packs(self, names: BucketNames) -> list[StoredPack]:
+    def compare_packs(self, names: PackNames) -> list[StoredPack]:
         """Compares the packs that the ledger knows with those of the bucket. Where differences are
         applied, it learns what the bucket has, before a blob is marked because of that: checks look
         at what the ledger has. Which blobs are copied is another question, see `reconcile`.
@@ -188,7 +188,7 @@ class _Work:
         """
         lost: list[StoredPack] = []
         rows = ((pack.key, pack) for pack in iter_packs(self.conn, self.target))
-        listed = ((pack.key, pack) for pack in packs_of(names.bucket))
+        listed = ((pack.key, pack) for pack in packs_of(names.store))
 
         def unrecorded() -> Iterator[PackObject]:
             for key, (recorded, objects) in _merge(rows, listed):
@@ -308,7 +308,7 @@ class _Work:
         self.seen.agreed += self.seen.differences.total() == before
 
     def _is_hidden(self, blobid: str) -> bool:
-        return isinstance(self.names, BucketNames) and self.names.hides(blobid)
+        return isinstance(self.names, PackNames) and self.names.hides(blobid)
 
     def tell(self, what: Difference, name: str, remark: str) -> None:
         """Reports a difference."""
@@ -326,7 +326,7 @@ class _Work:
                 self.record()
 
     def _find(self, blob: Blob) -> None:
-        if self.apply and isinstance(self.names, BucketNames):
+        if self.apply and isinstance(self.names, PackNames):
             self.found.append(blob)
             if len(self.found) >= _APPLY_BLOBS:
                 self.record()
@@ -359,9 +359,11 @@ def _merge(*lists: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, list[list[A
         yield name, values
 
 
-def _is_gone(names: BucketNames, key: str) -> bool:
-    """Returns whether the bucket says that it has no such object."""
+def _is_gone(names: PackNames, key: str) -> bool:
+    """Returns whether the target says that it has no such pack, or no pack can have that name."""
+    if PackKey.read(key) is None:
+        return True
     try:
-        return names.bucket.head(key) is None
-    except ObjectUnreadable:
+        return names.store.stat(key) is None
+    except FileUnreadable:
         return False

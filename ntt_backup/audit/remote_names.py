@@ -11,11 +11,13 @@ from ntt_backup.client.pool import SessionPool
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.sealing import NOT_SEALED
 from ntt_backup.errors import BackupError, RemoteUnreachable, Unsupported
+from ntt_backup.filestore.contract import FileArchived, FileUnreadable, SharedStore
 from ntt_backup.model import StoredPack
-from ntt_backup.objects.bucket import ObjectArchived, ObjectUnreadable, proof_of
-from ntt_backup.objects.keys import BLOBS, LARGE_BLOB, PACKS, TRIALS
-from ntt_backup.objects.patient import PatientBucket
-from ntt_backup.objects.tables import (
+from ntt_backup.objects.bucket import proof_of
+from ntt_backup.pack.age import SealedForOthers
+from ntt_backup.pack.names import BLOBS, LARGE_BLOB, PACKS, TRIALS
+from ntt_backup.pack.reader import PackReader
+from ntt_backup.packstore.tables import (
     PackObject,
     Tables,
     Trouble,
@@ -23,8 +25,6 @@ from ntt_backup.objects.tables import (
     large_blobs_of,
     packs_of,
 )
-from ntt_backup.pack.age import SealedForOthers
-from ntt_backup.pack.reader import PackReader
 
 _STRAYS: Final = dict(enumerate(StrayKind))
 _DIGITS: Final = 64
@@ -66,17 +66,17 @@ class ReceiverNames:
         self._session.close()
 
 
-class BucketNames:
-    """Lists what the tables of known packs name, and the blobs that are objects of their own, as
+class PackNames:
+    """Lists what the tables of known packs name, and the blobs that are files of their own, as
     runs store them. Has the methods of `ReceiverNames`.
 
-    Whoever may write to the bucket can put a pack there that names any blob, or one that is sealed
+    Whoever may write to the target can put a pack there that names any blob, or one that is sealed
     for others. So only packs that the ledger has tell which blobs are stored: checks look at these.
     `closed` has those of them that are sealed for others: which blobs they hold is not known.
 
     Args:
-        bucket: The bucket.
-        tables: Open its packs.
+        store: The store of the packs.
+        tables: Open the packs.
         recorded: Returns the packs that the ledger has.
         but: Keys of packs that count as if they were not there.
         signed: Sealed packs that this host has not signed do not count either, where it has a key.
@@ -84,14 +84,14 @@ class BucketNames:
 
     def __init__(
         self,
-        bucket: PatientBucket,
+        store: SharedStore,
         tables: Tables,
         recorded: Callable[[], Iterable[StoredPack]],
         but: Container[str] = frozenset(),
         *,
         signed: bool = False,
     ) -> None:
-        self.bucket = bucket
+        self.store = store
         self.tables = tables
         self.closed: list[PackObject] = []
         self._recorded = recorded
@@ -129,8 +129,8 @@ class BucketNames:
         """Returns a pack as the ledger has it, or None for a pack that is empty or gone."""
         table = reader.table
         try:
-            info = self.bucket.head(pack.key)
-        except ObjectUnreadable:
+            info = self.store.stat(pack.key)
+        except FileUnreadable:
             info = None
         if info is None or not len(table):
             return None
@@ -144,7 +144,7 @@ class BucketNames:
         """
         self._asked_ledger, known = False, len(self.closed)
         lists = [self._large(prefix, on_stray)]
-        packs = (pack for pack in packs_of(self.bucket, prefix) if self.knows(pack))
+        packs = (pack for pack in packs_of(self.store, prefix) if self.knows(pack))
         for pack, opened in self.tables.open_all(packs):
             if isinstance(opened, PackReader):
                 if not (self._signed and pack.name.pack_id in self.tables.strangers):
@@ -158,10 +158,10 @@ class BucketNames:
         return heapq.merge(*lists)
 
     def _large(self, prefix: str, on_stray: OnStray) -> Iterator[tuple[bytes, int]]:
-        """Yields the blobs with a prefix that are objects of their own. on_stray is told of objects
+        """Yields the blobs with a prefix that are files of their own. on_stray is told of files
         that no run stores so: no check looks at them.
         """
-        for blob in large_blobs_of(self.bucket, prefix):
+        for blob in large_blobs_of(self.store, prefix):
             if self.tables.policy.refuses(blob.arrived):
                 on_stray(blob.key, StrayKind.WRONG_DIRECTORY, f"it {NOT_SEALED}")
             elif blob.size < LARGE_BLOB:
@@ -174,17 +174,17 @@ class BucketNames:
         """Tells on_stray of a pack that cannot be read, once. Raises BackupError where it may be
         read later.
         """
-        if isinstance(what, ObjectArchived):
+        if isinstance(what, FileArchived):
             raise Unsupported(
-                "the bucket's packs cannot be read where they lie",
+                "the target's packs cannot be read where they lie",
                 detail=f"{pack.key} is in an archive class",
                 hint="thaw the packs first; `ntt-backup-remote verify` needs no thawing",
             )
-        if isinstance(what, ObjectUnreadable):
+        if isinstance(what, FileUnreadable):
             raise RemoteUnreachable(
-                "the object store does not give the table of a pack",
+                "the target does not give the table of a pack",
                 detail=str(what),
-                hint="nothing is known of the blobs in it: look at the object store's log",
+                hint="nothing is known of the blobs in it: look at the target's log",
             )
         if pack.key not in self._told:
             self._told.add(pack.key)
@@ -196,13 +196,13 @@ class BucketNames:
 
     def require_fit(self) -> None:
         """Raises ConfigError where packs are sealed for others, and so are all packs of this host,
-        of which at least one is there; where it never stored any, all packs of the bucket.
+        of which at least one is there; where it never stored any, all packs of the target.
         """
         keyring = self.tables.keyring
         if keyring.fits:
             return
         any_pack = not ({one.key for one in self._recorded()} or self._but)
-        ours = (one for one in packs_of(self.bucket) if any_pack or self.knows(one))
+        ours = (one for one in packs_of(self.store) if any_pack or self.knows(one))
         refused = False
         for _, what in self.tables.open_all(ours):
             if keyring.fits:
@@ -213,12 +213,13 @@ class BucketNames:
 
     def is_empty(self) -> bool:
         return not any(
-            not one.key.startswith(TRIALS)
+            not one.name.startswith(TRIALS)
             for below in (PACKS, BLOBS)
-            for one in self.bucket.list(below)
+            for one in self.store.list(below)
         )
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self.store.close()
 
 
-RemoteNames = ReceiverNames | BucketNames
+RemoteNames = ReceiverNames | PackNames

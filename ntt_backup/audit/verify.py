@@ -11,7 +11,7 @@ must be looked at, and sending it again would not help.
 
 All sources are checked by one class, which each of them extends: a remote that hashes, which is the
 cheapest, since only names go over the link; a remote whose blobs are fetched and hashed here, which
-proves as much; the local store; and, in `verify_bucket`, a bucket.
+proves as much; the local store; and, in `verify_packs`, a bucket.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -23,14 +24,15 @@ from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.blobdir.syscalls import syncfs
 from ntt_backup.config import RemoteConfig
 from ntt_backup.errors import RemoteCannotStore, SourceError
+from ntt_backup.filestore.open import open_packs
 from ntt_backup.model import Blob, total_size
 from ntt_backup.mount import kernel
 from ntt_backup.mount.image import Options
-from ntt_backup.mount.packs_or_snapshot import mount_bucket
+from ntt_backup.mount.packs_or_snapshot import mount_target
 from ntt_backup.objects.bucket import Bucket
-from ntt_backup.objects.ranges import LARGEST_RANGE
 from ntt_backup.objects.s3 import open_bucket
-from ntt_backup.objects.tables import ahead
+from ntt_backup.pack.ranges import LARGEST_RANGE
+from ntt_backup.packstore.tables import ahead
 from ntt_backup.process.pipeline import start, wait_for, write
 from ntt_backup.restore.blobs import Wanted, restore
 from ntt_backup.upload.strategies.tar_archive import tar_environment
@@ -172,9 +174,8 @@ def _restore(fetch: Fetch) -> None:
 
 
 def _mounted(fetch: Fetch, began: float, ready: Ready) -> Answer:
-    remote = fetch.settings.remote
     options = Options(fetch.scratch, prefix="", on_left_out=lambda _: None)
-    mount_bucket(lambda: open_bucket(remote), fetch.directory, options)
+    mount_target(partial(open_packs, fetch.settings), fetch.directory, options)
     try:
         ready()
         for path in fetch.directory.glob("??/??/*"):

@@ -25,7 +25,7 @@ from ntt_backup.errors import BackupError, ConfigError, RemoteDenied
 from ntt_backup.format import many, size
 from ntt_backup.objects.bucket import DEAD_SECONDS, Bucket, ObjectExists, ObjectInfo, sweep
 from ntt_backup.objects.s3 import open_bucket
-from ntt_backup.objects.tables import ahead
+from ntt_backup.packstore.tables import ahead
 
 T = TypeVar("T")
 BENCH: Final = "bench/"

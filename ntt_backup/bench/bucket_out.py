@@ -23,9 +23,9 @@ from ntt_backup.bench.tar_pipe import archive
 from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.model import Blob, total_size
 from ntt_backup.objects.bucket import Bucket
-from ntt_backup.objects.keys import blob_key
 from ntt_backup.objects.outbox import Outbox
 from ntt_backup.objects.s3 import open_bucket
+from ntt_backup.pack.names import blob_key
 
 CODECS: Final = ("none", "zst", "gz")
 # The smallest part that an object store takes.
@@ -120,8 +120,8 @@ FORMS: Final = {"direct": _direct, "pipe": _pipe, "chunked": _chunked, "each": _
 WAYS_OUT: Final = (
     *(Out(f"{form}-{codec}", codec=codec, form=form) for form in [*FORMS][:3] for codec in CODECS),
     Out("put-each", form="each"),
-    Out("packs-none", strategy="objects", codec="none"),
-    Out("packs-zst", strategy="objects", codec=f"zstd-{_ZSTD_LEVEL}"),
+    Out("packs-none", strategy="packs", codec="none"),
+    Out("packs-zst", strategy="packs", codec=f"zstd-{_ZSTD_LEVEL}"),
 )
 
 

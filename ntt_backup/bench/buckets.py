@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -32,12 +32,14 @@ from ntt_backup.bench.strategies import MOST_SAMPLE, Options, population, readab
 from ntt_backup.client.transport import Local
 from ntt_backup.config import Settings
 from ntt_backup.errors import ConfigError, SourceError, WorkerFailed
+from ntt_backup.filestore.by_bucket import FileStoreByBucket
+from ntt_backup.filestore.open import PACKS
 from ntt_backup.format import many, size
 from ntt_backup.model import Blob
 from ntt_backup.mount import kernel
-from ntt_backup.objects import store_format
-from ntt_backup.objects.keys import FORMAT
 from ntt_backup.objects.s3 import open_bucket
+from ntt_backup.packstore import marker
+from ntt_backup.wire.framing import FORMAT
 
 # One request each, and one more to remove it, in every round.
 _MOST_BLOBS: Final = 10_000
@@ -177,7 +179,8 @@ class _Bench:
     def _out(self, way: Out, workers: int, place: str) -> Run:
         remote = self.directory.at(place)
         if way.strategy is not None:
-            store_format.make(open_bucket(remote))
+            with closing(FileStoreByBucket(open_bucket(remote), remote.part_size, PACKS)) as store:
+                marker.make(store)
         source, run = self.settings.source.root, self.settings.run
         hands = enumerate(sample.deal(self.batches, workers))
         loads = [

@@ -41,7 +41,7 @@ PLAIN: Final = Way("tar-pipe")
 UNCOMPRESSED: Final = Way("stream-none", strategy="stream", codec="none")
 COMPRESSED: Final = Way("stream-zst", strategy="stream", codec="zstd-1")
 WAYS: Final = (
-    *(Way(name, strategy=name) for name, one in STRATEGIES.items() if not one.to_bucket),
+    *(Way(name, strategy=name) for name, one in STRATEGIES.items() if not one.packs),
     UNCOMPRESSED,
     COMPRESSED,
     PLAIN,

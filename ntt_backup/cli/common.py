@@ -120,9 +120,9 @@ def open_catalog(
     from ntt_backup.catalog import privileges
     from ntt_backup.catalog.schema_check import verify_schema
 
-    bucket = settings.remote is not None and settings.remote.kind == "s3"
+    packs = settings.remote is not None and settings.remote.packs
     with connect(settings, application or command) as conn:
-        verify_schema(conn, settings.target, privileges.of(command, bucket=bucket))
+        verify_schema(conn, settings.target, privileges.of(command, bucket=packs))
         yield conn
 
 

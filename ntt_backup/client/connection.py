@@ -50,6 +50,7 @@ _EXPLANATIONS: Final = {
     "storage": explain_batch,
     "dump": explain_root,
     "snapshot": explain_root,
+    "packs": explain_batch,
 }
 
 
@@ -132,7 +133,7 @@ class SessionSpec:
             run,
             bucket=bucket,
             recipients=settings.recipients,
-            sign=partial(HostKeys.of(settings).sign, OF_PACKS) if bucket else unsigned,
+            sign=partial(HostKeys.of(settings).sign, OF_PACKS) if remote.packs else unsigned,
         )
 
     def channel(self, command: str) -> Channel:
@@ -292,7 +293,7 @@ def _refusal(code: str, text: str) -> BackupError:
         return RemoteCannotStore(
             "what is below remote.path cannot be used",
             detail=text,
-            hint="by-hash, pgdump and snapshots must be directories on its file system",
+            hint="by-hash, packs, blobs, pgdump and snapshots must be directories of its disk",
         )
     if code == "time":
         return RemoteDenied(

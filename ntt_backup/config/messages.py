@@ -94,9 +94,12 @@ def explain(error: ErrorDetails, layer: Layer, table: str, file: Path) -> Iterat
         other = origin_of(f"remote.{error['ctx']['name']}")
         text = f"{origin_of('remote.url')} and {other} name different places"
         yield Problem(text, "keep one of them")
+    elif error["type"] == "layout":
+        text = f"{origin_of('remote.layout')} is files, and the target is a bucket"
+        yield Problem(text, "leave it out: a bucket has packs")
     elif error["type"] == "strategy":
         text = f"{origin_of('run.strategy')} is not for this target ({table.rpartition('.')[2]})"
-        yield Problem(text, "leave it out: a bucket takes objects, any other target stream or tar")
+        yield Problem(text, "leave it out: the layout packs takes packs, plain files stream or tar")
     elif error["type"] == "contradiction":
         low, high = (f"{section}.{error['ctx'][end]}" for end in ("low", "high"))
         text = f"{origin_of(low)} is above {origin_of(high)}"

@@ -53,6 +53,7 @@ from ntt_backup.config.values import (
     parse_target_url,
 )
 from ntt_backup.model import DEFAULT_TARGET
+from ntt_backup.wire.framing import FORMAT
 
 # The most blobs of a batch where `batch_size` is not set, see `SendQueue.fit`. Larger batches are
 # not faster.
@@ -62,8 +63,9 @@ _MOST_BLOBS: Final = 4000
 _FIRST_BYTES: Final = 64 * 1024**2
 # The most bytes of a batch. A larger number is a typing error, and too large for a float.
 MOST_BYTES = 10**15
-# The defaults of a run to a bucket. With its headers and its table a pack fills ten parts of the
-# usual size, and no eleventh. A shorter interval would make more, smaller packs.
+# The defaults of a run for the layout `packs`. With its headers and its table a pack fills ten
+# parts of the usual size in a bucket, and no eleventh. A shorter interval would make more, smaller
+# packs.
 _PACKS: Mapping[str, int] = {
     "batch_size": 24_576,
     "batch_bytes": 318 * 1024**2,
@@ -105,10 +107,15 @@ class RemoteSettings(Section):
     """The target: its place, and how the place is reached.
 
     The place is set by url, or by host, port and path. After the validation each of these has its
-    part of the place, or is empty. `by-hash/` lies below path.
+    part of the place, or is empty.
+
+    Attributes:
+        layout: How blobs lie on the target: as plain `files` below `by-hash/`, or in `packs`. After
+            the validation it is set.
     """
 
     url: TargetUrl = ""
+    layout: Literal["files", "packs"] | None = None
     host: Host = ""
     path: RemotePath = ""
     port: Count | None = Field(default=None, ge=1, le=65535)
@@ -139,15 +146,25 @@ class RemoteSettings(Section):
         for name in ("host", "port", "path"):
             if name in self.model_fields_set and getattr(self, name) != getattr(place, name):
                 raise PydanticCustomError("places", "{name} differs", {"name": name})
+        if place.kind == "s3" and self.layout == "files":
+            raise PydanticCustomError("layout", "a bucket has no plain files")
+        layout = self.layout or ("packs" if place.kind == "s3" else "files")
         self._place = place
         # The model is frozen for everybody else.
-        self.__dict__.update(url=str(place), host=place.host, port=place.port, path=place.path)
+        self.__dict__.update(
+            url=str(place), host=place.host, port=place.port, path=place.path, layout=layout
+        )
         return self
 
     @property
     def kind(self) -> Kind:
         """The kind of the target: an account on the remote, a local directory, or a bucket."""
         return self._place.kind
+
+    @property
+    def packs(self) -> bool:
+        """Whether blobs lie in packs on the target."""
+        return self.layout == "packs"
 
     @property
     def idle(self) -> list[str]:
@@ -159,6 +176,13 @@ class RemoteSettings(Section):
     def where(self) -> str:
         """The place in events and messages: host:path, or the URL where there is no host."""
         return f"{self.host}:{self.path}" if self.kind == "ssh" else self.url
+
+    @property
+    def blobs(self) -> str:
+        """The directory `by-hash` of the target, or the marker of its packs, in messages."""
+        if self.packs:
+            return f"{self.url if self.kind == 's3' else self.path}/{FORMAT}"
+        return f"{self.path}/by-hash"
 
     @property
     def bucket(self) -> str:
@@ -190,7 +214,7 @@ class RunSettings(Section):
     workers: Count = Field(default=4, ge=1, le=256)
     batch_size: Count = Field(default=1000, ge=1, le=100_000)
     batch_bytes: Size = Field(default=256 * 1024**2, ge=1, le=MOST_BYTES)
-    strategy: Literal["auto", "tar", "stream", "objects"] = "auto"
+    strategy: Literal["auto", "tar", "stream", "packs"] = "auto"
     codec: Literal["auto", "none", "zlib", "zstd-1", "zstd-3", "zstd-6", "zstd-9", "zstd-12"] = (
         "auto"
     )
@@ -224,12 +248,12 @@ class RunSettings(Section):
         """The most bytes of content of the first batches."""
         return self.batch_bytes if "batch_bytes" in self.model_fields_set else _FIRST_BYTES
 
-    def for_bucket(self) -> RunSettings:
-        """Returns the settings for a bucket, where a batch is a pack: the strategy `objects`, and
-        the defaults of a bucket for all that was not set.
+    def for_packs(self) -> RunSettings:
+        """Returns the settings for the layout `packs`, where a batch is a pack: the strategy
+        `packs`, and the defaults of that layout for all that was not set.
         """
         unset = {name: value for name, value in _PACKS.items() if name not in self.model_fields_set}
-        return self.model_copy(update={**unset, "strategy": "objects"})
+        return self.model_copy(update={**unset, "strategy": "packs"})
 
 
 class DumpSettings(Section):
@@ -397,6 +421,7 @@ ENVIRONMENT: Mapping[str, str] = {
     "NTT_REMOTE_HOST": "remote.host",
     "NTT_REMOTE_PORT": "remote.port",
     "NTT_REMOTE_PATH": "remote.path",
+    "NTT_REMOTE_LAYOUT": "remote.layout",
     "NTT_SSH_KEY": "remote.identity_file",
     "NTT_SSH_CONFIG": "remote.ssh_config",
     "NTT_KNOWN_HOSTS": "remote.known_hosts",
@@ -448,11 +473,11 @@ class CatalogConfig(BaseModel):
     @classmethod
     def _as_the_target_needs(cls, run: RunSettings, info: ValidationInfo) -> RunSettings:
         remote = info.data.get("remote")
-        bucket = remote is not None and remote.kind == "s3"
-        fitting = ("auto", "objects") if bucket else ("auto", "tar", "stream")
+        packs = remote is not None and remote.packs
+        fitting = ("auto", "packs") if packs else ("auto", "tar", "stream")
         if cls.sends and run.strategy not in fitting:
             raise PydanticCustomError("strategy", "it does not serve the target")
-        return run.for_bucket() if bucket else run
+        return run.for_packs() if packs else run
 
     @model_validator(mode="after")
     def _of_this_target(self) -> Self:
@@ -473,9 +498,9 @@ class CatalogConfig(BaseModel):
 
     @property
     def recipients(self) -> tuple[str, ...]:
-        """The public keys that packs are sealed for; none where the target is not a bucket."""
-        bucket = self.remote is not None and self.remote.kind == "s3"
-        return self.pack.recipients if bucket else ()
+        """The public keys that packs are sealed for; none where blobs lie as plain files."""
+        packs = self.remote is not None and self.remote.packs
+        return self.pack.recipients if packs else ()
 
     @property
     def owner(self) -> str:

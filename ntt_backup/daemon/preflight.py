@@ -111,7 +111,7 @@ class Preflight:
         self._catalog: Connection | None = None
         self._facts: Facts | None = None
         self._sizes: list[int] = []
-        self._bucket = settings.remote.kind == "s3"
+        self._packs = settings.remote.packs
         self.strategy: str | None = None
         self.pending = False
         self.estimate: PendingEstimate | None = None
@@ -133,7 +133,7 @@ class Preflight:
             if catalog is not None:
                 yield guarded("space", lambda: self._look_for_space(catalog, facts))
                 if not facts.placed:
-                    name = "store" if self._bucket else "by-hash"
+                    name = "store" if self._packs else "by-hash"
                     yield guarded(name, lambda: self._look_for_place(catalog, ask, facts))
 
     def close(self) -> None:
@@ -152,7 +152,7 @@ class Preflight:
         conn = connection.connect(settings.catalog.url, name)
         try:
             connection.refuse_shared_session(conn, settings.catalog.url)
-            command = "check" if self._check else privileges.of("run", bucket=self._bucket)
+            command = "check" if self._check else privileges.of("run", bucket=self._packs)
             warnings = verify_schema(conn, settings.target, command)
         except BaseException:
             conn.close()
@@ -163,7 +163,7 @@ class Preflight:
         return CheckStep(text, warning="; ".join(warnings))
 
     def _rights(self, catalog: Connection) -> CheckStep:
-        verify_rights(catalog, self._settings.target, privileges.of("run", bucket=self._bucket))
+        verify_rights(catalog, self._settings.target, privileges.of("run", bucket=self._packs))
         return CheckStep(f"{catalog.info.user} may do what a run does")
 
     def _look_for_pending(self, catalog: Connection) -> CheckStep:
@@ -215,9 +215,16 @@ class Preflight:
         self._facts = found = Facts(**answer.facts)
         self.strategy = answer.strategy
         remote = self._settings.remote
-        where = remote.url if self._bucket else remote.host or "this machine"
+        where = remote.url if remote.kind == "s3" else remote.host or "this machine"
+        if found.other_layout and not found.placed:
+            raise ConfigError(
+                f"the target has {'plain files' if self._packs else 'packs'}, and remote.layout is"
+                f" {remote.layout}",
+                detail=remote.where,
+                hint="set remote.layout as it was, or name another directory as the target",
+            )
         text = f"{where}: {found.system}, {found.program}; strategy {self.strategy}"
-        signs = self._bucket and self._settings.pack.recipients
+        signs = self._packs and self._settings.pack.recipients
         lost = newest.lost_key(self._settings, HostKeys.of(self._settings)) if signs else ""
         return CheckStep(text, warning=lost)
 
@@ -227,13 +234,13 @@ class Preflight:
         would fill the disk below.
         """
         remote = self._settings.remote
-        path = f"{remote.url}/format.json" if self._bucket else f"{remote.path}/by-hash"
+        path = remote.blobs
         if selection.any_copied(catalog, self._settings.target):
             but = ", but the catalog has blobs copied to it"
-            if self._bucket:
-                from ntt_backup.objects import store_format
+            if self._packs:
+                from ntt_backup.packstore import marker
 
-                raise store_format.gone(remote.url, but)
+                raise marker.gone(path, but)
             raise explain_gone(f"{path} is missing{but}")
         if self._check:
             return CheckStep(f"{path} will be made by the first run")
@@ -250,7 +257,7 @@ class Preflight:
         estimate = self._estimate(catalog)
         need, unsized = _need(estimate, self._sizes)
         about = "" if estimate.exact and not estimate.unsized else "about "
-        if self._bucket:
+        if self._settings.remote.kind == "s3":
             return CheckStep(f"{about}{size(need)} pending{unsized}")
         if facts.free_bytes is None:
             return CheckStep(warning="the remote does not say how much space is free")

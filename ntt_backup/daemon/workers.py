@@ -197,7 +197,7 @@ def workers_needed(pending: PendingEstimate, run: RunSettings) -> int:
 
 def _share(run: RunSettings) -> tuple[int, int]:
     """Returns the blobs, and the bytes, that pay for one more worker."""
-    if run.strategy == "objects":
+    if run.strategy == "packs":
         return run.batch_size, min(run.batch_bytes, _PACK_SHARE_BYTES)
     return _SHARE_BLOBS, _SHARE_BYTES
 

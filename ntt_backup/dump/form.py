@@ -16,7 +16,7 @@ from typing import IO, Final
 from ntt_backup.config import RemoteConfig
 from ntt_backup.dump.record import PLAIN, SERIES, Stored
 from ntt_backup.dump.series import KeptBase, Writer
-from ntt_backup.objects.cache import directory_for
+from ntt_backup.filestore.cache import directory_for
 
 _NEW: Final = ".new-"
 # The next dump is whole where the last increment was larger than one part in so many of the whole

@@ -48,8 +48,8 @@ from ntt_backup.dump.store import NewDump, list_dumps, open_dumps, remove_dumps,
 from ntt_backup.errors import BackupError, CatalogError, DumpFailed, DumpImpossible
 from ntt_backup.filestore.contract import FileStore
 from ntt_backup.format import many, moment, size
-from ntt_backup.objects import store_format
 from ntt_backup.objects.bucket import DEAD_SECONDS
+from ntt_backup.packstore import marker
 from ntt_backup.process.pipeline import wait_for
 from ntt_backup.wire.stored_names import MAX_DUMPS
 
@@ -189,9 +189,9 @@ class _Job:
         missing at the start of a target's life, here because a disk is not mounted.
         """
         remote, but = self._settings.remote, ", but the catalog has blobs copied to it"
-        if remote.kind == "s3":
-            return store_format.gone(remote.url, but)
-        return explain_gone(f"{remote.path}/by-hash is missing{but}")
+        if remote.packs:
+            return marker.gone(remote.blobs, but)
+        return explain_gone(f"{remote.blobs} is missing{but}")
 
     def _connect(self) -> connection.Connection:
         return connection.connect(self._settings.catalog.url, self._application)

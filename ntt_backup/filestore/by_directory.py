@@ -8,13 +8,30 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from threading import Lock
+from typing import Final
 
-from ntt_backup.blobdir.open import Misplaced
+from blake3 import blake3
+
+from ntt_backup.blobdir.open import Misplaced, closing
 from ntt_backup.blobdir.syscalls import DIRECTORY, error_line
 from ntt_backup.errors import RemoteDenied
-from ntt_backup.filestore.contract import Area, FileMissing, FileUnreadable, Range, StoredFile
+from ntt_backup.filestore.contract import (
+    Area,
+    FileMissing,
+    FileUnreadable,
+    Hash,
+    Range,
+    StoredFile,
+    checksum,
+)
 from ntt_backup.receiver.file_areas import AREAS
+from ntt_backup.receiver.open_blob import forget
 from ntt_backup.wire.stored_names import read_arrival, require_below
+
+_PIECE: Final = 1 << 20
 
 
 class FileStoreByDirectory:
@@ -24,10 +41,11 @@ class FileStoreByDirectory:
 
     def __init__(self, root: str, area: Area) -> None:
         self._area = area
+        self._lock = Lock()
         self._root = os.open(root, DIRECTORY)
         self._files = AREAS[area.name](self._root)
         try:
-            self._files.fd()
+            _ = self._files.base
         except BaseException:
             self.close()
             raise
@@ -50,22 +68,41 @@ class FileStoreByDirectory:
         return iter(found)
 
     def read(self, ranges: Iterable[Range]) -> Iterator[bytes]:
-        return map(self._content, ranges)
+        return (self.fetch(*one) for one in ranges)
 
-    def _content(self, wanted: Range) -> bytes:
-        name, start, length = wanted
-        try:
-            fd = self._files.open(self._area.require_name(name))
+    def stat(self, name: str) -> StoredFile | None:
+        return next(self.list(self._area.require_name(name)), None)
+
+    def fetch(self, name: str, start: int, length: int) -> bytes:
+        with self._opened(name) as fd:
             found = os.pread(fd, length, start)
             while len(found) < length:
                 if not (more := os.pread(fd, length - len(found), start + len(found))):
                     break
                 found += more
+            return found
+
+    def prove(self, name: str, by: Hash = "sha256") -> str:
+        digest, size = sha256() if by == "sha256" else blake3(), 0
+        with self._opened(name) as fd:
+            while data := os.pread(fd, _PIECE, size):
+                digest.update(data)
+                size += len(data)
+            forget(fd)
+        return checksum(digest.digest())
+
+    @contextmanager
+    def _opened(self, name: str) -> Iterator[int]:
+        """Gives a descriptor of a file for as long as another thread may close the file."""
+        try:
+            with self._lock:
+                fd = os.dup(self._files.open(self._area.require_name(name)))
+            with closing(fd):
+                yield fd
         except FileNotFoundError:
             raise FileMissing(name) from None
         except (OSError, Misplaced) as error:
             raise _denied(FileUnreadable, f"{self._area.file} cannot be read", error) from error
-        return found
 
 
 def _denied(kind: type[RemoteDenied], what: str, error: OSError | Misplaced) -> RemoteDenied:

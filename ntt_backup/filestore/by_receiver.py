@@ -1,17 +1,20 @@
 """A receiver keeps the files of an area, over one connection; see `contract.FileStore`.
 
 Questions are sent before earlier ones are answered, and the answers come in the order of asking.
-Whatever comes is handed to the oldest question, whoever waits for what.
+Whatever comes is handed to the oldest question, whoever waits for what. Of several threads that
+wait, one has the connection and hears for all.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from hashlib import sha256
-from threading import Event, RLock, Thread
+from socket import socketpair
+from threading import Condition, Event, Thread, current_thread
 from typing import Final
 
 from ntt_backup.client.connection import OLD, SLOW, ReceiverQuestions, SessionSpec
@@ -21,10 +24,13 @@ from ntt_backup.filestore.contract import (
     Buffer,
     FileMissing,
     FileUnreadable,
+    Hash,
+    Progress,
     Range,
     StoredFile,
     Sum,
     ask_ahead,
+    checksum,
 )
 from ntt_backup.wire import messages
 from ntt_backup.wire.framing import MAX_CHUNK, ProtocolError
@@ -41,6 +47,7 @@ _ANSWERS: Final = {
     messages.READ: (messages.PIECE, (messages.BLOB_END, messages.FILE_SAID)),
     messages.FILE_END: (messages.FILE_SUM, (messages.FILE_SUM,)),
     messages.PUBLISH: (messages.FILE_SAID, (messages.FILE_SAID,)),
+    messages.PROVE: (messages.FILE_SUM, (messages.FILE_SUM, messages.FILE_SAID)),
     messages.REMOVE: (messages.DONE, (messages.DONE,)),
 }
 
@@ -110,26 +117,46 @@ class FileStoreByReceiver(ReceiverQuestions):
         self._area = area
         self._asked: deque[_Question] = deque()
         self._slots = list(range(MAX_OPEN))
+        self._commits: list[FileByReceiver] = []
         self._moved = 0.0
+        self._sent = self.added = self.unsent = 0
         # Why nothing can be said any more.
         self._lost: BackupError | None = None
-        self._talking = RLock()
+        # Whether a thread has the connection, and how many want to say something.
+        self._turn = Condition()
+        self._busy = False
+        self._speakers = 0
+        self._woken, self._wake = socketpair()
+        self._woken.setblocking(False)
         self._closing = Event()
         with self._connection.checked():
             if area.word not in self.banner.allowed:
                 message = f"the key leads to a forced command, which takes no {area.files}"
                 raise self.refusal(area.denied, message, area.word, OLD + area.instead)
-            ready = self._connection.hello(files=area.name)
-        self.placed = bool(ready.get("placed"))
+            self.ready = self._connection.hello(files=area.name)
+        self.placed = bool(self.ready.get("placed") or self.ready.get("packs"))
+        self.on_wait: Callable[[], None] = lambda: None
         self._pinging = Thread(target=self._show_life, args=(_PING_SECONDS,), daemon=True)
+        self._connection.channel.on_bytes = self._count
         self._pinging.start()
 
     def close(self) -> None:
+        if self._closing.is_set():
+            return
         self._closing.set()
-        with self._talking:
-            super().close()
         # A process with threads could not be copied, as a restore is into its jobs.
         self._pinging.join()
+        with suppress(BackupError), self._alone():
+            super().close()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the connection has ended."""
+        return self._connection.channel.ended
+
+    def abort(self) -> None:
+        self._closing.set()
+        super().abort()
 
     def list(self, below: str = "") -> Iterator[StoredFile]:
         question = self._ask(messages.FILES, messages.FILES.frame(below), self._area.most)
@@ -142,8 +169,40 @@ class FileStoreByReceiver(ReceiverQuestions):
     def read(self, ranges: Iterable[Range]) -> Iterator[bytes]:
         return ask_ahead(ranges, _REQUESTS, self._ask_for, self._content)
 
-    def write(self, name: str) -> FileByReceiver:
-        return FileByReceiver(self, self._area.require_name(name), self._slots.pop())
+    def stat(self, name: str) -> StoredFile | None:
+        return next(self.list(self._area.require_name(name)), None)
+
+    def fetch(self, name: str, start: int, length: int) -> bytes:
+        return self._content(self._ask_for(Range(name, start, length)))
+
+    def prove(self, name: str, by: Hash = "sha256") -> str:
+        if by not in self.banner.hashes:
+            return ""
+        size = 0 if (found := self.stat(name)) is None else found.size
+        return checksum(self._sum_of(name, self.ask_sum(name, by), size).sha256)
+
+    def write(self, name: str, size: int = 0, *, look: bool = False) -> FileByReceiver:
+        del size
+        known = look and self.stat(name) is not None
+        while not self._slots and self._commits:
+            self.wait(_POLL_SECONDS)
+        return FileByReceiver(self, self._area.require_name(name), self._slots.pop(), known=known)
+
+    def wait(self, timeout: float) -> None:
+        self._commits = [one for one in self._commits if not one.advance()]
+        if self._commits:
+            with self._alone():
+                self._hear_more(timeout)
+                patience = max(one.size for one in self._commits) / SLOW
+                self._require_life(self._moved, patience)
+            self._commits = [one for one in self._commits if not one.advance()]
+
+    @property
+    def progress(self) -> Progress:
+        pace = self._connection.channel.pace
+        throttled = time.monotonic() if pace is not None and pace.delay() else 0.0
+        awaited, heard = len(self._asked), self._connection.received
+        return Progress(self._sent, self.added, self.unsent, awaited, heard, True, throttled)
 
     def try_out(self) -> None:
         trial = FileByReceiver(self, "a trial", self._slots.pop())
@@ -173,32 +232,56 @@ class FileStoreByReceiver(ReceiverQuestions):
 
     def poll(self) -> None:
         """Reads what the remote has sent meanwhile. Raises where the connection has ended."""
-        with self._talking, self._connection.checked():
-            self._connection.channel.hear(self._hear, 0.0)
+        with self._alone():
+            self._hear_more(0.0)
 
-    def end_file(self, slot: int, name: str, ours: Sum) -> None:
-        """Has the remote make the file in a slot durable, and compares what lies on its disk."""
-        question = self._ask(messages.FILE_END, messages.FILE_END.frame(slot))
-        self._await(question, ours.size / SLOW)
-        if question.sum != ours:
+    def begin_end(self, slot: int) -> _Question:
+        """Has the remote make the file in a slot durable, and sum what lies on its disk."""
+        return self._ask(messages.FILE_END, messages.FILE_END.frame(slot))
+
+    def ask_sum(self, name: str, by: Hash = "sha256") -> _Question:
+        """Has the remote sum a file that has a name."""
+        frame = messages.PROVE.frame(messages.HASHES[by], self._area.require_name(name))
+        return self._ask(messages.PROVE, frame)
+
+    def require_same(self, name: str, theirs: Sum, ours: Sum) -> None:
+        """Raises RemoteCannotStore where a sum is not that of what was sent."""
+        if theirs != ours:
             raise RemoteCannotStore(
                 f"{self._area.file} on the remote's disk is not what was sent",
                 detail=f"{name}: {ours.size} bytes with SHA-256 {ours.sha256.hex()} were sent, and"
-                f" the remote has {question.sum.size} bytes with {question.sum.sha256.hex()}",
+                f" the remote has {theirs.size} bytes with {theirs.sha256.hex()}",
                 hint="look at the remote's memory and disk before anything else, and at its kernel"
                 " log",
             )
 
-    def publish_file(self, slot: int, name: str) -> None:
+    def await_sum(self, name: str, question: _Question, size: int) -> Sum:
+        """Returns the sum of a file that has ended. size: in bytes, for the patience."""
+        return self._sum_of(name, question, size)
+
+    def begin_publish(self, slot: int, name: str) -> _Question:
         """Has the remote give the file in a slot its name."""
-        question = self._ask(messages.PUBLISH, messages.PUBLISH.frame(slot, name))
+        return self._ask(messages.PUBLISH, messages.PUBLISH.frame(slot, name))
+
+    def is_taken(self, question: _Question) -> bool:
+        """Returns whether the name is taken that a file was to be given."""
         _, status, _ = self._await(question)
-        self._slots.append(slot)
-        if status == messages.TAKEN:
-            raise NameTaken(name, self._area.file)
-        if status != messages.SUCCEEDED:
-            with self._connection.checked():
+        if status not in (messages.TAKEN, messages.SUCCEEDED):
+            with self._alone():
                 raise ProtocolError(f"the status {status} for a name")
+        return status == messages.TAKEN
+
+    def taken(self, name: str) -> NameTaken:
+        """Returns the error for a name that is taken."""
+        return NameTaken(name, self._area.file)
+
+    def free_slot(self, slot: int) -> None:
+        """Makes a slot free for another file."""
+        self._slots.append(slot)
+
+    def commit_file(self, file: FileByReceiver) -> None:
+        """Has `wait` go on with a file."""
+        self._commits.append(file)
 
     def discard_file(self, slot: int) -> None:
         """Has the remote remove the file in a slot, as it does when the connection is lost."""
@@ -218,51 +301,95 @@ class FileStoreByReceiver(ReceiverQuestions):
     def _content(self, asked: tuple[Range, _Question]) -> bytes:
         wanted, question = asked
         kind, status, text = self._await(question)
-        told = kind == messages.FILE_SAID
-        if told and status == messages.MISSING:
-            raise FileMissing(wanted.name)
-        if told or status == messages.BROKEN:
-            raise FileUnreadable(
-                f"{self._area.file} cannot be read",
-                detail=text or wanted.name,
-                hint=f"look at the remote's disk, and at the owner of {self._area.name}/ there",
-            )
+        if kind == messages.FILE_SAID or status == messages.BROKEN:
+            raise self._not_told(wanted.name, status if kind == messages.FILE_SAID else 0, text)
         return question.pieces[0] if len(question.pieces) == 1 else b"".join(question.pieces)
+
+    def _sum_of(self, name: str, question: _Question, size: int) -> Sum:
+        kind, status, text = self._await(question, size / SLOW)
+        if kind == messages.FILE_SAID:
+            raise self._not_told(name, status, text)
+        return question.sum
+
+    def _not_told(self, name: str, status: int, text: str) -> Exception:
+        """Returns the error for a file whose content or sum does not come."""
+        if status == messages.MISSING:
+            return FileMissing(name)
+        return FileUnreadable(
+            f"{self._area.file} cannot be read",
+            detail=text or name,
+            hint=f"look at the remote's disk, and at the owner of {self._area.name}/ there",
+        )
 
     def _ask(self, kind: int, frame: bytes, most: int = 0) -> _Question:
         question = _Question(kind, self._area.name, most)
-        self._asked.append(question)
-        self._say(frame)
+        self._moved = time.monotonic()
+        with self._alone():
+            self._asked.append(question)
+            self._connection.send(frame, self._hear)
         return question
 
     def _say(self, frame: bytes) -> None:
-        with self._talking, self._connection.checked():
+        with self._alone():
+            self._connection.send(frame, self._hear)
+
+    @contextmanager
+    def _alone(self, *, speaks: bool = True) -> Iterator[None]:
+        """Gives this thread the connection. speaks: a thread that only hears makes room for it."""
+        with self._turn:
+            self._speakers += speaks
+            if self._busy and speaks:
+                self._wake.send(b"\0")
+            self._turn.wait_for(lambda: not self._busy)
+            self._speakers -= speaks
+            self._busy = True
+        try:
             if self._lost is not None:
                 raise self._lost
-            self._connection.send(frame, self._hear)
+            with self._connection.checked():
+                yield
+        except BackupError as error:
+            self._lost = self._lost or error
+            raise
+        finally:
+            with self._turn:
+                self._busy = False
+                self._turn.notify_all()
 
     def _show_life(self, every: float) -> None:
         """Lets the remote know that somebody is still here, while there is nothing to say."""
         while not self._closing.wait(every):
-            if self._talking.acquire(blocking=False):
-                try:
-                    if not self._connection.channel.ended:
-                        self._say(messages.PING.frame(bytes(8)))
-                except BackupError as error:
-                    self._lost = error
-                    return
-                finally:
-                    self._talking.release()
+            try:
+                if not self._connection.channel.ended:
+                    self._say(messages.PING.frame(bytes(8)))
+            except BackupError:
+                return
 
     def _await(self, question: _Question, more_patience: float = 0.0) -> tuple[int, int, str]:
         """Returns the end of the answer. more_patience: see `_next`."""
-        with self._talking, self._connection.checked():
-            self._moved = time.monotonic()
-            while question.end is None:
-                self._spec.cancelled()
-                self._connection.channel.hear(self._hear, _POLL_SECONDS)
-                self._require_life(self._moved, more_patience)
+        self._moved = time.monotonic()
+        while question.end is None:
+            self._spec.cancelled()
+            with self._turn:
+                if self._busy or self._speakers:
+                    self._turn.wait(_POLL_SECONDS)
+                    continue
+            with self._alone(speaks=False):
+                if question.end is None:
+                    self._hear_more(_POLL_SECONDS)
+                    self._require_life(self._moved, more_patience)
         return question.end
+
+    def _hear_more(self, timeout: float) -> None:
+        """Waits for an answer, or for another thread that has something to say."""
+        self._connection.channel.hear(self._hear, timeout, beside=(self._woken.fileno(),))
+        with suppress(BlockingIOError):
+            self._woken.recv(4096)
+
+    def _count(self, sent: int) -> None:
+        self._sent += sent
+        if current_thread() is not self._pinging:
+            self.on_wait()
 
     def _hear(self, data: bytes) -> None:
         for kind, payload in self._connection.frames(data):
@@ -275,35 +402,118 @@ class FileStoreByReceiver(ReceiverQuestions):
 
 
 class FileByReceiver:
-    """A file on its way; see `contract.NewFile`."""
+    """A file on its way; see `contract.NewFile`. known: the store has a file of that name, and
+    nothing is sent.
+    """
 
-    def __init__(self, store: FileStoreByReceiver, name: str, slot: int) -> None:
+    def __init__(
+        self, store: FileStoreByReceiver, name: str, slot: int, *, known: bool = False
+    ) -> None:
         self._store = store
         self._name = name
         self._slot = slot
+        self._known = known
         self._digest = sha256()
-        self._size = 0
+        self.size = 0
+        self._buffer = memoryview(bytearray(MAX_CHUNK))
+        self._used = 0
         self._open = True
+        # The question whose answer `advance` awaits, by its kind.
+        self._asked: dict[int, _Question] = {}
+        self._result: StoredFile | NameTaken | RemoteCannotStore | None = None
         self.poll = store.poll
 
     def add(self, data: Buffer) -> None:
         self._digest.update(data)
-        view = memoryview(data)
-        self._size += len(view)
-        for at in range(0, len(view), MAX_CHUNK):
-            self._store.send_data(self._slot, view[at : at + MAX_CHUNK])
+        rest = memoryview(data)
+        self.size += len(rest)
+        self._store.added += len(rest)
+        while rest and not self._known:
+            count = min(len(rest), MAX_CHUNK - self._used)
+            self._buffer[self._used : self._used + count] = rest[:count]
+            self._used += count
+            self._store.unsent += count
+            rest = rest[count:]
+            if self._used == MAX_CHUNK:
+                self._flush()
 
     def finish(self) -> Sum:
-        ours = Sum(self._size, self._digest.digest())
-        self._store.end_file(self._slot, self._name, ours)
+        ours = self._ours
+        self._flush()
+        question = self._store.begin_end(self._slot)
+        theirs = self._store.await_sum(self._name, question, ours.size)
+        self._store.require_same(self._name, theirs, ours)
         return ours
 
     def publish(self) -> None:
         self._open = False
-        self._store.publish_file(self._slot, self._name)
+        question = self._store.begin_publish(self._slot, self._name)
+        taken = self._store.is_taken(question)
+        self._store.free_slot(self._slot)
+        if taken:
+            raise self._store.taken(self._name)
+
+    def commit(self) -> None:
+        self._open = False
+        if self._known:
+            self._asked[messages.PROVE] = self._store.ask_sum(self._name)
+        else:
+            self._flush()
+            self._asked[messages.FILE_END] = self._store.begin_end(self._slot)
+        self._store.commit_file(self)
+
+    @property
+    def settled(self) -> bool:
+        return self._result is not None
+
+    def result(self) -> StoredFile:
+        assert self._result is not None
+        if isinstance(self._result, StoredFile):
+            return self._result
+        raise self._result
+
+    def advance(self) -> bool:
+        """Takes the next step of a commit whose answer has come; returns whether it was the last.
+
+        The name may be taken by this very file: an earlier answer was lost.
+        """
+        ((kind, question),) = self._asked.items()
+        if question.end is None:
+            return False
+        self._asked.clear()
+        store, ours = self._store, self._ours
+        if kind == messages.FILE_END:
+            theirs = store.await_sum(self._name, question, 0)
+            store.require_same(self._name, theirs, ours)
+            self._asked[messages.PUBLISH] = store.begin_publish(self._slot, self._name)
+            return False
+        if kind == messages.PUBLISH and store.is_taken(question):
+            self._asked[messages.PROVE] = store.ask_sum(self._name)
+            return False
+        same = True
+        if kind == messages.PROVE:
+            try:
+                same = store.await_sum(self._name, question, 0) == ours
+            except (FileMissing, FileUnreadable):
+                same = False
+        arrived = datetime.now(UTC)
+        file = StoredFile(self._name, ours.size, arrived, checksum=checksum(ours.sha256))
+        self._result = file if same else store.taken(self._name)
+        store.free_slot(self._slot)
+        return True
 
     def discard(self) -> None:
         if self._open:
             self._open = False
             with suppress(BackupError):
                 self._store.discard_file(self._slot)
+
+    @property
+    def _ours(self) -> Sum:
+        return Sum(self.size, self._digest.digest())
+
+    def _flush(self) -> None:
+        if self._used:
+            self._store.send_data(self._slot, self._buffer[: self._used])
+            self._store.unsent -= self._used
+            self._used = 0

@@ -12,15 +12,17 @@ Any method may raise RemoteUnreachable (retryable), RemoteDenied (no right) or R
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Final, Literal, NamedTuple, Protocol, TypeVar
 
 from ntt_backup.errors import BackupError, RemoteDenied, RemoteError
 from ntt_backup.wire.stored_names import require_name
 
 Buffer = bytes | bytearray | memoryview
+Hash = Literal["sha256", "blake3"]
 T = TypeVar("T")
 
 # Of a file whose target does not say when it arrived.
@@ -35,6 +37,10 @@ class FileMissing(Exception):
 
 class FileUnreadable(RemoteDenied):
     """The target does not give the bytes of one file, where it may give those of others."""
+
+
+class FileArchived(FileUnreadable):
+    """A file lies in an archive class of a bucket: the service must thaw it before it is read."""
 
 
 class StoredFileDamaged(RemoteError):
@@ -96,6 +102,9 @@ class StoredFile(NamedTuple):
         arrived: When the file got its name, as the target itself knows it (UTC).
         refused: Why the file must not be read, in words that follow its name; "" where it may be.
         sealed: Whether the file is sealed.
+        checksum: The SHA-256 that the target keeps of the file, see `objects.bucket.ObjectInfo`; ""
+            where the target keeps none, or does not say.
+        etag: What else tells the content from another one; "" for nothing.
     """
 
     name: str
@@ -103,6 +112,8 @@ class StoredFile(NamedTuple):
     arrived: datetime
     refused: str = ""
     sealed: bool = False
+    checksum: str = ""
+    etag: str = ""
 
 
 class Range(NamedTuple):
@@ -120,8 +131,30 @@ class Sum(NamedTuple):
     sha256: bytes
 
 
+class Progress(NamedTuple):
+    """The progress of the files that are written to a store.
+
+    Attributes:
+        sent: The bytes that went to the target, with what is around the files.
+        added: The bytes that were added to files.
+        unsent: Those of them that are still in memory.
+        awaited: The number of answers of the target that are awaited.
+        answers: The number of answers that have come.
+        all_sent: Whether the target has all that it is to answer.
+        throttled: When a limit last held data back, in monotonic seconds.
+    """
+
+    sent: int
+    added: int
+    unsent: int
+    awaited: int
+    answers: int
+    all_sent: bool
+    throttled: float
+
+
 class NewFile(Protocol):
-    """A file on its way to a store. It has a name after `publish`, and not before."""
+    """A file on its way to a store. It has a name after `publish` or `commit`, and not before."""
 
     def add(self, data: Buffer) -> None:
         """Sends the next bytes; the buffer may be changed when this returns."""
@@ -143,6 +176,28 @@ class NewFile(Protocol):
 
     def discard(self) -> None:
         """Forgets what was sent, unless the file is published. Never raises."""
+        ...
+
+
+class CommittedFile(NewFile, Protocol):
+    """A file that may get its name while others are sent."""
+
+    def commit(self) -> None:
+        """Begins what `finish` and `publish` do, in place of these. The store's `wait` goes on with
+        that, and nothing is added any more. A file of the same content that has the name already
+        will do.
+        """
+        ...
+
+    @property
+    def settled(self) -> bool:
+        """Whether the end of `commit` is known."""
+        ...
+
+    def result(self) -> StoredFile:
+        """Returns the settled file as it is in the store. Raises NameTaken where another content
+        has the name.
+        """
         ...
 
 
@@ -172,8 +227,65 @@ class ReadableStore(Protocol):
     def close(self) -> None: ...
 
 
+class SharedStore(ReadableStore, Protocol):
+    """The same, for several threads at once: `stat`, `fetch` and `prove`."""
+
+    def stat(self, name: str) -> StoredFile | None:
+        """Returns a file with all that the target says of it; None where there is no such file."""
+        ...
+
+    def fetch(self, name: str, start: int, length: int) -> bytes:
+        """Returns bytes of a file, fewer only at its end. Raises FileMissing, FileUnreadable."""
+        ...
+
+    def prove(self, name: str, by: Hash = "sha256") -> str:
+        """Returns the hash of a file, which the target has read where the file lies, in the form of
+        `StoredFile.checksum`; "" where the target does not compute this hash. Raises FileMissing,
+        FileUnreadable.
+        """
+        ...
+
+
+class PackTarget(SharedStore, Protocol):
+    """The store of an area with packs: files are sent while others get their names.
+
+    Attributes:
+        on_wait: Is called while a method waits for the target, and may raise.
+    """
+
+    on_wait: Callable[[], None]
+
+    def write(self, name: str, size: int = 0, *, look: bool = False) -> CommittedFile:
+        """Begins a file: at most two at a time, beside those that are committed.
+
+        Args:
+            name: The name of the file.
+            size: About how many bytes the file will have, where it may be very large.
+            look: The file may be in the store already. Then nothing is sent of it, and `commit`
+                compares. Else NameTaken is raised, now or when the file is published.
+        """
+        ...
+
+    def wait(self, timeout: float) -> None:
+        """Goes on with the files that are committed; waits up to timeout seconds for an answer."""
+        ...
+
+    @property
+    def progress(self) -> Progress:
+        """The progress of all files that were written."""
+        ...
+
+    def remove(self, names: Sequence[str]) -> int:
+        """See `FileStore`."""
+        ...
+
+    def abort(self) -> None:
+        """Ends everything immediately, also within `on_wait`. Never raises."""
+        ...
+
+
 class FileStore(ReadableStore, Protocol):
-    """The same, where files are added and removed, too."""
+    """The files in an area, which are added and removed, too."""
 
     @property
     def placed(self) -> bool:
@@ -218,3 +330,8 @@ def ask_ahead(
         ahead += one.length
     while asked:
         yield take(asked.popleft()[1])
+
+
+def checksum(digest: bytes) -> str:
+    """Returns a SHA-256 in the form of `StoredFile.checksum`."""
+    return b64encode(digest).decode()

@@ -9,18 +9,37 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ntt_backup.blobdir.open import Misplaced
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.sealing import Keyring, SealPolicy
 from ntt_backup.errors import Unsupported
 from ntt_backup.filestore.by_directory import FileStoreByDirectory
-from ntt_backup.filestore.contract import Area, FileStore, ReadableStore
+from ntt_backup.filestore.contract import (
+    Area,
+    FileStore,
+    PackTarget,
+    ReadableStore,
+    SharedStore,
+)
 from ntt_backup.filestore.sealed import ReadableSealedStore, SealedStore
+from ntt_backup.wire import stored_names
 
 if TYPE_CHECKING:
     from ntt_backup.client.connection import SessionSpec
+    from ntt_backup.client.throttle import SharedPace
+    from ntt_backup.filestore.by_receiver import FileStoreByReceiver
+
+
+PACKS: Final = Area(
+    name=stored_names.PACKS,
+    word="packs",
+    file="a pack",
+    files="packs",
+    most=10_000_000,
+    replace=False,
+)
 
 
 def open_store(settings: RemoteConfig, area: Area) -> FileStore:
@@ -48,26 +67,68 @@ def open_to_read(settings: RemoteConfig, area: Area) -> ReadableStore:
     return open_store(settings, area)
 
 
+def open_pack_target(spec: SessionSpec) -> PackTarget:
+    """Returns the store that a session sends packs to; a bucket is asked nothing yet. Raises as
+    `open_store` does.
+    """
+    if spec.bucket is None:
+        return by_receiver(spec, PACKS)
+    from ntt_backup.filestore.by_bucket import FileStoreByBucket
+    from ntt_backup.objects.outbox import Meter
+    from ntt_backup.objects.s3 import open_bucket
+
+    meter = Meter(spec.pace)
+    bucket = open_bucket(spec.bucket, meter)
+    return FileStoreByBucket(bucket, spec.bucket.part_size, PACKS, meter)
+
+
+def open_packs(settings: RemoteConfig, fetch: SharedPace | None = None) -> SharedStore:
+    """Returns the store of packs for reading. fetch: the pace of what is fetched; None for no
+    limit. Raises as `open_store` does.
+    """
+    remote = settings.remote
+    if remote.kind == "s3":
+        from ntt_backup.filestore.by_bucket import FileStoreByBucket
+        from ntt_backup.objects.s3 import open_bucket
+
+        return FileStoreByBucket(open_bucket(remote, fetch=fetch), remote.part_size, PACKS)
+    if remote.kind == "file" and fetch is None:
+        with suppress(OSError, Misplaced):
+            return FileStoreByDirectory(remote.path, PACKS)
+    from ntt_backup.client.connection import SessionSpec
+
+    spec = SessionSpec.of(settings, f"packs-{os.getpid()}", "packs")
+    return by_receiver(replace(spec, fetch=fetch), PACKS)
+
+
 def connect(spec: SessionSpec, area: Area) -> FileStore:
     """Returns the store by a receiver; by the remote's sh where the area allows that, and the
     strategy is `tar` or the remote has no Python that can run the receiver.
     """
-    from ntt_backup.filestore.by_receiver import FileStoreByReceiver
-
     if not (area.by_shell and spec.run.strategy == "tar"):
         try:
-            return FileStoreByReceiver(spec, area)
-        except Unsupported as error:
+            return by_receiver(spec, area)
+        except Unsupported:
             if not area.by_shell:
-                raise Unsupported(
-                    f"{area.files} need Python 3.8 or newer on the remote",
-                    detail=str(error),
-                    hint="install python3 on the remote (all of its standard library, nothing"
-                    " else), or name another target (--target)",
-                ) from error
+                raise
     from ntt_backup.filestore.by_shell import FileStoreByShell
 
     return FileStoreByShell(spec, area)
+
+
+def by_receiver(spec: SessionSpec, area: Area) -> FileStoreByReceiver:
+    """Returns the store by a receiver. Raises Unsupported where the remote has no Python for it."""
+    from ntt_backup.filestore.by_receiver import FileStoreByReceiver
+
+    try:
+        return FileStoreByReceiver(spec, area)
+    except Unsupported as error:
+        raise Unsupported(
+            f"{area.files} need Python 3.8 or newer on the remote",
+            detail=str(error),
+            hint="install python3 on the remote (all of its standard library, nothing else), or"
+            " name another target (--target)",
+        ) from error
 
 
 def _in_bucket(settings: RemoteConfig, area: Area) -> FileStore:

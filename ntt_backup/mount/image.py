@@ -22,11 +22,11 @@ from blake3 import blake3
 
 from ntt_backup.errors import MountImpossible
 from ntt_backup.mount.erofs import BLOCK, MAX_BLOB, RECORD, ImageWriter
-from ntt_backup.objects.ranges import Range, merge
-from ntt_backup.objects.tables import ahead
 from ntt_backup.pack.age import HEAD, SealedForOthers, is_sealed
 from ntt_backup.pack.format import DIGEST_BYTES, MAX_RAW, RAW, Entry, PackError
+from ntt_backup.pack.ranges import Range, merge
 from ntt_backup.pack.reader import PackReader, other_content
+from ntt_backup.packstore.tables import ahead
 
 _READERS: Final = 8
 # Ranges that lie this close together are read as one, up to the size of a dense member.

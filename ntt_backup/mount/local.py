@@ -12,7 +12,7 @@ from ntt_backup.blobdir.open import closing
 from ntt_backup.errors import MountImpossible
 from ntt_backup.mount.erofs import MAX_DEVICES
 from ntt_backup.mount.image import Source
-from ntt_backup.objects.keys import PackKey
+from ntt_backup.pack.names import PackKey
 
 
 def find(directory: Path, prefix: str) -> list[Source]:

@@ -1,4 +1,4 @@
-"""Mounts packs, those in a directory or in a bucket, or the tree of a snapshot's version."""
+"""Mounts packs, those in a directory or on a target, or the tree of a snapshot's version."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ from typing import BinaryIO, Final
 
 from ntt_backup.config.sealing import SealPolicy
 from ntt_backup.errors import MountImpossible
-from ntt_backup.filestore.contract import FileStore
+from ntt_backup.filestore.cache import Cache
+from ntt_backup.filestore.contract import FileArchived, FileMissing, FileStore, SharedStore
 from ntt_backup.mount import kernel, local
 from ntt_backup.mount.image import Built, Options, Source, build, sealed
 from ntt_backup.mount.super_block_cache import SuperBlockCache
 from ntt_backup.mount.version_tree import VersionTree, write_lines
 from ntt_backup.mount.volume import Volume, lay_out
-from ntt_backup.objects.bucket import Bucket, ObjectArchived, ObjectMissing
-from ntt_backup.objects.cache import Cache
-from ntt_backup.objects.tables import LargeBlob, Tables, large_blobs_of, packs_of
 from ntt_backup.pack.format import PackError
+from ntt_backup.packstore.tables import LargeBlob, Tables, large_blobs_of, packs_of
 from ntt_backup.process.durable import durable_file
 from ntt_backup.process.fork import Fork
 from ntt_backup.process.pipeline import wait_for
@@ -73,32 +72,31 @@ def write_image(packs: Path, image: Path, options: Options, *, replace: bool) ->
     return built
 
 
-def mount_bucket(
-    open_bucket: Callable[[], Bucket],
+def mount_target(
+    open_packs: Callable[[], SharedStore],
     directory: Path,
     options: Options,
     *,
     cache: Cache | None = None,
     policy: SealPolicy | None = None,
 ) -> Built:
-    """Mounts the packs of a bucket on a directory, an absolute path. A process stays until it is
+    """Mounts the packs of a target on a directory, an absolute path. A process stays until it is
     unmounted. cache: tables that this machine keeps. policy: what need not be sealed. Raises
-    MountImpossible, and what a bucket raises.
+    MountImpossible, and what a store raises.
     """
     kernel.require_erofs(kernel.BLOCKS_SINCE)
     kernel.require_mount_point(directory)
     serve = _serving()
-    bucket = open_bucket()
-    readable = _Readable(bucket)
-    tables = Tables(readable, cache, policy=policy)
+    store = _Mountable(open_packs())
+    tables = Tables(store, cache, policy=policy)
     volumes: list[Volume] = []
     sources: list[Source] = []
     for one, volume, start in lay_out(
-        chain(packs_of(bucket, options.prefix), large_blobs_of(bucket, options.prefix))
+        chain(packs_of(store, options.prefix), large_blobs_of(store, options.prefix))
     ):
         if not volumes or volumes[-1] is not volume:
             volumes.append(volume)
-        read = partial(readable.read, one.key)
+        read = partial(store.fetch, one.key)
         if isinstance(one, LargeBlob):
             source = Source(one.key, one.size, read, len(volumes), start, one.digest)
         elif one.name.sealed:  # Whatever it is: only `tables` would see that it is not.
@@ -110,8 +108,9 @@ def mount_bucket(
     with _image(options.scratch) as file:
         built = build(file, [one.size for one in volumes], sources, options)
         _require_some(built)
+        store.close()  # Its threads would not be copied.
         server = Fork(
-            lambda: serve.serve(directory, volumes, lambda: open_bucket().get_range),
+            lambda: serve.serve(directory, volumes, lambda: open_packs().fetch),
             "ntt-mount",
             stays=True,
         )
@@ -222,21 +221,22 @@ def _serving() -> ModuleType:
     return serve
 
 
-@dataclass(frozen=True, slots=True)
-class _Readable:
-    """Reads a bucket. Raises MountImpossible, PackError, and what else a bucket raises."""
+class _Mountable:
+    """Reads a store. Raises MountImpossible, PackError, and what else a store raises."""
 
-    bucket: Bucket
+    def __init__(self, store: SharedStore) -> None:
+        self._store = store
+        self.list, self.close = store.list, store.close
 
-    def read(self, key: str, start: int, length: int) -> bytes:
+    def fetch(self, name: str, start: int, length: int) -> bytes:
         try:
-            return self.bucket.get_range(key, start, length)
-        except ObjectArchived as error:
+            return self._store.fetch(name, start, length)
+        except FileArchived as error:
             raise MountImpossible(
-                f"{key} lies in an archive class",
+                f"{name} lies in an archive class",
                 hint="have it thawed first: ntt-backup-remote restore --thaw DAYS asks for that",
             ) from error
-        except ObjectMissing as error:
+        except FileMissing as error:
             raise PackError("it is gone") from error
 
 

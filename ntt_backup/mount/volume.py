@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import Final
 
 from ntt_backup.mount.erofs import MAX_DEVICE
-from ntt_backup.objects.tables import LargeBlob, PackObject
+from ntt_backup.packstore.tables import LargeBlob, PackObject
 
 # What is fetched at once. Each object begins at a multiple of it.
 PIECE: Final = 1 << 20

@@ -154,12 +154,21 @@ def agree(said: str, ours: str) -> bool | None:
     return False if said.partition("-")[2] == ours.partition("-")[2] else None
 
 
-def proof_of(info: ObjectInfo) -> str:
+class Summed(Protocol):
+    """An object, or a file, with what its store says of its content; see `ObjectInfo`."""
+
+    @property
+    def checksum(self) -> str: ...
+    @property
+    def etag(self) -> str: ...
+
+
+def proof_of(info: Summed) -> str:
     """Returns what tells this object from another one later, for the ledger; see `still`."""
     return info.checksum or (f"{OPAQUE}{info.etag}" if info.etag else "")
 
 
-def still(info: ObjectInfo, proof: str) -> bool | None:
+def still(info: Summed, proof: str) -> bool | None:
     """Returns whether an object has the content that it had when the ledger recorded it.
 
     Args:

@@ -153,9 +153,8 @@ class Outbox:
     """The objects that a session sends. hear is called while it waits, and may raise.
 
     Its methods are for one thread. waiting counts requests, answers what has come back, handed_over
-    the bytes of content that the requests carry. written are all bytes that were added to objects,
-    held those that are in a buffer still. trouble is the first error that no single object is to
-    blame for.
+    the bytes of content that the requests carry. written are all bytes that were added to objects.
+    trouble is the first error that no single object is to blame for.
     """
 
     def __init__(self, bucket: Bucket, part_size: int, hear: Callable[[], None]) -> None:
@@ -171,7 +170,10 @@ class Outbox:
         self.answers = 0
         self.handed_over = 0
         self.written = 0
-        self.held = 0
+        self._held = 0
+        # How many requests had been answered at the last look, and the bytes sent when that rose.
+        self._answered_then = 0
+        self._sent_then = 0
         self.trouble: Exception | None = None
 
     def begin(self, key: str, size: int = 0, *, look: bool = False) -> Outgoing:
@@ -190,8 +192,19 @@ class Outbox:
         self._begun.append(out)
         return out
 
-    def space(self, out: Outgoing) -> memoryview:
-        """Returns where the next bytes of the object are to be put; `filled` says how many were."""
+    def unsent(self, sent: int) -> int:
+        """Returns how many of the bytes that were added are still in buffers.
+
+        Args:
+            sent: The bytes that were ever sent. Those since the last answer belong to parts that
+                are still in buffers; the earlier ones of these parts count as not sent.
+        """
+        if self.answers != self._answered_then:
+            self._answered_then, self._sent_then = self.answers, sent
+        return max(0, self._held - (sent - self._sent_then))
+
+    def _space(self, out: Outgoing) -> memoryview:
+        """Returns the space for the next bytes of the object."""
         if out.used == out.part_size:
             self._send_part(out)
         while out.buffer is None:
@@ -203,29 +216,26 @@ class Outbox:
                 self.wait(0.2)
         return memoryview(out.buffer)[out.used : out.part_size]
 
-    def filled(self, out: Outgoing, count: int) -> None:
-        out.used += count
-        out.size += count
-        self.written += count
-        with self._lock:
-            self.held += count
-
     def write(self, out: Outgoing, data: Buffer) -> None:
         """Adds bytes to the object."""
         rest = memoryview(data)
         while rest:
-            space = self.space(out)
+            space = self._space(out)
             count = min(len(space), len(rest))
             space[:count] = rest[:count]
-            self.filled(out, count)
             rest = rest[count:]
+            out.used += count
+            out.size += count
+            self.written += count
+            with self._lock:
+                self._held += count
 
     def flush(self, out: Outgoing) -> None:
         """Waits until all of the object is in the bucket, where nobody sees it yet. Nothing may be
         added to it then.
         """
         if out.buffer is None and not out.parts:
-            self.space(out)
+            self._space(out)
         if out.buffer is not None:
             self._send_part(out)
         while not all(part.done() for part in out.parts):
@@ -240,7 +250,7 @@ class Outbox:
             out.done = self._submit(self._complete, out)
         else:
             if out.buffer is None:
-                self.space(out)
+                self._space(out)
             buffer, out.buffer = out.buffer, None
             assert buffer is not None
             self.handed_over += out.used if out.known is None else 0
@@ -296,7 +306,7 @@ class Outbox:
 
     def _release(self, buffer: mmap, used: int) -> None:
         with self._lock:
-            self.held -= used
+            self._held -= used
         fits = len(buffer) == self._part_size
         self._free.append(buffer if fits else new_buffer(self._part_size))
 

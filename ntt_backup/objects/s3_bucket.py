@@ -37,9 +37,9 @@ from ntt_backup.objects.bucket import (
     checksum,
     composite,
 )
-from ntt_backup.objects.keys import BLOBS, PACKS
 from ntt_backup.objects.s3_errors import FAILURES, BehindTheEnd, Passing, Translator, moment_of
 from ntt_backup.objects.s3_listing import Pages, etag, moment, size, word
+from ntt_backup.pack.names import BLOBS, PACKS
 
 # Keys of a listing that come with one answer; stores give no more.
 PAGE = 1000

@@ -1,4 +1,4 @@
-"""An area is a directory below the root with files beside blobs: of snapshots, or dumps.
+"""An area has files of one purpose below the root: of snapshots, dumps of catalogs, or packs.
 
 Each level is opened from the one above, without following links and on one file system, and names
 have one form, so nothing outside can be named. A file gets its name as `incoming` says, and never
@@ -16,17 +16,17 @@ import json
 import os
 import stat
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
 
-from ntt_backup.blobdir.open import closing, names_in, open_below, opened_anew
+from ntt_backup.blobdir.open import closing, names_in, open_below
 from ntt_backup.blobdir.syscalls import rename_new, sync_directory
 from ntt_backup.receiver.incoming import INCOMING, Incoming, open_file, remove_if_stale
 from ntt_backup.receiver.open_blob import forget
 from ntt_backup.receiver.workspace import Refusal
 from ntt_backup.wire import stored_names
-from ntt_backup.wire.framing import ProtocolError
+from ntt_backup.wire.framing import FORMAT, ProtocolError
 from ntt_backup.wire.stored_names import MAX_DUMPS, MAX_RECORD, RECORD, SEALED, arrival_us
 
 # So many sets lie on a remote at most, and so many versions in each. A version has as many files as
@@ -57,13 +57,14 @@ class FoundFile(NamedTuple):
 
 
 class FileArea:
-    """The files of one area. root: the descriptor of the directory above.
+    """The files of one area. root: the descriptor of the root. Files without a name lie in the
+    directory `called` below the root.
 
     Methods raise OSError, and Misplaced where a directory is a symlink, no directory, or on another
     file system.
     """
 
-    called = ""  # The name of the area, and of its directory.
+    called = ""  # The name of the area, and of a directory below the root.
     word = ""  # Of `--allow`.
 
     def __init__(self, root: int) -> None:
@@ -74,14 +75,13 @@ class FileArea:
 
     # --- what one kind of area decides ------------------------------------------------------------
 
-    @property
-    def levels(self) -> Sequence[int]:
-        """Returns how many directories there may be at each level above the files."""
-        return ()
+    # How many directories there may be in each level of directories above the files.
+    levels: Sequence[int] = ()
 
-    def fits(self, level: int, name: str) -> bool:
-        """Returns whether something at a level may have this name; the files are the last level."""
-        raise NotImplementedError
+    @property
+    def base(self) -> int:
+        """The descriptor of the directory that names are relative to."""
+        return self.fd()
 
     def require_publishable(self, name: str, size: int, digest: bytes) -> None:
         """Raises Refusal, ProtocolError or OSError where a file may not get a name.
@@ -130,7 +130,7 @@ class FileArea:
         where the directory or the file is missing.
         """
         with contextlib.suppress(FileNotFoundError):
-            yield from self._found(self.fd(), "", below.split("/"))
+            yield from self._found(self.base, "", below.split("/"))
 
     def open(self, name: str) -> int:
         """Returns a descriptor, which this object closes. The content is read from the disk."""
@@ -208,12 +208,12 @@ class FileArea:
 
     @contextlib.contextmanager
     def _parents(self, name: str, make: bool = False) -> Iterator[list[int]]:
-        """Gives the directories above a file, from that of the area on. make: makes missing ones,
-        as long as there are not too many.
+        """Gives the directories above a file, from the base on. make: makes missing ones, as long
+        as there are not too many.
         """
         with contextlib.ExitStack() as opened:
-            parents = [self.fd()]
-            for most, directory in zip(self.levels, name.split("/")):
+            parents = [self.base]
+            for most, directory in zip(self.levels, name.split("/")[:-1]):
                 if make:
                     _make(parents[-1], directory, most)
                 parents.append(opened.enter_context(self._level(parents[-1], directory)))
@@ -223,29 +223,24 @@ class FileArea:
         return closing(open_below(above, name, os.fstat(self.root).st_dev))
 
     def _found(self, directory: int, prefix: str, wanted: Sequence[str]) -> Iterator[FoundFile]:
-        level = prefix.count("/")
         wanted_name, *wanted_below = wanted or [""]
-        if level == len(self.levels):
-            there = [wanted_name] if wanted_name else names_in(directory)
-            for name in sorted(one for one in there if self.fits(level, one)):
-                with contextlib.suppress(FileNotFoundError):
-                    status = os.stat(name, dir_fd=directory, follow_symlinks=False)
-                    if stat.S_ISREG(status.st_mode):
-                        arrived_us = arrival_us(status.st_mtime_ns)
-                        yield FoundFile(prefix + name, status.st_size, arrived_us)
-            return
-        with closing(opened_anew(directory)) as fd, os.scandir(fd) as entries:
-            names = [
-                entry.name
-                for entry in entries
-                if self.fits(level, entry.name)
-                and wanted_name in ("", entry.name)
-                and entry.is_dir(follow_symlinks=False)
-            ]
-        for name in sorted(names, key="{}/".format):
+        there = [wanted_name] if wanted_name else names_in(directory)
+        is_directory = {
+            name: _has_form(stored_names.require_below, self.called, f"{prefix}{name}/")
+            for name in there
+        }
+        for name in sorted(there, key=lambda name: f"{name}/" if is_directory[name] else name):
+            path = prefix + name
+            if not (is_directory[name] or _has_form(stored_names.require_name, self.called, path)):
+                continue
             # A directory that is removed meanwhile hides none of the others.
-            with contextlib.suppress(FileNotFoundError), self._level(directory, name) as below:
-                yield from self._found(below, f"{prefix}{name}/", wanted_below)
+            with contextlib.suppress(FileNotFoundError):
+                status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                if is_directory[name] and stat.S_ISDIR(status.st_mode):
+                    with self._level(directory, name) as below:
+                        yield from self._found(below, f"{path}/", wanted_below)
+                elif not is_directory[name] and stat.S_ISREG(status.st_mode):
+                    yield FoundFile(path, status.st_size, arrival_us(status.st_mtime_ns))
 
 
 class SnapshotArea(FileArea):
@@ -254,13 +249,7 @@ class SnapshotArea(FileArea):
     called = stored_names.SNAPSHOTS
     word = "snapshot"
 
-    @property
-    def levels(self) -> Sequence[int]:
-        return MAX_SETS, MAX_VERSIONS
-
-    def fits(self, level: int, name: str) -> bool:
-        forms = (stored_names.is_set, stored_names.is_version, stored_names.is_snapshot_file)
-        return forms[level](name)
+    levels = (MAX_SETS, MAX_VERSIONS)
 
     def require_publishable(self, name: str, size: int, digest: bytes) -> None:
         _require_time(name, stored_names.begun(name.split("/")[1]))
@@ -278,13 +267,6 @@ class DumpArea(FileArea):
 
     called = stored_names.DUMPS
     word = "dump"
-
-    def fits(self, level: int, name: str) -> bool:
-        try:
-            stored_names.dump_of(name)
-        except ValueError:
-            return False
-        return True
 
     def require_publishable(self, name: str, size: int, digest: bytes) -> None:
         dump = stored_names.dump_of(name)
@@ -368,7 +350,41 @@ class DumpArea(FileArea):
         return stay
 
 
-AREAS: dict[str, type[FileArea]] = {one.called: one for one in (SnapshotArea, DumpArea)}
+class PackArea(FileArea):
+    """`packs`, `blobs` and `format.json` below the root have blobs in packs. A client adds files,
+    and removes what a check has stored, and nothing else, whatever `--allow` lists.
+    """
+
+    called = stored_names.PACKS
+    word = "packs"
+    # The forms of the names allow only a few directories.
+    levels = (MAX_VERSIONS,) * 3
+
+    @property
+    def base(self) -> int:
+        return self.root
+
+    def require_publishable(self, name: str, size: int, digest: bytes) -> None:
+        small = name == FORMAT or stored_names.is_trial(name)
+        if small and size > MAX_RECORD:
+            raise ProtocolError("a marker, or a file of a check, that is too long")
+
+    def removable(self, names: Iterable[str], replace: bool) -> list[str]:
+        asked = list(names)
+        if not all(map(stored_names.is_trial, asked)):
+            raise Refusal("refused", "a receiver removes no packs")
+        return asked
+
+
+AREAS: dict[str, type[FileArea]] = {one.called: one for one in (SnapshotArea, DumpArea, PackArea)}
+
+
+def _has_form(require: Callable[[str, str], str], area: str, name: str) -> bool:
+    try:
+        require(area, name)
+    except ValueError:
+        return False
+    return True
 
 
 def _require_time(name: str, begun: datetime) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from ntt_backup.blobdir.syscalls import error_line
 from ntt_backup.receiver.file_areas import FileArea, FoundFile
 from ntt_backup.receiver.incoming import Incoming
+from ntt_backup.receiver.open_blob import forget
 from ntt_backup.receiver.question_session import QuestionSession
 from ntt_backup.receiver.send_blobs import pieces
 from ntt_backup.receiver.workspace import refused
@@ -30,8 +31,11 @@ if TYPE_CHECKING:
     from ntt_backup.receiver.terms import Terms
 
 
+_PIECE = 1 << 20
+
+
 class FileSession(QuestionSession):
-    """Takes files, and answers FILES, FILE_END, PUBLISH, READ and REMOVE."""
+    """Takes files, and answers FILES, FILE_END, PUBLISH, READ, PROVE and REMOVE."""
 
     def __init__(self, area: FileArea, terms: Terms, connection: Connection) -> None:
         super().__init__(terms, connection)
@@ -39,6 +43,7 @@ class FileSession(QuestionSession):
         self._incoming: dict[int, Incoming] = {}
         # The slots whose files are complete.
         self._ended: set[int] = set()
+        self._stopped = False
 
     def handlers(self) -> dict[int, Callable[[memoryview], None]]:
         return {
@@ -48,6 +53,7 @@ class FileSession(QuestionSession):
             messages.PUBLISH: self._publish,
             messages.DISCARD: lambda payload: self._discard(messages.DISCARD.read(payload)),
             messages.READ: self._read,
+            messages.PROVE: self._prove,
             messages.REMOVE: self._remove,
         }
 
@@ -55,6 +61,7 @@ class FileSession(QuestionSession):
         """Drops the rest of an answer, and ends a sum early."""
         for incoming in list(self._incoming.values()):  # A thread may give one its name now.
             incoming.stopped = True
+        self._stopped = True
         super().interrupt()
 
     def close(self) -> None:
@@ -141,6 +148,29 @@ class FileSession(QuestionSession):
                 return
         end = min(start + length, os.fstat(fd).st_size)
         yield from pieces(fd, start, end)
+
+    def _prove(self, payload: memoryview) -> None:
+        kind, name = messages.PROVE.read(payload, self._area.called)
+        new = self.terms.hashes.get(kind)
+        if new is None:
+            raise ProtocolError("a hash that was not offered")
+        self._stopped = False
+
+        def prove() -> bytes:
+            digest, size = new(b""), 0
+            try:
+                fd = self._area.open(name)
+                while not self._stopped and (data := os.pread(fd, _PIECE, size)):
+                    digest.update(data)
+                    size += len(data)
+                forget(fd)
+            except FileNotFoundError:
+                return messages.FILE_SAID.frame(MISSING)
+            except OSError as problem:
+                return messages.FILE_SAID.frame(UNREADABLE, error_line(problem))
+            return messages.FILE_SUM.frame(size, digest.digest())
+
+        self.frames = self._aside(prove)
 
     def _remove(self, payload: memoryview) -> None:
         names = messages.REMOVE.read(payload, self._area.called)

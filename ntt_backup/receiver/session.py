@@ -214,6 +214,7 @@ class Receiver:
             "system": f"{system.sysname} {system.release}",
             "sync": "fsync" if self._by_file else "syncfs",
             "placed": int(workspace.placed),
+            "packs": int(workspace.has_packs),
         }
         self._connection.say(messages.READY.frame(fields))
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ntt_backup.receiver.codec import Decompress
     from ntt_backup.receiver.hashing import NewHasher
 
-ALLOWED = ("put", "list", "verify", "get", "replace", "dump", "snapshot")
+ALLOWED = ("put", "list", "verify", "get", "replace", "dump", "snapshot", "packs")
 REQUIRED = ("blake3",)
 
 

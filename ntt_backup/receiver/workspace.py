@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from ntt_backup.blobdir.layout import BY_HASH
 from ntt_backup.blobdir.open import Misplaced, open_below
 from ntt_backup.blobdir.syscalls import error_line
+from ntt_backup.wire.framing import FORMAT
 
 
 class Refusal(Exception):
@@ -66,6 +67,15 @@ class Workspace:
         """Returns how many more files fit; -1 where the file system has no fixed number of them."""
         room = os.statvfs(self.root)
         return room.f_favail if room.f_files else -1
+
+    @property
+    def has_packs(self) -> bool:
+        """Whether the marker of the layout `packs` is in the root."""
+        try:
+            os.stat(FORMAT, dir_fd=self.root, follow_symlinks=False)
+        except OSError:
+            return False
+        return True
 
     @property
     def in_place(self) -> bool:

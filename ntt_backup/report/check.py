@@ -40,12 +40,13 @@ from ntt_backup.errors import (
     Unsupported,
 )
 from ntt_backup.filestore.contract import ReadableStore
-from ntt_backup.filestore.open import open_store
+from ntt_backup.filestore.open import open_packs, open_store
 from ntt_backup.format import many, moment
 from ntt_backup.model import StoredPack
 from ntt_backup.newest import Kind, Newest
 from ntt_backup.objects.bucket import still
 from ntt_backup.objects.s3 import open_bucket
+from ntt_backup.pack.names import PackKey
 from ntt_backup.process.messages import Done, RemoteProbed
 from ntt_backup.process.pid_lock import pid_lock
 from ntt_backup.process.pipeline import version_of
@@ -66,6 +67,7 @@ _NEEDED: Final = {
     "get": "restore, drill and verify --download",
     "verify": "verify",
 }
+_NEEDED_FOR_PACKS: Final = {"get": "reconcile, restore, drill, mount and verify --download"}
 _READERS: Final = "verify, reconcile, restore, drill and snapshot"
 NOT_LOOKED: Final = (
     "could not check whether the newest dump, versions and pack are on the target: {}"
@@ -79,7 +81,7 @@ def check(settings: Settings) -> Iterator[CheckStep]:
     yield guarded("target", lambda: _target(settings))
     if (limit := settings.run.bwlimit) is not None:
         yield CheckStep(describe_limit(limit, datetime.now()), name="bandwidth")
-    if settings.pack.recipients or settings.remote.kind == "s3":
+    if settings.pack.recipients or settings.remote.packs:
         yield guarded("sealing", lambda: _sealing(settings))
 
     spec = SessionSpec.of(settings, f"check-{os.getpid()}", "check", sends=True)
@@ -146,7 +148,7 @@ def _sealing(settings: Settings) -> CheckStep:
     if not settings.pack.recipients:
         return CheckStep("nothing is sealed: pack.recipients is empty")
     if not settings.recipients:
-        return CheckStep(warning="pack.recipients has no effect: it is for buckets")
+        return CheckStep(warning="pack.recipients has no effect: remote.layout is files")
     require_sealing(settings.recipients)
     said = f"packs and dumps are sealed for {many(len(settings.recipients), 'recipient')}"
     if (file := settings.pack.identity_file) is None:
@@ -243,21 +245,22 @@ def remote_reads(settings: Settings) -> CheckStep:
             " DIRECTORY"
         )
     receiver.abort()
-    return of_banner(receiver.banner)
+    return of_banner(receiver.banner, packs=settings.remote.packs)
 
 
-def of_banner(banner: Banner) -> CheckStep:
-    """Returns the step for what a receiver says of itself."""
+def of_banner(banner: Banner, *, packs: bool = False) -> CheckStep:
+    """Returns the step for what a receiver says of itself. packs: blobs lie in packs there."""
+    needed = _NEEDED_FOR_PACKS if packs else _NEEDED
     text = f"Python {banner.python} on the remote"
     by = "" if banner.checking == "blake3" else f" by the program {banner.checking}"
     text += f", BLAKE3{by}" if banner.can_hash else ", no BLAKE3"
-    if lacking := [word for word in _NEEDED if word not in banner.allowed]:
-        commands = "; ".join(f"{_NEEDED[word]} need `{word}`" for word in lacking)
+    if lacking := [word for word in needed if word not in banner.allowed]:
+        commands = "; ".join(f"{needed[word]} need `{word}`" for word in lacking)
         return CheckStep(
             warning=f"{text}; --allow in the line of our key in the remote's authorized_keys lacks"
             f" {', '.join(lacking)}: {commands}. Add it, or have another key at hand that may read",
         )
-    if not banner.can_hash:
+    if not banner.can_hash and not packs:
         return CheckStep(
             warning=f"{text}: verify will not work and end with {Unsupported.exit_code}; install"
             " BLAKE3 there, on Debian by `apt-get install b3sum`, or fetch each blob to check it:"
@@ -330,7 +333,7 @@ def look(settings: RemoteConfig) -> list[Newest]:
     if any(one.kind == "version" for one in known):
         with closing(open_store(settings, SNAPSHOTS)) as repository:
             away += missed_versions(settings, repository)
-    if settings.remote.kind == "s3" and (lost := _lost_pack(settings)) is not None:
+    if settings.remote.packs and (lost := _lost_pack(settings)) is not None:
         pack, at = lost
         place = settings.remote.url
         away.append(Newest(settings.target, place, "pack", "", pack.key, at, missed=pack.key))
@@ -370,7 +373,9 @@ def _lost_pack(settings: RemoteConfig) -> tuple[StoredPack, datetime] | None:
             last = ledger.newest_pack(conn, settings.target)
         if last is None:
             return None
-        there = open_bucket(settings.remote).head(last[0].key)
+        key = last[0].key
+        with closing(open_packs(settings)) as store:
+            there = None if PackKey.read(key) is None else store.stat(key)
         same = there is not None and there.size == last[0].size
         if there is None or not same or still(there, last[0].checksum) is False:
             return last

@@ -36,7 +36,7 @@ from ntt_backup.errors import (
     CatalogUnavailable,
 )
 from ntt_backup.newest import Newest, missed
-from ntt_backup.objects.keys import LARGE_BLOB
+from ntt_backup.pack.names import LARGE_BLOB
 from ntt_backup.snapshot.last_take import Last, last
 
 T = TypeVar("T")
@@ -112,7 +112,7 @@ class TargetFacts:
         self.dumps = history.last_dumps(conn, target)
         self.checks = history.last_checks(conn, target)
         self.holders = range_locks.holders(conn, target)
-        if remote is not None and remote.kind == "s3":
+        if remote is not None and remote.packs:
             self.stored = stats.stored_objects(conn, target, LARGE_BLOB, exact=exact)
         self.read_at = datetime.now(UTC)
 

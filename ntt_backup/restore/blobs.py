@@ -27,7 +27,7 @@ from ntt_backup.process.threads import WorkQueue
 from ntt_backup.restore.target import Found, RestoreTarget, TargetWriter
 
 if TYPE_CHECKING:
-    from ntt_backup.restore.from_bucket import FromBucket
+    from ntt_backup.restore.from_packs import FromPacks
     from ntt_backup.restore.from_receiver import FromReceiver
 
 Entry = tuple[bytes, int | None]
@@ -225,12 +225,12 @@ def restore(
         thaw: Asks the object store to thaw these objects.
         bwlimit: The limit of all that is fetched.
     """
-    work: FromReceiver | FromBucket
+    work: FromReceiver | FromPacks
     # What speaks to a bucket takes a while to load, and so does what speaks to a receiver.
-    if settings.remote.kind == "s3":
-        from ntt_backup.restore.from_bucket import FromBucket
+    if settings.remote.packs:
+        from ntt_backup.restore.from_packs import FromPacks
 
-        work = FromBucket(settings, wanted, on_outage, on_archived, thaw, bwlimit)
+        work = FromPacks(settings, wanted, on_outage, on_archived, thaw, bwlimit)
     else:
         from ntt_backup.restore.from_receiver import FromReceiver
 

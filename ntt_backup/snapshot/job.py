@@ -21,8 +21,8 @@ from ntt_backup.config.host_key import HostKeys
 from ntt_backup.dump.retention import Retention
 from ntt_backup.errors import BackupError, LockHeld
 from ntt_backup.events import Event, Warning
+from ntt_backup.filestore.cache import directory_for
 from ntt_backup.filestore.open import open_store
-from ntt_backup.objects.cache import directory_for
 from ntt_backup.process.messages import JobOver
 from ntt_backup.process.pid_lock import pid_lock
 from ntt_backup.snapshot.events import (

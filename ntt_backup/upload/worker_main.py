@@ -181,7 +181,7 @@ def make_worker(spec: WorkerSpec, store: Store, remote: Remote, pipe: EventPipe)
             settings.target,
             claim_order(spec.worker, settings.run.workers),
             # Inserts come one by one, and each would make a pack.
-            listen=spec.watch and settings.remote.kind != "s3",
+            listen=spec.watch and not settings.remote.packs,
         )
 
     ahead = ReadAhead(store.root, settings.source.read_order, lambda: pipe.sent(0), spec.turn)

@@ -33,6 +33,9 @@ MAX_BLOB = 1 << 60
 MAX_TEXT = 300
 MAX_CODE = 32
 
+# The marker in the root of a target that has the layout `packs`.
+FORMAT = "format.json"
+
 # The kinds without a CRC-32: PACK and DATA, see `messages`.
 CONTENT = frozenset((3, 5))
 

@@ -487,6 +487,12 @@ def _in_slot(slot: int, rest: Any) -> tuple[int, Any]:
     return _slot(slot), rest
 
 
+def _prove(hashed: int, name: str) -> tuple[int, str]:
+    if hashed not in (SHA256, BLAKE3):
+        raise ProtocolError("a sum by an unknown hash")
+    return hashed, name
+
+
 def _file_said(status: int, why: str) -> tuple[int, str]:
     if status > UNREADABLE:
         raise ProtocolError("an unknown answer about a file")
@@ -636,6 +642,7 @@ FILE_END = Message(66, WITH_FILES, "B", _slot)
 PUBLISH = Message(67, WITH_FILES, "B", _in_slot, _FILE_NAME)
 DISCARD = Message(68, WITH_FILES, "B", _slot)
 READ: Message[tuple[int, int, str]] = Message(69, WITH_FILES, "QQ", tail=_FILE_NAME)
+PROVE = Message(71, WITH_FILES, "B", _prove, _FILE_NAME)
 REMOVE: Message[list[str]] = Message(70, WITH_FILES, tail=_FileNames(1, _ALL_NAMES))
 
 READY: Message[dict[str, Field]] = Message(129, ANY, tail=_OBJECT)

@@ -1,9 +1,18 @@
 """A file that a target stores beside blobs has a name of one form, which leads nowhere else.
 
-Files lie in areas, directories below the root of the target. A name is relative to its area:
+Files lie in areas. Two areas are directories below the root of the target, to which their names are
+relative:
 
 - `snapshots`: `<set>/<version>/<file>`, the files of snapshots;
 - `pgdump`: `<dump>` and `<dump>.json`, the dumps of the catalog and their records.
+
+The names in the area `packs`, which has blobs in packs, are relative to the root:
+
+- `format.json`: the marker of the layout, with the identity of the store;
+- `packs/<aa>/<low>-<high>-<id>.tar`: a pack. low and high are the first 8 bytes of its smallest and
+  its largest blobid. Where the first bytes of these differ, `<aa>` is `wide`;
+- `blobs/<aa>/<bb>/<blobid>`: a large blob that is in no pack;
+- `packs/trial-<name>`: a file that a check stores and removes.
 
 A sealed file has `.age` behind its name.
 """
@@ -13,8 +22,11 @@ from __future__ import annotations
 import re
 from datetime import datetime, timedelta, timezone
 
+from ntt_backup.wire.framing import FORMAT
+
 SNAPSHOTS = "snapshots"
 DUMPS = "pgdump"
+PACKS = "packs"
 SEALED = ".age"
 RECORD = ".json"
 STAMP = "%Y%m%dT%H%M%SZ"
@@ -27,6 +39,11 @@ _SET = re.compile(r"[a-z0-9][a-z0-9_-]{0,30}")
 _VERSION = re.compile(r"(\d{8}T\d{6}Z)-[0-9a-f]{8}", re.ASCII)
 _FILE = re.compile(r"(pack-\d{5}|map|manifest)(\.age)?", re.ASCII)
 _DUMP = re.compile(r"(\d{8}T\d{6}Z)-[0-9a-f]{8}\.dump", re.ASCII)
+
+_PACK = re.compile(r"([0-9a-f]{16})-([0-9a-f]{16})-([0-9a-f]{32})\.(tar|tar\.age)")
+_BLOB = re.compile(r"blobs/([0-9a-f]{2})/([0-9a-f]{2})/\1\2[0-9a-f]{60}")
+_TRIAL = re.compile(r"packs/trial-[0-9a-z-]{1,64}")
+_PACK_DIRECTORY = re.compile(r"packs/(([0-9a-f]{2}|wide)/)?|blobs/([0-9a-f]{2}/([0-9a-f]{2}/)?)?")
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _LAST_US = (datetime.max.replace(tzinfo=timezone.utc) - _EPOCH) // timedelta(microseconds=1)
@@ -100,26 +117,64 @@ def dump_of(name: str) -> str:
     return name
 
 
+def pack_parts(name: str) -> tuple[str, str, str, str] | None:
+    """Returns low, high, id and ending of the last part of a pack's name; None for another text."""
+    found = _PACK.fullmatch(name)
+    if found is None or found[1] > found[2]:
+        return None
+    return found[1], found[2], found[3], found[4]
+
+
+def pack_directory(low: str, high: str) -> str:
+    """Returns the directory of a pack, with a slash at its end."""
+    return f"packs/{low[:2] if low[:2] == high[:2] else 'wide'}/"
+
+
+def is_trial(name: str) -> bool:
+    """Returns whether a file in `packs` is one that a check has stored."""
+    return _TRIAL.fullmatch(name) is not None
+
+
+def is_large_blob(name: str) -> bool:
+    """Returns whether a file in `packs` is a large blob that is in no pack."""
+    return _BLOB.fullmatch(name) is not None
+
+
+def _is_in_packs(name: str) -> bool:
+    above, _, last = name.rpartition("/")
+    parts = pack_parts(last)
+    if parts is not None:
+        return pack_directory(*parts[:2]) == f"{above}/"
+    return name == FORMAT or is_large_blob(name) or is_trial(name)
+
+
 def require_name(area: str, name: str) -> str:
     """Returns a name of a file in an area. Raises ValueError for any other text."""
     if area == SNAPSHOTS:
         snapshot_parts(name)
+    elif area == PACKS:
+        if not _is_in_packs(name):
+            raise ValueError(f"{name!r} is no file of packs")
     else:
         dump_of(name)
     return name
 
 
 def is_told(area: str, name: str) -> bool:
-    """Returns whether a file may be read by whoever may list the area: the record of a dump."""
-    return area == DUMPS and name.endswith(RECORD)
+    """Returns whether a file may be read by whoever may list the area: the record of a dump, and
+    the marker of the layout.
+    """
+    return name == FORMAT if area == PACKS else area == DUMPS and name.endswith(RECORD)
 
 
 def require_below(area: str, below: str) -> str:
-    """Returns what is listed in an area: "" for all of it, the name of one file, or in `snapshots`
-    the directory `<set>/` or `<set>/<version>/`. Raises ValueError for any other text.
+    """Returns what is listed in an area: "" for all of it, the name of one file, or a directory of
+    `snapshots` or `packs` with a slash at its end. Raises ValueError for any other text.
     """
     if below and not below.endswith("/"):
         return require_name(area, below)
+    if area == PACKS and _PACK_DIRECTORY.fullmatch(below):
+        return below
     of_set, _, version = below[:-1].partition("/")
     whole = area == SNAPSHOTS and below.endswith("/") and is_set(of_set)
     if below and not (whole and (is_version(version) or below == f"{of_set}/")):

@@ -10,7 +10,7 @@ import signal
 
 import pytest
 
-from ntt_backup.objects.keys import LARGE_BLOB
+from ntt_backup.pack.names import LARGE_BLOB
 from tests.helpers.bucket_environment import BucketEnvironment, as_reader
 from tests.helpers.waiting import PATIENCE, await_silence, wait_until
 
@@ -28,7 +28,7 @@ def test_a_first_run_a_second_one_and_one_with_more(bucket_env: BucketEnvironmen
     assert len(env.packs()) == 1
     (told,) = env.events("batch_complete")
     assert told["pack"] in env.packs()
-    assert env.events("worker_start")[0]["strategy"] == "objects"
+    assert env.events("worker_start")[0]["strategy"] == "packs"
     before = set(env.packs())
     second = env.run("run")
     assert second.returncode == 0, second.stdout
@@ -57,7 +57,7 @@ def test_check_looks_at_all_that_a_run_needs(bucket_env: BucketEnvironment) -> N
     done = env.call("check")
 
     assert done.returncode == 0, done.stdout
-    assert re.search(r"^ok +remote +s3://.*strategy objects", done.stdout, re.MULTILINE)
+    assert re.search(r"^ok +remote +s3://.*strategy packs", done.stdout, re.MULTILINE)
     assert re.search(r"^ok +store +s3://.*/format.json will be made", done.stdout, re.MULTILINE)
     # The server's policies know no condition on deleting for the sender.
     warned = r"^warning +transfer .*not append-only: .* allowed \(docs/object-stores.md\)"

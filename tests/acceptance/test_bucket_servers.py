@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.objects.keys import LARGE_BLOB
-from ntt_backup.objects.tables import packs_of
+from ntt_backup.pack.names import LARGE_BLOB
+from ntt_backup.packstore.tables import packs_of
 from tests.helpers import s3_servers
 from tests.helpers.bucket_environment import BucketEnvironment, environment
+from tests.helpers.bucket_packs import packs_in
 from tests.helpers.s3_servers import S3Server
 
 pytestmark = pytest.mark.long
@@ -77,7 +78,7 @@ def test_an_object_of_the_same_size_in_the_place_of_a_pack_is_noticed(
         pytest.skip("gofakes3 goes on telling the SHA-256 of the object that was there before")
     env.fill(40)
     assert env.run("run").returncode == 0
-    (pack,) = packs_of(env.bucket)
+    (pack,) = packs_of(packs_in(env.bucket))
     key = f"{env.place.prefix}/{pack.key}"
     env.server.client().put_object(Bucket=env.place.bucket, Key=key, Body=bytes(pack.size))
 

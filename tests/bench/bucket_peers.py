@@ -83,7 +83,7 @@ class Bare(_WithCatalog):
 
     def _call(self, job: Job, way: str, directory: Path) -> float:
         assert isinstance(job, BucketJob)
-        run = RunSettings(workers=job.workers or RunSettings().workers).for_bucket()
+        run = RunSettings(workers=job.workers or RunSettings().workers).for_packs()
         pending = PendingEstimate(job.store.blobs, job.store.bytes, 0, exact=True)
         argv = [sys.executable, "-m", "tests.bench.bare_bucket", way, str(directory)]
         argv += [job.endpoint, job.bucket, str(workers_needed(pending, run)), self._url(job)]

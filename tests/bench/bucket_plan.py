@@ -33,13 +33,15 @@ from blake3 import blake3
 from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.demo import seaweedfs as demo
 from ntt_backup.demo.processes import Interrupts
-from ntt_backup.objects import store_format
+from ntt_backup.filestore.by_bucket import FileStoreByBucket
+from ntt_backup.filestore.open import PACKS
 from ntt_backup.objects.bucket import Bucket
-from ntt_backup.objects.keys import PackKey
 from ntt_backup.objects.s3 import open_bucket
-from ntt_backup.objects.tables import ahead
 from ntt_backup.pack.format import DIGEST_BYTES, pack_id
+from ntt_backup.pack.names import PackKey
 from ntt_backup.pack.writer import PackWriter
+from ntt_backup.packstore import marker
+from ntt_backup.packstore.tables import ahead
 from tests.bench.contender import PROJECT
 from tests.bench.memory import Memory
 from tests.bench.slots import slot
@@ -82,7 +84,7 @@ def main() -> int:
 
 def _fill(bucket: Bucket, entries: int, wide: int) -> int:
     """Puts the packs into the bucket, and returns how many there are."""
-    store_id = store_format.make(bucket)
+    store_id = marker.make(FileStoreByBucket(bucket, 5 << 20, PACKS))
 
     def put(records: Sequence[bytes]) -> None:
         file = io.BytesIO()

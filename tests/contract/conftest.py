@@ -14,7 +14,7 @@ from tests.contract.harness import Harness, Machine
 from tests.helpers.sshd import Sshd
 
 
-@pytest.fixture(params=sorted(name for name, one in STRATEGIES.items() if not one.to_bucket))
+@pytest.fixture(params=sorted(name for name, one in STRATEGIES.items() if not one.packs))
 def strategy(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name

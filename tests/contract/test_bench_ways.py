@@ -23,10 +23,11 @@ from ntt_backup.config.sections import RemoteSettings, RunSettings
 from ntt_backup.errors import BackupError, MountImpossible
 from ntt_backup.model import Blob
 from ntt_backup.mount import kernel
-from ntt_backup.objects import store_format
-from ntt_backup.objects.keys import FORMAT
 from ntt_backup.objects.s3 import open_bucket
+from ntt_backup.packstore import marker
+from ntt_backup.wire.framing import FORMAT
 from tests.helpers.blobs import put, tree
+from tests.helpers.bucket_packs import packs_in
 from tests.helpers.s3_servers import S3Server
 from tests.helpers.waiting import PATIENCE
 
@@ -78,7 +79,7 @@ def test_every_way_stores_the_blobs_on_the_remote(way: Way, store: Path, directo
 
 def in_bucket(way: Way, store: Path, remote: RemoteSettings) -> Load:
     """The same load for a bucket, where a store is made."""
-    store_format.make(open_bucket(remote))
+    marker.make(packs_in(open_bucket(remote)))
     return replace(load(way, store, store), bucket=remote)
 
 

@@ -36,13 +36,14 @@ from ntt_backup.filestore.by_shell import FileStoreByShell
 from ntt_backup.filestore.contract import FileMissing, FileStore, Range
 from ntt_backup.filestore.open import connect
 from ntt_backup.filestore.sealed import SealedStore
-from ntt_backup.objects import store_format
 from ntt_backup.objects.s3 import open_bucket
+from ntt_backup.packstore import marker
 from ntt_backup.snapshot.names import SNAPSHOTS
 from ntt_backup.wire.stored_names import MAX_DUMPS
 from tests.contract.dumps import NAME, record_of, send_dump
 from tests.contract.harness import PATIENT, Machine
 from tests.helpers.blobs import Person
+from tests.helpers.bucket_packs import packs_in
 from tests.helpers.fake_bucket import SMALLEST_PART, FakeBucket
 from tests.helpers.receivers import PROJECT
 from tests.helpers.waiting import wait_until
@@ -122,7 +123,7 @@ def open_anew(
         else FakeBucket(weak=kind == "weak")
     )
     if kind not in WAYS:
-        store_format.make(bucket)
+        marker.make(packs_in(bucket))
     keyring = Keyring(lambda: OWNER.file(tmp_path / "key"))
 
     def opened() -> FileStore:

@@ -43,6 +43,7 @@ from ntt_backup.filestore.sealed import SealedStore
 from ntt_backup.objects.bucket import Bucket
 from ntt_backup.objects.s3 import open_bucket
 from ntt_backup.snapshot.names import SNAPSHOTS
+from ntt_backup.wire.framing import MAX_CHUNK
 from tests.contract.harness import PATIENT, Machine
 from tests.helpers.blobs import Person
 from tests.helpers.fake_bucket import SMALLEST_PART, FakeBucket
@@ -185,7 +186,7 @@ def test_a_client_cannot_choose_when_its_file_came(spec: SessionSpec) -> None:
     snapshots = Path(spec.root) / "snapshots"
     with closing(FileStoreByReceiver(spec, SNAPSHOTS)) as repository:
         file = repository.write(NAMES[3])
-        file.add(b"content")
+        file.add(bytes(MAX_CHUNK))
         list(repository.list())  # So the receiver has begun the file.
         (incoming,) = (one for one in snapshots.iterdir() if one.is_file())
         os.utime(incoming, (0, 0))
@@ -505,7 +506,7 @@ def test_a_connection_that_is_lost_while_nothing_is_said_is_an_outage(
     while not repository._connection.channel.ended and time.monotonic() < deadline:
         time.sleep(0.01)
     with pytest.raises(RemoteUnreachable):
-        file.add(b"content")
+        file.add(bytes(MAX_CHUNK))
     with pytest.raises(RemoteUnreachable):
         list(repository.list())
     file.discard()

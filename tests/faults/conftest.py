@@ -25,8 +25,8 @@ from tests.helpers.sshd import HOST, Sshd
 @pytest.fixture
 def environment(request: pytest.FixtureRequest, postgres: Postgres) -> FaultEnvironment:
     """An environment with a remote that can fail, for the strategy that is the parameter."""
-    strategy = "objects" if request.param == "sealed" else request.param
-    way = "_bucket" if strategy == "objects" else "_by_ssh"
+    strategy = "packs" if request.param == "sealed" else request.param
+    way = "_bucket" if strategy == "packs" else "_by_ssh"
     made: FaultEnvironment = request.getfixturevalue(way)
     made.strategy = request.param
     made.env.write_config(
@@ -80,7 +80,7 @@ def _bucket(
         # Every Python of the program begins with this. Where libfaketime moves the clock, each
         # sleep fails by EINVAL.
         (tools / "sitecustomize.py").write_text(
-            f"from ntt_backup.objects import keys\nkeys.LARGE_BLOB = {LARGE_BLOB}\n"
+            f"from ntt_backup.pack import names\nnames.LARGE_BLOB = {LARGE_BLOB}\n"
             "import select, time\ntime.sleep = lambda seconds: select.select((), (), (), seconds)\n"
         )
         env.environ["PYTHONPATH"] = str(tools)

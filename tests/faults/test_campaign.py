@@ -49,7 +49,7 @@ def test_a_campaign_in_which_something_never_happened_says_so() -> None:
 
 
 def test_a_campaign_that_is_interrupted_says_what_it_did() -> None:
-    environment, said = MagicMock(strategy="objects", target="bucket"), list[str]()
+    environment, said = MagicMock(strategy="packs", target="bucket"), list[str]()
     environment.begin_round.side_effect = KeyboardInterrupt
     environment.events.return_value = []
     with pytest.raises(KeyboardInterrupt):

@@ -14,10 +14,11 @@ import pytest
 from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.objects.bucket import Bucket
-from ntt_backup.objects.keys import BLOBS, blobid_of
 from ntt_backup.objects.s3 import open_bucket
-from ntt_backup.objects.tables import large_blobs_of, packs_of
+from ntt_backup.pack.names import BLOBS, blobid_of
 from ntt_backup.pack.reader import PackReader
+from ntt_backup.packstore.tables import large_blobs_of, packs_of
+from tests.helpers.bucket_packs import packs_in
 from tests.helpers.environment import Environment
 from tests.helpers.s3_servers import S3Server
 
@@ -47,7 +48,7 @@ class BucketEnvironment(Environment):
     def packs(self) -> dict[str, dict[str, bytes]]:
         """Key to the blobs of each pack in the bucket, each of them checked."""
         bucket, found = self.bucket, dict[str, dict[str, bytes]]()
-        for one in packs_of(bucket):
+        for one in packs_of(packs_in(bucket)):
             reader = PackReader(partial(bucket.get_range, one.key), one.size)
             found[one.key] = {entry.digest.hex(): reader.read_blob(entry) for entry in reader.table}
         return found
@@ -59,7 +60,7 @@ class BucketEnvironment(Environment):
             for blobs in self.packs().values()
             for blobid, content in blobs.items()
         }
-        for one in large_blobs_of(bucket):
+        for one in large_blobs_of(packs_in(bucket)):
             found[relative_path(one.digest.hex())] = bucket.get_range(one.key, 0, one.size)
         return found
 

@@ -11,23 +11,30 @@ import pytest
 from blake3 import blake3
 
 from ntt_backup.config import RemoteConfig
+from ntt_backup.filestore.by_bucket import FileStoreByBucket
+from ntt_backup.filestore.open import PACKS
 from ntt_backup.model import StoredPack
-from ntt_backup.objects import open as opening
+from ntt_backup.objects import s3
 from ntt_backup.objects.bucket import Bucket
-from ntt_backup.objects.keys import PackKey, blob_key
 from ntt_backup.pack.age import no_identity
 from ntt_backup.pack.format import ID_BYTES, Entry, Sign, unsigned
+from ntt_backup.pack.names import PackKey, blob_key
 from tests.helpers.blobs import Person, key_of, pack, pack_as, reader, seal
-from tests.helpers.fake_bucket import FakeBucket
+from tests.helpers.fake_bucket import SMALLEST_PART, FakeBucket
 
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeBucket:
     """A bucket in memory, which every command opens; the local cache is empty."""
     fake = FakeBucket()
-    monkeypatch.setattr(opening, "open_bucket", lambda remote, **_: fake)
+    monkeypatch.setattr(s3, "open_bucket", lambda remote, **_: fake)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return fake
+
+
+def packs_in(bucket: Bucket) -> FileStoreByBucket:
+    """The store of packs in a bucket."""
+    return FileStoreByBucket(bucket, SMALLEST_PART, PACKS)
 
 
 def flip(bucket: FakeBucket, key: str, place: int) -> None:

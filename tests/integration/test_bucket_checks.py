@@ -17,7 +17,7 @@ import pytest
 
 from ntt_backup.audit.reconcile import Comparison, Difference, reconcile
 from ntt_backup.audit.verify import Findings, Question
-from ntt_backup.audit.verify_bucket import verify_bucket
+from ntt_backup.audit.verify_packs import verify_packs
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.ledger import Ledger, iter_packs
 from ntt_backup.cli.commands.verify import lines
@@ -25,8 +25,8 @@ from ntt_backup.config import Settings
 from ntt_backup.config.host_key import OF_PACKS, HostKey, HostKeys
 from ntt_backup.errors import CatalogUnavailable, ConfigError, RemoteUnreachable
 from ntt_backup.model import Blob, StoredPack
-from ntt_backup.objects import keys
-from ntt_backup.objects import open as opening
+from ntt_backup.objects import s3
+from ntt_backup.pack import names as keys
 from ntt_backup.pack.format import Sign
 from ntt_backup.source.store import SourceTree
 from tests.helpers.blobs import Person, put
@@ -90,7 +90,7 @@ def verified(
     recipients: Sequence[str] = (),
     **question: Any,
 ) -> Findings:
-    found = verify_bucket(
+    found = verify_packs(
         conn,
         bucket_settings(identity=identity, host=host, recipients=recipients),
         Question(**question),
@@ -150,7 +150,7 @@ def test_a_look_counts_what_it_compares_by_size_alone(
     catalog: Connection, monkeypatch: pytest.MonkeyPatch, kept: str, noticed: bool
 ) -> None:
     bucket = FakeBucket(weak=True)
-    monkeypatch.setattr(opening, "open_bucket", lambda remote, **_: bucket)
+    monkeypatch.setattr(s3, "open_bucket", lambda remote, **_: bucket)
     pack, _ = put_pack(bucket, contents(20, 1))
     large = put_large(bucket, bytes(keys.LARGE_BLOB))
     info = bucket.head(pack.key)
@@ -227,7 +227,7 @@ def test_a_lost_pack_that_a_run_stores_anew_meanwhile_stays_in_the_ledger(
         if found.requeued == len(blobs) and pack.key not in bucket.objects:
             back_up(catalog, bucket, blobs)
 
-    verify_bucket(
+    verify_packs(
         catalog,
         bucket_settings(),
         Question(),
@@ -248,7 +248,7 @@ def test_what_was_read_before_an_error_is_recorded(catalog: Connection, bucket: 
             raise CatalogUnavailable("somebody stopped it")
 
     with pytest.raises(CatalogUnavailable, match="somebody stopped it"):
-        verify_bucket(
+        verify_packs(
             catalog,
             bucket_settings(),
             Question("download"),
@@ -319,7 +319,7 @@ def test_a_prefix_of_a_pack_is_checked_without_the_rest(
 def test_large_blobs_are_checked_by_themselves(
     catalog: Connection, bucket: FakeBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ntt_backup.audit.verify_bucket.LARGE_BLOB", 100_000)
+    monkeypatch.setattr("ntt_backup.audit.verify_packs.LARGE_BLOB", 100_000)
     large = [random.Random(seed).randbytes(150_000) for seed in range(3)]
     Ledger(catalog, TARGET).record(register(catalog, large), [])
     names = [put_large(bucket, one) for one in large]
@@ -343,7 +343,7 @@ def test_large_blobs_are_checked_by_themselves(
 def test_blobs_that_are_too_large_for_the_column_of_sizes_are_checked(
     catalog: Connection, bucket: FakeBucket, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    monkeypatch.setattr("ntt_backup.audit.verify_bucket.LARGE_BLOB", 100_000)
+    monkeypatch.setattr("ntt_backup.audit.verify_packs.LARGE_BLOB", 100_000)
     catalog.execute("alter table blobs alter column size type numeric(6)")
     small, large = contents(3, 1), [random.Random(seed).randbytes(1_000_000) for seed in range(2)]
     back_up(catalog, bucket, small)
@@ -398,7 +398,7 @@ def test_an_empty_bucket_marks_nothing(catalog: Connection, bucket: FakeBucket) 
     back_up(catalog, bucket, contents(10, 1))
     bucket.objects.clear()
     bucket.objects[f"{keys.TRIALS}0123456789ab"] = b"of a check"
-    with pytest.raises(RemoteUnreachable, match="empty"):
+    with pytest.raises(RemoteUnreachable, match="has no packs"):
         verified(catalog)
     assert not pending(catalog)
     assert list(iter_packs(catalog, TARGET))
@@ -483,7 +483,7 @@ def test_a_large_blob_was_in_no_lost_pack_of_several(
     catalog: Connection, bucket: FakeBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is an object of its own from before the bucket was sealed, and is checked as that."""
-    for module in ("verify_bucket", "remote_names"):
+    for module in ("verify_packs", "remote_names"):
         monkeypatch.setattr(f"ntt_backup.audit.{module}.LARGE_BLOB", 100_000)
     owner, large = Person.new(), random.Random(1).randbytes(150_000)
     put_large(bucket, large)
@@ -498,7 +498,7 @@ def test_a_large_blob_was_in_no_lost_pack_of_several(
 def test_a_large_blob_whose_pack_is_lost_is_read_where_its_own_object_is(
     catalog: Connection, bucket: FakeBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("verify_bucket", "remote_names"):
+    for module in ("verify_packs", "remote_names"):
         monkeypatch.setattr(f"ntt_backup.audit.{module}.LARGE_BLOB", 100_000)
     large = [random.Random(seed).randbytes(150_000) for seed in range(2)]
     packs = [back_up(catalog, bucket, [one]) for one in large]
@@ -515,7 +515,7 @@ def test_a_large_blob_whose_pack_is_lost_is_read_where_its_own_object_is(
 def test_a_large_blob_whose_object_is_gone_is_pending_though_a_planted_pack_names_it(
     catalog: Connection, bucket: FakeBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ntt_backup.audit.verify_bucket.LARGE_BLOB", 100_000)
+    monkeypatch.setattr("ntt_backup.audit.verify_packs.LARGE_BLOB", 100_000)
     large = random.Random(1).randbytes(150_000)
     Ledger(catalog, TARGET).record(register(catalog, [large]), [])
     plant_pack(bucket, [large, b"beside"])
@@ -665,7 +665,7 @@ def test_an_object_that_no_run_stores_so_is_a_stray_and_not_taken_for_a_blob(
     assert kinds[Difference.STRAY_REMOTE] == 20 + unsealed
     assert seen.marked == 2 - unsealed
     # All that is marked is looked at.
-    monkeypatch.setattr("ntt_backup.audit.verify_bucket.LARGE_BLOB", 100_000)
+    monkeypatch.setattr("ntt_backup.audit.verify_packs.LARGE_BLOB", 100_000)
     found = verified(
         catalog, identity=options["identity"], way="download", code=0 if sealing else 7
     )
@@ -790,7 +790,7 @@ def test_a_file_of_the_store_that_cannot_be_looked_at_hides_no_other(
 def test_sealed_packs_are_looked_at_by_anybody_and_read_by_an_identity(
     catalog: Connection, bucket: FakeBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ntt_backup.audit.verify_bucket.LARGE_BLOB", 100_000)
+    monkeypatch.setattr("ntt_backup.audit.verify_packs.LARGE_BLOB", 100_000)
     owner = Person.new()
     key, other = owner.file(tmp_path / "key"), Person.new().file(tmp_path / "other")
     large = [random.Random(7).randbytes(150_000)]
@@ -862,7 +862,7 @@ def test_a_pack_that_somebody_has_sealed_for_others_ends_no_check(
 def test_a_large_blob_that_is_gone_is_told_beside_sealed_packs_without_an_identity(
     catalog: Connection, bucket: FakeBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ntt_backup.audit.verify_bucket.LARGE_BLOB", 100_000)
+    monkeypatch.setattr("ntt_backup.audit.verify_packs.LARGE_BLOB", 100_000)
     large = random.Random(1).randbytes(150_000)
     Ledger(catalog, TARGET).record(register(catalog, [large]), [])
     prefix = blobid_of(large)[:2]

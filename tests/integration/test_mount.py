@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from ntt_backup.errors import MountImpossible, RemoteUnreachable
+from ntt_backup.filestore.cache import Cache
 from ntt_backup.mount.image import Built, Options
-from ntt_backup.mount.packs_or_snapshot import mount_bucket, mount_packs
-from ntt_backup.objects.cache import Cache
-from ntt_backup.objects.keys import blob_key
+from ntt_backup.mount.packs_or_snapshot import mount_packs, mount_target
+from ntt_backup.pack.names import blob_key
+from tests.helpers.bucket_packs import packs_in
 from tests.helpers.fake_bucket import FakeBucket
 from tests.helpers.mounts import contents, ended, mount_point, packs, servers, write, wrong
 from tests.helpers.waiting import wait_until
@@ -33,7 +34,7 @@ def place() -> Iterator[Path]:
 
 
 def of_bucket(bucket: FakeBucket, place: Path) -> Built:
-    return mount_bucket(lambda: bucket, place, Options(DISK, "", pytest.fail))
+    return mount_target(lambda: packs_in(bucket), place, Options(DISK, "", pytest.fail))
 
 
 def of_packs(directory: Path, place: Path, scratch: Path = DISK) -> Built:
@@ -162,8 +163,8 @@ def test_tables_that_this_machine_keeps_are_not_fetched_again(tmp_path: Path, pl
     fetched, parts = [], list[float]()
     for _ in range(2):
         bucket.requests.clear()
-        built = mount_bucket(
-            lambda: bucket,
+        built = mount_target(
+            lambda: packs_in(bucket),
             place,
             Options(DISK, "", pytest.fail, lambda built: parts.append(built.part)),
             cache=cache,

@@ -453,8 +453,7 @@ def test_files_of_snapshots_are_removed_with_a_right_of_its_own(
 
 @stops("sets, versions and files of snapshots without end")
 def test_sets_and_versions_are_counted(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_areas, "MAX_SETS", 2)
-    monkeypatch.setattr(file_areas, "MAX_VERSIONS", 2)
+    monkeypatch.setattr(file_areas.SnapshotArea, "levels", (2, 2))
     client = ScriptedSession(root, ["snapshot"])
     taken = [f"{each}/20260304T120000Z-{token:08x}/map" for each in "ab" for token in range(2)]
     for name in taken:

@@ -7,8 +7,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ntt_backup.objects.ranges import LARGEST_GAP, LARGEST_RANGE, jobs, merge
 from ntt_backup.pack.format import Entry
+from ntt_backup.pack.ranges import LARGEST_GAP, LARGEST_RANGE, jobs, merge
 
 
 @st.composite

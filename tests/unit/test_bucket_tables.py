@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import threading
 from collections import Counter
 from pathlib import Path
 
@@ -13,23 +12,23 @@ from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ntt_backup.audit.remote_names import BucketNames
+from ntt_backup.audit.remote_names import PackNames
 from ntt_backup.blobdir.layout import StrayKind
-from ntt_backup.client.backoff import Backoff, OutageClock
+from ntt_backup.config import RunSettings
 from ntt_backup.config.sealing import Keyring
 from ntt_backup.errors import ConfigError
+from ntt_backup.filestore.cache import Cache, cache_directory
+from ntt_backup.filestore.patient import PatientSharedStore
 from ntt_backup.model import StoredPack
-from ntt_backup.objects.cache import Cache, cache_directory
-from ntt_backup.objects.patient import PatientBucket
-from ntt_backup.objects.tables import Tables, packs_for, packs_of
+from ntt_backup.packstore.tables import Tables, packs_for, packs_of
 from tests.helpers.blobs import Person
-from tests.helpers.bucket_packs import blobid_of, put_large, put_pack
+from tests.helpers.bucket_packs import blobid_of, packs_in, put_large, put_pack
 from tests.helpers.fake_bucket import FakeBucket
 
 
-def patient(bucket: FakeBucket) -> PatientBucket:
-    clock = OutageClock(Backoff(0.01, 0.01), 1, random.random)
-    return PatientBucket(bucket, clock, lambda *_: None, threading.Event())
+def patient(bucket: FakeBucket) -> PatientSharedStore:
+    run = RunSettings(backoff_base=0.01, backoff_cap=0.01, outage_timeout=1)
+    return PatientSharedStore(lambda: packs_in(bucket), run, lambda *_: None)
 
 
 @settings(max_examples=25)
@@ -51,7 +50,7 @@ def test_names_and_places_are_those_of_a_model(packs: list[set[int]], seed: int)
     put_large(bucket, b"no large blob")
     bucket.objects |= {"packs/ab/other": b"x", "blobs/ab/other": b"x"}
     reader = patient(bucket)
-    names = BucketNames(reader, Tables(reader, None), lambda: recorded)
+    names = PackNames(reader, Tables(reader, None), lambda: recorded)
     chance = random.Random(seed)
     digits = chance.choice(sorted(model) or [bytes(32)]).hex()
     for prefix in ("", f"{chance.randrange(16):x}", f"{chance.randrange(256):02x}", digits[:5]):
@@ -67,21 +66,19 @@ def test_names_and_places_are_those_of_a_model(packs: list[set[int]], seed: int)
     assert set().union(*(holders[one] for one in some)) <= keys
 
 
-def names_in(
-    bucket: FakeBucket, owner: Person, at: Path, recorded: list[StoredPack]
-) -> BucketNames:
+def names_in(bucket: FakeBucket, owner: Person, at: Path, recorded: list[StoredPack]) -> PackNames:
     key, reader = owner.file(at / "key"), patient(bucket)
-    return BucketNames(reader, Tables(reader, None, Keyring(lambda: key)), lambda: recorded)
+    return PackNames(reader, Tables(reader, None, Keyring(lambda: key)), lambda: recorded)
 
 
-def all_of(names: BucketNames) -> tuple[set[str], dict[str, str]]:
+def all_of(names: PackNames) -> tuple[set[str], dict[str, str]]:
     """Returns the blobids, and what is told of strays by their paths."""
     strays: dict[str, str] = {}
 
     def stray(path: str, kind: StrayKind, detail: str = "") -> None:
         strays[path] = f"{kind} {detail}"
 
-    unknown = [pack for pack in packs_of(names.bucket) if not names.knows(pack)]
+    unknown = [pack for pack in packs_of(names.store) if not names.knows(pack)]
     list(names.learn(unknown, stray))
     return {digest.hex() for digest, _ in names.below("", stray)}, strays
 

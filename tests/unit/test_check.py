@@ -14,8 +14,9 @@ from ntt_backup.catalog import connection, ledger
 from ntt_backup.catalog.history import CheckRun
 from ntt_backup.client.bootstrap import Banner
 from ntt_backup.config.sections import Settings
+from ntt_backup.filestore.contract import StoredFile
 from ntt_backup.model import StoredPack
-from ntt_backup.objects.bucket import ObjectInfo, Protection
+from ntt_backup.objects.bucket import Protection
 from ntt_backup.report import check
 from ntt_backup.report.check import look, of_banner, of_drills, snapshots
 from tests.helpers.memory_store import MemoryStore
@@ -50,20 +51,24 @@ def test_a_lock_that_ends_before_a_chain_does_is_warned_of(
     assert (of_which or "2 sets, 0 versions") in step.text + step.warning
 
 
+WHEN = datetime(2026, 3, 4, tzinfo=UTC)
+KEY = f"packs/wide/{0:016x}-{'f' * 16}-{'ab' * 16}.tar"
+
+
 @pytest.mark.parametrize(
     ("there", "lost"),
     [
         (None, True),
-        (ObjectInfo("k", 9, "SUM"), False),
-        (ObjectInfo("k", 8, "SUM"), True),
-        (ObjectInfo("k", 9, "ANOTHER"), True),
+        (StoredFile(KEY, 9, WHEN, checksum="SUM"), False),
+        (StoredFile(KEY, 8, WHEN, checksum="SUM"), True),
+        (StoredFile(KEY, 9, WHEN, checksum="ANOTHER"), True),
         # The server keeps no checksum: nothing tells it from another of the same size.
-        (ObjectInfo("k", 9), False),
+        (StoredFile(KEY, 9, WHEN), False),
     ],
     ids=str,
 )
 def test_the_newest_pack_is_missed_where_another_object_has_its_key(
-    there: ObjectInfo | None, lost: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    there: StoredFile | None, lost: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = Settings.model_validate(
         {
@@ -72,16 +77,16 @@ def test_the_newest_pack_is_missed_where_another_object_has_its_key(
             "log": {"jsonl": str(tmp_path / "log")},
         }
     )
-    pack = StoredPack("ab" * 16, "k", "00", "ff", 3, 9, "SUM")
-    monkeypatch.setattr(check, "open_bucket", lambda _: SimpleNamespace(head=lambda _: there))
+    pack = StoredPack("ab" * 16, KEY, "00", "ff", 3, 9, "SUM")
+    store = SimpleNamespace(stat=lambda _: there, close=lambda: None)
+    monkeypatch.setattr(check, "open_packs", lambda _: store)
     monkeypatch.setattr(connection, "connect", lambda *_: nullcontext())
     monkeypatch.setattr(ledger, "newest_pack", lambda *_: (pack, WHEN))
-    assert [one.missed for one in look(settings)] == ["k"] * lost
+    assert [one.missed for one in look(settings)] == [KEY] * lost
 
 
 ALL = frozenset({"list", "get", "verify", "write"})
 BANNER = Banner("1", "3.11.2", ("blake3", "sha256"), "blake3", (), ALL)
-WHEN = datetime(2026, 3, 4, tzinfo=UTC)
 PROVED = CheckRun("drill", WHEN, WHEN, 0, 5, 5, 0, "")
 
 

@@ -221,6 +221,7 @@ def test_every_variable_sets_its_own_key() -> None:
         "NTT_REMOTE_URL": "ssh://vault:23/NTT_REMOTE_PATH",
         "NTT_REMOTE_HOST": "vault",
         "NTT_REMOTE_PORT": "23",
+        "NTT_REMOTE_LAYOUT": "files",
         "NTT_S3_ENDPOINT": "https://s3.example.org:9000",
         "NTT_WORKERS": "23",
         "NTT_BATCH_SIZE": "23",
@@ -561,8 +562,8 @@ def test_a_batch_to_a_bucket_is_a_pack_unless_something_else_is_set() -> None:
     packs = Settings(source={"root": "/s"}, remote=remote).run
     own = Settings(source={"root": "/s"}, remote=remote, run={"batch_size": 7, "window": 1}).run
 
-    assert (packs.strategy, packs.batch_size, packs.window) == ("objects", 24_576, 2)
-    assert (own.strategy, own.batch_size, own.window) == ("objects", 7, 1)
+    assert (packs.strategy, packs.batch_size, packs.window) == ("packs", 24_576, 2)
+    assert (own.strategy, own.batch_size, own.window) == ("packs", 7, 1)
     assert (packs.most_blobs, own.most_blobs) == (24_576, 7)  # No pack grows.
     assert (packs.first_bytes, own.first_bytes) == (packs.batch_bytes, own.batch_bytes)
 

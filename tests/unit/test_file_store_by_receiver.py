@@ -35,7 +35,7 @@ from ntt_backup.filestore.contract import (
 from ntt_backup.process.threads import Cancelled
 from ntt_backup.snapshot.names import SNAPSHOTS
 from ntt_backup.wire import messages
-from ntt_backup.wire.framing import Inbox, ProtocolError
+from ntt_backup.wire.framing import MAX_CHUNK, Inbox, ProtocolError
 from ntt_backup.wire.stored_names import is_told
 from tests.helpers.receivers import frames as frames_in
 
@@ -143,7 +143,10 @@ class Connection:
         self.closed = False
         self.asked: dict[str, Any] = {}
         self.banner = SimpleNamespace(allowed={"snapshot", "dump", *allowed})
-        self.channel = SimpleNamespace(hear=self._hear, heard=float("inf"), ended=False)
+        self.received = 0
+        self.channel = SimpleNamespace(
+            hear=self._hear, heard=float("inf"), ended=False, pace=None, on_bytes=None
+        )
 
     def hello(self, **asked: Any) -> dict[str, Any]:
         self.asked = asked
@@ -157,7 +160,7 @@ class Connection:
         if self.early:
             hear(self.early)
 
-    def _hear(self, hear: Any, _: float) -> None:
+    def _hear(self, hear: Any, _: float, beside: object = ()) -> None:
         if self.answers:
             hear(self.answers.pop(0))
 
@@ -291,7 +294,7 @@ def test_a_receiver_that_answers_before_a_file_has_ended_is_refused(
             file.poll()
         connection.early = GIVEN
         with pytest.raises(ProtocolError, match="without a question"):
-            file.add(b"content")
+            file.add(bytes(MAX_CHUNK))
 
 
 def test_a_receiver_that_names_others_or_answers_unasked_is_refused(

@@ -13,7 +13,7 @@ from ntt_backup.errors import RemoteUnreachable
 from ntt_backup.mount.erofs import MAX_DEVICE
 from ntt_backup.mount.pieces import Pieces
 from ntt_backup.mount.volume import PIECE, Volume, lay_out
-from ntt_backup.objects.tables import LargeBlob
+from ntt_backup.packstore.tables import LargeBlob
 from tests.helpers.waiting import wait_until
 
 

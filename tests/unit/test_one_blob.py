@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from ntt_backup.audit.one_blob import look_in_bucket, look_in_store
+from ntt_backup.audit.one_blob import look_in_packs, look_in_store
 from ntt_backup.model import Blob, Reason
-from ntt_backup.objects.keys import blob_key
+from ntt_backup.pack.names import blob_key
 from tests.helpers.blobs import put
 from tests.helpers.bucket_packs import blobid_of, bucket_settings, put_large, put_pack
 from tests.helpers.fake_bucket import FakeBucket
@@ -32,10 +32,10 @@ def test_every_object_that_has_the_blob_is_named(bucket: FakeBucket) -> None:
     packs = [put_pack(bucket, [wanted, one])[0] for one in (other, b"third")]
     put_large(bucket, large)
 
-    found = look_in_bucket(bucket_settings(), blobid_of(wanted))
+    found = look_in_packs(bucket_settings(), blobid_of(wanted))
 
     assert {one.key for one in found} == {one.key for one in packs}
     assert all(one.pack and one.stored for one in found)
-    (alone,) = look_in_bucket(bucket_settings(), blobid_of(large))
+    (alone,) = look_in_packs(bucket_settings(), blobid_of(large))
     assert (alone.key, alone.size, alone.pack) == (blob_key(blobid_of(large)), 1000, False)
-    assert look_in_bucket(bucket_settings(), blobid_of(b"nowhere")) == []
+    assert look_in_packs(bucket_settings(), blobid_of(b"nowhere")) == []

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 
-from ntt_backup.cli.commands.pack import _mount_bucket as of_bucket
+from ntt_backup.cli.commands.pack import _mount_target as of_bucket
 from ntt_backup.cli.commands.restore import lines
 from ntt_backup.cli.common import Common
 from ntt_backup.client.connection import SessionSpec
@@ -28,18 +28,17 @@ from ntt_backup.errors import (
     ProtocolViolation,
 )
 from ntt_backup.filestore.by_bucket import FileStoreByBucket
+from ntt_backup.filestore.cache import cache_of
 from ntt_backup.filestore.contract import Area, Range, StoredFileDamaged
 from ntt_backup.filestore.open import open_store
 from ntt_backup.filestore.sealed import SealedStore
 from ntt_backup.mount import kernel, packs_or_snapshot
 from ntt_backup.mount.image import Options as MountOptions
-from ntt_backup.objects import open as opening
 from ntt_backup.objects import s3
-from ntt_backup.objects.cache import cache_of
-from ntt_backup.objects.keys import PackKey
-from ntt_backup.objects.tables import PackObject, packs_of
 from ntt_backup.pack.age import HEAD, NotSealed
 from ntt_backup.pack.format import PackError
+from ntt_backup.pack.names import PackKey
+from ntt_backup.packstore.tables import PackObject, open_to_read, packs_of
 from ntt_backup.restore.blobs import Restored, Wanted, restore
 from ntt_backup.snapshot.names import SNAPSHOTS, pack_name
 from ntt_backup.snapshot.origins import NOBODY
@@ -48,7 +47,7 @@ from ntt_backup.snapshot.restore.version import restore as restore_version
 from ntt_backup.snapshot.verify import Question, verify
 from ntt_backup.snapshot.versions import choose, facts, versions
 from tests.helpers.blobs import Person, tree
-from tests.helpers.bucket_packs import bucket_settings, by_path, put_large, put_pack
+from tests.helpers.bucket_packs import bucket_settings, by_path, packs_in, put_large, put_pack
 from tests.helpers.fake_bucket import FakeBucket
 from tests.helpers.memory_store import MemoryStore
 from tests.helpers.snapshots import VERSION, file, put_version
@@ -85,7 +84,7 @@ def back(tmp_path: Path, owner: Person, host: Path | None = None, **pack: Any) -
 def tables(tmp_path: Path, owner: Person, **pack: Any) -> Any:
     identity = owner.file(tmp_path / "identity")
     settings = bucket_settings(identity=identity, recipients=[owner.public], **pack)
-    return opening.open_to_read(settings, lambda error, seconds: None, threading.Event())[1]
+    return open_to_read(settings, lambda error, seconds: None, threading.Event())[1]
 
 
 # --- the policy -----------------------------------------------------------------------------------
@@ -120,8 +119,7 @@ def test_all_that_opens_a_bucket_has_the_policy(
     monkeypatch: pytest.MonkeyPatch, owner: Person
 ) -> None:
     bucket = FakeBucket()
-    for module in (opening, s3):
-        monkeypatch.setattr(module, "open_bucket", lambda *_, **__: bucket)
+    monkeypatch.setattr(s3, "open_bucket", lambda *_, **__: bucket)
     settings = bucket_settings(recipients=[owner.public])
     bucket.put(f"snapshots/{FILE}", b"planted", sha256(b"planted").digest())
     with pytest.raises(StoredFileDamaged, match="not sealed"):
@@ -178,9 +176,9 @@ def test_a_table_that_this_machine_keeps_is_refused_as_its_pack_is(
     bucket: FakeBucket, tmp_path: Path, owner: Person
 ) -> None:
     put_pack(bucket, contents(1))
-    (pack,) = packs_of(bucket)
+    (pack,) = packs_of(packs_in(bucket))
     plain = bucket_settings()
-    opening.open_to_read(plain, lambda error, seconds: None, threading.Event())[1].open(pack)
+    open_to_read(plain, lambda error, seconds: None, threading.Event())[1].open(pack)
     assert cache_of(plain.remote).load(f"{pack.name.pack_id}-{pack.size}") is not None
     with pytest.raises(NotSealed):
         tables(tmp_path, owner).open(pack)
@@ -191,7 +189,7 @@ def test_a_pack_is_what_the_end_of_its_name_says(
     bucket: FakeBucket, tmp_path: Path, owner: Person, seals: bool
 ) -> None:
     put_pack(bucket, contents(1), owner if seals else None)
-    (pack,) = packs_of(bucket)
+    (pack,) = packs_of(packs_in(bucket))
     other = pack.name._replace(kind="tar" if seals else "tar.age")
     bucket.objects[other.key] = bucket.objects.pop(pack.key)
     for policy in ({}, {"unsealed_until": (NOW + timedelta(days=2)).date()}):
@@ -221,9 +219,9 @@ def test_a_planted_pack_is_not_mounted_whatever_its_name_says(
     for need in ("require_erofs", "require_mount_point"):
         monkeypatch.setattr(kernel, need, lambda _: None)
     monkeypatch.setattr(packs_or_snapshot, "_serving", lambda: None)
-    monkeypatch.setattr(s3, "open_bucket", lambda *_: bucket)
+    monkeypatch.setattr(s3, "open_bucket", lambda *_, **__: bucket)
     put_pack(bucket, contents(100))
-    (pack,) = packs_of(bucket)
+    (pack,) = packs_of(packs_in(bucket))
     bucket.objects[pack.name._replace(kind=kind).key] = bucket.objects.pop(pack.key)
     settings = bucket_settings(recipients=[owner.public])
     told: list[str] = []

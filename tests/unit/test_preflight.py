@@ -9,6 +9,7 @@ import tarfile
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -17,6 +18,7 @@ from blake3 import blake3
 from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.config import Settings, load
+from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.daemon import preflight
 from ntt_backup.errors import BackupError, RemoteCannotStore, SourceError
 from ntt_backup.model import PendingEstimate
@@ -110,7 +112,8 @@ def test_free_inodes_are_compared_with_what_is_pending(
     """Blobs are small files: a disk may have room, and yet take none of them."""
     facts = Facts("Linux", "tar", 1 << 40, 0.0, True, free_inodes=inodes)
     checked = preflight.Preflight.__new__(preflight.Preflight)
-    checked._sizes, checked._bucket = [], False
+    remote = RemoteSettings.model_validate({"url": "file:///mnt"})
+    checked._sizes, checked._settings = [], cast(Settings, SimpleNamespace(remote=remote))
     estimate = PendingEstimate(blobs, blobs, 0, exact=True)
     monkeypatch.setattr(preflight.Preflight, "_estimate", lambda self, catalog: estimate)
     catalog = cast(Connection, None)

@@ -15,12 +15,12 @@ from ntt_backup.cli.commands.restore import lines
 from ntt_backup.client.throttle import SharedPace
 from ntt_backup.config.timetable import parse_timetable
 from ntt_backup.errors import BackupError, ConfigError, RemoteDenied, RemoteUnreachable
-from ntt_backup.objects import open as opening
-from ntt_backup.objects import store_format
+from ntt_backup.objects import s3
 from ntt_backup.objects.bucket import ObjectArchived, ObjectMissing
-from ntt_backup.objects.keys import PackKey, blob_key
 from ntt_backup.pack.age import CHUNK, HEAD, SEALED_CHUNK
 from ntt_backup.pack.format import Entry
+from ntt_backup.pack.names import PackKey, blob_key
+from ntt_backup.packstore import marker
 from ntt_backup.restore.blobs import Restored, Thaw, Wanted, restore
 from tests.helpers.blobs import Person, tree
 from tests.helpers.bucket_packs import (
@@ -28,6 +28,7 @@ from tests.helpers.bucket_packs import (
     bucket_settings,
     by_path,
     flip,
+    packs_in,
     plant_pack,
     put_large,
     put_pack,
@@ -89,9 +90,9 @@ def test_everything_comes_back_and_a_second_call_fetches_nothing(
 def test_nothing_comes_from_a_bucket_without_a_store_and_that_is_an_error(
     bucket: FakeBucket, tmp_path: Path
 ) -> None:
-    with pytest.raises(RemoteUnreachable, match="the bucket holds no store"):
+    with pytest.raises(RemoteUnreachable, match="the target holds no store of packs"):
         run(tmp_path, Wanted())
-    store_format.make(bucket)
+    marker.make(packs_in(bucket))
     assert run(tmp_path, Wanted()).exit_code == 0
 
 
@@ -584,7 +585,7 @@ def test_a_limit_is_one_for_all_that_comes_from_the_bucket(
         paces.append(fetch)
         return bucket
 
-    monkeypatch.setattr(opening, "open_bucket", open_bucket)
+    monkeypatch.setattr(s3, "open_bucket", open_bucket)
     assert run(tmp_path, Wanted(), bwlimit=parse_timetable("1KiB")).restored == 1
     assert run(tmp_path, Wanted()).right == 1
 

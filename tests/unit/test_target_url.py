@@ -241,7 +241,7 @@ def test_settings_of_other_kinds_are_named_unless_they_are_shared(tmp_path: Path
 
 @pytest.mark.parametrize(
     ("strategy", "url"),
-    [("tar", "s3://bucket/x"), ("stream", "s3://bucket/x"), ("objects", "file:///mnt/usb")],
+    [("tar", "s3://bucket/x"), ("stream", "s3://bucket/x"), ("packs", "file:///mnt/usb")],
 )
 def test_a_strategy_of_another_kind_is_refused(strategy: str, url: str) -> None:
     environ = {"NTT_REMOTE_URL": url, "NTT_SOURCE_ROOT": "/srv/store"}
@@ -250,7 +250,7 @@ def test_a_strategy_of_another_kind_is_refused(strategy: str, url: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(SendConfig, environ=environ, flags=flags)
     assert caught.value.message == "--strategy is not for this target (remote)"
-    assert "a bucket takes objects, any other target stream or tar" in caught.value.hint
+    assert "the layout packs takes packs, plain files stream or tar" in caught.value.hint
     # What does not send need not have it.
     for model in (CatalogConfig, RemoteConfig, Settings):
         load(model, environ=environ, flags=flags)

@@ -70,6 +70,7 @@ FRAMES = [
     messages.PUBLISH.frame(1, FILE),
     messages.DISCARD.frame(2),
     messages.READ.frame(2**40, 2**41, FILE),
+    messages.PROVE.frame(messages.BLAKE3, FILE),
     messages.REMOVE.frame([DUMP, f"{DUMP}.json"]),
     messages.FILE_NAMES.frame([(FILE, 2**40, 1_700_000_000_000_000), (f"{FILE}.age", 0, 0)]),
     messages.FILE_SUM.frame(2**40, A),
@@ -86,5 +87,5 @@ def test_the_bytes_of_every_message_are_those_that_were_recorded() -> None:
 def test_every_message_was_recorded() -> None:
     kinds = {bytes.fromhex(line)[4] for line in RECORDED.read_text("ascii").split()}
     assert kinds == {*messages.to_receiver(messages.ANY), *messages.to_client(messages.ANY)}
-    assert len(kinds) == 44
+    assert len(kinds) == 45
     assert frozenset({messages.PACK, messages.DATA}) == framing.CONTENT

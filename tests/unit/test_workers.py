@@ -380,7 +380,7 @@ def test_a_run_to_a_bucket_makes_few_packs_of_little_work(
     loaded: list[object] = []
     monkeypatch.setattr("ntt_backup.objects.s3.load", loaded.append)
     pending = estimate(blobs, size)
-    assert workers_needed(pending, SETTINGS.run.for_bucket()) == workers
+    assert workers_needed(pending, SETTINGS.run.for_packs()) == workers
     a_pool(TO_BUCKET).load_ahead(pending)
     assert bool(loaded) is loads
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import click
 
-from ntt_backup.audit.one_blob import InStore, Place, look_in_bucket, look_in_store
+from ntt_backup.audit.one_blob import InStore, Place, look_in_packs, look_in_store
 from ntt_backup.blobdir.layout import is_blobid
 from ntt_backup.catalog import ledger
 from ntt_backup.catalog.failures import (
@@ -151,15 +151,15 @@ def show(common: Common, blobid: str, verify: bool) -> None:
         rows += _on_target(one)
     places: list[Place] | None = None
     problem = ""
-    if settings.remote is not None and settings.remote.kind == "s3" and is_blobid(name):
+    if settings.remote is not None and settings.remote.packs and is_blobid(name):
         try:
-            places = look_in_bucket(common.load(RemoteConfig), name)
+            places = look_in_packs(common.load(RemoteConfig), name)
         except BackupError as error:
             problem = str(error)
             rows.append(("object", f"not known: {problem}"))
     if places == []:
-        rows.append(("object", "none in the bucket has it"))
-    rows += [("object", _in_bucket(place)) for place in places or ()]
+        rows.append(("object", "no pack of the target has it"))
+    rows += [("object", _in_file(place)) for place in places or ()]
     fields["objects"] = None if places is None else [results.fields_of(place) for place in places]
     fields["problem"] = problem
     width = max(len(label) for label, _ in rows) + 2
@@ -186,6 +186,6 @@ def _on_target(one: LedgerEntry) -> Iterator[tuple[str, str]]:
         yield "", f"{times}, {many(why.attempts, 'attempt')}{known}"
 
 
-def _in_bucket(place: Place) -> str:
+def _in_file(place: Place) -> str:
     where = f", {place.stored:,} bytes from {place.offset:,} on" if place.pack else ""
     return f"{place.key} ({size(place.size)}){where}"

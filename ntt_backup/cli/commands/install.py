@@ -126,7 +126,10 @@ def _run(*argv: str, may_fail: bool = False) -> None:
 # within quotes, an option forgotten. So it is made from the settings. Nothing is installed: the
 # right to do that is just what this host should not have.
 RECEIVER: Final = "ntt-backup-receive"
-_ALLOWED: Final = "put,list,verify,dump,snapshot"
+_ALLOWED: Final = {
+    "files": "put,list,verify,dump,snapshot --require blake3",
+    "packs": "packs,dump,snapshot",
+}
 _NO_KEY: Final = "ssh-ed25519 AAAA... (the public half of the key for this job)"
 
 
@@ -160,7 +163,9 @@ def install_receiver(common: Common, show: bool, write: str | None) -> None:
 
 def key_line(remote: RemoteSettings) -> str:
     """Returns the line for authorized_keys on the remote."""
-    command = f"{RECEIVER} --root {shlex.quote(remote.path)} --allow {_ALLOWED} --require blake3"
+    command = (
+        f"{RECEIVER} --root {shlex.quote(remote.path)} --allow {_ALLOWED[remote.layout or 'files']}"
+    )
     # sshd takes the text up to the next quote without a backslash before it.
     quoted = command.replace('"', '\\"')
     return f'restrict,command="{quoted}" {_public_key(remote.identity_file) or _NO_KEY}'

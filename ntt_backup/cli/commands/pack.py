@@ -259,7 +259,7 @@ def mount(
     began = time.monotonic()
     if version is not None:
         _mount_version(common, version, directory.absolute(), where)
-    work = partial(mount_packs, packs.absolute()) if packs is not None else _mount_bucket(common)
+    work = partial(mount_packs, packs.absolute()) if packs is not None else _mount_target(common)
     with results.progress_line() as line:
         ways = Options(
             where,
@@ -277,21 +277,23 @@ def _built_so_far(built: Built, began: float) -> str:
     return f"{many(built.packs, 'pack')} read, {built.part:.1%}{left}"
 
 
-def _mount_bucket(common: Common) -> Callable[..., Built]:
-    """Returns what mounts the target's bucket. Raises ConfigError."""
-    from ntt_backup.mount.packs_or_snapshot import mount_bucket
-    from ntt_backup.objects.cache import cache_of
-    from ntt_backup.objects.s3 import open_bucket
+def _mount_target(common: Common) -> Callable[..., Built]:
+    """Returns what mounts the target's packs. Raises ConfigError."""
+    from ntt_backup.filestore.cache import cache_of
+    from ntt_backup.filestore.open import open_packs
+    from ntt_backup.mount.packs_or_snapshot import mount_target
 
     settings = common.load(RemoteConfig)
     remote = settings.remote
-    if remote.kind != "s3":
+    if not remote.packs:
         raise ConfigError(
-            f"{remote.where} is no bucket: there is nothing to mount",
+            f"{remote.where} has no packs: there is nothing to mount",
             hint="its blobs are files below by-hash/; packs in a directory are mounted by --packs",
         )
     policy = SealPolicy.of(settings)
-    return partial(mount_bucket, lambda: open_bucket(remote), cache=cache_of(remote), policy=policy)
+    return partial(
+        mount_target, partial(open_packs, settings), cache=cache_of(remote), policy=policy
+    )
 
 
 def _mount_version(common: Common, wanted: str, directory: Path, scratch: Path) -> NoReturn:

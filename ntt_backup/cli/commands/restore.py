@@ -158,7 +158,7 @@ def _restore_catalog(
         record = found.dump.record
         assert record is not None  # Else it would not have been taken.
         next_step = f"`{complete('ntt-backup-remote run')}` finds it on the remote"
-        if settings.remote.kind == "s3":
+        if settings.remote.packs:
             next_step = f"`{complete('ntt-backup-remote reconcile --apply')}` marks it as copied"
         click.echo(
             f"restored the catalog of {moment(found.dump.begun)} from {found.dump.name}, a dump of"

@@ -38,7 +38,11 @@ _ESTIMATE_MS = 1000
 @value("--workers", "N", "Number of workers that send in parallel, 1 to 256.")
 @value("--batch-size", "N", "Largest number of blobs in a batch.")
 @value("--batch-bytes", "SIZE", "Largest content of a batch, such as 256MiB.")
-@value("--strategy", str, "How batches are sent: auto, stream or tar; to a bucket always objects.")
+@value(
+    "--strategy",
+    str,
+    "How batches are sent: auto, stream or tar; packs for that layout.",
+)
 @value("--codec", str, "Compression of stream: auto, none, zlib, zstd-1, ... zstd-12.")
 @value("--bwlimit", "RATE", "Bytes a second of all workers together, such as 10MB, or a timetable.")
 @flag("--skip-pgdump", "Send no dump of the catalog.")
@@ -134,7 +138,7 @@ def plan(settings: Settings, pending: PendingEstimate) -> list[str]:
     least = max(pending.blobs / run.most_blobs, pending.bytes / run.batch_bytes)
     batches = many(math.ceil(least), "batch", "batches")
     remote = settings.remote
-    where = remote.url if remote.kind == "s3" else f"{remote.where}/by-hash"
+    where = remote.where if remote.packs else f"{remote.where}/by-hash"
     return [
         f"would send {amount(pending.blobs, pending.bytes, estimated=not pending.exact)}"
         + (f" ({pending.unsized:,} of unknown size)" if pending.unsized else ""),

@@ -14,7 +14,7 @@ from ntt_backup.audit.reconcile import SERIOUS, Comparison, Difference
 from ntt_backup.audit.reconcile import reconcile as compare
 from ntt_backup.audit.scan import scan as scan_store
 from ntt_backup.audit.verify import Findings, Question, Way, verify_remote, verify_store
-from ntt_backup.audit.verify_bucket import verify_bucket
+from ntt_backup.audit.verify_packs import verify_packs
 from ntt_backup.blobdir.layout import Stray
 from ntt_backup.cli import options, results
 from ntt_backup.cli.common import Common, NamedFile, open_catalog, writing
@@ -93,9 +93,9 @@ def verify(common: Common, /, local: bool, download: bool, **chosen: Any) -> Non
             from ntt_backup.report.check import NOT_LOOKED, look
 
             remote = common.load(RemoteConfig)
-            bucket = remote.remote.kind == "s3"
+            packs = remote.remote.packs
             with open_catalog(remote, "verify") as conn:
-                check = verify_bucket if bucket else verify_remote
+                check = verify_packs if packs else verify_remote
                 found = check(conn, remote, question, on_progress=progress, on_outage=line.outage)
             said = lines(found, question)
             if found.requeued:
@@ -111,7 +111,7 @@ def verify(common: Common, /, local: bool, download: bool, **chosen: Any) -> Non
             except BackupError as error:
                 said.append(NOT_LOOKED.format(error))
             said += [f"MISSED: {one}" for one in missed or ()]
-            if bucket and way == "there":
+            if remote.remote.kind == "s3" and way == "there":
                 said.append(
                     "only sizes and checksums were asked for; to prove the contents:"
                     " ntt-backup-remote verify --download"
@@ -231,7 +231,7 @@ def reconcile(common: Common, out: Path | None, apply: bool) -> None:
         )
         wrong = sum(seen.differences[what] for what in SERIOUS)
         note.saw(seen.rows, 0, wrong, seen.exit_code)
-    said = _comparison(seen, applied=apply, bucket=settings.remote.kind == "s3")
+    said = _comparison(seen, applied=apply, bucket=settings.remote.packs)
     results.report_on(seen, said, seen.exit_code, target=settings.target)
 
 

@@ -23,31 +23,31 @@ class Strategy:
     Attributes:
         open: Returns a session that is ready to take batches.
         probe: Returns a look at the remote, which may leave `open` a connection.
-        to_bucket: The remote is an object store, which runs no command.
+        packs: Whether the strategy is for the layout `packs`.
     """
 
     open: Callable[[SessionSpec, Store, ReceiverConnection | None], Session]
     probe: Callable[[SessionSpec], SessionProbe]
-    to_bucket: bool = False
+    packs: bool = False
 
 
-def _open_objects(spec: SessionSpec, store: Store, _: object) -> Session:
-    # What is for a bucket is loaded for one only.
-    from ntt_backup.upload.strategies.objects import open_objects
+def _open_packs(spec: SessionSpec, store: Store, _: object) -> Session:
+    # What only packs need is loaded for them only.
+    from ntt_backup.upload.strategies.packs import open_packs
 
-    return open_objects(spec, store)
+    return open_packs(spec, store)
 
 
-def _probe_objects(spec: SessionSpec) -> SessionProbe:
-    from ntt_backup.upload.strategies.objects_probe import probe_objects
+def _probe_packs(spec: SessionSpec) -> SessionProbe:
+    from ntt_backup.upload.strategies.packs_probe import probe_packs
 
-    return probe_objects(spec)
+    return probe_packs(spec)
 
 
 STRATEGIES: Mapping[str, Strategy] = {
     "stream": Strategy(open_stream, StreamProbe),
     "tar": Strategy(lambda spec, store, _: TarSession(spec, store), TarProbe),
-    "objects": Strategy(_open_objects, _probe_objects, to_bucket=True),
+    "packs": Strategy(_open_packs, _probe_packs, packs=True),
 }
 
 

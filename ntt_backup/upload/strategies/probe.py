@@ -35,9 +35,9 @@ _SIZES: Final = ((1, 513, 70_000), (0, 4096))
 class Facts:
     """Holds what a remote says about itself. Bytes and seconds; None where it does not say.
 
-    program: what will receive the blobs, with its version. placed: by-hash exists. readable:
-    whether something is there that `verify` and `restore` need. free_inodes: how many more files
-    fit.
+    program: what will receive the blobs, with its version. placed: by-hash exists, or the marker of
+    packs. readable: whether something is there that `verify` and `restore` need. free_inodes: how
+    many more files fit. other_layout: what tells the other layout is there.
     """
 
     system: str
@@ -47,6 +47,7 @@ class Facts:
     placed: bool
     readable: bool = True
     free_inodes: int | None = None
+    other_layout: bool = False
 
 
 class Probe(Protocol):
@@ -73,7 +74,7 @@ class Probe(Protocol):
         ...
 
     def make_place(self) -> None:
-        """Makes by-hash."""
+        """Makes by-hash, or the marker of packs."""
         ...
 
     def close(self) -> None:

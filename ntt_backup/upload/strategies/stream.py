@@ -25,9 +25,9 @@ from ntt_backup.source.reader import BadSourceBlob, PieceHashes, Reader
 from ntt_backup.source.store import Store
 from ntt_backup.upload.strategies.codec import choose_codec
 from ntt_backup.upload.strategies.in_flight import Flight, PipelinedSession
-from ntt_backup.upload.strategies.packs import Packer
 from ntt_backup.upload.strategies.probe import require_time
 from ntt_backup.upload.strategies.session import Rejection
+from ntt_backup.upload.strategies.stream_packs import Packer
 from ntt_backup.wire import framing, messages
 from ntt_backup.wire.framing import ProtocolError
 

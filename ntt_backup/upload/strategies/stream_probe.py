@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
+from ntt_backup.client.bootstrap import Banner
 from ntt_backup.client.connection import ReceiverConnection, SessionSpec
 from ntt_backup.upload.strategies.probe import Facts, described, trial
 from ntt_backup.upload.strategies.stream import StreamSession, connect
@@ -37,23 +38,9 @@ class StreamProbe:
         if self._connection is None:
             self.connect()
         assert self._connection is not None
-        banner = self._connection.banner
         before = time.time()
-        facts = self._connection.hello()
-        after = time.time()
-        clock = _whole(facts, "clock_us") / 1e6
-        by = "" if "blake3" in banner.hashes else f" ({banner.checking})"
-        inodes = facts.get("free_inodes")
-        checks = f"checks by BLAKE3{by}" if banner.can_hash else _NAMES_UNCHECKED
-        return Facts(
-            system=str(facts.get("system", "unknown system")),
-            program=f"receiver {banner.version}, Python {banner.python}, {checks}",
-            free_bytes=_whole(facts, "free_bytes"),
-            # The remote's clock was read somewhere between.
-            skew_s=max(0.0, before - clock, clock - after),
-            placed=bool(_whole(facts, "placed")),
-            free_inodes=inodes if isinstance(inodes, int) and inodes >= 0 else None,
-        )
+        said = self._connection.hello()
+        return receiver_facts(self._connection.banner, said, (before, time.time()))
 
     def try_out(self) -> str:
         with trial() as (store, batches):
@@ -81,6 +68,35 @@ class StreamProbe:
             self._connection = connect(self._spec)
             self._connection.hello()
         return self._connection
+
+
+def receiver_facts(
+    banner: Banner, facts: Mapping[str, Field], asked: tuple[float, float], *, packs: bool = False
+) -> Facts:
+    """Returns what a receiver says about itself and its machine.
+
+    Args:
+        banner: The greeting of the receiver.
+        facts: The fields of its READY.
+        asked: When READY was asked for, and when it had come, in Unix seconds.
+        packs: Whether the layout is `packs`.
+    """
+    before, after = asked
+    clock = _whole(facts, "clock_us") / 1e6
+    by = "" if "blake3" in banner.hashes else f" ({banner.checking})"
+    inodes = facts.get("free_inodes")
+    checks = f"checks by BLAKE3{by}" if banner.can_hash else _NAMES_UNCHECKED
+    placed = [bool(_whole(facts, name)) for name in ("placed", "packs")]
+    return Facts(
+        system=str(facts.get("system", "unknown system")),
+        program=f"receiver {banner.version}, Python {banner.python}, {checks}",
+        free_bytes=_whole(facts, "free_bytes"),
+        # The remote's clock was read somewhere between.
+        skew_s=max(0.0, before - clock, clock - after),
+        placed=placed[packs],
+        free_inodes=inodes if isinstance(inodes, int) and inodes >= 0 else None,
+        other_layout=placed[not packs],
+    )
 
 
 def _whole(facts: Mapping[str, Field], name: str) -> int:

@@ -1,4 +1,4 @@
-"""The keys of a bucket, relative to the prefix of the target's URL.
+"""The names of packs, and of the large blobs that are files of their own, on every kind of target.
 
 `packs/<aa>/<lo16>-<hi16>-<id32>.tar` is a pack: lo and hi are the first 8 bytes of its smallest and
 largest blobid, so a listing alone tells where a blob may be. One whose blobids do not all begin
@@ -9,24 +9,20 @@ the first byte of its blobids alone.
 
 from __future__ import annotations
 
-import re
 from typing import Final, NamedTuple
 
 from ntt_backup.blobdir.layout import is_blobid, relative_path
+from ntt_backup.wire.stored_names import pack_directory, pack_parts
 
-FORMAT: Final = "format.json"
 PACKS: Final = "packs/"
 WIDE_PACKS: Final = "packs/wide/"
 BLOBS: Final = "blobs/"
-DUMPS: Final = "pgdump/"
-SNAPSHOTS: Final = "snapshots/"
-# Beside the packs, so that what protects these is tried. No pack has such a key.
+# Beside the packs, so that what protects these is tried. No pack has such a name.
 TRIALS: Final = f"{PACKS}trial-"
-# A blob of so many bytes is an object of its own, not in a pack.
+# A blob of so many bytes is a file of its own, not in a pack.
 LARGE_BLOB: Final = 64 * 1024**2
 
 _SEALED: Final = "tar.age"
-_PACK: Final = re.compile(r"([0-9a-f]{16})-([0-9a-f]{16})-([0-9a-f]{32})\.(tar|tar\.age)")
 
 
 class PackKey(NamedTuple):
@@ -41,7 +37,7 @@ class PackKey(NamedTuple):
 
     @property
     def key(self) -> str:
-        below = f"{PACKS}{self.low[:2]}/" if self.low[:2] == self.high[:2] else WIDE_PACKS
+        below = pack_directory(self.low, self.high)
         return f"{below}{self.low}-{self.high}-{self.pack_id}.{self.kind}"
 
     @property
@@ -75,8 +71,8 @@ class PackKey(NamedTuple):
     @staticmethod
     def read_name(name: str) -> PackKey | None:
         """Returns what the last part of a key says, wherever it stands."""
-        found = _PACK.fullmatch(name)
-        return None if found is None or found[1] > found[2] else PackKey(*found.groups())
+        parts = pack_parts(name)
+        return None if parts is None else PackKey(*parts)
 
 
 def blob_key(blobid: str) -> str:
@@ -84,18 +80,15 @@ def blob_key(blobid: str) -> str:
     return BLOBS + relative_path(blobid)
 
 
-def pack_prefixes(prefix: str) -> list[str]:
-    """Returns what the keys of packs begin with that may hold blobids with this prefix."""
-    if not prefix:
-        return [PACKS]
-    return [PACKS + (f"{prefix[:2]}/" if prefix[1:] else prefix), WIDE_PACKS]
+def pack_directories(prefix: str) -> list[str]:
+    """Returns the directories of the packs that may hold blobids with a prefix."""
+    return [f"{PACKS}{prefix[:2]}/", WIDE_PACKS] if prefix[1:] else [PACKS]
 
 
-def blob_prefix(prefix: str) -> str:
-    """Returns what the keys of blobs begin with whose blobids have this prefix."""
-    parts = [part for part in (prefix[:2], prefix[2:4]) if part]
-    below = BLOBS + "".join(f"{part}/" if part[1:] else part for part in parts)
-    return below + prefix if prefix[4:] else below
+def blob_directory(prefix: str) -> str:
+    """Returns the directory of the large blobs that may have a prefix."""
+    parts = [part for part in (prefix[:2], prefix[2:4]) if part[1:]]
+    return BLOBS + "".join(f"{part}/" for part in parts)
 
 
 def blobid_of(key: str) -> str | None:

@@ -1,12 +1,17 @@
-"""The `objects` strategy has this probe; see `probe.Probe`.
+"""The `packs` strategy has these probes; see `probe.Probe`.
 
 What a bucket allows is known by trying alone: policies, locks and tokens are a store's own affair,
 and may not be read with the credentials of a sender. So a check sends a trial object the way of a
-pack, and then tries everything with it that an append-only bucket refuses.
+pack, and then tries everything with it that an append-only bucket refuses. A receiver removes no
+pack, whatever its `--allow` lists, so there a check sends a trial file, has it summed where it
+lies, and removes it.
 """
 
 from __future__ import annotations
 
+import os
+import time
+from contextlib import suppress
 from hashlib import md5, sha256
 from secrets import token_hex
 from typing import Final
@@ -14,10 +19,13 @@ from typing import Final
 from blake3 import blake3
 
 from ntt_backup.client.connection import SessionSpec
-from ntt_backup.errors import RemoteCannotStore, RemoteDenied
-from ntt_backup.objects import store_format
+from ntt_backup.errors import BackupError, RemoteCannotStore, RemoteDenied
+from ntt_backup.filestore.by_bucket import FileStoreByBucket
+from ntt_backup.filestore.by_receiver import FileStoreByReceiver
+from ntt_backup.filestore.contract import checksum
+from ntt_backup.filestore.open import PACKS as AREA
+from ntt_backup.filestore.open import by_receiver
 from ntt_backup.objects.bucket import (
-    Bucket,
     ContentDamaged,
     ObjectArchived,
     ObjectExists,
@@ -30,34 +38,94 @@ from ntt_backup.objects.bucket import (
     composite_etag,
     sweep,
 )
-from ntt_backup.objects.keys import BLOBS, PACKS, TRIALS
 from ntt_backup.objects.s3 import open_bucket
-from ntt_backup.upload.strategies.probe import NOT_APPEND_ONLY, Facts
+from ntt_backup.pack.names import BLOBS, PACKS, TRIALS
+from ntt_backup.packstore import marker
+from ntt_backup.upload.strategies.probe import NOT_APPEND_ONLY, Facts, SessionProbe
+from ntt_backup.upload.strategies.stream_probe import receiver_facts
 
 _SIZE: Final = 4096
 
 
-def probe_objects(spec: SessionSpec) -> ObjectsProbe:
-    """Returns a look at the bucket; that of a run removes what dead senders have begun."""
-    assert spec.bucket is not None
+def probe_packs(spec: SessionSpec) -> SessionProbe:
+    """Returns a look at the target; that of a run removes dead uploads from a bucket."""
+    if spec.bucket is None:
+        return PacksByReceiverProbe(spec)
     bucket = open_bucket(spec.bucket)
     if spec.dead_before is not None:
         sweep(bucket, (PACKS, BLOBS), spec.dead_before())
-    return ObjectsProbe(bucket, spec.owner)
+    return BucketProbe(FileStoreByBucket(bucket, spec.bucket.part_size, AREA), spec.owner)
 
 
-class ObjectsProbe:
+class PacksByReceiverProbe:
+    """See `probe.SessionProbe`."""
+
+    strategy = "packs"
+    lingers = False
+
+    def __init__(self, spec: SessionSpec) -> None:
+        self._spec = spec
+        self._opened: FileStoreByReceiver | None = None
+        self._asked = (0.0, 0.0)
+
+    def connect(self) -> None:
+        before = time.time()
+        self._opened = by_receiver(self._spec, AREA)
+        self._asked = before, time.time()
+
+    def facts(self) -> Facts:
+        store = self._store
+        return receiver_facts(store.banner, store.ready, self._asked, packs=True)
+
+    def try_out(self) -> str:
+        store, name, content = self._store, TRIALS + self._spec.owner, os.urandom(_SIZE)
+        store.remove([name])  # Of a check that was killed.
+        file = store.write(name)
+        try:
+            file.add(content)
+            file.finish()
+            file.publish()
+            if store.prove(name) != checksum(sha256(content).digest()):
+                raise _damaged(name)
+        finally:
+            file.discard()
+            store.remove([name])
+        return "a trial file was stored, summed where it lies, and removed"
+
+    def make_place(self) -> None:
+        marker.make(self._store)
+
+    def hand_over(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            with suppress(BackupError):
+                opened.close()
+
+    @property
+    def _store(self) -> FileStoreByReceiver:
+        """The store; another one where the connection was lost meanwhile."""
+        if self._opened is None or self._opened.ended:
+            self.connect()
+        assert self._opened is not None
+        return self._opened
+
+
+class BucketProbe:
     """See `probe.SessionProbe`. owner names this host and target.
 
     The trial object has one key and one content for each owner, so that where it cannot be removed,
     one stays, however many trials there are.
     """
 
-    strategy = "objects"
+    strategy = "packs"
     lingers = False
 
-    def __init__(self, bucket: Bucket, owner: str) -> None:
-        self._bucket = bucket
+    def __init__(self, store: FileStoreByBucket, owner: str) -> None:
+        self._store = store
+        self._bucket = store.bucket
         self._key = TRIALS + owner
         self._content = blake3(self._key.encode()).digest(_SIZE)
         self._sha256 = sha256(self._content).digest()
@@ -72,11 +140,11 @@ class ObjectsProbe:
             program="by botocore",
             free_bytes=None,
             skew_s=found.skew_s,
-            placed=store_format.read(self._bucket) is not None,
+            placed=marker.read(self._store) is not None,
         )
 
     def try_out(self) -> str:
-        weak = self._store()
+        weak = self._store_trial()
         stored = f"a trial object in parts, checked and {self._read_back()}"
         weak += self._weaknesses()
         refused = [self._overwriting_is_refused(), self._deleting_is_refused()]
@@ -91,15 +159,15 @@ class ObjectsProbe:
         return "; ".join(words)
 
     def make_place(self) -> None:
-        store_format.make(self._bucket)
+        marker.make(self._store)
 
     def hand_over(self) -> None:
-        return None
+        self._store.close()
 
     def close(self) -> None:
-        """Does nothing."""
+        self._store.close()
 
-    def _store(self) -> list[str]:
+    def _store_trial(self) -> list[str]:
         """Stores the trial object as a pack is stored; returns what is weak about that."""
         try:
             return self._store_part()

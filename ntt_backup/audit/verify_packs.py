@@ -15,11 +15,11 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Container, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
-from ntt_backup.audit.remote_names import BucketNames
+from ntt_backup.audit.remote_names import PackNames
 from ntt_backup.audit.verify import Blobs, Check, Checked, Findings, Hashing, Question
 from ntt_backup.blobdir.layout import is_blobid
 from ntt_backup.catalog.connection import Connection, translated
@@ -35,17 +35,24 @@ from ntt_backup.catalog.selection import Checks, PackChecks, rows_in
 from ntt_backup.client.throttle import SharedPace
 from ntt_backup.config import RemoteConfig
 from ntt_backup.errors import BackupError, ConfigError, Unsupported
+from ntt_backup.filestore.contract import (
+    FileArchived,
+    FileMissing,
+    FileUnreadable,
+    StoredFile,
+    checksum,
+)
+from ntt_backup.filestore.patient import PatientSharedStore
 from ntt_backup.model import Blob, BlobRange, Failure, Reason, StoredPack
-from ntt_backup.objects.bucket import ObjectArchived, ObjectMissing, ObjectUnreadable, still
-from ntt_backup.objects.contents import give_blobs, give_elsewhere, give_large
-from ntt_backup.objects.keys import FORMAT, LARGE_BLOB, PackKey, blob_key
-from ntt_backup.objects.open import open_to_read
-from ntt_backup.objects.patient import PatientBucket
-from ntt_backup.objects.ranges import jobs
-from ntt_backup.objects.tables import PackObject, Tables, entries_of
+from ntt_backup.objects.bucket import still
 from ntt_backup.pack.age import NotSealed, SealedForOthers
 from ntt_backup.pack.format import PackError
+from ntt_backup.pack.names import LARGE_BLOB, PackKey, blob_key
+from ntt_backup.pack.ranges import jobs
+from ntt_backup.packstore.contents import give_blobs, give_elsewhere, give_large
+from ntt_backup.packstore.tables import PackObject, Tables, entries_of, open_to_read, pack_object
 from ntt_backup.process.threads import WorkQueue, run_threads
+from ntt_backup.wire.framing import FORMAT
 
 _PAGE: Final = 100
 _RECORD_BLOBS: Final = 1000
@@ -55,7 +62,7 @@ _Stored = StoredPack | Blob
 _Checked = Checked[_Stored]
 
 
-def verify_bucket(
+def verify_packs(
     conn: Connection,
     settings: RemoteConfig,
     question: Question,
@@ -67,31 +74,37 @@ def verify_bucket(
     else asks the object store. Raises BackupError; what was found is recorded.
     """
     stop, news = threading.Event(), threading.Event()
-    bucket, tables = open_to_read(
+    store, tables = open_to_read(
         settings, on_outage, stop, cached=False, fetch=SharedPace.of(question.bwlimit)
     )
-    queue = WorkQueue[_Stored, _Checked](2 * question.workers, bucket.cancelled, news.set)
-    check = _BucketCheck(conn, settings.target, question, on_progress, queue, bucket, tables)
-    # That it is not there must be noticed also where nothing is to be checked.
-    next(bucket.list(FORMAT), None)
-    found = check.run(lambda step: run_threads(question.workers, check.work, step, stop, news))
-    found.strangers = len(tables.strangers)
-    check.names().require_fit()
+    hashes = settings.remote.kind != "s3"
+    queue = WorkQueue[_Stored, _Checked](2 * question.workers, store.cancelled, news.set)
+    check = _PackCheck(conn, settings.target, question, on_progress, queue, store, tables, hashes)
+    with closing(store):
+        # That it is not there must be noticed also where nothing is to be checked.
+        next(store.list(FORMAT), None)
+        found = check.run(lambda step: run_threads(question.workers, check.work, step, stop, news))
+        found.strangers = len(tables.strangers)
+        check.names().require_fit()
     return found
 
 
 @dataclass
-class _BucketCheck(Check[_Stored]):
-    empty = "the bucket is empty below the target's prefix"
+class _PackCheck(Check[_Stored]):
+    empty = "the target has no packs"
     hint = "is remote.url right?"
 
-    bucket: PatientBucket
+    store: PatientSharedStore
     tables: Tables
+    # Whether the target sums files where they lie.
+    hashes: bool
 
     def __post_init__(self) -> None:
         super().__post_init__()
         choice = self.question.choice
         self._reads = self.question.way == "download"
+        # Whether what is checked is read, here or where it lies: a bucket reads nothing.
+        self._hashes = self._reads or self.hashes
         self._packs = PackChecks(self.conn, self.target, choice)
         self._large = Checks(self.conn, self.target, choice, least=LARGE_BLOB)
         self._ahead: deque[_Stored] = deque()
@@ -108,7 +121,7 @@ class _BucketCheck(Check[_Stored]):
             if not self._ahead:
                 return None
             what = self._ahead.popleft()
-            size = self._size(what) if self._reads else 0
+            size = self._size(what) if self._hashes else 0
             if self.budget.ever_allows(size):
                 return what if self.budget.allows(size) else None
             self.found.left_out += _count(what)
@@ -117,8 +130,8 @@ class _BucketCheck(Check[_Stored]):
     def _size(self, what: _Stored) -> int:
         """Returns the bytes to read of an object. The catalog may not know the size of a blob."""
         if what.size is None and isinstance(what, Blob) and self.question.max_bytes is not None:
-            with suppress(ObjectUnreadable):
-                info = self.bucket.head(blob_key(what.blobid))
+            with suppress(FileUnreadable):
+                info = self.store.stat(blob_key(what.blobid))
                 return info.size if info is not None else 0
         return what.size or 0
 
@@ -128,14 +141,14 @@ class _BucketCheck(Check[_Stored]):
     def is_empty(self) -> bool:
         return self.names().is_empty()
 
-    def names(self) -> BucketNames:
+    def names(self) -> PackNames:
         """Returns the names in all packs that are not lost."""
 
         def recorded() -> Iterator[StoredPack]:
             return iter_packs(self.conn, self.target)
 
         lost = self._lost_packs.keys()
-        return BucketNames(self.bucket, self.tables, recorded, lost, signed=True)
+        return PackNames(self.store, self.tables, recorded, lost, signed=True)
 
     def take_result(self, checked: _Checked) -> None:
         super().take_result(checked)
@@ -148,13 +161,13 @@ class _BucketCheck(Check[_Stored]):
             self._lost_packs[pack.key] = pack, checked.lost
             return
         self.has_blobs = True
-        if checked.whole and self._reads:
+        if checked.whole and self._hashes and not checked.by_size:
             self._read_packs.append(pack.pack_id)
 
     def record(self, right: list[str], lost: list[Failure]) -> None:
         self.has_blobs = self.has_blobs or bool(right)
         # A look at an object's size proves nothing about it.
-        super().record(right if self._reads else [], lost)
+        super().record(right if self._hashes else [], lost)
         packs, self._read_packs = self._read_packs, []
         if packs:
             with translated("record a check"), self.conn.transaction():
@@ -170,14 +183,17 @@ class _BucketCheck(Check[_Stored]):
     def _check(self, what: _Stored) -> _Checked:
         """Checks an object. A blob that is wrong here and right in another pack is no failure."""
         sink = Hashing()
+        if PackKey.read(_key(what)) is None and isinstance(what, StoredPack):
+            text = f"the ledger names a pack that can be none, {what.key}"
+            return _lost(what, Reason.REMOTE_MISSING, text)
         try:
             if self._reads:
-                with suppress(ObjectMissing):
+                with suppress(FileMissing):
                     return self._read(what, sink)
             return self._look(what)
-        except (ObjectArchived, ObjectUnreadable, SealedForOthers, NotSealed) as trouble:
+        except (FileArchived, FileUnreadable, SealedForOthers, NotSealed) as trouble:
             text = str(trouble)
-            if isinstance(trouble, ObjectArchived):
+            if isinstance(trouble, FileArchived):
                 text = "it lies in an archive class: thaw it to read it"
             failure = Failure(_key(what), Reason.REMOTE_UNREADABLE, text)
             return Checked(what, _count(what), failures=(failure,), whole=False)
@@ -187,10 +203,10 @@ class _BucketCheck(Check[_Stored]):
             return _lost(what, Reason.REMOTE_CORRUPT, text, sink.bytes)
 
     def _look(self, what: _Stored) -> _Checked:
-        """Checks an object by its size and by the checksum that the server keeps: nothing is
-        read.
+        """Checks a file by its size and its checksum: the one that a bucket keeps, or the one that
+        the target makes of what lies there.
         """
-        info = self.bucket.head(_key(what))
+        info = self.store.stat(_key(what))
         name = "its object" if isinstance(what, Blob) else f"the pack {what.key}"
         sent = "expected" if isinstance(what, Blob) else "were sent"
         if info is None:
@@ -198,33 +214,50 @@ class _BucketCheck(Check[_Stored]):
         if what.size is not None and info.size != what.size:
             text = f"{name} has {info.size} bytes, {what.size} {sent}"
             return _lost(what, Reason.REMOTE_CORRUPT, text)
-        # The catalog has no checksum of a blob but its name, which no server knows.
-        same = None if isinstance(what, Blob) else still(info, what.checksum)
+        same, read = self._same(what, info)
+        if same is False and self.hashes and isinstance(what, StoredPack):
+            # Most of its blobs are right. A key that may not `get` cannot tell which.
+            with suppress(Unsupported):
+                found = self._read(what, Hashing())
+                if found.failures:
+                    return found
         if same is False:
             text = f"{name} is another one than was sent, by its checksum"
             return _lost(what, Reason.REMOTE_CORRUPT, text)
-        return Checked(what, _count(what), by_size=same is None)
+        return Checked(what, _count(what), read, by_size=same is None)
+
+    def _same(self, what: _Stored, file: StoredFile) -> tuple[bool | None, int]:
+        """Returns whether a file has the content that was sent, None where that cannot be told; and
+        how many bytes were read for that.
+        """
+        if not self.hashes:
+            # The catalog has no checksum of a blob but its name, which no server knows.
+            return None if isinstance(what, Blob) else still(file, what.checksum), 0
+        if isinstance(what, StoredPack):
+            file = file._replace(checksum=self.store.prove(file.name))
+            return still(file, what.checksum), file.size
+        theirs = self.store.prove(file.name, "blake3")
+        if not theirs:
+            return None, 0
+        return theirs == checksum(bytes.fromhex(what.blobid)), file.size
 
     def _read(self, what: _Stored, sink: Hashing) -> _Checked:
         """Reads and hashes a blob, or those of a pack that the question's prefix has."""
         if isinstance(what, Blob):
-            give_large(self.bucket, bytes.fromhex(what.blobid), None, sink)
-            give_elsewhere(self.bucket, self.tables, sink, None, ())
+            give_large(self.store, bytes.fromhex(what.blobid), None, sink)
+            give_elsewhere(self.store, self.tables, sink, None, ())
             return Checked(what, 1, sink.bytes, tuple(sink.failures))
-        name = PackKey.read(what.key)
-        if name is None:
-            text = f"the ledger names a pack that can be none, {what.key}"
-            return _lost(what, Reason.REMOTE_MISSING, text)
-        info = self.bucket.head(what.key)
+        info = self.store.stat(what.key)
         if info is None or info.size != what.size:
             # Who restores looks for the table at the end that the bucket tells.
             return self._look(what)
-        pack = PackObject(name, what.size, info.modified)
+        pack = pack_object(info)
+        assert pack is not None
         reader = self.tables.open(pack)
         entries = list(entries_of(reader, self.question.prefix))
         for some in jobs(entries):
             give_blobs(pack.key, reader, some, sink)
-        give_elsewhere(self.bucket, self.tables, sink, pack, None)
+        give_elsewhere(self.store, self.tables, sink, pack, None)
         whole = len(entries) == len(reader.table)
         return Checked(what, len(entries), sink.bytes, tuple(sink.failures), whole=whole)
 
@@ -253,7 +286,7 @@ class _BucketCheck(Check[_Stored]):
         for _, failure in self._lost_packs.values():
             self.found.wrong.add(replace(failure, detail=f"{failure.detail}; {more}"))
 
-    def _requeue_ranges(self, names: BucketNames) -> None:
+    def _requeue_ranges(self, names: PackNames) -> None:
         for one in prefix_ranges():
             name = range_name(one.index)
             held = [
@@ -269,7 +302,7 @@ class _BucketCheck(Check[_Stored]):
         one: BlobRange,
         name: str,
         held: list[tuple[StoredPack, Failure]],
-        names: BucketNames,
+        names: PackNames,
     ) -> None:
         """Makes pending what is nowhere else, of the blobids in one range that packs may have held.
         The catalog is read before the bucket: what is sent meanwhile is not missed.
@@ -305,7 +338,7 @@ class _BucketCheck(Check[_Stored]):
         self.on_progress(self.found)
 
     def _read_elsewhere(
-        self, lost: list[Failure], names: BucketNames, own: Container[bytes]
+        self, lost: list[Failure], names: PackNames, own: Container[bytes]
     ) -> list[Failure]:
         """Reads blobs from packs that the ledger does not have, such as a run has left that died,
         and those in `own` from objects of their own. Packs in which some are right the ledger has
@@ -316,10 +349,10 @@ class _BucketCheck(Check[_Stored]):
         sink = Hashing()
         sink.failures = lost
         good: list[PackObject] = []
-        for key in give_elsewhere(self.bucket, self.tables, sink, None, own):
-            name, info = PackKey.read(key), self.bucket.head(key)
-            if name is not None and info is not None:
-                good.append(PackObject(name, info.size, info.modified))
+        for key in give_elsewhere(self.store, self.tables, sink, None, own):
+            info = self.store.stat(key)
+            if info is not None and (pack := pack_object(info)) is not None:
+                good.append(pack)
         new = [pack for pack in good if not names.knows(pack)]
         for stored in names.learn(new, lambda *_: None):
             with translated("record a pack"), self.conn.transaction():

@@ -8,11 +8,12 @@ import re
 import pytest
 
 from ntt_backup.errors import RemoteCannotStore, RemoteDenied
-from ntt_backup.objects import store_format
 from ntt_backup.objects.bucket import Bucket, ObjectInfo
-from ntt_backup.objects.keys import FORMAT
 from ntt_backup.objects.s3 import open_bucket
-from ntt_backup.upload.strategies.objects_probe import ObjectsProbe
+from ntt_backup.packstore import marker
+from ntt_backup.upload.strategies.packs_probe import BucketProbe
+from ntt_backup.wire.framing import FORMAT
+from tests.helpers.bucket_packs import packs_in
 from tests.helpers.fake_bucket import FakeBucket
 from tests.helpers.s3_proxy import S3Proxy, lose_answer
 from tests.helpers.s3_servers import S3Server, as_account
@@ -28,18 +29,18 @@ def bucket(request: pytest.FixtureRequest) -> Bucket:
 
 
 def test_a_bucket_is_a_store_once_it_was_made_one(bucket: Bucket) -> None:
-    probe = ObjectsProbe(bucket, OWNER)
+    probe = BucketProbe(packs_in(bucket), OWNER)
     before = probe.facts()
     assert not before.placed
     assert before.system
     assert before.skew_s < 60
     probe.make_place()
     assert probe.facts().placed
-    made = store_format.read(bucket)
+    made = marker.read(packs_in(bucket))
     assert made is not None
     assert len(made) == 16
     probe.make_place()
-    assert store_format.make(bucket) == made
+    assert marker.make(packs_in(bucket)) == made
 
 
 def test_a_store_that_two_make_at_once_has_one_id() -> None:
@@ -49,10 +50,10 @@ def test_a_store_that_two_make_at_once_has_one_id() -> None:
     def make_first(verb: str, key: str) -> None:
         if verb == "put" and not first:
             first.append(b"")
-            first[0] = store_format.make(bucket)
+            first[0] = marker.make(packs_in(bucket))
 
     bucket.before = make_first
-    assert store_format.make(bucket) == first[0]
+    assert marker.make(packs_in(bucket)) == first[0]
 
 
 @pytest.mark.parametrize(
@@ -70,11 +71,11 @@ def test_a_bucket_of_another_program_is_refused(text: str, words: str) -> None:
     bucket = FakeBucket()
     bucket.objects[FORMAT] = text.encode()
     with pytest.raises(RemoteDenied, match=words):
-        ObjectsProbe(bucket, OWNER).facts()
+        BucketProbe(packs_in(bucket), OWNER).facts()
 
 
 def test_a_trial_leaves_nothing_where_it_may_delete(bucket: Bucket) -> None:
-    said = ObjectsProbe(bucket, OWNER).try_out()
+    said = BucketProbe(packs_in(bucket), OWNER).try_out()
     assert "not append-only: overwriting and deleting are allowed" in said
     assert [*bucket.list(""), *bucket.uploads("")] == []
 
@@ -82,7 +83,7 @@ def test_a_trial_leaves_nothing_where_it_may_delete(bucket: Bucket) -> None:
 def test_a_run_looks_and_stores_nothing() -> None:
     bucket, asked = FakeBucket(), list[str]()
     bucket.before = lambda verb, _: asked.append(verb)
-    ObjectsProbe(bucket, OWNER).facts()
+    BucketProbe(packs_in(bucket), OWNER).facts()
     assert asked == ["facts", "get_range"]
 
 
@@ -90,7 +91,7 @@ def test_a_trial_in_an_append_only_bucket_leaves_one_object_however_often() -> N
     bucket = FakeBucket()
     bucket.append_only = True
     for _ in range(2):
-        said = ObjectsProbe(bucket, OWNER).try_out()
+        said = BucketProbe(packs_in(bucket), OWNER).try_out()
         assert "append-only: overwriting and deleting are refused" in said
         assert f"packs/trial-{OWNER} stays" in said
     assert [*bucket.objects] == [f"packs/trial-{OWNER}"]
@@ -112,7 +113,7 @@ def test_a_trial_says_what_a_policy_refuses_and_what_versioning_keeps(s3: S3Serv
     )
     bucket = open_bucket(settings)
     for _ in range(2):
-        probe = ObjectsProbe(bucket, OWNER)
+        probe = BucketProbe(packs_in(bucket), OWNER)
         said = probe.try_out()
         assert "versioning is on" in said
         assert "not append-only: overwriting is allowed" in said
@@ -122,7 +123,7 @@ def test_a_trial_says_what_a_policy_refuses_and_what_versioning_keeps(s3: S3Serv
 
 def test_a_trial_says_in_what_a_server_is_weak() -> None:
     bucket = FakeBucket(weak=True)
-    said = ObjectsProbe(bucket, OWNER).try_out()
+    said = BucketProbe(packs_in(bucket), OWNER).try_out()
     assert "keeps no SHA-256" in said
     assert "ignores If-None-Match" in said
     assert "does not compare SHA-256" in said
@@ -138,33 +139,33 @@ def test_a_trial_says_in_what_a_server_is_weak() -> None:
 )
 def test_a_trial_says_how_what_is_sent_is_compared(opaque: bool, words: str) -> None:
     bucket = FakeBucket(weak=True, opaque=opaque)
-    assert words in ObjectsProbe(bucket, OWNER).try_out()
+    assert words in BucketProbe(packs_in(bucket), OWNER).try_out()
     # Also where an earlier trial could not be removed.
     bucket.append_only = True
     for _ in range(2):
-        assert words in ObjectsProbe(bucket, OWNER).try_out()
+        assert words in BucketProbe(packs_in(bucket), OWNER).try_out()
 
 
 def test_a_checksum_that_leaves_out_the_number_of_its_parts_is_right() -> None:
     bucket = Telling("-", "")
-    assert "SHA-256" not in ObjectsProbe(bucket, OWNER).try_out()
+    assert "SHA-256" not in BucketProbe(packs_in(bucket), OWNER).try_out()
 
 
 def test_a_checksum_of_another_form_is_no_damage() -> None:
     bucket = Telling("-", "-7")
-    assert "its ETag are compared" in ObjectsProbe(bucket, OWNER).try_out()
+    assert "its ETag are compared" in BucketProbe(packs_in(bucket), OWNER).try_out()
 
 
 def test_a_checksum_of_other_content_is_damage() -> None:
     bucket = Telling(re.compile("^."), "_")
     with pytest.raises(RemoteCannotStore, match="something else than was sent"):
-        ObjectsProbe(bucket, OWNER).try_out()
+        BucketProbe(packs_in(bucket), OWNER).try_out()
 
 
 def test_a_trial_whose_key_is_refused_since_one_was_deleted_takes_another() -> None:
     bucket = FakeBucket()
     bucket.marked.add(f"packs/trial-{OWNER}")
-    probe = ObjectsProbe(bucket, OWNER)
+    probe = BucketProbe(packs_in(bucket), OWNER)
     assert "overwriting and deleting are allowed" in probe.try_out()
     assert bucket.objects == {}
     assert [*bucket.uploads("")] == []
@@ -181,7 +182,7 @@ def test_a_trial_that_is_gone_again_is_one_line(left: bytes | None) -> None:
 
     bucket.before = lose
     with pytest.raises(RemoteCannotStore, match="something else than was sent"):
-        ObjectsProbe(bucket, OWNER).try_out()
+        BucketProbe(packs_in(bucket), OWNER).try_out()
 
 
 class Telling(FakeBucket):
@@ -202,10 +203,10 @@ class Telling(FakeBucket):
 
 def test_a_store_in_an_archive_class_is_told() -> None:
     bucket = FakeBucket()
-    store_format.make(bucket)
+    marker.make(packs_in(bucket))
     bucket.archived.add(FORMAT)
     with pytest.raises(RemoteDenied, match="cannot be read") as caught:
-        ObjectsProbe(bucket, OWNER).facts()
+        BucketProbe(packs_in(bucket), OWNER).facts()
     assert "thaw" in caught.value.hint
 
 
@@ -214,14 +215,19 @@ def test_a_trial_passes_where_an_answer_is_lost(s3: S3Server) -> None:
         for kind in ("create", "part", "complete", "put", "delete"):
             proxy.trouble(kind, lose_answer)
         bucket = open_bucket(s3.bucket(endpoint=proxy.endpoint))
-        assert "overwriting and deleting are allowed" in ObjectsProbe(bucket, OWNER).try_out()
+        assert (
+            "overwriting and deleting are allowed" in BucketProbe(packs_in(bucket), OWNER).try_out()
+        )
         assert list(bucket.list("")) == []
 
 
 def test_a_trial_goes_into_an_archive_class_unread() -> None:
     bucket = FakeBucket()
     bucket.archived.add(f"packs/trial-{OWNER}")
-    assert "not read back: it lies in an archive class" in ObjectsProbe(bucket, OWNER).try_out()
+    assert (
+        "not read back: it lies in an archive class"
+        in BucketProbe(packs_in(bucket), OWNER).try_out()
+    )
 
 
 def test_a_trial_with_credentials_that_may_only_read_is_refused(
@@ -229,6 +235,6 @@ def test_a_trial_with_credentials_that_may_only_read_is_refused(
 ) -> None:
     as_account(monkeypatch, s3.reader)
     with pytest.raises(RemoteDenied) as caught:
-        ObjectsProbe(open_bucket(s3.bucket()), OWNER).try_out()
+        BucketProbe(packs_in(open_bucket(s3.bucket())), OWNER).try_out()
     assert caught.value.message == "the object store refuses to begin an upload"
     assert "s3:PutObject" in caught.value.hint

@@ -20,21 +20,26 @@ from ntt_backup.client.connection import SessionSpec
 from ntt_backup.config import RunSettings
 from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.errors import RemoteCannotStore, RemoteUnreachable, SourceError
+from ntt_backup.filestore import by_bucket
+from ntt_backup.filestore.by_bucket import FileStoreByBucket
+from ntt_backup.filestore.contract import Progress
+from ntt_backup.filestore.open import PACKS as PACK_AREA
 from ntt_backup.model import Batch, Blob, Failure, Receipt
-from ntt_backup.objects import outbox
+from ntt_backup.objects import outbox, s3
 from ntt_backup.objects.bucket import Buffer, Protection, sweep
-from ntt_backup.objects.keys import BLOBS, LARGE_BLOB, PACKS, blobid_of
-from ntt_backup.objects.outbox import Meter
+from ntt_backup.objects.outbox import Meter, Outbox
 from ntt_backup.pack.age import Unseal, is_sealed, no_identity
+from ntt_backup.pack.names import BLOBS, LARGE_BLOB, PACKS, blobid_of
 from ntt_backup.pack.reader import PackReader
 from ntt_backup.source.reader import Reader, TooLarge
 from ntt_backup.source.store import Store
-from ntt_backup.upload.strategies import objects, objects_probe
+from ntt_backup.upload.strategies import packs, packs_probe
 from ntt_backup.upload.strategies.content_report import ContentReport
-from ntt_backup.upload.strategies.objects import ObjectsSession
-from ntt_backup.upload.strategies.objects_probe import ObjectsProbe
+from ntt_backup.upload.strategies.packs import PacksSession
+from ntt_backup.upload.strategies.packs_probe import BucketProbe
 from ntt_backup.upload.strategies.session import Outcome, Rejection
 from tests.helpers.blobs import Person, put
+from tests.helpers.bucket_packs import packs_in
 from tests.helpers.fake_bucket import FakeBucket
 from tests.helpers.waiting import PATIENCE
 
@@ -52,7 +57,7 @@ class Scene:
         self.run: dict[str, Any] = {}
         self.recipients: tuple[str, ...] = ()
         self.unseal: Unseal = no_identity
-        self.sessions: list[ObjectsSession] = []
+        self.sessions: list[PacksSession] = []
 
     def spec(self) -> SessionSpec:
         return SessionSpec(
@@ -67,17 +72,21 @@ class Scene:
             on_content=lambda count: setattr(self, "content", self.content + count),
         )
 
-    def opened(self) -> ObjectsSession:
+    def opened(self) -> PacksSession:
         remote = RemoteSettings.model_validate({"url": "s3://bucket/backup"})
-        made = objects.open_objects(replace(self.spec(), bucket=remote), Store(self.root))
+        made = packs.open_packs(replace(self.spec(), bucket=remote), Store(self.root))
         self.sessions.append(made)
         return made
 
-    def session(self, pace: Any = None, part_size: int = PART) -> ObjectsSession:
+    @property
+    def target(self) -> FileStoreByBucket:
+        """Returns the store of the last session."""
+        return cast(FileStoreByBucket, self.sessions[-1]._target)
+
+    def session(self, pace: Any = None, part_size: int = PART) -> PacksSession:
         meter, store = Meter(pace), Store(self.root)
-        made = ObjectsSession(
-            self.spec(), store, self.bucket, meter, store_id=b"s" * 16, part_size=part_size
-        )
+        target = FileStoreByBucket(self.bucket, part_size, PACK_AREA, meter)
+        made = PacksSession(self.spec(), store, target, b"s" * 16)
         self.sessions.append(made)
         return made
 
@@ -109,14 +118,14 @@ class Scene:
         }
 
 
-def settled(session: ObjectsSession) -> list[Outcome]:
+def settled(session: PacksSession) -> list[Outcome]:
     outcomes: list[Outcome] = []
     while session.in_flight:
         outcomes += session.collect(PATIENCE)
     return outcomes
 
 
-def exchange(session: ObjectsSession, one: Batch) -> list[Outcome]:
+def exchange(session: PacksSession, one: Batch) -> list[Outcome]:
     session.put(one)
     return settled(session)
 
@@ -129,7 +138,7 @@ def receipt(outcomes: list[Outcome]) -> Receipt:
 
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
-    monkeypatch.setattr(objects, "LARGE_BLOB", 6 * 1024**2)
+    monkeypatch.setattr(packs, "LARGE_BLOB", 6 * 1024**2)
     made = Scene(tmp_path)
     yield made
     for session in made.sessions:
@@ -159,7 +168,7 @@ def test_a_batch_is_one_pack_and_its_large_blobs_objects(scene: Scene) -> None:
     assert (pack.size, pack.checksum, pack.blobs) == (info.size, info.checksum, 6)
     assert len(pack.checksum.rpartition("-")[2]) == 1
     assert scene.content == got.stored_bytes == sum(blob.size or 0 for blob in blobs)
-    assert scene.wire == session._meter.sent
+    assert scene.wire == scene.target._meter.sent
     assert list(scene.bucket.uploads("")) == []
 
 
@@ -200,17 +209,18 @@ def test_a_small_batch_takes_no_memory_of_the_size_of_a_part(scene: Scene) -> No
 def test_a_machine_without_memory_is_waited_for(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, failure: Exception, of: str
 ) -> None:
-    monkeypatch.setattr("ntt_backup.objects.store_format.read", lambda _: b"s" * 16)
+    monkeypatch.setattr("ntt_backup.packstore.marker.read", lambda _: b"s" * 16)
     blobs, failures = scene.blobs(10, 20), [failure]
-    real = {"open_bucket": lambda *_: scene.bucket}.get(of) or getattr(objects, of)
+    module = {"open_bucket": s3, "Outbox": by_bucket}.get(of, packs)
+    monkeypatch.setattr(s3, "open_bucket", lambda *_: scene.bucket)
+    real = getattr(module, of)
 
     def first_fails(*values: Any, **named: Any) -> Any:
         if failures:
             raise failures.pop()
         return real(*values, **named)
 
-    monkeypatch.setattr(objects, "open_bucket", lambda *_: scene.bucket)
-    monkeypatch.setattr(objects, of, first_fails)
+    monkeypatch.setattr(module, of, first_fails)
     with pytest.raises(SourceError, match="no memory left"):
         scene.opened().put(batch(blobs))
     assert not any(session.usable for session in scene.sessions)
@@ -422,12 +432,10 @@ def test_a_bucket_that_has_all_is_given_as_long_as_a_receipt(
 ) -> None:
     scene.run = {"stall_timeout": 1, "receipt_timeout": 3}
     now, sent = 100.0, 5
-    monkeypatch.setattr(objects, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(packs, "time", SimpleNamespace(monotonic=lambda: now))
     session = scene.session()
-    session._meter.sent = sent
-    abort = session._outbox.abort
-    box = SimpleNamespace(trouble=None, answers=0, handed_over=sent, waiting=True, abort=abort)
-    session._outbox = cast(Any, box)
+    progress = Progress(sent, sent, 0, awaited=1, answers=0, all_sent=True, throttled=0.0)
+    session._target = cast(Any, SimpleNamespace(progress=progress, abort=lambda: None))
     session._hear()
     now += 2
     session._hear()
@@ -603,10 +611,10 @@ def test_content_is_reported_when_it_is_sent_and_not_when_it_is_buffered(
     session = scene.session()
 
     session.put(batch(blobs))
-    while session._outbox.answers < 2:  # a look, and the begin of an upload
-        session._outbox.wait(0.1)
+    while scene.target.outbox.answers < 2:  # a look, and the begin of an upload
+        scene.target.outbox.wait(0.1)
     assert scene.content == 0
-    session._meter.spend(2_000_000)
+    scene.target._meter.spend(2_000_000)
     session._hear()
     assert scene.content == pytest.approx(2_000_000, rel=0.01)
 
@@ -639,7 +647,7 @@ def test_life_is_shown_while_a_disk_reads_what_fills_a_pack(
 def test_a_bucket_that_is_no_store_any_more_is_an_outage(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(objects, "open_bucket", lambda *_: scene.bucket)
+    monkeypatch.setattr(s3, "open_bucket", lambda *_: scene.bucket)
     with pytest.raises(RemoteUnreachable):
         scene.opened()
 
@@ -650,13 +658,13 @@ def test_what_may_be_there_is_looked_for_before_it_is_sent(
     """That is what a run before this one may have sent last, and what is sent again."""
     looks: list[bool] = []
     session = scene.session()
-    begin = session._outbox.begin
+    begin = scene.target.outbox.begin
 
     def begun(key: str, size: int, *, look: bool) -> Any:
         looks.append(look)
         return begin(key, size, look=look)
 
-    monkeypatch.setattr(session._outbox, "begin", begun)
+    monkeypatch.setattr(scene.target.outbox, "begin", begun)
     for seed, attempt in enumerate((1, 1, 1, 2, 1)):
         exchange(session, batch(scene.blobs(10, seed=seed), attempt=attempt))
     assert looks == [True, True, False, True, False]
@@ -670,7 +678,7 @@ def test_versions_are_told_of_where_anything_can_be_overwritten(
     bucket = scene.bucket
     monkeypatch.setattr(bucket, "protection", lambda: Protection(versioning))
     bucket.append_only = append_only
-    probe = ObjectsProbe(bucket, "owner")
+    probe = BucketProbe(packs_in(bucket), "owner")
     said = probe.try_out()
     assert (f"; versioning is {versioning}" in said) == bool(versioning)
     assert ("versioning keeps" in said) == (keeps and not append_only)
@@ -682,21 +690,26 @@ def test_versions_are_told_of_where_anything_can_be_overwritten(
     ("held", "sent", "told"), [(0, 0, 100), (100, 0, 0), (100, 40, 40), (100, 100, 100)]
 )
 def test_content_is_told_as_far_as_it_was_sent(held: int, sent: int, told: int) -> None:
-    outbox = SimpleNamespace(answers=0, held=held, written=100)
+    outbox = Outbox(FakeBucket(), PART, lambda: None)
+    outbox.answers, outbox._held, outbox.written = 0, held, 100
+
+    def hear(sent: int) -> None:
+        report.hear(Progress(sent, outbox.written, outbox.unsent(sent), 0, 0, True, 0.0))
+
     found: list[int] = []
-    report = ContentReport(cast(Any, outbox), found.append)
+    report = ContentReport(found.append)
     report.put(100)
-    report.hear(sent)
+    hear(sent)
     assert sum(found) == told
-    report.hear(sent)
+    hear(sent)
     assert sum(found) == told
     report.settle(100, 70)
     assert sum(found) == 70
-    outbox.answers, outbox.held, outbox.written = 1, 50, 150
+    outbox.answers, outbox._held, outbox.written = 1, 50, 150
     report.put(50)
-    report.hear(sent + 20)  # What was sent before the last answer is not of what is held.
+    hear(sent + 20)  # What was sent before the last answer is not of what is held.
     assert sum(found) == 70
-    report.hear(sent + 50)
+    hear(sent + 50)
     assert sum(found) == 100
 
 
@@ -712,14 +725,14 @@ def test_a_trial_that_reads_back_something_else_is_damage(
 
     monkeypatch.setattr(scene.bucket, "get_range", get_range)
     with pytest.raises(RemoteCannotStore, match="something else than was sent"):
-        ObjectsProbe(scene.bucket, "owner").try_out()
+        BucketProbe(packs_in(scene.bucket), "owner").try_out()
 
 
 def test_a_trial_object_that_is_gone_is_damage() -> None:
     bucket = FakeBucket(weak=True)
     bucket.after = lambda verb, key: verb == "complete" and bucket.objects.pop(key)
     with pytest.raises(RemoteCannotStore) as caught:
-        ObjectsProbe(bucket, "owner").try_out()
+        BucketProbe(packs_in(bucket), "owner").try_out()
     assert caught.value.detail.endswith(": it is missing")
 
 
@@ -735,4 +748,4 @@ def test_a_trial_object_that_is_gone_is_damage() -> None:
 def test_a_bucket_is_append_only_where_it_refuses_both(
     overwriting: bool, deleting: bool, said: str
 ) -> None:
-    assert said in objects_probe._append_only(overwriting, deleting)
+    assert said in packs_probe._append_only(overwriting, deleting)

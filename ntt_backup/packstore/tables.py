@@ -1,7 +1,7 @@
-"""The packs of a bucket and their tables: which packs may hold a blob, and which do.
+"""The packs of a target and their tables: which packs may hold a blob, and which do.
 
 Each pack says itself what is in it, at its end. A listing tells which packs to ask, so nothing
-about the whole bucket has to be kept, neither in it nor locally.
+about the whole target has to be kept, neither there nor locally.
 """
 
 from __future__ import annotations
@@ -16,25 +16,29 @@ from datetime import datetime
 from functools import partial
 from typing import Final, NamedTuple, Protocol, TypeVar
 
+from ntt_backup.client.throttle import SharedPace
+from ntt_backup.config import RemoteConfig
 from ntt_backup.config.host_key import OF_PACKS, HostKeys, Origin
 from ntt_backup.config.sealing import NOT_SEALED, Keyring, SealPolicy
-from ntt_backup.objects.bucket import (
-    Bucket,
-    ObjectArchived,
-    ObjectMissing,
-    ObjectUnreadable,
+from ntt_backup.errors import BackupError
+from ntt_backup.filestore.cache import Cache, cache_of
+from ntt_backup.filestore.contract import (
+    UNKNOWN_ARRIVAL,
+    FileMissing,
+    FileUnreadable,
+    StoredFile,
 )
-from ntt_backup.objects.cache import Cache
-from ntt_backup.objects.keys import (
-    PackKey,
-    blob_key,
-    blob_prefix,
-    blobid_of,
-    pack_prefixes,
-)
-from ntt_backup.objects.patient import PatientBucket
+from ntt_backup.filestore.open import open_packs
+from ntt_backup.filestore.patient import PatientSharedStore
 from ntt_backup.pack.age import NotSealed
 from ntt_backup.pack.format import Entry, PackError
+from ntt_backup.pack.names import (
+    PackKey,
+    blob_directory,
+    blob_key,
+    blobid_of,
+    pack_directories,
+)
 from ntt_backup.pack.reader import PackReader
 
 _AT_ONCE: Final = 16
@@ -43,18 +47,24 @@ _MANY_PREFIXES: Final = 16
 T = TypeVar("T")
 R = TypeVar("R")
 # What comes of opening a pack that cannot be read.
-Trouble = PackError | ObjectMissing | ObjectArchived | ObjectUnreadable
-TROUBLES: Final = (PackError, ObjectMissing, ObjectArchived, ObjectUnreadable)
+Trouble = PackError | FileMissing | FileUnreadable
+TROUBLES: Final = (PackError, FileMissing, FileUnreadable)
 
 
-class Readable(Protocol):
-    """Objects of which ranges can be read; see `PatientBucket.read`."""
+class Listing(Protocol):
+    """A store whose files can be listed; see `SharedStore`."""
 
-    def read(self, key: str, start: int, length: int) -> bytes: ...
+    def list(self, below: str = "") -> Iterator[StoredFile]: ...
+
+
+class Fetching(Protocol):
+    """A store from which ranges are fetched; see `SharedStore`."""
+
+    def fetch(self, name: str, start: int, length: int) -> bytes: ...
 
 
 class PackObject(NamedTuple):
-    """A pack as it is listed. size in bytes. arrived: as the bucket knows it; None where it does
+    """A pack as it is listed. size in bytes. arrived: as the target knows it; None where it does
     not say.
     """
 
@@ -68,7 +78,7 @@ class PackObject(NamedTuple):
 
 
 class LargeBlob(NamedTuple):
-    """A blob that is an object of its own, as it is listed; see `PackObject`."""
+    """A blob that is a file of its own, as it is listed; see `PackObject`."""
 
     digest: bytes
     size: int
@@ -79,29 +89,40 @@ class LargeBlob(NamedTuple):
         return blob_key(self.digest.hex())
 
 
-def packs_of(bucket: Bucket | PatientBucket, prefix: str = "") -> Iterator[PackObject]:
+def packs_of(store: Listing, prefix: str = "") -> Iterator[PackObject]:
     """Yields the packs that may hold blobids with a prefix."""
-    for below in pack_prefixes(prefix):
-        for one in bucket.list(below):
-            name = PackKey.read(one.key)
-            if name is not None and name.may_have(prefix):
-                yield PackObject(name, one.size, one.modified)
+    for below in pack_directories(prefix):
+        for one in store.list(below):
+            pack = pack_object(one)
+            if pack is not None and pack.name.may_have(prefix):
+                yield pack
 
 
-def large_blobs_of(bucket: Bucket | PatientBucket, prefix: str = "") -> Iterator[LargeBlob]:
-    """Yields the blobs with a prefix that are objects of their own, in order."""
-    for one in bucket.list(blob_prefix(prefix)):
-        if (blobid := blobid_of(one.key)) is not None:
-            yield LargeBlob(bytes.fromhex(blobid), one.size, one.modified)
+def pack_object(file: StoredFile) -> PackObject | None:
+    """Returns a file as a pack; None where its name is no pack's."""
+    name = PackKey.read(file.name)
+    return None if name is None else PackObject(name, file.size, _arrived(file))
 
 
-def packs_for(bucket: PatientBucket, digests: Sequence[bytes]) -> list[PackObject]:
+def large_blobs_of(store: Listing, prefix: str = "") -> Iterator[LargeBlob]:
+    """Yields the blobs with a prefix that are files of their own, in order."""
+    for one in store.list(blob_directory(prefix)):
+        blobid = blobid_of(one.name)
+        if blobid is not None and blobid.startswith(prefix):
+            yield LargeBlob(bytes.fromhex(blobid), one.size, _arrived(one))
+
+
+def _arrived(file: StoredFile) -> datetime | None:
+    return None if file.arrived == UNKNOWN_ARRIVAL else file.arrived
+
+
+def packs_for(store: Listing, digests: Sequence[bytes]) -> list[PackObject]:
     """Returns the packs that may hold any of these blobs, which come in order."""
     ids = [digest[:8].hex() for digest in digests]
     prefixes = sorted({one[:2] for one in ids})
     if len(prefixes) > _MANY_PREFIXES:
         prefixes = [""]
-    found = {pack.key: pack for prefix in prefixes for pack in packs_of(bucket, prefix)}
+    found = {pack.key: pack for prefix in prefixes for pack in packs_of(store, prefix)}
     return [
         pack
         for pack in found.values()
@@ -109,9 +130,36 @@ def packs_for(bucket: PatientBucket, digests: Sequence[bytes]) -> list[PackObjec
     ]
 
 
+def open_to_read(
+    settings: RemoteConfig,
+    on_outage: Callable[[BackupError, float], None],
+    stop: threading.Event,
+    *,
+    cached: bool = True,
+    fetch: SharedPace | None = None,
+) -> tuple[PatientSharedStore, Tables]:
+    """Returns the store of a target's packs, and their tables.
+
+    Args:
+        settings: The settings of the target.
+        on_outage: Receives the error of an outage, and for how many seconds it will be waited.
+        stop: Ends the waits.
+        cached: Whether tables that this machine keeps are believed.
+        fetch: The pace of what is fetched; None for no limit.
+
+    Raises:
+        BackupError: As `open_packs` raises.
+    """
+    opened = partial(open_packs, settings, fetch)
+    store = PatientSharedStore(opened, settings.run, on_outage, stop)
+    cache = cache_of(settings.remote) if cached else None
+    keyring = Keyring(lambda: settings.pack.identity_file)
+    return store, Tables(store, cache, keyring, SealPolicy.of(settings), HostKeys.of(settings))
+
+
 class Tables:
     """Opens packs; for several threads. What was opened last is kept in memory. cache: None where
-    only the bucket's own word counts. keyring opens what is sealed; methods also raise what it
+    only the target's own word counts. keyring opens what is sealed; methods also raise what it
     raises. policy: what need not be sealed. keys: of this host, whose sealed packs are told from
     others. strangers: ids of the sealed packs that were opened and that this host has not signed;
     none where it has no key.
@@ -119,7 +167,7 @@ class Tables:
 
     def __init__(
         self,
-        bucket: Readable,
+        store: Fetching,
         cache: Cache | None,
         keyring: Keyring | None = None,
         policy: SealPolicy | None = None,
@@ -129,7 +177,7 @@ class Tables:
         self.strangers: set[str] = set()
         self._keys = keys
         self.policy = policy or SealPolicy()
-        self._bucket = bucket
+        self._store = store
         self._cache = cache
         self._lock = threading.Lock()
         self._kept: OrderedDict[str, PackReader] = OrderedDict()
@@ -192,7 +240,7 @@ class Tables:
         return reader
 
     def _read(self, pack: PackObject, kept: bytes) -> PackReader:
-        read = partial(self._bucket.read, pack.key)
+        read = partial(self._store.fetch, pack.key)
         unseal = self.keyring.unseal if pack.name.sealed else None
         reader = PackReader(read, pack.size, unseal, kept)
         if reader.trailer.pack_id.hex() != pack.name.pack_id:

@@ -1,4 +1,4 @@
-"""The contents of blobs from packs and from objects of their own, for who takes and hashes them."""
+"""The contents of blobs from packs and from files of their own, for who takes and hashes them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, Protocol
 
-from ntt_backup.objects.bucket import ObjectArchived, ObjectMissing, ObjectUnreadable
-from ntt_backup.objects.keys import blob_key
-from ntt_backup.objects.patient import PatientBucket
-from ntt_backup.objects.ranges import LARGEST_RANGE, Range, merge
-from ntt_backup.objects.tables import PackObject, Tables, packs_for
+from ntt_backup.filestore.contract import (
+    FileArchived,
+    FileMissing,
+    FileUnreadable,
+    SharedStore,
+)
 from ntt_backup.pack.format import MAX_RAW, RAW, Entry, PackError
+from ntt_backup.pack.names import blob_key
+from ntt_backup.pack.ranges import LARGEST_RANGE, Range, merge
 from ntt_backup.pack.reader import PackReader
+from ntt_backup.packstore.tables import PackObject, Tables, packs_for
 from ntt_backup.wire import messages
 from ntt_backup.wire.messages import Large
 
@@ -39,8 +43,8 @@ class _Pack(Protocol):
 # A pack's reader serves several threads, and zstandard's objects one at a time.
 _decompressing = threading.Lock()
 # What comes of reading a pack, or an object, that is not as it should be.
-_Trouble = ObjectMissing | ObjectUnreadable | PackError
-_TROUBLES: Final = (ObjectMissing, ObjectUnreadable, PackError)
+_Trouble = FileMissing | FileUnreadable | PackError
+_TROUBLES: Final = (FileMissing, FileUnreadable, PackError)
 
 
 def give_blobs(
@@ -53,7 +57,7 @@ def give_blobs(
     """Hands over blobs of the pack `key`, which come in the order of their offsets. turn: is
     entered whenever some have been fetched, until they are handed over.
 
-    Raises ObjectArchived.
+    Raises FileArchived.
     """
     for wanted in merge(entries):
         if wanted.length > LARGEST_RANGE:
@@ -70,7 +74,9 @@ def give_blobs(
             for entry in wanted.entries:
                 give_blobs(key, reader, [entry], sink, turn)
             continue
-        except (ObjectMissing, ObjectUnreadable) as trouble:
+        except FileArchived:
+            raise
+        except (FileMissing, FileUnreadable) as trouble:
             for entry in wanted.entries:
                 _refuse(entry.digest, key, trouble, sink)
             continue
@@ -88,28 +94,28 @@ def _give_range(
 
 
 def give_large(
-    bucket: PatientBucket, digest: bytes, size: int | None, sink: ContentSink, offset: int = 0
+    store: SharedStore, digest: bytes, size: int | None, sink: ContentSink, offset: int = 0
 ) -> None:
-    """Hands over a blob that is an object of its own, from offset on, or from its end where that
-    comes first. Raises ObjectArchived.
+    """Hands over a blob that is a file of its own, from offset on, or from its end where that
+    comes first. Raises FileArchived.
     """
     key = blob_key(digest.hex())
     if size is None:
         try:
-            info = bucket.head(key)
-        except ObjectUnreadable as trouble:
+            info = store.stat(key)
+        except FileUnreadable as trouble:
             _refuse(digest, key, trouble, sink)
             return
         if info is None:
-            text = "it is in no pack that can be read, and no object of its own"
+            text = "it is in no pack that can be read, and no file of its own"
             sink.not_given(digest, messages.MISSING, text)
             return
         size = info.size
-    _give_pieces(partial(bucket.read, key), key, 0, Large(digest, size, min(offset, size)), sink)
+    _give_pieces(partial(store.fetch, key), key, 0, Large(digest, size, min(offset, size)), sink)
 
 
 def give_elsewhere(
-    bucket: PatientBucket,
+    store: SharedStore,
     tables: Tables,
     sink: JudgingSink,
     but: PackObject | None,
@@ -117,25 +123,25 @@ def give_elsewhere(
     on_archived: Callable[[str], None] = lambda key: None,
 ) -> list[str]:
     """Hands over what the sink has found wrong from each other place that names it, until it is
-    right: whoever may write to the bucket can name any blob in a pack.
+    right: whoever may write to the target can name any blob in a pack.
 
     Args:
         sink: What is right in another place is taken off its failures. Of what is not, the first
             failure stays.
         but: The pack that was tried before.
-        alone: Blobs that may be objects of their own; None: all of them.
-        on_archived: Is told the keys of objects that must be thawed to be tried.
+        alone: Blobs that may be files of their own; None: all of them.
+        on_archived: Is told the names of files that must be thawed to be tried.
 
     Returns:
-        The keys of the objects in which some were right.
+        The names of the files in which some were right.
     """
     good: list[str] = []
     left = {bytes.fromhex(one.blobid): one for one in sink.failures}
-    for key, digests, give in _other_places(bucket, tables, left, but, alone, on_archived):
+    for key, digests, give in _other_places(store, tables, left, but, alone, on_archived):
         sink.failures.clear()
         try:
             give(sink)
-        except ObjectArchived:
+        except FileArchived:
             on_archived(key)
             continue
         wrong = {bytes.fromhex(one.blobid) for one in sink.failures}
@@ -149,7 +155,7 @@ def give_elsewhere(
 
 
 def _other_places(
-    bucket: PatientBucket,
+    store: SharedStore,
     tables: Tables,
     left: Mapping[bytes, object],
     but: PackObject | None,
@@ -159,7 +165,7 @@ def _other_places(
     """Yields key, blobs and who gives them of each place that names blobs which are left by then.
     The arguments are those of `give_elsewhere`.
     """
-    others = packs_for(bucket, sorted(left)) if left else []
+    others = packs_for(store, sorted(left)) if left else []
     for pack, reader in tables.open_all(one for one in others if but is None or one.key != but.key):
         if not left:
             return
@@ -168,16 +174,16 @@ def _other_places(
             found.sort(key=attrgetter("offset"))
             digests = [entry.digest for entry in found]
             yield pack.key, digests, partial(give_blobs, pack.key, reader, found)
-        elif isinstance(reader, ObjectArchived):
+        elif isinstance(reader, FileArchived):
             on_archived(pack.key)
     for digest in sorted(left):
         if alone is None or digest in alone:
-            yield blob_key(digest.hex()), [digest], partial(give_large, bucket, digest, None)
+            yield blob_key(digest.hex()), [digest], partial(give_large, store, digest, None)
 
 
 def _refuse(digest: bytes, key: str, trouble: _Trouble, sink: ContentSink) -> None:
-    if isinstance(trouble, ObjectMissing):
-        sink.not_given(digest, messages.MISSING, f"the object {key} is gone")
+    if isinstance(trouble, FileMissing):
+        sink.not_given(digest, messages.MISSING, f"the file {key} is gone")
     elif isinstance(trouble, PackError):
         sink.not_given(digest, messages.WRONG, f"{key}: {trouble}")
     else:
@@ -207,6 +213,8 @@ def _give_long(key: str, reader: _Pack, entry: Entry, sink: ContentSink) -> None
     else:
         try:
             stored = reader.range(entry.offset, entry.stored)
+        except FileArchived:
+            raise
         except _TROUBLES as trouble:
             _refuse(entry.digest, key, trouble, sink)
         else:
@@ -222,6 +230,8 @@ def _give_pieces(
         length = min(LARGEST_RANGE, large.size - at)
         try:
             piece = read(start + at, length)
+        except FileArchived:
+            raise
         except _TROUBLES as trouble:
             if begun:
                 sink.end(str(trouble))

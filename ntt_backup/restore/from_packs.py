@@ -1,4 +1,4 @@
-"""Blobs come from a bucket: the packs' own tables say what there is, ranges of packs bring it.
+"""Blobs come from packs: the packs' own tables say what there is, ranges of packs bring it.
 
 One thread lists packs and reads their tables. Packs may overlap, and a blob may be in several: what
 one of them has not right is looked for in the others.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Container, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,23 +17,13 @@ from ntt_backup.client.throttle import SharedPace
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.timetable import Timetable
 from ntt_backup.errors import BackupError
-from ntt_backup.model import Failure, Reason
-from ntt_backup.objects import store_format
-from ntt_backup.objects.bucket import ObjectArchived, ObjectMissing, ObjectUnreadable
-from ntt_backup.objects.contents import give_blobs, give_elsewhere, give_large
-from ntt_backup.objects.keys import FORMAT, blob_key
-from ntt_backup.objects.open import open_to_read
-from ntt_backup.objects.patient import PatientBucket
-from ntt_backup.objects.ranges import jobs
-from ntt_backup.objects.tables import (
-    PackObject,
-    Tables,
-    Trouble,
-    entries_of,
-    large_blobs_of,
-    packs_for,
-    packs_of,
+from ntt_backup.filestore.contract import (
+    FileArchived,
+    FileMissing,
+    FileUnreadable,
+    SharedStore,
 )
+from ntt_backup.model import Failure, Reason
 from ntt_backup.pack.age import NotSealed, SealedForOthers
 from ntt_backup.pack.format import (
     DIGEST_BYTES,
@@ -43,11 +33,26 @@ from ntt_backup.pack.format import (
     Entry,
     pack_id,
 )
+from ntt_backup.pack.names import blob_key
+from ntt_backup.pack.ranges import jobs
 from ntt_backup.pack.reader import PackReader
 from ntt_backup.pack.ustar import BLOCK, read_header
+from ntt_backup.packstore import marker
+from ntt_backup.packstore.contents import give_blobs, give_elsewhere, give_large
+from ntt_backup.packstore.tables import (
+    PackObject,
+    Tables,
+    Trouble,
+    entries_of,
+    large_blobs_of,
+    open_to_read,
+    packs_for,
+    packs_of,
+)
 from ntt_backup.process.threads import run_threads
 from ntt_backup.restore.blobs import Thaw, Wanted, Work
 from ntt_backup.restore.target import TargetWriter, destination
+from ntt_backup.wire.framing import FORMAT
 
 # Of a list, looked up at once.
 _CHUNK: Final = 65_536
@@ -69,7 +74,7 @@ class OfPack:
 
 @dataclass(frozen=True, slots=True)
 class OfItsOwn:
-    """A blob that is an object of its own. size: None where it is not known whether it is one."""
+    """A blob that is a file of its own. size: None where it is not known whether it is one."""
 
     digest: bytes
     size: int | None
@@ -87,9 +92,9 @@ class Frozen:
 Job = OfPack | OfItsOwn | Frozen
 
 
-class FromBucket(Work[Job, str]):
-    """The restore from a bucket. on_archived is told the key of each object that must be thawed
-    first; thaw: the object store is asked for that.
+class FromPacks(Work[Job, str]):
+    """The restore from packs. on_archived is told the name of each file that must be thawed
+    first; thaw: a bucket is asked for that.
     """
 
     def __init__(
@@ -102,19 +107,20 @@ class FromBucket(Work[Job, str]):
         bwlimit: Timetable | None,
     ) -> None:
         self._thaw = thaw
-        self._url = settings.remote.url
+        self._marker = settings.remote.blobs
         self._on_archived = on_archived
         self._archived: set[str] = set()
-        # The blobs that are objects of their own; None: the bucket is asked for each.
+        # The blobs that are files of their own; None: the target is asked for each.
         self._alone: Container[bytes] | None = None
         self._stop = threading.Event()
-        self._bucket, self._tables = open_to_read(
+        self._store, self._tables = open_to_read(
             settings, on_outage, self._stop, fetch=SharedPace.of(bwlimit)
         )
-        super().__init__(wanted, self._bucket.cancelled)
+        super().__init__(wanted, self._store.cancelled)
 
     def run_threads(self, count: int, tick: Callable[[], None]) -> None:
-        run_threads(count, self.work, tick, self._stop, threading.Event())
+        with closing(self._store):
+            run_threads(count, self.work, tick, self._stop, threading.Event())
         self._tables.keyring.require_fit()
         self.done.strangers = len(self._tables.strangers)
 
@@ -129,11 +135,11 @@ class FromBucket(Work[Job, str]):
             yield from self._chosen([bytes.fromhex(one) for one in some])
 
     def _all(self, prefix: str) -> Iterator[Job]:
-        packs = [(pack, _weight(pack, prefix)) for pack in packs_of(self._bucket, prefix)]
-        large = {blob.digest: blob.size for blob in large_blobs_of(self._bucket, prefix)}
+        packs = [(pack, _weight(pack, prefix)) for pack in packs_of(self._store, prefix)]
+        large = {blob.digest: blob.size for blob in large_blobs_of(self._store, prefix)}
         self._alone, named = large.keys(), set[bytes]()
-        if not (packs or large) and self._bucket.head(FORMAT) is None:
-            raise store_format.gone(self._url)
+        if not (packs or large) and self._store.stat(FORMAT) is None:
+            raise marker.gone(self._marker)
         total = sum(weight for _, weight in packs) + sum(large.values()) or 1
         opened = self._tables.open_all(pack for pack, _ in packs)
         for (pack, reader), (_, weight) in zip(opened, packs, strict=True):
@@ -155,7 +161,7 @@ class FromBucket(Work[Job, str]):
     def _chosen(self, digests: list[bytes]) -> Iterator[Job]:
         left = set(digests)
         troubles: list[tuple[PackObject, Trouble]] = []
-        for pack, reader in self._tables.open_all(packs_for(self._bucket, digests)):
+        for pack, reader in self._tables.open_all(packs_for(self._store, digests)):
             if not isinstance(reader, PackReader):
                 troubles.append((pack, reader))
                 continue
@@ -172,16 +178,16 @@ class FromBucket(Work[Job, str]):
 
     def _trouble(self, pack: PackObject, trouble: Trouble) -> Iterator[Job]:
         """Notes that a pack cannot be read; yields what is to be done about that."""
-        if isinstance(trouble, ObjectArchived):
+        if isinstance(trouble, FileArchived):
             yield Frozen(pack)
         elif isinstance(trouble, SealedForOthers | NotSealed):
             self.fail(Failure(pack.key, Reason.REMOTE_UNREADABLE, f"a pack of blobs: {trouble}"))
-        elif _is_superseded(self._bucket, self._tables, pack):
+        elif _is_superseded(self._store, self._tables, pack):
             with self.lock:
                 self.done.not_needed.append(pack.key)
-        elif isinstance(trouble, ObjectMissing):
+        elif isinstance(trouble, FileMissing):
             self.fail(Failure(pack.key, Reason.REMOTE_MISSING, "it is gone since it was listed"))
-        elif isinstance(trouble, ObjectUnreadable):
+        elif isinstance(trouble, FileUnreadable):
             self.fail(Failure(pack.key, Reason.REMOTE_UNREADABLE, str(trouble)))
         else:
             self.fail(Failure(pack.key, Reason.REMOTE_CORRUPT, f"a pack of blobs: {trouble}"))
@@ -192,8 +198,8 @@ class FromBucket(Work[Job, str]):
             self._archived.add(key)
         if not known:
             if size is None:
-                with suppress(ObjectUnreadable):
-                    info = self._bucket.head(key)
+                with suppress(FileUnreadable):
+                    info = self._store.stat(key)
                     size = info.size if info is not None else None
             thawing = self._asked_for(key)
             with self.lock:
@@ -206,9 +212,11 @@ class FromBucket(Work[Job, str]):
         """Asks the object store to thaw an object, if wanted. Returns whether the object thaws."""
         if (thaw := self._thaw) is None:
             return False
+        from ntt_backup.filestore.by_bucket import thaw_file
+
         try:
-            self._bucket.thaw(key, thaw.days, thaw.tier)
-        except (ObjectMissing, ObjectArchived):  # Gone meanwhile, or of no class that thaws.
+            self._store.do(lambda store: thaw_file(store, key, thaw.days, thaw.tier))
+        except (FileMissing, FileArchived):  # Gone meanwhile, or of no class that thaws.
             return False
         return True
 
@@ -232,10 +240,10 @@ class FromBucket(Work[Job, str]):
             lacking = [one for one in job.entries if not self.has(writer, (one.digest, one.raw))]
         try:
             give_blobs(job.pack.key, job.reader, lacking, writer, turn)
-        except ObjectArchived:
+        except FileArchived:
             self._frozen(job.pack.key, job.pack.size)
         if writer.failures:
-            give_elsewhere(self._bucket, self._tables, writer, job.pack, self._alone, self._frozen)
+            give_elsewhere(self._store, self._tables, writer, job.pack, self._alone, self._frozen)
 
     def _fetch_large(self, writer: TargetWriter, job: OfItsOwn) -> None:
         if self.has(writer, (job.digest, job.size)):
@@ -244,8 +252,8 @@ class FromBucket(Work[Job, str]):
         while again:
             offset = writer.resume(job.digest) if writer.has_part(job.digest) else 0
             try:
-                give_large(self._bucket, job.digest, job.size, writer, offset)
-            except ObjectArchived:
+                give_large(self._store, job.digest, job.size, writer, offset)
+            except FileArchived:
                 self._frozen(blob_key(job.digest.hex()), job.size)
             # A part that an earlier call has left may have been wrong.
             again = bool(writer.again())
@@ -258,16 +266,16 @@ def _weight(pack: PackObject, prefix: str) -> float:
     return pack.size * (min(high, last) - max(low, first)) / (high - low)
 
 
-def _is_superseded(bucket: PatientBucket, tables: Tables, pack: PackObject) -> bool:
+def _is_superseded(store: SharedStore, tables: Tables, pack: PackObject) -> bool:
     """Returns whether it is proved that other packs name all blobs of a damaged one.
 
     Only its table says which blobs it has. But its name is a hash of them, so it can be told
     whether what is still read of a damaged table names all of them. Where it does not, nobody
     knows.
     """
-    digests = _damaged_table(bucket, pack)
+    digests = _damaged_table(store, pack)
     left, proved = set(digests), False
-    others = [one for one in packs_for(bucket, digests) if one.key != pack.key] if digests else []
+    others = [one for one in packs_for(store, digests) if one.key != pack.key] if digests else []
     for _, reader in tables.readable(others):
         # Each pack has the id of the store, which is a part of the hash.
         proved = proved or pack_id(reader.trailer.store_id, digests).hex() == pack.name.pack_id
@@ -277,12 +285,12 @@ def _is_superseded(bucket: PatientBucket, tables: Tables, pack: PackObject) -> b
     return False
 
 
-def _damaged_table(bucket: PatientBucket, pack: PackObject) -> list[bytes]:
+def _damaged_table(store: SharedStore, pack: PackObject) -> list[bytes]:
     """Returns the digests at the place of the table, up to the first one out of order."""
     begin = max(0, pack.size - _LARGEST_END) // BLOCK * BLOCK
     try:
-        end = bucket.read(pack.key, begin, pack.size - begin)
-    except (ObjectMissing, ObjectArchived, ObjectUnreadable):
+        end = store.fetch(pack.key, begin, pack.size - begin)
+    except (FileMissing, FileUnreadable):
         return []
     for at in range(len(end) - BLOCK, -1, -BLOCK):
         member = read_header(end[at : at + BLOCK])

@@ -1,0 +1,84 @@
+"""`format.json` makes the root of a target a store of packs: written once, and never again."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from typing import Final
+
+from ntt_backup.errors import NameTaken, RemoteDenied, RemoteUnreachable
+from ntt_backup.filestore.contract import FileArchived, FileMissing, PackTarget, SharedStore
+from ntt_backup.wire.framing import FORMAT
+
+VERSION: Final = 1
+_ID_BYTES: Final = 16
+_ID: Final = re.compile(r"[0-9a-f]{32}")
+_LONGEST: Final = 4096
+
+
+def read(store: SharedStore) -> bytes | None:
+    """Returns the id of the store; None where there is no store yet. Raises RemoteDenied where
+    another program, or a newer version of ours, has written it.
+    """
+    try:
+        text = store.fetch(FORMAT, 0, _LONGEST)
+    except FileMissing:
+        return None
+    except FileArchived as error:
+        raise RemoteDenied(
+            "the store in the bucket cannot be read",
+            detail=f"{FORMAT} lies in an archive class",
+            hint="thaw it, and let the bucket's rules archive packs/ and blobs/ alone",
+        ) from error
+    try:
+        found = json.loads(text)
+        version, identity = found["format"], found["store"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        version = identity = None
+    if version == VERSION and isinstance(identity, str) and _ID.fullmatch(identity):
+        return bytes.fromhex(identity)
+    if isinstance(version, int) and version > VERSION:
+        raise RemoteDenied(
+            "the store on the target is of a newer version of this program",
+            detail=f"{FORMAT} says {version}, and {VERSION} is known",
+            hint="update this program",
+        )
+    raise RemoteDenied(
+        "the target holds something else than a store",
+        detail=f"{FORMAT} is no file of this program: {text[:80]!r}",
+        hint="set remote.url to a prefix, or a directory, of its own",
+    )
+
+
+def gone(path: str, detail: str = "") -> RemoteUnreachable:
+    """Returns the error for a target that should have a store and has none: an outage.
+
+    Args:
+        path: The path or URL of the marker.
+        detail: The rest of the detail.
+    """
+    return RemoteUnreachable(
+        "the target holds no store of packs",
+        detail=f"{path} is missing{detail}",
+        hint="is remote.url right, and its disk mounted? Where the target was really lost, see"
+        " 'When the remote has lost its disk' in docs/first-aid.md",
+    )
+
+
+def make(target: PackTarget) -> bytes:
+    """Returns the id of the store; makes the store where there is none. Raises as `read` does."""
+    if (found := read(target)) is not None:
+        return found
+    identity = secrets.token_bytes(_ID_BYTES)
+    file = target.write(FORMAT)
+    file.add(json.dumps({"format": VERSION, "store": identity.hex()}).encode() + b"\n")
+    try:
+        file.finish()
+        file.publish()
+    except NameTaken:
+        identity = b""
+    finally:
+        file.discard()
+    # Of several that make it at once, what stands is true: a weak server lets the last one win.
+    return read(target) or identity
