@@ -4,30 +4,56 @@ from __future__ import annotations
 
 import random
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from ntt_backup.cli.commands.install import RECEIVER, key_line
+from ntt_backup.config import RemoteSettings
 from ntt_backup.mount import kernel
 from tests.helpers.blobs import Person, tree
+from tests.helpers.bucket_environment import BucketEnvironment
 from tests.helpers.environment import Environment
 from tests.helpers.mounts import mount_point
-from tests.helpers.sshd import RemoteDir
-
-WAYS = ["file", "ssh"]
+from tests.helpers.sshd import RemoteDir, Sshd, receiver_on
 
 
-@pytest.fixture(params=WAYS)
+@pytest.fixture(params=["file", "ssh"])
 def packed(request: pytest.FixtureRequest, env: Environment) -> Environment:
     """An environment whose target has packs: a directory of this machine, or by ssh."""
     if request.param == "file":
-        place = env.root / "disk"
-        place.mkdir()
-        env.remote = RemoteDir(str(place), place)
-        env.settings["remote"] = {"url": f"file://{place}"}
+        on_this_machine(env)
     env.write_config(remote={"layout": "packs"})
     return env
+
+
+def on_this_machine(env: Environment) -> None:
+    place = env.root / "disk"
+    place.mkdir()
+    env.remote = RemoteDir(str(place), place)
+    env.settings["remote"] = {"url": f"file://{place}"}
+
+
+@pytest.fixture
+def forced(env: Environment, remote: Sshd, tmp_path: Path) -> Iterator[None]:
+    """The environment's only key is one that a receiver for packs stands behind."""
+    identity = tmp_path / "id_forced"
+    argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "forced", "-f", str(identity)]
+    subprocess.run(argv, check=True)
+    place = RemoteSettings(host="x", path=env.remote.path, identity_file=identity, layout="packs")
+    line = key_line(place).replace("--allow packs", "--allow packs,get")
+    authorized = remote.work / "keys" / "authorized_keys"
+    before = authorized.read_text()
+    authorized.write_text(before + line.replace(RECEIVER, receiver_on(remote, "none")) + "\n")
+    config = tmp_path / "ssh_config"
+    config.write_text(
+        remote.ssh_config.read_text().replace(str(remote.identity_file), str(identity))
+    )
+    env.write_config(remote={"ssh_config": str(config)})
+    yield
+    authorized.write_text(before)
 
 
 def files_on(env: Environment) -> set[str]:
@@ -167,3 +193,34 @@ def test_packs_of_a_target_are_mounted(packed: Environment, place: Path) -> None
     well(env, "mount", str(place))
     assert tree(place) == env.in_store()
     subprocess.run(["umount", place], check=True)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("sealed", [False, True])
+@pytest.mark.parametrize("way", ["file", "ssh", "forced", "s3"])
+def test_twenty_thousand_small_blobs_are_ten_files_and_come_back_without_a_database(
+    request: pytest.FixtureRequest, tmp_path: Path, way: str, sealed: bool
+) -> None:
+    env: Environment = request.getfixturevalue("bucket_env" if way == "s3" else "env")
+    if way == "forced":
+        request.getfixturevalue("forced")
+    elif way == "file":
+        on_this_machine(env)
+    env.settings["run"].pop("batch_size", None)
+    env.write_config(remote={"layout": "packs"})
+    owner = Person.new()
+    if sealed:
+        identity = str(owner.file(tmp_path / "key"))
+        env.write_config(pack={"recipients": [owner.public], "identity_file": identity})
+    env.fill(20_000, size=lambda chance: chance.randrange(1, 10_000))
+    began = time.monotonic()
+    well(env, "run")
+    print(f"{way}, sealed {sealed}: {time.monotonic() - began:.1f} s")
+    if isinstance(env, BucketEnvironment):
+        files = {one.key for one in env.bucket.list("")} - {"format.json"}
+    else:
+        files = files_on(env)
+    assert len(files) <= 10
+    env.write_config(catalog={"url": "postgresql://nobody@127.0.0.1:1/none"})
+    well(env, "restore", "--to", str(tmp_path / "back"))
+    assert tree(tmp_path / "back") == env.in_store()
