@@ -1,11 +1,20 @@
-"""The history of runs, as `status` shows it."""
+"""The history of runs as `status` shows it, and of checks."""
 
 from __future__ import annotations
 
+from datetime import timedelta
 from uuid import UUID, uuid4
 
 from ntt_backup.catalog.connection import Connection
-from ntt_backup.catalog.history import hours, last_end, latest_runs, start_run, update_run
+from ntt_backup.catalog.history import (
+    hours,
+    last_checks,
+    last_end,
+    latest_runs,
+    note_check,
+    start_run,
+    update_run,
+)
 
 TARGET = "remote"
 
@@ -74,3 +83,29 @@ def test_the_last_end_is_told_with_the_last_success(catalog: Connection) -> None
     assert end.succeeded_at is not None
     assert end.exit_code == 7
     assert end.succeeded_at < end.ended_at
+
+
+def note(conn: Connection, command: str, exit_code: int, target: str = TARGET) -> None:
+    note_check(conn, target, command, lasted=60, exit_code=exit_code, blobs=5, bytes=50, wrong=0)
+
+
+def test_the_last_call_and_the_last_good_one_of_each_command_are_told(catalog: Connection) -> None:
+    for code in (0, 0, 5, 7):
+        note(catalog, "verify", code)
+    note(catalog, "drill", 0)
+    note(catalog, "verify", 0, "other")
+
+    found = last_checks(catalog, TARGET)
+
+    assert [(one.command, one.exit_code) for one in found] == [
+        ("drill", 0),
+        ("verify", 7),
+        ("verify", 0),
+    ]
+    assert found[0].ended_at - found[0].started_at >= timedelta(seconds=60)
+
+
+def test_a_catalog_without_the_table_has_no_history(catalog: Connection) -> None:
+    catalog.execute("drop table ntt_backup.checks")
+
+    assert last_checks(catalog, TARGET) == []

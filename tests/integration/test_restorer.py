@@ -22,21 +22,27 @@ OWNERS = """
 """
 
 
+def play(url: str, *statements: str) -> None:
+    """Executes statements; {db} stands for the name of the database."""
+    with psycopg.connect(url, autocommit=True) as conn:
+        for one in statements:
+            conn.execute(one.replace("{db}", conn.info.dbname).encode())
+
+
+def ask(url: str, query: str) -> list[tuple[Any, ...]]:
+    with psycopg.connect(url) as conn:
+        return conn.execute(query.encode()).fetchall()
+
+
 @pytest.fixture
 def state(database_url: str) -> Iterator[None]:
     """Afterwards the server has no new role, and the database its owners. Roles of former restores
     may have gone.
     """
-
-    def look() -> tuple[set[object], object]:
-        with psycopg.connect(database_url) as conn:
-            return {*conn.execute(ROLES)}, conn.execute(OWNERS).fetchall()
-
-    roles, owners = look()
+    roles, owners = ask(database_url, ROLES), ask(database_url, OWNERS)
     yield
-    after, still = look()
-    assert after <= roles
-    assert still == owners
+    assert {*ask(database_url, ROLES)} <= {*roles}
+    assert ask(database_url, OWNERS) == owners
 
 
 @pytest.mark.parametrize(
@@ -80,11 +86,8 @@ def test_a_superuser_whose_sessions_begin_as_another_role_is_still_one(
     if by == "the url":
         url = make_conninfo(url, options=f"-c {setting}={lesser}")
     else:
-        with psycopg.connect(url, autocommit=True) as conn:
-            conn.execute(f"alter database {conn.info.dbname} owner to {lesser}".encode())
-        with psycopg.connect(make_conninfo(url, user=lesser), autocommit=True) as conn:
-            set_role = f"alter database {conn.info.dbname} set {setting} = {lesser}"
-            conn.execute(set_role.encode())
+        play(url, f"alter database {{db}} owner to {lesser}")
+        play(make_conninfo(url, user=lesser), f"alter database {{db}} set {setting} = {lesser}")
     try:
         with (
             restorer(url, "test", allow_superuser=False) as who,
@@ -106,9 +109,7 @@ def test_a_role_that_may_read_or_write_beyond_the_database_is_no_ordinary_one(
 ) -> None:
     """Each reaches what no owner can: the passwords of all roles, the statements of others."""
     user = role()
-    with psycopg.connect(database_url, autocommit=True) as conn:
-        conn.execute(f"alter database {conn.info.dbname} owner to {user}".encode())
-        conn.execute(f"grant {granted} to {user}".encode())
+    play(database_url, f"alter database {{db}} owner to {user}", f"grant {granted} to {user}")
     url = make_conninfo(database_url, user=user)
     with (
         pytest.raises(DumpFailed, match="more than a restore needs") as caught,
@@ -122,37 +123,34 @@ def test_all_that_was_made_belongs_to_that_role_which_cannot_log_in(
     database_url: str, role: Callable[[], str]
 ) -> None:
     with restorer(database_url, "test", allow_superuser=False) as who:
-        with psycopg.connect(who.url, autocommit=True) as conn:
-            conn.execute("create schema s")
-            conn.execute("create table s.t (a int)")
-            conn.execute("create table public.t (a int)")
-            conn.execute("select lo_create(4711)")
-            conn.execute("comment on schema public is 'ours'")
-            conn.execute("alter default privileges grant select on tables to public")
-            conn.execute("alter role current_user set search_path = s")
-        with psycopg.connect(database_url, autocommit=True) as conn:
-            conn.execute(f"grant {who.owner} to {(thief := role())}".encode())
+        play(
+            who.url,
+            "create schema s",
+            "create table s.t (a int)",
+            "create table public.t (a int)",
+            "select lo_create(4711)",
+            "comment on schema public is 'ours'",
+            "alter default privileges grant select on tables to public",
+            "alter role current_user set search_path = s",
+        )
+        play(database_url, f"grant {who.owner} to {(thief := role())}")
         # It still has a transaction, and locks.
         left = psycopg.connect(who.url)
         left.execute("lock table s.t")
         who.done = True
-    with psycopg.connect(database_url, autocommit=True) as conn:
-        owners = "select distinct tableowner::text from pg_tables where tablename = 't'"
-        assert conn.execute(owners.encode()).fetchall() == [(who.owner,)]
-        of_object = b"select lomowner::regrole::text from pg_largeobject_metadata"
-        assert conn.execute(of_object).fetchall() == [(who.owner,)]
-        assert conn.execute(OWNERS).fetchall() == [("postgres", "pg_database_owner")]
-        may = "select rolcanlogin, rolsuper,"
-        may += " has_database_privilege(oid, current_database(), 'create') from pg_roles"
-        may += f" where rolname = '{who.owner}'"
-        assert conn.execute(may.encode()).fetchall() == [(False, False, False)]
-        settings = "select setconfig from pg_db_role_setting join pg_roles r on r.oid = setrole"
-        settings += f" where rolname = '{who.owner}'"
-        assert conn.execute(settings.encode()).fetchall() == []
-        member = f"select pg_has_role('{thief}', '{who.owner}', 'member')"
-        assert conn.execute(member.encode()).fetchall() == [(False,)]
-        with pytest.raises(CatalogRefused):
-            connect(who.url, "test")
+    of_role = f" from pg_roles where rolname = '{who.owner}'"
+    in_database = "has_database_privilege(oid, current_database(), 'create')"
+    for query, told in (
+        ("select distinct tableowner::text from pg_tables where tablename = 't'", [(who.owner,)]),
+        ("select lomowner::regrole::text from pg_largeobject_metadata", [(who.owner,)]),
+        (OWNERS, [("postgres", "pg_database_owner")]),
+        (f"select rolcanlogin, rolsuper, {in_database}{of_role}", [(False, False, False)]),
+        (f"select setconfig from pg_db_role_setting where setrole = (select oid{of_role})", []),
+        (f"select pg_has_role('{thief}', '{who.owner}', 'member')", [(False,)]),
+    ):
+        assert ask(database_url, query) == told, query
+    with pytest.raises(CatalogRefused):
+        connect(who.url, "test")
     with pytest.raises(psycopg.Error):
         left.execute("select 1")
 
@@ -162,16 +160,14 @@ def test_code_that_was_restored_never_runs_as_a_superuser(
 ) -> None:
     """A reader logs in as the owner; a member of that role works with the tables as its own."""
     member = role()
-    with (
-        restorer(database_url, "test", allow_superuser=False) as who,
-        psycopg.connect(who.url, autocommit=True) as conn,
-    ):
-        conn.execute(
-            "create function public.who() returns name language sql as 'select session_user'"
+    with restorer(database_url, "test", allow_superuser=False) as who:
+        play(
+            who.url,
+            "create function public.who() returns name language sql as 'select session_user'",
+            "create table public.blobs (blobid text primary key, t name default who())",
+            "insert into public.blobs values ('ab')",
+            "create schema ntt_backup",
         )
-        conn.execute("create table public.blobs (blobid text primary key, t name default who())")
-        conn.execute("insert into public.blobs values ('ab')")
-        conn.execute("create schema ntt_backup")
         who.done = True
     with pytest.raises(CatalogRefused, match="rights beyond") as caught:
         connect(database_url, "test")
@@ -186,8 +182,7 @@ def test_code_that_was_restored_never_runs_as_a_superuser(
         ]
     with pytest.raises(CatalogRefused):
         connect(url, "test")
-    with psycopg.connect(database_url, autocommit=True) as conn:
-        conn.execute(f"grant {who.owner} to {member}".encode())
+    play(database_url, f"grant {who.owner} to {member}")
     with connect(make_conninfo(database_url, user=member), "test") as conn:
         init_db(conn, "remote")
 
@@ -197,21 +192,13 @@ def test_roles_of_former_restores_are_dropped_once_they_own_nothing(
 ) -> None:
     owners, member = [], role()
     for number in range(3):
-        with (
-            restorer(database_url, "test", allow_superuser=False) as who,
-            psycopg.connect(who.url, autocommit=True) as conn,
-        ):
-            conn.execute(f"create table t{number} (a int)".encode())
+        with restorer(database_url, "test", allow_superuser=False) as who:
+            play(who.url, f"create table t{number} (a int)")
             who.done = True
         owners.append(who.owner)
-        with psycopg.connect(database_url, autocommit=True) as conn:
-            if number == 0:
-                conn.execute(f"drop owned by {who.owner}".encode())
-            if number == 1:
-                conn.execute(f"drop owned by {who.owner}".encode())
-                conn.execute(f"grant {who.owner} to {member}".encode())
-    with psycopg.connect(database_url) as conn:
-        left = {name for (name,) in conn.execute(ROLES)}
+        then = [f"drop owned by {who.owner}", f"grant {who.owner} to {member}"]
+        play(database_url, *([then[:1], then, []][number]))
+    left = {name for (name,) in ask(database_url, ROLES)}
     assert left & {*owners} == {*owners[1:]}
 
 
@@ -262,9 +249,8 @@ def test_a_role_that_may_become_a_mighty_one_restores_only_where_that_is_allowed
     database_url: str, role: Callable[[], str]
 ) -> None:
     mighty, ordinary = role(), role()
-    with psycopg.connect(database_url, autocommit=True) as conn:
-        conn.execute(f"grant pg_execute_server_program to {mighty}".encode())
-        roles = {*conn.execute(ROLES)}
+    play(database_url, f"grant pg_execute_server_program to {mighty}")
+    roles = ask(database_url, ROLES)
     url = make_conninfo(database_url, user=mighty)
     with (
         pytest.raises(DumpFailed, match="may do more than a restore needs") as caught,
@@ -273,41 +259,37 @@ def test_a_role_that_may_become_a_mighty_one_restores_only_where_that_is_allowed
         raise AssertionError
     assert "pg_execute_server_program" in caught.value.detail
     lesser = make_conninfo(database_url, user=ordinary)
-    for given, user, allowed in ((url, mighty, True), (lesser, ordinary, False)):
-        with (
-            restorer(given, "test", allow_superuser=allowed) as who,
-            psycopg.connect(database_url) as conn,
-        ):
+    for given, user, allowed in (
+        (url, mighty, True),
+        (lesser, ordinary, False),
+        (database_url, "postgres", True),
+    ):
+        with restorer(given, "test", allow_superuser=allowed) as who:
             assert (who.url, who.owner) == (given, user)
-            assert {*conn.execute(ROLES)} == roles
+            assert ask(database_url, ROLES) == roles
 
 
 def test_a_role_is_made_and_dropped_beside_tables_that_others_own(
     database_url: str, role: Callable[[], str]
 ) -> None:
-    with psycopg.connect(database_url, autocommit=True) as conn:
-        conn.execute("create table public.blobs (blobid text primary key)")
-        conn.execute(f"alter table public.blobs owner to {role()}".encode())
-    with (
-        restorer(database_url, "test", allow_superuser=False) as who,
-        psycopg.connect(who.url) as conn,
-    ):
-        assert conn.execute("select session_user").fetchall() == [(who.owner,)]
-    with psycopg.connect(database_url) as conn:
-        assert (who.owner,) not in {*conn.execute(ROLES)}
+    play(
+        database_url,
+        "create table public.blobs (blobid text primary key)",
+        f"alter table public.blobs owner to {role()}",
+    )
+    with restorer(database_url, "test", allow_superuser=False) as who:
+        assert ask(who.url, "select session_user") == [(who.owner,)]
+    assert (who.owner,) not in ask(database_url, ROLES)
 
 
 def test_a_dump_without_the_schema_public_leaves_no_role_behind(
     database_url: str, role: Callable[[], str]
 ) -> None:
     with restorer(database_url, "test", allow_superuser=False) as who:
-        with psycopg.connect(who.url, autocommit=True) as conn:
-            conn.execute("drop schema public cascade")
-            conn.execute("create schema s")
+        play(who.url, "drop schema public cascade", "create schema s")
         who.done = True
-    with psycopg.connect(database_url) as conn:
-        may = f"select rolcanlogin from pg_roles where rolname = '{who.owner}'"
-        assert conn.execute(may.encode()).fetchall() == [(False,)]
+    may = f"select rolcanlogin from pg_roles where rolname = '{who.owner}'"
+    assert ask(database_url, may) == [(False,)]
 
 
 def test_a_role_that_no_socket_lets_in_logs_in_by_tcp(
