@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ntt_backup.blobdir.layout import Stray, StrayKind, relative_path
-from ntt_backup.catalog import scan_state
+from ntt_backup.catalog import ledger
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.errors import SOME_FAILED
 from ntt_backup.model import Blob
@@ -85,9 +85,9 @@ class _Scan:
 
     def run(self, on_begin: Callable[[str | None], None], *, restart: bool) -> ScanResult:
         result, root = self.result, str(self.tree.root)
-        earlier = scan_state.load_scan(self.conn, root)
+        earlier = ledger.load_scan(self.conn, root)
         if restart or earlier is None or earlier.finished:
-            scan_state.begin_scan(self.conn, root)
+            ledger.begin_scan(self.conn, root)
         else:
             self.before = (earlier.registered, earlier.strays)
             result.directory = result.resumed_from = earlier.directory
@@ -113,20 +113,20 @@ class _Scan:
     def _register(self, blobids: Sequence[str], *, finished: bool = False) -> None:
         """Registers a batch, then saves the last finished directory."""
         result = self.result
-        lacking = scan_state.missing(self.conn, blobids)
+        lacking = ledger.missing_blobs(self.conn, blobids)
         result.known += len(blobids) - len(lacking)
         found = [blob for one in blobids if one in lacking if (blob := self._measure(one))]
         if found:
-            result.registered += scan_state.register(self.conn, found)
+            result.registered += ledger.register_blobs(self.conn, found)
             result.bytes += sum(blob.size or 0 for blob in found)
         registered, strays = self.before
-        progress = scan_state.ScanProgress(
+        progress = ledger.ScanProgress(
             result.directory,
             registered + result.registered,
             strays + result.strays.total(),
             finished,
         )
-        scan_state.save_scan(self.conn, str(self.tree.root), progress)
+        ledger.save_scan(self.conn, str(self.tree.root), progress)
         result.duration_s = time.monotonic() - self.started
         self.on_progress(result)
 

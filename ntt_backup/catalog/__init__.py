@@ -5,8 +5,8 @@ may come back), a `CatalogRefused` (someone must act) or a `ConfigError` (the co
 
 It has three rooms above `queries`, `connection` and `pending`, which all of them use:
 
-- what a run uses, claims and ledger: `ranges`, `search`, `range_locks`, `ledger`, `scan_state`
+- what a run uses, claims and ledger: `ranges`, `search`, `range_locks`, `ledger`
 - questions, which change nothing but notes: `failures`, `selection`, `stats`, `history`
-- what an administrator uses, `init-db` and restores: `privileges`, `schema_check`, `schema_plan`,
-  `schema`, `restorer`
+- what an administrator uses, `init-db` and restores: `privileges`, `schema_check`, `schema`,
+  `restorer`
 """

@@ -12,9 +12,8 @@ from psycopg.conninfo import make_conninfo
 
 from ntt_backup.catalog.connection import Connection, connect
 from ntt_backup.catalog.restorer import restorer
-from ntt_backup.catalog.schema import init_db
+from ntt_backup.catalog.schema import init_db, make_plan
 from ntt_backup.catalog.schema_check import verify_schema
-from ntt_backup.catalog.schema_plan import make_plan
 from ntt_backup.catalog.selection import any_copied
 from ntt_backup.errors import CatalogRefused
 from tests.helpers.postgres import Postgres

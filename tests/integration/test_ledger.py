@@ -11,8 +11,7 @@ from psycopg.conninfo import make_conninfo
 
 from ntt_backup.catalog import ledger
 from ntt_backup.catalog.connection import Connection
-from ntt_backup.catalog.ledger import Ledger, record_checks, requeue
-from ntt_backup.catalog.scan_state import register
+from ntt_backup.catalog.ledger import Ledger, record_checks, register_blobs, requeue
 from ntt_backup.catalog.schema import init_db
 from ntt_backup.catalog.stats import exact_totals
 from ntt_backup.errors import CatalogRefused, CatalogUnavailable
@@ -72,7 +71,7 @@ def test_nothing_but_the_batch_is_marked_and_all_of_it_in_whatever_state(
 
 def test_the_key_of_a_table_that_init_db_made_has_room_for_all_marks(catalog: Connection) -> None:
     names = [f"{number:064x}" for number in range(3000)]
-    register(catalog, [Blob(one, 1) for one in names])
+    register_blobs(catalog, [Blob(one, 1) for one in names])
     size = "select pg_relation_size('blobs_pkey')"
     before = rows(catalog, size)
     book = Ledger(catalog, TARGET)
@@ -100,7 +99,7 @@ def test_a_size_that_the_column_cannot_hold_is_left_out(
     larger = min(largest + 1, 2**63 - 1)
 
     Ledger(database, TARGET).record([Blob("largest", largest), Blob("larger", larger)], [])
-    register(database, [Blob("found", largest), Blob("found larger", larger)])
+    register_blobs(database, [Blob("found", largest), Blob("found larger", larger)])
 
     left = largest if larger == largest else None
     assert {blobid: (copied, size) for blobid, (copied, *_, size) in state(database).items()} == {

@@ -14,11 +14,10 @@ from psycopg.conninfo import make_conninfo
 from ntt_backup.catalog import privileges
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.history import latest_runs
-from ntt_backup.catalog.ledger import Ledger, record_checks, requeue
+from ntt_backup.catalog.ledger import Ledger, begin_scan, record_checks, register_blobs, requeue
 from ntt_backup.catalog.range_locks import Claims
-from ntt_backup.catalog.scan_state import begin_scan, register
+from ntt_backup.catalog.schema import make_plan
 from ntt_backup.catalog.schema_check import OWN_TABLES, verify_schema
-from ntt_backup.catalog.schema_plan import make_plan
 from ntt_backup.catalog.stats import exact_totals
 from ntt_backup.errors import CatalogRefused, DumpFailed
 from ntt_backup.model import Blob, Failure, Reason
@@ -50,7 +49,7 @@ def assert_works(conn: Connection) -> None:
     assert_usable(conn)
     assert [blob for blob, _ in Claims(conn, "remote", range(256)).take(9)] == [Blob("ab")]
     Ledger(conn, "remote").record([Blob("ab", 2)], [])
-    assert register(conn, [Blob("cd", 3)]) == 1
+    assert register_blobs(conn, [Blob("cd", 3)]) == 1
     assert exact_totals(conn, "remote").copied == 1
 
 
@@ -119,7 +118,7 @@ def test_temporary_tables_are_a_privilege_too(
 
     grant(postgres, conn)
 
-    assert register(conn, [Blob("cd", 3)]) == 1
+    assert register_blobs(conn, [Blob("cd", 3)]) == 1
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from ntt_backup.audit import scan as scan_module
 from ntt_backup.audit.scan import ScanResult, scan
 from ntt_backup.blobdir.layout import Stray, StrayKind, relative_path
-from ntt_backup.catalog import scan_state
+from ntt_backup.catalog import ledger
 from ntt_backup.catalog.connection import Connection
-from ntt_backup.catalog.scan_state import load_scan
+from ntt_backup.catalog.ledger import load_scan
 from ntt_backup.errors import SourceError
 from ntt_backup.model import Blob
 from ntt_backup.source.store import Store
@@ -58,7 +58,7 @@ def interrupt_after(batches: int) -> Callable[[ScanResult], None]:
 def test_what_is_missing_is_registered_with_its_size(
     catalog: Connection, root: Path, blobs: list[Blob]
 ) -> None:
-    scan_state.register(catalog, [Blob(blob.blobid, 10**6) for blob in blobs[:10]])
+    ledger.register_blobs(catalog, [Blob(blob.blobid, 10**6) for blob in blobs[:10]])
     result = scan(catalog, Store(root))
     assert rows(catalog) == sizes([Blob(blob.blobid, 10**6) for blob in blobs[:10]] + blobs[10:])
     assert (result.registered, result.known) == (50, 10)
@@ -140,7 +140,7 @@ def test_a_directory_larger_than_a_batch_is_registered_whole(
 def test_a_blob_that_changes_between_listing_and_sizing(
     catalog: Connection, root: Path, blobs: list[Blob], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look_up = scan_state.missing
+    look_up = ledger.missing_blobs
 
     def meanwhile(conn: Connection, blobids: list[str]) -> set[str]:
         (root / relative_path(blobs[0].blobid)).unlink()
@@ -149,7 +149,7 @@ def test_a_blob_that_changes_between_listing_and_sizing(
         replaced.symlink_to("/etc/passwd")
         return look_up(conn, blobids)
 
-    monkeypatch.setattr(scan_state, "missing", meanwhile)
+    monkeypatch.setattr(ledger, "missing_blobs", meanwhile)
     strays: list[Stray] = []
     result = scan(catalog, Store(root), on_stray=strays.append)
     assert rows(catalog) == sizes(blobs[2:])

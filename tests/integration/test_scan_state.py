@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from ntt_backup.catalog.connection import Connection
-from ntt_backup.catalog.scan_state import (
-    missing,
-    register,
+from ntt_backup.catalog.ledger import (
+    missing_blobs,
+    register_blobs,
 )
 from ntt_backup.catalog.schema import init_db
 from ntt_backup.errors import CatalogRefused
@@ -23,12 +23,12 @@ def test_registering_adds_what_is_missing_and_leaves_the_rest(catalog: Connectio
     odd = ["tab\tand\\N", "line\nbreak", ""]
     found = [Blob("known", 2), Blob("new", 3), Blob("new", 3), *(Blob(one) for one in odd)]
 
-    assert missing(catalog, [blob.blobid for blob in found]) == {"new", *odd}
-    assert register(catalog, found) == 4
+    assert missing_blobs(catalog, [blob.blobid for blob in found]) == {"new", *odd}
+    assert register_blobs(catalog, found) == 4
 
-    assert missing(catalog, [blob.blobid for blob in found]) == set()
-    assert register(catalog, found) == 0
-    assert register(catalog, []) == 0
+    assert missing_blobs(catalog, [blob.blobid for blob in found]) == set()
+    assert register_blobs(catalog, found) == 0
+    assert register_blobs(catalog, []) == 0
     assert state(catalog)["known"] == (None, False, None, 1)
     assert state(catalog)["new"] == (None, False, None, 3)
 
@@ -41,7 +41,7 @@ def test_registering_while_another_program_inserts(catalog: Connection, catalog_
     ):
         other.execute("begin")
         add(other, "both")
-        added = threads.submit(register, scan, [Blob("both", 1), Blob("ours", 1)])
+        added = threads.submit(register_blobs, scan, [Blob("both", 1), Blob("ours", 1)])
         while not rows(catalog, "select 1 from pg_locks where not granted"):
             pass
         other.execute("commit")
@@ -54,14 +54,14 @@ def test_registering_without_a_unique_index_repeats_nothing(database: Connection
     database.execute("create table blobs (blobid text)")
     init_db(database, TARGET)
 
-    assert register(database, [Blob("a", 1)]) == 1
-    assert register(database, [Blob("a", 1), Blob("b", 1), Blob("b", 2)]) == 1
+    assert register_blobs(database, [Blob("a", 1)]) == 1
+    assert register_blobs(database, [Blob("a", 1), Blob("b", 1), Blob("b", 2)]) == 1
 
 
 def test_a_foreign_column_that_needs_a_value_is_named(catalog: Connection) -> None:
     catalog.execute("alter table blobs add n_hardlinks int not null")
 
     with pytest.raises(CatalogRefused, match="not-null") as caught:
-        register(catalog, [Blob("a", 1)])
+        register_blobs(catalog, [Blob("a", 1)])
 
     assert "n_hardlinks" in caught.value.hint

@@ -19,9 +19,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from ntt_backup.catalog import schema, schema_check
 from ntt_backup.catalog.connection import Connection, connect
 from ntt_backup.catalog.range_locks import Claims
-from ntt_backup.catalog.schema import init_db
+from ntt_backup.catalog.schema import Plan, Who, init_db, make_plan
 from ntt_backup.catalog.schema_check import verify_schema
-from ntt_backup.catalog.schema_plan import Plan, Who, make_plan
 from ntt_backup.catalog.selection import first_pending
 from ntt_backup.errors import CatalogRefused, CatalogUnavailable
 from ntt_backup.model import Blob, BlobRange

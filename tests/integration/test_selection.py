@@ -9,9 +9,8 @@ from blake3 import blake3
 
 from ntt_backup.catalog.connection import Connection, connect
 from ntt_backup.catalog.failures import iter_failed
-from ntt_backup.catalog.ledger import Ledger, requeue
+from ntt_backup.catalog.ledger import Ledger, register_blobs, requeue
 from ntt_backup.catalog.ranges import prefix_ranges
-from ntt_backup.catalog.scan_state import register
 from ntt_backup.catalog.selection import first_pending, rows_in, sample
 from ntt_backup.catalog.stats import pending_estimate, still_failed
 from ntt_backup.model import Blob
@@ -26,14 +25,14 @@ def blobs(count: int) -> list[Blob]:
 def test_a_small_catalog_is_its_own_sample(catalog: Connection) -> None:
     assert sample(catalog, TARGET, 1000) == []
     wanted = blobs(20)
-    register(catalog, wanted)
+    register_blobs(catalog, wanted)
     assert sorted(sample(catalog, TARGET, 64_000), key=lambda one: one.blobid) == sorted(
         wanted, key=lambda one: one.blobid
     )
 
 
 def test_a_large_one_is_sampled_evenly_and_within_the_limit(catalog: Connection) -> None:
-    register(catalog, blobs(20_000))
+    register_blobs(catalog, blobs(20_000))
     found = sample(catalog, TARGET, 2000)
     assert len({blob.blobid for blob in found}) == len(found) == pytest.approx(2000, rel=0.05)
     quarters = Counter(int(blob.blobid[0], 16) // 4 for blob in found)
@@ -43,14 +42,14 @@ def test_a_large_one_is_sampled_evenly_and_within_the_limit(catalog: Connection)
 
 def test_copied_blobs_are_in_it_and_failed_ones_are_not(catalog: Connection) -> None:
     copied, failed, pending = blobs(3)
-    register(catalog, [copied, failed, pending])
+    register_blobs(catalog, [copied, failed, pending])
     catalog.execute("update blobs set remote_copied = true where blobid = %s", [copied.blobid])
     catalog.execute("update blobs set remote_copy_failed = true where blobid = %s", [failed.blobid])
     assert {blob.blobid for blob in sample(catalog, TARGET, 64)} == {copied.blobid, pending.blobid}
 
 
 def test_a_session_that_may_only_read_can_draw_it(catalog: Connection) -> None:
-    register(catalog, blobs(5))
+    register_blobs(catalog, blobs(5))
     catalog.execute("set default_transaction_read_only = on")
     assert len(sample(catalog, TARGET, 64)) == 5
 

@@ -10,10 +10,10 @@ from typing import Any, Final
 import click
 
 from ntt_backup import newest
-from ntt_backup.catalog import schema, schema_plan
+from ntt_backup.catalog import schema
 from ntt_backup.catalog.history import DumpRun, recent_dumps
+from ntt_backup.catalog.schema import Who
 from ntt_backup.catalog.schema_check import PRINT_SQL
-from ntt_backup.catalog.schema_plan import Who
 from ntt_backup.cli import options, results
 from ntt_backup.cli.common import Common, connect, open_catalog
 from ntt_backup.cli.options import IDENTITY, JSON, ONLY_ERRORS, flag, repeated, value
@@ -60,7 +60,7 @@ def init_db(
     settings = common.load(CatalogConfig)
     with connect(settings, "init-db", no_tables=True) as conn:
         if script is not None:
-            plan = schema_plan.make_plan(
+            plan = schema.make_plan(
                 conn, settings.target, role=role, monitors=monitor, notify=notify
             )
             click.echo(plan.script(None if script == "all" else Who(script)))
