@@ -36,10 +36,10 @@ NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
     "drill": (),
     "bench": (),
     "status": ("select failures runs dumps",),
-    "status on a bucket": ("select failures runs dumps packs",),
+    "status of packs": ("select failures runs dumps packs",),
     "scan": ("insert .blobid .size", "select insert update scans", "temporary database"),
     "run": _RUN,
-    "run on a bucket": (*_RUN, "select insert update packs"),
+    "run of packs": (*_RUN, "select insert update packs"),
     "failed": ("select failures",),
     "failed --known": ("select update failures",),
     "show": ("select failures",),
@@ -48,10 +48,10 @@ NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
     "dump": ("select insert dumps", "select marks"),
     "requeue": ("update .copy_failed", "select delete failures", "select insert update marks"),
     "verify": _CHECKED,
-    "verify on a bucket": (*_CHECKED, "select update delete packs"),
+    "verify of packs": (*_CHECKED, "select update delete packs"),
     "reconcile --apply": _CHECKED,
-    "reconcile on a bucket": ("select packs",),
-    "reconcile --apply on a bucket": (
+    "reconcile of packs": ("select packs",),
+    "reconcile --apply of packs": (
         *_CHECKED,
         "update .size",
         "delete failures",
@@ -66,7 +66,7 @@ NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
 MONITORING: Final = (
     "check",
     "status",
-    "status on a bucket",
+    "status of packs",
     "failed",
     "show",
     "runs",
@@ -93,10 +93,10 @@ class Lack(NamedTuple):
         return f"{self.privilege}{columns} on {self.on}"
 
 
-def of(command: str, *, bucket: bool) -> str:
-    """Returns the name in `NEEDS` of a command for a target that is, or is not, a bucket."""
-    special = f"{command} on a bucket"
-    return special if bucket and special in NEEDS else command
+def of(command: str, *, packs: bool) -> str:
+    """Returns the name in `NEEDS` of a command. packs: whether the target has packs."""
+    special = f"{command} of packs"
+    return special if packs and special in NEEDS else command
 
 
 def tables(command: str) -> frozenset[str]:

@@ -122,7 +122,7 @@ def open_catalog(
 
     packs = settings.remote is not None and settings.remote.packs
     with connect(settings, application or command) as conn:
-        verify_schema(conn, settings.target, privileges.of(command, bucket=packs))
+        verify_schema(conn, settings.target, privileges.of(command, packs=packs))
         yield conn
 
 

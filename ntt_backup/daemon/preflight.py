@@ -152,7 +152,7 @@ class Preflight:
         conn = connection.connect(settings.catalog.url, name)
         try:
             connection.refuse_shared_session(conn, settings.catalog.url)
-            command = "check" if self._check else privileges.of("run", bucket=self._packs)
+            command = "check" if self._check else privileges.of("run", packs=self._packs)
             warnings = verify_schema(conn, settings.target, command)
         except BaseException:
             conn.close()
@@ -163,7 +163,7 @@ class Preflight:
         return CheckStep(text, warning="; ".join(warnings))
 
     def _rights(self, catalog: Connection) -> CheckStep:
-        verify_rights(catalog, self._settings.target, privileges.of("run", bucket=self._packs))
+        verify_rights(catalog, self._settings.target, privileges.of("run", packs=self._packs))
         return CheckStep(f"{catalog.info.user} may do what a run does")
 
     def _look_for_pending(self, catalog: Connection) -> CheckStep:

@@ -143,8 +143,8 @@ class Status:
         said = f"{many(stored.packs, 'pack')}, {size(stored.pack_bytes)}"
         if stored.large_blobs is not None and stored.large_bytes is not None:
             large = many(stored.large_blobs, "large blob")
-            said += f"; {large} as objects of their own, {size(stored.large_bytes)}"
-        return [("in the bucket", said)]
+            said += f"; {large} as files of their own, {size(stored.large_bytes)}"
+        return [("on the target", said)]
 
     def _work(self) -> list[tuple[str, str]]:
         rows = [("last run", run_line(one)) for one in self._fresh_runs] or [("last run", "none")]

@@ -46,7 +46,7 @@ def test_a_first_run_a_second_one_and_one_with_more(bucket_env: BucketEnvironmen
     # What another target's batches travel by concerns no command that sends nothing.
     env.write_config(run={"strategy": "tar"})
     shown = env.call("status").stdout
-    assert re.search(r"in the bucket +2 packs, .*; 1 large blob as objects of their own", shown)
+    assert re.search(r"on the target +2 packs, .*; 1 large blob as files of their own", shown)
     assert env.call("requeue").returncode == 0
 
 

@@ -23,7 +23,7 @@ from ntt_backup.model import Blob, StoredPack
 from tests.integration.catalogs import add, state, stubborn
 
 TARGET = "remote"
-ON_A_BUCKET = privileges.of("run", bucket=True)
+ON_A_BUCKET = privileges.of("run", packs=True)
 
 
 def pack(number: int) -> StoredPack:
@@ -74,7 +74,7 @@ def test_packs_are_listed_in_pages_and_forgotten(catalog: Connection) -> None:
 def test_a_catalog_from_before_packs_serves_all_but_buckets(catalog: Connection) -> None:
     catalog.execute("drop table ntt_backup.packs")
 
-    assert verify_schema(catalog, TARGET, privileges.of("run", bucket=False)) == []
+    assert verify_schema(catalog, TARGET, privileges.of("run", packs=False)) == []
     Ledger(catalog, TARGET).record([Blob("ab", 3)], [])
     with pytest.raises(CatalogRefused, match="lacks packs") as caught:
         verify_schema(catalog, TARGET, ON_A_BUCKET)

@@ -98,7 +98,7 @@ def test_the_objects_of_a_bucket_are_shown_those_that_were_counted() -> None:
         assert status.json()["objects"] == asdict(stored)
         return shown(status)
 
-    assert "67,000 packs, 17.0 GB; 2 large blobs as objects of their own, 140.0 MB" in drawn(
+    assert "67,000 packs, 17.0 GB; 2 large blobs as files of their own, 140.0 MB" in drawn(
         StoredObjects(67_000, 17_000_000_000, 2, 140_000_000)
     )
     assert "1 pack, 10 Bytes  " in drawn(StoredObjects(1, 10, None, None))

@@ -242,8 +242,8 @@ def mount(
 ) -> None:
     """Mount packs as a directory of blobs, or a snapshot as a tree of files.
 
-    A blob is shown as DIR/aa/bb/BLOBID. The packs are those in a directory, or those in the
-    target's bucket. Root and Linux 6.12 are needed (6.4 for a bucket). umount DIR ends it. What is
+    A blob is shown as DIR/aa/bb/BLOBID. The packs are those in a directory, or those of
+    the target. Root and Linux 6.12 are needed (6.4 for a target). umount DIR ends it. What is
     read from DIR is not compared with its name: that is what verify does. Exit code 7 when a pack
     or a blob is damaged and was left out.
 

@@ -52,9 +52,10 @@ from ntt_backup.source.store import Store
 def verify(common: Common, /, local: bool, download: bool, **chosen: Any) -> None:
     """Check the blobs on the remote by their hashes.
 
-    A bucket cannot hash: its objects are looked up, size and checksum are compared with what was
-    sent, and --download reads them. Blobs whose last check is oldest come first, and every check is
-    recorded. A blob that is missing or wrong becomes pending again, and the next run repairs it.
+    Packs are hashed as a whole. A bucket cannot hash: there size and checksum of each object are
+    compared with what was sent, and --download reads them. Blobs whose last check is oldest come
+    first, and every check is recorded. A blob that is missing or wrong becomes pending again, and
+    the next run repairs it.
     Exit code 7 when a blob was wrong.
     """
     if local and download:
@@ -183,7 +184,7 @@ _ADVICE: Final = {
     Difference.STRAY_STORE: "not blobs; never sent",
     Difference.STRAY_REMOTE: "not blobs; never touched",
 }
-_ADVICE_FOR_BUCKETS: Final = _ADVICE | {
+_ADVICE_FOR_PACKS: Final = _ADVICE | {
     Difference.REMOTE_SIZE: "`ntt-backup-remote reconcile --apply` makes them pending; the next run"
     " sends them in another pack",
     Difference.UNMARKED: "`ntt-backup-remote reconcile --apply` marks them as copied, but for what"
@@ -231,7 +232,7 @@ def reconcile(common: Common, out: Path | None, apply: bool) -> None:
         )
         wrong = sum(seen.differences[what] for what in SERIOUS)
         note.saw(seen.rows, 0, wrong, seen.exit_code)
-    said = _comparison(seen, applied=apply, bucket=settings.remote.packs)
+    said = _comparison(seen, applied=apply, packs=settings.remote.packs)
     results.report_on(seen, said, seen.exit_code, target=settings.target)
 
 
@@ -242,14 +243,14 @@ def _compared_so_far(seen: Comparison) -> str:
     )
 
 
-def _comparison(seen: Comparison, *, applied: bool, bucket: bool) -> list[str]:
+def _comparison(seen: Comparison, *, applied: bool, packs: bool) -> list[str]:
     """Returns what was compared and what differs, for a terminal."""
     said = [
         f"{many(seen.rows, 'row')} in the catalog, {many(seen.in_store, 'blob')} in the store,"
         f" {seen.on_remote:,} on the remote, compared in {duration(seen.duration_s)}",
         f"{many(seen.agreed, 'row agrees', 'rows agree')} with both",
     ]
-    advice = _ADVICE_FOR_BUCKETS if bucket else _ADVICE
+    advice = _ADVICE_FOR_PACKS if packs else _ADVICE
     for what in Difference:
         if count := seen.differences[what]:
             said.append(f"{count:>12,} {what}: {advice[what]}")
