@@ -131,7 +131,8 @@ def campaign(
     possible = [
         name
         for name, kind in KINDS.items()
-        if name not in tally.unavailable and kind.target in ("", environment.target)
+        if name not in tally.unavailable
+        and (not kind.targets or environment.target in kind.targets)
     ]
     tally.possible = possible
     changing = ChangingTree(environment, possible, tally.snapshots, tally.faults)
@@ -258,10 +259,10 @@ class _Round:
         todo = list(strikes)
         while run.poll() is None and (now := time.monotonic()) < began + PATIENCE:
             if not flowing and environment.flowing():
-                flowing, sent = now, environment.link.sent
+                flowing, sent = now, environment.sent
             progress = {"beginning": now - began}
             if flowing:
-                progress |= {"time": now - flowing, "bytes": environment.link.sent - sent}
+                progress |= {"time": now - flowing, "bytes": environment.sent - sent}
             for strike in _due(todo, progress):
                 todo.remove(strike)
                 if undo := self._strike(strike.kind):

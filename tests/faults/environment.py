@@ -84,8 +84,22 @@ class FaultEnvironment:
     ever_damaged: set[str] = field(default_factory=set)
     run: Process | None = None
     sizes: tuple[int, ...] = (0, 1, 600, 5_000, 30_000, 30_000, 60_000, 90_000)
-    target = "ssh"
+    target: str = "ssh"
     _log_before: int = 0
+
+    @property
+    def sent(self) -> int:
+        """The bytes that have come to the target since the campaign began, or stand there."""
+        return self.link.sent
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """What the names of files and directories beside by-hash may begin with."""
+        return ("pgdump", "snapshots", BALLAST, ".ntt-check-")
+
+    def on_target(self, script: str) -> bytes:
+        """What a script of sh prints there."""
+        return self.remote.run(script).stdout
 
     # --- the store and the catalog
 
@@ -235,10 +249,9 @@ class FaultEnvironment:
         stage of a tar session that could not remove it (its disk was read-only) once it is a day
         old, as nothing tells that the session is dead.
         """
-        expected = ("pgdump", "snapshots", BALLAST, ".ntt-check-")
 
         def found() -> list[str]:
-            names = [name for name in self.env.litter() if not name.startswith(expected)]
+            names = [name for name in self.env.litter() if not name.startswith(self.beside)]
             if self.strategy != "tar" or INCOMING not in names:
                 return names
             last = self.env.events("run_start")[-1]["run_id"]

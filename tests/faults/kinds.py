@@ -37,6 +37,7 @@ from tests.helpers.s3_proxy import (
 PROJECT = Path(__file__).resolve().parents[2]
 _CLOCK_LIBRARIES = ("/usr/lib/*/faketime/libfaketime.so.1", "/usr/lib*/faketime/libfaketime.so.1")
 _MEET_SECONDS = 3.0
+_DIRECTORIES = ("ssh", "disk")
 
 Undo = Callable[[], object]
 
@@ -48,13 +49,13 @@ class Missed(Exception):
 @dataclass(frozen=True)
 class Kind:
     """strike: what is done. early: before the run starts, and undone after it. weight: how often it
-    is dealt before others come again. target: the only kind of remote that it is for.
+    is dealt before others come again. targets: the only kinds of targets that it is for, if any.
     """
 
     strike: Callable[[FaultEnvironment], Undo | None]
     early: bool = False
     weight: int = 1
-    target: str = ""
+    targets: tuple[str, ...] = ()
 
 
 def _must(done: bool) -> None:
@@ -114,8 +115,7 @@ find /proc/[0-9]*/fd /proc/[0-9]*/cwd -maxdepth 1 -lname '{path}*' 2>/dev/null |
 
 
 def _receiver(environment: FaultEnvironment) -> bool:
-    said = environment.remote.run(_RECEIVER.format(path=environment.env.remote.path)).stdout
-    return said != b""
+    return environment.on_target(_RECEIVER.format(path=environment.env.remote.path)) != b""
 
 
 def _backend(environment: FaultEnvironment) -> None:
@@ -153,14 +153,12 @@ def _delete_rows(environment: FaultEnvironment) -> None:
 # --- the link -------------------------------------------------------------------------------------
 
 
-def _link(
-    strike: Callable[[Link, random.Random], object],
-) -> Callable[[FaultEnvironment], Undo]:
+def _link(strike: Callable[[Link, random.Random], object]) -> Kind:
     def on_link(environment: FaultEnvironment) -> Undo:
         strike(environment.link, environment.chance)
         return lambda: FaultEnvironment.peace(environment)
 
-    return on_link
+    return Kind(on_link, targets=("ssh", "bucket"))
 
 
 # Every ssh of the round goes through tests/helpers/bit_flips.py, which alters one bit for each line
@@ -306,32 +304,30 @@ def _damage(kind: str, answer: Trouble = passed) -> Callable[[FaultEnvironment],
 
 
 def _of_bucket(strike: Callable[[FaultEnvironment], Undo | None]) -> Kind:
-    return Kind(strike, target="bucket")
+    return Kind(strike, targets=("bucket",))
 
 
 KINDS: Mapping[str, Kind] = {
     "kill everything": Kind(_everything, weight=3),
     "kill coordinator": Kind(_coordinator),
     "kill worker": Kind(_worker),
-    "kill ssh": Kind(_child("ssh"), target="ssh"),
-    "kill tar": Kind(_child("tar"), target="ssh"),
-    "kill sshd sessions": Kind(_sessions, target="ssh"),
-    "kill receiver": Kind(_met(_receiver), target="ssh"),
+    "kill ssh": Kind(_child("ssh"), targets=("ssh",)),
+    "kill tar": Kind(_child("tar"), targets=("ssh",)),
+    "kill sshd sessions": Kind(_sessions, targets=("ssh",)),
+    "kill receiver": Kind(_met(_receiver), targets=_DIRECTORIES),
     "kill database process": Kind(_backend),
     "crash and restart database": Kind(_crash_database),
     "insert rows": Kind(_insert_rows),
     "delete rows": Kind(_delete_rows),
-    "cut link": Kind(_link(lambda link, _: link.cut())),
-    "cut link after some bytes": Kind(
-        _link(lambda link, chance: link.cut_after(chance.randrange(1, 400_000)))
+    "cut link": _link(lambda link, _: link.cut()),
+    "cut link after some bytes": _link(
+        lambda link, chance: link.cut_after(chance.randrange(1, 400_000))
     ),
-    "stall link": Kind(_link(lambda link, _: link.stall())),
-    "throttle link": Kind(
-        _link(lambda link, chance: link.throttle(chance.randrange(30_000, 300_000)))
-    ),
-    "flip bits in flight": Kind(_flip_in_flight, early=True, target="ssh"),
+    "stall link": _link(lambda link, _: link.stall()),
+    "throttle link": _link(lambda link, chance: link.throttle(chance.randrange(30_000, 300_000))),
+    "flip bits in flight": Kind(_flip_in_flight, early=True, targets=("ssh",)),
     "fill remote disk": Kind(_fill),
-    "remote disk read-only": Kind(_read_only, target="ssh"),
+    "remote disk read-only": Kind(_read_only, targets=_DIRECTORIES),
     "alter source": Kind(_alter_source),
     "alter source before the run": Kind(_alter_source, early=True),
     "move clock": Kind(_move_clock, early=True),
@@ -364,15 +360,17 @@ def unavailable(environment: FaultEnvironment) -> dict[str, str]:
     if environment.strategy == "tar":
         reasons["flip bits in flight"] = "tar has no checksum from end to end"
         reasons["alter source"] = "tar does not hash what it reads after the inspection"
-    elif environment.strategy == "stream":
-        reasons["kill tar"] = "stream starts no tar"
+    else:
+        reasons["kill tar"] = "tar alone starts it"
     if not environment.disk.small:
         reasons["fill remote disk"] = "needs a container, or mounts"
         reasons["remote disk read-only"] = "needs a container, or mounts"
-    elif environment.target == "ssh" and not _may_remount(environment):
+    elif environment.target in _DIRECTORIES and not _may_remount(environment):
         reasons["remote disk read-only"] = "needs the right to mount"
     if _clock_library() is None:
         reasons["move clock"] = "libfaketime is not installed"
+    if environment.target == "disk":
+        reasons["move clock"] = "the target has the same clock"
     if os.geteuid() != 0:
         reasons["kill database process"] = "the server may run as another user"
     return reasons

@@ -1,7 +1,8 @@
 """A short campaign in the suite; a long one by `tests/faults/run`, through the environment.
 
-NTT_FAULTS_ROUNDS, NTT_FAULTS_SEED, NTT_FAULTS_STRATEGY say how long, which, and by which strategy;
-`sealed` is `objects` with packs and dumps that are sealed in most of the rounds.
+NTT_FAULTS_ROUNDS, NTT_FAULTS_SEED, NTT_FAULTS_STRATEGY say how long, which, and by which strategy.
+`packs` has a bucket, `packs-ssh` and `packs-disk` have the layout `packs` by a receiver; `sealed`,
+`sealed-ssh` and `sealed-disk` are the same with what is sealed in most of the rounds.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from tests.faults.environment import FaultEnvironment
 ROUNDS = int(os.environ.get("NTT_FAULTS_ROUNDS", "2"))
 SEED = int(os.environ.get("NTT_FAULTS_SEED", "11"))
 # A few rounds of `sealed` meet packs that are not sealed, too.
-STRATEGY = os.environ.get("NTT_FAULTS_STRATEGY", "stream,tar,sealed")
-ALL = "stream,tar,objects,sealed"
+STRATEGY = os.environ.get("NTT_FAULTS_STRATEGY", "stream,tar,sealed,sealed-ssh")
+ALL = "stream,tar,packs,sealed,packs-ssh,sealed-ssh,packs-disk,sealed-disk"
 STRATEGIES = (ALL if STRATEGY == "all" else STRATEGY).split(",")
 
 
