@@ -17,6 +17,7 @@ from socket import socketpair
 from threading import Condition, Event, Thread, current_thread
 from typing import Final
 
+from ntt_backup.client.channel import Channel
 from ntt_backup.client.connection import OLD, SLOW, ReceiverQuestions, SessionSpec
 from ntt_backup.errors import BackupError, NameTaken, RemoteCannotStore, RemoteDenied
 from ntt_backup.filestore.contract import (
@@ -137,7 +138,7 @@ class FileStoreByReceiver(ReceiverQuestions):
         self.placed = bool(self.ready.get("placed") or self.ready.get("packs"))
         self.on_wait: Callable[[], None] = lambda: None
         self._pinging = Thread(target=self._show_life, args=(_PING_SECONDS,), daemon=True)
-        self._connection.channel.on_bytes = self._count
+        self.channel.on_bytes = self._count
         self._pinging.start()
 
     def close(self) -> None:
@@ -150,9 +151,9 @@ class FileStoreByReceiver(ReceiverQuestions):
             super().close()
 
     @property
-    def ended(self) -> bool:
-        """Whether the connection has ended."""
-        return self._connection.channel.ended
+    def channel(self) -> Channel:
+        """The channel of the connection."""
+        return self._connection.channel
 
     def abort(self) -> None:
         self._closing.set()
@@ -199,7 +200,7 @@ class FileStoreByReceiver(ReceiverQuestions):
 
     @property
     def progress(self) -> Progress:
-        pace = self._connection.channel.pace
+        pace = self.channel.pace
         throttled = time.monotonic() if pace is not None and pace.delay() else 0.0
         awaited, heard = len(self._asked), self._connection.received
         return Progress(self._sent, self.added, self.unsent, awaited, heard, True, throttled)
@@ -286,7 +287,7 @@ class FileStoreByReceiver(ReceiverQuestions):
     def discard_file(self, slot: int) -> None:
         """Has the remote remove the file in a slot, as it does when the connection is lost."""
         self._slots.append(slot)
-        if not self._connection.channel.ended:
+        if not self.channel.ended:
             self._say(messages.DISCARD.frame(slot))
 
     # --- frames -----------------------------------------------------------------------------------
@@ -360,7 +361,7 @@ class FileStoreByReceiver(ReceiverQuestions):
         """Lets the remote know that somebody is still here, while there is nothing to say."""
         while not self._closing.wait(every):
             try:
-                if not self._connection.channel.ended:
+                if not self.channel.ended:
                     self._say(messages.PING.frame(bytes(8)))
             except BackupError:
                 return
@@ -382,7 +383,7 @@ class FileStoreByReceiver(ReceiverQuestions):
 
     def _hear_more(self, timeout: float) -> None:
         """Waits for an answer, or for another thread that has something to say."""
-        self._connection.channel.hear(self._hear, timeout, beside=(self._woken.fileno(),))
+        self.channel.hear(self._hear, timeout, beside=(self._woken.fileno(),))
         with suppress(BlockingIOError):
             self._woken.recv(4096)
 

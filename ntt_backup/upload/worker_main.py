@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from ntt_backup import events
 from ntt_backup.catalog.ranges import claim_order
-from ntt_backup.client.connection import ReceiverConnection, SessionSpec
+from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.effort import Effort
 from ntt_backup.client.throttle import Limit
 from ntt_backup.config import Settings
@@ -31,7 +31,7 @@ from ntt_backup.source.read_ahead import ReadAhead
 from ntt_backup.source.store import Store
 from ntt_backup.upload.event_pipe import EventPipe
 from ntt_backup.upload.strategies import open_probe, open_session
-from ntt_backup.upload.strategies.probe import LINGERS, SessionProbe
+from ntt_backup.upload.strategies.probe import LINGERS, Ahead, SessionProbe
 from ntt_backup.upload.strategies.session import Session
 from ntt_backup.upload.worker import Worker
 
@@ -85,7 +85,7 @@ class Remote:
         self._store = store
         self._probe: SessionProbe | None = None
         self._session: Session | None = None
-        self._ahead: ReceiverConnection | None = None
+        self._ahead: Ahead | None = None
         self._since = 0.0
 
     def begin_probe(self) -> None:

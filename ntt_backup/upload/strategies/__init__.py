@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ntt_backup.client.connection import ReceiverConnection, SessionSpec
+from ntt_backup.client.connection import SessionSpec
 from ntt_backup.errors import Unsupported
 from ntt_backup.source.store import Store
-from ntt_backup.upload.strategies.probe import SessionProbe
+from ntt_backup.upload.strategies.probe import Ahead, SessionProbe
 from ntt_backup.upload.strategies.session import Session
 from ntt_backup.upload.strategies.stream import open_stream
 from ntt_backup.upload.strategies.stream_probe import StreamProbe
@@ -26,16 +26,16 @@ class Strategy:
         packs: Whether the strategy is for the layout `packs`.
     """
 
-    open: Callable[[SessionSpec, Store, ReceiverConnection | None], Session]
+    open: Callable[[SessionSpec, Store, Ahead | None], Session]
     probe: Callable[[SessionSpec], SessionProbe]
     packs: bool = False
 
 
-def _open_packs(spec: SessionSpec, store: Store, _: object) -> Session:
+def _open_packs(spec: SessionSpec, store: Store, ahead: Ahead | None) -> Session:
     # What only packs need is loaded for them only.
     from ntt_backup.upload.strategies.packs import open_packs
 
-    return open_packs(spec, store)
+    return open_packs(spec, store, ahead)
 
 
 def _probe_packs(spec: SessionSpec) -> SessionProbe:
@@ -51,9 +51,7 @@ STRATEGIES: Mapping[str, Strategy] = {
 }
 
 
-def open_session(
-    name: str, spec: SessionSpec, store: Store, ahead: ReceiverConnection | None = None
-) -> Session:
+def open_session(name: str, spec: SessionSpec, store: Store, ahead: Ahead | None = None) -> Session:
     """Opens a session of the strategy of that name, or goes on with what was made ahead. Raises as
     `Session` does.
     """

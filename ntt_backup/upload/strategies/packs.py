@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, cast
 
 from ntt_backup.blobdir.layout import is_blobid
 from ntt_backup.client.connection import SessionSpec
@@ -34,6 +34,7 @@ from ntt_backup.process.memory import give_back_large_blocks, memory_needed, new
 from ntt_backup.source.reader import BadSourceBlob, Reader, TooLarge
 from ntt_backup.source.store import Store
 from ntt_backup.upload.strategies.content_report import ContentReport
+from ntt_backup.upload.strategies.probe import Ahead
 from ntt_backup.upload.strategies.session import Outcome, Rejection
 from ntt_backup.wire.framing import FORMAT
 
@@ -45,11 +46,11 @@ _A_BLOB: Final = 1 << 16
 
 
 @memory_needed()
-def open_packs(spec: SessionSpec, store: Store) -> PacksSession:
-    """Opens a session."""
+def open_packs(spec: SessionSpec, store: Store, ahead: Ahead | None = None) -> PacksSession:
+    """Opens a session. ahead: the store of a probe of packs by a receiver."""
     give_back_large_blocks()  # Of the lists and tables that a pack takes.
     require_sealing(spec.recipients)
-    target = open_pack_target(spec)
+    target = open_pack_target(spec) if ahead is None else cast("PackTarget", ahead)
     try:
         if (store_id := marker.read(target)) is None:
             raise marker.gone(f"{spec.bucket.url if spec.bucket else spec.root}/{FORMAT}")

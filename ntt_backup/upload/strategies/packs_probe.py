@@ -95,8 +95,9 @@ class PacksByReceiverProbe:
     def make_place(self) -> None:
         marker.make(self._store)
 
-    def hand_over(self) -> None:
-        self.close()
+    def hand_over(self) -> FileStoreByReceiver | None:
+        opened, self._opened = self._opened, None
+        return None if opened is None or opened.channel.ended else opened
 
     def close(self) -> None:
         opened, self._opened = self._opened, None
@@ -107,7 +108,7 @@ class PacksByReceiverProbe:
     @property
     def _store(self) -> FileStoreByReceiver:
         """The store; another one where the connection was lost meanwhile."""
-        if self._opened is None or self._opened.ended:
+        if self._opened is None or self._opened.channel.ended:
             self.connect()
         assert self._opened is not None
         return self._opened

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from blake3 import blake3
 
 from ntt_backup.blobdir.layout import relative_path
-from ntt_backup.client.connection import ReceiverConnection
+from ntt_backup.client.channel import Channel
 from ntt_backup.errors import RemoteDenied, SourceError
 from ntt_backup.format import many
 from ntt_backup.model import Batch, Blob
@@ -82,6 +82,14 @@ class Probe(Protocol):
         ...
 
 
+class Ahead(Protocol):
+    """What a probe has opened, and a session goes on with: a connection, or a file store."""
+
+    @property
+    def channel(self) -> Channel: ...
+    def abort(self) -> None: ...
+
+
 class SessionProbe(Probe, Protocol):
     """A probe whose connection a session may go on with."""
 
@@ -89,7 +97,7 @@ class SessionProbe(Probe, Protocol):
         """Connects to the remote, where that is not left to `facts`."""
         ...
 
-    def hand_over(self) -> ReceiverConnection | None:
+    def hand_over(self) -> Ahead | None:
         """Ends the probe, and returns what `open_session` can go on with; None for nothing."""
         ...
 

@@ -25,7 +25,7 @@ from ntt_backup.source.reader import BadSourceBlob, PieceHashes, Reader
 from ntt_backup.source.store import Store
 from ntt_backup.upload.strategies.codec import choose_codec
 from ntt_backup.upload.strategies.in_flight import Flight, PipelinedSession
-from ntt_backup.upload.strategies.probe import require_time
+from ntt_backup.upload.strategies.probe import Ahead, require_time
 from ntt_backup.upload.strategies.session import Rejection
 from ntt_backup.upload.strategies.stream_packs import Packer
 from ntt_backup.wire import framing, messages
@@ -49,11 +49,9 @@ def connect(spec: SessionSpec) -> ReceiverConnection:
     return connection
 
 
-def open_stream(
-    spec: SessionSpec, store: Store, ahead: ReceiverConnection | None = None
-) -> StreamSession:
+def open_stream(spec: SessionSpec, store: Store, ahead: Ahead | None = None) -> StreamSession:
     """Opens a session. ahead: a connection of `connect`."""
-    connection = ahead or connect(spec)
+    connection = ahead if isinstance(ahead, ReceiverConnection) else connect(spec)
     connection.open()
     session = StreamSession(connection, store)
     session.detect_near_remote()
