@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from psycopg import errors
-
-from ntt_backup.catalog.connection import Connection, configure, translated
-from ntt_backup.catalog.pending import columns, read_parts, walk_indexes
+from ntt_backup.catalog.connection import Connection, translated
+from ntt_backup.catalog.pending import columns, quick_rows, read_parts, walk_indexes
 from ntt_backup.catalog.queries import fragment
 from ntt_backup.errors import ConfigError
 from ntt_backup.model import OF_CHECKS, Reason
@@ -81,18 +79,17 @@ def iter_failed(
         bounded = name == "next_failed_unlisted" and reason is None
         past, found = None, _PAGE
         while found == _PAGE:
+            page: Mapping[str, object] = {**values, "past": past}
             with translated("list failed blobs"):
-                try:
+                if bounded:
+                    rows = quick_rows(conn, _PATIENCE_MS, name, page, **parts)
+                else:
                     with conn.transaction():
                         walk_indexes(conn, local=True)
-                        if bounded:
-                            configure(conn, "statement_timeout", _PATIENCE_MS, local=True)
-                        rows = conn.rows(name, {**values, "past": past}, **parts)
-                except errors.QueryCanceled:
-                    if not bounded:
-                        raise
-                    on_cut()
-                    return
+                        rows = conn.rows(name, page, **parts)
+            if rows is None:
+                on_cut()
+                return
             yield from (FailedBlob(*row) for row in rows)
             found, past = len(rows), rows[-1][0] if rows else None
 
