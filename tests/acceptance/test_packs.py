@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import subprocess
 import time
@@ -17,10 +18,24 @@ from tests.helpers.blobs import Person, tree
 from tests.helpers.bucket_environment import BucketEnvironment
 from tests.helpers.environment import Environment
 from tests.helpers.mounts import mount_point
+from tests.helpers.postgres import Postgres
 from tests.helpers.sshd import RemoteDir, Sshd, receiver_on
 
+LONG = pytest.mark.long
+# Each way, plain or sealed, in the short tier once.
+EACH = pytest.mark.parametrize(
+    ("packed", "sealed"),
+    [
+        ("file", False),
+        ("ssh", True),
+        pytest.param("file", True, marks=LONG),
+        pytest.param("ssh", False, marks=LONG),
+    ],
+    indirect=["packed"],
+)
 
-@pytest.fixture(params=["file", "ssh"])
+
+@pytest.fixture(params=["file", pytest.param("ssh", marks=LONG)])
 def packed(request: pytest.FixtureRequest, env: Environment) -> Environment:
     """An environment whose target has packs: a directory of this machine, or by ssh."""
     if request.param == "file":
@@ -79,7 +94,7 @@ def flip(env: Environment, name: str, place: int) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("sealed", [False, True])
+@EACH
 def test_every_command_works_on_packs(packed: Environment, tmp_path: Path, sealed: bool) -> None:
     env, owner = packed, Person.new()
     if sealed:
@@ -107,7 +122,7 @@ def test_every_command_works_on_packs(packed: Environment, tmp_path: Path, seale
     assert files_on(env) == files
 
 
-@pytest.mark.parametrize("sealed", [False, True])
+@EACH
 def test_a_flipped_bit_is_found_where_it_lies_and_the_next_run_mends_it(
     packed: Environment, tmp_path: Path, sealed: bool
 ) -> None:
@@ -148,6 +163,23 @@ def test_large_blobs_are_files_of_their_own_and_are_hashed_where_they_lie(
     well(env, "run")  # Another name is found for it: nothing is overwritten.
     well(env, "restore", "--to", str(tmp_path / "back"))
     assert tree(tmp_path / "back") == env.in_store()
+
+
+@EACH
+def test_a_drill_proves_that_everything_comes_back_from_packs(
+    packed: Environment, postgres: Postgres, database_url: str, tmp_path: Path, sealed: bool
+) -> None:
+    env, owner = packed, Person.new()
+    env.write_config(run={"skip_pgdump": False}, dump={"bin": str(postgres.programs)})
+    if sealed:
+        identity = str(owner.file(tmp_path / "key"))
+        env.write_config(pack={"recipients": [owner.public], "identity_file": identity})
+    env.fill(50)
+    well(env, "run")
+    assert {one.endswith(".age") for one in files_on(env) if not one.endswith(".json")} == {sealed}
+    scratch = str(tmp_path / "scratch")
+    said = well(env, "drill", "--scratch", scratch, "--json", "--database", database_url)
+    assert json.loads(said)["proved"] is True
 
 
 def test_a_target_keeps_its_layout(packed: Environment) -> None:
