@@ -134,7 +134,10 @@ def take_due(settings: RemoteConfig, emit: Emit, *, patient: bool = False) -> Jo
         began, wait, known = time.monotonic(), every, last(settings, name)
         try:
             with noting(settings, name):
-                left = _look_for(settings, name, every)
+                with closing(open_store(settings, SNAPSHOTS)) as repository:
+                    now = datetime.now(UTC)
+                    begun = last_begun(repository, name, now, Origins.of(settings))
+                left = due_in(begun, every, now)
                 if left:
                     forget_failure(settings, name)
                 else:
@@ -154,12 +157,6 @@ def take_due(settings: RemoteConfig, emit: Emit, *, patient: bool = False) -> Jo
     # The sets behind the first one took their time.
     again_s = max(0.0, min(dues) - time.monotonic()) if dues else None
     return JobOver(failed=failed, again_s=again_s)
-
-
-def _look_for(settings: RemoteConfig, name: str, every: float) -> float:
-    with closing(open_store(settings, SNAPSHOTS)) as repository:
-        now = datetime.now(UTC)
-        return due_in(last_begun(repository, name, now, Origins.of(settings)), every, now)
 
 
 def _take(settings: RemoteConfig, name: str, emit: Emit) -> bool:

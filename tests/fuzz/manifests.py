@@ -45,7 +45,8 @@ from tests.fuzz.mutations import mutated
 
 CHAIN: Final = ("20260101T000000Z-00000001", "20260102T000000Z-00000002")
 HEADER: Final = Header("db", CHAIN[1], CHAIN[0], CHAIN, "ab" * 32, ("/srv", "/etc"), "host")
-_SUM: Final = "0123456789abcdef" * 4
+SUM: Final = "0123456789abcdef" * 4
+PACKS: Final = (PackSum(1234, "cd" * 32), PackSum(8, "ef" * 32))
 _PIECE: Final = 1 << 20
 _NUMBERS: Final = re.compile(rb"-?\d+")
 _EDGES: Final = [
@@ -68,7 +69,7 @@ def seeds() -> list[bytes]:
     some = [
         Entry("a", DIRECTORY, 0o755, xattrs={"user.a": "AAAA"}),
         *(_small(f"a/{number:02}", number) for number in range(40)),
-        Entry("big", FILE, 0o600, size=1 << 20, digest=_SUM, block=4096, extents=extents),
+        Entry("big", FILE, 0o600, size=1 << 20, digest=SUM, block=4096, extents=extents),
         Entry("hard", HARD_LINK, 0o600, target="big"),
         Entry("soft", SYMLINK, 0o777, target="../../etc"),
     ]
@@ -78,16 +79,15 @@ def seeds() -> list[bytes]:
 
 def _small(path: str, number: int) -> Entry:
     extents = [Extent(0, 50, 1, 1, 8, 999, number * 50)]
-    return Entry(path, FILE, 0o644, 1, 1, 1 << 60, size=50, digest=_SUM, extents=extents)
+    return Entry(path, FILE, 0o644, 1, 1, 1 << 60, size=50, digest=SUM, extents=extents)
 
 
-def written(entries: Sequence[Entry]) -> bytes:
+def written(entries: Sequence[Entry], packs: tuple[PackSum, ...] = PACKS) -> bytes:
     """Returns a manifest of entries."""
     out: list[bytes] = []
     writer = ManifestWriter(out.append, HEADER)
     for entry in entries:
         writer.add(entry.line())
-    packs = (PackSum(1234, "cd" * 32), PackSum(8, "ef" * 32))
     writer.end(Trailer(len(entries), 10, packs, 20, "12" * 32, 1, 2))
     return b"".join(out)
 

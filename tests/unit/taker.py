@@ -37,8 +37,8 @@ class Taker:
         self.target = ""
         self.problems: dict[str, str] = {}
         self.set = SnapshotSet("s", (str(root),))
-        cache.mkdir()
-        root.mkdir()
+        cache.mkdir(parents=True)
+        root.mkdir(parents=True)
 
     def take(self, **how: bool) -> Taken:
         self.problems = {}

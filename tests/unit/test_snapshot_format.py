@@ -20,10 +20,8 @@ from ntt_backup.errors import RemoteError
 from ntt_backup.snapshot import names
 from ntt_backup.snapshot.restore.files import Options
 from ntt_backup.snapshot.restore.version import restore
-from ntt_backup.snapshot.take.last_version import Copies
-from ntt_backup.snapshot.take.new_version import take
-from ntt_backup.snapshot.take.walk import SnapshotSet
 from tests.helpers.memory_store import MemoryStore
+from tests.unit.taker import Taker
 
 PAGE = Path(__file__).parents[2] / "docs/snapshot-format.md"
 CHAIN = ("20260301T040000Z-5f0c1a2b", "20260302T040000Z-91d3e4f5")
@@ -103,21 +101,15 @@ def test_the_example_of_the_page_is_what_it_says(tmp_path: Path) -> None:
 
 
 def test_a_reader_made_after_the_page_reads_what_we_write(tmp_path: Path) -> None:
-    tree, copies, repository = tmp_path / "tree", tmp_path / "copies", MemoryStore()
-    for one in (tree, tree / "d", copies):
-        one.mkdir()
+    taker = Taker(tmp_path / "tree", tmp_path / "copies")
     large = bytearray(random.Random(1).randbytes(1 << 20) * 3 + bytes(1 << 20))
-    (tree / "d/small").write_bytes(b"small")
-    (tree / "d/gr\udcfcn\u20ac").symlink_to("small")
-    now = datetime(2026, 3, 4, tzinfo=UTC)
+    taker.write("d/small", b"small")
+    (taker.root / "d/gr\udcfcn\u20ac").symlink_to("small")
     for number in range(3):
         large[number * 500_000] ^= 1
-        (tree / "large").write_bytes(large)
-        now += timedelta(days=1)
-        of = SnapshotSet("s", (str(tree),))
-        version = take(repository, of, copies=Copies(copies), now=now).version
-        found = read(repository.files, f"s/{version}")
-        below = str(tree)[1:]
+        taker.write("large", bytes(large))
+        found = read(taker.repository.files, f"s/{taker.take().version}")
+        below = str(taker.root)[1:]
         assert found[f"{below}/large"][1] == large
         assert found[f"{below}/d/small"][1] == b"small"
         assert found[f"{below}/d/gr\udcfcn\u20ac"][0][9] == {"to": "small"}

@@ -8,12 +8,10 @@ import re
 from bisect import bisect
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime, timedelta
 from itertools import accumulate
 from pathlib import Path
 from shutil import copytree
-from tempfile import TemporaryDirectory
-from typing import Any
+from tempfile import TemporaryDirectory, mkdtemp
 
 import pytest
 import zstandard
@@ -29,10 +27,9 @@ from ntt_backup.snapshot.restore.files import Options
 from ntt_backup.snapshot.restore.version import restore
 from ntt_backup.snapshot.take import changed_file
 from ntt_backup.snapshot.take.last_version import Copies
-from ntt_backup.snapshot.take.new_version import Report, take
 from ntt_backup.snapshot.take.walk import SnapshotSet
 from tests.helpers.memory_store import MemoryStore
-from tests.unit.taker import KEYS
+from tests.unit.taker import KEYS, Taker, rewrite
 
 NAMES = ["a", "a-b", "d/x", "d/y\udcff", "e"]
 BLOCK = 4096
@@ -42,40 +39,30 @@ MOST = 150_000
 _Change = tuple[str, int, int, int, int]
 
 
-class History:
+class History(Taker):
     """A tree, the versions that were taken of it, and what it had then."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self.tree = directory / "tree"
-        (self.tree / "d").mkdir(parents=True)
-        self.repository = MemoryStore()
+        super().__init__(directory / "tree", directory / "host")
+        (self.root / "d").mkdir()
+        self.keys = KEYS
+        self.set = SnapshotSet("s", (str(self.root),), block_size=BLOCK)
         self.had: dict[str, dict[str, bytes]] = {}
-        self._now = datetime(2026, 1, 1, tzinfo=UTC)
-        self._hosts = 0
-        self.another_host()
 
     def another_host(self) -> None:
         """Lets the next take have no copies of manifests and maps."""
-        self._hosts += 1
-        copies = self._directory / f"host{self._hosts}"
-        copies.mkdir()
-        self._copies = Copies(copies)
+        self.copies = Copies(Path(mkdtemp(dir=self.root.parent)))
 
-    def take(self, **how: Any) -> None:
-        self._now += timedelta(minutes=1)
-        of = SnapshotSet("s", (str(self.tree),), block_size=BLOCK)
-        problems: list[object] = []
-        report = Report(problem=lambda *said: problems.append(said))
-        how |= {"keys": KEYS, "now": self._now, "report": report}
-        taken = take(self.repository, of, copies=self._copies, **how)
-        assert (taken.exit_code, problems) == (0, [])
-        self.had[taken.version] = contents(self.tree)
+    def grow(self, **how: bool) -> None:
+        """Takes a version, and notes what the tree has."""
+        taken = self.take(**how)
+        assert (taken.exit_code, self.problems) == (0, {})
+        self.had[taken.version] = contents(self.root)
 
     def restore(self, version: str, to: Path, options: Options) -> dict[str, bytes]:
         done = restore(self.open, f"s@{version}", to, options, trust=True)
         assert (done.exit_code, done.problems) == (0, [])
-        return contents(to / str(self.tree)[1:])
+        return contents(to / str(self.root)[1:])
 
     def open(self) -> MemoryStore:
         repository = MemoryStore()
@@ -154,10 +141,10 @@ def every_version_comes_back(tmp_path: Path, data: st.DataObject, least: int, mo
         history = History(Path(directory))
         for edits, how, elsewhere in data.draw(st.lists(versions, min_size=least, max_size=most)):
             for edit in edits:
-                change(history.tree, *edit)
+                change(history.root, *edit)
             if elsewhere:
                 history.another_host()
-            history.take(**how)
+            history.grow(**how)
         over = Path(directory) / "over"
         order = data.draw(st.permutations(list(history.had)))
         for version in order:
@@ -174,9 +161,9 @@ def history(tmp_path: Path) -> Iterator[History]:
     with small_parts():
         history = History(tmp_path / "history")
         for number in range(len(NAMES)):
-            change(history.tree, "write", number, number * 9_000, 30_000, number)
-            change(history.tree, "link", number, 0, 0, 0)
-            history.take()
+            change(history.root, "write", number, number * 9_000, 30_000, number)
+            change(history.root, "link", number, 0, 0, 0)
+            history.grow()
         yield history
 
 
@@ -196,12 +183,12 @@ def test_nothing_wrong_comes_of_a_flipped_bit(
     files[name] = good[:at] + bytes([good[at] ^ 1 << bit]) + good[at + 1 :]
     try:
         with TemporaryDirectory(dir=tmp_path) as to:
-            below = Path(to) / str(history.tree)[1:]
-            copytree(history.tree, below)
+            below = Path(to) / str(history.root)[1:]
+            copytree(history.root, below)
             change(below, "write", 0, 10, 30_000, 2)
             with suppress(SnapshotDamaged):
                 done = restore(history.open, f"s@{version}", Path(to), options, trust=True)
-                told = {str(Path("/", path).relative_to(history.tree)) for path, _ in done.problems}
+                told = {str(Path("/", path).relative_to(history.root)) for path, _ in done.problems}
                 assert (done.exit_code == 7) == bool(told)
                 wanted, found = history.had[version], contents(below)
                 assert all(found[one] == wanted[one] for one in wanted.keys() - told)
@@ -274,21 +261,15 @@ def test_one_percent_of_changed_pages_is_stored_in_a_third_of_a_percent(tmp_path
     def page() -> bytes:
         return (rng.randbytes(1100) + same)[:8192]
 
-    tree, copies, repository = tmp_path / "tree", tmp_path / "copies", MemoryStore()
-    tree.mkdir()
-    copies.mkdir()
-    with (tree / "16384").open("wb") as new:
-        new.writelines(page() for _ in range(pages))
+    taker = Taker(tmp_path / "tree", tmp_path / "copies")
+    file = taker.write("16384", b"".join(page() for _ in range(pages)))
     sizes: list[int] = []
     at_random, stretch = rng.sample(range(pages), pages // 100), range(4000, 4000 + pages // 100)
-    for number, changed in enumerate(([], at_random, stretch)):
-        with (tree / "16384").open("r+b") as file:
-            for one in changed:
-                file.seek(one * 8192)
-                file.write(page())
-        of, now = SnapshotSet("s", (str(tree),)), datetime(2026, 1, number + 1, tzinfo=UTC)
-        take(repository, of, copies=Copies(copies), now=now)
-        sizes.append(repository.size - sum(sizes))
+    for changed in ([], at_random, stretch):
+        for one in changed:
+            rewrite(file, one * 8192, page())
+        taker.take()
+        sizes.append(taker.repository.size - sum(sizes))
     raw = pages * 8192
     assert sizes[0] / raw < 1 / 5
     assert sizes[1] / raw < 0.0035

@@ -38,7 +38,6 @@ from ntt_backup.snapshot.format.manifest import (
     FORMAT,
     MAX_CHAIN,
     MAX_HEADER,
-    Header,
     ManifestReader,
     ManifestWriter,
     Trailer,
@@ -47,20 +46,7 @@ from ntt_backup.snapshot.format.manifest import (
 )
 from ntt_backup.snapshot.format.super_blocks import PackSum
 from ntt_backup.snapshot.names import SnapshotDamaged
-
-CHAIN = ("20260101T000000Z-00000001", "20260102T000000Z-00000002")
-HEADER = Header("db", CHAIN[1], CHAIN[0], CHAIN, "ab" * 32, ("/srv", "/etc"), "host")
-PACKS = (PackSum(1234, "cd" * 32), PackSum(8, "ef" * 32))
-SUM = "0123456789abcdef" * 4
-
-
-def written(entries: Sequence[Entry], packs: tuple[PackSum, ...] = PACKS) -> bytes:
-    out: list[bytes] = []
-    writer = ManifestWriter(out.append, HEADER)
-    for entry in entries:
-        writer.add(entry.line())
-    writer.end(Trailer(len(entries), 10, packs, 20, "12" * 32, 1, 2))
-    return b"".join(out)
+from tests.fuzz.manifests import CHAIN, HEADER, PACKS, SUM, written
 
 
 def forged(lines: Sequence[bytes], header: object = None, **trailer: object) -> bytes:

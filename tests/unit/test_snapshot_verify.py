@@ -17,9 +17,9 @@ from ntt_backup.snapshot.names import FileName
 from ntt_backup.snapshot.take.last_version import Copies
 from ntt_backup.snapshot.verify import Findings, Question, verify
 from ntt_backup.snapshot.versions import differences, open_manifest, versions
+from tests.fuzz.manifests import written
 from tests.helpers.blobs import noise
 from tests.unit.taker import BLOCK, KEYS, OTHERS, Taker, rewrite
-from tests.unit.test_snapshot_manifest import written
 
 MIB = 1 << 20
 

@@ -194,17 +194,14 @@ class FileWriter:
         else:
             digest = _digest(self._fd)
         if (self._verify or self._hasher is None) and digest != entry.digest:
-            raise Refused(WRONG + self._left)
+            in_place = ": it was changed in place, and is left so"
+            raise Refused(WRONG + (in_place if self._beside is None else ""))
         if self._beside is None:
             # Where no block is new, xfs has nothing to log, and syncfs does not flush the disk.
             os.fsync(self._fd)
         attributes.set(self._fd, entry)
         if self._beside is not None:
             self._beside.rename()
-
-    @property
-    def _left(self) -> str:
-        return "" if self._beside is not None else ": it was changed in place, and is left so"
 
     def _hash_zeros(self, end: int) -> None:
         assert self._hasher is not None

@@ -129,7 +129,8 @@ def restore(
         unfinished = Unfinished(to, root, str(version), patterns)
         if unfinished.doubt:
             done.notes.append(_DOUBT)
-        restorer = partial(_restorer, source, replace(options, doubt=unfinished.doubt), choice)
+        options = replace(options, doubt=unfinished.doubt)
+        restorer = partial(source.restorer, options, choice)
         if jobs == 1:
             steps = restorer(repository, root, (0, 1)).run()
         else:
@@ -165,18 +166,6 @@ def _foreign(version: Version, origin: Origin) -> ConfigError:
         hint="choose another version (ntt-backup-remote snapshot list). On a new machine, put the"
         " host key back (host.key_file). To restore it all the same, add --trust-target",
     )
-
-
-def _restorer(
-    source: _Source,
-    options: Options,
-    choice: Choice | None,
-    repository: ReadableStore,
-    root: int,
-    part: tuple[int, int],
-) -> Restorer:
-    manifest, map = source.manifest(), source.map()
-    return Restorer(repository, manifest, map, root, options, choice, part)
 
 
 def _by_helpers(
@@ -242,9 +231,17 @@ class _Source:
         """Returns a reader, at its beginning."""
         return ManifestReader(_pieces(self._manifest))
 
-    def map(self) -> MapReader | None:
-        """Returns a reader, at its beginning."""
-        return MapReader(_pieces(self._map)) if self._map is not None else None
+    def restorer(
+        self,
+        options: Options,
+        choice: Choice | None,
+        repository: ReadableStore,
+        root: int,
+        part: tuple[int, int],
+    ) -> Restorer:
+        """Returns what restores a part of the files, see `Restorer`."""
+        map = MapReader(_pieces(self._map)) if self._map is not None else None
+        return Restorer(repository, self.manifest(), map, root, options, choice, part)
 
 
 def _keep(repository: ReadableStore, version: Version, name: str, to: Path) -> mmap.mmap:

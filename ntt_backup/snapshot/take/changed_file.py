@@ -263,15 +263,8 @@ class FileReader:
 
 def entry_of(path: str, kind: str, status: os.stat_result) -> Entry:
     """Returns the entry of a file, with what `lstat` says."""
-    return Entry(
-        path,
-        kind,
-        stat.S_IMODE(status.st_mode),
-        status.st_uid,
-        status.st_gid,
-        *times_of(status),
-        status.st_ino,
-    )
+    owned = (stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid)
+    return Entry(path, kind, *owned, *times_of(status), status.st_ino)
 
 
 def xattrs(where: int | str) -> dict[str, str]:
