@@ -49,7 +49,7 @@ def _range(found: re.Match[str]) -> str:
     return f"{re.escape(first)}{to}{re.escape(last)}"
 
 
-class Choice:
+class PathChoice:
     """Files that fit a pattern of those that `matcher` knows; all that is below a
     directory that fits; and what chosen hard links are links to. bytes: of their content. Raises
     ConfigError where nothing fits one of them.

@@ -27,7 +27,7 @@ from ntt_backup.filestore.contract import FileStore, ReadableStore
 from ntt_backup.format import many
 from ntt_backup.snapshot.names import MANIFEST
 from ntt_backup.snapshot.origins import NOBODY, Origins
-from ntt_backup.snapshot.versions import Facts, Version, facts, versions
+from ntt_backup.snapshot.versions import Version, VersionFacts, facts, versions
 from ntt_backup.wire.stored_names import begun
 
 # Nothing arrives for as long of a version that died.
@@ -37,7 +37,7 @@ _HOUR: Final = timedelta(hours=1)
 _FEW: Final = 2
 
 
-class Plan(NamedTuple):
+class ForgetPlan(NamedTuple):
     """Says which versions of a set stay, and which go. kept: by the rule. needed: stays, and for
     which version. gone: versions that are removed. dead: what was never finished, or not wholly
     removed. doubtful: stays, and why it does not count. times: when whole versions were begun; the
@@ -90,7 +90,7 @@ class Known:
 
 
 def known(
-    found: Sequence[Facts], *, signed: bool, every: float | None = None, trust: bool = False
+    found: Sequence[VersionFacts], *, signed: bool, every: float | None = None, trust: bool = False
 ) -> Known:
     """Returns what facts say of versions.
 
@@ -130,8 +130,8 @@ def known(
 
 
 def doubts(
-    found: Sequence[Facts], *, signed: bool, every: float | None = None
-) -> list[tuple[Facts, str]]:
+    found: Sequence[VersionFacts], *, signed: bool, every: float | None = None
+) -> list[tuple[VersionFacts, str]]:
     """Returns the versions that do not count, each with the reason. Arguments as in `known`."""
     crowd = _crowd(found, 1 + -(-3600 // every) if every else _FEW)
     ours = [one.version for one in found if one.origin == Origin.OURS]
@@ -155,7 +155,7 @@ def doubts(
     return said
 
 
-def _crowd(found: Sequence[Facts], most: float) -> dict[str, int]:
+def _crowd(found: Sequence[VersionFacts], most: float) -> dict[str, int]:
     """Returns the versions of unknown origin of which more than most arrived within an hour, each
     with how many those are.
     """
@@ -175,7 +175,7 @@ def _crowd(found: Sequence[Facts], most: float) -> dict[str, int]:
 
 def plan(
     versions: Sequence[Version], known: Known, rule: Retention, now: datetime, *, drop: bool = False
-) -> Plan:
+) -> ForgetPlan:
     """Returns what becomes of versions, all of one set, the oldest first.
 
     Args:
@@ -211,7 +211,7 @@ def plan(
         if one not in dead and (before := _before(one, [*chains], known)):
             needed = dict.fromkeys(chains[before], one.name) | needed
     gone = [name for name in whole if name not in needed and name not in unsure]
-    return Plan(
+    return ForgetPlan(
         [one for name, one in whole.items() if name in staying],
         [
             (one, needed[name])
@@ -263,7 +263,7 @@ def plan_of(
     every: float | None = None,
     trust: bool = False,
     drop: bool = False,
-) -> Plan:
+) -> ForgetPlan:
     """Returns what is to be removed.
 
     Args:
@@ -291,7 +291,7 @@ def expire(
     *,
     every: float | None = None,
     problem: Callable[[str, str], object] = lambda *_: None,
-) -> Plan:
+) -> ForgetPlan:
     """Removes what retention does not keep; returns what that was. It may be killed at any instant:
     what stays can be restored. The lock of the set is held meanwhile. Arguments as in `plan_of`.
     problem(what, why) hears of doubtful versions. Raises RemoteDenied where the target is
@@ -299,7 +299,7 @@ def expire(
     """
     there = versions(repository, set)
     if len(there) <= rule.last and all(one.whole for one in there):
-        return Plan(there, (), (), (), (), {})  # Nothing need be read.
+        return ForgetPlan(there, (), (), (), (), {})  # Nothing need be read.
     found = plan_of(repository, set, rule, now, origins, every=every)
     if names := found.names:
         repository.remove(names)

@@ -23,7 +23,7 @@ from ntt_backup.errors import SOME_FAILED, ConfigError, RemoteUnreachable
 from ntt_backup.filestore.contract import FileMissing, ReadableStore, StoredFileDamaged
 from ntt_backup.snapshot.format.block_map import SUM, MapReader, add_zeros, sums
 from ntt_backup.snapshot.format.entry import Entry, Extent
-from ntt_backup.snapshot.format.manifest import Header, ManifestReader, Trailer
+from ntt_backup.snapshot.format.manifest import Header, ManifestReader, ManifestTrailer
 from ntt_backup.snapshot.names import (
     MANIFEST,
     MAP,
@@ -53,7 +53,7 @@ class Damage(NamedTuple):
 
 
 @dataclass
-class Findings:
+class VersionFindings:
     """Holds what a check has found. versions: checked. entries: that they have. files: looked up on
     the target. bytes: fetched content. damaged: versions that cannot be restored as a whole. wrong:
     why, the first thousand of `wrong_total`. unfinished: versions that never were. foreign: those
@@ -84,7 +84,7 @@ class Findings:
             self.wrong.append(Damage(str(version), file, path, detail))
 
 
-class Question(NamedTuple):
+class VersionQuestion(NamedTuple):
     """Holds what to check. which: `SET`, `SET@VERSION`, or "" for all. share: of the content, 0 to
     1. since: a day, or the beginning of a version: none that is older.
     """
@@ -96,10 +96,10 @@ class Question(NamedTuple):
 
 def verify(
     repository: ReadableStore,
-    question: Question,
-    on_progress: Callable[[Findings], object] = lambda _: None,
+    question: VersionQuestion,
+    on_progress: Callable[[VersionFindings], object] = lambda _: None,
     origins: Origins = NOBODY,
-) -> Findings:
+) -> VersionFindings:
     """Checks versions in a repository. Raises ConfigError where there is none to check.
 
     Content of a version that others need is looked at with that version, and so once; with all that
@@ -117,7 +117,7 @@ def verify(
         raise ConfigError(
             f"{question.since!r} is neither a day nor a version", hint="such as 2026-03-31"
         )
-    found = Findings(unfinished=sum(not one.whole for one in known))
+    found = VersionFindings(unfinished=sum(not one.whole for one in known))
     check = _Check(repository, known, found, question.share, on_progress, origins)
     for version in wanted:
         if version.name.replace("-", "") >= since:
@@ -131,9 +131,9 @@ class _Check:
         self,
         repository: ReadableStore,
         known: Iterable[Version],
-        found: Findings,
+        found: VersionFindings,
         share: float,
-        on_progress: Callable[[Findings], object],
+        on_progress: Callable[[VersionFindings], object],
         origins: Origins,
     ) -> None:
         self._origins = origins
@@ -242,7 +242,7 @@ class _Check:
                     self._look_up(version, one.trailer, quiet=True)
         return self._packs[key]
 
-    def _look_up(self, version: Version, trailer: Trailer, *, quiet: bool = False) -> None:
+    def _look_up(self, version: Version, trailer: ManifestTrailer, *, quiet: bool = False) -> None:
         """Compares what is there of a version with what its trailer says."""
         there = {one.name: one.size for one in version.files}
         lacks = version.lacks(trailer)
@@ -255,7 +255,7 @@ class _Check:
         numbers = range(1, len(trailer.packs) + 1)
         self._packs[key] = frozenset(one for one in numbers if pack_name(*key, one) not in lacks)
 
-    def _proved_map(self, version: Version, trailer: Trailer) -> Iterable[bytes] | None:
+    def _proved_map(self, version: Version, trailer: ManifestTrailer) -> Iterable[bytes] | None:
         """Returns the bytes of a version's map, if it is what was written."""
         file = version.file(MAP)
         if file is None or file.size != trailer.map_size:

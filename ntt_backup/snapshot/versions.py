@@ -24,7 +24,7 @@ from ntt_backup.snapshot.format.manifest import (
     END_BYTES,
     Header,
     ManifestReader,
-    Trailer,
+    ManifestTrailer,
     ending_of,
     tail_size,
 )
@@ -82,7 +82,7 @@ class Version(NamedTuple):
         """Bytes in the repository."""
         return sum(one.size for one in self.files)
 
-    def lacks(self, trailer: Trailer, *, map: bool = True) -> dict[str, int]:
+    def lacks(self, trailer: ManifestTrailer, *, map: bool = True) -> dict[str, int]:
         """Returns the files that its trailer names and that are not there as they were written,
         each with the size that it must have. map: False leaves out the map, which no restore needs.
         """
@@ -268,21 +268,21 @@ def open_manifest(repository: ReadableStore, version: Version) -> ManifestReader
     return reader
 
 
-class Facts(NamedTuple):
+class VersionFacts(NamedTuple):
     """Holds what a manifest says first and last; neither, and a problem, where it is damaged, or is
     none. origin: who made it.
     """
 
     version: Version
     header: Header | None
-    trailer: Trailer | None
+    trailer: ManifestTrailer | None
     problem: str = ""
     origin: Origin = Origin.UNKNOWN
 
 
 def facts(
     repository: ReadableStore, versions: Iterable[Version], origins: Origins = NOBODY
-) -> Iterator[Facts]:
+) -> Iterator[VersionFacts]:
     """Yields what the manifests of whole versions say. Of large ones only the ends are read, so
     they are not proved; but what is of this host has the header and the trailer that it made.
     """
@@ -297,12 +297,12 @@ def facts(
                 try:
                     ends = [next(pieces) for _ in _ends(file)]
                 except StoredFileDamaged as error:
-                    yield Facts(version, None, None, error.detail)
+                    yield VersionFacts(version, None, None, error.detail)
                     break
                 try:
                     yield _facts(repository, version, ends, origins)
                 except StoredFileDamaged as error:
-                    yield Facts(version, None, None, error.detail)
+                    yield VersionFacts(version, None, None, error.detail)
     except FileMissing as error:
         raise RemoteUnreachable(
             "a version was removed meanwhile", detail=str(error), hint="say it again"
@@ -334,7 +334,7 @@ def begun_by(repository: ReadableStore, version: Version, now: datetime) -> date
     return named
 
 
-def trailers(repository: ReadableStore, versions: Iterable[Version]) -> Iterator[Trailer]:
+def trailers(repository: ReadableStore, versions: Iterable[Version]) -> Iterator[ManifestTrailer]:
     """Yields what the manifests of whole versions say last, unproven, of which little is fetched.
     Raises SnapshotDamaged, FileMissing.
     """
@@ -356,7 +356,7 @@ def _ends(file: StoredFile) -> list[Range]:
 
 def _facts(
     repository: ReadableStore, version: Version, ends: list[bytes], origins: Origins
-) -> Facts:
+) -> VersionFacts:
     assert version.manifest is not None
     try:
         reader = ManifestReader(ends[:1])
@@ -365,7 +365,7 @@ def _facts(
         reader = open_manifest(repository, version)
     trailer, seal = ending_of(_tail(repository, version.manifest, ends), reader.header_sum)
     origin = origins.of_seal(reader.header, seal)
-    return Facts(version, reader.header, trailer, origin=origin)
+    return VersionFacts(version, reader.header, trailer, origin=origin)
 
 
 def require_own(header: Header, version: Version) -> None:
@@ -393,7 +393,7 @@ class Kind(StrEnum):
     ATTRIBUTES = "attributes"
 
 
-class Difference(NamedTuple):
+class EntryDifference(NamedTuple):
     """An entry that differs. old or new is None where there is none."""
 
     kind: Kind
@@ -408,7 +408,7 @@ class Difference(NamedTuple):
         return one
 
 
-def differences(old: ManifestReader, new: ManifestReader) -> Iterator[Difference]:
+def differences(old: ManifestReader, new: ManifestReader) -> Iterator[EntryDifference]:
     """Yields what differs, in the order of paths. Both manifests are proved at the end. Raises
     SnapshotDamaged.
     """
@@ -418,16 +418,16 @@ def differences(old: ManifestReader, new: ManifestReader) -> Iterator[Difference
         left = order(before.path) if before is not None else None
         right = order(after.path) if after is not None else None
         if right is None or (left is not None and left < right):
-            yield Difference(Kind.REMOVED, before, None)
+            yield EntryDifference(Kind.REMOVED, before, None)
             before = next(befores, None)
         elif left is None or right < left:
-            yield Difference(Kind.ADDED, None, after)
+            yield EntryDifference(Kind.ADDED, None, after)
             after = next(afters, None)
         else:
             assert before is not None
             assert after is not None
             if kind := _kind(before, after):
-                yield Difference(kind, before, after)
+                yield EntryDifference(kind, before, after)
             before, after = next(befores, None), next(afters, None)
 
 

@@ -33,8 +33,8 @@ from ntt_backup.snapshot.format.manifest import (
     FORMAT,
     Header,
     ManifestReader,
+    ManifestTrailer,
     ManifestWriter,
-    Trailer,
     ending_of,
     tail_size,
 )
@@ -88,7 +88,7 @@ def written(entries: Sequence[Entry], packs: tuple[PackSum, ...] = PACKS) -> byt
     writer = ManifestWriter(out.append, HEADER)
     for entry in entries:
         writer.add(entry.line())
-    writer.end(Trailer(len(entries), 10, packs, 20, "12" * 32, 1, 2))
+    writer.end(ManifestTrailer(len(entries), 10, packs, 20, "12" * 32, 1, 2))
     return b"".join(out)
 
 
@@ -140,7 +140,10 @@ def _first(**changed: object) -> bytes:
 
 
 def _last(**changed: object) -> bytes:
-    return json.dumps({**asdict(Trailer(1, 10, (), 20, "12" * 32)), **changed}).encode() + b"\n"
+    return (
+        json.dumps({**asdict(ManifestTrailer(1, 10, (), 20, "12" * 32)), **changed}).encode()
+        + b"\n"
+    )
 
 
 def _line(more: bytes = b"{", size: int = 1 << 62) -> bytes:

@@ -10,11 +10,11 @@ from blake3 import blake3
 
 from ntt_backup.snapshot.format.block_map import MapWriter
 from ntt_backup.snapshot.format.entry import DIRECTORY, FILE, Entry, order
-from ntt_backup.snapshot.format.manifest import Header, ManifestWriter, Trailer
+from ntt_backup.snapshot.format.manifest import Header, ManifestTrailer, ManifestWriter
 from ntt_backup.snapshot.format.super_blocks import SuperBlockWriter
 from ntt_backup.snapshot.names import MANIFEST, MAP, FileName
-from ntt_backup.snapshot.restore.files import Options
-from ntt_backup.snapshot.restore.version import Restored
+from ntt_backup.snapshot.restore.files import RestoreOptions
+from ntt_backup.snapshot.restore.version import RestoredVersion
 from ntt_backup.snapshot.restore.version import restore as restore_version
 from tests.helpers.memory_store import MemoryStore
 
@@ -52,7 +52,7 @@ def put_version(
         writer.end()
         repository.files[str(FileName(set, chain[-1], MAP))] = bytes(stored)
     size, digest = sum(one.size for one, _ in entries), sha256(stored).hexdigest()
-    manifest.end(Trailer(len(entries), size, sums, len(stored), digest))
+    manifest.end(ManifestTrailer(len(entries), size, sums, len(stored), digest))
     repository.files[str(FileName(set, chain[-1], MANIFEST))] = bytes(written)
 
 
@@ -71,9 +71,9 @@ def restore(
     wanted: str = "etc",
     *patterns: str,
     jobs: int = 1,
-    on_progress: Callable[[Restored], object] = lambda _: None,
+    on_progress: Callable[[RestoredVersion], object] = lambda _: None,
     **options: bool,
-) -> Restored:
+) -> RestoredVersion:
     """Restores a version from a repository in memory, which may be used again."""
 
     def opened() -> MemoryStore:
@@ -84,7 +84,7 @@ def restore(
         opened,
         wanted,
         to,
-        Options(**options),
+        RestoreOptions(**options),
         jobs=jobs,
         patterns=patterns,
         trust=True,

@@ -15,7 +15,7 @@ from ntt_backup.blobdir.walk import Tree
 from ntt_backup.receiver.file_areas import DumpArea, SnapshotArea
 from ntt_backup.restore.target import RestoreTarget, TargetWriter
 from ntt_backup.restore.unpack import unpack
-from ntt_backup.snapshot.restore.tree import Tree as Destination
+from ntt_backup.snapshot.restore.tree import DestinationTree
 from ntt_backup.wire import messages
 from tests.helpers.blobs import MIX, pack, put_as, tree
 from tests.helpers.file_system import stale_listings
@@ -110,7 +110,7 @@ def test_a_restore_leaves_no_scratch_space(root: Path) -> None:
 
 
 def test_a_restore_of_a_snapshot_sees_what_it_has_made(root: Path, top: int) -> None:
-    destination = Destination(top, make=True)
+    destination = DestinationTree(top, make=True)
     (root / "late").mkdir()
     found = destination.enter("").find("late")
     assert found is not None

@@ -9,7 +9,7 @@ from blake3 import blake3
 
 from ntt_backup.config.host_key import HostKey, HostKeys
 from ntt_backup.snapshot.format.entry import Entry
-from ntt_backup.snapshot.format.manifest import Trailer
+from ntt_backup.snapshot.format.manifest import ManifestTrailer
 from ntt_backup.snapshot.format.super_blocks import read_super_block
 from ntt_backup.snapshot.origins import NO_KEYS, Origins
 from ntt_backup.snapshot.take.last_version import Copies
@@ -78,7 +78,7 @@ class Taker:
         }
 
     @property
-    def trailer(self) -> Trailer:
+    def trailer(self) -> ManifestTrailer:
         assert self.manifest.trailer is not None
         return self.manifest.trailer
 

@@ -42,9 +42,9 @@ from ntt_backup.packstore.tables import PackObject, open_to_read, packs_of
 from ntt_backup.restore.blobs import Restored, Wanted, restore
 from ntt_backup.snapshot.names import SNAPSHOTS, pack_name
 from ntt_backup.snapshot.origins import NOBODY
-from ntt_backup.snapshot.restore.files import Options
+from ntt_backup.snapshot.restore.files import RestoreOptions
 from ntt_backup.snapshot.restore.version import restore as restore_version
-from ntt_backup.snapshot.verify import Question, verify
+from ntt_backup.snapshot.verify import VersionQuestion, verify
 from ntt_backup.snapshot.versions import choose, facts, versions
 from tests.helpers.blobs import Person, tree
 from tests.helpers.bucket_packs import bucket_settings, by_path, packs_in, put_large, put_pack
@@ -292,7 +292,7 @@ def test_a_version_that_is_sealed_for_others_is_damaged_and_ends_no_command(
         assert choose(place, wanted, NOBODY, told.append).name == good
     (said,) = told
     assert said.startswith("etc@20260202T030405Z-0123abcd is passed over, since it is damaged: ")
-    checked = verify(repository(bucket, tmp_path, owner), Question())
+    checked = verify(repository(bucket, tmp_path, owner), VersionQuestion())
     assert (checked.versions, len(checked.damaged), checked.exit_code) == (3, 2, 7)
 
 
@@ -304,7 +304,7 @@ def test_where_no_version_opens_the_identity_is_told_at_once(tmp_path: Path, own
     for ask in (
         lambda place: list(facts(place, versions(place, "etc"))),
         lambda place: choose(place, "etc"),
-        lambda place: verify(place, Question()),
+        lambda place: verify(place, VersionQuestion()),
         lambda place: list(place.read([Range(next(place.list()).name, 0, 9)])),
     ):
         with pytest.raises(ConfigError, match="for other identities than those in"):
@@ -335,7 +335,7 @@ def test_a_pack_that_cannot_be_read_costs_its_own_files_alone(
     def opened() -> Any:
         return repository(bucket, tmp_path, owner)
 
-    done = restore_version(opened, "etc", tmp_path / "to", Options(), trust=True)
+    done = restore_version(opened, "etc", tmp_path / "to", RestoreOptions(), trust=True)
 
     assert tree(tmp_path / "to") == {"new": b"content"}
     assert (done.files, done.wrong, done.exit_code) == (1, 3, 7)
@@ -343,7 +343,7 @@ def test_a_pack_that_cannot_be_read_costs_its_own_files_alone(
     (note,) = [one for one in done.notes if "pack-" in one]
     assert name in note
     assert damage.replace("others", "other identities") in note
-    checked = verify(opened(), Question(share=1.0))
+    checked = verify(opened(), VersionQuestion(share=1.0))
     assert sorted(checked.damaged) == [f"etc@{first}", f"etc@{second}"]
     if damage != "is missing":
         assert note in {one.detail for one in checked.wrong}
@@ -363,7 +363,11 @@ def test_of_a_pack_that_is_damaged_in_one_place_the_rest_comes_back(
     bucket.objects[key] = bytes(data)
 
     done = restore_version(
-        lambda: repository(bucket, tmp_path, owner), "etc", tmp_path / "to", Options(), trust=True
+        lambda: repository(bucket, tmp_path, owner),
+        "etc",
+        tmp_path / "to",
+        RestoreOptions(),
+        trust=True,
     )
 
     assert sorted(tree(tmp_path / "to")) == ["f1", "f2", "f3"]

@@ -18,7 +18,7 @@ from blake3 import blake3
 
 from ntt_backup.errors import RemoteError
 from ntt_backup.snapshot import names
-from ntt_backup.snapshot.restore.files import Options
+from ntt_backup.snapshot.restore.files import RestoreOptions
 from ntt_backup.snapshot.restore.version import restore
 from tests.helpers.memory_store import MemoryStore
 from tests.unit.taker import Taker
@@ -94,7 +94,7 @@ def test_the_example_of_the_page_is_what_it_says(tmp_path: Path) -> None:
     assert b64decode(found["srv/db/conf"][0][9]["xa"]["user.by"]) == b"puppet"
     repository = MemoryStore()
     repository.files = files
-    done = restore(lambda: repository, "db", tmp_path / "out", Options(), trust=True)
+    done = restore(lambda: repository, "db", tmp_path / "out", RestoreOptions(), trust=True)
     assert done.problems == []
     assert (tmp_path / "out/srv/db/16384").read_bytes() == pages
     assert (tmp_path / "out/srv/db/now").read_bytes() == b"port = 5432\n"

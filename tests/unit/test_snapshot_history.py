@@ -23,7 +23,7 @@ from ntt_backup.errors import BackupError
 from ntt_backup.snapshot.format import super_blocks
 from ntt_backup.snapshot.format.super_blocks import ZstdStream
 from ntt_backup.snapshot.names import SnapshotDamaged
-from ntt_backup.snapshot.restore.files import Options
+from ntt_backup.snapshot.restore.files import RestoreOptions
 from ntt_backup.snapshot.restore.version import restore
 from ntt_backup.snapshot.take import changed_file
 from ntt_backup.snapshot.take.last_version import Copies
@@ -59,7 +59,7 @@ class History(Taker):
         assert (taken.exit_code, self.problems) == (0, {})
         self.had[taken.version] = contents(self.root)
 
-    def restore(self, version: str, to: Path, options: Options) -> dict[str, bytes]:
+    def restore(self, version: str, to: Path, options: RestoreOptions) -> dict[str, bytes]:
         done = restore(self.open, f"s@{version}", to, options, trust=True)
         assert (done.exit_code, done.problems) == (0, [])
         return contents(to / str(self.root)[1:])
@@ -121,7 +121,7 @@ changes: st.SearchStrategy[_Change] = st.tuples(
 )
 takes = st.sampled_from([{}, {}, {}, {}, {"paranoid": True}, {"full": True}])
 versions = st.tuples(st.lists(changes, max_size=6), takes, st.booleans())
-options = st.builds(Options, delta=st.booleans(), in_place=st.booleans())
+options = st.builds(RestoreOptions, delta=st.booleans(), in_place=st.booleans())
 
 
 @contextmanager
@@ -150,7 +150,7 @@ def every_version_comes_back(tmp_path: Path, data: st.DataObject, least: int, mo
         for version in order:
             wanted = history.had[version]
             fresh = Path(directory) / version
-            assert history.restore(version, fresh, Options()) == wanted
+            assert history.restore(version, fresh, RestoreOptions()) == wanted
             found = history.restore(version, over, data.draw(options))
             assert {name: found[name] for name in wanted} == wanted
 
@@ -170,7 +170,7 @@ def history(tmp_path: Path) -> Iterator[History]:
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 1 << 30), st.integers(0, 7), options)
 def test_nothing_wrong_comes_of_a_flipped_bit(
-    tmp_path: Path, history: History, where: int, bit: int, options: Options
+    tmp_path: Path, history: History, where: int, bit: int, options: RestoreOptions
 ) -> None:
     """Where a bit of any file of a chain is wrong, each file that is restored is right."""
     files, version = history.repository.files, max(history.had)
@@ -226,7 +226,7 @@ def test_nothing_is_written_elsewhere_whatever_a_sealed_manifest_says(
     tmp_path: Path,
     history: History,
     edits: list[tuple[int, bytes]],
-    options: Options,
+    options: RestoreOptions,
     existing: bool,
 ) -> None:
     version = max(history.had)
@@ -243,7 +243,7 @@ def test_nothing_is_written_elsewhere_whatever_a_sealed_manifest_says(
         to = Path(around) / "in/to"
         to.mkdir(parents=True)
         if existing:
-            restore(history.open, f"s@{version}", to, Options(), trust=True)
+            restore(history.open, f"s@{version}", to, RestoreOptions(), trust=True)
         with suppress(BackupError):
             assert restore(
                 lambda: repository, f"s@{version}", to, options, trust=True

@@ -39,8 +39,8 @@ from ntt_backup.snapshot.format.manifest import (
     MAX_CHAIN,
     MAX_HEADER,
     ManifestReader,
+    ManifestTrailer,
     ManifestWriter,
-    Trailer,
     ending_of,
     tail_size,
 )
@@ -52,7 +52,7 @@ from tests.fuzz.manifests import CHAIN, HEADER, PACKS, SUM, written
 def forged(lines: Sequence[bytes], header: object = None, **trailer: object) -> bytes:
     """A manifest of these lines, whose sum is right."""
     first = {"format": FORMAT, **asdict(HEADER)} if header is None else header
-    last = {**asdict(Trailer(len(lines), 10, (), 20, "12" * 32)), **trailer}
+    last = {**asdict(ManifestTrailer(len(lines), 10, (), 20, "12" * 32)), **trailer}
     text = b"".join(
         b"%b\n" % one for one in (json.dumps(first).encode(), *lines, json.dumps(last).encode())
     )
@@ -60,7 +60,7 @@ def forged(lines: Sequence[bytes], header: object = None, **trailer: object) -> 
     return zstandard.ZstdCompressor().compress(text + seal)
 
 
-def read(data: bytes, piece: int = 1 << 20) -> tuple[list[Entry], Trailer]:
+def read(data: bytes, piece: int = 1 << 20) -> tuple[list[Entry], ManifestTrailer]:
     reader = ManifestReader(data[at : at + piece] for at in range(0, len(data), piece))
     assert reader.header == HEADER
     entries = list(reader.entries())
@@ -127,7 +127,10 @@ OTHERS = st.builds(Entry, names(), st.sampled_from([DIRECTORY, FIFO])) | st.buil
 def test_entries_come_back_in_any_pieces(entries: list[Entry], piece: int) -> None:
     entries.sort(key=lambda entry: order(entry.path))
     data = written(entries)
-    assert read(data, piece) == (entries, Trailer(len(entries), 10, PACKS, 20, "12" * 32, 1, 2))
+    assert read(data, piece) == (
+        entries,
+        ManifestTrailer(len(entries), 10, PACKS, 20, "12" * 32, 1, 2),
+    )
     lines = list(ManifestReader([data]).lines())
     assert lines == [entry.line() for entry in entries]
     assert [path_of(line) for line in lines] == [entry.path for entry in entries]
@@ -145,7 +148,7 @@ def test_long_lines_and_many_packs_come_back() -> None:
     entries = [Entry("a", DIRECTORY), Entry("b", DIRECTORY), disk, Entry("c", FILE)]
     packs = tuple(PackSum(n, SUM) for n in range(20_000))
     data = written(entries, packs)
-    assert read(data) == (entries, Trailer(4, 10, packs, 20, "12" * 32, 1, 2))
+    assert read(data) == (entries, ManifestTrailer(4, 10, packs, 20, "12" * 32, 1, 2))
     assert ending_of(data[-tail_size(data[-END_BYTES:]) :])[0].packs == packs
 
 

@@ -31,9 +31,9 @@ from ntt_backup.snapshot.origins import NO_KEYS, NOBODY, Origins
 from ntt_backup.snapshot.restore import fetch, local_file
 from ntt_backup.snapshot.restore import version as restoring
 from ntt_backup.snapshot.restore.attributes import Attributes
-from ntt_backup.snapshot.restore.files import Options
+from ntt_backup.snapshot.restore.files import RestoreOptions
 from ntt_backup.snapshot.restore.tree import MARKER
-from ntt_backup.snapshot.restore.version import Restored
+from ntt_backup.snapshot.restore.version import RestoredVersion
 from ntt_backup.snapshot.restore.version import restore as restore_version
 from ntt_backup.snapshot.take.walk import SnapshotSet
 from ntt_backup.snapshot.versions import Version
@@ -219,7 +219,7 @@ def test_only_what_fits_a_pattern_is_restored(
     put_version(repository, entries)
     parts: list[float | None] = []
 
-    def note(done: Restored) -> None:
+    def note(done: RestoredVersion) -> None:
         parts.append(done.part)
 
     done = restore(repository, tmp_path / "to", "etc", *patterns, jobs=jobs, on_progress=note)
@@ -462,14 +462,14 @@ def test_only_what_this_host_made_comes_back_unless_the_target_is_trusted(
         opened[-1].files = taker.repository.files
         return opened[-1]
 
-    def back(to: str, origins: Origins, *, trust: bool = False) -> Restored:
+    def back(to: str, origins: Origins, *, trust: bool = False) -> RestoredVersion:
         opened.clear()
         place = tmp_path / to
         return restore_version(
             open_store,
             f"s@{version}",
             place,
-            Options(),
+            RestoreOptions(),
             jobs=jobs,
             origins=origins,
             trust=trust,

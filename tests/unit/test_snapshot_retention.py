@@ -16,8 +16,8 @@ from ntt_backup.filestore.contract import StoredFile
 from ntt_backup.snapshot import retention
 from ntt_backup.snapshot.format.manifest import Header
 from ntt_backup.snapshot.names import MANIFEST, MAP, FileName
-from ntt_backup.snapshot.retention import Known, Plan, doubts, plan
-from ntt_backup.snapshot.versions import Facts, Version
+from ntt_backup.snapshot.retention import ForgetPlan, Known, doubts, plan
+from ntt_backup.snapshot.versions import Version, VersionFacts
 from ntt_backup.wire.stored_names import begun
 
 NOW = datetime(2026, 3, 31, 12, tzinfo=UTC)
@@ -40,7 +40,7 @@ def version(name: str, *, whole: bool = True, arrived: datetime | None = None) -
 
 def planned(
     versions: Sequence[Version], chains: Mapping[str, Sequence[str]], rule: Retention
-) -> Plan:
+) -> ForgetPlan:
     times = {one: begun(one) for one in chains}
     return plan(versions, Known(chains, times, times), rule, NOW)
 
@@ -176,7 +176,7 @@ def test_the_newest_version_before_the_oldest_that_is_doubtful_stays() -> None:
 
 def test_with_a_key_every_version_of_a_stranger_is_doubtful_and_without_one_few_are_not() -> None:
     found = [
-        Facts(
+        VersionFacts(
             version(one := name(NOW - timedelta(hours=age))),
             Header("db", one, "", (one,), "00" * 32, ("/etc",)),
             None,

@@ -305,7 +305,7 @@ def test_what_a_killed_restore_left_beside_a_file_is_in_nobodys_way(tmp_path: Pa
 
 def test_a_directory_is_entered_from_whichever_is_open(tmp_path: Path) -> None:
     with closing(os.open(tmp_path, os.O_RDONLY)) as root:
-        made = tree.Tree(root, make=True)
+        made = tree.DestinationTree(root, make=True)
         paths = ("a", "a-b", "a-b/c", "a", "a/b", "a-b/c/d", "", "x/y")
         for path in paths:
             assert made.enter(path).path == path
@@ -317,7 +317,7 @@ def test_a_directory_is_entered_from_whichever_is_open(tmp_path: Path) -> None:
 def test_no_descriptor_of_another_file_system_stays_open() -> None:
     with closing(os.open("/", os.O_RDONLY)) as root:
         before = set(os.listdir("/proc/self/fd"))
-        entered = tree.Tree(root, make=False)
+        entered = tree.DestinationTree(root, make=False)
         entered.enter("proc")
         assert len(entered.mounted) == 1
         entered.close()

@@ -15,7 +15,7 @@ from ntt_backup.snapshot.format.manifest import ManifestReader
 from ntt_backup.snapshot.format.super_blocks import read_super_block
 from ntt_backup.snapshot.names import FileName
 from ntt_backup.snapshot.take.last_version import Copies
-from ntt_backup.snapshot.verify import Findings, Question, verify
+from ntt_backup.snapshot.verify import VersionFindings, VersionQuestion, verify
 from ntt_backup.snapshot.versions import differences, open_manifest, versions
 from tests.fuzz.manifests import written
 from tests.helpers.blobs import noise
@@ -42,15 +42,15 @@ def taken(tmp_path: Path) -> Taker:
     return taker
 
 
-def check(taker: Taker, which: str = "s", share: float = 0.0, since: str = "") -> Findings:
-    return verify(taker.repository, Question(which, share, since))
+def check(taker: Taker, which: str = "s", share: float = 0.0, since: str = "") -> VersionFindings:
+    return verify(taker.repository, VersionQuestion(which, share, since))
 
 
 def name(taker: Taker, version: int, file: str) -> str:
     return str(FileName("s", versions(taker.repository, "s")[version].name, file))
 
 
-def harmed(found: Findings, taker: Taker) -> set[str]:
+def harmed(found: VersionFindings, taker: Taker) -> set[str]:
     """The paths that were told of, below the root."""
     below = f"{str(taker.root)[1:]}/"
     return {one.path.removeprefix(below) for one in found.wrong if one.path}
@@ -94,7 +94,7 @@ def test_a_version_with_a_signature_that_is_not_ours_is_damaged(
         forging.setattr(HostKeys, "sign", lambda keys, *_: f"{keys.name}:{'0' * 64}")
         taker.take()
     taker.copies = Copies(tmp_path)
-    found = verify(taker.repository, Question("s", 0.0, ""), origins=taker.origins)
+    found = verify(taker.repository, VersionQuestion("s", 0.0, ""), origins=taker.origins)
     assert (len(found.wrong), found.foreign) == (1, [])
     assert "FORGED" in found.wrong[0].detail
 
@@ -104,16 +104,18 @@ def test_versions_that_are_not_of_this_host_are_told(tmp_path: Path) -> None:
     taker.keys = KEYS
     taker.write("file", b"content")
     version = taker.take().version
-    found = verify(taker.repository, Question("s", 0.0, ""), origins=taker.origins)
+    found = verify(taker.repository, VersionQuestion("s", 0.0, ""), origins=taker.origins)
     assert (found.foreign, found.damaged) == ([], [])
     taker.copies, taker.keys = Copies(tmp_path), OTHERS
-    found = verify(taker.repository, Question("s", 0.0, ""), origins=taker.origins)
+    found = verify(taker.repository, VersionQuestion("s", 0.0, ""), origins=taker.origins)
     assert (found.foreign, found.damaged) == ([f"s@{version}"], [])
 
 
 def test_a_check_of_all_content_says_how_far_it_is(taken: Taker) -> None:
     told: list[int] = []
-    found = verify(taken.repository, Question("s", 1.0, ""), lambda one: told.append(one.bytes))
+    found = verify(
+        taken.repository, VersionQuestion("s", 1.0, ""), lambda one: told.append(one.bytes)
+    )
     assert told == sorted(told)
     assert len(told) > 5, len(told)
     assert told[-1] == found.bytes

@@ -32,12 +32,12 @@ from ntt_backup.report.lines import ProgressLine, pace
 from ntt_backup.snapshot.format.entry import DIRECTORY, FIFO, FILE, HARD_LINK, SYMLINK, Entry
 from ntt_backup.snapshot.names import SNAPSHOTS, SnapshotDamaged, require_set
 from ntt_backup.snapshot.origins import Origins
-from ntt_backup.snapshot.retention import Plan, plan_of
+from ntt_backup.snapshot.retention import ForgetPlan, plan_of
 from ntt_backup.snapshot.versions import (
-    Difference,
-    Facts,
+    EntryDifference,
     Kind,
     Version,
+    VersionFacts,
     choose,
     differences,
     facts,
@@ -49,9 +49,9 @@ from ntt_backup.wire.stored_names import begun
 
 if TYPE_CHECKING:
     # What takes, restores or verifies is loaded by the command that does so.
-    from ntt_backup.snapshot.restore.version import Restored
+    from ntt_backup.snapshot.restore.version import RestoredVersion
     from ntt_backup.snapshot.take.new_version import Taken
-    from ntt_backup.snapshot.verify import Findings, Question
+    from ntt_backup.snapshot.verify import VersionFindings, VersionQuestion
 
 R = TypeVar("R", bound=ReadableStore)
 _version_argument = click.argument(
@@ -142,7 +142,7 @@ def snapshot_list(common: Common, set_name: str) -> None:
     settings = common.load(RemoteConfig)
     origins = Origins.of(settings)
     with closing(open_store(settings, SNAPSHOTS)) as repository:
-        found, known = versions(repository, set_name), dict[Version, Facts]()
+        found, known = versions(repository, set_name), dict[Version, VersionFacts]()
         try:
             known |= {one.version: one for one in facts(repository, found, origins)}
         except (ConfigError, Unsupported) as error:  # It is sealed, or this key may not read it.
@@ -184,7 +184,7 @@ def snapshot_show(common: Common, wanted: str, files: bool) -> None:
     results.tell(fields, said)
 
 
-def _version_fields(version: Version, known: Facts | None) -> dict[str, Any]:
+def _version_fields(version: Version, known: VersionFacts | None) -> dict[str, Any]:
     """Returns a version for programs."""
     said: dict[str, Any] = {
         "set": version.set,
@@ -205,7 +205,7 @@ def _version_fields(version: Version, known: Facts | None) -> dict[str, Any]:
     return said
 
 
-def _version_line(version: Version, known: Facts | None) -> str:
+def _version_line(version: Version, known: VersionFacts | None) -> str:
     """Returns a version for people."""
     begin = f"{version}  {moment(_begun(version, known))}"
     if known is None:
@@ -227,7 +227,7 @@ def _version_line(version: Version, known: Facts | None) -> str:
     return f"{begin}  {', '.join(said)}"
 
 
-def _begun(version: Version, known: Facts | None) -> datetime:
+def _begun(version: Version, known: VersionFacts | None) -> datetime:
     header = known.header if known is not None else None
     return header.begun if header is not None else begun(version.name)
 
@@ -322,12 +322,12 @@ def snapshot_diff(common: Common, old: str, new: str) -> None:
         click.echo(f"{before} and {after}: {said or 'nothing differs'}{change}", err=True)
 
 
-def _difference_fields(one: Difference) -> dict[str, object]:
+def _difference_fields(one: EntryDifference) -> dict[str, object]:
     was = {"was": _entry_fields(one.old)} if one.old is not None and one.new is not None else {}
     return {"difference": str(one.kind), **_entry_fields(one.entry), **was}
 
 
-def _difference_line(one: Difference) -> str:
+def _difference_line(one: EntryDifference) -> str:
     before, after = one.old, one.new
     what = f"{_SIGNS[one.kind]} {printable(one.entry.path)}"
     if one.kind == Kind.CHANGED and before is not None and after is not None:
@@ -383,11 +383,11 @@ def snapshot_restore(
     file that differs is replaced, and one that the version lacks is left alone. Exit code 7 when a
     file could not be restored.
     """
-    from ntt_backup.snapshot.restore.files import Options
+    from ntt_backup.snapshot.restore.files import RestoreOptions
     from ntt_backup.snapshot.restore.tree import confine
     from ntt_backup.snapshot.restore.version import restore as restore_version
 
-    ways = Options(**how)
+    ways = RestoreOptions(**how)
     if ways.in_place and not ways.delta:
         raise click.UsageError("--in-place is a way of --delta: give that, too")
     settings = common.load(RemoteConfig)
@@ -412,13 +412,13 @@ def snapshot_restore(
     results.report_on(done, said, done.exit_code, target=common.target)
 
 
-def _restored_so_far(done: Restored) -> str:
+def _restored_so_far(done: RestoredVersion) -> str:
     wrong = f", {done.wrong:,} wrong" if done.wrong else ""
     text = f"{done.files:,} restored, {done.kept:,} already there{wrong}"
     return f"{text}, {results.so_far(done.bytes, done.duration_s, done.part)}"
 
 
-def _restored(done: Restored, destination: Path) -> Iterator[str]:
+def _restored(done: RestoredVersion, destination: Path) -> Iterator[str]:
     yield (
         f"restored {many(done.files, 'file')} of {done.version}, {size(done.bytes)} in"
         f" {duration(done.duration_s)}, into {destination}; {done.kept:,} were already there and"
@@ -454,15 +454,15 @@ def snapshot_verify(
     if part is not None and download:
         raise click.UsageError("give only one of --sample and --download")
     from ntt_backup.report.check import missed_versions
-    from ntt_backup.snapshot.verify import Question
+    from ntt_backup.snapshot.verify import VersionQuestion
     from ntt_backup.snapshot.verify import verify as verify_versions
 
-    question = Question(which, 1.0 if download else part or 0.0, since)
+    question = VersionQuestion(which, 1.0 if download else part or 0.0, since)
     settings = common.load(RemoteConfig)
     missed: list[str] | None = None  # Not looked for.
     with results.progress_line() as line, _patient(open_to_read, settings, line) as repository:
 
-        def progress(found: Findings) -> None:
+        def progress(found: VersionFindings) -> None:
             line.show(
                 lambda: (
                     f"version {found.versions:,}, {many(found.entries, 'file')},"
@@ -479,7 +479,7 @@ def snapshot_verify(
     results.report_on(found, said, code, target=common.target, wrong=wrong, missed=missed)
 
 
-def _checked(found: Findings, question: Question) -> Iterator[str]:
+def _checked(found: VersionFindings, question: VersionQuestion) -> Iterator[str]:
     """Yields what was checked, and what is damaged, for a terminal."""
     yield (
         f"checked {many(found.versions, 'version')} with {many(found.entries, 'file')}:"
@@ -564,7 +564,7 @@ def snapshot_forget(
                 hint="see ntt-backup-remote snapshot list",
             )
 
-        def ask() -> Plan:
+        def ask() -> ForgetPlan:
             return plan_of(
                 repository,
                 set_name,
@@ -611,7 +611,7 @@ def _agreed() -> bool:
     return click.confirm("Remove them?", err=True)
 
 
-def forget_lines(found: Plan) -> list[str]:
+def forget_lines(found: ForgetPlan) -> list[str]:
     """Returns what is kept and what goes, for people, in the order of the versions."""
 
     def line(verb: str, one: Version, more: str = "") -> str:

@@ -93,7 +93,7 @@ class Header:
 
 
 @dataclass(frozen=True, slots=True)
-class Trailer:
+class ManifestTrailer:
     """Holds what stands last in a manifest. files: entries. bytes: of all content, holes too.
     packs: of this version, in their order. map_sha256: of the file `map`, in hex. unsettled and
     skipped: how many entries are so marked, and how many files could not be read or have no copy.
@@ -163,7 +163,7 @@ class ManifestWriter:
         if self._bytes >= _PIECE:
             self._flush()
 
-    def end(self, trailer: Trailer) -> Seal:
+    def end(self, trailer: ManifestTrailer) -> Seal:
         """Writes the trailer, and the seal, which it returns."""
         self._flush()
         line = json.dumps(_fields(trailer)).encode("ascii") + b"\n"
@@ -199,7 +199,7 @@ class ManifestReader:
     def __init__(self, data: Iterable[bytes]) -> None:
         self._digest = blake3()
         self._blocks = _whole_lines(ZstdStream(data), MAX_HEADER)
-        self.trailer: Trailer | None = None
+        self.trailer: ManifestTrailer | None = None
         self.seal: Seal | None = None
         first, end, rest = next(self._blocks, b"").partition(b"\n")
         self._digest.update(first + end)
@@ -280,7 +280,7 @@ def tail_size(end: bytes) -> int:
     return length + END_BYTES
 
 
-def ending_of(tail: bytes, header_sum: bytes = b"") -> tuple[Trailer, Seal]:
+def ending_of(tail: bytes, header_sum: bytes = b"") -> tuple[ManifestTrailer, Seal]:
     """Returns trailer and seal, unproven. Raises SnapshotDamaged.
 
     Args:
@@ -361,7 +361,7 @@ def _object(line: bytes) -> dict[str, Any]:
     return found
 
 
-def _fields(one: Header | Trailer) -> dict[str, Any]:
+def _fields(one: Header | ManifestTrailer) -> dict[str, Any]:
     return {name: getattr(one, name) for name in one.__slots__}
 
 
@@ -388,9 +388,9 @@ def _header(said: dict[str, Any]) -> Header:
     return header
 
 
-def _trailer(said: dict[str, Any]) -> Trailer:
+def _trailer(said: dict[str, Any]) -> ManifestTrailer:
     try:
-        trailer = Trailer(**{name: said[name] for name in Trailer.__slots__})
+        trailer = ManifestTrailer(**{name: said[name] for name in ManifestTrailer.__slots__})
         packs = said.pop("packs")
         require(type(packs) is list)
         for at, one in enumerate(packs):  # In place: there may be a hundred thousand.

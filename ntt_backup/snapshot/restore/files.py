@@ -28,15 +28,15 @@ from ntt_backup.snapshot.format.entry import (
     Extent,
 )
 from ntt_backup.snapshot.format.manifest import ManifestReader
-from ntt_backup.snapshot.patterns import Choice
+from ntt_backup.snapshot.patterns import PathChoice
 from ntt_backup.snapshot.restore.attributes import Attributes
 from ntt_backup.snapshot.restore.fetch import Fetcher, Piece
-from ntt_backup.snapshot.restore.local_file import FileWriter, Found, Run, compare, within
+from ntt_backup.snapshot.restore.local_file import ComparedFile, FileWriter, Run, compare, within
 from ntt_backup.snapshot.restore.tree import (
     OF_ALL,
+    DestinationTree,
     Level,
     Refused,
-    Tree,
     link,
     make,
     open_old,
@@ -56,7 +56,7 @@ _LEFT_OUT: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class RestoreOptions:
     """How files are restored.
 
     Attributes:
@@ -75,7 +75,7 @@ class Options:
 
 
 @dataclass(slots=True)
-class Step:
+class RestoreStep:
     """What was done since the last step, see `version.Restored`.
 
     Attributes:
@@ -113,7 +113,7 @@ class _Item(NamedTuple):
     runs: Sequence[Run] | None = None
 
 
-class Restorer:
+class VersionRestorer:
     """Restores the files of a version, or one part of several.
 
     Args:
@@ -132,8 +132,8 @@ class Restorer:
         manifest: ManifestReader,
         map: MapReader | None,
         root: int,
-        options: Options,
-        choice: Choice | None,
+        options: RestoreOptions,
+        choice: PathChoice | None,
         part: tuple[int, int],
     ) -> None:
         self._manifest = manifest
@@ -143,8 +143,8 @@ class Restorer:
         self._part = part
         self._attributes = Attributes(privileges=options.privileges)
         self._fetcher: Fetcher[_Item] = Fetcher(repository, manifest.header)
-        self._seen, self._tree = Tree(root, make=False), Tree(root, make=True)
-        self._step = Step()
+        self._seen, self._tree = DestinationTree(root, make=False), DestinationTree(root, make=True)
+        self._step = RestoreStep()
         self._fetched = 0
         self._writer: FileWriter | None = None
         # Of the file that is written.
@@ -152,7 +152,7 @@ class Restorer:
         # Of the last file of several parts, whose other parts are passed over.
         self._failed: Entry | None = None
 
-    def run(self) -> Iterator[Step]:
+    def run(self) -> Iterator[RestoreStep]:
         """Restores all of it, step by step. Raises OSError for what is about more than a file."""
         due = time.monotonic() + _STEP_SECONDS
         try:
@@ -176,8 +176,8 @@ class Restorer:
             self._seen.close()
         yield self._take_step()
 
-    def _take_step(self) -> Step:
-        step, self._step = self._step, Step()
+    def _take_step(self) -> RestoreStep:
+        step, self._step = self._step, RestoreStep()
         lost = sorted(self._fetcher.lost.values())
         step.notes = [*sorted(self._attributes.notes), *lost[:_LOST_SHOWN]]
         step.fetched = self._fetcher.fetched - self._fetched
@@ -251,7 +251,7 @@ class Restorer:
                 return None
             if right or sums:
                 with closing(open_old(level, name)) as fd:
-                    seen = Found(True, None)
+                    seen = ComparedFile(True, None)
                     if not taken_for_same:
                         seen = compare(fd, entry, sums, bytes.fromhex(self._manifest.header.key))
                     if not seen.same:
@@ -306,10 +306,10 @@ class Restorer:
 def finish(
     entries: Iterable[Entry],
     root: int,
-    choice: Choice | None,
+    choice: PathChoice | None,
     wrong: Container[str],
     attributes: Attributes,
-) -> Step:
+) -> RestoreStep:
     """Makes the hard links, then gives each directory its attributes, once all in it is there. At
     the end all is made durable, on each file system that has a part of it.
 
@@ -323,8 +323,8 @@ def finish(
     Raises:
         OSError: For what is about more than a file.
     """
-    step = Step()
-    tree, targets = Tree(root, make=True), Tree(root, make=False)
+    step = RestoreStep()
+    tree, targets = DestinationTree(root, make=True), DestinationTree(root, make=False)
     entered: list[Entry] = []
     # Those that this user may not enter any more: a later link may be one to a file in them.
     closed: list[Entry] = []

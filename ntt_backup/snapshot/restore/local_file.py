@@ -33,7 +33,7 @@ MISSING: Final = "a super block of it is missing or damaged"
 Run = tuple[int, int]
 
 
-class Found(NamedTuple):
+class ComparedFile(NamedTuple):
     """Holds what the destination has in the place of a file. same: its content is that of the
     version. runs: bytes that differ, as (start, end), None where they are not known.
     """
@@ -42,7 +42,7 @@ class Found(NamedTuple):
     runs: Sequence[Run] | None
 
 
-def compare(fd: int, entry: Entry, wanted: bytes, key: bytes) -> Found:
+def compare(fd: int, entry: Entry, wanted: bytes, key: bytes) -> ComparedFile:
     """Reads a file of the destination; one that the disk cannot read differs. wanted: the version's
     sums of it, as far as it reaches; b"" where it has none.
     """
@@ -51,13 +51,13 @@ def compare(fd: int, entry: Entry, wanted: bytes, key: bytes) -> Found:
     except OSError as error:
         if error.errno != errno.EIO:
             raise
-        return Found(False, None)
+        return ComparedFile(False, None)
 
 
-def _compare(fd: int, entry: Entry, wanted: bytes, key: bytes) -> Found:
+def _compare(fd: int, entry: Entry, wanted: bytes, key: bytes) -> ComparedFile:
     size = os.fstat(fd).st_size
     if not wanted:
-        return Found(size == entry.size and _digest(fd) == entry.digest, None)
+        return ComparedFile(size == entry.size and _digest(fd) == entry.digest, None)
     found = bytearray()
     buffer = memoryview(bytearray(max(_PIECE, entry.block)))
     end = min(size, entry.size)
@@ -70,9 +70,9 @@ def _compare(fd: int, entry: Entry, wanted: bytes, key: bytes) -> Found:
     if (known := len(wanted) // SUM * entry.block) < entry.size:
         runs.append((known, entry.size))
     if runs or size != entry.size:
-        return Found(False, runs)
+        return ComparedFile(False, runs)
     # Only the BLAKE3 of the whole proves that nothing differs.
-    return Found(True, ()) if _digest(fd) == entry.digest else Found(False, None)
+    return ComparedFile(True, ()) if _digest(fd) == entry.digest else ComparedFile(False, None)
 
 
 def within(extents: Iterable[Extent], runs: Sequence[Run]) -> list[Extent]:

@@ -89,7 +89,7 @@ class Level:
         return None
 
 
-class Tree:
+class DestinationTree:
     """The directories below root, a descriptor of the caller's; those on the way to the last one
     are open. make: makes those that are missing, for this user alone. mounted: the first directory
     that was entered of each other file system.

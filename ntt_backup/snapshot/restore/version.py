@@ -36,9 +36,9 @@ from ntt_backup.snapshot.format.entry import Entry, entries_of
 from ntt_backup.snapshot.format.manifest import ManifestReader
 from ntt_backup.snapshot.names import MANIFEST, MAP, SnapshotDamaged
 from ntt_backup.snapshot.origins import NOBODY, Origins
-from ntt_backup.snapshot.patterns import Choice
+from ntt_backup.snapshot.patterns import PathChoice
 from ntt_backup.snapshot.restore.attributes import Attributes
-from ntt_backup.snapshot.restore.files import Options, Restorer, Step, finish
+from ntt_backup.snapshot.restore.files import RestoreOptions, RestoreStep, VersionRestorer, finish
 from ntt_backup.snapshot.restore.tree import MARKER
 from ntt_backup.snapshot.versions import Version, choose, content, require_own
 
@@ -54,7 +54,7 @@ _DOUBT: Final = (
 
 
 @dataclass(slots=True)
-class Restored:
+class RestoredVersion:
     """Holds what was restored so far. files: that were written; kept: that were there and right;
     bytes: of content written; fetched: from the target. wrong: how many files were not restored;
     problems: the first of them, each with the reason. notes: what could not be set. part: of the
@@ -77,7 +77,7 @@ class Restored:
     def exit_code(self) -> int:
         return SOME_FAILED if self.wrong else 0
 
-    def add(self, step: Step) -> None:
+    def add(self, step: RestoreStep) -> None:
         """Adds what was done."""
         self.files += step.files
         self.kept += step.kept
@@ -92,16 +92,16 @@ def restore(
     open_store: Callable[[], ReadableStore],
     wanted: str,
     to: Path,
-    options: Options,
+    options: RestoreOptions,
     *,
     jobs: int = 1,
     patterns: tuple[str, ...] = (),
     origins: Origins = NOBODY,
     trust: bool = False,
-    on_progress: Callable[[Restored], object] = lambda _: None,
+    on_progress: Callable[[RestoredVersion], object] = lambda _: None,
     before_writing: Callable[[], object] = lambda: None,
     tell: Callable[[str], object] = lambda _: None,
-) -> Restored:
+) -> RestoredVersion:
     """Restores what `SET` or `SET@VERSION` means; patterns: only files that fit one of them, see
     `choice`. Raises ConfigError, RemoteError (SnapshotDamaged too), DestinationError, LockHeld.
 
@@ -110,7 +110,7 @@ def restore(
     tell hears of newer versions that are passed over, see `choose`.
     """
     began = time.monotonic()
-    done = Restored()
+    done = RestoredVersion()
     with ExitStack() as stack:
         repository = stack.enter_context(closing(open_store()))
         version = choose(repository, wanted, origins, tell)
@@ -125,7 +125,7 @@ def restore(
         done.origin = str(origin)
         if origin != Origin.OURS and not trust:
             raise _foreign(version, origin)
-        choice = Choice(patterns, source.manifest()) if patterns else None
+        choice = PathChoice(patterns, source.manifest()) if patterns else None
         unfinished = Unfinished(to, root, str(version), patterns)
         if unfinished.doubt:
             done.notes.append(_DOUBT)
@@ -169,11 +169,11 @@ def _foreign(version: Version, origin: Origin) -> ConfigError:
 
 
 def _by_helpers(
-    restorer: Callable[[ReadableStore, int, tuple[int, int]], Restorer],
+    restorer: Callable[[ReadableStore, int, tuple[int, int]], VersionRestorer],
     open_store: Callable[[], ReadableStore],
     to: Path,
     jobs: int,
-) -> Iterator[Step]:
+) -> Iterator[RestoreStep]:
     """Yields the steps of several processes, each with a repository and a part of the files."""
 
     def help(number: int) -> Iterator[dict[str, Any]]:
@@ -184,7 +184,7 @@ def _by_helpers(
     bodies = [partial(help, number) for number in range(jobs)]
     for said in run_helpers(bodies, "ntt-restore"):
         said["problems"] = [(path, why) for path, why in said["problems"]]
-        yield Step(**said)
+        yield RestoreStep(**said)
 
 
 class _Source:
@@ -233,15 +233,15 @@ class _Source:
 
     def restorer(
         self,
-        options: Options,
-        choice: Choice | None,
+        options: RestoreOptions,
+        choice: PathChoice | None,
         repository: ReadableStore,
         root: int,
         part: tuple[int, int],
-    ) -> Restorer:
-        """Returns what restores a part of the files, see `Restorer`."""
+    ) -> VersionRestorer:
+        """Returns what restores a part of the files, see `VersionRestorer`."""
         map = MapReader(_pieces(self._map)) if self._map is not None else None
-        return Restorer(repository, self.manifest(), map, root, options, choice, part)
+        return VersionRestorer(repository, self.manifest(), map, root, options, choice, part)
 
 
 def _keep(repository: ReadableStore, version: Version, name: str, to: Path) -> mmap.mmap:

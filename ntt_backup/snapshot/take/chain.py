@@ -17,7 +17,7 @@ from ntt_backup.errors import (
     complete,
 )
 from ntt_backup.filestore.contract import FileMissing, FileStore, StoredFileDamaged
-from ntt_backup.snapshot.format.manifest import Header, ManifestReader, Trailer
+from ntt_backup.snapshot.format.manifest import Header, ManifestReader, ManifestTrailer
 from ntt_backup.snapshot.names import SnapshotDamaged, pack_name
 from ntt_backup.snapshot.origins import Origins
 from ntt_backup.snapshot.take.last_version import Copies, LastVersion, pieces
@@ -104,7 +104,9 @@ def parents(
     yield None
 
 
-def _is_whole(repository: FileStore, chain: Sequence[Version | None], last: Trailer) -> bool:
+def _is_whole(
+    repository: FileStore, chain: Sequence[Version | None], last: ManifestTrailer
+) -> bool:
     """Returns whether the repository has the packs of a chain, whatever somebody has put beside
     them, as far as can be known: where nothing may be read, of the versions before the last one
     those that were cut, or the last pack, are not missed. last: the trailer of the last version.
@@ -130,14 +132,14 @@ def _complete(version: Version) -> bool:
     return packs == [pack_name(version.set, version.name, one + 1) for one in range(len(packs))]
 
 
-def require_packs(version: Version, trailer: Trailer) -> None:
+def require_packs(version: Version, trailer: ManifestTrailer) -> None:
     """Raises SnapshotDamaged where the repository has not the packs that a manifest names."""
     for name in version.lacks(trailer, map=False):
         raise SnapshotDamaged(f"{name} is not there as it was written")
 
 
 def require_needed(
-    repository: FileStore, header: Header, whole: Mapping[str, Version], new: Trailer
+    repository: FileStore, header: Header, whole: Mapping[str, Version], new: ManifestTrailer
 ) -> None:
     """Checks that the repository has all that a new version needs: another host may have removed
     some of it meanwhile. Raises SnapshotDamaged for the versions before it, which are not what is

@@ -79,7 +79,7 @@ class _Reading:
 
 
 @dataclass(slots=True)
-class NewFile:
+class TakenFile:
     """A file of the new version. ticket: once the writer of super blocks has settled it, `settle`
     completes the entry. changed: whether the content is another than before.
     """
@@ -146,7 +146,7 @@ class FileReader:
 
     def read(
         self, fd: int, path: str, old: OldFile | None
-    ) -> tuple[NewFile, bytes, os.stat_result]:
+    ) -> tuple[TakenFile, bytes, os.stat_result]:
         """Reads an opened file; returns it, the sums of its blocks, and what it was when the last
         reading began. Raises OSError. One in too many pieces is stored anew as a whole, by larger
         blocks.
@@ -163,7 +163,7 @@ class FileReader:
 
     def _read(
         self, fd: int, path: str, old: OldFile | None, most: int
-    ) -> tuple[NewFile, bytes, os.stat_result]:
+    ) -> tuple[TakenFile, bytes, os.stat_result]:
         """Reads as `read` does. most: blocks, where they are not as large as before."""
         digest, before = (old.entry.digest, old.sums) if old is not None else ("", b"")
         block = old.entry.block if old is not None else 0
@@ -197,7 +197,7 @@ class FileReader:
         ticket = max(reading.ticket for reading in readings)
         for reading in readings:
             reading.sums = b""
-        return NewFile(entry, ticket, changed, extents, readings), before, status
+        return TakenFile(entry, ticket, changed, extents, readings), before, status
 
     def _block_of(self, size: int, most: int) -> int:
         block = self._block

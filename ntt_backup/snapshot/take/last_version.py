@@ -27,8 +27,8 @@ from ntt_backup.snapshot.format.entry import order, parse, path_of
 from ntt_backup.snapshot.format.manifest import (
     END_BYTES,
     ManifestReader,
+    ManifestTrailer,
     Seal,
-    Trailer,
     ending_of,
     tail_size,
 )
@@ -174,7 +174,7 @@ class LastVersion:
         self.line = next(self._lines, None)
         return OldFile(entry, self._map.read(entry.blocks_of(size), entry.blocks))
 
-    def end(self) -> Trailer:
+    def end(self) -> ManifestTrailer:
         """Passes all that is left; returns the trailer. Only now is it known that all was right."""
         while self.line is not None:
             self.line = next(self._lines, None)
@@ -196,7 +196,7 @@ class LastVersion:
             yield piece
 
 
-def _ending(manifest: Path, header_sum: bytes) -> tuple[Trailer, Seal]:
+def _ending(manifest: Path, header_sum: bytes) -> tuple[ManifestTrailer, Seal]:
     try:
         with manifest.open("rb") as file:
             size = file.seek(0, os.SEEK_END)

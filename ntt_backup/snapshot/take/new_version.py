@@ -29,7 +29,7 @@ from ntt_backup.format import many
 from ntt_backup.snapshot import names
 from ntt_backup.snapshot.format.block_map import MapWriter
 from ntt_backup.snapshot.format.entry import DIRECTORY, FIFO, FILE, HARD_LINK, SYMLINK, beginning_of
-from ntt_backup.snapshot.format.manifest import Header, ManifestWriter, Trailer
+from ntt_backup.snapshot.format.manifest import Header, ManifestTrailer, ManifestWriter
 from ntt_backup.snapshot.format.super_blocks import SuperBlockWriter
 from ntt_backup.snapshot.names import FileName, new_version
 from ntt_backup.snapshot.origins import NO_KEYS, Origins
@@ -41,13 +41,13 @@ from ntt_backup.snapshot.take.chain import (
 )
 from ntt_backup.snapshot.take.changed_file import (
     FileReader,
-    NewFile,
+    TakenFile,
     entry_of,
     has_chattr_flags,
     xattrs,
 )
 from ntt_backup.snapshot.take.last_version import Copies, LastVersion, cannot_keep, pieces
-from ntt_backup.snapshot.take.walk import Found, SnapshotSet, walk
+from ntt_backup.snapshot.take.walk import FoundFile, SnapshotSet, walk
 from ntt_backup.snapshot.versions import Version, newest_name, versions
 
 _KINDS: Final = {
@@ -184,7 +184,7 @@ class _Take:
         self._links: dict[bytes, tuple[str, int]] = {}
         # What a version does not keep, with how many files have it, and the first of them.
         self._left_out: dict[str, tuple[int, str]] = {}
-        self._waiting: deque[tuple[int, NewFile | bytes]] = deque()
+        self._waiting: deque[tuple[int, TakenFile | bytes]] = deque()
         self._weight = 0
 
     def run(self, whole: Mapping[str, Version]) -> Taken:
@@ -215,7 +215,7 @@ class _Take:
                 digest = self._upload(names.MAP, map)
                 taken = self._taken
                 taken.stored = sum(one.size for one in sums)
-                new = Trailer(
+                new = ManifestTrailer(
                     files=taken.files,
                     bytes=taken.bytes,
                     packs=sums,
@@ -241,7 +241,7 @@ class _Take:
         self._copies.keep_only(header.version)
         return taken
 
-    def _require_files(self, before: Trailer) -> None:
+    def _require_files(self, before: ManifestTrailer) -> None:
         """Raises SourceError where all files of the last version are gone: that is seldom meant."""
         if not self._found and before.files > self._taken.files:
             raise SourceError(
@@ -250,7 +250,7 @@ class _Take:
                 hint="mount its disk; or take a version of what is there now, with --full",
             )
 
-    def _pass(self, found: Found) -> None:
+    def _pass(self, found: FoundFile) -> None:
         """Takes a file into the version."""
         path, status = found.path, found.status
         kind = _KINDS.get(stat.S_IFMT(status.st_mode))
@@ -284,7 +284,7 @@ class _Take:
         else:
             self._describe(found, kind, target)
 
-    def _read(self, found: Found) -> None:
+    def _read(self, found: FoundFile) -> None:
         path, taken = found.path, self._taken
         old = self._last.take(path, found.status.st_size) if self._last is not None else None
         self._in_file = 0
@@ -313,7 +313,7 @@ class _Take:
             self._report.problem(f"/{path}", "it changed as often as it was read")
         self._add(new)
 
-    def _describe(self, found: Found, kind: str, target: str) -> None:
+    def _describe(self, found: FoundFile, kind: str, target: str) -> None:
         entry = entry_of(found.path, kind, found.status)
         entry.target = target
         try:
@@ -358,7 +358,7 @@ class _Take:
         if status.st_nlink > 1:
             self._links[_identity(status)] = path, status.st_nlink - 1
 
-    def _add(self, one: NewFile | bytes) -> None:
+    def _add(self, one: TakenFile | bytes) -> None:
         """Writes an entry once its content, and that of those before it, is stored."""
         taken = self._taken
         taken.files += 1
@@ -367,7 +367,7 @@ class _Take:
         if isinstance(one, bytes) and not self._waiting:
             self._manifest.add(one)
             return
-        weight = one.weight if isinstance(one, NewFile) else 1
+        weight = one.weight if isinstance(one, TakenFile) else 1
         self._waiting.append((weight, one))
         self._weight += weight
         if self._weight > _WAITING:
