@@ -411,23 +411,6 @@ def test_content_that_is_not_that_of_the_manifest_is_left_out_unless_nobody_look
     assert set(files_of(tmp_path / "to")) == {"large", "small", "z"}
 
 
-class _Newer(Entry):
-    """An entry with a field of a newer program, which looks like a link and a directory."""
-
-    def line(self) -> bytes:
-        return Entry.line(self).replace(b"}", b',"new":["d","h","d",0]}')
-
-
-def test_a_field_of_a_newer_program_makes_no_link_of_a_file(tmp_path: Path) -> None:
-    repository = MemoryStore()
-    link = _Newer("link", SYMLINK, target="file")
-    put_version(repository, [file("file"), (link, ()), file("z")])
-
-    assert restore(repository, tmp_path).wrong == 0
-
-    assert (tmp_path / "link").readlink() == Path("file")
-
-
 def test_nothing_is_written_by_a_manifest_of_another_version_or_a_damaged_one(
     example: Example,
 ) -> None:
@@ -727,22 +710,16 @@ def test_a_restore_stays_unfinished_where_a_file_cannot_be_synced(
     assert not (everything.to / MARKER).exists()
 
 
-def test_a_file_of_the_version_is_not_taken_for_the_marker(tmp_path: Path) -> None:
-    repository = MemoryStore()
-    put_version(repository, [file(MARKER, b"not ours"), file("other")])
-    done = restore(repository, tmp_path)
-    assert [path for path, _ in done.problems] == [MARKER]
-    assert [one.name for one in tmp_path.iterdir()] == ["other"]
-
-
-def test_a_marker_leads_nowhere(tmp_path: Path) -> None:
+def test_a_marker_is_no_file_of_the_version_and_leads_nowhere(tmp_path: Path) -> None:
     (tmp_path / "precious").write_bytes(b"content")
     to = tmp_path / "to"
     to.mkdir()
     (to / MARKER).symlink_to(tmp_path / "precious")
+    (to / f".{MARKER}.0123").write_bytes(b"half of a mark, which a power cut has left")
     repository = MemoryStore()
-    put_version(repository, [file("other")])
-    assert restore(repository, to).wrong == 0
+    put_version(repository, [file(MARKER, b"not ours"), file("other")])
+    done = restore(repository, to)
+    assert [path for path, _ in done.problems] == [MARKER]
     assert (tmp_path / "precious").read_bytes() == b"content"
     assert [one.name for one in to.iterdir()] == ["other"]
 
@@ -967,16 +944,6 @@ def test_a_file_is_whole_however_few_bytes_a_write_takes(
     assert restore(everything.repository, everything.to).wrong == 0
     monkeypatch.undo()
     assert everything.is_same()
-
-
-def test_what_a_power_cut_left_of_a_marker_is_removed(example: Example) -> None:
-    example.write("file", b"content")
-    example.take()
-    example.to.mkdir()
-    left = example.to / f".{MARKER}.0123"
-    left.write_bytes(b"half of a mark")
-    assert restore(example.repository, example.to).wrong == 0
-    assert not left.exists()
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_an_outage_ends_the_check(taken: Taker) -> None:
         check(taken, share=1.0)
 
 
-def test_a_version_with_a_signature_that_is_not_ours_is_damaged(
+def test_versions_that_are_not_of_this_host_are_told_and_forged_ones_are_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taker = Taker(tmp_path / "tree", tmp_path / "cache")
@@ -92,23 +92,18 @@ def test_a_version_with_a_signature_that_is_not_ours_is_damaged(
     taker.write("file", b"content")
     with monkeypatch.context() as forging:
         forging.setattr(HostKeys, "sign", lambda keys, *_: f"{keys.name}:{'0' * 64}")
-        taker.take()
+        names = [f"s@{taker.take(full=True).version}"]
+    names.append(f"s@{taker.take(full=True).version}")
+
+    def found() -> VersionFindings:
+        return verify(taker.repository, VersionQuestion("s"), origins=taker.origins)
+
+    assert (found().foreign, found().damaged) == ([], [])  # By their sums.
     taker.copies = Copies(tmp_path)
-    found = verify(taker.repository, VersionQuestion("s", 0.0, ""), origins=taker.origins)
-    assert (len(found.wrong), found.foreign) == (1, [])
-    assert "FORGED" in found.wrong[0].detail
-
-
-def test_versions_that_are_not_of_this_host_are_told(tmp_path: Path) -> None:
-    taker = Taker(tmp_path / "tree", tmp_path / "cache")
-    taker.keys = KEYS
-    taker.write("file", b"content")
-    version = taker.take().version
-    found = verify(taker.repository, VersionQuestion("s", 0.0, ""), origins=taker.origins)
-    assert (found.foreign, found.damaged) == ([], [])
-    taker.copies, taker.keys = Copies(tmp_path), OTHERS
-    found = verify(taker.repository, VersionQuestion("s", 0.0, ""), origins=taker.origins)
-    assert (found.foreign, found.damaged) == ([f"s@{version}"], [])
+    assert (found().foreign, found().damaged) == ([], names[:1])
+    assert "FORGED" in found().wrong[0].detail
+    taker.keys = OTHERS
+    assert (found().foreign, found().damaged) == (names, [])
 
 
 def test_a_check_of_all_content_says_how_far_it_is(taken: Taker) -> None:
