@@ -45,7 +45,7 @@ from ntt_backup.snapshot.take import chain, changed_file, last_version
 from ntt_backup.snapshot.take import new_version as taking
 from ntt_backup.snapshot.take.last_version import Copies, LastVersion, open_copies
 from ntt_backup.snapshot.take.new_version import Taken
-from ntt_backup.snapshot.take.walk import FoundFile, SnapshotSet, walk
+from ntt_backup.snapshot.take.walk import SnapshotSet, WalkedFile, walk
 from ntt_backup.snapshot.versions import choose, facts, last_begun, names_of_host, versions
 from tests.helpers.blobs import noise
 from tests.unit.taker import BLOCK, KEYS, OTHERS, Taker, rewrite
@@ -107,7 +107,7 @@ def test_a_link_is_recorded_only_to_what_is_proved_to_be_the_same_file(
         os.link(old, taker.root.parent / name)
     os.link(taker.write("m", b"new"), taker.root / "n-link")
 
-    def reusing(*how: Any) -> Iterator[FoundFile]:
+    def reusing(*how: Any) -> Iterator[WalkedFile]:
         for found in walk(*how):
             status = found.status
             if found.name == "c-link":  # The file has changed since its first name was passed.
@@ -599,9 +599,9 @@ def test_what_goes_while_it_is_taken_is_told(taker: Taker, monkeypatch: pytest.M
     def fail(*_: object, **__: object) -> None:
         raise gone
 
-    really = FoundFile.open
+    really = WalkedFile.open
     monkeypatch.setattr(
-        FoundFile, "open", lambda one: fail() if one.name == "file" else really(one)
+        WalkedFile, "open", lambda one: fail() if one.name == "file" else really(one)
     )
     monkeypatch.setattr(os, "readlink", fail)
     taken = taker.take()

@@ -47,7 +47,7 @@ from ntt_backup.snapshot.take.changed_file import (
     xattrs,
 )
 from ntt_backup.snapshot.take.last_version import Copies, LastVersion, cannot_keep, pieces
-from ntt_backup.snapshot.take.walk import FoundFile, SnapshotSet, walk
+from ntt_backup.snapshot.take.walk import SnapshotSet, WalkedFile, walk
 from ntt_backup.snapshot.versions import Version, newest_name, versions
 
 _KINDS: Final = {
@@ -250,7 +250,7 @@ class _Take:
                 hint="mount its disk; or take a version of what is there now, with --full",
             )
 
-    def _pass(self, found: FoundFile) -> None:
+    def _pass(self, found: WalkedFile) -> None:
         """Takes a file into the version."""
         path, status = found.path, found.status
         kind = _KINDS.get(stat.S_IFMT(status.st_mode))
@@ -284,7 +284,7 @@ class _Take:
         else:
             self._describe(found, kind, target)
 
-    def _read(self, found: FoundFile) -> None:
+    def _read(self, found: WalkedFile) -> None:
         path, taken = found.path, self._taken
         old = self._last.take(path, found.status.st_size) if self._last is not None else None
         self._in_file = 0
@@ -313,7 +313,7 @@ class _Take:
             self._report.problem(f"/{path}", "it changed as often as it was read")
         self._add(new)
 
-    def _describe(self, found: FoundFile, kind: str, target: str) -> None:
+    def _describe(self, found: WalkedFile, kind: str, target: str) -> None:
         entry = entry_of(found.path, kind, found.status)
         entry.target = target
         try:

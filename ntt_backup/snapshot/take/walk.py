@@ -110,7 +110,7 @@ def of_settings(name: str, settings: SnapshotSettings) -> SnapshotSet:
     )
 
 
-class FoundFile(NamedTuple):
+class WalkedFile(NamedTuple):
     """A file in its directory. path: as in a manifest. name: for calls with the directory's
     descriptor, which is open until the next file is asked for. follow: the set names it, so that it
     may be a symlink to what was found.
@@ -130,7 +130,7 @@ class FoundFile(NamedTuple):
 
 def walk(
     paths: Sequence[str], exclude: Sequence[str], problem: Problem
-) -> Generator[FoundFile, None, None]:
+) -> Generator[WalkedFile, None, None]:
     """Yields what lies at paths and below, and the directories that lead there.
 
     problem(path, why) is told of what cannot be read, and of what the set names and is not there.
@@ -165,7 +165,7 @@ def walk(
             if len(path) > MAX_PATH:
                 problem(path, f"its path has more than {MAX_PATH:,} characters")
                 continue
-            found = FoundFile(path, status, level.fd, name, named)
+            found = WalkedFile(path, status, level.fd, name, named)
             if not stat.S_ISDIR(status.st_mode):
                 yield found
                 continue
