@@ -375,18 +375,27 @@ class OutageEnd(WorkerEvent):
         return f"{back} after {duration(self.duration_s)}"
 
 
-class WorkerRestart(WorkerEvent):
-    """A worker died and will be restarted."""
+class RestartFields(Message):
+    """The fields of a process that ended and will be restarted."""
 
-    level = "warning"
     status: Annotated[int | None, doc("exit status, negative for a signal")]
     detail: str
     attempt: Positive
     wait_s: Seconds
 
+    def restarts(self, ended: str) -> str:
+        """Returns what ended, how, and when the process is restarted."""
+        text = f"{ended} (status {self.status}), a new one starts in {duration(self.wait_s)}"
+        return with_detail(text, self.detail)
+
+
+class WorkerRestart(RestartFields, WorkerEvent):
+    """A worker died and will be restarted."""
+
+    level = "warning"
+
     def _text(self) -> str:
-        died = f"worker {self.worker} died (status {self.status})"
-        return with_detail(f"{died}, a new one starts in {duration(self.wait_s)}", self.detail)
+        return self.restarts(f"worker {self.worker} died")
 
 
 class WorkerStall(WorkerEvent):

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Final
 from ntt_backup import __version__, events
 from ntt_backup.client.backoff import Backoff
 from ntt_backup.config import Settings
-from ntt_backup.daemon import side_jobs
 from ntt_backup.daemon.event_log import BatchLines, EventLog, FailedBlobs
 from ntt_backup.daemon.listeners import Listener, Listeners
 from ntt_backup.daemon.progress import OpenOutages, RunProgress, RunState
 from ntt_backup.daemon.reload import read_again
 from ntt_backup.daemon.run_control import RunControl
+from ntt_backup.daemon.side_jobs import jobs_of
 from ntt_backup.daemon.signals import SignalInbox
 from ntt_backup.daemon.systemd import WATCHDOG_SECONDS, Systemd
 from ntt_backup.daemon.workers import SupervisedWorker, WorkerPool
@@ -119,7 +119,7 @@ class _Coordinator:
         from ntt_backup.daemon.run_history import RunHistory
 
         self._history = RunHistory(settings, run_id)
-        self._jobs = side_jobs.jobs_of(settings, watch=watch, limit=self._workers.limit)
+        self._jobs = jobs_of(settings, watch=watch, limit=self._workers.limit)
         self._control = RunControl(
             settings, run_id, self._workers, self._jobs, self._progress, inbox, self._emit
         )
@@ -312,8 +312,10 @@ class _Coordinator:
                 if worker.due is not None and worker.due <= now:
                     worker.start(now)
             if self._watch and not self._asked_to_stop and not self._control.paused:
+                # A side job alone retries by itself.
+                by_workers = [one for one in self._outages.all if one.event.worker is not None]
                 for job in self._jobs.values():
-                    job.start_if_due(now, self._missed_by_workers)
+                    job.start_if_due(now, {one.event.what for one in by_workers})
             children: list[ChildProcess] = [*self._workers, *self._jobs.values()]
             fds = [self._inbox.fd, *(fd for child in children for fd in child.fds)]
             ready = self._control.wait(fds, _REFRESH_SECONDS)
@@ -364,11 +366,6 @@ class _Coordinator:
                 self._emit(event)
 
     # --- outages ----------------------------------------------------------------------------------
-
-    @property
-    def _missed_by_workers(self) -> set[str]:
-        """Returns the sides for which workers wait. A side job alone retries by itself."""
-        return {one.event.what for one in self._outages.all if one.event.worker is not None}
 
     def _connected(self, side: str) -> None:
         """Notes that a side accepts connections again, and wakes all that wait for the side."""
@@ -421,7 +418,8 @@ class _Coordinator:
                 if settings.log != self._settings.log:
                     self._next_progress = time.monotonic() + settings.log.progress_interval
                 self._settings = settings
-                side_jobs.adopt(self._jobs, settings)
+                for job in self._jobs.values():
+                    job.adopt(settings)
                 self._control.adopt(settings)
 
     def _mind_signals(self) -> None:

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from ntt_backup.events import Amount, Event, Seconds, one_of, with_detail
+from ntt_backup.events import Amount, Event, RestartFields, one_of, with_detail
 from ntt_backup.format import duration, size
-from ntt_backup.process.messages import Count, ErrorFields, Positive, doc
+from ntt_backup.process.messages import Count, ErrorFields, doc
 
 Uid = Annotated[Count, doc("of the user who asked for it")]
 
 
-class TargetRestart(Event):
+class TargetRestart(RestartFields, Event):
     """The coordinator of one of several targets has died, or ended by an error while it should
     watch, and will be started again. Its run_id is that of the daemon, which all targets share.
     """
 
     level = "warning"
-    status: Annotated[int | None, doc("exit status, negative for a signal")]
-    detail: str
-    attempt: Positive
-    wait_s: Seconds
 
     def _text(self) -> str:
-        ended = f"the coordinator ended (status {self.status})"
-        return with_detail(f"{ended}, a new one starts in {duration(self.wait_s)}", self.detail)
+        return self.restarts("the coordinator ended")
 
 
 class SettingsRead(Event):

@@ -195,16 +195,16 @@ def _hear(body: Body) -> int:
     # The end of stdin is its end: whoever stops a whole group of processes means the run.
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
-    with os.fdopen(0, "rb", closefd=False) as lines:
-        body(_messages(lines))
+
+    def messages() -> Iterator[Heard]:
+        with os.fdopen(0, "rb", closefd=False) as lines:
+            for line in lines:
+                target, _, encoded = line.partition(b"\t")
+                match decode(encoded):
+                    case StateMessage(state=state):
+                        yield target.decode(), RunState.of(state)
+                    case Event() as event:
+                        yield target.decode(), event
+
+    body(messages())
     return 0
-
-
-def _messages(lines: Iterator[bytes]) -> Iterator[Heard]:
-    for line in lines:
-        target, _, encoded = line.partition(b"\t")
-        match decode(encoded):
-            case StateMessage(state=state):
-                yield target.decode(), RunState.of(state)
-            case Event() as event:
-                yield target.decode(), event

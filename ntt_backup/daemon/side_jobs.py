@@ -23,9 +23,9 @@ from __future__ import annotations
 
 import math
 import signal
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
-from typing import Final
+from typing import ClassVar, Final
 
 from ntt_backup.client.backoff import Backoff, Restarts
 from ntt_backup.client.throttle import Limit, Pace, set_process_pace
@@ -51,11 +51,6 @@ MOST_BROKEN: Final = 5
 # A dump says nothing while its bytes travel.
 _QUIET_SECONDS: Final = 86400.0
 
-# Whether an outage is to be waited for, and is no failure -> how the work ended
-Body = Callable[[bool], JobOver]
-# how the process ended, the last event but for warnings -> what happened
-Died = Callable[[ProcessEnded, Event | None], Event]
-
 
 def fork(body: Callable[[], JobOver], name: str, pace: Pace | None = None) -> Child:
     """Returns a process that does the work, and sends at this pace. Raises OSError where that
@@ -68,40 +63,30 @@ class SideJob(ChildProcess):
     """One kind of work.
 
     A failure is followed by the next start after a minute; each failure that follows doubles that,
-    to an hour at most. away: the side for which the work waits, or "".
+    to an hour at most. away: the side for which the work waits, or "". pace: of what it sends.
+
+    Attributes:
+        name: Of the process.
+        needs: The sides without which the work cannot be done.
+        looks: Whether the work knows when it is due, and so is begun when settings are read again.
+        recovered: The event of work that has not failed, or is switched off, after an error.
 
     Args:
-        body: Does the work, and says what happens by `tell_parent`.
-        name: Of the process.
-        every: Seconds from one start to the next, where the work does not say when; None: the work
-            is never done.
-        died: Makes the event of a process that ended without a word.
-        well: Makes the event of work that has not failed, or is switched off, after an error.
-        needs: The sides without which the work cannot be done.
-        backoff: How long an outage of one of them is waited for; None: an outage is a failure.
+        settings: Of the run.
+        backoff: How long an outage of a side is waited for; None: an outage is a failure.
     """
 
-    def __init__(
-        self,
-        body: Body,
-        name: str,
-        *,
-        every: float | None,
-        died: Died,
-        well: Callable[[], Event] | None = None,
-        needs: frozenset[str] = frozenset(),
-        backoff: Backoff | None = None,
-    ) -> None:
+    name: ClassVar[str]
+    needs: ClassVar[frozenset[str]]
+    looks: ClassVar[bool] = False
+    recovered: ClassVar[type[Event]]
+
+    def __init__(self, settings: Settings, backoff: Backoff | None = None) -> None:
         super().__init__()
+        self.settings = settings
         self.failed = False
         self.away = ""
-        self.needs = needs
         self.pace: Pace | None = None
-        self._body = body
-        self._name = name
-        self._every = every or math.inf
-        self._died = died
-        self._well = well
         self._failures = Restarts(Backoff(RETRY_SECONDS, MOST_RETRY_SECONDS), jitter=lambda: 1.0)
         # Tries in a row that met an outage, and how many of them had begun to work.
         self._waits = Restarts(backoff) if backoff is not None else None
@@ -110,9 +95,35 @@ class SideJob(ChildProcess):
         self._last: Event | None = None
         # Whether an error was told since all was well.
         self._wrong = False
-        # When it starts next, and when it was to start next as its process began.
-        self._next = self._planned = math.inf if every is None else 0.0
         self._heard = 0.0
+        # When it starts next, and when it was to start next as its process began.
+        self._every = math.inf
+        self._next = self._planned = math.inf
+        self.adopt(settings)
+
+    def interval(self) -> float | None:
+        """Returns the seconds from one start to the next, where the work does not say when; None:
+        the work is switched off.
+        """
+        raise NotImplementedError
+
+    def work(self, patient: bool) -> JobOver:
+        """Does the work, in the process, and says what happens by `tell_parent`. patient: an outage
+        is waited for, and no failure.
+        """
+        raise NotImplementedError
+
+    def died(self, ended: ProcessEnded, last: Event | None) -> Event:
+        """Returns the event of a process that ended without a word. last: but for warnings."""
+        raise NotImplementedError
+
+    def adopt(self, settings: Settings) -> None:
+        """Goes on with settings that were read again, from the next start on."""
+        self.settings = settings
+        every = self.interval() or math.inf
+        if self.looks or every != self._every:
+            self._next = 0.0 if every < math.inf else math.inf
+        self._every = every
 
     @property
     def again(self) -> bool:
@@ -133,19 +144,7 @@ class SideJob(ChildProcess):
         self._heard = now
         self._over = self._last = None
         patient = self._waits is not None and self._broken < MOST_BROKEN
-        self.begin(lambda: fork(partial(self._body, patient), self._name, self.pace))
-
-    def become(self, other: SideJob, *, look: bool) -> None:
-        """Takes over the work and the schedule of another job, from the next start on.
-
-        Args:
-            other: A job that was not started.
-            look: Whether the next start is due when that of the other is; otherwise only where the
-                two have other intervals.
-        """
-        if look or other._every != self._every:
-            self._next = other._next
-        self._body, self._every, self._died = other._body, other._every, other._died
+        self.begin(lambda: fork(partial(self.work, patient), self.name, self.pace))
 
     def hear(self, now: float) -> Iterator[Event]:
         """Yields the events of the process, and the event of its end. After the end `running` is
@@ -156,9 +155,9 @@ class SideJob(ChildProcess):
             yield event
         if self._every == math.inf and not self.running:
             self.failed = False  # It was switched off.
-        if self._wrong and self._well is not None and not (self.running or self.failed):
+        if self._wrong and not (self.running or self.failed):
             self._wrong = False
-            yield self._well()
+            yield self.recovered()
 
     def _events(self, now: float) -> Iterator[Event]:
         for message in self.read_messages():
@@ -187,7 +186,7 @@ class SideJob(ChildProcess):
             self._waits.count = 0
         self.failed = over is None or over.failed
         if over is None:
-            yield self._died(ended, self._last)
+            yield self.died(ended, self._last)
         elif over.again_s is not None and self._next == self._planned:
             # Else it was set meanwhile, for what the process did not know.
             self._next = now + over.again_s
@@ -224,7 +223,72 @@ def _work(body: Callable[[], JobOver], pace: Pace | None) -> int:
     return int(over.failed)
 
 
-def jobs_of(settings: Settings, *, watch: bool, limit: Limit | None = None) -> dict[str, SideJob]:
+class DumpJob(SideJob):
+    """Dumps the catalog, where a dump is due."""
+
+    name = "ntt-dump"
+    needs = frozenset({"remote", "catalog"})
+    recovered = DumpRecovered
+
+    def interval(self) -> float | None:
+        wanted = self.settings.dump
+        off = self.settings.run.skip_pgdump
+        return None if off else min(wanted.interval, wanted.max_age or math.inf)
+
+    def work(self, patient: bool) -> JobOver:
+        from ntt_backup.dump.job import dump, relied_on
+
+        try:
+            tells = dump(self.settings, tell_parent, patient=patient)
+        except DumpImpossible as error:
+            if not relied_on(self.settings):
+                text = f"no dump of the catalog is made: {error}; {error.hint}"
+                tell_parent(Warning(reason=f"{text}; or set run.skip_pgdump"))
+                return JobOver(failed=False)
+            tell_parent(DumpFailed(**error.fields))
+        except BackupError as error:
+            if patient and error.retryable:
+                what = "catalog" if isinstance(error, CatalogUnavailable) else "remote"
+                return JobOver(failed=False, away=what, reason=error.message, detail=error.detail)
+            tell_parent(DumpFailed(**error.fields))
+        else:
+            soon = min(MOST_RETRY_SECONDS, self.settings.dump.interval)
+            return JobOver(failed=False, again_s=None if tells else soon)
+        return JobOver(failed=True)
+
+    def died(self, ended: ProcessEnded, last: Event | None) -> Event:
+        message = "the process that dumps the catalog died"
+        return DumpFailed(pid=ended.pid, exit_code=1, message=message, detail=ended.detail, hint="")
+
+
+class SnapshotJob(SideJob):
+    """Takes versions of the snapshot sets that are due."""
+
+    name = "ntt-snapshot"
+    needs = frozenset({"remote"})
+    looks = True
+    recovered = SnapshotsRecovered
+
+    def interval(self) -> float | None:
+        return min(self.settings.scheduled.values(), default=None)
+
+    def work(self, patient: bool) -> JobOver:
+        from ntt_backup.snapshot.job import take_due
+
+        return take_due(self.settings, tell_parent, patient=patient)
+
+    def died(self, ended: ProcessEnded, last: Event | None) -> Event:
+        from ntt_backup.snapshot.last_take import note_failure
+
+        name = last.set if isinstance(last, SnapshotStart | SnapshotProgress) else ""
+        message = "the process that takes snapshots died"
+        note_failure(self.settings, name, message)
+        return SnapshotFailed(
+            set=name, pid=ended.pid, exit_code=1, message=message, detail=ended.detail, hint=""
+        )
+
+
+def jobs_of(settings: Settings, *, watch: bool, limit: Limit) -> dict[str, SideJob]:
     """Returns the side jobs of a run with these settings, by the names of what they make.
 
     Args:
@@ -233,87 +297,10 @@ def jobs_of(settings: Settings, *, watch: bool, limit: Limit | None = None) -> d
         limit: The bandwidth limit of which the jobs are the last senders.
     """
     backoff = Backoff.of(settings.run) if watch else None
-    jobs = {"dump": dump_job(settings, backoff), "snapshot": _snapshot_job(settings, backoff)}
-    if limit is not None:
-        for index, job in enumerate(jobs.values(), limit.senders - len(jobs)):
-            job.pace = limit.sender(index)
+    jobs: dict[str, SideJob] = {
+        "dump": DumpJob(settings, backoff),
+        "snapshot": SnapshotJob(settings, backoff),
+    }
+    for index, job in enumerate(jobs.values(), limit.senders - len(jobs)):
+        job.pace = limit.sender(index)
     return jobs
-
-
-def adopt(jobs: Mapping[str, SideJob], settings: Settings) -> None:
-    """Lets the side jobs go on with settings that were read again."""
-    for name, job in jobs_of(settings, watch=True).items():
-        # Of a snapshot it is known when it is due; a dump would be made at once.
-        jobs[name].become(job, look=name == "snapshot")
-
-
-def dump_job(settings: Settings, backoff: Backoff | None = None) -> SideJob:
-    """Returns the dumps of a run. backoff: see `SideJob`."""
-    wanted = settings.dump
-    every = None if settings.run.skip_pgdump else min(wanted.interval, wanted.max_age or math.inf)
-    return SideJob(
-        partial(_dump, settings),
-        "ntt-dump",
-        every=every,
-        died=_dump_died,
-        well=DumpRecovered,
-        needs=frozenset({"remote", "catalog"}),
-        backoff=backoff,
-    )
-
-
-def _dump(settings: Settings, patient: bool) -> JobOver:
-    """Makes a dump if one is due. patient: an outage is waited for, and no failure."""
-    from ntt_backup.dump.job import dump, relied_on
-
-    try:
-        tells = dump(settings, tell_parent, patient=patient)
-    except DumpImpossible as error:
-        if not relied_on(settings):
-            text = f"no dump of the catalog is made: {error}; {error.hint}; or set run.skip_pgdump"
-            tell_parent(Warning(reason=text))
-            return JobOver(failed=False)
-        tell_parent(DumpFailed(**error.fields))
-    except BackupError as error:
-        if patient and error.retryable:
-            what = "catalog" if isinstance(error, CatalogUnavailable) else "remote"
-            return JobOver(failed=False, away=what, reason=error.message, detail=error.detail)
-        tell_parent(DumpFailed(**error.fields))
-    else:
-        soon = min(MOST_RETRY_SECONDS, settings.dump.interval)
-        return JobOver(failed=False, again_s=None if tells else soon)
-    return JobOver(failed=True)
-
-
-def _dump_died(ended: ProcessEnded, _last: Event | None) -> Event:
-    message = "the process that dumps the catalog died"
-    return DumpFailed(pid=ended.pid, exit_code=1, message=message, detail=ended.detail, hint="")
-
-
-def _snapshot_job(settings: Settings, backoff: Backoff | None) -> SideJob:
-    return SideJob(
-        partial(_take, settings),
-        "ntt-snapshot",
-        every=min(settings.scheduled.values(), default=None),
-        died=partial(_take_died, settings),
-        well=SnapshotsRecovered,
-        needs=frozenset({"remote"}),
-        backoff=backoff,
-    )
-
-
-def _take(settings: Settings, patient: bool) -> JobOver:
-    from ntt_backup.snapshot.job import take_due
-
-    return take_due(settings, tell_parent, patient=patient)
-
-
-def _take_died(settings: Settings, ended: ProcessEnded, last: Event | None) -> Event:
-    from ntt_backup.snapshot.last_take import note_failure
-
-    name = last.set if isinstance(last, SnapshotStart | SnapshotProgress) else ""
-    message = "the process that takes snapshots died"
-    note_failure(settings, name, message)
-    return SnapshotFailed(
-        set=name, pid=ended.pid, exit_code=1, message=message, detail=ended.detail, hint=""
-    )

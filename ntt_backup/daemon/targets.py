@@ -167,7 +167,13 @@ class SupervisedTarget(ChildProcess):
                 with suppress(OSError):
                     print(f"{self.name}: {self._last_line}", file=sys.stderr, flush=True)
             case SystemdWord(text=text):
-                self._take_word(text, now)
+                word, _, value = text.partition("=")
+                if word == "WATCHDOG":
+                    self._alive = now
+                elif word == "READY":
+                    self.ready = True
+                elif word == "STATUS":
+                    self.status = value
             case StateMessage(state=state):
                 self.own.refresh(RunState.of(state))
             case Fatal():
@@ -178,15 +184,6 @@ class SupervisedTarget(ChildProcess):
                     self._reason = events.with_detail(message.message, message.detail)
                 self._said_goodbye |= isinstance(message, events.RunStop)
                 self._heard.event(message)
-
-    def _take_word(self, text: str, now: float) -> None:
-        word, _, value = text.partition("=")
-        if word == "WATCHDOG":
-            self._alive = now
-        elif word == "READY":
-            self.ready = True
-        elif word == "STATUS":
-            self.status = value
 
     def _end(self, ended: ProcessEnded, now: float) -> None:
         """Handles the end of the coordinator, and decides whether and when another one starts."""

@@ -133,11 +133,13 @@ def _target(settings: Settings) -> CheckStep:
     remote = settings.remote
     idle = ", ".join(f"remote.{name}" for name in remote.idle)
     warnings = [f"without effect for {remote.kind}: {idle}"] if idle else []
-    if remote.kind == "file" and _on_one_disk(remote.path, settings.source.root):
-        warnings.append(
-            f"{remote.path} and {settings.source.root} are on one file system: a broken disk takes"
-            " both; is the target's disk mounted?"
-        )
+    if remote.kind == "file":
+        with suppress(OSError):
+            if Path(remote.path).stat().st_dev == settings.source.root.stat().st_dev:
+                warnings.append(
+                    f"{remote.path} and {settings.source.root} are on one file system: a broken"
+                    " disk takes both; is the target's disk mounted?"
+                )
     server = f" at {remote.endpoint}" if remote.kind == "s3" and remote.endpoint else ""
     place = f"{settings.target} is {remote.url} ({_KINDS[remote.kind]}{server})"
     return CheckStep(place, warning="; ".join([place, *warnings]) if warnings else "")
@@ -154,13 +156,6 @@ def _sealing(settings: Settings) -> CheckStep:
     if (file := settings.pack.identity_file) is None:
         return CheckStep(said)
     return CheckStep(warning=f"{said}; who has this machine can open them all, by {file}")
-
-
-def _on_one_disk(*paths: str | Path) -> bool:
-    try:
-        return len({Path(path).stat().st_dev for path in paths}) == 1
-    except OSError:
-        return False
 
 
 def _versions(kind: str) -> CheckStep:

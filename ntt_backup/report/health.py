@@ -133,20 +133,14 @@ def _runs(facts: TargetFacts, now: datetime) -> Iterator[Point]:
                 " `ntt-backup-remote run`",
             )
         elif last.outcome == "error":
+            why = f": {last.reason}" if last.reason else f", with exit code {last.exit_code}"
+            # A daemon may wait to start it again.
+            waits = isinstance(facts.silence, WaitsToStart)
+            restart = f"; {facts.silence.message}" if waits and facts.silence else ""
             yield _act(
-                f"The last run ended early, {_ago(last.ended_at, now)}{_why(last)}"
-                f"{_restart(facts)}",
+                f"The last run ended early, {_ago(last.ended_at, now)}{why}{restart}",
                 "`ntt-backup-remote check` says what is in the way",
             )
-
-
-def _why(run: Run) -> str:
-    return f": {run.reason}" if run.reason else f", with exit code {run.exit_code}"
-
-
-def _restart(facts: TargetFacts) -> str:
-    """Returns when a daemon starts the run again, where one waits to do so."""
-    return f"; {facts.silence.message}" if isinstance(facts.silence, WaitsToStart) else ""
 
 
 def _daemon(facts: TargetFacts, now: datetime) -> Iterator[Point]:

@@ -15,7 +15,7 @@ import socket
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from importlib import resources
 from itertools import groupby
@@ -234,7 +234,9 @@ def last_days(hours: Iterable[Hour], days: int, now: datetime) -> Chart | None:
     """Returns what was copied on each of the last days, local time, and on which of them something
     was unreachable; None where nothing is known of them.
     """
-    by_day = {day: list(some) for day, some in groupby(hours, _day)}
+    by_day = {
+        day: list(some) for day, some in groupby(hours, lambda one: one.hour.astimezone().date())
+    }
     if not by_day:
         return None
     places = [now.astimezone().date() - timedelta(days=back) for back in range(days - 1, -1, -1)]
@@ -293,7 +295,3 @@ def _bars(amounts: Sequence[int], says: Sequence[str]) -> list[Bar]:
 def rate(per_second: float) -> str:
     """Returns bytes a second as `11.7 MB/s`."""
     return f"{size(int(per_second))}/s" if per_second >= 1 else "0 MB/s"
-
-
-def _day(hour: Hour) -> date:
-    return hour.hour.astimezone().date()

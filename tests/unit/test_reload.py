@@ -11,10 +11,8 @@ from ntt_backup import events
 from ntt_backup.config import Settings
 from ntt_backup.daemon.events import SettingsRead, SettingsRefused
 from ntt_backup.daemon.reload import read_again
-from ntt_backup.daemon.side_jobs import SideJob
 from ntt_backup.errors import ConfigError
-from ntt_backup.events import Event
-from ntt_backup.process.messages import JobOver
+from tests.unit.test_side_jobs import Job
 
 BASE: dict[str, Any] = {"source": {"root": "/s"}, "remote": {"host": "h", "path": "/p"}}
 
@@ -100,13 +98,6 @@ def test_settings_that_are_wrong_change_nothing(
     assert holding is old
 
 
-def job(every: float | None) -> SideJob:
-    def died(*_: object) -> Event:
-        raise AssertionError
-
-    return SideJob(lambda _: JobOver(failed=False), "job", every=every, died=died)
-
-
 @pytest.mark.parametrize(
     ("before", "after", "look", "due"),
     [
@@ -120,7 +111,8 @@ def job(every: float | None) -> SideJob:
 def test_a_side_job_with_a_new_schedule_is_due_by_it(
     before: float | None, after: float | None, look: bool, due: bool
 ) -> None:
-    one = job(before)
+    one = Job(before)
     one._next += 1000.0
-    one.become(job(after), look=look)
+    one.every, one.looks = after, look  # type: ignore[misc]
+    one.adopt(settings())
     assert (one._next <= 0.0) == due

@@ -12,10 +12,10 @@ import pytest
 
 from ntt_backup.client.backoff import Backoff
 from ntt_backup.config import Settings, load
-from ntt_backup.daemon.side_jobs import MOST_BROKEN, RETRY_SECONDS, SideJob, dump_job
+from ntt_backup.daemon.side_jobs import MOST_BROKEN, RETRY_SECONDS, DumpJob, SideJob
 from ntt_backup.dump.events import DumpFailed, DumpSkipped, DumpStart
 from ntt_backup.events import Event, Outage, Warning
-from ntt_backup.process.messages import JobOver, Message
+from ntt_backup.process.messages import JobOver, Message, ProcessEnded
 from ntt_backup.process.pipeline import Child, wait_for
 from ntt_backup.snapshot.events import SnapshotFailed, SnapshotsRecovered
 from tests.helpers.waiting import PATIENCE
@@ -54,12 +54,23 @@ def printing(message: Message) -> str:
     return f"print({message.encode().decode().strip()!r})"
 
 
-def never(*_: object) -> Event:
-    raise AssertionError
+class Job(SideJob):
+    """A job with an interval. what: the event of its death says."""
 
+    name = "x"
+    needs = frozenset()
+    looks = True
+    recovered = SnapshotsRecovered
 
-def job(every: float | None, **options: Any) -> SideJob:
-    return SideJob(lambda _: OVER, "x", every=every, **{"died": never, **options})
+    def __init__(self, every: float | None, backoff: Backoff | None = None) -> None:
+        self.every = every
+        super().__init__(settings(), backoff)
+
+    def interval(self) -> float | None:
+        return self.every
+
+    def died(self, ended: ProcessEnded, last: Event | None) -> Event:
+        return Warning(reason=f"{self.settings.target} died")
 
 
 def begin(job: SideJob, now: float = 0.0) -> None:
@@ -87,7 +98,7 @@ def play(job: SideJob, now: float) -> list[Event]:
 def test_events_of_the_dump_process_are_passed_on_and_its_end_is_not(says: Says) -> None:
     skipped = DumpSkipped(pid=1, name="x")
     says(skipped, "print('a library says something'); print('[1]'); print('{}')", OVER)
-    dump = dump_job(settings())
+    dump = DumpJob(settings())
     begin(dump)
     assert end(dump) == [skipped]
     assert not dump.failed
@@ -101,7 +112,7 @@ def test_events_of_the_dump_process_are_passed_on_and_its_end_is_not(says: Says)
 )
 def test_no_dump_grows_older_than_it_may(says: Says, max_age: float, next_look: float) -> None:
     says(OVER)
-    dump = dump_job(settings(**{"dump.max_age": max_age}))
+    dump = DumpJob(settings(**{"dump.max_age": max_age}))
     begin(dump)
     assert end(dump) == []
     assert play(dump, next_look) == []
@@ -117,7 +128,7 @@ def test_a_dump_process_that_dies_or_cannot_start_has_failed_and_is_tried_again_
     says(DIES)
     if not starts:
         monkeypatch.setattr("ntt_backup.daemon.side_jobs.fork", fork)
-    dump = dump_job(settings())
+    dump = DumpJob(settings())
     begin(dump)
     (event,) = end(dump, now=5.0)
     assert isinstance(event, DumpFailed)
@@ -128,7 +139,7 @@ def test_a_dump_process_that_dies_or_cannot_start_has_failed_and_is_tried_again_
 
 
 def test_a_job_that_says_when_is_started_then_and_sooner_after_failures(says: Says) -> None:
-    one = job(50.0)
+    one = Job(50.0)
     says(JobOver(failed=False, again_s=500))
     begin(one)
     assert end(one) == []
@@ -150,9 +161,10 @@ def test_a_job_whose_schedule_changes_while_it_works_is_started_by_the_new_one(
     says: Says, failed: bool, every: float | None, now: float, runs: bool
 ) -> None:
     says(JobOver(failed=failed, again_s=INTERVAL))
-    one = job(INTERVAL)
+    one = Job(INTERVAL)
     begin(one)
-    one.become(job(every), look=True)
+    one.every = every
+    one.adopt(settings())
     assert end(one, now=5.0) == []
     one.start_if_due(now)
     assert one.running == runs
@@ -160,7 +172,7 @@ def test_a_job_whose_schedule_changes_while_it_works_is_started_by_the_new_one(
 
 
 def test_a_job_tells_once_that_it_is_well_after_an_error(says: Says) -> None:
-    one = job(1.0, well=SnapshotsRecovered)
+    one = Job(1.0)
     error = SnapshotFailed(set="", exit_code=5, message="m", detail="", hint="")
     told = []
     stories: list[list[Message]] = [[OVER], [error, FAILED], [FAILED], [OVER], [FAILED], [OVER]]
@@ -174,10 +186,10 @@ def test_a_job_tells_once_that_it_is_well_after_an_error(says: Says) -> None:
 @pytest.mark.parametrize("works", [False, True], ids=["after", "meanwhile"])
 def test_dumps_that_are_switched_off_fail_no_more(says: Says, works: bool) -> None:
     says(NO_DUMP, FAILED)
-    dump, off = dump_job(settings()), dump_job(settings(**{"run.skip_pgdump": True}))
+    dump = DumpJob(settings())
     begin(dump)
     heard = [] if works else end(dump)
-    dump.become(off, look=False)
+    dump.adopt(settings(**{"run.skip_pgdump": True}))
     heard += end(dump, 1.0)
     assert [one.kind for one in heard] == ["dump_failed", "dump_recovered"]
     assert not dump.failed
@@ -185,14 +197,14 @@ def test_dumps_that_are_switched_off_fail_no_more(says: Says, works: bool) -> No
 
 def test_a_job_that_dies_is_told_of_by_its_newest_settings(says: Says) -> None:
     says(DIES)
-    one = job(1.0)
+    one = Job(1.0)
     begin(one)
-    one.become(job(1.0, died=lambda *_: Warning(reason="it died")), look=True)
-    assert [event.line for event in end(one)] == ["warning: it died"]
+    one.adopt(settings().model_copy(update={"target": "usb"}))
+    assert [event.line for event in end(one)] == ["warning: usb died"]
 
 
 def test_no_dump_process_is_started_when_dumps_are_switched_off(says: Says) -> None:
-    dump = dump_job(settings(**{"run.skip_pgdump": True}))
+    dump = DumpJob(settings(**{"run.skip_pgdump": True}))
     dump.start_if_due(1e9)
     assert not dump.running
     assert dump.fds == []
@@ -202,7 +214,7 @@ def test_a_dump_that_meets_an_outage_waits_as_blobs_do_and_goes_on_with_the_firs
     says: Says,
 ) -> None:
     says(AWAY)
-    dump = dump_job(settings(), Backoff(40.0, 40.0))
+    dump = DumpJob(settings(), Backoff(40.0, 40.0))
     begin(dump)
     (event,) = end(dump, now=5.0)
     assert isinstance(event, Outage)
@@ -226,7 +238,7 @@ def test_a_dump_without_an_answer_is_tried_again_after_the_backoff_and_never_fai
     says: Says,
 ) -> None:
     says(AWAY)
-    dump = dump_job(settings(), Backoff(10.0, 10.0))
+    dump = DumpJob(settings(), Backoff(10.0, 10.0))
     for attempt in range(1, 2 * MOST_BROKEN):
         dump.start_if_due(attempt * 10.0)
         (event,) = end(dump, attempt * 10.0)
@@ -238,7 +250,7 @@ def test_a_dump_without_an_answer_is_tried_again_after_the_backoff_and_never_fai
 
 def test_a_dump_that_is_due_in_a_known_outage_is_not_even_started(says: Says) -> None:
     says(OVER)
-    dump = dump_job(settings(), Backoff(1.0, 1.0))
+    dump = DumpJob(settings(), Backoff(1.0, 1.0))
     for away in ("remote", "catalog"):
         dump.start_if_due(0.0, {away})
         assert not dump.running
@@ -252,7 +264,7 @@ def test_a_dump_that_the_link_breaks_each_time_fails_in_the_end(says: Says) -> N
     patient = printing(Warning(reason="patient"))
     tells = f"import sys\nif sys.argv[1] == '(True,)': {patient}"
     says(tells, DumpStart(reason="old", program="17"), AWAY)
-    dump = job(INTERVAL, backoff=Backoff(1.0, 1.0))
+    dump = Job(INTERVAL, Backoff(1.0, 1.0))
     heard = []
     for _ in range(MOST_BROKEN + 1):
         dump.hurry()
