@@ -54,10 +54,17 @@ def give_blobs(
     sink: ContentSink,
     turn: AbstractContextManager[object] | None = None,
 ) -> None:
-    """Hands over blobs of the pack `key`, which come in the order of their offsets. turn: is
-    entered whenever some have been fetched, until they are handed over.
+    """Hands over blobs of a pack.
 
-    Raises FileArchived.
+    Args:
+        key: The name of the pack.
+        reader: Reads the pack.
+        entries: The blobs, in the order of their offsets.
+        sink: Receives the blobs.
+        turn: Is entered whenever blobs were fetched, until they are handed over.
+
+    Raises:
+        FileArchived: The pack must be thawed first.
     """
     for wanted in merge(entries):
         if wanted.length > LARGEST_RANGE:
@@ -96,8 +103,17 @@ def _give_range(
 def give_large(
     store: SharedStore, digest: bytes, size: int | None, sink: ContentSink, offset: int = 0
 ) -> None:
-    """Hands over a blob that is a file of its own, from offset on, or from its end where that
-    comes first. Raises FileArchived.
+    """Hands over a blob that is a file of its own.
+
+    Args:
+        store: The store of the file.
+        digest: The blobid in binary.
+        size: The size of the file in bytes, or None where it is not known whether there is a file.
+        sink: Receives the blob.
+        offset: The first byte to hand over; the end of the file where that comes first.
+
+    Raises:
+        FileArchived: The file must be thawed first.
     """
     key = blob_key(digest.hex())
     if size is None:
@@ -122,10 +138,13 @@ def give_elsewhere(
     alone: Container[bytes] | None,
     on_archived: Callable[[str], None] = lambda key: None,
 ) -> list[str]:
-    """Hands over what the sink has found wrong from each other place that names it, until it is
-    right: whoever may write to the target can name any blob in a pack.
+    """Hands over wrong blobs from other packs and files that name them, until the blobs are right.
+
+    Whoever may write to the target can name any blob in a pack.
 
     Args:
+        store: The store of the packs.
+        tables: Open the packs.
         sink: What is right in another place is taken off its failures. Of what is not, the first
             failure stays.
         but: The pack that was tried before.
@@ -162,7 +181,8 @@ def _other_places(
     alone: Container[bytes] | None,
     on_archived: Callable[[str], None],
 ) -> Iterator[tuple[str, list[bytes], Callable[[ContentSink], None]]]:
-    """Yields key, blobs and who gives them of each place that names blobs which are left by then.
+    """Yields each other place of blobs that are left by then: name, blobs, and who gives them.
+
     The arguments are those of `give_elsewhere`.
     """
     others = packs_for(store, sorted(left)) if left else []

@@ -18,8 +18,10 @@ _LONGEST: Final = 4096
 
 
 def read(store: SharedStore) -> bytes | None:
-    """Returns the id of the store; None where there is no store yet. Raises RemoteDenied where
-    another program, or a newer version of ours, has written it.
+    """Returns the id of the store; None where there is no store yet.
+
+    Raises:
+        RemoteDenied: Another program, or a newer version of ours, has written the marker.
     """
     try:
         text = store.fetch(FORMAT, 0, _LONGEST)

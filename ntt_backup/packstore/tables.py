@@ -64,8 +64,12 @@ class Fetching(Protocol):
 
 
 class PackObject(NamedTuple):
-    """A pack as it is listed. size in bytes. arrived: as the target knows it; None where it does
-    not say.
+    """A pack as it is listed.
+
+    Attributes:
+        name: The name of the pack, taken apart.
+        size: The size in bytes.
+        arrived: When the pack arrived, as the target knows it; None where it does not say.
     """
 
     name: PackKey
@@ -158,11 +162,20 @@ def open_to_read(
 
 
 class Tables:
-    """Opens packs; for several threads. What was opened last is kept in memory. cache: None where
-    only the target's own word counts. keyring opens what is sealed; methods also raise what it
-    raises. policy: what need not be sealed. keys: of this host, whose sealed packs are told from
-    others. strangers: ids of the sealed packs that were opened and that this host has not signed;
-    none where it has no key.
+    """Opens packs; for several threads. The packs that were opened last are kept in memory.
+
+    Methods also raise what the keyring raises.
+
+    Args:
+        store: The store of the packs.
+        cache: Tables that this machine keeps; None where only the target's own word counts.
+        keyring: Opens sealed packs.
+        policy: Which packs need not be sealed.
+        keys: The keys of this host, by which its sealed packs are told from those of others.
+
+    Attributes:
+        strangers: The ids of the sealed packs that were opened and that this host has not signed;
+            none where this host has no key.
     """
 
     def __init__(
@@ -204,8 +217,9 @@ class Tables:
     def open_all(
         self, packs: Iterable[PackObject]
     ) -> Iterator[tuple[PackObject, PackReader | Trouble]]:
-        """Yields packs with their tables, or why these cannot be read, in the order of packs.
-        Several are fetched at once.
+        """Yields packs with their tables, or the reason why these cannot be read, in order.
+
+        Several tables are fetched at once.
         """
         threads = ThreadPoolExecutor(_AT_ONCE)
         try:

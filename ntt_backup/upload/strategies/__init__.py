@@ -52,8 +52,13 @@ STRATEGIES: Mapping[str, Strategy] = {
 
 
 def open_session(name: str, spec: SessionSpec, store: Store, ahead: Ahead | None = None) -> Session:
-    """Opens a session of the strategy of that name, or goes on with what was made ahead. Raises as
-    `Session` does.
+    """Opens a session of the strategy of that name. Raises as `Session` does.
+
+    Args:
+        name: The name of the strategy.
+        spec: The parameters of the session.
+        store: The local store.
+        ahead: What a probe has opened, to go on with; None for nothing.
     """
     return STRATEGIES[name].open(spec, store, ahead)
 

@@ -57,9 +57,14 @@ Compress = Callable[[Parts], bytes]
 
 @dataclass(slots=True)
 class Codec:
-    """Compresses parts where that pays. compress: one for each step of the effort, for 0 none.
-    effort: None for always the last one, without trying samples. stream: what the parts belong to
-    that are not compressed each by itself; each must then be sent. sample: compresses samples.
+    """Compresses parts where that pays.
+
+    Attributes:
+        compress: Compresses a part, one for each step of the effort; for step 0 nothing does.
+        effort: Chooses the step; None for always the last one, without trying samples.
+        stream: The stream that parts belong to that are not compressed each by itself. Each of
+            these must then be sent.
+        sample: Compresses samples.
     """
 
     number: int
@@ -123,10 +128,15 @@ class Codec:
 
 
 def choose_codec(setting: str, offered: Sequence[str], effort: Sender | None = None) -> Codec:
-    """Returns the codec for a session: setting is run.codec, offered what the remote can
-    decompress. effort: that of `auto`, where others share it.
+    """Returns the codec for a session.
 
-    Raises Unsupported where a codec was asked for by name and the remote does not have it.
+    Args:
+        setting: The value of `run.codec`.
+        offered: The codecs that the remote can decompress.
+        effort: The effort of `auto`, where others share it.
+
+    Raises:
+        Unsupported: A codec was asked for by name, and the remote does not have it.
     """
     name, _, level = setting.partition("-")
     stream = _Stream() if "zstd-stream" in offered else None
@@ -153,8 +163,9 @@ def choose_codec(setting: str, offered: Sequence[str], effort: Sender | None = N
 
 
 class _Stream:
-    """One zstd stream over all parts of a session, each flushed: it can be decompressed when it has
-    arrived. Another level begins a new stream.
+    """One zstd stream over all parts of a session. Another level begins a new stream.
+
+    Each part is flushed, so it can be decompressed when it has arrived.
     """
 
     def __init__(self) -> None:

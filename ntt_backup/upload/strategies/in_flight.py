@@ -174,7 +174,8 @@ class PipelinedSession(ABC):
 
     def _await(self, arrived: Callable[[], bool], flight: Flight, size: int = 0) -> None:
         """Waits for an answer that flight needs; raises where the remote is silent for too long.
-        size: bytes that the remote may have to hash first.
+
+        size: The bytes that the remote may have to hash first.
         """
         asked, limit = time.monotonic(), self._spec.run.receipt_timeout
         while not arrived():
@@ -184,8 +185,10 @@ class PipelinedSession(ABC):
 
     @property
     def _patience(self) -> float:
-        """Returns the seconds within which something must be sent. A remote with earlier batches
-        may be busy syncing them; ssh's ServerAlive finds out whether the link lives meanwhile.
+        """Returns the seconds within which something must be sent.
+
+        A remote with earlier batches may be busy syncing them; ssh's ServerAlive finds out whether
+        the link lives meanwhile.
         """
         run = self._spec.run
         return run.receipt_timeout if len(self._flights) > 1 else run.stall_timeout

@@ -208,8 +208,9 @@ class PacksSession:
             blobs = [blob for blob in blobs if blob.blobid not in gone]
 
     def _put_apart(self, flight: _Flight, reader: Reader, one: Blob | Failure) -> None:
-        """Sends a large blob as a file of its own, or as a pack where it is sealed, or where
-        something else has its name; notes one that is bad.
+        """Sends a large blob as a file of its own, or notes that the blob is bad.
+
+        A blob that is sealed, or whose name something else has, becomes a pack.
         """
         examined = one if isinstance(one, Failure) else reader.examine(one, verify=False)
         if isinstance(examined, Failure):
@@ -223,8 +224,9 @@ class PacksSession:
     def _put_pack(
         self, flight: _Flight, reader: Reader, blobs: Sequence[Blob]
     ) -> list[Failure | Blob]:
-        """Sends a pack of the blobs; where some of them do not belong into it, because they are bad
-        or found to be large, it sends nothing and returns these.
+        """Sends a pack of the blobs, or returns those that do not belong into the pack.
+
+        Such blobs are bad, or were found to be large.
         """
         low, high = _digest(blobs[0]), _digest(blobs[-1])
         name = PackKey.of(low, high, pack_id(self._store_id, map(_digest, blobs)))

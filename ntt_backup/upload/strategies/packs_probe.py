@@ -195,8 +195,9 @@ class BucketProbe:
         return self._compared(info)
 
     def _compared(self, info: ObjectInfo | None) -> list[str]:
-        """Returns what is weak about what the bucket says of the trial object. info: what it said
-        when it was stored.
+        """Returns what is weak about what the bucket says of the trial object.
+
+        info: What the bucket said when the object was stored.
         """
         bucket, key = self._bucket, self._key
         part = Part(1, "", self._sha256, _SIZE, md5(self._content, usedforsecurity=False).digest())

@@ -42,8 +42,9 @@ class Session(Protocol):
 
     @property
     def in_flight(self) -> tuple[Batch, ...]:
-        """Returns the batches that were put and have no outcome yet, oldest first; also once the
-        session is broken, closed or aborted.
+        """The batches that were put and have no outcome yet, oldest first.
+
+        They are also known once the session is broken, closed or aborted.
         """
         ...
 

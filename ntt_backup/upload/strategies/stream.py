@@ -73,8 +73,9 @@ class StreamSession(PipelinedSession):
         self._chunk = memoryview(bytearray(framing.MAX_CHUNK))
 
     def detect_near_remote(self) -> None:
-        """Sends a PING, and tells the codec if the remote answers it at once. Does nothing where
-        the codec is fixed, or `run.bwlimit` makes the link slow.
+        """Sends a PING, and tells the codec if the remote answers it at once.
+
+        Does nothing where the codec is fixed, or `run.bwlimit` makes the link slow.
         """
         effort = self._codec.effort
         if effort is not None and self._spec.run.bwlimit is None:
@@ -223,8 +224,9 @@ class StreamSession(PipelinedSession):
             self._write(flight, messages.END.frame(messages.WITHDRAWN))
 
     def _resume(self, reader: Reader, flight: Flight, blob: Blob, hashes: PieceHashes) -> int:
-        """Returns the offset from which to send a blob that may have been sent in part before. Adds
-        all before the offset to the hashes. Raises BadSourceBlob.
+        """Returns the offset from which to send a blob that may have been sent in part before.
+
+        Adds all before the offset to the hashes. Raises BadSourceBlob.
         """
         size = blob.size or 0
         if size <= messages.RESUMABLE:
@@ -247,8 +249,9 @@ class StreamSession(PipelinedSession):
         return 0
 
     def _call_back(self, flight: Flight) -> None:
-        """Withdraws a batch: nothing of it is stored, and it is not in flight any more. The remote
-        needs that word even where the batch has failed: it drops everything before it.
+        """Withdraws a batch: nothing of it is stored, and it is not in flight any more.
+
+        The remote needs that word even where the batch has failed: it drops everything before it.
         """
         self._packer.clear()
         self._correct_content(flight, 0)
@@ -303,8 +306,9 @@ class StreamSession(PipelinedSession):
             self._reject(flight, explain_batch(text or _NO_WORDS))
 
     def _fits(self, flight: Flight, said: messages.Receipt) -> bool:
-        """Returns whether this may be the receipt of that batch: in turn, of the agreed hash, for
-        as many blobs as were sent.
+        """Returns whether this may be the receipt of that batch.
+
+        Such a receipt is in turn, of the agreed hash, and for as many blobs as were sent.
         """
         positions = {exception.position for exception in said.exceptions}
         return (

@@ -20,8 +20,14 @@ _MOST_BLOBS: Final = 8192
 
 
 class Packer:
-    """A pack that is being filled. checksum: whether packs carry a SHA-256 (for a remote without
-    BLAKE3). used: bytes of content in it.
+    """A pack that is being filled.
+
+    Args:
+        codec: Compresses the pack.
+        checksum: Whether packs carry a SHA-256, for a remote without BLAKE3.
+
+    Attributes:
+        used: The bytes of content in the pack.
     """
 
     def __init__(self, codec: Codec, *, checksum: bool) -> None:
@@ -45,9 +51,7 @@ class Packer:
         return not self._sizes
 
     def add(self, blobid: str, size: int) -> bool:
-        """Adds the blob whose content was just read into `space`; returns whether the pack is
-        full.
-        """
+        """Adds the blob that was just read into `space`. Returns whether the pack is full."""
         if not self._sizes:
             self._full = self._codec.pack_bytes  # Asked for each blob, it would take longer.
         self._blobids.append(blobid)
