@@ -168,7 +168,6 @@ def serve(directory: Path, volumes: Sequence[Volume], open_fetch: Callable[[], F
     READY goes to stdout when they can be opened. After GO on stdin they are detached; when stdin
     ends without it, so does the process.
     """
-
     kernel.leave_namespace()
     pieces, sizes = Pieces(volumes, open_fetch()), [volume.size for volume in volumes]
     _show(directory, lambda say: Files(pieces, sizes, _tell_ready, say), hidden=True)
