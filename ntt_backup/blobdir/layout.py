@@ -71,7 +71,7 @@ class StrayKind(str, Enum):
 
 
 class Stray(NamedTuple):
-    """An entry that is no blob. path is relative to the root; what is not UTF-8 shows as \\xNN."""
+    r"""An entry that is no blob. path is relative to the root; what is not UTF-8 shows as \xNN."""
 
     path: str
     kind: StrayKind
