@@ -14,6 +14,7 @@ import mmap
 import os
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -21,7 +22,7 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from re import compile as pattern
-from typing import IO, Any, Final
+from typing import Any, Final
 
 from ntt_backup.blobdir.open import FILE, names_in
 from ntt_backup.blobdir.open import closing as closing_fd
@@ -119,8 +120,7 @@ def restore(
         before_writing()
         stack.callback(os.umask, os.umask(0))
         stack.enter_context(_translated(to))
-        last = stack.enter_context(tempfile.TemporaryFile(dir=to))
-        source = _Source(repository, version, to, last, delta=options.delta)
+        source = _Source(repository, version, to, delta=options.delta)
         origin = origins.of_seal(source.header, source.seal)
         done.origin = str(origin)
         if origin != Origin.OURS and not trust:
@@ -188,27 +188,18 @@ def _by_helpers(
 
 
 class _Source:
-    """The manifest of a version, what of it is restored last, and its map where a delta needs it,
-    in files of this machine that have no names. The manifest is proved. problem: why there is no
-    map.
+    """The manifest of a version, which is proved, and its map where a delta needs it, in files of
+    this machine that have no names. problem: why there is no map.
     """
 
     def __init__(
-        self,
-        repository: ReadableStore,
-        version: Version,
-        to: Path,
-        last: IO[bytes],
-        *,
-        delta: bool,
+        self, repository: ReadableStore, version: Version, to: Path, *, delta: bool
     ) -> None:
         self.problem = ""
         self._map: mmap.mmap | None = None
         self._manifest = _keep(repository, version, MANIFEST, to)
-        self._last = last
         proving = self.manifest()
-        for lines in proving.batches():
-            self._last.writelines(line + b"\n" for line in lines if _LAST.match(line))
+        deque(proving.batches(), maxlen=0)
         assert proving.trailer is not None
         assert proving.seal is not None
         self.header, self.trailer, self.seal = proving.header, proving.trailer, proving.seal
@@ -223,9 +214,8 @@ class _Source:
 
     def last_entries(self) -> Iterator[Entry]:
         """Yields the entries that `finish` restores, in their order."""
-        self._last.seek(0)
-        while lines := self._last.readlines(_PIECE):
-            yield from entries_of(lines)
+        for lines in self.manifest().batches():
+            yield from entries_of([line for line in lines if _LAST.match(line)])
 
     def manifest(self) -> ManifestReader:
         """Returns a reader, at its beginning."""
