@@ -30,8 +30,9 @@ def printable(text: str) -> str:
 
 
 def without_numbers(text: str) -> str:
-    """Returns the text with a mark in the place of each number: texts that differ in numbers alone
-    say the same.
+    """Returns the text with a mark in the place of each number.
+
+    Texts that differ in numbers alone say the same.
     """
     return _NUMBER.sub("#", text)
 

@@ -26,8 +26,9 @@ _LOOK_SECONDS: Final = 1.0
 
 
 class RunControl(RunReport):
-    """The report of a run that serves the control socket while the coordinator waits. A run goes on
-    without the socket, and tries again to make it.
+    """The report of a run that serves the control socket while the coordinator waits.
+
+    A run goes on without the socket, and tries again to make it.
     """
 
     def __init__(

@@ -102,14 +102,18 @@ class SideJob(ChildProcess):
         self.adopt(settings)
 
     def interval(self) -> float | None:
-        """Returns the seconds from one start to the next, where the work does not say when; None:
-        the work is switched off.
+        """Returns the seconds from one start to the next, where the work does not say when.
+
+        Returns:
+            None where the work is switched off.
         """
         raise NotImplementedError
 
     def work(self, patient: bool) -> JobOver:
-        """Does the work, in the process, and says what happens by `tell_parent`. patient: an outage
-        is waited for, and no failure.
+        """Does the work, in the process, and says what happens by `tell_parent`.
+
+        Args:
+            patient: Whether an outage is waited for, and is no failure.
         """
         raise NotImplementedError
 

@@ -29,8 +29,9 @@ _STDOUT: Final = 1
 
 
 class ChildProcess:
-    """At most one child process at a time. A process that could not be started is heard of as one
-    that ended at once.
+    """At most one child process at a time.
+
+    A process that could not be started is heard of as one that ended at once.
     """
 
     def __init__(self) -> None:

@@ -84,8 +84,11 @@ class TargetFacts:
 
     @classmethod
     def of_host(cls, settings: CatalogConfig, daemon: DaemonReport | None = None) -> Self:
-        """Returns the facts that this host knows without the catalog. daemon: what it tells of
-        itself; None: it is asked.
+        """Returns the facts that this host knows without the catalog.
+
+        Args:
+            settings: Of the target.
+            daemon: What the daemon tells of itself; None: the daemon is asked.
         """
         known = {name: last(settings, name) for name in settings.snapshots}
         found = cls(settings, daemon, snapshots=known, missed=missed(settings))

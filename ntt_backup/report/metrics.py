@@ -187,10 +187,12 @@ METRICS: Final[Mapping[str, Metric]] = {
 
 
 class Figures:
-    """Holds the figures of all targets, from what their runs tell. Several threads may use it, one
-    of which calls `take`.
+    """Holds the figures of all targets, from what their runs tell.
 
-    sets: the snapshot sets that the runs of a target take.
+    Several threads may use the figures, one of which calls `take`.
+
+    Args:
+        sets: The snapshot sets that runs take, by target.
     """
 
     def __init__(self, sets: Mapping[str, Iterable[str]]) -> None:
@@ -312,8 +314,9 @@ class Figures:
             self.set("last_run_exit_code", exit_code, target=target)
 
     def note_facts(self, facts: TargetFacts) -> None:
-        """Sets the figures that host and catalog know of a target. While the catalog cannot be
-        read, its last figures stay.
+        """Sets the figures that host and catalog know of a target.
+
+        While the catalog cannot be read, its last figures stay.
         """
         target = facts.target
         self.set("missed_on_target", len(facts.missed), target=target)
@@ -423,8 +426,10 @@ def _made(name: str, metric: Metric, registry: CollectorRegistry) -> Counter | G
 
 
 def metrics_process(each: Mapping[str, Settings]) -> ListenerProcess:
-    """Returns the process that serves the metrics of all runs. each: the settings of all targets,
-    of which the first ones say where.
+    """Returns the process that serves the metrics of all runs.
+
+    Args:
+        each: The settings of all targets. The first ones say where.
     """
     return ListenerProcess("metrics", partial(_serve, each))
 

@@ -255,8 +255,10 @@ class Notices:
 
 
 def notice_process(each: Mapping[str, CatalogConfig]) -> ListenerProcess:
-    """Returns the process that sends the notices of all runs. each: the settings of all targets, of
-    which the first ones say how.
+    """Returns the process that sends the notices of all runs.
+
+    Args:
+        each: The settings of all targets. The first ones say how.
     """
     settings = next(iter(each.values()))
     # The last notice is the one that matters most.
