@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 
 from ntt_backup.demo.postgres import Postgres
@@ -24,15 +23,10 @@ from ntt_backup.format import render_error
 def play(root: Path) -> int:
     """Opens a shell while the servers of the demo in root run; returns the shell's exit code."""
     interrupts = Interrupts()
-    stack = ExitStack()
-    with interrupts.installed():
-        try:
-            scratch = Scratch(root, ours=True)
-            postgres, remote = start_servers(scratch, "auto", stack, interrupts)
-            return _shell(scratch, postgres, remote)
-        finally:
-            with interrupts.held():
-                stack.close()
+    with interrupts.installed() as stack:
+        scratch = Scratch(root, ours=True)
+        postgres, remote = start_servers(scratch, "auto", stack, interrupts)
+        return _shell(scratch, postgres, remote)
 
 
 def _shell(scratch: Scratch, postgres: Postgres, remote: Remote) -> int:

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -35,12 +35,19 @@ class Interrupts:
         self._stopped: Stopped | None = None
 
     @contextmanager
-    def installed(self) -> Iterator[None]:
-        """Handles the signals while the context lasts; an ignored one stays ignored (nohup)."""
+    def installed(self) -> Iterator[ExitStack]:
+        """Handles the signals while the context lasts; an ignored one stays ignored (nohup). Yields
+        a stack of what is to be cleaned up at the end, which no signal interrupts.
+        """
         wanted = [one for one in _SIGNALS if signal.getsignal(one) is not signal.SIG_IGN]
         before = {signum: signal.signal(signum, self._handle) for signum in wanted}
+        stack = ExitStack()
         try:
-            yield
+            try:
+                yield stack
+            finally:
+                with self.held():
+                    stack.close()
         finally:
             for signum, handler in before.items():
                 signal.signal(signum, handler)

@@ -17,7 +17,7 @@ from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from ntt_backup.demo import drill, ssh
 from ntt_backup.demo.bucket import Bucket, lose_half
@@ -28,7 +28,6 @@ from ntt_backup.demo.screen import say, show_differences, step, tabulate
 from ntt_backup.demo.store import (
     DEFAULT_SOURCES,
     Comparison,
-    Listing,
     Made,
     compare,
     make_store,
@@ -37,6 +36,8 @@ from ntt_backup.demo.store import (
 from ntt_backup.errors import ConfigError
 from ntt_backup.format import duration, many, size
 from ntt_backup.process.pipeline import die_with_parent
+
+Remote = Bucket | ssh.SshRemote
 
 _TOOLS: Final = {"tar": "tar", "ssh": "openssh-client"}
 _COUNTS: Final = (
@@ -78,13 +79,8 @@ class Story:
                 hint="name one with some files in it, --from DIR",
             )
         interrupts = Interrupts()
-        stack = ExitStack()
-        with interrupts.installed():
-            try:
-                return self._tell(stack, interrupts)
-            finally:
-                with interrupts.held():
-                    stack.close()
+        with interrupts.installed() as stack:
+            return self._tell(stack, interrupts)
 
     def _tell(self, stack: ExitStack, interrupts: Interrupts) -> int:
         started = time.monotonic()
@@ -154,18 +150,6 @@ class Story:
         root = shlex.quote(str(scratch.root))
         say(f"sh {root}/play   starts the servers again and opens a shell to play in")
         say(f"rm -r {homes}   removes everything")
-
-
-class Remote(Protocol):
-    """A remote that runs: what it is, the settings to reach it, and the blobs' files it holds."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def where(self) -> str: ...
-    @property
-    def settings(self) -> dict[str, object]: ...
-    def listing(self) -> Listing: ...
 
 
 def start_servers(
