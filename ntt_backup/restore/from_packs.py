@@ -244,6 +244,9 @@ class FromPacks(Work[Job, str]):
             self._frozen(job.pack.key, job.pack.size)
         if writer.failures:
             give_elsewhere(self._store, self._tables, writer, job.pack, self._alone, self._frozen)
+        for failure in writer.failures:
+            # A blob that a pack names is read from its beginning by each call.
+            writer.discard_part(bytes.fromhex(failure.blobid))
 
     def _fetch_large(self, writer: TargetWriter, job: OfItsOwn) -> None:
         if self.has(writer, (job.digest, job.size)):

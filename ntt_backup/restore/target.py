@@ -246,6 +246,11 @@ class TargetWriter:
             return False
         return True
 
+    def discard_part(self, digest: bytes) -> None:
+        """Removes the part of a blob that no call will resume, unless another thread writes it."""
+        if self.has_part(digest):
+            os.unlink(digest.hex(), dir_fd=self._target.partial)
+
     def resume(self, digest: bytes, alive: Callable[[], None] = lambda: None) -> int:
         """Returns how many bytes of a large blob an earlier attempt has left, to resume after. None
         are where the disk cannot read them any more. alive is called now and then while they are

@@ -480,6 +480,25 @@ def test_a_large_blob_is_resumed_and_a_wrong_part_fetched_again(
     assert reasons(run(tmp_path, Wanted())) == {blobid: "remote-corrupt"}
 
 
+def test_a_large_blob_that_is_damaged_in_its_pack_leaves_no_part(
+    bucket: FakeBucket, tmp_path: Path
+) -> None:
+    """A blob of a pack is always read from its beginning: no later call resumes a part of it."""
+    content = random.Random(1).randbytes(70 * MIB)
+    pack, _ = put_pack(bucket, [content])
+
+    def lose_the_end(verb: str, key: str) -> None:
+        if verb == "get_range" and key == pack.key and bucket.requests["get_range"] > 3:
+            raise ObjectMissing(key)
+
+    bucket.before = lose_the_end
+    done = run(tmp_path, Wanted())
+
+    assert reasons(done) == {blobid_of(content): "remote-unreadable"}
+    assert done.bytes > 0
+    assert not (tmp_path / "back").exists()
+
+
 @pytest.mark.timeout(PATIENCE)
 @pytest.mark.parametrize("size", [MIB, 10])
 def test_a_part_that_is_longer_than_its_object_is_fetched_again(
