@@ -8,10 +8,11 @@ temporary files, one for each first byte, before it is sorted.
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter, itemgetter
@@ -20,10 +21,13 @@ from typing import IO, BinaryIO, Final, NamedTuple
 
 from blake3 import blake3
 
+from ntt_backup.blobdir.layout import is_blobid
+from ntt_backup.blobdir.open import closing
 from ntt_backup.errors import MountImpossible
-from ntt_backup.mount.erofs import BLOCK, MAX_BLOB, RECORD, ImageWriter
+from ntt_backup.mount.erofs import BLOCK, MAX_BLOB, MAX_DEVICES, RECORD, ImageWriter
 from ntt_backup.pack.age import HEAD, SealedForOthers, is_sealed
 from ntt_backup.pack.format import DIGEST_BYTES, MAX_RAW, RAW, Entry, PackError
+from ntt_backup.pack.names import PackKey
 from ntt_backup.pack.ranges import Range, merge
 from ntt_backup.pack.reader import PackReader, other_content
 from ntt_backup.packstore.tables import ahead
@@ -227,3 +231,69 @@ def _read(run: _Run) -> bytes | PackError:
 
 def _record(digest: bytes, device: int, block: int, size: int) -> bytes:
     return RECORD.pack(digest, device, block, size >> 32, size & 0xFFFFFFFF)
+
+
+# --- the packs of a directory ---------------------------------------------------------------------
+
+
+def find_packs(directory: Path, prefix: str) -> list[Source]:
+    """Returns the packs below a directory (`*.tar`) and the files there that are named as blobids,
+    each as a device of its own. Left out is what by its name has no blob of that prefix. Instead of
+    a directory one pack may be named.
+
+    Raises MountImpossible.
+    """
+    found = [directory] if directory.is_file() else _files(directory)
+    paths = sorted(path for path in found if _may_have(path.name, prefix))
+    if not paths:
+        raise MountImpossible(f"no packs in {directory}", hint="name the directory of the packs")
+    if len(paths) > MAX_DEVICES:
+        raise MountImpossible(
+            f"{len(paths):,} files are more than one mount can have ({MAX_DEVICES:,})",
+            hint="mount a part of them by --prefix",
+        )
+    return list(_sources(paths))
+
+
+def _sources(paths: Sequence[Path]) -> Iterator[Source]:
+    for number, path in enumerate(paths, 1):
+        digest = bytes.fromhex(path.name) if is_blobid(path.name) else b""
+        with _readable(path):
+            size = path.stat().st_size
+        yield Source(str(path), size, _reader(path), number, digest=digest)
+
+
+def _files(directory: Path) -> Iterator[Path]:
+    def stop(error: OSError) -> None:
+        raise MountImpossible(f"cannot read {error.filename}", detail=str(error.strerror))
+
+    for place, _, names in os.walk(directory, onerror=stop):
+        for name in names:
+            if name.endswith((".tar", ".tar.age")) or is_blobid(name):
+                yield Path(place, name)
+
+
+def _may_have(name: str, prefix: str) -> bool:
+    if is_blobid(name):
+        return name.startswith(prefix)
+    key = PackKey.read_name(name)
+    return key is None or key.may_have(prefix)
+
+
+def _reader(path: Path) -> Callable[[int, int], bytes]:
+    def read(start: int, length: int) -> bytes:
+        with (
+            _readable(path),
+            closing(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)) as fd,
+        ):
+            return os.pread(fd, length, start)
+
+    return read
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise MountImpossible(f"cannot read {path}", detail=str(error.strerror)) from error

@@ -18,11 +18,10 @@ from ntt_backup.config.sealing import SealPolicy
 from ntt_backup.errors import MountImpossible
 from ntt_backup.filestore.cache import Cache
 from ntt_backup.filestore.contract import FileArchived, FileMissing, FileStore, SharedStore
-from ntt_backup.mount import kernel, local
-from ntt_backup.mount.image import Built, Options, Source, build, sealed
-from ntt_backup.mount.super_block_cache import SuperBlockCache
-from ntt_backup.mount.version_tree import VersionTree, write_lines
-from ntt_backup.mount.volume import Volume, lay_out
+from ntt_backup.mount import kernel
+from ntt_backup.mount.image import Built, Options, Source, build, find_packs, sealed
+from ntt_backup.mount.version import SuperBlockCache, VersionTree, write_lines
+from ntt_backup.mount.volumes import Volume, lay_out
 from ntt_backup.pack.format import PackError
 from ntt_backup.packstore.tables import LargeBlob, Tables, large_blobs_of, packs_of
 from ntt_backup.process.durable import durable_file
@@ -35,12 +34,12 @@ _READY_SECONDS: Final = 60.0
 
 
 def mount_packs(packs: Path, directory: Path, options: Options) -> Built:
-    """Mounts the packs of one directory on another; both are absolute paths. The image lies in
+    """Mounts the packs of one directory on another; both are absolute paths. The image is in
     scratch. No process stays. Raises MountImpossible.
     """
     kernel.require_erofs(kernel.FILES_SINCE)
     kernel.require_mount_point(directory)
-    sources = local.find(packs, options.prefix)
+    sources = find_packs(packs, options.prefix)
     with _image(options.scratch) as file:
         built = build(file, [one.size for one in sources], sources, options)
         _require_some(built)
@@ -63,7 +62,7 @@ def write_image(packs: Path, image: Path, options: Options, *, replace: bool) ->
     devices are the packs in the order of their paths, and then itself. replace: a file that is
     there is replaced, but never one of the packs. Raises OSError, and MountImpossible.
     """
-    sources = local.find(packs, options.prefix)
+    sources = find_packs(packs, options.prefix)
     if image.exists() and any(image.samefile(one.name) for one in sources):
         raise MountImpossible(f"{image} is one of the packs", hint="name another file")
     with durable_file(image, replace=replace) as file:
@@ -109,16 +108,15 @@ def mount_target(
         built = build(file, [one.size for one in volumes], sources, options)
         _require_some(built)
         store.close()  # Its threads would not be copied.
-        server = Fork(
-            lambda: serve.serve(directory, volumes, lambda: open_packs().fetch),
-            "ntt-mount",
-            stays=True,
-        )
-        try:
-            _attach(server, file, len(volumes), directory)
-        except BaseException:
-            server.end()
-            raise
+        show = partial(serve.serve, directory, volumes, lambda: open_packs().fetch)
+        with _started(show) as server, ExitStack() as stack:
+            shown = f"/proc/{server.pid}/root{directory}"
+            devices = [kernel.loop_device(f"{shown}/{n}", stack) for n in range(len(volumes))]
+            image = f"/proc/self/fd/{file.fileno()}"
+            # A block device can be used once only.
+            whole, itself = kernel.loop_device(image, stack), kernel.loop_device(image, stack)
+            kernel.attach(whole, [*devices, itself], directory, direct=False)
+            os.write(server.stdin_fd, serve.GO)
     return built
 
 
@@ -147,8 +145,8 @@ def mount_version(
     """Mounts the tree of a version, which wanted names as `versions.choose` knows it, on a
     directory, an absolute path. A process stays until it is unmounted. tell: as there.
 
-    scratch: where the manifest's lines lie meanwhile. Raises MountImpossible, SnapshotDamaged, and
-    what a repository raises.
+    scratch: the directory of a file with the manifest's lines. Raises MountImpossible,
+    SnapshotDamaged, and what a store raises.
     """
     kernel.require_fuse()
     kernel.require_mount_point(directory)
@@ -157,8 +155,8 @@ def mount_version(
         _writing("the manifest", scratch, "some 200 bytes for each file of the version"),
         tempfile.NamedTemporaryFile(dir=scratch) as file,
     ):
-        with closing(open_store()) as repository:
-            manifest = open_manifest(repository, choose(repository, wanted, origins, tell))
+        with closing(open_store()) as store:
+            manifest = open_manifest(store, choose(store, wanted, origins, tell))
             starts = write_lines(manifest, file)
         header, trailer = manifest.header, manifest.trailer
         assert trailer is not None  # since the lines have ended
@@ -167,31 +165,26 @@ def mount_version(
 
         def show() -> int:
             tree = VersionTree(Path(file.name), starts)
-            content = SuperBlockCache(header, open_store)
-            served: int = serve.serve_version(directory, tree, content)
+            served: int = serve.serve_version(directory, tree, SuperBlockCache(header, open_store))
             return served
 
-        server = Fork(show, "ntt-mount", stays=True)
-        try:
-            _await(server, serve.READY)
-        except BaseException:
-            server.end()
-            raise
-    os.write(server.stdin_fd, serve.GO)
+        with _started(show) as server:
+            os.write(server.stdin_fd, serve.GO)
     return Mounted(header.set, header.version, trailer.files, trailer.bytes, str(origin))
 
 
-def _attach(server: Fork, file: BinaryIO, volumes: int, directory: Path) -> None:
-    serve = _serving()
-    _await(server, serve.READY)
-    shown = f"/proc/{server.pid}/root{directory}"
-    with ExitStack() as stack:
-        devices = [kernel.loop_device(f"{shown}/{number}", stack) for number in range(volumes)]
-        image = f"/proc/self/fd/{file.fileno()}"
-        # A block device can be used once only.
-        whole, itself = kernel.loop_device(image, stack), kernel.loop_device(image, stack)
-        kernel.attach(whole, [*devices, itself], directory, direct=False)
-        os.write(server.stdin_fd, serve.GO)
+@contextmanager
+def _started(show: Callable[[], int]) -> Iterator[Fork]:
+    """Yields a process that shows files, once it is ready. The process stays, and is ended where
+    the block raises an error.
+    """
+    server = Fork(show, "ntt-mount", stays=True)
+    try:
+        _await(server, _serving().READY)
+        yield server
+    except BaseException:
+        server.end()
+        raise
 
 
 def _await(server: Fork, word: bytes) -> None:

@@ -1,8 +1,8 @@
 """A process shows files by FUSE as long as they are mounted: volumes, or a version's tree.
 
-Nobody else sees volumes of a bucket: they are mounted in a view of its own, and are detached there
-once the image's loop devices have them open. When the image is unmounted the devices go, with them
-the last file is closed, and the process ends. If it dies before, reads fail with EIO.
+Nobody else sees the volumes of a target: they are mounted in a view of its own, and are detached
+there once the image's loop devices have them open. When the image is unmounted the devices go, with
+them the last file is closed, and the process ends. If the process dies before, reads fail with EIO.
 
 A version's tree is itself what is mounted.
 """
@@ -25,10 +25,8 @@ from typing import Final, TypeVar
 import mfusepy
 
 from ntt_backup.mount import kernel
-from ntt_backup.mount.pieces import Fetch, Pieces
-from ntt_backup.mount.super_block_cache import OpenFile, SuperBlockCache
-from ntt_backup.mount.version_tree import VersionTree
-from ntt_backup.mount.volume import Volume
+from ntt_backup.mount.version import OpenFile, SuperBlockCache, VersionTree
+from ntt_backup.mount.volumes import Fetch, Pieces, Volume
 from ntt_backup.snapshot.format.entry import DIRECTORY, FIFO, FILE, SYMLINK, Entry
 
 T = TypeVar("T")

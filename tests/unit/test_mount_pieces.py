@@ -1,4 +1,4 @@
-"""Volumes of a bucket are read in pieces: few requests, bounded memory, no failure hidden."""
+"""Volumes of a target are read in pieces: few requests, bounded memory, no failure hidden."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import pytest
 
 from ntt_backup.errors import RemoteUnreachable
 from ntt_backup.mount.erofs import MAX_DEVICE
-from ntt_backup.mount.pieces import Pieces
-from ntt_backup.mount.volume import PIECE, Volume, lay_out
+from ntt_backup.mount.volumes import PIECE, Pieces, Volume, lay_out
 from ntt_backup.packstore.tables import LargeBlob
 from tests.helpers.waiting import wait_until
 

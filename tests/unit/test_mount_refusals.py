@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from ntt_backup.errors import MountImpossible
-from ntt_backup.mount import kernel, local
+from ntt_backup.mount import kernel
+from ntt_backup.mount.image import find_packs
 
 
 def test_who_is_not_root_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,4 +35,4 @@ def test_a_pack_that_is_a_link_to_nothing_is_named(tmp_path: Path) -> None:
     pack = tmp_path / "x.tar"
     pack.symlink_to("/nowhere")
     with pytest.raises(MountImpossible, match=f"cannot read {pack}"):
-        local.find(tmp_path, "")
+        find_packs(tmp_path, "")

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ntt_backup.errors import RemoteUnreachable
-from ntt_backup.mount.super_block_cache import OpenFile, SuperBlockCache
-from ntt_backup.mount.version_tree import VersionTree, write_lines
+from ntt_backup.mount.version import OpenFile, SuperBlockCache, VersionTree, write_lines
 from ntt_backup.snapshot.format.entry import FILE, HARD_LINK, Entry, Extent, order
 from ntt_backup.snapshot.format.manifest import Header
 from ntt_backup.snapshot.names import SnapshotDamaged, pack_name
