@@ -14,14 +14,14 @@ from hashlib import md5
 from typing import Any, Final
 
 from botocore.client import BaseClient
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, ResponseStreamingError
 from botocore.parsers import ResponseParserError
+from urllib3.exceptions import HTTPError
 
 from ntt_backup.client.throttle import Pace, SharedPace
 from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.errors import ProtocolViolation, RemoteCannotStore
 from ntt_backup.format import printable
-from ntt_backup.objects.body import Body, content_of
 from ntt_backup.objects.bucket import (
     BucketFacts,
     Buffer,
@@ -37,8 +37,8 @@ from ntt_backup.objects.bucket import (
     checksum,
     composite,
 )
+from ntt_backup.objects.s3_answers import Pages, etag, moment, size, word
 from ntt_backup.objects.s3_errors import FAILURES, BehindTheEnd, Passing, Translator, moment_of
-from ntt_backup.objects.s3_listing import Pages, etag, moment, size, word
 from ntt_backup.pack.names import BLOBS, PACKS
 
 # Keys of a listing that come with one answer; stores give no more.
@@ -48,8 +48,36 @@ _PATIENCE: Final = 15.0
 _LONGEST_WAIT: Final = 4.0
 # Of what a server calls itself.
 _LONGEST_NAME: Final = 100
+# A time limit holds for each share of this size, whatever the size of the content.
+_SHARE: Final = 256 * 1024
 # So often content is sent that is damaged on its way.
 _ATTEMPTS: Final = 2
+
+
+class Body:
+    """Content as a file that is sent in shares, at a pace; no share is copied."""
+
+    def __init__(self, data: Buffer, pace: SharedPace | None) -> None:
+        self._data = memoryview(data)
+        self._pace = pace
+        self._at = 0
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def read(self, size: int = -1) -> memoryview:
+        """Returns the next share, larger than the few kilobytes that an HTTP library asks for."""
+        share = min(_SHARE, len(self._data) - self._at)
+        if self._pace is not None and share:
+            share = self._pace.take(share, begun=self._at > 0)
+        start, self._at = self._at, self._at + share
+        return self._data[start : self._at]
+
+    def seek(self, place: int) -> None:
+        self._at = place
+
+    def tell(self) -> int:
+        return self._at
 
 
 class S3Bucket:
@@ -378,3 +406,27 @@ def _state(said: dict[str, Any] | None, name: str) -> str:
     if said is None:
         return ""
     return "on" if said.get(name) == "Enabled" else "off"
+
+
+def content_of(answer: Any, most: int, pace: SharedPace | None) -> bytes:
+    """Returns the content that an answer of botocore's brings: at most one byte more than `most`.
+
+    Raises BotoCoreError.
+    """
+    try:
+        return _read_stream(answer["Body"], most + 1, pace)
+    except HTTPError as error:  # Botocore leaves out what TLS finds wrong within an answer.
+        raise ResponseStreamingError(error=error) from error
+
+
+def _read_stream(stream: Any, most: int, pace: SharedPace | None) -> bytes:
+    pieces: list[bytes] = []
+    left = most
+    # The last, empty piece has botocore compare the length with the one announced.
+    while left and pieces[-1:] != [b""]:
+        share = left if pace is None else pace.take(min(_SHARE, left), begun=True)
+        pieces.append(stream.read(share))
+        left -= len(pieces[-1])
+        if pace is not None:
+            pace.give_back(share - len(pieces[-1]))
+    return pieces[0] if pieces[1:] == [b""] else b"".join(pieces)

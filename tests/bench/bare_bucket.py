@@ -19,7 +19,7 @@ from typing import Any
 import psycopg
 from blake3 import blake3
 
-from ntt_backup.objects.body import Body
+from ntt_backup.objects.s3_bucket import Body
 from tests.bench.raw_bucket import client as made_client
 
 _PART = 32 << 20

@@ -19,7 +19,7 @@ import pytest
 from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.errors import RemoteDenied, RemoteError, RemoteUnreachable
 from ntt_backup.format import render_error
-from ntt_backup.objects import s3_answers, s3_listing
+from ntt_backup.objects import s3_answers
 from ntt_backup.objects.bucket import sweep
 from ntt_backup.objects.s3 import open_bucket
 from ntt_backup.objects.s3_bucket import S3Bucket
@@ -279,7 +279,7 @@ def test_a_listing_of_empty_pages_ends(liar: Liar, bucket: S3Bucket) -> None:
 def test_a_listing_of_more_than_any_bucket_has_ends(
     liar: Liar, bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(s3_listing, "MOST_PAGES", 5)
+    monkeypatch.setattr(s3_answers, "MOST_PAGES", 5)
 
     def more(handler: BaseHTTPRequestHandler) -> None:
         key = f"backup/packs/{liar.asked:09}"
