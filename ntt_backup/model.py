@@ -142,16 +142,16 @@ class Failures:
 
 @dataclass(frozen=True, slots=True)
 class StoredPack:
-    """A pack in a bucket.
+    """A pack of a target, as the ledger has it.
 
     Attributes:
         pack_id: 32 hex digits.
-        key: The key of the object.
+        key: The name of the file.
         low: The smallest blobid.
         high: The largest blobid.
         blobs: The number of blobs.
-        size: The bytes of the object.
-        checksum: The SHA-256 that the server keeps, or its ETag, see `objects.bucket.still`.
+        size: The size of the file in bytes.
+        checksum: The SHA-256 that the target told, or an ETag, see `objects.bucket.still`.
     """
 
     pack_id: str
@@ -173,7 +173,7 @@ class Receipt:
         failed: The failures of the other blobs.
         wire_bytes: The bytes that were handed to the transport for the batch.
         duration_s: The seconds from the start of the batch to the answer.
-        packs: The packs that hold the stored blobs, if the target is a bucket.
+        packs: The packs that hold the stored blobs, if the target has packs.
         answer_s: The seconds from the last byte of the batch to the answer.
     """
 

@@ -9,7 +9,7 @@ not marked yet, which is harmless; it can never show as copied and absent.
 
 Only names and sizes are compared; `verify` reads contents. What `apply` changes is in the safe
 direction: what the remote lacks is pending again, and nothing is deleted on it. Nothing is marked
-as copied, except what a bucket's packs name: a run makes a pack visible only once all that it names
+as copied, except what a target's packs name: a run makes a pack visible only once all that it names
 was verified and stored, and the next run would not find it there, as it finds files. The ledger has
 the pack before the mark, so checks look at it, whoever stored it. What a check has found damaged
 stays pending, although its pack still names it.
@@ -180,11 +180,11 @@ class _Work:
         self.seen.duration_s = time.monotonic() - self.started
 
     def compare_packs(self, names: PackNames) -> list[StoredPack]:
-        """Compares the packs that the ledger knows with those of the bucket. Where differences are
-        applied, it learns what the bucket has, before a blob is marked because of that: checks look
+        """Compares the packs that the ledger knows with those of the target. Where differences are
+        applied, it learns what the target has, before a blob is marked because of that: checks look
         at what the ledger has. Which blobs are copied is another question, see `reconcile`.
 
-        Returns the packs that the bucket has lost.
+        Returns the packs that the target has lost.
         """
         lost: list[StoredPack] = []
         rows = ((pack.key, pack) for pack in iter_packs(self.conn, self.target))

@@ -11,7 +11,7 @@ must be looked at, and sending it again would not help.
 
 All sources are checked by one class, which each of them extends: a remote that hashes, which is the
 cheapest, since only names go over the link; a remote whose blobs are fetched and hashed here, which
-proves as much; the local store; and, in `verify_packs`, a bucket.
+proves as much; the local store; and, in `verify_packs`, a target with packs.
 """
 
 from __future__ import annotations
@@ -129,9 +129,9 @@ class Findings:
     Attributes:
         total: The number of blobs to check; `checked` of them are checked, `bytes` were hashed.
         requeued: Blobs that were made pending again.
-        lost_packs: Packs of a bucket that are missing or damaged as a whole.
+        lost_packs: Packs that are missing or damaged as a whole.
         left_out: Blobs that no call with this max_bytes reads.
-        by_size: Blobs of which only the size of their object could be compared.
+        by_size: Blobs of which only the size of their file could be compared.
         strangers: Sealed packs that were read and that this host has not signed.
         complete: Whether all blobs were checked.
         wrong: The failures.

@@ -1,12 +1,12 @@
-"""Verify checks a bucket pack by pack, those first that were checked longest ago.
+"""Verify checks a target pack by pack, those first that were checked longest ago.
 
 A bucket hashes nothing. Asked for the size and the checksum of each object it tells what is missing
 or was replaced, for little money; only reading the packs proves their contents, and costs what all
-that is read costs.
+that is read costs. Another target sums each file where it is.
 
 A blob that is wrong, and right in no other pack, becomes pending again. So do all blobs of a pack
 that is lost, unless another pack of the ledger names them: which they are, the catalog knows and
-the tables of these packs. Whatever else lies in the bucket anybody may have put there, and no later
+the tables of these packs. Whatever else is on the target anybody may have put there, and no later
 check looks at it: it counts once it was read.
 """
 
@@ -57,7 +57,7 @@ from ntt_backup.wire.framing import FORMAT
 _PAGE: Final = 100
 _RECORD_BLOBS: Final = 1000
 
-# A pack, or a blob that is an object of its own.
+# A pack, or a blob that is a file of its own.
 _Stored = StoredPack | Blob
 _Checked = Checked[_Stored]
 
@@ -71,7 +71,7 @@ def verify_packs(
     on_outage: Callable[[BackupError, float], None],
 ) -> Findings:
     """Checks what is copied to the target: reads it where the question's way is `download`, and
-    else asks the object store. Raises BackupError; what was found is recorded.
+    else asks the target about it. Raises BackupError; what was found is recorded.
     """
     stop, news = threading.Event(), threading.Event()
     store, tables = open_to_read(
@@ -128,7 +128,7 @@ class _PackCheck(Check[_Stored]):
         return None
 
     def _size(self, what: _Stored) -> int:
-        """Returns the bytes to read of an object. The catalog may not know the size of a blob."""
+        """Returns the bytes to read of a file. The catalog may not know the size of a blob."""
         if what.size is None and isinstance(what, Blob) and self.question.max_bytes is not None:
             with suppress(FileUnreadable):
                 info = self.store.stat(blob_key(what.blobid))
@@ -166,14 +166,14 @@ class _PackCheck(Check[_Stored]):
 
     def record(self, right: list[str], lost: list[Failure]) -> None:
         self.has_blobs = self.has_blobs or bool(right)
-        # A look at an object's size proves nothing about it.
+        # The size of a file proves nothing about its content.
         super().record(right if self._hashes else [], lost)
         packs, self._read_packs = self._read_packs, []
         if packs:
             with translated("record a check"), self.conn.transaction():
                 mark_packs_checked(self.conn, self.target, packs)
 
-    # --- one object -------------------------------------------------------------------------------
+    # --- one file ---------------------------------------------------------------------------------
 
     def work(self, _name: str) -> None:
         """Does the jobs of one thread."""
@@ -181,7 +181,7 @@ class _PackCheck(Check[_Stored]):
             self.jobs.add_result(self._check(what))
 
     def _check(self, what: _Stored) -> _Checked:
-        """Checks an object. A blob that is wrong here and right in another pack is no failure."""
+        """Checks a file. A blob that is wrong here and right in another pack is no failure."""
         sink = Hashing()
         if PackKey.read(_key(what)) is None and isinstance(what, StoredPack):
             text = f"the ledger names a pack that can be none, {what.key}"
@@ -249,7 +249,7 @@ class _PackCheck(Check[_Stored]):
             return Checked(what, 1, sink.bytes, tuple(sink.failures))
         info = self.store.stat(what.key)
         if info is None or info.size != what.size:
-            # Who restores looks for the table at the end that the bucket tells.
+            # Who restores looks for the table at the end that the target tells.
             return self._look(what)
         pack = pack_object(info)
         assert pack is not None
@@ -305,7 +305,7 @@ class _PackCheck(Check[_Stored]):
         names: PackNames,
     ) -> None:
         """Makes pending what is nowhere else, of the blobids in one range that packs may have held.
-        The catalog is read before the bucket: what is sent meanwhile is not missed.
+        The catalog is read before the target: what is sent meanwhile is not missed.
         """
         missing: dict[str, Failure] = {}
         sizes: dict[str, int | None] = {}
@@ -313,7 +313,7 @@ class _PackCheck(Check[_Stored]):
             if row.copied and is_blobid(row.blobid):
                 large = row.size is not None and row.size >= LARGE_BLOB
                 for pack, failure in held:
-                    # A large blob is in a pack alone, or an object of its own.
+                    # A large blob is in a pack alone, or a file of its own.
                     if pack.low <= row.blobid <= pack.high and (not large or pack.low == pack.high):
                         missing[row.blobid] = Failure(row.blobid, failure.reason, failure.detail)
                         sizes[row.blobid] = row.size
@@ -341,7 +341,7 @@ class _PackCheck(Check[_Stored]):
         self, lost: list[Failure], names: PackNames, own: Container[bytes]
     ) -> list[Failure]:
         """Reads blobs from packs that the ledger does not have, such as a run has left that died,
-        and those in `own` from objects of their own. Packs in which some are right the ledger has
+        and those in `own` from files of their own. Packs in which some are right the ledger has
         from now on, so that checks look at them.
 
         Returns what is right nowhere.
@@ -370,7 +370,7 @@ def _count(what: _Stored) -> int:
 
 
 def _lost(what: _Stored, reason: Reason, text: str, size: int = 0) -> _Checked:
-    """Returns the result for a blob whose object is not right, or for a pack that does not count
+    """Returns the result for a blob whose file is not right, or for a pack that does not count
     any more.
     """
     if isinstance(what, Blob):

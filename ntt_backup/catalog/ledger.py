@@ -243,7 +243,7 @@ def storable(detail: str) -> str:
     return detail[:_DETAIL_LENGTH].replace("\0", "\\0").encode("ascii", "backslashreplace").decode()
 
 
-# --- the packs of a bucket ------------------------------------------------------------------------
+# --- the packs of a target ------------------------------------------------------------------------
 #
 # The ledger knows which packs there are and not where each blob lies: that is the packs' own word.
 
@@ -272,7 +272,7 @@ def mark_packs_checked(conn: Connection, target: str, pack_ids: Iterable[str]) -
 
 
 def iter_packs(conn: Connection, target: str) -> Iterator[StoredPack]:
-    """Yields the packs in the order of their keys' bytes, as a bucket lists them; in constant
+    """Yields the packs in the order of their keys' bytes, as a target lists them; in constant
     memory, with no transaction open in between.
     """
     past, found = "", _PAGE

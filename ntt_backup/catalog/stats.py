@@ -66,8 +66,8 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class StoredObjects:
-    """The objects of a bucket: packs, and blobs that are objects of their own; None for these where
-    counting takes too long. Bytes are those of packs, and of the blobs.
+    """The files of a target with packs: packs, and blobs that are files of their own; None for
+    the latter where counting takes too long. Bytes are those of packs, and of the blobs.
     """
 
     packs: int
@@ -141,11 +141,11 @@ def quick_totals(conn: Connection, target: str) -> Totals:
 
 
 def stored_objects(conn: Connection, target: str, least: int, *, exact: bool) -> StoredObjects:
-    """Returns what a bucket has, by the ledger. least: the size from which a blob is an object of
-    its own. exact: however long it takes to count these.
+    """Returns the files of a target with packs, by the ledger. least: the size from which a blob
+    is a file of its own. exact: count the latter however long that takes.
     """
     values = {"target": target, "least": least}
-    with translated("count the objects of a bucket"):
+    with translated("count the packs of a target"):
         parts = read_parts(conn, target)
         packs = conn.rows("stored_packs", values)[0]
         if exact:

@@ -1,4 +1,4 @@
-"""Reads a pack from wherever ranges of it can be read: a file, or an object in a bucket.
+"""Reads a pack from wherever ranges of it can be read: a local file, or a file of a target.
 
 A pack may be hostile: what is read and what is decompressed is bounded by what its own size allows,
 and no content is given out before its BLAKE3 is its name, except by `content`, which says so.

@@ -42,7 +42,7 @@ class _Pack(Protocol):
 
 # A pack's reader serves several threads, and zstandard's objects one at a time.
 _decompressing = threading.Lock()
-# What comes of reading a pack, or an object, that is not as it should be.
+# The errors for a pack, or a blob's own file, that cannot be read as it should be.
 _Trouble = FileMissing | FileUnreadable | PackError
 _TROUBLES: Final = (FileMissing, FileUnreadable, PackError)
 

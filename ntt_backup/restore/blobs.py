@@ -226,7 +226,7 @@ def restore(
         bwlimit: The limit of all that is fetched.
     """
     work: FromReceiver | FromPacks
-    # What speaks to a bucket takes a while to load, and so does what speaks to a receiver.
+    # Each of the two takes a while to load.
     if settings.remote.packs:
         from ntt_backup.restore.from_packs import FromPacks
 

@@ -21,7 +21,7 @@ from ntt_backup.process.durable import durable_file
 from ntt_backup.source.reader import BadSourceBlob, Reader, TooLarge
 from ntt_backup.source.store import SourceTree, Store
 
-# The store of a pack that is made by hand, which belongs to no bucket.
+# The store of a pack that is made by hand, which belongs to no target.
 _NO_STORE: Final = bytes(16)
 _BUFFER: Final = 1 << 23
 

@@ -23,7 +23,7 @@ from ntt_backup.model import Blob, StoredPack
 from tests.integration.catalogs import add, state, stubborn
 
 TARGET = "remote"
-ON_A_BUCKET = privileges.of("run", packs=True)
+WITH_PACKS = privileges.of("run", packs=True)
 
 
 def pack(number: int) -> StoredPack:
@@ -77,10 +77,10 @@ def test_a_catalog_from_before_packs_serves_all_but_buckets(catalog: Connection)
     assert verify_schema(catalog, TARGET, privileges.of("run", packs=False)) == []
     Ledger(catalog, TARGET).record([Blob("ab", 3)], [])
     with pytest.raises(CatalogRefused, match="lacks packs") as caught:
-        verify_schema(catalog, TARGET, ON_A_BUCKET)
+        verify_schema(catalog, TARGET, WITH_PACKS)
     assert "`ntt-backup-remote init-db`" in caught.value.hint
 
     lines: list[str] = []
     assert init_db(catalog, TARGET, report=lines.append) == []
     assert lines == ["add to ntt_backup packs"]
-    assert verify_schema(catalog, TARGET, ON_A_BUCKET) == []
+    assert verify_schema(catalog, TARGET, WITH_PACKS) == []
