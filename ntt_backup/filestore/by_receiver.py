@@ -419,8 +419,8 @@ class FileByReceiver:
         self._buffer = memoryview(bytearray(MAX_CHUNK))
         self._used = 0
         self._open = True
-        # The question whose answer `advance` awaits, by its kind.
-        self._asked: dict[int, _Question] = {}
+        # The kind of the question whose answer `advance` awaits, and the question.
+        self._asked: tuple[int, _Question] | None = None
         self._result: StoredFile | NameTaken | RemoteCannotStore | None = None
         self.poll = store.poll
 
@@ -457,10 +457,10 @@ class FileByReceiver:
     def commit(self) -> None:
         self._open = False
         if self._known:
-            self._asked[messages.PROVE] = self._store.ask_sum(self._name)
+            self._asked = messages.PROVE, self._store.ask_sum(self._name)
         else:
             self._flush()
-            self._asked[messages.FILE_END] = self._store.begin_end(self._slot)
+            self._asked = messages.FILE_END, self._store.begin_end(self._slot)
         self._store.commit_file(self)
 
     @property
@@ -475,21 +475,22 @@ class FileByReceiver:
 
     def advance(self) -> bool:
         """Takes the next step of a commit whose answer has come; returns whether it was the last.
+        An error comes again with the next call.
 
         The name may be taken by this very file: an earlier answer was lost.
         """
-        ((kind, question),) = self._asked.items()
-        if question.end is None:
-            return False
-        self._asked.clear()
+        assert self._asked is not None
+        kind, question = self._asked
+        if self.settled or question.end is None:
+            return self.settled
         store, ours = self._store, self._ours
         if kind == messages.FILE_END:
             theirs = store.await_sum(self._name, question, 0)
             store.require_same(self._name, theirs, ours)
-            self._asked[messages.PUBLISH] = store.begin_publish(self._slot, self._name)
+            self._asked = messages.PUBLISH, store.begin_publish(self._slot, self._name)
             return False
         if kind == messages.PUBLISH and store.is_taken(question):
-            self._asked[messages.PROVE] = store.ask_sum(self._name)
+            self._asked = messages.PROVE, store.ask_sum(self._name)
             return False
         same = True
         if kind == messages.PROVE:

@@ -258,6 +258,8 @@ class Outbox:
 
     def drop(self, out: Outgoing) -> None:
         """Forgets an object that was not finished, and has the bucket forget it."""
+        if out not in self._begun:  # `abort` has done that.
+            return
         self._begun.remove(out)
         out.dropped = True
         if out.buffer is not None:
@@ -281,6 +283,7 @@ class Outbox:
         left = [out for out in self._begun if out.upload_id is not None]
         for out in self._begun:
             out.dropped = True
+        self._begun.clear()
         if left:
             sweeper = Thread(target=lambda: list(map(self._abort, left)), daemon=True)
             sweeper.start()

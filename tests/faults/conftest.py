@@ -47,8 +47,8 @@ def environment(request: pytest.FixtureRequest, postgres: Postgres) -> FaultEnvi
     made: FaultEnvironment = request.getfixturevalue(way)
     made.strategy = request.param
     made.env.write_config(
-        remote={"connect_timeout": 5},
-        run={"workers": 2, "stall_timeout": 2, "receipt_timeout": 5, "strategy": strategy},
+        remote={"connect_timeout": 20},
+        run={"workers": 2, "stall_timeout": 2, "receipt_timeout": 30, "strategy": strategy},
         dump={"bin": str(postgres.programs), "keep_daily": 0, "keep_weekly": 0},
     )
     made.add(2)
