@@ -17,28 +17,27 @@ never comes before its commit; it may come a minute after it.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import socket
 import stat
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from ntt_backup.config.sections import LogSettings
 from ntt_backup.daemon.listeners import Listener
 from ntt_backup.errors import ConfigError
 from ntt_backup.events import BatchComplete, BlobFailed, BlobsFailed, Event, MarksLost
-from ntt_backup.format import utc
 
 # The number of failed blobs of a run that have a line each.
 FAILURES_LOGGED: Final = 100
 
+_LEADING: Final = ("timestamp", "level", "event", "run_id", "target", "host", "pid", "worker")
 _LEVELS: Final = ("info", "warning", "error")
 _SUMS: Final = ("batches", "blobs", "copied", "failed", "bytes", "wire_bytes", "duration_s")
 SMALL_BLOBS: Final = 16
@@ -52,12 +51,41 @@ class EventLog(Listener):
     """
 
     def __init__(self, settings: LogSettings, run_id: str, target: str) -> None:
-        self._of_run = {"run_id": run_id, "target": target, "host": socket.gethostname()}
+        self._run_id = run_id
+        self._target = target
         self._path = settings.jsonl
         self._complained = False
         self._torn = False
         self._fd = -1
         self.reopen(settings)
+
+    @cached_property
+    def _logger(self) -> Any:
+        """Gives each event to `write`, as one line of JSON. The logger is made for the first line:
+        structlog takes a while to load, and the remote is asked before.
+        """
+        # Where structlog finds rich, it loads it, and pygments, for a renderer that is not used.
+        rich = sys.modules.get("rich")
+        sys.modules["rich"] = None  # type: ignore[assignment]  # as Python notes what is missing
+        try:
+            import structlog
+        finally:
+            del sys.modules["rich"]
+            if rich is not None:
+                sys.modules["rich"] = rich
+        return structlog.wrap_logger(
+            structlog.WriteLogger(self),  # type: ignore[arg-type]  # only write and flush are used
+            processors=[
+                structlog.processors.TimeStamper(fmt="iso", utc=True),
+                _lead,
+                structlog.processors.JSONRenderer(ensure_ascii=True, default=str),
+            ],
+            wrapper_class=structlog.BoundLogger,
+            context_class=dict,
+            run_id=self._run_id,
+            target=self._target,
+            host=socket.gethostname(),
+        )
 
     def reopen(self, settings: LogSettings) -> None:
         """Opens the file of the settings for the lines to come, of their level and above. Raises
@@ -81,18 +109,9 @@ class EventLog(Listener):
     def event(self, event: Event) -> None:
         """Appends the event's line, unless its level is too low."""
         if event.level in self._written:
-            # The common fields come first, in the contract's order; people read these lines, too.
-            fields = event.fields
-            head: dict[str, object] = {
-                "timestamp": utc(datetime.now(UTC)),
-                "level": event.level,
-                "event": event.kind,
-                **self._of_run,
-                **{name: fields[name] for name in ("pid", "worker") if name in fields},
-            }
-            self._write(json.dumps(head | fields, default=str) + "\n")
+            self._logger.info(event.kind, level=event.level, **event.fields)
 
-    def _write(self, line: str) -> None:
+    def write(self, line: str) -> None:
         """Appends a line. Where that fails, the line is dropped and the operator told once."""
         data = ("\n" + line if self._torn else line).encode()
         try:
@@ -109,6 +128,9 @@ class EventLog(Listener):
             self._torn = written < len(data)
             if not self._torn:
                 self._complained = False
+
+    def flush(self) -> None:
+        """Does nothing: `write` keeps nothing back."""
 
     def close(self) -> None:
         """Closes the file. The next event opens the file that has the name then."""
@@ -135,6 +157,12 @@ class EventLog(Listener):
             return os.path.samestat(os.fstat(self._fd), self._path.stat())
         except FileNotFoundError:
             return False
+
+
+def _lead(_logger: object, _method: str, event: Mapping[str, Any]) -> dict[str, Any]:
+    """Puts the common fields first, in the contract's order; people read these lines too."""
+    head = {key: event[key] for key in _LEADING if key in event}
+    return head | {key: value for key, value in event.items() if key not in head}
 
 
 def _is_trusted(link: Path) -> bool:

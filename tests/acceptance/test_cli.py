@@ -29,7 +29,10 @@ def loaded_by(*command: str) -> set[str]:
     ("command", "unwanted"),
     [
         ("--help", {"asyncio", "ntt_backup.config", "psycopg", "pydantic", "rich"}),
-        ("status --help", {"ntt_backup.client.transport", "ntt_backup.daemon.coordinator"}),
+        (
+            "status --help",
+            {"ntt_backup.client.transport", "ntt_backup.daemon.coordinator", "structlog"},
+        ),
         ("install-receiver --write /dev/null", {"psycopg", "rich"}),
         # Into a pipe, to the log, and to an end by its lock: the first worker is forked after that,
         # and before what speaks to the catalog is loaded.
