@@ -22,8 +22,8 @@ from ntt_backup.upload.batching import (
     fitting,
     split,
 )
+from ntt_backup.upload.outcomes import ENOUGH_TRIED, Suspicion
 from ntt_backup.upload.queue import FIRST_STEP, STEP, SendQueue
-from ntt_backup.upload.suspicion import ENOUGH_TRIED, Suspicion
 
 AT_ONCE = Backoff(base=1, cap=60)
 
@@ -50,27 +50,17 @@ def cut_all(blobs: list[Blob], max_blobs: int, max_bytes: int) -> list[list[Blob
 
 
 @given(blob_lists, st.integers(1, 20), st.integers(1, 500))
-def test_cutting_keeps_every_blob_once_and_in_order(
+def test_batches_have_every_blob_once_in_order_and_are_as_full_as_both_limits_allow(
     blobs: list[Blob], max_blobs: int, max_bytes: int
 ) -> None:
     batches = cut_all(blobs, max_blobs, max_bytes)
     assert [blob for batch in batches for blob in batch] == blobs
-
-
-@given(blob_lists, st.integers(1, 20), st.integers(1, 500))
-def test_batches_keep_to_both_limits_and_only_a_big_blob_alone_is_above(
-    blobs: list[Blob], max_blobs: int, max_bytes: int
-) -> None:
-    for batch in cut_all(blobs, max_blobs, max_bytes):
+    for batch in batches:
         assert len(batch) <= max_blobs
         # Blobs without a size weigh nothing, so they may travel with a big one that came first.
         heavy = [blob for blob in batch if blob.size]
         assert sum(blob.size or 0 for blob in batch) <= max_bytes or len(heavy) == 1
-
-
-@given(blob_lists, st.integers(1, 20), st.integers(1, 500))
-def test_no_batch_ends_early(blobs: list[Blob], max_blobs: int, max_bytes: int) -> None:
-    for batch, following in itertools.pairwise(cut_all(blobs, max_blobs, max_bytes)):
+    for batch, following in itertools.pairwise(batches):
         size = sum(blob.size or 0 for blob in batch) + (following[0].size or 0)
         assert len(batch) == max_blobs or size > max_bytes
 

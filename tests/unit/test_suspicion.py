@@ -12,9 +12,8 @@ from ntt_backup.errors import StoreSuspect
 from ntt_backup.model import Batch, Failure, Reason, Receipt
 from ntt_backup.upload.event_pipe import EventPipe
 from ntt_backup.upload.outages import Outages
-from ntt_backup.upload.outcomes import Outcomes
+from ntt_backup.upload.outcomes import Judge, Outcomes
 from ntt_backup.upload.queue import SendQueue
-from ntt_backup.upload.suspicion import Judge
 from tests.unit.fakes import blobs
 
 MANY = 1000
