@@ -67,30 +67,6 @@ def test_check_looks_at_all_that_a_run_needs(bucket_env: BucketEnvironment) -> N
     assert " will be made" not in env.call("check").stdout
 
 
-@pytest.mark.parametrize("strategy", ["tar", "stream"])
-def test_another_strategy_is_refused(bucket_env: BucketEnvironment, strategy: str) -> None:
-    done = bucket_env.run("run", "--strategy", strategy)
-
-    assert done.returncode == 2
-    assert "--strategy is not for this target" in done.stderr
-    assert len(done.stderr.strip().splitlines()) <= 2
-
-
-def test_an_old_catalog_is_completed_by_init_db(bucket_env: BucketEnvironment) -> None:
-    env = bucket_env
-    env.fill(3)
-    env.query("drop table ntt_backup.packs")
-
-    refused = env.run("run")
-
-    assert refused.returncode == 4
-    assert "lacks packs" in refused.stdout
-    assert "init-db" in refused.stdout
-    assert env.call("init-db").returncode == 0
-    assert env.run("run").returncode == 0
-    env.assert_complete()
-
-
 def test_wrong_credentials_and_a_missing_bucket_end_with_5(bucket_env: BucketEnvironment) -> None:
     env = bucket_env
     env.fill(3)
@@ -111,25 +87,6 @@ def test_wrong_credentials_and_a_missing_bucket_end_with_5(bucket_env: BucketEnv
     assert "no such bucket" in looked.stderr
     assert env.copied() == set()
     assert env.failures() == {}
-
-
-def test_bad_blobs_are_failed_and_requeued(bucket_env: BucketEnvironment) -> None:
-    env = bucket_env
-    env.fill(50)
-    bad = env.put(b"right")
-    env.path(bad).write_bytes(b"wrong")
-    gone = env.put(b"gone")
-    env.path(gone).unlink()
-
-    done = env.run("run")
-
-    assert done.returncode == 7
-    assert env.failures() == {bad: "corrupt-source", gone: "missing"}
-    env.path(bad).write_bytes(b"right")
-    env.put_in_store(b"gone")
-    assert env.call("requeue").returncode == 0
-    assert env.run("run").returncode == 0
-    env.assert_complete()
 
 
 @pytest.mark.parametrize("victim", ["worker", "coordinator"])

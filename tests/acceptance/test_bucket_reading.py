@@ -97,35 +97,6 @@ def test_what_is_damaged_is_found_and_mended_by_the_next_run(
     assert "not all were checked" in done.stdout
 
 
-def test_reconcile_refills_a_ledger_that_was_lost(backup: BucketEnvironment) -> None:
-    env = backup
-    count = len(env.in_store())
-    env.query("update blobs set remote_copied = false")
-    env.query("delete from ntt_backup.packs")
-
-    assert call(env, "reconcile", "--apply")["marked"] == count
-
-    again = call(env, "reconcile")
-    assert again["agreed"] == count
-    assert not any(again["differences"].values())
-    assert call(env, "verify")["checked"] == count
-    env.assert_complete()
-
-
-def test_a_drill_proves_that_all_comes_back_from_the_bucket(
-    backup: BucketEnvironment, postgres: Postgres, scratch_url: str
-) -> None:
-    env = backup
-    env.write_config(dump={"bin": str(postgres.programs)})
-    assert env.call("dump").returncode == 0
-    scratch = env.root / "scratch"
-
-    found = call(env, "drill", "--scratch", str(scratch), "--database", scratch_url)
-
-    assert (found["proved"], found["lost"], found["wrong"]) == (True, 0, 0)
-    assert tree(scratch) == env.in_store()
-
-
 def test_what_is_sealed_comes_back_by_the_identity_alone(
     bucket_env: BucketEnvironment, postgres: Postgres, scratch_url: str
 ) -> None:

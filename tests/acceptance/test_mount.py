@@ -100,8 +100,8 @@ def test_an_image_alone_is_what_the_kernel_mounts(tmp_path: Path, place: Path) -
         subprocess.run(["umount", on], check=True)
 
 
-def many_blobs(place: Path, s3: S3Server, number: int) -> None:
-    blobs = contents(number, 3, SHAPE)
+def test_every_blob_of_a_real_bucket_is_right(place: Path, s3: S3Server) -> None:
+    blobs = contents(20_000, 3, SHAPE)
     environ = fill(s3.bucket(), packs(blobs, 2000))
     found = mount(place, **environ)
     assert found["blobs"] == len(blobs)
@@ -109,19 +109,10 @@ def many_blobs(place: Path, s3: S3Server, number: int) -> None:
     subprocess.run(["umount", place], check=True)
 
 
-def test_every_blob_of_a_real_bucket_is_right(place: Path, s3: S3Server) -> None:
-    many_blobs(place, s3, 20_000)
-
-
-@pytest.mark.long
-def test_every_blob_of_a_large_bucket_is_right(place: Path, s3: S3Server) -> None:
-    many_blobs(place, s3, 164_000)
-
-
-def test_what_is_no_bucket_is_said_to_be_none(place: Path) -> None:
+def test_a_target_without_packs_is_refused(place: Path) -> None:
     done = mount_text(place, NTT_REMOTE_URL="ssh://nobody@127.0.0.1/backup")
     assert done.returncode == 2, done.stderr
-    assert "is no bucket" in done.stderr
+    assert "has no packs" in done.stderr
     assert "by-hash/" in done.stderr
 
 
