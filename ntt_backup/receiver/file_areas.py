@@ -311,7 +311,11 @@ class DumpArea(FileArea):
             )
             if dump in records and dump not in stay and not left:
                 chosen.append(name)
-        return chosen
+        # This machine may fail between two files, so a record goes behind its dump.
+        last = {stored_names.dump_of(name): at for at, name in enumerate(asked)}
+        return sorted(
+            chosen, key=lambda name: (last[stored_names.dump_of(name)], name.endswith(RECORD))
+        )
 
     def _record(self, dump: str) -> dict[str, Any]:
         """Returns what a record says of its dump; nothing where the record cannot be read. Raises
