@@ -48,7 +48,7 @@ from ntt_backup.objects.bucket import still
 from ntt_backup.pack.age import NotSealed, SealedForOthers
 from ntt_backup.pack.format import PackError
 from ntt_backup.pack.names import LARGE_BLOB, PackKey, blob_key
-from ntt_backup.pack.ranges import jobs
+from ntt_backup.pack.reader import jobs
 from ntt_backup.packstore.contents import give_blobs, give_elsewhere, give_large
 from ntt_backup.packstore.tables import PackObject, Tables, entries_of, open_to_read, pack_object
 from ntt_backup.process.threads import WorkQueue, run_threads

@@ -31,7 +31,7 @@ from ntt_backup.mount.image import Options
 from ntt_backup.mount.packs_or_snapshot import mount_target
 from ntt_backup.objects.bucket import Bucket
 from ntt_backup.objects.s3 import open_bucket
-from ntt_backup.pack.ranges import LARGEST_RANGE
+from ntt_backup.pack.reader import LARGEST_RANGE
 from ntt_backup.packstore.tables import ahead
 from ntt_backup.process.pipeline import start, wait_for, write
 from ntt_backup.restore.blobs import Wanted, restore

@@ -28,8 +28,7 @@ from ntt_backup.mount.erofs import BLOCK, MAX_BLOB, MAX_DEVICES, RECORD, ImageWr
 from ntt_backup.pack.age import HEAD, SealedForOthers, is_sealed
 from ntt_backup.pack.format import DIGEST_BYTES, MAX_RAW, RAW, Entry, PackError
 from ntt_backup.pack.names import PackKey
-from ntt_backup.pack.ranges import Range, merge
-from ntt_backup.pack.reader import PackReader, other_content
+from ntt_backup.pack.reader import PackReader, Range, merge, other_content
 from ntt_backup.packstore.tables import ahead
 
 _READERS: Final = 8

@@ -21,9 +21,8 @@ from typing import Final, NamedTuple
 
 from blake3 import blake3
 
-from ntt_backup.pack.ustar import BLOCK
-
 VERSION: Final = 1
+BLOCK: Final = 512
 DIGEST_BYTES: Final = 32
 ID_BYTES: Final = 16
 # The trailer and the two zero blocks that end the archive.
@@ -47,6 +46,22 @@ INDEX_MEMBER: Final = ".ntt/index"
 DENSE_MEMBER: Final = ".ntt/dense"
 DICTIONARY_MEMBER: Final = ".ntt/dict"
 
+# --- the header of a member
+_NAME_BYTES: Final = 100
+_SIZE: Final = slice(124, 136)
+_CHECKSUM: Final = slice(148, 156)
+_USTAR_MAGIC: Final = slice(257, 263)
+# A size of up to 11 octal digits is written as such; larger ones by GNU's base 256.
+_OCTAL_BELOW: Final = 1 << 33
+_BASE_256: Final = 0x80
+# The mode, both ids, and the time; the checksum is reckoned as if it were spaces.
+_BEFORE_SIZE: Final = b"0000444\0" + b"0000000\0" * 2
+_AFTER_SIZE: Final = b"00000000000\0" + b" " * 8 + b"0"
+_REST: Final = (b"\0" * _NAME_BYTES + b"ustar\x0000" + b"\0" * 64 + b"0000000\0" * 2).ljust(
+    355, b"\0"
+)
+
+# --- the trailer
 _MAGIC: Final = b"NTTPACK\n"
 _HEAD: Final = struct.Struct("!8sH")
 # After the magic and the version: codecs' highest number, entries, table's offset and bytes,
@@ -245,12 +260,7 @@ class Table:
         return _entry(_ENTRY.unpack_from(self._data, number * ENTRY_BYTES))
 
     def __iter__(self) -> Iterator[Entry]:
-        new = tuple.__new__  # A call less for each blob.
-        for digest, high, low, stored_high, stored, raw, codec in _ENTRY.iter_unpack(self._data):
-            stored |= stored_high << 32
-            yield new(
-                Entry, (digest, high << 32 | low, stored, stored if codec == RAW else raw, codec)
-            )
+        return map(_entry, _ENTRY.iter_unpack(self._data))
 
     def position(self, digest: bytes) -> int:
         """Returns the number of the first entry from a digest on."""
@@ -275,3 +285,53 @@ def _entry(values: tuple[bytes, int, int, int, int, int, int]) -> Entry:
     digest, offset_high, offset, stored_high, stored, raw, codec = values
     stored |= stored_high << 32
     return Entry(digest, offset_high << 32 | offset, stored, stored if codec == RAW else raw, codec)
+
+
+# --- headers of the archive
+
+
+class Member(NamedTuple):
+    """A member of an archive, as its header says. size is in bytes."""
+
+    name: str
+    size: int
+
+
+def write_header(name: str, size: int) -> bytes:
+    """Returns the header of a regular file that anyone may read, of no owner and no time. name has
+    at most 100 letters of ASCII.
+    """
+    written = b"%011o\0" % size if size < _OCTAL_BELOW else b"\x80" + size.to_bytes(11, "big")
+    path = name.encode("ascii").ljust(_NAME_BYTES, b"\0")
+    header = bytearray(path + _BEFORE_SIZE + written + _AFTER_SIZE + _REST)
+    header[_CHECKSUM] = b"%06o\0 " % sum(header)
+    return bytes(header)
+
+
+def read_header(block: bytes) -> Member | None:
+    """Returns what a header says; None for a block that is none."""
+    if block[_USTAR_MAGIC] != b"ustar\0":
+        return None
+    summed = bytearray(block)
+    summed[_CHECKSUM] = b" " * 8
+    try:
+        if _octal(block[_CHECKSUM]) != sum(summed):
+            return None
+        written = block[_SIZE]
+        base_256 = written[0] == _BASE_256
+        size = int.from_bytes(written[1:], "big") if base_256 else _octal(written)
+        return Member(block[:_NAME_BYTES].rstrip(b"\0").decode("ascii"), size)
+    except ValueError:
+        return None
+
+
+def _octal(field: bytes) -> int:
+    text = field.strip(b"\0 ")
+    if not text.isdigit():
+        raise ValueError(text)
+    return int(text, 8)
+
+
+def padding(size: int) -> int:
+    """Returns how many zero bytes follow a member of that size."""
+    return -size % BLOCK

@@ -7,22 +7,28 @@ and no content is given out before its BLAKE3 is its name, except by `content`, 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import Final, Self
 
 import zstandard
 from blake3 import blake3
 
+from ntt_backup.blobdir.layout import BY_HASH, is_blobid, relative_path
 from ntt_backup.pack.age import HEAD, SEALED_CHUNK, AgeContent, Unseal, is_sealed, no_identity
 from ntt_backup.pack.format import (
+    BLOCK,
     RAW,
     TAIL_BYTES,
     ZSTD_DICTIONARY,
     Entry,
     PackError,
     Table,
+    padding,
+    read_header,
     read_trailer,
 )
 
@@ -32,6 +38,14 @@ _FIRST_SEALED: Final = 2 * SEALED_CHUNK
 # Larger blobs that are not compressed need not be held in memory. A compressed one is no larger
 # than MAX_RAW.
 _PIECE: Final = 1 << 23
+
+# Bytes that nobody wants cost less than one more request for what is behind them.
+LARGEST_GAP: Final = 1 << 20
+LARGEST_RANGE: Final = 16 << 20
+_JOB_BLOBS: Final = 4096
+_JOB_BYTES: Final = 2 * LARGEST_RANGE
+# Of a damaged pack, at a time.
+_WINDOW: Final = 1 << 20
 
 Read = Callable[[int, int], bytes]
 
@@ -180,33 +194,22 @@ def read_range(read: Read, start: int, length: int) -> bytes:
         raise PackError(f"the pack cannot be read where it lies: {error.strerror}") from error
 
 
-class PackFile(PackReader):
-    """A pack in a file. Raises OSError, and PackError as any pack."""
+class OpenFile:
+    """A file that is read at any place. Raises OSError. A copy of this process opens it once more:
+    the copy has no descriptors.
+    """
 
-    def __init__(self, path: Path, unseal: Unseal = no_identity) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.open()
-        try:
-
-            def read(start: int, length: int) -> bytes:
-                return os.pread(self.fd, length, start)
-
-            # A pipe has no size, and is read nowhere.
-            sealed = is_sealed(read(0, HEAD) if self.size else b"")
-            super().__init__(read, self.size, unseal if sealed else None)
-        except BaseException:
-            self.close()
-            raise
 
     def open(self) -> None:
-        """Opens the file: once more in a copy of this process, which has no descriptors."""
         # A pipe is a pack that is too short, and nothing to wait for.
         self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         self.size = os.fstat(self.fd).st_size
 
-    def range(self, start: int, length: int) -> bytes:
-        """Returns these bytes, all of them. Raises PackError, also where the disk fails."""
-        return read_range(self._read, start, length)
+    def read_at(self, start: int, length: int) -> bytes:
+        return os.pread(self.fd, length, start)
 
     def close(self) -> None:
         os.close(self.fd)
@@ -218,6 +221,69 @@ class PackFile(PackReader):
         self.close()
 
 
+class PackFile(OpenFile, PackReader):
+    """A pack in a file. Raises OSError, and PackError as any pack."""
+
+    def __init__(self, path: Path, unseal: Unseal = no_identity) -> None:
+        OpenFile.__init__(self, path)
+        try:
+            # A pipe has no size, and is read nowhere.
+            sealed = is_sealed(self.read_at(0, HEAD) if self.size else b"")
+            PackReader.__init__(self, self.read_at, self.size, unseal if sealed else None)
+        except BaseException:
+            self.close()
+            raise
+
+    def range(self, start: int, length: int) -> bytes:
+        """Returns these bytes, all of them. Raises PackError, also where the disk fails."""
+        return read_range(self._read, start, length)
+
+
+class Salvage(OpenFile):
+    """A damaged pack in a file, whose blobs are found by the headers of its members.
+
+    Each blob that is a member of its own is found as long as its header is whole. The small ones,
+    which lie in dense members, cannot be told apart without the table. Nothing that is found is
+    believed: only a blob whose content hashes to its name is one. Raises OSError.
+    """
+
+    def range(self, start: int, length: int) -> bytes:
+        """Returns these bytes, all of them. Raises PackError."""
+        return read_range(self.read_at, start, length)
+
+    def content(self, entry: Entry, stored: bytes) -> bytes:
+        """Returns the content of a member, which is never compressed."""
+        return stored
+
+    def entries(self) -> list[Entry]:
+        """Returns what may be a blob: each blobid once."""
+        return sorted({one.digest: one for one in find_members(self.fd, self.size)}.values())
+
+
+def find_members(fd: int, size: int) -> Iterator[Entry]:
+    """Yields the blobs of a file of that size, in order. Raises OSError.
+
+    Where no header stands, the next one is looked for; so what lies within a blob may be taken for
+    a member, too.
+    """
+    at = 0
+    while at + BLOCK <= size:
+        window = os.pread(fd, _WINDOW, at)
+        last = at + len(window) - BLOCK
+        if last < at:
+            return
+        start = at
+        while at <= last:
+            member = read_header(window[at - start : at - start + BLOCK])
+            at += BLOCK
+            if member is None or at + member.size > size:
+                continue
+            blobid = member.name.rpartition("/")[2]
+            if is_blobid(blobid) and member.name == f"{BY_HASH}/{relative_path(blobid)}":
+                yield Entry(bytes.fromhex(blobid), at, member.size, member.size, RAW)
+            at += member.size + padding(member.size)
+
+
 def other_content(digest: bytes) -> str:
     """Returns the words for a blob that is not what its name says."""
     return f"{digest.hex()} has other content than its name says"
@@ -225,3 +291,54 @@ def other_content(digest: bytes) -> str:
 
 def _not_its_length(entry: Entry) -> str:
     return f"{entry.digest.hex()} has not the {entry.raw} bytes that the table says"
+
+
+# --- which bytes are fetched for which blobs
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Bytes that are fetched at once, and the entries that lie in them, in the order of offsets.
+
+    length is larger than `most` only for a single entry.
+    """
+
+    start: int
+    length: int
+    entries: tuple[Entry, ...]
+
+
+def jobs(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
+    """Cuts entries, put in the order of their offsets, into pieces of work for several threads."""
+    job: list[Entry] = []
+    size = 0
+    for entry in sorted(entries, key=attrgetter("offset")):
+        if job and (len(job) == _JOB_BLOBS or size + entry.stored > _JOB_BYTES):
+            yield job
+            job, size = [], 0
+        job.append(entry)
+        size += entry.stored
+    if job:
+        yield job
+
+
+def merge(
+    entries: Iterable[Entry], gap: int = LARGEST_GAP, most: int = LARGEST_RANGE
+) -> Iterator[Range]:
+    """Yields the ranges that hold these entries, which come in the order of their offsets. gap: at
+    most so many bytes that nobody wants are fetched with them; most: bytes of a range.
+    """
+    near: list[Entry] = []
+    start = end = 0
+    for entry in entries:
+        new_end = max(end, entry.offset + entry.stored)
+        far = entry.offset - end > gap or new_end - start > most
+        if near and far:
+            yield Range(start, end - start, tuple(near))
+            near = []
+        if not near:
+            start, new_end = entry.offset, entry.offset + entry.stored
+        near.append(entry)
+        end = new_end
+    if near:
+        yield Range(start, end - start, tuple(near))

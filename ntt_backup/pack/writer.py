@@ -15,6 +15,7 @@ from blake3 import blake3
 from ntt_backup.blobdir.layout import BY_HASH, relative_path
 from ntt_backup.pack.dense import Dense
 from ntt_backup.pack.format import (
+    BLOCK,
     DENSE_BELOW,
     DENSE_MEMBER,
     DICTIONARY_MEMBER,
@@ -25,12 +26,13 @@ from ntt_backup.pack.format import (
     Entry,
     Sign,
     Trailer,
+    padding,
     unsigned,
     write_entry,
+    write_header,
     write_table,
     write_trailer,
 )
-from ntt_backup.pack.ustar import BLOCK, padding, write_header
 
 Buffer = bytes | bytearray | memoryview
 

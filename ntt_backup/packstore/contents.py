@@ -17,8 +17,7 @@ from ntt_backup.filestore.contract import (
 )
 from ntt_backup.pack.format import MAX_RAW, RAW, Entry, PackError
 from ntt_backup.pack.names import blob_key
-from ntt_backup.pack.ranges import LARGEST_RANGE, Range, merge
-from ntt_backup.pack.reader import PackReader
+from ntt_backup.pack.reader import LARGEST_RANGE, PackReader, Range, merge
 from ntt_backup.packstore.tables import PackObject, Tables, packs_for
 from ntt_backup.wire import messages
 from ntt_backup.wire.messages import Large

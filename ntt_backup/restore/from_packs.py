@@ -26,17 +26,17 @@ from ntt_backup.filestore.contract import (
 from ntt_backup.model import Failure, Reason
 from ntt_backup.pack.age import NotSealed, SealedForOthers
 from ntt_backup.pack.format import (
+    BLOCK,
     DIGEST_BYTES,
     ENTRY_BYTES,
     INDEX_MEMBER,
     MAX_ENTRIES,
     Entry,
     pack_id,
+    read_header,
 )
 from ntt_backup.pack.names import blob_key
-from ntt_backup.pack.ranges import jobs
-from ntt_backup.pack.reader import PackReader
-from ntt_backup.pack.ustar import BLOCK, read_header
+from ntt_backup.pack.reader import PackReader, jobs
 from ntt_backup.packstore import marker
 from ntt_backup.packstore.contents import give_blobs, give_elsewhere, give_large
 from ntt_backup.packstore.tables import (

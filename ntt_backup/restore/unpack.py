@@ -22,8 +22,7 @@ from ntt_backup.errors import SOME_FAILED, ConfigError, DestinationError
 from ntt_backup.model import Failure, Failures, Reason
 from ntt_backup.pack.age import SealedForOthers
 from ntt_backup.pack.format import Entry, PackError
-from ntt_backup.pack.reader import PackFile
-from ntt_backup.pack.salvage import Salvage
+from ntt_backup.pack.reader import PackFile, Salvage
 from ntt_backup.packstore.contents import give_blobs
 from ntt_backup.process.child import run_helpers
 from ntt_backup.restore.target import Found, RestoreTarget, TargetWriter, destination

@@ -16,6 +16,7 @@ from blake3 import blake3
 
 from ntt_backup.pack.age import is_sealed
 from ntt_backup.pack.format import (
+    BLOCK,
     ENTRY_BYTES,
     MAX_RAW,
     TAIL_BYTES,
@@ -31,7 +32,6 @@ from ntt_backup.pack.format import (
     write_trailer,
 )
 from ntt_backup.pack.reader import PackReader
-from ntt_backup.pack.ustar import BLOCK
 from tests.fuzz.bounded import harm_of, harm_of_mutated
 from tests.fuzz.mutations import mutated
 from tests.helpers.blobs import STORE, Person, noise, pack, ranges, seal, text

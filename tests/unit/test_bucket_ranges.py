@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ntt_backup.pack.format import Entry
-from ntt_backup.pack.ranges import LARGEST_GAP, LARGEST_RANGE, jobs, merge
+from ntt_backup.pack.reader import LARGEST_GAP, LARGEST_RANGE, jobs, merge
 
 
 @st.composite

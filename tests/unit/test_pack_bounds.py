@@ -15,6 +15,7 @@ from ntt_backup.pack import writer
 from ntt_backup.pack.dense import Dense
 from ntt_backup.pack.format import (
     _TRAILER,
+    BLOCK,
     DENSE_BELOW,
     DENSE_MEMBER_BYTES,
     ENTRY_BYTES,
@@ -28,17 +29,18 @@ from ntt_backup.pack.format import (
     ZSTD,
     ZSTD_DICTIONARY,
     Entry,
+    Member,
     PackError,
     Table,
     Trailer,
+    read_header,
     read_trailer,
     write_block,
     write_entry,
+    write_header,
     write_table,
 )
-from ntt_backup.pack.reader import PackFile, PackReader, _Tail
-from ntt_backup.pack.salvage import find_members
-from ntt_backup.pack.ustar import BLOCK, Member, read_header, write_header
+from ntt_backup.pack.reader import PackFile, PackReader, _Tail, find_members
 from ntt_backup.pack.writer import PackWriter
 from tests.helpers.blobs import noise, pack, reader, text
 
