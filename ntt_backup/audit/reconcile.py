@@ -30,8 +30,8 @@ from typing import Any, Final
 
 from ntt_backup.audit.remote_names import PackNames, ReceiverNames, RemoteNames
 from ntt_backup.audit.verify import settling
-from ntt_backup.blobdir.layout import Stray, StrayKind, is_blobid, relative_path
-from ntt_backup.blobdir.walk import Tree
+from ntt_backup.blobdir.layout import is_blobid, relative_path
+from ntt_backup.blobdir.walk import Stray, StrayKind, Tree
 from ntt_backup.catalog.connection import Connection, translated
 from ntt_backup.catalog.failures import failed_for
 from ntt_backup.catalog.ledger import Ledger, forget_packs, insert_packs, iter_packs, record_checks

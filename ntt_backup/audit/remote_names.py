@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Final, Protocol
 
-from ntt_backup.blobdir.layout import StrayKind
+from ntt_backup.blobdir.walk import StrayKind
 from ntt_backup.client.pool import SessionPool
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.sealing import NOT_SEALED

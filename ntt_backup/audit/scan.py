@@ -17,7 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from ntt_backup.blobdir.layout import Stray, StrayKind, relative_path
+from ntt_backup.blobdir.layout import relative_path
+from ntt_backup.blobdir.walk import Stray, StrayKind
 from ntt_backup.catalog import ledger
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.errors import SOME_FAILED

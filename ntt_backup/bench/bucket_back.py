@@ -20,8 +20,8 @@ from blake3 import blake3
 from ntt_backup.bench.bucket_out import CODECS, WAYS_OUT, Out, archive_key, unpacked
 from ntt_backup.bench.helpers import Answer, Ready
 from ntt_backup.bench.sending import Way
+from ntt_backup.blobdir.files import syncfs
 from ntt_backup.blobdir.layout import relative_path
-from ntt_backup.blobdir.syscalls import syncfs
 from ntt_backup.config import RemoteConfig
 from ntt_backup.errors import RemoteCannotStore, SourceError
 from ntt_backup.filestore.open import open_packs

@@ -1,18 +1,18 @@
-"""A blob directory has the layout `aa/bb/<blobid>`; whatever else lies in it has a name, too.
+"""A blob directory has the layout `aa/bb/<blobid>`, and is opened without following a symlink.
 
 A blobid is the BLAKE3-256 of a blob's content as 64 lowercase hex digits.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import re
 import stat
-from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from collections import OrderedDict
 
-if TYPE_CHECKING:
-    Entry = os.DirEntry[str]
+from ntt_backup.blobdir.files import DIRECTORY, FILE, make_directory, open_untouched
 
 BY_HASH = "by-hash"
 
@@ -56,42 +56,108 @@ def relative_path(blobid: str) -> str:
     return f"{blobid[:2]}/{blobid[2:4]}/{blobid}"
 
 
-class StrayKind(str, Enum):
-    """Says why an entry is no blob. Operators read the words; the protocol counts them in this
-    order.
-    """
-
-    NOT_A_BLOBID = "not-a-blobid"
-    WRONG_DIRECTORY = "wrong-directory"
-    SYMLINK = "symlink"
-    NOT_A_FILE = "not-a-file"
-    UNREADABLE = "unreadable"
-
-    __str__ = str.__str__
-
-
-class Stray(NamedTuple):
-    r"""An entry that is no blob. path is relative to the root; what is not UTF-8 shows as \xNN."""
-
-    path: str
-    kind: StrayKind
-    detail: str = ""
-
-
-def stray(parent: str, entry: Entry) -> Stray:
-    """Returns what is wrong with an entry of the directory parent that is known to be no blob."""
-    path = f"{parent}/{entry.name}" if parent else entry.name
-    if entry.is_symlink():
-        kind = StrayKind.SYMLINK
-    elif not entry.is_file(follow_symlinks=False):
-        kind = StrayKind.NOT_A_FILE
-    elif is_blobid(entry.name):
-        kind = StrayKind.WRONG_DIRECTORY
-    else:
-        kind = StrayKind.NOT_A_BLOBID
-    return Stray(os.fsencode(path).decode("utf-8", "backslashreplace"), kind)
-
-
 def kind_of(mode: int) -> str:
     """Returns what the type of a file is called."""
     return _KINDS.get(stat.S_IFMT(mode), "of an unknown kind")
+
+
+class NotAFile(Exception):
+    """A blob's name belongs to something else, of the kind that is said."""
+
+
+class BlobDirectory:
+    """A directory of blobs, by a descriptor that stays the caller's. Not for several threads.
+
+    Directories below it go by their path, "aa" or "aa/bb"; "" is the directory itself. At most
+    `kept` of them stay open. device: the file system on which all of them must lie; None where a
+    prefix may be on another disk. Methods raise OSError.
+    """
+
+    def __init__(self, fd: int, device: int | None = None, kept: int = 2) -> None:
+        self.fd = fd
+        self._device = device
+        self._kept = kept
+        self._opened: OrderedDict[str, int] = OrderedDict()
+
+    def close(self) -> None:
+        """Closes the directories that are kept open."""
+        while self._opened:
+            os.close(self._opened.popitem()[1])
+
+    def directory(self, path: str, make: bool = False) -> int:
+        """Returns a descriptor that is kept here. make: makes what is missing."""
+        if not path:
+            return self.fd
+        fd = self._opened.get(path)
+        if fd is not None:
+            self._opened.move_to_end(path)
+            return fd
+        parent, _, name = path.rpartition("/")
+        above = self.directory(parent, make)
+        try:
+            try:
+                fd = self._open_level(above, name)
+            except FileNotFoundError:
+                if not make:
+                    raise
+                make_directory(above, name, 0o755)
+                fd = self._open_level(above, name)
+        except OSError as error:
+            raise self.error_at(path, error) from None
+        self._opened[path] = fd
+        if len(self._opened) > self._kept:
+            os.close(self._opened.popitem(last=False)[1])
+        return fd
+
+    def open(self, path: str) -> int:
+        """Returns a descriptor of whatever lies at path, for the caller to close.
+
+        The `filename` of its OSError is the part of path that could not be opened.
+        """
+        parent, _, name = path.rpartition("/")
+        directory = self.directory(parent)
+        try:
+            return open_untouched(name, FILE, directory)
+        except OSError as error:
+            raise self.error_at(path, error) from None
+
+    def open_blob(self, blobid: str) -> tuple[int, os.stat_result]:
+        """Returns a descriptor for the caller to close, and its status. Raises NotAFile, OSError,
+        and ValueError for what is no blobid.
+        """
+        with contextlib.ExitStack() as otherwise:
+            fd = self.open(relative_path(blobid))
+            otherwise.callback(os.close, fd)
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
+                raise NotAFile(f"it is {kind_of(status.st_mode)}")
+            otherwise.pop_all()
+        return fd, status
+
+    def lstat(self, path: str) -> os.stat_result:
+        """Returns the status of what lies at path, without following a link."""
+        parent, _, name = path.rpartition("/")
+        directory = self.directory(parent)
+        try:
+            return os.stat(name, dir_fd=directory, follow_symlinks=False)
+        except OSError as error:
+            raise self.error_at(path, error) from None
+
+    def error_at(self, path: str, error: OSError) -> Exception:
+        """Returns what is raised for an error at path."""
+        error.filename = path
+        return error
+
+    def _open_level(self, above: int, name: str) -> int:
+        if self._device is None:
+            return open_untouched(name, DIRECTORY, above)
+        try:
+            fd = os.open(name, DIRECTORY, dir_fd=above)
+        except NotADirectoryError:
+            if stat.S_ISLNK(os.stat(name, dir_fd=above, follow_symlinks=False).st_mode):
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), name) from None
+            raise
+        if os.fstat(fd).st_dev != self._device:
+            os.close(fd)
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), name)
+        return fd

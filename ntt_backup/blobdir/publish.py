@@ -9,22 +9,16 @@ The caller syncs the content before it is published, and the directories afterwa
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import stat
 from binascii import hexlify
 
-from ntt_backup.blobdir.layout import kind_of
-from ntt_backup.blobdir.open import FILE, BlobDirectory, closing
-from ntt_backup.blobdir.staged_batch import Entry, NewDirectory, NewParent, StagedBatch
-from ntt_backup.blobdir.syscalls import DIRECTORY, error_line, rename_new
+from ntt_backup.blobdir.files import FILE, closing, error_line, rename_new
+from ntt_backup.blobdir.layout import BlobDirectory, kind_of
 from ntt_backup.wire.messages import PRESENT, REFUSED, REPLACED
 
 _CHUNK = 1 << 18
-# These say something about the one name; every other error is about the disk or the account, and
-# fails the batch as a whole.
-_OF_ONE_NAME = frozenset((errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EPERM, errno.ENXIO))
 
 
 class Publisher:
@@ -105,53 +99,3 @@ class Publisher:
             if self._by_file:
                 os.fsync(found)
             return ""
-
-    def publish_batch(self, batch: StagedBatch, stage: int) -> set[str]:
-        """Publishes every blob of a batch in the stage; returns the directories to be synced.
-
-        New directories go first, each as a whole: a file of its own may belong in one of them.
-        Raises OSError when the batch fails as a whole; what is published by then is right.
-        """
-        self.entered = set()
-        try:
-            for parent in batch.parents:
-                self._publish_parent(batch, parent, stage)
-            for entry in batch.entries(stage):
-                self._publish_entry(batch, entry)
-        finally:
-            self.close()
-        return self.entered
-
-    def _publish_parent(self, batch: StagedBatch, parent: NewParent, stage: int) -> None:
-        whole = self.move(parent.prefix, stage, parent.name)
-        for new in parent.directories:
-            if whole or self.move(new.prefix, stage, new.name):
-                above, below = new.prefix[:1].hex(), new.prefix[1:].hex()
-                self.entered.update((above, f"{above}/{below}"))
-            else:
-                self._publish_files_of(batch, new, stage)
-        if not whole:
-            with contextlib.suppress(OSError):
-                os.rmdir(parent.name, dir_fd=stage)
-
-    def _publish_files_of(self, batch: StagedBatch, new: NewDirectory, stage: int) -> None:
-        with closing(os.open(new.name, DIRECTORY, dir_fd=stage)) as fd:
-            for entry in batch.entries_in(new, fd):
-                self._publish_entry(batch, entry)
-        with contextlib.suppress(OSError):
-            os.rmdir(new.name, dir_fd=stage)
-
-    def _publish_entry(self, batch: StagedBatch, entry: Entry) -> None:
-        try:
-            taken = self.publish(entry.digest, entry.directory, entry.name)
-        except OSError as problem:
-            if problem.errno not in _OF_ONE_NAME:
-                raise
-            taken = (REFUSED, error_line(problem))
-        if taken is None or taken[0] == REPLACED:
-            batch.take_partial(entry.position)
-        else:
-            with contextlib.suppress(OSError):  # The end of the session removes it too.
-                batch.drop(entry.position, entry.directory, entry.name)
-        if taken is not None:
-            batch.except_for(entry.position, *taken)

@@ -7,9 +7,50 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Iterator
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
 
-from ntt_backup.blobdir.layout import Stray, StrayKind, is_blobid, is_prefix, stray
-from ntt_backup.blobdir.open import BlobDirectory, closing, opened_anew
+from ntt_backup.blobdir.files import closing, opened_anew
+from ntt_backup.blobdir.layout import BlobDirectory, is_blobid, is_prefix
+
+if TYPE_CHECKING:
+    Entry = os.DirEntry[str]
+
+
+class StrayKind(str, Enum):
+    """Says why an entry is no blob. Operators read the words; the protocol counts them in this
+    order.
+    """
+
+    NOT_A_BLOBID = "not-a-blobid"
+    WRONG_DIRECTORY = "wrong-directory"
+    SYMLINK = "symlink"
+    NOT_A_FILE = "not-a-file"
+    UNREADABLE = "unreadable"
+
+    __str__ = str.__str__
+
+
+class Stray(NamedTuple):
+    r"""An entry that is no blob. path is relative to the root; what is not UTF-8 shows as \xNN."""
+
+    path: str
+    kind: StrayKind
+    detail: str = ""
+
+
+def stray(parent: str, entry: Entry) -> Stray:
+    """Returns what is wrong with an entry of the directory parent that is known to be no blob."""
+    path = f"{parent}/{entry.name}" if parent else entry.name
+    if entry.is_symlink():
+        kind = StrayKind.SYMLINK
+    elif not entry.is_file(follow_symlinks=False):
+        kind = StrayKind.NOT_A_FILE
+    elif is_blobid(entry.name):
+        kind = StrayKind.WRONG_DIRECTORY
+    else:
+        kind = StrayKind.NOT_A_BLOBID
+    return Stray(os.fsencode(path).decode("utf-8", "backslashreplace"), kind)
 
 
 class Tree(BlobDirectory):

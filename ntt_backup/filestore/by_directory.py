@@ -15,8 +15,7 @@ from typing import Final
 
 from blake3 import blake3
 
-from ntt_backup.blobdir.open import Misplaced, closing
-from ntt_backup.blobdir.syscalls import DIRECTORY, error_line
+from ntt_backup.blobdir.files import DIRECTORY, Misplaced, closing, error_line, forget
 from ntt_backup.errors import RemoteDenied
 from ntt_backup.filestore.contract import (
     Area,
@@ -28,7 +27,6 @@ from ntt_backup.filestore.contract import (
     checksum,
 )
 from ntt_backup.receiver.file_areas import AREAS
-from ntt_backup.receiver.open_blob import forget
 from ntt_backup.wire.stored_names import read_arrival, require_below
 
 _PIECE: Final = 1 << 20

@@ -1,8 +1,12 @@
 """An area has files of one purpose below the root: of snapshots, dumps of catalogs, or packs.
 
 Each level is opened from the one above, without following links and on one file system, and names
-have one form, so nothing outside can be named. A file gets its name as `incoming` says, and never
-changes. What a client may do with its own area, each class says.
+have one form, so nothing outside can be named. What a client may do with its own area, each class
+says.
+
+A file is written as `.incoming-<token>`, gets its name when it is on stable storage and was read
+from there, and never changes. Syncing and reading go on behind the writing, so that a large file is
+not waited for at its end.
 
 A client may be hostile, and have seen to it that the newest dumps are worthless. So which dumps a
 client cannot remove is decided by when they came in, which no client can choose.
@@ -12,22 +16,34 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import stat
+import threading
+import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
 
-from ntt_backup.blobdir.open import closing, names_in, open_below
-from ntt_backup.blobdir.syscalls import rename_new, sync_directory
-from ntt_backup.receiver.incoming import INCOMING, Incoming, open_file, remove_if_stale
-from ntt_backup.receiver.open_blob import forget
+from ntt_backup.blobdir.files import (
+    NEW,
+    closing,
+    forget,
+    lock_file,
+    lock_new,
+    names_in,
+    open_below,
+    open_file,
+    rename_new,
+    sync_directory,
+    write_all,
+)
 from ntt_backup.receiver.workspace import Refusal
 from ntt_backup.wire import stored_names
 from ntt_backup.wire.framing import FORMAT, ProtocolError
-from ntt_backup.wire.stored_names import MAX_DUMPS, MAX_RECORD, RECORD, SEALED, arrival_us
+from ntt_backup.wire.stored_names import MAX_DUMPS, MAX_RECORD, RECORD, SEALED, arrival_us, has_form
 
 # So many sets lie on a remote at most, and so many versions in each. A version has as many files as
 # there are names.
@@ -44,6 +60,102 @@ _NEWEST = 2
 _DAYS = 7
 # What is read of a record. 10,000 records would take too much memory.
 _KNOWN = ("target", "database", "bytes", "sha256", "base")
+
+INCOMING = ".incoming-"
+_STALE_SECONDS = 3600
+# So many bytes are written before those behind them are synced and summed.
+_STEP = 32 << 20
+
+
+class Incoming:
+    """A file that is being received, under a temporary name. Methods raise OSError."""
+
+    def __init__(self, directory: int) -> None:
+        self.name = INCOMING + os.urandom(4).hex()
+        self._fd = os.open(self.name, NEW, 0o600, dir_fd=directory)
+        # The area opens its directory anew for the next file.
+        self._directory = os.dup(directory)
+        with contextlib.suppress(OSError):
+            lock_new(self._fd)
+        self._digest = hashlib.sha256()
+        self._written = 0
+        self._summed = 0
+        self._behind: threading.Thread | None = None
+        self._problem: OSError | None = None
+        self.stopped = False
+
+    def write(self, data: memoryview) -> None:
+        write_all(self._fd, memoryview(data))
+        self._written += len(data)
+        thread = self._behind
+        if self._written - self._summed >= _STEP and (thread is None or not thread.is_alive()):
+            self._raise()
+            self._behind = threading.Thread(target=self._follow, daemon=True)
+            self._behind.start()
+
+    def sync(self) -> tuple[int, bytes]:
+        """Makes all of it durable, with this moment as its time of arrival.
+
+        Returns:
+            The size in bytes, and the SHA-256 of what is on the disk. Ends early when `stopped` is
+            set.
+        """
+        self._wait()
+        # A client could write today and ask for the name next week. A few file systems keep no
+        # times: no client chooses on which one the receiver works.
+        with contextlib.suppress(OSError):
+            os.utime(self._fd)
+        self._follow()
+        self._raise()
+        return self._summed, self._digest.digest()
+
+    def remove(self) -> None:
+        """Closes the file, and removes it where it has got no name."""
+        self.stopped = True
+        self._wait()
+        with contextlib.suppress(OSError):
+            os.unlink(self.name, dir_fd=self._directory)
+        os.close(self._directory)
+        os.close(self._fd)
+
+    def _follow(self) -> None:
+        """Syncs what is written, and sums it from the disk. The system tells once of an error."""
+        end = self._written
+        try:
+            os.fsync(self._fd)
+            forget(self._fd)
+            while not self.stopped and self._summed < end:
+                data = os.pread(self._fd, min(1 << 20, end - self._summed), self._summed)
+                if not data:
+                    break
+                self._digest.update(data)
+                self._summed += len(data)
+        except OSError as problem:
+            self._problem = self._problem or problem
+
+    def _wait(self) -> None:
+        if self._behind is not None:
+            self._behind.join()
+
+    def _raise(self) -> None:
+        if self._problem is not None:
+            raise self._problem
+
+
+def remove_if_stale(directory: int, name: str) -> None:
+    """Removes a file that was not changed for an hour, unless it is locked: its session lives, and
+    may have nothing to write for hours.
+    """
+    status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+    if status.st_mtime >= time.time() - _STALE_SECONDS:
+        return
+    with contextlib.ExitStack() as after:
+        with contextlib.suppress(OSError):  # Where there are no locks, its age decides.
+            lock = lock_file(directory, name, create=False)
+            if lock is None:
+                return
+            after.callback(os.close, lock)
+        os.unlink(name, dir_fd=directory)
 
 
 class FoundFile(NamedTuple):
@@ -226,12 +338,12 @@ class FileArea:
         wanted_name, *wanted_below = wanted or [""]
         there = [wanted_name] if wanted_name else names_in(directory)
         is_directory = {
-            name: _has_form(stored_names.require_below, self.called, f"{prefix}{name}/")
+            name: has_form(stored_names.require_below, self.called, f"{prefix}{name}/")
             for name in there
         }
         for name in sorted(there, key=lambda name: f"{name}/" if is_directory[name] else name):
             path = prefix + name
-            if not (is_directory[name] or _has_form(stored_names.require_name, self.called, path)):
+            if not (is_directory[name] or has_form(stored_names.require_name, self.called, path)):
                 continue
             # A directory that is removed meanwhile hides none of the others.
             with contextlib.suppress(FileNotFoundError):
@@ -381,14 +493,6 @@ class PackArea(FileArea):
 
 
 AREAS: dict[str, type[FileArea]] = {one.called: one for one in (SnapshotArea, DumpArea, PackArea)}
-
-
-def _has_form(require: Callable[[str, str], str], area: str, name: str) -> bool:
-    try:
-        require(area, name)
-    except ValueError:
-        return False
-    return True
 
 
 def _require_time(name: str, begun: datetime) -> None:

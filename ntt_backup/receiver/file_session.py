@@ -10,16 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING
 
-from ntt_backup.blobdir.syscalls import error_line
-from ntt_backup.receiver.file_areas import FileArea, FoundFile
-from ntt_backup.receiver.incoming import Incoming
-from ntt_backup.receiver.open_blob import forget
-from ntt_backup.receiver.question_session import QuestionSession
-from ntt_backup.receiver.send_blobs import pieces
+from ntt_backup.blobdir.files import error_line, forget
+from ntt_backup.receiver.file_areas import FileArea, FoundFile, Incoming
+from ntt_backup.receiver.question_session import QuestionSession, in_threads, pieces
 from ntt_backup.receiver.workspace import refused
 from ntt_backup.wire import messages
 from ntt_backup.wire.framing import ProtocolError
@@ -184,23 +180,6 @@ class FileSession(QuestionSession):
     def _aside(self, work: Callable[[], bytes]) -> Generator[bytes, None, None]:
         """Yields empty frames while work is done in a thread, then the frame that it returns."""
         answers: list[bytes] = []
-        problems: list[BaseException] = []
-
-        def run() -> None:
-            try:
-                answers.append(work())
-            except BaseException as problem:  # noqa: BLE001 - raised again below
-                problems.append(problem)
-            os.write(self.connection.wake, b"\0")
-
-        thread = threading.Thread(target=run, daemon=True)
-        thread.start()
-        try:
-            while not answers and not problems:
-                yield b""
-        finally:
-            thread.join()
         with self._refused():
-            for problem in problems:
-                raise problem
+            yield from in_threads(lambda: answers.append(work()), 1, self.connection.wake)
         yield from answers

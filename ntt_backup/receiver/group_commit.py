@@ -14,10 +14,9 @@ import queue
 import threading
 from collections.abc import Collection
 
-from ntt_backup.blobdir.open import BlobDirectory
-from ntt_backup.blobdir.publish import Publisher
-from ntt_backup.blobdir.staged_batch import StagedBatch
-from ntt_backup.blobdir.syscalls import error_line, sync_directory, syncfs
+from ntt_backup.blobdir.files import error_line, sync_directory, syncfs
+from ntt_backup.blobdir.layout import BlobDirectory
+from ntt_backup.receiver.staged_batch import BatchPublisher, StagedBatch
 from ntt_backup.receiver.workspace import Workspace
 from ntt_backup.wire.framing import MAX_BLOBS
 from ntt_backup.wire.messages import FAILED, MAX_UNSETTLED, REFUSED, SETTLED, Exceptional, Receipt
@@ -29,7 +28,7 @@ class GroupCommit:
     hash: what was checked, for the receipts.
     """
 
-    def __init__(self, sync: SyncThread, publisher: Publisher, stage: int, hash: int) -> None:
+    def __init__(self, sync: SyncThread, publisher: BatchPublisher, stage: int, hash: int) -> None:
         self._sync = sync
         self._publisher = publisher
         self._stage = stage

@@ -1,4 +1,9 @@
-"""A large blob comes in pieces, and may be resumed where an earlier session stopped.
+"""A large blob comes in pieces, outlives its connection, and is resumed by a later session.
+
+Such a blob is written to `.ntt-incoming/partial/<hex>`, locked by its session, and the length that
+has been synced is noted in `<hex>.mark`. The file's own length would not do: after a crash of this
+machine it may cover blocks that never reached the disk. The mark needs no sync: an old mark is a
+smaller one.
 
 Memory is constant: each piece is hashed and written as it comes. What an earlier session has left
 is hashed again before it is offered, so the check at the end covers all of the blob.
@@ -8,24 +13,153 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
+import stat
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ntt_backup.blobdir.open import closing
-from ntt_backup.blobdir.partial import WORTH_KEEPING, Partial, open_partial
-from ntt_backup.blobdir.staging import Staging, write_all
+from ntt_backup.blobdir.files import (
+    Misplaced,
+    closing,
+    lock_file,
+    make_directory,
+    open_below,
+    write_all,
+)
+from ntt_backup.blobdir.layout import is_blobid, relative_path
 from ntt_backup.wire.framing import ProtocolError
 from ntt_backup.wire.messages import RESUMABLE, Large
 
 if TYPE_CHECKING:
     from ntt_backup.receiver.hashing import Hasher
+    from ntt_backup.receiver.write_workspace import WriteWorkspace
 
     # The hash of the session, and BLAKE3, where that is another one and available.
     Sums = Sequence[Hasher]
 
+PARTIAL = "partial"
+
+_MARK = ".mark"
+_MARK_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_KEPT_SECONDS = 7 * 86400
+# Less of a blob is not worth a file that every session looks at.
+WORTH_KEEPING = 1 << 20
+# So many files and marks there are at most; a session looks at no more of them.
+_MOST_NAMES = 2000
 _KEEP_EVERY = 64 << 20
 _READ_CHUNK = 1 << 20
+
+
+class Partial:
+    """The partial file of one blob, open and locked."""
+
+    def __init__(self, directory: int, blobid: str, fd: int) -> None:
+        self.directory = directory
+        self.name = blobid.encode("ascii")
+        self.fd = fd
+        self._mark = blobid + _MARK
+
+    def durable(self) -> int:
+        """Returns how many of its bytes are known to be on the disk."""
+        try:
+            flags = os.O_RDONLY | _MARK_FLAGS
+            with closing(os.open(self._mark, flags, dir_fd=self.directory)) as fd:
+                text = os.read(fd, 32)
+        except OSError:
+            return 0
+        noted = int(text) if text.endswith(b"\n") and text[:-1].isdigit() else 0
+        return noted if noted <= os.fstat(self.fd).st_size else 0
+
+    def cut(self, length: int) -> None:
+        """Cuts the file to that length, where writing goes on."""
+        if length == 0:
+            self._forget_mark()
+        os.ftruncate(self.fd, length)
+        os.lseek(self.fd, length, os.SEEK_SET)
+
+    def keep(self, length: int) -> None:
+        """Makes the first length bytes durable, and notes that they are. Raises OSError."""
+        os.fdatasync(self.fd)
+        flags = os.O_WRONLY | os.O_CREAT | _MARK_FLAGS
+        with closing(os.open(self._mark, flags, 0o644, dir_fd=self.directory)) as fd:
+            # Of one width and written over the last one, so that a kill leaves one or the other.
+            os.write(fd, b"%020d\n" % length)
+
+    def remove(self) -> None:
+        """Removes the file and its mark."""
+        # The name is still this file's: only the holder of its lock moves or removes it.
+        with contextlib.suppress(OSError):
+            os.unlink(self.name, dir_fd=self.directory)
+        self.moved()
+
+    def moved(self) -> None:
+        """Forgets the file, which has been published. By now its name may be another session's."""
+        self._forget_mark()
+        self.close()
+
+    def close(self) -> None:
+        """Lets go of the file, and of its lock."""
+        os.close(self.fd)
+        os.close(self.directory)
+
+    def _forget_mark(self) -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(self._mark, dir_fd=self.directory)
+
+
+def open_partial(incoming: int, blobid: str) -> Partial | None:
+    """Returns the partial file of a blob; None where another session writes it, there are too many
+    partial files, or their directory cannot be used.
+    """
+    with contextlib.ExitStack() as otherwise, contextlib.suppress(OSError, Misplaced):
+        make_directory(incoming, PARTIAL, 0o755)
+        directory = open_below(incoming, PARTIAL)
+        otherwise.callback(os.close, directory)
+        names = os.listdir(directory)
+        if len(names) >= _MOST_NAMES and blobid not in names:
+            return None
+        fd = lock_file(directory, blobid, create=True)
+        if fd is not None:
+            otherwise.pop_all()
+            return Partial(directory, blobid, fd)
+    return None
+
+
+def remove_useless(incoming: int, by_hash: int) -> None:
+    """Removes the partial files that nobody can resume, or has resumed for a week. Those in use are
+    locked.
+    """
+    with contextlib.suppress(OSError, Misplaced), closing(open_below(incoming, PARTIAL)) as fd:
+        names = set(os.listdir(fd))
+        for name in itertools.islice(names, _MOST_NAMES):
+            with contextlib.suppress(OSError):
+                _remove_if_useless(fd, name, names, by_hash)
+
+
+def _remove_if_useless(directory: int, name: str, names: set[str], by_hash: int) -> None:
+    if name.endswith(_MARK):
+        # Without a lock: a mark that is lost costs time, no more.
+        if name[: -len(_MARK)] not in names:
+            os.unlink(name, dir_fd=directory)
+        return
+    changed = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mtime
+    resumable = name + _MARK in names and not _is_published(name, by_hash)
+    if changed < time.time() - _KEPT_SECONDS or (is_blobid(name) and not resumable):
+        lock = lock_file(directory, name, create=False)
+        if lock is not None:
+            os.unlink(name, dir_fd=directory)
+            os.close(lock)
+            os.unlink(name + _MARK, dir_fd=directory)
+
+
+def _is_published(blobid: str, by_hash: int) -> bool:
+    try:
+        status = os.stat(relative_path(blobid), dir_fd=by_hash, follow_symlinks=False)
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISREG(status.st_mode)
 
 
 class LargeBlob:
@@ -101,9 +235,9 @@ class ResumeOffers:
     """
 
     def __init__(
-        self, staging: Staging, begin: Callable[[bytes], Sums], alive: Callable[[], None]
+        self, workspace: WriteWorkspace, begin: Callable[[bytes], Sums], alive: Callable[[], None]
     ) -> None:
-        self._staging = staging
+        self._workspace = workspace
         self._begin = begin
         self._alive = alive
         self._offer: _Offer | None = None
@@ -114,8 +248,8 @@ class ResumeOffers:
         sums = self._begin(digest)
         partial: Partial | None = None
         if size > RESUMABLE:
-            self._staging.await_predecessors()
-            partial = open_partial(self._staging.incoming, digest.hex())
+            self._workspace.await_predecessors()
+            partial = open_partial(self._workspace.incoming, digest.hex())
         if partial is None:
             return 0, sums[0].digest()
         try:

@@ -13,8 +13,8 @@ import os
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-from ntt_backup.blobdir.staged_batch import Entry, StagedBatch
 from ntt_backup.receiver.b3sum import B3sum, by_descriptor
+from ntt_backup.receiver.staged_batch import Entry, StagedBatch
 from ntt_backup.wire.messages import MISMATCH
 
 # 80 bytes each: far below what any system takes as arguments.

@@ -6,10 +6,16 @@ of frames, and the next frame is made when the client has taken most of the last
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+import os
+import threading
+from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING
 
+from ntt_backup.blobdir.files import error_line
 from ntt_backup.receiver.workspace import Refusal
+from ntt_backup.wire import messages
+from ntt_backup.wire.framing import MAX_CHUNK
+from ntt_backup.wire.messages import BROKEN, COMPLETE
 
 if TYPE_CHECKING:
     from ntt_backup.receiver.connection import Connection
@@ -66,3 +72,66 @@ class QuestionSession:
         """Raises Refusal where `--allow` does not list the word."""
         if word not in self.terms.allow:
             raise Refusal("refused", f"this receiver's --allow does not list {word}")
+
+
+def in_threads(
+    work: Callable[[], None], count: int, wake: int, stop: Callable[[], None] = lambda: None
+) -> Generator[bytes, None, None]:
+    """Yields empty frames while threads work. Raises what one of them has raised.
+
+    Args:
+        work: What each thread does.
+        count: The number of threads.
+        wake: A descriptor that gets a byte when a thread has ended.
+        stop: Called before the threads are waited for, also where nobody wants the answer any more.
+    """
+    ended: list[None] = []
+    problems: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as problem:  # noqa: BLE001 - raised again below
+            problems.append(problem)
+        ended.append(None)
+        os.write(wake, b"\0")
+
+    threads = [threading.Thread(target=run, daemon=True) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    try:
+        while len(ended) < count:
+            yield b""
+    finally:
+        stop()
+        for thread in threads:
+            thread.join()
+    for problem in problems:
+        raise problem
+
+
+def pieces(fd: int, begin: int, end: int) -> Iterator[bytes]:
+    """Yields a file from begin up to end in pieces, and its BLOB_END."""
+    status, why = COMPLETE, ""
+    try:
+        for at in range(begin, end, MAX_CHUNK):
+            wanted = min(MAX_CHUNK, end - at)
+            data = read_at(fd, wanted, at)
+            if len(data) < wanted:
+                status, why = BROKEN, f"it ends before byte {at + wanted}"
+                break
+            yield messages.piece(data)
+    except OSError as problem:
+        status, why = BROKEN, error_line(problem)
+    yield messages.BLOB_END.frame(status, why)
+
+
+def read_at(fd: int, length: int, at: int) -> bytes:
+    """Returns length bytes from at on; fewer only where the file ends."""
+    data = os.pread(fd, length, at)
+    while len(data) < length:
+        more = os.pread(fd, length - len(data), at + len(data))
+        if not more:
+            break
+        data += more
+    return data

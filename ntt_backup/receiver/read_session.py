@@ -1,4 +1,4 @@
-"""A session that reads answers questions about blobs.
+"""A session that reads answers questions about blobs: LIST, VERIFY and GET.
 
 What a client may ask is listed by `--allow`. Nothing that this module imports can write below the
 root.
@@ -6,22 +6,357 @@ root.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import errno
+import os
+import queue
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
 
-from ntt_backup.receiver import send_blobs
-from ntt_backup.receiver.hash_blobs import HashJob
+from ntt_backup.blobdir.files import error_line, forget
+from ntt_backup.blobdir.layout import BlobDirectory, NotAFile
+from ntt_backup.blobdir.walk import Stray, StrayKind, Tree
+from ntt_backup.receiver.b3sum import B3sum, by_descriptor
 from ntt_backup.receiver.hashing import HOW_TO_GET
-from ntt_backup.receiver.list_blobs import Listing
-from ntt_backup.receiver.open_blob import BlobOpener
-from ntt_backup.receiver.question_session import QuestionSession
+from ntt_backup.receiver.question_session import QuestionSession, in_threads, pieces, read_at
 from ntt_backup.receiver.workspace import Refusal, Workspace, gone
 from ntt_backup.wire import messages
-from ntt_backup.wire.messages import BLAKE3
+from ntt_backup.wire.framing import DIGEST_BYTES, PACK_BYTES
+from ntt_backup.wire.messages import BLAKE3, MISSING, UNREADABLE, WRONG
 
 if TYPE_CHECKING:
     from ntt_backup.receiver.connection import Connection
+    from ntt_backup.receiver.hashing import NewHasher
     from ntt_backup.receiver.terms import Terms
+
+_KINDS = tuple(StrayKind)
+_ALIVE_EVERY = 256
+_CHUNK = 1 << 20
+_MOST_THREADS = 8
+_NOTHING = bytes(32)
+# For one process of b3sum: enough files to make its start cheap, few enough that the descriptors
+# of all threads stay far below what a process may have.
+_FILES = 32
+_BYTES = 64 << 20
+_TABLE_ENTRY = DIGEST_BYTES + 4
+_NOT_A_FILE = (errno.ELOOP, errno.ENXIO)
+
+
+class BlobError(Exception):
+    """A blob that cannot be read, or is none. verdict and text are what the client is told."""
+
+    def __init__(self, verdict: int, text: str) -> None:
+        super().__init__(text)
+        self.verdict = verdict
+        self.text = text
+
+
+def open_blob(blobs: BlobDirectory, digest: bytes) -> tuple[int, int]:
+    """Returns (a descriptor for the caller to close, its size). Raises BlobError."""
+    try:
+        fd, status = blobs.open_blob(digest.hex())
+    except NotAFile as found:
+        raise BlobError(WRONG, str(found)) from None
+    except OSError as problem:
+        raise blob_error(problem) from None
+    return fd, status.st_size
+
+
+def blob_error(problem: OSError) -> BlobError:
+    """Returns what an error of the system says about one blob."""
+    if problem.errno == errno.ENOENT:
+        return BlobError(MISSING, "it is not there")
+    if problem.errno in _NOT_A_FILE:
+        return BlobError(WRONG, "a symlink or a socket is in its place")
+    return BlobError(UNREADABLE, error_line(problem))
+
+
+def listing(
+    workspace: Workspace, asked: messages.Range, alive: Callable[[], None]
+) -> Generator[bytes, None, None]:
+    """Yields the answer to a LIST: the names below `by-hash`, in order, with their sizes.
+
+    There may be tens of millions, so one directory `aa/bb` is read and sorted at a time. What is no
+    blob is counted, and named up to a bound. A client that reads slowly holds up the walk, and
+    fills no memory. alive is called now and then while a directory is read.
+    """
+    low, high = asked.low.hex(), asked.high.hex()
+    tree = Tree(workspace.by_hash, workspace.device)
+    count = size = strays = 0
+    more = False
+    page: list[tuple[bytes, int]] = []
+    try:
+        for found in _found(tree, low, high, alive):
+            if asked.most and count == asked.most:
+                more = True
+                break
+            if isinstance(found, Stray):
+                # A stray is told with the page in which its directory begins, a directory that
+                # cannot be read in any case.
+                is_directory = found.kind is StrayKind.UNREADABLE
+                parent = found.path.rpartition("/")[0].replace("/", "")
+                if is_directory or parent.ljust(len(low), "0") >= low:
+                    strays += 1
+                    if is_directory or strays <= messages.MAX_STRAYS:
+                        yield messages.STRAY.frame(_KINDS.index(found.kind), found.path)
+                continue
+            page.append(found)
+            count += 1
+            size += found[1]
+            if len(page) == messages.MAX_NAMES:
+                yield messages.NAMES.frame(page)
+                page = []
+    finally:
+        tree.close()
+    if page:
+        yield messages.NAMES.frame(page)
+    yield messages.LISTED.frame(count, size, strays, more)
+
+
+def _found(
+    tree: Tree, low: str, high: str, alive: Callable[[], None]
+) -> Iterator[tuple[bytes, int] | Stray]:
+    """Yields the blobs from low to high in order, each with its size, and the strays."""
+    first, last = (f"{end[:2]}/{end[2:4]}" for end in (low, high))
+    for directory in tree.directories(first=first, last=last):
+        if isinstance(directory, Stray):
+            yield directory
+            continue
+        names: list[str] = []
+        for number, entry in enumerate(tree.entries(directory)):
+            if number % _ALIVE_EVERY == 0:
+                alive()
+            if isinstance(entry, Stray):
+                yield entry
+            elif low <= entry <= high:
+                names.append(entry)
+        fd = tree.directory(directory) if names else -1  # It is still kept open.
+        damaged = False
+        for name in sorted(names):
+            try:
+                status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+            except FileNotFoundError:
+                continue  # It was moved or removed since the directory was read.
+            except OSError as problem:
+                if not damaged:
+                    yield tree.unreadable(directory, problem)
+                damaged = True
+                continue
+            yield bytes.fromhex(name), status.st_size
+
+
+class _Stopped(Exception):
+    """The client does not wait for the verdicts any more."""
+
+
+class _Open(NamedTuple):
+    """A blob that is being hashed by b3sum."""
+
+    position: int
+    fd: int
+    size: int
+
+
+class HashJob:
+    """One VERIFY. new: begins a hash by BLAKE3; without it the program b3sum is needed. wake: a
+    descriptor that gets a byte when a thread has ended.
+    """
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        digests: Sequence[bytes],
+        new: NewHasher | None,
+        b3sum: B3sum | None,
+        wake: int,
+    ) -> None:
+        self._workspace = workspace
+        self._digests = digests
+        self._new = new
+        self._b3sum = b3sum
+        self._wake = wake
+        self._work: queue.SimpleQueue[int] = queue.SimpleQueue()
+        # In order of digest: each directory is opened once or twice.
+        for position in sorted(range(len(digests)), key=lambda one: digests[one]):
+            self._work.put(position)
+        self._lock = threading.Lock()
+        self._bytes = 0
+        self._right = 0
+        self._exceptions: list[messages.BadBlob] = []
+        self._stopped = False
+
+    def frames(self) -> Generator[bytes, None, None]:
+        """Yields empty frames until all is hashed, then the one answer."""
+        asked = len(self._digests)
+        count = min(_MOST_THREADS, os.cpu_count() or 1, asked)
+        yield from in_threads(self._run, count, self._wake, self._stop)
+        exceptions = sorted(self._exceptions)
+        yield messages.VERDICTS.frame(asked, self._right, self._bytes, exceptions)
+
+    def _stop(self) -> None:
+        self._stopped = True
+
+    def _run(self) -> None:
+        blobs = BlobDirectory(self._workspace.by_hash, self._workspace.device)
+        buffer = memoryview(bytearray(_CHUNK))
+        try:
+            while not self._stopped:
+                position = self._work.get_nowait()
+                if self._new is not None:
+                    self._judge(blobs, position, self._new, buffer)
+                elif self._b3sum is not None:
+                    self._judge_several(blobs, position, self._b3sum, buffer)
+        except (queue.Empty, _Stopped):
+            pass
+        finally:
+            blobs.close()
+
+    def _judge(
+        self, blobs: BlobDirectory, position: int, new: NewHasher, buffer: memoryview
+    ) -> None:
+        size, found, verdict, text = 0, _NOTHING, messages.WRONG, ""
+        try:
+            fd, _ = open_blob(blobs, self._digests[position])
+            try:
+                size, found = self._hash(fd, new, buffer)
+            except OSError as problem:
+                raise blob_error(problem) from None
+            finally:
+                os.close(fd)
+        except BlobError as said:
+            verdict, text = said.verdict, said.text
+        self._count(messages.BadBlob(position, verdict, size, found, text))
+
+    def _judge_several(
+        self, directory: BlobDirectory, position: int, b3sum: B3sum, buffer: memoryview
+    ) -> None:
+        """Judges this blob, and the next few with it. Raises Refusal where b3sum fails, which says
+        nothing about any blob.
+        """
+        blobs: dict[str, _Open] = {}
+        total = 0
+        try:
+            while True:
+                try:
+                    fd, size = open_blob(directory, self._digests[position])
+                except BlobError as said:
+                    one = messages.BadBlob(position, said.verdict, 0, _NOTHING, said.text)
+                    self._count(one)
+                else:
+                    forget(fd)
+                    blobs[by_descriptor(fd)] = _Open(position, fd, size)
+                    total += size
+                if len(blobs) == _FILES or total >= _BYTES:
+                    break
+                try:
+                    position = self._work.get_nowait()
+                except queue.Empty:
+                    break
+            if blobs:
+                self._hash_by_program(b3sum, blobs, total, buffer)
+        except OSError as problem:
+            raise Refusal("internal", error_line(problem)) from None
+        finally:
+            for blob in blobs.values():
+                forget(blob.fd)
+                os.close(blob.fd)
+
+    def _hash_by_program(
+        self, b3sum: B3sum, blobs: dict[str, _Open], total: int, buffer: memoryview
+    ) -> None:
+        expected = {name: self._digests[blob.position] for name, blob in blobs.items()}
+        fds = [blob.fd for blob in blobs.values()]
+        found = b3sum.digests(expected, total, self._require_going, fds=fds)
+        for name, blob in blobs.items():
+            digest, verdict, text = found.get(name, _NOTHING), messages.WRONG, ""
+            if name not in found:
+                said = self._why_unreadable(blob.fd, buffer)
+                verdict, text = said.verdict, said.text
+            self._count(messages.BadBlob(blob.position, verdict, blob.size, digest, text))
+
+    def _why_unreadable(self, fd: int, buffer: memoryview) -> BlobError:
+        """Returns the system's error for a blob that b3sum could not read. Raises OSError where
+        this process can read it.
+        """
+        try:
+            while os.readv(fd, [buffer]):
+                self._require_going()
+        except OSError as problem:
+            return blob_error(problem)
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN), "b3sum reads no blob")
+
+    def _require_going(self) -> None:
+        if self._stopped:
+            raise _Stopped
+
+    def _count(self, said: messages.BadBlob) -> None:
+        """Counts one blob; it is an exception unless its content has its name."""
+        with self._lock:
+            self._bytes += said.size
+            if said.found == self._digests[said.position]:
+                self._right += 1
+            else:
+                self._exceptions.append(said)
+
+    def _hash(self, fd: int, new: NewHasher, buffer: memoryview) -> tuple[int, bytes]:
+        """Returns (length, digest) of a whole file; a digest of zeros after a stop."""
+        forget(fd)
+        hasher = new(b"")
+        size = 0
+        while not self._stopped:
+            count = os.readv(fd, [buffer])
+            if not count:
+                forget(fd)
+                return size, hasher.digest()
+            hasher.update(buffer[:count])
+            size += count
+        return size, _NOTHING
+
+
+def contents(
+    blobs: BlobDirectory, digests: Sequence[bytes], offset: int
+) -> Generator[bytes, None, None]:
+    """Yields the frames that answer a GET: something for every blob, in no order, then a GIVEN.
+    offset: where a single blob begins.
+    """
+    names: list[bytes] = []
+    parts: list[bytes] = []
+    room = PACK_BYTES
+    for digest in digests:
+        try:
+            with _opened(blobs, digest) as (fd, size):
+                if offset or size > PACK_BYTES - _TABLE_ENTRY:
+                    begin = min(offset, size)
+                    yield messages.BLOB.frame(digest, size, begin)
+                    yield from pieces(fd, begin, size)
+                    continue
+                content = read_at(fd, size, 0)
+        except BlobError as said:
+            yield messages.NOT_GIVEN.frame(digest, said.verdict, said.text)
+            continue
+        if len(content) + _TABLE_ENTRY > room:
+            yield messages.contents(names, [len(part) for part in parts], parts)
+            names, parts, room = [], [], PACK_BYTES
+        names.append(digest)
+        parts.append(content)
+        room -= len(content) + _TABLE_ENTRY
+    if names:
+        yield messages.contents(names, [len(part) for part in parts], parts)
+    yield messages.GIVEN.frame(len(digests))
+
+
+@contextmanager
+def _opened(blobs: BlobDirectory, digest: bytes) -> Iterator[tuple[int, int]]:
+    """Opens a blob: (descriptor, size). Raises BlobError, also for an OSError while it is read."""
+    fd, size = open_blob(blobs, digest)
+    try:
+        yield fd, size
+    except OSError as problem:
+        raise blob_error(problem) from None
+    finally:
+        forget(fd)
+        os.close(fd)
 
 
 class ReadSession(QuestionSession):
@@ -30,7 +365,7 @@ class ReadSession(QuestionSession):
     def __init__(self, workspace: Workspace, terms: Terms, connection: Connection) -> None:
         super().__init__(terms, connection)
         self._workspace = workspace
-        self._opener = BlobOpener(workspace)
+        self._blobs = BlobDirectory(workspace.by_hash, workspace.device)
 
     def handlers(self) -> dict[int, Callable[[memoryview], None]]:
         return {
@@ -41,12 +376,12 @@ class ReadSession(QuestionSession):
 
     def close(self) -> None:
         super().close()
-        self._opener.close()
+        self._blobs.close()
 
     def _list(self, payload: memoryview) -> None:
         self.require("list")
         asked = messages.LIST.read(payload)
-        self.frames = Listing(self._workspace, asked, self.connection.show_life).frames()
+        self.frames = listing(self._workspace, asked, self.connection.show_life)
 
     def _verify(self, payload: memoryview) -> None:
         self.require("verify")
@@ -60,7 +395,7 @@ class ReadSession(QuestionSession):
     def _get(self, payload: memoryview) -> None:
         self.require("get")
         offset, digests = messages.GET.read(payload)
-        self.frames = send_blobs.contents(self._opener, digests, offset)
+        self.frames = contents(self._blobs, digests, offset)
 
     def require(self, word: str) -> None:
         """Raises Refusal where `--allow` does not list the word, or `by-hash` is missing."""

@@ -10,9 +10,8 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ntt_backup.blobdir.files import Misplaced, error_line, open_below
 from ntt_backup.blobdir.layout import BY_HASH
-from ntt_backup.blobdir.open import Misplaced, open_below
-from ntt_backup.blobdir.syscalls import error_line
 from ntt_backup.wire.framing import FORMAT
 
 

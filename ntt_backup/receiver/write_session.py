@@ -13,12 +13,10 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ntt_backup.blobdir.partial import open_partial
-from ntt_backup.blobdir.publish import Publisher
-from ntt_backup.blobdir.staged_batch import CREATE, StagedBatch, StageWriter
 from ntt_backup.receiver.codec import unpacked
 from ntt_backup.receiver.group_commit import GroupCommit, SyncThread
-from ntt_backup.receiver.large_blob import LargeBlob, ResumeOffers
+from ntt_backup.receiver.large_blob import LargeBlob, ResumeOffers, open_partial
+from ntt_backup.receiver.staged_batch import CREATE, BatchPublisher, StagedBatch, StageWriter
 from ntt_backup.receiver.workspace import gone
 from ntt_backup.receiver.write_workspace import WriteWorkspace
 from ntt_backup.wire import messages
@@ -35,9 +33,9 @@ from ntt_backup.wire.messages import (
 )
 
 if TYPE_CHECKING:
-    from ntt_backup.receiver.connection import Connection
     from ntt_backup.receiver.large_blob import Sums
     from ntt_backup.receiver.name_check import NameCheck
+    from ntt_backup.receiver.session import Connection
     from ntt_backup.receiver.terms import Terms
 
 # Each holds two descriptors until its batch is answered, and there may be eight such batches.
@@ -73,10 +71,10 @@ class WriteSession:
 
             self._name_check = NameCheck(terms.b3sum, workspace.stage, self._alive)
         self._writer = StageWriter(workspace.stage, workspace.by_hash, self._new_name, by_file)
-        self._offers = ResumeOffers(workspace.staging, self._begin_sums, self._alive)
+        self._offers = ResumeOffers(workspace, self._begin_sums, self._alive)
         may_replace = terms.checked_with != "none" or "replace" in terms.allow
         self._sync = SyncThread(workspace, by_file, connection.wake)
-        places = Publisher(workspace.by_hash, workspace.device, may_replace, by_file)
+        places = BatchPublisher(workspace.by_hash, workspace.device, may_replace, by_file)
         self._commits = GroupCommit(self._sync, places, workspace.stage, hash)
         self._counter = 0
         self._last_number = -1
@@ -179,7 +177,7 @@ class WriteSession:
         partial, sums = self._offers.take(announced)
         room = batch.partials < _MOST_PARTIALS
         if partial is None and announced.size > RESUMABLE and room:
-            partial = open_partial(self._workspace.staging.incoming, announced.digest.hex())
+            partial = open_partial(self._workspace.incoming, announced.digest.hex())
         name = batch.lay(batch.blobs - 1)
         try:
             if partial is not None:

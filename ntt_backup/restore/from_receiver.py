@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from ntt_backup.blobdir.layout import StrayKind
+from ntt_backup.blobdir.walk import StrayKind
 from ntt_backup.client.pool import ReconnectingSession, SessionPool
 from ntt_backup.client.read_session import ReadSession
 from ntt_backup.config import RemoteConfig

@@ -24,19 +24,19 @@ from typing import Final
 
 from blake3 import blake3
 
-from ntt_backup.blobdir.open import (
-    BlobDirectory,
+from ntt_backup.blobdir.files import (
+    DIRECTORY,
     Misplaced,
-    NotAFile,
+    can_syncfs,
     closing,
     make_directory,
     names_in,
     open_below,
+    remove_tree,
+    write_all,
 )
-from ntt_backup.blobdir.partial import PARTIAL
+from ntt_backup.blobdir.layout import BlobDirectory, NotAFile
 from ntt_backup.blobdir.publish import Publisher
-from ntt_backup.blobdir.staging import remove_tree, write_all
-from ntt_backup.blobdir.syscalls import DIRECTORY, can_syncfs
 from ntt_backup.client.read_session import hash_mismatch, remote_failure
 from ntt_backup.errors import DestinationError, LockHeld
 from ntt_backup.model import Failure
@@ -45,6 +45,7 @@ from ntt_backup.wire import messages
 from ntt_backup.wire.messages import PRESENT, REFUSED, REPLACED, RESUMABLE, Large
 
 SCRATCH: Final = ".ntt-restore"
+PARTIAL: Final = "partial"
 
 _CHUNK: Final = 1 << 20
 _NEW: Final = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC

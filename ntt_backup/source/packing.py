@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from ntt_backup.blobdir.layout import Stray, StrayKind
+from ntt_backup.blobdir.walk import Stray, StrayKind
 from ntt_backup.config.sealing import seal_writer
 from ntt_backup.errors import SOME_FAILED, ConfigError, SourceError
 from ntt_backup.model import Blob, Failure, Failures

@@ -20,10 +20,9 @@ from typing import Final, Self
 
 from blake3 import blake3
 
-from ntt_backup.blobdir.layout import Stray, StrayKind, is_blobid, is_prefix, kind_of, relative_path
-from ntt_backup.blobdir.open import NotAFile, closing, open_untouched
-from ntt_backup.blobdir.syscalls import DIRECTORY
-from ntt_backup.blobdir.walk import Tree
+from ntt_backup.blobdir.files import DIRECTORY, closing, open_untouched
+from ntt_backup.blobdir.layout import NotAFile, is_blobid, is_prefix, kind_of, relative_path
+from ntt_backup.blobdir.walk import Stray, StrayKind, Tree
 from ntt_backup.errors import SourceError
 from ntt_backup.format import many
 from ntt_backup.model import Blob, Failure, Reason

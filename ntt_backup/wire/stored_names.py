@@ -20,6 +20,7 @@ A sealed file has `.age` behind its name.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 
 from ntt_backup.wire.framing import FORMAT
@@ -54,6 +55,15 @@ def is_set(name: str) -> bool:
     return _SET.fullmatch(name) is not None
 
 
+def has_form(require: Callable[..., object], *names: str) -> bool:
+    """Returns whether a function that raises ValueError for a wrong name takes these."""
+    try:
+        require(*names)
+    except ValueError:
+        return False
+    return True
+
+
 def moment_of(stamp: str) -> datetime:
     """Returns the time that a name begins with. Raises ValueError for any other text."""
     return datetime.strptime(stamp, STAMP).replace(tzinfo=timezone.utc)
@@ -61,50 +71,38 @@ def moment_of(stamp: str) -> datetime:
 
 def begun(version: str) -> datetime:
     """Returns when a version of a snapshot was begun. Raises ValueError for any other name."""
-    match = _VERSION.fullmatch(version)
+    return _begun(_VERSION, version, "a version")
+
+
+def _begun(pattern: re.Pattern[str], name: str, called: str) -> datetime:
+    match = pattern.fullmatch(name)
     if match is None:
-        raise ValueError(f"{version!r} is not a version")
+        raise ValueError(f"{name!r} is not {called}")
     return moment_of(match[1])
 
 
 def is_version(name: str) -> bool:
     """Returns whether name is the name of a version of a snapshot."""
-    try:
-        begun(name)
-    except ValueError:
-        return False
-    return True
-
-
-def is_snapshot_file(name: str) -> bool:
-    """Returns whether name is the name of a file in the directory of a version."""
-    return _FILE.fullmatch(name) is not None
+    return has_form(begun, name)
 
 
 def snapshot_parts(name: str) -> tuple[str, str, str]:
     """Returns the set, the version and the file of a name in `snapshots`. Raises ValueError."""
     parts = name.split("/")
     fits = len(parts) == 3 and is_set(parts[0]) and is_version(parts[1])
-    if not fits or not is_snapshot_file(parts[2]):
+    if not fits or not _FILE.fullmatch(parts[2]):
         raise ValueError(f"{name!r} is not a file of a snapshot")
     return parts[0], parts[1], parts[2]
 
 
 def dump_begun(dump: str) -> datetime:
     """Returns when a dump was begun. Raises ValueError for any other name."""
-    match = _DUMP.fullmatch(dump)
-    if match is None:
-        raise ValueError(f"{dump!r} is not the name of a dump")
-    return moment_of(match[1])
+    return _begun(_DUMP, dump, "the name of a dump")
 
 
 def is_dump(name: str) -> bool:
     """Returns whether name is the name of a dump, and so harmless in a path or a shell."""
-    try:
-        dump_begun(name)
-    except ValueError:
-        return False
-    return True
+    return has_form(dump_begun, name)
 
 
 def dump_of(name: str) -> str:

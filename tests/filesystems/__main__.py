@@ -42,14 +42,13 @@ TESTS: Final = (
     "unit/test_unpack.py",
     "integration/test_receiver.py",
     "integration/test_receiver_directories.py",
-    "integration/test_receiver_dumps.py",
     "integration/test_receiver_durable.py",
+    "integration/test_receiver_files.py",
     "integration/test_receiver_hostile.py",
     "integration/test_receiver_large.py",
-    "integration/test_receiver_left_overs.py",
+    "integration/test_receiver_one_name.py",
     "integration/test_receiver_promises.py",
     "integration/test_receiver_reading.py",
-    "integration/test_receiver_snapshots.py",
     "integration/test_stale_listings.py",
 )
 
@@ -57,8 +56,7 @@ TESTS: Final = (
 # most 4,096 bytes, and each call takes its time: what remains is whole targets and takes.
 OVER_SSHFS: Final = (
     "integration/test_receiver_directories.py",
-    "integration/test_receiver_dumps.py",
-    "integration/test_receiver_snapshots.py",
+    "integration/test_receiver_files.py",
     "acceptance/test_local_disk.py::test_every_command_works_on_a_directory",
     "acceptance/test_local_disk.py::test_a_disk_that_is_not_mounted_gets_nothing",
     "acceptance/test_snapshots.py",

@@ -12,19 +12,19 @@ from typing import Any, cast
 
 import pytest
 
-from ntt_backup.blobdir.layout import StrayKind
-from ntt_backup.blobdir.partial import open_partial
+from ntt_backup.blobdir.walk import StrayKind
 from ntt_backup.receiver import (
     file_areas,
     file_session,
-    incoming,
     large_blob,
-    send_blobs,
+    question_session,
+    read_session,
     write_session,
 )
 from ntt_backup.receiver.connection import Connection
 from ntt_backup.receiver.file_areas import AREAS, FileArea
 from ntt_backup.receiver.file_session import FileSession
+from ntt_backup.receiver.large_blob import open_partial
 from ntt_backup.receiver.question_session import QuestionSession
 from ntt_backup.receiver.terms import ALLOWED
 from ntt_backup.receiver.workspace import Refusal
@@ -79,8 +79,8 @@ def of(client: ScriptedSession, kind: int) -> list[bytes]:
 
 @pytest.fixture
 def small_packs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(send_blobs, "PACK_BYTES", 1000)
-    monkeypatch.setattr(send_blobs, "MAX_CHUNK", 400)
+    monkeypatch.setattr(read_session, "PACK_BYTES", 1000)
+    monkeypatch.setattr(question_session, "MAX_CHUNK", 400)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_a_file_that_has_become_shorter_is_broken_off(tmp_path: Path, left: int)
     path = tmp_path / "blob"
     path.write_bytes(bytes(left))
     with path.open("rb") as file:
-        sent = b"".join(send_blobs.pieces(file.fileno(), 0, 1000))
+        sent = b"".join(question_session.pieces(file.fileno(), 0, 1000))
     *pieces, (kind, end) = frames(sent, messages.to_client(messages.READING))
     assert [kind for kind, _ in pieces] == [messages.PIECE] * (left // 400)
     ends_before = min((left // 400 + 1) * 400, 1000)
@@ -301,7 +301,7 @@ def area(request: pytest.FixtureRequest) -> type[FileArea]:
 def test_a_file_is_summed_from_the_disk_however_it_comes(
     root: Path, monkeypatch: pytest.MonkeyPatch, area: type[FileArea], cut: int
 ) -> None:
-    monkeypatch.setattr(incoming, "_STEP", 10)
+    monkeypatch.setattr(file_areas, "_STEP", 10)
     top = os.open(root, os.O_RDONLY)
     directory = area(top)
     file = directory.begin()
@@ -613,15 +613,12 @@ def test_a_large_blob_that_cannot_be_made_durable_fails_its_batch(
     assert not names_under(root)
 
 
-@pytest.mark.parametrize("reading", [0, 1])
-@pytest.mark.parametrize("area", AREAS)
-def test_a_session_is_of_one_kind(client: ScriptedSession, reading: int, area: str) -> None:
-    client.say(BYE, reading=reading, files=area)
-    assert client.error == ("protocol" if reading else "")
-
-
 def test_a_root_that_is_none_says_why(root: Path) -> None:
-    for name, words in (("none", "ENOENT: "), ("\0", "embedded null")):
+    for name, words in (
+        ("none", "ENOENT: "),
+        ("\0", "embedded null"),
+        ("\ud800", "surrogates not allowed"),
+    ):
         session = ScriptedSession(root / name, ALLOWED)
         session.say(BYE)
         assert session.error == "root"
@@ -652,14 +649,3 @@ def test_life_is_shown_while_a_part_that_is_there_is_hashed(
     (found,) = map(messages.OFFSET.read, of(client, messages.OFFSET))
     assert found == (500, large_blob_sum(digest, content[:500]))
     assert len(alive) >= 5
-
-
-def test_an_interrupted_session_ends_the_sum_of_a_file_early(root: Path) -> None:
-    area = cast(Any, SimpleNamespace(called="files", close=lambda: None))
-    connection = cast(Any, SimpleNamespace(wake=-1))
-    session = FileSession(area, cast(Any, SimpleNamespace(allow=())), connection)
-    session.interrupt()
-    files = [SimpleNamespace(stopped=False, remove=lambda: None) for _ in range(2)]
-    session._incoming = cast(Any, dict(enumerate(files)))
-    session.interrupt()
-    assert [one.stopped for one in files] == [True, True]

@@ -349,22 +349,6 @@ def test_a_read_only_file_system_is_an_error_of_storage(
     assert text.startswith("EROFS: ")
 
 
-def test_by_hash_on_another_file_system_is_refused(disk: Callable[[str], Path]) -> None:
-    by_hash = disk("size=1m")
-    root = by_hash.parent / "root"
-    root.mkdir()
-    (root / "by-hash").mkdir()
-    subprocess.run(["mount", "--bind", by_hash, root / "by-hash"], check=True)
-    try:
-        with RemoteReceiver(root) as receiver:
-            receiver.write(receiver.hello_frame())
-            code, text = receiver.error()
-    finally:
-        subprocess.run(["umount", "-l", root / "by-hash"], check=True)
-    assert code == "place"
-    assert "another file system" in text
-
-
 # --- killed
 
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import pytest
 
-from ntt_backup.blobdir.open import closing
-from ntt_backup.receiver import incoming
+from ntt_backup.blobdir.files import closing
+from ntt_backup.receiver import file_areas
 from ntt_backup.receiver.file_areas import DumpArea, FileArea, FoundFile, SnapshotArea
 from ntt_backup.receiver.terms import ALLOWED
 from ntt_backup.wire import framing, messages
@@ -250,7 +250,7 @@ def test_a_bit_that_flips_on_the_disk_is_noticed_wherever_it_lies(
 ) -> None:
     """The beginning is summed while the rest comes in, the rest at the end."""
     content = bytes(3 << 20)
-    monkeypatch.setattr(incoming, "_STEP", 1 << 20)
+    monkeypatch.setattr(file_areas, "_STEP", 1 << 20)
     real = os.pread
     snapshots.files(an_unnamed_file(content))
     (right,) = snapshots.sums()
@@ -273,7 +273,7 @@ def test_an_error_of_the_disk_behind_the_writing_is_told(
     root: Path, client: Client, kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The system tells a descriptor of it once."""
-    monkeypatch.setattr(incoming, "_STEP", 1 << 20)
+    monkeypatch.setattr(file_areas, "_STEP", 1 << 20)
     told: list[int] = []
 
     def fsync(fd: int) -> None:
@@ -457,23 +457,6 @@ def test_no_file_is_named_beside_one_that_differs_by_its_ending_alone(
 def test_a_record_without_its_dump_is_removed(dumps: Client) -> None:
     dumps.files(a_file(a_record(b"content"), f"{DUMP}.json"), removing(f"{DUMP}.json"))
     assert removed(dumps) == [1]
-
-
-def test_a_dump_comes_behind_its_record_and_is_what_that_says(root: Path, dumps: Client) -> None:
-    for said in (
-        [a_file(b"content", DUMP)],
-        [a_file(b"content", f"{DUMP}.age")],
-        [a_file(a_record(b"CONTENT"), f"{DUMP}.json"), a_file(b"content", DUMP)],
-        [a_file(a_record(b"content", bytes=8), f"{DUMP}.json"), a_file(b"content", DUMP)],
-        [a_file(b" " * (MAX_RECORD + 1), f"{DUMP}.json")],
-    ):
-        assert dumps.files(*said).error == "protocol"
-        assert not list(root.glob("pgdump/*.dump*"))[1:]
-        dumps.files(removing(f"{DUMP}.json"))
-        (root / "pgdump" / f"{DUMP}.json").unlink(missing_ok=True)
-    # Nobody but who has a key knows what is in a sealed one.
-    dumps.files(a_file(a_record(b"content"), f"{DUMP}.json"), a_file(b"sealed", f"{DUMP}.age"))
-    assert dumps.said() == [SUCCEEDED, SUCCEEDED]
 
 
 def test_what_is_torn_or_somebody_elses_is_told_as_it_is(root: Path, dumps: Client) -> None:

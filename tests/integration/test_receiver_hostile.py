@@ -63,13 +63,6 @@ def test_a_protocol_error_ends_the_child_with_status_1_and_without_a_traceback(
     assert not (root / ".ntt-incoming").exists()
 
 
-def test_a_root_with_a_nul_or_half_a_character_is_an_error_of_the_root(root: Path) -> None:
-    for path in ("/tmp/\0", "/tmp/\ud800"):
-        with RemoteReceiver(root) as receiver:
-            receiver.write(receiver.hello_frame(root=path))
-            assert receiver.error()[0] == "root"
-
-
 def test_a_session_does_not_change_over_to_another_by_hash(
     receiver: RemoteReceiver, root: Path
 ) -> None:

@@ -130,19 +130,6 @@ def test_a_large_blob_is_resumed_from_the_durable_offset_after_a_kill(
     assert_complete(root)
 
 
-@pytest.mark.parametrize("hashed", ["blake3"])
-@pytest.mark.parametrize("mark", [b"", b"-5\n", b"999999999999\n", b"67108864"])
-def test_a_mark_that_makes_no_sense_counts_as_none(
-    receiver: RemoteReceiver, root: Path, hashed: str, mark: bytes
-) -> None:
-    directory = root / ".ntt-incoming" / "partial"
-    directory.mkdir()
-    (directory / digest_of(BIG).hex()).write_bytes(BIG[: 65 * MIB])
-    (directory / (digest_of(BIG).hex() + ".mark")).write_bytes(mark)
-
-    assert ask_offset(receiver, BIG) == (0, prefix_hash(hashed, b""))
-
-
 @pytest.mark.parametrize("hashed", ["sha256"])
 def test_two_sessions_that_send_the_same_large_blob_store_it_once(
     receiver: RemoteReceiver, root: Path, hashed: str

@@ -34,6 +34,9 @@ from tests.helpers.receivers import (
 
 OWNER, RUN = "0123456789ab", "11111111-2222-4333-8444-555555555555"
 _DAY = 86400
+MIB = 1 << 20
+BIG = messages.RESUMABLE + MIB
+NAME = digest_of(b"a large blob")
 
 
 def of_one_pid(root: Path) -> RemoteReceiver:
@@ -249,8 +252,75 @@ def test_a_stage_without_a_lock_may_be_one_that_begins_or_that_of_tar(
     assert litter(root) == []
 
 
-def test_nobody_removes_the_stage_of_another_owner(root: Path) -> None:
-    left = lost_stage(root, f"ffffffffffff.{RUN}.0.{'0' * 16}")
-    os.utime(left, (0, 0))
-    workspace(root).leave()
-    assert left.exists()
+def test_a_directory_that_is_moved_while_its_stage_is_removed_stays_whole(root: Path) -> None:
+    """A session that is taken for dead may still give names: its last sync has taken long."""
+    new = root / ".ntt-incoming" / "0123456789ab.run.0.1" / "d0"
+    new.mkdir(parents=True)
+    (new.parent / "lock").touch()
+    for number in range(3):
+        (new / str(number)).touch()
+    place = root / "by-hash" / "3f" / "07"
+    place.parent.mkdir(parents=True)
+
+    calls: list[int] = []
+
+    def move() -> None:
+        calls.append(1)
+        with contextlib.suppress(FileNotFoundError):
+            new.rename(place)
+
+    WriteWorkspace(str(root), "0123456789ab", "run2", "0", move).leave()
+
+    assert calls
+    assert not place.exists() or len(list(place.iterdir())) == 3
+    assert not (root / ".ntt-incoming").exists()
+
+
+# --- a session whose client has left without a word -----------------------------------------------
+
+
+def send_most_of(receiver: RemoteReceiver, content: bytes) -> None:
+    """A large blob up to its last MiB; returns when all of that has been taken in."""
+    receiver.write(
+        messages.BATCH.frame(1, 1, len(content)) + messages.LARGE.frame(NAME, len(content), 0)
+    )
+    for piece in receiver.pieces(content[:-MIB]):
+        receiver.write(piece)
+    receiver.ping()
+
+
+def test_a_new_session_of_a_worker_supersedes_its_old_one_and_resumes(root: Path) -> None:
+    """sshd may hold the dead connection for hours, and its receiver the lock of the blob."""
+    content = bytes(BIG + MIB)
+    with RemoteReceiver(root) as old, RemoteReceiver(root) as new:
+        old.hello()
+        send_most_of(old, content)
+        new.hello()
+        kind, payload = new.ask(messages.ASK_OFFSET.frame(NAME, len(content)))
+        assert kind == messages.OFFSET
+        assert messages.OFFSET.read(payload)[0] == BIG
+        assert old.error()[0] == "superseded"
+        assert new.bye() == 0
+
+
+def test_a_session_of_another_worker_supersedes_none(root: Path) -> None:
+    content = bytes(BIG + MIB)
+    with RemoteReceiver(root) as old, RemoteReceiver(root) as new:
+        old.hello()
+        send_most_of(old, content)
+        new.hello(slot="1")
+        _, payload = new.ask(messages.ASK_OFFSET.frame(NAME, len(content)))
+        assert messages.OFFSET.read(payload)[0] == 0
+        old.ping()
+
+
+def test_a_superseded_session_answers_what_it_has_committed(root: Path) -> None:
+    with RemoteReceiver(root) as old:
+        old.hello()
+        old.write(old.batch(1, [b"a", b"b"]))
+        with RemoteReceiver(root) as new:
+            new.hello()
+            assert old.receipt().stored == 2
+            assert old.error()[0] == "superseded"
+            assert new.bye() == 0
+    assert not (root / ".ntt-incoming").exists()

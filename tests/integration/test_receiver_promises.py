@@ -491,8 +491,12 @@ def test_a_dump_is_named_with_its_own_size_and_sum(root: Path) -> None:
         assert client.dumps(a_file(text, f"{GOOD}.json"), a_file(EVIL, GOOD)).error == "protocol"
         (root / "pgdump" / f"{GOOD}.json").unlink()
     assert client.dumps(a_file(b"{}" + bytes(MAX_RECORD), f"{GOOD}.json")).error == "protocol"
-    assert client.dumps(a_file(EVIL, GOOD)).error == "protocol"
+    for ending in ("", ".age"):
+        assert client.dumps(a_file(EVIL, GOOD + ending)).error == "protocol"
     assert list((root / "pgdump").iterdir()) == []
+    # Nobody but who has a key knows what is in a sealed one.
+    client.dumps(a_file(a_record(EVIL), f"{GOOD}.json"), a_file(b"sealed", f"{GOOD}.age"))
+    assert client.said() == [messages.SUCCEEDED, messages.SUCCEEDED]
 
 
 @stops("REMOVE, to have no good dump left, after putting worthless ones beside them")

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from ntt_backup.blobdir.layout import StrayKind
+from ntt_backup.blobdir.walk import StrayKind
 from ntt_backup.receiver import b3sum
-from ntt_backup.receiver.list_blobs import Listing
+from ntt_backup.receiver.read_session import listing
 from ntt_backup.receiver.workspace import Workspace
 from ntt_backup.wire import framing, messages
 from tests.helpers.receivers import (
@@ -180,7 +180,7 @@ def test_a_directory_with_files_that_have_no_size_is_told_as_unreadable(
     workspace = Workspace(str(root))
     monkeypatch.setattr(os, "stat", stat)
     asked = messages.Range(LOW, HIGH, 0)
-    answer = list(Listing(workspace, asked, lambda: None).frames())
+    answer = list(listing(workspace, asked, lambda: None))
     workspace.leave()
 
     place = f"{bad.hex()[:2]}/{bad.hex()[2:4]}"

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from ntt_backup.audit import scan as scan_module
 from ntt_backup.audit.scan import ScanResult, scan
-from ntt_backup.blobdir.layout import Stray, StrayKind, relative_path
+from ntt_backup.blobdir.layout import relative_path
+from ntt_backup.blobdir.walk import Stray, StrayKind
 from ntt_backup.catalog import ledger
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.ledger import load_scan

@@ -14,7 +14,7 @@ from blake3 import blake3
 
 from ntt_backup.receiver import b3sum, hashing
 from ntt_backup.receiver.b3sum import B3sum
-from ntt_backup.receiver.hash_blobs import HashJob
+from ntt_backup.receiver.read_session import HashJob
 from ntt_backup.receiver.workspace import Refusal, Workspace
 from tests.helpers.receivers import digest_of, put
 

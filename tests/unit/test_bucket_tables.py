@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ntt_backup.audit.remote_names import PackNames
-from ntt_backup.blobdir.layout import StrayKind
+from ntt_backup.blobdir.walk import StrayKind
 from ntt_backup.config import RunSettings
 from ntt_backup.config.sealing import Keyring
 from ntt_backup.errors import ConfigError

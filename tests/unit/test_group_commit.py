@@ -7,8 +7,8 @@ from collections.abc import Collection
 
 import pytest
 
-from ntt_backup.blobdir.staged_batch import StagedBatch
 from ntt_backup.receiver.group_commit import GroupCommit
+from ntt_backup.receiver.staged_batch import StagedBatch
 from ntt_backup.wire import framing, messages
 from ntt_backup.wire.messages import Receipt
 

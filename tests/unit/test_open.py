@@ -11,10 +11,10 @@ from typing import cast
 
 import pytest
 
-from ntt_backup.blobdir.open import BlobDirectory, NotAFile
-from ntt_backup.receiver import send_blobs
-from ntt_backup.receiver.incoming import open_file
-from ntt_backup.receiver.open_blob import BlobError, BlobOpener
+from ntt_backup.blobdir.files import open_file
+from ntt_backup.blobdir.layout import BlobDirectory
+from ntt_backup.receiver import read_session
+from ntt_backup.receiver.read_session import BlobError
 
 BLOBID = "3f07" + "0" * 60
 
@@ -56,12 +56,6 @@ def test_open_blob_says_exdev_for_a_directory_on_another_file_system(
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_open_blob_refuses_whatever_is_no_file(blobs: BlobDirectory, tmp_path: Path) -> None:
-    (tmp_path / "by-hash" / "3f" / "07" / BLOBID).mkdir(parents=True)
-    with pytest.raises(NotAFile, match="it is a directory"):
-        blobs.open_blob(BLOBID)
-
-
 def test_directory_makes_what_is_missing_and_keeps_no_more_open_than_it_may(
     blobs: BlobDirectory, tmp_path: Path
 ) -> None:
@@ -91,8 +85,9 @@ def test_what_is_no_file_is_not_opened_as_one(tmp_path: Path) -> None:
 
 def test_an_error_while_a_blob_is_read_is_one_of_the_blob(tmp_path: Path) -> None:
     fd = os.open(tmp_path, os.O_RDONLY)
-    opener = cast(BlobOpener, SimpleNamespace(open=lambda _: (fd, 7)))
-    with pytest.raises(BlobError), send_blobs._opened(opener, bytes(32)):
+    status = SimpleNamespace(st_size=7)
+    blobs = cast(BlobDirectory, SimpleNamespace(open_blob=lambda _: (fd, status)))
+    with pytest.raises(BlobError), read_session._opened(blobs, bytes(32)):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
     with pytest.raises(OSError, match="Bad file"):
         os.fstat(fd)

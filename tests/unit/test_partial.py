@@ -11,25 +11,21 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.blobdir import partial, staging
-from ntt_backup.blobdir.open import (
-    BlobDirectory,
+from ntt_backup.blobdir.files import (
     Misplaced,
-    NotAFile,
     closing,
+    lock_file,
+    lock_new,
     names_in,
     open_below,
     open_untouched,
+    remove_tree,
 )
-from ntt_backup.blobdir.partial import (
-    Partial,
-    lock_file,
-    lock_new,
-    open_partial,
-    remove_useless,
-)
-from ntt_backup.blobdir.staging import INCOMING, Staging, remove_tree
+from ntt_backup.blobdir.layout import BlobDirectory, NotAFile
 from ntt_backup.blobdir.walk import Tree
+from ntt_backup.receiver import large_blob, write_workspace
+from ntt_backup.receiver.large_blob import Partial, open_partial, remove_useless
+from ntt_backup.receiver.write_workspace import INCOMING, WriteWorkspace
 
 NAME, OTHER = "ab12" + "0" * 60, "cd34" + "0" * 60
 WEEK = 7 * 86400
@@ -118,7 +114,7 @@ def test_a_partial_file_and_its_mark_go_or_stay(directory: int, tmp_path: Path, 
 def test_a_partial_file_is_one_sessions_and_there_are_so_many(
     directory: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(partial, "_MOST_NAMES", 2)
+    monkeypatch.setattr(large_blob, "_MOST_NAMES", 2)
     first = opened(directory)
     assert open_partial(directory, NAME) is None
     second = opened(directory, OTHER)
@@ -192,7 +188,7 @@ def test_a_mark_goes_without_its_file(directory: int, tmp_path: Path) -> None:
 def test_only_so_many_partial_files_are_looked_at(
     directory: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(partial, "_MOST_NAMES", 3)
+    monkeypatch.setattr(large_blob, "_MOST_NAMES", 3)
     (tmp_path / "partial").mkdir()
     for number in range(5):
         (tmp_path / "partial" / f"{number}.mark").touch()
@@ -377,9 +373,8 @@ def test_a_directory_of_ours_is_one_and_on_its_file_system(directory: int, tmp_p
     assert sorted(names_in(directory)) == ["dir", "file", "link"]
 
 
-def begun(directory: int, alive: Callable[[], None] = lambda: None) -> Staging:
-    device = os.fstat(directory).st_dev
-    return Staging(directory, directory, device, ("owner", "run", "slot"), alive)
+def begun(root: Path, alive: Callable[[], None] = lambda: None) -> WriteWorkspace:
+    return WriteWorkspace(str(root), "owner", "run", "slot", alive)
 
 
 def swap_nothing(incoming: int, name: str) -> None: ...
@@ -418,7 +413,7 @@ def test_a_stage_is_one_that_nobody_has_touched(
     umask = os.umask(0)
     with monkeypatch.context() as patch:
         patch.setattr(os, "stat", look)
-        stage = begun(directory)
+        stage = begun(tmp_path)
     os.umask(umask)
     assert len(names) == (1 if swap is swap_nothing else 2)
     incoming = tmp_path / INCOMING
@@ -427,7 +422,7 @@ def test_a_stage_is_one_that_nobody_has_touched(
     for path, mode in ((incoming, 0o755), (mine, 0o700), (mine / "lock", 0o600)):
         assert path.lstat().st_mode & 0o777 == mode
     opened(stage.incoming).close()  # Without a mark nobody resumes it.
-    stage.remove()
+    stage.leave()
     assert incoming.exists() == (swap in (swap_stage, swap_link))
     assert not mine.exists()
 
@@ -436,7 +431,7 @@ def test_a_stage_is_one_that_nobody_has_touched(
 def test_a_stage_takes_the_place_of_dead_ones_and_of_its_own_worker(
     directory: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience: float
 ) -> None:
-    monkeypatch.setattr(staging, "_PREDECESSOR_SECONDS", patience)
+    monkeypatch.setattr(write_workspace, "_PREDECESSOR_SECONDS", patience)
     incoming = tmp_path / INCOMING
     living = ["owner.run.slot.2", "owner.run.other.3", "owner.other.slot.4"]
     others = ["other.run.slot.5", "owner.run.slot", "owner.run.slot.6.more"]
@@ -456,7 +451,7 @@ def test_a_stage_takes_the_place_of_dead_ones_and_of_its_own_worker(
         if len(waited) == 2:
             (incoming / living[0]).rmdir()
 
-    stage = begun(directory, alive)
+    stage = begun(tmp_path, alive)
     waited.clear()
     (mine,) = {*os.listdir(incoming)} - {*living, *others}
     assert mine.startswith("owner.run.slot.")
@@ -465,13 +460,13 @@ def test_a_stage_takes_the_place_of_dead_ones_and_of_its_own_worker(
         assert os.listdir(incoming / name) == ([] if name == living[0] else ["lock"])
     stage.await_predecessors()
     assert len(waited) == (2 if patience else 0)
-    monkeypatch.setattr(staging, "_PREDECESSOR_SECONDS", 1e9)
+    monkeypatch.setattr(write_workspace, "_PREDECESSOR_SECONDS", 1e9)
     stage.await_predecessors()
     assert len(waited) == (2 if patience else 0)
     assert not stage.superseded
     (incoming / mine / "lock").unlink()
     assert stage.superseded
-    stage.remove()
+    stage.leave()
     assert {*os.listdir(incoming)} == {*living[1 if patience else 0 :], *others}
     for fd in held:
         os.close(fd)

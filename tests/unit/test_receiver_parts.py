@@ -10,11 +10,10 @@ from typing import Any, cast
 
 import pytest
 
-from ntt_backup.receiver import hash_blobs, hashing
+from ntt_backup.receiver import hashing, read_session
 from ntt_backup.receiver.file_areas import DumpArea
 from ntt_backup.receiver.file_session import FileSession
-from ntt_backup.receiver.hash_blobs import HashJob
-from ntt_backup.receiver.read_session import ReadSession
+from ntt_backup.receiver.read_session import HashJob, ReadSession
 from ntt_backup.receiver.terms import ALLOWED, Terms
 from ntt_backup.receiver.workspace import Refusal, Workspace
 from ntt_backup.receiver.write_workspace import WriteWorkspace
@@ -99,8 +98,8 @@ def test_a_session_that_reads_needs_blake3_to_verify_and_drops_its_answer(tmp_pa
 def test_the_program_gets_some_blobs_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: int, bytes_: int
 ) -> None:
-    monkeypatch.setattr(hash_blobs, "_FILES", files)
-    monkeypatch.setattr(hash_blobs, "_BYTES", bytes_)
+    monkeypatch.setattr(read_session, "_FILES", files)
+    monkeypatch.setattr(read_session, "_BYTES", bytes_)
     monkeypatch.setattr(os, "cpu_count", lambda: None)
     contents = [b"%d" % number for number in range(5)]
     for content in contents:

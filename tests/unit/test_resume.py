@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from ntt_backup.blobdir.partial import PARTIAL
 from ntt_backup.receiver import large_blob, write_session
-from ntt_backup.receiver.large_blob import ResumeOffers
+from ntt_backup.receiver.large_blob import PARTIAL, ResumeOffers
 from ntt_backup.wire import framing, messages
 from tests.helpers.receivers import ScriptedSession, commit, digest_of, place_of
 

@@ -19,7 +19,8 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ntt_backup.blobdir.layout import Stray, StrayKind, is_blobid, relative_path
+from ntt_backup.blobdir.layout import is_blobid, relative_path
+from ntt_backup.blobdir.walk import Stray, StrayKind
 from ntt_backup.errors import SourceError
 from ntt_backup.model import Blob, Reason
 from ntt_backup.source.store import KEPT_DIRECTORIES, READ_SIZE, SourceTree, Store

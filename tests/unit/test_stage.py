@@ -14,8 +14,8 @@ import pytest
 from blake3 import blake3
 
 from ntt_backup.blobdir import publish
-from ntt_backup.blobdir.partial import PARTIAL, remove_useless
-from ntt_backup.blobdir.staged_batch import StagedBatch, StageWriter
+from ntt_backup.receiver.large_blob import PARTIAL
+from ntt_backup.receiver.staged_batch import StagedBatch, StageWriter
 from ntt_backup.receiver.workspace import Refusal
 from ntt_backup.receiver.write_workspace import WriteWorkspace
 from tests.helpers.receivers import ScriptedSession, digest_of, failure, place_of
@@ -39,18 +39,6 @@ def leave_partials(root: Path) -> Path:
         (partial / name).write_bytes(MARK)
         os.utime(partial / name, (LONG_AGO, LONG_AGO))
     return partial
-
-
-def test_useless_partial_files_and_their_marks_go_at_once(root: Path) -> None:
-    partial = leave_partials(root)
-    by_hash = os.open(root / "by-hash", os.O_RDONLY)
-    incoming = os.open(partial.parent, os.O_RDONLY)
-    before = len(os.listdir("/proc/self/fd"))
-    remove_useless(incoming, by_hash)
-    assert list(partial.iterdir()) == []
-    assert len(os.listdir("/proc/self/fd")) == before
-    os.close(incoming)
-    os.close(by_hash)
 
 
 def test_a_session_begins_without_what_dead_ones_have_left(root: Path) -> None:

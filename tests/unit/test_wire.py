@@ -113,16 +113,6 @@ def test_the_largest_receipt_fits_its_frame() -> None:
     assert len(messages.RECEIPT.read(data).exceptions) == framing.MAX_BLOBS
 
 
-@given(DIGEST, st.integers(0, framing.MAX_BLOB), st.data())
-def test_a_large_blobs_head_comes_back(digest: bytes, size: int, data: st.DataObject) -> None:
-    offset = data.draw(st.integers(0, size))
-    assert messages.LARGE.read(payload(messages.LARGE.frame(digest, size, offset))) == (
-        digest,
-        size,
-        offset,
-    )
-
-
 def test_an_errors_control_characters_are_not_shown() -> None:
     frame = framing.frame(messages.ERROR, b"storage\0a\x1b[2Jb\xff")
     assert messages.ERROR.read(payload(frame)) == ("storage", "a?[2Jb\\xff")

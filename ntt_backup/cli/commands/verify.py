@@ -15,7 +15,7 @@ from ntt_backup.audit.reconcile import reconcile as compare
 from ntt_backup.audit.scan import scan as scan_store
 from ntt_backup.audit.verify import Findings, Question, Way, verify_remote, verify_store
 from ntt_backup.audit.verify_packs import verify_packs
-from ntt_backup.blobdir.layout import Stray
+from ntt_backup.blobdir.walk import Stray
 from ntt_backup.cli import options, results
 from ntt_backup.cli.common import Common, NamedFile, open_catalog, writing
 from ntt_backup.cli.options import (

@@ -13,7 +13,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from ntt_backup.blobdir.open import closing
+from ntt_backup.blobdir.files import closing
 from ntt_backup.filestore.contract import ReadableStore
 from ntt_backup.format import many, printable
 from ntt_backup.process.durable import sync_below

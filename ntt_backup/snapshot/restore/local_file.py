@@ -12,8 +12,7 @@ from typing import Final, NamedTuple
 
 from blake3 import blake3
 
-from ntt_backup.blobdir.open import closing
-from ntt_backup.blobdir.staging import write_all
+from ntt_backup.blobdir.files import closing, write_all
 from ntt_backup.snapshot.format.block_map import SUM, add_zeros, differing, read_stretches, sums
 from ntt_backup.snapshot.format.entry import Entry, Extent
 from ntt_backup.snapshot.restore.attributes import Attributes

@@ -17,8 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from ntt_backup.blobdir.open import closing
-from ntt_backup.blobdir.syscalls import DIRECTORY
+from ntt_backup.blobdir.files import DIRECTORY, closing
 from ntt_backup.config.host_key import HostKeys
 from ntt_backup.errors import DestinationError
 from ntt_backup.filestore.contract import FileStore

@@ -21,7 +21,7 @@ from pathlib import Path
 from socket import gethostname
 from typing import Final
 
-from ntt_backup.blobdir.open import closing as closing_fd
+from ntt_backup.blobdir.files import closing as closing_fd
 from ntt_backup.config.host_key import HostKeys
 from ntt_backup.errors import SOME_FAILED, NameTaken, SourceError
 from ntt_backup.filestore.contract import FileStore, StoredFileDamaged
