@@ -21,50 +21,49 @@ from ntt_backup.wire.messages import MISMATCH
 _FILES = 1000
 
 
-class NameCheck:
-    """Checks the names of staged blobs. stage: the descriptor of the session's stage. alive is
-    called now and then.
+def check_names(b3sum: B3sum, batch: StagedBatch, stage: int, alive: Callable[[], None]) -> None:
+    """Removes from a batch the blobs that do not hash to their names. Raises OSError.
+
+    Args:
+        b3sum: The program.
+        batch: A batch that is complete in the stage.
+        stage: The descriptor of the session's stage.
+        alive: Called now and then.
     """
-
-    def __init__(self, b3sum: B3sum, stage: int, alive: Callable[[], None]) -> None:
-        self._b3sum = b3sum
-        self._stage = stage
-        self._alive = alive
-
-    def check(self, batch: StagedBatch) -> None:
-        """Removes from the batch what does not hash to its name. Raises OSError."""
-        staged = self._staged(batch)
-        wrong = False
-        while some := dict(islice(staged, _FILES)):
-            fds = [entry.partial.fd for entry in some.values() if entry.partial is not None]
-            expected = {name: entry.digest for name, entry in some.items()}
-            found = self._b3sum.digests(expected, batch.bytes, self._alive, self._stage, fds)
-            for name, entry in some.items():
-                if name not in found:
-                    raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN), "b3sum reads no blob")
-                if found[name] != entry.digest:
-                    batch.except_for(entry.position, MISMATCH, "")
-                    batch.drop(entry.position, self._stage, name.encode())
-                    wrong = True
-        if wrong:
-            for parent in batch.parents:
-                kept = [each for each in parent.directories if not self._removed(each.name)]
-                parent.directories[:] = kept
-            batch.parents[:] = [each for each in batch.parents if not self._removed(each.name)]
-
-    def _staged(self, batch: StagedBatch) -> Iterator[tuple[str, Entry]]:
-        """Yields what is staged, each entry with its name for the program."""
-        for entry in batch.entries(self._stage):
-            partial = entry.partial
-            yield entry.name.decode() if partial is None else by_descriptor(partial.fd), entry
+    staged = _staged(batch, stage)
+    wrong = False
+    while some := dict(islice(staged, _FILES)):
+        fds = [entry.partial.fd for entry in some.values() if entry.partial is not None]
+        expected = {name: entry.digest for name, entry in some.items()}
+        found = b3sum.digests(expected, batch.bytes, alive, stage, fds)
+        for name, entry in some.items():
+            if name not in found:
+                raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN), "b3sum reads no blob")
+            if found[name] != entry.digest:
+                batch.except_for(entry.position, MISMATCH, "")
+                batch.drop(entry.position, stage, name.encode())
+                wrong = True
+    if wrong:
         for parent in batch.parents:
-            for directory in parent.directories:
-                for entry in batch.entries_in(directory, self._stage):
-                    yield f"{directory.name}/{entry.name.decode()}", entry
+            kept = [each for each in parent.directories if not _removed(each.name, stage)]
+            parent.directories[:] = kept
+        batch.parents[:] = [each for each in batch.parents if not _removed(each.name, stage)]
 
-    def _removed(self, directory: str) -> bool:
-        """Removes the directory if nothing is left in it, and returns whether it did."""
-        with contextlib.suppress(OSError):
-            os.rmdir(directory, dir_fd=self._stage)
-            return True
-        return False
+
+def _staged(batch: StagedBatch, stage: int) -> Iterator[tuple[str, Entry]]:
+    """Yields what is staged, each entry with its name for the program."""
+    for entry in batch.entries(stage):
+        partial = entry.partial
+        yield entry.name.decode() if partial is None else by_descriptor(partial.fd), entry
+    for parent in batch.parents:
+        for directory in parent.directories:
+            for entry in batch.entries_in(directory, stage):
+                yield f"{directory.name}/{entry.name.decode()}", entry
+
+
+def _removed(directory: str, stage: int) -> bool:
+    """Removes a directory of the stage if it is empty, and returns whether it was."""
+    with contextlib.suppress(OSError):
+        os.rmdir(directory, dir_fd=stage)
+        return True
+    return False

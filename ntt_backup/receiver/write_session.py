@@ -33,9 +33,8 @@ from ntt_backup.wire.messages import (
 )
 
 if TYPE_CHECKING:
+    from ntt_backup.receiver.connection import Connection
     from ntt_backup.receiver.large_blob import Sums
-    from ntt_backup.receiver.name_check import NameCheck
-    from ntt_backup.receiver.session import Connection
     from ntt_backup.receiver.terms import Terms
 
 # Each holds two descriptors until its batch is answered, and there may be eight such batches.
@@ -65,11 +64,7 @@ class WriteSession:
         self._by_blob = hash != SHA256
         self._new_hasher = terms.hashes[hash]
         self._new_name = terms.hashes.get(BLAKE3)
-        self._name_check: NameCheck | None = None
-        if terms.b3sum is not None:
-            from ntt_backup.receiver.name_check import NameCheck
-
-            self._name_check = NameCheck(terms.b3sum, workspace.stage, self._alive)
+        self._b3sum = terms.b3sum
         self._writer = StageWriter(workspace.stage, workspace.by_hash, self._new_name, by_file)
         self._offers = ResumeOffers(workspace, self._begin_sums, self._alive)
         may_replace = terms.checked_with != "none" or "replace" in terms.allow
@@ -229,10 +224,12 @@ class WriteSession:
         if not self._workspace.placed:
             raise gone()
         self._require_end(messages.COMMIT.read(payload))
-        if self._batch is not None and self._name_check is not None:
+        if self._batch is not None and self._b3sum is not None:
+            from ntt_backup.receiver.name_check import check_names
+
             # While it is still the one being received: a sync that fails meanwhile fails it too.
             try:
-                self._name_check.check(self._batch)
+                check_names(self._b3sum, self._batch, self._workspace.stage, self._alive)
             except OSError as problem:
                 self._fail(problem)
         batch, self._batch, self._dropping = self._batch, None, None
