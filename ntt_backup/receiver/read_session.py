@@ -63,6 +63,19 @@ def open_blob(blobs: BlobDirectory, digest: bytes) -> tuple[int, int]:
     return fd, status.st_size
 
 
+@contextmanager
+def _opened(blobs: BlobDirectory, digest: bytes) -> Iterator[tuple[int, int]]:
+    """Opens a blob: (descriptor, size). Raises BlobError, also for an OSError while it is read."""
+    fd, size = open_blob(blobs, digest)
+    try:
+        yield fd, size
+    except OSError as problem:
+        raise blob_error(problem) from None
+    finally:
+        forget(fd)
+        os.close(fd)
+
+
 def blob_error(problem: OSError) -> BlobError:
     """Returns what an error of the system says about one blob."""
     if problem.errno == errno.ENOENT:
@@ -217,15 +230,18 @@ class HashJob:
     ) -> None:
         size, found, verdict, text = 0, _NOTHING, messages.WRONG, ""
         try:
-            fd, _ = open_blob(blobs, self._digests[position])
-            try:
-                size, found = self._hash(fd, new, buffer)
-            except OSError as problem:
-                raise blob_error(problem) from None
-            finally:
-                os.close(fd)
+            with _opened(blobs, self._digests[position]) as (fd, _):
+                forget(fd)
+                hasher = new(b"")
+                while not self._stopped:
+                    count = os.readv(fd, [buffer])
+                    if not count:
+                        found = hasher.digest()
+                        break
+                    hasher.update(buffer[:count])
+                    size += count
         except BlobError as said:
-            verdict, text = said.verdict, said.text
+            size, verdict, text = 0, said.verdict, said.text
         self._count(messages.BadBlob(position, verdict, size, found, text))
 
     def _judge_several(
@@ -299,20 +315,6 @@ class HashJob:
             else:
                 self._exceptions.append(said)
 
-    def _hash(self, fd: int, new: NewHasher, buffer: memoryview) -> tuple[int, bytes]:
-        """Returns (length, digest) of a whole file; a digest of zeros after a stop."""
-        forget(fd)
-        hasher = new(b"")
-        size = 0
-        while not self._stopped:
-            count = os.readv(fd, [buffer])
-            if not count:
-                forget(fd)
-                return size, hasher.digest()
-            hasher.update(buffer[:count])
-            size += count
-        return size, _NOTHING
-
 
 def contents(
     blobs: BlobDirectory, digests: Sequence[bytes], offset: int
@@ -344,19 +346,6 @@ def contents(
     if names:
         yield messages.contents(names, [len(part) for part in parts], parts)
     yield messages.GIVEN.frame(len(digests))
-
-
-@contextmanager
-def _opened(blobs: BlobDirectory, digest: bytes) -> Iterator[tuple[int, int]]:
-    """Opens a blob: (descriptor, size). Raises BlobError, also for an OSError while it is read."""
-    fd, size = open_blob(blobs, digest)
-    try:
-        yield fd, size
-    except OSError as problem:
-        raise blob_error(problem) from None
-    finally:
-        forget(fd)
-        os.close(fd)
 
 
 class ReadSession(QuestionSession):
