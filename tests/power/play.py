@@ -35,6 +35,7 @@ BREAKS: Final = {
     "early-receipt": ("small", "LOST"),
     "early-name": ("small", "VISIBLE"),
     "no-sync": ("snapshots", "LOST"),
+    "early-pack": ("packs", "LOST"),
     "no-marker": ("snapshot-restore", "TRAP"),
     "no-fsync": ("install", "LOST"),
 }

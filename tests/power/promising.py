@@ -3,8 +3,9 @@
 Started in place of `ntt-backup-remote`. The receiver's source travels with each connection. What is
 added to it here notes each receipt, and each file of dumps and snapshots that was named, right
 behind the promise, with CLOCK_MONOTONIC. Without a receiver (`tar`) the client notes what it hears.
-NTT_POWER_NOTES: the directory for notes. NTT_POWER_SYNC: how the receiver syncs. NTT_POWER_BROKEN:
-what is broken, see `BROKEN`; the lab has to find it.
+NTT_POWER_NOTES: the directory for notes. NTT_POWER_SYNC: how the receiver syncs.
+NTT_POWER_LARGE_BLOB: from how many bytes on a blob is in no pack. NTT_POWER_BROKEN: what is broken,
+see `BROKEN`; the lab has to find it.
 """
 
 from __future__ import annotations
@@ -54,16 +55,20 @@ WriteSession._answer = _noting_answer(WriteSession._answer)
 """
 _FILES: Final = f"""{_NOTE}
 
+def _paths(area, names):
+    # Names of packs are relative to the root.
+    return [name if area.called == "packs" else area.called + "/" + name for name in names]
+
 def _noting_publish(method):
     def publish(self, incoming, name):
         method(self, incoming, name)
-        _note(named=[self.called + "/" + name])
+        _note(named=_paths(self, [name]))
     return publish
 
 def _noting_remove(method):
     def remove(self, names, *more):
         names = list(names)
-        _note(removed=[self.called + "/" + one for one in names])
+        _note(removed=_paths(self, names))
         return method(self, names, *more)
     return remove
 
@@ -120,6 +125,8 @@ BROKEN: Final = {
         "incoming": _NO_SYNC,
         "file_areas": _NO_SYNC,
     },
+    # Names are synced, and content is not.
+    "early-pack": {"incoming": _NO_SYNC},
     # Of the program itself, see `break_program`.
     "no-marker": {},
     "no-fsync": {},
@@ -156,6 +163,23 @@ def note_receipts() -> None:
         confirm(self, flight, stored)
 
     PipelinedSession._confirm = noting  # type: ignore[method-assign]
+    if large := os.environ.get("NTT_POWER_LARGE_BLOB"):
+        from ntt_backup.pack import names
+
+        names.LARGE_BLOB = int(large)  # type: ignore[misc]
+    from ntt_backup.model import Receipt
+    from ntt_backup.upload.strategies.packs import PacksSession
+
+    outcome = PacksSession._outcome
+
+    def noting_outcome(self: Any, flight: Any) -> Any:
+        found = outcome(self, flight)
+        if isinstance(found, Receipt):
+            packs = [one.key for one in found.packs]
+            _note(blobids=[one.blobid for one in found.stored], packs=packs)
+        return found
+
+    PacksSession._outcome = noting_outcome  # type: ignore[method-assign]
 
 
 def _note(**what: object) -> None:

@@ -1,4 +1,4 @@
-"""What is played: dumps, increments of a series, and versions of snapshots on the remote."""
+"""What is played: packs, dumps, increments of a series, and versions of snapshots on the remote."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import shutil
 from pathlib import Path
 from typing import Any, ClassVar
 
+from blake3 import blake3
+
+from tests.faults.plain_packs import Damaged, read_pack
 from tests.power.crashes import Moment
 from tests.power.disks import REMOTE, call
 from tests.power.kinds import MIB, Kind, Scene, now
@@ -84,6 +87,97 @@ class Files(Kind):
             note.unlink()
         if moment.seed % 2:
             shutil.rmtree(self.home / "cache", ignore_errors=True)
+
+
+class Packs(Files):
+    """The layout `packs`: runs that send packs, and large blobs as files of their own."""
+
+    name = "packs"
+    count: ClassVar[int] = 600
+    # Of these blobs a fifth.
+    large: ClassVar[int] = 15_000
+    may_stay: ClassVar[tuple[str, ...]] = ("packs", "blobs", "format.json", ".ntt-check-")
+
+    def work(self) -> None:
+        self.ours = self.program(catalog=True)
+        self.ours.environ["NTT_POWER_LARGE_BLOB"] = str(self.large)
+        self.ours.configure({"remote": {"layout": "packs"}, "run": {"batch_size": 25}})
+        sizes = (0, 1, 300, 2000, 4096, 9000, 14_000, 16_000, 20_000)
+        new = (self.chance.randbytes(self.chance.choice(sizes)) for _ in range(self.count))
+        self.blobs = dict(map(self.ours.put, new))
+        self._catalogs[0].register(self.blobs)
+        call("sync", "-f", self.remote)
+        self.begin = now()
+        self.ours("run", "--once")
+        self.end = now()
+        self.collect()
+        self.receipts = self.ours.noted("blobids")
+        self.packs = self.ours.noted("packs")
+        files = [one for one in self.remote.rglob("*") if one.is_file()]
+        self.sums = {str(one.relative_to(self.remote)): sha256(one) for one in files}
+        # What this machine shows right after the run, without any power cut.
+        assert self.stored(self.remote) == (set(self.blobs), [])
+        assert self._catalogs[0].copied() == set(self.blobs)
+        assert {one for _, many in self.receipts for one in many} == set(self.blobs)
+        self.facts = {"blobs": len(self.blobs), "files": len(self.sums)}
+
+    def promises(self) -> list[int]:
+        return [*super().promises(), *(at for at, _ in self.receipts)]
+
+    def promised(self, moment: Moment) -> set[str]:
+        return {one for at, many in self.receipts if at <= moment.time for one in many}
+
+    def stored(self, root: Path) -> tuple[set[str], list[str]]:
+        """The blobs that are right, and files that have a final name and are not whole."""
+        found: set[str] = set()
+        wrong: list[str] = []
+        for path in (one for one in root.rglob("*") if one.is_file() and one.name[0] != "."):
+            name = str(path.relative_to(root))
+            if name.startswith("blobs/"):
+                if blake3(path.read_bytes()).hexdigest() == path.name:
+                    found.add(path.name)
+                else:
+                    wrong.append(name)
+            elif path.suffix == ".tar":
+                try:
+                    blobs, entries = read_pack(path.read_bytes())
+                except Damaged:
+                    blobs, entries = {}, 1
+                found |= blobs.keys()
+                wrong += [name] if len(blobs) < entries else []
+            elif name == "format.json" and not path.read_bytes().endswith(b"}\n"):
+                wrong.append(name)
+        return found, wrong
+
+    def check(self, top: Path, moment: Moment) -> list[str]:
+        root = top / REMOTE
+        found, _ = self.stored(root)
+        gone = self.promised(moment) - found
+        lost = [f"LOST: {one} ({self.blobs[one]} bytes) is gone after its receipt" for one in gone]
+        if self.promised(moment) and not (root / "format.json").exists():
+            lost.append("LOST: the marker is gone after a receipt")
+        return lost + super().check(top, moment)
+
+    def visible(self, root: Path) -> list[str]:
+        return [f"VISIBLE: {name} is not whole" for name in self.stored(root)[1]]
+
+    def again(self, moment: Moment) -> list[str]:
+        catalog = self._catalogs[0]
+        catalog.set_copied(self.promised(moment))
+        kept = [one for at, many in self.packs if at <= moment.time for one in many]
+        catalog.query("delete from ntt_backup.packs where key <> all(%s)", kept)
+        self.forget_cache(moment)
+        wrong = []
+        for words in (("run", "--once"), ("verify",)):
+            done = self.ours(*words, ok=False)
+            wrong += [f"AGAIN: {words}: {ended(done)}"] if done.returncode else []
+        found, bad = self.stored(self.remote)
+        wrong += [f"AGAIN: {one} is not whole" for one in bad]
+        if found != set(self.blobs) or catalog.copied() != found:
+            wrong.append(f"AGAIN: {len(set(self.blobs) - found)} missing, or not recorded")
+        names = [one.name for one in self.remote.iterdir()]
+        litter = [name for name in names if not name.startswith(self.may_stay)]
+        return [*wrong, f"AGAIN: litter: {litter}"] if litter else wrong
 
 
 class Dumps(Files):
