@@ -83,6 +83,7 @@ class FileStoreByDirectory:
     def prove(self, name: str, by: Hash = "sha256") -> str:
         digest, size = sha256() if by == "sha256" else blake3(), 0
         with self._opened(name) as fd:
+            forget(fd)  # This process may have read it before.
             while data := os.pread(fd, _PIECE, size):
                 digest.update(data)
                 size += len(data)

@@ -49,6 +49,8 @@ from ntt_backup.wire.stored_names import MAX_DUMPS, MAX_RECORD, RECORD, SEALED, 
 # there are names.
 MAX_SETS = 1000
 MAX_VERSIONS = 10_000
+# Files of checks that were killed. Each session that adds a file reads their directory.
+MAX_TRIALS = 1000
 
 _KEPT_OPEN = 16
 _TRIES = 20
@@ -481,9 +483,12 @@ class PackArea(FileArea):
         return self.root
 
     def require_publishable(self, name: str, size: int, digest: bytes) -> None:
-        small = name == FORMAT or stored_names.is_trial(name)
-        if small and size > MAX_RECORD:
+        trial = stored_names.is_trial(name)
+        if (trial or name == FORMAT) and size > MAX_RECORD:
             raise ProtocolError("a marker, or a file of a check, that is too long")
+        beside = (f"{self.called}/{one}" for one in names_in(self.fd()) if trial)
+        if sum(map(stored_names.is_trial, beside)) >= MAX_TRIALS:
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), self.called)
 
     def removable(self, names: Iterable[str], replace: bool) -> list[str]:
         asked = list(names)

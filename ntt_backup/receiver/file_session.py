@@ -156,6 +156,7 @@ class FileSession(QuestionSession):
             digest, size = new(b""), 0
             try:
                 fd = self._area.open(name)
+                forget(fd)  # This session may have read it before.
                 while not self._stopped and (data := os.pread(fd, _PIECE, size)):
                     digest.update(data)
                     size += len(data)

@@ -1,9 +1,10 @@
 """Sessions of a receiver, mutated: no traceback, no right that `--allow` does not list, no litter.
 
-Each session begins as one that the program itself would have: it sends blobs, dumps or files of
-snapshots, or asks for them. Then frames are lost, doubled, exchanged, taken from other kinds of
+Each session begins as one that the program itself would have: it sends blobs, packs, dumps or files
+of snapshots, or asks for them. Then frames are lost, doubled, exchanged, taken from other kinds of
 session, and changed inside with a right checksum, so that the change is not refused at the door.
-The remote has a blob that is right and one that is not, a dump, a version, and a file outside.
+The remote has a blob that is right and one that is not, a pack, a dump, a version, and a file
+outside.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from blake3 import blake3
 
 from ntt_backup.receiver.terms import ALLOWED
 from ntt_backup.wire import framing, messages
-from ntt_backup.wire.stored_names import DUMPS, SNAPSHOTS
+from ntt_backup.wire.framing import FORMAT
+from ntt_backup.wire.stored_names import DUMPS, PACKS, SNAPSHOTS, require_name
 from tests.fuzz.mutations import mutated
 from tests.helpers.receivers import (
     BYE,
@@ -50,6 +52,9 @@ _DUMP, _MANIFEST = b"a dump and secret", b"a manifest and secret"
 _DUMP_NAME, _NEW_DUMP = "20260102T030405Z-01234567.dump", "20260103T030405Z-01234567.dump"
 _VERSION, _NEW_VERSION = "etc/20260102T030405Z-01234567", "etc/20260103T030405Z-01234567"
 _LARGE = bytes(range(256)) * 300
+_STORED_PACK, _MARKER = b"a pack and secret", b'{"format": 1}'
+_PACK, _NEW_PACK = (f"packs/ab/ab{'0' * 14}-ab{'f' * 14}-{one * 32}.tar" for one in "12")
+_LARGE_BLOB, _TRIAL = f"blobs/ab/cd/abcd{'0' * 60}", "packs/trial-0badcafe"
 
 
 class Remote:
@@ -69,6 +74,8 @@ class Remote:
             self.root / "pgdump" / _DUMP_NAME: _DUMP,
             self.root / "pgdump" / f"{_DUMP_NAME}.json": a_record(_DUMP) + b"\n",
             self.root / "snapshots" / _VERSION / "manifest": _MANIFEST,
+            self.root / _PACK: _STORED_PACK,
+            self.root / FORMAT: _MARKER,
         }.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
@@ -115,6 +122,13 @@ class Remote:
                 kept = name in self.before and "replace" not in allow
                 if "snapshot" not in allow or kept:
                     yield f"a version changed: {name}"
+            elif below in ("packs", "blobs", FORMAT):
+                try:
+                    require_name(PACKS, name.removeprefix("root/"))
+                except ValueError:
+                    yield f"it left {name}"
+                if "packs" not in allow or name in self.before:
+                    yield f"a file of packs changed: {name}"
             else:
                 yield f"it left or changed {name}"
         if changed:
@@ -159,21 +173,38 @@ def _plans(client: ScriptedSession) -> list[tuple[dict[str, Any], list[bytes]]]:
         messages.READ.frame(0, 100, f"{_VERSION}/manifest"),
         messages.REMOVE.frame([f"{_VERSION}/manifest", f"{_NEW_VERSION}/manifest"]),
     ]
+    packs = [
+        messages.FILES.frame(""),
+        messages.FILES.frame("packs/ab/"),
+        messages.FILES.frame(FORMAT),
+        a_file(b"a new pack", _NEW_PACK),
+        a_file(b"another pack", _PACK, slot=1),
+        a_file(_LARGE, _LARGE_BLOB, slot=2),
+        a_file(b"{}", FORMAT, slot=3),
+        a_file(b"a trial", _TRIAL),
+        messages.READ.frame(0, 100, _PACK),
+        messages.READ.frame(0, 100, FORMAT),
+        *(messages.PROVE.frame(kind, _PACK) for kind in messages.HASHES.values()),
+        messages.REMOVE.frame([_TRIAL]),
+        messages.REMOVE.frame([_TRIAL, _PACK]),
+    ]
     return [
         ({}, blobs),
         ({"reading": 1}, reads),
         ({"files": DUMPS}, dumps),
         ({"files": SNAPSHOTS}, snapshots),
+        ({"files": PACKS}, packs),
     ]
 
 
 def _is_told(kind: int, payload: bytes) -> bool:
-    """Returns whether a frame is a piece of a record: whoever may list dumps may read it."""
+    """Returns whether a frame is a piece of what whoever may list may read: records, the marker."""
     if kind != messages.PIECE:
         return False
     piece = messages.PIECE.read(memoryview(payload))
-    secrets = (_RIGHT, _WRONG, _DUMP, _MANIFEST)
-    return not any(bytes(piece) in one for one in secrets) or bytes(piece) in a_record(_DUMP)
+    secrets = (_RIGHT, _WRONG, _DUMP, _MANIFEST, _STORED_PACK)
+    told = a_record(_DUMP) + _MARKER
+    return not any(bytes(piece) in one for one in secrets) or bytes(piece) in told
 
 
 def _frames(data: bytes) -> list[bytes]:

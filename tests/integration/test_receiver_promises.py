@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import itertools
 import os
 import re
@@ -16,10 +17,14 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from ntt_backup.receiver import b3sum, file_areas, group_commit, session
+from ntt_backup.filestore import by_directory
+from ntt_backup.filestore import open as open_stores
+from ntt_backup.filestore.by_directory import FileStoreByDirectory
+from ntt_backup.receiver import b3sum, file_areas, file_session, group_commit, session
 from ntt_backup.receiver.terms import ALLOWED
 from ntt_backup.wire import framing, messages
-from ntt_backup.wire.stored_names import DUMPS, MAX_RECORD, SNAPSHOTS, STAMP
+from ntt_backup.wire.framing import FORMAT
+from ntt_backup.wire.stored_names import DUMPS, MAX_RECORD, PACKS, SNAPSHOTS, STAMP
 from tests.helpers.receivers import (
     BYE,
     PLACE,
@@ -42,12 +47,15 @@ from tests.helpers.receivers import (
 CHECKING = ("blake3", "b3sum", "none")
 HASHES = ("sha256", "blake3")
 SYNCS = ("syncfs", "fsync")
-OF_BLOBS = [word for word in ALLOWED if word not in ("dump", "snapshot")]
+OF_BLOBS = [word for word in ALLOWED if word not in ("dump", "snapshot", "packs")]
 RIGHTS = [some for count in range(6) for some in itertools.combinations(OF_BLOBS, count)]
 EVIL = b"evil content"
 LOW, HIGH = bytes(32), b"\xff" * 32
 GOOD, OTHER = "20260304T120000Z-0badcafe.dump", "20260304T120000Z-00000000.dump"
 VERSION = "db/20260304T120000Z-0badcafe"
+PACK = f"packs/ab/ab{'0' * 14}-ab{'f' * 14}-{'1' * 32}.tar"
+LARGE_BLOB = f"blobs/ab/cd/abcd{'0' * 60}"
+TRIAL = "packs/trial-0badcafe0bad"
 
 TESTED: set[str] = set()
 
@@ -157,7 +165,8 @@ def test_each_right_is_asked_for(root: Path, checking: str, hashed: str) -> None
                 assert client.say(question).error == "protocol"
         for area, right, others in (
             (DUMPS, "dump", f"{VERSION}/map"),
-            (SNAPSHOTS, "snapshot", GOOD),
+            (SNAPSHOTS, "snapshot", PACK),
+            (PACKS, "packs", GOOD),
         ):
             expected = "protocol" if right in allow else "refused"
             for frame in (client.batch(1, [b"good"]), PLACE, *asked, a_file(EVIL, others)):
@@ -407,6 +416,191 @@ def test_files_have_names_of_one_form_and_their_own_directory(
         {good} if area == SNAPSHOTS else {good, f"{good}.json", f"{OTHER}.json"}
     )
     assert everything(root) == before
+
+
+BAD_PACKS = (
+    "packs",
+    "packs/",
+    "packs/ab/",
+    f"../{PACK}",
+    f"/{PACK}",
+    f"./{PACK}",
+    f"{PACK}/..",
+    f"{PACK}\0",
+    f"{PACK}\n",
+    f"{PACK}.json",
+    f"{PACK}.age.age",
+    PACK.replace("/ab/", "/cd/"),
+    PACK.replace("/ab/", "/wide/"),
+    PACK.replace("/ab/", "/../"),
+    PACK.replace("/ab/", "/AB/"),
+    PACK.replace("1", "\u0661"),
+    f"packs/ab/ab{'f' * 14}-ab{'0' * 14}-{'1' * 32}.tar",
+    "packs/ab/.incoming-00000000",
+    "packs/.incoming-00000000",
+    "packs/trial-",
+    "packs/trial-../../x",
+    f"packs/trial-{'a' * 65}",
+    f"blobs/ab/ce/abcd{'0' * 60}",
+    f"{LARGE_BLOB}.age",
+    LARGE_BLOB.replace("blobs", "by-hash"),
+    f"./{FORMAT}",
+    f"packs/{FORMAT}",
+    f"{FORMAT}.age",
+    f"pgdump/{GOOD}",
+    GOOD,
+    f"{VERSION}/manifest",
+    f"snapshots/{VERSION}/manifest",
+    ".ntt-incoming/partial",
+)
+
+
+def proving(name: bytes | str, kind: int = messages.SHA256) -> bytes:
+    raw = name if isinstance(name, bytes) else name.encode()
+    return framing.frame(messages.PROVE, bytes([kind]), raw)
+
+
+@stops("a file of packs under a path, of another area, or behind a link")
+def test_files_of_packs_have_names_of_few_forms_and_lead_nowhere(root: Path) -> None:
+    client, outside = ScriptedSession(root, ALLOWED), root / "outside"
+    outside.mkdir()
+    (outside / "secret").write_bytes(b"secret")
+
+    def say(*said: bytes) -> ScriptedSession:
+        return client._files(PACKS, *said)
+
+    assert say(a_file(b"good", PACK), a_file(b"good", LARGE_BLOB)).error == ""
+    linked = PACK.replace("ab", "cd")
+    behind = [linked, LARGE_BLOB.replace("abcd", "efcd").replace("ab/cd", "ef/cd")]
+    link = PACK.replace("1", "2")
+    (root / "packs" / "cd").symlink_to(outside)
+    (root / "blobs" / "ef").symlink_to(outside)
+    (root / link).symlink_to(outside / "secret")
+    before = everything(root)
+    for name in BAD_PACKS:
+        raw = name.encode()
+        publish = framing.frame(messages.PUBLISH, b"\0", raw)
+        assert say(an_unnamed_file(EVIL), publish).error == "protocol", name
+        assert say(framing.frame(messages.READ, bytes(16), raw)).error == "protocol", name
+        assert say(proving(raw)).error == "protocol", name
+        removing = framing.frame(messages.REMOVE, f"{TRIAL}\n".encode(), raw)
+        assert say(removing).error == "protocol", name
+        if name not in ("packs/", "packs/ab/"):
+            assert say(framing.frame(messages.FILES, raw)).error == "protocol", name
+    for name in behind:
+        for frame in (a_file(EVIL, name), messages.READ.frame(0, 9, name), proving(name)):
+            assert say(frame).error == "place"
+    assert say(a_file(EVIL, link)).said() == [messages.TAKEN]
+    assert say(messages.READ.frame(0, 9, link)).said() == [messages.UNREADABLE]
+    assert say(proving(link)).said() == [messages.UNREADABLE]
+    assert [name for name, _ in say(messages.FILES.frame("")).listed()] == [LARGE_BLOB, PACK]
+    assert everything(root) == before
+
+
+@stops("REMOVE, or another content, for a pack, a large blob or the marker")
+@pytest.mark.parametrize("allow", [["packs"], ["packs", "get", "put", "replace"], ALLOWED])
+def test_nothing_of_packs_is_removed_or_replaced(root: Path, allow: Sequence[str]) -> None:
+    client = ScriptedSession(root, allow)
+
+    def say(*said: bytes) -> ScriptedSession:
+        return client._files(PACKS, *said)
+
+    stored = (PACK, LARGE_BLOB, FORMAT, TRIAL)
+    assert say(*(a_file(b"good", name) for name in stored)).said() == [messages.SUCCEEDED] * 4
+    before = everything(root)
+    # A sealed file beside a plain one would leave open which of them counts.
+    taken = (*stored, f"{PACK}.age")
+    assert say(*(a_file(EVIL, name) for name in taken)).said() == [messages.TAKEN] * 5
+    for names in ([PACK], [LARGE_BLOB], [FORMAT], [TRIAL, PACK]):
+        assert say(messages.REMOVE.frame(names)).error == "refused"
+    assert everything(root) == before
+    assert say(messages.REMOVE.frame([TRIAL])).error == ""
+    assert not (root / TRIAL).exists()
+
+
+@stops("a marker, or files of checks, that are large or many")
+def test_markers_and_trials_are_small_and_few(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = ScriptedSession(root, ["packs"])
+    for name in (FORMAT, TRIAL):
+        assert client._files(PACKS, a_file(bytes(MAX_RECORD + 1), name)).error == "protocol"
+    assert everything(root) == {}
+    monkeypatch.setattr(file_areas, "MAX_TRIALS", 3)
+    for number in range(3):
+        assert client._files(PACKS, a_file(b"", f"packs/trial-{number}")).error == ""
+    assert client._files(PACKS, a_file(b"", "packs/trial-9")).error == "packs"
+    assert client._files(PACKS, a_file(b"good", PACK)).error == ""
+    assert len(everything(root / "packs")) == 5
+    monkeypatch.setattr(file_areas.PackArea, "levels", (2, 1, 1))
+    assert client._files(PACKS, a_file(b"good", PACK.replace("ab", "cd"))).error == "packs"
+
+
+@stops("content of packs without `get`: READ, or sums of what it does not know")
+def test_packs_are_read_with_a_right_of_its_own(root: Path, checking: str) -> None:
+    client = ScriptedSession(root, ["packs"], checking)
+    stored = {PACK: b"good", FORMAT: b"{}"}
+    client._files(PACKS, *(a_file(content, name) for name, content in stored.items()))
+    assert client._files(PACKS, messages.READ.frame(0, 9, PACK)).error == "refused"
+    assert client._files(PACKS, messages.READ.frame(0, 9, FORMAT)).error == ""
+    assert messages.PIECE in client.kinds
+    client._files(PACKS, proving(PACK), proving(PACK.replace("1", "2")))
+    assert client.sums() == [(4, hashlib.sha256(b"good").digest())]
+    assert client.said() == [messages.MISSING]
+    assert messages.PIECE not in client.kinds
+    client._files(PACKS, proving(PACK, messages.BLAKE3))
+    assert client.error == ("" if checking == "blake3" else "protocol")
+    assert client._files(PACKS, proving(PACK, 9)).error == "protocol"
+
+
+def test_a_sum_is_of_the_disk_whatever_was_read_before(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What this session has read lately lies in memory: its sum would prove the memory."""
+    client, calls, pread = ScriptedSession(root, ["packs", "get"]), list[str](), os.pread
+
+    def noted(fd: int, length: int, start: int) -> bytes:
+        calls.append("read")
+        return pread(fd, length, start)
+
+    client._files(PACKS, a_file(b"good", PACK))
+    for module in (file_areas, file_session):
+        monkeypatch.setattr(module, "forget", lambda fd: calls.append("forget"))
+    monkeypatch.setattr(os, "pread", noted)
+    client._files(PACKS, messages.READ.frame(0, 9, PACK), proving(PACK))
+    assert calls[-4:] == ["forget", "read", "read", "forget"]
+    store = FileStoreByDirectory(str(root), open_stores.PACKS)
+    assert store.fetch(PACK, 0, 4) == b"good"
+    monkeypatch.setattr(by_directory, "forget", lambda fd: calls.append("forget"))
+    store.prove(PACK)
+    store.close()
+    assert calls[-4:] == ["forget", "read", "read", "forget"]
+
+
+@stops("files without end or name: slots, what follows an end, a name before it")
+@pytest.mark.parametrize(("area", "name"), [(PACKS, PACK), (SNAPSHOTS, f"{VERSION}/map")])
+def test_files_under_way_are_few_and_in_order(root: Path, area: str, name: str) -> None:
+    client = ScriptedSession(root, ["packs", "snapshot"])
+    data, end = messages.FILE_DATA.frame(0, EVIL), messages.FILE_END.frame(0)
+    publish = messages.PUBLISH.frame(0, name)
+    over = bytes([messages.MAX_OPEN])
+    for said in (
+        [framing.frame(messages.FILE_DATA, over, EVIL)],
+        [framing.frame(messages.FILE_END, over)],
+        [framing.frame(messages.PUBLISH, over, name.encode())],
+        [framing.frame(messages.DISCARD, over)],
+        [publish],
+        [data, publish],
+        [data, end, data],
+        [data, end, end],
+        [data, end, messages.DISCARD.frame(0), publish],
+        [data, end, publish, publish],
+    ):
+        assert client._files(area, *said).error == "protocol"
+        for left in (path for path in root.rglob("*") if path.is_file()):
+            assert str(left.relative_to(root)).endswith(name), left
+    slots = range(messages.MAX_OPEN)
+    client._files(area, *(messages.FILE_DATA.frame(slot, EVIL) for _ in "12" for slot in slots))
+    assert client.error == ""
+    assert not list(root.rglob(".incoming-*"))
 
 
 @stops("REMOVE, to have no good snapshot left")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from datetime import UTC, datetime
@@ -21,9 +22,10 @@ from ntt_backup.errors import (
     NameTaken,
     RemoteCannotStore,
     RemoteDenied,
+    RemoteUnreachable,
     Unsupported,
 )
-from ntt_backup.filestore.by_receiver import FileStoreByReceiver, _Question
+from ntt_backup.filestore.by_receiver import FileByReceiver, FileStoreByReceiver, _Question
 from ntt_backup.filestore.contract import (
     Area,
     FileMissing,
@@ -32,6 +34,7 @@ from ntt_backup.filestore.contract import (
     StoredFile,
     Sum,
 )
+from ntt_backup.filestore.open import PACKS
 from ntt_backup.process.threads import Cancelled
 from ntt_backup.snapshot.names import SNAPSHOTS
 from ntt_backup.wire import messages
@@ -43,8 +46,9 @@ VERSION = "db/20260304T120000Z-0badcafe"
 FIRST, LAST = f"{VERSION}/manifest", f"{VERSION}/map"
 DUMP = "20260304T120000Z-0badcafe.dump"
 DONE = messages.DONE
-FILE_OF = {SNAPSHOTS: FIRST, DUMPS: DUMP}
-AREAS = pytest.mark.parametrize("area", [SNAPSHOTS, DUMPS], ids=["snapshots", "dumps"])
+PACK = f"packs/ab/ab{'0' * 14}-ab{'f' * 14}-{'1' * 32}.tar"
+FILE_OF = {SNAPSHOTS: FIRST, DUMPS: DUMP, PACKS: PACK}
+AREAS = pytest.mark.parametrize("area", FILE_OF, ids=["snapshots", "dumps", "packs"])
 GIVEN = messages.FILE_SAID.frame(messages.SUCCEEDED)
 
 
@@ -142,7 +146,7 @@ class Connection:
         self.sent: list[int] = []
         self.closed = False
         self.asked: dict[str, Any] = {}
-        self.banner = SimpleNamespace(allowed={"snapshot", "dump", *allowed})
+        self.banner = SimpleNamespace(allowed={"snapshot", "dump", "packs", *allowed})
         self.received = 0
         self.channel = SimpleNamespace(
             hear=self._hear, heard=float("inf"), ended=False, pace=None, on_bytes=None
@@ -186,7 +190,7 @@ def test_a_session_is_for_one_area(monkeypatch: pytest.MonkeyPatch, area: Area) 
         assert connection.asked == {"files": area.name}
         assert store.placed
         other = DUMPS if area is SNAPSHOTS else SNAPSHOTS
-        with pytest.raises(ValueError, match="is not"):
+        with pytest.raises(ValueError, match="is no"):
             list(store.read([Range(FILE_OF[other], 0, 1)]))
     connection.banner.allowed.remove(area.word)
     with pytest.raises(area.denied, match=f"takes no {area.files}") as caught:
@@ -314,14 +318,14 @@ def test_a_receiver_that_names_others_or_answers_unasked_is_refused(
 
 
 @AREAS
-def test_without_replace_only_dumps_may_be_removed(
+def test_without_replace_no_file_of_a_snapshot_is_asked_to_be_removed(
     monkeypatch: pytest.MonkeyPatch, area: Area
 ) -> None:
     """Which ones, the receiver decides."""
     connection, name = Connection(), FILE_OF[area]
     connection.answers = [count(1)]
     with closing(by_connection(monkeypatch, connection, area)) as store:
-        if area is DUMPS:
+        if area is not SNAPSHOTS:
             assert store.remove([name]) == 1
             return
         with pytest.raises(RemoteDenied, match="append-only"):
@@ -351,3 +355,129 @@ def test_records_alone_are_read_without_get(monkeypatch: pytest.MonkeyPatch) -> 
                 with pytest.raises(Unsupported, match="may not get"):
                     list(asking())
     assert is_told(DUMPS.name, f"{DUMP}.json")
+
+
+# --- files that get their names while others are sent ---------------------------------------------
+
+OURS = Sum(7, sha256(b"content").digest())
+OTHERS = (Sum(6, OURS.sha256), Sum(7, bytes(32)))
+
+
+def committed(store: FileStoreByReceiver, *, look: bool = False) -> FileByReceiver:
+    """Returns a file with `content` whose commit has begun."""
+    file = store.write(PACK, look=look)
+    file.add(b"content")
+    file.commit()
+    return file
+
+
+def settled(store: FileStoreByReceiver, file: FileByReceiver) -> bool:
+    """Returns whether a file is settled once all answers have been heard."""
+    for _ in range(5):
+        store.wait(0.0)
+    return file.settled
+
+
+def found(size: int = 7) -> list[bytes]:
+    """The answers to the question for a file that is there."""
+    return [messages.FILE_NAMES.frame([(PACK, size, 0)]), count(1)]
+
+
+def test_a_sum_of_something_else_ends_the_sending(monkeypatch: pytest.MonkeyPatch) -> None:
+    for other in OTHERS:
+        connection = Connection()
+        with closing(by_connection(monkeypatch, connection, PACKS)) as store:
+            file = committed(store)
+            connection.answers = [messages.FILE_SUM.frame(*other)]
+            for _ in "12":
+                with pytest.raises(RemoteCannotStore, match="not what was sent"):
+                    settled(store, file)
+            assert messages.PUBLISH not in connection.sent
+            assert not file.settled
+
+
+def test_a_name_that_is_taken_needs_a_sum_of_our_content(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And so does a file that was there before anything was sent: nothing is sent of it then."""
+    taken = [messages.FILE_SUM.frame(*OURS), messages.FILE_SAID.frame(messages.TAKEN)]
+    refused = [messages.FILE_SAID.frame(one) for one in (messages.MISSING, messages.UNREADABLE)]
+    for look in (False, True):
+        for proof in (*(messages.FILE_SUM.frame(*one) for one in (OURS, *OTHERS)), *refused):
+            connection = Connection()
+            with closing(by_connection(monkeypatch, connection, PACKS)) as store:
+                connection.answers = found() if look else []
+                file = committed(store, look=look)
+                connection.answers = [*([] if look else taken), proof]
+                assert settled(store, file)
+                assert (messages.FILE_DATA in connection.sent) != look
+                if proof == messages.FILE_SUM.frame(*OURS):
+                    assert file.result().size == 7
+                else:
+                    with pytest.raises(NameTaken):
+                        file.result()
+                files = [store.write(PACK) for _ in range(messages.MAX_OPEN)]
+                assert len({one._slot for one in files}) == messages.MAX_OPEN
+
+
+@pytest.mark.parametrize(
+    ("answers", "why"),
+    [
+        ([messages.FILE_SAID.frame(messages.SUCCEEDED)], "in another answer"),
+        ([messages.FILE_SUM.frame(*OURS)] * 2, "in another answer"),
+        ([messages.FILE_SUM.frame(*OURS), count(1)], "in another answer"),
+        ([messages.FILE_SUM.frame(*OURS), messages.FILE_SAID.frame(messages.MISSING)], "status"),
+        ([messages.FILE_SUM.frame(*OURS), GIVEN, GIVEN], "without a question"),
+        ([messages.FILE_SUM.frame(*OURS) + GIVEN], "without a question"),
+        ([names(FIRST)], "in another answer|no file of packs"),
+    ],
+)
+def test_an_answer_that_no_commit_has_is_refused(
+    monkeypatch: pytest.MonkeyPatch, answers: list[bytes], why: str
+) -> None:
+    connection = Connection()
+    with closing(by_connection(monkeypatch, connection, PACKS)) as store:
+        file = committed(store)
+        connection.answers = list(answers)
+        with pytest.raises(ProtocolError, match=why):
+            file.poll() if settled(store, file) else settled(store, file)
+
+
+def test_a_receiver_that_tells_of_other_files_of_packs_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The names of other areas, other files than were asked for, and more bytes."""
+    other = PACK.replace("1", "2")
+    for answers, why in (
+        ([names(DUMP), count(1)], "is no file of packs"),
+        ([names(f"../{PACK}"), count(1)], "is no file of packs"),
+        ([names(other), count(1)], "not asked for"),
+        ([names(PACK), names(other), count(2)], "not asked for"),
+    ):
+        connection = Connection("get")
+        with closing(by_connection(monkeypatch, connection, PACKS)) as store:
+            connection.answers = answers
+            with pytest.raises((ProtocolError, ValueError), match=why):
+                store.stat(PACK)
+    connection = Connection("get")
+    with closing(by_connection(monkeypatch, connection, PACKS)) as store:
+        connection.answers = [piece(4), piece(6), messages.BLOB_END.frame(0)]
+        with pytest.raises(ProtocolError, match="more than was asked for"):
+            store.fetch(PACK, 0, 9)
+
+
+def test_a_receiver_that_is_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a file gets its name, and while its sum is awaited; signs of life suffice for long."""
+    for waits in (lambda store, file: settled(store, file), lambda store, _: store.prove(PACK)):
+        connection = Connection("get")
+        with closing(by_connection(monkeypatch, connection, PACKS)) as store:
+            monkeypatch.setattr(store.banner, "hashes", {"sha256"}, raising=False)
+            file = committed(store)
+            connection.channel.heard = 0.0
+            run = RunSettings(stall_timeout=1, receipt_timeout=1)
+            monkeypatch.setattr(store._spec, "run", run)
+            clock = iter(range(int(time.monotonic()) + 100, 10**9, 100))
+            monkeypatch.setattr(time, "monotonic", lambda clock=clock: float(next(clock)))
+            with pytest.raises(RemoteUnreachable, match="does not answer"):
+                waits(store, file)
+            monkeypatch.undo()
