@@ -67,8 +67,9 @@ class DumpSkipped(Event):
 
 
 class DumpRecovered(Event):
-    """No dump fails any more: one was made, need not be, or none is wanted. Told once after
-    `dump_failed`, by a run that watches.
+    """Dumps no longer fail: one was made, none is due yet, or none is wanted.
+
+    A run that watches emits this event once after `dump_failed`.
     """
 
     def _text(self) -> str:
@@ -76,8 +77,10 @@ class DumpRecovered(Event):
 
 
 class DumpFailed(ErrorFields, Event):
-    """The catalog is not dumped; the blobs go on. exit_code is that of the command `dump`; the run
-    ends with 7 unless something else decides.
+    """The dump of the catalog failed, but the upload of blobs continues.
+
+    The field exit_code holds the exit code of the command `dump`. The run ends with exit code 7
+    unless another cause decides its exit code.
     """
 
     level = "error"

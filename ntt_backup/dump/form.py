@@ -139,8 +139,10 @@ class Form:
 
 
 def kept_base(settings: RemoteConfig, database: str, known: list[Stored]) -> KeptBase | None:
-    """Returns the whole dump that the next one can be an increment on; None where the next one has
-    to be whole.
+    """Returns the whole dump that the next dump can be an increment on.
+
+    Returns:
+        The copy of the whole dump on this machine, or None where the next dump has to be whole.
     """
     base, step = base_of(known, settings.dump.full_every)
     with suppress(OSError, ValueError):

@@ -101,11 +101,20 @@ def due(
     force: bool,
     copied: bool,
 ) -> str:
-    """Returns why a dump should be made now: "first", "asked", "changed", "marked" or "old"; ""
-    where it need not.
+    """Returns the reason why a dump is due now.
 
-    known: the dumps of this database for this target that can be restored, oldest first. copied:
-    whether any blob is copied. Pure.
+    The function has no side effects.
+
+    Args:
+        known: The dumps of this database for this target that can be restored, oldest first.
+        fingerprint: The fingerprint of the database, "" where the database has none.
+        now: The current time.
+        max_age_s: The age of the newest dump, in seconds, from which a dump is due in any case.
+        force: Whether the user asked for a dump.
+        copied: Whether any blob is copied.
+
+    Returns:
+        "first", "asked", "changed", "marked" or "old"; "" where no dump is due.
     """
     if not known:
         return "first"
@@ -185,8 +194,10 @@ class _Job:
             return selection.any_copied(conn, self._settings.target)
 
     def _gone(self) -> BackupError:
-        """Returns the error for a remote without by-hash to which blobs were copied: else that is
-        missing at the start of a target's life, here because a disk is not mounted.
+        """Returns the error for a remote that lacks by-hash although blobs were copied there.
+
+        By-hash is also missing at the start of a target's life. Once blobs were copied, the cause
+        is a disk that is not mounted.
         """
         remote, but = self._settings.remote, ", but the catalog has blobs copied to it"
         if remote.packs:
@@ -326,8 +337,9 @@ class _Job:
         self._emit(events.Warning(reason=reason))
 
     def _note_good(self, last: Stored) -> None:
-        """Notes that the last dump is as good as a new one, where the last try has failed: else
-        `status` would show that until one is made.
+        """Notes that the last dump is as good as a new one, where the last attempt has failed.
+
+        Otherwise `status` would show that failure until the next dump is made.
         """
         with suppress(CatalogError):
             with self._connect() as conn:
@@ -350,11 +362,16 @@ class _Job:
 
 
 def rehearse(settings: RemoteConfig, *, remote_too: bool) -> tuple[str, str]:
-    """Returns what will make a dump, if one can be made, and how large it may be; and a warning
-    where the dumps that are there do not tell what must come back, else "".
+    """Checks that a dump can be made, and returns a description of that dump.
 
-    Raises DumpFailed where a run would end with its exit code, CatalogError where the catalog does
-    not answer, and DumpImpossible where none can be made and nobody relies on them.
+    Returns:
+        The program that will make the dump and the expected size; and a warning where the existing
+        dumps do not tell which blobs must be restored, else "".
+
+    Raises:
+        DumpFailed: A run would end with the exit code of this error.
+        CatalogError: The catalog does not answer.
+        DumpImpossible: No dump can be made, and nobody relies on dumps.
     """
     application = application_name("check")
     said = warning = ""
@@ -403,8 +420,9 @@ def _too_old(known: list[Stored]) -> str:
 
 
 def _outlook(settings: RemoteConfig, database: str, known: list[Stored]) -> str:
-    """Returns when the newest dump was begun, and what either mode of dumps would send, by the last
-    dump of each kind.
+    """Returns a text on the newest dump and on the bytes that each mode of dumps would send.
+
+    The last dump of each kind is the estimate for the next one of that kind.
     """
 
     def last(kind: Sequence[Stored]) -> str:
@@ -425,8 +443,9 @@ def _outlook(settings: RemoteConfig, database: str, known: list[Stored]) -> str:
 
 
 def relied_on(settings: RemoteConfig) -> bool:
-    """Returns whether somebody counts on dumps, so that one that cannot be made is a failure: a
-    place of pg_dump is set, or a dump was made before.
+    """Returns whether somebody relies on dumps, so that a dump that cannot be made is a failure.
+
+    That is so where the directory of pg_dump is configured, or where a dump was made before.
     """
     if settings.dump.bin is not None:
         return True

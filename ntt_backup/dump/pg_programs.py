@@ -41,9 +41,14 @@ class Programs:
 
 
 def find(directory: Path | None, server_version: int) -> Programs:
-    """Returns the programs for a server, in directory or, where that is None, wherever they are.
+    """Returns the programs for a server.
 
-    server_version: as the server counts, 160004 for 16.4. Raises DumpImpossible.
+    Args:
+        directory: The directory of the programs; None for wherever they are.
+        server_version: The version in the server's own notation: 160004 for 16.4.
+
+    Raises:
+        DumpImpossible: No pg_dump that is new enough is installed.
     """
     needed = server_version // 10_000
     found = _all(directory, needed)
@@ -59,13 +64,15 @@ def find(directory: Path | None, server_version: int) -> Programs:
 
 
 def find_restore(directory: Path | None, server_version: int, made_by: int | None) -> Path:
-    """Returns the pg_restore that fits best. One that is older than the server will do, as long as
-    it can read the dump; a newer one may send settings that the server does not know.
+    """Returns the pg_restore that fits the dump and the server best.
+
+    A pg_restore that is older than the server is acceptable if it can read the dump. A newer one
+    may send settings that the server does not know.
 
     Args:
-        directory: where the programs are; None: wherever they are.
-        server_version: as the server counts, 160004 for 16.4.
-        made_by: the major version of the pg_dump that made the dump; None: not known.
+        directory: The directory of the programs; None for wherever they are.
+        server_version: The version in the server's own notation: 160004 for 16.4.
+        made_by: The major version of the pg_dump that made the dump; None where it is not known.
 
     Raises:
         DumpImpossible: No pg_restore is installed.
@@ -83,8 +90,10 @@ def major_of(version: str) -> int | None:
 
 
 def _all(directory: Path | None, needed: int) -> list[tuple[int, Programs]]:
-    """Returns all programs that are installed, by their major version. Raises DumpImpossible where
-    there are none.
+    """Returns all installed programs, each with its major version.
+
+    Raises:
+        DumpImpossible: No program is installed.
     """
     found = list(_installed([directory] if directory is not None else _places()))
     if not found:
@@ -135,8 +144,11 @@ def start_pg_dump(pg_dump: Path, url: str, application: str, *options: str) -> C
 
 
 def pg_dump_failed(status: int | None, said: str) -> DumpFailed:
-    """Returns the error for a pg_dump that has ended with status (None: it has not); said: its
-    stderr.
+    """Returns the error for a pg_dump that has failed.
+
+    Args:
+        status: The exit status of pg_dump; None where pg_dump has not ended.
+        said: The stderr of pg_dump.
     """
     hint = ""
     if "permission denied" in said:
@@ -150,10 +162,12 @@ def pg_dump_failed(status: int | None, said: str) -> DumpFailed:
 
 
 def read_head(pg_restore: Path, head: bytes, *options: str) -> bytes:
-    """Returns what pg_restore prints of the beginning of a dump, which has all but the rows of
-    tables.
+    """Returns the output of pg_restore for the beginning of a dump.
 
-    Raises DumpFailed where it cannot read it.
+    The beginning has all parts of a dump but the rows of tables.
+
+    Raises:
+        DumpFailed: pg_restore cannot read the beginning of the dump.
     """
     with os.fdopen(os.memfd_create("head-of-dump"), "wb") as memory:
         memory.write(head)

@@ -91,8 +91,10 @@ class DumpRecord:
         return (self.text_bytes, self.text_sha256) if self.series else (self.bytes, self.sha256)
 
     def to_json(self) -> str:
-        """Returns the record as one line. A step of 0 is left out: the first records had none, and
-        their signatures have to hold.
+        """Returns the record as one line of JSON.
+
+        A step of 0 is left out: the first records had no step, and their signatures must remain
+        valid.
         """
         values = asdict(self)
         if not self.step:
@@ -100,8 +102,10 @@ class DumpRecord:
         return json.dumps(values, sort_keys=True)
 
     def signed(self, name: str, keys: HostKeys) -> DumpRecord:
-        """Returns the record of the dump of that name with this host's signature. The name is bound
-        by it, and the content by its SHA-256, which the record has.
+        """Returns the record of a dump with the signature of this host.
+
+        The signature covers the name of the dump. It also covers the content, by the SHA-256 in the
+        record.
         """
         return replace(self, signature=keys.sign(_PURPOSE, _signed_data(self, name)))
 
@@ -112,12 +116,16 @@ class DumpRecord:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A dump as it stands on the remote. size: of its file; None where that is missing.
+    """Describes a dump on the remote.
 
-    record: None where it cannot be read, or was written by a newer program. arrived: when the dump
-    got its name, as the target itself knows it (UTC); None where the target does not say. refused:
-    why it must not be read, in words that follow its name; "" where it may be. sealed: whether it
-    is sealed.
+    Attributes:
+        size: The size of the dump's file in bytes; None where the file is missing.
+        record: The record; None where it cannot be read, or was written by a newer program.
+        arrived: The time (UTC) at which the dump got its name, by the target's own clock; None
+            where the target does not tell that time.
+        refused: The reason why the dump must not be read, in words that follow the dump's name; ""
+            where the dump may be read.
+        sealed: Whether the dump is sealed.
     """
 
     name: str
@@ -185,8 +193,10 @@ def by_age(dumps: Iterable[Stored]) -> list[Stored]:
 
 
 def next_number(dumps: Iterable[Stored]) -> int:
-    """Returns the number of a new dump: above those of all others, as far as a record has one. At
-    the end of all numbers, which only hostile records reach, the names tell what is newer.
+    """Returns the number of a new dump, which is higher than the number in every readable record.
+
+    At the largest possible number, which only hostile records reach, the names of dumps tell which
+    one is newer.
     """
     return min(1 + max((one.number for one in dumps), default=0), _NUMBERS - 1)
 
@@ -201,8 +211,11 @@ def of_catalog(dumps: Iterable[Stored], target: str, database: str) -> list[Stor
 
 
 def name_of(moment: datetime, token: str) -> str:
-    """Returns the name of a dump that is begun at moment; token: 8 hex digits, so that no two
-    collide.
+    """Returns the name of a dump.
+
+    Args:
+        moment: The time at which the dump is begun.
+        token: 8 hex digits, which prevent a collision of two names.
     """
     return f"{moment.astimezone(UTC).strftime(STAMP)}-{token}.dump"
 

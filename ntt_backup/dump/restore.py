@@ -246,8 +246,12 @@ class _Back:
     def whole(
         self, text: DumpText, one: Stored, user: str, warn: Callable[[str], None]
     ) -> tuple[str, tuple[str, ...]] | None:
-        """Restores all of a dump of this host; returns whom it belongs to, and the statements for
-        its owners and grants, or None, and nothing done, where its content is not right.
+        """Restores all of a dump that this host made.
+
+        Returns:
+            The role that owns the restored objects, and the statements for the owners and grants in
+            the dump. None where the content of the dump is not right; the database is unchanged
+            then.
         """
         record = one.record
         assert record is not None  # Else nobody had signed it.
@@ -271,8 +275,11 @@ class _Back:
             pieces.close()
 
     def rows(self, text: DumpText, one: Stored) -> tuple[str, ...] | None:
-        """Restores rows of a dump that nobody vouches for; returns what was left out, or None, and
-        nothing done, where its content is not right.
+        """Restores the rows of a dump whose origin is not proved.
+
+        Returns:
+            The entries of the dump that were left out. None where the content of the dump is not
+            right; the database is unchanged then.
         """
         url, application = self._settings.catalog.url, self._application
         pieces = iter(text)
@@ -312,8 +319,10 @@ def _drain(pieces: Iterator[bytes]) -> None:
 
 
 def _or_damaged(text: DumpText, pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Yields all pieces of a dump. Raises DumpDamaged after the last one, where they are not what
-    was dumped.
+    """Yields all pieces of a dump, and then raises an error if the dump is damaged.
+
+    Raises:
+        DumpDamaged: The pieces are not what was dumped. It is raised after the last piece.
     """
     yield from pieces
     if text.damaged:

@@ -38,10 +38,13 @@ class Retention:
 
 
 def kept(dumps: Mapping[T, datetime], rule: Retention) -> frozenset[T]:
-    """Returns those of dumps (a name, when it was begun; oldest first) that stay. Days and weeks
-    are UTC's.
+    """Returns the dumps that a retention rule keeps.
 
-    Their order counts, not their times: a clock may have been ahead once.
+    The order of the dumps counts, not their times, since a clock may have been ahead once.
+
+    Args:
+        dumps: The time at which each dump was begun, by name, oldest first.
+        rule: The retention rule. Days and weeks are those of UTC.
     """
     newest_first = list(dumps)[::-1]
 
@@ -58,8 +61,9 @@ def kept(dumps: Mapping[T, datetime], rule: Retention) -> frozenset[T]:
 
 
 def could_begin(begun: datetime, first: datetime, last: datetime) -> bool:
-    """Returns whether something may have been begun at a time: not long before the first of it
-    arrived, nor after the last.
+    """Returns whether a dump or a version may have been begun at a time.
+
+    The time must be neither long before the first arrival nor after the last one.
     """
     return first - LEEWAY <= begun <= last + LEEWAY
 

@@ -182,11 +182,14 @@ class Writer:
         return _HEAD.pack(*_START, mark, first, count, len(frame), len(text)) + frame
 
     def _beside(self, mark: int, known: int) -> tuple[int, int]:
-        """Returns which of the known segments of the whole dump lie where a new one does: the
-        first of them, and how many.
+        """Returns the segments of the whole dump that are at the place of a new segment.
 
-        Both end in the same line, mostly. One that is far ahead is believed only where the last
-        new segment was found near there, too: a line may have moved by itself.
+        A segment and its counterpart in the whole dump mostly end in the same line. A counterpart
+        that is far ahead is accepted only where the counterpart of the last new segment was near
+        that place, too: a single line may have moved.
+
+        Returns:
+            The number of the first segment, and the count of segments.
         """
         places, first = self._places.get(mark, []), self._at
         turn = bisect_left(places, first)

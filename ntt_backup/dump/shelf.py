@@ -30,13 +30,12 @@ _LONGEST: Final = timedelta(days=7)
 def of_host(
     dumps: Iterable[Stored], keys: HostKeys, ledger: Collection[tuple[str, str]]
 ) -> list[Stored]:
-    """Returns the dumps that this host knows: those that its key has signed, and those that are in
-    the ledger of the catalog.
+    """Returns the dumps that this host knows by its key or by the ledger of the catalog.
 
     Args:
-        dumps: all dumps on the target, of which any may have been planted.
-        keys: of this host.
-        ledger: name and SHA-256 of each dump that the catalog has noted.
+        dumps: All dumps on the target, of which any may have been planted.
+        keys: The keys of this host, which have signed its dumps.
+        ledger: The name and the SHA-256 of each dump that the catalog has noted.
     """
     return [
         one
@@ -47,8 +46,9 @@ def of_host(
 
 
 def signed(dumps: Iterable[Stored], keys: HostKeys) -> list[Stored]:
-    """Returns the dumps that come back unasked: those that this host's key has signed. Where there
-    is no key, none of them is told from the others, and all are returned.
+    """Returns the dumps that this host's key has signed, which are restored without being named.
+
+    A host without a key cannot tell its own dumps from others, so all dumps are returned.
     """
     return [one for one in dumps if not keys or one.origin(keys) is Origin.OURS]
 
@@ -79,15 +79,18 @@ def doubts(ours: Iterable[Stored], keys: HostKeys) -> dict[str, str]:
 def staying(
     ours: Sequence[Stored], name: str, now: datetime, rule: Retention, keys: HostKeys
 ) -> frozenset[str]:
-    """Returns the dumps that stay by themselves; what they need stays, too. A dump that cannot be
-    read stays as long as it would, but others stay for it; not so a record without a dump.
+    """Returns the dumps that the retention rule itself keeps.
+
+    The dumps that they need must be kept, too. An unreadable dump is kept as long as a readable one
+    would be, but other dumps are kept in its place as well. Neither is true of a record without a
+    dump.
 
     Args:
-        ours: the dumps of the catalog that this host knows.
-        name: of the new one, which arrived now.
-        now: by the target's clock or ours.
-        rule: how many stay.
-        keys: of this host.
+        ours: The dumps of the catalog that this host knows.
+        name: The name of the new dump, which arrived now.
+        now: The current time, by the target's clock or by ours.
+        rule: The number of dumps that are kept.
+        keys: The keys of this host.
     """
     doubtful = doubts(ours, keys)
     in_order = sorted(ours, key=lambda one: (_arrival(one), one.age))

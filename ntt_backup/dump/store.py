@@ -54,8 +54,12 @@ DUMPS: Final = Area(
 
 
 def open_dumps(settings: RemoteConfig) -> FileStore:
-    """Returns the store of dumps on the target of the settings; see `filestore.open.open_store`.
-    Raises DumpImpossible where a forced command takes no dumps.
+    """Returns the store of dumps on the target of the settings.
+
+    See `filestore.open.open_store`.
+
+    Raises:
+        DumpImpossible: A forced command accepts no dumps.
     """
     return open_store(settings, DUMPS)
 
@@ -84,8 +88,14 @@ def list_dumps(store: FileStore) -> list[Stored]:
 
 
 def fetch_dump(store: ReadableStore, dump: Stored) -> Generator[bytes, None, None]:
-    """Yields the content of a dump as it comes, unchecked. Raises FileMissing, FileUnreadable,
-    StoredFileDamaged, and what the store raises.
+    """Yields the content of a dump as the content arrives, without a check.
+
+    Errors of the store pass through.
+
+    Raises:
+        FileMissing: The dump is missing.
+        FileUnreadable: The dump cannot be read.
+        StoredFileDamaged: The dump is damaged.
     """
     size = dump.size or 0
     ranges = (Range(dump.name, at, min(_PIECE, size - at)) for at in range(0, size, _PIECE))
@@ -96,8 +106,10 @@ def fetch_dump(store: ReadableStore, dump: Stored) -> Generator[bytes, None, Non
 
 
 def remove_dumps(store: FileStore, names: Sequence[str]) -> int:
-    """Removes dumps with their records, in this order, and returns how many are gone. The target
-    may keep some.
+    """Removes dumps with their records, and returns the number of removed dumps.
+
+    The dumps are removed in the order of their names in the argument. The target may keep some of
+    them.
     """
     if not names:
         return 0
@@ -165,12 +177,14 @@ class BaseUnusable(Exception):
 
 
 def needed_by(one: Stored, known: Mapping[str, Stored]) -> list[Stored]:
-    """Returns the dumps that are read to restore a dump: the whole dump that an increment refers
-    to, and the dump itself.
+    """Returns the dumps that must be read to restore a dump.
 
     Args:
-        one: the dump.
-        known: dumps by their names.
+        one: The dump.
+        known: Dumps by their names.
+
+    Returns:
+        The whole dump that an increment refers to, and the dump itself.
 
     Raises:
         BaseUnusable: The whole dump is missing, not complete, or an increment itself.
@@ -247,8 +261,10 @@ class DumpText:
         return self._proved(fetch_dump(self._store, one), one.name, said)
 
     def _proved(self, pieces: Iterator[bytes], name: str, said: tuple[int, str]) -> Iterator[bytes]:
-        """Yields pieces of a dump of this name; notes afterwards whether all of them have the size
-        and the SHA-256 that its record says.
+        """Yields the pieces of a dump, and checks them against the dump's record.
+
+        After the last piece, `damaged` and `why` are set where the size or the SHA-256 of all
+        pieces is not that of the record.
         """
         digest, size, why = hashlib.sha256(), 0, "its SHA-256 is another"
         try:
@@ -280,8 +296,10 @@ def _explained() -> Iterator[None]:
 
 
 def _at_most(segments: Iterator[bytes], size: int) -> Iterator[bytes]:
-    """Yields segments. Raises SeriesDamaged instead of more than so many bytes: a few of them may
-    make terabytes.
+    """Yields segments up to a limit, since a few bytes of a dump may expand to terabytes.
+
+    Raises:
+        SeriesDamaged: The segments have more than `size` bytes.
     """
     for segment in segments:
         size -= len(segment)
