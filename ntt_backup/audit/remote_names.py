@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Container, Iterable, Iterator
-from typing import Final, Protocol
+from typing import Protocol
 
 from ntt_backup.blobdir.walk import StrayKind
 from ntt_backup.client.pool import SessionPool
@@ -26,9 +26,6 @@ from ntt_backup.packstore.tables import (
     packs_of,
 )
 
-_STRAYS: Final = dict(enumerate(StrayKind))
-_DIGITS: Final = 64
-
 
 class OnStray(Protocol):
     """Is told the path and the kind of an entry that is no blob, and more about the entry."""
@@ -49,13 +46,7 @@ class ReceiverNames:
         """Yields the blobs with a prefix, with their sizes, in order. on_stray is told path and
         kind of what is no blob; of what is UNREADABLE blobs may exist that are not told of.
         """
-        low = int(prefix.ljust(_DIGITS, "0"), 16)
-        high = low + (1 << 4 * (_DIGITS - len(prefix)))
-
-        def stray(number: int, path: str) -> None:
-            on_stray(path, _STRAYS.get(number, StrayKind.UNREADABLE))
-
-        for page in self._session.names(low, high, on_stray=stray):
+        for page in self._session.names(prefix, on_stray):
             yield from page
 
     def is_empty(self) -> bool:

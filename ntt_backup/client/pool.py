@@ -19,6 +19,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, TypeVar
 
+from ntt_backup.blobdir.walk import StrayKind
 from ntt_backup.client.backoff import OutageClock
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.read_session import ReadSession
@@ -38,6 +39,8 @@ T = TypeVar("T")
 
 # The names of one question: the part of a listing that a thread keeps in memory.
 _PAGE: Final = 8000
+_DIGITS: Final = 64
+_STRAYS: Final = dict(enumerate(StrayKind))
 # The connections in a row that received frames and did no work, after which a command gives up.
 FRUITLESS: Final = 100
 
@@ -236,23 +239,22 @@ class ReconnectingSession:
                 self._wait(error, wait_s)
 
     def names(
-        self,
-        low: int,
-        high: int,
-        on_stray: Callable[[int, str], None] = lambda kind, path: None,
+        self, prefix: str, on_stray: Callable[[str, StrayKind], None]
     ) -> Iterator[list[tuple[bytes, int]]]:
-        """Yields pages of the remote's names and sizes in [low, high), in order.
+        """Yields pages of the remote's blobids and sizes, in order.
 
         Args:
-            low: The first name, as a number.
-            high: The end, as a number.
-            on_stray: Receives kind and path of each entry that is no blob, once.
+            prefix: The first digits of all blobids.
+            on_stray: Receives path and kind of each entry that is no blob, once. A kind that only
+                a newer receiver knows is UNREADABLE.
         """
+        low = int(prefix.ljust(_DIGITS, "0"), 16)
+        high = low + (1 << 4 * (_DIGITS - len(prefix)))
         while low < high:
             first, last = low.to_bytes(32, "big"), (high - 1).to_bytes(32, "big")
             page = self.do(partial(ReadSession.names, low=first, high=last, most=_PAGE))
             for kind, path in page.strays:
-                on_stray(kind, path)
+                on_stray(path, _STRAYS.get(kind, StrayKind.UNREADABLE))
             yield page.names
             left = page.names and page.more
             low = int.from_bytes(page.names[-1][0], "big") + 1 if left else high

@@ -27,7 +27,6 @@ _BATCH_BLOBS: Final = 1000
 # Less than RESUMABLE: a blob that may be resumed is a batch alone.
 _BATCH_BYTES: Final = 32 << 20
 _AHEAD: Final = 2
-_UNREADABLE: Final = list(StrayKind).index(StrayKind.UNREADABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +62,14 @@ class FromReceiver(Work[Batch, ReconnectingSession]):
             return
         unlisted: set[str] = set()
 
-        def stray(kind: int, path: str) -> None:
-            if kind == _UNREADABLE and path not in unlisted:
+        def stray(path: str, kind: StrayKind) -> None:
+            if kind is StrayKind.UNREADABLE and path not in unlisted:
                 unlisted.add(path)
                 text = "the remote cannot list this directory: nobody knows which blobs are in it"
                 self.fail(Failure(path, Reason.REMOTE_UNREADABLE, text))
 
-        low, span = self.wanted.interval
-        done = low
-        for names in session.names(low, low + span, on_stray=stray):
+        done, span = self.wanted.interval
+        for names in session.names(self.wanted.prefix, stray):
             while names:
                 count = cut((size for _, size in names), _BATCH_BLOBS, _BATCH_BYTES)
                 entries: list[Entry] = [*names[:count]]
