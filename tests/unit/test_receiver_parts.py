@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from blake3 import blake3
 
 from ntt_backup.receiver import hashing, read_session
 from ntt_backup.receiver.file_areas import DumpArea
@@ -94,32 +97,84 @@ def test_a_session_that_reads_needs_blake3_to_verify_and_drops_its_answer(tmp_pa
     workspace.leave()
 
 
+@pytest.fixture
+def wake() -> Iterator[int]:
+    told, wake = os.pipe()
+    yield wake
+    os.close(told)
+    os.close(wake)
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Iterator[tuple[Workspace, list[bytes]]]:
+    """A workspace with five blobs, and their digests."""
+    contents = [b"%d" % number for number in range(5)]
+    for content in contents:
+        put(tmp_path, digest_of(content), content)
+    workspace = Workspace(str(tmp_path))
+    yield workspace, [*map(digest_of, contents)]
+    workspace.leave()
+
+
 @pytest.mark.parametrize(("files", "bytes_"), [(2, 99), (9, 2)])
 def test_the_program_gets_some_blobs_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: int, bytes_: int
+    stored: tuple[Workspace, list[bytes]],
+    wake: int,
+    monkeypatch: pytest.MonkeyPatch,
+    files: int,
+    bytes_: int,
 ) -> None:
     monkeypatch.setattr(read_session, "_FILES", files)
     monkeypatch.setattr(read_session, "_BYTES", bytes_)
     monkeypatch.setattr(os, "cpu_count", lambda: None)
-    contents = [b"%d" % number for number in range(5)]
-    for content in contents:
-        put(tmp_path, digest_of(content), content)
     counts: list[int] = []
 
     def digests(expected: dict[str, bytes], *_: object, **__: object) -> dict[str, bytes]:
         counts.append(len(expected))
         return expected
 
-    workspace = Workspace(str(tmp_path))
-    told, wake = os.pipe()
     program = cast(Any, SimpleNamespace(digests=digests))
-    job = HashJob(workspace, [*map(digest_of, contents)], None, program, wake)
-    *_, answer = job.frames()
+    *_, answer = HashJob(*stored, None, program, wake).frames()
     assert answer == messages.VERDICTS.frame(*messages.Verdicts(5, 5, 5, []))
     assert counts == [2, 2, 1]
-    workspace.leave()
-    os.close(told)
-    os.close(wake)
+
+
+def test_verdicts_that_nobody_waits_for_are_not_made(
+    stored: tuple[Workspace, list[bytes]], wake: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    begun: list[int] = []
+
+    def new(data: bytes) -> blake3:
+        begun.append(1)
+        for _ in range(100):
+            if not job._stopped:
+                time.sleep(0.01)
+        return blake3(data)
+
+    job = HashJob(*stored, cast(Any, new), None, wake)
+    answer = job.frames()
+    assert next(answer) == b""
+    answer.close()
+    assert len(begun) <= 1
+
+
+def test_a_blob_that_breaks_off_has_neither_a_size_nor_a_hash(
+    stored: tuple[Workspace, list[bytes]], wake: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reads(fd: int, buffers: list[memoryview]) -> int:
+        if read.setdefault(fd, 0):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        read[fd] += 1
+        return 1
+
+    read: dict[int, int] = {}
+    monkeypatch.setattr(os, "readv", reads)
+    workspace, digests = stored
+    *_, answer = HashJob(workspace, digests[:1], cast(Any, blake3), None, wake).frames()
+    why = f"EIO: {os.strerror(errno.EIO)}"
+    bad = messages.BadBlob(0, messages.UNREADABLE, 0, bytes(32), why)
+    assert answer == messages.VERDICTS.frame(1, 0, 0, [bad])
 
 
 def test_a_file_that_gets_no_name_is_removed_whatever_was_begun_behind_it(tmp_path: Path) -> None:
