@@ -106,7 +106,7 @@ def _lying(method):
 
 GroupCommit.__init__ = _lying(GroupCommit.__init__)
 """
-_NO_SYNC: Final = """
+_NO_FSYNC: Final = """
 
 class _Os:
     fsync = staticmethod(lambda fd: None)
@@ -115,18 +115,17 @@ class _Os:
         return getattr(os, name)
 
 os = _Os()
-sync_directory = os.fsync
 """
+_NO_SYNC: Final = f"{_NO_FSYNC}sync_directory = os.fsync\n"
+# To forget content has the kernel write it.
+_EARLY_PACK: Final = f"{_NO_FSYNC}forget = lambda fd: None\n"
 # What is broken, by its name: modules of the receiver, and what is added to them.
 BROKEN: Final = {
     "early-receipt": {"group_commit": _EARLY_RECEIPT},
     "early-name": {"group_commit": _EARLY_NAME},
-    "no-sync": {
-        "incoming": _NO_SYNC,
-        "file_areas": _NO_SYNC,
-    },
+    "no-sync": {"file_areas": _NO_SYNC},
     # Names are synced, and content is not.
-    "early-pack": {"incoming": _NO_SYNC},
+    "early-pack": {"file_areas": _EARLY_PACK},
     # Of the program itself, see `break_program`.
     "no-marker": {},
     "no-fsync": {},
