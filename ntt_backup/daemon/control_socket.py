@@ -55,8 +55,13 @@ _LINE_CHARS: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class Away:
-    """A side that is missed: what is remote, catalog, source or preflight. since: RFC 3339, UTC.
-    worker: who misses it; None before the workers start. reason: of the last attempt.
+    """A side that is unreachable.
+
+    Attributes:
+        what: remote, catalog, source or preflight.
+        worker: The number of the worker that misses the side; None before the workers start.
+        since: The start of the outage, RFC 3339, UTC.
+        reason: The reason of the last attempt.
     """
 
     what: str
@@ -67,10 +72,15 @@ class Away:
 
 @dataclass(frozen=True, slots=True)
 class DaemonReport:
-    """A running daemon at a moment. strategy: `auto` until it is found. bwlimit: bytes a second
-    that hold now, None for no limit. jobs: which of the side jobs are at work. recent: the last
-    lines, each with its time and level. minutes: of the last hour, each with its time of the epoch
-    and the bytes of content that were sent in it.
+    """The state of a running daemon at one moment.
+
+    Attributes:
+        strategy: The strategy of the uploads; `auto` until the daemon has found it.
+        bwlimit: The bandwidth limit that holds now, in bytes a second; None for no limit.
+        jobs: Whether each side job is at work, by its name.
+        recent: The last lines, each with its time and level.
+        minutes: The minutes of the last hour: seconds since the epoch, and the bytes of content
+            that were sent in that minute.
     """
 
     target: str
@@ -103,8 +113,10 @@ class DaemonReport:
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Self:
-        """Returns the report whose `fields` these are. Raises TypeError, KeyError and ValueError
-        for those of another version.
+        """Returns the report with these fields.
+
+        Raises:
+            TypeError, KeyError, ValueError: The fields are of another version.
         """
         found = {
             "state": RunState.of(fields["state"]),
@@ -196,8 +208,12 @@ def _utc(seconds: float) -> str:
 
 @contextmanager
 def short_address(path: Path) -> Iterator[str]:
-    """Yields the socket's path, or another one of the same place that is short enough for the
-    kernel. Raises OSError where its directory is missing.
+    """Yields an address of the socket that is short enough for the kernel.
+
+    The address is the path itself, or another path of the same place.
+
+    Raises:
+        OSError: The directory of the socket is missing.
     """
     if len(os.fsencode(path)) <= _LONGEST_PATH:
         yield str(path)
@@ -224,9 +240,17 @@ class _Peer:
 
 
 class ControlSocket:
-    """Listens at path, which it removes at its end. answer gets a request and the user's id; it may
-    raise BackupError. Raises ConfigError where there can be no socket. The process holds the PID
-    lock, so what a dead daemon left there is replaced.
+    """Listens for requests at a Unix socket, and removes the socket at the end.
+
+    The process holds the PID lock, so a socket that a dead daemon left at the path is replaced.
+
+    Args:
+        path: The path of the socket.
+        answer: Gets a request and the id of the user, and returns the answer. It may raise
+            BackupError.
+
+    Raises:
+        ConfigError: No socket can be created at the path.
     """
 
     def __init__(self, path: Path, answer: Answer) -> None:
@@ -250,8 +274,9 @@ class ControlSocket:
         return [self._listening.fileno(), *(one.connection.fileno() for one in self._peers)]
 
     def serve(self) -> None:
-        """Answers those whose request has come, and cuts off those who take too long. Does not
-        wait.
+        """Answers the requests that have arrived, and disconnects clients that take too long.
+
+        The method does not wait.
         """
         now = time.monotonic()
         with suppress(OSError):  # Nobody waits any more, or who did has gone.
@@ -366,8 +391,13 @@ def report(settings: CatalogConfig) -> DaemonReport:
 
 
 def ask(settings: CatalogConfig, do: str, **values: str) -> dict[str, Any]:
-    """Returns the answer of the daemon of this target; what it has done is its `done`. Raises
-    NotRunning where none answers, BackupError for what it refuses.
+    """Returns the answer of the daemon of this target.
+
+    The field `done` of the answer says what the daemon has done.
+
+    Raises:
+        NotRunning: No daemon answers.
+        BackupError: The daemon refuses the request.
     """
     said = _answer(settings, {"do": do, **values}, _ANSWER_SECONDS)
     if not isinstance(said.get("done"), str):
@@ -433,9 +463,13 @@ def _of_another_version(settings: CatalogConfig, detail: str) -> NotRunning:
 
 
 def believed(path: Path) -> set[int]:
-    """Returns the ids of the users whose program at the socket's path is taken for the daemon:
-    root, our own user, and the owner of its directory where nobody else can have put that there.
-    Raises OSError.
+    """Returns the ids of the users whose program at the socket's path is trusted as the daemon.
+
+    These are root, the user of this process, and the owner of the socket's directory if nobody else
+    can have put the directory there.
+
+    Raises:
+        OSError: A directory cannot be inspected.
     """
     users, directory = {0, os.geteuid()}, path.absolute().parent
     owner = directory.stat().st_uid

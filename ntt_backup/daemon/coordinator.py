@@ -180,11 +180,11 @@ class _Coordinator:
         self._listeners.close()
 
     def _preflight(self) -> Preflight | None:
-        """Returns a preflight that has passed, or None when told to stop. With watch, it waits out
-        outages.
+        """Returns a preflight that has passed, or None when the run is told to stop.
 
-        A store that cannot be used counts as an outage, as it does once the workers run: its disk
-        may be mounted later than we are started.
+        With watch, the method waits until outages end. A store that cannot be used counts as an
+        outage, as it does once the workers run: its disk may be mounted later than this process is
+        started.
         """
         outages = Outages(self._emit, self._backoff, None)
         while not self._inbox.stops:
@@ -211,8 +211,12 @@ class _Coordinator:
         return None
 
     def _take_steps(self) -> tuple[Preflight, list[str]]:
-        """Returns a preflight that has passed, and its warnings; raises the error of the first step
-        that fails. The first worker connects to the remote meanwhile, and probes it.
+        """Returns a preflight that has passed, and its warnings.
+
+        The first worker connects to the remote meanwhile, and probes the remote.
+
+        Raises:
+            BackupError: The first step that failed has failed with this error.
         """
         from ntt_backup.daemon.preflight import Preflight
 

@@ -46,8 +46,13 @@ TOGETHER_SECONDS: Final = 60.0
 
 
 class EventLog(Listener):
-    """Appends events to the JSONL file as `reopen` does; raises what that raises. The file is found
-    by its name, and each line is one write(2), so it stays whole.
+    """Appends events to the JSONL file of the settings.
+
+    The file is found by its name, also after a rotation. Each line is one write(2), so that the
+    line stays whole.
+
+    Raises:
+        ConfigError: As `reopen` raises.
     """
 
     def __init__(self, settings: LogSettings, run_id: str, target: str) -> None:
@@ -61,8 +66,10 @@ class EventLog(Listener):
 
     @cached_property
     def _logger(self) -> Any:
-        """Gives each event to `write`, as one line of JSON. The logger is made for the first line:
-        structlog takes a while to load, and the remote is asked before.
+        """Gives each event to `write`, as one line of JSON.
+
+        The logger is made for the first line: structlog takes a while to load, and the remote is
+        asked before.
         """
         # Where structlog finds rich, it loads it, and pygments, for a renderer that is not used.
         rich = sys.modules.get("rich")
@@ -88,8 +95,10 @@ class EventLog(Listener):
         )
 
     def reopen(self, settings: LogSettings) -> None:
-        """Opens the file of the settings for the lines to come, of their level and above. Raises
-        ConfigError where that cannot be, and goes on as before.
+        """Opens the log file of the settings for later lines, and uses their level for these lines.
+
+        Raises:
+            ConfigError: The file cannot be opened. The log continues with the former settings.
         """
         old, self._path = self._path, settings.jsonl
         self.close()
@@ -166,8 +175,10 @@ def _lead(_logger: object, _method: str, event: Mapping[str, Any]) -> dict[str, 
 
 
 def _is_trusted(link: Path) -> bool:
-    """Returns whether nobody but root and this user can have made or changed a symlink. Such a one,
-    as /dev/stdout is, is followed; through another one root would write into any file.
+    """Returns whether only root and this user can have created or changed a symlink.
+
+    A trusted symlink, such as /dev/stdout, is followed. Through any other symlink, root would write
+    into any file.
     """
     above, users = link.parent.stat(), (0, os.geteuid())
     ours = above.st_uid in users and link.lstat().st_uid in users
@@ -206,8 +217,10 @@ class BatchLines:
     def take(
         self, event: BatchComplete | MarksLost, now: float
     ) -> Iterator[BatchComplete | MarksLost]:
-        """Takes in a batch of a worker, or what became of earlier ones; yields what is to be told
-        now.
+        """Records a batch of a worker, or the loss of earlier batches.
+
+        Yields:
+            The events that are due now.
         """
         worker, held = event.worker, self._held.pop(event.worker, None)
         small = event.blobs <= SMALL_BLOBS and event.bytes <= SMALL_BYTES

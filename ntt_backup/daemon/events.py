@@ -12,8 +12,10 @@ Uid = Annotated[Count, doc("of the user who asked for it")]
 
 
 class TargetRestart(RestartFields, Event):
-    """The coordinator of one of several targets has died, or ended by an error while it should
-    watch, and will be started again. Its run_id is that of the daemon, which all targets share.
+    """The coordinator of one of several targets will be started again.
+
+    The coordinator has died, or has ended by an error in a run with --watch. The run_id is that of
+    the daemon, which all targets share.
     """
 
     level = "warning"
@@ -23,8 +25,9 @@ class TargetRestart(RestartFields, Event):
 
 
 class SettingsRead(Event):
-    """The settings were read again, as SIGHUP asks for. A warning follows where some of what has
-    changed needs a new start.
+    """The settings were read again, as SIGHUP asks for.
+
+    A warning follows if some of the changed settings need a restart.
     """
 
     changed: Annotated[list[str], doc("the settings that have new values from now on")]

@@ -61,8 +61,12 @@ _UNREADABLE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class CheckStep:
-    """Holds what one step found: text where all is well, warning where it deserves a look, error
-    where it failed.
+    """Holds the result of one step.
+
+    Attributes:
+        text: The result of a step without a problem.
+        warning: The problem of a step that has passed but deserves a look.
+        error: The error of a step that has failed.
     """
 
     text: str = ""
@@ -229,9 +233,10 @@ class Preflight:
         return CheckStep(text, warning=lost)
 
     def _look_for_place(self, catalog: Connection, ask: Ask, facts: Facts) -> CheckStep:
-        """Makes by-hash at the start of a target's life, and warns then of a remote from which
-        nothing can be read. Later, that it is missing means a disk that is not mounted: making it
-        would fill the disk below.
+        """Creates by-hash for a new target, and warns then if nothing can be read from the remote.
+
+        Later, a missing by-hash means a disk that is not mounted: a new by-hash would fill the disk
+        below the mount point.
         """
         remote = self._settings.remote
         path = remote.blobs

@@ -47,8 +47,10 @@ _FIRST_SECONDS = 0.25  # They say nothing of the pace.
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """One worker at a moment. state: starting, sending, paused, waiting, idle, outage, stalled,
-    stopped.
+    """The status of one worker at one moment.
+
+    Attributes:
+        state: starting, sending, paused, waiting, idle, outage, stalled or stopped.
     """
 
     worker: int
@@ -60,10 +62,16 @@ class WorkerStatus:
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """A run at a moment. mb_per_s: on the link, over the last minute. estimated: pending, share and
-    eta_s are. sent: content, answered or not. Of this burst of work: done are the settled blobs,
-    share is the part of the content that was sent, below 1 while blobs are pending; None where
-    nothing is pending or done, or pending is not known. paused: somebody holds all back.
+    """The state of a run at one moment.
+
+    Attributes:
+        estimated: Whether pending, share and eta_s are estimates.
+        sent: The bytes of content that were sent, answered or not.
+        done: The settled blobs of the present burst of work.
+        share: The part of the content of this burst that was sent, from 0 to 1, and below 1 while
+            blobs are pending. None if nothing is pending or done, or if pending is not known.
+        mb_per_s: The speed on the link over the last minute, in 10^6 bytes a second.
+        paused: Whether a user has paused the run.
     """
 
     elapsed_s: float
@@ -107,8 +115,11 @@ class RunState:
         return events.Progress(**said | {"eta_s": self.eta_s and round(self.eta_s, 1)})
 
     def outcome(self, error: BackupError | None, jobs_failed: Sequence[str]) -> tuple[str, int]:
-        """Returns how a run ends that is so, and its exit code. error: what ends it, if it is one;
-        jobs_failed: the side jobs that failed.
+        """Returns the outcome and the exit code of a run that ends in this state.
+
+        Args:
+            error: The error that ends the run, or None.
+            jobs_failed: The names of the side jobs that failed.
         """
         if error is not None:
             return "stopped" if isinstance(error, Stopped) else "error", error.exit_code
@@ -162,8 +173,11 @@ class RateWindow:
 
 @dataclass(slots=True)
 class _Worker:
-    """A worker, as its messages tell of it. in_flight: content that was sent and is in no sum yet;
-    below zero for a moment where the answer comes before the message about the last bytes.
+    """The state of a worker, according to its messages.
+
+    Attributes:
+        in_flight: The bytes of content that were sent and are in no sum yet. The number is below
+            zero for a moment if the answer arrives before the message about the last bytes.
     """
 
     state: str = "starting"
@@ -195,8 +209,11 @@ class _Settled(NamedTuple):
 
 
 class RunProgress:
-    """Adds up a run. Times are monotonic seconds. at_work: some worker has something to do.
-    out_of_date: the last number of pending blobs says little now.
+    """Adds up the progress of a run. Times are monotonic seconds.
+
+    Attributes:
+        at_work: Whether some worker has something to do.
+        out_of_date: Whether the last number of pending blobs is no longer reliable.
     """
 
     def __init__(self, started: float, workers: int) -> None:
@@ -284,8 +301,10 @@ class RunProgress:
             self.out_of_date = self.pending != 0
 
     def found(self, estimate: PendingEstimate) -> None:
-        """Takes in how much is pending at this moment. What was not counted replaces nothing that
-        still holds: two estimates may differ by more than what came meanwhile.
+        """Records an estimate of the blobs that are pending at this moment.
+
+        An estimate that was not counted does not replace a number that still holds: two estimates
+        may differ by more than the blobs that arrived meanwhile.
         """
         if estimate.exact or self.out_of_date or self.pending is None:
             self._found, self._settled_then = estimate, self._settled
@@ -316,8 +335,9 @@ class RunProgress:
 
     @property
     def _mean_size(self) -> float:
-        """Returns the mean of the blobs that were begun. The others are alike, since blobids are
-        hashes.
+        """Returns the mean size in bytes of the blobs that were begun.
+
+        The other blobs are alike, since blobids are hashes.
         """
         return self._begun_bytes / self._begun_blobs if self._begun_blobs else 0.0
 
@@ -344,8 +364,10 @@ class RunProgress:
         return share, left * elapsed / done
 
     def unanswered_s(self, now: float) -> float | None:
-        """Returns the seconds for which the content that was sent and has no answer takes at the
-        present speed of the link; None where nothing moves.
+        """Returns the time that the link takes for the content that was sent and has no answer.
+
+        Returns:
+            Seconds at the present speed of the link; None if nothing moves.
         """
         rate = self._bytes_rate.rate(now)
         return max(0, self._in_flight) / rate if rate else None
@@ -378,8 +400,12 @@ class RunProgress:
 
 
 class OpenOutage(NamedTuple):
-    """An outage that lasts, as one worker misses the side. since: the time of the first failure
-    that this worker reported, by the clock of who keeps it. event: its last one.
+    """An outage that has not ended, as one worker reports it.
+
+    Attributes:
+        since: The time of the first failure that this worker reported, by the clock of the object
+            that keeps the outage.
+        event: The last outage event of the worker.
     """
 
     since: float
@@ -412,9 +438,13 @@ class OpenOutages:
                 self._drop([*self._open])
 
     def connect(self, what: str, now: float) -> bool:
-        """Notes that a side accepted a connection, which is not yet work that was done: the outage
-        ends with that, and is over since now. Returns whether this is the first connection since
-        the last failure.
+        """Records that a side has accepted a connection.
+
+        A connection is not yet work that was done: only such work ends the outage, but the outage
+        then counts as over since the connection.
+
+        Returns:
+            Whether this is the first connection since the last failure.
         """
         if what not in self._began or what in self._connected:
             return False
@@ -422,8 +452,11 @@ class OpenOutages:
         return True
 
     def lasted(self, what: str, now: float) -> float | None:
-        """Returns for how many seconds a side was unreachable, up to now or to the connection that
-        has answered; None where the side has no outage.
+        """Returns the time for which a side was unreachable.
+
+        Returns:
+            Seconds up to now, or to the connection that has answered; None if the side has no
+            outage.
         """
         began = self._began.get(what)
         return None if began is None else self._connected.get(what, now) - began

@@ -62,8 +62,14 @@ class RunControl(RunReport):
         self._asked_for = False
 
     def wait(self, fds: Iterable[int], seconds: float) -> frozenset[int]:
-        """Returns which of the descriptors are ready within so many seconds; serves the socket, and
-        makes one again where somebody has removed it.
+        """Returns the descriptors that are ready within this time.
+
+        The method serves the control socket meanwhile, and creates the socket again if somebody has
+        removed it.
+
+        Args:
+            fds: The descriptors to read from.
+            seconds: The longest time to wait, in seconds.
         """
         self.listen()
         asked = self._socket.fds if self._socket is not None else []
@@ -80,8 +86,9 @@ class RunControl(RunReport):
         return ready
 
     def time_left(self, seconds: float) -> Iterator[float]:
-        """Yields how many of the seconds are left, until none is; a stop ends it, and so does
-        somebody who asks to do now what is waited for.
+        """Yields the seconds that are left of a wait, until none are left.
+
+        A stop ends the wait, and so does a user who asks to do the work now.
         """
         until, self._hurried = time.monotonic() + seconds, False
         while not (self._inbox.stops or self._hurried) and (left := until - time.monotonic()) > 0:

@@ -55,8 +55,14 @@ class RunHistory:
         self._outage_s = 0.0
 
     def start(self, strategy: str, conn: connection.Connection | None = None) -> None:
-        """Writes that the run begins, over conn where there is one. Raises CatalogError: at the
-        start the catalog must answer.
+        """Writes to the catalog that the run begins.
+
+        Args:
+            strategy: The strategy of the uploads; "" if it is not known.
+            conn: The connection to use; None opens a new one.
+
+        Raises:
+            CatalogError: The catalog does not answer, which it must at the start.
         """
         self._close()
         self._connection = conn
@@ -119,8 +125,9 @@ class RunHistory:
     def update(
         self, state: RunState, outcome: str | None = None, exit_code: int | None = None
     ) -> None:
-        """Writes what the run has done so far; that also shows that it is alive. With an outcome it
-        has ended.
+        """Writes the counts of the run, which also show that the run is alive.
+
+        With an outcome, the run has ended.
         """
 
         def write(conn: connection.Connection) -> None:
@@ -139,8 +146,9 @@ class RunHistory:
         self._try(write)
 
     def still_failed(self) -> int:
-        """Returns how many blobs are failed, by whatever run, without those that somebody knows of;
-        0 where the catalog is unreachable.
+        """Returns the number of failed blobs, of any run, that are not marked as known.
+
+        The number is 0 if the catalog is unreachable.
         """
         if not self._started:
             return 0
@@ -148,8 +156,16 @@ class RunHistory:
         return self._try(lambda conn: stats.still_failed(conn, target)) or 0
 
     def end(self, state: RunState, outcome: str, exit_code: int, reason: str) -> None:
-        """Writes how the run ended, and closes the connection. One that could not begin is noted,
-        too: the next one is to know that it is not the first to fail. reason: of an error.
+        """Writes how the run ended, and closes the connection.
+
+        A run that could not begin is noted, too: the next run must know that it is not the first to
+        fail.
+
+        Args:
+            state: The final state.
+            outcome: The outcome, as from `RunState.outcome`.
+            exit_code: The exit code of the run.
+            reason: The reason of an error.
         """
         if not self._started and outcome == "error":
             self._try(lambda conn: self._start(conn, ""))

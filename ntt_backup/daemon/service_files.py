@@ -42,8 +42,13 @@ class ServiceFile:
     text: str
 
     def write(self, root: Path) -> str:
-        """Writes it below root, unless an operator has changed it; returns what was done. Raises
-        OSError.
+        """Writes the file below root, unless an operator has changed the file.
+
+        Returns:
+            The action, in words.
+
+        Raises:
+            OSError: The file cannot be read or written.
         """
         path = root / self.path
         found = _read(path)
@@ -62,8 +67,13 @@ class ServiceFile:
         return "written"
 
     def remove(self, root: Path) -> str:
-        """Removes it below root, unless it is an operator's work; returns what was done. Raises
-        OSError.
+        """Removes the file below root, unless the file is the work of an operator.
+
+        Returns:
+            The action, in words.
+
+        Raises:
+            OSError: The file cannot be read or removed.
         """
         path = root / self.path
         path.with_name(path.name + BESIDE).unlink(missing_ok=True)
@@ -80,9 +90,13 @@ class ServiceFile:
 def service_files(
     program: str, prefix: Path | None = None, systemd: int = 0
 ) -> Iterator[ServiceFile]:
-    """Yields the files of the service. program: the path that units start. prefix: what belongs to
-    a package lies below its lib; without one, below /etc. systemd: the release that will read
-    them; 0 where that is not known.
+    """Yields the files of the service.
+
+    Args:
+        program: The path of the program that the units start.
+        prefix: The directory that holds the files of a package in its lib; None: the files are
+            placed below /etc.
+        systemd: The release of systemd that will read the files; 0 if the release is not known.
     """
     sample = _sample()
     lib = Path("etc") if prefix is None else Path(*prefix.parts[prefix.is_absolute() :], "lib")

@@ -53,8 +53,10 @@ _QUIET_SECONDS: Final = 86400.0
 
 
 def fork(body: Callable[[], JobOver], name: str, pace: Pace | None = None) -> Child:
-    """Returns a process that does the work, and sends at this pace. Raises OSError where that
-    cannot be.
+    """Returns a process that does the work, and sends at this pace.
+
+    Raises:
+        OSError: The process cannot be started.
     """
     return Fork(partial(_work, body, pace), name)
 
@@ -139,8 +141,11 @@ class SideJob(ChildProcess):
         return self.running and now - self._heard < _QUIET_SECONDS
 
     def start_if_due(self, now: float, away: Collection[str] = ()) -> None:
-        """Starts a process, if it is time to, and no side that the work needs is known to be
-        unreachable. now: monotonic seconds. away: the sides that are unreachable.
+        """Starts a due process, unless a side that the work needs is known to be unreachable.
+
+        Args:
+            now: Monotonic seconds.
+            away: The sides that are unreachable.
         """
         if now < self._next or self.running or not self.needs.isdisjoint(away):
             return
@@ -151,8 +156,12 @@ class SideJob(ChildProcess):
         self.begin(lambda: fork(partial(self.work, patient), self.name, self.pace))
 
     def hear(self, now: float) -> Iterator[Event]:
-        """Yields the events of the process, and the event of its end. After the end `running` is
-        False. now: monotonic seconds.
+        """Yields the events of the process, and the event of its end.
+
+        After the end `running` is False.
+
+        Args:
+            now: Monotonic seconds.
         """
         for event in self._events(now):
             self._wrong |= event.level == "error"

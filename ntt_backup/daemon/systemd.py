@@ -51,8 +51,9 @@ class Systemd:
 
     @contextmanager
     def reloading(self) -> Iterator[None]:
-        """Says that the settings are read again while the context lasts. A start that is not over
-        must not seem so: then nothing is said.
+        """Tells systemd that the settings are read again while the context lasts.
+
+        Before the start is complete, the method tells nothing: the start must not seem complete.
         """
         if self._ready:
             now = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
@@ -66,8 +67,11 @@ class Systemd:
         self._tell("STOPPING=1")
 
     def watchdog(self, *, alive: bool) -> bool:
-        """Notifies the watchdog every few seconds while `alive`. Returns whether a new status is
-        due, too: more messages would fill the socket of systemd, and block the run.
+        """Notifies the watchdog every few seconds while `alive`.
+
+        Returns:
+            Whether a new status is due, too: more messages would fill the socket of systemd, and
+            block the run.
         """
         now = time.monotonic()
         if due := now >= self._next_watchdog:

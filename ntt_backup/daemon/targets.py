@@ -114,8 +114,10 @@ class SupervisedTarget(ChildProcess):
         return super().fds if self._socket is None else [*super().fds, *self._socket.fds]
 
     def turn(self, now: float) -> None:
-        """Starts the coordinator if that is due, reads its messages, and kills it if it hangs. now:
-        monotonic seconds.
+        """Starts the coordinator if a start is due, reads its messages, and kills it if it hangs.
+
+        Args:
+            now: Monotonic seconds.
         """
         if self._socket is not None:
             self._socket.serve()
@@ -337,8 +339,9 @@ def _reread(
     reread: Callable[[str], Settings],
     names: Callable[[], Sequence[str]],
 ) -> None:
-    """Opens the log of each target where its settings, read anew, have it, and tells which targets
-    are new in the settings or gone from them.
+    """Reads the settings of all targets again, and reopens the log of each target.
+
+    An event names the targets that are new in the settings or missing from the settings.
     """
     for target, log in zip(targets, logs, strict=True):
         with suppress(ConfigError):  # Its coordinator tells of it.

@@ -94,8 +94,9 @@ class SupervisedWorker(ChildProcess):
         self.spec = replace(self.spec, strategy=strategy, probes=False)
 
     def hear(self) -> Iterator[Message]:
-        """Yields the messages that `read_messages` yields, with the worker's number. The end of a
-        worker that said goodbye is none.
+        """Yields the messages of `read_messages`, with the worker's number.
+
+        The end of a worker that said goodbye is not yielded.
         """
         for message in self.read_messages():
             if isinstance(message, bytes):
@@ -113,9 +114,12 @@ class SupervisedWorker(ChildProcess):
             yield message
 
     def mind_silence(self, now: float) -> Iterator[Message]:
-        """Yields a `worker_stall` event, once, when the worker has said nothing for more than
-        `run.stall_timeout` beyond the seconds for which it had announced to be quiet;
-        `worker_stall_end` when it speaks again. Messages that wait are no silence: `hear` first.
+        """Yields the events for a worker that is silent for too long.
+
+        The event is `worker_stall`, once, when the worker has said nothing for more than
+        `run.stall_timeout` beyond the seconds for which it had announced to be quiet; and
+        `worker_stall_end` when the worker speaks again. Messages that wait are no silence: call
+        `hear` first.
         """
         if self._process is None:
             return
@@ -137,8 +141,9 @@ class SupervisedWorker(ChildProcess):
             yield events.WorkerStall(pid=pid, worker=self.worker, silent_s=silent, hint=hint)
 
     def _warn_once(self, line: bytes) -> Iterator[Message]:
-        """Yields a warning for the first line that is no message: a library may print something,
-        and that ends no backup.
+        """Yields a warning for the first line that is no message.
+
+        A library may print something, and such a line must not end a backup.
         """
         if not self._warned:
             self._warned = True
@@ -164,8 +169,10 @@ class SupervisedWorker(ChildProcess):
         super().kill()
 
     def plan_restart(self, death: ProcessEnded, now: float) -> events.WorkerRestart:
-        """Counts a restart, sets when it is due, and returns its event. Raises WorkerFailed at the
-        limit.
+        """Counts a restart, sets the time at which the restart is due, and returns its event.
+
+        Raises:
+            WorkerFailed: The limit of restarts is reached.
         """
         wait = self.restarts.next_wait(now - self._started)
         if wait is None:
@@ -185,8 +192,10 @@ class SupervisedWorker(ChildProcess):
 
 
 def workers_needed(pending: PendingEstimate, run: RunSettings) -> int:
-    """Returns the number of workers that a run should start with. Where little is pending, one more
-    Python at both ends and one more ssh between them cost more than they save.
+    """Returns the number of workers that a run should start with.
+
+    Where little is pending, one more Python at both ends and one more ssh between them cost more
+    than they save.
     """
     if not pending.exact or pending.unsized:
         return run.workers
@@ -203,11 +212,15 @@ def _share(run: RunSettings) -> tuple[int, int]:
 
 
 class WorkerPool:
-    """Holds all workers of a run, not yet started. They share the limit of the bandwidth and
-    the effort of compressing. limit: has two more senders behind the workers, for side jobs.
+    """Holds all workers of a run, not yet started.
 
-    reserve: the workers that are not started while little is pending. first: the worker that probes
-    the remote for the preflight.
+    The workers share the limit of the bandwidth and the effort of compressing.
+
+    Attributes:
+        limit: The limit of the bandwidth. It has two more senders behind the workers, for side
+            jobs.
+        reserve: The workers that are not started while little is pending.
+        first: The worker that probes the remote for the preflight.
     """
 
     def __init__(self, settings: Settings, run_id: str, backoff: Backoff, *, watch: bool) -> None:
@@ -258,8 +271,9 @@ class WorkerPool:
         self.first.prepare()
 
     def load_ahead(self, pending: PendingEstimate | None) -> None:
-        """Loads what a bucket needs, where the first worker does not remain alone: the others are
-        copies of this process, and need not load it again.
+        """Loads the modules for a bucket, unless the first worker remains alone.
+
+        The other workers are copies of this process, and need not load the modules again.
         """
         if self._remote.kind == "s3" and self._needed(pending) > 1:
             from ntt_backup.objects import s3

@@ -63,9 +63,11 @@ class ChildProcess:
             self._stillborn = ProcessEnded(status=None, detail=error.strerror or str(error))
 
     def read_messages(self) -> Iterator[Message | bytes]:
-        """Yields what the process has said, of one read: a process that talks faster than it is
-        heard must not keep others waiting. Lines that are no message are yielded as bytes. After
-        the end of the process the last message is `ProcessEnded`.
+        """Yields the messages of one read from the process.
+
+        A process that writes faster than it is read must not keep others waiting. Lines that are no
+        message are yielded as bytes. After the end of the process the last message is
+        `ProcessEnded`.
         """
         if self._stillborn is not None:
             stillborn, self._stillborn = self._stillborn, None
@@ -102,8 +104,9 @@ class ChildProcess:
             os.kill(self._process.pid, signum)
 
     def kill(self) -> None:
-        """Kills the process and its child processes immediately; what it wrote can still be
-        read.
+        """Kills the process and its child processes immediately.
+
+        The output that the process wrote can still be read.
         """
         if self._process is not None:
             _kill_group(self._process)

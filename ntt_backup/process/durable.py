@@ -58,8 +58,9 @@ def durable_file(
     owner: tuple[int, int] | None = None,
     replace: bool = True,
 ) -> Iterator[BinaryIO]:
-    """Yields a file to write. The file gets its name when it is durable at the end of the block,
-    and none if the block raises.
+    """Yields a file to write.
+
+    The file gets its name when it is durable at the end of the block, and none if the block raises.
 
     Args:
         path: The file.

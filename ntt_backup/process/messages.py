@@ -142,8 +142,10 @@ class ErrorFields(Message):
 
 
 class Fatal(ErrorFields):
-    """A worker ends by a non-retryable error, or by any error before its first batch. error_class:
-    the class of the error.
+    """A worker ends by a non-retryable error, or by any error before its first batch.
+
+    Attributes:
+        error_class: The name of the error's class.
     """
 
     error_class: str = ""

@@ -57,8 +57,9 @@ class Tail:
 
 
 def die_with_parent(signum: int = signal.SIGKILL) -> Callable[[], None]:
-    """Returns a preexec_fn after which the kernel sends signum to the new process when the thread
-    that started the process ends.
+    """Returns a preexec_fn that ties the life of a new process to the thread that starts it.
+
+    The kernel sends signum to the process when that thread ends.
     """
     parent = os.getpid()
 
@@ -209,8 +210,15 @@ class Child:
             self._process.stdin.close()
 
     def wait(self, timeout: float) -> int | None:
-        """Returns the exit status, or None if the process still runs after timeout seconds. stdout
-        and stderr are read meanwhile, so that the process never waits for a reader.
+        """Waits for the end of the process.
+
+        stdout and stderr are read meanwhile, so that the process never waits for a reader.
+
+        Args:
+            timeout: The longest time to wait, in seconds.
+
+        Returns:
+            The exit status, or None if the process still runs.
         """
         deadline = time.monotonic() + timeout
         nap = _FIRST_NAP_SECONDS

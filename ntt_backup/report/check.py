@@ -180,8 +180,14 @@ def _dump(settings: Settings, *, reached: bool) -> CheckStep:
 
 
 def snapshots(settings: Settings, *, reached: bool) -> CheckStep:
-    """Says whether the sets can be taken: this user can read what they name, and the target lets us
-    see and keep versions. Raises SourceError, and what a repository raises.
+    """Checks that snapshots of the sets can be taken.
+
+    This user must be able to read the paths of the sets, and the target must allow to list and keep
+    versions.
+
+    Raises:
+        SourceError: A path is missing, or may not be read.
+        BackupError: The repository cannot be read.
     """
     from ntt_backup.snapshot.retention import life
     from ntt_backup.snapshot.versions import versions
@@ -265,8 +271,9 @@ def of_banner(banner: Banner, *, packs: bool = False) -> CheckStep:
 
 
 def last_drill(settings: Settings) -> CheckStep:
-    """Says when a drill last proved that everything comes back, and warns where the last one did
-    not.
+    """Reports the last drill that proved that everything can be restored.
+
+    The step has a warning if the last drill has not proved that.
     """
     try:
         with connection.connect(settings.catalog.url, application_name("check")) as conn:
@@ -309,8 +316,9 @@ def host_key(settings: Settings) -> CheckStep:
 
 
 def look(settings: RemoteConfig) -> list[Newest]:
-    """Returns what the target lacks of the newest dump, versions and pack that this host knows, and
-    notes it for `status`.
+    """Returns the newest dump, versions and pack that this host knows and the target lacks.
+
+    The result is noted for `status`.
 
     Raises:
         BackupError: The target cannot be listed.
@@ -338,8 +346,14 @@ def look(settings: RemoteConfig) -> list[Newest]:
 def missed_versions(
     settings: RemoteConfig, repository: ReadableStore, of_set: str = ""
 ) -> list[Newest]:
-    """Returns what the target lacks of the newest versions that this host knows, and notes it for
-    `status`. of_set: the only set that is looked for; "" for all.
+    """Returns the newest versions that this host knows and the target lacks.
+
+    The result is noted for `status`.
+
+    Args:
+        settings: Of the target.
+        repository: The repository of the target.
+        of_set: The only set whose versions are looked for; "" for all sets.
     """
     origins = Origins.of(settings)
     known = [one.of for one in newest.recorded(settings) if one.kind == "version"]
@@ -360,8 +374,12 @@ def _ledger(settings: RemoteConfig) -> frozenset[tuple[str, str]] | None:
 
 
 def _lost_pack(settings: RemoteConfig) -> tuple[StoredPack, datetime] | None:
-    """Returns the pack that the catalog knows as the newest, and when it was sealed, where the
-    bucket lacks it or has another object in its place; None also where the catalog cannot be asked.
+    """Returns the newest pack in the catalog, if the bucket has lost this pack.
+
+    The bucket has lost the pack if it lacks the pack or has another object in its place.
+
+    Returns:
+        The pack and the time at which it was sealed; None also if the catalog cannot be asked.
     """
     with suppress(CatalogError):
         with connection.connect(settings.catalog.url, application_name("check")) as conn:

@@ -55,11 +55,22 @@ _SLOW_SECONDS: Final = 60.0
 
 @dataclass(slots=True)
 class TargetFacts:
-    """Holds what is known of a target. daemon: what it answers, where it does; silence: why it does
-    not. read_at: when the catalog was read last; None: never. trouble: why it could not be read
-    now; lacks: what it refused to tell. unknown: failed blobs of which nobody has said that it is
-    known. runs: the newest first. For `status` alone: holders (of ranges), stored (the objects of a
-    bucket). For the page alone: hours, examples, proved. For who hears the runs alone: end.
+    """Holds the known facts about a target.
+
+    Attributes:
+        daemon: The report of the daemon; None if the daemon does not answer.
+        silence: The reason why the daemon does not answer.
+        read_at: The last time at which the catalog was read; None: never.
+        trouble: The reason why the catalog could not be read now.
+        lacks: The errors for facts that the catalog refused to tell.
+        unknown: The number of failed blobs that are not marked as known.
+        runs: The runs, the newest first.
+        holders: The holders of ranges, for `status` alone.
+        stored: The objects of a bucket, for `status` alone.
+        hours: The sums of each hour, for the page alone.
+        examples: Some failed blobs, for the page alone.
+        proved: The numbers of checked blobs, for the page alone.
+        end: The end of a run, for listeners to runs alone.
     """
 
     settings: CatalogConfig
@@ -105,8 +116,14 @@ class TargetFacts:
             self.silence = error
 
     def read_for_status(self, conn: connection.Connection, *, exact: bool) -> None:
-        """Reads what `status` shows. exact: count all, however long that takes. Raises
-        CatalogError.
+        """Reads the facts that `status` shows.
+
+        Args:
+            conn: A connection to the catalog.
+            exact: Whether to count all rows, however long that takes.
+
+        Raises:
+            CatalogError: The catalog cannot be read.
         """
         target, remote = self.target, self.settings.remote
         self.totals = (stats.exact_totals if exact else stats.quick_totals)(conn, target)

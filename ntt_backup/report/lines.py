@@ -29,8 +29,10 @@ _IN_PLACE_SECONDS: Final = 0.5
 def make_views(
     stream: TextIO, targets: Collection[str], *, quiet: bool = False
 ) -> Mapping[str, Listener]:
-    """Returns by target a live picture on a terminal, else plain lines; when quiet only what is
-    wrong. Several pictures stand one below the other, and lines begin with the target's name then.
+    """Returns the views of the targets, by the name of the target.
+
+    A view is a live picture on a terminal, else plain lines; when quiet, lines about problems only.
+    Several pictures stand one below the other, and lines then begin with the name of the target.
     """
     labels = {name: name if len(targets) > 1 else "" for name in targets}
     if quiet:
@@ -44,8 +46,13 @@ def make_views(
 
 
 class PlainView(Listener):
-    """One line for each event that an operator wants in a mail; no colours, no cursor. target: what
-    each line begins with, where there are several.
+    """Prints one line for each event that an operator wants in a mail.
+
+    The lines have no colours and do not move the cursor.
+
+    Args:
+        stream: The output.
+        target: The beginning of each line, if there are several targets.
     """
 
     def __init__(self, stream: TextIO, target: str = "") -> None:
@@ -84,8 +91,10 @@ class QuietView(PlainView):
 
 
 class JsonResult(PlainView):
-    """One JSON object for a program, at the end of a run: the fields of its last event, and the
-    error that ended it, which is all of a run that could not begin.
+    """Prints one JSON object for a program at the end of a run.
+
+    The object has the fields of the last event of the run, and the error that ended the run. For a
+    run that could not begin, the error is all.
     """
 
     def __init__(self, stream: TextIO, target: str) -> None:

@@ -51,8 +51,12 @@ _LETTERS: Final = " .:-=+*#@"
 
 
 def fit(console: Console) -> None:
-    """Lets the console have the size of its terminal. Raises OSError where that has gone. Rich
-    would ask stdin, which may be another terminal or none; and windows are resized.
+    """Gives the console the size of its terminal.
+
+    Rich would ask stdin, which may be another terminal or none; and windows are resized.
+
+    Raises:
+        OSError: The terminal no longer exists.
     """
     size_now = os.get_terminal_size(console.file.fileno())
     if all(size_now):  # a terminal that does not know its size says 0
@@ -122,8 +126,11 @@ def _undrawn(console: Console) -> Live:
 
 
 class LiveView(Listener):
-    """A picture that is drawn over itself; a short summary takes its place at the end. target: its
-    name, where there are several.
+    """Draws a picture over itself, and replaces the picture by a short summary at the end.
+
+    Args:
+        screen: The screen that shows the picture.
+        target: The name of the target, if there are several.
     """
 
     def __init__(self, screen: Screen, target: str) -> None:
@@ -232,8 +239,12 @@ def _workers(workers: Sequence[WorkerStatus], width: int, room: int) -> Iterator
 
 
 def one_line(text: str, style: str = "", *, letters: bool = False) -> Text:
-    """Returns a text that is cut off where the line ends, with an ellipsis where the terminal can
-    show one. letters: the terminal cannot.
+    """Returns a text that is cut off at the end of the line.
+
+    Args:
+        text: The text.
+        style: The style, as Rich names it.
+        letters: Whether the terminal can show letters only; else an ellipsis marks the cut.
     """
     return Text(text, style=style, no_wrap=True, overflow="crop" if letters else "ellipsis")
 
@@ -312,8 +323,14 @@ def outage_lines(report: DaemonReport, now: datetime) -> list[str]:
 def daemon_picture(
     report: DaemonReport, now: datetime, width: int, height: int, *, letters: bool = False
 ) -> RenderableType:
-    """Returns a daemon as a picture of about so many columns and lines. letters: the terminal can
-    show nothing else.
+    """Returns a picture of a daemon.
+
+    Args:
+        report: The state of the daemon.
+        now: The time up to which outages are shown.
+        width: The approximate number of columns.
+        height: The approximate number of lines.
+        letters: Whether the terminal can show letters only.
     """
     recent = list(report.recent)[-_RECENT:]
     outages = outage_lines(report, now)
@@ -370,8 +387,9 @@ def print_to(console: Console, parts: Iterable[RenderableType]) -> None:
 
 
 class Watch:
-    """A place for a picture that is drawn again and again: over itself on a terminal, and one below
-    the other elsewhere.
+    """A place for a picture that is drawn again and again.
+
+    On a terminal the picture is drawn over itself, elsewhere one picture stands below the other.
     """
 
     def __init__(self, stream: TextIO) -> None:

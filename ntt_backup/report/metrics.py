@@ -299,8 +299,9 @@ class Figures:
         gauge.labels(**labels).set(value)
 
     def note(self, name: str, when: float, *labels: str) -> bool:
-        """Sets a time, unless a later one is known; returns whether it did. What is ahead of now is
-        of a clock that was wrong, and would hide all that follows for as long.
+        """Sets a time, unless a later time is known, and returns whether the time was set.
+
+        A time ahead of now comes from a wrong clock, and would hide all later times until then.
         """
         known, most = self._latest.get((name, *labels), 0.0), self._counted + _AHEAD_SECONDS
         if later := when <= most and not when <= known <= most:

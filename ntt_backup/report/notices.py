@@ -74,8 +74,11 @@ _PINGS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """One thing to be told. kind: one of `config.sections.NoticeKind`, or `start` and `alive`,
-    which only a ping is made of. fields: of the event behind it, or what a check found.
+    """One notice to send.
+
+    Attributes:
+        kind: One of `config.sections.NoticeKind`, or `start` or `alive`, which only pings have.
+        fields: The fields of the event behind the notice, or the findings of a check.
     """
 
     kind: str
@@ -198,8 +201,10 @@ class Notices:
                 self._begin_trouble(f"outage {outage.what}", outage, kind="outage")
 
     def _take_failed_blob(self, event: events.BlobFailed, now: float) -> None:
-        """Tells of rot once a run; of any other failed blob only while a daemon runs, since the end
-        of a single run tells of them.
+        """Sends a notice of a failed blob.
+
+        A corrupt source is reported once a run. Any other failed blob is reported only while a
+        daemon runs, since the end of a single run reports the failed blobs.
         """
         if event.reason == Reason.CORRUPT_SOURCE:
             if not self._rotten:
@@ -370,8 +375,13 @@ def _of_target(url: str | None, notice: Notice) -> str:
 
 
 def _request(url: str, body: bytes, kind: str, timeout: float) -> None:
-    """Posts a body. Raises RemoteUnreachable, which does not show the URL. A redirect is not
-    followed: the body would not arrive, and whoever answers would say whom we ask next.
+    """Sends a body by an HTTP POST.
+
+    A redirect is not followed: the body would not arrive, and whoever answers would choose the next
+    host that is asked.
+
+    Raises:
+        RemoteUnreachable: The request failed. The error does not show the URL.
     """
     # A run that tells nobody loads none of these.
     import http.client

@@ -81,8 +81,10 @@ class Target:
 
 
 def _worth_a_look(recent: Sequence[Sequence[str]]) -> list[Sequence[str]]:
-    """Returns the lines that say what is wrong: no pause that has ended, and of lines that differ
-    in numbers alone, such as tries in a row, the last one.
+    """Returns the lines that report a problem.
+
+    A pause that has ended is left out. Of lines that differ in numbers alone, such as consecutive
+    retries, only the last line is returned.
     """
     found: dict[str, Sequence[str]] = {}
     for one in recent:
@@ -202,8 +204,13 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A picture. says: what it shows, for who does not see it. top: the amount of a full bar; first
-    and last: the ends of the time.
+    """A bar chart.
+
+    Attributes:
+        says: A description of the chart for readers who cannot see it.
+        top: The amount of a full bar.
+        first: The start of the time.
+        last: The end of the time.
     """
 
     bars: Sequence[Bar]
@@ -231,8 +238,9 @@ def last_hour(minutes: Iterable[Sequence[int]], now: datetime) -> Chart | None:
 
 
 def last_days(hours: Iterable[Hour], days: int, now: datetime) -> Chart | None:
-    """Returns what was copied on each of the last days, local time, and on which of them something
-    was unreachable; None where nothing is known of them.
+    """Returns the chart of the content copied on each of the last days; None without any.
+
+    Days are in local time. The chart marks the days on which something was unreachable.
     """
     by_day = {
         day: list(some) for day, some in groupby(hours, lambda one: one.hour.astimezone().date())
@@ -263,8 +271,10 @@ def last_days(hours: Iterable[Hour], days: int, now: datetime) -> Chart | None:
 
 
 def ages(proved: Proved) -> list[tuple[str, float, Bar]]:
-    """Returns the shares of the copied blobs by when they were last checked: their words, the share
-    of 1, and the part of a bar across the picture.
+    """Returns the shares of the copied blobs by the time of their last check.
+
+    Returns:
+        For each share its words, the share from 0 to 1, and its part of a bar across the picture.
     """
     kinds = (
         ("week", "in the last 7 days", proved.week),

@@ -34,8 +34,11 @@ from ntt_backup.snapshot.last_take import Last
 
 
 class Status:
-    """The state of a target: its health, its last run and those under way beside it, its dumps, and
-    who holds which range; where the catalog could not be asked, what else is known.
+    """The state of a target.
+
+    The state has the health of the target, its last run, the runs under way beside that run, its
+    dumps, and the holders of the ranges. If the catalog could not be asked, the state has the other
+    known facts.
     """
 
     def __init__(self, facts: TargetFacts) -> None:
@@ -207,8 +210,11 @@ def _totals(totals: Totals) -> list[tuple[str, str]]:
 
 
 def run_line(run: Run, lasted: str = "") -> str:
-    """Returns when and where a run was, how it ended, what it did, and the error that ended it.
-    lasted: words that say for how long a run was that has ended.
+    """Returns a line about a run: its time and place, its outcome, its counts and its error.
+
+    Args:
+        run: The run.
+        lasted: Words for the duration of a run that has ended.
     """
     began = f"{moment(run.started_at)} on {run.host}"
     did = f"{run.copied:,} copied, {run.failed:,} failed, {size(run.bytes)}"

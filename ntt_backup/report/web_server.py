@@ -52,8 +52,16 @@ _NOTHING: Final = "default-src 'none'; frame-ancestors 'none'"
 
 
 class WebServer(ThreadingMixIn, TCPServer):
-    """Listens at an IP address and a port of this host; a thread for each client. names: those by
-    which it may be asked for, besides its own. Raises OSError where it cannot listen.
+    """Listens at an IP address and a port of this host, with a thread for each client.
+
+    Args:
+        host: The IP address.
+        port: The port.
+        handler: The class that answers a request.
+        names: The host names that a request may use, besides the server's own names.
+
+    Raises:
+        OSError: The server cannot listen there.
     """
 
     allow_reuse_address = True
@@ -113,8 +121,10 @@ class WebServer(ThreadingMixIn, TCPServer):
 
 
 class BriefRequest(BaseHTTPRequestHandler):
-    """Hears a request as long as it is a short one, comes soon, and is for this server. seconds:
-    for all of it.
+    """Reads a request only if the request is short, arrives soon, and is for this server.
+
+    Attributes:
+        seconds: The time limit for the whole request, in seconds.
     """
 
     server: WebServer
@@ -163,8 +173,13 @@ class _Brief(io.RawIOBase):
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Holds what is shown at a moment. policy: the page's Content-Security-Policy. health: a line
-    for each target; healthy: whether none needs a person.
+    """Holds the page and the health at one moment.
+
+    Attributes:
+        page: The HTML of the page.
+        policy: The Content-Security-Policy of the page.
+        health: A line for each target.
+        healthy: Whether no target needs action by a person.
     """
 
     page: str
@@ -215,8 +230,16 @@ class Board:
 
 
 class PageServer(WebServer):
-    """Listens at host:port, an address of this host. exposed: it need not be a loopback address.
-    names: those by which the page may be asked for, besides its own. Raises ConfigError.
+    """Listens at an address of this host, and serves the page.
+
+    Args:
+        listen: The address, as host:port.
+        board: The page and the health.
+        exposed: Whether the address may be other than a loopback address.
+        names: The host names that a request may use, besides the server's own names.
+
+    Raises:
+        ConfigError: The address is not valid or not allowed, or the server cannot listen there.
     """
 
     def __init__(self, listen: str, board: Board, *, exposed: bool, names: Sequence[str]) -> None:
