@@ -1,4 +1,4 @@
-"""What the store and a bucket have of one blob."""
+"""What the store and the packs of a target have of one blob."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""verify and reconcile on a bucket: what is lost is pending again, the ledger can be refilled."""
+"""verify and reconcile of packs: what is lost is pending again, the ledger can be refilled."""
 
 from __future__ import annotations
 

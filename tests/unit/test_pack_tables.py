@@ -1,4 +1,4 @@
-"""The packs of a bucket, by their tables: against a model, and what the local cache may do."""
+"""The packs of a target, by their tables: against a model, and what the local cache may do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Restore from a bucket: whole, in part, past damage, with few requests."""
+"""Restore from packs: whole, in part, past damage, with few requests."""
 
 from __future__ import annotations
 
