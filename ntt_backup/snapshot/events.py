@@ -70,8 +70,10 @@ class SnapshotComplete(Event):
 
 
 class SnapshotFailed(ErrorFields, Event):
-    """No version of the set was made; the blobs go on. exit_code is that of `snapshot take`; the
-    run ends with 7 unless something else decides.
+    """No version of the set was made, but the upload of blobs continues.
+
+    The field exit_code holds the exit code of `snapshot take`. The run ends with exit code 7 unless
+    another cause decides its exit code.
     """
 
     level = "error"
@@ -83,8 +85,9 @@ class SnapshotFailed(ErrorFields, Event):
 
 
 class SnapshotsRecovered(Event):
-    """No set fails any more: each was taken, or need not be yet. Told once after `snapshot_failed`,
-    by a run that watches.
+    """Snapshots no longer fail: a version of each set was taken, or is not due yet.
+
+    A run that watches emits this event once after `snapshot_failed`.
     """
 
     def _text(self) -> str:

@@ -55,8 +55,13 @@ def take_version(
     paranoid: bool = False,
     report: Report = Report(),  # noqa: B008  It is frozen.
 ) -> Taken:
-    """Makes a version of a set; see `take`. Versions that its retention in the settings does not
-    keep are removed then; where they cannot be, that is a problem to report. Raises LockHeld.
+    """Makes a version of a set, and applies the retention of the set.
+
+    Versions that the retention in the settings does not keep are removed afterwards. A failed
+    removal is reported as a problem. See `take`.
+
+    Raises:
+        LockHeld: Something else changes the set.
     """
     remote, now = settings.remote, datetime.now(UTC)
     copies_of_all = directory_for("snapshots", remote)
@@ -115,8 +120,14 @@ def set_lock(settings: RemoteConfig, name: str) -> Iterator[None]:
 
 
 def due_in(last: datetime | None, every: float, now: datetime) -> float:
-    """Returns the seconds until the next version is to be taken, 0 where it is now. last: when the
-    newest was begun. Pure.
+    """Returns the seconds until the next version of a set is due; 0 where it is due now.
+
+    The function has no side effects.
+
+    Args:
+        last: The time at which the newest version was begun; None where there is none.
+        every: The interval between versions in seconds.
+        now: The current time.
     """
     # A clock that was ahead when the last one was taken must not stop them for as long.
     age = abs((now - last).total_seconds()) if last is not None else every
@@ -124,10 +135,17 @@ def due_in(last: datetime | None, every: float, now: datetime) -> float:
 
 
 def take_due(settings: RemoteConfig, emit: Emit, *, patient: bool = False) -> JobOver:
-    """Takes the sets that are due, one after the other; a failure keeps none of the others back.
+    """Takes a version of each set that is due, one set after the other.
 
-    emit takes each event. patient: an outage of the remote ends the work, and is no failure.
-    Returns whether one failed, or lacks files that could not be read, and when the next one is due.
+    A failed set does not keep the other sets from being taken.
+
+    Args:
+        settings: The settings.
+        emit: Receives each event.
+        patient: Whether an outage of the remote ends the work without counting as a failure.
+
+    Returns:
+        Whether a set failed or lacks files that could not be read, and when the next set is due.
     """
     failed, dues = False, []
     for name, every in settings.scheduled.items():
@@ -175,8 +193,13 @@ def _take(settings: RemoteConfig, name: str, emit: Emit) -> bool:
 
 
 class _Reporter:
-    """Tells how far a take is, every step seconds, and the first of its problems. before: bytes of
-    the last version.
+    """Reports the progress of a take and the first of its problems.
+
+    Args:
+        name: The name of the set.
+        step: The interval between reports of progress, in seconds.
+        before: The bytes of the last version.
+        emit: Receives each event.
     """
 
     def __init__(self, name: str, step: float, before: int, emit: Emit) -> None:

@@ -27,9 +27,15 @@ if TYPE_CHECKING:
 class Last:
     """Tells how the last takes of a set ended.
 
-    version: the last one that was taken on this host, "" where none is known; what follows is of
-    it. unreadable: files that it lacks. taken_at: when it was begun. error: why the last take
-    failed, at failed_at; "" where it did not.
+    Attributes:
+        version: The last version that was taken on this host; "" where none is known.
+        files: The number of files in that version.
+        bytes: The size of the content of that version in bytes.
+        stored: The size of the packs of that version in bytes.
+        unreadable: The number of files that are missing in that version.
+        failed_at: The time at which the last take failed; None where it did not fail.
+        error: The reason why the last take failed; "" where it did not fail.
+        taken_at: The time at which that version was begun.
     """
 
     version: str = ""
@@ -57,8 +63,13 @@ def last(settings: CatalogConfig, name: str) -> Last:
 
 @contextmanager
 def noting(settings: CatalogConfig, name: str) -> Iterator[Callable[[Taken], None]]:
-    """Keeps how a take of a set ends: what it is told was taken, or the BackupError that passes.
-    What cannot be written is not kept.
+    """Records how a take of a set ends.
+
+    The record holds the version that was taken, or the BackupError that was raised in the context.
+    A record that cannot be written is dropped.
+
+    Yields:
+        The function that records what was taken.
     """
 
     def taken(made: Taken) -> None:

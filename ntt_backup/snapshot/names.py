@@ -61,8 +61,12 @@ def require_set(name: str) -> None:
 
 
 def new_version(now: datetime, newest: str = "") -> str:
-    """Returns a version's name that nobody else has chosen. It comes behind the newest, whatever
-    the clock says. Raises RemoteError where none can.
+    """Returns a name for a new version that nobody else has chosen.
+
+    The name sorts after the newest one, whatever the clock says.
+
+    Raises:
+        RemoteError: No name can sort after the newest one.
     """
     try:
         time = max(now, begun(newest) + timedelta(seconds=1)) if newest else now

@@ -74,8 +74,9 @@ class Origins:
         return self._keys.sign(_PURPOSE, data)
 
     def names(self, of_set: str, version: str) -> bool:
-        """Returns whether this host has made a version of this name. What the target has under the
-        name now is for `of_seal` to say.
+        """Returns whether this host has made a version of this name.
+
+        The target may have another version under the name now, see `of_seal`.
         """
         return version in self._sums(of_set)
 
@@ -105,8 +106,9 @@ NOBODY: Final = Origins(NO_KEYS)
 
 
 def read_made(directory: Path) -> dict[str, str]:
-    """Returns the sums of the manifests that this host made, by version; none where the file in a
-    directory is missing or cannot be read.
+    """Returns the sums of the manifests that this host made, by version.
+
+    The result is empty where the file in the directory is missing or cannot be read.
     """
     with suppress(OSError), (directory / _FILE).open("rb") as file:
         lines = file.read(_MOST_BYTES).decode("ascii", "replace").splitlines()

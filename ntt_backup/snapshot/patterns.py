@@ -50,9 +50,16 @@ def _range(found: re.Match[str]) -> str:
 
 
 class PathChoice:
-    """Files that fit a pattern of those that `matcher` knows; all that is below a
-    directory that fits; and what chosen hard links are links to. bytes: of their content. Raises
-    ConfigError where nothing fits one of them.
+    """Chooses the files of a manifest that fit patterns.
+
+    A file is chosen if its path or a directory above it fits one of the patterns, see `matcher`.
+    The target of a chosen hard link is chosen, too.
+
+    Attributes:
+        bytes: The size of the content of the chosen files in bytes.
+
+    Raises:
+        ConfigError: Nothing fits one of the patterns.
     """
 
     def __init__(self, patterns: Sequence[str], manifest: ManifestReader) -> None:

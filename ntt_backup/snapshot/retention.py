@@ -38,10 +38,16 @@ _FEW: Final = 2
 
 
 class ForgetPlan(NamedTuple):
-    """Says which versions of a set stay, and which go. kept: by the rule. needed: stays, and for
-    which version. gone: versions that are removed. dead: what was never finished, or not wholly
-    removed. doubtful: stays, and why it does not count. times: when whole versions were begun; the
-    names of those that are not in it tell.
+    """Says which versions of a set stay, and which versions are removed.
+
+    Attributes:
+        kept: The versions that stay by the rule.
+        needed: The versions that stay for another version, each with the name of that version.
+        gone: The versions that are removed.
+        dead: The versions that were never finished, or were removed in part.
+        doubtful: The versions that stay and do not count, each with the reason.
+        times: The time at which each whole version was begun, by name. The name of a version itself
+            tells the time where it is missing here.
     """
 
     kept: Sequence[Version]
@@ -156,8 +162,15 @@ def doubts(
 
 
 def _crowd(found: Sequence[VersionFacts], most: float) -> dict[str, int]:
-    """Returns the versions of unknown origin of which more than most arrived within an hour, each
-    with how many those are.
+    """Returns the versions of unknown origin that arrived together with too many others.
+
+    Args:
+        found: The facts of all whole versions of a set.
+        most: The number of such versions that may arrive within an hour.
+
+    Returns:
+        The number of versions that arrived within an hour of each other, by the name of each of
+        them.
     """
     foreign = sorted(
         (one.version for one in found if one.origin != Origin.OURS), key=lambda one: one.arrived
@@ -238,8 +251,10 @@ def _before(one: Version, names: Iterable[str], known: Known) -> str:
 
 
 def _is_dead(one: Version, count: Iterable[str], known: Known, now: datetime) -> bool:
-    """Returns whether a version without manifest is what a take or a removal has left: nothing of
-    it has arrived for long, and a later version is whole.
+    """Returns whether a version without a manifest is the remnant of a take or a removal.
+
+    That is so where no file of the version has arrived for a long time, and a later version is
+    whole.
     """
     later = any(known.arrived[name] > one.arrived for name in count)
     return later and now - one.arrived > DEAD_AFTER
@@ -292,10 +307,14 @@ def expire(
     every: float | None = None,
     problem: Callable[[str, str], object] = lambda *_: None,
 ) -> ForgetPlan:
-    """Removes what retention does not keep; returns what that was. It may be killed at any instant:
-    what stays can be restored. The lock of the set is held meanwhile. Arguments as in `plan_of`.
-    problem(what, why) hears of doubtful versions. Raises RemoteDenied where the target is
-    append-only.
+    """Removes the versions that retention does not keep, and returns the plan of the removal.
+
+    The removal may be killed at any instant: all remaining versions can be restored. The caller
+    must hold the lock of the set. The arguments are those of `plan_of`. `problem(what, why)` is
+    called for doubtful versions.
+
+    Raises:
+        RemoteDenied: The target is append-only.
     """
     there = versions(repository, set)
     if len(there) <= rule.last and all(one.whole for one in there):

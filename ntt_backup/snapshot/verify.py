@@ -42,8 +42,13 @@ _MOMENT: Final = re.compile(r"\d{8}(T\d{0,6}Z?[0-9a-f]{0,8})?")
 
 
 class Damage(NamedTuple):
-    """Holds what of a version is missing or wrong. file: of the target. path: of the set. One of
-    them is "".
+    """Describes a missing or wrong part of a version.
+
+    One of `file` and `path` is "".
+
+    Attributes:
+        file: The file of the target.
+        path: The path in the set.
     """
 
     version: str
@@ -54,10 +59,17 @@ class Damage(NamedTuple):
 
 @dataclass
 class VersionFindings:
-    """Holds what a check has found. versions: checked. entries: that they have. files: looked up on
-    the target. bytes: fetched content. damaged: versions that cannot be restored as a whole. wrong:
-    why, the first thousand of `wrong_total`. unfinished: versions that never were. foreign: those
-    that this host did not make, as far as is known.
+    """Holds the findings of a check.
+
+    Attributes:
+        versions: The number of checked versions.
+        entries: The number of entries in those versions.
+        files: The number of files that were looked up on the target.
+        bytes: The bytes of content that were fetched.
+        damaged: The versions that cannot be restored as a whole.
+        wrong: The reasons, the first thousand of `wrong_total`.
+        unfinished: The number of versions that were never finished.
+        foreign: The versions that this host did not make, as far as is known.
     """
 
     versions: int = 0
@@ -85,8 +97,12 @@ class VersionFindings:
 
 
 class VersionQuestion(NamedTuple):
-    """Holds what to check. which: `SET`, `SET@VERSION`, or "" for all. share: of the content, 0 to
-    1. since: a day, or the beginning of a version: none that is older.
+    """Holds the extent of a check.
+
+    Attributes:
+        which: The versions: `SET`, `SET@VERSION`, or "" for all.
+        share: The share of the content that is compared, 0 to 1.
+        since: A day, or the beginning of a version's name. Older versions are not checked.
     """
 
     which: str = ""
@@ -149,8 +165,12 @@ class _Check:
         self.began = time.monotonic()
 
     def check(self, version: Version, *, alone: bool) -> None:
-        """Checks a version. alone: this one was asked for. Otherwise it does not count where
-        retention removes it meanwhile.
+        """Checks a version.
+
+        Args:
+            version: The version.
+            alone: Whether only this version was asked for. Otherwise a version that retention
+                removes meanwhile does not count.
         """
         found = self._found
         damaged, wrong, total = len(found.damaged), len(found.wrong), found.wrong_total
@@ -226,8 +246,10 @@ class _Check:
         )
 
     def _good(self, set_name: str, name: str) -> Collection[int]:
-        """Returns the packs of a version that are there; those of any size where its manifest is
-        damaged.
+        """Returns the numbers of a version's packs that are in the repository.
+
+        A pack must have the size that the manifest names. Where the manifest is damaged, any size
+        is accepted.
         """
         key = (set_name, name)
         if key not in self._packs:
@@ -277,16 +299,17 @@ class _Check:
         *,
         alone: bool,
     ) -> None:
-        """Fetches content of a version, and compares it. A file without sums is looked at where its
-        first extent is chosen.
+        """Fetches content of a version, and compares the content with sums.
+
+        A file without sums is compared if its first extent is chosen.
 
         Args:
             version: The version.
             header: The header of its manifest.
-            map: The bytes of its map. None: what has sums is only compared with the checksums of
-                its super blocks.
+            map: The bytes of its map. None: content that has sums is only compared with the
+                checksums of its super blocks.
             entries: The entries, in order.
-            alone: Whether content of the versions that it needs is looked at, too.
+            alone: Whether content of the versions that it needs is compared, too.
         """
         own, threshold = len(header.chain) - 1, int(self._share * 2**32)
         key, sums = bytes.fromhex(header.key), _Sums(map) if map is not None else None
@@ -353,14 +376,16 @@ class _Sums:
 
 
 class _Content:
-    """The content of a file as it comes: whole blocks are compared with their sums; all of a file
-    without sums is compared at its end.
+    """Checks the content of a file as the content arrives.
+
+    Whole blocks are compared with their sums. The content of a file without sums is compared with
+    the digest of the file at its end.
 
     Args:
         entry: The file.
         key: The key of the sums.
         sums: The sums of the map; None where they are not known.
-        before: The sums in the map before those of the file.
+        before: The number of sums in the map before those of the file.
     """
 
     def __init__(self, entry: Entry, key: bytes, sums: _Sums | None, before: int) -> None:

@@ -52,8 +52,12 @@ _MOST_FOREIGN: Final = 500
 
 
 class Version(NamedTuple):
-    """A version in a repository. files: all that it has, in the order of names. whole: whether it
-    has its manifest, and so exists.
+    """Describes a version in a repository.
+
+    A version exists once its manifest is in the repository: it is whole then.
+
+    Attributes:
+        files: All files of the version, in the order of their names.
     """
 
     set: str
@@ -83,8 +87,14 @@ class Version(NamedTuple):
         return sum(one.size for one in self.files)
 
     def lacks(self, trailer: ManifestTrailer, *, map: bool = True) -> dict[str, int]:
-        """Returns the files that its trailer names and that are not there as they were written,
-        each with the size that it must have. map: False leaves out the map, which no restore needs.
+        """Returns the files of the version that are missing or have another size than was written.
+
+        Args:
+            trailer: The trailer of the version, which names the files.
+            map: Whether the map is included. No restore needs the map.
+
+        Returns:
+            The size in bytes that each of these files must have, by name.
         """
         packs = enumerate(trailer.packs, 1)
         sizes = {pack_name(self.set, self.name, number): one.size for number, one in packs}
@@ -95,15 +105,17 @@ class Version(NamedTuple):
 
     @property
     def arrived(self) -> datetime:
-        """Returns when the target got the last of its files, by the target's clock; what the name
-        says where the target does not tell.
+        """Returns the time, by the target's clock, at which the last file of the version arrived.
+
+        The name of the version tells the time where the target does not.
         """
         last = self.manifest.arrived if self.manifest is not None else self._arrivals[-1]
         return last if last.year > _UNTOLD else begun(self.name)
 
     def could_begin(self, at: datetime) -> bool:
-        """Returns whether a version with these files may have been begun then: not long before its
-        first file arrived, nor after the last one.
+        """Returns whether a version with these files may have been begun at a time.
+
+        The time must be neither long before the first file arrived nor after the last file arrived.
         """
         first, last = self._arrivals[0], self.arrived
         return first.year == _UNTOLD or could_begin(at, first, last)
@@ -114,8 +126,9 @@ class Version(NamedTuple):
 
 
 def versions(repository: ReadableStore, below: str = "") -> list[Version]:
-    """Returns the versions of a set, or of all, the oldest of each set first; those that were never
-    finished, too.
+    """Returns the versions of a set or of all sets, the oldest version of each set first.
+
+    Versions that were never finished are returned, too.
     """
     found: dict[tuple[str, str], list[StoredFile]] = {}
     for one in repository.list(f"{below}/" if below else ""):
@@ -130,15 +143,17 @@ def choose(
     origins: Origins = NOBODY,
     tell: Callable[[str], object] = lambda _: None,
 ) -> Version:
-    """Returns the version that `SET` or `SET@VERSION` means. Raises ConfigError where there is
-    none, or more than one.
+    """Returns the version that `SET` or `SET@VERSION` means.
 
     Args:
-        repository: Where the versions lie.
-        wanted: `SET` means the newest of this host; where this host made none that is known, the
-            one that arrived last. Of a version the first letters are enough.
-        origins: Who made versions.
-        tell: Is told of each newer version that is passed over, and why.
+        repository: The repository of the versions.
+        wanted: `SET` means the newest version of this host. Where no version is known to be of this
+            host, it means the version that arrived last. The first letters of a version are enough.
+        origins: The origins of versions.
+        tell: Receives a text on each newer version that is passed over, with the reason.
+
+    Raises:
+        ConfigError: No version or more than one fits.
     """
     name, _, begin = wanted.partition("@")
     require_set(name)
@@ -171,14 +186,15 @@ def choose(
 def newest_of_host(
     repository: ReadableStore, whole: Sequence[Version], origins: Origins
 ) -> Version | None:
-    """Returns the newest version that this host made; None where none is known. A name that this
-    host once gave proves it only where manifests may not be read: somebody else may have been
-    first with the manifest.
+    """Returns the newest version that this host made; None where none is known.
+
+    The name alone proves the origin only where manifests may not be read: somebody else may have
+    been first to upload a manifest under a name that this host once gave.
 
     Args:
-        repository: Where the versions lie.
+        repository: The repository of the versions.
         whole: All whole versions of a set, the oldest first.
-        origins: Who made versions.
+        origins: The origins of versions.
 
     Raises:
         ConfigError: Versions are sealed, and none is known by its name.
@@ -198,12 +214,14 @@ def newest_of_host(
 
 
 def names_of_host(repository: ReadableStore, set: str, origins: Origins) -> list[str]:
-    """Returns the names of whole versions of a set that tell which is the newest of this host: all
-    that are known by their names, and the newest that it signed. What others may have planted is
-    not among them, also where it has a name that this host once gave.
+    """Returns the names of whole versions that tell which is the newest version of this host.
 
-    Where manifests may not be read, all names count: who made a version cannot be told then, and a
-    version that is there must not be reported as missing.
+    These are all versions that are known by their names, and the newest version that this host
+    signed. A version that others may have planted is not among them, even under a name that this
+    host once gave.
+
+    Where manifests may not be read, all names are returned: the origin of a version is unknown
+    then, and an existing version must not be reported as missing.
     """
     whole = {one.name: one for one in versions(repository, set) if one.whole}
     found = [name for name in whole if origins.names(set, name)]
@@ -233,15 +251,16 @@ def _last_arrived(repository: ReadableStore, whole: Sequence[Version]) -> Versio
 def newest_name(
     repository: ReadableStore, whole: Sequence[Version], origins: Origins, now: datetime
 ) -> str:
-    """Returns the name behind which a new version comes, whatever the clock says; "" where there
-    is none. A name that is ahead of the clock counts where it was the time at which the version
-    arrived, or where this host made it; anybody may write any other.
+    """Returns the name after which the name of a new version must sort; "" where there is none.
+
+    A name that is ahead of the clock counts only where the version arrived at that time, or where
+    this host made the version. Anybody may write any other such name.
 
     Args:
-        repository: Where the versions lie.
+        repository: The repository of the versions.
         whole: All whole versions of a set, the oldest first.
-        origins: Who made versions.
-        now: By the clock of this host.
+        origins: The origins of versions.
+        now: The current time by the clock of this host.
     """
     for version in whole[::-1]:
         if begun(version.name) <= now or origins.names(version.set, version.name):
@@ -269,8 +288,12 @@ def open_manifest(repository: ReadableStore, version: Version) -> ManifestReader
 
 
 class VersionFacts(NamedTuple):
-    """Holds what a manifest says first and last; neither, and a problem, where it is damaged, or is
-    none. origin: who made it.
+    """Holds the header and the trailer of a manifest.
+
+    Both are None, and `problem` is set, where the manifest is damaged or is not a manifest.
+
+    Attributes:
+        origin: The origin of the version.
     """
 
     version: Version
@@ -283,8 +306,10 @@ class VersionFacts(NamedTuple):
 def facts(
     repository: ReadableStore, versions: Iterable[Version], origins: Origins = NOBODY
 ) -> Iterator[VersionFacts]:
-    """Yields what the manifests of whole versions say. Of large ones only the ends are read, so
-    they are not proved; but what is of this host has the header and the trailer that it made.
+    """Yields the header and the trailer in the manifest of each whole version.
+
+    Only the two ends of a large manifest are read, so the manifest is not proved. But a version of
+    this host has the header and the trailer that this host made.
     """
     whole = [(one, one.manifest) for one in versions if one.manifest is not None]
     rest = iter(whole)
@@ -312,8 +337,10 @@ def facts(
 def last_begun(
     repository: ReadableStore, set: str, now: datetime, origins: Origins
 ) -> datetime | None:
-    """Returns when the newest version of a set was begun that this host made; None where there is
-    none.
+    """Returns the time at which the newest version of this host was begun.
+
+    Returns:
+        The time; None where no such version is known.
     """
     whole = [one for one in versions(repository, set) if one.whole]
     with suppress(ConfigError, RemoteDenied):  # Nothing is known of them then.
@@ -323,8 +350,10 @@ def last_begun(
 
 
 def begun_by(repository: ReadableStore, version: Version, now: datetime) -> datetime:
-    """Returns when a whole version was begun. Where its name is ahead of now, its manifest tells,
-    if that may be read.
+    """Returns the time at which a whole version was begun.
+
+    The name of the version tells that time. Where the name is ahead of `now`, the manifest tells
+    it, if the manifest may be read.
     """
     named = begun(version.name)
     if named > now:
@@ -335,8 +364,13 @@ def begun_by(repository: ReadableStore, version: Version, now: datetime) -> date
 
 
 def trailers(repository: ReadableStore, versions: Iterable[Version]) -> Iterator[ManifestTrailer]:
-    """Yields what the manifests of whole versions say last, unproven, of which little is fetched.
-    Raises SnapshotDamaged, FileMissing.
+    """Yields the trailers of whole versions without a proof.
+
+    Only a small part of each manifest is fetched.
+
+    Raises:
+        SnapshotDamaged: A manifest is damaged.
+        FileMissing: A manifest is missing.
     """
     files = [one.manifest for one in versions if one.manifest is not None and one.manifest.size]
     starts = [max(0, file.size - _TRAILER) for file in files]
@@ -409,8 +443,12 @@ class EntryDifference(NamedTuple):
 
 
 def differences(old: ManifestReader, new: ManifestReader) -> Iterator[EntryDifference]:
-    """Yields what differs, in the order of paths. Both manifests are proved at the end. Raises
-    SnapshotDamaged.
+    """Yields the entries that differ between two manifests, in the order of paths.
+
+    Both manifests are proved at the end.
+
+    Raises:
+        SnapshotDamaged: A manifest is damaged.
     """
     befores, afters = old.entries(), new.entries()
     before, after = next(befores, None), next(afters, None)

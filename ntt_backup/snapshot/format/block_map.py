@@ -55,8 +55,9 @@ def _replace(each: list[bytes], old: bytes, new: bytes) -> None:
 
 
 def add_zeros(hasher: blake3, length: int) -> None:
-    """Hashes the zeros of a hole. No table of hashes can save that: BLAKE3 hashes the position of
-    each kilobyte, too.
+    """Hashes the zeros of a hole.
+
+    A table of hashes cannot save this work, since BLAKE3 also hashes the position of each kilobyte.
     """
     for at in range(0, length, _PIECE):
         hasher.update(_ZEROS[: length - at])
@@ -83,14 +84,15 @@ def stretches(fd: int, size: int, block: int) -> Iterator[tuple[int, int]]:
 def read_stretches(
     fd: int, size: int, block: int, buffer: memoryview
 ) -> Iterator[tuple[int, memoryview]]:
-    """Yields the content of a file that is no hole, with where each piece begins. It ends early
-    where the file has become shorter.
+    """Yields the content of a file outside its holes, with the position of each piece in bytes.
+
+    The content ends early where the file has become shorter.
 
     Args:
         fd: The descriptor of the file.
         size: The bytes of the file that are read.
-        block: Bytes of a block; all pieces but the last are of whole blocks.
-        buffer: Holds a piece until the next one is asked for: a multiple of block.
+        block: The bytes of a block. All pieces but the last consist of whole blocks.
+        buffer: Holds a piece until the next one is requested. Its size is a multiple of `block`.
     """
     for start, end in stretches(fd, size, block):
         while start < end:
@@ -105,8 +107,9 @@ def read_stretches(
 
 
 def differing(new: bytes, old: bytes) -> Iterator[tuple[int, int]]:
-    """Yields the runs of blocks whose sums are others than the old ones, as (first, end). Blocks
-    that are beyond the end of old differ.
+    """Yields the runs of blocks whose new sums differ from the old sums.
+
+    A run is a pair of block numbers, (first, end). Blocks beyond the end of `old` differ.
     """
     if new == old:
         return
@@ -150,8 +153,14 @@ class MapReader:
         self._stream = ZstdStream(data)
 
     def read(self, blocks: int, of: int = 0) -> bytes:
-        """Returns the next sums, and passes over the rest of so many. It takes as much memory as
-        they have: a few bytes of a map may become any number of them.
+        """Returns the next sums of the map.
+
+        The sums take as much memory as they have bytes, and a few bytes of a map may expand to any
+        number of sums.
+
+        Args:
+            blocks: The number of sums that are returned.
+            of: The number of sums that are consumed. The sums after the first `blocks` are skipped.
         """
         wanted = blocks * SUM
         found = []

@@ -46,10 +46,16 @@ _SUM: Final = pattern("[0-9a-f]{64}")
 
 
 class Extent(NamedTuple):
-    """Content of a file that lies in a super block: a zstd frame in a pack.
+    """Describes content of a file that lies in a super block, which is a zstd frame in a pack.
 
-    start and length: bytes of the file. version counts in Header.chain, pack from 1. offset and
-    stored: the frame in its pack. skip: bytes of the super block before this content.
+    Attributes:
+        start: The position in the file, in bytes.
+        length: The size of the content in bytes.
+        version: The index of the version in `Header.chain`.
+        pack: The number of the pack, from 1.
+        offset: The position of the frame in the pack, in bytes.
+        stored: The size of the frame in bytes.
+        skip: The bytes of the super block before this content.
     """
 
     start: int
@@ -63,13 +69,20 @@ class Extent(NamedTuple):
 
 @dataclass(slots=True)
 class Entry:
-    """A file of a version. path: without a slash before it, bytes that are no UTF-8 as surrogates.
+    """Describes a file of a version.
 
-    mode: permission bits alone. Times in nanoseconds of the epoch. size: bytes, 0 for all but
-    files. target: of a symlink; the path of the same file for a hard link. digest: BLAKE3 of the
-    content, in hex. block: the bytes of a block of the map, 0 for a file that has none. extents in
-    the order of start; what lies between them is a hole. xattrs: base64 by name. unsettled: the
-    file changed as often as it was read.
+    Attributes:
+        path: The path without a leading slash. Bytes that are not UTF-8 are surrogates.
+        mode: The permission bits alone.
+        mtime: The mtime in nanoseconds since the epoch.
+        ctime: The ctime in nanoseconds since the epoch.
+        size: The size in bytes; 0 for everything but files.
+        target: The target of a symlink; the path of the same file for a hard link.
+        digest: The BLAKE3 of the content, in hex.
+        block: The bytes of a block of the map; 0 for a file that has no blocks.
+        extents: The extents in the order of `start`. The gaps between them are holes.
+        xattrs: The values in base64, by name.
+        unsettled: Whether the file changed during every reading.
     """
 
     path: str
@@ -120,8 +133,10 @@ class Entry:
 
 
 def times_of(status: os.stat_result) -> tuple[int, int]:
-    """Returns mtime and ctime as an entry has them: what it cannot have becomes its bound. Anybody
-    can give a file of his a time in the year 2300.
+    """Returns the mtime and the ctime of a file as an entry stores them.
+
+    A time out of an entry's bounds becomes the bound. Any user can give a file a time in the year
+    2300.
     """
     mtime = max(1 - MAX_NUMBER, min(status.st_mtime_ns, MAX_NUMBER - 1))
     return mtime, max(0, min(status.st_ctime_ns, _MAX_INODE - 1))
@@ -148,8 +163,14 @@ def parse(line: bytes) -> Entry:
 
 
 def entries_of(lines: Sequence[bytes], versions: int = _MAX_VERSIONS) -> list[Entry]:
-    """Returns the entries of lines, whose content lies in so many versions. Raises
-    SnapshotDamaged.
+    """Returns the entries that lines of a manifest describe.
+
+    Args:
+        lines: The lines.
+        versions: The number of versions in which the content may lie.
+
+    Raises:
+        SnapshotDamaged: A line is not an entry.
     """
     try:
         # Many lines are read in a fifth of the time that each of them takes.

@@ -65,11 +65,16 @@ END_BYTES: Final = _END.size
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Holds what stands first in a manifest. parent: the version before, "" for a full one. chain:
-    the versions that extents count in, from the full one to this one. key: of the map's sums, 32
-    bytes in hex. roots: the paths that were asked for. clock: what its host's clock said when it
-    was begun, as in the name of a version; "" where the name tells. target: for which it was taken,
-    see `snapshot.origins`.
+    """Holds the header, which is the first line of a manifest.
+
+    Attributes:
+        parent: The version before this one; "" for a full version.
+        chain: The versions that extents refer to, from the full version to this one.
+        key: The key of the map's sums, 32 bytes in hex.
+        roots: The paths that were requested.
+        clock: The time of the host's clock at which the version was begun, in the form that the
+            name of a version has; "" where the name itself tells that time.
+        target: The target for which the version was taken, see `snapshot.origins`.
     """
 
     set: str
@@ -94,9 +99,15 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class ManifestTrailer:
-    """Holds what stands last in a manifest. files: entries. bytes: of all content, holes too.
-    packs: of this version, in their order. map_sha256: of the file `map`, in hex. unsettled and
-    skipped: how many entries are so marked, and how many files could not be read or have no copy.
+    """Holds the trailer of a manifest.
+
+    Attributes:
+        files: The number of entries.
+        bytes: The size of all content in bytes, including holes.
+        packs: The packs of this version, in their order.
+        map_sha256: The SHA-256 of the file `map`, in hex.
+        unsettled: The number of entries that are marked as unsettled.
+        skipped: The number of files that could not be read or have no copy.
     """
 
     files: int
@@ -125,8 +136,10 @@ class Seal(NamedTuple):
 
     @property
     def signed(self) -> bytes:
-        """Returns what a signature binds. Header and trailer are in it by themselves, since they
-        are read without what is between them.
+        """Returns the bytes that a signature covers.
+
+        The sums of the header and the trailer are separate parts of these bytes, since header and
+        trailer are read without the entries between them.
         """
         return self.header_sum + self.trailer_sum + bytes.fromhex(self.digest)
 
@@ -135,8 +148,12 @@ _COUNTS: Final = ("files", "bytes", "map_size", "unsettled", "skipped")
 
 
 class ManifestWriter:
-    """Writes a manifest. write takes its bytes in their order. sign returns the signature of
-    `Seal.signed`, "" for none.
+    """Writes a manifest.
+
+    Args:
+        write: Accepts the bytes of the manifest in their order.
+        header: The header.
+        sign: Returns the signature of `Seal.signed`; "" for none.
     """
 
     def __init__(
@@ -215,8 +232,11 @@ class ManifestReader:
             yield from lines
 
     def entries(self, part: int = 0, parts: int = 1) -> Iterator[Entry]:
-        """Yields the entries, in order; or one of several parts of them, each of which has runs of
-        thousands.
+        """Yields the entries in their order, or one of several parts of the entries.
+
+        Args:
+            part: The number of the part, from 0.
+            parts: The number of parts. Each part consists of runs of thousands of entries.
         """
         last = b""
         versions = len(self.header.chain)
@@ -269,8 +289,13 @@ class ManifestReader:
 
 
 def tail_size(end: bytes) -> int:
-    """Returns how many bytes `ending_of` needs. end: the last `END_BYTES` of a manifest. Raises
-    SnapshotDamaged.
+    """Returns the number of bytes that `ending_of` needs.
+
+    Args:
+        end: The last `END_BYTES` of a manifest.
+
+    Raises:
+        SnapshotDamaged: The bytes are not the end of a manifest.
     """
     if len(end) != END_BYTES or not end.startswith(_SKIPPED):
         raise SnapshotDamaged("a manifest breaks off")

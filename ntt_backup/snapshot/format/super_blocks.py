@@ -53,9 +53,12 @@ class _Frame(NamedTuple):
 
 
 class SuperBlockWriter:
-    """Writes the packs of a version. index: the version's own in Header.chain.
+    """Writes the packs of a version.
 
-    It compresses in a thread of its own; the repository is used in the caller's.
+    The writer compresses in a thread of its own, and uses the repository in the caller's thread.
+
+    Args:
+        index: The index of the version in its own `Header.chain`.
     """
 
     def __init__(self, repository: FileStore, set: str, version: str, *, index: int) -> None:
@@ -200,8 +203,10 @@ def read_super_block(data: Buffer) -> bytes:
 
 
 class ZstdStream:
-    """The content of zstd frames from a target, in pieces, however much a few of their bytes would
-    become. That it ends where it should is for the reader to see.
+    """Decompresses zstd frames from a target in pieces.
+
+    A few bytes of a frame may expand to any size. The reader must check that the content ends where
+    it should end.
     """
 
     def __init__(self, data: Iterable[bytes]) -> None:

@@ -63,8 +63,13 @@ class Attributes:
         os.utime(name, ns=(entry.mtime, entry.mtime), dir_fd=directory, follow_symlinks=False)
 
     def are(self, entry: Entry, status: os.stat_result, directory: int, name: str) -> bool:
-        """Returns whether a file, with this name in a directory, has all of them already, as far as
-        they can be set.
+        """Returns whether a file already has all attributes of an entry that can be set.
+
+        Args:
+            entry: The entry.
+            status: The status of the file.
+            directory: The descriptor of the directory of the file.
+            name: The name of the file in the directory.
         """
         owned = (status.st_uid, status.st_gid) == (entry.uid, entry.gid)
         return (

@@ -73,9 +73,12 @@ _Planned = tuple[_Item, Sequence[Extent], Sequence[_Frame], bool]
 
 
 class Fetcher(Generic[_Item]):
-    """Fetches what the versions of header.chain have. fetched: bytes that came. damaged: super
-    blocks that are missing, or are not what was written. lost: packs of which nothing, or not all
-    could be read, with the first reason.
+    """Fetches content from the versions in `header.chain`.
+
+    Attributes:
+        fetched: The number of bytes that arrived.
+        damaged: The number of super blocks that are missing or are not what was written.
+        lost: The packs that could not be read at all or in part, each with the first reason.
     """
 
     def __init__(self, repository: ReadableStore, header: Header) -> None:
@@ -97,8 +100,10 @@ class Fetcher(Generic[_Item]):
         self.damaged = 0
 
     def read(self, items: Iterable[tuple[_Item, Sequence[Extent]]]) -> Iterator[Part[_Item]]:
-        """Yields the content of each item's extents. Items are taken some time before they come.
-        Raises what the repository raises, but FileMissing.
+        """Yields the content of each item's extents.
+
+        Items are consumed some time before their content is yielded. Errors of the repository pass
+        through, except for FileMissing.
         """
         self._items = iter(items)
         arrivals = self._arrivals()
@@ -137,8 +142,10 @@ class Fetcher(Generic[_Item]):
             yield
 
     def _refuse(self, error: FileMissing | StoredFileDamaged) -> None:
-        """Notes that nothing of a pack can be read, or not the range that was asked for first: then
-        its super blocks are asked for one by one, and a single one is left out.
+        """Notes that a pack, or only the range that was requested first, cannot be read.
+
+        The super blocks of an unreadable range are requested one by one. A single unreadable super
+        block is left out.
         """
         name = self._asked[0].range.name
         why = error.detail if isinstance(error, StoredFileDamaged) else f"{name} is missing"

@@ -310,18 +310,20 @@ def finish(
     wrong: Container[str],
     attributes: Attributes,
 ) -> RestoreStep:
-    """Makes the hard links, then gives each directory its attributes, once all in it is there. At
-    the end all is made durable, on each file system that has a part of it.
+    """Makes the hard links, and then sets the attributes of the directories.
+
+    A directory gets its attributes once its content is complete. At the end everything is made
+    durable, on each file system that has a part of the destination.
 
     Args:
         entries: The hard links and directories, in order.
         root: A descriptor of the destination.
         choice: The files that are restored, or None for all.
         wrong: The files that were not restored.
-        attributes: What sets the attributes.
+        attributes: The object that sets the attributes.
 
     Raises:
-        OSError: For what is about more than a file.
+        OSError: An error concerns more than one file.
     """
     step = RestoreStep()
     tree, targets = DestinationTree(root, make=True), DestinationTree(root, make=False)

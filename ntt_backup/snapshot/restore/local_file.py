@@ -33,8 +33,11 @@ Run = tuple[int, int]
 
 
 class ComparedFile(NamedTuple):
-    """Holds what the destination has in the place of a file. same: its content is that of the
-    version. runs: bytes that differ, as (start, end), None where they are not known.
+    """Holds the result of a comparison of a file in the destination with the version.
+
+    Attributes:
+        same: Whether the content is that of the version.
+        runs: The bytes that differ, as (start, end); None where they are not known.
     """
 
     same: bool
@@ -42,8 +45,15 @@ class ComparedFile(NamedTuple):
 
 
 def compare(fd: int, entry: Entry, wanted: bytes, key: bytes) -> ComparedFile:
-    """Reads a file of the destination; one that the disk cannot read differs. wanted: the version's
-    sums of it, as far as it reaches; b"" where it has none.
+    """Compares a file of the destination with the version.
+
+    A file that the disk cannot read counts as different.
+
+    Args:
+        fd: The descriptor of the file.
+        entry: The entry of the file.
+        wanted: The sums of the file in the version, as many as are known; b"" where there are none.
+        key: The key of the sums.
     """
     try:
         return _compare(fd, entry, wanted, key)
@@ -106,8 +116,16 @@ def _outside(runs: Sequence[Run], extents: Sequence[Extent]) -> Iterator[Run]:
 
 
 class FileWriter:
-    """Writes a file by its parts, beside what has its name. runs: what differs in the file that is
-    there, of which a copy is patched; or that file itself, in_place. Raises Refused, OSError.
+    """Writes a file in parts, beside any existing file of the same name.
+
+    Args:
+        runs: The bytes that differ in the existing file, as (start, end): a copy of that file is
+            patched. None where the file is written as a whole.
+        in_place: Whether the existing file itself is patched instead of a copy.
+
+    Raises:
+        Refused: The file cannot be made.
+        OSError: A system call fails.
     """
 
     def __init__(

@@ -72,8 +72,9 @@ class Level:
 
     @property
     def names(self) -> set[str]:
-        """Returns the names that it had when it was first asked; as they are written, even where
-        the file system folds cases.
+        """Returns the names that the directory had at the first call of this property.
+
+        The names are spelled as they are stored, even where the file system ignores case.
         """
         if self._names is None:
             self._names = set(names_in(self.fd))
@@ -89,9 +90,16 @@ class Level:
 
 
 class DestinationTree:
-    """The directories below root, a descriptor of the caller's; those on the way to the last one
-    are open. make: makes those that are missing, for this user alone. mounted: the first directory
-    that was entered of each other file system.
+    """Opens the directories below a root.
+
+    The directories on the path to the last entered one are open.
+
+    Args:
+        root: The descriptor of the root, which the caller closes.
+        make: Whether missing directories are made, accessible to this user alone.
+
+    Attributes:
+        mounted: For each other file system, the first of its directories that was entered.
     """
 
     def __init__(self, root: int, *, make: bool) -> None:
@@ -112,8 +120,13 @@ class DestinationTree:
         return list(self._mounted.values())[1:]
 
     def enter(self, path: str) -> Level:
-        """Returns the directory at path; it is open until another is entered that is not below it.
-        Raises Refused, OSError.
+        """Returns the directory at a path.
+
+        The directory is open until a directory is entered that is not below it.
+
+        Raises:
+            Refused: Something else than a directory is in the place of the directory.
+            OSError: The directory cannot be made or opened.
         """
         level = self._levels[-1]
         while path != level.path:
@@ -179,8 +192,11 @@ def checked(name: str) -> str:
 
 
 def open_old(level: Level, name: str, flags: int = os.O_RDONLY) -> int:
-    """Opens a file that is there, also one of this user's own whose mode is against it. Raises
-    Refused for what is none, OSError.
+    """Opens an existing file, also a file of this user whose mode forbids that.
+
+    Raises:
+        Refused: The entry is not a regular file.
+        OSError: The file cannot be opened.
     """
     try:
         fd = os.open(name, flags | _OLD, dir_fd=level.fd)
@@ -211,9 +227,13 @@ def make(level: Level, entry: Entry, name: str, attributes: Attributes) -> None:
 
 
 class Beside:
-    """A name for what is not complete yet, in level: name itself where that is free; else another
-    that takes its place by `rename`. made: something has it, which is removed at the end where it
-    was not renamed.
+    """Holds the name of an incomplete entry of a directory.
+
+    That name is the wanted name where the wanted name is free. Otherwise it is another name, and
+    `rename` replaces the existing entry. At the end an entry that was not renamed is removed.
+
+    Attributes:
+        made: Whether an entry with the name was made and is not renamed yet.
     """
 
     def __init__(self, level: Level, name: str, *, free: bool) -> None:

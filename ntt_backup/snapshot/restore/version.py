@@ -55,10 +55,18 @@ _DOUBT: Final = (
 
 @dataclass(slots=True)
 class RestoredVersion:
-    """Holds what was restored so far. files: that were written; kept: that were there and right;
-    bytes: of content written; fetched: from the target. wrong: how many files were not restored;
-    problems: the first of them, each with the reason. notes: what could not be set. part: of the
-    work. origin: who made the version.
+    """Holds the result of a restore so far.
+
+    Attributes:
+        files: The number of files that were written.
+        kept: The number of files that existed already and were right.
+        bytes: The bytes of content that were written.
+        fetched: The bytes that came from the target.
+        wrong: The number of files that were not restored.
+        problems: The first of those files, each with the reason.
+        notes: The attributes that could not be set.
+        part: The part of the work that is done.
+        origin: The origin of the version.
     """
 
     version: str = ""
@@ -102,12 +110,29 @@ def restore(
     before_writing: Callable[[], object] = lambda: None,
     tell: Callable[[str], object] = lambda _: None,
 ) -> RestoredVersion:
-    """Restores what `SET` or `SET@VERSION` means; patterns: only files that fit one of them, see
-    `choice`. Raises ConfigError, RemoteError (SnapshotDamaged too), DestinationError, LockHeld.
+    """Restores a version into a directory.
 
-    origins: who made versions; one that this host did not make is refused, unless trust.
-    before_writing is called once the directory is there, and before anything is written into it.
-    tell hears of newer versions that are passed over, see `choose`.
+    Args:
+        open_store: Opens the repository.
+        wanted: The version, as `SET` or `SET@VERSION`.
+        to: The directory.
+        options: How files are restored.
+        jobs: The number of processes.
+        patterns: Restores only the files that fit one of these, see `PathChoice`; none for all
+            files.
+        origins: The origins of versions. A version that this host did not make is refused unless
+            `trust` is set.
+        trust: Whether a version of any origin is accepted.
+        on_progress: Receives the result so far.
+        before_writing: Is called once the directory exists, before anything is written into it.
+        tell: Receives a text on each newer version that is passed over, see `choose`.
+
+    Raises:
+        ConfigError: No version or more than one is meant, or nothing fits a pattern.
+        RemoteError: The version cannot be read; it is a SnapshotDamaged where the version is
+            damaged.
+        DestinationError: The directory cannot be written.
+        LockHeld: Another restore uses the directory.
     """
     began = time.monotonic()
     done = RestoredVersion()
@@ -187,8 +212,12 @@ def _by_helpers(
 
 
 class _Source:
-    """The manifest of a version, which is proved, and its map where a delta needs it, in files of
-    this machine that have no names. problem: why there is no map.
+    """Keeps the manifest of a version, and the map where a delta needs it, on this machine.
+
+    The manifest is proved. Both are in files that have no names.
+
+    Attributes:
+        problem: The reason why there is no map.
     """
 
     def __init__(

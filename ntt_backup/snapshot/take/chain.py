@@ -44,12 +44,14 @@ def parents(
     full: bool,
     problem: Callable[[str, str], object],
 ) -> Iterator[LastVersion | None]:
-    """Yields what a version may build on: the last version that this host made, by this machine's
-    copy and by one that is fetched, and None. The next one is asked for where one is damaged, or
-    may not be read.
+    """Yields the versions that a new version may build on, in the order in which they are tried.
 
-    What somebody else may have planted is no parent: a take believes what it says of files that
-    have not changed, and all later versions would have that.
+    The first is the last version that this host made, from the copy on this machine, then the same
+    version from a fetched copy. The last one is None, for a full version. The caller requests the
+    next one where a version is damaged or may not be read.
+
+    A version that somebody else may have planted is never a parent. A take believes what its parent
+    says of unchanged files, so all later versions would contain that.
     """
     if full or not whole:
         yield None
@@ -107,9 +109,15 @@ def parents(
 def _is_whole(
     repository: FileStore, chain: Sequence[Version | None], last: ManifestTrailer
 ) -> bool:
-    """Returns whether the repository has the packs of a chain, whatever somebody has put beside
-    them, as far as can be known: where nothing may be read, of the versions before the last one
-    those that were cut, or the last pack, are not missed. last: the trailer of the last version.
+    """Returns whether the repository has the packs of a chain, as far as can be known.
+
+    Files that somebody has put beside the packs do not matter. Where nothing may be read, the check
+    does not notice a truncated pack or a missing last pack of the versions before the last one.
+
+    Args:
+        repository: The repository.
+        chain: The versions of the chain; None for a missing version.
+        last: The trailer of the last version.
     """
     known = [one for one in chain if one is not None]
     if len(known) < len(chain):
@@ -141,9 +149,20 @@ def require_packs(version: Version, trailer: ManifestTrailer) -> None:
 def require_needed(
     repository: FileStore, header: Header, whole: Mapping[str, Version], new: ManifestTrailer
 ) -> None:
-    """Checks that the repository has all that a new version needs: another host may have removed
-    some of it meanwhile. Raises SnapshotDamaged for the versions before it, which are not what is
-    in whole, whatever was added to them; RemoteCannotStore for its own files.
+    """Checks that the repository has all files that a new version needs.
+
+    Another host may have removed some of them meanwhile.
+
+    Args:
+        repository: The repository.
+        header: The header of the new version.
+        whole: The whole versions that the repository had, by name.
+        new: The trailer of the new version.
+
+    Raises:
+        SnapshotDamaged: A version before the new one lacks a file that it has in `whole`.
+            Additional files are ignored.
+        RemoteCannotStore: A file of the new version itself is missing.
     """
     there = {one.name: one for one in versions(repository, header.set)}
     for name in header.chain[:-1]:
@@ -163,8 +182,13 @@ def require_needed(
 
 
 def require_readable(manifest: Path, *, full: bool) -> None:
-    """Raises SnapshotDamaged, or SourceError for a full version, where a restore would refuse a new
-    manifest: no version is better than one that takes the place of a good one.
+    """Checks that a restore would accept a new manifest.
+
+    No version is better than a version that takes the place of a good one.
+
+    Raises:
+        SnapshotDamaged: A restore would refuse the manifest of an increment.
+        SourceError: A restore would refuse the manifest of a full version.
     """
     try:
         deque(ManifestReader(pieces(manifest)).entries(), maxlen=0)

@@ -60,8 +60,12 @@ class OldFile(NamedTuple):
 
 @dataclass(slots=True)
 class _Reading:
-    """Holds what one reading found. kept: stretches, as (start, end), where the content is as
-    before. new: the extents of all else. ticket: the last one of new.
+    """Holds the result of one reading of a file.
+
+    Attributes:
+        kept: The stretches, as (start, end), where the content is as before.
+        new: The extents of all other content.
+        ticket: The ticket of the last extent in `new`.
     """
 
     length: int = 0
@@ -80,8 +84,12 @@ class _Reading:
 
 @dataclass(slots=True)
 class TakenFile:
-    """A file of the new version. ticket: once the writer of super blocks has settled it, `settle`
-    completes the entry. changed: whether the content is another than before.
+    """Holds a file of the new version.
+
+    Attributes:
+        ticket: The ticket of the last new extent. `settle` completes the entry once the writer of
+            super blocks has settled this ticket.
+        changed: Whether the content is not the same as before.
     """
 
     entry: Entry
@@ -127,8 +135,11 @@ def cut(extents: Iterable[Extent], stretches: Iterable[tuple[int, int]]) -> Iter
 
 
 class FileReader:
-    """Reads files and stores what has changed. block: of new files; 0: by their size. on_read is
-    called with each number of bytes that were read.
+    """Reads files, and stores the content that has changed.
+
+    Args:
+        block: The bytes of a block in new files; 0 to choose them by the size of each file.
+        on_read: Is called with each number of bytes that were read.
     """
 
     def __init__(
@@ -147,9 +158,15 @@ class FileReader:
     def read(
         self, fd: int, path: str, old: OldFile | None
     ) -> tuple[TakenFile, bytes, os.stat_result]:
-        """Reads an opened file; returns it, the sums of its blocks, and what it was when the last
-        reading began. Raises OSError. One in too many pieces is stored anew as a whole, by larger
-        blocks.
+        """Reads an opened file.
+
+        A file in too many pieces is stored anew as a whole, with larger blocks.
+
+        Returns:
+            The file, the sums of its blocks, and its status at the beginning of the last reading.
+
+        Raises:
+            OSError: The file cannot be read, or is in too many pieces even so.
         """
         old = old if old is not None and old.entry.kind == FILE else None
         for before, most in ((old, _MOST_BLOCKS), (None, _MANY)):
@@ -164,7 +181,14 @@ class FileReader:
     def _read(
         self, fd: int, path: str, old: OldFile | None, most: int
     ) -> tuple[TakenFile, bytes, os.stat_result]:
-        """Reads as `read` does. most: blocks, where they are not as large as before."""
+        """Reads an opened file as `read` does.
+
+        Args:
+            fd: The descriptor of the file.
+            path: The path of the file in the version.
+            old: The file in the last version; None for a new file.
+            most: The highest number of blocks, where blocks are not as large as before.
+        """
         digest, before = (old.entry.digest, old.sums) if old is not None else ("", b"")
         block = old.entry.block if old is not None else 0
         readings = []
@@ -268,8 +292,15 @@ def entry_of(path: str, kind: str, status: os.stat_result) -> Entry:
 
 
 def xattrs(where: int | str) -> dict[str, str]:
-    """Returns the extended attributes, ACLs among them, of a descriptor, or of a path that is not
-    followed; none where the file system has none. Raises OSError where a manifest has no room.
+    """Returns the extended attributes of a file, including its ACLs.
+
+    The result is empty where the file system has no extended attributes.
+
+    Args:
+        where: The descriptor of the file, or a path, whose symlink is not followed.
+
+    Raises:
+        OSError: The attributes have more bytes than a manifest has room for.
     """
     follow = isinstance(where, int)
     found = {}

@@ -49,7 +49,12 @@ class Copies:
         self._directory = directory
 
     def origins(self, keys: HostKeys, target: str = "") -> Origins:
-        """Returns who made versions of the set, as far as is known here. keys: of this host."""
+        """Returns the origins of versions of the set, as far as this machine knows them.
+
+        Args:
+            keys: The keys of this host.
+            target: The name of the target.
+        """
         return Origins(keys, lambda _: read_made(self._directory), target)
 
     def add_made(self, version: str, seal: Seal) -> None:
@@ -104,8 +109,13 @@ def cannot_keep(error: OSError) -> DestinationError:
 
 @contextmanager
 def open_copies(directory: Path) -> Iterator[Copies]:
-    """Yields the copies in a directory; where nothing can be written there, or another take has it,
-    those in a temporary one. Raises DestinationError where nothing can be written there either.
+    """Yields the copies of manifests and maps in a directory.
+
+    The copies are in a temporary directory where the directory cannot be written or another take
+    uses it.
+
+    Raises:
+        DestinationError: The temporary directory cannot be written either.
     """
     with ExitStack() as stack:
         try:
@@ -164,8 +174,11 @@ class LastVersion:
             self.line = next(self._lines, None)
 
     def take(self, path: str, size: int) -> OldFile | None:
-        """Passes the next entry if it is that of path, and returns it. size: bytes of the file now,
-        beyond which no sums are wanted.
+        """Passes the next entry if it has the path, and returns that entry.
+
+        Args:
+            path: The path.
+            size: The bytes of the file now. Sums beyond that size are not returned.
         """
         if self.line is None or path_of(self.line) != path:
             return None

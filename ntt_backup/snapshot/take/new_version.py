@@ -64,11 +64,18 @@ _SHOWN_EVERY: Final = 256
 
 @dataclass(slots=True)
 class Taken:
-    """Holds what a take did. files: entries of the version. bytes: of all content, holes too. read:
-    bytes of content that were read; stored: bytes of packs. changed: files with new content.
-    unsettled: files that changed as often as they were read. skipped: what is not in it as it
-    should be; unreadable: those of them that could not be read. forgotten: versions past retention,
-    removed.
+    """Holds the result of a take.
+
+    Attributes:
+        files: The number of entries in the version.
+        bytes: The bytes of all content, including holes.
+        read: The bytes of content that were read.
+        stored: The bytes of packs.
+        changed: The number of files with new content.
+        unsettled: The number of files that changed during every reading.
+        skipped: The number of files that are missing or incomplete in the version.
+        unreadable: The number of skipped files that could not be read.
+        forgotten: The number of versions past retention that were removed.
     """
 
     set: str
@@ -92,8 +99,11 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Hears how far a take is, and its problems. progress(files, bytes, read, stored): as in
-    `Taken`, of what was passed so far. problem(path, why).
+    """Receives the progress and the problems of a take.
+
+    Attributes:
+        progress: Is called with files, bytes, read and stored, as in `Taken`, for the files so far.
+        problem: Is called with a path and the reason of the problem.
     """
 
     progress: Callable[[int, int, int, int], object] = lambda *_: None
@@ -112,13 +122,24 @@ def take(
     paranoid: bool = False,
     report: Report = Report(),
 ) -> Taken:
-    """Makes a version. copies: where this machine keeps the manifest and map of the last version.
-    keys: what it is signed with, and what tells the versions of this host from others. target: the
-    name of the target, see `origins`. full:
-    depends on no other. paranoid: reads files that seem unchanged, too.
+    """Makes a version of a set.
 
-    Raises SourceError where nothing of the set is there, DestinationError where the copies cannot
-    be written, and what the repository raises.
+    Errors of the repository pass through.
+
+    Args:
+        repository: The repository.
+        set: The set.
+        copies: The manifest and the map of the last version on this machine.
+        now: The current time.
+        keys: The keys that sign the version and tell versions of this host from others.
+        target: The name of the target, see `origins`.
+        full: Whether the version depends on no other version.
+        paranoid: Whether files that seem unchanged are read, too.
+        report: Receives the progress and the problems.
+
+    Raises:
+        SourceError: None of the paths of the set exists.
+        DestinationError: The copies cannot be written.
     """
     began = time.monotonic()
     set.require_something()
@@ -143,7 +164,11 @@ def take(
 
 
 class _Take:
-    """One attempt. last: what it builds on; None for a full version."""
+    """Makes one attempt to take a version.
+
+    Args:
+        last: The version that the new one builds on; None for a full version.
+    """
 
     def __init__(
         self,
@@ -188,7 +213,11 @@ class _Take:
         self._weight = 0
 
     def run(self, whole: Mapping[str, Version]) -> Taken:
-        """Makes the version; whole: those that are in the repository."""
+        """Makes the version.
+
+        Args:
+            whole: The whole versions that are in the repository, by name.
+        """
         header = self._header
         manifest, map = self._copies.paths(header.version)
         packs = SuperBlockWriter(
@@ -421,7 +450,9 @@ class _Take:
 
 
 def _identity(status: os.stat_result) -> bytes:
-    """Returns what all names of one file have in common at a time. A file that gets the number of a
-    removed one has another time: ctime is for nobody to set.
+    """Returns a key that all names of one file have in common at one time.
+
+    A new file may get the inode number of a removed file, but has another ctime, which nobody can
+    set.
     """
     return beginning_of(str(status.st_dev), FILE, status, status.st_size)

@@ -36,9 +36,13 @@ _DEFAULTS = SnapshotSettings.model_fields
 
 @dataclass(frozen=True, slots=True)
 class SnapshotSet:
-    """Says which files a version has. paths: absolute, without `..`; what lies below them is taken,
-    too. exclude: patterns, see `patterns.matcher`. block_size: bytes; 0: by the size of each file.
-    full_every: how old a chain may get.
+    """Says which files a version has.
+
+    Attributes:
+        paths: Absolute paths without `..`. All files below them are taken, too.
+        exclude: The patterns of excluded files, see `patterns.matcher`.
+        block_size: The bytes of a block; 0 to choose them by the size of each file.
+        full_every: The age that a chain may reach.
     """
 
     name: str
@@ -67,8 +71,12 @@ class SnapshotSet:
 def find_set(
     settings: CatalogConfig, name: str, paths: Sequence[str] = (), exclude: Sequence[str] = ()
 ) -> SnapshotSet:
-    """Returns the set of the settings that is called so; or the one that arguments describe, where
-    the settings have none. Raises ConfigError.
+    """Returns the set of a name from the settings, or the set that the arguments describe.
+
+    The arguments are used where the settings have no set of that name.
+
+    Raises:
+        ConfigError: Neither or both define the set, or a name or path is invalid.
     """
     require_set(name)
     found = settings.snapshots.get(name)
@@ -111,9 +119,13 @@ def of_settings(name: str, settings: SnapshotSettings) -> SnapshotSet:
 
 
 class WalkedFile(NamedTuple):
-    """A file in its directory. path: as in a manifest. name: for calls with the directory's
-    descriptor, which is open until the next file is asked for. follow: the set names it, so that it
-    may be a symlink to what was found.
+    """Describes a file and its directory.
+
+    Attributes:
+        path: The path as in a manifest.
+        directory: The descriptor of the directory, which is open until the next file is requested.
+        name: The name of the file in that directory.
+        follow: Whether the set names the file, so that it may be a symlink to what was found.
     """
 
     path: str
@@ -192,7 +204,11 @@ def walk(
 
 
 class _Level:
-    """A directory on the way down. names: those to come, the next one last."""
+    """Holds a directory on the way down.
+
+    Attributes:
+        names: The names that are still to be visited, the next one last.
+    """
 
     def __init__(self, prefix: str, fd: int, named: _Named | None) -> None:
         self.prefix = prefix
