@@ -39,8 +39,10 @@ _global_options: list[str] = []
 
 
 def worst(codes: Iterable[int]) -> int:
-    """Returns the worst of several exit codes: an error is worse than an incomplete result, which
-    is worse than a stop. An unknown code counts as 1.
+    """Returns the worst of several exit codes.
+
+    An error is worse than an incomplete result, which is worse than a stop. An unknown code counts
+    as 1.
     """
     return max(codes, key=lambda code: _WORSE.index(code if code in _WORSE else 1))
 
@@ -51,8 +53,9 @@ def remember_global_options(options: Sequence[str]) -> None:
 
 
 def complete(text: str) -> str:
-    """Returns text with the global options added to each of its command lines: without them a
-    command would read another configuration, or work on another target.
+    """Returns text with the global options added to each of its command lines.
+
+    Without these options a command would read another configuration, or work on another target.
     """
     words = " ".join(["ntt-backup-remote", *map(shlex.quote, _global_options), ""])
     return _COMMAND_LINE.sub(lambda _: words, text) if _global_options else text
@@ -107,8 +110,10 @@ class StoreSuspect(SourceError):
 
 
 class LockHeld(BackupError):
-    """Another process holds the lock of a run for a target, of a take of a snapshot set, or of a
-    restore into a directory.
+    """Another process holds a lock.
+
+    The lock is that of a run for a target, of a take of a snapshot set, or of a restore into a
+    directory.
     """
 
     exit_code = 3
@@ -145,8 +150,9 @@ class CatalogUnavailable(CatalogError):
 
 
 class SessionExpired(CatalogUnavailable):
-    """The server of the catalog ended a session that was idle for too long: this process was
-    stopped, or the host was suspended. A new session can be opened at once.
+    """The server of the catalog ended a session that was idle for too long.
+
+    This process was stopped, or the host was suspended. A new session can be opened at once.
     """
 
 
@@ -227,8 +233,9 @@ class DumpFailed(BackupError):
 
 
 class DumpImpossible(ConfigError):
-    """No dump can be made: a program is missing or too old, or the key leads to a forced command
-    that takes no dumps.
+    """No dump can be made.
+
+    A program is missing or too old, or the key leads to a forced command that takes no dumps.
     """
 
 

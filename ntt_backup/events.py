@@ -96,8 +96,9 @@ class RunStart(Event):
 
 
 class StillFailed(Event):
-    """Blobs are failed at the end of a run, also blobs of earlier runs. Repeated by each run until
-    the blobs are requeued.
+    """Blobs are failed at the end of a run, also blobs of earlier runs.
+
+    Repeated by each run until the blobs are requeued.
     """
 
     level = "warning"
@@ -111,6 +112,7 @@ class StillFailed(Event):
 
 class BlobsFailed(Event):
     """Blobs were failed since the last such line, or since the hundredth blob_failed of the run.
+
     They have no lines of their own; the ledger has all of them.
     """
 
@@ -125,8 +127,10 @@ class BlobsFailed(Event):
 
 
 class Progress(Event):
-    """The progress of the run: every log.progress_interval seconds while there is work, once when
-    the work is done, and then every hour.
+    """The progress of the run.
+
+    Reported every log.progress_interval seconds while there is work, once when the work is done,
+    and then every hour.
     """
 
     copied: Count
@@ -213,8 +217,10 @@ class RunStop(Event):
 
 
 class WorkerEvent(Event):
-    """An event of a worker. The coordinator adds the number of the worker. always: whether only
-    workers report such events.
+    """An event of a worker. The coordinator adds the number of the worker.
+
+    Attributes:
+        always: Whether only workers report such events.
     """
 
     always: ClassVar[bool] = True
@@ -239,9 +245,10 @@ class WorkerStart(WorkerEvent):
 
 
 class BatchComplete(WorkerEvent):
-    """A batch is settled: it is on the remote's stable storage, and committed in the ledger. In a
-    run with --watch, small batches of a worker (at most 16 blobs and 1 MB each) within a minute
-    share one line: numbers are sums, the name is the name of the last batch.
+    """A batch is settled: it is on the remote's stable storage, and committed in the ledger.
+
+    In a run with --watch, small batches of a worker (at most 16 blobs and 1 MB each) within a
+    minute share one line: numbers are sums, the name is the name of the last batch.
     """
 
     batch: BatchName
@@ -279,8 +286,10 @@ class BatchComplete(WorkerEvent):
 
 
 class MarksLost(WorkerEvent):
-    """The server of the catalog crashed and lost the last marks: blobs that batch_complete counted
-    as copied are pending, and are sent again. They do not count as copied until then.
+    """The server of the catalog crashed and lost the last marks.
+
+    Blobs that batch_complete counted as copied are pending, and are sent again. They do not count
+    as copied until then.
     """
 
     level = "warning"
@@ -339,8 +348,10 @@ class BlobFailed(WorkerEvent):
 
 
 class Outage(WorkerEvent):
-    """The remote, the catalog or the store (source) is unreachable, or, before the workers start,
-    something that the preflight needs; nothing is failed, the work waits.
+    """The remote, the catalog or the store (source) is unreachable.
+
+    Before the workers start, something else that the preflight needs may be unreachable. Nothing is
+    failed; the work waits.
     """
 
     always = False
@@ -361,9 +372,10 @@ class Outage(WorkerEvent):
 
 
 class OutageEnd(WorkerEvent):
-    """A side that was unreachable has answered again: the first success of any worker, or of the
-    dump or a snapshot, ends the outage for all. The end of the run, or of all workers that had
-    reported the outage, ends it, too.
+    """A side that was unreachable has answered again.
+
+    The first success of any worker, or of the dump or a snapshot, ends the outage for all. The end
+    of the run, or of all workers that had reported the outage, ends it, too.
     """
 
     always = False
@@ -400,6 +412,7 @@ class WorkerRestart(RestartFields, WorkerEvent):
 
 class WorkerStall(WorkerEvent):
     """A worker has reported nothing for longer than run.stall_timeout, without a declared wait.
+
     Reported once, until the worker reports again.
     """
 

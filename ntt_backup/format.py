@@ -19,8 +19,9 @@ _units: Final = {"iec": False}
 
 
 def printable(text: str) -> str:
-    """Returns foreign text as one line without escape sequences. Line ends become `; `; control,
-    invisible and direction-changing characters are escaped.
+    """Returns foreign text as one line without escape sequences.
+
+    Line ends become `; `; control, invisible and direction-changing characters are escaped.
     """
     line = "; ".join(part.rstrip() for part in text.splitlines() if part.strip())
     return "".join(
@@ -79,8 +80,13 @@ def duration(seconds: float) -> str:
 
 
 def moment(when: datetime, *, zone: bool = True) -> str:
-    """Returns a time as `2026-03-04 06:06 CET` in the local time zone, or in its own zone if the
-    local time has no such year. zone: whether the time zone is shown.
+    """Returns a time as `2026-03-04 06:06 CET` in the local time zone.
+
+    A time in a year that the local time does not have is shown in its own zone.
+
+    Args:
+        when: The time.
+        zone: Whether the time zone is shown.
     """
     local = when
     with suppress(OverflowError):

@@ -53,8 +53,10 @@ OF_THE_STORE: Final = frozenset(
 
 @dataclass(slots=True, unsafe_hash=True)
 class Blob:
-    """A row of the catalog. It is never changed, which is not enforced: instances of a frozen class
-    take twice as long to make, and there is one for each row.
+    """A row of the catalog.
+
+    A blob is never changed, which is not enforced: instances of a frozen class take twice as long
+    to make, and there is one for each row.
 
     Attributes:
         blobid: The text in the catalog.

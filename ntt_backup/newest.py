@@ -103,8 +103,10 @@ def removed(settings: CatalogConfig, kind: Kind, names: Container[str], of: str 
 
 
 def lost_key(settings: CatalogConfig, keys: HostKeys) -> str:
-    """Returns a warning where this host has lost its key: it has none, and its settings name one,
-    or one that cannot be read is there, or one has signed what is newest on the target. Else "".
+    """Returns a warning if this host has lost its key, else "".
+
+    The key is lost if this host has none, although its settings name a key, a key that cannot be
+    read is there, or a key has signed what is newest on the target.
     """
     signed = any(one.key for one in recorded(settings))
     return keys.missing_key if keys.expected or signed else ""
@@ -113,8 +115,9 @@ def lost_key(settings: CatalogConfig, keys: HostKeys) -> str:
 def compare(
     settings: CatalogConfig, there: Mapping[tuple[Kind, str], Collection[str]]
 ) -> list[Newest]:
-    """Returns what is missed on the target, and notes it for `missed`: what is not there, where
-    nothing newer is there.
+    """Returns what is missed on the target, and notes the result for `missed`.
+
+    An entry is missed if the entry is not on the target and nothing newer is there.
 
     Args:
         settings: Of the target.

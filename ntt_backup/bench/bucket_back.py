@@ -65,8 +65,12 @@ WAYS_BACK: Final = (
 
 
 def choose(names: Sequence[str]) -> tuple[list[Out], list[Back]]:
-    """Returns the ways of these names, all for none, and those out that others need to come back.
-    Raises ValueError for an unknown name.
+    """Returns the ways with these names, or all ways if there are no names.
+
+    The result includes the ways out that the ways back read from.
+
+    Raises:
+        ValueError: A name is unknown.
     """
     known = [way.name for way in (*WAYS_OUT, *WAYS_BACK)]
     if unknown := sorted(set(names) - set(known)):
@@ -78,9 +82,14 @@ def choose(names: Sequence[str]) -> tuple[list[Out], list[Back]]:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """The share that one worker brings back. settings: of the place in the bucket. blobs: all that
-    must come. directory: an empty one of its own; scratch: for what is kept meanwhile. workers: the
-    sessions of `restore`, which is one process.
+    """The share of the blobs that one worker brings back.
+
+    Attributes:
+        settings: The settings of the place in the bucket.
+        blobs: All blobs that must come back.
+        directory: An empty directory for this worker alone.
+        scratch: A directory for data that is kept meanwhile.
+        workers: The number of sessions of `restore`, which is one process.
     """
 
     way: Back

@@ -44,8 +44,10 @@ class BucketDir:
     keeps: str = ""
 
     def at(self, place: str = "") -> RemoteSettings:
-        """Returns the settings of a place below the prefix. They have no storage class: what is
-        archived cannot be read back, and is paid for by the month.
+        """Returns the settings of a place below the prefix.
+
+        The settings have no storage class: archived objects cannot be read back, and are paid for
+        by the month.
         """
         names = self._target.model_fields_set - {"url", "storage_class"}
         url = "/".join(filter(None, (self._target.url, self._path, place)))
@@ -57,8 +59,9 @@ class BucketDir:
         return list(open_bucket(self.at(place)).list(""))
 
     def clear(self, place: str = "") -> None:
-        """Removes the objects of a place, unless the bucket refuses that, and its uploads that were
-        begun.
+        """Removes the objects of a place and the unfinished uploads to this place.
+
+        The objects remain if the bucket refuses to remove objects.
         """
         bucket = open_bucket(self.at(place))
         sweep(bucket, ("",), time.time() + DEAD_SECONDS)
@@ -78,9 +81,16 @@ class BucketDir:
 def bucket_dir(
     settings: Settings, *, accepted: bool, most: int, warn: Callable[[str], None]
 ) -> Iterator[BucketDir]:
-    """Gives the prefix, and empties it at the end; warn is told where that fails. accepted: what is
-    sent may stay there. most: its bytes, for the message. Raises ConfigError where it would stay,
-    and that is not accepted.
+    """Yields the prefix in the bucket, and empties the prefix at the end.
+
+    Args:
+        settings: The settings with the bucket.
+        accepted: Whether the objects that are sent may stay in the bucket.
+        most: The largest number of bytes that may stay, for the message.
+        warn: Receives a warning if the prefix cannot be emptied.
+
+    Raises:
+        ConfigError: The objects would stay in the bucket, and that is not accepted.
     """
     remote, owner = settings.remote, settings.owner
     made = BucketDir(remote, f"{BENCH}{owner}-{os.getpid()}", _keeps(open_bucket(remote), owner))

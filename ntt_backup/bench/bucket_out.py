@@ -56,8 +56,12 @@ def archive_key(worker: str) -> str:
 
 
 def send_out(load: Load, scratch: Path, ready: Ready) -> Answer:
-    """Sends everything, and returns when the bucket has answered for all of it. scratch: a local
-    directory.
+    """Sends all blobs, and returns when the bucket has answered for all of them.
+
+    Args:
+        load: The blobs, and the way in which they are sent.
+        scratch: A local directory.
+        ready: Is called before the clock starts.
     """
     assert load.bucket is not None
     assert isinstance(load.way, Out)

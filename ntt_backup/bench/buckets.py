@@ -79,8 +79,17 @@ class BucketFindings:
 def measure(
     settings: Settings, options: Options, progress: Progress, *, accepted: bool
 ) -> BucketFindings:
-    """Measures all of it. accepted: what is sent may stay in a bucket that refuses to delete.
-    Raises ConfigError, and what the catalog, the store or the bucket did.
+    """Measures all ways out and all ways back.
+
+    Args:
+        settings: The settings with the bucket.
+        options: The options of the bench.
+        progress: Shows the progress.
+        accepted: Whether the objects that are sent may stay in a bucket that refuses to delete.
+
+    Raises:
+        ConfigError: The settings do not allow the bench.
+        BackupError: The catalog, the store or the bucket has failed.
     """
     if settings.recipients:
         raise ConfigError(

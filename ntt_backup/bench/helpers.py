@@ -23,11 +23,15 @@ from ntt_backup.process.pipeline import wait_for, write
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The result of a task. Times are readings of the monotonic clock, which all processes of a
-    machine share.
+    """The result of a task.
 
-    opening_s: until the task was ready. size: bytes of content. trips: seconds each. cpu_s: of the
-    helper and of all that it started.
+    Times are readings of the monotonic clock, which all processes of a machine share.
+
+    Attributes:
+        size: The bytes of content.
+        trips: The duration of each round trip, in seconds.
+        opening_s: The seconds until the task was ready.
+        cpu_s: The seconds of CPU time of the helper and of all processes that the helper started.
     """
 
     began: float

@@ -55,11 +55,18 @@ class Findings:
 
 
 class Link:
-    """The link by the job's own transport. It is measured once at the start: bytes_per_s is a first
-    guess, and so many bytes are sent before a clock starts as go in the time that TCP gets up to
-    speed.
+    """The link, as the transport of the job uses it.
 
-    patience: seconds for which nothing may move. Methods raise what the remote or the link did.
+    The link is measured once at the start. This first guess gives the bytes that are sent before a
+    clock starts: as many as the link sends in the time that TCP needs to reach full speed. The
+    methods raise the errors of the remote and of the link.
+
+    Args:
+        transport: The transport of the job.
+        patience: The seconds for which nothing may move.
+
+    Attributes:
+        bytes_per_s: The first guess of the speed, in bytes a second.
     """
 
     def __init__(self, transport: Transport, patience: float) -> None:
@@ -86,8 +93,18 @@ def measure(
     trips: int,
     streams: Sequence[int],
 ) -> Findings:
-    """Measures all of it, with so many round trips in all rounds together, and these numbers of
-    streams. Raises what the remote or the link did.
+    """Measures the link by all streams, and the round trips.
+
+    Args:
+        settings: Of the target.
+        progress: Shows the progress.
+        rounds: The number of rounds.
+        seconds: The duration of each measurement, in seconds.
+        trips: The number of round trips in all rounds together.
+        streams: The numbers of streams to measure.
+
+    Raises:
+        BackupError: The remote or the link has failed.
     """
     directions: tuple[Direction, ...] = ("up", "down")
     wanted = [Streams(way, count) for way in directions for count in sorted(streams)]
@@ -117,11 +134,11 @@ def measure(
 
 
 def rate_of(answers: Sequence[Answer]) -> float:
-    """Returns the bytes a second of streams side by side, from when all were up to speed until all
-    had ended.
+    """Returns the bytes a second of parallel streams.
 
-    What a stream moved before the last one was up to speed is taken out in proportion; they begin
-    within tenths of a second of each other. Towards the end fewer are left, and if these cannot
+    The time begins when all streams are up to speed, and ends when all have ended. What a stream
+    moved before the last one was up to speed is taken out in proportion; streams begin within
+    tenths of a second of each other. Towards the end fewer streams are left, and if these cannot
     fill the link, the figure is too low.
     """
     start = max(one.began for one in answers)

@@ -50,8 +50,12 @@ def by_class(blobs: Sequence[Blob]) -> dict[str, list[Blob]]:
 
 
 def draw(population: Sequence[Blob], budget: int, most: int = MOST_BLOBS) -> Sample:
-    """Returns at most budget bytes and about `most` blobs, each class in its proportion; sizes must
-    be known.
+    """Returns a sample of the blobs with each size class in its proportion.
+
+    Args:
+        population: The blobs, whose sizes must be known.
+        budget: The largest size of the sample, in bytes.
+        most: The approximate limit of the number of blobs.
     """
     classes = by_class(population)
     missing = []

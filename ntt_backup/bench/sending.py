@@ -28,8 +28,11 @@ from ntt_backup.upload.strategies.session import Outcome, Session
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """Says how a worker sends its batches. strategy: None for a plain tar. codec: in place of
-    run.codec; "" leaves that as it is set.
+    """Says how a worker sends its batches.
+
+    Attributes:
+        strategy: The strategy of the session; None for a plain tar.
+        codec: The codec in place of run.codec; "" leaves run.codec as it is set.
     """
 
     name: str
@@ -58,8 +61,9 @@ def choose(names: Sequence[str]) -> list[Way]:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Holds what a worker sends: batches of blobs of the store, into root/by-hash on the remote, or
-    into a bucket.
+    """Holds the batches that a worker sends, and their destination.
+
+    The blobs come from the store, and go into root/by-hash on the remote, or into a bucket.
     """
 
     way: Way

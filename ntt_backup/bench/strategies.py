@@ -109,8 +109,13 @@ def population(settings: Settings) -> list[Blob]:
 
 
 def readable(settings: Settings, drawn: Sample) -> tuple[Sample, int]:
-    """Reads the sample, so that it is in memory; returns the blobs that are sound, and how many are
-    not. Raises SourceError where none of them can be read.
+    """Reads the sample, so that the sample is in memory.
+
+    Returns:
+        The sound blobs, and the number of the other blobs.
+
+    Raises:
+        SourceError: No blob of the sample can be read.
     """
     checked = Store(settings.source.root).inspect(drawn.blobs, verify=True)
     if not checked.ready:

@@ -54,8 +54,15 @@ def of_strategies(found: Findings) -> list[str]:
 
 
 def of_bucket(out: Findings, back: Findings, left: str) -> list[str]:
-    """Says what `of_strategies` says of the ways out, then what packs save, the fastest way back,
-    and what stays in the bucket (left, in words).
+    """Returns the sentences of the verdict for a bucket.
+
+    These are the sentences of `of_strategies` for the ways out, then the savings of packs, the
+    fastest way back, and the objects that stay in the bucket.
+
+    Args:
+        out: The findings of the ways out.
+        back: The findings of the ways back.
+        left: The objects that stay in the bucket, in words.
     """
     said = of_strategies(out)
     compared = {way.name: runs for way, runs in out.compared().items()}

@@ -202,8 +202,9 @@ def _complain(text: str) -> None:
 
 
 def _flush(stream: TextIO) -> OSError | None:
-    """Flushes a stream. If that fails, discards the buffer and returns the error. Otherwise the
-    interpreter would flush again at its end, fail, and turn every exit code into 120.
+    """Flushes a stream. If that fails, discards the buffer and returns the error.
+
+    Otherwise the interpreter would flush again at its end, fail, and turn every exit code into 120.
     """
     try:
         stream.flush()

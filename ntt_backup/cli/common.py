@@ -63,6 +63,7 @@ class Common:
         """Returns the settings of each target of --target, by name. Raises ConfigError.
 
         Args:
+            model: The class of the settings.
             flags: Settings by `table.key` that options of the command make, besides --identity.
         """
         from ntt_backup.config import load_each, misspelt
@@ -96,6 +97,7 @@ def connect(settings: CatalogConfig, application: str, *, no_tables: bool = Fals
     """Connects to the catalog. Raises CatalogError.
 
     Args:
+        settings: Of the target.
         application: The name of the session, which `status` shows.
         no_tables: See `catalog.connection.connect`.
     """
@@ -111,11 +113,14 @@ def open_catalog(
     settings: CatalogConfig, command: str, *, application: str = ""
 ) -> Iterator[Connection]:
     """Yields a connection to a catalog that has the tables and privileges that a command needs.
-    Raises CatalogError.
 
     Args:
+        settings: Of the target.
         command: A key of `privileges.NEEDS`.
         application: The name of the session, if it is not that of the command.
+
+    Raises:
+        CatalogError: The catalog is unreachable, or lacks a table or a privilege.
     """
     from ntt_backup.catalog import privileges
     from ntt_backup.catalog.schema_check import verify_schema

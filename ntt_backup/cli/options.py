@@ -21,8 +21,10 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class GivenPath(click.Path):
-    """A path that is not empty. An empty path, as from an unset shell variable, would mean the
-    current directory: a restore would write there.
+    """A path that is not empty.
+
+    An empty path, as from an unset shell variable, would mean the current directory: a restore
+    would write there.
 
     Args:
         name: The word that stands for the path in the help.
@@ -110,9 +112,11 @@ def value(name: str, kind: object, text: str, parameter: str = "", **attributes:
     """Returns an option with a value. The help shows the default, if there is one.
 
     Args:
+        name: The option, such as `--from`.
         kind: The type of the value; or, for a text, the word that stands for it in the help.
         text: The help.
         parameter: The name of the function's parameter, if it is not that of the option.
+        **attributes: Further arguments of `click.option`.
     """
     attributes |= {"metavar": kind} if isinstance(kind, str) else {"type": kind}
     attributes.setdefault("show_default", bool(attributes.get("default")))

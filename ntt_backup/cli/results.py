@@ -77,8 +77,9 @@ def failed(target: str, error: BackupError) -> dict[str, Any]:
 
 
 def fields_of(record: DataclassInstance) -> dict[str, Any]:
-    """Returns the fields of a record as JSON values, except `part`. Failures become counts by
-    reason, and the first failures are listed as `failures`.
+    """Returns the fields of a record as JSON values, except `part`.
+
+    Failures become counts by reason, and the first failures are listed as `failures`.
     """
     fields: dict[str, Any] = {}
     for name in (field.name for field in dataclasses.fields(record) if field.name != "part"):
@@ -213,8 +214,9 @@ class EachTarget(Generic[T]):
         return dict(told[self._common.target])
 
     def report(self, fields: Callable[[T], Mapping[str, Any]], show: Callable[[], None]) -> None:
-        """Prints results and errors, and ends the process with the worst exit code if there is an
-        error.
+        """Prints results and errors.
+
+        If there is an error, the process ends with the worst exit code.
 
         Args:
             fields: Returns the JSON fields of a result.
@@ -265,7 +267,9 @@ def noted(common: Common, command: str, **asked: object) -> Iterator[CheckNote]:
     not noted: wrong options, directory or settings, or another process that holds the lock.
 
     Args:
-        asked: The options that limit the check to a part of the blobs, by name; None, "" or False
+        common: The options of all commands.
+        command: The name of the command.
+        **asked: The options that limit the check to a part of the blobs, by name; None, "" or False
             for those that are not given.
     """
     note = CheckNote(

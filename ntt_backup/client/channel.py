@@ -75,8 +75,9 @@ class Channel:
     def greet(
         self, script: bytes, greeting: re.Pattern[bytes], timeout: float, *, doing: str
     ) -> re.Match[bytes]:
-        """Sends a script, and waits for the first line that is a greeting. Earlier lines are
-        skipped.
+        """Sends a script, and waits for the first line that is a greeting.
+
+        Earlier lines are skipped.
 
         Args:
             script: The data to send.
@@ -288,8 +289,10 @@ class Channel:
         return self._child.wait(timeout)
 
     def lost(self, said: bytes = b"") -> BackupError:
-        """Returns the error for a channel that has ended. said: the output instead of an answer;
-        /usr/sbin/nologin, for example, prints to stdout.
+        """Returns the error for a channel that has ended.
+
+        Args:
+            said: The output instead of an answer; /usr/sbin/nologin, for example, prints to stdout.
         """
         status = self._child.wait(_LAST_WORDS_SECONDS)
         words = f"{said[-2000:].decode('utf-8', 'backslashreplace')}\n{self.stderr}".strip()

@@ -188,8 +188,10 @@ class ReceiverConnection:
                 raise explain_gone(f"{self.spec.root}/by-hash: no such directory")
 
     def hello(self, **more: Field) -> dict[str, Field]:
-        """Has the receiver open the root, and returns the fields of READY. more: fields of HELLO
-        that only one kind of session sends.
+        """Has the receiver open the root, and returns the fields of READY.
+
+        Args:
+            **more: Fields of HELLO that only one kind of session sends.
         """
         spec = self.spec
         fields: dict[str, Field] = {
@@ -214,8 +216,9 @@ class ReceiverConnection:
         self.channel.send(memoryview(frame), hear, patience=self.spec.run.stall_timeout)
 
     def frames(self, data: bytes) -> Iterator[tuple[int, memoryview]]:
-        """Yields type and payload of the frames that data completes, except for signs of life. A
-        payload is valid until the next frame is taken.
+        """Yields type and payload of the frames that data completes, except for signs of life.
+
+        A payload is valid until the next frame is taken.
 
         Raises:
             BackupError: The receiver sent an ERROR.

@@ -137,9 +137,14 @@ class Sender:
         return int(self._shared[_STEP])
 
     def note(self, worked: float, waited: float, raw: int, wire: int) -> None:
-        """Notes a frame: the seconds of compressing, the seconds until the link had the frame, its
-        bytes of content (0 where compressing was not tried, so that all travels as it is), and its
-        bytes on the wire.
+        """Notes the time and the size of a frame.
+
+        Args:
+            worked: The seconds of compressing.
+            waited: The seconds until the link had the frame.
+            raw: The bytes of content; 0 if compressing was not tried, so that all bytes travel
+                unchanged.
+            wire: The bytes on the wire.
         """
         now = self._effort.clock()
         lasted = min(now - self._noted, worked + waited + _LONGEST_GAP)

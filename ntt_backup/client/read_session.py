@@ -40,8 +40,9 @@ class Page(NamedTuple):
 
 
 class ContentSink(Protocol):
-    """Receives the answer for a GET: for each digest `whole`, `begin` to `end`, or `not_given`. A
-    view is valid only during the call.
+    """Receives the answer for a GET: for each digest `whole`, `begin` to `end`, or `not_given`.
+
+    A view is valid only during the call.
     """
 
     def whole(self, digest: bytes, content: memoryview) -> None: ...
@@ -119,8 +120,9 @@ class ReadSession(ReceiverQuestions):
         offset: int = 0,
         listed: Mapping[bytes, int] | None = None,
     ) -> None:
-        """Asks the remote to send blobs, each once; `contents` passes on the answers in the order
-        of asking.
+        """Asks the remote to send blobs, each once.
+
+        `contents` passes on the answers in the order of asking.
 
         Args:
             digests: The digests of the blobs.
@@ -198,7 +200,11 @@ def remote_failure(blobid: str, verdict: int, text: str) -> Failure:
 
 
 def hash_mismatch(size: int, found: bytes, where: str = "on the remote") -> str:
-    """Returns the detail for content that does not hash to its name. where: the place of the
-    content.
+    """Returns the detail for content that does not hash to its name.
+
+    Args:
+        size: The bytes of the content.
+        found: The digest of the content.
+        where: The place of the content.
     """
     return f"{size} bytes {where} hash to {found.hex()}"

@@ -37,8 +37,9 @@ _SENT: Final = 3
 
 
 class Limit:
-    """Holds the senders together to a timetable, or to the rate that was set since. Copies of this
-    process share the limit.
+    """Holds the senders together to a timetable, or to the rate that was set since.
+
+    Copies of this process share the limit.
 
     The limit is a token bucket of a quarter of a second. Tokens are spent in shares of at least an
     ssh packet: the overhead of ssh for shares of thirty bytes would double the traffic. All senders
@@ -174,9 +175,11 @@ class SenderPace:
         return int(self._share) if self._missing(now, sent) <= 0 else 0
 
     def delay(self) -> float:
-        """Returns the seconds until a share is free if no other sender takes it, or until the limit
-        may have changed. With several senders the delay is up to twice as long, at random, so that
-        not always the same sender comes first.
+        """Returns the seconds until the next try to take a share.
+
+        After these seconds a share is free if no other sender takes it, or the limit may have
+        changed. With several senders the delay is up to twice as long, at random, so that not
+        always the same sender comes first.
         """
         limit = self._limit
         if limit.held or math.isinf(self._rate):

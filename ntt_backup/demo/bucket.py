@@ -80,8 +80,10 @@ class Bucket:
         return self._server.requests(_NAME)
 
     def show(self, before: Mapping[str, int]) -> None:
-        """Prints how many objects of each kind there are, and the requests that came after those
-        that were made before.
+        """Prints the number of objects of each kind, and the requests of the run.
+
+        Args:
+            before: The number of requests of each kind that were made before the run.
         """
         asked = {kind: count - before.get(kind, 0) for kind, count in self.requests().items()}
         told = ", ".join(f"{count} {kind}" for kind, count in sorted(asked.items()) if count)
@@ -107,8 +109,10 @@ class Bucket:
 
 
 def lose_half(store: Path, command: Callable[..., int]) -> tuple[Comparison, int]:
-    """Removes about half of the store, and restores it from the bucket. Returns how the store then
-    differs from what it was, and the exit code of the command.
+    """Removes about half of the store, and restores the store from the bucket.
+
+    Returns:
+        The comparison of the store with its former content, and the exit code of the command.
     """
     before = list_tree(store)
     step("Half of the store is lost")
@@ -128,8 +132,9 @@ def credentials_file(directory: Path) -> Path:
 
 
 def environment(directory: Path) -> dict[str, str]:
-    """Returns the variables that lead AWS programs to these credentials and to no others, and to
-    this machine without a proxy.
+    """Returns the variables by which AWS programs use these credentials and no others.
+
+    The variables also lead to this machine without a proxy.
     """
     return {
         "AWS_SHARED_CREDENTIALS_FILE": str(credentials_file(directory)),

@@ -66,11 +66,19 @@ def drill(
     on_remote: Callable[[], Listing],
     command: Callable[..., int],
 ) -> int:
-    """Loses everything and brings it back. Returns 0 if all is as it was, else 7, or the exit code
-    of a dump that failed.
+    """Deletes the store and the database, and restores them from the remote.
 
-    on_remote lists the remote. command runs ntt-backup-remote, and returns its exit code. Raises
-    BackupError.
+    Args:
+        scratch: The directories of the demo.
+        postgres: The server of the catalog.
+        on_remote: Lists the remote.
+        command: Runs ntt-backup-remote, and returns its exit code.
+
+    Returns:
+        0 if all is as it was, else 7, or the exit code of a dump that failed.
+
+    Raises:
+        BackupError: A step of the drill has failed.
     """
     step("The drill: a catalog that has seen something goes to the remote, too")
     postgres.query(_PAST)
@@ -110,8 +118,10 @@ def drill(
 def _come_back(
     scratch: Scratch, postgres: Postgres, command: Callable[..., int]
 ) -> tuple[dict[str, float], int]:
-    """Brings everything back from the remote alone, as docs/restore-drill.md says. Returns how long
-    each step took, and the exit code of the first that failed.
+    """Restores everything from the remote alone, as docs/restore-drill.md says.
+
+    Returns:
+        The duration of each step in seconds, and the exit code of the first step that failed.
     """
     steps: dict[str, float] = {}
     first_code = 0

@@ -102,8 +102,10 @@ class Postgres(Server):
             self.create()
 
     def stop(self, *, at_once: bool = False) -> None:
-        """Ends it, however busy it is; does nothing where it does not run. at_once: as in a crash,
-        so that it recovers at the next start.
+        """Stops the server, however busy the server is; does nothing if the server does not run.
+
+        Args:
+            at_once: Whether to stop as in a crash, so that the server recovers at the next start.
         """
         self.end_process(_STOPS[at_once:])
 
@@ -116,8 +118,11 @@ class Postgres(Server):
         self.query(f"drop database {DATABASE} with (force)", self.url_of("postgres"))
 
     def query(self, sql: str, url: str = "") -> str:
-        """Returns the rows as lines of text, with `|` between columns. url: "" for the database of
-        the demo, by its owner.
+        """Returns the rows as lines of text, with `|` between columns.
+
+        Args:
+            sql: The query.
+            url: The database and its user; "" for the database of the demo, by its owner.
         """
         argv = [str(self.programs / "psql"), "-XqAt", "-v", "ON_ERROR_STOP=1", "-c", sql]
         return self._run([*argv, "-d", url or self.url])

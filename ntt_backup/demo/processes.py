@@ -36,8 +36,12 @@ class Interrupts:
 
     @contextmanager
     def installed(self) -> Iterator[ExitStack]:
-        """Handles the signals while the context lasts; an ignored one stays ignored (nohup). Yields
-        a stack of what is to be cleaned up at the end, which no signal interrupts.
+        """Handles the signals while the context lasts.
+
+        An ignored signal stays ignored (nohup).
+
+        Yields:
+            A stack for the clean-up at the end, which no signal interrupts.
         """
         wanted = [one for one in _SIGNALS if signal.getsignal(one) is not signal.SIG_IGN]
         before = {signum: signal.signal(signum, self._handle) for signum in wanted}

@@ -112,8 +112,12 @@ class Scratch:
         return link.resolve()
 
     def write_settings(self, url: str, programs: Path, remote: Mapping[str, object]) -> None:
-        """Writes the settings file. url: of the catalog. programs: the directory of pg_dump.
-        remote: the table of that name.
+        """Writes the settings file.
+
+        Args:
+            url: The URL of the catalog.
+            programs: The directory of pg_dump.
+            remote: The values of the table `remote`.
         """
         tables: dict[str, Mapping[str, object]] = {
             "catalog": {"url": url},

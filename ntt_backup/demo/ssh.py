@@ -120,8 +120,9 @@ def start(
 
 
 def _start(sshd: Sshd) -> int:
-    """Starts it and returns its port. A free port may be taken before sshd has it; then another
-    one is tried.
+    """Starts the server and returns its port.
+
+    Another process may take a free port before sshd has the port; then another port is tried.
     """
     for attempt in range(_PORTS_TRIED):
         with socket.create_server((LOOPBACK, 0)) as probe:

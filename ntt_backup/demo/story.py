@@ -67,8 +67,11 @@ class Story:
     drill: bool = False
 
     def tell(self) -> int:
-        """Does all of it and cleans up. Returns 0 if all went well, 1 where the two sides differ, 7
-        where not all came back, or the exit code of the command that failed.
+        """Runs the whole demo and cleans up.
+
+        Returns:
+            0 if all went well, 1 if the two sides differ, 7 if not everything was restored, or the
+            exit code of the command that failed.
         """
         for tool, package in _TOOLS.items():
             if shutil.which(tool) is None:
@@ -155,8 +158,18 @@ class Story:
 def start_servers(
     scratch: Scratch, choice: ssh.Choice, stack: ExitStack, interrupts: Interrupts
 ) -> tuple[Postgres, Remote]:
-    """Starts both and writes the settings for them; stack will stop them. The remote is a bucket
-    where the directory for one is there. Raises BackupError.
+    """Starts the database and the remote, and writes the settings for them.
+
+    The remote is a bucket if the directory for a bucket exists.
+
+    Args:
+        scratch: The directories of the demo.
+        choice: The kind of ssh remote.
+        stack: Stops both servers at its end.
+        interrupts: The handler of the signals.
+
+    Raises:
+        BackupError: A server cannot be started.
     """
     remote: Remote
     if scratch.s3.is_dir():
@@ -215,8 +228,14 @@ def _show(
     comparison: Comparison,
     rows: str,
 ) -> bool:
-    """Prints what was found out, and returns whether all is as it should be. first and later: the
-    log of the first run, and what came after. rows: in all, copied, failed.
+    """Prints the findings, and returns whether all is as expected.
+
+    Args:
+        made: The store that was made.
+        first: The log of the first run.
+        later: The log after the first run.
+        comparison: The differences between the two sides.
+        rows: The numbers of all rows, copied rows and failed rows, with `|` between them.
     """
     run = next(event for event in reversed(first) if event["event"] == "run_stop")
     seconds, copied = max(run["duration_s"], 1e-3), run["copied"]

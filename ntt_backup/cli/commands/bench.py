@@ -151,8 +151,12 @@ class _Report:
         said: Sequence[str],
         skipped: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Prints the tables, what was left out, and the verdict, and writes everything as JSON,
-        where a file was named. Raises ConfigError.
+        """Prints the tables, what was left out, and the verdict.
+
+        If a file was named, the method writes everything to the file as JSON.
+
+        Raises:
+            ConfigError: The file cannot be written.
         """
         # A pipe has no width; tables must not be cut for it.
         console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)

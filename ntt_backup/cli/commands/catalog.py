@@ -174,8 +174,13 @@ def _remove(store: FileStore, names: Sequence[str]) -> int:
 def _fields(
     one: Stored, whole: frozenset[str], recorded: frozenset[str] | None, keys: HostKeys
 ) -> dict[str, Any]:
-    """Returns a dump for programs. whole: those that can come back; recorded: those in the ledger,
-    None where that cannot be asked. Its kind is None where its record cannot be read.
+    """Returns the JSON fields of a dump. Its kind is None if its record cannot be read.
+
+    Args:
+        one: The dump.
+        whole: The names of the dumps that can be restored.
+        recorded: The names of the dumps in the ledger; None if the ledger cannot be asked.
+        keys: The keys of this host.
     """
     record = one.record
     kind = None

@@ -75,8 +75,10 @@ def install_service(uninstall: bool, root: Path, prefix: Path | None, program: s
 
 
 def _this_program(*, check: bool) -> str:
-    """Returns the path of this program. Raises ConfigError for one that the service's user could
-    not start.
+    """Returns the path of this program.
+
+    Raises:
+        ConfigError: The user of the service could not start the program.
     """
     program = Path(os.path.abspath(sys.argv[0]))
     closed = [one for one in program.resolve().parents if not one.stat().st_mode & stat.S_IXOTH]
