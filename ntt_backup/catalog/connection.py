@@ -189,8 +189,16 @@ def search_path(conn: Connection, schema: str, role: str = "") -> str:
 
 
 def refuse_code_of_others(conn: Connection, *, tables: bool = True) -> None:
-    """Closes the session and raises CatalogRefused where it is privileged, and roles that are not
-    can put code into what it uses. tables: as in `code_of_others`.
+    """Refuses a privileged session that would run code of roles that are not privileged.
+
+    The session is closed before the error is raised.
+
+    Args:
+        conn: The session.
+        tables: Check the schema `ntt_backup` and the table `blobs`, as in `code_of_others`.
+
+    Raises:
+        CatalogRefused: Roles that are not privileged can put code into what the session uses.
     """
     if found := code_of_others(conn, tables=tables, blobs=tables):
         user = conn.info.user
@@ -205,13 +213,17 @@ def refuse_code_of_others(conn: Connection, *, tables: bool = True) -> None:
 
 
 def code_of_others(conn: Connection, *, tables: bool = True, blobs: bool = True) -> list[str]:
-    """Returns what roles that are not privileged can put code into, one line each; none for an
-    ordinary session. Event triggers are always checked.
+    """Lists the objects into which roles that are not privileged can put code.
+
+    Event triggers are always checked.
 
     Args:
         conn: The session.
         tables: Check the schema `ntt_backup` and what it needs.
         blobs: Check the table `blobs` and what it needs.
+
+    Returns:
+        The objects, one line each; none for an ordinary session.
     """
     if not conn.privileged:
         return []
@@ -277,15 +289,21 @@ def configure(conn: Connection, setting: str, value: object, *, local: bool = Fa
 
 
 def end_when_idle(conn: Connection, seconds: int) -> None:
-    """Makes the server end this session after so many seconds without a statement, from PostgreSQL
-    14 on. A limit in catalog.url is kept.
+    """Makes the server end this session after a time without a statement, from PostgreSQL 14 on.
+
+    A limit in catalog.url is kept.
+
+    Args:
+        conn: The session.
+        seconds: The time in seconds.
     """
     conn.ask("set up the connection", "end_when_idle", value=f"{seconds}s")
 
 
 def show_life(conn: Connection) -> None:
-    """Sends a statement, so that the server does not count the session as idle. Never raises: a
-    lost connection shows at the next statement.
+    """Sends a statement, so that the server does not count the session as idle.
+
+    The function never raises: a lost connection shows at the next statement.
     """
     if not conn.closed:
         with suppress(psycopg.Error):
@@ -293,11 +311,16 @@ def show_life(conn: Connection) -> None:
 
 
 def refuse_shared_session(conn: Connection, url: str) -> None:
-    """Raises ConfigError where a pooler lends our session to others between two transactions, as
-    PgBouncer does with `pool_mode = transaction`: they would get our locks and settings.
+    """Refuses a pooler that lends this session to other clients between two transactions.
 
-    It is a pooler that answers where another backend than the reported one does. Sessions are
-    shared where a second connection then gets the backend of the first.
+    PgBouncer does that with `pool_mode = transaction`. The other clients would get the locks and
+    settings of this session.
+
+    A pooler is recognised where another backend answers than the reported one. Sessions are shared
+    where a second connection then gets the backend of the first.
+
+    Raises:
+        ConfigError: A pooler shares the session.
     """
     with translated("say who answers"):
         if conn.info.backend_pid == _backend(conn) or not _is_lent(conn, url):

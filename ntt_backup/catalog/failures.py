@@ -27,8 +27,12 @@ _PREFIX: Final = re.compile(r"[0-9a-f]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class FailedBlob:
-    """Why a blob failed, how often, when first and last. known_at: when somebody said that this is
-    known. Of what another program has marked, nothing but its name is known.
+    """A failed blob with its reason, the number of attempts, and its first and last failure.
+
+    Only the name is known of a blob that another program has marked as failed.
+
+    Attributes:
+        known_at: When somebody marked the failure as known.
     """
 
     blobid: str
@@ -42,8 +46,10 @@ class FailedBlob:
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """What the ledger of a target says of a blob. failure: also of one that a check has found
-    missing or wrong, which is pending.
+    """The state of a blob in the ledger of a target.
+
+    Attributes:
+        failure: The failure, also of a pending blob that a check has found missing or wrong.
     """
 
     target: str
@@ -62,12 +68,18 @@ def iter_failed(
     since: float | None = None,
     on_cut: Callable[[], None] = lambda: None,
 ) -> Iterator[FailedBlob]:
-    """Yields the failed blobs in constant memory, with no transaction open in between: those of our
-    list in the order of their names, then those that another program has marked. reason: only
-    these; since: only those that failed in the last so many seconds.
+    """Yields the failed blobs in constant memory, with no transaction open in between.
 
-    Finding the last ones reads all that is pending. Unless they are asked for by their reason, that
-    ends after some seconds, and on_cut is called.
+    The blobs of our list come first, in the order of their names, then the blobs that another
+    program has marked. Finding the latter reads all pending rows. Unless the latter are selected by
+    their reason, the search ends after some seconds, and `on_cut` is called.
+
+    Args:
+        conn: The session.
+        target: The name of the target.
+        reason: Yield only blobs with this reason; None for all.
+        since: Yield only blobs that failed in the last `since` seconds; None for all.
+        on_cut: Is called if the search ends early.
     """
     with translated("list failed blobs"):
         parts = {**read_parts(conn, target), "known_at": fragment("known_at")}
@@ -103,8 +115,9 @@ def acknowledge(conn: Connection, target: str, reason: str | None = None) -> int
 def failed_for(
     conn: Connection, target: str, reason: Reason, blobids: Sequence[str]
 ) -> frozenset[str]:
-    """Returns those of the blobids that are on our list for a reason; also pending ones, which a
-    check has found missing or wrong.
+    """Returns those of the given blobids that are on our list of failures for a reason.
+
+    The list also has pending blobs, which a check has found missing or wrong.
     """
     values = {"target": target, "reason": str(reason), "blobids": list(blobids)}
     found = conn.ask("look for failures", "failed_for", **values)
@@ -112,8 +125,10 @@ def failed_for(
 
 
 def find_blob(conn: Connection, name: str) -> str:
-    """Returns the blobid that is, or begins with, name. Raises ConfigError where none does, or
-    several do.
+    """Returns the blobid that is, or begins with, a name.
+
+    Raises:
+        ConfigError: No blobid is or begins with the name, or several begin with the name.
     """
     values = {
         "name": name,

@@ -36,9 +36,16 @@ _READ_DUMPS = "read the history of dumps"
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run, its figures as of updated_at, seen at read_at. ended_at, outcome and exit_code are
-    None while it is under way, and if it died; once that is known, outcome is "killed", and
-    ended_at is when it was last seen. reason: the error that ended it; "" where none did.
+    """A run and its figures.
+
+    Attributes:
+        updated_at: The time of the figures.
+        ended_at: When the run ended, or when a killed run was last seen; None while the run is
+            under way, and for a dead run that is not marked yet.
+        outcome: The outcome, "killed" for a run that is marked; None where `ended_at` is None.
+        exit_code: The exit code; None while the run is under way, and if the run died.
+        reason: The error that ended the run; "" if no error did.
+        read_at: When the row was read.
     """
 
     run_id: UUID
@@ -67,8 +74,12 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class RunEnd:
-    """Tells how the last run ended that has ended, and when one last ended with 0. exit_code: 1
-    of a run that was killed. reason: see `Run`.
+    """The end of the last run that has ended, and the time of the last success.
+
+    Attributes:
+        exit_code: The exit code; 1 for a run that was killed.
+        succeeded_at: When a run last ended with exit code 0; None if no run did.
+        reason: As in `Run`.
     """
 
     ended_at: datetime
@@ -114,8 +125,17 @@ def update_run(
     exit_code: int | None = None,
     outage_s: float | None = None,
 ) -> None:
-    """Records a run so far: blobs copied and failed, bytes copied. With an outcome it has ended.
-    outage_s: seconds of outages to add to the hour; None leaves the hours alone.
+    """Records the progress or the end of a run.
+
+    Args:
+        conn: The session.
+        run_id: The id of the run.
+        copied: The number of blobs copied so far.
+        failed: The number of blobs failed so far.
+        bytes: The number of bytes copied so far.
+        outcome: The outcome of a run that has ended; None while the run is under way.
+        exit_code: The exit code of a run that has ended.
+        outage_s: The seconds of outages to add to the hour; None leaves the hours unchanged.
     """
     done = {"run_id": run_id, "copied": copied, "failed": failed, "bytes": bytes}
     with translated(_NOTE_RUN), conn.transaction():
@@ -125,8 +145,10 @@ def update_run(
 
 
 def note_reason(conn: Connection, run_id: UUID, reason: str) -> None:
-    """Records the error that ended a run. Raises CatalogRefused where an older catalog has no place
-    for it.
+    """Records the error that ended a run.
+
+    Raises:
+        CatalogRefused: The catalog is too old to record the error.
     """
     conn.ask(_NOTE_RUN, "note_reason", run_id=run_id, reason=reason)
 
@@ -163,8 +185,11 @@ def recent_runs(conn: Connection, target: str, limit: int) -> list[Run]:
 
 @dataclass(frozen=True, slots=True)
 class DatabaseState:
-    """The database to be dumped. server_version: 160004 where server says 16.4. fingerprint: ""
-    where the server counts nothing.
+    """The state of the database to be dumped.
+
+    Attributes:
+        server_version: The version as a number, such as 160004 where `server` is 16.4.
+        fingerprint: The fingerprint of the database; "" if the server counts nothing.
     """
 
     database: str
@@ -242,9 +267,13 @@ def ever_made(conn: Connection, target: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CheckRun:
-    """One call of a command. blobs: those that were looked at, or restored; bytes: of their
-    content, what was read; wrong: blobs that are lost or not right. detail: which part was asked
-    for, or why the command ended early.
+    """One call of a command that checks or restores blobs.
+
+    Attributes:
+        blobs: The number of blobs that were checked or restored.
+        bytes: The bytes of their content that were read.
+        wrong: The number of blobs that are lost or wrong.
+        detail: Which part was selected, or why the command ended early.
     """
 
     command: str

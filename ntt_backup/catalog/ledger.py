@@ -87,12 +87,16 @@ class Ledger:
         failed: Sequence[Failure],
         packs: Sequence[StoredPack] = (),
     ) -> None:
-        """Commits the verdicts about a batch, and the packs that hold what is stored, all or none.
-        Blobs gone from the catalog are no error.
+        """Commits the verdicts about a batch, and the packs of the stored blobs, all or none.
 
-        stored: with the sizes sent; their earlier failures are forgotten. failed: each counts as
-        one more attempt. When CatalogUnavailable is raised the commit may or may not have happened;
-        recording the same again is harmless but for the count of attempts.
+        Blobs that no longer exist in the catalog are ignored. If CatalogUnavailable is raised, the
+        commit may or may not have happened. Recording the same batch again is harmless, except for
+        the count of attempts.
+
+        Args:
+            stored: The stored blobs with the sizes sent. Their earlier failures are forgotten.
+            failed: The failures. Each counts as one more attempt.
+            packs: The packs that hold the stored blobs.
         """
         with translated("record a batch"), self._conn.transaction():
             failures = {failure.blobid: failure for failure in failed}
@@ -107,8 +111,9 @@ class Ledger:
             insert_packs(self._conn, self._target, packs)
 
     def unrecorded(self, blobids: set[str]) -> set[str]:
-        """Returns those of the blobids that are in the catalog and not marked as copied: a crash of
-        the server may have lost the last marks. Raises as `record` does.
+        """Returns those of the given blobids that are in the catalog and not marked as copied.
+
+        A crash of the server may have lost the last marks. The method raises as `record` does.
         """
         with translated("look for lost marks"):
             left = {blobid for (blobid,) in self._run("unmarked", blobids=TextArray(blobids))}
@@ -164,11 +169,19 @@ class Ledger:
 def record_checks(
     conn: Connection, target: str, right: Sequence[str], lost: Sequence[Failure]
 ) -> int:
-    """Records in one transaction what a check found right, and makes pending again what it found
-    lost; returns how many became pending.
+    """Records the results of a check in one transaction, and makes lost blobs pending again.
 
-    The next run sends those, and the reason is kept in `ntt_backup.failures` until then. Blobs that
-    are gone from the catalog, or not copied any more, are left alone.
+    The next run sends the lost blobs, and the reasons are kept in `ntt_backup.failures` until then.
+    Blobs that no longer exist in the catalog, or are no longer marked as copied, are ignored.
+
+    Args:
+        conn: The session.
+        target: The name of the target.
+        right: The blobids that the check found right.
+        lost: The failures of the blobs that the check found lost.
+
+    Returns:
+        The number of blobs that became pending.
     """
     parts = {**columns(target), "counted": fragment("counted")}
     requeued = 0
@@ -249,8 +262,9 @@ def storable(detail: str) -> str:
 
 
 def insert_packs(conn: Connection, target: str, packs: Sequence[StoredPack]) -> None:
-    """Notes packs as they are now, in the caller's transaction. One that is noted already is noted
-    anew, as not checked yet.
+    """Records packs as they are now, in the caller's transaction.
+
+    A pack that is already on the list is recorded anew, as not checked yet.
     """
     for pack in packs:
         conn.rows("insert_pack", {"target": target, **asdict(pack)})
@@ -259,8 +273,14 @@ def insert_packs(conn: Connection, target: str, packs: Sequence[StoredPack]) -> 
 def forget_packs(
     conn: Connection, target: str, pack_ids: Iterable[str], since: datetime | None = None
 ) -> None:
-    """Takes packs off the list, in the caller's transaction: those that are gone, or not right.
-    since: those that were noted anew since then stay, as they are other ones.
+    """Removes missing or wrong packs from the list, in the caller's transaction.
+
+    Args:
+        conn: The session.
+        target: The name of the target.
+        pack_ids: The ids of the packs.
+        since: Packs that were recorded anew since then stay, as they are other packs; None removes
+            all.
     """
     values = {"target": target, "pack_ids": list(pack_ids), "since": since}
     conn.rows("forget_packs", values)
@@ -272,8 +292,9 @@ def mark_packs_checked(conn: Connection, target: str, pack_ids: Iterable[str]) -
 
 
 def iter_packs(conn: Connection, target: str) -> Iterator[StoredPack]:
-    """Yields the packs in the order of their keys' bytes, as a target lists them; in constant
-    memory, with no transaction open in between.
+    """Yields the packs in the order of their keys' bytes, as a target lists them.
+
+    The packs are read in constant memory, with no transaction open in between.
     """
     past, found = "", _PAGE
     while found == _PAGE:
@@ -293,8 +314,12 @@ def newest_pack(conn: Connection, target: str) -> tuple[StoredPack, datetime] | 
 
 
 class ScanProgress(NamedTuple):
-    """How far the scan of a store got. directory: the last `aa/bb` that is done with, None before
-    the first. registered and strays count since it began.
+    """The progress of the scan of a store.
+
+    Attributes:
+        directory: The last `aa/bb` that is done; None before the first.
+        registered: The number of blobs that were registered since the scan began.
+        strays: The number of strays since the scan began.
     """
 
     directory: str | None

@@ -122,8 +122,14 @@ def lacking(
     role: str | None = None,
     table: int | None = None,
 ) -> list[Lack]:
-    """Returns what the role (None: that of this session) may not do that the commands do. table:
-    the oid of `blobs`, where the search path may not find it.
+    """Returns the privileges that a role lacks for commands.
+
+    Args:
+        conn: The session.
+        target: The name of the target.
+        commands: The names of the commands in `NEEDS`.
+        role: The role; None for that of this session.
+        table: The oid of `blobs`, where the search path may not find the table.
     """
     wanted = [("column", "select", name) for name in ("blobid", "size", *_OF_A_TARGET)]
     wanted += [("schema", "usage", "ntt_backup"), ("table", "select", "schema_version")]

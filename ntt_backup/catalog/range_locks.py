@@ -105,11 +105,18 @@ class Claims:
         self._search = self._any = Search()
 
     def take(self, limit: int) -> list[tuple[Blob, int]]:
-        """Returns up to limit pending blobs, each with its range's index; [] when nothing free is
-        left, or it is still `searching`: the next call goes on.
+        """Returns pending blobs, each with the index of its range.
 
-        Goes on in the open ranges, then claims free ones until limit is reached. Blobs come in the
-        catalog's order, but for what was put off. Each blob is handed out once for a claim.
+        The method continues in the open ranges, then claims free ones until `limit` is reached.
+        Blobs come in the catalog's order, except those that were put off. Each blob is handed out
+        once for a claim.
+
+        Args:
+            limit: The maximum number of blobs.
+
+        Returns:
+            The blobs; none if nothing free is left, or if the claims are still `searching`: the
+            next call continues.
         """
         taken: list[tuple[Blob, int]] = []
         with translated("claim blobs"):
@@ -132,8 +139,10 @@ class Claims:
         self._open = [one for one in self._open if one.index not in freed]
 
     def any_pending(self) -> bool | None:
-        """Returns whether the catalog has a pending blob, claimed by anyone or not. None while that
-        is not known: the next call goes on.
+        """Returns whether the catalog has a pending blob, claimed by any session or not.
+
+        Returns:
+            None while the answer is not known: the next call continues the search.
         """
         deadline = time.monotonic() + _SEARCH_SECONDS
         with translated("look for pending blobs"):
@@ -162,8 +171,10 @@ class Claims:
             return bool(list(self._conn.notifies(timeout=0)))
 
     def _rounds(self) -> Iterator[Search]:
-        """Yields what to look into: all ranges, then the parts of those that are shared, and so on
-        until that has given nothing. What is held already is left out.
+        """Yields searches of all ranges, then of the parts of shared ranges, round by round.
+
+        The rounds end with a round that has given nothing. Ranges and parts that this session holds
+        are left out.
         """
         self._found = True
         while self._found:
@@ -178,10 +189,17 @@ class Claims:
             yield Search([one for one in theirs if one.index not in self._held], self._rows)
 
     def _claim(self, wanted: int, batch: int) -> bool:
-        """Locks and opens free ranges that have pending blobs, about as many as wanted. False:
-        there are none, or the search is not over. A range with more than a batch is held in parts.
+        """Locks and opens free ranges that have pending blobs.
 
-        What is found free may be taken by another before we lock it; then it is not found again.
+        A range with more than a batch is held in parts. Another session may lock a range after the
+        search found the range free; the search then does not find that range again.
+
+        Args:
+            wanted: About how many blobs the ranges should have together.
+            batch: The number of blobs in a batch.
+
+        Returns:
+            False if there are no such ranges, or if the search is not over.
         """
         deadline = time.monotonic() + _SEARCH_SECONDS
         self.searching = True
@@ -213,8 +231,16 @@ class Claims:
     def _find(
         self, search: Search, wanted: int, batch: int, deadline: float, *, held: bool = False
     ) -> Found:
-        """Continues a search until the deadline; returns what it finds first, also what somebody
-        holds where that is asked for. Counts until there is more than a batch worth sharing.
+        """Continues a search until the deadline, and returns the stretches that are found first.
+
+        Blobs are counted until the count exceeds a batch by a number that is worth sharing.
+
+        Args:
+            search: The search.
+            wanted: About how many blobs the stretches should have together.
+            batch: The number of blobs in a batch.
+            deadline: The deadline in monotonic seconds.
+            held: Whether to look also into ranges that a session holds.
         """
         while search and time.monotonic() < deadline:
             slices = search.slices()

@@ -65,17 +65,19 @@ class Restorer:
 
 @contextmanager
 def restorer(url: str, application: str, *, allow_superuser: bool) -> Iterator[Restorer]:
-    """Yields who restores a dump into the database of url. A role that was made for that cannot log
-    in afterwards, and is dropped unless the database was restored.
+    """Yields the role that restores a dump into a database.
+
+    A role that was created for the restore cannot log in afterwards, and is dropped unless the
+    database was restored.
 
     Args:
-        url: of the new database.
-        application: what pg_stat_activity shows.
-        allow_superuser: restore as the user of url, whatever that user may do.
+        url: The URL of the new database.
+        application: The name that pg_stat_activity shows.
+        allow_superuser: Restore as the user of `url`, whatever that user may do.
 
     Raises:
-        DumpFailed: The user may do more than a restore needs, and no lesser role can log in; or
-            its sessions begin as another role.
+        DumpFailed: The user may do more than a restore needs, and no lesser role can log in; or its
+            sessions begin as another role.
         CatalogError: The server does not answer, or refuses.
     """
     with connect(url, application, no_tables=True) as conn, translated("say what its user may do"):
@@ -120,8 +122,10 @@ def restorer(url: str, application: str, *, allow_superuser: bool) -> Iterator[R
 
 @contextmanager
 def logged_in(url: str, application: str, owner: str) -> Iterator[str]:
-    """Yields a URL by which the owner of what was restored can log in meanwhile, where `restorer`
-    has made that role; else that of the user. Raises as `restorer` does.
+    """Yields a URL by which the owner of the restored objects can log in meanwhile.
+
+    The owner can log in until the block ends if `restorer` has created that role; else the URL is
+    that of the user. The function raises as `restorer` does.
     """
     with connect(url, application, no_tables=True) as conn, translated("let a role log in"):
         user = conn.info.user
@@ -184,8 +188,10 @@ def _owner_of_public(conn: Connection) -> str | None:
 
 
 def _make(conn: Connection, role: str, public: str | None) -> None:
-    """Makes a role that may create in the database. That stays its owner's: whoever owns a database
-    can set what all later sessions in it begin with.
+    """Creates a role that may create objects in the database.
+
+    The role does not become the owner of the database: the owner of a database can set what all
+    later sessions in the database begin with.
     """
     parts = {"role": sql.Identifier(role), "database": sql.Identifier(conn.info.dbname)}
     conn.rows("create_restorer", **parts)
@@ -194,8 +200,10 @@ def _make(conn: Connection, role: str, public: str | None) -> None:
 
 
 def _login_url(url: str, application: str, user: str, role: str, password: str) -> str:
-    """Returns a URL by which the role can log in: as the user does, or by TCP on this machine,
-    where a socket believes the names of system users alone.
+    """Returns a URL by which the role can log in.
+
+    The role logs in as the user does, or by TCP on this machine if a socket accepts only the names
+    of system users.
     """
     ways = [make_conninfo(url, user=role, password=password)]
     with connect(url, application, no_tables=True) as conn:
@@ -253,8 +261,16 @@ class NewTables:
     def copy(
         self, table: tuple[str, str], columns: Sequence[str], encoding: str, rows: Iterable[bytes]
     ) -> None:
-        """Adds rows to a table. rows: each as COPY writes it, with its line feed. Raises
-        CatalogError.
+        """Adds rows to a table.
+
+        Args:
+            table: The schema and the name of the table.
+            columns: The columns that the rows have.
+            encoding: The encoding of the rows.
+            rows: The rows as COPY writes them, each with its line feed.
+
+        Raises:
+            CatalogError: The server does not answer, or refuses.
         """
         parts = {
             "table": sql.Identifier(*table),
@@ -273,8 +289,17 @@ class NewTables:
 
 @contextmanager
 def new_tables(url: str, application: str, targets: Iterable[str]) -> Iterator[NewTables]:
-    """Makes the tables of init-db for these targets in an empty database, and yields them within
-    one transaction. Where that does not end well, the database is empty again. Raises CatalogError.
+    """Creates the tables of init-db in an empty database, and yields them within one transaction.
+
+    If the block fails, the database is empty again.
+
+    Args:
+        url: The URL of the database.
+        application: The name that pg_stat_activity shows.
+        targets: The names of the targets.
+
+    Raises:
+        CatalogError: The server does not answer, or refuses.
     """
     with connect(url, application, no_tables=True) as conn:
         try:

@@ -85,8 +85,12 @@ class Who(StrEnum):
 
 
 class Step(NamedTuple):
-    """One thing that is missing. needed: `run` needs it. unhurried: it may wait for its locks.
-    by_hand: `init-db` leaves it out.
+    """A step that the catalog lacks.
+
+    Attributes:
+        needed: Whether `run` needs the step.
+        unhurried: Whether the step may wait for its locks.
+        by_hand: Whether `init-db` leaves the step out.
     """
 
     who: Who
@@ -145,8 +149,17 @@ def make_plan(
     monitors: Iterable[str] = (),
     notify: bool = False,
 ) -> Plan:
-    """Returns all that is missing for the role (None: that of this session) to back up, and for the
-    monitors to look at figures. Raises CatalogRefused for what adding cannot mend.
+    """Returns the steps that a role lacks to back up, and that monitors lack to look at figures.
+
+    Args:
+        conn: The session.
+        target: The name of the target.
+        role: The role that backs up; None for that of this session.
+        monitors: The roles that look at figures.
+        notify: Also plan that inserts wake the daemon at once.
+
+    Raises:
+        CatalogRefused: The catalog has a problem that no step can solve.
     """
     names = [*filter(None, [role]), *monitors]
     with translated("show what it lacks"):
@@ -159,8 +172,11 @@ def make_plan(
 
 
 class _Surroundings(NamedTuple):
-    """The database and its owners. own_owner: None without our schema. new_schema: that of a new
-    table.
+    """The database and its owners.
+
+    Attributes:
+        own_owner: The owner of our schema; None without that schema.
+        new_schema: The schema of a new table.
     """
 
     database: str
@@ -195,8 +211,12 @@ class _Planner:
         self._unreadable = privileges.unreadable(conn, self._role)
 
     def _require_trusted(self) -> None:
-        """Raises CatalogRefused where others than the owners have anything in our schema. What is
-        theirs is not read by whoever can do more than they can.
+        """Refuses a plan where roles other than the owners have objects in our schema.
+
+        A role that can do more than these roles does not read their objects.
+
+        Raises:
+            CatalogRefused: Other roles have objects in our schema.
         """
         trusted = sql.SQL("array[session_user, {}]").format(self._trusted())
         found = self._conn.rows("code_of_others", **code_parts(None, trusted))

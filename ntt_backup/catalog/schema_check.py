@@ -95,9 +95,18 @@ def find_table(conn: Connection) -> Table | None:
 
 
 def verify_schema(conn: Connection, target: str, command: str = "run") -> list[str]:
-    """Checks that everything exists that the command (of `privileges.NEEDS`) relies on, and that
-    this session may use it. Returns warnings, a line each. Raises CatalogRefused for the first
-    problem, with what mends it.
+    """Checks that all objects that a command relies on exist, and that this session may use them.
+
+    Args:
+        conn: The session.
+        target: The name of the target.
+        command: The name of the command in `privileges.NEEDS`.
+
+    Returns:
+        Warnings, one line each.
+
+    Raises:
+        CatalogRefused: There is a problem. The error names the first one and its remedy.
     """
     with translated("show its schema"):
         table = existing_table(conn, target)

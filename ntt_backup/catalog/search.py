@@ -133,8 +133,13 @@ def cut(stretches: Sequence[Stretch], rows: int, most: int, widest: int = _WIDES
 def rest_of(
     stretches: Sequence[Stretch], slices: Slices, done: int, past: str | None = None
 ) -> list[Stretch]:
-    """Returns what is left after the first slices are done with: the last one up to the blobid
-    past, or all of it.
+    """Returns the stretches that are left after the first slices are done.
+
+    Args:
+        stretches: The stretches that were cut.
+        slices: The slices of these stretches.
+        done: The number of slices that are done.
+        past: The blobid up to which the last of these is done; None for all of it.
     """
     nth, piece = slices[done - 1]
     begun = stretches[nth]

@@ -42,8 +42,9 @@ def any_known(conn: Connection) -> bool:
 
 
 def any_copied(conn: Connection, target: str) -> bool:
-    """Returns whether anything was ever copied to the target. Reads the whole table where nothing
-    was, else up to the first such row.
+    """Returns whether any blob was ever copied to the target.
+
+    The query reads the table up to the first copied row, or all of the table if there is none.
     """
     with translated("look for copied blobs"):
         return bool(conn.rows("any_copied", **columns(target)))
@@ -58,11 +59,13 @@ def first_pending(
     which nobody can remove as long as an old transaction may want the rows.
 
     Args:
-        limit: how many blobs at most.
-        milliseconds: how long the server may search for them.
+        conn: The session.
+        target: The name of the target.
+        limit: The maximum number of blobs.
+        milliseconds: The time in milliseconds that the server may search for blobs.
 
     Returns:
-        The blobs, or None where the search takes longer.
+        The blobs, or None if the search takes longer.
     """
     values = reading([Stretch(-1, "", None)], limit, milliseconds)
     with translated("look for pending blobs"), in_time(conn, milliseconds):
@@ -100,8 +103,13 @@ def sample(conn: Connection, target: str, limit: int) -> list[Blob]:
 
 
 class Choice(NamedTuple):
-    """What to check: blobids that begin with prefix, and the packs that may hold such. older_than:
-    seconds since the last check. fraction: a random sample of that part.
+    """A selection of blobs to check, and of the packs that may hold such blobs.
+
+    Attributes:
+        prefix: The first digits of the blobids.
+        older_than: The minimum time in seconds since the last check; None for no minimum.
+        fraction: The part to check of this selection, from 0 to 1, as a random sample; None for
+            all.
     """
 
     prefix: str = ""
@@ -148,8 +156,11 @@ class Checks:
 
 
 class PackChecks:
-    """Lists the packs to check, those first that were checked longest ago. blobs: how many they
-    hold; began: when the list was made.
+    """Lists the packs to check, those first that were checked longest ago.
+
+    Attributes:
+        blobs: The number of blobs in the packs.
+        began: When the list was made.
     """
 
     def __init__(self, conn: Connection, target: str, choice: Choice) -> None:

@@ -45,10 +45,15 @@ _FEWEST_RANGES: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """The catalog by state. Bytes are of blobs with a known size; unsized are pending without one.
-    without_blobid: rows that are never sent, and in no other figure. failed_by_reason: 'unknown'
-    was marked by another program. pending_by_reason: since a check did not find it, or not right.
-    estimated: the figures that were not counted.
+    """The numbers of blobs in the catalog by state, and the bytes of those with a known size.
+
+    Attributes:
+        unsized: The number of pending blobs without a known size.
+        without_blobid: The number of rows that are never sent, and are in no other figure.
+        failed_by_reason: The failed blobs by reason; 'unknown' for blobs that another program has
+            marked.
+        pending_by_reason: The blobs that a check has made pending, by reason: missing or wrong.
+        estimated: The names of the figures that were not counted.
     """
 
     pending: int
@@ -66,8 +71,14 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class StoredObjects:
-    """The files of a target with packs: packs, and blobs that are files of their own; None for
-    the latter where counting takes too long. Bytes are those of packs, and of the blobs.
+    """The files of a target with packs: packs, and blobs that are files of their own.
+
+    Attributes:
+        packs: The number of packs.
+        pack_bytes: The bytes of the packs.
+        large_blobs: The number of blobs that are files of their own; None if counting takes too
+            long.
+        large_bytes: The bytes of these blobs; None if counting takes too long.
     """
 
     packs: int
@@ -78,9 +89,12 @@ class StoredObjects:
 
 @dataclass(slots=True)
 class Reasons:
-    """Failed blobs, and those pending since a check, by reason. counted: by their rows; else by our
-    list, which may know of rows that are gone. bytes: known ones of the failed, 0 where not
-    counted.
+    """The failed blobs, and the blobs that are pending since a check, by reason.
+
+    Attributes:
+        bytes: The known bytes of the failed blobs; 0 if the rows were not counted.
+        counted: Whether the rows were counted. Otherwise our list was counted, which may have blobs
+            that no longer exist in the catalog.
     """
 
     failed: dict[str, int] = field(default_factory=dict)
@@ -96,8 +110,10 @@ def exact_totals(conn: Connection, target: str) -> Totals:
 
 
 def quick_totals(conn: Connection, target: str) -> Totals:
-    """Returns all figures in half a second. Of what another program marked as failed it knows where
-    few are still to be copied.
+    """Returns all figures in half a second.
+
+    Blobs that another program has marked as failed are counted only if few blobs are still to be
+    copied.
     """
     with translated("count its blobs"):
         parts = read_parts(conn, target)
@@ -141,8 +157,13 @@ def quick_totals(conn: Connection, target: str) -> Totals:
 
 
 def stored_objects(conn: Connection, target: str, least: int, *, exact: bool) -> StoredObjects:
-    """Returns the files of a target with packs, by the ledger. least: the size from which a blob
-    is a file of its own. exact: count the latter however long that takes.
+    """Returns the files of a target with packs, by the ledger.
+
+    Args:
+        conn: The session.
+        target: The name of the target.
+        least: The size in bytes from which a blob is a file of its own.
+        exact: Count the blobs that are files of their own however long that takes.
     """
     values = {"target": target, "least": least}
     with translated("count the packs of a target"):
@@ -156,8 +177,12 @@ def stored_objects(conn: Connection, target: str, least: int, *, exact: bool) ->
 
 
 def quick_reasons(conn: Connection, target: str, *, few: bool) -> Reasons:
-    """Returns the failed blobs, and those pending since a check, as exactly as a moment allows.
-    few: few blobs are to be copied, so that all may be looked at.
+    """Counts the failed blobs, and those pending since a check, as exactly as a moment allows.
+
+    Args:
+        conn: The session.
+        target: The name of the target.
+        few: Whether few blobs are to be copied, so that all of them may be read.
     """
     with translated("count failed blobs"):
         parts = read_parts(conn, target)
@@ -169,8 +194,9 @@ def quick_reasons(conn: Connection, target: str, *, few: bool) -> Reasons:
 
 
 def still_failed(conn: Connection, target: str) -> int:
-    """Returns how many blobs on our list are failed, without those that somebody knows of, as
-    exactly as a moment allows.
+    """Counts the failed blobs on our list that nobody has marked as known.
+
+    The count is as exact as a moment allows.
     """
     with translated("count failed blobs"):
         parts, values = read_parts(conn, target), {"target": target}
@@ -279,8 +305,16 @@ def _expected_rows(conn: Connection, name: str, parts: Parts) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Proved:
-    """When copied blobs were last found right on the remote: by a check, or by being copied. Of so
-    many blobs, a sample, those that were in the last 7, 30 and 90 days, and those that ever were.
+    """A sample of the copied blobs, by the time when they were last found right on the remote.
+
+    A blob is found right by a check, or by being copied.
+
+    Attributes:
+        blobs: The number of blobs in the sample.
+        week: The number of blobs that were found right in the last 7 days.
+        month: The number of blobs that were found right in the last 30 days.
+        quarter: The number of blobs that were found right in the last 90 days.
+        ever: The number of blobs that were ever found right.
     """
 
     blobs: int
@@ -291,8 +325,13 @@ class Proved:
 
 
 def proved(conn: Connection, target: str) -> Proved | None:
-    """Returns what some pages of the table tell, always the same ones; all of a small table. None
-    where reading them takes too long.
+    """Returns when a sample of the copied blobs was last found right.
+
+    The sample is taken from some pages of the table, always the same ones, or from all of a small
+    table.
+
+    Returns:
+        The sample, or None if reading the pages takes too long.
     """
     with translated("look at when its blobs were checked"):
         values = {"percent": 100 * _PROVED_SAMPLE / max(rows_about(conn), _PROVED_SAMPLE)}
@@ -301,8 +340,17 @@ def proved(conn: Connection, target: str) -> Proved | None:
 
 
 def failure_examples(conn: Connection, target: str, each: int) -> list[FailedBlob]:
-    """Returns of each reason the latest failures, so many, of the first ones of a long list; none
-    where that takes too long.
+    """Returns the latest failures of each reason.
+
+    Only the first failures of a long list are read.
+
+    Args:
+        conn: The session.
+        target: The name of the target.
+        each: The maximum number of failures for each reason.
+
+    Returns:
+        The failures; none if reading the list takes too long.
     """
     with translated("read its list of failures"):
         parts, values = {"known_at": fragment("known_at")}, {"target": target, "each": each}

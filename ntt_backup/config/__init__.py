@@ -38,8 +38,12 @@ ALL_TARGETS = "all"
 
 
 def application_name(part: str = "") -> str:
-    """Returns the application_name of a connection, `ntt-backup-remote/HOST/PART`, so that `status`
-    shows which host holds which range. part: the purpose of the connection.
+    """Returns the application_name of a connection, `ntt-backup-remote/HOST/PART`.
+
+    The name lets `status` show which host holds which range.
+
+    Args:
+        part: The purpose of the connection.
     """
     return "/".join(filter(None, ("ntt-backup-remote", socket.gethostname()[:30], part)))
 
@@ -175,8 +179,12 @@ def names_of(targets: str, *, environ: Mapping[str, str], file: Path | None) -> 
 
 
 def shared_files(each: Mapping[str, CatalogConfig]) -> list[Problem]:
-    """Returns a problem for each lock and each socket that several targets share: their daemons
-    could not run at the same time. each: the settings by target.
+    """Returns a problem for each lock and each socket that several targets share.
+
+    The daemons of these targets could not run at the same time.
+
+    Args:
+        each: The settings by target.
     """
     problems: dict[str, Problem] = {}
     for key, what in (
@@ -191,8 +199,12 @@ def shared_files(each: Mapping[str, CatalogConfig]) -> list[Problem]:
 
 
 def shared_places(each: Mapping[str, CatalogConfig]) -> list[Problem]:
-    """Returns a problem for each place that several targets share: it would hold one copy of their
-    blobs, and not several. each: the settings by target.
+    """Returns a problem for each place that several targets share.
+
+    The place would hold one copy of their blobs, and not several.
+
+    Args:
+        each: The settings by target.
     """
     places = {
         name: (one.remote.url, one.remote.endpoint)

@@ -117,8 +117,10 @@ class HostKeys:
 
     @staticmethod
     def of(settings: CatalogConfig) -> HostKeys:
-        """Returns the keys of this host. If the file is missing or not valid, the result has no
-        keys and a problem: backups continue without signatures.
+        """Returns the keys of this host.
+
+        If the file is missing or not valid, the result has no keys and a problem: backups continue
+        without signatures.
         """
         path = key_file(settings)
         try:
@@ -191,8 +193,10 @@ class HostKeys:
 
 
 def key_file(settings: CatalogConfig) -> Path:
-    """Returns the path of the host key: `host.key_file`, or else a file in the home of the
-    service's user where that exists, or in this user's configuration directory.
+    """Returns the path of the host key.
+
+    The path is `host.key_file`; or else a file in the home of the service's user if that exists, or
+    in this user's configuration directory. A directory that XDG_CONFIG_HOME names goes before both.
     """
     if settings.host.key_file is not None:
         return settings.host.key_file

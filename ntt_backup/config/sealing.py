@@ -84,12 +84,15 @@ class Keyring:
         self._refused = False
 
     def unseal(self, head: bytes, size: int) -> AgeContent:
-        """Returns the content of a sealed file; see `pack.age.AgeContent`. Raises PackError, and
-        ConfigError, which is for all files.
+        """Returns the content of a sealed file; see `pack.age.AgeContent`.
 
         Args:
             head: The first bytes of the file.
             size: The size of the file in bytes.
+
+        Raises:
+            PackError: This file cannot be opened.
+            ConfigError: The identities cannot be used, for any file.
         """
         try:
             found = AgeContent(head, size, self._each())
@@ -102,8 +105,10 @@ class Keyring:
         return found
 
     def _each(self) -> Iterator[str]:
-        """Yields the secret keys. The file is read when the first one is wanted: not for what is no
-        sealed file.
+        """Yields the secret keys.
+
+        The identity file is read when the first key is requested: not for a file that is not
+        sealed.
         """
         yield from self.identities
 
@@ -187,8 +192,10 @@ def require_sealing(recipients: Sequence[str]) -> None:
 
 
 def seal_writer(write: Callable[[Buffer], object], recipients: Sequence[str]) -> AgeWriter:
-    """Returns a writer that seals one file for recipients, and passes its bytes to `write`. Raises
-    ConfigError.
+    """Returns a writer that seals one file for recipients, and passes its bytes to `write`.
+
+    Raises:
+        ConfigError: Nothing can be sealed for the recipients.
     """
     try:
         return AgeWriter(write, recipients)

@@ -249,8 +249,9 @@ class RunSettings(Section):
         return self.batch_bytes if "batch_bytes" in self.model_fields_set else _FIRST_BYTES
 
     def for_packs(self) -> RunSettings:
-        """Returns the settings for the layout `packs`, where a batch is a pack: the strategy
-        `packs`, and the defaults of that layout for all that was not set.
+        """Returns the settings for the layout `packs`, where a batch is a pack.
+
+        The strategy is `packs`, and settings that were not set have the defaults of that layout.
         """
         unset = {name: value for name, value in _PACKS.items() if name not in self.model_fields_set}
         return self.model_copy(update={**unset, "strategy": "packs"})
@@ -320,8 +321,10 @@ class HostSettings(Section):
 
 
 class LogSettings(Section):
-    """The JSONL file, and the interval of `progress` events. level: the lowest level of the events
-    that are written.
+    """The JSONL file, and the interval of `progress` events.
+
+    Attributes:
+        level: The lowest level of the events that are written.
     """
 
     jsonl: LocalPath = Path("/var/log/ntt/backup-remote.jsonl")
@@ -336,8 +339,11 @@ class LockSettings(Section):
 
 
 class ControlSettings(Section):
-    """The control of a running daemon. socket: a Unix socket that only the daemon's user can open;
-    `{target}` stands for the target's name. None: beside the lock file, with `.sock` for `.lock`.
+    """The control of a running daemon.
+
+    Attributes:
+        socket: A Unix socket that only the daemon's user can open. `{target}` stands for the
+            target's name. None: beside the lock file, with `.sock` for `.lock`.
     """
 
     socket: LockPath | None = None
@@ -504,8 +510,9 @@ class CatalogConfig(BaseModel):
 
     @property
     def owner(self) -> str:
-        """The owner of sessions on the remote: 12 hex digits for this machine, its store, its lock
-        and the target. The next session removes the workspaces of dead ones of its own owner only.
+        """The owner of sessions on the remote: 12 hex digits for machine, store, lock and target.
+
+        A session removes the workspaces of dead sessions of its own owner only.
         """
         try:
             machine = Path("/etc/machine-id").read_text(encoding="ascii")

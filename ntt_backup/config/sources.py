@@ -229,8 +229,10 @@ def from_file(file: Path | None, environ: Mapping[str, str], target: str) -> InF
 
 
 def targets(file: Path | None, environ: Mapping[str, str]) -> list[str]:
-    """Returns the names of all targets: the names of `[targets.*]`, and `remote` if the file or
-    the environment sets its place.
+    """Returns the names of all targets.
+
+    The names are those of `[targets.*]`, and `remote` if the file or the environment sets its
+    place.
 
     Raises:
         ConfigError: The file cannot be read.

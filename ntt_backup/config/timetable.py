@@ -51,8 +51,14 @@ class Timetable:
         return self.changes[self._index(when)][1]
 
     def next(self, when: datetime) -> tuple[str, int | None] | None:
-        """Returns the time of the next change after a local time (`19:00`, `Mon 08:00`), and the
-        rate from then on; None if the rate never changes.
+        """Returns the time of the next change after a local time, and the rate from then on.
+
+        Args:
+            when: The local time.
+
+        Returns:
+            The time (`19:00`, `Mon 08:00`) and the rate in bytes a second, None for no limit; or
+            None if the rate never changes.
         """
         index, now = self._index(when), self.at(when)
         for step in range(1, len(self.changes) + 1):

@@ -143,8 +143,9 @@ def pack_blobs(
 
 
 def _add_large(reader: Reader, writer: PackWriter, blob: Blob, buffer: memoryview) -> int | Failure:
-    """Packs a blob that does not fit into memory. It is read twice, since the pack cannot take back
-    a wrong blob.
+    """Packs a blob that does not fit into memory.
+
+    The blob is read twice, since the pack cannot take back a wrong blob.
     """
     examined = reader.examine(blob, verify=True)
     if isinstance(examined, Failure):

@@ -119,8 +119,10 @@ class ReadAhead:
 
     @property
     def reading(self) -> bool:
-        """Whether blobs are being read, or wait for the turn. False if no worker reads any more:
-        then the disk does not answer, and the sender reports that.
+        """Whether blobs are being read, or wait for the turn.
+
+        The value is False if no worker reads any more: then the disk does not answer, and the
+        sender reports that.
         """
         last = max(self._began, self._turn.value)
         return bool(self._unread) and time.monotonic() < last + _TURN_SECONDS
@@ -131,9 +133,10 @@ class ReadAhead:
 
     @contextmanager
     def at_hand(self, blobs: Sequence[Blob]) -> Iterator[None]:
-        """Keeps blobs in the page cache while they are sent in the block. Blobs that the kernel has
-        dropped are read again together: the sender would wait for each of them while others keep
-        the disk busy, and meanwhile more blobs would be dropped.
+        """Keeps blobs in the page cache while they are sent in the block.
+
+        Blobs that the kernel has dropped are read again together: the sender would wait for each of
+        them while others keep the disk busy, and meanwhile more blobs would be dropped.
         """
         sent = Event()
         with suppress(RuntimeError):
@@ -222,8 +225,9 @@ class ReadAhead:
         return closing(open_untouched(str(self._root / relative_path(blob.blobid)), FILE))
 
     def _read(self, blob: Blob) -> float:
-        """Reads the start of a blob, and returns the seconds that took. Errors are ignored, since
-        the sender reports them.
+        """Reads the start of a blob, and returns the time in seconds that the read took.
+
+        Errors are ignored, since the sender reports them.
         """
         began = time.monotonic()
         with suppress(OSError, ValueError), self._opened(blob) as fd:

@@ -75,8 +75,10 @@ class Reader(SourceTree):
         self._leave()
 
     def _enter(self, prefix: str) -> None:
-        """Opens the directory of the next blobs. In most stores a directory has few blobs, and
-        keeping several directories open takes longer than opening one.
+        """Opens the directory of the next blobs.
+
+        In most stores a directory has few blobs, and keeping several directories open takes longer
+        than opening one.
         """
         self._leave()
         self._parent = os.open(prefix[2:], DIRECTORY, dir_fd=self.directory(prefix[:2]))
@@ -156,8 +158,14 @@ class Reader(SourceTree):
 
 
 class PieceHashes:
-    """Hashes a blob that is sent in pieces: by BLAKE3, which is its name, and for a remote without
-    BLAKE3 also by SHA-256 over name and content. summed: whether the remote lacks BLAKE3.
+    """Hashes a blob that is sent in pieces.
+
+    The hash is BLAKE3, which is the name of the blob, and for a remote without BLAKE3 also SHA-256
+    over name and content.
+
+    Args:
+        blobid: The name of the blob.
+        summed: Whether the remote lacks BLAKE3.
     """
 
     def __init__(self, blobid: str, *, summed: bool = False) -> None:

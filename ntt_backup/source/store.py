@@ -54,8 +54,10 @@ _ABOUT_THE_STORE: Final = {
 
 
 class SourceTree(Tree):
-    """The opened root of the store, which alone may be a symlink. Every method may raise
-    SourceError: the file system is unreachable, or this process is out of descriptors or memory.
+    """The opened root of the store, which alone may be a symlink.
+
+    Every method may raise SourceError: the file system is unreachable, or this process is out of
+    descriptors or memory.
     """
 
     def __init__(self, root: Path, alive: Callable[[], None] = lambda: None) -> None:
@@ -275,8 +277,9 @@ class Store:
             return tree.sign_of_life()
 
     def measure(self, blobs: Sequence[Blob]) -> list[Blob]:
-        """Returns the blobs with the sizes that the catalog lacks; None if a size cannot be read.
-        Never raises.
+        """Returns the blobs with the sizes that the catalog lacks.
+
+        A size is None if it cannot be read. The method never raises.
         """
         if all(blob.size is not None for blob in blobs):
             return list(blobs)
@@ -310,8 +313,9 @@ class Store:
         return Inspection(ready, failed, stamps)
 
     def altered(self, inspection: Inspection) -> list[Blob]:
-        """Returns the ready blobs that were changed, replaced or removed since their inspection. If
-        there is none, a program that read them meanwhile has read the inspected content.
+        """Returns the ready blobs that were changed, replaced or removed since their inspection.
+
+        If there is none, a program that read them meanwhile has read the inspected content.
 
         Raises:
             SourceError: The store cannot be read.
