@@ -77,9 +77,8 @@ def verify_packs(
     store, tables = open_to_read(
         settings, on_outage, stop, cached=False, fetch=SharedPace.of(question.bwlimit)
     )
-    hashes = settings.remote.kind != "s3"
     queue = WorkQueue[_Stored, _Checked](2 * question.workers, store.cancelled, news.set)
-    check = _PackCheck(conn, settings.target, question, on_progress, queue, store, tables, hashes)
+    check = _PackCheck(conn, settings.target, question, on_progress, queue, store, tables)
     with closing(store):
         # That it is not there must be noticed also where nothing is to be checked.
         next(store.list(FORMAT), None)
@@ -96,14 +95,13 @@ class _PackCheck(Check[_Stored]):
 
     store: PatientSharedStore
     tables: Tables
-    # Whether the target sums files where they lie.
-    hashes: bool
 
     def __post_init__(self) -> None:
         super().__post_init__()
         choice = self.question.choice
         self._reads = self.question.way == "download"
         # Whether what is checked is read, here or where it lies: a bucket reads nothing.
+        self.hashes = self.store.hashes
         self._hashes = self._reads or self.hashes
         self._packs = PackChecks(self.conn, self.target, choice)
         self._large = Checks(self.conn, self.target, choice, least=LARGE_BLOB)

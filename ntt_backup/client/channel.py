@@ -44,6 +44,8 @@ class Channel:
         heard: The time of the last data from the remote, in monotonic seconds.
         lingers: Whether, after `close`, another process on the remote held the connection open.
         ended: Whether the channel was aborted.
+        greeted: Whether the remote has answered. From then on the end of the channel is a lost
+            connection.
 
     Raises:
         SourceError: The local process cannot be started.
@@ -64,7 +66,7 @@ class Channel:
         self.on_bytes = on_bytes
         self._child: Final[Child] = start(transport.argv(command), env=transport.environment())
         self._reads = True
-        self._greeted = False
+        self.greeted = False
         self._ahead = b""
         self.heard = self._wrote = time.monotonic()
         self.lingers = False
@@ -101,7 +103,7 @@ class Channel:
             for number, line in enumerate(lines):
                 if match := greeting.match(line):
                     self._ahead = b"\n".join((*lines[number + 1 :], self._ahead))
-                    self._greeted = True
+                    self.greeted = True
                     return match
                 if _RECEIVER.match(line):
                     raise RemoteDenied(
@@ -296,7 +298,7 @@ class Channel:
         """
         status = self._child.wait(_LAST_WORDS_SECONDS)
         words = f"{said[-2000:].decode('utf-8', 'backslashreplace')}\n{self.stderr}".strip()
-        if not self._greeted:
+        if not self.greeted:
             return self._transport.explain(status, words)
         return RemoteUnreachable(
             "the connection to the remote was lost",

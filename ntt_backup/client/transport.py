@@ -34,6 +34,8 @@ from ntt_backup.errors import BackupError, ConfigError, RemoteDenied, RemoteUnre
 
 # The beginning of remote commands that run Python. On this machine it becomes our own Python.
 PYTHON: Final = "exec python3"
+# What an account by sftp is asked for in place of a command.
+SFTP: Final = "sftp"
 
 # AES-GCM moves twice what OpenSSH's default cipher moves, where the CPU has AES instructions.
 _FAST_CIPHERS = "^aes128-gcm@openssh.com,aes256-gcm@openssh.com"
@@ -101,6 +103,8 @@ def transport_to(remote: RemoteSettings) -> Transport:
             detail=remote.url,
             hint="use a target whose url is ssh:// or file:// (--target)",
         )
+    if remote.kind == "sftp":
+        return Sftp(remote)
     return Ssh(remote) if remote.kind == "ssh" else Local(2.0 * remote.connect_timeout)
 
 
@@ -126,15 +130,19 @@ class Local:
         return RemoteUnreachable("the local receiver ended", detail=last, hint=self.hint)
 
 
-def ssh_argv(remote: RemoteSettings, command: str, *, aes: bool) -> list[str]:
+def ssh_argv(
+    remote: RemoteSettings, command: str, *, aes: bool, subsystem: bool = False
+) -> list[str]:
     """Returns the argv that runs a command on the remote.
 
     Args:
         remote: The settings of the remote.
         command: The remote command.
         aes: Whether the CPU has AES instructions.
+        subsystem: Whether the command is the name of a subsystem.
     """
-    argv = ["ssh"]
+    # Of two types of a session ssh takes the one that it reads first.
+    argv = ["ssh", "-s"] if subsystem else ["ssh"]
     if remote.ssh_config is not None:
         argv += ["-F", str(remote.ssh_config)]
     argv.append("-T")
@@ -210,7 +218,14 @@ _SSH_CASES = (
         r"account is (currently )?not available|shell access|this service allows sftp",
         RemoteDenied,
         "the remote account may not run commands",
-        "give the account a login shell (usermod -s /bin/sh)",
+        "give the account a login shell (usermod -s /bin/sh); an account that has sftp alone is a"
+        " target for packs, by sftp://",
+    ),
+    ErrorCase(
+        r"subsystem request failed",
+        RemoteDenied,
+        "the remote account has no sftp",
+        "allow it in the server's sshd_config (Subsystem sftp internal-sftp)",
     ),
     ErrorCase(
         r"unable to negotiate|no matching (host key type|cipher|mac|key exchange method) found",
@@ -307,3 +322,17 @@ class Ssh:
                 _KEY_REFUSED, detail=f"this user cannot read {key}", hint=error.hint
             )
         return error
+
+
+@dataclass(frozen=True, slots=True)
+class Sftp(Ssh):
+    """The transport to the subsystem `sftp` of an account that runs no command."""
+
+    def argv(self, remote_command: str) -> list[str]:
+        if remote_command != SFTP:
+            raise ConfigError(
+                "this command cannot use a target by sftp",
+                detail=f"{self.remote.url}: the account runs no command",
+                hint="use a target whose url is ssh:// or file:// (--target)",
+            )
+        return ssh_argv(self.remote, SFTP, aes=cpu_has_aes(), subsystem=True)

@@ -95,8 +95,9 @@ def explain(error: ErrorDetails, layer: Layer, table: str, file: Path) -> Iterat
         text = f"{origin_of('remote.url')} and {other} name different places"
         yield Problem(text, "keep one of them")
     elif error["type"] == "layout":
-        text = f"{origin_of('remote.layout')} is files, and the target is a bucket"
-        yield Problem(text, "leave it out: a bucket has packs")
+        kind = error["ctx"]["kind"]
+        text = f"{origin_of('remote.layout')} is files, and the target is {kind}"
+        yield Problem(text, f"leave it out: {kind} has packs")
     elif error["type"] == "strategy":
         text = f"{origin_of('run.strategy')} is not for this target ({table.rpartition('.')[2]})"
         yield Problem(text, "leave it out: the layout packs takes packs, plain files stream or tar")

@@ -96,11 +96,15 @@ class SourceSettings(Section):
     read_order: Literal["auto", "hash", "inode", "extent"] = "auto"
 
 
-# The settings of `remote` that only one kind of target has.
+_OF_SSH: Final = ("identity_file", "ssh_config", "known_hosts", "alive_interval", "alive_count")
+# The settings of `remote` that only some kinds of target have.
 ONLY_FOR: Mapping[Kind, tuple[str, ...]] = {
-    "ssh": ("identity_file", "ssh_config", "known_hosts", "alive_interval", "alive_count"),
+    "ssh": _OF_SSH,
+    "sftp": _OF_SSH,
     "s3": ("endpoint", "region", "addressing", "storage_class", "part_size", "ca_bundle"),
 }
+# The kinds of target that have no plain files, in messages.
+_ONLY_PACKS: Mapping[Kind, str] = {"s3": "a bucket", "sftp": "a target by sftp"}
 
 
 class RemoteSettings(Section):
@@ -146,9 +150,10 @@ class RemoteSettings(Section):
         for name in ("host", "port", "path"):
             if name in self.model_fields_set and getattr(self, name) != getattr(place, name):
                 raise PydanticCustomError("places", "{name} differs", {"name": name})
-        if place.kind == "s3" and self.layout == "files":
-            raise PydanticCustomError("layout", "a bucket has no plain files")
-        layout = self.layout or ("packs" if place.kind == "s3" else "files")
+        only_packs = _ONLY_PACKS.get(place.kind)
+        if only_packs and self.layout == "files":
+            raise PydanticCustomError("layout", "{kind} has no plain files", {"kind": only_packs})
+        layout = self.layout or ("packs" if only_packs else "files")
         self._place = place
         # The model is frozen for everybody else.
         self.__dict__.update(
@@ -158,8 +163,13 @@ class RemoteSettings(Section):
 
     @property
     def kind(self) -> Kind:
-        """The kind of the target: an account on the remote, a local directory, or a bucket."""
+        """The kind of the target: an account by ssh or sftp, a local directory, or a bucket."""
         return self._place.kind
+
+    @property
+    def runs_receiver(self) -> bool:
+        """Whether the target runs a receiver, or commands of ours."""
+        return self.kind not in _ONLY_PACKS
 
     @property
     def packs(self) -> bool:
@@ -169,13 +179,12 @@ class RemoteSettings(Section):
     @property
     def idle(self) -> list[str]:
         """The settings that were set and have no effect for this kind of target, sorted."""
-        others = {name for kind, names in ONLY_FOR.items() if kind != self.kind for name in names}
-        return sorted(others & self.model_fields_set)
+        return sorted(idle_for(self.kind) & self.model_fields_set)
 
     @property
     def where(self) -> str:
         """The place in events and messages: host:path, or the URL where there is no host."""
-        return f"{self.host}:{self.path}" if self.kind == "ssh" else self.url
+        return f"{self.host}:{self.path}" if self.host else self.url
 
     @property
     def blobs(self) -> str:
@@ -192,6 +201,13 @@ class RemoteSettings(Section):
     def prefix(self) -> str:
         """The beginning of all keys in the bucket, without slashes at its ends; may be empty."""
         return self._place.prefix
+
+
+def idle_for(kind: str) -> set[str]:
+    """Returns the settings of `remote` that have no effect for a kind of target."""
+    kinds = ONLY_FOR.items()
+    names = {name for _, names in kinds for name in names}
+    return names - {name for one, names in kinds if one == kind for name in names}
 
 
 class RunSettings(Section):

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ntt_backup.config.sections import ENVIRONMENT, ONLY_FOR, TABLES
+from ntt_backup.config.sections import ENVIRONMENT, TABLES, idle_for
 from ntt_backup.errors import ConfigError
 from ntt_backup.model import DEFAULT_TARGET
 from ntt_backup.wire.stored_names import is_set
@@ -293,7 +293,7 @@ def _remotes(tables: dict[str, Any], path: Path, problems: list[Problem]) -> dic
 def of_its_kind(shared: Layer, url: str) -> Layer:
     """Returns the settings of `[remote]` that a target with this URL inherits."""
     kind = url.partition(":")[0].lower()
-    idle = {f"remote.{name}" for one, names in ONLY_FOR.items() if one != kind for name in names}
+    idle = {f"remote.{name}" for name in idle_for(kind)}
     return {key: setting for key, setting in shared.items() if key not in idle}
 
 

@@ -255,10 +255,10 @@ Command = Annotated[
 
 # --- the URL of a target --------------------------------------------------------------------------
 
-Kind = Literal["ssh", "file", "s3"]
-FORMS: Final = "ssh://[user@]host[:port]/path, file:///path or s3://bucket/prefix"
+Kind = Literal["ssh", "sftp", "file", "s3"]
+FORMS: Final = "ssh:// or sftp://[user@]host[:port]/path, file:///path or s3://bucket/prefix"
 
-_URL: Final = re.compile(r"(ssh|file|s3)://([^/]*)(.*)", re.IGNORECASE | re.DOTALL)
+_URL: Final = re.compile(r"(ssh|sftp|file|s3)://([^/]*)(.*)", re.IGNORECASE | re.DOTALL)
 _SERVER: Final = re.compile(r"(\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[^:\[\]]*)(?::([0-9]{0,9}))?")
 _BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,61}[A-Za-z0-9]")
 _NOT_ESCAPED: Final = re.compile(r"[?#]|%(?![0-9A-Fa-f]{2})")
@@ -287,7 +287,7 @@ class TargetPlace(NamedTuple):
         user, at, host = self.host.rpartition("@")
         name = f"[{host.replace('%', '%25')}]" if ":" in host else quote(host, "+")
         port = f":{self.port}" if self.port is not None else ""
-        return f"ssh://{quote(user, '+')}{at}{name}{port}{path}"
+        return f"{self.kind}://{quote(user, '+')}{at}{name}{port}{path}"
 
 
 def parse_target_url(text: str) -> TargetPlace:
@@ -301,7 +301,8 @@ def parse_target_url(text: str) -> TargetPlace:
         raise refused(f"{FORMS} is needed")
     scheme, authority, path = match[1].lower(), match[2], match[3]
     user, at, server = authority.rpartition("@")
-    if at and (scheme != "ssh" or ":" in user):
+    ssh = scheme in ("ssh", "sftp")
+    if at and (not ssh or ":" in user):
         raise refused("a URL without credentials is needed, for it is shown in logs")
     if _NOT_ESCAPED.search(path):
         raise refused("%3F, %23 and %25 are needed for ?, # and % in it")
@@ -314,11 +315,12 @@ def parse_target_url(text: str) -> TargetPlace:
             raise refused("three slashes are needed: file:///mnt/usb")
         return TargetPlace("file", path=_url_path(path))
     name, port = match.groups() if (match := _SERVER.fullmatch(server)) else ("", None)
-    if scheme == "ssh":
+    if ssh:
         host = _host(user + at, name)
         if port and not 1 <= int(port) <= 65535:
             raise refused("a port from 1 to 65535 is needed")
-        return TargetPlace("ssh", host, int(port) if port else None, _url_path(path))
+        kind: Kind = "sftp" if scheme == "sftp" else "ssh"
+        return TargetPlace(kind, host, int(port) if port else None, _url_path(path))
     if port is not None:
         raise refused(
             "s3://bucket/prefix, and remote.endpoint for a server and its port, is needed"

@@ -327,6 +327,8 @@ def _transfer(ask: Ask) -> CheckStep:
 
 
 def _clock(facts: Facts) -> CheckStep:
+    if facts.skew_s is None:
+        return CheckStep("the remote does not tell its time")
     if facts.skew_s > _SKEW_SECONDS:
         return CheckStep(warning=_CLOCKS.format(duration(facts.skew_s)))
     return CheckStep("the clocks agree")

@@ -38,7 +38,7 @@ _BESIDE: Final = 2
 
 def fork_worker(spec: WorkerSpec) -> Child:
     """Returns a worker process that waits for GO. Raises OSError where that cannot be."""
-    if spec.settings.remote.kind != "s3":
+    if spec.settings.remote.runs_receiver:
         bundle()  # Made once, and not by each of the copies.
     return Fork(partial(work, spec), f"ntt-worker {spec.worker}")
 

@@ -58,6 +58,8 @@ class FileStoreByBucket:
         meter: Counts the bytes that the bucket is sent.
     """
 
+    hashes = False
+
     def __init__(
         self, bucket: Bucket, part_size: int, area: Area, meter: Meter | None = None
     ) -> None:

@@ -37,6 +37,8 @@ class FileStoreByDirectory:
     none.
     """
 
+    hashes = True
+
     def __init__(self, root: str, area: Area) -> None:
         self._area = area
         self._lock = Lock()

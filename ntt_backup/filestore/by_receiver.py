@@ -113,6 +113,8 @@ class FileStoreByReceiver(ReceiverQuestions):
         BackupError: Of the class `area.denied`: a forced command does not allow the area.
     """
 
+    hashes = True
+
     def __init__(self, spec: SessionSpec, area: Area) -> None:
         super().__init__(spec, messages.to_client(messages.WITH_FILES))
         self._area = area

@@ -230,6 +230,11 @@ class ReadableStore(Protocol):
 class SharedStore(ReadableStore, Protocol):
     """The same, for several threads at once: `stat`, `fetch` and `prove`."""
 
+    @property
+    def hashes(self) -> bool:
+        """Whether the target hashes files where they lie, where it can compute the hash."""
+        ...
+
     def stat(self, name: str) -> StoredFile | None:
         """Returns a file with all that the target says of it; None where there is no such file."""
         ...

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from ntt_backup.blobdir.files import Misplaced
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.sealing import Keyring, SealPolicy
-from ntt_backup.errors import Unsupported
+from ntt_backup.errors import ConfigError, Unsupported
 from ntt_backup.filestore.by_directory import FileStoreByDirectory
 from ntt_backup.filestore.contract import (
     Area,
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ntt_backup.client.connection import SessionSpec
     from ntt_backup.client.throttle import SharedPace
     from ntt_backup.filestore.by_receiver import FileStoreByReceiver
+    from ntt_backup.filestore.by_sftp import FileStoreBySftp
 
 
 PACKS: Final = Area(
@@ -72,7 +73,7 @@ def open_pack_target(spec: SessionSpec) -> PackTarget:
     `open_store` does.
     """
     if spec.bucket is None:
-        return by_receiver(spec, PACKS)
+        return by_connection(spec, PACKS)
     from ntt_backup.filestore.by_bucket import FileStoreByBucket
     from ntt_backup.objects.outbox import Meter
     from ntt_backup.objects.s3 import open_bucket
@@ -98,7 +99,27 @@ def open_packs(settings: RemoteConfig, fetch: SharedPace | None = None) -> Share
     from ntt_backup.client.connection import SessionSpec
 
     spec = SessionSpec.of(settings, f"packs-{os.getpid()}", "packs")
-    return by_receiver(replace(spec, fetch=fetch), PACKS)
+    return by_connection(replace(spec, fetch=fetch), PACKS)
+
+
+def by_connection(spec: SessionSpec, area: Area) -> FileStoreByReceiver | FileStoreBySftp:
+    """Returns the store by a receiver, or by SFTP where the transport is for that."""
+    from ntt_backup.client.transport import Sftp
+
+    return by_sftp(spec, area) if isinstance(spec.transport, Sftp) else by_receiver(spec, area)
+
+
+def by_sftp(spec: SessionSpec, area: Area) -> FileStoreBySftp:
+    """Returns the store by SFTP. Raises ConfigError where paramiko is missing."""
+    try:
+        from ntt_backup.filestore.by_sftp import FileStoreBySftp
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "the library for sftp (the extra `sftp`) is not installed",
+            detail=str(error),
+            hint="pip install 'ntt-backup[sftp]'",
+        ) from error
+    return FileStoreBySftp(spec, area)
 
 
 def connect(spec: SessionSpec, area: Area) -> FileStore:
@@ -145,4 +166,5 @@ def _remote(settings: RemoteConfig, area: Area) -> FileStore:
     from ntt_backup.client.throttle import process_pace
 
     spec = SessionSpec.of(settings, f"{area.word}-{os.getpid()}", area.word)
-    return connect(replace(spec, pace=process_pace(settings.run.bwlimit)), area)
+    spec = replace(spec, pace=process_pace(settings.run.bwlimit))
+    return by_sftp(spec, area) if settings.remote.kind == "sftp" else connect(spec, area)

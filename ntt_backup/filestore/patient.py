@@ -193,6 +193,11 @@ class PatientStore(Generic[R]):
 class PatientSharedStore(PatientStore[SharedStore]):
     """The same for a store of packs, which several threads read at once."""
 
+    @property
+    def hashes(self) -> bool:
+        """See `contract.SharedStore`."""
+        return self.do(lambda store: store.hashes)
+
     def stat(self, name: str) -> StoredFile | None:
         """See `contract.SharedStore`. Raises FileUnreadable where of this file alone nothing is
         told.

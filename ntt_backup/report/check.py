@@ -60,7 +60,12 @@ from ntt_backup.upload.worker_main import PROBE, Remote
 from ntt_backup.wire import messages
 from ntt_backup.wire.stored_names import MAX_DUMPS
 
-_KINDS: Final = {"ssh": "by ssh", "file": "a directory of this machine", "s3": "a bucket"}
+_KINDS: Final = {
+    "ssh": "by ssh",
+    "sftp": "by sftp",
+    "file": "a directory of this machine",
+    "s3": "a bucket",
+}
 # What a receiver must allow, with the commands that need it.
 _NEEDED: Final = {
     "list": "reconcile, restore and drill",
@@ -109,7 +114,7 @@ def check(settings: Settings) -> Iterator[CheckStep]:
     yield guarded("versions", lambda: _versions(settings.remote.kind))
     reached = preflight.strategy is not None
     yield guarded("dump", lambda: _dump(settings, reached=reached))
-    if reached and settings.remote.kind != "s3":
+    if reached and settings.remote.runs_receiver:
         yield guarded("restore", lambda: remote_reads(settings))
     yield guarded("drill", lambda: last_drill(settings))
     yield guarded("signing", lambda: host_key(settings))
@@ -160,9 +165,9 @@ def _sealing(settings: Settings) -> CheckStep:
 
 def _versions(kind: str) -> CheckStep:
     ours = [f"ntt-backup {__version__}", f"Python {platform.python_version()}"]
-    if kind != "s3":
+    if kind in ("ssh", "file"):
         ours.append(version_of(["tar", "--version"]) or "tar of unknown version")
-    if kind == "ssh":
+    if kind in ("ssh", "sftp"):
         ours.append(version_of(["ssh", "-V"]) or "ssh of unknown version")
     return CheckStep(", ".join(ours))
 
@@ -226,7 +231,7 @@ def remote_reads(settings: Settings) -> CheckStep:
     """Starts a receiver as `restore` does, and says which commands can read the remote.
 
     Args:
-        settings: of a target that is reached, and is no bucket.
+        settings: of a target that is reached, and runs a receiver.
 
     Returns:
         A step with a warning where some cannot.

@@ -28,18 +28,24 @@ EACH = pytest.mark.parametrize(
     [
         ("file", False),
         ("ssh", True),
+        ("sftp", False),
         pytest.param("file", True, marks=LONG),
         pytest.param("ssh", False, marks=LONG),
+        pytest.param("sftp", True, marks=LONG),
     ],
     indirect=["packed"],
 )
 
 
-@pytest.fixture(params=["file", pytest.param("ssh", marks=LONG)])
+@pytest.fixture(params=["file", *(pytest.param(way, marks=LONG) for way in ("ssh", "sftp"))])
 def packed(request: pytest.FixtureRequest, env: Environment) -> Environment:
-    """An environment whose target has packs: a directory of this machine, or by ssh."""
+    """An environment whose target has packs: a directory of this machine, by ssh, or by ssh with a
+    key that runs no command.
+    """
     if request.param == "file":
         on_this_machine(env)
+    if request.param == "sftp":
+        by_sftp(env)
     env.write_config(remote={"layout": "packs"})
     return env
 
@@ -49,6 +55,12 @@ def on_this_machine(env: Environment) -> None:
     place.mkdir()
     env.remote = RemoteDir(str(place), place)
     env.settings["remote"] = {"url": f"file://{place}"}
+
+
+def by_sftp(env: Environment) -> None:
+    config = str(env.sshd.by_sftp().ssh_config)
+    url = f"sftp://{env.sshd.alias}{env.remote.path}"
+    env.settings["remote"] = {"url": url, "ssh_config": config}
 
 
 @pytest.fixture
@@ -138,6 +150,8 @@ def test_a_flipped_bit_is_found_where_it_lies_and_the_next_run_mends_it(
     flip(env, name, chance.randrange(size // 4, size // 2))
 
     found = env.call("verify")
+    if "by the size" in found.stdout:  # By SFTP nothing is hashed.
+        found = env.call("verify", "--download")
     assert found.returncode == 7, found.stdout
     well(env, "run")
     assert env.status()["pending"] == 0
@@ -182,6 +196,30 @@ def test_a_drill_proves_that_everything_comes_back_from_packs(
     assert json.loads(said)["proved"] is True
 
 
+def test_dumps_and_snapshots_lie_beside_packs_on_an_account_that_runs_no_command(
+    env: Environment, postgres: Postgres, tmp_path: Path
+) -> None:
+    by_sftp(env)
+    env.write_config(dump={"bin": str(postgres.programs)})
+    env.fill(5)
+    well(env, "run")
+    well(env, "dump")
+    assert json.loads(well(env, "dumps", "--json"))["dumps"]
+    data = tmp_path / "data"
+    data.mkdir()
+    for number in range(2):
+        (data / "file").write_text("content" * number)
+        well(env, "snapshot", "take", "data", str(data))
+    # In a process of its own, which gives up its rights.
+    done = env.run("snapshot", "restore", "data", "--to", str(tmp_path / "back"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "back" / str(data)[1:] / "file").read_text() == "content"
+    well(env, "reconcile")
+    refused = env.call("bench", "link")
+    assert refused.returncode == 2, refused.stdout
+    assert "cannot use a target by sftp" in refused.stderr
+
+
 def test_a_target_keeps_its_layout(packed: Environment) -> None:
     env = packed
     env.fill(5)
@@ -190,7 +228,8 @@ def test_a_target_keeps_its_layout(packed: Environment) -> None:
     for command in (["check"], ["run"]):
         done = env.run("run") if command == ["run"] else env.call(*command)
         assert done.returncode == 2, done.stdout
-        assert "has packs, and remote.layout is files" in done.stdout
+        said = done.stdout + done.stderr
+        assert "has packs, and remote.layout is files" in said or "by sftp has packs" in said
     assert not (env.remote.local / "by-hash").exists()
 
 

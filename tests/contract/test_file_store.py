@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from ntt_backup.client.connection import SessionSpec
-from ntt_backup.client.transport import Local, Ssh
+from ntt_backup.client.transport import Local, Sftp, Ssh
 from ntt_backup.config.sealing import Keyring, SealPolicy
 from ntt_backup.config.sections import RemoteSettings, RunSettings
 from ntt_backup.errors import (
@@ -31,6 +31,7 @@ from ntt_backup.filestore import by_receiver
 from ntt_backup.filestore.by_bucket import FileStoreByBucket
 from ntt_backup.filestore.by_directory import FileStoreByDirectory
 from ntt_backup.filestore.by_receiver import FileStoreByReceiver
+from ntt_backup.filestore.by_sftp import FileStoreBySftp
 from ntt_backup.filestore.contract import (
     FileMissing,
     FileStore,
@@ -82,6 +83,16 @@ def over_ssh(remote: Sshd) -> SessionSpec:
     return SessionSpec(Ssh(settings), path, "0" * 12, "run", "snapshot", run)
 
 
+@pytest.fixture
+def over_sftp(remote: Sshd) -> SessionSpec:
+    """An account that runs no command."""
+    path = remote.directory().path
+    url = f"sftp://{remote.alias}{path}"
+    settings = RemoteSettings(url=url, ssh_config=remote.by_sftp().ssh_config)
+    run = RunSettings(**PATIENT)
+    return SessionSpec(Sftp(settings), path, "0" * 12, "run", "snapshot", run)
+
+
 def in_bucket(
     bucket: Bucket,
     recipients: Sequence[str] = (),
@@ -105,7 +116,7 @@ def sealing(
 
 
 @pytest.fixture(
-    params=["memory", "fake", "weak", "sealed", "s3", "receiver", "ssh", "sealed receiver"]
+    params=["memory", "fake", "weak", "sealed", "s3", "receiver", "ssh", "sealed receiver", "sftp"]
 )
 def open_anew(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     """Opens one store, as often as it is called."""
@@ -120,6 +131,9 @@ def open_anew(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
         if kind == "sealed receiver":
             return lambda: sealing(FileStoreByReceiver(way, SNAPSHOTS), [owner.public], keyring)
         return lambda: FileStoreByReceiver(way, SNAPSHOTS)
+    if kind == "sftp":
+        settings = request.getfixturevalue("over_sftp")
+        return lambda: FileStoreBySftp(settings, SNAPSHOTS)
     if kind == "sealed":
         bucket = FakeBucket()
         return lambda: in_bucket(bucket, [owner.public], keyring)

@@ -41,6 +41,7 @@ from tests.helpers.waiting import PATIENCE, wait_until
 
 HOST = "127.0.0.1"
 ALIAS = "ntt-test"
+SFTP_KEY = "id_sftp"
 FULL_SIZE = 16 * 1024**2
 ACCOUNTS = ("backup", "csh", "fishy", "busy", "noisy")
 _DOCKER = Path(__file__).parents[1] / "docker"
@@ -100,7 +101,7 @@ class Sshd:
 
     @property
     def _client_directory(self) -> Path:
-        return self.work / f"client-{self.user}-{self.port}"
+        return self.work / f"client-{self.user}-{self.port}-{self.identity_file.name}"
 
     def __post_init__(self) -> None:
         self._client_directory.mkdir(exist_ok=True)
@@ -125,17 +126,27 @@ class Sshd:
             pytest.skip(f"account {user} needs the sshd in a container, this one is {self.kind}")
         return self._with(user=user)
 
+    def by_sftp(self) -> Sshd:
+        """The same server through a key that runs no command and has sftp alone."""
+        return self._with(identity_file=self.work / SFTP_KEY)
+
     def through(self, port: int) -> Sshd:
         """The same server behind another port of 127.0.0.1, such as a `Link`'s."""
         return self._with(port=port)
 
-    def _with(self, *, user: str | None = None, port: int | None = None) -> Sshd:
+    def _with(
+        self,
+        *,
+        user: str | None = None,
+        port: int | None = None,
+        identity_file: Path | None = None,
+    ) -> Sshd:
         return Sshd(
             server=self.server,
             work=self.work,
             port=port or self.port,
             user=user or self.user,
-            identity_file=self.identity_file,
+            identity_file=identity_file or self.identity_file,
             public_host_key=self.public_host_key,
         )
 
@@ -254,7 +265,9 @@ class LocalServer:
         self._names = itertools.count(1)
         self._mounts = ExitStack()
         self._port = port
-        self._sshd = demo.Sshd(work, keys / "host_key", keys / "authorized_keys", Interrupts())
+        files = keys / "host_key", keys / "authorized_keys"
+        extra = "Subsystem sftp internal-sftp\n"
+        self._sshd = demo.Sshd(work, *files, Interrupts(), extra=extra)
 
     def __enter__(self) -> Self:
         self._sshd.start(self._port)
@@ -370,9 +383,12 @@ def _serving(work: Path) -> Iterator[Sshd]:
     keys = work / "keys"
     keys.mkdir(mode=0o755)
     identity = work / "id_ed25519"
-    for path in (identity, keys / "host_key"):
+    by_sftp = work / SFTP_KEY
+    for path in (identity, by_sftp, keys / "host_key"):
         demo.make_key(path)
-    shutil.copy(identity.with_suffix(".pub"), keys / "authorized_keys")
+    only_sftp = f'restrict,command="internal-sftp" {by_sftp.with_suffix(".pub").read_text()}'
+    authorized = keys / "authorized_keys"
+    authorized.write_text(identity.with_suffix(".pub").read_text() + only_sftp)
     port = free_port()
     kind, _ = chosen_kind()
     with (DockerServer if kind == "docker" else LocalServer)(work, keys, port) as server:

@@ -19,7 +19,7 @@ import ntt_backup
 PROJECT = Path(__file__).parents[2]
 PINNED = PROJECT / "bin" / "packaging" / "requirements.txt"
 # What the service is installed with: every kind of target.
-EXTRAS = ("s3", "mount", "seal")
+EXTRAS = ("s3", "sftp", "mount", "seal")
 
 
 @pytest.fixture(scope="module")

@@ -485,5 +485,6 @@ def test_a_probe_takes_only_numbers_for_numbers(
 def test_a_probe_tells_by_how_much_the_clocks_differ(far_side: FarSide, ahead: float) -> None:
     far_side.ready["clock_us"] = int((time.time() + ahead) * 1e6)
     skew = StreamProbe(spec()).facts().skew_s
+    assert skew is not None
     assert (skew > 2) == (ahead != 0)
     assert skew < 10

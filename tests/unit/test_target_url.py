@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic_core import PydanticCustomError
 
 from ntt_backup.client.connection import SessionSpec
-from ntt_backup.client.transport import Local, Ssh
+from ntt_backup.client.transport import Local, Sftp, Ssh
 from ntt_backup.config import (
     CatalogConfig,
     RemoteConfig,
@@ -45,6 +45,7 @@ def remote(url: str, **more: str) -> RemoteSettings:
             "ssh://vault/srv/x",
         ),
         ("ssh://vault/a b", TargetPlace("ssh", "vault", None, "/a b"), "ssh://vault/a%20b"),
+        ("sftp://me@vault:23/srv", TargetPlace("sftp", "me@vault", 23, "/srv"), ""),
         ("ssh://me@[::1]:22/srv", TargetPlace("ssh", "me@::1", 22, "/srv"), ""),
         ("ssh://[fe80::1%25eth0]/srv", TargetPlace("ssh", "fe80::1%eth0", None, "/srv"), ""),
         ("ssh://DOMAIN%5Cme@vault/srv", TargetPlace("ssh", "DOMAIN\\me@vault", None, "/srv"), ""),
@@ -268,6 +269,22 @@ def test_a_session_goes_the_way_of_its_kind() -> None:
     assert spec("file:///mnt/usb", NTT_CODEC="zlib").run.codec == "zlib"
     with pytest.raises(ConfigError, match="cannot use a bucket: s3://bucket/"):
         spec("s3://bucket")
+    assert isinstance(spec("sftp://vault/srv").transport, Sftp)
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/x", "sftp://vault/srv"])
+def test_plain_files_are_refused_where_only_packs_can_be(url: str) -> None:
+    assert remote(url).layout == "packs"
+    with pytest.raises(ConfigError, match="NTT_REMOTE_LAYOUT is files, and the target is a"):
+        remote(url, NTT_REMOTE_LAYOUT="files")
+
+
+def test_settings_have_an_effect_for_the_kinds_that_have_them(tmp_path: Path) -> None:
+    key = {"NTT_SSH_KEY": str(tmp_path), "NTT_S3_ENDPOINT": "https://x"}
+    assert remote("ssh://vault/srv", **key).idle == ["endpoint"]
+    assert remote("sftp://vault/srv", **key).idle == ["endpoint"]
+    assert remote("s3://bucket/x", **key).idle == ["identity_file"]
+    assert remote("file:///mnt", **key).idle == ["endpoint", "identity_file"]
 
 
 def test_a_local_receiver_that_is_killed_clears_up_and_runs_our_python(tmp_path: Path) -> None:

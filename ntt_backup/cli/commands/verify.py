@@ -112,7 +112,7 @@ def verify(common: Common, /, local: bool, download: bool, **chosen: Any) -> Non
             except BackupError as error:
                 said.append(NOT_LOOKED.format(error))
             said += [f"MISSED: {one}" for one in missed or ()]
-            if remote.remote.kind == "s3" and way == "there":
+            if not remote.remote.runs_receiver and way == "there":
                 said.append(
                     "only sizes and checksums were asked for; to prove the contents:"
                     " ntt-backup-remote verify --download"

@@ -47,7 +47,7 @@ _A_BLOB: Final = 1 << 16
 
 @memory_needed()
 def open_packs(spec: SessionSpec, store: Store, ahead: Ahead | None = None) -> PacksSession:
-    """Opens a session. ahead: the store of a probe of packs by a receiver."""
+    """Opens a session. ahead: the store of a probe of packs by a connection."""
     give_back_large_blocks()  # Of the lists and tables that a pack takes.
     require_sealing(spec.recipients)
     target = open_pack_target(spec) if ahead is None else cast("PackTarget", ahead)

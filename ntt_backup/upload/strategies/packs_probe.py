@@ -4,17 +4,19 @@ What a bucket allows is known by trying alone: policies, locks and tokens are a 
 and may not be read with the credentials of a sender. So a check sends a trial object the way of a
 pack, and then tries everything with it that an append-only bucket refuses. A receiver removes no
 pack, whatever its `--allow` lists, so there a check sends a trial file, has it summed where it
-lies, and removes it.
+lies, and removes it. By SFTP the trial file is read back, and another one is renamed to its name.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from hashlib import md5, sha256
+from importlib.metadata import version
 from secrets import token_hex
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from blake3 import blake3
 
@@ -24,7 +26,7 @@ from ntt_backup.filestore.by_bucket import FileStoreByBucket
 from ntt_backup.filestore.by_receiver import FileStoreByReceiver
 from ntt_backup.filestore.contract import checksum
 from ntt_backup.filestore.open import PACKS as AREA
-from ntt_backup.filestore.open import by_receiver
+from ntt_backup.filestore.open import by_connection
 from ntt_backup.objects.bucket import (
     ContentDamaged,
     ObjectArchived,
@@ -43,6 +45,10 @@ from ntt_backup.pack.names import BLOBS, PACKS, TRIALS
 from ntt_backup.packstore import marker
 from ntt_backup.upload.strategies.probe import NOT_APPEND_ONLY, Facts, SessionProbe
 from ntt_backup.upload.strategies.stream_probe import receiver_facts
+from ntt_backup.wire.framing import FORMAT
+
+if TYPE_CHECKING:
+    from ntt_backup.filestore.by_sftp import FileStoreBySftp
 
 _SIZE: Final = 4096
 
@@ -50,14 +56,14 @@ _SIZE: Final = 4096
 def probe_packs(spec: SessionSpec) -> SessionProbe:
     """Returns a look at the target; that of a run removes dead uploads from a bucket."""
     if spec.bucket is None:
-        return PacksByReceiverProbe(spec)
+        return PacksByConnectionProbe(spec)
     bucket = open_bucket(spec.bucket)
     if spec.dead_before is not None:
         sweep(bucket, (PACKS, BLOBS), spec.dead_before())
     return BucketProbe(FileStoreByBucket(bucket, spec.bucket.part_size, AREA), spec.owner)
 
 
-class PacksByReceiverProbe:
+class PacksByConnectionProbe:
     """See `probe.SessionProbe`."""
 
     strategy = "packs"
@@ -65,17 +71,29 @@ class PacksByReceiverProbe:
 
     def __init__(self, spec: SessionSpec) -> None:
         self._spec = spec
-        self._opened: FileStoreByReceiver | None = None
+        self._opened: FileStoreByReceiver | FileStoreBySftp | None = None
         self._asked = (0.0, 0.0)
 
     def connect(self) -> None:
         before = time.time()
-        self._opened = by_receiver(self._spec, AREA)
+        self._opened = by_connection(self._spec, AREA)
         self._asked = before, time.time()
 
     def facts(self) -> Facts:
         store = self._store
-        return receiver_facts(store.banner, store.ready, self._asked, packs=True)
+        if isinstance(store, FileStoreByReceiver):
+            return receiver_facts(store.banner, store.ready, self._asked, packs=True)
+        with store.storing(store.root):
+            free, inodes = store.free()
+        return Facts(
+            system="an account by sftp",
+            program=f"paramiko {version('paramiko')}",
+            free_bytes=free,
+            skew_s=None,
+            placed=store.has(f"{store.root}/{FORMAT}"),
+            free_inodes=inodes,
+            other_layout=store.has(f"{store.root}/by-hash"),
+        )
 
     def try_out(self) -> str:
         store, name, content = self._store, TRIALS + self._spec.owner, os.urandom(_SIZE)
@@ -85,17 +103,23 @@ class PacksByReceiverProbe:
             file.add(content)
             file.finish()
             file.publish()
-            if store.prove(name) != checksum(sha256(content).digest()):
+            if isinstance(store, FileStoreByReceiver):
+                if store.prove(name) != checksum(sha256(content).digest()):
+                    raise _damaged(name)
+                return "a trial file was stored, summed where it lies, and removed"
+            if store.fetch(name, 0, _SIZE + 1) != content:
                 raise _damaged(name)
+            return "; ".join(
+                ["a trial file was stored, read back, and removed", *_weak(store, name)]
+            )
         finally:
             file.discard()
             store.remove([name])
-        return "a trial file was stored, summed where it lies, and removed"
 
     def make_place(self) -> None:
         marker.make(self._store)
 
-    def hand_over(self) -> FileStoreByReceiver | None:
+    def hand_over(self) -> FileStoreByReceiver | FileStoreBySftp | None:
         opened, self._opened = self._opened, None
         return None if opened is None or opened.channel.ended else opened
 
@@ -106,7 +130,7 @@ class PacksByReceiverProbe:
                 opened.close()
 
     @property
-    def _store(self) -> FileStoreByReceiver:
+    def _store(self) -> FileStoreByReceiver | FileStoreBySftp:
         """The store; another one where the connection was lost meanwhile."""
         if self._opened is None or self._opened.channel.ended:
             self.connect()
@@ -260,11 +284,20 @@ class BucketProbe:
         return False
 
 
+def _weak(store: FileStoreBySftp, taken: str) -> Iterator[str]:
+    """Yields what a server by SFTP does not do that it should. taken: a name that is taken."""
+    yield f"{NOT_APPEND_ONLY}: who has the key can remove and overwrite all (docs/operations.md)"
+    if not store.syncs:
+        yield "the server has no fsync@openssh.com, so a power cut may take what was just stored"
+    if store.overwrites(taken):
+        yield "a rename overwrites a file, so a name that is taken is not safe"
+
+
 def _damaged(detail: str) -> RemoteCannotStore:
     return RemoteCannotStore(
-        "the object store has stored something else than was sent",
+        "the target has stored something else than was sent",
         detail=detail,
-        hint="something in the object store damages content: do not rely on it",
+        hint="something there damages content: do not rely on it",
     )
 
 

@@ -43,7 +43,7 @@ class Facts:
     system: str
     program: str
     free_bytes: int | None
-    skew_s: float
+    skew_s: float | None
     placed: bool
     readable: bool = True
     free_inodes: int | None = None
