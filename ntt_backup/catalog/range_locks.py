@@ -7,9 +7,9 @@ the connection must stop handing out what it had taken.
     free --take--> open --read to its end--> exhausted --release--> free
 
 A range in which much is left behind the first batch is held in parts, for several workers. Each
-part is a lock of its own, beside a shared one on the whole, which keeps off whoever wants all of
-it. Where nothing whole is free, a session helps with the parts of the others' ranges. All hosts
-must know of parts: one that does not takes such a range.
+part is a lock of its own. Whoever holds a part also holds a shared lock on the range, so nobody can
+lock the range as a whole. Where nothing whole is free, a session helps with parts of ranges that
+others hold. All hosts must know of parts: one that does not takes such a range.
 
 A range that gives nothing more stays locked while its blobs are under way, else another worker
 would send them again. A range that is claimed again is read from its beginning, since blobs may

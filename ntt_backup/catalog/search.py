@@ -6,8 +6,8 @@ blobids are hashes, so the width of a slice bounds how many entries it has. Slic
 the server looks at the clock between them.
 
 Where the time was over and nothing found, the rest of the stretch is put off until all else was
-looked into. Before that its upper half is tried once: what is left of a range that somebody began
-lies there. In the end what was put off is looked into, one stretch after the other.
+looked into. First its upper half is tried once, because a range is worked upwards and the rest of
+a begun one lies there. In the end what was put off is looked into, one stretch after the other.
 
 All of it is computed from positions in the space of blobids. What is no hex has no position, and is
 not cut.

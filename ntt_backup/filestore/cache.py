@@ -1,4 +1,4 @@
-"""Tables of packs kept on this machine, so that the next command need not fetch them.
+"""Directories for what this machine keeps of targets, and the tables of packs in one of them.
 
 It is a help and nothing more: it may be deleted at any time, processes share it, what comes out of
 it is checked like what comes from the bucket, and where nothing can be written nothing is kept.

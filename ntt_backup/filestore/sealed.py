@@ -1,7 +1,7 @@
 """Files are sealed on their way to a store, and opened on their way back; see `contract.FileStore`.
 
-A sealed file is a file of age, with `.age` behind its name. Of a plain and a sealed file of one
-name that may be read the one counts that arrived first: somebody has put the other one beside it.
+A sealed file is a file of age, with `.age` behind its name. If a name has a plain and a sealed
+file and both may be read, the one that arrived first is used: somebody else added the other one.
 So a file is stored only where none stands beside it once it has its name.
 """
 

@@ -1,10 +1,10 @@
 """A group commit turns committed batches into receipts, with one sync for many of them.
 
 A batch is written, synced, published (named), synced and answered. A sync covers all that was done
-before it began. So one sync serves every batch at once: those that are written are published when
-it ends, those that are published get their receipts. In steady state that is one sync a batch, and
-the next batches are received meanwhile. A failed sync does not say whose pages were lost, so it
-fails every batch without a receipt.
+before it began. Each batch needs two syncs: after the first it is published, after the second it
+gets its receipt. One sync is the first for some batches and the second for others. In steady state
+that is one sync a batch, and the next batches are received meanwhile. A failed sync does not say
+whose pages were lost, so it fails every batch without a receipt.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The outages of a process: each side that may be away has a clock, and its outages are events.
 
 The sides are those of `events.Outage`, and `suspect`. That is a store that is mounted in part: its
-event says `source`, but a batch that could be begun is no end of it.
+event says `source`, but a batch that can be begun does not end it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A new version builds on a chain of earlier ones, which must be whole, also when it ends."""
+"""A new version builds on a chain of earlier ones, which must be whole until its end."""
 
 from __future__ import annotations
 
