@@ -169,7 +169,8 @@ class FileStoreByBucket:
     def close(self) -> None:
         # A process with threads could not be copied, as a restore is into its jobs.
         self._threads.shutdown(cancel_futures=True)
-        self.abort()
+        if self._outbox is not None:
+            self._outbox.end()
 
     def abort(self) -> None:
         if self._outbox is not None:

@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import tempfile
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -79,7 +80,8 @@ def test_every_way_stores_the_blobs_on_the_remote(way: Way, store: Path, directo
 
 def in_bucket(way: Way, store: Path, remote: RemoteSettings) -> Load:
     """The same load for a bucket, where a store is made."""
-    marker.make(packs_in(open_bucket(remote)))
+    with closing(packs_in(open_bucket(remote))) as store_of_packs:
+        marker.make(store_of_packs)
     return replace(load(way, store, store), bucket=remote)
 
 
