@@ -39,9 +39,7 @@ EACH = pytest.mark.parametrize(
 
 @pytest.fixture(params=["file", *(pytest.param(way, marks=LONG) for way in ("ssh", "sftp"))])
 def packed(request: pytest.FixtureRequest, env: Environment) -> Environment:
-    """An environment whose target has packs: a directory of this machine, by ssh, or by ssh with a
-    key that runs no command.
-    """
+    """An environment whose target has packs: a directory of this machine, by ssh, or by sftp."""
     if request.param == "file":
         on_this_machine(env)
     if request.param == "sftp":
@@ -268,7 +266,7 @@ def test_packs_of_a_target_are_mounted(packed: Environment, place: Path) -> None
 
 @pytest.mark.long
 @pytest.mark.parametrize("sealed", [False, True])
-@pytest.mark.parametrize("way", ["file", "ssh", "forced", "s3"])
+@pytest.mark.parametrize("way", ["file", "ssh", "forced", "s3", "sftp"])
 def test_twenty_thousand_small_blobs_are_ten_files_and_come_back_without_a_database(
     request: pytest.FixtureRequest, tmp_path: Path, way: str, sealed: bool
 ) -> None:
@@ -277,6 +275,8 @@ def test_twenty_thousand_small_blobs_are_ten_files_and_come_back_without_a_datab
         request.getfixturevalue("forced")
     elif way == "file":
         on_this_machine(env)
+    elif way == "sftp":
+        by_sftp(env)
     env.settings["run"].pop("batch_size", None)
     env.write_config(remote={"layout": "packs"})
     owner = Person.new()
