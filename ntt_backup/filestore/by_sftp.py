@@ -269,6 +269,17 @@ class FileStoreBySftp:
         """Returns a handle of a file. Raises OSError."""
         return self.connection.ask(fx.CMD_OPEN, path, flags, _private(0o600)).get_binary()
 
+    def sync(self, name: str) -> None:
+        """Makes a file with a name durable, where the server offers that."""
+        if self.syncs:
+            path = self._path(name)
+            with self.storing(path):
+                handle = self.open(path, fx.SFTP_FLAG_READ)
+                try:
+                    self.connection.ask(fx.CMD_EXTENDED, "fsync@openssh.com", handle)
+                finally:
+                    self.close_handle(handle)
+
     def close_handle(self, handle: bytes) -> None:
         """Closes a handle of a file or a directory, whose content does not matter any more."""
         Answers(self.connection).ask(fx.CMD_CLOSE, handle)
@@ -448,10 +459,14 @@ class FileBySftp:
         return StoredFile(self._name, self._size, arrived, checksum=checksum(self._sum.sha256))
 
     def _same(self) -> StoredFile | None:
-        """Returns the file that has the name where its content, which is read, is the same."""
+        """Returns the file that has the name where its content, which is read, is the same.
+
+        The file is made durable first: whoever gave it the name may have died before that.
+        """
         found = self._store.stat(self._name)
         if found is None or found.size != self._size:
             return None
+        self._store.sync(self._name)
         theirs = sha256()
         size, name = self._size, self._name
         ranges = (Range(name, at, min(_PIECE, size - at)) for at in range(0, size, _PIECE))

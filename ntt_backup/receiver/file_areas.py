@@ -275,10 +275,30 @@ class FileArea:
                     os.stat(other, dir_fd=parents[-1], follow_symlinks=False)
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), other)
                 rename_new(self.fd(), incoming.name.encode(), parents[-1], file.encode())
-                for fd in (*reversed(parents), self.root):  # The directory itself may be new.
-                    sync_directory(fd)
+                self._sync_names(parents)
                 return
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+
+    def open_durable(self, name: str) -> int:
+        """Opens a file like `open`, and makes it durable under its name.
+
+        A session that gave the file its name may have died before it synced the directories, and a
+        copy may have been made by another program.
+        """
+        fd = self.open(name)
+        with self._parents(name) as parents:
+            try:
+                os.fsync(fd)
+                self._sync_names(parents)
+            except OSError as problem:
+                if problem.errno != errno.EROFS:  # There nothing is left to write.
+                    raise
+        return fd
+
+    def _sync_names(self, parents: Sequence[int]) -> None:
+        """Makes the names in these directories durable; the first of them may be new itself."""
+        for fd in dict.fromkeys((*reversed(parents), self.root)):
+            sync_directory(fd)
 
     def remove(self, names: Iterable[str], replace: bool) -> int:
         """Removes files, each durably before the next one, and directories that are empty then.

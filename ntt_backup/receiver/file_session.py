@@ -155,8 +155,8 @@ class FileSession(QuestionSession):
         def prove() -> bytes:
             digest, size = new(b""), 0
             try:
-                fd = self._area.open(name)
-                forget(fd)  # This session may have read it before.
+                fd = self._area.open_durable(name)
+                forget(fd)  # This session may have read the file before.
                 while not self._stopped and (data := os.pread(fd, _PIECE, size)):
                     digest.update(data)
                     size += len(data)

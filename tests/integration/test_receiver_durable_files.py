@@ -5,6 +5,7 @@ strace shows the order: content before its name, and the name before the answer.
 
 from __future__ import annotations
 
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,23 @@ def test_a_file_of_a_snapshot_is_written_synced_named_synced_and_answered(
     place = root / "snapshots" / VERSION
     above = [place, place.parent, root / "snapshots", root]
     names_are_durable(seen, above, seen.last("renameat2", "", answer), answer)
+
+
+def test_a_file_is_durable_before_its_sum_is_told(trace: Trace, root: Path, tmp_path: Path) -> None:
+    """A sum may be the receipt of a file that an earlier session has named, and not synced."""
+    name = f"packs/00/{0:016x}-{0:016x}-{0:032x}.tar"
+    (root / name).parent.mkdir(parents=True)
+    (root / name).write_bytes(b"content")
+    with RemoteReceiver(root, trace("-y", "-e", CALLS, allow="packs")) as receiver:
+        receiver.hello(place=False, files="packs")
+        receiver.write(messages.PROVE.frame(messages.SHA256, name))
+        _, payload = receiver.answer()
+        assert messages.FILE_SUM.read(payload) == (7, sha256(b"content").digest())
+        assert receiver.bye() == 0
+    seen = Events(tmp_path / "trace")
+    answer = seen.last("write", "(1<", len(seen.lines), ended=False)
+    assert seen.count("fsync", f"{root / name}>", 0, answer) == 1
+    names_are_durable(seen, [(root / name).parent, root / "packs", root], 0, answer)
 
 
 def test_a_file_of_a_snapshot_is_gone_for_good_before_the_next_one_goes(
