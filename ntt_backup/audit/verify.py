@@ -265,7 +265,9 @@ class Check(ABC, Generic[Job]):
             found.wrong.add(failure)
             if failure.reason in _LOST:
                 self._lost[failure.blobid] = failure
-        self._right += [b.blobid for b in self.blobs_of(checked.job) if b.blobid not in wrong]
+        # The size of a file proves nothing about its content.
+        if not checked.by_size:
+            self._right += [b.blobid for b in self.blobs_of(checked.job) if b.blobid not in wrong]
 
     def record(self, right: list[str], lost: list[Failure]) -> None:
         """Records which blobs are right, and makes pending those that are lost."""

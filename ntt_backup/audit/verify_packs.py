@@ -164,7 +164,6 @@ class _PackCheck(Check[_Stored]):
 
     def record(self, right: list[str], lost: list[Failure]) -> None:
         self.has_blobs = self.has_blobs or bool(right)
-        # The size of a file proves nothing about its content.
         super().record(right if self._hashes else [], lost)
         packs, self._read_packs = self._read_packs, []
         if packs:
@@ -205,7 +204,7 @@ class _PackCheck(Check[_Stored]):
         the target makes of what lies there.
         """
         info = self.store.stat(_key(what))
-        name = "its object" if isinstance(what, Blob) else f"the pack {what.key}"
+        name = "its file" if isinstance(what, Blob) else f"the pack {what.key}"
         sent = "expected" if isinstance(what, Blob) else "were sent"
         if info is None:
             return _lost(what, Reason.REMOTE_MISSING, f"{name} is gone")
@@ -214,11 +213,10 @@ class _PackCheck(Check[_Stored]):
             return _lost(what, Reason.REMOTE_CORRUPT, text)
         same, read = self._same(what, info)
         if same is False and self.hashes and isinstance(what, StoredPack):
-            # Most of its blobs are right. A key that may not `get` cannot tell which.
+            # Most of its blobs are right, and the others may be right in another pack by now. A key
+            # that may not `get` cannot tell.
             with suppress(Unsupported):
-                found = self._read(what, Hashing())
-                if found.failures:
-                    return found
+                return self._read(what, Hashing())
         if same is False:
             text = f"{name} is another one than was sent, by its checksum"
             return _lost(what, Reason.REMOTE_CORRUPT, text)
@@ -272,7 +270,9 @@ class _PackCheck(Check[_Stored]):
             self._tell_lost("which blobs it had is known by --identity alone")
             return
         except Unsupported as error:
-            self._tell_lost(f"which blobs it had is known once all are thawed: {error.detail}")
+            self._tell_lost(
+                f"which blobs it had is known once all packs can be read: {error.detail}"
+            )
             return
         # A run may have stored one again by now: the same blobs make the same pack.
         ids = [pack.pack_id for pack, _ in self._lost_packs.values()]

@@ -65,7 +65,7 @@ class _Question:
 
     def __init__(self, kind: int, area: str, most: int) -> None:
         self._kind, self._ends = _ANSWERS[kind]
-        self._area = area
+        self.area = area
         # Of the bytes, or of the names, that answer it.
         self._most = most
         self.pieces: list[bytes] = []
@@ -83,7 +83,7 @@ class _Question:
             self.pieces.append(bytes(messages.PIECE.read(payload)))
             self._most -= len(self.pieces[-1])
         else:
-            for name, size, arrived in messages.FILE_NAMES.read(payload, self._area):
+            for name, size, arrived in messages.FILE_NAMES.read(payload, self.area):
                 if self.files and name <= self.files[-1].name:
                     raise ProtocolError("names out of order")
                 self.files.append(StoredFile(name, size, arrived))
@@ -117,10 +117,10 @@ class FileStoreByReceiver(ReceiverQuestions):
 
     def __init__(self, spec: SessionSpec, area: Area) -> None:
         super().__init__(spec, messages.to_client(messages.WITH_FILES))
-        self._area = area
+        self.area = area
         self._asked: deque[_Question] = deque()
-        self._slots = list(range(MAX_OPEN))
-        self._commits: list[FileByReceiver] = []
+        self.slots = list(range(MAX_OPEN))
+        self.commits: list[FileByReceiver] = []
         self._moved = 0.0
         self._sent = self.added = self.unsent = 0
         # Why nothing can be said any more.
@@ -162,7 +162,7 @@ class FileStoreByReceiver(ReceiverQuestions):
         super().abort()
 
     def list(self, below: str = "") -> Iterator[StoredFile]:
-        question = self._ask(messages.FILES, messages.FILES.frame(below), self._area.most)
+        question = self._ask(messages.FILES, messages.FILES.frame(below), self.area.most)
         self._await(question)
         with self._connection.checked():
             if not all(one.name.startswith(below) for one in question.files):
@@ -173,7 +173,7 @@ class FileStoreByReceiver(ReceiverQuestions):
         return ask_ahead(ranges, _REQUESTS, self._ask_for, self._content)
 
     def stat(self, name: str) -> StoredFile | None:
-        return next(self.list(self._area.require_name(name)), None)
+        return next(self.list(self.area.require_name(name)), None)
 
     def fetch(self, name: str, start: int, length: int) -> bytes:
         return self._content(self._ask_for(Range(name, start, length)))
@@ -182,23 +182,23 @@ class FileStoreByReceiver(ReceiverQuestions):
         if by not in self.banner.hashes:
             return ""
         size = 0 if (found := self.stat(name)) is None else found.size
-        return checksum(self._sum_of(name, self.ask_sum(name, by), size).sha256)
+        return checksum(self.await_sum(name, self.ask_sum(name, by), size).sha256)
 
     def write(self, name: str, size: int = 0, *, look: bool = False) -> FileByReceiver:
         del size
         known = look and self.stat(name) is not None
-        while not self._slots and self._commits:
+        while not self.slots and self.commits:
             self.wait(_POLL_SECONDS)
-        return FileByReceiver(self, self._area.require_name(name), self._slots.pop(), known=known)
+        return FileByReceiver(self, self.area.require_name(name), self.slots.pop(), known=known)
 
     def wait(self, timeout: float) -> None:
-        self._commits = [one for one in self._commits if not one.advance()]
-        if self._commits:
+        self.commits = [one for one in self.commits if not one.advance()]
+        if self.commits:
             with self._alone():
                 self._hear_more(timeout)
-                patience = max(one.size for one in self._commits) / SLOW
+                patience = max(one.size for one in self.commits) / SLOW
                 self._require_life(self._moved, patience)
-            self._commits = [one for one in self._commits if not one.advance()]
+            self.commits = [one for one in self.commits if not one.advance()]
 
     @property
     def progress(self) -> Progress:
@@ -208,16 +208,16 @@ class FileStoreByReceiver(ReceiverQuestions):
         return Progress(self._sent, self.added, self.unsent, awaited, heard, True, throttled)
 
     def try_out(self) -> None:
-        trial = FileByReceiver(self, "a trial", self._slots.pop())
+        trial = FileByReceiver(self, "a trial", self.slots.pop())
         trial.add(b"0")
         trial.finish()
         trial.discard()
 
     def remove(self, names: Sequence[str]) -> int:
-        checked = [self._area.require_name(name) for name in names]
-        if self._area.replace and "replace" not in self.banner.allowed:
+        checked = [self.area.require_name(name) for name in names]
+        if self.area.replace and "replace" not in self.banner.allowed:
             raise RemoteDenied(
-                f"the remote is append-only: it removes no {self._area.files}",
+                f"the remote is append-only: it removes no {self.area.files}",
                 detail=f"its --allow lists {','.join(sorted(self.banner.allowed))}",
                 hint="remove them with a key whose forced command allows replace, too",
             )
@@ -244,23 +244,19 @@ class FileStoreByReceiver(ReceiverQuestions):
 
     def ask_sum(self, name: str, by: Hash = "sha256") -> _Question:
         """Has the remote sum a file that has a name."""
-        frame = messages.PROVE.frame(messages.HASHES[by], self._area.require_name(name))
+        frame = messages.PROVE.frame(messages.HASHES[by], self.area.require_name(name))
         return self._ask(messages.PROVE, frame)
 
     def require_same(self, name: str, theirs: Sum, ours: Sum) -> None:
         """Raises RemoteCannotStore where a sum is not that of what was sent."""
         if theirs != ours:
             raise RemoteCannotStore(
-                f"{self._area.file} on the remote's disk is not what was sent",
+                f"{self.area.file} on the remote's disk is not what was sent",
                 detail=f"{name}: {ours.size} bytes with SHA-256 {ours.sha256.hex()} were sent, and"
                 f" the remote has {theirs.size} bytes with {theirs.sha256.hex()}",
                 hint="look at the remote's memory and disk before anything else, and at its kernel"
                 " log",
             )
-
-    def await_sum(self, name: str, question: _Question, size: int) -> Sum:
-        """Returns the sum of a file that has ended. size: in bytes, for the patience."""
-        return self._sum_of(name, question, size)
 
     def begin_publish(self, slot: int, name: str) -> _Question:
         """Has the remote give the file in a slot its name."""
@@ -274,29 +270,17 @@ class FileStoreByReceiver(ReceiverQuestions):
                 raise ProtocolError(f"the status {status} for a name")
         return status == messages.TAKEN
 
-    def taken(self, name: str) -> NameTaken:
-        """Returns the error for a name that is taken."""
-        return NameTaken(name, self._area.file)
-
-    def free_slot(self, slot: int) -> None:
-        """Makes a slot free for another file."""
-        self._slots.append(slot)
-
-    def commit_file(self, file: FileByReceiver) -> None:
-        """Has `wait` go on with a file."""
-        self._commits.append(file)
-
     def discard_file(self, slot: int) -> None:
         """Has the remote remove the file in a slot, as it does when the connection is lost."""
-        self._slots.append(slot)
+        self.slots.append(slot)
         if not self.channel.ended:
             self._say(messages.DISCARD.frame(slot))
 
     # --- frames -----------------------------------------------------------------------------------
 
     def _ask_for(self, one: Range) -> tuple[Range, _Question]:
-        name = self._area.require_name(one.name)
-        if not is_told(self._area.name, name):
+        name = self.area.require_name(one.name)
+        if not is_told(self.area.name, name):
             self.require("get")
         frame = messages.READ.frame(one.start, one.length, name)
         return one, self._ask(messages.READ, frame, one.length)
@@ -308,7 +292,8 @@ class FileStoreByReceiver(ReceiverQuestions):
             raise self._not_told(wanted.name, status if kind == messages.FILE_SAID else 0, text)
         return question.pieces[0] if len(question.pieces) == 1 else b"".join(question.pieces)
 
-    def _sum_of(self, name: str, question: _Question, size: int) -> Sum:
+    def await_sum(self, name: str, question: _Question, size: int) -> Sum:
+        """Returns the sum that answers a question. size: of the file in bytes, for the patience."""
         kind, status, text = self._await(question, size / SLOW)
         if kind == messages.FILE_SAID:
             raise self._not_told(name, status, text)
@@ -319,13 +304,13 @@ class FileStoreByReceiver(ReceiverQuestions):
         if status == messages.MISSING:
             return FileMissing(name)
         return FileUnreadable(
-            f"{self._area.file} cannot be read",
+            f"{self.area.file} cannot be read",
             detail=text or name,
-            hint=f"look at the remote's disk, and at the owner of {self._area.name}/ there",
+            hint=f"look at the remote's disk, and at the owner of {self.area.name}/ there",
         )
 
     def _ask(self, kind: int, frame: bytes, most: int = 0) -> _Question:
-        question = _Question(kind, self._area.name, most)
+        question = _Question(kind, self.area.name, most)
         self._moved = time.monotonic()
         with self._alone():
             self._asked.append(question)
@@ -452,9 +437,9 @@ class FileByReceiver:
         self._open = False
         question = self._store.begin_publish(self._slot, self._name)
         taken = self._store.is_taken(question)
-        self._store.free_slot(self._slot)
+        self._store.slots.append(self._slot)
         if taken:
-            raise self._store.taken(self._name)
+            raise NameTaken(self._name, self._store.area.file)
 
     def commit(self) -> None:
         self._open = False
@@ -463,7 +448,7 @@ class FileByReceiver:
         else:
             self._flush()
             self._asked = messages.FILE_END, self._store.begin_end(self._slot)
-        self._store.commit_file(self)
+        self._store.commits.append(self)
 
     @property
     def settled(self) -> bool:
@@ -502,8 +487,8 @@ class FileByReceiver:
                 same = False
         arrived = datetime.now(UTC)
         file = StoredFile(self._name, ours.size, arrived, checksum=checksum(ours.sha256))
-        self._result = file if same else store.taken(self._name)
-        store.free_slot(self._slot)
+        self._result = file if same else NameTaken(self._name, store.area.file)
+        store.slots.append(self._slot)
         return True
 
     def discard(self) -> None:

@@ -85,7 +85,7 @@ def test_an_object_of_the_same_size_in_the_place_of_a_pack_is_noticed(
     verified = env.call("verify")
 
     # What a server tells of an object may be too little: then verify says so.
-    told = "by the size of their objects alone" in verified.stdout
+    told = "by the size of their files alone" in verified.stdout
     assert verified.returncode == (0 if told else 7), verified.stdout
     assert not told or env.call("verify", "--download").returncode == 7
 

@@ -153,6 +153,9 @@ def test_a_flipped_bit_is_found_where_it_lies_and_the_next_run_mends_it(
     assert found.returncode == 7, found.stdout
     well(env, "run")
     assert env.status()["pending"] == 0
+    # The damaged pack stays where it is, and its blobs that are right are not sent again.
+    well(env, "verify")
+    assert env.status()["pending"] == 0
     well(env, "restore", "--to", str(tmp_path / "back"))
     assert tree(tmp_path / "back") == env.in_store()
 

@@ -21,9 +21,10 @@ from ntt_backup.audit.verify_packs import verify_packs
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.ledger import Ledger, iter_packs
 from ntt_backup.cli.commands.verify import lines
-from ntt_backup.config import Settings
+from ntt_backup.config import RemoteConfig, Settings
 from ntt_backup.config.host_key import OF_PACKS, HostKey, HostKeys
 from ntt_backup.errors import CatalogUnavailable, ConfigError, RemoteUnreachable
+from ntt_backup.filestore.by_directory import FileStoreByDirectory
 from ntt_backup.model import Blob, StoredPack
 from ntt_backup.objects import s3
 from ntt_backup.pack import names as keys
@@ -143,6 +144,34 @@ def test_a_look_compares_checksums_of_one_form_only(
     assert pending(catalog) == {blobid_of(one) for one in contents(20, 2)}
 
 
+def test_a_file_that_is_compared_by_its_size_is_not_recorded_as_checked(
+    catalog: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The target sums files, and has no BLAKE3, so that no sum of a large blob can be compared."""
+    monkeypatch.setattr("ntt_backup.audit.verify_packs.LARGE_BLOB", 1000)
+    monkeypatch.setattr(FileStoreByDirectory, "prove", lambda *_: "")
+    content = bytes(2000)
+    path = tmp_path / keys.blob_key(blobid_of(content))
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
+    (tmp_path / "packs").mkdir()
+    (tmp_path / "format.json").touch()
+    Ledger(catalog, TARGET).record(register(catalog, [content]), [], [])
+    (before,) = catalog.execute("select remote_last_checked from blobs").fetchall()
+    settings = RemoteConfig.model_validate(
+        {"remote": {"url": f"file://{tmp_path}", "layout": "packs"}}
+    )
+    found = verify_packs(
+        catalog,
+        settings,
+        Question(),
+        on_progress=lambda found: None,
+        on_outage=lambda error, seconds: None,
+    )
+    assert (found.checked, found.by_size, found.exit_code) == (1, 1, 0)
+    assert catalog.execute("select remote_last_checked from blobs").fetchall() == [before]
+
+
 @pytest.mark.parametrize(
     ("kept", "noticed"), [("md5:{etag}", True), ("etag:{etag}", False), ("", False), ("x-2", False)]
 )
@@ -165,7 +194,7 @@ def test_a_look_counts_what_it_compares_by_size_alone(
     assert found.complete
     # Nobody but its name tells what is in a large blob.
     assert found.by_size == 1 + (0 if proof.endswith(info.etag) else 20)
-    assert "by the size of their objects alone" in "\n".join(lines(found, Question()))
+    assert "by the size of their files alone" in "\n".join(lines(found, Question()))
     # An object of the same size in its place.
     bucket.overwrite(pack.key, bytes(pack.size), sha256(bytes(pack.size)).digest())
     if noticed:

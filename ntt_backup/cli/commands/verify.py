@@ -141,9 +141,9 @@ def lines(found: Findings, question: Question) -> list[str]:
     said += results.strangers(found.strangers)
     if found.by_size:
         said.append(
-            f"{many(found.by_size, 'blob')} of them by the size of their objects alone: the object"
-            " store has no checksum of these that can be compared, and another object of the same"
-            " size is not noticed"
+            f"{many(found.by_size, 'blob')} of them by the size of their files alone: the target"
+            " has no checksum of these that can be compared, and another file of the same size is"
+            " not noticed; --download reads them"
         )
     if found.wrong:
         count = len(found.wrong)
