@@ -12,8 +12,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import socket
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -25,8 +24,7 @@ from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup, escape
 
 from ntt_backup import __version__
-from ntt_backup.catalog.failures import FailedBlob
-from ntt_backup.catalog.history import Hour, Run
+from ntt_backup.catalog.history import Hour
 from ntt_backup.catalog.stats import Proved
 from ntt_backup.errors import complete
 from ntt_backup.format import about, duration, many, moment, printable, size, without_numbers
@@ -43,45 +41,20 @@ _LEAST: Final = 1.5  # What is not nothing can be seen.
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A target as the template has it."""
+    """A target as the template has it. verify: the command line that proves what is copied."""
 
     facts: TargetFacts
     verdict: HealthVerdict
-    living: Sequence[Run]
-    hour: Chart | None
-    days: Chart | None
-    ages: Sequence[tuple[str, float, Bar]]
-    reasons: Sequence[tuple[str, int, bool]]
-    examples: Mapping[str, Sequence[FailedBlob]]
-    recent: Sequence[Sequence[str]]
     verify: str
 
     @classmethod
     def of(cls, facts: TargetFacts, now: datetime) -> Target:
-        """Judges the facts, and draws the charts. Command lines get the present options."""
-        daemon, totals, proved = facts.daemon, facts.totals, facts.proved
-        failed = totals.failed_by_reason.items() if totals else ()
-        again = totals.pending_by_reason.items() if totals else ()
-        examples = defaultdict(list)
-        for one in facts.examples:
-            examples[one.reason].append(one)
-        lines = _worth_a_look(daemon.recent if daemon is not None else ())
-        return cls(
-            facts,
-            judge(facts, now),
-            [run for run in facts.runs if lives(facts, run)],
-            last_hour(daemon.minutes if daemon is not None else (), now),
-            last_days(facts.hours, DAYS, now),
-            ages(proved) if proved is not None and proved.blobs else (),
-            [(*one, False) for one in failed] + [(*one, True) for one in again],
-            examples,
-            lines[-_LINES:],
-            complete("`ntt-backup-remote verify`"),
-        )
+        """Judges the facts. Command lines get the options of this moment, see `complete`."""
+        return cls(facts, judge(facts, now), complete("`ntt-backup-remote verify`"))
 
 
-def _worth_a_look(recent: Sequence[Sequence[str]]) -> list[Sequence[str]]:
-    """Returns the lines that report a problem.
+def worth_a_look(recent: Sequence[Sequence[str]]) -> list[Sequence[str]]:
+    """Returns the last lines that report a problem.
 
     A pause that has ended is left out. Of lines that differ in numbers alone, such as consecutive
     retries, only the last line is returned.
@@ -95,7 +68,7 @@ def _worth_a_look(recent: Sequence[Sequence[str]]) -> list[Sequence[str]]:
             key = without_numbers(line)
             found.pop(key, None)
             found[key] = one
-    return list(found.values())
+    return list(found.values())[-_LINES:]
 
 
 def render(targets: Sequence[Target], now: datetime) -> str:
@@ -109,6 +82,11 @@ def render(targets: Sequence[Target], now: datetime) -> str:
         version=__version__,
         width=WIDTH,
         height=HEIGHT,
+        ages=ages,
+        last_days=last_days,
+        last_hour=last_hour,
+        lives=lives,
+        worth_a_look=worth_a_look,
         css=Markup(_part("page.css")),  # noqa: S704  ours, and no part of it is from outside
         js=Markup(_part("page.js")),  # noqa: S704
     )
@@ -237,7 +215,7 @@ def last_hour(minutes: Iterable[Sequence[int]], now: datetime) -> Chart | None:
     return Chart(_bars(amounts, says), whole, rate(max(amounts) / 60), labels[0], labels[-1])
 
 
-def last_days(hours: Iterable[Hour], days: int, now: datetime) -> Chart | None:
+def last_days(hours: Iterable[Hour], now: datetime) -> Chart | None:
     """Returns the chart of the content copied on each of the last days; None without any.
 
     Days are in local time. The chart marks the days on which something was unreachable.
@@ -247,7 +225,7 @@ def last_days(hours: Iterable[Hour], days: int, now: datetime) -> Chart | None:
     }
     if not by_day:
         return None
-    places = [now.astimezone().date() - timedelta(days=back) for back in range(days - 1, -1, -1)]
+    places = [now.astimezone().date() - timedelta(days=back) for back in range(DAYS - 1, -1, -1)]
     amounts, says, away = [], [], []
     for place in places:
         some = by_day.get(place, [])
@@ -259,14 +237,14 @@ def last_days(hours: Iterable[Hour], days: int, now: datetime) -> Chart | None:
         says.append(words + (f", unreachable for {duration(outage)}" if outage else ""))
         away.append(outage > 0)
     bars = _bars(amounts, says)
-    step = WIDTH / days
+    step = WIDTH / DAYS
     bars += [
         Bar(nth * step, HEIGHT - 3, step * (1 - _GAP), 3, "away", says[nth])
-        for nth in range(days)
+        for nth in range(DAYS)
         if away[nth]
     ]
     most = max(amounts)
-    whole = f"{size(sum(amounts))} copied in {days} days, at most {size(most)} a day"
+    whole = f"{size(sum(amounts))} copied in {DAYS} days, at most {size(most)} a day"
     return Chart(bars, whole, f"{size(most)} a day", f"{places[0]:%d %b}", f"{places[-1]:%d %b}")
 
 

@@ -54,11 +54,7 @@ _NOTHING: Final = "default-src 'none'; frame-ancestors 'none'"
 class WebServer(ThreadingMixIn, TCPServer):
     """Listens at an IP address and a port of this host, with a thread for each client.
 
-    Args:
-        host: The IP address.
-        port: The port.
-        handler: The class that answers a request.
-        names: The host names that a request may use, besides the server's own names.
+    names: The host names that a request may use, besides the server's own names.
 
     Raises:
         OSError: The server cannot listen there.
@@ -121,11 +117,7 @@ class WebServer(ThreadingMixIn, TCPServer):
 
 
 class BriefRequest(BaseHTTPRequestHandler):
-    """Reads a request only if the request is short, arrives soon, and is for this server.
-
-    Attributes:
-        seconds: The time limit for the whole request, in seconds.
-    """
+    """Reads a request only if the request is short, arrives within `seconds`, and is for us."""
 
     server: WebServer
     seconds = _SECONDS
@@ -173,13 +165,9 @@ class _Brief(io.RawIOBase):
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Holds the page and the health at one moment.
+    """Holds the page and its Content-Security-Policy, and the health, a line for each target.
 
-    Attributes:
-        page: The HTML of the page.
-        policy: The Content-Security-Policy of the page.
-        health: A line for each target.
-        healthy: Whether no target needs action by a person.
+    healthy: Whether no target needs action by a person.
     """
 
     page: str
@@ -188,53 +176,12 @@ class Shown:
     healthy: bool
 
 
-class Board:
-    """Shares one drawn page between the main thread and the requests. make: draws the page."""
-
-    def __init__(self, make: Callable[[], Shown]) -> None:
-        self._make = make
-        self._changed = Condition()
-        self._wanted = self._closed = False
-        self._shown = make()
-        self._made_at = time.monotonic()
-
-    def get(self) -> Shown:
-        """Returns the page, not older than a second unless drawing takes longer."""
-        with self._changed:
-            if time.monotonic() - self._made_at >= _FRESH_SECONDS:
-                self._wanted = True
-                self._changed.notify_all()
-                self._changed.wait_for(lambda: not self._wanted, _DRAWN_SECONDS)
-            return self._shown
-
-    def serve(self) -> None:
-        """Draws the page when a request wants it, until the board is closed."""
-        while True:
-            with self._changed:
-                if not self._changed.wait_for(
-                    lambda: self._wanted or self._closed, _SIGNAL_SECONDS
-                ):
-                    continue
-                if self._closed:
-                    return
-            shown = self._make()
-            with self._changed:
-                self._shown, self._made_at, self._wanted = shown, time.monotonic(), False
-                self._changed.notify_all()
-
-    def close(self) -> None:
-        """Ends `serve`."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-
-
 class PageServer(WebServer):
-    """Listens at an address of this host, and serves the page.
+    """Listens at an address of this host, and serves a page that the main thread draws.
 
     Args:
         listen: The address, as host:port.
-        board: The page and the health.
+        draw: Draws the page.
         exposed: Whether the address may be other than a loopback address.
         names: The host names that a request may use, besides the server's own names.
 
@@ -242,7 +189,9 @@ class PageServer(WebServer):
         ConfigError: The address is not valid or not allowed, or the server cannot listen there.
     """
 
-    def __init__(self, listen: str, board: Board, *, exposed: bool, names: Sequence[str]) -> None:
+    def __init__(
+        self, listen: str, draw: Callable[[], Shown], *, exposed: bool, names: Sequence[str]
+    ) -> None:
         try:
             host, port = address_of(listen)
         except ValueError as error:
@@ -256,7 +205,9 @@ class PageServer(WebServer):
                 f"{host} is no loopback address, and the page has no password",
                 hint="listen on 127.0.0.1 and reach it through ssh -L, or add --expose",
             )
-        self.board = board
+        self._draw = draw
+        self._changed = Condition()
+        self._wanted = self._closed = False
         try:
             super().__init__(host, port, _PageRequest, names)
         except OSError as error:
@@ -265,6 +216,7 @@ class PageServer(WebServer):
                 detail=error.strerror or str(error),
                 hint="name another port with --listen",
             ) from error
+        self._shown, self._drawn_at = draw(), time.monotonic()
 
     @property
     def url(self) -> str:
@@ -273,14 +225,33 @@ class PageServer(WebServer):
         named = f"[{host!s}]" if ":" in str(host) else str(host)
         return f"http://{named}:{port}/"
 
-    def start(self) -> None:
-        """Answers requests from now on, in threads."""
+    def get_page(self) -> Shown:
+        """Returns the page, not older than a second unless drawing takes longer."""
+        with self._changed:
+            if time.monotonic() - self._drawn_at >= _FRESH_SECONDS:
+                self._wanted = True
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: not self._wanted, _DRAWN_SECONDS)
+            return self._shown
+
+    def serve(self) -> None:
+        """Answers requests in threads, and draws the page when one wants it, until the close."""
         Thread(target=self.serve_forever, daemon=True).start()
+        while not self._closed:
+            with self._changed:
+                self._changed.wait_for(lambda: self._wanted or self._closed, _SIGNAL_SECONDS)
+            if self._wanted:
+                shown = self._draw()
+                with self._changed:
+                    self._shown, self._drawn_at, self._wanted = shown, time.monotonic(), False
+                    self._changed.notify_all()
 
     def server_close(self) -> None:
-        """Stops listening, and ends the board."""
+        """Stops listening, and ends `serve`."""
         super().server_close()
-        self.board.close()
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
 
 
 class _PageRequest(BriefRequest, BaseHTTPRequestHandler):
@@ -289,10 +260,10 @@ class _PageRequest(BriefRequest, BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         match urlsplit(self.path).path:
             case "/":
-                shown = self.server.board.get()
+                shown = self.server.get_page()
                 self._answer(HTTPStatus.OK, shown.page, "text/html", shown.policy)
             case "/healthz":
-                shown = self.server.board.get()
+                shown = self.server.get_page()
                 code = HTTPStatus.OK if shown.healthy else HTTPStatus.SERVICE_UNAVAILABLE
                 self._answer(code, shown.health)
             case _:

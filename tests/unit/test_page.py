@@ -8,7 +8,7 @@ import re
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -28,9 +28,17 @@ from ntt_backup.daemon.progress import WorkerStatus
 from ntt_backup.errors import CatalogRefused, CatalogUnavailable, ConfigError, WaitsToStart
 from ntt_backup.newest import Newest
 from ntt_backup.report.facts import TargetFacts
-from ntt_backup.report.health import Health, judge
-from ntt_backup.report.page import Target, ages, last_days, last_hour, policy, render
-from ntt_backup.report.web_server import Board, PageServer, Shown
+from ntt_backup.report.health import Health, judge, lives
+from ntt_backup.report.page import (
+    Target,
+    ages,
+    last_days,
+    last_hour,
+    policy,
+    render,
+    worth_a_look,
+)
+from ntt_backup.report.web_server import PageServer, Shown
 from ntt_backup.snapshot.last_take import Last
 from tests.helpers.waiting import PATIENCE
 from tests.unit.sample_records import TOTALS, a_run
@@ -171,14 +179,14 @@ def test_the_days_of_the_month_are_drawn_and_outages_marked() -> None:
         Hour(today - 2 * DAY + HOUR, 1, 0, 1000, 7200.0),
         Hour(today, 3, 1, 8000, 0.0),
     ]
-    chart = last_days(hours, 30, NOW)
+    chart = last_days(hours, NOW)
     assert chart is not None
     amounts = [bar for bar in chart.bars if bar.kind == "amount" and bar.height]
     assert [round(bar.height) for bar in amounts] == [25, 100]
     (mark,) = [bar for bar in chart.bars if bar.kind == "away"]
     assert mark.x == amounts[0].x
     assert "2 blobs, 2.0 kB, 0 failures, unreachable for 2 h 0 min" in mark.says
-    assert last_days([], 30, NOW) is None
+    assert last_days([], NOW) is None
 
 
 def test_the_shares_of_what_was_proved_fill_the_bar() -> None:
@@ -250,27 +258,36 @@ def test_runs_of_several_hosts_are_told_apart() -> None:
         replace(at_work, host=ours, run_id=UUID(int=9)),
         replace(RUN, run_id=UUID(int=10)),
     ]
-    target = Target.of(facts(runs=runs, daemon=daemon()), NOW)
-    assert target.living == runs[:2]
-    page = render([target], NOW)
+    known = facts(runs=runs, daemon=daemon())
+    assert [run for run in runs if lives(known, run)] == runs[:2]
+    page = render([Target.of(known, NOW)], NOW)
     assert (page.count(">at work<"), page.count(">without a word<")) == (2, 1)
 
 
 # --- over HTTP ------------------------------------------------------------------------------------
 
 
+HEALTHY_PAGE = Shown("<p>page", policy(), "remote: Healthy\n", True)
+LOCAL = "127.0.0.1:0"
+
+
 @contextmanager
-def served(board: Board, listen: str = "127.0.0.1:0", **options: Any) -> Iterator[PageServer]:
-    server = PageServer(listen, board, **{"exposed": False, "names": (), **options})
-    server.start()
-    drawing = threading.Thread(target=board.serve, daemon=True)
-    drawing.start()
+def served(
+    draw: Callable[[], Shown] = lambda: HEALTHY_PAGE,
+    listen: str = LOCAL,
+    *,
+    exposed: bool = False,
+    names: Sequence[str] = (),
+) -> Iterator[PageServer]:
+    server = PageServer(listen, draw, exposed=exposed, names=names)
+    serving = threading.Thread(target=server.serve, daemon=True)
+    serving.start()
     try:
         yield server
     finally:
         server.shutdown()
         server.server_close()
-        drawing.join(PATIENCE)
+        serving.join(PATIENCE)
 
 
 def ask(
@@ -287,7 +304,7 @@ def ask(
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[PageServer]:
-    with served(Board(lambda: Shown("<p>page", policy(), "remote: Healthy\n", True))) as found:
+    with served() as found:
         yield found
 
 
@@ -336,28 +353,25 @@ def test_a_request_for_another_name_is_refused(server: PageServer, host: str, st
 
 
 def test_the_name_of_a_proxy_can_be_allowed() -> None:
-    board = Board(lambda: Shown("", "", "", True))
-    with served(board, names=("Backup.Example.org",)) as server:
+    with served(names=("Backup.Example.org",)) as server:
         assert ask(server, host="backup.example.org")[0].status == 200
 
 
 def test_other_hosts_see_it_only_where_that_was_asked_for() -> None:
-    board = Board(lambda: Shown("", "", "", True))
     with pytest.raises(ConfigError, match="no loopback address") as caught:
-        PageServer("0.0.0.0:0", board, exposed=False, names=())
+        PageServer("0.0.0.0:0", lambda: HEALTHY_PAGE, exposed=False, names=())
     assert "--expose" in caught.value.hint
-    with served(board, "0.0.0.0:0", exposed=True) as server:
+    with served(listen="0.0.0.0:0", exposed=True) as server:
         assert ask(server, host="10.0.0.1")[0].status == 200
         assert ask(server, host="evil.example")[0].status == 421
-    with served(board) as server, pytest.raises(ConfigError, match="cannot listen"):
-        PageServer(server.url[7:-1], board, exposed=False, names=())
+    with served() as server, pytest.raises(ConfigError, match="cannot listen"):
+        PageServer(server.url[7:-1], lambda: HEALTHY_PAGE, exposed=False, names=())
 
 
 @pytest.mark.parametrize("listen", ["localhost:80", "9188", "127.0.0.1", "", "127.0.0.1:99999"])
 def test_what_is_no_address_and_port_is_refused(listen: str) -> None:
-    board = Board(lambda: Shown("", "", "", True))
     with pytest.raises(ConfigError, match="no address to listen on"):
-        PageServer(listen, board, exposed=True, names=())
+        PageServer(listen, lambda: HEALTHY_PAGE, exposed=True, names=())
 
 
 def test_health_is_told_in_plain_text(server: PageServer) -> None:
@@ -365,7 +379,7 @@ def test_health_is_told_in_plain_text(server: PageServer) -> None:
     assert (answer.status, text) == (200, "remote: Healthy\n")
     assert answer.headers["Content-Type"] == "text/plain; charset=utf-8"
     assert ask(server, path="/other")[0].status == 404
-    with served(Board(lambda: Shown("", "", "remote: Action required\n", False))) as ill:
+    with served(lambda: Shown("", "", "remote: Action required\n", False)) as ill:
         assert ask(ill, path="/healthz")[0].status == 503
         assert ask(ill)[0].status == 200
 
@@ -379,7 +393,7 @@ def test_many_viewers_cost_as_much_as_one(monkeypatch: pytest.MonkeyPatch) -> No
         return Shown(f"page {len(made)}", policy(), "", True)
 
     monkeypatch.setattr("ntt_backup.report.web_server._FRESH_SECONDS", 600.0)
-    with served(Board(make)) as server:
+    with served(make) as server:
         assert {ask(server)[1] for _ in range(20)} == {"page 1"}
         monkeypatch.setattr("ntt_backup.report.web_server._FRESH_SECONDS", 0.0)
         assert ask(server)[1] == "page 2"
@@ -389,7 +403,6 @@ def test_a_signal_that_another_thread_gets_ends_the_wait_for_viewers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As one does that comes just before the main thread waits: neither interrupts the wait."""
-    board = Board(lambda: Shown("", "", "", True))
     hung: list[bool] = []
 
     def stop(signum: int, _frame: object) -> None:
@@ -404,20 +417,23 @@ def test_a_signal_that_another_thread_gets_ends_the_wait_for_viewers(
             pass
         signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
         hung.append(not ended.wait(PATIENCE))
-        board.close()
+        server.server_close()
 
     monkeypatch.setattr("ntt_backup.report.web_server._SIGNAL_SECONDS", 0.2)
     waiting = Path(f"/proc/self/task/{threading.get_native_id()}/status")
     ended = threading.Event()
     before = signal.signal(signal.SIGTERM, stop)
     sender = threading.Thread(target=send)
+    server = PageServer(LOCAL, lambda: HEALTHY_PAGE, exposed=False, names=())
     try:
         sender.start()
         with pytest.raises(SystemExit):
-            board.serve()
+            server.serve()
     finally:
         ended.set()
         sender.join()
+        server.shutdown()
+        server.server_close()
         signal.signal(signal.SIGTERM, before)
     assert hung == [False]
 
@@ -431,7 +447,5 @@ def test_the_lines_of_a_daemon_show_no_pause_that_has_ended_and_no_trouble_twice
         ["5", "error", "the catalog could not be dumped: no pg_dump"],
         ["6", "warning", "paused by user 1; `ntt-backup-remote resume` goes on"],
     ]
-    shown = Target.of(facts(daemon=daemon(recent=recent)), NOW).recent
-    assert [one[0] for one in shown] == ["4", "5", "6"]
-    shown = Target.of(facts(daemon=daemon(recent=recent[:5])), NOW).recent
-    assert [one[0] for one in shown] == ["4", "5"]
+    assert [one[0] for one in worth_a_look(recent)] == ["4", "5", "6"]
+    assert [one[0] for one in worth_a_look(recent[:5])] == ["4", "5"]

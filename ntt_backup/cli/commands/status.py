@@ -145,13 +145,13 @@ def serve(common: Common, listen: str, expose: bool, known_as: tuple[str, ...]) 
     """
     from ntt_backup.report.health import Health
     from ntt_backup.report.page import Target, policy, render
-    from ntt_backup.report.web_server import Board, PageServer, Shown
+    from ntt_backup.report.web_server import PageServer, Shown
 
     wanted = ALL_TARGETS if common.default_target else common.target
     targets = replace(common, target=wanted).load_each(CatalogConfig)
     reader = FactsReader(targets)
 
-    def make() -> Shown:
+    def draw() -> Shown:
         found = []
         for name in targets:
             common.turn_to(name)
@@ -160,8 +160,6 @@ def serve(common: Common, listen: str, expose: bool, known_as: tuple[str, ...]) 
         health = "".join(f"{one.facts.target}: {one.verdict.headline}\n" for one in found)
         return Shown(render(found, datetime.now(UTC)), policy(), health, healthy)
 
-    board = Board(make)
-    server = PageServer(listen, board, exposed=expose, names=known_as)
-    server.start()
+    server = PageServer(listen, draw, exposed=expose, names=known_as)
     click.echo(f"the status page is at {server.url}")
-    board.serve()
+    server.serve()
