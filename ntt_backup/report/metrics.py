@@ -24,7 +24,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from threading import Event, Lock, Thread
-from typing import Final, Literal
+from typing import Final
 
 from prometheus_client import (
     CollectorRegistry,
@@ -51,8 +51,6 @@ from ntt_backup.report.health import judge
 from ntt_backup.report.web_server import BriefRequest, WebServer
 from ntt_backup.snapshot.events import SnapshotComplete, SnapshotFailed
 
-Kind = Literal["counter", "gauge", "histogram"]
-
 PREFIX: Final = "ntt_backup_"
 # The clock of the catalog's server may differ by as much.
 _AHEAD_SECONDS: Final = 3600.0
@@ -67,121 +65,92 @@ _LAST_WRITE_SECONDS: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A metric. names: of its labels. text: for its HELP and the documentation."""
+    """A metric. text: for its HELP and the documentation. more: its labels beside the target."""
 
-    kind: Kind
-    names: str
     text: str
+    more: str = ""
+    of_target: bool = True
 
     @property
     def labels(self) -> tuple[str, ...]:
         """The names of the labels."""
-        return tuple(self.names.split())
+        return (*["target"] * self.of_target, *self.more.split())
 
 
 METRICS: Final[Mapping[str, Metric]] = {
-    "build_info": Metric("gauge", "version", "Always 1; the version stands in the label."),
-    "up": Metric("gauge", "target", "1 while a run works or waits for the target, 0 at its end."),
+    "build_info": Metric("Always 1; the version stands in the label.", "version", of_target=False),
+    "up": Metric("1 while a run works or waits for the target, 0 at its end."),
     "last_heard_timestamp_seconds": Metric(
-        "gauge", "target", "When the run last said anything: every second while its workers live."
+        "When the run last said anything: every second while its workers live."
     ),
-    "run_start_timestamp_seconds": Metric("gauge", "target", "When the run began."),
+    "run_start_timestamp_seconds": Metric("When the run began."),
     "blobs_copied_total": Metric(
-        "counter", "target worker", "Blobs on the remote's stable storage, recorded in the ledger."
+        "Blobs on the remote's stable storage, recorded in the ledger.", "worker"
     ),
-    "copied_bytes_total": Metric("counter", "target worker", "Content of the copied blobs."),
+    "copied_bytes_total": Metric("Content of the copied blobs.", "worker"),
     "wire_bytes_total": Metric(
-        "counter", "target worker", "Bytes handed to the transport for batches that are settled."
+        "Bytes handed to the transport for batches that are settled.", "worker"
     ),
-    "blobs_failed_total": Metric("counter", "target worker", "Blobs that were marked as failed."),
-    "failures_total": Metric(
-        "counter", "target reason", "The same by reason; see Failed blobs in first-aid.md."
-    ),
+    "blobs_failed_total": Metric("Blobs that were marked as failed.", "worker"),
+    "failures_total": Metric("The same by reason; see Failed blobs in first-aid.md.", "reason"),
     "blobs_still_failed": Metric(
-        "gauge",
-        "target",
-        "Blobs that are failed now, by whatever run, without those that somebody says to know of.",
+        "Blobs that are failed now, by whatever run, without those that somebody says to know of."
     ),
-    "blobs_pending": Metric(
-        "gauge", "target", "Blobs still to send; may be an estimate; missing until it is known."
-    ),
-    "eta_seconds": Metric(
-        "gauge", "target", "Until nothing is pending; missing while that is not known."
-    ),
+    "blobs_pending": Metric("Blobs still to send; may be an estimate; missing until it is known."),
+    "eta_seconds": Metric("Until nothing is pending; missing while that is not known."),
     "link_bytes_per_second": Metric(
-        "gauge", "target", "Bytes handed to the transport, a second, over the last minute."
+        "Bytes handed to the transport, a second, over the last minute."
     ),
-    "batch_duration_seconds": Metric(
-        "histogram", "target worker", "From a batch's start to its receipt."
-    ),
+    "batch_duration_seconds": Metric("From a batch's start to its receipt.", "worker"),
     "receipt_duration_seconds": Metric(
-        "histogram",
-        "target worker",
         "From a batch's last byte to its receipt: the way, what is still queued, and the remote's"
         " disk.",
+        "worker",
     ),
     "batch_retries_total": Metric(
-        "counter",
-        "target worker reason",
         "Batches that are sent again: their answer was lost (link), was none (protocol), or said"
         " no (rejected).",
+        "worker reason",
     ),
     "batch_splits_total": Metric(
-        "counter", "target worker", "Batches that kept failing, and are sent again in halves."
+        "Batches that kept failing, and are sent again in halves.", "worker"
     ),
-    "workers": Metric("gauge", "target state", "Workers by what they do."),
-    "paused": Metric("gauge", "target", "1 while somebody has told the run to pause."),
-    "worker_restarts_total": Metric(
-        "counter", "target worker", "Worker processes that died and are started again."
-    ),
+    "workers": Metric("Workers by what they do.", "state"),
+    "paused": Metric("1 while somebody has told the run to pause."),
+    "worker_restarts_total": Metric("Worker processes that died and are started again.", "worker"),
     "run_restarts_total": Metric(
-        "counter", "target", "With several targets: runs that died, failed or hung, started again."
+        "With several targets: runs that died, failed or hung, started again."
     ),
     "worker_stalls_total": Metric(
-        "counter", "target worker", "How often a worker said nothing for run.stall_timeout."
+        "How often a worker said nothing for run.stall_timeout.", "worker"
     ),
     "outage": Metric(
-        "gauge",
-        "target what",
         "1 while somebody misses the remote, the catalog, the store (source), or what the start"
         " needs (preflight).",
+        "what",
     ),
-    "outage_seconds_total": Metric("counter", "target what", "How long outages lasted so far."),
-    "dump_failures_total": Metric("counter", "target", "Dumps of the catalog that failed."),
-    "snapshot_failures_total": Metric("counter", "target set", "Snapshots that failed."),
+    "outage_seconds_total": Metric("How long outages lasted so far.", "what"),
+    "dump_failures_total": Metric("Dumps of the catalog that failed."),
+    "snapshot_failures_total": Metric("Snapshots that failed.", "set"),
     "last_success_timestamp_seconds": Metric(
-        "gauge",
-        "target",
-        "When a run last ended with 0; with --watch also when it last had nothing left to send.",
+        "When a run last ended with 0; with --watch also when it last had nothing left to send."
     ),
-    "last_run_end_timestamp_seconds": Metric("gauge", "target", "When a run last ended."),
+    "last_run_end_timestamp_seconds": Metric("When a run last ended."),
     "last_run_exit_code": Metric(
-        "gauge",
-        "target",
-        "The exit code of that run; 1 where it was killed, or its end could not be noted.",
+        "The exit code of that run; 1 where it was killed, or its end could not be noted."
     ),
-    "last_dump_timestamp_seconds": Metric(
-        "gauge", "target", "When the catalog was last dumped to the remote."
-    ),
-    "last_snapshot_timestamp_seconds": Metric(
-        "gauge", "target set", "When the last version of the set was taken."
-    ),
+    "last_dump_timestamp_seconds": Metric("When the catalog was last dumped to the remote."),
+    "last_snapshot_timestamp_seconds": Metric("When the last version of the set was taken.", "set"),
     "last_check_timestamp_seconds": Metric(
-        "gauge", "target command", "When verify, reconcile, drill or restore last found all right."
+        "When verify, reconcile, drill or restore last found all right.", "command"
     ),
     "last_check_wrong_blobs": Metric(
-        "gauge", "target command", "Blobs that its last call found lost or not right."
+        "Blobs that its last call found lost or not right.", "command"
     ),
-    "health": Metric(
-        "gauge",
-        "target",
-        "How `status` judges the target: 0 healthy, 1 waiting, 2 action required.",
-    ),
+    "health": Metric("How `status` judges the target: 0 healthy, 1 waiting, 2 action required."),
     "missed_on_target": Metric(
-        "gauge",
-        "target",
         "The newest dump and versions of this host that the target lacks: it may have been rolled"
-        " back.",
+        " back."
     ),
 }
 
@@ -189,10 +158,8 @@ METRICS: Final[Mapping[str, Metric]] = {
 class Figures:
     """Holds the figures of all targets, from what their runs tell.
 
-    Several threads may use the figures, one of which calls `take`.
-
-    Args:
-        sets: The snapshot sets that runs take, by target.
+    Several threads may use the figures, one of which calls `take`. sets: The snapshot sets that
+    runs take, by target.
     """
 
     def __init__(self, sets: Mapping[str, Iterable[str]]) -> None:
@@ -414,24 +381,23 @@ class Figures:
         histogram.labels(*labels).observe(value)
 
 
+def class_of(name: str) -> type[Counter | Gauge | Histogram]:
+    """Returns the class of a metric, as the conventions of Prometheus tell it from the name."""
+    if name.endswith("_total"):
+        return Counter
+    return Histogram if name.endswith("_duration_seconds") else Gauge
+
+
 def _made(name: str, metric: Metric, registry: CollectorRegistry) -> Counter | Gauge | Histogram:
     """Returns the object that counts."""
-    about = (PREFIX + name, metric.text, metric.labels)
-    match metric.kind:
-        case "counter":
-            return Counter(*about, registry=registry)
-        case "gauge":
-            return Gauge(*about, registry=registry)
-        case "histogram":
-            return Histogram(*about, registry=registry, buckets=_SECONDS)
+    about, kind = (PREFIX + name, metric.text, metric.labels), class_of(name)
+    if kind is Histogram:
+        return Histogram(*about, registry=registry, buckets=_SECONDS)
+    return kind(*about, registry=registry)
 
 
 def metrics_process(each: Mapping[str, Settings]) -> ListenerProcess:
-    """Returns the process that serves the metrics of all runs.
-
-    Args:
-        each: The settings of all targets. The first ones say where.
-    """
+    """Returns the process that serves the metrics of all runs. The first settings say where."""
     return ListenerProcess("metrics", partial(_serve, each))
 
 

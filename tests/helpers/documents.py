@@ -13,6 +13,7 @@ from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
+from prometheus_client import Histogram
 from pydantic import TypeAdapter
 
 import ntt_backup.daemon.events
@@ -25,7 +26,7 @@ from ntt_backup.events import Event, WorkerEvent
 from ntt_backup.newest import Newest
 from ntt_backup.process.messages import kinds
 from ntt_backup.report.health import Health
-from ntt_backup.report.metrics import METRICS, PREFIX
+from ntt_backup.report.metrics import METRICS, PREFIX, class_of
 from ntt_backup.snapshot.last_take import Last
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -193,13 +194,13 @@ _BEGIN = "| metric | labels | what it says |\n|---|---|---|\n"
 
 def _table() -> str:
     return "".join(
-        f"| `{PREFIX}{name}` | {', '.join(one.labels)} | {_sentence(one.kind, one.text)} |\n"
+        f"| `{PREFIX}{name}` | {', '.join(one.labels)} | {_sentence(name, one.text)} |\n"
         for name, one in METRICS.items()
     )
 
 
-def _sentence(kind: str, text: str) -> str:
-    return f"{text} A histogram." if kind == "histogram" else text
+def _sentence(name: str, text: str) -> str:
+    return f"{text} A histogram." if class_of(name) is Histogram else text
 
 
 def monitoring_text() -> str:
