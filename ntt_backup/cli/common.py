@@ -45,12 +45,7 @@ class Common:
         return [*file, *(["--target", self.target] if self.target != DEFAULT_TARGET else [])]
 
     def load(self, model: type[ConfigT], flags: Mapping[str, object] | None = None) -> ConfigT:
-        """Returns the settings of the target.
-
-        Raises:
-            ConfigError: A setting is missing or wrong.
-            UsageError: --target names several targets.
-        """
+        """Returns the settings of the target. Raises ConfigError, or UsageError for several."""
         found = self.load_each(model, flags)
         if list(found) != [self.target]:
             text = f"--target {self.target} names several targets: this command takes one"
@@ -62,9 +57,7 @@ class Common:
     ) -> dict[str, ConfigT]:
         """Returns the settings of each target of --target, by name. Raises ConfigError.
 
-        Args:
-            model: The class of the settings.
-            flags: Settings by `table.key` that options of the command make, besides --identity.
+        flags: Settings by `table.key` that options of the command make, besides --identity.
         """
         from ntt_backup.config import load_each, misspelt
 
@@ -94,13 +87,7 @@ class Common:
 
 
 def connect(settings: CatalogConfig, application: str, *, no_tables: bool = False) -> Connection:
-    """Connects to the catalog. Raises CatalogError.
-
-    Args:
-        settings: Of the target.
-        application: The name of the session, which `status` shows.
-        no_tables: See `catalog.connection.connect`.
-    """
+    """Connects to the catalog. Raises CatalogError. application: The session, for `status`."""
     from ntt_backup.catalog import connection
     from ntt_backup.config import application_name
 
@@ -115,7 +102,7 @@ def open_catalog(
     """Yields a connection to a catalog that has the tables and privileges that a command needs.
 
     Args:
-        settings: Of the target.
+        settings: The settings of the target.
         command: A key of `privileges.NEEDS`.
         application: The name of the session, if it is not that of the command.
 

@@ -21,13 +21,10 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class GivenPath(click.Path):
-    """A path that is not empty.
+    """A path that is not empty. name: The word that stands for the path in the help.
 
     An empty path, as from an unset shell variable, would mean the current directory: a restore
     would write there.
-
-    Args:
-        name: The word that stands for the path in the help.
     """
 
     def __init__(self, name: str = "path", **attributes: Any) -> None:
@@ -138,10 +135,7 @@ def command(
 ) -> Callable[[Callable[..., Any]], click.Command]:
     """Returns a decorator that makes a command of a function; `Common` is its first argument.
 
-    Args:
-        last: Options that follow those of the function. They are not passed to the function:
-            `given` returns their values.
-        name: The name of the command, if it is not that of the function.
+    last: Options that follow those of the function, and are not passed to it: see `given`.
     """
 
     def make(function: Callable[..., Any]) -> click.Command:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 
 import click
@@ -147,30 +147,28 @@ def so_far(bytes_: int, seconds: float, part: float | None) -> str:
     return pace(bytes_, seconds) + (f", {part:.1%}{time_left(part, seconds)}" if part else "")
 
 
-class FirstLines:
-    """Prints the first of many lines to stderr, even if --quiet is given.
+def first_only(
+    line: ProgressLine, begin: str = "", *, more: str = "", silent: bool = False
+) -> Callable[[str], None]:
+    """Returns a function that prints the first of many lines to stderr, even with --quiet.
 
     Args:
+        line: The progress line, which the lines do not break.
         begin: The begin of each line.
         more: The line that stands for all further lines.
         silent: Print nothing if --quiet is given.
     """
+    quiet = options.wants("quiet") and not silent
+    show = partial(click.echo, err=True) if quiet else line.say
+    numbers = count(1)
 
-    def __init__(
-        self, line: ProgressLine, begin: str = "", *, more: str = "", silent: bool = False
-    ) -> None:
-        quiet = options.wants("quiet") and not silent
-        self._show = partial(click.echo, err=True) if quiet else line.say
-        self._begin = begin
-        self._more = more or f"{begin}more, which is not shown"
-        self._number = 0
+    def say(text: str) -> None:
+        if (number := next(numbers)) <= _SHOWN:
+            show(begin + printable(text))
+        elif number == _SHOWN + 1:
+            show(more or f"{begin}more, which is not shown")
 
-    def say(self, text: str) -> None:
-        self._number += 1
-        if self._number <= _SHOWN:
-            self._show(self._begin + printable(text))
-        elif self._number == _SHOWN + 1:
-            self._show(self._more)
+    return say
 
 
 class EachTarget(Generic[T]):
@@ -214,9 +212,7 @@ class EachTarget(Generic[T]):
         return dict(told[self._common.target])
 
     def report(self, fields: Callable[[T], Mapping[str, Any]], show: Callable[[], None]) -> None:
-        """Prints results and errors.
-
-        If there is an error, the process ends with the worst exit code.
+        """Prints results and errors. With an error, the process ends with the worst exit code.
 
         Args:
             fields: Returns the JSON fields of a result.
@@ -253,9 +249,6 @@ class CheckNote:
 
     def saw(self, blobs: int, bytes_: int, wrong: int, exit_code: int) -> None:
         """Sets the findings so far, and the exit code if the check ended now."""
-        # What speaks to PostgreSQL is loaded while others fetch, not when they have ended.
-        import ntt_backup.catalog.history  # noqa: F401
-
         self.blobs, self.bytes, self.wrong, self.exit_code = blobs, bytes_, wrong, exit_code
 
 
@@ -269,8 +262,7 @@ def noted(common: Common, command: str, **asked: object) -> Iterator[CheckNote]:
     Args:
         common: The options of all commands.
         command: The name of the command.
-        **asked: The options that limit the check to a part of the blobs, by name; None, "" or False
-            for those that are not given.
+        **asked: The options that limit the check to a part of the blobs, by name.
     """
     note = CheckNote(
         command, ", ".join(f"{name} {value}" for name, value in asked.items() if value)

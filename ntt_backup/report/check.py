@@ -185,10 +185,7 @@ def _dump(settings: Settings, *, reached: bool) -> CheckStep:
 
 
 def snapshots(settings: Settings, *, reached: bool) -> CheckStep:
-    """Checks that snapshots of the sets can be taken.
-
-    This user must be able to read the paths of the sets, and the target must allow to list and keep
-    versions.
+    """Checks that this user can read the paths of the sets, and the repository on the target.
 
     Raises:
         SourceError: A path is missing, or may not be read.
@@ -230,14 +227,8 @@ def snapshots(settings: Settings, *, reached: bool) -> CheckStep:
 def remote_reads(settings: Settings) -> CheckStep:
     """Starts a receiver as `restore` does, and says which commands can read the remote.
 
-    Args:
-        settings: of a target that is reached, and runs a receiver.
-
-    Returns:
-        A step with a warning where some cannot.
-
     Raises:
-        BackupError: It cannot be started, and not for what the remote lacks.
+        BackupError: The receiver cannot be started, and not for what the remote lacks.
     """
     try:
         spec = SessionSpec.of(settings, f"check-{os.getpid()}", "read")
@@ -276,10 +267,7 @@ def of_banner(banner: Banner, *, packs: bool = False) -> CheckStep:
 
 
 def last_drill(settings: Settings) -> CheckStep:
-    """Reports the last drill that proved that everything can be restored.
-
-    The step has a warning if the last drill has not proved that.
-    """
+    """Reports the last drill, with a warning if it has not proved that everything comes back."""
     try:
         with connection.connect(settings.catalog.url, application_name("check")) as conn:
             checks = history.last_checks(conn, settings.target)
@@ -290,12 +278,7 @@ def last_drill(settings: Settings) -> CheckStep:
 
 
 def of_drills(drills: Sequence[CheckRun], *, copied: bool) -> CheckStep:
-    """Returns the step for the last drills.
-
-    Args:
-        drills: Some of the last ones, the newest first.
-        copied: Whether any blob is copied to the target.
-    """
+    """Returns the step for the last drills, the newest first. copied: Whether any blob is."""
     if not drills:
         none = "no drill has proved yet that everything comes back: `ntt-backup-remote drill`"
         return CheckStep(none if copied else "nothing is copied yet that could come back")
@@ -323,10 +306,7 @@ def host_key(settings: Settings) -> CheckStep:
 def look(settings: RemoteConfig) -> list[Newest]:
     """Returns the newest dump, versions and pack that this host knows and the target lacks.
 
-    The result is noted for `status`.
-
-    Raises:
-        BackupError: The target cannot be listed.
+    The result is noted for `status`. Raises BackupError if the target cannot be listed.
     """
     known = newest.recorded(settings)
     away: list[Newest] = []
@@ -351,14 +331,9 @@ def look(settings: RemoteConfig) -> list[Newest]:
 def missed_versions(
     settings: RemoteConfig, repository: ReadableStore, of_set: str = ""
 ) -> list[Newest]:
-    """Returns the newest versions that this host knows and the target lacks.
+    """Returns the newest versions, of a set or of all, that this host knows and the target lacks.
 
     The result is noted for `status`.
-
-    Args:
-        settings: Of the target.
-        repository: The repository of the target.
-        of_set: The only set whose versions are looked for; "" for all sets.
     """
     origins = Origins.of(settings)
     known = [one.of for one in newest.recorded(settings) if one.kind == "version"]
@@ -379,12 +354,10 @@ def _ledger(settings: RemoteConfig) -> frozenset[tuple[str, str]] | None:
 
 
 def _lost_pack(settings: RemoteConfig) -> tuple[StoredPack, datetime] | None:
-    """Returns the newest pack in the catalog, if the bucket has lost this pack.
+    """Returns the newest pack in the catalog, and when it was sealed, if the target has lost it.
 
-    The bucket has lost the pack if it lacks the pack or has another object in its place.
-
-    Returns:
-        The pack and the time at which it was sealed; None also if the catalog cannot be asked.
+    A target that has another object in its place has lost it. None also if the catalog cannot be
+    asked.
     """
     with suppress(CatalogError):
         with connection.connect(settings.catalog.url, application_name("check")) as conn:

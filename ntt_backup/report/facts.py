@@ -17,24 +17,14 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final, Self, TypeVar, cast
 
-from ntt_backup.catalog import (
-    connection,
-    history,
-    range_locks,
-    stats,
-)
+from ntt_backup.catalog import connection, history, range_locks, stats
 from ntt_backup.catalog.failures import FailedBlob
 from ntt_backup.catalog.schema_check import verify_schema
 from ntt_backup.config import CatalogConfig, application_name
 from ntt_backup.daemon.control_socket import DaemonReport, report
 from ntt_backup.daemon.progress import WorkerStatus
 from ntt_backup.daemon.signals import time_limit
-from ntt_backup.errors import (
-    BackupError,
-    CatalogError,
-    CatalogRefused,
-    CatalogUnavailable,
-)
+from ntt_backup.errors import BackupError, CatalogError, CatalogRefused, CatalogUnavailable
 from ntt_backup.newest import Newest, missed
 from ntt_backup.pack.names import LARGE_BLOB
 from ntt_backup.snapshot.last_take import Last, last
@@ -97,9 +87,7 @@ class TargetFacts:
     def of_host(cls, settings: CatalogConfig, daemon: DaemonReport | None = None) -> Self:
         """Returns the facts that this host knows without the catalog.
 
-        Args:
-            settings: Of the target.
-            daemon: What the daemon tells of itself; None: the daemon is asked.
+        daemon: What the daemon tells of itself; None: the daemon is asked.
         """
         known = {name: last(settings, name) for name in settings.snapshots}
         found = cls(settings, daemon, snapshots=known, missed=missed(settings))
@@ -116,14 +104,9 @@ class TargetFacts:
             self.silence = error
 
     def read_for_status(self, conn: connection.Connection, *, exact: bool) -> None:
-        """Reads the facts that `status` shows.
+        """Reads the facts that `status` shows. Raises CatalogError.
 
-        Args:
-            conn: A connection to the catalog.
-            exact: Whether to count all rows, however long that takes.
-
-        Raises:
-            CatalogError: The catalog cannot be read.
+        exact: Whether to count all rows, however long that takes.
         """
         target, remote = self.target, self.settings.remote
         self.totals = (stats.exact_totals if exact else stats.quick_totals)(conn, target)
@@ -151,7 +134,7 @@ class FactsReader:
 
     Args:
         targets: The settings, by the name of the target.
-        who: Reads them: its name for the catalog's server.
+        who: The name of the reader for the catalog's server.
         page: Whether what only the page shows is read.
         patience: The seconds for the catalog, for who reads in the main thread; None: no limit.
     """

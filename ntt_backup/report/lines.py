@@ -46,13 +46,9 @@ def make_views(
 
 
 class PlainView(Listener):
-    """Prints one line for each event that an operator wants in a mail.
+    """Prints one line, without colours, for each event that an operator wants in a mail.
 
-    The lines have no colours and do not move the cursor.
-
-    Args:
-        stream: The output.
-        target: The beginning of each line, if there are several targets.
+    target: The beginning of each line, if there are several targets.
     """
 
     def __init__(self, stream: TextIO, target: str = "") -> None:
@@ -91,10 +87,9 @@ class QuietView(PlainView):
 
 
 class JsonResult(PlainView):
-    """Prints one JSON object for a program at the end of a run.
+    """Prints one JSON object at the end of a run: the fields of its last event, and its error.
 
-    The object has the fields of the last event of the run, and the error that ended the run. For a
-    run that could not begin, the error is all.
+    For a run that could not begin, the error is all.
     """
 
     def __init__(self, stream: TextIO, target: str) -> None:

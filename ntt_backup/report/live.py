@@ -128,9 +128,7 @@ def _undrawn(console: Console) -> Live:
 class LiveView(Listener):
     """Draws a picture over itself, and replaces the picture by a short summary at the end.
 
-    Args:
-        screen: The screen that shows the picture.
-        target: The name of the target, if there are several.
+    target: The name of the target, if there are several.
     """
 
     def __init__(self, screen: Screen, target: str) -> None:
@@ -241,10 +239,7 @@ def _workers(workers: Sequence[WorkerStatus], width: int, room: int) -> Iterator
 def one_line(text: str, style: str = "", *, letters: bool = False) -> Text:
     """Returns a text that is cut off at the end of the line.
 
-    Args:
-        text: The text.
-        style: The style, as Rich names it.
-        letters: Whether the terminal can show letters only; else an ellipsis marks the cut.
+    letters: Whether the terminal can show letters only; else an ellipsis marks the cut.
     """
     return Text(text, style=style, no_wrap=True, overflow="crop" if letters else "ellipsis")
 

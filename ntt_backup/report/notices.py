@@ -260,11 +260,7 @@ class Notices:
 
 
 def notice_process(each: Mapping[str, CatalogConfig]) -> ListenerProcess:
-    """Returns the process that sends the notices of all runs.
-
-    Args:
-        each: The settings of all targets. The first ones say how.
-    """
+    """Returns the process that sends the notices of all runs. The first settings say how."""
     settings = next(iter(each.values()))
     # The last notice is the one that matters most.
     patience = len(told(settings)) * settings.notify.timeout + _SLACK_SECONDS

@@ -34,12 +34,7 @@ from ntt_backup.snapshot.last_take import Last
 
 
 class Status:
-    """The state of a target.
-
-    The state has the health of the target, its last run, the runs under way beside that run, its
-    dumps, and the holders of the ranges. If the catalog could not be asked, the state has the other
-    known facts.
-    """
+    """The state of a target. If the catalog could not be asked, all other facts are shown."""
 
     def __init__(self, facts: TargetFacts) -> None:
         self.facts = facts
@@ -210,12 +205,7 @@ def _totals(totals: Totals) -> list[tuple[str, str]]:
 
 
 def run_line(run: Run, lasted: str = "") -> str:
-    """Returns a line about a run: its time and place, its outcome, its counts and its error.
-
-    Args:
-        run: The run.
-        lasted: Words for the duration of a run that has ended.
-    """
+    """Returns a line about a run. lasted: Words for the duration of a run that has ended."""
     began = f"{moment(run.started_at)} on {run.host}"
     did = f"{run.copied:,} copied, {run.failed:,} failed, {size(run.bytes)}"
     if run.ended_at is None:

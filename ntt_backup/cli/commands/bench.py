@@ -151,9 +151,7 @@ class _Report:
         said: Sequence[str],
         skipped: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Prints the tables, what was left out, and the verdict.
-
-        If a file was named, the method writes everything to the file as JSON.
+        """Prints the tables, what was left out, and the verdict; writes everything to the file.
 
         Raises:
             ConfigError: The file cannot be written.

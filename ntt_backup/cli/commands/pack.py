@@ -264,7 +264,7 @@ def mount(
         ways = Options(
             where,
             prefix,
-            on_left_out=results.FirstLines(line, "left out ").say,
+            on_left_out=results.first_only(line, "left out "),
             on_progress=lambda built: line.show(lambda: _built_so_far(built, began)),
         )
         built = work(directory.absolute(), ways)
@@ -328,7 +328,7 @@ def _write_image(packs: Path, image: Path, prefix: str, *, replace: bool) -> NoR
 
     began = time.monotonic()
     with writing(image, _ANOTHER), results.progress_line() as line:
-        ways = Options(image.absolute().parent, prefix, results.FirstLines(line, "left out ").say)
+        ways = Options(image.absolute().parent, prefix, results.first_only(line, "left out "))
         built = write_image(packs.absolute(), image.absolute(), ways, replace=replace)
     built.duration_s = time.monotonic() - began
     _report_built(built, f"written to {image}")

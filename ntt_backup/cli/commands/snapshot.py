@@ -95,13 +95,13 @@ def snapshot_take(
     chosen = find_set(settings, set_name, paths, exclude)
     began = time.monotonic()
     with results.progress_line() as line:
-        unread = results.FirstLines(line)
+        unread = results.first_only(line)
 
         def progress(files: int, _: int, read: int, stored: int) -> None:
             rate = pace(read, time.monotonic() - began)
             line.show(lambda: f"{many(files, 'file')}, {rate} read, {size(stored)} stored")
 
-        told = Report(progress, lambda path, why: unread.say(f"{path}: {why}"))
+        told = Report(progress, lambda path, why: unread(f"{path}: {why}"))
         try:
             done = take_version(settings, chosen, report=told, **how)
         except RemoteUnreachable as error:

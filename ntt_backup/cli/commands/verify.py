@@ -283,7 +283,7 @@ def scan(common: Common, restart: bool, strays: Path | None) -> None:
         conn = stack.enter_context(open_catalog(settings, "scan"))
         line = stack.enter_context(results.progress_line())
         more = "more strays are not shown; --strays FILE has them all"
-        shown = results.FirstLines(line, "stray ", more=more, silent=True)
+        shown = results.first_only(line, "stray ", more=more, silent=True)
         file: NamedFile | None = None
         if strays is not None:
             hint = "what was registered so far stays; name another file"
@@ -299,7 +299,7 @@ def scan(common: Common, restart: bool, strays: Path | None) -> None:
             if file is not None:
                 text = {"path": stray.path, "kind": stray.kind.value, "detail": stray.detail}
                 file.write(json.dumps(text))
-            shown.say(f"{stray.path}: {stray.kind.value} {stray.detail}")
+            shown(f"{stray.path}: {stray.kind.value} {stray.detail}")
 
         result = scan_store(
             conn,
