@@ -27,8 +27,8 @@ pytest_plugins = [
     "tests.helpers.sshd",
     "tests.helpers.s3_servers",
     "tests.helpers.environment",
-    "tests.helpers.bucket_environment",
     "tests.helpers.bucket_packs",
+    "tests.helpers.bucket_environment",
     "tests.helpers.link",
 ]
 

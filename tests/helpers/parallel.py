@@ -28,7 +28,7 @@ _PORTS = range(20_000, 32_000)
 
 def processes(config: pytest.Config) -> int:
     """What -n auto means; 0, in this process, for a few tests and where nothing is captured."""
-    few = config.option.keyword or not all(Path(place).is_dir() for place in config.args)
+    few = config.option.keyword or not any(Path(place).is_dir() for place in config.args)
     if few or config.option.capture == "no":
         return 0
     return min(_MOST, _PER_PROCESSOR * len(os.sched_getaffinity(0)))
