@@ -9,9 +9,9 @@ Before the first is marked, the remote must show any blob at all: an empty direc
 is not mounted, and marks nothing. A blob that cannot be read is reported and left alone: the disk
 must be looked at, and sending it again would not help.
 
-All sources are checked by one class, which each of them extends: a remote that hashes, which is the
-cheapest, since only names go over the link; a remote whose blobs are fetched and hashed here, which
-proves as much; the local store; and, in `verify_packs`, a target with packs.
+All sources are checked by one class, which each of them extends: a remote that proves its blobs, or
+whose blobs are fetched and hashed here (`audit.proof`); the local store; and, in `verify_packs`, a
+target with packs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -27,37 +26,39 @@ from math import inf
 from pathlib import Path
 from typing import ClassVar, Final, Generic, Literal, TypeVar
 
-from blake3 import blake3
-
+from ntt_backup.audit.proof import (
+    Blobs,
+    Fetch,
+    Proof,
+    Proved,
+    RemoteQuestion,
+    answer_questions,
+    require_sums,
+    store_of,
+)
 from ntt_backup.blobdir.layout import is_blobid
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.ledger import record_checks
 from ntt_backup.catalog.selection import Checks, Choice
 from ntt_backup.client.pool import ReconnectingSession, SessionPool
-from ntt_backup.client.read_session import ReadSession, hash_mismatch, remote_failure
 from ntt_backup.config import RemoteConfig, StoreConfig
 from ntt_backup.config.timetable import Timetable
-from ntt_backup.errors import SOME_FAILED, BackupError, RemoteUnreachable, Unsupported
+from ntt_backup.errors import SOME_FAILED, BackupError, RemoteUnreachable
 from ntt_backup.format import many
 from ntt_backup.model import Blob, Failure, Failures, Reason, total_size
 from ntt_backup.process.threads import WorkQueue, run_threads
 from ntt_backup.source.store import Store
 from ntt_backup.upload.batching import cut
-from ntt_backup.wire import messages
-from ntt_backup.wire.messages import Large
 
 # What is asked for again when the link drops, and a step of the progress of a download.
-_JOB_BLOBS: Final = 1000
-_JOB_BYTES: Final = 64 << 20
-# Jobs asked for on one connection: while one is hashed, the next has reached the remote.
-_AHEAD: Final = 2
+JOB_BLOBS: Final = 1000
+JOB_BYTES: Final = 64 << 20
 _RECORD_BLOBS: Final = 2000
 _RECORD_SECONDS: Final = 5.0
 _LOST: Final = {Reason.REMOTE_MISSING, Reason.REMOTE_CORRUPT}
 
 # Scripts read the words in JSON.
 Way = Literal["there", "download", "local"]
-Blobs = tuple[Blob, ...]
 Job = TypeVar("Job")
 
 
@@ -67,6 +68,7 @@ class Question:
 
     Attributes:
         way: Hash blobs on the remote (`there`), after a download, or in the local store.
+        trust_remote: Take the hashes that the remote tells, and do not read the store.
         prefix: Check only blobids that begin with this.
         fraction: Check a random sample of this part, from 0 to 1.
         max_duration: Start no new job after this time in seconds.
@@ -77,6 +79,7 @@ class Question:
     """
 
     way: Way = "there"
+    trust_remote: bool = False
     prefix: str = ""
     fraction: float | None = None
     max_duration: float | None = None
@@ -132,6 +135,8 @@ class Findings:
         lost_packs: Packs that are missing or damaged as a whole.
         left_out: Blobs that no call with this max_bytes reads.
         by_size: Blobs of which only the size of their file could be compared.
+        by_word: Blobs that are right by the hash that the remote tells: it was asked for no proof.
+        untold: Blobs that neither the store nor the remote can hash. They are not `checked`.
         strangers: Sealed packs that were read and that this host has not signed.
         complete: Whether all blobs were checked.
         wrong: The failures.
@@ -144,6 +149,8 @@ class Findings:
     lost_packs: int = 0
     left_out: int = 0
     by_size: int = 0
+    by_word: int = 0
+    untold: int = 0
     strangers: int = 0
     complete: bool = False
     duration_s: float = 0.0
@@ -166,6 +173,9 @@ class Checked(Generic[Job]):
         lost: Why a pack as a whole does not count any more, None where it does.
         whole: Whether all of the job was looked at.
         by_size: Whether only the size could be compared of all that a server says.
+        by_word: How many blobs are right by the remote's word alone.
+        untold: Blobs that could not be checked.
+        of_source: The blobs that the local store has, but not right.
     """
 
     job: Job
@@ -175,6 +185,9 @@ class Checked(Generic[Job]):
     lost: Failure | None = None
     whole: bool = True
     by_size: bool = False
+    by_word: int = 0
+    untold: frozenset[str] = frozenset()
+    of_source: tuple[Failure, ...] = ()
 
 
 @dataclass
@@ -237,7 +250,7 @@ class Check(ABC, Generic[Job]):
         self._settle()
         self.finish()
         self.found.duration_s = time.monotonic() - self.budget.started
-        self.found.complete = self.found.checked >= self.found.total
+        self.found.complete = self.found.checked + self.found.untold >= self.found.total
         return self.found
 
     def finish(self) -> None:
@@ -260,14 +273,20 @@ class Check(ABC, Generic[Job]):
         found.checked += checked.blobs
         found.bytes += checked.bytes
         found.by_size += checked.blobs if checked.by_size else 0
-        wrong = {failure.blobid for failure in checked.failures}
+        found.by_word += checked.by_word
+        found.untold += len(checked.untold)
+        not_right = checked.untold.union(failure.blobid for failure in checked.failures)
+        for failure in checked.of_source:
+            found.wrong.add(failure)
         for failure in checked.failures:
             found.wrong.add(failure)
             if failure.reason in _LOST:
                 self._lost[failure.blobid] = failure
         # The size of a file proves nothing about its content.
         if not checked.by_size:
-            self._right += [b.blobid for b in self.blobs_of(checked.job) if b.blobid not in wrong]
+            self._right += [
+                b.blobid for b in self.blobs_of(checked.job) if b.blobid not in not_right
+            ]
 
     def record(self, right: list[str], lost: list[Failure]) -> None:
         """Records which blobs are right, and makes pending those that are lost."""
@@ -348,8 +367,8 @@ class _BlobCheck(Check[Blobs]):
 
     def next_job(self) -> Blobs | None:
         """Returns the next blobs, in the order of their directories, as disks like it."""
-        while len(self._ahead) < _JOB_BLOBS and not self.budget.time_is_up:
-            blobs = self.next_blobs(self._checks, _JOB_BLOBS)
+        while len(self._ahead) < JOB_BLOBS and not self.budget.time_is_up:
+            blobs = self.next_blobs(self._checks, JOB_BLOBS)
             if not blobs:
                 break
             fitting = [blob for blob in blobs if self.budget.ever_allows(blob.expected)]
@@ -358,7 +377,7 @@ class _BlobCheck(Check[Blobs]):
         if self.budget.time_is_up:
             return None
         sizes = (blob.expected for blob in self._ahead)
-        count = cut(sizes, _JOB_BLOBS, int(min(_JOB_BYTES, self.budget.left)))
+        count = cut(sizes, JOB_BLOBS, int(min(JOB_BYTES, self.budget.left)))
         job, self._ahead = self._ahead[:count], self._ahead[count:]
         if not job or not self.budget.allows(total_size(job)):
             return None
@@ -421,19 +440,14 @@ def verify_remote(
     """Checks what is copied to the target. Raises BackupError; what was found is recorded."""
     fetching = question.way == "download"
     words = ("get" if fetching else "verify", "list")
+    source = None if fetching or question.trust_remote else store_of(settings)
     pool = SessionPool(settings, "verify", words, on_outage, question.bwlimit)
     try:
         session = pool.open_first()
-        if not fetching and not session.banner.can_hash:
-            raise Unsupported(
-                "the remote cannot hash: it has no BLAKE3",
-                detail=f"receiver {session.banner.version}, Python {session.banner.python}",
-                hint="install it on the remote, on Debian by `apt-get install b3sum` ('BLAKE3 on"
-                " the remote' in docs/operations.md), or fetch every blob and hash it locally:"
-                " `ntt-backup-remote verify --download`",
-            )
+        if not fetching:
+            require_sums(session, source)
         jobs = _BlobQueue(2 * question.workers, pool.cancelled, pool.wake)
-        check = _RemoteCheck(conn, settings.target, question, on_progress, jobs, pool)
+        check = _RemoteCheck(conn, settings.target, question, on_progress, jobs, pool, source)
         return check.run(lambda step: pool.run(question.workers, check.work, step))
     finally:
         pool.close()
@@ -441,98 +455,32 @@ def verify_remote(
 
 @dataclass
 class _RemoteCheck(_BlobCheck):
-    """Has the remote hash the blobs: only names go over the link. Where the remote has no BLAKE3,
-    fetching the content proves as much, and costs the whole transfer.
-    """
+    """Has the remote prove that it has the blobs, or fetches them; see `audit.proof`."""
 
     empty = "by-hash on the remote is empty"
     hint = "is its disk mounted?"
 
     pool: SessionPool
+    source: Store | None
 
     def work(self, session: ReconnectingSession) -> None:
-        """Does the jobs of one thread: asks for them ahead of their answers. A new session asks
-        again for those without one.
-        """
-        fetching = self.question.way == "download"
-        ask = ReadSession.ask_contents if fetching else ReadSession.ask_verdicts
-        receive = _receive_contents if fetching else _receive_verdicts
-        asked: deque[Blobs] = deque()
+        """Does the jobs of one thread."""
+        answer_questions(self.jobs, self._question, _checked, session)
 
-        def work(session: ReadSession) -> None:
-            for again in asked:
-                ask(session, _digests(again))
-            while True:
-                while (
-                    len(asked) < _AHEAD and (job := self.jobs.take_job(wait=not asked)) is not None
-                ):
-                    asked.append(job)
-                    ask(session, _digests(job))
-                if not asked:
-                    return
-                checked = receive(session, asked[0])
-                asked.popleft()
-                self.jobs.add_result(checked)
-                session.settled += 1
-
-        session.do(work)
+    def _question(self, job: Blobs) -> RemoteQuestion:
+        return Fetch(job) if self.question.way == "download" else Proof(job, self.source)
 
     def is_empty(self) -> bool:
         return self.pool.is_empty()
 
 
-def _digests(job: Blobs) -> list[bytes]:
-    return [bytes.fromhex(blob.blobid) for blob in job]
-
-
-def _receive_verdicts(session: ReadSession, job: Blobs) -> Checked[Blobs]:
-    verdicts = session.verdicts(total_size(job))
-    failures = (
-        remote_failure(
-            job[one.position].blobid, one.verdict, one.text or hash_mismatch(one.size, one.found)
-        )
-        for one in verdicts.exceptions
+def _checked(found: Proved) -> Checked[Blobs]:
+    return Checked(
+        found.job,
+        len(found.job) - len(found.untold),
+        found.bytes,
+        tuple(found.failures),
+        by_word=len(found.by_word),
+        untold=frozenset(found.untold),
+        of_source=tuple(found.of_source),
     )
-    return Checked(job, len(job), verdicts.bytes, tuple(failures))
-
-
-def _receive_contents(session: ReadSession, job: Blobs) -> Checked[Blobs]:
-    hashing = Hashing()
-    session.contents(hashing)
-    return Checked(job, len(job), hashing.bytes, tuple(hashing.failures))
-
-
-class Hashing:
-    """A `ContentSink` that hashes contents, and keeps only failures."""
-
-    def __init__(self) -> None:
-        self.bytes = 0
-        self.failures: list[Failure] = []
-        self._large: Large | None = None
-        self._hasher = blake3()
-
-    def whole(self, digest: bytes, content: memoryview) -> None:
-        self.bytes += len(content)
-        self._compare(digest, blake3(content).digest(), len(content))
-
-    def begin(self, large: Large) -> None:
-        self._large = large
-        self._hasher = blake3()
-
-    def piece(self, data: memoryview) -> None:
-        self.bytes += len(data)
-        self._hasher.update(data)
-
-    def end(self, problem: str) -> None:
-        assert self._large is not None
-        if problem:
-            self.not_given(self._large.digest, messages.UNREADABLE, problem)
-        else:
-            self._compare(self._large.digest, self._hasher.digest(), self._large.size)
-
-    def not_given(self, digest: bytes, verdict: int, text: str) -> None:
-        self.failures.append(remote_failure(digest.hex(), verdict, text))
-
-    def _compare(self, digest: bytes, found: bytes, size: int) -> None:
-        if found != digest:
-            self.not_given(digest, messages.WRONG, hash_mismatch(size, found))

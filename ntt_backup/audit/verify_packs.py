@@ -19,8 +19,9 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
+from ntt_backup.audit.proof import Blobs, Hashing
 from ntt_backup.audit.remote_names import PackNames
-from ntt_backup.audit.verify import Blobs, Check, Checked, Findings, Hashing, Question
+from ntt_backup.audit.verify import Check, Checked, Findings, Question
 from ntt_backup.blobdir.layout import is_blobid
 from ntt_backup.catalog.connection import Connection, translated
 from ntt_backup.catalog.ledger import (

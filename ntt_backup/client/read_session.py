@@ -97,21 +97,31 @@ class ReadSession(ReceiverQuestions):
                 else:
                     raise ProtocolError(f"a frame of type {kind} within a listing")
 
-    def ask_verdicts(self, digests: Sequence[bytes]) -> None:
-        """Asks the remote to hash blobs; `verdicts` returns the answers in the order of asking."""
+    def ask_sums(self, how: int, key: bytes, digests: Sequence[bytes]) -> None:
+        """Asks the remote for a sum of each blob; `sums` returns them in the order of asking.
+
+        Args:
+            how: The kind of sum: `messages.PLAIN`, KEYED or HMAC.
+            key: The key of KEY_BYTES.
+            digests: The digests of the blobs.
+        """
         with self._connection.checked():
-            self._send(messages.VERIFY.frame(digests))
+            self._send(messages.VERIFY.frame(how, key, digests))
         self._asked.append((tuple(digests), 0, {}))
 
-    def verdicts(self, size: int = 0) -> messages.Verdicts:
-        """Returns the answer to one `ask_verdicts`. size: the bytes of all blobs, if known."""
+    def sums(self, size: int = 0) -> Sequence[messages.Sum]:
+        """Returns the answer to one `ask_sums`, in the order of its digests.
+
+        Args:
+            size: The bytes of all blobs, if they are known.
+        """
         with self._connection.checked():
             kind, payload = self._next(size / SLOW)
-            if kind != messages.VERDICTS:
-                raise ProtocolError(f"a frame of type {kind} for a verdict")
-            found = messages.VERDICTS.read(payload)
-            if found.asked != len(self._asked.popleft()[0]):
-                raise ProtocolError("verdicts for another number of blobs")
+            if kind != messages.SUMS:
+                raise ProtocolError(f"a frame of type {kind} for sums")
+            found = messages.SUMS.read(payload)
+            if len(found) != len(self._asked.popleft()[0]):
+                raise ProtocolError("sums of another number of blobs")
             return found
 
     def ask_contents(

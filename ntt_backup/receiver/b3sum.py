@@ -13,7 +13,7 @@ import os
 import re
 import select
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ntt_backup.receiver.hashing import KNOWN_INPUT, KNOWN_OUTPUT
@@ -57,32 +57,45 @@ class B3sum:
             self.prove()
         return found
 
-    def prove(self) -> None:
-        """Raises OSError unless it gives the known answer for a known input."""
+    def keyed_sums(
+        self, fds: Sequence[int], size: int, alive: Callable[[], None], key: bytes
+    ) -> dict[str, bytes]:
+        """Returns the keyed BLAKE3 of files, by `by_descriptor`, without those that cannot be read.
+        Nobody here knows what is right. Raises OSError where the program itself fails.
+        """
+        return self._run([by_descriptor(fd) for fd in fds], size, alive, -1, fds, key)
+
+    def prove(self, key: bytes = b"", output: bytes = KNOWN_OUTPUT) -> None:
+        """Raises OSError unless it gives the known answer for a known input, and a known key."""
         fd = os.memfd_create("known")
         try:
             os.write(fd, KNOWN_INPUT)
             name = by_descriptor(fd)
-            found = self._run({name: KNOWN_OUTPUT}, 0, lambda: None, -1, (fd,))
+            found = self._run([name], 0, lambda: None, -1, (fd,), key)
         finally:
             os.close(fd)
-        if found != {name: KNOWN_OUTPUT}:
+        if found != {name: output}:
             raise _broken("gives wrong answers")
 
     def _run(
         self,
-        files: Mapping[str, bytes],
+        files: Collection[str],
         size: int,
         alive: Callable[[], None],
         directory: int,
         fds: Sequence[int],
+        key: bytes = b"",
     ) -> dict[str, bytes]:
         import subprocess
 
+        key_input, key_output = os.pipe()
         try:
+            # A pipe takes so few bytes without a reader.
+            os.write(key_output, key)
+            os.close(key_output)
             process = subprocess.Popen(
-                [self._program, *_OPTIONS, *files],
-                stdin=subprocess.DEVNULL,
+                [self._program, *_OPTIONS, *(["--keyed"] if key else ()), *files],
+                stdin=key_input,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 cwd=by_descriptor(directory) if directory >= 0 else None,
@@ -90,6 +103,8 @@ class B3sum:
             )
         except OSError as problem:
             raise _broken(f"cannot be started: {problem.strerror}") from None
+        finally:
+            os.close(key_input)
         deadline = time.monotonic() + _PATIENCE_SECONDS + size / _BYTES_PER_SECOND
         most = sum(len(name.encode()) + 67 for name in files)
         with process:
@@ -152,7 +167,7 @@ def _read(
     raise _broken("says more than it was asked")
 
 
-def _parsed(said: bytes, files: Mapping[str, bytes]) -> dict[str, bytes]:
+def _parsed(said: bytes, files: Collection[str]) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     for line in said.splitlines():
         match = _LINE.fullmatch(line)

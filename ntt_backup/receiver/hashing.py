@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ntt_backup.wire.messages import BLAKE3, SHA256
+from ntt_backup.wire.messages import BLAKE3, KEYED, PLAIN, SHA256
 
 if TYPE_CHECKING:
     from typing import Protocol
@@ -27,11 +27,14 @@ if TYPE_CHECKING:
 
         def digest(self) -> bytes: ...
 
-    NewHasher = Callable[[Buffer], Hasher]
+    # Of BLAKE3 they take `key` by its name as well.
+    NewHasher = Callable[..., Hasher]
 
-# BLAKE3's published test vector for 1025 bytes: more than a chunk, so that its tree is used.
+# BLAKE3's published test vectors for 1025 bytes: more than a chunk, so that its tree is used.
 KNOWN_INPUT = bytes(number % 251 for number in range(1025))
 KNOWN_OUTPUT = bytes.fromhex("d00278ae47eb27b34faecf67b4fe263f82d5412916c1ffd97c8cb7fb814b8444")
+KNOWN_KEY = b"whats the Elvish word for friend"
+KNOWN_KEYED = bytes.fromhex("357dc55de0c7e382c900fd6e320acc04146be01db6a8ce7210b7189bd664ea69")
 
 HOW_TO_GET = (
     "install b3sum (apt-get install b3sum), or the module blake3 of its Python, or libblake3"
@@ -55,13 +58,29 @@ def available() -> dict[int, NewHasher]:
     return found
 
 
+def sums_of(how: int, key: bytes, blake3: NewHasher | None) -> NewHasher:
+    """Returns what begins a sum of the kind `how`. blake3: begins a BLAKE3, if `how` needs it."""
+    if how == PLAIN:
+        assert blake3 is not None
+        return blake3
+    if how == KEYED:
+        assert blake3 is not None
+        return partial(blake3, key=key)
+    import hmac
+
+    return lambda data: hmac.new(key, data, "sha256")
+
+
 def _is_right(new: NewHasher) -> bool:
     try:
-        hasher = new(KNOWN_INPUT[:100])
-        hasher.update(memoryview(bytearray(KNOWN_INPUT))[100:])
-        return hasher.digest() == KNOWN_OUTPUT
+        for options, output in (({}, KNOWN_OUTPUT), ({"key": KNOWN_KEY}, KNOWN_KEYED)):
+            hasher = new(KNOWN_INPUT[:100], **options)
+            hasher.update(memoryview(bytearray(KNOWN_INPUT))[100:])
+            if hasher.digest() != output:
+                return False
     except Exception:  # noqa: BLE001 - whatever a foreign module raises, it is of no use here
         return False
+    return True
 
 
 def _module() -> NewHasher | None:
@@ -79,6 +98,7 @@ def _library() -> NewHasher | None:
             library = ctypes.CDLL(name)
             state, data_and_size = ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_size_t)
             library.blake3_hasher_init.argtypes = (state,)
+            library.blake3_hasher_init_keyed.argtypes = (state, ctypes.c_char_p)
             library.blake3_hasher_update.argtypes = (state, *data_and_size)
             library.blake3_hasher_finalize.argtypes = (state, *data_and_size)
         except (OSError, AttributeError):
@@ -92,10 +112,13 @@ class _LibraryHasher:
 
     __slots__ = ("_library", "_state")
 
-    def __init__(self, library: Any, data: Buffer) -> None:
+    def __init__(self, library: Any, data: Buffer, key: bytes | None = None) -> None:
         self._library = library
         self._state = ctypes.create_string_buffer(_STATE_BYTES)
-        library.blake3_hasher_init(self._state)
+        if key is None:
+            library.blake3_hasher_init(self._state)
+        else:
+            library.blake3_hasher_init_keyed(self._state, key)
         self.update(data)
 
     def update(self, data: Buffer) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import os
 import queue
-import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,12 +17,12 @@ from ntt_backup.blobdir.files import error_line, forget
 from ntt_backup.blobdir.layout import BlobDirectory, NotAFile
 from ntt_backup.blobdir.walk import Stray, StrayKind, Tree
 from ntt_backup.receiver.b3sum import B3sum, by_descriptor
-from ntt_backup.receiver.hashing import HOW_TO_GET
+from ntt_backup.receiver.hashing import HOW_TO_GET, KNOWN_KEY, KNOWN_KEYED, sums_of
 from ntt_backup.receiver.question_session import QuestionSession, in_threads, pieces, read_at
 from ntt_backup.receiver.workspace import Refusal, Workspace, gone
 from ntt_backup.wire import messages
 from ntt_backup.wire.framing import DIGEST_BYTES, PACK_BYTES
-from ntt_backup.wire.messages import BLAKE3, MISSING, UNREADABLE, WRONG
+from ntt_backup.wire.messages import BLAKE3, HMAC, KEYED, MISSING, UNREADABLE, WHOLE, WRONG
 
 if TYPE_CHECKING:
     from ntt_backup.receiver.connection import Connection
@@ -172,40 +171,43 @@ class _Open(NamedTuple):
 
 
 class HashJob:
-    """One VERIFY. new: begins a hash by BLAKE3; without it the program b3sum is needed. wake: a
-    descriptor that gets a byte when a thread has ended.
+    """One VERIFY.
+
+    Args:
+        workspace: The root.
+        asked: The question.
+        new: Begins a sum of the kind that is asked for; None where only b3sum can compute it.
+        b3sum: The program.
+        wake: A descriptor that gets a byte when a thread has ended.
     """
 
     def __init__(
         self,
         workspace: Workspace,
-        digests: Sequence[bytes],
+        asked: messages.Sums,
         new: NewHasher | None,
         b3sum: B3sum | None,
         wake: int,
     ) -> None:
         self._workspace = workspace
-        self._digests = digests
+        self._asked = asked
+        self._digests = asked.digests
         self._new = new
         self._b3sum = b3sum
         self._wake = wake
         self._work: queue.SimpleQueue[int] = queue.SimpleQueue()
         # In order of digest: each directory is opened once or twice.
-        for position in sorted(range(len(digests)), key=lambda one: digests[one]):
+        for position in sorted(range(len(self._digests)), key=lambda one: self._digests[one]):
             self._work.put(position)
-        self._lock = threading.Lock()
-        self._bytes = 0
-        self._right = 0
-        self._exceptions: list[messages.BadBlob] = []
+        # Each thread sets the sums of its own blobs.
+        self._sums = [messages.Sum(UNREADABLE, 0, _NOTHING)] * len(self._digests)
         self._stopped = False
 
     def frames(self) -> Generator[bytes, None, None]:
         """Yields empty frames until all is hashed, then the one answer."""
-        asked = len(self._digests)
-        count = min(_MOST_THREADS, os.cpu_count() or 1, asked)
+        count = min(_MOST_THREADS, os.cpu_count() or 1, len(self._digests))
         yield from in_threads(self._run, count, self._wake, self._stop)
-        exceptions = sorted(self._exceptions)
-        yield messages.VERDICTS.frame(asked, self._right, self._bytes, exceptions)
+        yield messages.SUMS.frame(self._sums)
 
     def _stop(self) -> None:
         self._stopped = True
@@ -217,51 +219,47 @@ class HashJob:
             while not self._stopped:
                 position = self._work.get_nowait()
                 if self._new is not None:
-                    self._judge(blobs, position, self._new, buffer)
+                    self._sums[position] = self._sum(blobs, position, self._new, buffer)
                 elif self._b3sum is not None:
-                    self._judge_several(blobs, position, self._b3sum, buffer)
+                    self._sum_several(blobs, position, self._b3sum, buffer)
         except (queue.Empty, _Stopped):
             pass
         finally:
             blobs.close()
 
-    def _judge(
+    def _sum(
         self, blobs: BlobDirectory, position: int, new: NewHasher, buffer: memoryview
-    ) -> None:
-        size, found, verdict, text = 0, _NOTHING, messages.WRONG, ""
+    ) -> messages.Sum:
+        size = 0
         try:
             with _opened(blobs, self._digests[position]) as (fd, _):
                 forget(fd)
                 hasher = new(b"")
-                while not self._stopped:
-                    count = os.readv(fd, [buffer])
-                    if not count:
-                        found = hasher.digest()
-                        break
+                while count := os.readv(fd, [buffer]):
+                    self._require_going()
                     hasher.update(buffer[:count])
                     size += count
+                return messages.Sum(WHOLE, size, hasher.digest())
         except BlobError as said:
-            size, verdict, text = 0, said.verdict, said.text
-        self._count(messages.BadBlob(position, verdict, size, found, text))
+            return messages.Sum(said.verdict, 0, _NOTHING, said.text)
 
-    def _judge_several(
+    def _sum_several(
         self, directory: BlobDirectory, position: int, b3sum: B3sum, buffer: memoryview
     ) -> None:
-        """Judges this blob, and the next few with it. Raises Refusal where b3sum fails, which says
+        """Sums this blob, and the next few with it. Raises Refusal where b3sum fails, which says
         nothing about any blob.
         """
-        blobs: dict[str, _Open] = {}
+        blobs: list[_Open] = []
         total = 0
         try:
             while True:
                 try:
                     fd, size = open_blob(directory, self._digests[position])
                 except BlobError as said:
-                    one = messages.BadBlob(position, said.verdict, 0, _NOTHING, said.text)
-                    self._count(one)
+                    self._sums[position] = messages.Sum(said.verdict, 0, _NOTHING, said.text)
                 else:
                     forget(fd)
-                    blobs[by_descriptor(fd)] = _Open(position, fd, size)
+                    blobs.append(_Open(position, fd, size))
                     total += size
                 if len(blobs) == _FILES or total >= _BYTES:
                     break
@@ -270,26 +268,31 @@ class HashJob:
                 except queue.Empty:
                     break
             if blobs:
-                self._hash_by_program(b3sum, blobs, total, buffer)
+                self._sum_by_program(b3sum, blobs, total, buffer)
         except OSError as problem:
             raise Refusal("internal", error_line(problem)) from None
         finally:
-            for blob in blobs.values():
+            for blob in blobs:
                 forget(blob.fd)
                 os.close(blob.fd)
 
-    def _hash_by_program(
-        self, b3sum: B3sum, blobs: dict[str, _Open], total: int, buffer: memoryview
+    def _sum_by_program(
+        self, b3sum: B3sum, blobs: Sequence[_Open], total: int, buffer: memoryview
     ) -> None:
-        expected = {name: self._digests[blob.position] for name, blob in blobs.items()}
-        fds = [blob.fd for blob in blobs.values()]
-        found = b3sum.digests(expected, total, self._require_going, fds=fds)
-        for name, blob in blobs.items():
-            digest, verdict, text = found.get(name, _NOTHING), messages.WRONG, ""
-            if name not in found:
+        fds = [blob.fd for blob in blobs]
+        if self._asked.how == KEYED:
+            found = b3sum.keyed_sums(fds, total, self._require_going, self._asked.key)
+        else:
+            names = {by_descriptor(blob.fd): self._digests[blob.position] for blob in blobs}
+            found = b3sum.digests(names, total, self._require_going, fds=fds)
+        for blob in blobs:
+            digest = found.get(by_descriptor(blob.fd))
+            if digest is None:
                 said = self._why_unreadable(blob.fd, buffer)
-                verdict, text = said.verdict, said.text
-            self._count(messages.BadBlob(blob.position, verdict, blob.size, digest, text))
+                one = messages.Sum(said.verdict, 0, _NOTHING, said.text)
+            else:
+                one = messages.Sum(WHOLE, blob.size, digest)
+            self._sums[blob.position] = one
 
     def _why_unreadable(self, fd: int, buffer: memoryview) -> BlobError:
         """Returns the system's error for a blob that b3sum could not read. Raises OSError where
@@ -305,15 +308,6 @@ class HashJob:
     def _require_going(self) -> None:
         if self._stopped:
             raise _Stopped
-
-    def _count(self, said: messages.BadBlob) -> None:
-        """Counts one blob; it is an exception unless its content has its name."""
-        with self._lock:
-            self._bytes += said.size
-            if said.found == self._digests[said.position]:
-                self._right += 1
-            else:
-                self._exceptions.append(said)
 
 
 def contents(
@@ -355,6 +349,7 @@ class ReadSession(QuestionSession):
         super().__init__(terms, connection)
         self._workspace = workspace
         self._blobs = BlobDirectory(workspace.by_hash, workspace.device)
+        self._keyed_is_proved = False
 
     def handlers(self) -> dict[int, Callable[[memoryview], None]]:
         return {
@@ -374,12 +369,24 @@ class ReadSession(QuestionSession):
 
     def _verify(self, payload: memoryview) -> None:
         self.require("verify")
-        new_hasher, b3sum = self.terms.hashes.get(BLAKE3), self.terms.b3sum
-        if new_hasher is None and b3sum is None:
+        asked = messages.VERIFY.read(payload)
+        new, b3sum = self.terms.hashes.get(BLAKE3), self.terms.b3sum
+        if asked.how == HMAC or new is not None:
+            new = sums_of(asked.how, asked.key, new)
+        elif b3sum is None:
             raise Refusal("refused", f"there is no BLAKE3 on this machine: {HOW_TO_GET}")
-        digests = messages.VERIFY.read(payload)
-        job = HashJob(self._workspace, digests, new_hasher, b3sum, self.connection.wake)
+        elif asked.how == KEYED and not self._keyed_is_proved:
+            self._prove_keyed(b3sum)
+        job = HashJob(self._workspace, asked, new, b3sum, self.connection.wake)
         self.frames = job.frames()
+
+    def _prove_keyed(self, b3sum: B3sum) -> None:
+        """Raises Refusal unless b3sum knows keys. Nobody here could tell a wrong keyed sum."""
+        try:
+            b3sum.prove(KNOWN_KEY, KNOWN_KEYED)
+        except OSError as problem:
+            raise Refusal("internal", error_line(problem)) from None
+        self._keyed_is_proved = True
 
     def _get(self, payload: memoryview) -> None:
         self.require("get")

@@ -92,8 +92,16 @@ class SourceTree(Tree):
         if error.errno in _ABOUT_THE_STORE:
             raise self._unusable(error) from error
 
-    def examine(self, blob: Blob, *, verify: bool) -> tuple[Blob, Stamp] | Failure:
-        """Returns a blob with its true size, and its state; or its failure."""
+    def examine(
+        self, blob: Blob, *, verify: bool, also: Callable[[memoryview], object] | None = None
+    ) -> tuple[Blob, Stamp] | Failure:
+        """Returns a blob with its true size, and its state; or its failure.
+
+        Args:
+            blob: The blob.
+            verify: Whether its content is hashed, and compared with its name.
+            also: Gets each piece of the content that is hashed.
+        """
         blobid = blob.blobid
         if not is_blobid(blobid):
             return Failure(blobid, Reason.BAD_BLOBID, "not 64 lowercase hex digits")
@@ -110,7 +118,7 @@ class SourceTree(Tree):
             if not verify:
                 return Blob(blobid, status.st_size), stamp(status)
             try:
-                digest, size = self._hash(fd)
+                digest, size = self._hash(fd, also)
             except OSError as error:
                 return self.failure(blob, error)
         if digest != blobid:
@@ -137,13 +145,15 @@ class SourceTree(Tree):
             kind = "gone by now"
         return Failure(blob.blobid, Reason.NOT_A_FILE, f"{path} is {kind}")
 
-    def _hash(self, fd: int) -> tuple[str, int]:
+    def _hash(self, fd: int, also: Callable[[memoryview], object] | None) -> tuple[str, int]:
         """Returns BLAKE3 and length. Without mmap: truncation meanwhile would raise SIGBUS."""
         buffer = self._buffer = self._buffer or memoryview(bytearray(READ_SIZE))
         hasher = blake3()
         size = 0
         while count := os.readv(fd, [buffer]):
             hasher.update(buffer[:count])
+            if also is not None:
+                also(buffer[:count])
             size += count
             self._alive()
         return hasher.hexdigest(), size

@@ -60,8 +60,11 @@ WITHDRAWN = BROKEN = 1
 # The verdicts and outcomes of a RECEIPT.
 STORED, PRESENT, REPLACED, MISMATCH, REFUSED, WITHDREW = range(6)
 SETTLED, FAILED = range(2)
-# The verdicts of VERDICTS and NOT_GIVEN.
-RIGHT, MISSING, WRONG, UNREADABLE = range(4)
+# What is told of a blob by SUMS and NOT_GIVEN: WHOLE says that it was read to its end.
+WHOLE, MISSING, WRONG, UNREADABLE = range(4)
+# The sums of a VERIFY: BLAKE3 without the key, BLAKE3 with it, HMAC-SHA-256 with it.
+PLAIN, KEYED, HMAC = range(3)
+KEY_BYTES = 32
 # The status of a FILE_SAID; MISSING and UNREADABLE are others.
 SUCCEEDED, TAKEN = 0, 2
 
@@ -150,25 +153,23 @@ class Listed(NamedTuple):
     more: bool
 
 
-class BadBlob(NamedTuple):
-    """The verdict on a blob that is not right. position counts the digests of the question from 0;
-    found is the hash of its content, size its length: both zero where it was not read to its end.
+class Sum(NamedTuple):
+    """What a receiver found of one blob. sum and size: of its content, where state is WHOLE; both
+    are zero where it is MISSING, WRONG (no file) or UNREADABLE.
     """
 
-    position: int
-    verdict: int
+    state: int
     size: int
-    found: bytes
-    text: str
+    sum: bytes
+    text: str = ""
 
 
-class Verdicts(NamedTuple):
-    """VERDICTS: the answer for one VERIFY. asked, right: numbers of blobs. bytes: hashed in all."""
+class Sums(NamedTuple):
+    """VERIFY: asks for the sum of each blob, of the kind `how`, by a key of KEY_BYTES."""
 
-    asked: int
-    right: int
-    bytes: int
-    exceptions: Sequence[BadBlob]
+    how: int
+    key: bytes
+    digests: Sequence[bytes]
 
 
 # --- tails of payloads
@@ -457,12 +458,16 @@ def _get(offset: int, digests: list[bytes]) -> tuple[int, list[bytes]]:
     return offset, digests
 
 
-def _verdicts(asked: int, right: int, size: int, found: list[BadBlob]) -> Verdicts:
-    if any(not _is_bad(each.verdict) or each.position >= asked for each in found):
-        raise ProtocolError("an unknown verdict, or one on a blob that was not asked for")
-    if len(found) != asked - right or len({each.position for each in found}) != len(found):
-        raise ProtocolError("verdicts that do not add up")
-    return Verdicts(asked, right, size, found)
+def _verify(how: int, key: bytes, digests: list[bytes]) -> Sums:
+    if how not in (PLAIN, KEYED, HMAC):
+        raise ProtocolError("sums of an unknown kind")
+    return Sums(how, key, digests)
+
+
+def _sums(found: list[Sum]) -> list[Sum]:
+    if any(one.state > UNREADABLE for one in found):
+        raise ProtocolError("an unknown state of a blob")
+    return found
 
 
 def _blob_end(status: int, why: str) -> tuple[int, str]:
@@ -614,7 +619,7 @@ _PACKED = Rest(_NUMBER.size, MAX_PAYLOAD - _PART.size)
 _FILE_NAME = _FileName(1, _MAX_FILE_NAME)
 _ALL_NAMES = MAX_FILE_NAMES * (_MAX_FILE_NAME + 1)
 _EXCEPTIONS = _Entries("!IBH", Exceptional, MAX_PAYLOAD - 10, counted=True)
-_BAD_BLOBS = _Entries("!IBQ32sH", BadBlob, MAX_DIGESTS * (47 + MAX_TEXT))
+_SUMS = _Entries("!BQ32sH", Sum, MAX_DIGESTS * (43 + MAX_TEXT))
 _FOUND = _FoundFiles(16, MAX_FILE_NAMES * 16 + _ALL_NAMES)
 
 HELLO: Message[dict[str, Field]] = Message(1, ANY, tail=_OBJECT)
@@ -633,7 +638,7 @@ BYE: Message[tuple[()]] = Message(11, ANY)
 PLACE: Message[tuple[()]] = Message(12, WRITING)
 
 LIST = Message(32, READING, "32s32sI", Range)
-VERIFY: Message[list[bytes]] = Message(33, READING, tail=_DIGESTS)
+VERIFY = Message(33, READING, "B32s", _verify, _DIGESTS)
 GET = Message(34, READING, "Q", _get, _DIGESTS)
 
 FILES: Message[str] = Message(64, WITH_FILES, tail=_Below(0, _MAX_FILE_NAME))
@@ -659,7 +664,7 @@ NAMES: Message[Iterator[tuple[bytes, int]]] = Message(
 )
 STRAY: Message[tuple[int, str]] = Message(161, READING, "B", tail=_Text(1, MAX_TEXT))
 LISTED = Message(162, READING, "QQQ?", Listed)
-VERDICTS = Message(163, READING, "IIQ", _verdicts, _BAD_BLOBS)
+SUMS = Message(163, READING, make=_sums, tail=_SUMS)
 CONTENTS = Message(164, READING, "BI", _contents, _PACKED)
 BLOB = Message(165, READING, "32sQQ", _large)
 PIECE = Message(166, READING | WITH_FILES, "BI", _raw, _CHUNK)

@@ -131,14 +131,19 @@ def test_a_disk_that_is_not_mounted_marks_nothing(hashing: Environment) -> None:
     assert hashing.copied() == set(blobids)
 
 
-def test_a_remote_without_blake3_is_refused_with_the_way_out(env: Environment) -> None:
-    backed_up(env, 3)
-    done = env.call("verify")
+def test_a_remote_without_blake3_finds_wrong_blobs_or_shows_the_way_out(
+    env: Environment,
+) -> None:
+    blobids = backed_up(env)
+    done = env.call("verify", "--trust-remote")
     if done.returncode == 0:
         pytest.skip("this remote has BLAKE3")
     assert done.returncode == 5
     assert "--download" in done.stderr
     assert "BLAKE3" in done.stderr
+    wrong = spoil(env, blobids)
+    found = verified(env, code=7)
+    assert {one["blobid"]: one["reason"] for one in found["failures"]} == wrong
 
 
 def test_a_remote_without_python_is_refused_with_the_way_out(

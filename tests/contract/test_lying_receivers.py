@@ -12,6 +12,7 @@ from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.read_session import ReadSession
 from ntt_backup.config.sections import RunSettings
 from ntt_backup.errors import BackupError, RemoteUnreachable, Unsupported
+from ntt_backup.wire.messages import PLAIN
 from tests.contract.harness import Machine, Taken
 from tests.helpers.receivers import LYING_RECEIVER
 from tests.helpers.waiting import PATIENCE
@@ -60,21 +61,20 @@ def test_names_that_cannot_be_end_a_listing_session(
 @pytest.mark.parametrize(
     "answer",
     [
-        "say(VERDICTS.frame(1, 1, 0, []))",
-        "say(VERDICTS.frame(2, 1, 0, []))",
-        "say(VERDICTS.frame(2, 1, 0, [BadBlob(2, 1, 0, A, '')]))",
-        "say(VERDICTS.frame(2, 1, 0, [BadBlob(0, 0, 0, A, '')]))",
-        "say(VERDICTS.frame(2, 0, 0, [BadBlob(0, 1, 0, A, '')] * 2))",
+        "say(SUMS.frame([]))",
+        "say(SUMS.frame([Sum(WHOLE, 1, A)]))",
+        "say(SUMS.frame([Sum(WHOLE, 1, A)] * 3))",
+        "say(SUMS.frame([Sum(WHOLE, 1, A), Sum(4, 1, B)]))",
         "say(GIVEN.frame(2))",
     ],
 )
-def test_verdicts_that_cannot_be_end_a_hashing_session(
+def test_sums_that_cannot_be_end_a_session(
     lying_receiver: Callable[[str], ReadSession], answer: str
 ) -> None:
     session = lying_receiver(answer)
-    session.ask_verdicts([A, B])
+    session.ask_sums(PLAIN, A, [A, B])
     with pytest.raises(RemoteUnreachable):
-        session.verdicts()
+        session.sums()
 
 
 @pytest.mark.parametrize(
@@ -133,9 +133,9 @@ def test_a_remote_that_says_nothing_is_given_up_after_the_stall_timeout(
     lying_receiver: Callable[..., ReadSession],
 ) -> None:
     session = lying_receiver("pass", stall_timeout=1)
-    session.ask_verdicts([A])
+    session.ask_sums(PLAIN, A, [A])
     with pytest.raises(RemoteUnreachable, match="does not answer"):
-        session.verdicts()
+        session.sums()
 
 
 def test_a_right_that_the_remote_does_not_allow_is_named_before_it_is_used(

@@ -36,6 +36,7 @@ from tests.helpers.receivers import (
     a_record,
     abort,
     an_unnamed_file,
+    ask_hashes,
     commit,
     digest_of,
     place_of,
@@ -44,7 +45,7 @@ from tests.helpers.receivers import (
 # What each word of --allow lets pass; without it no such frame may come back.
 _ANSWERS: dict[str, set[int]] = {
     "list": {messages.NAMES, messages.STRAY, messages.LISTED},
-    "verify": {messages.VERDICTS},
+    "verify": {messages.SUMS},
     "get": {messages.CONTENTS, messages.BLOB, messages.PIECE, messages.GIVEN},
 }
 _RIGHT, _WRONG, _NEW = b"right and secret", b"rotten", b"a new blob"
@@ -149,7 +150,7 @@ def _plans(client: ScriptedSession) -> list[tuple[dict[str, Any], list[bytes]]]:
     ]
     reads = [
         messages.LIST.frame(low, high, 100),
-        messages.VERIFY.frame([right, wrong]),
+        ask_hashes([right, wrong]),
         messages.GET.frame(0, [right, wrong]),
     ]
     dumps = [

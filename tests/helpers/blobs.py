@@ -33,6 +33,11 @@ def put_as(root: Path, blobid: str, content: bytes) -> Blob:
     return Blob(blobid, len(content))
 
 
+def path_of(root: Path, blobid: str) -> Path:
+    """Returns the place of a blob."""
+    return root / relative_path(blobid)
+
+
 def tree(root: Path) -> dict[str, bytes]:
     """Path below root to content, for every file."""
     return {

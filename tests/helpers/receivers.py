@@ -54,6 +54,11 @@ def abort(number: int) -> bytes:
     return messages.ABORT.frame(number)
 
 
+def ask_hashes(digests: Iterable[bytes]) -> bytes:
+    """Asks for the plain hashes of blobs."""
+    return messages.VERIFY.frame(messages.PLAIN, bytes(messages.KEY_BYTES), digests)
+
+
 def digest_of(content: bytes) -> bytes:
     return blake3(content).digest()
 

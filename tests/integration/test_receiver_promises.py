@@ -36,6 +36,7 @@ from tests.helpers.receivers import (
     a_record,
     abort,
     an_unnamed_file,
+    ask_hashes,
     commit,
     digest_of,
     everything,
@@ -145,7 +146,7 @@ def test_each_right_is_asked_for(root: Path, checking: str, hashed: str) -> None
     before = everything(root)
     asked = {
         messages.LIST.frame(LOW, HIGH, 0): ("list", messages.LISTED),
-        messages.VERIFY.frame([digest]): ("verify", messages.VERDICTS),
+        ask_hashes([digest]): ("verify", messages.SUMS),
         messages.GET.frame(0, [digest]): ("get", messages.GIVEN),
     }
     of_files = [messages.FILES.frame(""), a_file(EVIL, f"{VERSION}/map"), a_dump(EVIL, GOOD)]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import errno
+import hmac
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from blake3 import blake3
 
 from ntt_backup.blobdir.walk import StrayKind
 from ntt_backup.receiver import b3sum
@@ -19,6 +21,7 @@ from ntt_backup.wire import framing, messages
 from tests.helpers.receivers import (
     RemoteReceiver,
     ScriptedSession,
+    ask_hashes,
     digest_of,
     forced_command,
     litter,
@@ -66,10 +69,15 @@ def listed(
             return names, strays, messages.LISTED.read(payload)
 
 
-def verdicts(receiver: RemoteReceiver, digests: list[bytes]) -> messages.Verdicts:
-    kind, payload = receiver.ask(messages.VERIFY.frame(digests))
-    assert kind == messages.VERDICTS, (kind, payload)
-    return messages.VERDICTS.read(payload)
+def sums(
+    receiver: RemoteReceiver,
+    digests: list[bytes],
+    how: int = messages.PLAIN,
+    key: bytes = bytes(messages.KEY_BYTES),
+) -> list[messages.Sum]:
+    kind, payload = receiver.ask(messages.VERIFY.frame(how, key, digests))
+    assert kind == messages.SUMS, (kind, payload)
+    return messages.SUMS.read(payload)
 
 
 def given(
@@ -209,20 +217,63 @@ def test_each_kind_of_damage_has_its_verdict(root: Path, checking: str) -> None:
     with RemoteReceiver(root, forced_command("--root", str(root), checking=checking)) as receiver:
         assert receiver.banner["check"] == checking
         receiver.hello(reading=True)
-        said = verdicts(receiver, asked)
+        said = sums(receiver, asked)
         # A second question is answered too, and the empty blob's digest may be among them.
-        again = verdicts(receiver, right)
+        again = sums(receiver, right)
 
-    found = {asked[one.position]: (one.verdict, one.found) for one in said.exceptions}
-    assert found == {
-        missing: (messages.MISSING, bytes(32)),
-        wrong: (messages.WRONG, digest_of(b"rotten")),
-        link: (messages.WRONG, bytes(32)),
-        fifo: (messages.WRONG, bytes(32)),
-    }
-    assert said.right == len(asked) - 4
-    assert again.right == len(right)
+    right_sums = [messages.Sum(messages.WHOLE, len(blobs[one]), one) for one in right]
+    assert said == [
+        *right_sums,
+        messages.Sum(messages.MISSING, 0, bytes(32), "it is not there"),
+        messages.Sum(messages.WHOLE, 6, digest_of(b"rotten")),
+        messages.Sum(messages.WHOLE, len(big), digest_of(big)),
+        messages.Sum(messages.WRONG, 0, bytes(32), "a symlink or a socket is in its place"),
+        messages.Sum(messages.WRONG, 0, bytes(32), "it is a FIFO"),
+    ]
+    assert again == right_sums
     assert litter(root) == []
+
+
+@pytest.mark.parametrize("checking", ["blake3", "b3sum", "none"])
+def test_sums_by_a_key_are_those_of_the_content(root: Path, checking: str) -> None:
+    if checking == "b3sum" and b3sum.find() is None:
+        pytest.skip("b3sum is not installed")
+    blobs = fill(root, 70)
+    wrong, missing, *right = blobs
+    place_of(root, wrong).write_bytes(b"rotten")
+    place_of(root, missing).unlink()
+    key = bytes(range(32))
+    by_key: dict[int, Callable[[bytes], bytes]] = {
+        messages.KEYED: lambda content: blake3(content, key=key).digest(),
+        messages.HMAC: lambda content: hmac.digest(key, content, "sha256"),
+    }
+    if checking == "none":
+        del by_key[messages.KEYED]
+    with RemoteReceiver(root, forced_command("--root", str(root), checking=checking)) as receiver:
+        assert receiver.banner["check"] == checking
+        receiver.hello(reading=True, hash="sha256")
+        for how, sum_of in by_key.items():
+            contents = [blobs[one] for one in right]
+            whole = [messages.Sum(messages.WHOLE, len(one), sum_of(one)) for one in contents]
+            assert sums(receiver, [*right, wrong, missing], how, key) == [
+                *whole,
+                messages.Sum(messages.WHOLE, 6, sum_of(b"rotten")),
+                messages.Sum(messages.MISSING, 0, bytes(32), "it is not there"),
+            ]
+
+
+def test_a_program_that_knows_no_keys_proves_nothing(
+    root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    blobs = fill(root, 3)
+    program = tmp_path / "b3sum"
+    program.write_text(f"#!/bin/sh\nfor each; do :; done\necho {'0' * 64}'  '$each\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(b3sum, "find", lambda: b3sum.B3sum(str(program)))
+    client = ScriptedSession(root, allow=["verify"], checking="b3sum")
+    client.read(messages.VERIFY.frame(messages.KEYED, bytes(32), blobs))
+    assert client.error == "internal"
+    assert "gives wrong answers" in client.error_text
 
 
 @pytest.mark.parametrize("checking", ["blake3", "b3sum"])
@@ -248,7 +299,7 @@ def test_what_is_hashed_comes_from_the_disk_and_stays_in_no_memory(
     monkeypatch.setattr(os, "posix_fadvise", forgets)
     monkeypatch.setattr(os, "readv", reads)
     client = ScriptedSession(root, allow=["verify"], checking=checking)
-    client.read(messages.VERIFY.frame(blobs))
+    client.read(ask_hashes(blobs))
     for digest, content in blobs.items():
         steps = [what for name, what in told if name == digest.hex()]
         reads_of_it = 0 if checking == "b3sum" else 1 + bool(content)
@@ -261,7 +312,7 @@ def test_a_program_that_fails_says_nothing_of_any_blob(
     blobs = fill(root, 3)
     monkeypatch.setattr(b3sum, "find", lambda: b3sum.B3sum("/nowhere/b3sum"))
     client = ScriptedSession(root, allow=["verify"], checking="b3sum")
-    client.read(messages.VERIFY.frame(blobs))
+    client.read(ask_hashes(blobs))
     assert client.kinds == [messages.READY, messages.ERROR]
     assert client.error == "internal"
     assert "cannot be started" in client.error_text
@@ -292,11 +343,12 @@ def test_a_missing_by_hash_is_gone_and_not_made(root: Path) -> None:
 
 def test_a_question_that_cannot_be_ends_the_session(root: Path) -> None:
     for kind, payload in (
-        (messages.VERIFY, bytes(33)),
+        (messages.VERIFY, bytes(34)),
+        (messages.VERIFY, b"\3" + bytes(64)),
         (messages.GET, bytes(7)),
         (messages.GET, b"\0\0\0\0\0\0\0\1" + bytes(64)),
         (messages.LIST, bytes(67)),
-        (messages.VERIFY, bytes(32 * (messages.MAX_DIGESTS + 1))),
+        (messages.VERIFY, bytes(33 + 32 * (messages.MAX_DIGESTS + 1))),
     ):
         client = ScriptedSession(root, ["list", "verify", "get"])
         assert client.read(framing.frame(kind, payload)).error == "protocol"

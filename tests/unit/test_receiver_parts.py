@@ -81,7 +81,7 @@ def test_a_session_that_reads_needs_blake3_to_verify_and_drops_its_answer(tmp_pa
     terms = Terms(None, frozenset(ALLOWED), 60.0, {}, {})
     session = ReadSession(workspace, terms, cast(Any, SimpleNamespace(wake=-1)))
     with pytest.raises(Refusal, match="there is no BLAKE3"):
-        session.handlers()[messages.VERIFY](memoryview(b""))
+        session.handlers()[messages.VERIFY](memoryview(bytes(33 + 32)))
     dropped: list[int] = []
 
     def frames() -> Iterator[bytes]:
@@ -106,19 +106,19 @@ def wake() -> Iterator[int]:
 
 
 @pytest.fixture
-def stored(tmp_path: Path) -> Iterator[tuple[Workspace, list[bytes]]]:
-    """A workspace with five blobs, and their digests."""
+def stored(tmp_path: Path) -> Iterator[tuple[Workspace, messages.Sums]]:
+    """A workspace with five blobs, and the question for their hashes."""
     contents = [b"%d" % number for number in range(5)]
     for content in contents:
         put(tmp_path, digest_of(content), content)
     workspace = Workspace(str(tmp_path))
-    yield workspace, [*map(digest_of, contents)]
+    yield workspace, messages.Sums(messages.PLAIN, bytes(32), [*map(digest_of, contents)])
     workspace.leave()
 
 
 @pytest.mark.parametrize(("files", "bytes_"), [(2, 99), (9, 2)])
 def test_the_program_gets_some_blobs_at_a_time(
-    stored: tuple[Workspace, list[bytes]],
+    stored: tuple[Workspace, messages.Sums],
     wake: int,
     monkeypatch: pytest.MonkeyPatch,
     files: int,
@@ -134,13 +134,15 @@ def test_the_program_gets_some_blobs_at_a_time(
         return expected
 
     program = cast(Any, SimpleNamespace(digests=digests))
-    *_, answer = HashJob(*stored, None, program, wake).frames()
-    assert answer == messages.VERDICTS.frame(*messages.Verdicts(5, 5, 5, []))
+    workspace, asked = stored
+    *_, answer = HashJob(workspace, asked, None, program, wake).frames()
+    sums = [messages.Sum(messages.WHOLE, 1, digest) for digest in asked.digests]
+    assert answer == messages.SUMS.frame(sums)
     assert counts == [2, 2, 1]
 
 
-def test_verdicts_that_nobody_waits_for_are_not_made(
-    stored: tuple[Workspace, list[bytes]], wake: int, monkeypatch: pytest.MonkeyPatch
+def test_sums_that_nobody_waits_for_are_not_made(
+    stored: tuple[Workspace, messages.Sums], wake: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: None)
     begun: list[int] = []
@@ -160,7 +162,7 @@ def test_verdicts_that_nobody_waits_for_are_not_made(
 
 
 def test_a_blob_that_breaks_off_has_neither_a_size_nor_a_hash(
-    stored: tuple[Workspace, list[bytes]], wake: int, monkeypatch: pytest.MonkeyPatch
+    stored: tuple[Workspace, messages.Sums], wake: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def reads(fd: int, buffers: list[memoryview]) -> int:
         if read.setdefault(fd, 0):
@@ -170,11 +172,12 @@ def test_a_blob_that_breaks_off_has_neither_a_size_nor_a_hash(
 
     read: dict[int, int] = {}
     monkeypatch.setattr(os, "readv", reads)
-    workspace, digests = stored
-    *_, answer = HashJob(workspace, digests[:1], cast(Any, blake3), None, wake).frames()
+    workspace, asked = stored
+    one = asked._replace(digests=asked.digests[:1])
+    *_, answer = HashJob(workspace, one, cast(Any, blake3), None, wake).frames()
     why = f"EIO: {os.strerror(errno.EIO)}"
-    bad = messages.BadBlob(0, messages.UNREADABLE, 0, bytes(32), why)
-    assert answer == messages.VERDICTS.frame(1, 0, 0, [bad])
+    bad = messages.Sum(messages.UNREADABLE, 0, bytes(32), why)
+    assert answer == messages.SUMS.frame([bad])
 
 
 def test_a_file_that_gets_no_name_is_removed_whatever_was_begun_behind_it(tmp_path: Path) -> None:

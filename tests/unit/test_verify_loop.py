@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import cast
 
-from ntt_backup.audit.verify import Blobs, Check, Checked, Question
+from ntt_backup.audit.proof import Blobs
+from ntt_backup.audit.verify import Check, Checked, Question
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.model import Blob
 from ntt_backup.process.threads import WorkQueue

@@ -24,14 +24,13 @@ from ntt_backup.wire.framing import (
 )
 from ntt_backup.wire.messages import (
     MAX_OPEN,
-    BadBlob,
     Batch,
     Exceptional,
     Large,
     Listed,
     Range,
     Receipt,
-    Verdicts,
+    Sum,
 )
 from ntt_backup.wire.stored_names import DUMPS, SNAPSHOTS
 
@@ -86,10 +85,6 @@ def receipt(outcome: int = 0, hashed: int = 0, stored: int = 1, *some: Exception
     return Receipt(7, outcome, hashed, stored, list(some))
 
 
-def bad(position: int, verdict: int = messages.WRONG, text: str = "why") -> BadBlob:
-    return BadBlob(position, verdict, 5, B, text)
-
-
 def contents_of(payload: memoryview) -> list[tuple[bytes, bytes]]:
     return [(digest, bytes(one)) for digest, one in messages.CONTENTS.read(payload)]
 
@@ -127,7 +122,11 @@ RIGHT: list[tuple[Callable[[Any], Any], bytes, Any]] = [
         receipt(0, 0, 0, Exceptional(2**32 - 1, 1, "")),
     ),
     (messages.LIST.read, messages.LIST.frame(A, B, 2**32 - 1), Range(A, B, 2**32 - 1)),
-    (messages.VERIFY.read, messages.VERIFY.frame([A, B]), [A, B]),
+    (
+        messages.VERIFY.read,
+        messages.VERIFY.frame(messages.KEYED, B, [A, B]),
+        messages.Sums(messages.KEYED, B, [A, B]),
+    ),
     (messages.GET.read, messages.GET.frame(9, [A]), (9, [A])),
     (messages.GET.read, messages.GET.frame(0, [A, B]), (0, [A, B])),
     (listed(messages.NAMES.read), messages.NAMES.frame([(A, 1), (B, 2)]), [(A, 1), (B, 2)]),
@@ -138,9 +137,9 @@ RIGHT: list[tuple[Callable[[Any], Any], bytes, Any]] = [
         Listed(1, 2, 3, True),
     ),
     (
-        messages.VERDICTS.read,
-        messages.VERDICTS.frame(*Verdicts(3, 1, 9, [bad(2, 1), bad(0, 3, "")])),
-        Verdicts(3, 1, 9, [bad(2, 1), bad(0, 3, "")]),
+        messages.SUMS.read,
+        messages.SUMS.frame([Sum(0, 2**60, A), Sum(3, 0, B, "why")]),
+        [Sum(0, 2**60, A), Sum(3, 0, B, "why")],
     ),
     (contents_of, messages.contents([A, B], [2, 0], [b"xy"]), [(A, b"xy"), (B, b"")]),
     (bytes, messages.piece(b"x"), b"\0\0\0\0\1x"),
@@ -245,34 +244,11 @@ WRONG: list[tuple[Callable[[Any], Any], memoryview, str]] = [
         packed("!IBBIIIBH", 7, 0, 0, 0, 1, 0, 1, MAX_TEXT + 1, rest=bytes(MAX_TEXT + 1)),
         "text that is cut",
     ),
-    (messages.VERIFY.read, memoryview(A + b"x"), "digest that is cut"),
+    (messages.VERIFY.read, packed("!B", 0, rest=A + A + b"x"), "digest that is cut"),
+    (messages.VERIFY.read, packed("!B", 3, rest=A + A), "unknown kind"),
     (messages.GET.read, packed("!Q", 1, rest=A + B), "offset for several"),
     (messages.NAMES.read, memoryview(A), "name that is cut"),
-    (
-        messages.VERDICTS.read,
-        said(messages.VERDICTS.frame(*Verdicts(1, 0, 0, [bad(0, 0)]))),
-        "unknown verdict",
-    ),
-    (
-        messages.VERDICTS.read,
-        said(messages.VERDICTS.frame(*Verdicts(1, 0, 0, [bad(0, 4)]))),
-        "unknown verdict",
-    ),
-    (
-        messages.VERDICTS.read,
-        said(messages.VERDICTS.frame(*Verdicts(1, 0, 0, [bad(1)]))),
-        "not asked for",
-    ),
-    (
-        messages.VERDICTS.read,
-        said(messages.VERDICTS.frame(*Verdicts(2, 0, 0, [bad(0)]))),
-        "add up",
-    ),
-    (
-        messages.VERDICTS.read,
-        said(messages.VERDICTS.frame(*Verdicts(3, 1, 0, [bad(0), bad(0)]))),
-        "add up",
-    ),
+    (messages.SUMS.read, said(messages.SUMS.frame([Sum(4, 0, A)])), "unknown state"),
     (contents_of, packed("!BI", 1, 41, rest=bytes(pack(1))), "as long as it says"),
     (contents_of, packed("!BI", 0, 40, rest=bytes(pack(1))), "as long as it says"),
     (contents_of, packed("!BI", 0, MAX_RAW + 1), "bytes in a part"),

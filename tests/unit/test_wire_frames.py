@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ntt_backup.wire import framing, messages
-from ntt_backup.wire.messages import BadBlob, Exceptional
+from ntt_backup.wire.messages import Exceptional, Sum
 
 # One frame a line, in hexadecimal, in the order of FRAMES.
 RECORDED = Path(__file__).with_name("wire_frames.txt")
@@ -18,7 +18,7 @@ SOME = [
     Exceptional(70_000, 4, "EIO: b\u00e4d\n sector"),
     Exceptional(2, 3, "x"),
 ]
-BAD = [BadBlob(2, 1, 0, bytes(32), ""), BadBlob(0, 3, 2**40, B, "EIO: b\u00e4d")]
+FOUND = [Sum(0, 2**60, A), Sum(1, 0, bytes(32)), Sum(3, 2**40, B, "EIO: b\u00e4d")]
 TABLE = messages.table([A, B], [2, 3])
 
 FRAMES = [
@@ -49,13 +49,13 @@ FRAMES = [
     messages.ERROR.frame("storage" * 9, "E\u00c4O:\tbad\n sector" * 40),
     messages.LEFT.frame(),
     messages.LIST.frame(A, B, 2**32 - 1),
-    messages.VERIFY.frame([A, B]),
+    messages.VERIFY.frame(messages.HMAC, B, [A, B]),
     messages.GET.frame(2**40, [A]),
     messages.GET.frame(0, [A, B]),
     messages.NAMES.frame([(A, 1), (B, 2**60)]),
     messages.STRAY.frame(2, "aa/b\u00e4\n"),
     messages.LISTED.frame(1, 2**60, 3, True),
-    messages.VERDICTS.frame(3, 1, 2**50, BAD),
+    messages.SUMS.frame(FOUND),
     messages.contents([A, B], [2, 0], [b"xy", b""]),
     messages.BLOB.frame(A, 2**60, 9),
     messages.piece(b"xyz"),

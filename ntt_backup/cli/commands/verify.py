@@ -47,21 +47,28 @@ from ntt_backup.source.store import Store
 @options.prefix("Check")
 @flag("--local", "Check the local store instead of the remote.")
 @flag("--download", "Fetch every blob and hash it locally, not on the remote.")
+@flag(
+    "--trust-remote",
+    "Trust the hashes that the remote computes, and do not read the store to have it prove them.",
+)
 @options.bwlimit("that --download fetches")
 @options.sessions(default=2)
 def verify(common: Common, /, local: bool, download: bool, **chosen: Any) -> None:
-    """Check the blobs on the remote by their hashes.
+    """Check the content of the blobs on the remote.
 
-    Packs are hashed as a whole. A bucket cannot hash: there size and checksum of each object are
-    compared with what was sent, and --download reads them. Blobs whose last check is oldest come
-    first, and every check is recorded. A blob that is missing or wrong becomes pending again, and
-    the next run repairs it.
+    Only names and sums go over the link. The remote proves each blob by a sum under a new key,
+    which takes the content; the same sums are made of the store. Packs are hashed as a whole. A
+    bucket cannot hash: there size and checksum of each object are compared with what was sent, and
+    --download reads them. Blobs whose last check is oldest come first, and every check is recorded.
+    A blob that is missing or wrong becomes pending again, and the next run repairs it.
     Exit code 7 when a blob was wrong.
     """
     if local and download:
         raise click.UsageError("give only one of --local and --download")
     if chosen["bwlimit"] and not download:
         raise click.UsageError("--bwlimit is for --download: nothing else goes over the link")
+    if chosen["trust_remote"] and (local or download):
+        raise click.UsageError("--trust-remote is for hashes that the remote computes")
     way: Way = "local" if local else "download" if download else "there"
     question = Question(way, **chosen)
     sample = f"{question.fraction:.3%}" if question.fraction else None
@@ -139,6 +146,20 @@ def lines(found: Findings, question: Question) -> list[str]:
     if found.lost_packs:
         said.append(f"LOST: {many(found.lost_packs, 'pack')}, missing or damaged as a whole")
     said += results.strangers(found.strangers)
+    if found.by_word:
+        said.append(
+            f"{many(found.by_word, 'blob')} of them by the remote's word alone: "
+            + (
+                "it was asked for no proof (--trust-remote)"
+                if question.trust_remote
+                else "there is nothing in the store here to compare them with"
+            )
+        )
+    if found.untold:
+        said.append(
+            f"NOT checked: {many(found.untold, 'blob')} that the store does not have; the remote"
+            " has no BLAKE3 to hash them. `ntt-backup-remote verify --download` checks them"
+        )
     if found.by_size:
         said.append(
             f"{many(found.by_size, 'blob')} of them by the size of their files alone: the target"

@@ -1,0 +1,307 @@
+"""A remote proves that it has the content of blobs.
+
+A hash that the remote tells is its word: whoever has kept names, sizes and hashes, and thrown the
+content away, could tell it as well. So the question carries a new key, and the remote answers with
+a sum of each blob under that key: keyed BLAKE3, or HMAC-SHA-256 where the remote has no BLAKE3.
+That takes the content. The same sums are made of the local store, which is compared with the names
+in the same pass.
+
+A blob whose sum differs is asked for once more, by its plain hash: that says what is there. Of a
+blob that the store does not have, the plain hash is all that can be known; a remote without BLAKE3
+cannot tell it. Contents do not go over the link: a blob costs 75 bytes.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol, TypeVar
+
+from blake3 import blake3
+
+from ntt_backup.client.pool import ReconnectingSession
+from ntt_backup.client.read_session import ReadSession, hash_mismatch, remote_failure
+from ntt_backup.config import CatalogConfig
+from ntt_backup.errors import SourceError, Unsupported
+from ntt_backup.model import Blob, Failure, Reason, total_size
+from ntt_backup.process.threads import WorkQueue
+from ntt_backup.source.store import Store
+from ntt_backup.wire import messages
+from ntt_backup.wire.messages import Large
+
+Result = TypeVar("Result")
+Blobs = tuple[Blob, ...]
+
+# Jobs asked for on one connection: while one is hashed, the next has reached the remote.
+_AHEAD: Final = 2
+_UNPROVED: Final = "the remote says that its {} bytes are right, but cannot prove it"
+_NOT_OURS: Final = "its {} bytes on the remote are not those of the store"
+
+
+@dataclass(slots=True)
+class Proved:
+    """What the remote has told of the blobs of one job.
+
+    Attributes:
+        job: The blobs.
+        bytes: The bytes of content that were hashed.
+        failures: The blobs that the remote does not have, or not right.
+        of_source: The blobs that the local store has, but not right.
+        by_word: The blobs that are right by the remote's word, since the store lacks them.
+        untold: The blobs of which nothing is known, since neither end can hash the names.
+    """
+
+    job: Blobs
+    bytes: int = 0
+    failures: list[Failure] = field(default_factory=list)
+    of_source: list[Failure] = field(default_factory=list)
+    by_word: list[str] = field(default_factory=list)
+    untold: list[str] = field(default_factory=list)
+
+
+class RemoteQuestion(Protocol):
+    """A question to the remote about the blobs of one job."""
+
+    def ask(self, session: ReadSession) -> None:
+        """Sends the question; in a new session once more."""
+
+    def receive(self, session: ReadSession) -> Proved | RemoteQuestion:
+        """Returns the result of the job, or the next question that it takes."""
+
+
+@dataclass
+class Proof:
+    """Asks for the sums of the blobs of a job under a new key.
+
+    Attributes:
+        job: The blobs.
+        source: The store, or None to take the remote's word.
+    """
+
+    job: Blobs
+    source: Store | None
+
+    def __post_init__(self) -> None:
+        self._key = secrets.token_bytes(messages.KEY_BYTES)
+        self._how = messages.PLAIN
+
+    def ask(self, session: ReadSession) -> None:
+        if self.source is not None:
+            self._how = messages.KEYED if session.banner.can_hash else messages.HMAC
+        session.ask_sums(self._how, self._key, _digests(self.job))
+
+    def receive(self, session: ReadSession) -> Proved | RemoteQuestion:
+        # The store is read while the remote reads.
+        ours = self._our_sums() if self.source is not None else {}
+        sums = session.sums(total_size(self.job))
+        found = Proved(self.job, sum(one.size for one in sums))
+        refuted: list[Blob] = []
+        unknown: list[Blob] = []
+        for blob, said in zip(self.job, sums, strict=True):
+            sum_here = ours.get(blob.blobid)
+            if said.state != messages.WHOLE:
+                found.failures.append(remote_failure(blob.blobid, said.state, said.text))
+            elif sum_here is None or isinstance(sum_here, Failure):
+                if sum_here is not None and sum_here.reason is not Reason.MISSING:
+                    found.of_source.append(sum_here)
+                unknown.append(blob)
+            elif said.sum != sum_here:
+                refuted.append(blob)
+                if self._how == messages.HMAC:
+                    text = _NOT_OURS.format(said.size)
+                    found.failures.append(Failure(blob.blobid, Reason.REMOTE_CORRUPT, text))
+        if self._how == messages.HMAC:
+            found.untold = [blob.blobid for blob in unknown]
+            return found
+        question = _PlainHashes(found, (*refuted, *unknown), frozenset(refuted))
+        if self._how == messages.PLAIN:
+            question.judge(sums)
+            return found
+        return question if question.blobs else found
+
+    def _our_sums(self) -> dict[str, bytes | Failure]:
+        """Returns the sum of each blob, or why the store does not have it right.
+
+        Raises:
+            SourceError: The store cannot be read.
+        """
+        assert self.source is not None
+        found: dict[str, bytes | Failure] = {}
+        with self.source.tree() as tree:
+            for blob in self.job:
+                keyed = (
+                    blake3(key=self._key)
+                    if self._how == messages.KEYED
+                    else hmac.new(self._key, digestmod="sha256")
+                )
+                # The size that the catalog has is of no interest: the name tells what is right.
+                examined = tree.examine(Blob(blob.blobid, None), verify=True, also=keyed.update)
+                if isinstance(examined, Failure):
+                    found[blob.blobid] = examined
+                else:
+                    found[blob.blobid] = keyed.digest()
+            failed = [one for one in found.values() if isinstance(one, Failure)]
+            tree.require_life(failed, nothing_sent=len(failed) == len(found))
+        return found
+
+
+@dataclass
+class _PlainHashes:
+    """Asks for the plain hashes of some blobs of a job.
+
+    Attributes:
+        found: What is known so far.
+        blobs: The blobs.
+        refuted: Those of which the remote had no proof.
+    """
+
+    found: Proved
+    blobs: Blobs
+    refuted: frozenset[Blob]
+
+    def ask(self, session: ReadSession) -> None:
+        session.ask_sums(messages.PLAIN, bytes(messages.KEY_BYTES), _digests(self.blobs))
+
+    def receive(self, session: ReadSession) -> Proved:
+        self.judge(session.sums(total_size(self.blobs)))
+        return self.found
+
+    def judge(self, sums: Sequence[messages.Sum]) -> None:
+        """Adds the results for the plain hashes of the blobs."""
+        for blob, said in zip(self.blobs, sums, strict=True):
+            if said.state != messages.WHOLE:
+                failure = remote_failure(blob.blobid, said.state, said.text)
+            elif said.sum.hex() != blob.blobid:
+                text = hash_mismatch(said.size, said.sum)
+                failure = Failure(blob.blobid, Reason.REMOTE_CORRUPT, text)
+            elif blob in self.refuted:
+                text = _UNPROVED.format(said.size)
+                failure = Failure(blob.blobid, Reason.REMOTE_CORRUPT, text)
+            else:
+                self.found.by_word.append(blob.blobid)
+                continue
+            self.found.failures.append(failure)
+
+
+@dataclass
+class Fetch:
+    """Fetches the blobs of a job, and hashes them here. It proves as much, and costs the transfer.
+
+    Attributes:
+        job: The blobs.
+    """
+
+    job: Blobs
+
+    def ask(self, session: ReadSession) -> None:
+        session.ask_contents(_digests(self.job))
+
+    def receive(self, session: ReadSession) -> Proved:
+        hashing = Hashing()
+        session.contents(hashing)
+        return Proved(self.job, hashing.bytes, hashing.failures)
+
+
+def answer_questions(
+    jobs: WorkQueue[Blobs, Result],
+    question: Callable[[Blobs], RemoteQuestion],
+    result: Callable[[Proved], Result],
+    session: ReconnectingSession,
+) -> None:
+    """Does the jobs of one thread: asks for them ahead of their answers. A new session asks again
+    for those without one.
+
+    Args:
+        jobs: The jobs, and their results.
+        question: Makes the first question of a job.
+        result: Makes the result of a job.
+        session: The session of the thread.
+    """
+    asked: deque[RemoteQuestion] = deque()
+
+    def work(session: ReadSession) -> None:
+        for again in asked:
+            again.ask(session)
+        while True:
+            while len(asked) < _AHEAD and (job := jobs.take_job(wait=not asked)) is not None:
+                asked.append(question(job))
+                asked[-1].ask(session)
+            if not asked:
+                return
+            answer = asked[0].receive(session)
+            asked.popleft()
+            session.settled += 1
+            if isinstance(answer, Proved):
+                jobs.add_result(result(answer))
+            else:
+                asked.append(answer)
+                answer.ask(session)
+
+    session.do(work)
+
+
+def store_of(settings: CatalogConfig) -> Store | None:
+    """Returns the local store, or None where this host has none that can be read."""
+    if settings.source is None:
+        return None
+    store = Store(settings.source.root)
+    try:
+        store.probe()
+    except SourceError:
+        return None
+    return store
+
+
+def require_sums(session: ReadSession, source: Store | None) -> None:
+    """Raises Unsupported where no sum of the remote could say anything about its blobs."""
+    if source is None and not session.banner.can_hash:
+        raise Unsupported(
+            "the remote has no BLAKE3, and there is no store here to compare its blobs with",
+            detail=f"receiver {session.banner.version}, Python {session.banner.python}",
+            hint="install it on the remote, on Debian by `apt-get install b3sum` ('BLAKE3 on the"
+            " remote' in docs/operations.md), or fetch every blob and hash it locally:"
+            " `ntt-backup-remote verify --download`",
+        )
+
+
+def _digests(job: Blobs) -> list[bytes]:
+    return [bytes.fromhex(blob.blobid) for blob in job]
+
+
+class Hashing:
+    """A `ContentSink` that hashes contents, and keeps only failures."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.failures: list[Failure] = []
+        self._large: Large | None = None
+        self._hasher = blake3()
+
+    def whole(self, digest: bytes, content: memoryview) -> None:
+        self.bytes += len(content)
+        self._compare(digest, blake3(content).digest(), len(content))
+
+    def begin(self, large: Large) -> None:
+        self._large = large
+        self._hasher = blake3()
+
+    def piece(self, data: memoryview) -> None:
+        self.bytes += len(data)
+        self._hasher.update(data)
+
+    def end(self, problem: str) -> None:
+        assert self._large is not None
+        if problem:
+            self.not_given(self._large.digest, messages.UNREADABLE, problem)
+        else:
+            self._compare(self._large.digest, self._hasher.digest(), self._large.size)
+
+    def not_given(self, digest: bytes, verdict: int, text: str) -> None:
+        self.failures.append(remote_failure(digest.hex(), verdict, text))
+
+    def _compare(self, digest: bytes, found: bytes, size: int) -> None:
+        if found != digest:
+            self.not_given(digest, messages.WRONG, hash_mismatch(size, found))
