@@ -95,7 +95,7 @@ PROVED = CheckRun("drill", WHEN, WHEN, 0, 5, 5, 0, "")
     [
         (BANNER, False, "Python 3.11.2 on the remote, BLAKE3: verify, restore and drill can"),
         (replace(BANNER, checking="b3sum"), False, "BLAKE3 by the program b3sum"),
-        (replace(BANNER, checking="none"), False, "can read there (verify: what the store here has)"),
+        (replace(BANNER, checking="none"), False, "(verify: what the store here has)"),
         (replace(BANNER, allowed=ALL - {"get"}), True, "restore, drill and verify --download need"),
         (replace(BANNER, allowed=frozenset({"write"})), True, "lacks list, get, verify"),
     ],
