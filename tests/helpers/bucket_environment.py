@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,8 +15,8 @@ from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.objects.bucket import Bucket
 from ntt_backup.objects.s3 import open_bucket
 from ntt_backup.pack.names import BLOBS, blobid_of
-from ntt_backup.pack.reader import PackReader
 from ntt_backup.packstore.tables import large_blobs_of, packs_of
+from tests.helpers.blobs import reader
 from tests.helpers.bucket_packs import packs_in
 from tests.helpers.environment import Environment
 from tests.helpers.s3_servers import S3Server
@@ -49,8 +48,8 @@ class BucketEnvironment(Environment):
         """Key to the blobs of each pack in the bucket, each of them checked."""
         bucket, found = self.bucket, dict[str, dict[str, bytes]]()
         for one in packs_of(packs_in(bucket)):
-            reader = PackReader(partial(bucket.get_range, one.key), one.size)
-            found[one.key] = {entry.digest.hex(): reader.read_blob(entry) for entry in reader.table}
+            pack = reader(bucket.get_range(one.key, 0, one.size))
+            found[one.key] = {entry.digest.hex(): pack.read_blob(entry) for entry in pack.table}
         return found
 
     def on_remote(self) -> dict[str, bytes]:

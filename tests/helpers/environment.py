@@ -19,13 +19,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 from unittest import mock
 
-import jsonschema
 import psycopg
 import pytest
+from jsonschema import Draft202012Validator
 
 from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.cli import app
@@ -46,6 +47,11 @@ IGNORING_CHILDREN = [
     "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN);"
     " os.execv(sys.argv[1], sys.argv[1:])",
 ]
+
+
+@cache
+def _status_schema() -> Draft202012Validator:
+    return Draft202012Validator(json.loads(documents.STATUS.read_text()))
 
 
 @dataclass
@@ -389,7 +395,7 @@ class Environment:
         result = self.call("status", "--json")
         assert result.returncode == 0, result.stderr
         answer: dict[str, Any] = json.loads(result.stdout)
-        jsonschema.validate(answer, json.loads(documents.STATUS.read_text()))
+        _status_schema().validate(answer)
         return answer
 
     def output(self) -> str:

@@ -26,18 +26,22 @@ def wait_until(
 ) -> None:
     """Return once condition() is true; fail, naming what was waited for, when it never is.
 
+    A condition that has not come soon is looked at less often: to look may take a query, or a walk
+    through all processes, and takes the processor from what is waited for.
+
     Args:
         condition: Is called until it returns what is true.
         what: The condition, for the failure.
         timeout: Seconds.
         log: Returns what a server has logged, for the failure.
     """
-    deadline = time.monotonic() + timeout
+    began = time.monotonic()
     pause = threading.Event()
     while not condition():
-        if time.monotonic() > deadline:
+        waited = time.monotonic() - began
+        if waited > timeout:
             pytest.fail(f"waited {timeout:.0f} s for {what}\n{log()}")
-        pause.wait(0.02)
+        pause.wait(min(0.1, max(0.02, waited / 10)))
 
 
 def await_silence(sent: Callable[[], int]) -> None:
