@@ -14,8 +14,8 @@ import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, NoReturn, TextIO
+from types import TracebackType
+from typing import Any, TextIO
 
 import click
 
@@ -148,11 +148,7 @@ def _prepare_signals() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for signum in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(signum) is not signal.SIG_IGN:  # as nohup has it
-            signal.signal(signum, _stop)
-
-
-def _stop(signum: int, _frame: FrameType | None) -> NoReturn:
-    sys.exit(128 + signum)
+            signal.signal(signum, lambda number, _frame: sys.exit(128 + number))
 
 
 def _run() -> int:

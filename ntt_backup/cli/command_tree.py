@@ -198,9 +198,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
 class LazyGroup(click.Group):
     """A group of commands. Each is a function of its name in a module of `commands/`.
 
-    Args:
-        sections: For each heading of `--help`, its commands with the first sentence of their help.
-        words: The words of the group on a command line.
+    sections: For each heading of `--help`, its commands with the first sentence of their help.
     """
 
     def __init__(

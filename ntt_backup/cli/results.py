@@ -17,6 +17,7 @@ import click
 
 from ntt_backup.cli import options
 from ntt_backup.cli.common import Common
+from ntt_backup.config import CatalogConfig, application_name, load
 from ntt_backup.errors import (
     SOME_FAILED,
     BackupError,
@@ -30,12 +31,10 @@ from ntt_backup.errors import (
 )
 from ntt_backup.format import json_value, many, printable, render_error
 from ntt_backup.model import Failure, Failures
+from ntt_backup.report.lines import ProgressLine, pace, time_left
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
-
-    from ntt_backup.config import CatalogConfig
-    from ntt_backup.report.lines import ProgressLine
 
 T = TypeVar("T")
 _SHOWN: Final = 20
@@ -135,15 +134,11 @@ def first_lines(problems: Iterable[str], total: int) -> list[str]:
 
 def progress_line() -> ProgressLine:
     """Returns a progress line on stderr, which shows nothing if --quiet is given."""
-    from ntt_backup.report.lines import ProgressLine
-
     return ProgressLine(sys.stderr, quiet=options.wants("quiet"))
 
 
 def so_far(bytes_: int, seconds: float, part: float | None) -> str:
     """Returns bytes with their rate; and, if the part (0 to 1) is known, percent and time left."""
-    from ntt_backup.report.lines import pace, time_left
-
     return pace(bytes_, seconds) + (f", {part:.1%}{time_left(part, seconds)}" if part else "")
 
 
@@ -174,10 +169,7 @@ def first_only(
 class EachTarget(Generic[T]):
     """Does the same for each target of --target. An error of one target does not stop the others.
 
-    Attributes:
-        settings: The settings of each target, by name.
-        found: The result for each target where there is one.
-        errors: The error of each target that failed.
+    found: The results. errors: The errors of targets that failed; such a target may have a result.
     """
 
     def __init__(self, common: Common, settings: Mapping[str, CatalogConfig]) -> None:
@@ -292,7 +284,6 @@ def noted(common: Common, command: str, **asked: object) -> Iterator[CheckNote]:
 def _note_check(common: Common, note: CheckNote, lasted: float) -> None:
     from ntt_backup.catalog.connection import connect
     from ntt_backup.catalog.history import note_check
-    from ntt_backup.config import CatalogConfig, application_name, load
     from ntt_backup.daemon.signals import time_limit
 
     with suppress(BackupError), time_limit(_NOTE_S, CatalogUnavailable("it is too slow")):
@@ -303,7 +294,6 @@ def _note_check(common: Common, note: CheckNote, lasted: float) -> None:
 
 def _tell(common: Common, note: CheckNote) -> None:
     """Sends a notice about the findings. Raises BackupError if the settings cannot be read."""
-    from ntt_backup.config import CatalogConfig, load
     from ntt_backup.report.notices import Notice, send
 
     settings = load(CatalogConfig, file=common.config, target=common.target)

@@ -55,12 +55,9 @@ class TargetFacts:
         lacks: The errors for facts that the catalog refused to tell.
         unknown: The number of failed blobs that are not marked as known.
         runs: The runs, the newest first.
-        holders: The holders of ranges, for `status` alone.
-        stored: The objects of a bucket, for `status` alone.
-        hours: The sums of each hour, for the page alone.
-        examples: Some failed blobs, for the page alone.
-        proved: The numbers of checked blobs, for the page alone.
-        end: The end of a run, for listeners to runs alone.
+
+    `holders` and `stored` are for `status` alone; `hours`, `examples` and `proved` for the page;
+    `end` for listeners to runs.
     """
 
     settings: CatalogConfig

@@ -318,14 +318,9 @@ def outage_lines(report: DaemonReport, now: datetime) -> list[str]:
 def daemon_picture(
     report: DaemonReport, now: datetime, width: int, height: int, *, letters: bool = False
 ) -> RenderableType:
-    """Returns a picture of a daemon.
+    """Returns a picture of a daemon, of about so many columns and lines.
 
-    Args:
-        report: The state of the daemon.
-        now: The time up to which outages are shown.
-        width: The approximate number of columns.
-        height: The approximate number of lines.
-        letters: Whether the terminal can show letters only.
+    letters: Whether the terminal can show letters only.
     """
     recent = list(report.recent)[-_RECENT:]
     outages = outage_lines(report, now)

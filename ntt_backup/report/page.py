@@ -182,14 +182,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A bar chart.
-
-    Attributes:
-        says: A description of the chart for readers who cannot see it.
-        top: The amount of a full bar.
-        first: The start of the time.
-        last: The end of the time.
-    """
+    """A bar chart. says: A description for readers who cannot see it. top: Of a full bar."""
 
     bars: Sequence[Bar]
     says: str
@@ -251,8 +244,7 @@ def last_days(hours: Iterable[Hour], now: datetime) -> Chart | None:
 def ages(proved: Proved) -> list[tuple[str, float, Bar]]:
     """Returns the shares of the copied blobs by the time of their last check.
 
-    Returns:
-        For each share its words, the share from 0 to 1, and its part of a bar across the picture.
+    Each has its words, the share from 0 to 1, and its part of a bar across the picture.
     """
     kinds = (
         ("week", "in the last 7 days", proved.week),

@@ -101,14 +101,13 @@ def test_a_daemon_is_seen_while_its_catalog_is_away(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(facts, "report", lambda _: next(reports))
     settings = {"vault": CatalogConfig(target="vault")}
     vault = EachTarget[Status](Common(None, "vault"), settings)
-    seen = status.Seen(vault, exact=False)
     stream = io.StringIO()
     with Watch(stream) as shown:
-        seen.look()
-        shown.show(status.picture(seen, shown))
+        status.look(vault, exact=False)
+        shown.show(status.picture(vault, shown))
         assert PAUSED not in str(vault.found["vault"].json()["health"])
-        seen.look_at_daemons()
-        shown.show(status.picture(seen, shown))
+        status.look_at_daemons(vault)
+        shown.show(status.picture(vault, shown))
     assert PAUSED in str(vault.found["vault"].json()["health"])
     said = stream.getvalue()
     assert said.count("target vault: error: the catalog is not available") == 2

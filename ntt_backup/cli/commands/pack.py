@@ -28,7 +28,7 @@ from ntt_backup.source.packing import Packed, list_store, pack_blobs
 
 if TYPE_CHECKING:
     # What mounts takes longer to load than a pack to look into.
-    from ntt_backup.mount.image import Built
+    from ntt_backup.mount.image import Built, Options
 
 _ANOTHER = "name another file, or replace this one by --force"
 
@@ -81,7 +81,13 @@ def pack(
     if recipients and not making:
         raise click.UsageError("--recipient is for a new pack")
     if image is not None:
-        _write_image(file, image, prefix, replace=force)
+        from ntt_backup.mount.packs_or_snapshot import write_image
+
+        def write(place: Path, ways: Options) -> Built:
+            with writing(place, _ANOTHER):
+                return write_image(file.absolute(), place, ways, replace=force)
+
+        _build_image(write, image, image.absolute().parent, prefix, f"written to {image}")
     if list_blobs:
         _list_blobs(_open(file, common.keyring()))
     if check:
@@ -250,31 +256,16 @@ def mount(
     Of a snapshot a file is shown as DIR/PATH, without unpacking anything. FUSE is needed, and root
     is not; fusermount3 -u DIR ends it, too.
     """
-    from ntt_backup.mount.image import Options
     from ntt_backup.mount.packs_or_snapshot import mount_packs
 
     if version is not None and (packs is not None or prefix):
         raise click.UsageError("--snapshot goes with neither --packs nor --prefix")
     where = (scratch or Path(os.environ.get("TMPDIR") or "/var/tmp")).absolute()  # noqa: S108
-    began = time.monotonic()
     if version is not None:
         _mount_version(common, version, directory.absolute(), where)
     work = partial(mount_packs, packs.absolute()) if packs is not None else _mount_target(common)
-    with results.progress_line() as line:
-        ways = Options(
-            where,
-            prefix,
-            on_left_out=results.first_only(line, "left out "),
-            on_progress=lambda built: line.show(lambda: _built_so_far(built, began)),
-        )
-        built = work(directory.absolute(), ways)
-    built.duration_s = time.monotonic() - began
-    _report_built(built, f"mounted on {directory}; umount {directory} ends it")
-
-
-def _built_so_far(built: Built, began: float) -> str:
-    left = time_left(built.part, time.monotonic() - began)
-    return f"{many(built.packs, 'pack')} read, {built.part:.1%}{left}"
+    done = f"mounted on {directory}; umount {directory} ends it"
+    _build_image(work, directory, where, prefix, done)
 
 
 def _mount_target(common: Common) -> Callable[..., Built]:
@@ -322,20 +313,30 @@ def _mount_version(common: Common, wanted: str, directory: Path, scratch: Path) 
     results.report_on(made, lines, 0, duration_s=round(took, 3))
 
 
-def _write_image(packs: Path, image: Path, prefix: str, *, replace: bool) -> NoReturn:
+def _build_image(
+    work: Callable[[Path, Options], Built], place: Path, scratch: Path, prefix: str, done: str
+) -> NoReturn:
+    """Builds an image at a place, prints what the image shows, and ends the process.
+
+    done: The words for what was done with the image.
+    """
     from ntt_backup.mount.image import Options
-    from ntt_backup.mount.packs_or_snapshot import write_image
 
     began = time.monotonic()
-    with writing(image, _ANOTHER), results.progress_line() as line:
-        ways = Options(image.absolute().parent, prefix, results.first_only(line, "left out "))
-        built = write_image(packs.absolute(), image.absolute(), ways, replace=replace)
+
+    def so_far(built: Built) -> str:
+        left = time_left(built.part, time.monotonic() - began)
+        return f"{many(built.packs, 'pack')} read, {built.part:.1%}{left}"
+
+    with results.progress_line() as line:
+        ways = Options(
+            scratch,
+            prefix,
+            on_left_out=results.first_only(line, "left out "),
+            on_progress=lambda built: line.show(lambda: so_far(built)),
+        )
+        built = work(place.absolute(), ways)
     built.duration_s = time.monotonic() - began
-    _report_built(built, f"written to {image}")
-
-
-def _report_built(built: Built, done: str) -> NoReturn:
-    """Prints what an image shows, and ends the process. done: what was done with it."""
     lines = [
         f"{amount(built.blobs, built.bytes)}, of {many(built.packs, 'pack')}, in"
         f" {duration(built.duration_s)}: {done}",

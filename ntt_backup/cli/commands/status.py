@@ -20,6 +20,7 @@ from ntt_backup.catalog import history
 from ntt_backup.cli import options, results
 from ntt_backup.cli.common import Common, open_catalog
 from ntt_backup.cli.options import JSON, flag, repeated, value
+from ntt_backup.cli.results import EachTarget
 from ntt_backup.config import ALL_TARGETS, CatalogConfig
 from ntt_backup.errors import BackupError
 from ntt_backup.format import duration, printable, render_error
@@ -41,76 +42,70 @@ _CATALOG_SECONDS: Final = 10.0
 )
 def status(common: Common, exact: bool, watch: bool, interval: float) -> None:
     """Show what is pending, copied and failed, and who works."""
-    seen = Seen(results.EachTarget(common, common.load_each(CatalogConfig)), exact=exact)
+    each = EachTarget[Status](common, common.load_each(CatalogConfig))
     if watch:
         with suppress(KeyboardInterrupt):
-            _watch(seen, interval)
+            _watch(each, interval, exact=exact)
         return
-    seen.look()
-    tables = (one.table() for one in seen.each.found.values())
-    seen.each.report(lambda one: one.json(), lambda: print_to(console_for(sys.stdout), tables))
+    look(each, exact=exact)
+    tables = (one.table() for one in each.found.values())
+    each.report(lambda one: one.json(), lambda: print_to(console_for(sys.stdout), tables))
 
 
-class Seen:
-    """What was seen of each target by the last look."""
+def look(each: EachTarget[Status], *, exact: bool) -> None:
+    """Asks each catalog, and each daemon."""
 
-    def __init__(self, each: results.EachTarget[Status], *, exact: bool) -> None:
-        self.each = each
-        self._exact = exact
+    def look_at(settings: CatalogConfig) -> Status:
+        found = TargetFacts.of_host(settings)
+        try:
+            with open_catalog(settings, "status") as conn:
+                found.read_for_status(conn, exact=exact)
+        except BackupError as error:
+            found.trouble = error
+            each.found[settings.target] = Status(found)
+            raise
+        return Status(found)
 
-    def look(self) -> None:
-        """Asks each catalog, and each daemon."""
-
-        def look_at(settings: CatalogConfig) -> Status:
-            found = TargetFacts.of_host(settings)
-            try:
-                with open_catalog(settings, "status") as conn:
-                    found.read_for_status(conn, exact=self._exact)
-            except BackupError as error:
-                found.trouble = error
-                self.each.found[settings.target] = Status(found)
-                raise
-            return Status(found)
-
-        self.each.do(look_at)
-
-    def look_at_daemons(self) -> None:
-        """Asks each daemon again, and no catalog. The health is judged again, too."""
-        known = {name: one.facts for name, one in self.each.found.items()}
-
-        def look_at(settings: CatalogConfig) -> Status:
-            found = known[settings.target]
-            found.ask_daemon()
-            return Status(found)
-
-        self.each.do(look_at)
+    each.do(look_at)
 
 
-def _watch(seen: Seen, interval: float) -> None:
+def look_at_daemons(each: EachTarget[Status]) -> None:
+    """Asks each daemon again, and no catalog. The health is judged again, too."""
+    known = {name: one.facts for name, one in each.found.items()}
+
+    def look_at(settings: CatalogConfig) -> Status:
+        found = known[settings.target]
+        found.ask_daemon()
+        return Status(found)
+
+    each.do(look_at)
+
+
+def _watch(each: EachTarget[Status], interval: float, *, exact: bool) -> None:
     """Shows how things are, for ever."""
     asked = -math.inf
     with Watch(sys.stdout) as shown:
         while True:
             began = time.monotonic()
             if began - asked >= _CATALOG_SECONDS:
-                seen.look()
+                look(each, exact=exact)
                 # Counted from here: a catalog that is away may let us wait for as long.
                 asked = time.monotonic()
             else:
-                seen.look_at_daemons()
+                look_at_daemons(each)
             if options.wants("as_json"):
-                click.echo(json.dumps(seen.each.json(lambda one: one.json())))
+                click.echo(json.dumps(each.json(lambda one: one.json())))
                 sys.stdout.flush()
             else:
-                shown.show(picture(seen, shown))
+                shown.show(picture(each, shown))
             time.sleep(max(0.0, interval - (time.monotonic() - began)))
 
 
-def picture(seen: Seen, shown: Watch) -> Iterator[RenderableType]:
+def picture(each: EachTarget[Status], shown: Watch) -> Iterator[RenderableType]:
     """Yields what --watch shows: each daemon, also one whose catalog is away, and the figures."""
-    for name, one in seen.each.found.items():
+    for name, one in each.found.items():
         if one.facts.daemon is not None:
-            yield shown.picture(one.facts.daemon, len(seen.each.found))
+            yield shown.picture(one.facts.daemon, len(each.found))
         if one.facts.trouble is not None:
             yield Text(f"target {name}: {render_error(one.facts.trouble)}", style="red")
         else:

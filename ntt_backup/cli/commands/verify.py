@@ -18,19 +18,7 @@ from ntt_backup.audit.verify_packs import verify_packs
 from ntt_backup.blobdir.walk import Stray
 from ntt_backup.cli import options, results
 from ntt_backup.cli.common import Common, NamedFile, open_catalog, writing
-from ntt_backup.cli.options import (
-    IDENTITY,
-    JSON,
-    ONLY_ERRORS,
-    PART,
-    PATH,
-    RESULT,
-    SIZE,
-    TIME,
-    GivenPath,
-    flag,
-    value,
-)
+from ntt_backup.cli.options import IDENTITY, JSON, PART, PATH, RESULT, SIZE, TIME, flag, value
 from ntt_backup.config import RemoteConfig, Settings, StoreConfig
 from ntt_backup.errors import SOME_FAILED, BackupError
 from ntt_backup.format import amount, duration, many, printable, size
@@ -215,7 +203,9 @@ _ADVICE_FOR_PACKS: Final = _ADVICE | {
 
 @options.command(IDENTITY, *RESULT)
 @value(
-    "--out", GivenPath("dir", file_okay=False), "Write all differences, a file each kind, into DIR."
+    "--out",
+    options.GivenPath("dir", file_okay=False),
+    "Write all differences, a file each kind, into DIR.",
 )
 @flag("--apply", "Make copied blobs pending again that the remote lacks or has with another size.")
 def reconcile(common: Common, out: Path | None, apply: bool) -> None:
@@ -285,7 +275,7 @@ def _comparison(seen: Comparison, *, applied: bool, packs: bool) -> list[str]:
     return said
 
 
-@options.command(JSON, ONLY_ERRORS)
+@options.command(JSON, options.ONLY_ERRORS)
 @flag("--restart", "Begin anew, even if an earlier scan did not finish.")
 @value(
     "--strays",
