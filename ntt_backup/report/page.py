@@ -195,17 +195,15 @@ def last_hour(minutes: Iterable[Sequence[int]], now: datetime) -> Chart | None:
     """Returns the chart of the bytes sent per minute of the last hour; None without any."""
     sent = {one[0]: one[1] for one in minutes}
     end = int(now.timestamp()) // 60 * 60
-    places = [end - 60 * back for back in range(59, -1, -1)]
-    amounts = [sent.get(place, 0) for place in places]
+    columns = []
+    for place in range(end - 59 * 60, end + 1, 60):
+        amount, label = sent.get(place, 0), f"{datetime.fromtimestamp(place).astimezone():%H:%M}"
+        columns.append((label, amount, f"{label}: {size(amount)}, {rate(amount / 60)}", False))
+    amounts = [amount for _, amount, *_ in columns]
     if not any(amounts):
         return None
-    labels = [f"{datetime.fromtimestamp(place).astimezone():%H:%M}" for place in places]
-    says = [
-        f"{label}: {size(amount)}, {rate(amount / 60)}"
-        for label, amount in zip(labels, amounts, strict=True)
-    ]
-    whole = f"{size(sum(amounts))} in the last hour, at most {rate(max(amounts) / 60)}"
-    return Chart(_bars(amounts, says), whole, rate(max(amounts) / 60), labels[0], labels[-1])
+    most = rate(max(amounts) / 60)
+    return _chart(columns, f"{size(sum(amounts))} in the last hour, at most {most}", most)
 
 
 def last_days(hours: Iterable[Hour], now: datetime) -> Chart | None:
@@ -218,27 +216,30 @@ def last_days(hours: Iterable[Hour], now: datetime) -> Chart | None:
     }
     if not by_day:
         return None
-    places = [now.astimezone().date() - timedelta(days=back) for back in range(DAYS - 1, -1, -1)]
-    amounts, says, away = [], [], []
-    for place in places:
-        some = by_day.get(place, [])
-        amounts.append(sum(one.bytes for one in some))
-        outage = sum(one.outage_s for one in some)
-        words = f"{place:%d %b}: {many(sum(one.copied for one in some), 'blob')}"
-        words += f", {size(amounts[-1])}"
+    columns = []
+    for back in range(DAYS - 1, -1, -1):
+        day = now.astimezone().date() - timedelta(days=back)
+        some, label = by_day.get(day, []), f"{day:%d %b}"
+        amount, outage = sum(one.bytes for one in some), sum(one.outage_s for one in some)
+        words = f"{label}: {many(sum(one.copied for one in some), 'blob')}, {size(amount)}"
         words += f", {many(sum(one.failed for one in some), 'failure')}"
-        says.append(words + (f", unreachable for {duration(outage)}" if outage else ""))
-        away.append(outage > 0)
-    bars = _bars(amounts, says)
-    step = WIDTH / DAYS
-    bars += [
-        Bar(nth * step, HEIGHT - 3, step * (1 - _GAP), 3, "away", says[nth])
-        for nth in range(DAYS)
-        if away[nth]
-    ]
-    most = max(amounts)
-    whole = f"{size(sum(amounts))} copied in {DAYS} days, at most {size(most)} a day"
-    return Chart(bars, whole, f"{size(most)} a day", f"{places[0]:%d %b}", f"{places[-1]:%d %b}")
+        words += f", unreachable for {duration(outage)}" if outage else ""
+        columns.append((label, amount, words, outage > 0))
+    amounts = [amount for _, amount, *_ in columns]
+    most = f"{size(max(amounts))} a day"
+    return _chart(columns, f"{size(sum(amounts))} copied in {DAYS} days, at most {most}", most)
+
+
+def _chart(columns: Sequence[tuple[str, int, str, bool]], says: str, top: str) -> Chart:
+    """Returns a chart. columns: The label, the amount and the words of each, and whether marked."""
+    most, step = max(1, *(amount for _, amount, *_ in columns)), WIDTH / len(columns)
+    width, bars = step * (1 - _GAP), []
+    for nth, (_, amount, words, marked) in enumerate(columns):
+        height = max(amount / most * HEIGHT, _LEAST) if amount else 0.0
+        bars.append(Bar(nth * step, HEIGHT - height, width, height, "amount", words))
+        if marked:
+            bars.append(Bar(nth * step, HEIGHT - 3, width, 3, "away", words))
+    return Chart(bars, says, top, columns[0][0], columns[-1][0])
 
 
 def ages(proved: Proved) -> list[tuple[str, float, Bar]]:
@@ -255,21 +256,11 @@ def ages(proved: Proved) -> list[tuple[str, float, Bar]]:
     )
     found, x = [], 0.0
     for kind, words, blobs in kinds:
-        share = blobs / proved.blobs if proved.blobs else 0.0
-        says = f"{words}: {share:.0%}"
-        found.append((words, share, Bar(x, 0, share * WIDTH, HEIGHT, kind, says)))
+        share = blobs / proved.blobs
+        bar = Bar(x, 0, share * WIDTH, HEIGHT, kind, f"{words}: {share:.0%}")
+        found.append((words, share, bar))
         x += share * WIDTH
     return found
-
-
-def _bars(amounts: Sequence[int], says: Sequence[str]) -> list[Bar]:
-    most, step = max(max(amounts), 1), WIDTH / len(amounts)
-    bars = []
-    for nth, amount in enumerate(amounts):
-        height = max(amount / most * HEIGHT, _LEAST) if amount else 0.0
-        width = step * (1 - _GAP)
-        bars.append(Bar(nth * step, HEIGHT - height, width, height, "amount", says[nth]))
-    return bars
 
 
 def rate(per_second: float) -> str:

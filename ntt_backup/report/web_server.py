@@ -190,7 +190,12 @@ class PageServer(WebServer):
     """
 
     def __init__(
-        self, listen: str, draw: Callable[[], Shown], *, exposed: bool, names: Sequence[str]
+        self,
+        listen: str,
+        draw: Callable[[], Shown],
+        *,
+        exposed: bool = False,
+        names: Sequence[str] = (),
     ) -> None:
         try:
             host, port = address_of(listen)
@@ -254,7 +259,7 @@ class PageServer(WebServer):
             self._changed.notify_all()
 
 
-class _PageRequest(BriefRequest, BaseHTTPRequestHandler):
+class _PageRequest(BriefRequest):
     server: PageServer
 
     def do_GET(self) -> None:

@@ -8,7 +8,7 @@ import re
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -27,17 +27,10 @@ from ntt_backup.daemon.control_socket import Away, DaemonReport, RunReport
 from ntt_backup.daemon.progress import WorkerStatus
 from ntt_backup.errors import CatalogRefused, CatalogUnavailable, ConfigError, WaitsToStart
 from ntt_backup.newest import Newest
+from ntt_backup.report import page as drawing
 from ntt_backup.report.facts import TargetFacts
 from ntt_backup.report.health import Health, judge, lives
-from ntt_backup.report.page import (
-    Target,
-    ages,
-    last_days,
-    last_hour,
-    policy,
-    render,
-    worth_a_look,
-)
+from ntt_backup.report.page import Target, policy, render
 from ntt_backup.report.web_server import PageServer, Shown
 from ntt_backup.snapshot.last_take import Last
 from tests.helpers.waiting import PATIENCE
@@ -165,11 +158,11 @@ def test_the_verdict_says_at_once_how_it_stands(
 
 def test_the_minutes_of_the_last_hour_are_drawn_by_what_was_sent() -> None:
     minute = int(NOW.timestamp()) // 60 * 60
-    chart = last_hour([[minute - 60, 30_000_000], [minute, 60_000_000], [0, 5]], NOW)
+    chart = drawing.last_hour([[minute - 60, 30_000_000], [minute, 60_000_000], [0, 5]], NOW)
     assert chart is not None
     assert [round(bar.height) for bar in chart.bars if bar.height] == [50, 100]
     assert chart.says == "90.0 MB in the last hour, at most 1.0 MB/s"
-    assert last_hour([[minute - 7200, 5]], NOW) is None
+    assert drawing.last_hour([[minute - 7200, 5]], NOW) is None
 
 
 def test_the_days_of_the_month_are_drawn_and_outages_marked() -> None:
@@ -179,18 +172,18 @@ def test_the_days_of_the_month_are_drawn_and_outages_marked() -> None:
         Hour(today - 2 * DAY + HOUR, 1, 0, 1000, 7200.0),
         Hour(today, 3, 1, 8000, 0.0),
     ]
-    chart = last_days(hours, NOW)
+    chart = drawing.last_days(hours, NOW)
     assert chart is not None
     amounts = [bar for bar in chart.bars if bar.kind == "amount" and bar.height]
     assert [round(bar.height) for bar in amounts] == [25, 100]
     (mark,) = [bar for bar in chart.bars if bar.kind == "away"]
     assert mark.x == amounts[0].x
     assert "2 blobs, 2.0 kB, 0 failures, unreachable for 2 h 0 min" in mark.says
-    assert last_days([], NOW) is None
+    assert drawing.last_days([], NOW) is None
 
 
 def test_the_shares_of_what_was_proved_fill_the_bar() -> None:
-    shares = {words: share for words, share, _ in ages(Proved(200, 100, 150, 150, 190))}
+    shares = {words: share for words, share, _ in drawing.ages(Proved(200, 100, 150, 150, 190))}
     assert list(shares.values()) == [0.5, 0.25, 0.0, 0.2, 0.05]
 
 
@@ -267,19 +260,15 @@ def test_runs_of_several_hosts_are_told_apart() -> None:
 # --- over HTTP ------------------------------------------------------------------------------------
 
 
-HEALTHY_PAGE = Shown("<p>page", policy(), "remote: Healthy\n", True)
-LOCAL = "127.0.0.1:0"
+def healthy() -> Shown:
+    return Shown("<p>page", policy(), "remote: Healthy\n", True)
 
 
 @contextmanager
 def served(
-    draw: Callable[[], Shown] = lambda: HEALTHY_PAGE,
-    listen: str = LOCAL,
-    *,
-    exposed: bool = False,
-    names: Sequence[str] = (),
+    draw: Callable[[], Shown] = healthy, listen: str = "127.0.0.1:0", **options: Any
 ) -> Iterator[PageServer]:
-    server = PageServer(listen, draw, exposed=exposed, names=names)
+    server = PageServer(listen, draw, **options)
     serving = threading.Thread(target=server.serve, daemon=True)
     serving.start()
     try:
@@ -352,26 +341,23 @@ def test_a_request_for_another_name_is_refused(server: PageServer, host: str, st
     assert ask(server, path="/healthz", host=host)[0].status == status
 
 
-def test_the_name_of_a_proxy_can_be_allowed() -> None:
+def test_other_hosts_and_the_name_of_a_proxy_see_it_only_where_that_was_asked_for() -> None:
     with served(names=("Backup.Example.org",)) as server:
         assert ask(server, host="backup.example.org")[0].status == 200
-
-
-def test_other_hosts_see_it_only_where_that_was_asked_for() -> None:
     with pytest.raises(ConfigError, match="no loopback address") as caught:
-        PageServer("0.0.0.0:0", lambda: HEALTHY_PAGE, exposed=False, names=())
+        PageServer("0.0.0.0:0", healthy)
     assert "--expose" in caught.value.hint
     with served(listen="0.0.0.0:0", exposed=True) as server:
         assert ask(server, host="10.0.0.1")[0].status == 200
         assert ask(server, host="evil.example")[0].status == 421
     with served() as server, pytest.raises(ConfigError, match="cannot listen"):
-        PageServer(server.url[7:-1], lambda: HEALTHY_PAGE, exposed=False, names=())
+        PageServer(server.url[7:-1], healthy)
 
 
 @pytest.mark.parametrize("listen", ["localhost:80", "9188", "127.0.0.1", "", "127.0.0.1:99999"])
 def test_what_is_no_address_and_port_is_refused(listen: str) -> None:
     with pytest.raises(ConfigError, match="no address to listen on"):
-        PageServer(listen, lambda: HEALTHY_PAGE, exposed=True, names=())
+        PageServer(listen, healthy, exposed=True)
 
 
 def test_health_is_told_in_plain_text(server: PageServer) -> None:
@@ -424,7 +410,7 @@ def test_a_signal_that_another_thread_gets_ends_the_wait_for_viewers(
     ended = threading.Event()
     before = signal.signal(signal.SIGTERM, stop)
     sender = threading.Thread(target=send)
-    server = PageServer(LOCAL, lambda: HEALTHY_PAGE, exposed=False, names=())
+    server = PageServer("127.0.0.1:0", healthy)
     try:
         sender.start()
         with pytest.raises(SystemExit):
@@ -447,5 +433,5 @@ def test_the_lines_of_a_daemon_show_no_pause_that_has_ended_and_no_trouble_twice
         ["5", "error", "the catalog could not be dumped: no pg_dump"],
         ["6", "warning", "paused by user 1; `ntt-backup-remote resume` goes on"],
     ]
-    assert [one[0] for one in worth_a_look(recent)] == ["4", "5", "6"]
-    assert [one[0] for one in worth_a_look(recent[:5])] == ["4", "5"]
+    assert [one[0] for one in drawing.worth_a_look(recent)] == ["4", "5", "6"]
+    assert [one[0] for one in drawing.worth_a_look(recent[:5])] == ["4", "5"]
