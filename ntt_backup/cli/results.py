@@ -274,29 +274,31 @@ def noted(common: Common, command: str, **asked: object) -> Iterator[CheckNote]:
         note.exit_code = code if isinstance(code, int) else _INTERRUPTED
         raise
     finally:
-        if understood:
-            _note_check(common, note, time.monotonic() - began)
-        if note.wrong or note.exit_code == SOME_FAILED:
-            with suppress(BackupError):
-                _tell(common, note)
+        with suppress(BackupError):
+            settings = load(CatalogConfig, file=common.config, target=common.target)
+            if understood:
+                _note_check(settings, note, time.monotonic() - began)
+            if note.wrong or note.exit_code == SOME_FAILED:
+                _tell(settings, note)
 
 
-def _note_check(common: Common, note: CheckNote, lasted: float) -> None:
+def _note_check(settings: CatalogConfig, note: CheckNote, lasted: float) -> None:
     from ntt_backup.catalog.connection import connect
     from ntt_backup.catalog.history import note_check
     from ntt_backup.daemon.signals import time_limit
 
-    with suppress(BackupError), time_limit(_NOTE_S, CatalogUnavailable("it is too slow")):
-        settings = load(CatalogConfig, file=common.config, target=common.target)
-        with connect(settings.catalog.url, application_name("note")) as conn:
-            note_check(conn, settings.target, lasted=lasted, **asdict(note))
+    with (
+        suppress(BackupError),
+        time_limit(_NOTE_S, CatalogUnavailable("it is too slow")),
+        connect(settings.catalog.url, application_name("note")) as conn,
+    ):
+        note_check(conn, settings.target, lasted=lasted, **asdict(note))
 
 
-def _tell(common: Common, note: CheckNote) -> None:
-    """Sends a notice about the findings. Raises BackupError if the settings cannot be read."""
+def _tell(settings: CatalogConfig, note: CheckNote) -> None:
+    """Sends a notice about the findings."""
     from ntt_backup.report.notices import Notice, send
 
-    settings = load(CatalogConfig, file=common.config, target=common.target)
     found = f"{note.command} found {many(note.wrong, 'blob')} lost or not right"
     text = f"{found} ({note.detail})" if note.detail else found
     for problem in send(settings, Notice("findings", settings.target, text, asdict(note))):

@@ -182,18 +182,14 @@ class LiveView(Listener):
         shown = list(self._recent)[-self._screen.recent :]
         letters = self._screen.letters
         recent = [one_line(line.plain, str(line.style), letters=letters) for line in shown]
+        header = one_line(self._header, "bold", letters=letters)
         if self._summary is not None:
-            return Group(one_line(self._header, "bold", letters=letters), *recent, self._summary)
-        state = self._state
-        if state is None:
-            return Group(one_line(self._header, "bold", letters=letters), *recent)
+            return Group(header, *recent, self._summary)
+        if self._state is None:
+            return Group(header, *recent)
         room = self._screen.height - _OTHER_LINES - self._screen.recent
-        return Group(
-            one_line(self._header, "bold", letters=letters),
-            *picture_of(state, self._screen.width, room),
-            *self._taking,
-            *recent,
-        )
+        picture = picture_of(self._state, self._screen.width, room)
+        return Group(header, *picture, *self._taking, *recent)
 
 
 def picture_of(state: RunState, width: int, room: int) -> Iterator[RenderableType]:

@@ -247,7 +247,7 @@ def test_strays_that_cannot_be_written_end_the_scan(env: Environment, place: str
     (env.store / "stray").touch()
     result = env.call("scan", "--strays", place)
     assert result.returncode == 2
-    assert f"cannot write {place}" in result.stderr
+    assert f"cannot write {place}: " in result.stderr
     assert "unforeseen" not in result.stderr
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,20 +11,10 @@ from click.testing import CliRunner
 from ntt_backup.audit.reconcile import Comparison, Difference
 from ntt_backup.audit.verify import Findings
 from ntt_backup.cli import options, results
-from ntt_backup.cli.common import Common, NamedFile
+from ntt_backup.cli.common import Common
 from ntt_backup.cli.results import fields_of, report, wrong_lines
-from ntt_backup.errors import ConfigError
 from ntt_backup.model import Failure, Failures, Reason
 from ntt_backup.restore.blobs import Restored
-
-
-def test_a_file_that_cannot_take_a_line_is_one_clear_error() -> None:
-    said = "^cannot write /dev/full: No space left on device$"
-    with (
-        pytest.raises(ConfigError, match=said),
-        NamedFile(Path("/dev/full"), "name another file with --out") as file,
-    ):
-        file.write("a line")
 
 
 def many_failures(count: int) -> Failures:
