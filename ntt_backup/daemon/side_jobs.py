@@ -34,9 +34,8 @@ from ntt_backup.dump.events import DumpFailed, DumpRecovered
 from ntt_backup.errors import BackupError, CatalogUnavailable, DumpImpossible
 from ntt_backup.events import Event, Outage, Warning
 from ntt_backup.process.child import ChildProcess, tell_parent
-from ntt_backup.process.fork import Fork
 from ntt_backup.process.messages import JobOver, ProcessEnded
-from ntt_backup.process.pipeline import Child
+from ntt_backup.process.pipeline import Child, Fork
 from ntt_backup.snapshot.events import (
     SnapshotFailed,
     SnapshotProgress,

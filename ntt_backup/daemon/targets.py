@@ -38,9 +38,8 @@ from ntt_backup.events import Event
 from ntt_backup.format import duration, printable
 from ntt_backup.objects import s3
 from ntt_backup.process.child import ChildProcess
-from ntt_backup.process.fork import Fork
 from ntt_backup.process.messages import Fatal, Message, ProcessEnded
-from ntt_backup.process.pipeline import Child, wait_for
+from ntt_backup.process.pipeline import Child, Fork, wait_for
 
 # As WatchdogSec of the unit; a coordinator feeds the watchdog every few seconds.
 HANG_SECONDS: Final = 180.0

@@ -19,10 +19,9 @@ from ntt_backup.config import RunSettings, Settings, application_name
 from ntt_backup.errors import WorkerFailed
 from ntt_backup.model import PendingEstimate
 from ntt_backup.process.child import ChildProcess
-from ntt_backup.process.fork import Fork
 from ntt_backup.process.memory import SharedNumber
 from ntt_backup.process.messages import Fatal, Message, ProcessEnded, Tick
-from ntt_backup.process.pipeline import Child
+from ntt_backup.process.pipeline import Child, Fork
 from ntt_backup.upload.event_pipe import NOW
 from ntt_backup.upload.worker_main import GO, STOP, WorkerSpec, work
 

@@ -16,9 +16,8 @@ from functools import partial
 from typing import Any, Final
 
 from ntt_backup.errors import BackupError, WorkerFailed
-from ntt_backup.process.fork import Fork
 from ntt_backup.process.messages import Fatal, Message, ProcessEnded, decode
-from ntt_backup.process.pipeline import Child, wait_for, write
+from ntt_backup.process.pipeline import Child, Fork, wait_for, write
 
 Report = dict[str, Any]
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.process.fork import Fork
-from ntt_backup.process.pipeline import wait_for
+from ntt_backup.process.pipeline import Fork, wait_for
 from tests.helpers.waiting import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("alone")
