@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
@@ -62,8 +63,7 @@ def load(
         model: The tables that the command needs.
         flags: Values by `table.key`; None for a flag that is not given.
         environ: The environment.
-        file: The argument of `--config`; None for the file of `NTT_CONFIG`, or else
-            /etc/ntt/backup-remote.toml if that exists.
+        file: The argument of `--config`, see `sources.path_of`.
         target: The name of the target.
 
     Raises:
@@ -138,7 +138,7 @@ def load_each(
     environ: Mapping[str, str] = os.environ,
     file: Path | None = None,
 ) -> dict[str, ConfigT]:
-    """Returns the settings of several targets by name. targets: `all`, or a list such as `a,b`.
+    """Returns the settings of several targets by name, see `names_of`.
 
     Raises:
         ConfigError: The settings of a target are wrong. The error names the target.
@@ -161,11 +161,7 @@ def load_each(
 
 
 def names_of(targets: str, *, environ: Mapping[str, str], file: Path | None) -> list[str]:
-    """Returns the names of the targets in `all` or in a list such as `a,b`.
-
-    Raises:
-        ConfigError: The list has an empty name, or the file cannot be read.
-    """
+    """Returns the names of the targets in `all` or in a list such as `a,b`. Raises ConfigError."""
     names = targets.split(",")
     if len(names) > 1 and "" in names:
         raise ConfigError(
@@ -181,17 +177,11 @@ def names_of(targets: str, *, environ: Mapping[str, str], file: Path | None) -> 
 def shared_files(each: Mapping[str, CatalogConfig]) -> list[Problem]:
     """Returns a problem for each lock and each socket that several targets share.
 
-    The daemons of these targets could not run at the same time.
-
-    Args:
-        each: The settings by target.
+    The daemons of these targets could not run at the same time. each: the settings by target.
     """
     problems: dict[str, Problem] = {}
-    for key, what in (
-        ("lock.file", {name: one.lock.file for name, one in each.items()}),
-        ("control.socket", {name: one.control.socket for name, one in each.items()}),
-    ):
-        for path, names in _in_common(what):
+    for key in ("lock.file", "control.socket"):
+        for path, names in _in_common({name: attrgetter(key)(one) for name, one in each.items()}):
             hint = f"write {{target}} into {key}: it stands for the target's name"
             # Targets that share a lock also share the socket beside it.
             problems.setdefault(names, Problem(f"{key} is {path} for the targets {names}", hint))
@@ -201,10 +191,7 @@ def shared_files(each: Mapping[str, CatalogConfig]) -> list[Problem]:
 def shared_places(each: Mapping[str, CatalogConfig]) -> list[Problem]:
     """Returns a problem for each place that several targets share.
 
-    The place would hold one copy of their blobs, and not several.
-
-    Args:
-        each: The settings by target.
+    The place would hold one copy of their blobs, and not several. each: the settings by target.
     """
     places = {
         name: (one.remote.url, one.remote.endpoint)

@@ -168,22 +168,14 @@ class HostKeys:
     def sign(self, purpose: str, data: bytes) -> str:
         """Returns the signature of data, `NAME:MAC` in hex; "" if this host has no key.
 
-        Args:
-            purpose: The kind of data, such as `dump`. A signature is valid for one purpose only.
-            data: The data to sign.
+        purpose: the kind of data, such as `dump`. A signature is valid for one purpose only.
         """
         for key in self._keys.values():
             return f"{key.name}:{key.mac(purpose, data)}"
         return ""
 
     def origin(self, purpose: str, data: bytes, signature: str) -> Origin:
-        """Returns the maker of data, by a signature that may be forged.
-
-        Args:
-            purpose: As in `sign`.
-            data: As in `sign`.
-            signature: Any text.
-        """
+        """Returns the maker of data, by a signature that may be any text. purpose: as in `sign`."""
         match = _SIGNATURE.fullmatch(signature)
         key = self._keys.get(match[1]) if match is not None else None
         if match is None or key is None:
@@ -216,7 +208,7 @@ def make_host_key(path: Path) -> str:
     not leave a key that the service's user cannot read.
 
     Returns:
-        One line for people: that the file was made, or why it cannot be made; "" where it exists.
+        One line for people about the file that was made, or the error; "" where the file exists.
     """
     text = f"{_HEAD}ntt-host-key-1 {secrets.token_hex(32)}\n"
     try:

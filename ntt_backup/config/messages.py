@@ -90,21 +90,9 @@ def explain(error: ErrorDetails, layer: Layer, table: str, file: Path) -> Iterat
             guess = f": did you mean {name} under [{elsewhere[0]}]?"
         whose = "a target" if section == "remote" else section
         yield Problem(f"{origin} is not a setting{guess}", f"{whose} has {', '.join(fields)}")
-    elif error["type"] == "places":
-        other = origin_of(f"remote.{error['ctx']['name']}")
-        text = f"{origin_of('remote.url')} and {other} name different places"
-        yield Problem(text, "keep one of them")
-    elif error["type"] == "layout":
-        kind = error["ctx"]["kind"]
-        text = f"{origin_of('remote.layout')} is files, and the target is {kind}"
-        yield Problem(text, f"leave it out: {kind} has packs")
-    elif error["type"] == "strategy":
-        text = f"{origin_of('run.strategy')} is not for this target ({table.rpartition('.')[2]})"
-        yield Problem(text, "leave it out: the layout packs takes packs, plain files stream or tar")
-    elif error["type"] == "contradiction":
-        low, high = (f"{section}.{error['ctx'][end]}" for end in ("low", "high"))
-        text = f"{origin_of(low)} is above {origin_of(high)}"
-        yield Problem(text, "set both, the first not above the second")
+    elif error["type"] == "conflict":
+        found = error["ctx"]
+        yield Problem(found["text"].format(*map(origin_of, found["keys"])), found["hint"])
     else:
         own = error.get("ctx", {}).get("reason")
         needs = own or f"{needed(fields[name])} is needed"

@@ -53,8 +53,7 @@ class SealPolicy:
     def refuses(self, arrived: datetime | None) -> bool:
         """Returns whether an object that is not sealed must not be read.
 
-        Args:
-            arrived: when it was stored, as the target itself knows it; None: it does not say.
+        arrived: when the object was stored, as the target itself knows it; None if it does not say.
         """
         return self.required and not (self.until and arrived and arrived < self.until)
 
@@ -84,11 +83,7 @@ class Keyring:
         self._refused = False
 
     def unseal(self, head: bytes, size: int) -> AgeContent:
-        """Returns the content of a sealed file; see `pack.age.AgeContent`.
-
-        Args:
-            head: The first bytes of the file.
-            size: The size of the file in bytes.
+        """Returns the content of a sealed file, see `pack.age.AgeContent`. head: its first bytes.
 
         Raises:
             PackError: This file cannot be opened.
@@ -105,11 +100,7 @@ class Keyring:
         return found
 
     def _each(self) -> Iterator[str]:
-        """Yields the secret keys.
-
-        The identity file is read when the first key is requested: not for a file that is not
-        sealed.
-        """
+        # Lazily: for a file that is not sealed the identities are not read.
         yield from self.identities
 
     @property

@@ -49,8 +49,10 @@ from ntt_backup.config.values import (
     Url,
     WebUrl,
     WholeSeconds,
+    conflict,
     is_loopback,
     parse_target_url,
+    refused,
 )
 from ntt_backup.model import DEFAULT_TARGET
 from ntt_backup.wire.framing import FORMAT
@@ -85,12 +87,7 @@ class CatalogSettings(Section):
 
 
 class SourceSettings(Section):
-    """The store.
-
-    Attributes:
-        root: The directory that holds `aa/bb/<blobid>`.
-        read_order: The order in which claimed blobs are read, see `source.read_ahead`.
-    """
+    """The store. root: the directory of `aa/bb/<blobid>`; read_order: see `source.read_ahead`."""
 
     root: LocalPath
     read_order: Literal["auto", "hash", "inode", "extent"] = "auto"
@@ -149,11 +146,20 @@ class RemoteSettings(Section):
         )
         for name in ("host", "port", "path"):
             if name in self.model_fields_set and getattr(self, name) != getattr(place, name):
-                raise PydanticCustomError("places", "{name} differs", {"name": name})
-        only_packs = _ONLY_PACKS.get(place.kind)
-        if only_packs and self.layout == "files":
-            raise PydanticCustomError("layout", "{kind} has no plain files", {"kind": only_packs})
-        layout = self.layout or ("packs" if only_packs else "files")
+                raise conflict(
+                    "{} and {} name different places",
+                    "remote.url",
+                    f"remote.{name}",
+                    hint="keep one of them",
+                )
+        kind = _ONLY_PACKS.get(place.kind)
+        if kind and self.layout == "files":
+            text, hint = (
+                f"{{}} is files, and the target is {kind}",
+                f"leave it out: {kind} has packs",
+            )
+            raise conflict(text, "remote.layout", hint=hint)
+        layout = self.layout or ("packs" if kind else "files")
         self._place = place
         # The model is frozen for everybody else.
         self.__dict__.update(
@@ -216,8 +222,6 @@ class RunSettings(Section):
     Attributes:
         batch_size: The most blobs of a batch; if it is not set, `most_blobs`.
         batch_bytes: The most bytes of a batch; if it is not set, batches grow from `first_bytes`.
-        codec: The compression of `stream`; `auto` tries samples.
-        bwlimit: The bytes a second of all workers together, by the time of the week.
         window: The most batches of a worker that are sent and not answered.
         attempts: How often a batch that the remote refuses is sent before it is split.
         max_failed_share: The largest share of unreadable blobs at which they are failed; above it
@@ -250,8 +254,8 @@ class RunSettings(Section):
     @model_validator(mode="after")
     def _base_below_cap(self) -> Self:
         if self.backoff_base > self.backoff_cap:
-            pair = {"low": "backoff_base", "high": "backoff_cap"}
-            raise PydanticCustomError("contradiction", "{low} is above {high}", pair)
+            hint = "set both, the first not above the second"
+            raise conflict("{} is above {}", "run.backoff_base", "run.backoff_cap", hint=hint)
         return self
 
     @property
@@ -337,11 +341,7 @@ class HostSettings(Section):
 
 
 class LogSettings(Section):
-    """The JSONL file, and the interval of `progress` events.
-
-    Attributes:
-        level: The lowest level of the events that are written.
-    """
+    """The JSONL file, its lowest level, and the interval of `progress` events."""
 
     jsonl: LocalPath = Path("/var/log/ntt/backup-remote.jsonl")
     level: Literal["info", "warning", "error"] = "info"
@@ -355,24 +355,16 @@ class LockSettings(Section):
 
 
 class ControlSettings(Section):
-    """The control of a running daemon.
+    """The control of a running daemon: a Unix socket, as `file` of `LockSettings`.
 
-    Attributes:
-        socket: A Unix socket that only the daemon's user can open. `{target}` stands for the
-            target's name. None: beside the lock file, with `.sock` for `.lock`.
+    The default is beside the lock file, with `.sock` for `.lock`.
     """
 
     socket: LockPath | None = None
 
 
 class MetricsSettings(Section):
-    """Metrics for a monitoring system.
-
-    Attributes:
-        public: Whether other machines may connect to listen.
-        listen: host:port of the page for Prometheus; None for no page.
-        textfile: The file for node-exporter; None for no file.
-    """
+    """Metrics for a monitoring system. public: whether other machines may connect to listen."""
 
     public: bool = Field(default=False, strict=True)
     listen: Listen | None = None
@@ -387,8 +379,9 @@ class MetricsSettings(Section):
     @classmethod
     def _for_whom(cls, listen: str | None, info: ValidationInfo) -> str | None:
         if listen is not None and not info.data.get("public") and not is_loopback(listen):
-            reason = "127.0.0.1 or [::1] is needed, or metrics.public = true if others may read it"
-            raise PydanticCustomError("public", "not on loopback", {"reason": reason})
+            raise refused(
+                "127.0.0.1 or [::1] is needed, or metrics.public = true if others may read it"
+            )
         return listen
 
 
@@ -411,7 +404,6 @@ class NotifySettings(Section):
 
     Attributes:
         command: A program and its arguments. It reads one JSON object from stdin.
-        on: The kinds of notices for command and webhook_url.
         outage_after: The seconds of an outage before its notice is sent.
         timeout: The seconds for the program, and for a request.
         ping_url: The URL of a check of healthchecks.io or a compatible server.
@@ -498,7 +490,11 @@ class CatalogConfig(BaseModel):
         packs = remote is not None and remote.packs
         fitting = ("auto", "packs") if packs else ("auto", "tar", "stream")
         if cls.sends and run.strategy not in fitting:
-            raise PydanticCustomError("strategy", "it does not serve the target")
+            raise conflict(
+                f"{{}} is not for this target ({info.data['target']})",
+                "run.strategy",
+                hint="leave it out: the layout packs takes packs, plain files stream or tar",
+            )
         return run.for_packs() if packs else run
 
     @model_validator(mode="after")

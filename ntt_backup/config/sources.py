@@ -78,12 +78,7 @@ Layer = dict[str, Setting]
 
 
 class Problem(NamedTuple):
-    """An error in the settings.
-
-    Attributes:
-        text: The setting, its value and the error.
-        hint: The remedy, if the text does not say it.
-    """
+    """An error in the settings. hint: the remedy, if the text does not say it."""
 
     text: str
     hint: str = ""
@@ -134,14 +129,9 @@ def from_aws(environ: Mapping[str, str], layer: Layer) -> Layer:
 
 
 def from_credentials(environ: Mapping[str, str], target: str, in_file: Layer) -> Layer:
-    """Returns the layer of the credentials for a target.
+    """Returns the layer of the credentials for a target. in_file: its layer of the file.
 
     A target's own setting, also in the file, has priority over a credential for all targets.
-
-    Args:
-        environ: The environment.
-        target: The name of the target.
-        in_file: The layer of the file for the target.
 
     Raises:
         ConfigError: A credential cannot be read.
@@ -191,12 +181,7 @@ def misspelt(environ: Mapping[str, str]) -> list[str]:
 
 
 def from_file(file: Path | None, environ: Mapping[str, str], target: str) -> InFile:
-    """Returns the layers of a configuration file.
-
-    Args:
-        file: The file; None for the file of NTT_CONFIG, or else the default file.
-        environ: The environment.
-        target: The name of the target.
+    """Returns the layers of a configuration file. file: see `path_of`.
 
     Raises:
         ConfigError: The file cannot be read, or has no such target.
@@ -229,13 +214,10 @@ def from_file(file: Path | None, environ: Mapping[str, str], target: str) -> InF
 
 
 def targets(file: Path | None, environ: Mapping[str, str]) -> list[str]:
-    """Returns the names of all targets.
+    """Returns the names of all targets. Raises ConfigError if the file cannot be read.
 
     The names are those of `[targets.*]`, and `remote` if the file or the environment sets its
     place.
-
-    Raises:
-        ConfigError: The file cannot be read.
     """
     path, tables = _read(file, environ, [])
     remotes = _remotes(tables or {}, path, [])
@@ -255,7 +237,10 @@ def snapshot_sets(file: Path | None, environ: Mapping[str, str]) -> list[str]:
 
 
 def path_of(file: Path | None, environ: Mapping[str, str]) -> Path:
-    """Returns the path of the configuration file, which need not exist."""
+    """Returns the path of the configuration file, which need not exist.
+
+    file: the argument of `--config`; None for the file of NTT_CONFIG, or else the default file.
+    """
     named = file or environ.get(CONFIG_VARIABLE) or DEFAULT_FILE
     return Path(os.path.expanduser(named))  # noqa: PTH111  never raises
 
@@ -332,11 +317,7 @@ def _targets(found: object, path: Path, problems: list[Problem]) -> dict[str, di
 def _read(
     file: Path | None, environ: Mapping[str, str], problems: list[Problem]
 ) -> tuple[Path, dict[str, Any] | None]:
-    """Returns the path of the file and its tables; None if the default file does not exist.
-
-    Raises:
-        ConfigError: The file cannot be read.
-    """
+    """Returns the path of the file and its tables; None if the default file does not exist."""
     path = path_of(file, environ)
     try:
         data = path.read_bytes()

@@ -53,12 +53,8 @@ class Timetable:
     def next(self, when: datetime) -> tuple[str, int | None] | None:
         """Returns the time of the next change after a local time, and the rate from then on.
 
-        Args:
-            when: The local time.
-
-        Returns:
-            The time (`19:00`, `Mon 08:00`) and the rate in bytes a second, None for no limit; or
-            None if the rate never changes.
+        The time is `19:00` or `Mon 08:00`, the rate in bytes a second, None for no limit. The
+        result is None if the rate never changes.
         """
         index, now = self._index(when), self.at(when)
         for step in range(1, len(self.changes) + 1):

@@ -215,6 +215,11 @@ def refused(reason: str) -> PydanticCustomError:
     return PydanticCustomError("explained", "{reason}", {"reason": reason})
 
 
+def conflict(text: str, *keys: str, hint: str) -> PydanticCustomError:
+    """Returns the error for settings that contradict another. text: with {} for each key."""
+    return PydanticCustomError("conflict", "conflict", {"text": text, "keys": keys, "hint": hint})
+
+
 def _web_url(text: str) -> str:
     try:
         parts = urlsplit(text)

@@ -103,18 +103,14 @@ class ChildProcess:
             os.kill(self._process.pid, signum)
 
     def kill(self) -> None:
-        """Kills the process and its child processes immediately.
-
-        The output that the process wrote can still be read.
-        """
+        """Kills the process and its child processes immediately. Its output can still be read."""
         if self._process is not None:
             _kill_group(self._process)
 
     def discard(self, signum: int = signal.SIGKILL) -> None:
         """Ends the process, and does not hear what it says.
 
-        Args:
-            signum: SIGKILL, or a signal upon which the process ends within a moment.
+        signum: SIGKILL, or a signal upon which the process ends within a moment.
         """
         self._stillborn = None
         if (process := self._process) is not None:
@@ -152,14 +148,10 @@ def run_helpers(
 ) -> Iterator[Report]:
     """Runs each body in a process of its own, and yields the reports that the bodies yield.
 
-    Args:
-        bodies: The functions to run. A report is a dict that JSON can hold. A body has no
-            descriptors of this process.
-        name: The name of the processes, see `Fork`.
-        error_class: The class of the error that is raised for an error of a body.
+    A report is a dict that JSON can hold. A body has no descriptors of this process.
 
     Raises:
-        BackupError: A body raised an error. The other processes are killed.
+        BackupError: A body raised an error, raised here as error_class. The others are killed.
         WorkerFailed: A process died, or could not be started.
     """
     with ExitStack() as stack:

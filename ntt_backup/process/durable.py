@@ -98,29 +98,22 @@ def durable_file(
 
 
 def sync_directory(directory: Path) -> None:
-    """Makes the names in a directory durable.
-
-    Raises:
-        OSError: The directory cannot be opened, or the disk failed.
-    """
+    """Makes the names in a directory durable. Raises OSError."""
     with closing(os.open(directory, _DIRECTORY)) as fd:
         sync_descriptor(fd)
 
 
 def sync_below(directory: int, *, files: bool = True) -> int:
-    """Makes a directory tree durable.
+    """Makes a directory tree durable, and returns the number of files and directories left out.
 
     One call syncs the whole file system. On a file system that passes only fsync to its disk, such
     as sshfs, each file and directory is synced separately; those that this user may not open are
-    left out.
+    left out, and may not be durable.
 
     Args:
         directory: A descriptor of the directory, open since before the first write: Linux reports
             a failed write once to each descriptor.
         files: Whether files must be synced, or names only.
-
-    Returns:
-        The number of files and directories that were left out, and may not be durable.
 
     Raises:
         OSError: The disk failed, now or while it was written to before.

@@ -117,11 +117,9 @@ class BatchStart(Message):
 
 
 class Answered(Message):
-    """A side answered a worker.
+    """A side, as in `events.Outage`, answered a worker.
 
-    Attributes:
-        what: The side, as in `events.Outage`.
-        settled: Whether work was done; otherwise the side only accepted a connection.
+    settled: whether work was done; otherwise the side only accepted a connection.
     """
 
     what: str
@@ -142,11 +140,7 @@ class ErrorFields(Message):
 
 
 class Fatal(ErrorFields):
-    """A worker ends by a non-retryable error, or by any error before its first batch.
-
-    Attributes:
-        error_class: The name of the error's class.
-    """
+    """A worker ends by a non-retryable error, or by any error before its first batch."""
 
     error_class: str = ""
 
@@ -164,12 +158,7 @@ class Fatal(ErrorFields):
 
 
 class RemoteProbed(Message):
-    """A worker has probed the remote.
-
-    Attributes:
-        strategy: The strategy of the run.
-        facts: The fields of `probe.Facts`.
-    """
+    """A worker has probed the remote. facts: the fields of `probe.Facts`."""
 
     strategy: str
     facts: dict[str, Any]
@@ -200,8 +189,7 @@ class JobOver(Message):
         failed: Whether something should have been made and was not.
         again_s: The seconds until the next start; None: as usual.
         away: The side whose outage stopped the job, so that the job waits for it; "" for none.
-        reason: The message of the error of the outage.
-        detail: The detail of that error.
+        reason: The message of the error of the outage; detail: its detail.
     """
 
     failed: bool

@@ -71,7 +71,6 @@ def pid_lock(
 
 
 def process_exists(pid: int) -> bool:
-    """Returns whether a process with this PID exists."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

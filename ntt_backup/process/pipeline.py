@@ -64,7 +64,6 @@ class Tail:
 
     @property
     def text(self) -> str:
-        """The text, stripped; undecodable bytes are escaped."""
         return self._data.decode("utf-8", "backslashreplace").strip()
 
 
@@ -206,15 +205,9 @@ class Child:
             self._process.stdin.close()
 
     def wait(self, timeout: float) -> int | None:
-        """Waits for the end of the process.
+        """Waits some seconds for the end, and returns the exit status; None while it runs.
 
         stdout and stderr are read meanwhile, so that the process never waits for a reader.
-
-        Args:
-            timeout: The longest time to wait, in seconds.
-
-        Returns:
-            The exit status, or None if the process still runs.
         """
         deadline = time.monotonic() + timeout
         nap = _FIRST_NAP_SECONDS
@@ -252,16 +245,13 @@ class Child:
 
 
 class Fork(Child):
-    """A copy of this process that leads a session of its own; see `Child`.
+    """A copy of this process that leads a session of its own, see `Child`. Raises OSError.
 
     Args:
         body: The function that the copy runs. Its result is the exit status, 1 where it raises.
         name: The process name in lists of processes, at most 15 bytes.
         stays: Whether the copy outlives this process. The end of its stdin tells it that this
             process has ended.
-
-    Raises:
-        OSError: The copy cannot be made.
     """
 
     def __init__(self, body: Callable[[], int], name: str, *, stays: bool = False) -> None:

@@ -74,7 +74,6 @@ class WorkQueue(Generic[Job, Result]):
             return self._jobs.popleft()
 
     def add_result(self, result: Result) -> None:
-        """Adds the result of a job."""
         self._done.put(result)
         self._wake()
 
@@ -93,11 +92,11 @@ def run_threads(
     stop: threading.Event,
     news: threading.Event,
 ) -> None:
-    """Runs work in several threads, until all have ended.
+    """Runs work in several threads, each with a name, until all have ended.
 
     Args:
         workers: The number of threads.
-        work: The function of a thread. Its argument is the name of the thread.
+        work: The function of a thread, called with the thread's name.
         tick: Is called in this thread several times a second, and at once when news is set.
         stop: Is set to end the threads.
         news: Is set to call tick.
