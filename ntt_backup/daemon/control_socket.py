@@ -26,6 +26,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Self
 
+from pydantic import TypeAdapter
+
 from ntt_backup import events
 from ntt_backup.config import CatalogConfig
 from ntt_backup.daemon.listeners import Listener
@@ -55,10 +57,9 @@ _LINE_CHARS: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class Away:
-    """A side that is unreachable.
+    """A side (remote, catalog, source or preflight) that is unreachable.
 
     Attributes:
-        what: remote, catalog, source or preflight.
         worker: The number of the worker that misses the side; None before the workers start.
         since: The start of the outage, RFC 3339, UTC.
         reason: The reason of the last attempt.
@@ -99,12 +100,11 @@ class DaemonReport:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Returns the report as JSON values."""
         return asdict(self)
 
     @property
     def unreachable(self) -> dict[str, datetime]:
-        """Returns the sides that are unreachable, each since its first failure."""
+        """The sides that are unreachable, each since its first failure."""
         first: dict[str, datetime] = {}
         for one in self.outages:
             since = datetime.fromisoformat(one.since)
@@ -113,18 +113,8 @@ class DaemonReport:
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Self:
-        """Returns the report with these fields.
-
-        Raises:
-            TypeError, KeyError, ValueError: The fields are of another version.
-        """
-        found = {
-            "state": RunState.of(fields["state"]),
-            "outages": [Away(**one) for one in fields["outages"]],
-            "recent": [(when, level, line) for when, level, line in fields["recent"]],
-            "minutes": [(int(minute), int(sent)) for minute, sent in fields["minutes"]],
-        }
-        return cls(**{**fields, **found})
+        """Returns the report with these fields. Raises ValueError for those of another version."""
+        return TypeAdapter(cls).validate_python(fields)
 
 
 class RunReport(Listener):
@@ -143,7 +133,6 @@ class RunReport(Listener):
         self._sent = 0
 
     def take(self, what: events.Event | RunState) -> None:
-        """Handles an event or a state."""
         if isinstance(what, RunState):
             self.refresh(what)
         else:
@@ -181,7 +170,6 @@ class RunReport(Listener):
     def report(
         self, target: str, *, paused: bool, bwlimit: int | None, jobs: Mapping[str, bool]
     ) -> DaemonReport:
-        """Returns the report of this moment."""
         return DaemonReport(
             target=target,
             run_id=self._run_id,
@@ -208,9 +196,7 @@ def _utc(seconds: float) -> str:
 
 @contextmanager
 def short_address(path: Path) -> Iterator[str]:
-    """Yields an address of the socket that is short enough for the kernel.
-
-    The address is the path itself, or another path of the same place.
+    """Yields an address of the socket, or of the same place, that is short enough for the kernel.
 
     Raises:
         OSError: The directory of the socket is missing.
@@ -243,11 +229,7 @@ class ControlSocket:
     """Listens for requests at a Unix socket, and removes the socket at the end.
 
     The process holds the PID lock, so a socket that a dead daemon left at the path is replaced.
-
-    Args:
-        path: The path of the socket.
-        answer: Gets a request and the id of the user, and returns the answer. It may raise
-            BackupError.
+    answer: gets a request and the id of the user, and returns the answer, or raises BackupError.
 
     Raises:
         ConfigError: No socket can be created at the path.
@@ -270,14 +252,11 @@ class ControlSocket:
 
     @property
     def fds(self) -> list[int]:
-        """Returns the descriptors that become readable when there is something to serve."""
+        """The descriptors that become readable when there is something to serve."""
         return [self._listening.fileno(), *(one.connection.fileno() for one in self._peers)]
 
     def serve(self) -> None:
-        """Answers the requests that have arrived, and disconnects clients that take too long.
-
-        The method does not wait.
-        """
+        """Answers the requests that have arrived, without waiting, and drops slow clients."""
         now = time.monotonic()
         with suppress(OSError):  # Nobody waits any more, or who did has gone.
             while True:
@@ -292,7 +271,7 @@ class ControlSocket:
 
     @property
     def stands(self) -> bool:
-        """Returns whether the path still names this socket."""
+        """Whether the path still names this socket."""
         with suppress(OSError):
             return os.path.samestat(self._path.lstat(), self._ours)
         return False
@@ -386,7 +365,7 @@ def report(settings: CatalogConfig) -> DaemonReport:
     said = _answer(settings, {"do": "state"}, _SHORT_SECONDS)
     try:
         return DaemonReport.of(said)
-    except (TypeError, KeyError, ValueError) as error:
+    except ValueError as error:
         raise _of_another_version(settings, repr(error)) from error
 
 
@@ -466,10 +445,7 @@ def believed(path: Path) -> set[int]:
     """Returns the ids of the users whose program at the socket's path is trusted as the daemon.
 
     These are root, the user of this process, and the owner of the socket's directory if nobody else
-    can have put the directory there.
-
-    Raises:
-        OSError: A directory cannot be inspected.
+    can have put the directory there. Raises OSError if a directory cannot be inspected.
     """
     users, directory = {0, os.geteuid()}, path.absolute().parent
     owner = directory.stat().st_uid

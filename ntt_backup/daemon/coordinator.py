@@ -152,7 +152,7 @@ class _Coordinator:
         self._control.listen()
         try:
             if (preflight := self._preflight()) is not None:
-                self._history.start(preflight.strategy or "", preflight.take_catalog())
+                self._history.start(preflight.strategy or "")
                 self._history.note_pending(self._progress, preflight.estimate, time.monotonic())
                 self._systemd.ready()
                 self._refresh()
@@ -176,7 +176,6 @@ class _Coordinator:
         return self._finish()
 
     def close(self) -> None:
-        """Closes the control socket, the log and all listeners."""
         self._listeners.close()
 
     def _preflight(self) -> Preflight | None:
@@ -211,12 +210,9 @@ class _Coordinator:
         return None
 
     def _take_steps(self) -> tuple[Preflight, list[str]]:
-        """Returns a preflight that has passed, and its warnings.
+        """Returns a preflight that has passed, and its warnings. Raises the error of a failed step.
 
         The first worker connects to the remote meanwhile, and probes the remote.
-
-        Raises:
-            BackupError: The first step that failed has failed with this error.
         """
         from ntt_backup.daemon.preflight import Preflight
 
@@ -242,9 +238,10 @@ class _Coordinator:
                         idle = Tick(state="idle")
                         self._progress.take(worker.worker, idle, time.monotonic())
         except BaseException:
-            preflight.close()
             self._workers.first.discard(signal.SIGTERM)  # It cleans up.
             raise
+        finally:
+            preflight.close()
         return preflight, warnings
 
     def _answer_of_first(self) -> RemoteProbed | Done:

@@ -116,7 +116,6 @@ class EventLog(Listener):
         self._written = _LEVELS[_LEVELS.index(settings.level) :]
 
     def event(self, event: Event) -> None:
-        """Appends the event's line, unless its level is too low."""
         if event.level in self._written:
             self._logger.info(event.kind, level=event.level, **event.fields)
 
@@ -217,11 +216,7 @@ class BatchLines:
     def take(
         self, event: BatchComplete | MarksLost, now: float
     ) -> Iterator[BatchComplete | MarksLost]:
-        """Records a batch of a worker, or the loss of earlier batches.
-
-        Yields:
-            The events that are due now.
-        """
+        """Records a batch, or the loss of earlier ones, and yields the events that are due now."""
         worker, held = event.worker, self._held.pop(event.worker, None)
         small = event.blobs <= SMALL_BLOBS and event.bytes <= SMALL_BYTES
         # The key of its pack is told of each.

@@ -61,13 +61,7 @@ _UNREADABLE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class CheckStep:
-    """Holds the result of one step.
-
-    Attributes:
-        text: The result of a step without a problem.
-        warning: The problem of a step that has passed but deserves a look.
-        error: The error of a step that has failed.
-    """
+    """The result of one step: a text, a warning of what deserves a look, or the error."""
 
     text: str = ""
     warning: str = ""
@@ -141,14 +135,8 @@ class Preflight:
                     yield guarded(name, lambda: self._look_for_place(catalog, ask, facts))
 
     def close(self) -> None:
-        """Closes the connection to the catalog."""
-        if (catalog := self.take_catalog()) is not None:
-            catalog.close()
-
-    def take_catalog(self) -> Connection | None:
-        """Gives away the connection to the catalog, where there is one."""
-        catalog, self._catalog = self._catalog, None
-        return catalog
+        if self._catalog is not None:
+            self._catalog.close()
 
     def _look_at_catalog(self) -> CheckStep:
         settings = self._settings
@@ -293,8 +281,7 @@ class Preflight:
 def _need(estimate: PendingEstimate, sizes: list[int]) -> tuple[int, str]:
     """Returns the pending bytes, and a remark on the guessed part of them.
 
-    A blob without a size is taken for one like the others, or where none has a size, like those
-    that were looked at in the store, which have the sizes given.
+    A blob without a size is taken for one like the others, or else like those of these sizes.
     """
     unsized, sized = estimate.unsized, estimate.blobs - estimate.unsized
     if not unsized:

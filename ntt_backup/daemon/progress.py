@@ -47,11 +47,7 @@ _FIRST_SECONDS = 0.25  # They say nothing of the pace.
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """The status of one worker at one moment.
-
-    Attributes:
-        state: starting, sending, paused, waiting, idle, outage, stalled or stopped.
-    """
+    """The status of one worker at one moment. state: one of `STATES`."""
 
     worker: int
     state: str
@@ -100,12 +96,10 @@ class RunState:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Returns the state as JSON values."""
         return asdict(self)
 
     @classmethod
     def of(cls, fields: dict[str, Any]) -> Self:
-        """Returns the state whose `fields` these are."""
         workers = tuple(WorkerStatus(**one) for one in fields["workers"])
         return cls(**{**fields, "workers": workers})
 
@@ -117,9 +111,7 @@ class RunState:
     def outcome(self, error: BackupError | None, jobs_failed: Sequence[str]) -> tuple[str, int]:
         """Returns the outcome and the exit code of a run that ends in this state.
 
-        Args:
-            error: The error that ends the run, or None.
-            jobs_failed: The names of the side jobs that failed.
+        error: the error that ends the run, or None; jobs_failed: the names of the failed side jobs.
         """
         if error is not None:
             return "stopped" if isinstance(error, Stopped) else "error", error.exit_code
@@ -128,7 +120,6 @@ class RunState:
         return (f"{jobs_failed[0]}_failed", SOME_FAILED) if jobs_failed else ("done", 0)
 
     def end(self, outcome: str, exit_code: int) -> events.RunStop:
-        """Returns the event of a run that ends so."""
         return events.RunStop(
             outcome=outcome,
             exit_code=exit_code,
@@ -144,31 +135,23 @@ class RateWindow:
 
     def __init__(self, span: float = 60.0) -> None:
         self._span = span
-        self._buckets: deque[tuple[float, float]] = deque()
-        self._total = 0.0
+        self._buckets: deque[tuple[float, float]] = deque(maxlen=int(span) + 2)
         self._start: float | None = None
 
     def add(self, now: float, amount: float) -> None:
         if self._start is None:
             self._start = now
-        self._expire(now)
-        self._total += amount
         if self._buckets and now - self._buckets[-1][0] < 1.0:
-            start, before = self._buckets[-1]
-            self._buckets[-1] = (start, before + amount)
-        else:
-            self._buckets.append((now, amount))
+            now, before = self._buckets.pop()
+            amount += before
+        self._buckets.append((now, amount))
 
     def rate(self, now: float) -> float:
         """Returns the amount a second over the span, or since the first amount."""
         if self._start is None:
             return 0.0
-        self._expire(now)
-        return self._total / max(1.0, min(self._span, now - self._start))
-
-    def _expire(self, now: float) -> None:
-        while self._buckets and now - self._buckets[0][0] > self._span:
-            self._total -= self._buckets.popleft()[1]
+        total = sum(amount for at, amount in self._buckets if now - at <= self._span)
+        return total / max(1.0, min(self._span, now - self._start))
 
 
 @dataclass(slots=True)
@@ -235,7 +218,6 @@ class RunProgress:
         self.bytes = 0
 
     def take(self, worker: int, message: Message, now: float) -> None:
-        """Takes in a message of this worker."""
         one = self._workers[worker]
         match message:
             case Tick():
@@ -275,11 +257,12 @@ class RunProgress:
         """Notes that all is held back from now on."""
         self._held_since = now
 
-    def go_on(self, now: float) -> None:
-        """Notes that nothing is held back any more: that time counts for no pace."""
-        if self._held_since is not None:  # Work may have begun meanwhile.
-            self._work_since += now - max(self._held_since, self._work_since)
+    def go_on(self, now: float) -> float:
+        """Ends a pause, which counts for no pace of the work. Returns its length in seconds."""
+        since = now if self._held_since is None else self._held_since
         self._held_since = None
+        self._work_since += now - max(since, self._work_since)  # Work may have begun meanwhile.
+        return now - since
 
     @property
     def paused(self) -> bool:
@@ -316,7 +299,7 @@ class RunProgress:
 
     @property
     def pending(self) -> int | None:
-        """Returns the number of blobs still to send; None while that is not known."""
+        """The number of blobs still to send; None while that is not known."""
         found = self._found
         if found is None:
             return None
@@ -335,10 +318,7 @@ class RunProgress:
 
     @property
     def _mean_size(self) -> float:
-        """Returns the mean size in bytes of the blobs that were begun.
-
-        The other blobs are alike, since blobids are hashes.
-        """
+        """The mean size in bytes of the blobs that were begun; since blobids are hashes, of all."""
         return self._begun_bytes / self._begun_blobs if self._begun_blobs else 0.0
 
     def _content_since(self, then: _Settled) -> float:
@@ -364,10 +344,9 @@ class RunProgress:
         return share, left * elapsed / done
 
     def unanswered_s(self, now: float) -> float | None:
-        """Returns the time that the link takes for the content that was sent and has no answer.
+        """Returns the seconds that the link takes at its present speed for the content in flight.
 
-        Returns:
-            Seconds at the present speed of the link; None if nothing moves.
+        None if nothing moves.
         """
         rate = self._bytes_rate.rate(now)
         return max(0, self._in_flight) / rate if rate else None
@@ -402,10 +381,8 @@ class RunProgress:
 class OpenOutage(NamedTuple):
     """An outage that has not ended, as one worker reports it.
 
-    Attributes:
-        since: The time of the first failure that this worker reported, by the clock of the object
-            that keeps the outage.
-        event: The last outage event of the worker.
+    since: the time of the first failure, by the clock of the object that keeps the outage; event:
+    the last outage event of the worker.
     """
 
     since: float
@@ -422,7 +399,6 @@ class OpenOutages:
         self._connected: dict[str, float] = {}
 
     def take(self, event: events.Event, now: float) -> None:
-        """Takes in what happened. now: seconds, by whatever clock."""
         match event:
             case events.Outage():
                 key = event.what, event.worker
@@ -438,13 +414,10 @@ class OpenOutages:
                 self._drop([*self._open])
 
     def connect(self, what: str, now: float) -> bool:
-        """Records that a side has accepted a connection.
+        """Records that a side has accepted a connection. Returns whether it is the first one.
 
         A connection is not yet work that was done: only such work ends the outage, but the outage
         then counts as over since the connection.
-
-        Returns:
-            Whether this is the first connection since the last failure.
         """
         if what not in self._began or what in self._connected:
             return False
@@ -452,11 +425,9 @@ class OpenOutages:
         return True
 
     def lasted(self, what: str, now: float) -> float | None:
-        """Returns the time for which a side was unreachable.
+        """Returns the seconds for which a side was unreachable, up to its answer or to now.
 
-        Returns:
-            Seconds up to now, or to the connection that has answered; None if the side has no
-            outage.
+        None if the side has no outage.
         """
         began = self._began.get(what)
         return None if began is None else self._connected.get(what, now) - began
@@ -472,7 +443,6 @@ class OpenOutages:
 
     @property
     def sides(self) -> set[str]:
-        """Returns the sides that are unreachable."""
         return set(self._began)
 
     def _drop(self, keys: list[tuple[str, int | None]]) -> None:

@@ -25,7 +25,7 @@ def read_again(
     try_out: Callable[[Settings], None],
     names: Callable[[], Collection[str]] | None = None,
 ) -> tuple[Settings, list[events.Event]]:
-    """Reads the settings of a run again.
+    """Reads the settings of a run again. Returns those that hold now, and events of the changes.
 
     Args:
         old: The settings that hold so far.
@@ -33,9 +33,6 @@ def read_again(
         try_out: Raises ConfigError for settings that cannot take effect.
         names: Returns the targets that a daemon started now would serve; None where somebody else
             looks at that.
-
-    Returns:
-        The settings that hold now, and the events that say what has changed.
     """
     try:
         new = load()

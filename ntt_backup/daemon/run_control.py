@@ -21,7 +21,6 @@ from ntt_backup.daemon.workers import WorkerPool
 from ntt_backup.errors import BackupError, ConfigError
 from ntt_backup.process.pipeline import wait_for
 
-_TIMETABLE: Final = "timetable"
 _LOOK_SECONDS: Final = 1.0
 
 
@@ -50,7 +49,6 @@ class RunControl(RunReport):
         self._inbox = inbox
         self._emit = emit
         self._rate = self._limit.rate
-        self._held_since = 0.0
         self._socket: ControlSocket | None = None
         # When to look again whether it stands, and why it does not.
         self._look_at = 0.0
@@ -62,14 +60,10 @@ class RunControl(RunReport):
         self._asked_for = False
 
     def wait(self, fds: Iterable[int], seconds: float) -> frozenset[int]:
-        """Returns the descriptors that are ready within this time.
+        """Returns those of the descriptors that can be read within some seconds.
 
         The method serves the control socket meanwhile, and creates the socket again if somebody has
         removed it.
-
-        Args:
-            fds: The descriptors to read from.
-            seconds: The longest time to wait, in seconds.
         """
         self.listen()
         asked = self._socket.fds if self._socket is not None else []
@@ -95,7 +89,6 @@ class RunControl(RunReport):
             yield left
 
     def adopt(self, settings: Settings) -> None:
-        """Goes on with settings that were read again."""
         changed = settings.run.bwlimit != self._settings.run.bwlimit
         self._settings = settings
         self._timetable = settings.run.bwlimit or parse_timetable("off")
@@ -110,11 +103,9 @@ class RunControl(RunReport):
 
     @property
     def paused(self) -> bool:
-        """Returns whether nothing may be sent, and nothing else be begun that sends."""
         return self._limit.held
 
     def close(self) -> None:
-        """Removes the socket."""
         if self._socket is not None:
             self._socket.close()
 
@@ -170,8 +161,7 @@ class RunControl(RunReport):
         if self._limit.held:
             return "it was paused already"
         self._limit.held = True
-        self._held_since = time.monotonic()
-        self._progress.hold(self._held_since)
+        self._progress.hold(time.monotonic())
         self._emit(Paused(uid=uid))
         return "paused: nothing is sent until ntt-backup-remote resume"
 
@@ -179,13 +169,11 @@ class RunControl(RunReport):
         if not self._limit.held:
             return "it was not paused"
         self._limit.held = False
-        now = time.monotonic()
-        self._progress.go_on(now)
-        self._emit(Resumed(uid=uid, duration_s=now - self._held_since))
+        self._emit(Resumed(uid=uid, duration_s=self._progress.go_on(time.monotonic())))
         return "resumed"
 
     def _set_rate(self, wanted: object, uid: int) -> str:
-        self._asked_for = wanted != _TIMETABLE
+        self._asked_for = wanted != "timetable"
         if self._asked_for:
             self._limit.set(_one_rate(wanted))
         else:

@@ -54,18 +54,12 @@ class RunHistory:
         self._elapsed_s = 0.0
         self._outage_s = 0.0
 
-    def start(self, strategy: str, conn: connection.Connection | None = None) -> None:
-        """Writes to the catalog that the run begins.
-
-        Args:
-            strategy: The strategy of the uploads; "" if it is not known.
-            conn: The connection to use; None opens a new one.
+    def start(self, strategy: str) -> None:
+        """Writes to the catalog that the run begins, by this strategy or "".
 
         Raises:
             CatalogError: The catalog does not answer, which it must at the start.
         """
-        self._close()
-        self._connection = conn
         self._start(self._open(), strategy)
         self._notes_hours = history.may_note_hours(self._open())
 
@@ -125,10 +119,7 @@ class RunHistory:
     def update(
         self, state: RunState, outcome: str | None = None, exit_code: int | None = None
     ) -> None:
-        """Writes the counts of the run, which also show that the run is alive.
-
-        With an outcome, the run has ended.
-        """
+        """Writes the counts, which show that the run is alive; with an outcome, its end."""
 
         def write(conn: connection.Connection) -> None:
             history.update_run(
@@ -148,7 +139,7 @@ class RunHistory:
     def still_failed(self) -> int:
         """Returns the number of failed blobs, of any run, that are not marked as known.
 
-        The number is 0 if the catalog is unreachable.
+        0 if the catalog is unreachable.
         """
         if not self._started:
             return 0
@@ -156,16 +147,10 @@ class RunHistory:
         return self._try(lambda conn: stats.still_failed(conn, target)) or 0
 
     def end(self, state: RunState, outcome: str, exit_code: int, reason: str) -> None:
-        """Writes how the run ended, and closes the connection.
+        """Writes how the run ended, by `RunState.outcome`, and closes the connection.
 
         A run that could not begin is noted, too: the next run must know that it is not the first to
-        fail.
-
-        Args:
-            state: The final state.
-            outcome: The outcome, as from `RunState.outcome`.
-            exit_code: The exit code of the run.
-            reason: The reason of an error.
+        fail. reason: of an error.
         """
         if not self._started and outcome == "error":
             self._try(lambda conn: self._start(conn, ""))

@@ -42,13 +42,9 @@ class ServiceFile:
     text: str
 
     def write(self, root: Path) -> str:
-        """Writes the file below root, unless an operator has changed the file.
+        """Writes the file below root, unless an operator has changed it. Returns the action.
 
-        Returns:
-            The action, in words.
-
-        Raises:
-            OSError: The file cannot be read or written.
+        Raises OSError.
         """
         path = root / self.path
         found = _read(path)
@@ -67,13 +63,9 @@ class ServiceFile:
         return "written"
 
     def remove(self, root: Path) -> str:
-        """Removes the file below root, unless the file is the work of an operator.
+        """Removes the file below root, unless it is the work of an operator. Returns the action.
 
-        Returns:
-            The action, in words.
-
-        Raises:
-            OSError: The file cannot be read or removed.
+        Raises OSError.
         """
         path = root / self.path
         path.with_name(path.name + BESIDE).unlink(missing_ok=True)

@@ -52,11 +52,7 @@ _QUIET_SECONDS: Final = 86400.0
 
 
 def fork(body: Callable[[], JobOver], name: str, pace: Pace | None = None) -> Child:
-    """Returns a process that does the work, and sends at this pace.
-
-    Raises:
-        OSError: The process cannot be started.
-    """
+    """Returns a process that does the work, and sends at this pace. Raises OSError."""
     return Fork(partial(_work, body, pace), name)
 
 
@@ -105,16 +101,14 @@ class SideJob(ChildProcess):
     def interval(self) -> float | None:
         """Returns the seconds from one start to the next, where the work does not say when.
 
-        Returns:
-            None where the work is switched off.
+        None where the work is switched off.
         """
         raise NotImplementedError
 
     def work(self, patient: bool) -> JobOver:
         """Does the work, in the process, and says what happens by `tell_parent`.
 
-        Args:
-            patient: Whether an outage is waited for, and is no failure.
+        patient: whether an outage is waited for, and is no failure.
         """
         raise NotImplementedError
 
@@ -140,12 +134,7 @@ class SideJob(ChildProcess):
         return self.running and now - self._heard < _QUIET_SECONDS
 
     def start_if_due(self, now: float, away: Collection[str] = ()) -> None:
-        """Starts a due process, unless a side that the work needs is known to be unreachable.
-
-        Args:
-            now: Monotonic seconds.
-            away: The sides that are unreachable.
-        """
+        """Starts a due process, unless a side that the work needs is unreachable."""
         if now < self._next or self.running or not self.needs.isdisjoint(away):
             return
         self._next = self._planned = now + self._every
@@ -155,13 +144,7 @@ class SideJob(ChildProcess):
         self.begin(lambda: fork(partial(self.work, patient), self.name, self.pace))
 
     def hear(self, now: float) -> Iterator[Event]:
-        """Yields the events of the process, and the event of its end.
-
-        After the end `running` is False.
-
-        Args:
-            now: Monotonic seconds.
-        """
+        """Yields the events of the process, and of its end; then `running` is False."""
         for event in self._events(now):
             self._wrong |= event.level == "error"
             yield event
@@ -301,12 +284,9 @@ class SnapshotJob(SideJob):
 
 
 def jobs_of(settings: Settings, *, watch: bool, limit: Limit) -> dict[str, SideJob]:
-    """Returns the side jobs of a run with these settings, by the names of what they make.
+    """Returns the side jobs of a run by the names of what they make, the last senders of the limit.
 
-    Args:
-        settings: Of the run.
-        watch: Whether the run waits for outages.
-        limit: The bandwidth limit of which the jobs are the last senders.
+    watch: whether the run waits for outages.
     """
     backoff = Backoff.of(settings.run) if watch else None
     jobs: dict[str, SideJob] = {

@@ -27,7 +27,6 @@ class SignalInbox:
 
     @property
     def stops(self) -> int:
-        """Returns how often SIGINT or SIGTERM came."""
         return len(self._stops)
 
     @property

@@ -53,7 +53,7 @@ class Systemd:
     def reloading(self) -> Iterator[None]:
         """Tells systemd that the settings are read again while the context lasts.
 
-        Before the start is complete, the method tells nothing: the start must not seem complete.
+        Before the start is complete, nothing is told: the start must not seem complete.
         """
         if self._ready:
             now = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
@@ -63,15 +63,12 @@ class Systemd:
             self._tell("READY=1")
 
     def stopping(self) -> None:
-        """Says that the run is about to end."""
         self._tell("STOPPING=1")
 
     def watchdog(self, *, alive: bool) -> bool:
-        """Notifies the watchdog every few seconds while `alive`.
+        """Notifies the watchdog every few seconds while `alive`. Returns whether a status is due.
 
-        Returns:
-            Whether a new status is due, too: more messages would fill the socket of systemd, and
-            block the run.
+        More messages would fill the socket of systemd, and block the run.
         """
         now = time.monotonic()
         if due := now >= self._next_watchdog:

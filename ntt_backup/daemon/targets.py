@@ -61,7 +61,7 @@ class SupervisedTarget(ChildProcess):
 
     due: when the coordinator is started, in monotonic seconds; None: it runs, or is not started any
     more. ready: it need not be waited for at the start of the daemon. code: the exit code of its
-    last end. own: who is told of the daemon itself.
+    last end.
 
     Args:
         name: Of the target.
@@ -104,20 +104,15 @@ class SupervisedTarget(ChildProcess):
 
     @property
     def busy(self) -> bool:
-        """Returns whether the coordinator runs, or will be started."""
+        """Whether the coordinator runs, or will be started."""
         return self.running or self.due is not None
 
     @property
     def fds(self) -> list[int]:
-        """Returns the descriptors that become readable when there is something to hear or serve."""
         return super().fds if self._socket is None else [*super().fds, *self._socket.fds]
 
     def turn(self, now: float) -> None:
-        """Starts the coordinator if a start is due, reads its messages, and kills it if it hangs.
-
-        Args:
-            now: Monotonic seconds.
-        """
+        """Starts the coordinator if that is due, reads its messages, kills it if it hangs."""
         if self._socket is not None:
             self._socket.serve()
         if self.due is not None and self.due <= now:
@@ -338,10 +333,7 @@ def _reread(
     reread: Callable[[str], Settings],
     names: Callable[[], Sequence[str]],
 ) -> None:
-    """Reads the settings of all targets again, and reopens the log of each target.
-
-    An event names the targets that are new in the settings or missing from the settings.
-    """
+    """Reads all settings again, reopens the logs, and names new and missing targets."""
     for target, log in zip(targets, logs, strict=True):
         with suppress(ConfigError):  # Its coordinator tells of it.
             log.reopen(reread(target.name).log)
@@ -357,7 +349,6 @@ def _fork(settings: Settings, watch: bool, reread: Callable[[], Settings], again
 def _coordinate(
     settings: Settings, watch: bool, reread: Callable[[], Settings], again: bool
 ) -> int:
-    """Is the process of one coordinator."""
     # What anything else prints becomes lines between the messages, which the parent prints.
     os.dup2(_STDOUT, _STDERR)
     if again:

@@ -66,7 +66,6 @@ class SupervisedWorker(ChildProcess):
 
     @property
     def worker(self) -> int:
-        """Returns the worker's number."""
         return self.spec.worker
 
     def start(self, now: float) -> None:
@@ -87,10 +86,6 @@ class SupervisedWorker(ChildProcess):
         """Asks a process that probes the remote for one step; `hear` gives the answer."""
         self._started = self._expected = now
         self.tell(word)
-
-    def found(self, strategy: str) -> None:
-        """Sets the strategy of the next process. A process that probed the remote found it."""
-        self.spec = replace(self.spec, strategy=strategy, probes=False)
 
     def hear(self) -> Iterator[Message]:
         """Yields the messages of `read_messages`, with the worker's number.
@@ -213,11 +208,9 @@ def _share(run: RunSettings) -> tuple[int, int]:
 class WorkerPool:
     """Holds all workers of a run, not yet started.
 
-    The workers share the limit of the bandwidth and the effort of compressing.
-
     Attributes:
-        limit: The limit of the bandwidth. It has two more senders behind the workers, for side
-            jobs.
+        limit: The limit of the bandwidth of all. It has two more senders behind the workers, for
+            side jobs.
         reserve: The workers that are not started while little is pending.
         first: The worker that probes the remote for the preflight.
     """
@@ -255,7 +248,6 @@ class WorkerPool:
 
     @property
     def busy(self) -> bool:
-        """Returns whether any worker runs, or will be started."""
         return any(worker.running or worker.due is not None for worker in self)
 
     def hang(self, now: float) -> bool:
@@ -285,7 +277,8 @@ class WorkerPool:
         needed = self._needed(pending)
         self.reserve = self._workers[needed:]
         for worker in self:
-            worker.found(strategy)
+            # A process that probed the remote has found the strategy by itself.
+            worker.spec = replace(worker.spec, strategy=strategy, probes=False)
             worker.due = None if worker in self.reserve else 0.0
 
     def start_reserve(self, pending: int | None, now: float) -> None:
@@ -304,7 +297,6 @@ class WorkerPool:
             self.hurry()
 
     def _needed(self, pending: PendingEstimate | None) -> int:
-        """Returns how many workers the run starts with."""
         if pending is None or self._watch:
             return len(self._workers)
         return workers_needed(pending, self._run)
@@ -321,6 +313,5 @@ class WorkerPool:
             worker.stop()
 
     def kill(self) -> None:
-        """Kills all workers and their child processes immediately."""
         for worker in self:
             worker.kill()
