@@ -1,6 +1,7 @@
 """The tables of the configuration, and the tables that each command needs.
 
-Each table is a frozen pydantic model. Sizes are in bytes, times in seconds.
+Each table is a frozen pydantic model. Sizes are in bytes, times in seconds. docs/operations.md has
+a table of all settings with their meaning and their defaults; here stands what the code adds.
 """
 
 from __future__ import annotations
@@ -108,11 +109,7 @@ class RemoteSettings(Section):
     """The target: its place, and how the place is reached.
 
     The place is set by url, or by host, port and path. After the validation each of these has its
-    part of the place, or is empty.
-
-    Attributes:
-        layout: How blobs lie on the target: as plain `files` below `by-hash/`, or in `packs`. After
-            the validation it is set.
+    part of the place, or is empty; and layout is set.
     """
 
     url: TargetUrl = ""
@@ -169,7 +166,6 @@ class RemoteSettings(Section):
 
     @property
     def kind(self) -> Kind:
-        """The kind of the target: an account by ssh or sftp, a local directory, or a bucket."""
         return self._place.kind
 
     @property
@@ -179,7 +175,6 @@ class RemoteSettings(Section):
 
     @property
     def packs(self) -> bool:
-        """Whether blobs lie in packs on the target."""
         return self.layout == "packs"
 
     @property
@@ -219,16 +214,8 @@ def idle_for(kind: str) -> set[str]:
 class RunSettings(Section):
     """The size of batches, and the waits of a run.
 
-    Attributes:
-        batch_size: The most blobs of a batch; if it is not set, `most_blobs`.
-        batch_bytes: The most bytes of a batch; if it is not set, batches grow from `first_bytes`.
-        window: The most batches of a worker that are sent and not answered.
-        attempts: How often a batch that the remote refuses is sent before it is split.
-        max_failed_share: The largest share of unreadable blobs at which they are failed; above it
-            the store counts as incomplete. 1: always.
-        verify_source: Whether each blob is hashed before it is sent (`stream` always does that).
-        outage_timeout: The seconds that `--once` waits for a remote, catalog or store that is
-            unreachable. `--watch` waits without limit.
+    Where `batch_size` is not set, the most blobs of a batch are `most_blobs`; where `batch_bytes`
+    is not set, batches grow from `first_bytes`.
     """
 
     workers: Count = Field(default=4, ge=1, le=256)
@@ -278,16 +265,7 @@ class RunSettings(Section):
 
 
 class DumpSettings(Section):
-    """Dumps of the catalog.
-
-    Attributes:
-        bin: The directory of pg_dump and pg_restore.
-        mode: `full`: each dump is whole; `series`: a dump may be an increment on a whole one.
-        full_every: Of so many dumps of a series one is whole.
-        keep_last: The dumps to keep, see `dump.retention`; so are the other keep_*.
-        max_age: The age from which a new dump is made even if nothing has changed (0: always).
-        interval: The interval at which `--watch` looks whether a dump is due.
-    """
+    """Dumps of the catalog. keep_*: see `dump.retention`."""
 
     bin: LocalPath | None = None
     mode: Literal["full", "series"] = "full"
@@ -320,14 +298,7 @@ class SnapshotSettings(Section):
 
 
 class PackSettings(Section):
-    """The sealing of packs in a bucket.
-
-    Attributes:
-        recipients: The public keys of age; packs are not sealed if there is none.
-        identity_file: The secret keys, which only commands that read need.
-        unsealed_until: Where there are recipients, the day (UTC) before which an object that is not
-            sealed must have arrived to be read.
-    """
+    """The sealing of packs. Commands that read need `identity_file`, and no others."""
 
     recipients: Recipients = ()
     identity_file: LocalPath | None = None
@@ -372,7 +343,6 @@ class MetricsSettings(Section):
 
     @property
     def wanted(self) -> bool:
-        """Whether metrics are to be exported."""
         return self.listen is not None or self.textfile is not None
 
     @field_validator("listen")
@@ -400,15 +370,7 @@ NoticeKind = Literal[
 
 
 class NotifySettings(Section):
-    """The recipients of notices. In both URLs `{target}` stands for the target's name.
-
-    Attributes:
-        command: A program and its arguments. It reads one JSON object from stdin.
-        outage_after: The seconds of an outage before its notice is sent.
-        timeout: The seconds for the program, and for a request.
-        ping_url: The URL of a check of healthchecks.io or a compatible server.
-        webhook_url: A URL to which the JSON object is posted.
-    """
+    """The recipients of notices. In both URLs `{target}` stands for the target's name."""
 
     command: Command = ()
     on: Annotated[tuple[NoticeKind, ...], Needs(f"a list of {', '.join(get_args(NoticeKind))}")] = (
@@ -422,7 +384,6 @@ class NotifySettings(Section):
 
     @property
     def wanted(self) -> bool:
-        """Whether notices are to be sent."""
         return bool(self.command or self.webhook_url or self.ping_url)
 
 

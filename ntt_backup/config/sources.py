@@ -200,7 +200,10 @@ def from_file(file: Path | None, environ: Mapping[str, str], target: str) -> InF
             detail=f"it has {', '.join(there) if there else 'no targets'}",
             hint=f"add a table [targets.{target}] with url",
         )
-    own, layer = remotes.pop(target), _snapshots(tables.pop("snapshots", {}), path, problems)
+    own, layer = remotes.pop(target), Layer()
+    for name, table in _by_name("snapshots", tables.pop("snapshots", {}), path, problems).items():
+        # A set without settings lacks its paths; the error then has the name of the set.
+        layer |= _layer(f"snapshots.{name}", {"paths": [], **table}, f"snapshots.{name}", path)
     for section, table in tables.items():
         layer |= _layer(section, table, section, path)
     layer |= own
@@ -259,7 +262,11 @@ def _remotes(tables: dict[str, Any], path: Path, problems: list[Problem]) -> dic
     The layer of a target has the settings of `[remote]` except for the place, overridden by
     `[targets.NAME]` and `[targets.NAME.pack]`.
     """
-    targets = _targets(tables.pop("targets", {}), path, problems)
+    targets = _by_name("targets", tables.pop("targets", {}), path, problems)
+    if targets.pop(DEFAULT_TARGET, None) is not None:
+        text = f"targets.{DEFAULT_TARGET} in {path} is the target of the table [{DEFAULT_TARGET}]"
+        hint = f"put its settings under [{DEFAULT_TARGET}], or give it another name"
+        problems.append(Problem(text, hint))
     packs = {
         name: _layer("pack", own.pop("pack"), f"targets.{name}.pack", path)
         for name, own in targets.items()
@@ -282,15 +289,6 @@ def of_its_kind(shared: Layer, url: str) -> Layer:
     return {key: setting for key, setting in shared.items() if key not in idle}
 
 
-def _snapshots(sets: object, path: Path, problems: list[Problem]) -> Layer:
-    layer = Layer()
-    for name, own in _by_name("snapshots", sets, path, problems).items():
-        # A set without settings lacks its paths; the error then has the name of the set.
-        own.setdefault("paths", [])
-        layer |= _layer(f"snapshots.{name}", own, f"snapshots.{name}", path)
-    return layer
-
-
 def _by_name(
     table: str, named: object, path: Path, problems: list[Problem]
 ) -> dict[str, dict[str, Any]]:
@@ -303,15 +301,6 @@ def _by_name(
     wrong = [name for name in named if not is_valid(name)]
     problems += [Problem(f"{table}.{name} in {path} is not a valid name", hint) for name in wrong]
     return {name: one for name, one in named.items() if name not in wrong}
-
-
-def _targets(found: object, path: Path, problems: list[Problem]) -> dict[str, dict[str, Any]]:
-    targets = _by_name("targets", found, path, problems)
-    if targets.pop(DEFAULT_TARGET, None) is not None:
-        text = f"targets.{DEFAULT_TARGET} in {path} is the target of the table [{DEFAULT_TARGET}]"
-        hint = f"put its settings under [{DEFAULT_TARGET}], or give it another name"
-        problems.append(Problem(text, hint))
-    return targets
 
 
 def _read(

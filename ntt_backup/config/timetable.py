@@ -65,11 +65,6 @@ class Timetable:
                 return f"{name}{rest // 60:02}:{rest % 60:02}", rate
         return None
 
-    @property
-    def limits(self) -> bool:
-        """Whether there is a limit at any time."""
-        return any(rate is not None for _, rate in self.changes)
-
     def _index(self, when: datetime) -> int:
         minute = when.weekday() * _DAY + when.hour * 60 + when.minute
         # Before the first change of the week the last rate of the week is in effect: index -1.

@@ -163,13 +163,15 @@ class RunReport(Listener):
         self._sent = state.sent
         self._state = state
 
-    def now(self, target: str) -> DaemonReport:
-        """Returns the report of this moment for who only hears the run."""
-        return self.report(target, paused=self._state.paused, bwlimit=None, jobs={})
-
     def report(
-        self, target: str, *, paused: bool, bwlimit: int | None, jobs: Mapping[str, bool]
+        self,
+        target: str,
+        *,
+        paused: bool | None = None,
+        bwlimit: int | None = None,
+        jobs: Mapping[str, bool] = {},
     ) -> DaemonReport:
+        """Returns the report of this moment. paused: None: as the last state of the run says."""
         return DaemonReport(
             target=target,
             run_id=self._run_id,
@@ -177,7 +179,7 @@ class RunReport(Listener):
             started_at=self._started_at,
             watch=self._watch,
             strategy=self._strategy,
-            paused=paused,
+            paused=self._state.paused if paused is None else paused,
             bwlimit=bwlimit,
             jobs=jobs,
             state=self._state,

@@ -89,10 +89,6 @@ def run(
 class _WorkerLost(Exception):
     """The first worker died, or could not be started, before it answered the preflight."""
 
-    def __init__(self, death: ProcessEnded) -> None:
-        super().__init__(death.detail)
-        self.death = death
-
 
 class _Coordinator:
     def __init__(
@@ -193,10 +189,9 @@ class _Coordinator:
                 outages.back("preflight")
                 self._emit(*(events.Warning(reason=warning) for warning in warnings))
                 return preflight
-            except _WorkerLost as lost:
-                self._died(self._workers.first, lost.death, time.monotonic())
+            except _WorkerLost:
                 if self._error is not None:
-                    raise self._error from lost
+                    raise self._error from None
                 self._sit_out((self._workers.first.due or 0.0) - time.monotonic())
             except BackupError as error:
                 may_pass = error.retryable or isinstance(error, SourceError)
@@ -254,7 +249,8 @@ class _Coordinator:
                     case Fatal():
                         raise message.error
                     case ProcessEnded():
-                        raise _WorkerLost(message)
+                        self._died(self._workers.first, message, time.monotonic())
+                        raise _WorkerLost
                     case events.Event():
                         self._emit(message)
 

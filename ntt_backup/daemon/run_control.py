@@ -132,27 +132,23 @@ class RunControl(RunReport):
     # --- what is asked ----------------------------------------------------------------------------
 
     def _answer(self, request: Mapping[str, Any], uid: int) -> Mapping[str, Any]:
-        match request["do"]:
-            case "state":
-                jobs = {name: job.running for name, job in self._jobs.items()}
-                target = self._settings.target
-                return self.report(target, **self._bounds(), jobs=jobs).fields
-            case "pause":
-                done = self._pause(uid)
-            case "resume":
-                done = self._resume(uid)
-            case "bwlimit":
-                done = self._set_rate(request.get("rate"), uid)
-            case "stop":
-                done = self._stop(uid)
-            case "now":
-                done = self._hurry(uid)
-            case unknown:
-                raise ConfigError(
-                    f"this daemon does not know {unknown[:40]!r}",
-                    hint="it may be of an older version: start it again",
-                )
-        return {"done": done, "target": self._settings.target, **self._bounds()}
+        do, target = request["do"], self._settings.target
+        if do == "state":
+            jobs = {name: job.running for name, job in self._jobs.items()}
+            return self.report(target, **self._bounds(), jobs=jobs).fields
+        known: dict[str, Callable[[int], str]] = {
+            "pause": self._pause,
+            "resume": self._resume,
+            "bwlimit": lambda uid: self._set_rate(request.get("rate"), uid),
+            "stop": self._stop,
+            "now": self._hurry,
+        }
+        if do not in known:
+            raise ConfigError(
+                f"this daemon does not know {do[:40]!r}",
+                hint="it may be of an older version: start it again",
+            )
+        return {"done": known[do](uid), "target": target, **self._bounds()}
 
     def _bounds(self) -> dict[str, Any]:
         return {"paused": self._limit.held, "bwlimit": self._limit.rate}

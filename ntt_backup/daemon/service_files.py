@@ -48,18 +48,15 @@ class ServiceFile:
         """
         path = root / self.path
         found = _read(path)
-        if self.path == SETTINGS:
-            if found is not None:
-                return "kept"
-            write_durably(path, self.text.encode(), 0o640)
-            return "written"
+        if found is not None and self.path == SETTINGS:
+            return "kept"
         if found == self.text:
             return "unchanged"
         if found is not None and not _is_ours(found):
             beside = path.with_name(path.name + BESIDE)
             write_durably(beside, self.text.encode())
             return f"kept, since it was changed by hand; what it would be is in {beside.name}"
-        write_durably(path, self.text.encode())
+        write_durably(path, self.text.encode(), 0o640 if self.path == SETTINGS else 0o644)
         return "written"
 
     def remove(self, root: Path) -> str:

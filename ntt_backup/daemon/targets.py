@@ -18,7 +18,6 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import Any, Final
 
 from ntt_backup import events
@@ -64,30 +63,26 @@ class SupervisedTarget(ChildProcess):
     last end.
 
     Args:
-        name: Of the target.
+        settings: Of the target. The parent answers at the control socket while the coordinator
+            waits to be started again.
         fork: Starts a coordinator, told whether another one ran before. Raises OSError.
-        backoff: The waits between restarts.
-        heard: Those who are told what the coordinator says, which it has logged itself.
-        own: They and the log, for what happens to the coordinator.
+        log: Of what happens to the coordinator, which logs all else by itself.
+        heard: Those who are told of both.
         watch: Whether the coordinator is started again without a limit, also after an error.
-        socket: Of the coordinator. The parent answers there while the coordinator waits to be
-            started again.
     """
 
     def __init__(
         self,
-        name: str,
+        settings: Settings,
         fork: Callable[[bool], Child],
-        backoff: Backoff,
-        heard: Listeners,
-        own: Listeners,
+        log: EventLog,
+        heard: Sequence[Listener],
         *,
         watch: bool,
-        socket: Path | None = None,
     ) -> None:
         super().__init__()
-        self.name = name
-        self._path = socket
+        self.name = settings.target
+        self._settings = settings
         self._socket: ControlSocket | None = None
         self._reason = ""
         self.due: float | None = 0.0
@@ -95,12 +90,13 @@ class SupervisedTarget(ChildProcess):
         self.status = "starting"
         self.code = 0
         self._fork = fork
-        self._heard = heard
-        self.own = own
+        self.log = log
+        self._heard = Listeners(heard)
+        self.own = Listeners([log, *heard])
         self._watch = watch
         self._asked = 0
         self._hangs = False
-        self._restarts = Restarts(backoff, None if watch else RESTARTS)
+        self._restarts = Restarts(Backoff.of(settings.run), None if watch else RESTARTS)
 
     @property
     def busy(self) -> bool:
@@ -222,9 +218,10 @@ class SupervisedTarget(ChildProcess):
         why = self._reason or self._last_line
         self._waits = f"the daemon starts again at {at:%H:%M:%S}"
         self._waits += f", after the error: {why}" if why else ""
-        if self._path is not None:
-            with suppress(BackupError):
-                self._socket = ControlSocket(self._path, self._answer)
+        path = self._settings.control.socket
+        assert path is not None  # The settings have a default that depends on others.
+        with suppress(BackupError):
+            self._socket = ControlSocket(path, self._answer)
 
     def _close_socket(self) -> None:
         if self._socket is not None:
@@ -268,22 +265,18 @@ def run(
     run_id = str(uuid.uuid4())
     logs = [EventLog(one.log, run_id, name) for name, one in settings.items()]
     with SignalInbox().installed() as inbox:
-        targets = []
-        for log, (name, one) in zip(logs, settings.items(), strict=True):
-            heard = listeners(name)
-            targets.append(
-                SupervisedTarget(
-                    name,
-                    partial(_fork, one, watch, partial(reread, name)),
-                    Backoff.of(one.run),
-                    Listeners(heard),
-                    Listeners([log, *heard]),
-                    watch=watch,
-                    socket=one.control.socket,
-                )
+        targets = [
+            SupervisedTarget(
+                one,
+                partial(_fork, one, watch, partial(reread, name)),
+                log,
+                listeners(name),
+                watch=watch,
             )
+            for log, (name, one) in zip(logs, settings.items(), strict=True)
+        ]
         try:
-            return _serve(targets, inbox, lambda: _reread(targets, logs, reread, names), turn_to)
+            return _serve(targets, inbox, lambda: _reread(targets, reread, names), turn_to)
         finally:
             for target in targets:
                 target.close()
@@ -329,14 +322,13 @@ def _serve(
 
 def _reread(
     targets: Sequence[SupervisedTarget],
-    logs: Sequence[EventLog],
     reread: Callable[[str], Settings],
     names: Callable[[], Sequence[str]],
 ) -> None:
     """Reads all settings again, reopens the logs, and names new and missing targets."""
-    for target, log in zip(targets, logs, strict=True):
+    for target in targets:
         with suppress(ConfigError):  # Its coordinator tells of it.
-            log.reopen(reread(target.name).log)
+            target.log.reopen(reread(target.name).log)
     with suppress(ConfigError):  # Each coordinator tells of it.
         if changed := changed_targets([target.name for target in targets], names()):
             targets[0].own.event(start_needed(changed))

@@ -248,7 +248,7 @@ class Figures:
         """Returns what the runs tell of themselves now, by target; None for one that has ended."""
         with self._lock:
             return {
-                name: None if one is None else one.now(name)
+                name: None if one is None else one.report(name)
                 for name, one in sorted(self._reports.items())
             }
 

@@ -138,7 +138,7 @@ class Notices:
 
     def _look_at_health(self, event: Event) -> None:
         """Judges a daemon that has no other trouble. What cannot be read now changes nothing."""
-        facts = self._read(self._report.now(self._target))
+        facts = self._read(self._report.report(self._target))
         verdict = judge(facts, datetime.now(UTC))
         if facts.trouble is None and verdict.level is Health.ACTION_REQUIRED:
             text = "; ".join(filter(None, (verdict.headline, verdict.points[0].do)))
@@ -161,7 +161,11 @@ class Notices:
             case events.RunStart():
                 self._watch, self._rotten, self._error, self._reason = event.watch, False, "", ""
                 self._report = RunReport("", event.workers)
-                end = self._read(self._report.now(self._target)).end if not self._troubles else None
+                end = (
+                    self._read(self._report.report(self._target)).end
+                    if not self._troubles
+                    else None
+                )
                 if end is not None and end.exit_code not in (0, 130, 143):
                     self._troubles[_RUN] = end.reason or f"exit code {end.exit_code}"
                 self._tell("start", event)

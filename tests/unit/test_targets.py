@@ -6,14 +6,15 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ntt_backup.client.backoff import RESTARTS, SOUND_SECONDS, Backoff
-from ntt_backup.config import CatalogConfig
+from ntt_backup.client.backoff import RESTARTS, SOUND_SECONDS
+from ntt_backup.config import Settings
 from ntt_backup.daemon.control_socket import ask, report
 from ntt_backup.daemon.events import TargetRestart
-from ntt_backup.daemon.listeners import Listener, Listeners, StateMessage
+from ntt_backup.daemon.listeners import Listener, StateMessage
 from ntt_backup.daemon.progress import RunState
 from ntt_backup.daemon.targets import HANG_SECONDS, SupervisedTarget, SystemdWord
 from ntt_backup.errors import LockHeld, WaitsToStart, worst
@@ -43,17 +44,22 @@ class Machine:
     told; logged: what the daemon itself writes into the log.
     """
 
-    def __init__(self, scripts: list[str], watch: bool, socket: Path | None) -> None:
+    def __init__(self, scripts: list[str], watch: bool, socket: Path) -> None:
         self.seen, self.logged = Ear(), Ear()
         self.now = 0.0
+        log: Any = self.logged
+        self.settings = Settings(
+            target="usb",
+            source={"root": "/s"},
+            remote={"url": "file:///r"},
+            control={"socket": socket},
+        )
         self.target = SupervisedTarget(
-            "usb",
+            self.settings,
             lambda _: Child(("/bin/sh", "-c", scripts.pop(0))),
-            Backoff(1, 60),
-            Listeners([self.seen]),
-            Listeners([self.logged, self.seen]),
+            log,
+            [self.seen],
             watch=watch,
-            socket=socket,
         )
 
     def turn(self) -> None:
@@ -72,11 +78,11 @@ Make = Callable[..., Machine]
 
 
 @pytest.fixture
-def make() -> Iterator[Make]:
+def make(tmp_path: Path) -> Iterator[Make]:
     made: list[Machine] = []
 
-    def begin(*scripts: str, watch: bool = False, socket: Path | None = None) -> Machine:
-        made.append(Machine(list(scripts), watch, socket))
+    def begin(*scripts: str, watch: bool = False) -> Machine:
+        made.append(Machine(list(scripts), watch, tmp_path / "control"))
         return made[-1]
 
     yield begin
@@ -222,10 +228,8 @@ def test_while_it_waits_to_start_again_it_says_why_and_when_and_may_be_hurried(
 ) -> None:
     """Else it would look as if no daemon served this target."""
     full = Error(pid=1, exit_code=6, message="the remote is full", detail="no space", hint="x")
-    socket = tmp_path / "control"
-    machine = make(say(full) + stop("error", 6), stop("stopped", 143), watch=True, socket=socket)
+    machine = make(say(full) + stop("error", 6), stop("stopped", 143), watch=True)
     machine.until_it_ends()
-    settings = CatalogConfig(target="usb", control={"socket": socket})
 
     def asked(ask: Callable[[], object]) -> object:
         """What comes of a question, while the parent does its turns."""
@@ -236,14 +240,14 @@ def test_while_it_waits_to_start_again_it_says_why_and_when_and_may_be_hurried(
                 machine.turn()
             return answer.exception() or answer.result()
 
-    error = asked(lambda: report(settings))
+    error = asked(lambda: report(machine.settings))
     assert isinstance(error, WaitsToStart)
     assert error.message.startswith("the daemon starts again at ")
     assert error.message.endswith("after the error: the remote is full: no space")
-    assert isinstance(asked(lambda: ask(settings, "pause")), WaitsToStart)
+    assert isinstance(asked(lambda: ask(machine.settings, "pause")), WaitsToStart)
     assert machine.target.due != 0.0
-    done = asked(lambda: ask(settings, "now"))
+    done = asked(lambda: ask(machine.settings, "now"))
     assert done == {"done": "it starts now", "target": "usb"}
     machine.until_it_ends()
     assert (machine.target.code, machine.target.busy) == (143, False)
-    assert not socket.exists()
+    assert not (tmp_path / "control").exists()
