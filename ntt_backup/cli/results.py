@@ -124,11 +124,13 @@ def failure_lines(failures: Failures) -> list[str]:
     return first_lines(lines, len(failures))
 
 
-def first_lines(problems: Iterable[str], total: int) -> list[str]:
+def first_lines(
+    problems: Iterable[str], total: int, end: str = "; --json lists the first 1000"
+) -> list[str]:
     """Returns a line for each of the first problems, and a line with the number of the others."""
     lines = [f"  {printable(one)}" for one in islice(problems, _SHOWN)]
     if (more := total - _SHOWN) > 0:
-        lines.append(f"  and {more:,} more; --json lists the first 1000")
+        lines.append(f"  and {more:,} more{end}")
     return lines
 
 

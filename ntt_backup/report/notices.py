@@ -60,25 +60,16 @@ _SLACK_SECONDS: Final = 5.0
 # What a ping says: what its URL ends with.
 _PINGS: Final = {
     "start": "/start",
-    "success": "",
-    "recovery": "",
-    "failure": "/fail",
-    "outage": "/fail",
-    "stall": "/fail",
-    "action_required": "/fail",
-    "findings": "/fail",
-    "alive": "",
-    "test": "",
+    **dict.fromkeys(("success", "recovery", "alive", "test"), ""),
+    **dict.fromkeys(("failure", "outage", "stall", "action_required", "findings"), "/fail"),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """One notice to send.
+    """One notice to send. fields: Of the event behind the notice, or the findings of a check.
 
-    Attributes:
-        kind: One of `config.sections.NoticeKind`, or `start` or `alive`, which only pings have.
-        fields: The fields of the event behind the notice, or the findings of a check.
+    kind: One of `config.sections.NoticeKind`, or `start` or `alive`, which only pings have.
     """
 
     kind: str
@@ -237,13 +228,14 @@ class Notices:
     ) -> None:
         """Notes a trouble, and makes its notices.
 
+        A failure, or what requires action, is told again where its reason is another one.
+
         Args:
             about: What is wrong.
             event: The event that says so.
-            kind: Of the notice. A failure, or what requires action, is told again where its reason
-                is another one.
-            text: Of the notice; the event's line where it is empty.
-            reason: Without what changes from one time to the next; the text where it is empty.
+            kind: The kind of the notice.
+            text: The text of the notice; "": the line of the event.
+            reason: The text without what changes from one time to the next; "": the text.
         """
         first, reason = not self._troubles, reason or text or event.line or ""
         known, self._troubles[about] = self._troubles.get(about), reason

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from ntt_backup.catalog.history import DumpRun, Run
 from ntt_backup.catalog.range_locks import Holder
-from ntt_backup.catalog.stats import StoredObjects, Totals
+from ntt_backup.catalog.stats import StoredObjects
 from ntt_backup.cli.commands.run import plan
 from ntt_backup.config import CatalogConfig, Settings
 from ntt_backup.daemon.control_socket import RunReport
@@ -47,22 +47,15 @@ def status_of(runs: Sequence[Run] = (), **known: Any) -> Status:
     return Status(TargetFacts(made, **{"totals": TOTALS, "runs": runs, "read_at": NOW, **known}))
 
 
-def shown(status: Status, width: int = 200) -> str:
-    console = Console(file=io.StringIO(), width=width)
+def shown(status: Status) -> str:
+    console = Console(file=io.StringIO(), width=200)
     console.print(status.table())
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
 
-def drawn(
-    last: Run | None = None,
-    holders: list[Holder] | None = None,
-    totals: Totals = TOTALS,
-    dumps: list[DumpRun] | None = None,
-    width: int = 200,
-) -> str:
-    runs = [last] if last else []
-    return shown(status_of(runs, holders=holders or [], totals=totals, dumps=dumps or []), width)
+def drawn(*runs: Run, **known: Any) -> str:
+    return shown(status_of(runs, **known))
 
 
 # --- status ---------------------------------------------------------------------------------------
@@ -157,7 +150,7 @@ def test_the_health_is_told_to_people_and_programs() -> None:
 
 
 def test_control_characters_from_the_catalog_are_escaped() -> None:
-    text = drawn(a_run(host="evil\x1b[2J[red]x"), [Holder(1, "who\x1b]0;t\x07[bold]", 5)])
+    text = drawn(a_run(host="evil\x1b[2J[red]x"), holders=[Holder(1, "who\x1b]0;t\x07[bold]", 5)])
     assert "\x1b" not in text
     assert "\x07" not in text
 

@@ -11,7 +11,6 @@ import re
 import struct
 import termios
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TextIO
 
@@ -19,7 +18,7 @@ import pytest
 
 from ntt_backup import events
 from ntt_backup.daemon.listeners import Listener
-from ntt_backup.daemon.progress import RunState, WorkerStatus
+from ntt_backup.daemon.progress import WorkerStatus
 from ntt_backup.dump.events import DumpStart
 from ntt_backup.report.lines import FAILURES_SHOWN, JsonResult, PlainView, QuietView, make_views
 from ntt_backup.report.live import LiveView
@@ -78,9 +77,9 @@ class Terminal:
             os.close(self._master)
 
 
-@contextmanager
-def terminal(rows: int = 24, columns: int = 100) -> Iterator[Terminal]:
-    term = Terminal(rows, columns)
+@pytest.fixture
+def term() -> Iterator[Terminal]:
+    term = Terminal(24, 100)
     try:
         yield term
     finally:
@@ -94,22 +93,15 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def shown(state: RunState, columns: int = 100) -> str:
-    with terminal(columns=columns) as term:
-        make_view(term.stream).refresh(state)
-        return term.text()
-
-
 # --- plain lines ----------------------------------------------------------------------------------
 
 
-def test_view_is_chosen_by_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_view_is_chosen_by_the_stream(monkeypatch: pytest.MonkeyPatch, term: Terminal) -> None:
     assert isinstance(make_view(io.StringIO()), PlainView)
-    with terminal() as term:
-        assert isinstance(make_view(term.stream), LiveView)
-        assert isinstance(make_view(term.stream, quiet=True), QuietView)
-        monkeypatch.setenv("TERM", "dumb")
-        assert isinstance(make_view(term.stream), PlainView)
+    assert isinstance(make_view(term.stream), LiveView)
+    assert isinstance(make_view(term.stream, quiet=True), QuietView)
+    monkeypatch.setenv("TERM", "dumb")
+    assert isinstance(make_view(term.stream), PlainView)
 
 
 def test_quiet_view_shows_only_what_is_wrong_at_the_end() -> None:
@@ -133,13 +125,12 @@ def test_quiet_view_shows_only_what_is_wrong_at_the_end() -> None:
 
 
 @pytest.mark.parametrize("drawn", [False, True])
-def test_what_to_do_stands_on_a_line_of_its_own(drawn: bool) -> None:
-    with terminal() as term:
-        stream = term.stream if drawn else io.StringIO()
-        view = make_view(stream)
-        view.event(ERROR)
-        view.close()
-        text = term.text() if drawn else stream.getvalue()  # type: ignore[attr-defined]
+def test_what_to_do_stands_on_a_line_of_its_own(drawn: bool, term: Terminal) -> None:
+    stream = term.stream if drawn else io.StringIO()
+    view = make_view(stream)
+    view.event(ERROR)
+    view.close()
+    text = term.text() if drawn else stream.getvalue()  # type: ignore[attr-defined]
     assert "error: m: d\nhint: do it\n" in text
 
 
@@ -192,14 +183,13 @@ def test_the_result_of_a_run_has_the_error_that_ended_it(
 # --- live picture ---------------------------------------------------------------------------------
 
 
-def test_live_picture_shows_the_figures_and_every_worker() -> None:
-    with terminal() as term:
-        view = make_view(term.stream)
-        view.event(RUN_START)
-        view.event(OUTAGE)
-        term.raw()
-        view.refresh(STATE)
-        text = term.text()
+def test_live_picture_shows_the_figures_and_every_worker(term: Terminal) -> None:
+    view = make_view(term.stream)
+    view.event(RUN_START)
+    view.event(OUTAGE)
+    term.raw()
+    view.refresh(STATE)
+    text = term.text()
     assert "4 workers, strategy tar, target remote: /srv/store to host:/backup" in text
     assert "75%, about 34 s left, 3,000 of 4,000 confirmed" in text
     assert "2 failed, 125.0 MB sent in 1 min 12 s, 12.2 MB/s on the link, 812 files/s" in text
@@ -208,18 +198,17 @@ def test_live_picture_shows_the_figures_and_every_worker() -> None:
     assert "remote is unreachable" in text
 
 
-def test_live_picture_shows_how_far_a_snapshot_is_until_it_is_done() -> None:
+def test_live_picture_shows_how_far_a_snapshot_is_until_it_is_done(term: Terminal) -> None:
     far = SnapshotProgress(set="etc", files=1, read=3_000_000, stored=1_000_000, eta_s=61.0)
     failed = SnapshotFailed(set="etc", exit_code=5, message="it is away", detail="", hint="")
-    with terminal() as term:
-        view = make_view(term.stream)
-        view.event(far)
-        view.refresh(STATE)
-        assert "snapshot of etc: 1 file, 3.0 MB read, 1.0 MB stored, about 1 min 1 s" in term.text()
-        view.event(failed)
-        term.raw()
-        view.refresh(STATE)
-        text = term.text()
+    view = make_view(term.stream)
+    view.event(far)
+    view.refresh(STATE)
+    assert "snapshot of etc: 1 file, 3.0 MB read, 1.0 MB stored, about 1 min 1 s" in term.text()
+    view.event(failed)
+    term.raw()
+    view.refresh(STATE)
+    text = term.text()
     assert "3.0 MB read" not in text
     assert "no snapshot of etc: it is away" in text
 
@@ -237,72 +226,71 @@ def test_live_picture_shows_how_far_a_snapshot_is_until_it_is_done() -> None:
         ({"pending": 0, "share": None, "eta_s": 0.0, "done": 0}, "nothing is pending"),
     ],
 )
-def test_live_picture_says_how_far_the_work_is(change: dict[str, Any], text: str) -> None:
-    lines = shown(replace(STATE, **change)).split("\n")
-    assert any(line.strip(" \u2501\u2578\u257a") == text for line in lines)
+def test_live_picture_says_how_far_the_work_is(
+    change: dict[str, Any], text: str, term: Terminal
+) -> None:
+    make_view(term.stream).refresh(replace(STATE, **change))
+    assert any(line.strip(" \u2501\u2578\u257a") == text for line in term.text().split("\n"))
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(24, 80), (5, 20), (60, 300)])
-def test_live_picture_fits_any_terminal(rows: int, columns: int) -> None:
+def test_live_picture_fits_any_terminal(rows: int, columns: int, term: Terminal) -> None:
     workers = tuple(WorkerStatus(index, "sending", "b" * 80, 10**9, 1e3) for index in range(256))
-    with terminal() as term:
-        view = make_view(term.stream)
-        view.event(RUN_START)
-        for _ in range(10):
-            view.event(replace(BLOB_FAILED, detail="long " * 100))
-        view.refresh(STATE)
-        term.resize(rows, columns)
-        term.raw()
-        view.refresh(replace(STATE, workers=workers))
-        lines = term.text().rstrip("\n").split("\n")
+    view = make_view(term.stream)
+    view.event(RUN_START)
+    for _ in range(10):
+        view.event(replace(BLOB_FAILED, detail="long " * 100))
+    view.refresh(STATE)
+    term.resize(rows, columns)
+    term.raw()
+    view.refresh(replace(STATE, workers=workers))
+    lines = term.text().rstrip("\n").split("\n")
     assert len(lines) <= rows
     assert max(map(len, lines)) <= columns
     shown = sum("sending" in line for line in lines)
     assert f"and {256 - shown} workers more"[:columns] in map(str.rstrip, lines)
 
 
-def test_a_terminal_that_has_wrapped_the_last_picture_is_cleared() -> None:
-    with terminal() as term:
-        view = make_view(term.stream)
-        view.event(RUN_START)
-        view.refresh(STATE)
-        term.resize(24, 60)
-        term.raw()
-        view.refresh(STATE)
-        _, cleared, after = term.raw().partition(CLEARED)
-        assert cleared
-        assert "\x1b[1A" not in after
-        view.refresh(STATE)
-        drawn = term.raw()
-        assert "\x1b[1A" in drawn
-        assert CLEARED not in drawn
+def test_a_terminal_that_has_wrapped_the_last_picture_is_cleared(term: Terminal) -> None:
+    view = make_view(term.stream)
+    view.event(RUN_START)
+    view.refresh(STATE)
+    term.resize(24, 60)
+    term.raw()
+    view.refresh(STATE)
+    _, cleared, after = term.raw().partition(CLEARED)
+    assert cleared
+    assert "\x1b[1A" not in after
+    view.refresh(STATE)
+    drawn = term.raw()
+    assert "\x1b[1A" in drawn
+    assert CLEARED not in drawn
 
 
-def test_live_pictures_of_several_targets_stand_together_until_the_last_ends() -> None:
+def test_live_pictures_of_several_targets_stand_together_until_the_end(term: Terminal) -> None:
     many_workers = replace(STATE, workers=STATE.workers * 20)
-    with terminal(rows=24) as term:
-        views = make_views(term.stream, ["vault", "usb"])
-        for name, view in views.items():
-            view.event(replace(RUN_START, target=name))
-            for _ in range(5):
-                view.event(OUTAGE)
-        views["vault"].refresh(many_workers)
-        term.raw()
-        views["usb"].refresh(many_workers)
-        lines = term.text().rstrip("\n").split("\n")
-        assert len(lines) <= 24
-        assert [line for line in lines if "target vault" in line or "target usb" in line]
-        views["usb"].event(RUN_STOP)
-        views["usb"].close()
-        term.raw()
-        views["vault"].refresh(STATE)
-        text = term.text()
-        assert f"usb: {RUN_STOP.line}" in text
-        assert "worker 1" in text
-        views["vault"].close()
-        term.raw()
-        views["vault"].refresh(STATE)
-        assert term.text() == ""
+    views = make_views(term.stream, ["vault", "usb"])
+    for name, view in views.items():
+        view.event(replace(RUN_START, target=name))
+        for _ in range(5):
+            view.event(OUTAGE)
+    views["vault"].refresh(many_workers)
+    term.raw()
+    views["usb"].refresh(many_workers)
+    lines = term.text().rstrip("\n").split("\n")
+    assert len(lines) <= 24
+    assert [line for line in lines if "target vault" in line or "target usb" in line]
+    views["usb"].event(RUN_STOP)
+    views["usb"].close()
+    term.raw()
+    views["vault"].refresh(STATE)
+    text = term.text()
+    assert f"usb: {RUN_STOP.line}" in text
+    assert "worker 1" in text
+    views["vault"].close()
+    term.raw()
+    views["vault"].refresh(STATE)
+    assert term.text() == ""
 
 
 class BrokenPipe(io.StringIO):
@@ -322,28 +310,26 @@ def test_a_view_that_nobody_sees_any_more_is_silent() -> None:
         view.close()
 
 
-def test_nothing_that_others_said_controls_the_terminal() -> None:
-    with terminal() as term:
-        view = make_view(term.stream)
-        view.event(replace(BLOB_FAILED, detail=HOSTILE))
-        view.refresh(replace(STATE, workers=(WorkerStatus(0, "sending", HOSTILE, 0, 0.0),)))
-        raw = term.raw()
+def test_nothing_that_others_said_controls_the_terminal(term: Terminal) -> None:
+    view = make_view(term.stream)
+    view.event(replace(BLOB_FAILED, detail=HOSTILE))
+    view.refresh(replace(STATE, workers=(WorkerStatus(0, "sending", HOSTILE, 0, 0.0),)))
+    raw = term.raw()
     assert "[red]" in raw
     assert "\x1b]" not in raw
     assert "\x1b[2J" not in raw
     assert not {"\x07", "\x9b", "\x00", "\u202e"} & set(raw)
 
 
-def test_a_line_that_does_not_fit_ends_with_an_ellipsis_and_a_dump_is_seen() -> None:
-    with terminal() as term:
-        view = make_view(term.stream)
-        view.event(RUN_START)
-        view.refresh(STATE)
-        view.event(DumpStart(reason="first", program="17"))
-        for nth in range(6):
-            view.event(events.Warning(reason=f"{nth} " + "much to say " * 20))
-        term.raw()
-        view.refresh(STATE)
-        text = term.text()
+def test_a_line_that_does_not_fit_ends_with_an_ellipsis_and_a_dump_is_seen(term: Terminal) -> None:
+    view = make_view(term.stream)
+    view.event(RUN_START)
+    view.refresh(STATE)
+    view.event(DumpStart(reason="first", program="17"))
+    for nth in range(6):
+        view.event(events.Warning(reason=f"{nth} " + "much to say " * 20))
+    term.raw()
+    view.refresh(STATE)
+    text = term.text()
     assert "dumping the catalog (there is none yet)" in text
     assert re.search(r"warning: 5 much to say .*\u2026", text)

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     # What speaks to PostgreSQL takes longer to load than a few blobs to restore.
     from ntt_backup.restore.drill import Drilled
 
-_SHOWN: Final = 20
 _NOBODY: Final = (
     "nothing proves who made this dump: only rows of blobs and of the schema ntt_backup came back"
 )
@@ -178,10 +177,8 @@ def _restore_catalog(
         results.warn(f"{_NOBODY}. Compare them with the remote: `reconcile`, then `verify`")
     if found.left_out:
         results.warn(f"{many(len(found.left_out), 'object')} were left out:")
-        for text in found.left_out[:_SHOWN]:
-            click.echo(f"  {printable(text)}", err=True)
-        if len(found.left_out) > _SHOWN:
-            click.echo(f"  and {len(found.left_out) - _SHOWN:,} more", err=True)
+        lines = results.first_lines(found.left_out, len(found.left_out), end="")
+        click.echo("\n".join(lines), err=True)
     if found.rights:
         click.echo("for the former owners and grants create the roles, then as a superuser run:")
         for text in found.rights:
