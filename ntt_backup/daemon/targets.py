@@ -259,9 +259,8 @@ def run(
     # Once, and not by each of the copies.
     for module in _LOADED_LATER:
         import_module(f"ntt_backup.daemon.{module}")
-    for one in settings.values():
-        if one.remote.kind == "s3":
-            s3.load(one.remote)
+    if any(one.remote.kind == "s3" for one in settings.values()):
+        s3.load()
     run_id = str(uuid.uuid4())
     logs = [EventLog(one.log, run_id, name) for name, one in settings.items()]
     with SignalInbox().installed() as inbox:

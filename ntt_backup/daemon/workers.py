@@ -269,7 +269,7 @@ class WorkerPool:
         if self._remote.kind == "s3" and self._needed(pending) > 1:
             from ntt_backup.objects import s3
 
-            s3.load(self._remote)
+            s3.load()
             gc.freeze()  # A collection would write to each page that the copies share with us.
 
     def set_strategy(self, strategy: str, pending: PendingEstimate | None) -> None:

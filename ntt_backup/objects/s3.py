@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from ntt_backup.client.throttle import Pace, SharedPace
 from ntt_backup.config.sections import RemoteSettings
-from ntt_backup.errors import ConfigError, Stopped
+from ntt_backup.errors import ConfigError
 from ntt_backup.objects.bucket import Bucket
 
 
-def load(remote: RemoteSettings) -> None:
-    """Loads what the bucket needs, so that copies of this process need not. Who opens it is told
-    what is missing. Raises nothing but Stopped, where a signal does.
+def load() -> None:
+    """Loads the modules for buckets, so that copies of this process need not. `open_bucket` reports
+    a missing library.
     """
-    try:
+    with suppress(ImportError):
         from ntt_backup.objects import s3_bucket, s3_client  # noqa: F401
-
-        s3_client.make_ready(remote)
-    except Stopped:
-        raise
-    except Exception:  # noqa: BLE001, S110 - `open_bucket` meets it again, and says it
-        pass
 
 
 def open_bucket(

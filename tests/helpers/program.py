@@ -22,8 +22,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Final
 
-from ntt_backup.config.sections import RemoteSettings
-from ntt_backup.objects import s3
 from ntt_backup.process.pipeline import name_process
 
 # In the environment of that process, and so of its copies.
@@ -174,8 +172,6 @@ def _load() -> None:
     for module in pkgutil.walk_packages(package.__path__, "ntt_backup."):
         if not module.name.endswith("__main__"):
             import_module(module.name)
-    # For botocore's models: each copy makes a client of its own.
-    s3.load(RemoteSettings(url="s3://bucket/prefix", region="us-east-1"))
     gc.freeze()
 
 

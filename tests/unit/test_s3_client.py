@@ -1,10 +1,8 @@
 """The client of a bucket, without a server."""
 
 import io
-import json
 import time
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -16,52 +14,10 @@ from urllib3.exceptions import SSLError
 from ntt_backup.client.throttle import SharedPace
 from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.config.timetable import parse_timetable
-from ntt_backup.errors import RemoteDenied, Stopped
-from ntt_backup.objects import s3
+from ntt_backup.errors import RemoteDenied
 from ntt_backup.objects.bucket import ContentDamaged, ObjectExists, ObjectInfo
 from ntt_backup.objects.s3_bucket import S3Bucket
 from ntt_backup.objects.s3_client import make_client
-
-
-def test_what_was_loaded_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    remote = RemoteSettings.model_validate({"url": "s3://bucket/prefix"})
-    s3.load(remote)
-    read: list[bytes] = []
-    monkeypatch.setattr(json, "loads", lambda data, **_: read.append(data))
-
-    s3.open_bucket(remote)
-
-    assert read == []
-
-
-def test_a_stop_that_comes_while_the_client_is_loaded_is_heard(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    made = Mock(side_effect=Stopped(15))
-    monkeypatch.setattr("ntt_backup.objects.s3_client.make_ready", made)
-
-    with pytest.raises(Stopped):
-        s3.load(RemoteSettings.model_validate({"url": "s3://bucket/prefix"}))
-
-
-def test_a_client_made_ahead_signs_with_the_credentials_of_the_day(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    file = tmp_path / "credentials"
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    remote = RemoteSettings.model_validate({"url": "s3://bucket", "region": "eu-central-1"})
-    s3.load(remote)
-
-    for key in ("first", "second"):
-        file.write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = secret\n")
-        client: Any = make_client(remote)
-        signed = client.generate_presigned_url("head_bucket", {"Bucket": "bucket"})
-        assert f"Credential={key}%2F" in signed
 
 
 @pytest.mark.parametrize(

@@ -378,7 +378,7 @@ def test_a_run_to_a_bucket_makes_few_packs_of_little_work(
 ) -> None:
     """And loads what a bucket needs where more workers than the first will start."""
     loaded: list[object] = []
-    monkeypatch.setattr("ntt_backup.objects.s3.load", loaded.append)
+    monkeypatch.setattr("ntt_backup.objects.s3.load", lambda: loaded.append(1))
     pending = estimate(blobs, size)
     assert workers_needed(pending, SETTINGS.run.for_packs()) == workers
     a_pool(TO_BUCKET).load_ahead(pending)
