@@ -10,6 +10,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -21,9 +22,10 @@ from ntt_backup.bench.helpers import Answer, Ready
 from ntt_backup.bench.sending import Load, Way, send_by_session
 from ntt_backup.bench.tar_pipe import archive
 from ntt_backup.blobdir.layout import relative_path
+from ntt_backup.filestore.by_bucket import FileStoreByBucket
+from ntt_backup.filestore.open import PACKS
 from ntt_backup.model import Blob, total_size
 from ntt_backup.objects.bucket import Bucket
-from ntt_backup.objects.outbox import Outbox
 from ntt_backup.objects.s3 import open_bucket
 from ntt_backup.pack.names import blob_key
 
@@ -132,21 +134,13 @@ WAYS_OUT: Final = (
 def _send(bucket: Bucket, load: Load, key: str, chunks: Iterable[bytes]) -> None:
     """Makes an object as a run makes a pack: in equal parts, two on their way."""
     assert load.bucket is not None
-
-    def hear() -> None:
-        if outbox.trouble is not None:
-            raise outbox.trouble
-
-    outbox = Outbox(bucket, load.bucket.part_size, hear)
-    try:
-        out = outbox.begin(key)
+    with closing(FileStoreByBucket(bucket, load.bucket.part_size, PACKS)) as store:
+        file = store.begin(key, key)
         for chunk in chunks:
-            outbox.write(out, chunk)
-        outbox.finish(out)
-        while not out.settled:
-            outbox.wait(1.0)
-    finally:
-        outbox.abort()
+            file.add(chunk)
+        file.commit()
+        while not file.settled:
+            store.wait(1.0)
 
 
 def _archive(load: Load) -> Iterator[bytes]:

@@ -74,8 +74,7 @@ def open_pack_target(spec: SessionSpec) -> PackTarget:
     """
     if spec.bucket is None:
         return by_connection(spec, PACKS)
-    from ntt_backup.filestore.by_bucket import FileStoreByBucket
-    from ntt_backup.objects.outbox import Meter
+    from ntt_backup.filestore.by_bucket import FileStoreByBucket, Meter
     from ntt_backup.objects.s3 import open_bucket
 
     meter = Meter(spec.pace)

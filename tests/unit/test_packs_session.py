@@ -21,13 +21,12 @@ from ntt_backup.config import RunSettings
 from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.errors import RemoteCannotStore, RemoteUnreachable, SourceError
 from ntt_backup.filestore import by_bucket
-from ntt_backup.filestore.by_bucket import FileStoreByBucket
+from ntt_backup.filestore.by_bucket import FileStoreByBucket, Meter
 from ntt_backup.filestore.contract import Progress
 from ntt_backup.filestore.open import PACKS as PACK_AREA
 from ntt_backup.model import Batch, Blob, Failure, Receipt
-from ntt_backup.objects import outbox, s3
+from ntt_backup.objects import s3
 from ntt_backup.objects.bucket import Buffer, Protection, sweep
-from ntt_backup.objects.outbox import Meter, Outbox
 from ntt_backup.pack.age import Unseal, is_sealed, no_identity
 from ntt_backup.pack.names import BLOBS, LARGE_BLOB, PACKS, blobid_of
 from ntt_backup.pack.reader import PackReader
@@ -205,13 +204,13 @@ def test_a_small_batch_takes_no_memory_of_the_size_of_a_part(scene: Scene) -> No
     "failure",
     [MemoryError(), OSError(errno.ENOMEM, "no memory"), RuntimeError("can't start new thread")],
 )
-@pytest.mark.parametrize("of", ["open_bucket", "Outbox", "PackWriter"])
+@pytest.mark.parametrize("of", ["open_bucket", "new_buffer", "PackWriter"])
 def test_a_machine_without_memory_is_waited_for(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, failure: Exception, of: str
 ) -> None:
     monkeypatch.setattr("ntt_backup.packstore.marker.read", lambda _: b"s" * 16)
     blobs, failures = scene.blobs(10, 20), [failure]
-    module = {"open_bucket": s3, "Outbox": by_bucket}.get(of, packs)
+    module = {"open_bucket": s3, "new_buffer": by_bucket}.get(of, packs)
     monkeypatch.setattr(s3, "open_bucket", lambda *_: scene.bucket)
     real = getattr(module, of)
 
@@ -529,7 +528,7 @@ def test_what_a_weak_bucket_has_damaged_has_no_receipt(
 def test_no_md5_is_made_where_the_bucket_keeps_sha256(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outbox, "md5", None)
+    monkeypatch.setattr(by_bucket, "md5", None)
     session = scene.session()
     receipt(exchange(session, batch(scene.blobs(1000))))
     receipt(exchange(session, batch(scene.blobs(2000, 3_000_000, 4_000_000))))
@@ -611,8 +610,8 @@ def test_content_is_reported_when_it_is_sent_and_not_when_it_is_buffered(
     session = scene.session()
 
     session.put(batch(blobs))
-    while scene.target.outbox.answers < 2:  # a look, and the begin of an upload
-        scene.target.outbox.wait(0.1)
+    while scene.target.answers < 2:  # a look, and the begin of an upload
+        scene.target.wait(0.1)
     assert scene.content == 0
     scene.target._meter.spend(2_000_000)
     session._hear()
@@ -658,13 +657,13 @@ def test_what_may_be_there_is_looked_for_before_it_is_sent(
     """That is what a run before this one may have sent last, and what is sent again."""
     looks: list[bool] = []
     session = scene.session()
-    begin = scene.target.outbox.begin
+    begin = scene.target.begin
 
-    def begun(key: str, size: int, *, look: bool) -> Any:
+    def begun(name: str, key: str, size: int, *, look: bool) -> Any:
         looks.append(look)
-        return begin(key, size, look=look)
+        return begin(name, key, size, look=look)
 
-    monkeypatch.setattr(scene.target.outbox, "begin", begun)
+    monkeypatch.setattr(scene.target, "begin", begun)
     for seed, attempt in enumerate((1, 1, 1, 2, 1)):
         exchange(session, batch(scene.blobs(10, seed=seed), attempt=attempt))
     assert looks == [True, True, False, True, False]
@@ -690,11 +689,13 @@ def test_versions_are_told_of_where_anything_can_be_overwritten(
     ("held", "sent", "told"), [(0, 0, 100), (100, 0, 0), (100, 40, 40), (100, 100, 100)]
 )
 def test_content_is_told_as_far_as_it_was_sent(held: int, sent: int, told: int) -> None:
-    outbox = Outbox(FakeBucket(), PART, lambda: None)
-    outbox.answers, outbox._held, outbox.written = 0, held, 100
+    meter = Meter(None)
+    store = FileStoreByBucket(FakeBucket(), PART, PACK_AREA, meter)
+    store.held, store.added = held, 100
 
     def hear(sent: int) -> None:
-        report.hear(Progress(sent, outbox.written, outbox.unsent(sent), 0, 0, True, 0.0))
+        meter.sent = sent
+        report.hear(store.progress)
 
     found: list[int] = []
     report = ContentReport(found.append)
@@ -705,7 +706,7 @@ def test_content_is_told_as_far_as_it_was_sent(held: int, sent: int, told: int) 
     assert sum(found) == told
     report.settle(100, 70)
     assert sum(found) == 70
-    outbox.answers, outbox._held, outbox.written = 1, 50, 150
+    store.answers, store.held, store.added = 1, 50, 150
     report.put(50)
     hear(sent + 20)  # What was sent before the last answer is not of what is held.
     assert sum(found) == 70
