@@ -1,13 +1,12 @@
 """A connection to the receiver begins with a greeting and a hello, then frames go both ways.
 
-Sessions that write use a connection; sessions of questions (`ReceiverQuestions`) extend it by the
-wait for an answer. See docs/protocol.md.
+Sessions that write use a connection; sessions that ask extend it by the wait for an answer. See
+docs/protocol.md.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from functools import partial
 from itertools import count
 from typing import Final, TypeVar
 
-from ntt_backup.client.bootstrap import Banner, bundle, greet
+from ntt_backup.client.bootstrap import bundle, greet
 from ntt_backup.client.channel import PATIENCE_FACTOR, Channel
 from ntt_backup.client.effort import Sender
 from ntt_backup.client.error_text import explain_batch, explain_gone, explain_root
@@ -43,7 +42,6 @@ OLD: Final = (
     " (a receiver that does not know the word is old: copy it again, see `ntt-backup-remote"
     " install-receiver --write FILE`)"
 )
-_POLL_SECONDS: Final = 0.5
 _EXPLANATIONS: Final = {
     "gone": explain_gone,
     "root": explain_root,
@@ -174,7 +172,7 @@ class ReceiverConnection:
             spec.meanwhile()
             self.banner = greet(self.channel, program, spec.transport.connect_timeout)
         except BaseException:
-            self.abort()
+            self.channel.abort()
             raise
 
     def open(self, **more: Field) -> None:
@@ -254,6 +252,47 @@ class ReceiverConnection:
             self.abort()
             raise
 
+    def require(self, word: str) -> None:
+        """Raises Unsupported if the receiver's `--allow` lacks `list`, `verify` or `get`."""
+        if word not in self.banner.allowed:
+            message = f"the receiver on the remote may not {word}"
+            raise self.refusal(
+                Unsupported, message, word, ", or use another key (remote.identity_file)"
+            )
+
+    def refusal(self, kind: type[E], message: str, word: str, more: str = OLD) -> E:
+        """Returns the error for a forced command whose `--allow` lacks a word.
+
+        Args:
+            kind: The class of the error.
+            message: The message of the error.
+            word: The word that is missing.
+            more: The rest of the hint.
+        """
+        return kind(
+            message,
+            detail=f"its --allow lists {','.join(sorted(self.banner.allowed))}",
+            hint=f"add {word} to --allow in the line of our key in the remote's"
+            f" authorized_keys{more}",
+        )
+
+    def require_life(self, asked: float, more_patience: float) -> None:
+        """Raises RemoteUnreachable after silence, or after mere signs of life for too long.
+
+        Args:
+            asked: The time of the question, in monotonic seconds.
+            more_patience: Seconds that are added to the usual time during which signs of life
+                suffice.
+        """
+        run, now = self.spec.run, time.monotonic()
+        if now - max(asked, self.channel.heard) > run.stall_timeout:
+            said = f"nothing came for {run.stall_timeout:.0f} s"
+        elif now - asked > PATIENCE_FACTOR * run.receipt_timeout + more_patience:
+            said = f"nothing but signs of life came for {now - asked:.0f} s"
+        else:
+            return
+        raise RemoteUnreachable("the remote does not answer", detail=said)
+
     def close(self) -> None:
         """Ends the connection in good order within a bounded time, or at once if it was lost."""
         if self.channel.ended:
@@ -320,104 +359,3 @@ def _refusal(code: str, text: str) -> BackupError:
             hint="if this happens again: something on the way alters what it carries",
         )
     return ProtocolViolation("the receiver on the remote gave up", detail=f"{code}: {text}")
-
-
-class ReceiverQuestions:
-    """A session in which the client asks by a frame, and the receiver answers by frames.
-
-    The wait for an answer is bounded, also where only signs of life come. lengths: see
-    `ReceiverConnection`.
-    """
-
-    def __init__(self, spec: SessionSpec, lengths: dict[int, tuple[int, int]]) -> None:
-        self._spec = spec
-        self._unread: deque[bytes] = deque()
-        self._frames: Iterator[tuple[int, memoryview]] = iter(())
-        self._connection = ReceiverConnection(spec, lengths)
-
-    @property
-    def banner(self) -> Banner:
-        return self._connection.banner
-
-    @property
-    def answers(self) -> int:
-        """The number of frames that were received."""
-        return self._connection.received
-
-    def require(self, word: str) -> None:
-        """Raises Unsupported if the receiver's `--allow` lacks `list`, `verify` or `get`."""
-        if word not in self.banner.allowed:
-            message = f"the receiver on the remote may not {word}"
-            raise self.refusal(
-                Unsupported, message, word, ", or use another key (remote.identity_file)"
-            )
-
-    def refusal(self, kind: type[E], message: str, word: str, more: str = OLD) -> E:
-        """Returns the error for a forced command whose `--allow` lacks a word.
-
-        Args:
-            kind: The class of the error.
-            message: The message of the error.
-            word: The word that is missing.
-            more: The rest of the hint.
-        """
-        return kind(
-            message,
-            detail=f"its --allow lists {','.join(sorted(self.banner.allowed))}",
-            hint=f"add {word} to --allow in the line of our key in the remote's"
-            f" authorized_keys{more}",
-        )
-
-    def show_life(self) -> None:
-        """Sends a sign of life, if nothing was sent for a while."""
-        if self._connection.channel.quiet:
-            with self._connection.checked():
-                self._send(messages.PING.frame(bytes(8)))
-
-    def close(self) -> None:
-        """Ends the session in good order within a bounded time."""
-        self._connection.close()
-
-    def abort(self) -> None:
-        """Ends the session immediately. Never raises."""
-        self._connection.abort()
-
-    # --- for subclasses ---------------------------------------------------------------------------
-
-    def _send(self, frame: bytes) -> None:
-        self._connection.send(frame, self._unread.append)
-
-    def _answers(self, question: bytes, last: int) -> Iterator[tuple[int, memoryview]]:
-        """Sends a question, and yields the frames before the frame of the type `last`."""
-        self._send(question)
-        while (frame := self._next())[0] != last:
-            yield frame
-
-    def _next(self, more_patience: float = 0.0) -> tuple[int, memoryview]:
-        """Returns the next frame. Its payload is valid until the next call.
-
-        Args:
-            more_patience: Seconds that are added to the usual time during which signs of life
-                suffice.
-        """
-        asked = time.monotonic()
-        while (frame := next(self._frames, None)) is None:
-            self._spec.cancelled()
-            if not self._unread:
-                self._connection.channel.hear(self._unread.append, _POLL_SECONDS)
-            self._require_life(asked, more_patience)
-            if self._unread:
-                self._frames = self._connection.frames(self._unread.popleft())
-        return frame
-
-    def _require_life(self, asked: float, more_patience: float) -> None:
-        """Raises RemoteUnreachable after silence, or after mere signs of life for too long."""
-        run, now = self._spec.run, time.monotonic()
-        heard = self._connection.channel.heard
-        if not self._unread and now - max(asked, heard) > run.stall_timeout:
-            said = f"nothing came for {run.stall_timeout:.0f} s"
-        elif now - asked > PATIENCE_FACTOR * run.receipt_timeout + more_patience:
-            said = f"nothing but signs of life came for {now - asked:.0f} s"
-        else:
-            return
-        raise RemoteUnreachable("the remote does not answer", detail=said)

@@ -266,7 +266,7 @@ class ReconnectingSession:
             session.close()
 
     def _work(self, session: ReadSession, work: Callable[[ReadSession], T]) -> T:
-        answers, settled = session.answers, session.settled
+        received, settled = session.received, session.settled
         try:
             done = work(session)
             session.settled += 1
@@ -275,7 +275,7 @@ class ReconnectingSession:
             if session.settled > settled:
                 self._clock.over()
                 self._violations = self._fruitless = 0
-            elif session.answers > answers:
+            elif session.received > received:
                 self._clock.answered()
                 self._fruitless += 1
 

@@ -8,15 +8,17 @@ the session.
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from ntt_backup.client.connection import SLOW, ReceiverQuestions, SessionSpec
+from ntt_backup.client.connection import SLOW, ReceiverConnection, SessionSpec
 from ntt_backup.model import Failure, Reason
 from ntt_backup.wire import messages
 from ntt_backup.wire.framing import ProtocolError
 
+_POLL_SECONDS: Final = 0.5
 _NO_REASON: Final = "no reason given"
 _REASONS: Final = {
     messages.MISSING: Reason.REMOTE_MISSING,
@@ -55,7 +57,7 @@ class ContentSink(Protocol):
     def not_given(self, digest: bytes, verdict: int, text: str) -> None: ...
 
 
-class ReadSession(ReceiverQuestions):
+class ReadSession(ReceiverConnection):
     """A session for questions about blobs. A method that raises BackupError has ended the session.
 
     Attributes:
@@ -64,10 +66,12 @@ class ReadSession(ReceiverQuestions):
 
     def __init__(self, spec: SessionSpec) -> None:
         super().__init__(spec, messages.to_client(messages.READING))
+        self._unread: deque[bytes] = deque()
+        self._frames: Iterator[tuple[int, memoryview]] = iter(())
         # Of each question the digests, the offset of the first blob, and the listed sizes.
         self._asked: deque[tuple[tuple[bytes, ...], int, Mapping[bytes, int]]] = deque()
         self.settled = 0
-        self._connection.open(reading=1)
+        self.open(reading=1)
 
     # --- the questions ----------------------------------------------------------------------------
 
@@ -76,7 +80,7 @@ class ReadSession(ReceiverQuestions):
         names: list[tuple[bytes, int]] = []
         strays: list[tuple[int, str]] = []
         last = b""
-        with self._connection.checked():
+        with self.checked():
             self._send(messages.LIST.frame(low, high, most))
             while True:
                 kind, payload = self._next()
@@ -105,7 +109,7 @@ class ReadSession(ReceiverQuestions):
             key: The key of KEY_BYTES.
             digests: The digests of the blobs.
         """
-        with self._connection.checked():
+        with self.checked():
             self._send(messages.VERIFY.frame(how, key, digests))
         self._asked.append((tuple(digests), 0, {}))
 
@@ -115,7 +119,7 @@ class ReadSession(ReceiverQuestions):
         Args:
             size: The bytes of all blobs, if they are known.
         """
-        with self._connection.checked():
+        with self.checked():
             kind, payload = self._next(size / SLOW)
             if kind != messages.SUMS:
                 raise ProtocolError(f"a frame of type {kind} for sums")
@@ -141,7 +145,7 @@ class ReadSession(ReceiverQuestions):
                 larger blob is refused.
         """
         once = tuple(dict.fromkeys(digests))
-        with self._connection.checked():
+        with self.checked():
             self._send(messages.GET.frame(offset, once))
         self._asked.append((once, offset, listed or {}))
 
@@ -158,7 +162,7 @@ class ReadSession(ReceiverQuestions):
 
         large: messages.Large | None = None
         at = 0
-        with self._connection.checked():
+        with self.checked():
             while True:
                 kind, payload = self._next()
                 if kind == messages.PIECE and large is not None:
@@ -196,6 +200,30 @@ class ReadSession(ReceiverQuestions):
                     return
                 else:
                     raise ProtocolError(f"a frame of type {kind} among contents")
+
+    def show_life(self) -> None:
+        """Sends a sign of life, if nothing was sent for a while."""
+        if self.channel.quiet:
+            with self.checked():
+                self._send(messages.PING.frame(bytes(8)))
+
+    def _send(self, frame: bytes) -> None:
+        self.send(frame, self._unread.append)
+
+    def _next(self, more_patience: float = 0.0) -> tuple[int, memoryview]:
+        """Returns the next frame. Its payload is valid until the next call.
+
+        more_patience: see `require_life`.
+        """
+        asked = time.monotonic()
+        while (frame := next(self._frames, None)) is None:
+            self.spec.cancelled()
+            if not self._unread:
+                self.channel.hear(self._unread.append, _POLL_SECONDS)
+            if self._unread:
+                self._frames = self.frames(self._unread.popleft())
+            self.require_life(asked, more_patience)
+        return frame
 
 
 def _problem(payload: memoryview) -> str:

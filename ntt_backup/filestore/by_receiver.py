@@ -17,8 +17,7 @@ from socket import socketpair
 from threading import Condition, Event, Thread, current_thread
 from typing import Final
 
-from ntt_backup.client.channel import Channel
-from ntt_backup.client.connection import OLD, SLOW, ReceiverQuestions, SessionSpec
+from ntt_backup.client.connection import OLD, SLOW, ReceiverConnection, SessionSpec
 from ntt_backup.errors import BackupError, NameTaken, RemoteCannotStore, RemoteDenied
 from ntt_backup.filestore.contract import (
     Area,
@@ -105,7 +104,7 @@ class _Question:
         return number, ""
 
 
-class FileStoreByReceiver(ReceiverQuestions):
+class FileStoreByReceiver(ReceiverConnection):
     """See the module.
 
     Raises:
@@ -132,11 +131,11 @@ class FileStoreByReceiver(ReceiverQuestions):
         self._woken, self._wake = socketpair()
         self._woken.setblocking(False)
         self._closing = Event()
-        with self._connection.checked():
+        with self.checked():
             if area.word not in self.banner.allowed:
                 message = f"the key leads to a forced command, which takes no {area.files}"
                 raise self.refusal(area.denied, message, area.word, OLD + area.instead)
-            self.ready = self._connection.hello(files=area.name)
+            self.ready = self.hello(files=area.name)
         self.placed = bool(self.ready.get("placed") or self.ready.get("packs"))
         self.on_wait: Callable[[], None] = lambda: None
         self._pinging = Thread(target=self._show_life, args=(_PING_SECONDS,), daemon=True)
@@ -144,18 +143,11 @@ class FileStoreByReceiver(ReceiverQuestions):
         self._pinging.start()
 
     def close(self) -> None:
-        if self._closing.is_set():
-            return
         self._closing.set()
         # A process with threads could not be copied, as a restore is into its jobs.
         self._pinging.join()
         with suppress(BackupError), self._alone():
             super().close()
-
-    @property
-    def channel(self) -> Channel:
-        """The channel of the connection."""
-        return self._connection.channel
 
     def abort(self) -> None:
         self._closing.set()
@@ -164,7 +156,7 @@ class FileStoreByReceiver(ReceiverQuestions):
     def list(self, below: str = "") -> Iterator[StoredFile]:
         question = self._ask(messages.FILES, messages.FILES.frame(below), self.area.most)
         self._await(question)
-        with self._connection.checked():
+        with self.checked():
             if not all(one.name.startswith(below) for one in question.files):
                 raise ProtocolError("names that were not asked for")
         return iter(question.files)
@@ -197,14 +189,14 @@ class FileStoreByReceiver(ReceiverQuestions):
             with self._alone():
                 self._hear_more(timeout)
                 patience = max(one.size for one in self.commits) / SLOW
-                self._require_life(self._moved, patience)
+                self.require_life(self._moved, patience)
             self.commits = [one for one in self.commits if not one.advance()]
 
     @property
     def progress(self) -> Progress:
         pace = self.channel.pace
         throttled = time.monotonic() if pace is not None and pace.delay() else 0.0
-        awaited, heard = len(self._asked), self._connection.received
+        awaited, heard = len(self._asked), self.received
         return Progress(self._sent, self.added, self.unsent, awaited, heard, True, throttled)
 
     def try_out(self) -> None:
@@ -314,12 +306,12 @@ class FileStoreByReceiver(ReceiverQuestions):
         self._moved = time.monotonic()
         with self._alone():
             self._asked.append(question)
-            self._connection.send(frame, self._hear)
+            self.send(frame, self._hear)
         return question
 
     def _say(self, frame: bytes) -> None:
         with self._alone():
-            self._connection.send(frame, self._hear)
+            self.send(frame, self._hear)
 
     @contextmanager
     def _alone(self, *, speaks: bool = True) -> Iterator[None]:
@@ -334,7 +326,7 @@ class FileStoreByReceiver(ReceiverQuestions):
         try:
             if self._lost is not None:
                 raise self._lost
-            with self._connection.checked():
+            with self.checked():
                 yield
         except BackupError as error:
             self._lost = self._lost or error
@@ -354,10 +346,10 @@ class FileStoreByReceiver(ReceiverQuestions):
                 return
 
     def _await(self, question: _Question, more_patience: float = 0.0) -> tuple[int, int, str]:
-        """Returns the end of the answer. more_patience: see `_next`."""
+        """Returns the end of the answer. more_patience: see `require_life`."""
         self._moved = time.monotonic()
         while question.end is None:
-            self._spec.cancelled()
+            self.spec.cancelled()
             with self._turn:
                 if self._busy or self._speakers:
                     self._turn.wait(_POLL_SECONDS)
@@ -365,7 +357,7 @@ class FileStoreByReceiver(ReceiverQuestions):
             with self._alone(speaks=False):
                 if question.end is None:
                     self._hear_more(_POLL_SECONDS)
-                    self._require_life(self._moved, more_patience)
+                    self.require_life(self._moved, more_patience)
         return question.end
 
     def _hear_more(self, timeout: float) -> None:
@@ -380,7 +372,7 @@ class FileStoreByReceiver(ReceiverQuestions):
             self.on_wait()
 
     def _hear(self, data: bytes) -> None:
-        for kind, payload in self._connection.frames(data):
+        for kind, payload in self.frames(data):
             self._moved = time.monotonic()
             if not self._asked:
                 raise ProtocolError(f"a frame of type {kind} without a question")

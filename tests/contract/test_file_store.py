@@ -501,7 +501,7 @@ def test_a_repository_that_is_not_used_for_long_stays_open(
     quiet = FileStoreByReceiver(way, SNAPSHOTS)
     monkeypatch.setattr(by_receiver, "_PING_SECONDS", 0.1)
     used = FileStoreByReceiver(way, SNAPSHOTS)
-    assert b"idle" in (quiet._connection.channel.read(PATIENCE) or b"")
+    assert b"idle" in (quiet.channel.read(PATIENCE) or b"")
     put(used, NAMES[2])
     assert [one.name for one in used.list()] == [NAMES[2]]
     for repository in (quiet, used):
@@ -515,9 +515,9 @@ def test_a_connection_that_is_lost_while_nothing_is_said_is_an_outage(
     repository = FileStoreByReceiver(replace(spec, transport=machine), SNAPSHOTS)
     file = repository.write(NAMES[2])
     file.add(b"content")
-    os.kill(repository._connection.channel._child.pid, signal.SIGKILL)
+    os.kill(repository.channel._child.pid, signal.SIGKILL)
     deadline = time.monotonic() + PATIENCE
-    while not repository._connection.channel.ended and time.monotonic() < deadline:
+    while not repository.channel.ended and time.monotonic() < deadline:
         time.sleep(0.01)
     with pytest.raises(RemoteUnreachable):
         file.add(bytes(MAX_CHUNK))

@@ -336,7 +336,7 @@ def test_eight_threads_outlast_a_connection_that_is_lost(
 def lose(store: PackTarget, kind: Kind) -> None:
     """Ends the connection of a store; has one request of a bucket fail."""
     if isinstance(store, FileStoreByReceiver):
-        ours = store._connection.channel._child.pid
+        ours = store.channel._child.pid
         with suppress(ProcessLookupError):
             for pid in children(ours) or [ours]:  # On this machine, or ssh.
                 os.kill(pid, signal.SIGKILL)

@@ -13,8 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from ntt_backup.client import connection as connections
-from ntt_backup.client.connection import SessionSpec
+from ntt_backup.client.connection import ReceiverConnection, SessionSpec
 from ntt_backup.config.sections import RunSettings
 from ntt_backup.dump.store import DUMPS
 from ntt_backup.errors import (
@@ -178,7 +177,13 @@ class Connection:
 def by_connection(
     monkeypatch: pytest.MonkeyPatch, connection: Connection, area: Area = SNAPSHOTS
 ) -> FileStoreByReceiver:
-    monkeypatch.setattr(connections, "ReceiverConnection", lambda *_: connection)
+    def connect(store: ReceiverConnection, spec: SessionSpec, _: object) -> None:
+        store.spec, store.received = spec, 0
+        for name in ("banner", "channel", "hello", "checked", "send", "frames"):
+            setattr(store, name, getattr(connection, name))
+
+    monkeypatch.setattr(ReceiverConnection, "__init__", connect)
+    monkeypatch.setattr(ReceiverConnection, "close", lambda _: connection.close())
     spec = SimpleNamespace(cancelled=lambda: None, run=RunSettings())
     return FileStoreByReceiver(cast(SessionSpec, spec), area)
 
@@ -206,7 +211,7 @@ def test_a_command_that_is_ending_waits_for_no_answer(monkeypatch: pytest.Monkey
         def cancelled() -> None:
             raise Cancelled
 
-        monkeypatch.setattr(store._spec, "cancelled", cancelled)
+        monkeypatch.setattr(store.spec, "cancelled", cancelled)
         with pytest.raises(Cancelled):
             store.list()
 
@@ -475,7 +480,7 @@ def test_a_receiver_that_is_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) 
             file = committed(store)
             connection.channel.heard = 0.0
             run = RunSettings(stall_timeout=1, receipt_timeout=1)
-            monkeypatch.setattr(store._spec, "run", run)
+            monkeypatch.setattr(store.spec, "run", run)
             clock = iter(range(int(time.monotonic()) + 100, 10**9, 100))
             monkeypatch.setattr(time, "monotonic", lambda clock=clock: float(next(clock)))
             with pytest.raises(RemoteUnreachable, match="does not answer"):

@@ -26,7 +26,7 @@ class Connection:
     """As much of a session as is looked at."""
 
     def __init__(self) -> None:
-        self.answers = 0
+        self.received = 0
         self.settled = 0
 
     def abort(self) -> None: ...
@@ -60,7 +60,7 @@ def dies(after: int, *, settles: int) -> Work:
     calls = iter(range(after))
 
     def work(session: ReadSession) -> str:
-        session.answers += 1  # type: ignore[misc]
+        session.received += 1
         if (number := next(calls, None)) is None:
             return "done"
         session.settled += number < settles
