@@ -15,7 +15,7 @@ def load() -> None:
     a missing library.
     """
     with suppress(ImportError):
-        from ntt_backup.objects import s3_bucket, s3_client  # noqa: F401
+        from ntt_backup.objects import s3_bucket  # noqa: F401
 
 
 def open_bucket(
@@ -27,8 +27,7 @@ def open_bucket(
     Raises ConfigError where botocore is missing, or the settings or AWS's own files cannot be used.
     """
     try:
-        from ntt_backup.objects.s3_bucket import S3Bucket
-        from ntt_backup.objects.s3_client import make_client
+        from ntt_backup.objects.s3_bucket import S3Bucket, make_client
     except ModuleNotFoundError as error:
         raise ConfigError(
             "the libraries for buckets (the extra `s3`) are not installed",

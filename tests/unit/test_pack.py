@@ -12,7 +12,7 @@ import zstandard
 from blake3 import blake3
 
 from ntt_backup.blobdir.layout import relative_path
-from ntt_backup.pack import dense
+from ntt_backup.pack import writer
 from ntt_backup.pack.format import (
     RAW,
     ZSTD,
@@ -69,7 +69,7 @@ def test_a_pack_is_an_archive_of_its_larger_blobs(tmp_path: Path) -> None:
 def test_a_pack_has_one_dictionary_before_its_first_dense_member_or_none(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(dense, "DENSE_MEMBER_BYTES", 300_000)
+    monkeypatch.setattr(writer, "DENSE_MEMBER_BYTES", 300_000)
     for compress in (True, False):
         (tmp_path / "a.tar").write_bytes(
             pack([text(n, 1500) for n in range(700)], compress=compress)
@@ -167,9 +167,9 @@ def test_a_sample_is_no_larger_than_it_must_be(
     monkeypatch: pytest.MonkeyPatch, sizes: list[int], training: int, probe: int
 ) -> None:
     """Three quarters of all train, or 400 bytes; 200 bytes tell."""
-    monkeypatch.setattr(dense, "_TRAINING", 400 if sum(sizes) > 1000 else 600)
-    monkeypatch.setattr(dense, "_PROBE", 200)
-    found = dense._sample(iter([bytes(one) for one in sizes]), sum(sizes))
+    monkeypatch.setattr(writer, "_TRAINING", 400 if sum(sizes) > 1000 else 600)
+    monkeypatch.setattr(writer, "_PROBE", 200)
+    found = writer._sample(iter([bytes(one) for one in sizes]), sum(sizes))
     assert [*map(len, found)] == [training, probe]
 
 
@@ -200,12 +200,12 @@ def test_what_saves_just_as_much_as_it_costs_is_left(
     monkeypatch: pytest.MonkeyPatch, plain: float, trained: float, least: int, codec: int
 ) -> None:
     packed = {None: 100, "plain": plain, "trained": trained}
-    monkeypatch.setattr(dense, "_PROBE", 100)
-    monkeypatch.setattr(dense, "_LEAST_TRAINING", least)
-    monkeypatch.setattr(dense, "_compressor", lambda words: "trained" if words else "plain")
-    monkeypatch.setattr(dense, "_packed", lambda probe, how: packed[how])
+    monkeypatch.setattr(writer, "_PROBE", 100)
+    monkeypatch.setattr(writer, "_LEAST_TRAINING", least)
+    monkeypatch.setattr(writer, "_compressor", lambda words: "trained" if words else "plain")
+    monkeypatch.setattr(writer, "_packed", lambda probe, how: packed[how])
     monkeypatch.setattr(zstandard, "train_dictionary", lambda *_, **__: Words(b"word"))
-    gathered = dense.Dense(compress=True)
+    gathered = writer.Dense(compress=True)
     for _ in range(4):
         gathered.add(bytes(32), bytes(100))
     gathered._decide()
@@ -216,7 +216,7 @@ def test_what_saves_just_as_much_as_it_costs_is_left(
 
 
 def test_what_gets_no_shorter_stays_as_it_is() -> None:
-    gathered = dense.Dense(compress=False)
+    gathered = writer.Dense(compress=False)
     gathered._codec, gathered._compress = ZSTD, lambda content: b"c" * (len(content) // 2 + 1)
     for content in (b"x", b"yy", b"zzz"):
         gathered.add(bytes(32), content)
@@ -228,7 +228,7 @@ def test_a_compressor_without_memory_says_so(monkeypatch: pytest.MonkeyPatch) ->
     def fails(*_: object) -> int:
         raise zstandard.ZstdError("cannot compress: Allocation error : not enough memory")
 
-    monkeypatch.setattr(dense, "_packed", fails)
+    monkeypatch.setattr(writer, "_packed", fails)
     with pytest.raises(MemoryError, match="not enough memory"):
         pack([text(n, 8000) for n in range(8)])
 

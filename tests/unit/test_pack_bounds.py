@@ -12,7 +12,6 @@ from blake3 import blake3
 
 from ntt_backup.pack import reader as packs
 from ntt_backup.pack import writer
-from ntt_backup.pack.dense import Dense
 from ntt_backup.pack.format import (
     _TRAILER,
     BLOCK,
@@ -41,7 +40,7 @@ from ntt_backup.pack.format import (
     write_table,
 )
 from ntt_backup.pack.reader import PackFile, PackReader, _Tail, find_members
-from ntt_backup.pack.writer import PackWriter
+from ntt_backup.pack.writer import Dense, PackWriter
 from tests.helpers.blobs import noise, pack, reader, text
 
 ID = bytes(16)

@@ -16,8 +16,7 @@ from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.config.timetable import parse_timetable
 from ntt_backup.errors import RemoteDenied
 from ntt_backup.objects.bucket import ContentDamaged, ObjectExists, ObjectInfo
-from ntt_backup.objects.s3_bucket import S3Bucket
-from ntt_backup.objects.s3_client import make_client
+from ntt_backup.objects.s3_bucket import S3Bucket, make_client
 
 
 @pytest.mark.parametrize(

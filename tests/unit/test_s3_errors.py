@@ -18,8 +18,7 @@ from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.errors import BackupError, ConfigError, RemoteDenied, RemoteUnreachable
 from ntt_backup.objects.bucket import ObjectArchived
 from ntt_backup.objects.s3 import open_bucket
-from ntt_backup.objects.s3_bucket import S3Bucket
-from ntt_backup.objects.s3_client import make_client
+from ntt_backup.objects.s3_bucket import S3Bucket, make_client
 from ntt_backup.objects.s3_errors import Translator
 
 TRANSLATOR = Translator("bucket", "https://s3.example.org")
