@@ -42,13 +42,10 @@ class Backoff:
 
 
 class OutageClock:
-    """The waits while a side is unreachable, and their limit.
+    """The waits while a side is unreachable.
 
-    Args:
-        backoff: The waits.
-        limit: The seconds since the first failure after which `next_wait` returns None; None for no
-            limit.
-        random: See `Backoff.wait`.
+    After `limit` seconds since the first failure `next_wait` returns None. random: see
+    `Backoff.wait`.
     """
 
     def __init__(self, backoff: Backoff, limit: float | None, random: Callable[[], float]) -> None:
@@ -89,10 +86,7 @@ class OutageClock:
 class Restarts:
     """Says when a process that failed is started again: each failure in a row doubles the wait.
 
-    Args:
-        backoff: The shortest and the longest wait.
-        most: The number of restarts in a row; None: without a limit.
-        jitter: Returns a number in [0, 1), see `Backoff.wait`.
+    most: the number of restarts in a row. jitter: see `Backoff.wait`.
     """
 
     def __init__(
@@ -107,13 +101,9 @@ class Restarts:
         self._jitter = jitter
 
     def next_wait(self, lived_s: float = 0.0) -> float | None:
-        """Counts a failure.
+        """Counts a failure after a life of some seconds.
 
-        Args:
-            lived_s: The seconds from the start to the failure.
-
-        Returns:
-            The seconds until the next start; None where there were too many restarts.
+        Returns the seconds until the next start; None where there were too many restarts.
         """
         if lived_s > SOUND_SECONDS:
             self.count = 0

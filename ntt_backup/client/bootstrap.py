@@ -149,10 +149,8 @@ class Banner:
 def greet(channel: Channel, program: bytes, patience: float) -> Banner:
     """Starts the receiver behind a channel, and returns its greeting.
 
-    Args:
-        channel: The running remote command.
-        program: The second result of `bundle`, for an account with a shell.
-        patience: Seconds to wait for each line.
+    program: the second result of `bundle`, for an account with a shell. patience: seconds to wait
+    for each line.
 
     Raises:
         Unsupported: The remote's Python cannot run the receiver.

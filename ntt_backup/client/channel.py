@@ -33,13 +33,6 @@ _RECEIVER: Final = re.compile(rb"^NTT-RECEIVE \d")
 class Channel:
     """A running remote command.
 
-    Args:
-        transport: The way to the remote.
-        command: The remote command.
-        pace: The limit of the bytes that are sent; None for no limit.
-        fetch: The limit of the bytes that are read; None for no limit.
-        on_bytes: Receives the number of bytes that were sent.
-
     Attributes:
         heard: The time of the last data from the remote, in monotonic seconds.
         lingers: Whether, after `close`, another process on the remote held the connection open.
@@ -77,18 +70,9 @@ class Channel:
     def greet(
         self, script: bytes, greeting: re.Pattern[bytes], timeout: float, *, doing: str
     ) -> re.Match[bytes]:
-        """Sends a script, and waits for the first line that is a greeting.
+        """Sends a script, and returns the match of the first line that is a greeting.
 
-        Earlier lines are skipped.
-
-        Args:
-            script: The data to send.
-            greeting: The pattern of the greeting.
-            timeout: The seconds to wait.
-            doing: The purpose, for the errors.
-
-        Returns:
-            The match of the greeting.
+        Earlier lines are skipped. doing: the purpose, for the errors.
 
         Raises:
             RemoteUnreachable: No greeting has arrived in time.
@@ -147,13 +131,9 @@ class Channel:
         patience: float,
         beside: Iterable[int] = (),
     ) -> None:
-        """Sends all of data.
+        """Sends all of data; hear receives the data that arrives meanwhile.
 
-        Args:
-            data: The data.
-            hear: Receives the data that arrives meanwhile.
-            patience: See `is_silent`.
-            beside: Descriptors. A wait ends early when one of them is readable.
+        patience: see `is_silent`. beside: descriptors; a wait ends early when one is readable.
 
         Raises:
             RemoteUnreachable: The link has stalled, or the channel has ended. hear has received all
@@ -194,13 +174,8 @@ class Channel:
     ) -> None:
         """Waits for data, and passes it to hear.
 
-        Args:
-            hear: Receives the data.
-            timeout: The most seconds to wait.
-            beside: Descriptors. The wait ends early when one of them is readable.
-
-        Raises:
-            RemoteUnreachable: The channel has ended.
+        The wait ends early when one of the descriptors `beside` is readable. Raises
+        RemoteUnreachable where the channel has ended.
         """
         data = self.read(timeout, beside)
         if data == b"":
@@ -293,8 +268,7 @@ class Channel:
     def lost(self, said: bytes = b"") -> BackupError:
         """Returns the error for a channel that has ended.
 
-        Args:
-            said: The output instead of an answer; /usr/sbin/nologin, for example, prints to stdout.
+        said: the output instead of an answer; /usr/sbin/nologin, for example, prints to stdout.
         """
         status = self._child.wait(_LAST_WORDS_SECONDS)
         words = f"{said[-2000:].decode('utf-8', 'backslashreplace')}\n{self.stderr}".strip()
@@ -311,11 +285,8 @@ class Channel:
         """Ends the input, and waits a bounded time for the end in good order.
 
         ssh does not end before every process on the remote has closed the connection, and a
-        process that a login has left behind may never do that. So after the last word the wait is
-        short (see `lingers`).
-
-        Args:
-            last_word: The data that the remote sends when its work is done.
+        process that a login has left behind may never do that. So after the last word, which the
+        remote sends when its work is done, the wait is short (see `lingers`).
         """
         self.end_input()
         deadline = time.monotonic() + _CLOSE_SECONDS

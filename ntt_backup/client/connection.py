@@ -61,24 +61,16 @@ class SessionSpec:
         root: The path on the remote that holds `by-hash/`.
         owner: The name of this host and target. owner, run_id and slot name the workspace on the
             remote, so that the next session can remove the workspace of a dead one.
-        run_id: The name of the run.
-        slot: The name of the session within the run.
-        run: The settings of the run.
-        pace: The limit of the bytes that are sent; None for no limit.
-        fetch: The limit of the bytes that are received; None for no limit.
-        effort: Chooses the level of compression.
+        pace: The limit of the bytes that are sent. fetch: of those that are received.
         on_bytes: Receives the number of bytes that were handed to the transport; 0 as a sign of
             life while nothing can be sent.
         on_content: Receives, right before on_bytes, the bytes of blob content among them. Negative
             for content that must be sent again, so that the sum is what is stored or under way.
         meanwhile: Is called while the remote starts the receiver.
         cancelled: Is called while an answer is awaited, and may raise.
-        stopping: Returns whether sending should end soon: after the current blob, where the
-            strategy can do that.
+        stopping: Returns whether sending should end after the current blob.
         sync: How the receiver makes a batch durable: by `syncfs`, or by `fsync` of each file.
         bucket: The settings of a bucket that is the target, else None.
-        recipients: The public keys that packs are sealed for.
-        sign: Signs packs as this host's.
         dead_before: Returns the Unix time before which incomplete uploads were begun that belong to
             no process any more; a probe removes them.
     """
@@ -107,14 +99,7 @@ class SessionSpec:
     def of(settings: RemoteConfig, run_id: str, slot: str, *, sends: bool = False) -> SessionSpec:
         """Returns the parameters of a session with these settings.
 
-        Args:
-            settings: The settings.
-            run_id: The name of the run.
-            slot: The name of the session within the run.
-            sends: Whether the session sends batches, which is the only use of a bucket.
-
-        Raises:
-            ConfigError: The target is a bucket, and the session does not send.
+        Raises ConfigError for a bucket, unless the session `sends` batches.
         """
         remote, run, owner = settings.remote, settings.run, settings.owner
         if remote.kind == "file" and run.codec == "auto":
@@ -176,10 +161,9 @@ class ReceiverConnection:
             raise
 
     def open(self, **more: Field) -> None:
-        """Has the receiver open the root, unless that was done. more: see `hello`.
+        """Has the receiver open the root, unless that was done.
 
-        Raises:
-            RemoteUnreachable: There is no by-hash below the root.
+        more: see `hello`. Raises RemoteUnreachable where there is no by-hash below the root.
         """
         with self.checked():
             if not (self._said or self.hello(**more)).get("placed"):
@@ -188,8 +172,7 @@ class ReceiverConnection:
     def hello(self, **more: Field) -> dict[str, Field]:
         """Has the receiver open the root, and returns the fields of READY.
 
-        Args:
-            **more: Fields of HELLO that only one kind of session sends.
+        more: fields of HELLO that only one kind of session sends.
         """
         spec = self.spec
         fields: dict[str, Field] = {
@@ -263,11 +246,7 @@ class ReceiverConnection:
     def refusal(self, kind: type[E], message: str, word: str, more: str = OLD) -> E:
         """Returns the error for a forced command whose `--allow` lacks a word.
 
-        Args:
-            kind: The class of the error.
-            message: The message of the error.
-            word: The word that is missing.
-            more: The rest of the hint.
+        more: the rest of the hint.
         """
         return kind(
             message,

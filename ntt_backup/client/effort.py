@@ -137,14 +137,9 @@ class Sender:
         return int(self._shared[_STEP])
 
     def note(self, worked: float, waited: float, raw: int, wire: int) -> None:
-        """Notes the time and the size of a frame.
+        """Notes the seconds of compressing a frame and of waiting for the link, and its sizes.
 
-        Args:
-            worked: The seconds of compressing.
-            waited: The seconds until the link had the frame.
-            raw: The bytes of content; 0 if compressing was not tried, so that all bytes travel
-                unchanged.
-            wire: The bytes on the wire.
+        raw: its bytes of content; 0 where compressing was not tried. wire: those on the wire.
         """
         now = self._effort.clock()
         lasted = min(now - self._noted, worked + waited + _LONGEST_GAP)

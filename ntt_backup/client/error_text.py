@@ -21,15 +21,9 @@ _BEFORE: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class ErrorCase:
-    """An error and the pattern by which it is recognized.
+    """An error and the pattern, in lowercase, by which it is recognized.
 
-    Attributes:
-        pattern: The pattern, in lowercase.
-        error: The class of the error.
-        message: The message of the error.
-        hint: The hint of the error.
-        better: The pattern of a line that is shown instead, if there is one. Alone such a line
-            explains nothing.
+    better: the pattern of a line that is shown instead; alone such a line explains nothing.
     """
 
     pattern: str

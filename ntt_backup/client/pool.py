@@ -49,7 +49,7 @@ class SessionPool:
     """Opens sessions for the threads of one command.
 
     Args:
-        settings: The settings.
+        settings: Of the remote and the run.
         command: The name of the command, for errors and for the remote.
         words: The words that the receiver's `--allow` must have: `list`, `verify`, `get`.
         on_outage: Receives the error of an outage, and the seconds of the wait.
@@ -78,11 +78,7 @@ class SessionPool:
         self._met = False
 
     def open_first(self) -> ReadSession:
-        """Opens the first session, without retries. The first thread takes it over.
-
-        Raises:
-            BackupError: The session cannot be opened.
-        """
+        """Opens the first session, without retries. The first thread takes it over."""
         session = self._open("first")
         self._first.append(session)
         return session
@@ -93,11 +89,7 @@ class SessionPool:
             self._first.pop().abort()
 
     def is_empty(self) -> bool:
-        """Returns whether the remote has no blob at all. Asks without retries.
-
-        Raises:
-            BackupError: The remote does not answer.
-        """
+        """Returns whether the remote has no blob at all. Asks without retries."""
         session = self._open("look")
         try:
             return not session.names(bytes(32), b"\xff" * 32, most=1).names
@@ -191,13 +183,9 @@ class SessionPool:
 class ReconnectingSession:
     """Does the work of a thread with a session, and with another one if the session was lost.
 
-    Args:
-        open_: Opens a session.
-        clock: The waits of an outage.
-        wait: Waits after an error for a number of seconds.
-        attempts: The protocol violations in a row, without work done, after which to give up. The
-            limit for sessions that are lost after an answer is FRUITLESS, since the link may be the
-            cause.
+    It gives up after so many `attempts` that ended in a protocol violation, in a row and without
+    work done. The limit for sessions that are lost after an answer is FRUITLESS, since the link may
+    be the cause.
     """
 
     def __init__(
@@ -218,12 +206,7 @@ class ReconnectingSession:
     def do(self, work: Callable[[ReadSession], T]) -> T:
         """Returns the result of work, which is called again with a new session after an outage.
 
-        Args:
-            work: The work. It counts in `settled` of the session the pieces that it will not ask
-                for again.
-
-        Raises:
-            BackupError: The error is not retryable, or the outage lasts too long.
+        It counts in `settled` of the session the pieces that it will not ask for again.
         """
         while True:
             try:

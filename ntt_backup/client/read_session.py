@@ -134,15 +134,10 @@ class ReadSession(ReceiverConnection):
         offset: int = 0,
         listed: Mapping[bytes, int] | None = None,
     ) -> None:
-        """Asks the remote to send blobs, each once.
+        """Asks the remote to send blobs, each once; `contents` passes on the answers in order.
 
-        `contents` passes on the answers in the order of asking.
-
-        Args:
-            digests: The digests of the blobs.
-            offset: The offset in bytes at which a single blob begins.
-            listed: The sizes in bytes that the remote has listed, as far as they are known. A
-                larger blob is refused.
+        offset: in bytes, at which a single blob begins. listed: the sizes in bytes that the remote
+        has listed, as far as they are known. A larger blob is refused.
         """
         once = tuple(dict.fromkeys(digests))
         with self.checked():
@@ -238,11 +233,5 @@ def remote_failure(blobid: str, verdict: int, text: str) -> Failure:
 
 
 def hash_mismatch(size: int, found: bytes, where: str = "on the remote") -> str:
-    """Returns the detail for content that does not hash to its name.
-
-    Args:
-        size: The bytes of the content.
-        found: The digest of the content.
-        where: The place of the content.
-    """
+    """Returns the detail for content that hashes to `found`, which is not its name."""
     return f"{size} bytes {where} hash to {found.hex()}"

@@ -37,9 +37,7 @@ _TOOLS: Final = (
 def shell_script(script: str, values: Mapping[str, str]) -> tuple[str, bytes]:
     """Returns the remote command, and the source that must be written to its stdin first.
 
-    Args:
-        script: The script.
-        values: The variables of the script.
+    values: the variables of the script.
     """
     assignments = "".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items())
     source = (f"unset -f {_TOOLS} 2>/dev/null\n" + assignments + script).encode()
@@ -85,12 +83,7 @@ class ScriptAnswer:
         return held
 
     def hear(self, channel: Channel, deadline: float) -> bytes | None:
-        """Returns more of the answer: b"" at its end, None after the deadline.
-
-        Args:
-            channel: The channel of the script.
-            deadline: The end of the wait, in monotonic seconds.
-        """
+        """Returns more of the answer: b"" at its end, None after the deadline (monotonic)."""
         while self.status is None:
             left = deadline - time.monotonic()
             if left <= 0:
@@ -114,13 +107,7 @@ def ask(
 ) -> bytes:
     """Runs a script on the remote, and returns its output. Earlier output is skipped.
 
-    Args:
-        transport: The way to the remote.
-        script: The script.
-        values: The variables of the script.
-        doing: The purpose, for errors.
-        timeout: The seconds to wait.
-        limit: The most bytes of output.
+    values: the variables of the script. doing: the purpose, for errors. limit: bytes of output.
 
     Raises:
         RemoteUnreachable: There was no answer in time.
@@ -150,12 +137,7 @@ def ask(
 
 
 def require_success(channel: Channel, answer: ScriptAnswer, doing: str) -> None:
-    """Checks the end of a script.
-
-    Raises:
-        RemoteDenied: The script has failed.
-        BackupError: The connection has ended without the mark.
-    """
+    """Raises RemoteDenied where the script has failed, another error where its mark is missing."""
     if answer.status == 0:
         return
     ended = channel.wait(_LAST_WORDS_SECONDS)

@@ -45,11 +45,7 @@ class Limit:
     ssh packet: the overhead of ssh for shares of thirty bytes would double the traffic. All senders
     may take a share at the same instant; the next shares wait for it.
 
-    Args:
-        timetable: The rates by the time of the week; None for no limit.
-        senders: The number of senders.
-        clock: Returns monotonic seconds.
-        wall: Returns the local time.
+    clock returns monotonic seconds, wall the local time.
     """
 
     def __init__(
@@ -128,8 +124,7 @@ class Pace(Protocol):
     def allowance(self, *, begun: bool = False) -> int:
         """Returns the number of bytes that may be sent now.
 
-        Args:
-            begun: Whether the bytes continue a request that has begun, which cannot be paused.
+        begun: they continue a request, which cannot be paused.
         """
         ...
 
@@ -216,9 +211,7 @@ class SharedPace:
     def take_now(self, wanted: int, *, begun: bool = False) -> int:
         """Takes a share of at most `wanted` bytes, and returns its size; 0 if there is none now.
 
-        Args:
-            wanted: The most bytes to take.
-            begun: See `Pace.allowance`. A server would not wait for the rest of a request.
+        begun: see `Pace.allowance`; a server would not wait for the rest of a request.
         """
         with self._lock:
             allowed = min(wanted, self._pace.allowance(begun=begun))
@@ -248,13 +241,9 @@ def set_process_pace(pace: Pace) -> None:
 
 
 def process_pace(timetable: Timetable | None) -> Pace | None:
-    """Returns the pace of this process.
+    """Returns the pace of this process; None for no limit.
 
-    Args:
-        timetable: The limit of a process that has no pace yet, and sends alone; None for no limit.
-
-    Returns:
-        The pace; None for no limit.
+    timetable: the limit of a process that has no pace yet, and sends alone.
     """
     if _process_pace:
         return _process_pace[0]

@@ -86,12 +86,7 @@ class Transport(Protocol):
         ...
 
     def explain(self, status: int | None, stderr: str) -> BackupError:
-        """Returns the error for a local process that has ended.
-
-        Args:
-            status: The exit status; None if the process was killed.
-            stderr: The end of the error output.
-        """
+        """Returns the error for a local process that has ended. status: None if it was killed."""
         ...
 
 
@@ -133,13 +128,9 @@ class Local:
 def ssh_argv(
     remote: RemoteSettings, command: str, *, aes: bool, subsystem: bool = False
 ) -> list[str]:
-    """Returns the argv that runs a command on the remote.
+    """Returns the argv that runs a command on the remote, or a `subsystem` of that name.
 
-    Args:
-        remote: The settings of the remote.
-        command: The remote command.
-        aes: Whether the CPU has AES instructions.
-        subsystem: Whether the command is the name of a subsystem.
+    aes: whether the CPU has AES instructions.
     """
     # Of two types of a session ssh takes the one that it reads first.
     argv = ["ssh", "-s"] if subsystem else ["ssh"]
