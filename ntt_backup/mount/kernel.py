@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
-import mmap
 import os
 import re
 import shutil
@@ -102,11 +101,9 @@ def require_mount_point(directory: Path) -> None:
         )
 
 
-def attach(image: str, devices: Sequence[str], directory: Path, *, direct: bool) -> None:
+def attach(image: str, devices: Sequence[str], directory: Path) -> None:
     """Mounts an image on a directory, read-only. Both it and its devices are files, or both are
-    block devices. direct: their contents are kept in memory once, not twice.
-
-    Raises MountImpossible.
+    block devices. Raises MountImpossible.
     """
     with ExitStack() as stack:
         try:
@@ -116,9 +113,6 @@ def attach(image: str, devices: Sequence[str], directory: Path, *, direct: bool)
             for device in devices:
                 _call(_FSCONFIG, context, _SET_STRING, b"device", os.fsencode(device), 0)
             _call(_FSCONFIG, context, _SET_FLAG, b"ro", None, 0)
-            if direct:
-                with suppress(OSError):  # Linux before 6.15 does not know it.
-                    _call(_FSCONFIG, context, _SET_FLAG, b"directio", None, 0)
             _call(_FSCONFIG, context, _CREATE, None, None, 0)
             mount = _call(_FSMOUNT, context, _CLOEXEC, _READ_ONLY_NOSUID_NODEV_NOEXEC)
             stack.callback(os.close, mount)
@@ -173,23 +167,6 @@ def leave_namespace() -> None:
 def detach(directory: Path) -> None:
     """Unmounts a directory; what is open stays readable."""
     _check(_libc.umount2(os.fsencode(directory), _MNT_DETACH))
-
-
-def reads_directly(path: Path) -> bool:
-    """Returns whether blocks of 512 bytes can be read past the page cache: a disk may have larger
-    ones.
-    """
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        os.preadv(fd, [memoryview(mmap.mmap(-1, mmap.PAGESIZE))[:512]], 512)
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
-    return True
 
 
 def _said(context: int) -> str:

@@ -47,12 +47,7 @@ def mount_packs(packs: Path, directory: Path, options: Options) -> Built:
         with chdir(below):
             image = f"/proc/self/fd/{file.fileno()}"
             names = [os.path.relpath(one.name, below) for one in sources]
-            kernel.attach(
-                image,
-                [*names, image],
-                directory,
-                direct=kernel.reads_directly(Path(sources[0].name)),
-            )
+            kernel.attach(image, [*names, image], directory)
     return built
 
 
@@ -114,7 +109,7 @@ def mount_target(
             image = f"/proc/self/fd/{file.fileno()}"
             # A block device can be used once only.
             whole, itself = kernel.loop_device(image, stack), kernel.loop_device(image, stack)
-            kernel.attach(whole, [*devices, itself], directory, direct=False)
+            kernel.attach(whole, [*devices, itself], directory)
             os.write(server.stdin_fd, serve.GO)
     return built
 

@@ -93,7 +93,7 @@ def test_an_image_alone_is_what_the_kernel_mounts(tmp_path: Path, place: Path) -
     devices = [str(path) for path in sorted(place.glob("packs/packs/*/*.tar"))]
     assert sorted(place.iterdir()) == [image, place / "packs"]
     (on := place / "packs" / "on").mkdir()
-    kernel.attach(str(image), [*devices, str(image)], on, direct=False)
+    kernel.attach(str(image), [*devices, str(image)], on)
     try:
         assert wrong(on, blobs) == []
     finally:

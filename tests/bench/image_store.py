@@ -32,7 +32,7 @@ def mounted(recipe: Recipe, directory: Path) -> Iterator[Store]:
             record = RECORD.pack(digest, image.itself, image.store(content), 0, size)
             records[digest[0]] += record
         tree = image.write_tree(_sorted(records))
-    kernel.attach(str(path), [str(path)], root, direct=False)
+    kernel.attach(str(path), [str(path)], root)
     try:
         directories = {record[:2] for record in _sorted(records)}
         yield Store(recipe, root, tree.blobs, tree.bytes, len(directories) + 256)
