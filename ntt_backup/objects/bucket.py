@@ -55,10 +55,6 @@ class ContentDamaged(RemoteUnreachable):
     """What arrived at the object store is not what was sent; it was not stored."""
 
 
-class ObjectUnreadable(Exception):
-    """The object store answers, and yet does not give this object's bytes, however often asked."""
-
-
 class UploadGone(Exception):
     """The upload was completed or aborted before."""
 
@@ -240,8 +236,8 @@ class Bucket(Protocol):
         """
         ...
 
-    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
-        """Yields the objects below prefix in the order of keys, those behind `after`."""
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """Yields the objects below prefix in the order of keys."""
         ...
 
     def overwrite(self, key: str, data: Buffer, sha256: bytes) -> None:

@@ -118,7 +118,6 @@ class Pages:
 
     Args:
         prefix: what each key begins with.
-        after: the keys are greater than this one.
         ordered: keys ascend. Those of uploads need not: a key may have several, and SeaweedFS lists
             them by their ids.
 
@@ -126,9 +125,9 @@ class Pages:
     SeaweedFS lists `a/1` before `a-b`.
     """
 
-    def __init__(self, prefix: str, after: str = "", *, ordered: bool = True) -> None:
+    def __init__(self, prefix: str, *, ordered: bool = True) -> None:
         self._prefix = prefix
-        self._last = after
+        self._last = ""
         self._ordered = ordered
         self._orders: list[Callable[[str], list[str]]] = [_bytes, _names]
         self._pages = 0

@@ -48,7 +48,7 @@ from ntt_backup.objects.bucket import (
     composite,
 )
 from ntt_backup.objects.s3_answers import BoundedSession, Pages, etag, moment, size, word
-from ntt_backup.objects.s3_errors import FAILURES, BehindTheEnd, Passing, Translator, moment_of
+from ntt_backup.objects.s3_errors import FAILURES, BehindTheEnd, Passing, moment_of, translated
 from ntt_backup.pack.names import BLOBS, PACKS
 
 # Keys of a listing that come with one answer; stores give no more.
@@ -110,7 +110,7 @@ class S3Bucket:
         self._pace = SharedPace(pace) if pace is not None else None
         self._fetch = fetch
         self.patience = _PATIENCE
-        self._errors = Translator(settings.bucket, client.meta.endpoint_url)
+        self._endpoint = client.meta.endpoint_url
 
     # --- writing ----------------------------------------------------------------------------------
 
@@ -288,9 +288,9 @@ class S3Bucket:
         except FAILURES as failure:
             return {} if "NotFound" in str(failure) else None
 
-    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
-        following = {"StartAfter": self._prefix + after} if after else {}
-        pages = Pages(self._prefix + prefix, following.get("StartAfter", ""))
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        following: dict[str, str] = {}
+        pages = Pages(self._prefix + prefix)
         while True:
             page = self._ask(
                 "list_objects_v2",
@@ -357,7 +357,8 @@ class S3Bucket:
             except FAILURES as failure:
                 if operation == "head_object" and _is_mute(failure):
                     self._ask_and_read(_no_pace, "get_object", key, Range="bytes=0-0")
-                error = self._errors.translated(failure, operation, key)
+                name = f"{self._bucket}/{key}"
+                error = translated(failure, operation, name, self._endpoint)
                 damaged += isinstance(error, ContentDamaged)
                 passing = isinstance(error, Passing) and waited < self.patience
                 again = isinstance(error, ContentDamaged) and damaged < _ATTEMPTS

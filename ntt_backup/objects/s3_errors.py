@@ -147,150 +147,144 @@ _HEADERS: Final = {
 }
 
 
-class Translator:
-    """Translates what botocore raises for requests of one bucket."""
+def translated(failure: Exception, operation: str, name: str, endpoint: str) -> Exception:
+    """Returns the error for a failed request. name: of the bucket, a slash, and the key."""
+    if isinstance(failure, boto.ClientError):
+        return _answered(failure, operation, name)
+    return _unanswered(failure, endpoint)
 
-    def __init__(self, bucket: str, endpoint: str) -> None:
-        self._bucket = bucket
-        self._endpoint = endpoint
 
-    def translated(self, failure: Exception, operation: str, key: str) -> Exception:
-        """Returns the error for a failed request."""
-        if isinstance(failure, boto.ClientError):
-            return self._answered(failure, operation, key)
-        return self._unanswered(failure)
-
-    def _answered(self, failure: boto.ClientError, operation: str, key: str) -> Exception:
-        response: Any = failure.response
-        said = response.get("Error", {})
-        code = str(said.get("Code", ""))
-        meta = response.get("ResponseMetadata", {})
-        status = int(meta.get("HTTPStatusCode", 0))
-        headers = meta.get("HTTPHeaders", {})
-        if code == "NoSuchKey" or (status == 404 and operation == "head_object"):
-            return ObjectMissing(key)
-        if code == "InvalidRange" or status == 416:
-            return BehindTheEnd(key)
-        if code == "NoSuchUpload":
-            return UploadGone(key)
-        if code == "PreconditionFailed" or status == 412:
-            return ObjectExists(key)
-        if code == "RestoreAlreadyInProgress":
-            return ThawUnderWay(key)
-        if code == "InvalidObjectState":
-            return ObjectArchived(key)
-        detail = printable(f"{self._bucket}/{key}: {code}: {said.get('Message', '')}"[:_SHOWN])
-        if code == "RequestTimeTooSkewed":
-            return RemoteUnreachable(
-                f"the clocks of this machine and of the object store differ{_by(headers)}",
-                detail=detail,
-                hint="set this machine's clock (timedatectl, chronyc tracking)",
-            )
-        region = printable(str(said.get("Region") or headers.get("x-amz-bucket-region") or ""))[:64]
-        if region and (status in (301, 307) or code == "AuthorizationHeaderMalformed"):
-            return RemoteDenied(
-                f"the bucket is in the region {region}",
-                detail=detail,
-                hint=f'set remote.region = "{region}"',
-            )
-        if code in _UNKNOWN or status == 501:
-            header = printable(str(said.get("Header", ""))[:64]) or _HEADERS.get(operation, "")
-            does, _ = _RIGHTS.get(operation, _OTHER)
-            return Unsupported(
-                f"the object store cannot {does}: it does not know "
-                + (f"the header {header}" if header else "the request"),
-                detail=detail,
-                hint="take another server (docs/object-stores.md has those that are known to work),"
-                " or have it ignore headers that it does not know; s3proxy does so with"
-                " s3proxy.ignore-unknown-headers=true",
-            )
-        if case := _BY_CODE.get(code) or _BY_CODE.get(str(status)):
-            return case.error(case.message, detail=detail, hint=case.hint)
-        if status >= 500:
-            return Passing("the object store reports an error of its own", detail=detail)
-        does, right = _RIGHTS.get(operation, _OTHER)
-        if status in (401, 403):
-            return RemoteDenied(
-                f"the object store refuses to {does}",
-                detail=detail,
-                hint=f"give the credentials the right {right} (docs/object-stores.md)",
-            )
-        return RemoteDenied(
-            f"the object store cannot {does}",
+def _answered(failure: boto.ClientError, operation: str, name: str) -> Exception:
+    response: Any = failure.response
+    said = response.get("Error", {})
+    code = str(said.get("Code", ""))
+    meta = response.get("ResponseMetadata", {})
+    status = int(meta.get("HTTPStatusCode", 0))
+    headers = meta.get("HTTPHeaders", {})
+    if code == "NoSuchKey" or (status == 404 and operation == "head_object"):
+        return ObjectMissing(name)
+    if code == "InvalidRange" or status == 416:
+        return BehindTheEnd(name)
+    if code == "NoSuchUpload":
+        return UploadGone(name)
+    if code == "PreconditionFailed" or status == 412:
+        return ObjectExists(name)
+    if code == "RestoreAlreadyInProgress":
+        return ThawUnderWay(name)
+    if code == "InvalidObjectState":
+        return ObjectArchived(name)
+    detail = printable(f"{name}: {code}: {said.get('Message', '')}"[:_SHOWN])
+    if code == "RequestTimeTooSkewed":
+        return RemoteUnreachable(
+            f"the clocks of this machine and of the object store differ{_by(headers)}",
             detail=detail,
-            hint="is remote.endpoint an S3-compatible store, and remote.url a bucket of it?",
+            hint="set this machine's clock (timedatectl, chronyc tracking)",
         )
+    region = printable(str(said.get("Region") or headers.get("x-amz-bucket-region") or ""))[:64]
+    if region and (status in (301, 307) or code == "AuthorizationHeaderMalformed"):
+        return RemoteDenied(
+            f"the bucket is in the region {region}",
+            detail=detail,
+            hint=f'set remote.region = "{region}"',
+        )
+    if code in _UNKNOWN or status == 501:
+        header = printable(str(said.get("Header", ""))[:64]) or _HEADERS.get(operation, "")
+        does, _ = _RIGHTS.get(operation, _OTHER)
+        return Unsupported(
+            f"the object store cannot {does}: it does not know "
+            + (f"the header {header}" if header else "the request"),
+            detail=detail,
+            hint="take another server (docs/object-stores.md has those that are known to work),"
+            " or have it ignore headers that it does not know; s3proxy does so with"
+            " s3proxy.ignore-unknown-headers=true",
+        )
+    if case := _BY_CODE.get(code) or _BY_CODE.get(str(status)):
+        return case.error(case.message, detail=detail, hint=case.hint)
+    if status >= 500:
+        return Passing("the object store reports an error of its own", detail=detail)
+    does, right = _RIGHTS.get(operation, _OTHER)
+    if status in (401, 403):
+        return RemoteDenied(
+            f"the object store refuses to {does}",
+            detail=detail,
+            hint=f"give the credentials the right {right} (docs/object-stores.md)",
+        )
+    return RemoteDenied(
+        f"the object store cannot {does}",
+        detail=detail,
+        hint="is remote.endpoint an S3-compatible store, and remote.url a bucket of it?",
+    )
 
-    def _unanswered(self, failure: Exception) -> BackupError:
-        detail = printable(" ".join(str(failure)[: 4 * _SHOWN].split())[:_SHOWN])
-        match failure:
-            case AnswerTooLong():
-                return ProtocolViolation(
-                    "the object store's answer is longer than any of its kind",
-                    detail=detail,
-                    hint="look at remote.endpoint, and at proxies on the way",
-                )
-            case boto.NoCredentialsError() | boto.PartialCredentialsError():
-                return RemoteDenied("there are no credentials", detail=detail, hint=_CHAIN)
-            case (
-                boto.CredentialRetrievalError()
-                | boto.TokenRetrievalError()
-                | boto.SSOError()
-                | boto.ProfileNotFound()
-            ):
-                return RemoteDenied(
-                    "the credentials cannot be fetched", detail=detail, hint="aws sso login"
-                )
-            case boto.SSLError():
-                return self._tls(detail)
-            case boto.ConnectTimeoutError():
-                return RemoteUnreachable("the object store does not answer", detail=detail)
-            case boto.EndpointConnectionError():
-                unknown = re.search(
-                    r"name or service not known|name resolution|nodename|no address associated",
-                    f"{detail} {failure.__cause__} {failure.kwargs.get('error')}",
-                    re.IGNORECASE,
-                )
-                why = "its name is not known" if unknown else "nothing answers at its endpoint"
-                return RemoteUnreachable(
-                    f"the object store cannot be reached: {why}",
-                    detail=f"{self._endpoint}: {failure.kwargs.get('error', detail)}"[:_SHOWN],
-                    hint="look at remote.endpoint, and at the network",
-                )
-            case boto.ProxyConnectionError():
-                return RemoteUnreachable(
-                    "the proxy before the object store does not answer",
-                    detail=detail,
-                    hint="look at HTTPS_PROXY and NO_PROXY",
-                )
-            case boto.ReadTimeoutError():
-                return RemoteUnreachable("the object store has stopped to answer", detail=detail)
-            case (
-                boto.HTTPClientError() | boto.IncompleteReadError() | boto.ResponseStreamingError()
-            ):
-                return Passing("the connection to the object store broke", detail=detail)
-            case ResponseParserError():
-                return RemoteDenied(
-                    "what answers is no object store",
-                    detail=detail,
-                    hint="look at remote.endpoint, and at proxies on the way",
-                )
-        return RemoteDenied("a request cannot be made", detail=detail)
 
-    def _tls(self, detail: str) -> BackupError:
-        if "CERTIFICATE_VERIFY_FAILED" in detail:
-            return RemoteDenied(
-                "the object store's certificate is not trusted",
+def _unanswered(failure: Exception, endpoint: str) -> BackupError:
+    detail = printable(" ".join(str(failure)[: 4 * _SHOWN].split())[:_SHOWN])
+    match failure:
+        case AnswerTooLong():
+            return ProtocolViolation(
+                "the object store's answer is longer than any of its kind",
                 detail=detail,
-                hint="set remote.ca_bundle to the certificate of its authority",
+                hint="look at remote.endpoint, and at proxies on the way",
             )
-        if "WRONG_VERSION_NUMBER" in detail or "record layer" in detail:
+        case boto.NoCredentialsError() | boto.PartialCredentialsError():
+            return RemoteDenied("there are no credentials", detail=detail, hint=_CHAIN)
+        case (
+            boto.CredentialRetrievalError()
+            | boto.TokenRetrievalError()
+            | boto.SSOError()
+            | boto.ProfileNotFound()
+        ):
             return RemoteDenied(
-                "the object store does not speak TLS",
-                detail=detail,
-                hint="is its endpoint http:// and not https://?",
+                "the credentials cannot be fetched", detail=detail, hint="aws sso login"
             )
-        return RemoteUnreachable("TLS to the object store failed", detail=detail)
+        case boto.SSLError():
+            return _tls(detail)
+        case boto.ConnectTimeoutError():
+            return RemoteUnreachable("the object store does not answer", detail=detail)
+        case boto.EndpointConnectionError():
+            unknown = re.search(
+                r"name or service not known|name resolution|nodename|no address associated",
+                f"{detail} {failure.__cause__} {failure.kwargs.get('error')}",
+                re.IGNORECASE,
+            )
+            why = "its name is not known" if unknown else "nothing answers at its endpoint"
+            return RemoteUnreachable(
+                f"the object store cannot be reached: {why}",
+                detail=f"{endpoint}: {failure.kwargs.get('error', detail)}"[:_SHOWN],
+                hint="look at remote.endpoint, and at the network",
+            )
+        case boto.ProxyConnectionError():
+            return RemoteUnreachable(
+                "the proxy before the object store does not answer",
+                detail=detail,
+                hint="look at HTTPS_PROXY and NO_PROXY",
+            )
+        case boto.ReadTimeoutError():
+            return RemoteUnreachable("the object store has stopped to answer", detail=detail)
+        case boto.HTTPClientError() | boto.IncompleteReadError() | boto.ResponseStreamingError():
+            return Passing("the connection to the object store broke", detail=detail)
+        case ResponseParserError():
+            return RemoteDenied(
+                "what answers is no object store",
+                detail=detail,
+                hint="look at remote.endpoint, and at proxies on the way",
+            )
+    return RemoteDenied("a request cannot be made", detail=detail)
+
+
+def _tls(detail: str) -> BackupError:
+    if "CERTIFICATE_VERIFY_FAILED" in detail:
+        return RemoteDenied(
+            "the object store's certificate is not trusted",
+            detail=detail,
+            hint="set remote.ca_bundle to the certificate of its authority",
+        )
+    if "WRONG_VERSION_NUMBER" in detail or "record layer" in detail:
+        return RemoteDenied(
+            "the object store does not speak TLS",
+            detail=detail,
+            hint="is its endpoint http:// and not https://?",
+        )
+    return RemoteUnreachable("TLS to the object store failed", detail=detail)
 
 
 def moment_of(headers: dict[str, str]) -> float | None:

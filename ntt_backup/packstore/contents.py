@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from ntt_backup.filestore.contract import (
     FileArchived,
@@ -17,12 +17,14 @@ from ntt_backup.filestore.contract import (
 )
 from ntt_backup.pack.format import MAX_RAW, RAW, Entry, PackError
 from ntt_backup.pack.names import blob_key
-from ntt_backup.pack.reader import LARGEST_RANGE, PackReader, Range, merge
+from ntt_backup.pack.reader import LARGEST_RANGE, PackReader, Range, Salvage, merge
 from ntt_backup.packstore.tables import PackObject, Tables, packs_for
 from ntt_backup.wire import messages
 from ntt_backup.wire.messages import Large
 
 if TYPE_CHECKING:
+    from typing import Protocol
+
     from ntt_backup.client.read_session import ContentSink
     from ntt_backup.model import Failure
 
@@ -32,13 +34,8 @@ if TYPE_CHECKING:
         failures: list[Failure]
 
 
-class _Pack(Protocol):
-    """A pack whose blobs are known; see `PackReader`."""
-
-    def range(self, start: int, length: int) -> bytes: ...
-    def content(self, entry: Entry, stored: bytes) -> bytes: ...
-
-
+# A pack whose blobs are known.
+_Pack = PackReader | Salvage
 # A pack's reader serves several threads, and zstandard's objects one at a time.
 _decompressing = threading.Lock()
 # The errors for a pack, or a blob's own file, that cannot be read as it should be.

@@ -165,8 +165,8 @@ class FakeBucket:
             self.thawing.setdefault(key, (days, tier))
             return begun
 
-    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
-        keys = sorted(key for key in self.objects if key.startswith(prefix) and key > after)
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        keys = sorted(key for key in self.objects if key.startswith(prefix))
         for first in range(0, max(1, len(keys)), 1000):
             with self._request("list", prefix):
                 page = [(key, self.objects[key]) for key in keys[first : first + 1000]]

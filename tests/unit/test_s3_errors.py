@@ -16,12 +16,12 @@ from botocore.stub import Stubber
 
 from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.errors import BackupError, ConfigError, RemoteDenied, RemoteUnreachable
+from ntt_backup.objects import s3_errors
 from ntt_backup.objects.bucket import ObjectArchived
 from ntt_backup.objects.s3 import open_bucket
 from ntt_backup.objects.s3_bucket import S3Bucket, make_client
-from ntt_backup.objects.s3_errors import Translator
 
-TRANSLATOR = Translator("bucket", "https://s3.example.org")
+ENDPOINT = "https://s3.example.org"
 
 
 def answered(status: int, code: str, headers: dict[str, str], **said: str) -> boto.ClientError:
@@ -37,7 +37,7 @@ def tls(words: str) -> boto.SSLError:
 
 
 def translated(failure: Exception) -> BackupError:
-    error = TRANSLATOR.translated(failure, "get_object", "key")
+    error = s3_errors.translated(failure, "get_object", "bucket/key", ENDPOINT)
     assert isinstance(error, BackupError)
     return error
 
@@ -101,7 +101,8 @@ def test_thawing_is_asked_for_as_s3_wants_it_and_one_that_is_under_way_is_no_err
 
 
 def test_an_object_in_an_archive_class_is_no_outage() -> None:
-    error = TRANSLATOR.translated(answered(403, "InvalidObjectState", {}), "get_object", "key")
+    failure = answered(403, "InvalidObjectState", {})
+    error = s3_errors.translated(failure, "get_object", "bucket/key", ENDPOINT)
     assert isinstance(error, ObjectArchived)
 
 
