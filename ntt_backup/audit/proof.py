@@ -8,7 +8,7 @@ in the same pass.
 
 A blob whose sum differs is asked for once more, by its plain hash: that says what is there. Of a
 blob that the store does not have, the plain hash is all that can be known; a remote without BLAKE3
-cannot tell it. Contents do not go over the link: a blob costs 75 bytes.
+cannot tell it. Contents do not go over the link: a blob costs 49 bytes.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from __future__ import annotations
 import hmac
 import secrets
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final, Protocol, TypeVar
 
 from blake3 import blake3
@@ -29,12 +30,16 @@ from ntt_backup.errors import SourceError, Unsupported
 from ntt_backup.model import Blob, Failure, Reason, total_size
 from ntt_backup.process.threads import WorkQueue
 from ntt_backup.source.store import Store
+from ntt_backup.upload.batching import cut
 from ntt_backup.wire import messages
 from ntt_backup.wire.messages import Large
 
 Result = TypeVar("Result")
 Blobs = tuple[Blob, ...]
 
+# What is asked for again when the link drops, and a step of the progress of a download.
+JOB_BLOBS: Final = 1000
+JOB_BYTES: Final = 64 << 20
 # Jobs asked for on one connection: while one is hashed, the next has reached the remote.
 _AHEAD: Final = 2
 _UNPROVED: Final = "the remote says that its {} bytes are right, but cannot prove it"
@@ -74,116 +79,101 @@ class RemoteQuestion(Protocol):
 
 @dataclass
 class Proof:
-    """Asks for the sums of the blobs of a job under a new key.
+    """Asks for a sum of each blob of a job under a new key, and compares it with that of the store.
 
     Attributes:
         job: The blobs.
-        source: The store, or None to take the remote's word.
+        source: The store.
     """
 
     job: Blobs
-    source: Store | None
+    source: Store
 
     def __post_init__(self) -> None:
         self._key = secrets.token_bytes(messages.KEY_BYTES)
-        self._how = messages.PLAIN
+        self._hash = messages.BLAKE3
 
     def ask(self, session: ReadSession) -> None:
-        if self.source is not None:
-            self._how = messages.KEYED if session.banner.can_hash else messages.HMAC
-        session.ask_sums(self._how, self._key, _digests(self.job))
+        self._hash = messages.BLAKE3 if session.banner.can_hash else messages.SHA256
+        session.ask_sums(self._hash, self._key, _digests(self.job))
 
     def receive(self, session: ReadSession) -> Proved | RemoteQuestion:
         # The store is read while the remote reads.
-        ours = self._our_sums() if self.source is not None else {}
-        sums = session.sums(total_size(self.job))
-        found = Proved(self.job, sum(one.size for one in sums))
-        refuted: list[Blob] = []
-        unknown: list[Blob] = []
-        for blob, said in zip(self.job, sums, strict=True):
-            sum_here = ours.get(blob.blobid)
-            if said.state != messages.WHOLE:
-                found.failures.append(remote_failure(blob.blobid, said.state, said.text))
-            elif sum_here is None or isinstance(sum_here, Failure):
-                if sum_here is not None and sum_here.reason is not Reason.MISSING:
-                    found.of_source.append(sum_here)
-                unknown.append(blob)
-            elif said.sum != sum_here:
-                refuted.append(blob)
-                if self._how == messages.HMAC:
-                    text = _NOT_OURS.format(said.size)
-                    found.failures.append(Failure(blob.blobid, Reason.REMOTE_CORRUPT, text))
-        if self._how == messages.HMAC:
-            found.untold = [blob.blobid for blob in unknown]
-            return found
-        question = _PlainHashes(found, (*refuted, *unknown), frozenset(refuted))
-        if self._how == messages.PLAIN:
-            question.judge(sums)
-            return found
-        return question if question.blobs else found
+        found = Proved(self.job)
+        ours = self._our_sums(found)
+        theirs = session.sums(total_size(self.job))
+        doubtful = [
+            blob
+            for blob, (state, said) in zip(self.job, theirs, strict=True)
+            if state != messages.WHOLE or said != ours.get(blob.blobid)
+        ]
+        return Hashes(found, tuple(doubtful), ours.keys()) if doubtful else found
 
-    def _our_sums(self) -> dict[str, bytes | Failure]:
-        """Returns the sum of each blob, or why the store does not have it right.
+    def _our_sums(self, found: Proved) -> dict[str, bytes]:
+        """Returns the sum of each blob that the store has right, and adds the others to `found`.
 
         Raises:
             SourceError: The store cannot be read.
         """
-        assert self.source is not None
-        found: dict[str, bytes | Failure] = {}
+        sums: dict[str, bytes] = {}
+        failed: list[Failure] = []
         with self.source.tree() as tree:
             for blob in self.job:
                 keyed = (
                     blake3(key=self._key)
-                    if self._how == messages.KEYED
+                    if self._hash == messages.BLAKE3
                     else hmac.new(self._key, digestmod="sha256")
                 )
                 # The size that the catalog has is of no interest: the name tells what is right.
                 examined = tree.examine(Blob(blob.blobid, None), verify=True, also=keyed.update)
                 if isinstance(examined, Failure):
-                    found[blob.blobid] = examined
+                    failed.append(examined)
                 else:
-                    found[blob.blobid] = keyed.digest()
-            failed = [one for one in found.values() if isinstance(one, Failure)]
-            tree.require_life(failed, nothing_sent=len(failed) == len(found))
-        return found
+                    sums[blob.blobid] = keyed.digest()[: messages.SUM_BYTES]
+                    found.bytes += examined[0].expected
+            tree.require_life(failed, nothing_sent=not sums)
+        found.of_source = [one for one in failed if one.reason is not Reason.MISSING]
+        return sums
 
 
 @dataclass
-class _PlainHashes:
-    """Asks for the plain hashes of some blobs of a job.
+class Hashes:
+    """Asks for the hashes of blobs, which are the remote's word, and tell what lies there.
 
     Attributes:
-        found: What is known so far.
+        found: What is known of the job so far.
         blobs: The blobs.
-        refuted: Those of which the remote had no proof.
+        ours: The blobids of which the store has the content: they were not proved.
     """
 
     found: Proved
     blobs: Blobs
-    refuted: frozenset[Blob]
+    ours: Container[str] = ()
 
     def ask(self, session: ReadSession) -> None:
-        session.ask_sums(messages.PLAIN, bytes(messages.KEY_BYTES), _digests(self.blobs))
+        self._hash = messages.BLAKE3 if session.banner.can_hash else messages.SHA256
+        session.ask_hashes(self._hash, _digests(self.blobs))
 
     def receive(self, session: ReadSession) -> Proved:
-        self.judge(session.sums(total_size(self.blobs)))
-        return self.found
-
-    def judge(self, sums: Sequence[messages.Sum]) -> None:
-        """Adds the results for the plain hashes of the blobs."""
-        for blob, said in zip(self.blobs, sums, strict=True):
+        named = self._hash == messages.BLAKE3
+        hashes = session.hashes(total_size(self.blobs))
+        for blob, said in zip(self.blobs, hashes, strict=True):
+            blobid = blob.blobid
+            if blobid not in self.ours:
+                self.found.bytes += said.size
             if said.state != messages.WHOLE:
-                failure = remote_failure(blob.blobid, said.state, said.text)
-            elif said.sum.hex() != blob.blobid:
-                text = hash_mismatch(said.size, said.sum)
-                failure = Failure(blob.blobid, Reason.REMOTE_CORRUPT, text)
-            elif blob in self.refuted:
-                text = _UNPROVED.format(said.size)
-                failure = Failure(blob.blobid, Reason.REMOTE_CORRUPT, text)
+                self.found.failures.append(remote_failure(blobid, said.state, said.text))
+            elif named and said.hash.hex() != blobid:
+                text = hash_mismatch(said.size, said.hash)
+                self.found.failures.append(Failure(blobid, Reason.REMOTE_CORRUPT, text))
+            elif blobid in self.ours:
+                text = (_UNPROVED if named else _NOT_OURS).format(said.size)
+                self.found.failures.append(Failure(blobid, Reason.REMOTE_CORRUPT, text))
+            elif named:
+                self.found.by_word.append(blobid)
             else:
-                self.found.by_word.append(blob.blobid)
-                continue
-            self.found.failures.append(failure)
+                self.found.untold.append(blobid)
+        return self.found
 
 
 @dataclass
@@ -203,6 +193,16 @@ class Fetch:
         hashing = Hashing()
         session.contents(hashing)
         return Proved(self.job, hashing.bytes, hashing.failures)
+
+
+def cut_jobs(blobs: Sequence[Blob]) -> Iterator[Blobs]:
+    """Yields the jobs for some blobs, in order."""
+    at = 0
+    while at < len(blobs):
+        sizes = (blob.expected for blob in islice(blobs, at, None))
+        count = cut(sizes, JOB_BLOBS, JOB_BYTES)
+        yield tuple(blobs[at : at + count])
+        at += count
 
 
 def answer_questions(

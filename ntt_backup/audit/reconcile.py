@@ -8,11 +8,14 @@ In every range the catalog is read first. A blob that a run copies at this momen
 not marked yet, which is harmless; it can never show as copied and absent.
 
 Only names and sizes are compared; `verify` reads contents. What `apply` changes is in the safe
-direction: what the remote lacks is pending again, and nothing is deleted on it. Nothing is marked
-as copied, except what a target's packs name: a run makes a pack visible only once all that it names
+direction: what the remote lacks is pending again, and nothing is deleted on it. It marks nothing as
+copied, except what a target's packs name: a run makes a pack visible only once all that it names
 was verified and stored, and the next run would not find it there, as it finds files. The ledger has
 the pack before the mark, so checks look at it, whoever stored it. What a check has found damaged
 stays pending, although its pack still names it.
+
+`adopt` marks files, too, that somebody else has put there, once the remote has proved each of them
+(`audit.proof`). Where sizes are trusted, it marks by size; the next `verify` begins with these.
 """
 
 from __future__ import annotations
@@ -23,11 +26,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
 from itertools import groupby, starmap
 from operator import itemgetter
 from typing import Any, Final
 
+from ntt_backup.audit.proof import Blobs, Proof, Proved, answer_questions, cut_jobs
 from ntt_backup.audit.remote_names import PackNames, ReceiverNames, RemoteNames
 from ntt_backup.audit.verify import settling
 from ntt_backup.blobdir.layout import is_blobid, relative_path
@@ -37,6 +41,7 @@ from ntt_backup.catalog.failures import failed_for
 from ntt_backup.catalog.ledger import Ledger, forget_packs, insert_packs, iter_packs, record_checks
 from ntt_backup.catalog.ranges import prefix_ranges
 from ntt_backup.catalog.selection import Row, rows_in
+from ntt_backup.client.pool import ReconnectingSession, SessionPool
 from ntt_backup.config import Settings
 from ntt_backup.errors import SOME_FAILED, BackupError, RemoteUnreachable
 from ntt_backup.filestore.contract import FileUnreadable
@@ -44,6 +49,7 @@ from ntt_backup.format import many
 from ntt_backup.model import Blob, BlobRange, Failure, Reason, StoredPack
 from ntt_backup.pack.names import PackKey
 from ntt_backup.packstore.tables import PackObject, open_to_read, packs_of
+from ntt_backup.process.threads import WorkQueue
 from ntt_backup.source.store import Store
 
 _APPLY_BLOBS: Final = 1000
@@ -64,6 +70,7 @@ class Difference(StrEnum):
     UNREGISTERED = "in-store-but-not-in-catalog"
     SOURCELESS = "in-catalog-but-not-in-store"
     STORE_SIZE = "store-size-differs"
+    UNPROVED = "there-but-not-proved"
     BAD_BLOBID = "no-blobid-in-catalog"
     STRAY_STORE = "stray-in-store"
     STRAY_REMOTE = "stray-on-remote"
@@ -75,6 +82,14 @@ _REASONS: Final = {
     Difference.LOST: Reason.REMOTE_MISSING,
     Difference.REMOTE_SIZE: Reason.REMOTE_CORRUPT,
 }
+
+
+class Adoption(Enum):
+    """How blobs that are there and not marked come to be marked."""
+
+    NO = auto()
+    BY_PROOF = auto()
+    BY_SIZE = auto()
 
 
 @dataclass(slots=True)
@@ -117,33 +132,51 @@ def reconcile(
     settings: Settings,
     *,
     apply: bool,
+    adoption: Adoption = Adoption.NO,
+    workers: int = 2,
     on_progress: Callable[[Comparison], None],
     on_difference: Callable[[Difference, str, str], None],
     on_outage: Callable[[BackupError, float], None],
 ) -> Comparison:
-    """Compares the three. on_difference gets kind, blobid or path, remark. Raises BackupError."""
+    """Compares the three. Raises BackupError.
+
+    Args:
+        conn: The catalog.
+        settings: The settings.
+        apply: Whether what the remote lacks becomes pending, and what packs name is marked.
+        adoption: How blobs that are there and not marked come to be marked.
+        workers: The number of connections that prove blobs.
+        on_progress: Receives the counts after each range, and while blobs are proved.
+        on_difference: Receives kind, blobid or path, and remark of each difference.
+        on_outage: Receives the error of an outage, and the seconds of the wait.
+    """
     store = Store(settings.source.root)
     store.probe()
     names: RemoteNames
     if settings.remote.packs:
         packs, tables = open_to_read(settings, on_outage, threading.Event())
         names = PackNames(packs, tables, lambda: iter_packs(conn, settings.target))
+        # What a pack names was compared when the pack was made.
+        adoption = Adoption.NO if adoption is Adoption.NO else Adoption.BY_SIZE
     else:
         names = ReceiverNames(settings, on_outage)
     try:
         with store.tree() as tree:
-            work = _Work(conn, settings.target, tree, names, apply, on_difference)
-            if apply and names.is_empty():
+            work = _Work(conn, settings.target, tree, names, apply, adoption, on_difference)
+            if (apply or adoption is not Adoption.NO) and names.is_empty():
                 raise RemoteUnreachable(
                     "there is no blob on the remote",
                     hint="is its disk mounted, is it the right target? Nothing was marked. Without"
-                    " --apply the comparison is made nevertheless",
+                    " --apply and --adopt the comparison is made nevertheless",
                 )
             gone = work.compare_packs(names) if isinstance(names, PackNames) else []
             with settling(work.record):
-                for one in prefix_ranges():
-                    work.compare(one)
-                    on_progress(work.seen)
+                if adoption is Adoption.BY_PROOF:
+                    pool = SessionPool(settings, "reconcile", ("verify",), on_outage)
+                    work.adopt(store, pool, workers, on_progress)
+                else:
+                    for _ in work.ranges(on_progress):
+                        pass
             if isinstance(names, PackNames):
                 work.seen.strangers = len(names.tables.strangers)
             return work.end(gone)
@@ -158,16 +191,73 @@ class _Work:
     tree: Tree
     names: RemoteNames
     apply: bool
+    adoption: Adoption
     on_difference: Callable[[Difference, str, str], None]
     started: float = field(default_factory=time.monotonic)
     lost: list[Failure] = field(default_factory=list)
     found: list[Blob] = field(default_factory=list)
+    # Blobs that are there and not marked, until the remote is asked to prove them.
+    unproved: list[Blob] = field(default_factory=list)
     # Directories that the remote cannot read. Their blobs may exist without being listed.
     unreadable: list[str] = field(default_factory=list)
     seen: Comparison = field(default_factory=Comparison)
 
     def __post_init__(self) -> None:
         self.prefixes = self._in_order(self.tree.level(""))
+
+    def ranges(self, on_progress: Callable[[Comparison], None]) -> Iterator[list[Blob]]:
+        """Compares one range after the other. Yields the blobs of each that remain to be proved."""
+        for one in prefix_ranges():
+            self.compare(one)
+            on_progress(self.seen)
+            unproved, self.unproved = self.unproved, []
+            yield unproved
+
+    def adopt(
+        self,
+        store: Store,
+        pool: SessionPool,
+        workers: int,
+        on_progress: Callable[[Comparison], None],
+    ) -> None:
+        """Compares all ranges, and marks what the remote proves meanwhile."""
+        queue: WorkQueue[Blobs, Proved] = WorkQueue(2 * workers, pool.cancelled, pool.wake)
+        jobs = (job for blobs in self.ranges(on_progress) for job in cut_jobs(blobs))
+
+        def step() -> None:
+            for proved in queue.take_results():
+                self._judge_proof(proved)
+            while not queue.full:
+                if (job := next(jobs, None)) is None:
+                    queue.close()
+                    break
+                queue.add_job(job)
+            on_progress(self.seen)
+
+        def work(session: ReconnectingSession) -> None:
+            answer_questions(queue, lambda job: Proof(job, store), lambda found: found, session)
+
+        try:
+            pool.open_first()
+            pool.run(workers, work, step)
+        finally:
+            queue.close()
+            pool.close()
+            for proved in queue.take_results():
+                self._judge_proof(proved)
+
+    def _judge_proof(self, proved: Proved) -> None:
+        """Marks what was proved, and tells what was not."""
+        of_source = {failure.blobid for failure in proved.of_source}
+        unproved = [(failure.blobid, str(failure.detail)) for failure in proved.failures]
+        for blobid in (*proved.by_word, *proved.untold):
+            said = "the store's copy is damaged" if blobid in of_source else "the store has no copy"
+            unproved.append((blobid, said))
+        for blobid, remark in unproved:
+            self.tell(Difference.UNPROVED, blobid, remark)
+        left = {blobid for blobid, _ in unproved}
+        self.found += [blob for blob in proved.job if blob.blobid not in left]
+        self.record()
 
     def compare(self, one: BlobRange) -> None:
         """Compares one range, whose index is its two-digit prefix."""
@@ -277,6 +367,7 @@ class _Work:
         before = self.seen.differences.total()
         # The store's size was checked when the blob was sent; the catalog's is second best.
         expected = local if local is not None or row is None else row.size
+        packs = isinstance(self.names, PackNames)
         # Somebody else's pack may say any size: one place that fits is enough.
         remote = expected if expected in sizes else next(iter(sizes), None)
         self.seen.on_remote += remote is not None
@@ -303,7 +394,10 @@ class _Work:
                 self._lose(Difference.REMOTE_SIZE, blobid, said)
         elif remote is not None:
             self.tell(Difference.UNMARKED, blobid, "failed" if row.failed else "pending")
-            if not row.failed and expected in (None, remote):
+            if self.adoption is Adoption.BY_PROOF:
+                if expected in (None, remote):
+                    self.unproved.append(Blob(blobid, remote))
+            elif not row.failed and (expected == remote or (packs and expected is None)):
                 self._find(Blob(blobid, remote))
         self.seen.agreed += self.seen.differences.total() == before
 
@@ -326,7 +420,9 @@ class _Work:
                 self.record()
 
     def _find(self, blob: Blob) -> None:
-        if self.apply and isinstance(self.names, PackNames):
+        """Marks a blob, if that is wanted without a proof."""
+        named = self.apply and isinstance(self.names, PackNames)
+        if named or self.adoption is Adoption.BY_SIZE:
             self.found.append(blob)
             if len(self.found) >= _APPLY_BLOBS:
                 self.record()
@@ -338,11 +434,15 @@ class _Work:
             self.seen.requeued += record_checks(self.conn, self.target, [], lost)
         found, self.found = self.found, []
         if found:
-            names = [blob.blobid for blob in found]
-            damaged = failed_for(self.conn, self.target, Reason.REMOTE_CORRUPT, names)
-            good = [blob for blob in found if blob.blobid not in damaged]
-            Ledger(self.conn, self.target).record(good, [])
-            self.seen.marked += len(good)
+            proved = self.adoption is Adoption.BY_PROOF
+            if not proved:
+                names = [blob.blobid for blob in found]
+                damaged = failed_for(self.conn, self.target, Reason.REMOTE_CORRUPT, names)
+                found = [blob for blob in found if blob.blobid not in damaged]
+            # The size of a file proves nothing about its content.
+            checked = proved or isinstance(self.names, PackNames)
+            Ledger(self.conn, self.target).record(found, [], checked=checked)
+            self.seen.marked += len(found)
 
 
 def _merge(*lists: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, list[list[Any]]]]:

@@ -27,8 +27,11 @@ from pathlib import Path
 from typing import ClassVar, Final, Generic, Literal, TypeVar
 
 from ntt_backup.audit.proof import (
+    JOB_BLOBS,
+    JOB_BYTES,
     Blobs,
     Fetch,
+    Hashes,
     Proof,
     Proved,
     RemoteQuestion,
@@ -50,9 +53,6 @@ from ntt_backup.process.threads import WorkQueue, run_threads
 from ntt_backup.source.store import Store
 from ntt_backup.upload.batching import cut
 
-# What is asked for again when the link drops, and a step of the progress of a download.
-JOB_BLOBS: Final = 1000
-JOB_BYTES: Final = 64 << 20
 _RECORD_BLOBS: Final = 2000
 _RECORD_SECONDS: Final = 5.0
 _LOST: Final = {Reason.REMOTE_MISSING, Reason.REMOTE_CORRUPT}
@@ -468,7 +468,9 @@ class _RemoteCheck(_BlobCheck):
         answer_questions(self.jobs, self._question, _checked, session)
 
     def _question(self, job: Blobs) -> RemoteQuestion:
-        return Fetch(job) if self.question.way == "download" else Proof(job, self.source)
+        if self.question.way == "download":
+            return Fetch(job)
+        return Hashes(Proved(job), job) if self.source is None else Proof(job, self.source)
 
     def is_empty(self) -> bool:
         return self.pool.is_empty()

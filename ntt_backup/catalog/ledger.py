@@ -86,6 +86,8 @@ class Ledger:
         stored: Sequence[Blob],
         failed: Sequence[Failure],
         packs: Sequence[StoredPack] = (),
+        *,
+        checked: bool = True,
     ) -> None:
         """Commits the verdicts about a batch, and the packs of the stored blobs, all or none.
 
@@ -97,6 +99,8 @@ class Ledger:
             stored: The stored blobs with the sizes sent. Their earlier failures are forgotten.
             failed: The failures. Each counts as one more attempt.
             packs: The packs that hold the stored blobs.
+            checked: Whether the content of the stored blobs was compared. If not, the next check
+                begins with them.
         """
         with translated("record a batch"), self._conn.transaction():
             failures = {failure.blobid: failure for failure in failed}
@@ -105,7 +109,7 @@ class Ledger:
             in_order = sorted(stored, key=lambda blob: blob.blobid)
             for start in range(0, len(in_order), _AT_ONCE):
                 some = in_order[start : start + _AT_ONCE]
-                self._mark_copied({blob.blobid: blob.size for blob in some})
+                self._mark_copied({blob.blobid: blob.size for blob in some}, checked)
             if found := [failure for one, failure in failures.items() if one in locked]:
                 self._mark_failed(found)
             insert_packs(self._conn, self._target, packs)
@@ -119,23 +123,25 @@ class Ledger:
             left = {blobid for (blobid,) in self._run("unmarked", blobids=TextArray(blobids))}
             return self._lock(left) if left else set()
 
-    def _mark_copied(self, sizes: dict[str, int | None]) -> None:
+    def _mark_copied(self, sizes: dict[str, int | None], checked: bool) -> None:
         """Marks all rows but those that are gone.
 
         Where nothing failed, rows are locked by the update, as a rule in the order of blobids: a
         lock of its own would cost as much again. Should two sessions ever meet in another order,
         one of them is told, and records once more.
         """
-        left = self._update_copied(sizes)
+        left = self._update_copied(sizes, checked)
         locked = self._lock(left) if left else set()
         # Inserted in between, or kept as it is by its owner: the second update tells.
-        if locked and (unmoved := self._update_copied({one: sizes[one] for one in locked})):
+        again = {one: sizes[one] for one in locked}
+        if again and (unmoved := self._update_copied(again, checked)):
             _require_changed(len(unmoved), min(unmoved))
 
-    def _update_copied(self, sizes: dict[str, int | None]) -> set[str]:
+    def _update_copied(self, sizes: dict[str, int | None], checked: bool) -> set[str]:
         """Marks what can be marked, and notes missing sizes; returns the blobids not marked."""
         blobids = TextArray(sizes)
-        ((marked, unsized, listed),) = self._run("mark_copied", blobids=blobids).fetchall()
+        done = self._run("mark_copied", blobids=blobids, checked=checked)
+        ((marked, unsized, listed),) = done.fetchall()
         if listed:
             self._run("forget_failures", blobids=blobids)
         if unsized:

@@ -26,6 +26,7 @@ _RUN: Final = (
     "select insert update runs marks",
     "select insert dumps",
 )
+_ADOPTED: Final = (*_CHECKED, "update .size", "delete failures")
 # What each command does besides: verbs, then our own tables, or columns of `blobs` with a dot (a
 # target's by their last words).
 NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -50,13 +51,10 @@ NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
     "verify": _CHECKED,
     "verify of packs": (*_CHECKED, "select update delete packs"),
     "reconcile --apply": _CHECKED,
+    "reconcile --adopt": _ADOPTED,
     "reconcile of packs": ("select packs",),
-    "reconcile --apply of packs": (
-        *_CHECKED,
-        "update .size",
-        "delete failures",
-        "select insert update delete packs",
-    ),
+    "reconcile --apply of packs": (*_ADOPTED, "select insert update delete packs"),
+    "reconcile --adopt of packs": (*_ADOPTED, "select insert update delete packs"),
     # Beside the work of commands: granted with the rest, and none is refused for it.
     "the history of checks": ("select checks",),
     "a note of a check": ("insert checks",),

@@ -11,12 +11,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from ntt_backup.client.connection import SLOW, ReceiverConnection, SessionSpec
 from ntt_backup.model import Failure, Reason
 from ntt_backup.wire import messages
 from ntt_backup.wire.framing import ProtocolError
+
+T = TypeVar("T")
 
 _POLL_SECONDS: Final = 0.5
 _NO_REASON: Final = "no reason given"
@@ -101,29 +103,53 @@ class ReadSession(ReceiverConnection):
                 else:
                     raise ProtocolError(f"a frame of type {kind} within a listing")
 
-    def ask_sums(self, how: int, key: bytes, digests: Sequence[bytes]) -> None:
+    def ask_sums(self, hashed: int, key: bytes, digests: Sequence[bytes]) -> None:
         """Asks the remote for a sum of each blob; `sums` returns them in the order of asking.
 
         Args:
-            how: The kind of sum: `messages.PLAIN`, KEYED or HMAC.
+            hashed: BLAKE3 for keyed BLAKE3, SHA256 for HMAC-SHA-256.
             key: The key of KEY_BYTES.
             digests: The digests of the blobs.
         """
-        with self.checked():
-            self._send(messages.VERIFY.frame(how, key, digests))
-        self._asked.append((tuple(digests), 0, {}))
+        self._ask(messages.VERIFY.frame(hashed, key, digests), digests)
 
-    def sums(self, size: int = 0) -> Sequence[messages.Sum]:
-        """Returns the answer to one `ask_sums`, in the order of its digests.
+    def sums(self, size: int = 0) -> Sequence[tuple[int, bytes]]:
+        """Returns the answer to one `ask_sums`: state and sum of each blob, in order.
 
         Args:
             size: The bytes of all blobs, if they are known.
         """
+        return self._one_for_each(messages.SUMS, size)
+
+    def ask_hashes(self, hashed: int, digests: Sequence[bytes]) -> None:
+        """Asks the remote for the hash of each blob; `hashes` returns them in the order of asking.
+
+        Args:
+            hashed: BLAKE3 or SHA256.
+            digests: The digests of the blobs.
+        """
+        self._ask(messages.HASH.frame(hashed, digests), digests)
+
+    def hashes(self, size: int = 0) -> Sequence[messages.BlobHash]:
+        """Returns the answer to one `ask_hashes`, in order.
+
+        Args:
+            size: The bytes of all blobs, if they are known.
+        """
+        return self._one_for_each(messages.HASHED, size)
+
+    def _ask(self, question: bytes, digests: Sequence[bytes]) -> None:
+        with self.checked():
+            self._send(question)
+        self._asked.append((tuple(digests), 0, {}))
+
+    def _one_for_each(self, answer: messages.Message[list[T]], size: int) -> list[T]:
+        """Returns the answer to a question, which has an entry for each digest."""
         with self.checked():
             kind, payload = self._next(size / SLOW)
-            if kind != messages.SUMS:
-                raise ProtocolError(f"a frame of type {kind} for sums")
-            found = messages.SUMS.read(payload)
+            if kind != answer:
+                raise ProtocolError(f"a frame of type {kind} for an answer of type {answer}")
+            found = answer.read(payload)
             if len(found) != len(self._asked.popleft()[0]):
                 raise ProtocolError("sums of another number of blobs")
             return found

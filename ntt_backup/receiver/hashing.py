@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ntt_backup.wire.messages import BLAKE3, KEYED, PLAIN, SHA256
+from ntt_backup.wire.messages import BLAKE3, SHA256
 
 if TYPE_CHECKING:
     from typing import Protocol
@@ -58,13 +58,9 @@ def available() -> dict[int, NewHasher]:
     return found
 
 
-def sums_of(how: int, key: bytes, blake3: NewHasher | None) -> NewHasher:
-    """Returns what begins a sum of the kind `how`. blake3: begins a BLAKE3, if `how` needs it."""
-    if how == PLAIN:
-        assert blake3 is not None
-        return blake3
-    if how == KEYED:
-        assert blake3 is not None
+def under_key(key: bytes, blake3: NewHasher | None) -> NewHasher:
+    """Returns what begins a sum under a key: keyed BLAKE3, or HMAC-SHA-256 without BLAKE3."""
+    if blake3 is not None:
         return partial(blake3, key=key)
     import hmac
 

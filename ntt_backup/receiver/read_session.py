@@ -1,4 +1,4 @@
-"""A session that reads answers questions about blobs: LIST, VERIFY and GET.
+"""A session that reads answers questions about blobs: LIST, VERIFY, HASH and GET.
 
 What a client may ask is listed by `--allow`. Nothing that this module imports can write below the
 root.
@@ -17,12 +17,12 @@ from ntt_backup.blobdir.files import error_line, forget
 from ntt_backup.blobdir.layout import BlobDirectory, NotAFile
 from ntt_backup.blobdir.walk import Stray, StrayKind, Tree
 from ntt_backup.receiver.b3sum import B3sum, by_descriptor
-from ntt_backup.receiver.hashing import HOW_TO_GET, KNOWN_KEY, KNOWN_KEYED, sums_of
+from ntt_backup.receiver.hashing import HOW_TO_GET, KNOWN_KEY, KNOWN_KEYED, under_key
 from ntt_backup.receiver.question_session import QuestionSession, in_threads, pieces, read_at
 from ntt_backup.receiver.workspace import Refusal, Workspace, gone
 from ntt_backup.wire import messages
 from ntt_backup.wire.framing import DIGEST_BYTES, PACK_BYTES
-from ntt_backup.wire.messages import BLAKE3, HMAC, KEYED, MISSING, UNREADABLE, WHOLE, WRONG
+from ntt_backup.wire.messages import BLAKE3, MISSING, SHA256, SUM_BYTES, UNREADABLE, WHOLE, WRONG
 
 if TYPE_CHECKING:
     from ntt_backup.receiver.connection import Connection
@@ -171,43 +171,45 @@ class _Open(NamedTuple):
 
 
 class HashJob:
-    """One VERIFY.
+    """One VERIFY or HASH.
 
     Args:
         workspace: The root.
-        asked: The question.
-        new: Begins a sum of the kind that is asked for; None where only b3sum can compute it.
+        digests: The blobs.
+        new: Begins a hash, or a sum under a key; None where only b3sum can compute it.
         b3sum: The program.
+        key: The key for b3sum, or empty for none.
         wake: A descriptor that gets a byte when a thread has ended.
     """
 
     def __init__(
         self,
         workspace: Workspace,
-        asked: messages.Sums,
+        digests: Sequence[bytes],
         new: NewHasher | None,
         b3sum: B3sum | None,
+        key: bytes,
         wake: int,
     ) -> None:
         self._workspace = workspace
-        self._asked = asked
-        self._digests = asked.digests
+        self._digests = digests
         self._new = new
         self._b3sum = b3sum
+        self._key = key
         self._wake = wake
         self._work: queue.SimpleQueue[int] = queue.SimpleQueue()
         # In order of digest: each directory is opened once or twice.
-        for position in sorted(range(len(self._digests)), key=lambda one: self._digests[one]):
+        for position in sorted(range(len(digests)), key=lambda one: digests[one]):
             self._work.put(position)
-        # Each thread sets the sums of its own blobs.
-        self._sums = [messages.Sum(UNREADABLE, 0, _NOTHING)] * len(self._digests)
+        # Each thread sets those of its own blobs.
+        self.found = [messages.BlobHash(UNREADABLE, 0, _NOTHING)] * len(digests)
         self._stopped = False
 
-    def frames(self) -> Generator[bytes, None, None]:
+    def frames(self, answer: Callable[[], bytes]) -> Generator[bytes, None, None]:
         """Yields empty frames until all is hashed, then the one answer."""
         count = min(_MOST_THREADS, os.cpu_count() or 1, len(self._digests))
         yield from in_threads(self._run, count, self._wake, self._stop)
-        yield messages.SUMS.frame(self._sums)
+        yield answer()
 
     def _stop(self) -> None:
         self._stopped = True
@@ -219,7 +221,7 @@ class HashJob:
             while not self._stopped:
                 position = self._work.get_nowait()
                 if self._new is not None:
-                    self._sums[position] = self._sum(blobs, position, self._new, buffer)
+                    self.found[position] = self._sum(blobs, position, self._new, buffer)
                 elif self._b3sum is not None:
                     self._sum_several(blobs, position, self._b3sum, buffer)
         except (queue.Empty, _Stopped):
@@ -229,7 +231,7 @@ class HashJob:
 
     def _sum(
         self, blobs: BlobDirectory, position: int, new: NewHasher, buffer: memoryview
-    ) -> messages.Sum:
+    ) -> messages.BlobHash:
         size = 0
         try:
             with _opened(blobs, self._digests[position]) as (fd, _):
@@ -239,9 +241,9 @@ class HashJob:
                     self._require_going()
                     hasher.update(buffer[:count])
                     size += count
-                return messages.Sum(WHOLE, size, hasher.digest())
+                return messages.BlobHash(WHOLE, size, hasher.digest())
         except BlobError as said:
-            return messages.Sum(said.verdict, 0, _NOTHING, said.text)
+            return messages.BlobHash(said.verdict, 0, _NOTHING, said.text)
 
     def _sum_several(
         self, directory: BlobDirectory, position: int, b3sum: B3sum, buffer: memoryview
@@ -256,7 +258,7 @@ class HashJob:
                 try:
                     fd, size = open_blob(directory, self._digests[position])
                 except BlobError as said:
-                    self._sums[position] = messages.Sum(said.verdict, 0, _NOTHING, said.text)
+                    self.found[position] = messages.BlobHash(said.verdict, 0, _NOTHING, said.text)
                 else:
                     forget(fd)
                     blobs.append(_Open(position, fd, size))
@@ -280,8 +282,8 @@ class HashJob:
         self, b3sum: B3sum, blobs: Sequence[_Open], total: int, buffer: memoryview
     ) -> None:
         fds = [blob.fd for blob in blobs]
-        if self._asked.how == KEYED:
-            found = b3sum.keyed_sums(fds, total, self._require_going, self._asked.key)
+        if self._key:
+            found = b3sum.keyed_sums(fds, total, self._require_going, self._key)
         else:
             names = {by_descriptor(blob.fd): self._digests[blob.position] for blob in blobs}
             found = b3sum.digests(names, total, self._require_going, fds=fds)
@@ -289,10 +291,10 @@ class HashJob:
             digest = found.get(by_descriptor(blob.fd))
             if digest is None:
                 said = self._why_unreadable(blob.fd, buffer)
-                one = messages.Sum(said.verdict, 0, _NOTHING, said.text)
+                one = messages.BlobHash(said.verdict, 0, _NOTHING, said.text)
             else:
-                one = messages.Sum(WHOLE, blob.size, digest)
-            self._sums[blob.position] = one
+                one = messages.BlobHash(WHOLE, blob.size, digest)
+            self.found[blob.position] = one
 
     def _why_unreadable(self, fd: int, buffer: memoryview) -> BlobError:
         """Returns the system's error for a blob that b3sum could not read. Raises OSError where
@@ -343,7 +345,7 @@ def contents(
 
 
 class ReadSession(QuestionSession):
-    """Answers LIST, VERIFY and GET."""
+    """Answers LIST, VERIFY, HASH and GET."""
 
     def __init__(self, workspace: Workspace, terms: Terms, connection: Connection) -> None:
         super().__init__(terms, connection)
@@ -356,6 +358,7 @@ class ReadSession(QuestionSession):
             messages.LIST: self._list,
             messages.VERIFY: self._verify,
             messages.GET: self._get,
+            messages.HASH: self._hash,
         }
 
     def close(self) -> None:
@@ -370,15 +373,32 @@ class ReadSession(QuestionSession):
     def _verify(self, payload: memoryview) -> None:
         self.require("verify")
         asked = messages.VERIFY.read(payload)
-        new, b3sum = self.terms.hashes.get(BLAKE3), self.terms.b3sum
-        if asked.how == HMAC or new is not None:
-            new = sums_of(asked.how, asked.key, new)
-        elif b3sum is None:
-            raise Refusal("refused", f"there is no BLAKE3 on this machine: {HOW_TO_GET}")
-        elif asked.how == KEYED and not self._keyed_is_proved:
+        new, b3sum = self._hasher(asked.hash)
+        if new is not None or asked.hash == SHA256:
+            new = under_key(asked.key, new if asked.hash == BLAKE3 else None)
+        elif b3sum is not None and not self._keyed_is_proved:
             self._prove_keyed(b3sum)
-        job = HashJob(self._workspace, asked, new, b3sum, self.connection.wake)
-        self.frames = job.frames()
+        wake = self.connection.wake
+        job = HashJob(self._workspace, asked.digests, new, b3sum, asked.key, wake)
+        self.frames = job.frames(
+            lambda: messages.SUMS.frame((one.state, one.hash[:SUM_BYTES]) for one in job.found)
+        )
+
+    def _hash(self, payload: memoryview) -> None:
+        self.require("verify")
+        asked = messages.HASH.read(payload)
+        new, b3sum = self._hasher(asked.hash)
+        job = HashJob(self._workspace, asked.digests, new, b3sum, b"", self.connection.wake)
+        self.frames = job.frames(lambda: messages.HASHED.frame(job.found))
+
+    def _hasher(self, hashed: int) -> tuple[NewHasher | None, B3sum | None]:
+        """Returns what computes a hash: in this process, or the program b3sum. Raises Refusal where
+        neither can.
+        """
+        new, b3sum = self.terms.hashes.get(hashed), self.terms.b3sum
+        if new is None and (b3sum is None or hashed != BLAKE3):
+            raise Refusal("refused", f"there is no BLAKE3 on this machine: {HOW_TO_GET}")
+        return new, b3sum
 
     def _prove_keyed(self, b3sum: B3sum) -> None:
         """Raises Refusal unless b3sum knows keys. Nobody here could tell a wrong keyed sum."""

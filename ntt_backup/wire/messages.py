@@ -60,11 +60,11 @@ WITHDRAWN = BROKEN = 1
 # The verdicts and outcomes of a RECEIPT.
 STORED, PRESENT, REPLACED, MISMATCH, REFUSED, WITHDREW = range(6)
 SETTLED, FAILED = range(2)
-# What is told of a blob by SUMS and NOT_GIVEN: WHOLE says that it was read to its end.
+# What is told of a blob by SUMS, HASHED and NOT_GIVEN: WHOLE says that it was read to its end.
 WHOLE, MISSING, WRONG, UNREADABLE = range(4)
-# The sums of a VERIFY: BLAKE3 without the key, BLAKE3 with it, HMAC-SHA-256 with it.
-PLAIN, KEYED, HMAC = range(3)
 KEY_BYTES = 32
+# The first bytes of a sum under a key: as many as nobody guesses.
+SUM_BYTES = 16
 # The status of a FILE_SAID; MISSING and UNREADABLE are others.
 SUCCEEDED, TAKEN = 0, 2
 
@@ -153,22 +153,29 @@ class Listed(NamedTuple):
     more: bool
 
 
-class Sum(NamedTuple):
-    """What a receiver found of one blob. sum and size: of its content, where state is WHOLE; both
+class BlobHash(NamedTuple):
+    """What a receiver found of one blob. hash and size: of its content, where state is WHOLE; both
     are zero where it is MISSING, WRONG (no file) or UNREADABLE.
     """
 
     state: int
     size: int
-    sum: bytes
+    hash: bytes
     text: str = ""
 
 
-class Sums(NamedTuple):
-    """VERIFY: asks for the sum of each blob, of the kind `how`, by a key of KEY_BYTES."""
+class SumQuestion(NamedTuple):
+    """VERIFY: asks for a sum of each blob under a key: keyed BLAKE3, or HMAC-SHA-256."""
 
-    how: int
+    hash: int
     key: bytes
+    digests: Sequence[bytes]
+
+
+class HashQuestion(NamedTuple):
+    """HASH: asks for the hash of each blob, which needs no key."""
+
+    hash: int
     digests: Sequence[bytes]
 
 
@@ -259,6 +266,20 @@ class _Names(Rest):
         if len(data) % self.entry.size:
             raise ProtocolError("a name that is cut short")
         return self.entry.iter_unpack(data)
+
+
+class _Sums(Rest):
+    """A state and a sum for each digest of a question."""
+
+    entry = struct.Struct(f"!B{SUM_BYTES}s")
+
+    def parts(self, entries: Iterable[tuple[int, bytes]]) -> Iterable[Buffer]:
+        return (self.entry.pack(state, found) for state, found in entries)
+
+    def read(self, data: Buffer) -> list[tuple[int, bytes]]:
+        if len(data) % self.entry.size:
+            raise ProtocolError("a sum that is cut short")
+        return list(self.entry.iter_unpack(data))
 
 
 class _Entries(Rest):
@@ -458,14 +479,22 @@ def _get(offset: int, digests: list[bytes]) -> tuple[int, list[bytes]]:
     return offset, digests
 
 
-def _verify(how: int, key: bytes, digests: list[bytes]) -> Sums:
-    if how not in (PLAIN, KEYED, HMAC):
-        raise ProtocolError("sums of an unknown kind")
-    return Sums(how, key, digests)
+def _verify(hashed: int, key: bytes, digests: list[bytes]) -> SumQuestion:
+    return SumQuestion(_known_hash(hashed), key, digests)
 
 
-def _sums(found: list[Sum]) -> list[Sum]:
-    if any(one.state > UNREADABLE for one in found):
+def _hash(hashed: int, digests: list[bytes]) -> HashQuestion:
+    return HashQuestion(_known_hash(hashed), digests)
+
+
+def _known_hash(hashed: int) -> int:
+    if hashed not in (SHA256, BLAKE3):
+        raise ProtocolError("a sum by an unknown hash")
+    return hashed
+
+
+def _states(found: list[Any]) -> list[Any]:
+    if any(one[0] > UNREADABLE for one in found):
         raise ProtocolError("an unknown state of a blob")
     return found
 
@@ -493,9 +522,7 @@ def _in_slot(slot: int, rest: Any) -> tuple[int, Any]:
 
 
 def _prove(hashed: int, name: str) -> tuple[int, str]:
-    if hashed not in (SHA256, BLAKE3):
-        raise ProtocolError("a sum by an unknown hash")
-    return hashed, name
+    return _known_hash(hashed), name
 
 
 def _file_said(status: int, why: str) -> tuple[int, str]:
@@ -619,7 +646,8 @@ _PACKED = Rest(_NUMBER.size, MAX_PAYLOAD - _PART.size)
 _FILE_NAME = _FileName(1, _MAX_FILE_NAME)
 _ALL_NAMES = MAX_FILE_NAMES * (_MAX_FILE_NAME + 1)
 _EXCEPTIONS = _Entries("!IBH", Exceptional, MAX_PAYLOAD - 10, counted=True)
-_SUMS = _Entries("!BQ32sH", Sum, MAX_DIGESTS * (43 + MAX_TEXT))
+_HASHED = _Entries("!BQ32sH", BlobHash, MAX_DIGESTS * (43 + MAX_TEXT))
+_SUMS = _Sums(_Sums.entry.size, MAX_DIGESTS * _Sums.entry.size)
 _FOUND = _FoundFiles(16, MAX_FILE_NAMES * 16 + _ALL_NAMES)
 
 HELLO: Message[dict[str, Field]] = Message(1, ANY, tail=_OBJECT)
@@ -640,6 +668,7 @@ PLACE: Message[tuple[()]] = Message(12, WRITING)
 LIST = Message(32, READING, "32s32sI", Range)
 VERIFY = Message(33, READING, "B32s", _verify, _DIGESTS)
 GET = Message(34, READING, "Q", _get, _DIGESTS)
+HASH = Message(35, READING, "B", _hash, _DIGESTS)
 
 FILES: Message[str] = Message(64, WITH_FILES, tail=_Below(0, _MAX_FILE_NAME))
 FILE_DATA = Message(65, WITH_FILES, "B", _in_slot, Rest(1, MAX_CHUNK))
@@ -664,13 +693,14 @@ NAMES: Message[Iterator[tuple[bytes, int]]] = Message(
 )
 STRAY: Message[tuple[int, str]] = Message(161, READING, "B", tail=_Text(1, MAX_TEXT))
 LISTED = Message(162, READING, "QQQ?", Listed)
-SUMS = Message(163, READING, make=_sums, tail=_SUMS)
+SUMS: Message[list[tuple[int, bytes]]] = Message(163, READING, make=_states, tail=_SUMS)
 CONTENTS = Message(164, READING, "BI", _contents, _PACKED)
 BLOB = Message(165, READING, "32sQQ", _large)
 PIECE = Message(166, READING | WITH_FILES, "BI", _raw, _CHUNK)
 BLOB_END = Message(167, READING | WITH_FILES, "B", _blob_end, _SAYS)
 NOT_GIVEN = Message(168, READING, "32sB", _not_given, _SAYS)
 GIVEN: Message[int] = Message(169, READING, "I")
+HASHED: Message[list[BlobHash]] = Message(170, READING, make=_states, tail=_HASHED)
 
 FILE_NAMES: Message[Iterator[tuple[str, int, datetime]]] = Message(192, WITH_FILES, tail=_FOUND)
 FILE_SUM: Message[tuple[int, bytes]] = Message(193, WITH_FILES, "Q32s")

@@ -44,6 +44,7 @@ COMMANDS = {
     "verify": 0,
     "verify --local": 7,
     "reconcile --apply": 0,
+    "reconcile --adopt": 0,
     "failed --known": 0,
     "bench strategies --sample 1kB --only tar": 0,
     "dumps": None,

@@ -11,6 +11,7 @@ import pytest
 from ntt_backup.audit.reconcile import Difference
 from tests.helpers.environment import Environment
 from tests.helpers.sshd import Sshd
+from tests.helpers.waiting import wait_until
 
 ABSENT = "ab" * 32
 
@@ -138,3 +139,84 @@ def test_blobs_in_an_unreadable_remote_directory_are_not_taken_for_lost(
         str(Difference.STRAY_REMOTE): 1,
     }
     assert env.copied() == set(blobids)
+
+
+def laid_there(env: Environment, count: int = 300) -> tuple[list[str], list[str]]:
+    """Blobs that somebody else has put on the remote, three of them wrong: (right, wrong)."""
+    blobids = backed_up(env, count)
+    forget = "update blobs set remote_copied = false, remote_last_checked = null"
+    env.query(forget)
+    cut, flipped, empty = wrong = blobids[:3]
+    content = bytearray(env.remote_path(flipped).read_bytes())
+    content[0] ^= 1
+    env.remote_path(flipped).write_bytes(content)
+    env.remote_path(cut).write_bytes(env.remote_path(cut).read_bytes()[:-1])
+    env.remote_path(empty).write_bytes(b"")
+    return blobids[3:], wrong
+
+
+def unchecked(env: Environment) -> set[str]:
+    rows = env.query("select blobid from blobs where remote_copied and remote_last_checked is null")
+    return {blobid for (blobid,) in rows}
+
+
+def test_what_somebody_else_has_put_there_is_marked_once_it_is_proved(env: Environment) -> None:
+    right, wrong = laid_there(env)
+    env.query("update blobs set remote_copy_failed = true where blobid = %s", right[0])
+
+    found = compared(env, "--adopt")
+
+    assert env.copied() == set(right)
+    assert (found["marked"], found["requeued"]) == (len(right), 0)
+    # The sizes of the other two differ, so nobody asks for a proof of them.
+    assert differing(found) == {Difference.UNMARKED: 300, Difference.UNPROVED: 1}
+    assert env.failures() == {}
+    ran = env.run("run")
+    assert ran.returncode == 0
+    (batch,) = env.events("batch_complete")
+    assert batch["blobs"] == len(wrong)
+    env.assert_complete()
+    assert differing(compared(env, "--adopt")) == {}
+
+
+def test_where_sizes_are_trusted_the_next_verify_begins_with_these(env: Environment) -> None:
+    right, (_, flipped, _) = laid_there(env)
+
+    found = compared(env, "--adopt", "--trust-size")
+
+    assert found["marked"] == len(right) + 1
+    assert env.copied() == unchecked(env) == {*right, flipped}
+    # Blobs that a run sends are checked while they are sent.
+    assert env.run("run").returncode == 0
+    assert unchecked(env) == {*right, flipped}
+    done = env.call("verify", "--older-than", "1h", "--json")
+    verified = json.loads(done.stdout)
+    assert (done.returncode, verified["checked"]) == (7, len(right) + 1)
+    assert [one["blobid"] for one in verified["failures"]] == [flipped]
+
+
+def test_nothing_is_adopted_without_the_content_in_the_store(env: Environment) -> None:
+    right, _ = laid_there(env)
+    env.path(right[0]).unlink()
+    found = compared(env, "--adopt")
+    assert right[0] not in env.copied()
+    assert found["marked"] == len(right) - 1
+    shown = env.call("reconcile", "--adopt")
+    assert f"{right[0]} the store has no copy" in shown.stdout
+
+
+def test_an_adoption_that_is_killed_has_marked_nothing_that_is_wrong(env: Environment) -> None:
+    right, _ = laid_there(env, 3000)
+    adoption = env.running("reconcile", "--adopt")
+    with adoption as process:
+        wait_until(env.copied, "something is adopted")
+        process.kill()
+    assert set() < env.copied() <= set(right)
+    assert compared(env, "--adopt")["differences"][Difference.UNPROVED] == 1
+    assert env.copied() == set(right)
+
+
+def test_sizes_are_trusted_for_an_adoption_alone(env: Environment) -> None:
+    done = env.call("reconcile", "--trust-size")
+    assert done.returncode == 2
+    assert "--adopt" in done.stderr

@@ -80,7 +80,7 @@ def test_who_may_only_read_is_refused_what_writes(env: Environment, monitor: str
     env.fill(3)
     as_role(env, monitor)
 
-    for command in ("requeue", "scan", "run", "dump", "verify", "reconcile --apply"):
+    for command in ("requeue", "scan", "run", "dump", "verify", "reconcile --adopt"):
         done = env.run(*command.split())
         said = done.stdout + done.stderr
         assert done.returncode == 4, said

@@ -12,7 +12,7 @@ from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.read_session import ReadSession
 from ntt_backup.config.sections import RunSettings
 from ntt_backup.errors import BackupError, RemoteUnreachable, Unsupported
-from ntt_backup.wire.messages import PLAIN
+from ntt_backup.wire.messages import BLAKE3
 from tests.contract.harness import Machine, Taken
 from tests.helpers.receivers import LYING_RECEIVER
 from tests.helpers.waiting import PATIENCE
@@ -62,9 +62,10 @@ def test_names_that_cannot_be_end_a_listing_session(
     "answer",
     [
         "say(SUMS.frame([]))",
-        "say(SUMS.frame([Sum(WHOLE, 1, A)]))",
-        "say(SUMS.frame([Sum(WHOLE, 1, A)] * 3))",
-        "say(SUMS.frame([Sum(WHOLE, 1, A), Sum(4, 1, B)]))",
+        "say(SUMS.frame([(WHOLE, A)]))",
+        "say(SUMS.frame([(WHOLE, A)] * 3))",
+        "say(SUMS.frame([(WHOLE, A), (4, B)]))",
+        "say(HASHED.frame([BlobHash(WHOLE, 1, A)] * 2))",
         "say(GIVEN.frame(2))",
     ],
 )
@@ -72,7 +73,7 @@ def test_sums_that_cannot_be_end_a_session(
     lying_receiver: Callable[[str], ReadSession], answer: str
 ) -> None:
     session = lying_receiver(answer)
-    session.ask_sums(PLAIN, A, [A, B])
+    session.ask_sums(BLAKE3, A, [A, B])
     with pytest.raises(RemoteUnreachable):
         session.sums()
 
@@ -133,7 +134,7 @@ def test_a_remote_that_says_nothing_is_given_up_after_the_stall_timeout(
     lying_receiver: Callable[..., ReadSession],
 ) -> None:
     session = lying_receiver("pass", stall_timeout=1)
-    session.ask_sums(PLAIN, A, [A])
+    session.ask_sums(BLAKE3, A, [A])
     with pytest.raises(RemoteUnreachable, match="does not answer"):
         session.sums()
 

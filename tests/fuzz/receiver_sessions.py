@@ -45,7 +45,7 @@ from tests.helpers.receivers import (
 # What each word of --allow lets pass; without it no such frame may come back.
 _ANSWERS: dict[str, set[int]] = {
     "list": {messages.NAMES, messages.STRAY, messages.LISTED},
-    "verify": {messages.SUMS},
+    "verify": {messages.SUMS, messages.HASHED},
     "get": {messages.CONTENTS, messages.BLOB, messages.PIECE, messages.GIVEN},
 }
 _RIGHT, _WRONG, _NEW = b"right and secret", b"rotten", b"a new blob"
@@ -151,6 +151,7 @@ def _plans(client: ScriptedSession) -> list[tuple[dict[str, Any], list[bytes]]]:
     reads = [
         messages.LIST.frame(low, high, 100),
         ask_hashes([right, wrong]),
+        messages.VERIFY.frame(messages.SHA256, bytes(32), [right, wrong]),
         messages.GET.frame(0, [right, wrong]),
     ]
     dumps = [

@@ -55,8 +55,7 @@ def abort(number: int) -> bytes:
 
 
 def ask_hashes(digests: Iterable[bytes]) -> bytes:
-    """Asks for the plain hashes of blobs."""
-    return messages.VERIFY.frame(messages.PLAIN, bytes(messages.KEY_BYTES), digests)
+    return messages.HASH.frame(messages.BLAKE3, digests)
 
 
 def digest_of(content: bytes) -> bytes:

@@ -146,7 +146,8 @@ def test_each_right_is_asked_for(root: Path, checking: str, hashed: str) -> None
     before = everything(root)
     asked = {
         messages.LIST.frame(LOW, HIGH, 0): ("list", messages.LISTED),
-        ask_hashes([digest]): ("verify", messages.SUMS),
+        ask_hashes([digest]): ("verify", messages.HASHED),
+        messages.VERIFY.frame(messages.BLAKE3, bytes(32), [digest]): ("verify", messages.SUMS),
         messages.GET.frame(0, [digest]): ("get", messages.GIVEN),
     }
     of_files = [messages.FILES.frame(""), a_file(EVIL, f"{VERSION}/map"), a_dump(EVIL, GOOD)]

@@ -69,15 +69,10 @@ def listed(
             return names, strays, messages.LISTED.read(payload)
 
 
-def sums(
-    receiver: RemoteReceiver,
-    digests: list[bytes],
-    how: int = messages.PLAIN,
-    key: bytes = bytes(messages.KEY_BYTES),
-) -> list[messages.Sum]:
-    kind, payload = receiver.ask(messages.VERIFY.frame(how, key, digests))
-    assert kind == messages.SUMS, (kind, payload)
-    return messages.SUMS.read(payload)
+def hashed(receiver: RemoteReceiver, digests: list[bytes]) -> list[messages.BlobHash]:
+    kind, payload = receiver.ask(ask_hashes(digests))
+    assert kind == messages.HASHED, (kind, payload)
+    return messages.HASHED.read(payload)
 
 
 def given(
@@ -217,18 +212,18 @@ def test_each_kind_of_damage_has_its_verdict(root: Path, checking: str) -> None:
     with RemoteReceiver(root, forced_command("--root", str(root), checking=checking)) as receiver:
         assert receiver.banner["check"] == checking
         receiver.hello(reading=True)
-        said = sums(receiver, asked)
+        said = hashed(receiver, asked)
         # A second question is answered too, and the empty blob's digest may be among them.
-        again = sums(receiver, right)
+        again = hashed(receiver, right)
 
-    right_sums = [messages.Sum(messages.WHOLE, len(blobs[one]), one) for one in right]
+    right_sums = [messages.BlobHash(messages.WHOLE, len(blobs[one]), one) for one in right]
     assert said == [
         *right_sums,
-        messages.Sum(messages.MISSING, 0, bytes(32), "it is not there"),
-        messages.Sum(messages.WHOLE, 6, digest_of(b"rotten")),
-        messages.Sum(messages.WHOLE, len(big), digest_of(big)),
-        messages.Sum(messages.WRONG, 0, bytes(32), "a symlink or a socket is in its place"),
-        messages.Sum(messages.WRONG, 0, bytes(32), "it is a FIFO"),
+        messages.BlobHash(messages.MISSING, 0, bytes(32), "it is not there"),
+        messages.BlobHash(messages.WHOLE, 6, digest_of(b"rotten")),
+        messages.BlobHash(messages.WHOLE, len(big), digest_of(big)),
+        messages.BlobHash(messages.WRONG, 0, bytes(32), "a symlink or a socket is in its place"),
+        messages.BlobHash(messages.WRONG, 0, bytes(32), "it is a FIFO"),
     ]
     assert again == right_sums
     assert litter(root) == []
@@ -244,21 +239,22 @@ def test_sums_by_a_key_are_those_of_the_content(root: Path, checking: str) -> No
     place_of(root, missing).unlink()
     key = bytes(range(32))
     by_key: dict[int, Callable[[bytes], bytes]] = {
-        messages.KEYED: lambda content: blake3(content, key=key).digest(),
-        messages.HMAC: lambda content: hmac.digest(key, content, "sha256"),
+        messages.BLAKE3: lambda content: blake3(content, key=key).digest(),
+        messages.SHA256: lambda content: hmac.digest(key, content, "sha256"),
     }
     if checking == "none":
-        del by_key[messages.KEYED]
+        del by_key[messages.BLAKE3]
     with RemoteReceiver(root, forced_command("--root", str(root), checking=checking)) as receiver:
         assert receiver.banner["check"] == checking
         receiver.hello(reading=True, hash="sha256")
-        for how, sum_of in by_key.items():
-            contents = [blobs[one] for one in right]
-            whole = [messages.Sum(messages.WHOLE, len(one), sum_of(one)) for one in contents]
-            assert sums(receiver, [*right, wrong, missing], how, key) == [
-                *whole,
-                messages.Sum(messages.WHOLE, 6, sum_of(b"rotten")),
-                messages.Sum(messages.MISSING, 0, bytes(32), "it is not there"),
+        for kind, sum_of in by_key.items():
+            question = messages.VERIFY.frame(kind, key, [*right, wrong, missing])
+            answer, payload = receiver.ask(question)
+            assert answer == messages.SUMS
+            contents = [*(blobs[one] for one in right), b"rotten"]
+            assert messages.SUMS.read(payload) == [
+                *((messages.WHOLE, sum_of(content)[:16]) for content in contents),
+                (messages.MISSING, bytes(16)),
             ]
 
 
@@ -271,7 +267,7 @@ def test_a_program_that_knows_no_keys_proves_nothing(
     program.chmod(0o755)
     monkeypatch.setattr(b3sum, "find", lambda: b3sum.B3sum(str(program)))
     client = ScriptedSession(root, allow=["verify"], checking="b3sum")
-    client.read(messages.VERIFY.frame(messages.KEYED, bytes(32), blobs))
+    client.read(messages.VERIFY.frame(messages.BLAKE3, bytes(32), blobs))
     assert client.error == "internal"
     assert "gives wrong answers" in client.error_text
 
@@ -344,7 +340,7 @@ def test_a_missing_by_hash_is_gone_and_not_made(root: Path) -> None:
 def test_a_question_that_cannot_be_ends_the_session(root: Path) -> None:
     for kind, payload in (
         (messages.VERIFY, bytes(34)),
-        (messages.VERIFY, b"\3" + bytes(64)),
+        (messages.VERIFY, b"\2" + bytes(64)),
         (messages.GET, bytes(7)),
         (messages.GET, b"\0\0\0\0\0\0\0\1" + bytes(64)),
         (messages.LIST, bytes(67)),

@@ -17,7 +17,7 @@ from ntt_backup.client.read_session import ReadSession
 from ntt_backup.config import RemoteConfig
 from ntt_backup.errors import CatalogUnavailable
 from ntt_backup.model import Blob, Reason
-from ntt_backup.wire.messages import PLAIN, WHOLE, Sum
+from ntt_backup.wire.messages import WHOLE, BlobHash
 from tests.helpers.blobs import path_of, put, put_as
 
 TARGET = "remote"
@@ -85,21 +85,17 @@ def blobs(catalog: Connection, root: Path, placed: None, store: Path) -> list[Bl
 
 
 class Thrower(ReadSession):
-    """A remote that has thrown the contents away, and kept names, sizes, hashes, and the sums of
-    keys that it was asked for before.
-    """
+    """A remote that has thrown the contents away, and kept names, sizes and hashes."""
 
     kept: ClassVar[dict[bytes, int]] = {}
 
-    def ask_sums(self, how: int, key: bytes, digests: Sequence[bytes]) -> None:
-        super().ask_sums(how, key, digests)
-        self.asked = how, digests
+    def ask_hashes(self, hashed: int, digests: Sequence[bytes]) -> None:
+        super().ask_hashes(hashed, digests)
+        self.asked = digests
 
-    def sums(self, size: int = 0) -> Sequence[Sum]:
-        super().sums(size)
-        how, digests = self.asked
-        digests = digests if how == PLAIN else [*digests[1:], bytes(32)]
-        return [Sum(WHOLE, self.kept.get(one, 0), one) for one in digests]
+    def hashes(self, size: int = 0) -> Sequence[BlobHash]:
+        super().hashes(size)
+        return [BlobHash(WHOLE, self.kept[one], one) for one in self.asked]
 
 
 @pytest.mark.parametrize("hashed", ["blake3", "none"])

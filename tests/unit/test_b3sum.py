@@ -16,7 +16,6 @@ from ntt_backup.receiver import b3sum, hashing
 from ntt_backup.receiver.b3sum import B3sum
 from ntt_backup.receiver.read_session import HashJob
 from ntt_backup.receiver.workspace import Refusal, Workspace
-from ntt_backup.wire.messages import PLAIN, Sums
 from tests.helpers.receivers import digest_of, put
 
 REAL = shutil.which("b3sum")
@@ -171,10 +170,9 @@ def test_a_program_that_leaves_out_what_can_be_read_says_nothing_of_any_blob(
     workspace = Workspace(str(tmp_path))
     told, wake = os.pipe()
     program = SimpleNamespace(digests=lambda *_, **__: {})
-    asked = Sums(PLAIN, bytes(32), [digest])
-    job = HashJob(workspace, asked, None, cast(Any, program), wake)
+    job = HashJob(workspace, [digest], None, cast(Any, program), b"", wake)
     with pytest.raises(Refusal, match="b3sum reads no blob"):
-        list(job.frames())
+        list(job.frames(bytes))
     workspace.leave()
     for fd in told, wake:
         os.close(fd)

@@ -106,19 +106,19 @@ def wake() -> Iterator[int]:
 
 
 @pytest.fixture
-def stored(tmp_path: Path) -> Iterator[tuple[Workspace, messages.Sums]]:
-    """A workspace with five blobs, and the question for their hashes."""
+def stored(tmp_path: Path) -> Iterator[tuple[Workspace, list[bytes]]]:
+    """A workspace with five blobs, and their digests."""
     contents = [b"%d" % number for number in range(5)]
     for content in contents:
         put(tmp_path, digest_of(content), content)
     workspace = Workspace(str(tmp_path))
-    yield workspace, messages.Sums(messages.PLAIN, bytes(32), [*map(digest_of, contents)])
+    yield workspace, [*map(digest_of, contents)]
     workspace.leave()
 
 
 @pytest.mark.parametrize(("files", "bytes_"), [(2, 99), (9, 2)])
 def test_the_program_gets_some_blobs_at_a_time(
-    stored: tuple[Workspace, messages.Sums],
+    stored: tuple[Workspace, list[bytes]],
     wake: int,
     monkeypatch: pytest.MonkeyPatch,
     files: int,
@@ -134,15 +134,14 @@ def test_the_program_gets_some_blobs_at_a_time(
         return expected
 
     program = cast(Any, SimpleNamespace(digests=digests))
-    workspace, asked = stored
-    *_, answer = HashJob(workspace, asked, None, program, wake).frames()
-    sums = [messages.Sum(messages.WHOLE, 1, digest) for digest in asked.digests]
-    assert answer == messages.SUMS.frame(sums)
+    job = HashJob(*stored, None, program, b"", wake)
+    assert [*job.frames(lambda: b"answer")][-1] == b"answer"
+    assert job.found == [messages.BlobHash(messages.WHOLE, 1, digest) for digest in stored[1]]
     assert counts == [2, 2, 1]
 
 
 def test_sums_that_nobody_waits_for_are_not_made(
-    stored: tuple[Workspace, messages.Sums], wake: int, monkeypatch: pytest.MonkeyPatch
+    stored: tuple[Workspace, list[bytes]], wake: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: None)
     begun: list[int] = []
@@ -154,15 +153,15 @@ def test_sums_that_nobody_waits_for_are_not_made(
                 time.sleep(0.01)
         return blake3(data)
 
-    job = HashJob(*stored, cast(Any, new), None, wake)
-    answer = job.frames()
+    job = HashJob(*stored, cast(Any, new), None, b"", wake)
+    answer = job.frames(bytes)
     assert next(answer) == b""
     answer.close()
     assert len(begun) <= 1
 
 
 def test_a_blob_that_breaks_off_has_neither_a_size_nor_a_hash(
-    stored: tuple[Workspace, messages.Sums], wake: int, monkeypatch: pytest.MonkeyPatch
+    stored: tuple[Workspace, list[bytes]], wake: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def reads(fd: int, buffers: list[memoryview]) -> int:
         if read.setdefault(fd, 0):
@@ -172,12 +171,11 @@ def test_a_blob_that_breaks_off_has_neither_a_size_nor_a_hash(
 
     read: dict[int, int] = {}
     monkeypatch.setattr(os, "readv", reads)
-    workspace, asked = stored
-    one = asked._replace(digests=asked.digests[:1])
-    *_, answer = HashJob(workspace, one, cast(Any, blake3), None, wake).frames()
+    workspace, digests = stored
+    job = HashJob(workspace, digests[:1], cast(Any, blake3), None, b"", wake)
+    list(job.frames(bytes))
     why = f"EIO: {os.strerror(errno.EIO)}"
-    bad = messages.Sum(messages.UNREADABLE, 0, bytes(32), why)
-    assert answer == messages.SUMS.frame([bad])
+    assert job.found == [messages.BlobHash(messages.UNREADABLE, 0, bytes(32), why)]
 
 
 def test_a_file_that_gets_no_name_is_removed_whatever_was_begun_behind_it(tmp_path: Path) -> None:

@@ -25,12 +25,12 @@ from ntt_backup.wire.framing import (
 from ntt_backup.wire.messages import (
     MAX_OPEN,
     Batch,
+    BlobHash,
     Exceptional,
     Large,
     Listed,
     Range,
     Receipt,
-    Sum,
 )
 from ntt_backup.wire.stored_names import DUMPS, SNAPSHOTS
 
@@ -124,8 +124,13 @@ RIGHT: list[tuple[Callable[[Any], Any], bytes, Any]] = [
     (messages.LIST.read, messages.LIST.frame(A, B, 2**32 - 1), Range(A, B, 2**32 - 1)),
     (
         messages.VERIFY.read,
-        messages.VERIFY.frame(messages.KEYED, B, [A, B]),
-        messages.Sums(messages.KEYED, B, [A, B]),
+        messages.VERIFY.frame(messages.SHA256, B, [A, B]),
+        messages.SumQuestion(messages.SHA256, B, [A, B]),
+    ),
+    (
+        messages.HASH.read,
+        messages.HASH.frame(messages.BLAKE3, [B]),
+        messages.HashQuestion(messages.BLAKE3, [B]),
     ),
     (messages.GET.read, messages.GET.frame(9, [A]), (9, [A])),
     (messages.GET.read, messages.GET.frame(0, [A, B]), (0, [A, B])),
@@ -137,9 +142,14 @@ RIGHT: list[tuple[Callable[[Any], Any], bytes, Any]] = [
         Listed(1, 2, 3, True),
     ),
     (
+        messages.HASHED.read,
+        messages.HASHED.frame([BlobHash(0, 2**60, A), BlobHash(3, 0, B, "why")]),
+        [BlobHash(0, 2**60, A), BlobHash(3, 0, B, "why")],
+    ),
+    (
         messages.SUMS.read,
-        messages.SUMS.frame([Sum(0, 2**60, A), Sum(3, 0, B, "why")]),
-        [Sum(0, 2**60, A), Sum(3, 0, B, "why")],
+        messages.SUMS.frame([(0, A[:16]), (3, B[:16])]),
+        [(0, A[:16]), (3, B[:16])],
     ),
     (contents_of, messages.contents([A, B], [2, 0], [b"xy"]), [(A, b"xy"), (B, b"")]),
     (bytes, messages.piece(b"x"), b"\0\0\0\0\1x"),
@@ -245,10 +255,13 @@ WRONG: list[tuple[Callable[[Any], Any], memoryview, str]] = [
         "text that is cut",
     ),
     (messages.VERIFY.read, packed("!B", 0, rest=A + A + b"x"), "digest that is cut"),
-    (messages.VERIFY.read, packed("!B", 3, rest=A + A), "unknown kind"),
+    (messages.VERIFY.read, packed("!B", 2, rest=A + A), "unknown hash"),
+    (messages.HASH.read, packed("!B", 2, rest=A), "unknown hash"),
     (messages.GET.read, packed("!Q", 1, rest=A + B), "offset for several"),
     (messages.NAMES.read, memoryview(A), "name that is cut"),
-    (messages.SUMS.read, said(messages.SUMS.frame([Sum(4, 0, A)])), "unknown state"),
+    (messages.HASHED.read, said(messages.HASHED.frame([BlobHash(4, 0, A)])), "unknown state"),
+    (messages.SUMS.read, said(messages.SUMS.frame([(4, A[:16])])), "unknown state"),
+    (messages.SUMS.read, memoryview(bytes(18)), "sum that is cut"),
     (contents_of, packed("!BI", 1, 41, rest=bytes(pack(1))), "as long as it says"),
     (contents_of, packed("!BI", 0, 40, rest=bytes(pack(1))), "as long as it says"),
     (contents_of, packed("!BI", 0, MAX_RAW + 1), "bytes in a part"),

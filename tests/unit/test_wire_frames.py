@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ntt_backup.wire import framing, messages
-from ntt_backup.wire.messages import Exceptional, Sum
+from ntt_backup.wire.messages import BlobHash, Exceptional
 
 # One frame a line, in hexadecimal, in the order of FRAMES.
 RECORDED = Path(__file__).with_name("wire_frames.txt")
@@ -18,7 +18,7 @@ SOME = [
     Exceptional(70_000, 4, "EIO: b\u00e4d\n sector"),
     Exceptional(2, 3, "x"),
 ]
-FOUND = [Sum(0, 2**60, A), Sum(1, 0, bytes(32)), Sum(3, 2**40, B, "EIO: b\u00e4d")]
+FOUND = [BlobHash(0, 2**60, A), BlobHash(1, 0, bytes(32)), BlobHash(3, 2**40, B, "EIO: b\u00e4d")]
 TABLE = messages.table([A, B], [2, 3])
 
 FRAMES = [
@@ -49,13 +49,15 @@ FRAMES = [
     messages.ERROR.frame("storage" * 9, "E\u00c4O:\tbad\n sector" * 40),
     messages.LEFT.frame(),
     messages.LIST.frame(A, B, 2**32 - 1),
-    messages.VERIFY.frame(messages.HMAC, B, [A, B]),
+    messages.VERIFY.frame(messages.SHA256, B, [A, B]),
+    messages.HASH.frame(messages.BLAKE3, [A]),
     messages.GET.frame(2**40, [A]),
     messages.GET.frame(0, [A, B]),
     messages.NAMES.frame([(A, 1), (B, 2**60)]),
     messages.STRAY.frame(2, "aa/b\u00e4\n"),
     messages.LISTED.frame(1, 2**60, 3, True),
-    messages.SUMS.frame(FOUND),
+    messages.SUMS.frame([(0, A[:16]), (1, bytes(16))]),
+    messages.HASHED.frame(FOUND),
     messages.contents([A, B], [2, 0], [b"xy", b""]),
     messages.BLOB.frame(A, 2**60, 9),
     messages.piece(b"xyz"),
@@ -87,5 +89,5 @@ def test_the_bytes_of_every_message_are_those_that_were_recorded() -> None:
 def test_every_message_was_recorded() -> None:
     kinds = {bytes.fromhex(line)[4] for line in RECORDED.read_text("ascii").split()}
     assert kinds == {*messages.to_receiver(messages.ANY), *messages.to_client(messages.ANY)}
-    assert len(kinds) == 45
+    assert len(kinds) == 47
     assert frozenset({messages.PACK, messages.DATA}) == framing.CONTENT

@@ -26,11 +26,12 @@ select count(*), min(blobid) from {blobs}
 where blobid = any(%(blobids)s::text[]) and row_security_active({blobs_name});
 
 -- name: mark_copied
--- Records blobs as stored. Returns how many rows are marked now, whether the catalog lacks the size of
+-- Records blobs as stored, and as checked where their content was. Returns how many rows are marked now, whether the catalog lacks the size of
 -- any, and whether anything is on our list of failures. Few batches need the three statements below.
 -- The list is selected, because the planner estimates each element of a list that it can see.
 with marked as (
-    update {blobs} set {copied} = true, {last_checked} = now(), {copy_failed} = false
+    update {blobs} set {copied} = true, {copy_failed} = false,
+        {last_checked} = case when %(checked)s::boolean then now() end
     where blobid = any((select %(blobids)s::text[])::text[])
     returning {copied} as done, size is null as unsized
 ), counted as {counted}

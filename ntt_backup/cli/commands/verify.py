@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import click
 
-from ntt_backup.audit.reconcile import SERIOUS, Comparison, Difference
+from ntt_backup.audit.reconcile import SERIOUS, Adoption, Comparison, Difference
 from ntt_backup.audit.reconcile import reconcile as compare
 from ntt_backup.audit.scan import scan as scan_store
 from ntt_backup.audit.verify import Findings, Question, Way, verify_remote, verify_store
@@ -180,8 +180,9 @@ _ADVICE: Final = {
     " replaces them",
     Difference.UNREADABLE: "look at their directories on the remote; nothing is known about them",
     Difference.PACK_LOST: "whether blobs are lost with it is said beside; --apply forgets the pack",
-    Difference.UNMARKED: "the next run marks the right ones and replaces the others; failed ones"
-    " wait for `ntt-backup-remote requeue`",
+    Difference.UNMARKED: "`ntt-backup-remote reconcile --adopt` marks the right ones without"
+    " sending them; the next run sends the others",
+    Difference.UNPROVED: "not marked; the next run sends what the store has",
     Difference.UNRECORDED: "`ntt-backup-remote reconcile --apply` records it",
     Difference.UNKNOWN: "their rows were deleted, or they belong to another catalog; left alone",
     Difference.UNREGISTERED: "`ntt-backup-remote scan` registers them",
@@ -208,14 +209,31 @@ _ADVICE_FOR_PACKS: Final = _ADVICE | {
     "Write all differences, a file each kind, into DIR.",
 )
 @flag("--apply", "Make copied blobs pending again that the remote lacks or has with another size.")
-def reconcile(common: Common, out: Path | None, apply: bool) -> None:
+@flag(
+    "--adopt",
+    "Mark blobs as copied that somebody else has put on the remote, once the remote has proved"
+    " that their content is right.",
+)
+@flag(
+    "--trust-size",
+    "With --adopt: mark blobs by their size, without a proof. The next verify begins with them.",
+)
+@options.sessions(default=2)
+def reconcile(
+    common: Common, out: Path | None, apply: bool, adopt: bool, trust_size: bool, workers: int
+) -> None:
     """Compare catalog, store and remote by name and size.
 
-    Contents are not read; `verify` does that. Exit code 7 when the remote lacks what the catalog
-    calls copied.
+    Contents are read for --adopt alone; `verify` checks what is marked. Exit code 7 when the remote
+    lacks what the catalog calls copied.
     """
+    if trust_size and not adopt:
+        raise click.UsageError("--trust-size is for --adopt")
     settings = common.load(Settings)
-    command = "reconcile --apply" if apply else "reconcile"
+    adoption = Adoption.NO
+    if adopt:
+        adoption = Adoption.BY_SIZE if trust_size else Adoption.BY_PROOF
+    option = " --adopt" if adopt else " --apply" if apply else ""
     with ExitStack() as stack:
         note = stack.enter_context(results.noted(common, "reconcile"))
         line = stack.enter_context(results.progress_line())
@@ -232,18 +250,22 @@ def reconcile(common: Common, out: Path | None, apply: bool) -> None:
             if files:
                 files[what].write(f"{printable(name)}\t{printable(remark)}")
 
-        conn = stack.enter_context(open_catalog(settings, command, application="reconcile"))
+        conn = stack.enter_context(
+            open_catalog(settings, f"reconcile{option}", application="reconcile")
+        )
         seen = compare(
             conn,
             settings,
             apply=apply,
+            adoption=adoption,
+            workers=workers,
             on_progress=lambda seen: line.show(lambda: _compared_so_far(seen)),
             on_difference=note_difference,
             on_outage=line.outage,
         )
         wrong = sum(seen.differences[what] for what in SERIOUS)
         note.saw(seen.rows, 0, wrong, seen.exit_code)
-    said = _comparison(seen, applied=apply, packs=settings.remote.packs)
+    said = _comparison(seen, applied=apply, adoption=adoption, packs=settings.remote.packs)
     results.report_on(seen, said, seen.exit_code, target=settings.target)
 
 
@@ -254,7 +276,7 @@ def _compared_so_far(seen: Comparison) -> str:
     )
 
 
-def _comparison(seen: Comparison, *, applied: bool, packs: bool) -> list[str]:
+def _comparison(seen: Comparison, *, applied: bool, adoption: Adoption, packs: bool) -> list[str]:
     """Returns what was compared and what differs, for a terminal."""
     said = [
         f"{many(seen.rows, 'row')} in the catalog, {many(seen.in_store, 'blob')} in the store,"
@@ -270,8 +292,11 @@ def _comparison(seen: Comparison, *, applied: bool, packs: bool) -> list[str]:
     if applied:
         pending = many(seen.requeued, "blob is", "blobs are")
         said.append(f"{pending} pending again; `ntt-backup-remote run` sends what is pending")
-        if seen.marked:
-            said.append(f"{many(seen.marked, 'blob counts', 'blobs count')} as copied now")
+    if seen.marked or adoption is not Adoption.NO:
+        marked = f"{many(seen.marked, 'blob counts', 'blobs count')} as copied now"
+        if adoption is Adoption.BY_SIZE and not packs:
+            marked += " by the size alone; `ntt-backup-remote verify` proves the content"
+        said.append(marked)
     return said
 
 
