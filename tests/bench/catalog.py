@@ -99,7 +99,7 @@ class Clock:
 
 def fill(url: str, rows: int) -> None:
     """Makes the rows on all cores, and the indexes after them, which is much faster."""
-    with connect(url, "bench") as conn:
+    with _connect(url) as conn:
         if conn.execute("select to_regclass('blobs')").fetchone() != (None,):
             return
         init_db(conn, TARGET)
@@ -121,12 +121,23 @@ def kill(url: str, dead: int) -> None:
     """Has the first pending rows of each range marked: their entries in the index of what is
     pending stay there, dead.
     """
-    with connect(url, "bench") as conn:
+    with _connect(url) as conn:
         _at_once(
             url,
             [_MARK_FIRST.format(one.lo, one.hi or "g", dead // RANGES) for one in prefix_ranges()],
         )
         conn.execute("checkpoint")
+
+
+def _connect(url: str) -> Connection:
+    """Returns a session in which the table and its index can be named without their schema."""
+    conn = connect(url, "bench")
+    _find_by_name(conn)
+    return conn
+
+
+def _find_by_name(conn: Connection) -> None:
+    conn.execute("select set_config('search_path', %s, false)", [conn.search_path])
 
 
 def _at_once(url: str, statements: Sequence[str]) -> None:
@@ -135,7 +146,7 @@ def _at_once(url: str, statements: Sequence[str]) -> None:
 
 
 def _execute(url: str, statement: str) -> None:
-    with connect(url, "bench") as conn:
+    with _connect(url) as conn:
         conn.execute("set synchronous_commit = off")
         conn.execute("set enable_seqscan = off")
         conn.execute(statement.encode())
@@ -143,7 +154,7 @@ def _execute(url: str, statement: str) -> None:
 
 def now_and_then(url: str) -> dict[str, float]:
     """Measures what is done once a run, or by hand, in seconds."""
-    with connect(url, "bench") as conn:
+    with _connect(url) as conn:
         column = f"alter table blobs add if not exists {_DONE}_copied bool default true"
         conn.execute(column.encode())
 
@@ -213,6 +224,7 @@ def by_hand(url: str, size: int, turns: int, checkpoint: int) -> dict[str, Any]:
     """
     session = CatalogSession(url, "bench", TARGET, claim_order(1, 2), listen=False)
     conn = session._conn
+    _find_by_name(conn)
     clock = Clock(conn.info.backend_pid, "claim", "select", "update")
     for turn in range(turns):
         if checkpoint and turn % checkpoint == 0:
@@ -241,7 +253,7 @@ def _rows(conn: Connection, query: str, values: Sequence[object]) -> list[tuple[
 
 def measure(url: str, workers: int, seconds: float, size: int) -> dict[str, Any]:
     """Lets the workers go, and says what it cost."""
-    with connect(url, "bench") as conn:
+    with _connect(url) as conn:
         wal = _wal(conn)
         began = time.monotonic()
         with Pool(workers) as pool:
