@@ -244,7 +244,7 @@ def _end(url: str, application: str, role: str, public: str | None, *, keep: boo
 # --- the rows of a dump of strangers --------------------------------------------------------------
 #
 # Nothing of such a dump is executed: the tables are those of init-db, and of the rows only columns
-# are taken that these tables have. See `dump.rows_only`.
+# are taken that these tables have. See `dump.restore`.
 
 
 class NewTables:

@@ -38,15 +38,15 @@ from ntt_backup.catalog.history import DatabaseState
 from ntt_backup.client.error_text import explain_gone
 from ntt_backup.config import RemoteConfig, application_name
 from ntt_backup.config.host_key import HostKeys
-from ntt_backup.dump import pg_programs, record, shelf
+from ntt_backup.dump import pg_programs, record, retention
 from ntt_backup.dump.events import DumpComplete, DumpSkipped, DumpStart
-from ntt_backup.dump.form import Form, kept_base
 from ntt_backup.dump.pg_programs import Programs
 from ntt_backup.dump.record import DumpRecord, Stored
 from ntt_backup.dump.retention import Retention
-from ntt_backup.dump.store import NewDump, list_dumps, open_dumps, remove_dumps, restorable
+from ntt_backup.dump.series import Form, kept_base
+from ntt_backup.dump.store import list_dumps, open_dumps, publish_dump, remove_dumps, restorable
 from ntt_backup.errors import BackupError, CatalogError, DumpFailed, DumpImpossible
-from ntt_backup.filestore.contract import FileStore
+from ntt_backup.filestore.contract import FileStore, NewFile
 from ntt_backup.format import many, moment, size
 from ntt_backup.objects.bucket import DEAD_SECONDS
 from ntt_backup.packstore import marker
@@ -101,9 +101,7 @@ def due(
     force: bool,
     copied: bool,
 ) -> str:
-    """Returns the reason why a dump is due now.
-
-    The function has no side effects.
+    """Returns why a dump is due now, as `DumpStart.reason` has it; "" where none is.
 
     Args:
         known: The dumps of this database for this target that can be restored, oldest first.
@@ -112,9 +110,6 @@ def due(
         max_age_s: The age of the newest dump, in seconds, from which a dump is due in any case.
         force: Whether the user asked for a dump.
         copied: Whether any blob is copied.
-
-    Returns:
-        "first", "asked", "changed", "marked" or "old"; "" where no dump is due.
     """
     if not known:
         return "first"
@@ -142,29 +137,35 @@ class _Job:
         self._clock = time.monotonic()
 
     def run(self, *, force: bool, whole: bool) -> bool:
-        settings = self._settings
         with self._connect() as conn:
             state = history.database_state(conn)
-        found = pg_programs.find(settings.dump.bin, state.server_version)
-        with closing(open_dumps(settings)) as store:
+        found = pg_programs.find(self._settings.dump.bin, state.server_version)
+        with closing(open_dumps(self._settings)) as store:
             return self._dump(store, found, state, force=force, whole=whole)
 
     def _dump(
         self, store: FileStore, found: Programs, state: DatabaseState, *, force: bool, whole: bool
     ) -> bool:
-        settings = self._settings
-        dumps = list_dumps(store)
-        of_host = shelf.of_host(dumps, self._keys, self._ledger())
+        settings, dumps = self._settings, list_dumps(store)
+        with self._connect() as conn:
+            ledger = history.noted_dumps(conn, settings.target, MAX_DUMPS)
+        of_host = retention.of_host(dumps, self._keys, ledger)
         ours = record.of_catalog(of_host, settings.target, state.database)
         names = [one.name for one in of_host if one.whole]
         for missed in newest.compare(settings, {("dump", ""): names}):
             self._warn(str(missed))
-        known = restorable(shelf.signed(ours, self._keys))
+        known = restorable(retention.signed(ours, self._keys))
         last = known[-1].record if known else None
         copied = store.placed and last is not None and last.copied
-        copied = copied or self._any_copied()
+        if not copied:
+            with self._connect() as conn:
+                copied = selection.any_copied(conn, settings.target)
         if copied and not store.placed:
-            raise self._gone()
+            # By-hash is also missing at the start of a target's life. Once blobs were copied, the
+            # cause is a disk that is not mounted.
+            place, but = settings.remote.blobs, ", but the catalog has blobs copied to it"
+            packs = settings.remote.packs
+            raise marker.gone(place, but) if packs else explain_gone(f"{place} is missing{but}")
         age = settings.dump.max_age
         reason = due(known, state.fingerprint, self._begun, age, force=force, copied=copied)
         if not reason:
@@ -175,34 +176,13 @@ class _Job:
             self._warn(lost)
         self._emit(DumpStart(reason=reason, program=found.version))
         number = record.next_number(of_host)
-        form = Form.of(settings, state.database, known, whole=whole)
-        try:
-            name, made = self._make(store, found, state, number, form, copied=copied)
+        name = record.name_of(self._begun, secrets.token_hex(4))
+        with closing(Form.of(settings, state.database, known, whole=whole)) as form:
+            made = self._make(store, name, found, state, number, form, copied=copied)
             form.keep(name)
-        finally:
-            form.close()
         strangers = record.of_catalog(dumps, settings.target, state.database)
         self._prune(store, name, made, ours, len(strangers) - len(ours))
         return copied
-
-    def _ledger(self) -> frozenset[tuple[str, str]]:
-        with self._connect() as conn:
-            return history.noted_dumps(conn, self._settings.target, MAX_DUMPS)
-
-    def _any_copied(self) -> bool:
-        with self._connect() as conn:
-            return selection.any_copied(conn, self._settings.target)
-
-    def _gone(self) -> BackupError:
-        """Returns the error for a remote that lacks by-hash although blobs were copied there.
-
-        By-hash is also missing at the start of a target's life. Once blobs were copied, the cause
-        is a disk that is not mounted.
-        """
-        remote, but = self._settings.remote, ", but the catalog has blobs copied to it"
-        if remote.packs:
-            return marker.gone(remote.blobs, but)
-        return explain_gone(f"{remote.blobs} is missing{but}")
 
     def _connect(self) -> connection.Connection:
         return connection.connect(self._settings.catalog.url, self._application)
@@ -210,15 +190,15 @@ class _Job:
     def _make(
         self,
         store: FileStore,
+        name: str,
         found: Programs,
         state: DatabaseState,
         number: int,
         form: Form,
         *,
         copied: bool,
-    ) -> tuple[str, DumpRecord]:
-        name = record.name_of(self._begun, secrets.token_hex(4))
-        upload = NewDump(store, name)
+    ) -> DumpRecord:
+        upload = store.write(name)
         try:
             head = self._pour(found.pg_dump, upload, form)
             written, digest = upload.finish()
@@ -227,7 +207,7 @@ class _Job:
                     "the dump does not hold the table blobs",
                     hint="does the user of catalog.url see the table that the backup uses?",
                 )
-            unsigned = DumpRecord(
+            made = DumpRecord(
                 format=form.format,
                 number=number,
                 target=self._settings.target,
@@ -236,7 +216,7 @@ class _Job:
                 program=found.version,
                 host=socket.gethostname(),
                 bytes=written,
-                sha256=digest,
+                sha256=digest.hex(),
                 fingerprint=state.fingerprint,
                 duration_s=round(time.monotonic() - self._clock, 3),
                 base=form.base,
@@ -246,15 +226,14 @@ class _Job:
                 copied=copied,
                 head_bytes=len(head),
                 head_sha256=hashlib.sha256(head).hexdigest(),
-            )
-            made = unsigned.signed(name, self._keys)
-            upload.publish(made)
+            ).signed(name, self._keys)
+            publish_dump(store, upload, name, made)
         except BaseException:
-            upload.give_up()
+            upload.discard()
             raise
-        return name, made
+        return made
 
-    def _pour(self, pg_dump: Path, upload: NewDump, form: Form) -> bytes:
+    def _pour(self, pg_dump: Path, upload: NewFile, form: Form) -> bytes:
         """Sends what form makes of pg_dump's output; returns the beginning of that."""
         url, head = self._settings.catalog.url, bytearray()
         child = pg_programs.start_pg_dump(pg_dump, url, self._application, *form.options)
@@ -275,28 +254,27 @@ class _Job:
                     wait_for(reading=child.fds, timeout=1.0)
                     continue
                 head += data[: max(0, pg_programs.HEAD_BYTES - len(head))]
-                upload.send(form.add(data))
+                upload.add(form.add(data))
                 deadline = time.monotonic() + patience
             status = child.wait(patience)
         finally:
             child.kill()
         if status != 0:
             raise pg_programs.pg_dump_failed(status, child.stderr.text)
-        upload.send(form.end())
+        upload.add(form.end())
         return bytes(head)
 
     def _prune(
         self, store: FileStore, name: str, made: DumpRecord, ours: list[Stored], strangers: int
     ) -> None:
         """Removes dumps past retention, and records the new one, which is good in any case."""
-        rule = Retention.of(self._settings.dump)
         if strangers:
             self._warn(
                 f"{many(strangers, 'dump')} of this catalog on the remote are not known"
                 " to be of this host: none of them is removed, and none comes back unasked."
                 " `ntt-backup-remote dumps` lists them, and removes them with --remove"
             )
-        if odd := shelf.doubts(ours, self._keys):
+        if odd := retention.doubts(ours, self._keys):
             last = max(odd)
             self._warn(
                 f"{many(len(odd), 'doubtful dump')} on the target: never removed by the retention,"
@@ -306,7 +284,8 @@ class _Job:
         # Another host may be giving one its name: the record lies there before the content.
         young = timedelta(seconds=DEAD_SECONDS)
         coming = [one for one in ours if one.size is None and abs(self._begun - one.begun) < young]
-        stay = shelf.staying(ours, name, datetime.now(UTC), rule, self._keys)
+        rule = Retention.of(self._settings.dump)
+        stay = retention.staying(ours, name, datetime.now(UTC), rule, self._keys)
         kept = {*stay, *(one.name for one in coming)}
         kept |= {made.base, *(one.base for one in ours if one.name in kept)}
         # The newest first: at no moment an increment is there without its base.
@@ -362,7 +341,7 @@ class _Job:
 
 
 def rehearse(settings: RemoteConfig, *, remote_too: bool) -> tuple[str, str]:
-    """Checks that a dump can be made, and returns a description of that dump.
+    """Checks that a dump can be made, and describes it.
 
     Returns:
         The program that will make the dump and the expected size; and a warning where the existing
@@ -386,9 +365,9 @@ def rehearse(settings: RemoteConfig, *, remote_too: bool) -> tuple[str, str]:
         if remote_too:
             with closing(open_dumps(settings)) as store:
                 keys = HostKeys.of(settings)
-                dumps = shelf.of_host(list_dumps(store), keys, ledger)
+                dumps = retention.of_host(list_dumps(store), keys, ledger)
                 ours = record.of_catalog(dumps, settings.target, database)
-                known = restorable(shelf.signed(ours, keys))
+                known = restorable(retention.signed(ours, keys))
                 said = _outlook(settings, database, known)
                 warning = _too_old(known) if copied else ""
                 store.try_out()
@@ -420,10 +399,7 @@ def _too_old(known: list[Stored]) -> str:
 
 
 def _outlook(settings: RemoteConfig, database: str, known: list[Stored]) -> str:
-    """Returns a text on the newest dump and on the bytes that each mode of dumps would send.
-
-    The last dump of each kind is the estimate for the next one of that kind.
-    """
+    """Tells of the newest dump, and what each mode would send, by the last dump of each kind."""
 
     def last(kind: Sequence[Stored]) -> str:
         return size(kind[-1].size or 0) if kind else "not known yet"
@@ -443,10 +419,7 @@ def _outlook(settings: RemoteConfig, database: str, known: list[Stored]) -> str:
 
 
 def relied_on(settings: RemoteConfig) -> bool:
-    """Returns whether somebody relies on dumps, so that a dump that cannot be made is a failure.
-
-    That is so where the directory of pg_dump is configured, or where a dump was made before.
-    """
+    """Returns whether a dump that cannot be made is a failure: one was made, or dump.bin is set."""
     if settings.dump.bin is not None:
         return True
     try:

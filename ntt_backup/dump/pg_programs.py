@@ -41,11 +41,9 @@ class Programs:
 
 
 def find(directory: Path | None, server_version: int) -> Programs:
-    """Returns the programs for a server.
+    """Returns the programs for a server, in a directory (None: wherever they are).
 
-    Args:
-        directory: The directory of the programs; None for wherever they are.
-        server_version: The version in the server's own notation: 160004 for 16.4.
+    server_version: in the server's own notation, 160004 for 16.4.
 
     Raises:
         DumpImpossible: No pg_dump that is new enough is installed.
@@ -67,15 +65,8 @@ def find_restore(directory: Path | None, server_version: int, made_by: int | Non
     """Returns the pg_restore that fits the dump and the server best.
 
     A pg_restore that is older than the server is acceptable if it can read the dump. A newer one
-    may send settings that the server does not know.
-
-    Args:
-        directory: The directory of the programs; None for wherever they are.
-        server_version: The version in the server's own notation: 160004 for 16.4.
-        made_by: The major version of the pg_dump that made the dump; None where it is not known.
-
-    Raises:
-        DumpImpossible: No pg_restore is installed.
+    may send settings that the server does not know. Arguments and errors are those of `find`.
+    made_by: the major version of the pg_dump that made the dump; None where it is not known.
     """
     server = server_version // 10_000
     found = _all(directory, server)
@@ -90,11 +81,7 @@ def major_of(version: str) -> int | None:
 
 
 def _all(directory: Path | None, needed: int) -> list[tuple[int, Programs]]:
-    """Returns all installed programs, each with its major version.
-
-    Raises:
-        DumpImpossible: No program is installed.
-    """
+    """Returns all installed programs, each with its major version. Raises DumpImpossible."""
     found = list(_installed([directory] if directory is not None else _places()))
     if not found:
         where = f"in {directory}" if directory is not None else "on this machine"
@@ -144,12 +131,7 @@ def start_pg_dump(pg_dump: Path, url: str, application: str, *options: str) -> C
 
 
 def pg_dump_failed(status: int | None, said: str) -> DumpFailed:
-    """Returns the error for a pg_dump that has failed.
-
-    Args:
-        status: The exit status of pg_dump; None where pg_dump has not ended.
-        said: The stderr of pg_dump.
-    """
+    """Returns the error for a pg_dump that has failed. status: None where it has not ended."""
     hint = ""
     if "permission denied" in said:
         hint = "as a superuser of the database: grant pg_read_all_data to the user of catalog.url"
@@ -162,12 +144,9 @@ def pg_dump_failed(status: int | None, said: str) -> DumpFailed:
 
 
 def read_head(pg_restore: Path, head: bytes, *options: str) -> bytes:
-    """Returns the output of pg_restore for the beginning of a dump.
+    """Returns the output of pg_restore for a head, which has all of a dump but rows of tables.
 
-    The beginning has all parts of a dump but the rows of tables.
-
-    Raises:
-        DumpFailed: pg_restore cannot read the beginning of the dump.
+    Raises DumpFailed where pg_restore cannot read it.
     """
     with os.fdopen(os.memfd_create("head-of-dump"), "wb") as memory:
         memory.write(head)

@@ -193,10 +193,9 @@ def by_age(dumps: Iterable[Stored]) -> list[Stored]:
 
 
 def next_number(dumps: Iterable[Stored]) -> int:
-    """Returns the number of a new dump, which is higher than the number in every readable record.
+    """Returns the number of a new dump: above all others, or the largest, which hostile ones reach.
 
-    At the largest possible number, which only hostile records reach, the names of dumps tell which
-    one is newer.
+    Of those with that number the names tell which is newer.
     """
     return min(1 + max((one.number for one in dumps), default=0), _NUMBERS - 1)
 
@@ -211,12 +210,7 @@ def of_catalog(dumps: Iterable[Stored], target: str, database: str) -> list[Stor
 
 
 def name_of(moment: datetime, token: str) -> str:
-    """Returns the name of a dump.
-
-    Args:
-        moment: The time at which the dump is begun.
-        token: 8 hex digits, which prevent a collision of two names.
-    """
+    """Returns the name of a dump that was begun then. token: 8 hex digits of its own."""
     return f"{moment.astimezone(UTC).strftime(STAMP)}-{token}.dump"
 
 

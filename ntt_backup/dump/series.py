@@ -7,10 +7,15 @@ that lie where the new one does. docs/series-format.md is the contract.
 
 An increment refers to a whole dump, never to another increment, and from its beginning to its end:
 both are read in one pass, and a lost increment harms no other dump.
+
+This machine keeps the last whole dump, so that the next ones can be increments on it. That copy is
+a help and nothing more: where it is missing, damaged or not the newest one, the next dump is whole.
+It is the file as it was sent, before it was sealed, and only its user may read it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import struct
 from bisect import bisect_left
@@ -19,10 +24,15 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 from zlib import crc32
 
 import zstandard
+
+from ntt_backup.config import RemoteConfig
+from ntt_backup.dump.record import PLAIN, SERIES, Stored
+from ntt_backup.dump.toc import DumpDamaged, PieceReader
+from ntt_backup.filestore.cache import directory_for
 
 # Magic number of a skippable frame and its length; then the checksum of the segment's last line,
 # the first segment of the whole dump and how many, the bytes of the frame and of the segment.
@@ -38,10 +48,10 @@ _NEAR: Final = 4
 _WINDOW_LOG_MIN: Final = 10
 _HASH_LOG_MAX: Final = 22
 _RAW: Final = zstandard.DICT_TYPE_RAWCONTENT
-
-
-class SeriesDamaged(Exception):
-    """What should be a dump of a series is none, or does not fit the whole dump."""
+_NEW: Final = ".new-"
+# The next dump is whole where the last increment was larger than one part in so many of the whole
+# dump: the table was rewritten, or so many rows have changed since that all increments are large.
+_LARGE: Final = 4
 
 
 class Cutter:
@@ -133,7 +143,7 @@ class KeptBase:
 
     def text(self, first: int, count: int) -> bytes | None:
         """Returns some segments, joined; None where they are damaged."""
-        with suppress(OSError, SeriesDamaged):
+        with suppress(OSError, DumpDamaged):
             return b"".join(map(self._segment, self._places[first : first + count]))
         return None
 
@@ -211,19 +221,19 @@ def replay(pieces: Iterable[bytes], base: Iterable[bytes] = ()) -> Iterator[byte
         base: The segments of the whole dump that it refers to.
 
     Raises:
-        SeriesDamaged: The file is no dump of a series, or does not fit the whole dump.
+        DumpDamaged: The file is no dump of a series, or does not fit the whole dump.
     """
     window: deque[bytes] = deque()
-    begin, rest, stream = 0, iter(base), _Stream(pieces)
-    while head := stream.take(_HEAD.size):
-        *start, _, first, count, stored, size = _HEAD.unpack(head)
+    begin, rest, stream = 0, iter(base), PieceReader(pieces)
+    while not stream.at_end():
+        *start, _, first, count, stored, size = _HEAD.unpack(stream.take(_HEAD.size))
         if start != _START or count > _NEAR or size > MOST or stored > 2 * MOST:
-            raise SeriesDamaged("it is no dump of a series")
+            raise DumpDamaged("it is no dump of a series")
         if count and first < begin:
-            raise SeriesDamaged("it goes back in the whole dump")
+            raise DumpDamaged("it goes back in the whole dump")
         while count and begin + len(window) < first + count:
             if (segment := next(rest, None)) is None:
-                raise SeriesDamaged("the whole dump has fewer segments")
+                raise DumpDamaged("the whole dump has fewer segments")
             window.append(segment)
             if begin < first:
                 window.popleft()
@@ -232,24 +242,6 @@ def replay(pieces: Iterable[bytes], base: Iterable[bytes] = ()) -> Iterator[byte
             window.popleft()
             begin += 1
         yield _decompress(stream.take(stored), b"".join(islice(window, count)), size)
-
-
-class _Stream:
-    """Gives pieces in the lengths that are asked for."""
-
-    def __init__(self, pieces: Iterable[bytes]) -> None:
-        self._pieces = iter(pieces)
-        self._held = bytearray()
-
-    def take(self, size: int) -> bytes:
-        """Returns size bytes; nothing at the end. Raises SeriesDamaged where it ends within."""
-        while len(self._held) < size and (piece := next(self._pieces, None)) is not None:
-            self._held += piece
-        if self._held and len(self._held) < size:
-            raise SeriesDamaged("its end is missing")
-        data = bytes(self._held[:size])
-        del self._held[:size]
-        return data
 
 
 def _compress(text: bytes, old: bytes) -> bytes:
@@ -266,11 +258,156 @@ def _compress(text: bytes, old: bytes) -> bytes:
 
 
 def _decompress(frame: bytes, old: bytes, size: int) -> bytes:
-    """Returns the segment in a frame, whose dictionary is old. Raises SeriesDamaged."""
+    """Returns the segment in a frame, whose dictionary is old. Raises DumpDamaged."""
     try:
         if zstandard.frame_content_size(frame) != size:
-            raise SeriesDamaged("a segment has another length")
+            raise DumpDamaged("a segment has another length")
         known = zstandard.ZstdCompressionDict(old, dict_type=_RAW) if old else None
         return zstandard.ZstdDecompressor(dict_data=known).decompress(frame, allow_extra_data=False)
     except zstandard.ZstdError as error:
-        raise SeriesDamaged(str(error)) from error
+        raise DumpDamaged(str(error)) from error
+
+
+# --- the whole dump on this machine, and the form of the next one ---------------------------------
+
+
+class NewBase:
+    """Keeps a whole dump while it is made. No error ends the dump: then nothing is kept."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / f"{_NEW}{os.getpid()}"
+        self._file: IO[bytes] | None = None
+        with suppress(OSError):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for left in directory.glob(f"{_NEW}*"):
+                left.unlink()
+            fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            self._file = os.fdopen(fd, "wb")
+
+    def add(self, data: bytes) -> None:
+        try:
+            if self._file is not None:
+                self._file.write(data)
+        except OSError:
+            self.close()
+
+    def keep(self, name: str) -> None:
+        """Gives it the name of the dump, and removes the one before."""
+        with suppress(OSError):
+            if self._file is not None:
+                self._file.close()
+                self._path.replace(self._path.with_name(name))
+                for other in self._path.parent.iterdir():
+                    if other.name != name:
+                        other.unlink()
+
+    def close(self) -> None:
+        """Removes what was not kept. Never raises."""
+        file, self._file = self._file, None
+        with suppress(OSError):
+            if file is not None:
+                file.close()
+        with suppress(OSError):
+            self._path.unlink()
+
+
+class Form:
+    """Turns the output of pg_dump into the bytes of the dump.
+
+    Args:
+        series: the dump is one of a series, else stored as pg_dump compresses it.
+        old: the whole dump that this one is an increment on; None where this one is whole.
+        new: keeps this dump; None where it is not kept.
+
+    Attributes:
+        options: Of pg_dump.
+        text_bytes: The size of what pg_dump wrote.
+    """
+
+    def __init__(
+        self, *, series: bool, old: KeptBase | None = None, new: NewBase | None = None
+    ) -> None:
+        self._kept = [one for one in (old, new) if one is not None]
+        self._new = new
+        self._writer = Writer(old) if series else None
+        self._digest = hashlib.sha256()
+        self.format = SERIES if series else PLAIN
+        self.base, self.step = (old.name, old.step) if old is not None else ("", 0)
+        # What is compressed changes as a whole, wherever a row did.
+        self.options = ("--compress=0",) if series else ()
+        self.text_bytes = 0
+
+    @staticmethod
+    def of(settings: RemoteConfig, database: str, known: list[Stored], *, whole: bool) -> Form:
+        """Returns the form that the settings ask for. known, whole: see `dump.job`."""
+        if settings.dump.mode != "series":
+            return Form(series=False)
+        if not whole and (old := kept_base(settings, database, known)) is not None:
+            return Form(series=True, old=old)
+        return Form(series=True, new=NewBase(_directory(settings, database)))
+
+    def add(self, data: bytes) -> bytes:
+        """Returns the bytes that are to be sent now; may be none."""
+        self.text_bytes += len(data)
+        self._digest.update(data)
+        made = data if self._writer is None else self._writer.add(data)
+        if self._new is not None:
+            self._new.add(made)
+        return made
+
+    def end(self) -> bytes:
+        """Returns the last bytes."""
+        made = b"" if self._writer is None else self._writer.end()
+        if self._new is not None:
+            self._new.add(made)
+        return made
+
+    @property
+    def text_sha256(self) -> str:
+        """The SHA-256 of what pg_dump wrote."""
+        return self._digest.hexdigest()
+
+    def keep(self, name: str) -> None:
+        """Keeps a whole dump on this machine, for the next ones."""
+        if self._new is not None:
+            self._new.keep(name)
+
+    def close(self) -> None:
+        """Forgets what was not kept."""
+        for one in self._kept:
+            one.close()
+
+
+def kept_base(settings: RemoteConfig, database: str, known: list[Stored]) -> KeptBase | None:
+    """Returns the whole dump that the next dump can be an increment on.
+
+    Returns:
+        The copy of the whole dump on this machine, or None where the next dump has to be whole.
+    """
+    base, step = base_of(known, settings.dump.full_every)
+    with suppress(OSError, ValueError):
+        if base is not None:
+            path = _directory(settings, database) / base.name
+            return KeptBase(path, base.size or 0, step)
+    return None
+
+
+def _directory(settings: RemoteConfig, database: str) -> Path:
+    return directory_for("dumps", settings.remote, settings.target, database)
+
+
+def base_of(known: list[Stored], full_every: int) -> tuple[Stored | None, int]:
+    """Returns the whole dump on which the next one can be an increment, and the step of that.
+
+    Args:
+        known: the dumps of a database that can be restored, oldest first.
+        full_every: of so many dumps one is whole.
+    """
+    records = [(one, one.record) for one in known if one.record is not None and one.record.series]
+    base = next((one for one, record in reversed(records) if not record.base), None)
+    if base is None:
+        return None, 0
+    on = [record for one, record in records if record.base == base.name]
+    step = 1 + max((record.step for record in on), default=0)
+    large = bool(on) and on[-1].bytes * _LARGE > (base.size or 0)
+    return (None, 0) if large or step >= full_every else (base, step)

@@ -20,7 +20,8 @@ from typing import IO, Final
 
 from ntt_backup.config import RemoteConfig
 from ntt_backup.dump.record import DumpRecord, Stored, by_age, read
-from ntt_backup.dump.series import SeriesDamaged, replay
+from ntt_backup.dump.series import replay
+from ntt_backup.dump.toc import DumpDamaged, drain
 from ntt_backup.errors import DumpFailed, DumpImpossible, NameTaken, RemoteDenied
 from ntt_backup.filestore.contract import (
     UNKNOWN_ARRIVAL,
@@ -28,6 +29,7 @@ from ntt_backup.filestore.contract import (
     FileMissing,
     FileStore,
     FileUnreadable,
+    NewFile,
     Range,
     ReadableStore,
     StoredFileDamaged,
@@ -54,13 +56,7 @@ DUMPS: Final = Area(
 
 
 def open_dumps(settings: RemoteConfig) -> FileStore:
-    """Returns the store of dumps on the target of the settings.
-
-    See `filestore.open.open_store`.
-
-    Raises:
-        DumpImpossible: A forced command accepts no dumps.
-    """
+    """Opens the dumps of a target. Raises DumpImpossible where a forced command accepts none."""
     return open_store(settings, DUMPS)
 
 
@@ -90,12 +86,7 @@ def list_dumps(store: FileStore) -> list[Stored]:
 def fetch_dump(store: ReadableStore, dump: Stored) -> Generator[bytes, None, None]:
     """Yields the content of a dump as the content arrives, without a check.
 
-    Errors of the store pass through.
-
-    Raises:
-        FileMissing: The dump is missing.
-        FileUnreadable: The dump cannot be read.
-        StoredFileDamaged: The dump is damaged.
+    Raises FileMissing, FileUnreadable and StoredFileDamaged, as all that the store raises.
     """
     size = dump.size or 0
     ranges = (Range(dump.name, at, min(_PIECE, size - at)) for at in range(0, size, _PIECE))
@@ -106,11 +97,7 @@ def fetch_dump(store: ReadableStore, dump: Stored) -> Generator[bytes, None, Non
 
 
 def remove_dumps(store: FileStore, names: Sequence[str]) -> int:
-    """Removes dumps with their records, and returns the number of removed dumps.
-
-    The dumps are removed in the order of their names in the argument. The target may keep some of
-    them.
-    """
+    """Removes dumps with their records, in this order; returns how many the target did not keep."""
     if not names:
         return 0
     # What has a record is found again.
@@ -119,41 +106,27 @@ def remove_dumps(store: FileStore, names: Sequence[str]) -> int:
     return len(set(names) - left)
 
 
-class NewDump:
-    """A dump on its way to a store."""
+def publish_dump(store: FileStore, file: NewFile, name: str, record: DumpRecord) -> None:
+    """Gives a finished dump its name, which is durable when this returns.
 
-    def __init__(self, store: FileStore, name: str) -> None:
-        self._store = store
-        self._record = name + RECORD
-        self._file = store.write(name)
-        self.send, self.poll, self.give_up = self._file.add, self._file.poll, self._file.discard
-
-    def finish(self) -> tuple[int, str]:
-        """Ends the dump; returns the size and the SHA-256 of what the target has."""
-        size, sha256 = self._file.finish()
-        return size, sha256.hex()
-
-    def publish(self, record: DumpRecord) -> None:
-        """Gives the dump its name, which is durable when this returns.
-
-        The record comes first: a dump without one would stay. Raises NameTaken: whoever may list
-        the uploads of a bucket knows the name before.
-        """
-        file = self._store.write(self._record)
-        try:
-            file.add(record.to_json().encode() + b"\n")
-            file.finish()
-            file.publish()
-        finally:
-            file.discard()
-        try:
-            self._file.publish()
-        except NameTaken:
-            # Else the record would vouch for the content of somebody else. Who may not remove it
-            # removes no older dumps either.
-            with suppress(RemoteDenied):
-                self._store.remove([self._record])
-            raise
+    The record comes first: a dump without one would stay. Raises NameTaken: whoever may list the
+    uploads of a bucket knows the name before.
+    """
+    beside = store.write(name + RECORD)
+    try:
+        beside.add(record.to_json().encode() + b"\n")
+        beside.finish()
+        beside.publish()
+    finally:
+        beside.discard()
+    try:
+        file.publish()
+    except NameTaken:
+        # Else the record would vouch for the content of somebody else. Who may not remove it
+        # removes no older dumps either.
+        with suppress(RemoteDenied):
+            store.remove([name + RECORD])
+        raise
 
 
 def _read_records(
@@ -177,14 +150,7 @@ class BaseUnusable(Exception):
 
 
 def needed_by(one: Stored, known: Mapping[str, Stored]) -> list[Stored]:
-    """Returns the dumps that must be read to restore a dump.
-
-    Args:
-        one: The dump.
-        known: Dumps by their names.
-
-    Returns:
-        The whole dump that an increment refers to, and the dump itself.
+    """Returns the dumps that must be read to restore one: its whole dump, if it needs one, and it.
 
     Raises:
         BaseUnusable: The whole dump is missing, not complete, or an increment itself.
@@ -249,12 +215,10 @@ class DumpText:
                 text = _at_most(replay(_pieces(file), text), one.text[0])
             try:
                 yield from self._proved(text, one.name, one.text)
-            except (SeriesDamaged, MemoryError) as error:
+            except (DumpDamaged, MemoryError) as error:
                 if not self.damaged:
                     self.damaged, self.why = one.name, str(error) or "it takes too much memory"
-            # Only its end proves it.
-            for _ in stored:
-                continue
+            drain(stored)  # Only its end proves it.
 
     def _file(self, one: Stored) -> Iterator[bytes]:
         said = (one.record.bytes, one.record.sha256) if one.record is not None else (0, "")
@@ -299,12 +263,12 @@ def _at_most(segments: Iterator[bytes], size: int) -> Iterator[bytes]:
     """Yields segments up to a limit, since a few bytes of a dump may expand to terabytes.
 
     Raises:
-        SeriesDamaged: The segments have more than `size` bytes.
+        DumpDamaged: The segments have more than `size` bytes.
     """
     for segment in segments:
         size -= len(segment)
         if size < 0:
-            raise SeriesDamaged("it makes more than its record says")
+            raise DumpDamaged("it makes more than its record says")
         yield segment
 
 

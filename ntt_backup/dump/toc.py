@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -52,12 +53,45 @@ _COLUMN: Final = re.compile(r'\s*(?:"((?:[^"]|"")+)"|([a-z_][a-z0-9_$]*))\s*(?:,
 _ENCODING: Final = re.compile(r"SET client_encoding = '(\w+)';\n", re.ASCII)
 
 
-class TocUnreadable(Exception):
-    """A dump has no table of contents that can be read here."""
-
-
 class DumpDamaged(Exception):
-    """The data of a dump are not as the format demands."""
+    """The bytes of a dump are not as its format demands, or cannot be read here."""
+
+
+class PieceReader:
+    """Reads pieces in the lengths that are asked for, without ever holding more than a piece."""
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self._pieces = iter(pieces)
+        self._held = b""
+        self._at = 0
+        self.passed = 0  # Bytes.
+
+    def at_end(self) -> bool:
+        while self._at == len(self._held):
+            piece = next(self._pieces, None)
+            if piece is None:
+                return True
+            self._held, self._at = piece, 0
+        return False
+
+    def parts(self, size: int) -> Iterator[bytes]:
+        """Yields so many bytes, in pieces."""
+        while size:
+            if self.at_end():
+                raise DumpDamaged("it ends within its data")
+            data = self._held[self._at : self._at + size]
+            self._at += len(data)
+            self.passed += len(data)
+            size -= len(data)
+            yield data
+
+    def take(self, size: int) -> bytes:
+        return b"".join(self.parts(size))
+
+
+def drain(pieces: Iterable[bytes]) -> None:
+    """Reads pieces to their end, and forgets them."""
+    deque(pieces, maxlen=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,87 +175,77 @@ class Toc:
                         yield match[1]
 
 
-def read(head: bytes) -> Toc:
-    """Returns the table of contents at the beginning of a dump. Raises TocUnreadable."""
-    try:
-        return _Head(head).toc()
-    except (IndexError, ValueError) as error:
-        raise TocUnreadable(f"it cannot be read: {error}") from error
+class _Archive(PieceReader):
+    """Reads the fields of an archive of pg_dump. integer: the bytes of an integer in it."""
 
+    integer = 0
 
-class _Head:
-    """Reads a head field by field. Raises IndexError at its end, ValueError for nonsense."""
+    def byte(self) -> int:
+        return self.take(1)[0]
 
-    _integer: int  # As the head says, before the first of them.
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._at = 0
-
-    def toc(self) -> Toc:
-        if self._take(len(_MAGIC)) != _MAGIC:
-            raise TocUnreadable("it is no dump of pg_dump in the custom format")
-        version = (self._byte(), self._byte())
-        self._byte()  # The revision.
-        if not _OLDEST <= version <= _NEWEST:
-            raise TocUnreadable(f"its format {version[0]}.{version[1]} is not known here")
-        self._integer, offset = self._byte(), self._byte()
-        if self._integer not in (4, 8) or offset not in (4, 8) or self._byte() != _CUSTOM:
-            raise TocUnreadable("it is no dump of pg_dump in the custom format")
-        if version >= _NAMES_COMPRESSION:
-            method = _METHODS[self._byte()]
-        else:
-            method = "gzip" if self._number() else "none"
-        for _ in range(_DATE_PARTS):
-            self._number()
-        for _ in ("database", "version of the server", "version of pg_dump"):
-            self._text()
-        count = self._number()
-        if not 0 <= count <= _MOST_ENTRIES:
-            raise TocUnreadable(f"it has {count:,} entries")
-        entries = tuple(self._entry(offset, relkind=version >= _HAS_RELKIND) for _ in range(count))
-        return Toc(entries, self._at, self._integer, method)
-
-    def _entry(self, offset: int, *, relkind: bool) -> Entry:
-        number = self._number()
-        self._number()  # Whether it has data.
-        self._text()  # The OID of its table, and its own.
-        self._text()
-        name, kind = self._text(), self._text()
-        self._number()  # Its section.
-        definition, drop, copy, schema = (self._text() for _ in range(4))
-        self._text()  # The tablespace, and the access method.
-        self._text()
-        if relkind:
-            self._number()
-        owner = self._text()
-        self._text()  # Whether it has OIDs.
-        while self._text_or_none() is not None:
-            continue  # What it depends on.
-        self._take(1 + offset)  # Where its data are, which is not known of a stream.
-        return Entry(number, kind, schema, name, owner, definition, drop, copy)
-
-    def _take(self, size: int) -> bytes:
-        data = self._data[self._at : self._at + size]
-        if len(data) < size:
-            raise IndexError("it ends within its table of contents")
-        self._at += size
-        return data
-
-    def _byte(self) -> int:
-        return self._take(1)[0]
-
-    def _number(self) -> int:
-        sign = self._byte()
-        number = int.from_bytes(self._take(self._integer), "little")
+    def number(self) -> int:
+        sign = self.byte()
+        number = int.from_bytes(self.take(self.integer), "little")
         return -number if sign else number
 
-    def _text_or_none(self) -> str | None:
-        size = self._number()
-        return None if size < 0 else self._take(size).decode("utf-8", "surrogateescape")
+    def count(self) -> int:
+        if (number := self.number()) < 0:
+            raise DumpDamaged("a number is negative")
+        return number
 
-    def _text(self) -> str:
-        return self._text_or_none() or ""
+    def text(self) -> str | None:
+        size = self.number()
+        return None if size < 0 else self.take(size).decode("utf-8", "surrogateescape")
+
+    def texts(self, count: int) -> list[str]:
+        return [self.text() or "" for _ in range(count)]
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yields the data of a block, in pieces."""
+        while size := self.count():
+            yield from self.parts(size)
+
+
+def read(head: bytes) -> Toc:
+    """Returns the table of contents at the beginning of a dump. Raises DumpDamaged."""
+    file = _Archive([head])
+    if file.take(len(_MAGIC)) != _MAGIC:
+        raise DumpDamaged("it is no dump of pg_dump in the custom format")
+    version = (file.byte(), file.byte())
+    file.byte()  # The revision.
+    if not _OLDEST <= version <= _NEWEST:
+        raise DumpDamaged(f"its format {version[0]}.{version[1]} is not known here")
+    file.integer, offset, kind = file.take(3)
+    if file.integer not in (4, 8) or offset not in (4, 8) or kind != _CUSTOM:
+        raise DumpDamaged("it is no dump of pg_dump in the custom format")
+    # Before, it was a level of gzip.
+    method = file.byte() if version >= _NAMES_COMPRESSION else int(file.number() != 0)
+    if method >= len(_METHODS):
+        raise DumpDamaged("its data are compressed in a way that is not known here")
+    for _ in range(_DATE_PARTS):
+        file.number()
+    file.texts(3)  # The database, and the versions of the server and of pg_dump.
+    count = file.number()
+    if not 0 <= count <= _MOST_ENTRIES:
+        raise DumpDamaged(f"it has {count:,} entries")
+    entries = tuple(_entry(file, offset, relkind=version >= _HAS_RELKIND) for _ in range(count))
+    return Toc(entries, file.passed, file.integer, _METHODS[method])
+
+
+def _entry(file: _Archive, offset: int, *, relkind: bool) -> Entry:
+    number = file.number()
+    file.number()  # Whether it has data.
+    _, _, name, kind = file.texts(4)  # After the OID of its table, and its own.
+    file.number()  # Its section.
+    # And the tablespace, and the access method.
+    definition, drop, copy, schema, _, _ = file.texts(6)
+    if relkind:
+        file.number()
+    owner, _ = file.texts(2)  # And whether it has OIDs.
+    while file.text() is not None:
+        continue  # What it depends on.
+    file.take(1 + offset)  # Where its data are, which is not known of a stream.
+    return Entry(number, kind, schema, name, owner, definition, drop, copy)
 
 
 def copy_rows(
@@ -237,83 +261,26 @@ def copy_rows(
     Raises:
         DumpDamaged: The data are not as the format demands.
     """
-    data, left = _Data(pieces, toc), set(wanted)
-    data.skip(toc.size)
-    while left and (kind := data.block()) is not None:
-        number = data.number()
-        if kind == _TABLE and number in left:
-            left.discard(number)
-            chunks = data.chunks()
-            wanted[number](_lines(_plain(chunks, toc.method)))
-            for _ in chunks:
-                continue  # What stands behind the end of the rows.
+    pieces = iter(pieces)
+    file, left = _Archive(pieces), set(wanted)
+    file.integer = toc.integer
+    drain(file.parts(toc.size))
+    while left and not file.at_end():
+        kind, number = file.byte(), file.count()
+        if kind == _LARGE_OBJECTS:
+            while file.count():
+                drain(file.chunks())
         elif kind == _TABLE:
-            for _ in data.chunks():
-                continue
+            chunks = file.chunks()
+            if number in left:
+                left.discard(number)
+                wanted[number](_lines(_plain(chunks, toc.method)))
+            drain(chunks)  # For one, what stands behind the end of the rows.
         else:
-            while data.number():
-                for _ in data.chunks():
-                    continue
+            raise DumpDamaged("there is no block of data where one must begin")
     if left:
         raise DumpDamaged("a table that it lists has no rows in it")
-    data.drain()  # The sum of all is still to be proved.
-
-
-class _Data:
-    """Reads the data of a dump, without ever holding more than a piece of it."""
-
-    def __init__(self, pieces: Iterable[bytes], toc: Toc) -> None:
-        self._pieces = iter(pieces)
-        self._integer = toc.integer
-        self._held = b""
-        self._at = 0
-
-    def block(self) -> int | None:
-        """Returns the kind of the next block; None at the end."""
-        kind = next(iter(self._some(1)), None)
-        if kind is not None and kind not in (_TABLE, _LARGE_OBJECTS):
-            raise DumpDamaged("there is no block of data where one must begin")
-        return kind
-
-    def number(self) -> int:
-        data = b"".join(self._parts(1 + self._integer))
-        number = int.from_bytes(data[1:], "little")
-        if data[0] and number:
-            raise DumpDamaged("a number is negative")
-        return number
-
-    def chunks(self) -> Iterator[bytes]:
-        """Yields the data of a block, in pieces."""
-        while size := self.number():
-            yield from self._parts(size)
-
-    def drain(self) -> None:
-        """Reads what is left, whatever it is."""
-        for _ in self._pieces:
-            continue
-
-    def skip(self, size: int) -> None:
-        for _ in self._parts(size):
-            continue
-
-    def _parts(self, size: int) -> Iterator[bytes]:
-        while size:
-            data = self._some(size)
-            if not data:
-                raise DumpDamaged("it ends within its data")
-            size -= len(data)
-            yield data
-
-    def _some(self, most: int) -> bytes:
-        """Returns one byte at least, and not more than so many; nothing at the end."""
-        while self._at == len(self._held):
-            piece = next(self._pieces, None)
-            if piece is None:
-                return b""
-            self._held, self._at = piece, 0
-        data = self._held[self._at : self._at + most]
-        self._at += len(data)
-        return data
+    drain(pieces)  # The sum of all is still to be proved.
 
 
 def _plain(chunks: Iterator[bytes], method: str) -> Iterator[bytes]:

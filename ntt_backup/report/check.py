@@ -29,7 +29,7 @@ from ntt_backup.config.timetable import describe_limit
 from ntt_backup.daemon.event_log import EventLog
 from ntt_backup.daemon.preflight import CheckStep, Preflight, guarded
 from ntt_backup.dump.job import rehearse
-from ntt_backup.dump.shelf import of_host
+from ntt_backup.dump.retention import of_host
 from ntt_backup.dump.store import list_dumps, open_dumps
 from ntt_backup.errors import (
     SOME_FAILED,

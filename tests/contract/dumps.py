@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from ntt_backup.dump.record import DumpRecord
-from ntt_backup.dump.store import NewDump
+from ntt_backup.dump.store import publish_dump
 from ntt_backup.filestore.contract import FileStore
 
 NAME = "20260304T120000Z-0badcafe.dump"
@@ -29,13 +29,13 @@ def record_of(content: bytes, number: int = 1) -> DumpRecord:
 
 def send_dump(store: FileStore, content: bytes, name: str = NAME) -> DumpRecord:
     """A dump with this content and name; its record. What goes wrong ends it as a job does."""
-    upload, record = NewDump(store, name), record_of(content)
+    upload, record = store.write(name), record_of(content)
     try:
         for at in range(0, len(content), 1 << 20):
-            upload.send(content[at : at + (1 << 20)])
-        assert upload.finish() == (record.bytes, record.sha256)
-        upload.publish(record)
+            upload.add(content[at : at + (1 << 20)])
+        assert upload.finish() == (record.bytes, bytes.fromhex(record.sha256))
+        publish_dump(store, upload, name, record)
     except BaseException:
-        upload.give_up()
+        upload.discard()
         raise
     return record

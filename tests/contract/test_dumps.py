@@ -19,7 +19,7 @@ from ntt_backup.client.connection import SessionSpec
 from ntt_backup.config.sealing import Keyring, SealPolicy
 from ntt_backup.config.sections import RunSettings
 from ntt_backup.dump.record import Stored
-from ntt_backup.dump.store import DUMPS, NewDump, fetch_dump, list_dumps, remove_dumps
+from ntt_backup.dump.store import DUMPS, fetch_dump, list_dumps, publish_dump, remove_dumps
 from ntt_backup.errors import (
     BackupError,
     DumpImpossible,
@@ -188,13 +188,13 @@ def test_ranges_of_several_dumps_come_in_their_order(open_anew: Open) -> None:
 def test_a_dump_is_seen_by_nobody_before_it_is_published(open_anew: Open, root: Path) -> None:
     with closing(open_anew()) as store, closing(open_anew()) as other:
         for end in ("give up", "publish"):
-            upload = NewDump(store, NAME)
-            upload.send(CONTENT)
-            assert upload.finish() == (len(CONTENT), sha256(CONTENT).hexdigest())
+            upload = store.write(NAME)
+            upload.add(CONTENT)
+            assert upload.finish() == (len(CONTENT), sha256(CONTENT).digest())
             assert list_dumps(other) == []
             if end == "publish":
-                upload.publish(record_of(CONTENT))
-            upload.give_up()
+                publish_dump(store, upload, NAME, record_of(CONTENT))
+            upload.discard()
         assert [one.whole for one in list_dumps(other)] == [True]
         with pytest.raises(NameTaken):
             send_dump(other, b"another")
@@ -221,13 +221,13 @@ def test_a_dump_has_arrived_when_it_got_its_name(
 ) -> None:
     """Not when its last byte came: a client could wait for weeks before it asks for the name."""
     store = keep(way(spec, DUMPS))
-    upload = NewDump(store, NAME)
-    upload.send(b"content")
+    upload = store.write(NAME)
+    upload.add(b"content")
     upload.finish()
     for path in (root / "pgdump").iterdir():
         os.utime(path, (time.time() - 80_000,) * 2)
     before = datetime.now(UTC).replace(microsecond=0)
-    upload.publish(record_of(b"content"))
+    publish_dump(store, upload, NAME, record_of(b"content"))
     (found,) = list_dumps(store)
     assert found.arrived is not None
     assert before - timedelta(seconds=1) <= found.arrived <= datetime.now(UTC)
@@ -353,16 +353,16 @@ def test_a_dump_that_stands_still_for_hours_is_not_taken_for_a_dead_one(
     root: Path, spec: SessionSpec
 ) -> None:
     """As one of a series does while nothing has changed: sh locks no file."""
-    still = NewDump(FileStoreByShell(spec, DUMPS), NAMES[4])
-    still.send(b"content")
+    still = FileStoreByShell(spec, DUMPS).write(NAMES[4])
+    still.add(b"content")
     wait_until(lambda: any(one.stat().st_size for one in (root / "pgdump").glob("*")), "content")
     (path,) = (root / "pgdump").iterdir()
     os.utime(path, (time.time() - 7200,) * 2)
 
     send_dump(FileStoreByShell(spec, DUMPS), b"another one")
 
-    assert still.finish() == (7, sha256(b"content").hexdigest())
-    still.give_up()
+    assert still.finish() == (7, sha256(b"content").digest())
+    still.discard()
 
 
 def test_a_link_that_is_lost_within_a_dump_is_not_its_end(
@@ -412,11 +412,11 @@ def test_a_dump_whose_last_answer_was_lost_has_its_name(
             raise lost
 
     store = in_bucket()
-    upload = NewDump(store, NAME)
-    upload.send(CONTENT)
+    upload = store.write(NAME)
+    upload.add(CONTENT)
     upload.finish()
     bucket.after = lose
-    upload.publish(record_of(CONTENT))
+    publish_dump(store, upload, NAME, record_of(CONTENT))
     assert list_dumps(store)[0].whole
 
 

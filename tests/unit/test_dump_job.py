@@ -22,9 +22,9 @@ from ntt_backup.config import RemoteConfig
 from ntt_backup.config.host_key import HostKey, HostKeys
 from ntt_backup.dump import job, pg_programs, record
 from ntt_backup.dump.events import DumpComplete, DumpSkipped, DumpStart
-from ntt_backup.dump.form import Form
 from ntt_backup.dump.pg_programs import Programs
 from ntt_backup.dump.record import DumpRecord, Stored
+from ntt_backup.dump.series import Form
 from ntt_backup.errors import (
     BackupError,
     CatalogUnavailable,
@@ -79,7 +79,7 @@ class World:
         monkeypatch.setattr(job, "open_dumps", self._open)
         monkeypatch.setattr(job, "list_dumps", World.stored)
         monkeypatch.setattr(job, "remove_dumps", World.drop)
-        monkeypatch.setattr(job, "NewDump", Upload)
+        monkeypatch.setattr(job, "publish_dump", self._publish)
         monkeypatch.setattr(connection, "connect", self._connect)
         monkeypatch.setattr(history, "database_state", lambda _: self.state)
         monkeypatch.setattr(history, "noted_dumps", lambda *_: frozenset())
@@ -158,6 +158,27 @@ class World:
     def try_out(self) -> None:
         self.tried = True
 
+    def write(self, _: str) -> World:
+        self.sent = b""
+        return self
+
+    def add(self, data: bytes) -> None:
+        self._fail("send")
+        self.sent += data
+
+    def poll(self) -> None:
+        self.polls += 1
+
+    def finish(self) -> tuple[int, bytes]:
+        self._fail("finish")
+        return len(self.sent), hashlib.sha256(self.sent).digest()
+
+    def discard(self) -> None:
+        self.given_up = True
+
+    def _publish(self, _store: World, _file: World, name: str, made: DumpRecord) -> None:
+        self.named[name] = made
+
     def drop(self, names: list[str]) -> int:
         self._fail("drop")
         self.dropped += names
@@ -168,29 +189,6 @@ class World:
 
     def said(self, kind: type[events.Event]) -> list[Any]:
         return [one for one in self.events if isinstance(one, kind)]
-
-
-class Upload:
-    def __init__(self, world: World, name: str) -> None:
-        self._world, self._name = world, name
-        world.sent = b""
-
-    def send(self, data: bytes) -> None:
-        self._world._fail("send")
-        self._world.sent += data
-
-    def poll(self) -> None:
-        self._world.polls += 1
-
-    def finish(self) -> tuple[int, str]:
-        self._world._fail("finish")
-        return len(self._world.sent), hashlib.sha256(self._world.sent).hexdigest()
-
-    def publish(self, made: DumpRecord) -> None:
-        self._world.named[self._name] = made
-
-    def give_up(self) -> None:
-        self._world.given_up = True
 
 
 @pytest.fixture

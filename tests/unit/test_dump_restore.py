@@ -18,9 +18,9 @@ from ntt_backup.catalog.restorer import Restorer
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.host_key import HostKey, HostKeys, Origin
 from ntt_backup.config.sealing import Keyring
-from ntt_backup.dump import pg_programs, record, restore, rows_only
+from ntt_backup.dump import pg_programs, record, restore
 from ntt_backup.dump.record import SERIES, Stored
-from ntt_backup.dump.rows_only import restore_rows
+from ntt_backup.dump.restore import restore_rows
 from ntt_backup.dump.store import DUMPS, DumpText
 from ntt_backup.dump.toc import DumpDamaged
 from ntt_backup.errors import (
@@ -38,6 +38,7 @@ from tests.unit.test_dump_toc import ROWS, archive, block, entry
 CONTENT = bytes(range(256)) * 1000
 HEAD = 1000
 KEYS = HostKeys([HostKey.of(bytes(32))], Path("host.key"))
+HEAD_OF_GRANT = archive(entry(1, "ACL", "a", definition="GRANT a TO b;"))
 OF_BLOBS = "COPY public.blobs (blobid, size, remote_copied, usb_copied, evil) FROM stdin;\n"
 
 
@@ -80,12 +81,6 @@ class Back:
         monkeypatch.setattr(restore, "restorer", self._restorer)
         monkeypatch.setattr(restore, "_pour", self._pour)
         monkeypatch.setattr(pg_programs, "find_restore", lambda *_: Path("pg_restore"))
-        self._back = restore._Back(
-            SETTINGS,
-            "test",
-            160_004,
-            allow_superuser=False,
-        )
 
     @contextmanager
     def _restorer(self, *_: object, **__: object) -> Iterator[Restorer]:
@@ -98,11 +93,12 @@ class Back:
         self.poured = list(pieces)
         return self.good
 
-    def whole(self, text: Text, one: Stored) -> Any:
-        return self._back.whole(text, one, "user", lambda _: None)  # type: ignore[arg-type]
+    def whole(self, text: Any, one: Stored) -> Any:
+        assert one.record is not None
+        return restore._whole(SETTINGS, text, one.record, 160_004, allow_superuser=False)
 
-    def rows(self, text: Text, one: Stored) -> Any:
-        return self._back.rows(text, one)  # type: ignore[arg-type]
+    def rows(self, text: Any, _: Stored) -> Any:
+        return restore._rows(SETTINGS, text)
 
 
 @pytest.fixture
@@ -124,7 +120,7 @@ def dumped(content: bytes = CONTENT, **changes: Any) -> Stored:
 
 def test_pg_restore_gets_a_dump_as_it_is_stored(back: Back) -> None:
     text = Text()
-    assert back.whole(text, dumped()) == ("owner", ())
+    assert back.whole(text, dumped()) == ("owner", CONTENT[:1200])
     assert (b"".join(back.poured), text.left, text.closed) == (CONTENT, [], True)
     back.good = False
     assert back.whole(Text(), dumped()) is None
@@ -226,7 +222,8 @@ class Shelf:
         monkeypatch.setattr(restore, "open_dumps", lambda _: self)
         monkeypatch.setattr(restore, "list_dumps", Shelf.stored)
         monkeypatch.setattr(HostKeys, "of", lambda _: self.keys)
-        monkeypatch.setattr(restore, "_Back", lambda *_, **__: self)
+        monkeypatch.setattr(restore, "_whole", self.whole)
+        monkeypatch.setattr(restore, "_rows", self.rows)
 
     @contextmanager
     def _connect(self, *_: object, no_tables: bool) -> Iterator[Shelf]:
@@ -243,16 +240,15 @@ class Shelf:
 
     def close(self) -> None: ...
 
-    def whole(self, text: Any, one: Stored, *_: object) -> Any:
-        self.whole_of.append(one.name)
-        return ("owner", ("GRANT",)) if self._is_good(text, one) else None
+    def whole(self, _: object, text: Any, *__: object, **___: object) -> Any:
+        return ("owner", HEAD_OF_GRANT) if self._is_good(text, self.whole_of) else None
 
-    def rows(self, text: Any, one: Stored) -> Any:
-        self.rows_of.append(one.name)
-        return ("FUNCTION f()",) if self._is_good(text, one) else None
+    def rows(self, _: object, text: Any) -> Any:
+        return ("FUNCTION f()",) if self._is_good(text, self.rows_of) else None
 
-    def _is_good(self, text: Any, one: Stored) -> bool:
+    def _is_good(self, text: Any, tried: list[str]) -> bool:
         names = [member.name for member in text._needed]
+        tried.append(names[-1])
         if self.foreign.intersection(names):
             list(text)
             return False
@@ -293,7 +289,7 @@ def test_the_newest_good_dump_of_this_host_comes_back_whole(place: Shelf) -> Non
     place.bad = {place.dumps[2].name}
     found = place.back()
     assert found == restore.Recalled(
-        place.dumps[1], Origin.OURS, "owner", ("GRANT",), (), new_owner=True
+        place.dumps[1], Origin.OURS, "owner", ("GRANT a TO b;",), (), new_owner=True
     )
     assert place.whole_of == [place.dumps[2].name, place.dumps[1].name]
     assert place.rows_of == []
@@ -583,7 +579,7 @@ class Tables:
         self.targets: list[str] = []
         self.got: dict[tuple[str, str], list[bytes]] = {}
         self.refuses = False
-        monkeypatch.setattr(rows_only, "new_tables", self._new)
+        monkeypatch.setattr(restore, "new_tables", self._new)
 
     @contextmanager
     def _new(self, url: str, application: str, targets: Any) -> Iterator[Tables]:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ntt_backup.config.host_key import HostKey, HostKeys
-from ntt_backup.dump import pg_programs, record, shelf
+from ntt_backup.dump import pg_programs, record, retention
 from ntt_backup.dump.job import due
 from ntt_backup.dump.pg_programs import Programs
 from ntt_backup.dump.record import SERIES, Stored
@@ -134,17 +134,17 @@ def test_only_dumps_of_this_host_count_by_its_key_or_by_its_ledger() -> None:
     nothing = replace(unsigned, record=None)
     found = [unsigned, signed, moved, nothing]
     ledger = {(unsigned.name, unsigned.record.sha256)}
-    assert shelf.of_host(found, KEYS, ()) == [signed]
-    assert shelf.of_host(found, NO_KEYS, ()) == []
+    assert retention.of_host(found, KEYS, ()) == [signed]
+    assert retention.of_host(found, NO_KEYS, ()) == []
     # A record of another content under the name of one that was noted.
-    assert shelf.of_host([a_dump(sha256="cd" * 32)], NO_KEYS, ledger) == []
-    assert shelf.of_host([unsigned, moved, nothing], NO_KEYS, ledger) == [unsigned]
+    assert retention.of_host([a_dump(sha256="cd" * 32)], NO_KEYS, ledger) == []
+    assert retention.of_host([unsigned, moved, nothing], NO_KEYS, ledger) == [unsigned]
 
 
 def test_only_signed_dumps_come_back_unasked_and_all_where_there_is_no_key() -> None:
     ours, other = signed(2, 1), arrived(0.1, number=2)
-    assert shelf.signed([ours, other], KEYS) == [ours]
-    assert shelf.signed([ours, other], NO_KEYS) == [ours, other]
+    assert retention.signed([ours, other], KEYS) == [ours]
+    assert retention.signed([ours, other], NO_KEYS) == [ours, other]
 
 
 @pytest.mark.parametrize(
@@ -166,18 +166,18 @@ def test_only_signed_dumps_come_back_unasked_and_all_where_there_is_no_key() -> 
 def test_a_dump_whose_clock_and_arrival_differ_by_more_than_a_day_is_odd(
     late: timedelta, duration: float, odd: bool
 ) -> None:
-    assert bool(shelf.doubts([arrived(0, late=late, duration_s=duration)], KEYS)) is odd
+    assert bool(retention.doubts([arrived(0, late=late, duration_s=duration)], KEYS)) is odd
 
 
 def test_dumps_with_made_up_times_take_no_place_and_stay() -> None:
     rule = Retention(last=2, daily=3, weekly=0)
     good = [arrived(days, number=9 - int(days)) for days in (5, 4, 3, 2, 1)]
-    before = shelf.staying(good, "new", NOON, rule, KEYS)
+    before = retention.staying(good, "new", NOON, rule, KEYS)
     # Twenty that came within an hour, of as many days.
     made_up = [
         arrived(days + 0.5, late=timedelta(days=days), number=99 + days) for days in range(2, 22)
     ]
-    after = shelf.staying([*made_up, *good], "new", NOON, rule, KEYS)
+    after = retention.staying([*made_up, *good], "new", NOON, rule, KEYS)
     assert before <= after
     assert {one.name for one in made_up} <= after
     assert after - before == {one.name for one in made_up}
@@ -187,11 +187,11 @@ def test_the_newest_that_was_there_before_the_first_odd_one_stays() -> None:
     rule = Retention(last=1, daily=0, weekly=0)
     good = [arrived(days) for days in (9, 8, 2, 1)]
     odd = arrived(30, late=timedelta(days=25))
-    stay = shelf.staying([*good, odd], "new", NOON, rule, KEYS)
+    stay = retention.staying([*good, odd], "new", NOON, rule, KEYS)
     assert stay == {"new", odd.name, good[1].name}
     # Who plants another one later makes nothing stay.
     later = arrived(29, late=timedelta(days=27.5))
-    stay = shelf.staying([*good, odd, later], "new", NOON, rule, KEYS)
+    stay = retention.staying([*good, odd, later], "new", NOON, rule, KEYS)
     assert stay == {"new", odd.name, later.name, good[1].name}
 
 
@@ -226,15 +226,15 @@ def test_expired_dumps_that_are_put_back_take_no_place_and_stay(
     back = [replace(one, arrived=now + timedelta(minutes=n)) for n, one in enumerate(dumps[:-3])]
     if forged:
         back = [replace(one, record=replace(RECORD, number=99 + n)) for n, one in enumerate(back)]
-    before = shelf.staying(good, "new", NOON, rule, keys)
-    after = shelf.staying([*back, *good], "new", NOON, rule, keys)
+    before = retention.staying(good, "new", NOON, rule, keys)
+    after = retention.staying([*back, *good], "new", NOON, rule, keys)
     assert after == {*before, good[-1].name, *(one.name for one in back)}
-    assert shelf.doubts([*back, *good], keys) == {
+    assert retention.doubts([*back, *good], keys) == {
         one.name: f"it has arrived after {good[-1].name}, a newer one" for one in back
     }
     # A dump that comes then, above all their numbers, counts.
     new = make(0, 999)
-    assert new.name not in shelf.doubts([*back, *good, new], keys)
+    assert new.name not in retention.doubts([*back, *good, new], keys)
 
 
 def test_of_two_dumps_of_one_second_neither_was_put_back_in_any_order() -> None:
@@ -242,7 +242,7 @@ def test_of_two_dumps_of_one_second_neither_was_put_back_in_any_order() -> None:
         replace(a_dump(NOON), name=record.name_of(NOON, token), arrived=NOON + timedelta(seconds=n))
         for n, token in enumerate(("bbbbbbbb", "aaaaaaaa"))
     )
-    assert shelf.doubts([first, second], NO_KEYS) == {}
+    assert retention.doubts([first, second], NO_KEYS) == {}
 
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 2**15)), max_size=15), rules)
@@ -259,7 +259,7 @@ def test_whatever_is_put_back_between_dumps_the_good_ones_stay_as_they_would(
         new = signed((NOON - now) / timedelta(hours=1), number)
         made.append(new)
         for there in (alone, beside):
-            stay = shelf.staying([*there.values()], new.name, now, rule, KEYS)
+            stay = retention.staying([*there.values()], new.name, now, rule, KEYS)
             for name in there.keys() - stay:
                 del there[name]
             there[new.name] = new
@@ -280,17 +280,17 @@ def test_a_dump_that_cannot_be_read_stays_as_long_as_a_good_one_and_shrinks_noth
     rule = Retention(last=2, daily=0, weekly=0)
     dumps = [signed(9 - n, n) for n in range(1, 6)]
     bad = signed(4, 5, **changes) if "base" in changes else replace(dumps[-1], **changes)
-    stay = shelf.staying([*dumps[:-1], bad], "new", NOON, rule, KEYS)
+    stay = retention.staying([*dumps[:-1], bad], "new", NOON, rule, KEYS)
     assert stay == {"new", bad.name, dumps[-2].name}
     # Its time comes as that of others.
     later = [signed(2, 6), signed(1, 7)]
-    assert bad.name not in shelf.staying([*dumps[:-1], bad, *later], "new", NOON, rule, KEYS)
+    assert bad.name not in retention.staying([*dumps[:-1], bad, *later], "new", NOON, rule, KEYS)
 
 
 def test_of_a_record_alone_nothing_stays() -> None:
     rule = Retention(last=9, daily=0, weekly=0)
     dumps = [signed(3, 1), replace(signed(2, 2), size=None)]
-    assert shelf.staying(dumps, "new", NOON, rule, KEYS) == {"new", dumps[0].name}
+    assert retention.staying(dumps, "new", NOON, rule, KEYS) == {"new", dumps[0].name}
 
 
 # --- when one is due ------------------------------------------------------------------------------

@@ -22,21 +22,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ntt_backup.config import RemoteConfig
-from ntt_backup.dump import form
-from ntt_backup.dump.form import Form, NewBase, base_of, kept_base
+from ntt_backup.dump import series as series_module
 from ntt_backup.dump.record import PLAIN, SERIES, Stored
 from ntt_backup.dump.series import (
     _HEAD,
     _START,
     MOST,
     Cutter,
+    Form,
     KeptBase,
-    SeriesDamaged,
+    NewBase,
     Writer,
     _compress,
+    base_of,
+    kept_base,
     replay,
 )
 from ntt_backup.dump.store import BaseUnusable, DumpText, needed_by
+from ntt_backup.dump.toc import DumpDamaged
 from ntt_backup.errors import DumpFailed
 from tests.helpers.memory_store import MemoryStore
 from tests.helpers.waiting import PATIENCE
@@ -155,7 +158,7 @@ before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
     base, *rest = [[file] for file in files]
     made = sum(map(len, t.replay(*rest, t.replay(base)) if rest else t.replay(base)))
-except t.SeriesDamaged as error:
+except t.DumpDamaged as error:
     made = error
 print(made, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, sep=";")
 """
@@ -291,7 +294,7 @@ def test_damage_is_never_more_than_another_text(
     series.files[number] = bytes(damaged)
     try:
         assert len(series.text(1)) < 100_000
-    except SeriesDamaged:
+    except DumpDamaged:
         return
 
 
@@ -438,9 +441,9 @@ def test_a_segment_of_a_series_is_as_its_head_says() -> None:
         ((2, 1, size, 4), {"data": frame + back_again}),
     ]
     for numbers, options in wrong:
-        with pytest.raises(SeriesDamaged):
+        with pytest.raises(DumpDamaged):
             back(*numbers, **options)
-    with pytest.raises(SeriesDamaged, match="fewer segments"):
+    with pytest.raises(DumpDamaged, match="fewer segments"):
         list(replay([ahead]))
 
 
@@ -544,7 +547,7 @@ def test_nonsense_in_a_dump_of_a_series_with_the_right_sum_is_told_of(tmp_path: 
     one = made_of(a_series(0)[0], file, b"")
     found = DumpText(holding({one.name: file}), [one])
     assert b"".join(found) == b""
-    assert (found.damaged, found.why) == (one.name, "its end is missing")
+    assert (found.damaged, found.why) == (one.name, "it ends within its data")
 
 
 # --- which dump is whole --------------------------------------------------------------------------
@@ -591,7 +594,7 @@ def test_which_dump_is_an_increment_and_on_what(
 def test_an_increment_is_made_where_the_whole_dump_is_on_this_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(form, "_directory", lambda *_: tmp_path)
+    monkeypatch.setattr(series_module, "_directory", lambda *_: tmp_path)
     settings = cast(RemoteConfig, SimpleNamespace(dump=SimpleNamespace(full_every=14)))
     series = Series(tmp_path)
     series.add(b"one\n")

@@ -11,7 +11,7 @@ import pytest
 from ntt_backup.config.sealing import NOT_SEALED, Keyring, SealPolicy
 from ntt_backup.dump import store as store_module
 from ntt_backup.dump.record import Stored
-from ntt_backup.dump.store import DUMPS, NewDump, fetch_dump, list_dumps, remove_dumps
+from ntt_backup.dump.store import DUMPS, fetch_dump, list_dumps, publish_dump, remove_dumps
 from ntt_backup.errors import BackupError, NameTaken, RemoteDenied, RemoteUnreachable
 from ntt_backup.filestore.contract import (
     UNKNOWN_ARRIVAL,
@@ -69,13 +69,13 @@ def test_a_dump_that_fails_on_its_way_leaves_no_dump(
 
 
 def test_the_name_of_a_record_that_is_taken_ends_the_dump(store: MemoryStore) -> None:
-    upload = NewDump(store, NAME)
-    upload.send(b"content")
+    upload = store.write(NAME)
+    upload.add(b"content")
     upload.finish()
     store.files[NAME + RECORD] = b"{}"
     with pytest.raises(NameTaken):
-        upload.publish(record_of(b"content"))
-    upload.give_up()
+        publish_dump(store, upload, NAME, record_of(b"content"))
+    upload.discard()
     assert store.files == {NAME + RECORD: b"{}"}
 
 
@@ -83,14 +83,14 @@ def test_the_name_of_a_record_that_is_taken_ends_the_dump(store: MemoryStore) ->
 def test_no_record_vouches_for_the_content_of_somebody_else(
     store: MemoryStore, append_only: bool
 ) -> None:
-    upload = NewDump(store, NAME)
-    upload.send(b"content")
+    upload = store.write(NAME)
+    upload.add(b"content")
     upload.finish()
     store.files[NAME], store.arrived[NAME] = b"CONTENT", NOW
     store.append_only = append_only
     with pytest.raises(NameTaken):
-        upload.publish(record_of(b"content"))
-    upload.give_up()
+        publish_dump(store, upload, NAME, record_of(b"content"))
+    upload.discard()
     # Who may not remove the record removes no older dumps either.
     assert set(store.files) == ({NAME, NAME + RECORD} if append_only else {NAME})
 
