@@ -3,9 +3,9 @@
 The only package that speaks to PostgreSQL. Every error that leaves it is a `CatalogUnavailable` (it
 may come back), a `CatalogRefused` (someone must act) or a `ConfigError` (the connection string).
 
-It has three rooms above `queries`, `connection` and `pending`, which all of them use:
+It has three rooms above `connection` and `pending`, which all of them use:
 
-- what a run uses, claims and ledger: `ranges`, `search`, `range_locks`, `ledger`
+- what a run uses, claims and ledger: `ranges`, `range_locks`, `ledger`
 - questions, which change nothing but notes: `failures`, `selection`, `stats`, `history`
 - what an administrator uses, `init-db` and restores: `privileges`, `schema_check`, `schema`,
   `restorer`

@@ -13,13 +13,15 @@ import pwd
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
+from importlib import resources
 from typing import Any
 
 import psycopg
 from psycopg import sql
+from psycopg.abc import AdaptContext
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from ntt_backup.catalog.queries import fragment, shown, statement
 from ntt_backup.config.messages import PUBLIC_PARAMETERS
 from ntt_backup.errors import (
     CatalogError,
@@ -80,6 +82,62 @@ _OF_ROOT = re.compile(r"(role|user) \"root\"")
 _AWAY_HINT = "check that PostgreSQL runs on that host, and catalog.url (NTT_DB_URL)"
 
 
+_HEADER = re.compile(r"^-- name: (\w+)\n(?:^--.*\n)+", re.MULTILINE)
+
+
+class _Blobs(sql.Composable):
+    """Writes the table `blobs` of the session that executes the query, with its schema.
+
+    Without a session, in SQL that people read, the name stands without a schema.
+    """
+
+    def __init__(self, *, as_text: bool) -> None:
+        super().__init__(as_text)
+
+    def as_bytes(self, context: AdaptContext | None = None) -> bytes:
+        schema = getattr(context and context.connection, "schema", None)
+        name = sql.Identifier(*filter(None, [schema]), "blobs")
+        if self._obj:
+            return sql.Literal(name.as_string(context)).as_bytes(context)
+        return name.as_bytes(context)
+
+
+_PARTS = {"blobs": _Blobs(as_text=False), "blobs_name": _Blobs(as_text=True)}
+
+
+@cache
+def load_all() -> dict[str, str]:
+    """Returns the SQL of all queries by name. In a file each follows `-- name: x` and a comment."""
+    queries = {}
+    for file in (resources.files(__package__) / "sql").iterdir():
+        if file.name.endswith(".sql"):
+            _, *parts = _HEADER.split(file.read_text(encoding="utf-8"))
+            for name, body in zip(parts[::2], parts[1::2], strict=True):
+                queries[name] = body.strip().removesuffix(";")
+    return queries
+
+
+def statement(name: str, **parts: sql.Composable) -> sql.Composed:
+    """Returns the named query, ready to be executed, its `{...}` filled with parts."""
+    return pasted(name, fragment(name, **parts))
+
+
+def fragment(name: str, **parts: sql.Composable) -> sql.Composed:
+    """Returns the named piece of SQL, to be put into another query."""
+    return sql.SQL(load_all()[name]).format(**_PARTS, **parts)
+
+
+def pasted(name: str, query: sql.Composed | str) -> sql.Composed:
+    """Returns SQL, also a text that was `shown`, ready to be executed under a name."""
+    composed = sql.Composed([sql.SQL(query)]) if isinstance(query, str) else query
+    return sql.SQL("/* ntt_backup {} */ ").format(sql.SQL(name)) + composed
+
+
+def shown(name: str, **parts: sql.Composable) -> str:
+    """Returns the named piece as text that an operator can paste into psql."""
+    return fragment(name, **parts).as_string(None) + ";"
+
+
 class Connection(psycopg.Connection[tuple[Any, ...]]):
     """A session of ours.
 
@@ -96,12 +154,9 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
     def rows(
         self, name: str, values: Mapping[str, object] | None = None, /, **parts: sql.Composable
     ) -> list[tuple[Any, ...]]:
-        """Executes a named query and returns its rows, none for a statement that has no rows.
+        """Executes a query of `sql/` and returns its rows, none for a statement that has no rows.
 
-        Args:
-            name: The name of the query in `sql/`.
-            values: The parameters of the query.
-            parts: The SQL for the `{...}` of the query.
+        values: the parameters of the query. parts: the SQL for its `{...}`.
         """
         cursor = self.execute(statement(name, **parts), values)
         return cursor.fetchall() if cursor.description else []
@@ -189,16 +244,9 @@ def search_path(conn: Connection, schema: str, role: str = "") -> str:
 
 
 def refuse_code_of_others(conn: Connection, *, tables: bool = True) -> None:
-    """Refuses a privileged session that would run code of roles that are not privileged.
+    """Raises CatalogRefused where a privileged session would run code of roles that are not.
 
-    The session is closed before the error is raised.
-
-    Args:
-        conn: The session.
-        tables: Check the schema `ntt_backup` and the table `blobs`, as in `code_of_others`.
-
-    Raises:
-        CatalogRefused: Roles that are not privileged can put code into what the session uses.
+    The session is closed then. tables: as in `code_of_others`, also for the table `blobs`.
     """
     if found := code_of_others(conn, tables=tables, blobs=tables):
         user = conn.info.user
@@ -213,17 +261,10 @@ def refuse_code_of_others(conn: Connection, *, tables: bool = True) -> None:
 
 
 def code_of_others(conn: Connection, *, tables: bool = True, blobs: bool = True) -> list[str]:
-    """Lists the objects into which roles that are not privileged can put code.
+    """Lists what roles that are not privileged can put code into; nothing for an ordinary session.
 
-    Event triggers are always checked.
-
-    Args:
-        conn: The session.
-        tables: Check the schema `ntt_backup` and what it needs.
-        blobs: Check the table `blobs` and what it needs.
-
-    Returns:
-        The objects, one line each; none for an ordinary session.
+    Event triggers are always checked. tables: also the schema `ntt_backup`, and what it needs.
+    blobs: also that table, and what it needs.
     """
     if not conn.privileged:
         return []
@@ -236,10 +277,8 @@ def code_parts(
 ) -> dict[str, sql.Composable]:
     """Returns the parts of the query `code_of_others`.
 
-    Args:
-        schema: The schema of the table blobs; None leaves that table out.
-        trusted: An array of the roles whose code may run.
-        ours: Ask about the schema `ntt_backup`.
+    schema: of the table blobs; None leaves that table out. trusted: an array of the roles whose
+    code may run. ours: whether to ask about the schema `ntt_backup`.
     """
     return {
         "schema": sql.Literal(schema),
@@ -292,19 +331,12 @@ def end_when_idle(conn: Connection, seconds: int) -> None:
     """Makes the server end this session after a time without a statement, from PostgreSQL 14 on.
 
     A limit in catalog.url is kept.
-
-    Args:
-        conn: The session.
-        seconds: The time in seconds.
     """
     conn.ask("set up the connection", "end_when_idle", value=f"{seconds}s")
 
 
 def show_life(conn: Connection) -> None:
-    """Sends a statement, so that the server does not count the session as idle.
-
-    The function never raises: a lost connection shows at the next statement.
-    """
+    """Has the server not count the session as idle. A lost one shows at the next statement."""
     if not conn.closed:
         with suppress(psycopg.Error):
             _backend(conn)

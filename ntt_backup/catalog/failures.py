@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from ntt_backup.catalog.connection import Connection, translated
+from ntt_backup.catalog.connection import Connection, fragment, translated
 from ntt_backup.catalog.pending import columns, quick_rows, read_parts, walk_indexes
-from ntt_backup.catalog.queries import fragment
 from ntt_backup.errors import ConfigError
 from ntt_backup.model import OF_CHECKS, Reason
 
@@ -27,12 +26,9 @@ _PREFIX: Final = re.compile(r"[0-9a-f]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class FailedBlob:
-    """A failed blob with its reason, the number of attempts, and its first and last failure.
+    """A failed blob. Only the name is known of one that another program has marked as failed.
 
-    Only the name is known of a blob that another program has marked as failed.
-
-    Attributes:
-        known_at: When somebody marked the failure as known.
+    known_at: when somebody marked the failure as known.
     """
 
     blobid: str
@@ -48,8 +44,7 @@ class FailedBlob:
 class LedgerEntry:
     """The state of a blob in the ledger of a target.
 
-    Attributes:
-        failure: The failure, also of a pending blob that a check has found missing or wrong.
+    failure: also of a pending blob that a check has found missing or wrong.
     """
 
     target: str
@@ -74,12 +69,8 @@ def iter_failed(
     program has marked. Finding the latter reads all pending rows. Unless the latter are selected by
     their reason, the search ends after some seconds, and `on_cut` is called.
 
-    Args:
-        conn: The session.
-        target: The name of the target.
-        reason: Yield only blobs with this reason; None for all.
-        since: Yield only blobs that failed in the last `since` seconds; None for all.
-        on_cut: Is called if the search ends early.
+    reason: of which to yield blobs alone; None for all. since: to yield those alone that failed in
+    the last so many seconds; None for all.
     """
     with translated("list failed blobs"):
         parts = {**read_parts(conn, target), "known_at": fragment("known_at")}
@@ -125,11 +116,7 @@ def failed_for(
 
 
 def find_blob(conn: Connection, name: str) -> str:
-    """Returns the blobid that is, or begins with, a name.
-
-    Raises:
-        ConfigError: No blobid is or begins with the name, or several begin with the name.
-    """
+    """Returns the blobid that is, or begins with, a name. Raises ConfigError if not one does."""
     values = {
         "name": name,
         "low": name.ljust(_DIGITS, "0"),

@@ -74,12 +74,9 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class RunEnd:
-    """The end of the last run that has ended, and the time of the last success.
+    """The end of the last run that has ended; the exit code is 1 for one that was killed.
 
-    Attributes:
-        exit_code: The exit code; 1 for a run that was killed.
-        succeeded_at: When a run last ended with exit code 0; None if no run did.
-        reason: As in `Run`.
+    succeeded_at: when a run last ended with exit code 0; None if no run did.
     """
 
     ended_at: datetime
@@ -125,17 +122,9 @@ def update_run(
     exit_code: int | None = None,
     outage_s: float | None = None,
 ) -> None:
-    """Records the progress or the end of a run.
+    """Records what a run has done so far, and with an outcome and exit code that it has ended.
 
-    Args:
-        conn: The session.
-        run_id: The id of the run.
-        copied: The number of blobs copied so far.
-        failed: The number of blobs failed so far.
-        bytes: The number of bytes copied so far.
-        outcome: The outcome of a run that has ended; None while the run is under way.
-        exit_code: The exit code of a run that has ended.
-        outage_s: The seconds of outages to add to the hour; None leaves the hours unchanged.
+    outage_s: the seconds of outages to add to the hour; None leaves the hours unchanged.
     """
     done = {"run_id": run_id, "copied": copied, "failed": failed, "bytes": bytes}
     with translated(_NOTE_RUN), conn.transaction():
@@ -145,11 +134,7 @@ def update_run(
 
 
 def note_reason(conn: Connection, run_id: UUID, reason: str) -> None:
-    """Records the error that ended a run.
-
-    Raises:
-        CatalogRefused: The catalog is too old to record the error.
-    """
+    """Records the error that ended a run. Raises CatalogRefused where the catalog is too old."""
     conn.ask(_NOTE_RUN, "note_reason", run_id=run_id, reason=reason)
 
 
@@ -187,9 +172,8 @@ def recent_runs(conn: Connection, target: str, limit: int) -> list[Run]:
 class DatabaseState:
     """The state of the database to be dumped.
 
-    Attributes:
-        server_version: The version as a number, such as 160004 where `server` is 16.4.
-        fingerprint: The fingerprint of the database; "" if the server counts nothing.
+    server_version: a number, such as 160004 where `server` is 16.4. fingerprint: "" if the server
+    counts nothing.
     """
 
     database: str
@@ -269,11 +253,8 @@ def ever_made(conn: Connection, target: str) -> bool:
 class CheckRun:
     """One call of a command that checks or restores blobs.
 
-    Attributes:
-        blobs: The number of blobs that were checked or restored.
-        bytes: The bytes of their content that were read.
-        wrong: The number of blobs that are lost or wrong.
-        detail: Which part was selected, or why the command ended early.
+    bytes: of content that were read. wrong: blobs that are lost or wrong. detail: which part was
+    selected, or why the command ended early.
     """
 
     command: str

@@ -10,21 +10,23 @@ Blobids are compared by equality only; the catalog may hold any text, and it is 
 
 from __future__ import annotations
 
-import struct
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import datetime
-from itertools import chain
 from typing import Any, Final, NamedTuple
 
-from psycopg import Cursor, adapters
-from psycopg.adapt import Dumper
-from psycopg.pq import Format
+from psycopg import Cursor
 
-from ntt_backup.catalog.connection import WHO_KEEPS_ROWS, Connection, configure, translated
+from ntt_backup.catalog.connection import (
+    WHO_KEEPS_ROWS,
+    Connection,
+    configure,
+    fragment,
+    statement,
+    translated,
+)
 from ntt_backup.catalog.pending import columns, read_parts, walk_indexes
-from ntt_backup.catalog.queries import fragment, statement
 from ntt_backup.errors import CatalogRefused
 from ntt_backup.model import OF_CHECKS, Blob, Failure, StoredPack
 
@@ -33,35 +35,6 @@ _REQUEUE_BATCH: Final = 5000
 _AT_ONCE: Final = 4096
 _DETAIL_LENGTH: Final = 1000
 _PAGE: Final = 1000
-_HEAD: Final = struct.Struct("!iiIii")  # dimensions, nulls or not, type, length, first index
-_LENGTH: Final = struct.Struct("!i")
-_TEXT: Final = adapters.types["text"]
-
-
-class TextArray(list[str]):
-    """Holds the texts of one array that is a parameter of a statement.
-
-    The server parses the text of an array byte by byte; in binary form it only copies the elements.
-    The driver's own dumper of lists in that form looks at each element in Python, which costs as
-    much.
-    """
-
-
-class _TextArrayDumper(Dumper):
-    """Writes a `TextArray` in the binary form, and in the connection's encoding."""
-
-    format = Format.BINARY
-    oid = _TEXT.array_oid
-
-    def dump(self, obj: TextArray) -> bytes:
-        encoding = self.connection.info.encoding if self.connection else "utf-8"
-        texts = [one.encode(encoding) for one in obj]
-        lengths = map(_LENGTH.pack, map(len, texts))
-        head = _HEAD.pack(1, 0, _TEXT.oid, len(texts), 1)
-        return head + b"".join(chain.from_iterable(zip(lengths, texts, strict=True)))
-
-
-adapters.register_dumper(TextArray, _TextArrayDumper)
 
 
 class Ledger:
@@ -91,16 +64,11 @@ class Ledger:
     ) -> None:
         """Commits the verdicts about a batch, and the packs of the stored blobs, all or none.
 
+        Earlier failures of stored blobs are forgotten; each failure counts as one more attempt.
         Blobs that no longer exist in the catalog are ignored. If CatalogUnavailable is raised, the
         commit may or may not have happened. Recording the same batch again is harmless, except for
         the count of attempts.
-
-        Args:
-            stored: The stored blobs with the sizes sent. Their earlier failures are forgotten.
-            failed: The failures. Each counts as one more attempt.
-            packs: The packs that hold the stored blobs.
-            checked: Whether the content of the stored blobs was compared. If not, the next check
-                begins with them.
+        checked: whether the content of stored blobs was compared; else the next check begins there.
         """
         with translated("record a batch"), self._conn.transaction():
             failures = {failure.blobid: failure for failure in failed}
@@ -120,7 +88,7 @@ class Ledger:
         A crash of the server may have lost the last marks. The method raises as `record` does.
         """
         with translated("look for lost marks"):
-            left = {blobid for (blobid,) in self._run("unmarked", blobids=TextArray(blobids))}
+            left = {blobid for (blobid,) in self._run("unmarked", blobids=list(blobids))}
             return self._lock(left) if left else set()
 
     def _mark_copied(self, sizes: dict[str, int | None], checked: bool) -> None:
@@ -139,14 +107,13 @@ class Ledger:
 
     def _update_copied(self, sizes: dict[str, int | None], checked: bool) -> set[str]:
         """Marks what can be marked, and notes missing sizes; returns the blobids not marked."""
-        blobids = TextArray(sizes)
+        blobids = list(sizes)
         done = self._run("mark_copied", blobids=blobids, checked=checked)
         ((marked, unsized, listed),) = done.fetchall()
         if listed:
             self._run("forget_failures", blobids=blobids)
         if unsized:
-            found = ",".join("null" if size is None else str(size) for size in sizes.values())
-            self._run("record_sizes", blobids=blobids, sizes=f"{{{found}}}")
+            self._run("record_sizes", blobids=blobids, sizes=list(sizes.values()))
         # Without a unique index, a blobid that stands there twice would make up for one not marked.
         if marked == len(sizes) and self._unique:
             return set()
@@ -160,9 +127,9 @@ class Ledger:
 
     def _lock(self, blobids: set[str]) -> set[str]:
         """Returns those of the blobids that are in the catalog; nobody can change them any more."""
-        locked = {blobid for (blobid,) in self._run("lock_rows", blobids=TextArray(blobids))}
+        locked = {blobid for (blobid,) in self._run("lock_rows", blobids=list(blobids))}
         if gone := blobids - locked:
-            _require_changed(*self._run("unlockable", blobids=TextArray(gone)).fetchall()[0])
+            _require_changed(*self._run("unlockable", blobids=list(gone)).fetchall()[0])
         return locked
 
     def _run(self, name: str, **values: object) -> Cursor[tuple[Any, ...]]:
@@ -179,21 +146,13 @@ def record_checks(
 
     The next run sends the lost blobs, and the reasons are kept in `ntt_backup.failures` until then.
     Blobs that no longer exist in the catalog, or are no longer marked as copied, are ignored.
-
-    Args:
-        conn: The session.
-        target: The name of the target.
-        right: The blobids that the check found right.
-        lost: The failures of the blobs that the check found lost.
-
-    Returns:
-        The number of blobs that became pending.
+    Returns the number of blobs that became pending.
     """
     parts = {**columns(target), "counted": fragment("counted")}
     requeued = 0
     with translated("record a check"), conn.transaction():
         if right:
-            conn.rows("mark_checked", {"blobids": TextArray(sorted(right))}, **parts)
+            conn.rows("mark_checked", {"blobids": sorted(right)}, **parts)
         if lost:
             values = {"target": target, **_columns_of(lost)}
             ((requeued, unchanged, example),) = conn.rows("mark_lost", values, **parts)
@@ -215,8 +174,8 @@ def requeue(
     """
     requeued = 0
     values: dict[str, Any] = {"target": target, "reason": reason, "limit": _REQUEUE_BATCH}
-    values["checks"] = TextArray([str(one) for one in OF_CHECKS])
-    values["blobids"] = TextArray(blobids) if blobids is not None else None
+    values["checks"] = list(OF_CHECKS)
+    values["blobids"] = blobids if blobids is None else list(blobids)
     with translated("requeue failed blobs"):
         parts = {**read_parts(conn, target), "counted": fragment("counted")}
         names = ["requeue_listed", "requeue_unlisted"] if reason is None else ["requeue_listed"]
@@ -246,11 +205,11 @@ def _require_changed(unchanged: int, example: str) -> None:
         )
 
 
-def _columns_of(failures: Sequence[Failure]) -> dict[str, TextArray]:
+def _columns_of(failures: Sequence[Failure]) -> dict[str, list[str]]:
     return {
-        "blobids": TextArray([failure.blobid for failure in failures]),
-        "reasons": TextArray([str(failure.reason) for failure in failures]),
-        "details": TextArray([storable(failure.detail) for failure in failures]),
+        "blobids": [failure.blobid for failure in failures],
+        "reasons": [str(failure.reason) for failure in failures],
+        "details": [storable(failure.detail) for failure in failures],
     }
 
 
@@ -281,12 +240,7 @@ def forget_packs(
 ) -> None:
     """Removes missing or wrong packs from the list, in the caller's transaction.
 
-    Args:
-        conn: The session.
-        target: The name of the target.
-        pack_ids: The ids of the packs.
-        since: Packs that were recorded anew since then stay, as they are other packs; None removes
-            all.
+    Packs that were recorded anew `since` then stay, as they are other packs; None removes all.
     """
     values = {"target": target, "pack_ids": list(pack_ids), "since": since}
     conn.rows("forget_packs", values)

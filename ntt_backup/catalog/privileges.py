@@ -12,8 +12,7 @@ from typing import Final, NamedTuple
 
 from psycopg import sql
 
-from ntt_backup.catalog.connection import Connection, translated
-from ntt_backup.catalog.queries import shown
+from ntt_backup.catalog.connection import Connection, shown, translated
 from ntt_backup.errors import CatalogUnavailable, DumpFailed
 
 _CHECKED: Final = (
@@ -120,14 +119,9 @@ def lacking(
     role: str | None = None,
     table: int | None = None,
 ) -> list[Lack]:
-    """Returns the privileges that a role lacks for commands.
+    """Returns the privileges that a role (None: that of this session) lacks for commands.
 
-    Args:
-        conn: The session.
-        target: The name of the target.
-        commands: The names of the commands in `NEEDS`.
-        role: The role; None for that of this session.
-        table: The oid of `blobs`, where the search path may not find the table.
+    table: the oid of `blobs`, where the search path may not find the table.
     """
     wanted = [("column", "select", name) for name in ("blobid", "size", *_OF_A_TARGET)]
     wanted += [("schema", "usage", "ntt_backup"), ("table", "select", "schema_version")]

@@ -15,20 +15,32 @@ A range that gives nothing more stays locked while its blobs are under way, else
 would send them again. A range that is claimed again is read from its beginning, since blobs may
 have been inserted behind what was read.
 
-No statement is long, however many dead entries the index has (see `search`): what takes long is put
-off, and looked into at last, over as many calls as that takes. A search never looks into the same
-place twice. When one has found nothing at all, nothing free is left.
+No statement is long, however many dead entries the index has: what takes long is put off, and
+looked into at last, over as many calls as that takes. A search never looks into the same place
+twice. When one has found nothing at all, nothing free is left.
+
+A blob that was marked leaves a dead entry in the index of pending blobs until vacuum comes. The
+first walk over a dead entry costs as much as to read its row, and no limit of rows ends it. But
+blobids are hashes, so the width of a slice bounds how many entries it has. Slices are narrow, and
+the server looks at the clock between them. Where the time was over and nothing found, the rest of
+the stretch is put off until all else was looked into. First its upper half is tried once, because a
+range is worked upwards and the rest of a begun one lies there. In the end what was put off is
+looked into, one stretch after the other.
+
+All of it is computed from positions in the space of blobids. What is no hex has no position, and is
+not cut.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple
 
-from ntt_backup.catalog.connection import Connection, translated
+from ntt_backup.catalog.connection import Connection, fragment, statement, translated
 from ntt_backup.catalog.pending import (
     Stretch,
     bounds,
@@ -37,7 +49,6 @@ from ntt_backup.catalog.pending import (
     rows_about,
     walk_indexes,
 )
-from ntt_backup.catalog.queries import fragment, statement
 from ntt_backup.catalog.ranges import (
     RANGES,
     WORTH_SHARING,
@@ -46,8 +57,7 @@ from ntt_backup.catalog.ranges import (
     prefix_ranges,
     whole_of,
 )
-from ntt_backup.catalog.search import FEWEST_SLICES, Found, Search, cut, rest_of, within
-from ntt_backup.model import Blob
+from ntt_backup.model import Blob, BlobRange
 
 # How long a search may take before its caller is asked whether anything else is to be done.
 _SEARCH_SECONDS: Final = 0.1
@@ -56,6 +66,15 @@ _SEARCH_SECONDS: Final = 0.1
 _LOOK_MS: Final = 3
 _LOOK_AGAIN_MS: Final = 10
 _READ_MS: Final = 50
+
+_DIGITS: Final = 12
+_SPACE: Final = 16**_DIGITS
+_HEX: Final = re.compile(rf"[0-9a-f]{{0,{_DIGITS}}}")
+_ENTRIES: Final = 64  # of a table without gaps, in the first slice of a stretch
+_WIDEST: Final = 64  # times the first: each is twice as wide as the one before, up to this
+_NARROW: Final = 8  # at first, and where the time was over: then up to this
+_SLICES: Final = 32  # of a look, times the widest
+_FEWEST_SLICES: Final = 64
 
 
 def lock_class(name: str) -> int:
@@ -105,18 +124,12 @@ class Claims:
         self._search = self._any = Search()
 
     def take(self, limit: int) -> list[tuple[Blob, int]]:
-        """Returns pending blobs, each with the index of its range.
+        """Returns pending blobs, each with the index of its range, at most `limit`.
 
         The method continues in the open ranges, then claims free ones until `limit` is reached.
         Blobs come in the catalog's order, except those that were put off. Each blob is handed out
-        once for a claim.
-
-        Args:
-            limit: The maximum number of blobs.
-
-        Returns:
-            The blobs; none if nothing free is left, or if the claims are still `searching`: the
-            next call continues.
+        once for a claim. None come if nothing free is left, or if the claims are still `searching`:
+        the next call continues.
         """
         taken: list[tuple[Blob, int]] = []
         with translated("claim blobs"):
@@ -141,8 +154,7 @@ class Claims:
     def any_pending(self) -> bool | None:
         """Returns whether the catalog has a pending blob, claimed by any session or not.
 
-        Returns:
-            None while the answer is not known: the next call continues the search.
+        None where that is not known yet: the next call continues the search.
         """
         deadline = time.monotonic() + _SEARCH_SECONDS
         with translated("look for pending blobs"):
@@ -189,17 +201,11 @@ class Claims:
             yield Search([one for one in theirs if one.index not in self._held], self._rows)
 
     def _claim(self, wanted: int, batch: int) -> bool:
-        """Locks and opens free ranges that have pending blobs.
+        """Locks and opens free ranges that have pending blobs, together about as many as wanted.
 
         A range with more than a batch is held in parts. Another session may lock a range after the
-        search found the range free; the search then does not find that range again.
-
-        Args:
-            wanted: About how many blobs the ranges should have together.
-            batch: The number of blobs in a batch.
-
-        Returns:
-            False if there are no such ranges, or if the search is not over.
+        search found the range free; the search then does not find that range again. Returns False
+        if there are no such ranges, or if the search is not over.
         """
         deadline = time.monotonic() + _SEARCH_SECONDS
         self.searching = True
@@ -233,14 +239,8 @@ class Claims:
     ) -> Found:
         """Continues a search until the deadline, and returns the stretches that are found first.
 
-        Blobs are counted until the count exceeds a batch by a number that is worth sharing.
-
-        Args:
-            search: The search.
-            wanted: About how many blobs the stretches should have together.
-            batch: The number of blobs in a batch.
-            deadline: The deadline in monotonic seconds.
-            held: Whether to look also into ranges that a session holds.
+        Blobs are counted until the count exceeds a batch by a number that is worth sharing. held:
+        whether to look also into ranges that a session holds.
         """
         while search and time.monotonic() < deadline:
             slices = search.slices()
@@ -262,7 +262,7 @@ class Claims:
         The statement begins after the locks were taken, so it sees what their last holder
         committed.
         """
-        slices = cut(self._open, self._rows, max(FEWEST_SLICES, len(self._open)))
+        slices = cut(self._open, self._rows, max(_FEWEST_SLICES, len(self._open)))
         rows = self._run("pending_blobs", reading([piece for _, piece in slices], limit, _READ_MS))
         done, last, _ = rows[-1]
         left = rest_of(self._open, slices, done, last if len(rows) == limit else None)
@@ -297,3 +297,150 @@ def holders(conn: Connection, target: str) -> list[Holder]:
     """Returns who holds which range of the target at this moment, by index."""
     values = {"class": lock_class(target)}
     return [Holder(*row) for row in conn.ask("list who holds its ranges", "holders", **values)]
+
+
+# --- where a search looks next --------------------------------------------------------------------
+
+Slices = Sequence[tuple[int, Stretch]]
+
+
+class Found(NamedTuple):
+    """Stretches that begin with a pending blob. much: how many blobs were counted in the last."""
+
+    stretches: list[Stretch]
+    much: int = 0
+
+
+class Search:
+    """The stretches that are still to be looked into. It is true while there are any.
+
+    Attributes:
+        again: Whether the search has come to what took long before: nothing else is left.
+    """
+
+    def __init__(self, ranges: Iterable[BlobRange] = (), rows: int = 0) -> None:
+        """rows: about how many the table has."""
+        self._left = [Stretch(one.index, one.lo, one.hi) for one in ranges]
+        self._later: list[Stretch] = []
+        self._rows = rows
+        self._widest = _NARROW
+        self.again = False
+
+    def __bool__(self) -> bool:
+        return bool(self._left or self._later)
+
+    def slices(self) -> Slices:
+        """Returns what to look into next: each slice with the place of its stretch."""
+        if not self._left:
+            self._left, self._later, self.again = self._later, [], True
+        return cut(self._left, self._rows, _SLICES * self._widest, self._widest)
+
+    def looked(self, slices: Slices, counts: Sequence[int], wanted: int) -> Found:
+        """Notes how many blobs each of the first slices has; the others were not looked into.
+
+        Returns no more stretches than it takes to have as many blobs as wanted, and forgets these.
+        """
+        begins: dict[int, Stretch] = {}
+        total = of_last = 0
+        for (nth, piece), count in zip(slices, counts, strict=False):
+            if count and nth not in begins:
+                if total >= wanted:
+                    break
+                begins[nth], of_last = piece, 0
+            total += count
+            of_last += count
+        if begins:
+            found = [replace(piece, hi=self._left[nth].hi) for nth, piece in begins.items()]
+            del self._left[: max(begins) + 1]
+            return Found(found, of_last)
+        over = len(counts) < len(slices)
+        left = rest_of(self._left, slices, len(counts))
+        # Not even the first stretch was looked into as a whole.
+        slow = over and len(left) == len(self._left) and not self.again
+        self._left = left[1:] if slow else left
+        if slow:
+            self.put_off(left[0])
+        self._widest = _NARROW if over else min(2 * self._widest, _WIDEST)
+        return Found([])
+
+    def put_off(self, stretch: Stretch) -> None:
+        """Has a stretch that took long looked into after all others, but its upper half next."""
+        if half := _upper_half(stretch):
+            self._left.insert(0, half)
+            stretch = replace(stretch, hi=half.lo)
+        self._later.append(stretch)
+
+    def put_first(self, stretches: Sequence[Stretch]) -> None:
+        """Has stretches looked into before all others."""
+        self._left[:0] = stretches
+
+
+def cut(stretches: Sequence[Stretch], rows: int, most: int, widest: int = _WIDEST) -> Slices:
+    """Returns the first slices of stretches, at least one; each with the place of its stretch.
+
+    widest: how many times as wide as the first a slice may be.
+    """
+    first = max(1, _SPACE * _ENTRIES // max(rows, _ENTRIES))
+    slices: list[tuple[int, Stretch]] = []
+    for nth, one in enumerate(stretches):
+        if len(slices) >= most:
+            break
+        lo, end = _position(one.lo), _position(one.hi)
+        begin, past, width = one.lo, one.past, first
+        while lo is not None and end is not None and lo + width < end and len(slices) < most:
+            lo += width
+            width = min(2 * width, widest * first)
+            middle = f"{lo:0{_DIGITS}x}"
+            slices.append((nth, Stretch(one.index, begin, middle, past)))
+            begin, past = middle, None
+        if len(slices) < most:
+            slices.append((nth, Stretch(one.index, begin, one.hi, past)))
+    return slices
+
+
+def rest_of(
+    stretches: Sequence[Stretch], slices: Slices, done: int, past: str | None = None
+) -> list[Stretch]:
+    """Returns the stretches that are left after the first slices of them are done.
+
+    done: the number of slices. past: the blobid up to which the last of these is done; None for all
+    of it.
+    """
+    nth, piece = slices[done - 1]
+    begun = stretches[nth]
+    rest = list(stretches[nth + 1 :])
+    if past is not None:
+        return [replace(begun, lo=past, past=past), *rest]
+    return rest if piece.hi == begun.hi else [Stretch(begun.index, piece.hi or "", begun.hi), *rest]
+
+
+def within(stretch: Stretch, ranges: Iterable[BlobRange]) -> list[Stretch]:
+    """Returns what the stretch has of each of the ranges, which follow each other."""
+    lo, hi = _position(stretch.lo), _position(stretch.hi)
+    if lo is None or hi is None:
+        return [Stretch(one.index, one.lo, one.hi) for one in ranges]
+    found = []
+    for one in ranges:
+        begin, end = _position(one.lo) or 0, _position(one.hi) or 0
+        if begin < hi and end > lo:
+            first, last = begin <= lo, end >= hi
+            low, past = (stretch.lo, stretch.past) if first else (one.lo, None)
+            found.append(Stretch(one.index, low, stretch.hi if last else one.hi, past))
+    return found
+
+
+def _upper_half(stretch: Stretch) -> Stretch | None:
+    """Returns the upper half of a stretch; None where as much of its range, or part, lies below."""
+    lo, hi = _position(stretch.lo), _position(stretch.hi)
+    start = _position(interval(stretch.index).lo) or 0
+    if lo is None or hi is None or hi - lo <= lo - start:
+        return None
+    return Stretch(stretch.index, f"{(lo + hi + 1) // 2:0{_DIGITS}x}", stretch.hi)
+
+
+def _position(blobid: str | None) -> int | None:
+    """Returns the place of a blobid in the space, its end for None; None for what is no hex."""
+    if blobid is None:
+        return _SPACE
+    digits = blobid[:_DIGITS]
+    return int(digits.ljust(_DIGITS, "0"), 16) if _HEX.fullmatch(digits) else None

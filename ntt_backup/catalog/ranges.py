@@ -57,15 +57,11 @@ def range_name(index: int) -> str:
 
 
 def claim_order(worker: int, workers: int) -> tuple[int, ...]:
-    """Returns the order in which a worker tries the ranges.
+    """Returns the order in which a worker, counted from 0, tries the ranges.
 
     The worker tries its own share first, then the shares of the other workers from their ends. Each
     worker works its share upwards, so what is left lies at the ends. Ranges that are done are tried
     last: they are full of dead rows until vacuum runs, and each has to be looked at.
-
-    Args:
-        worker: The number of the worker, from 0.
-        workers: The number of workers.
     """
     starts = [one * RANGES // workers for one in range(workers + 1)]
     shares = [range(start, end) for start, end in pairwise(starts)]

@@ -37,13 +37,15 @@ from ntt_backup.catalog.connection import (
     code_of_others,
     code_parts,
     configure,
+    fragment,
+    pasted,
     privileged,
     search_path,
     shortened,
+    shown,
     translated,
 )
 from ntt_backup.catalog.pending import columns, index_names, read_indexes, rows_about
-from ntt_backup.catalog.queries import fragment, pasted, shown
 from ntt_backup.catalog.range_locks import lock_class
 from ntt_backup.catalog.schema_check import (
     LATER_TABLES,

@@ -18,10 +18,10 @@ from ntt_backup.catalog.connection import (
     Connection,
     check_one_table,
     search_path,
+    shown,
     translated,
 )
 from ntt_backup.catalog.pending import bounds, read_indexes
-from ntt_backup.catalog.queries import shown
 from ntt_backup.catalog.ranges import prefix_ranges
 from ntt_backup.errors import CatalogRefused
 
@@ -95,12 +95,7 @@ def find_table(conn: Connection) -> Table | None:
 
 
 def verify_schema(conn: Connection, target: str, command: str = "run") -> list[str]:
-    """Checks that all objects that a command relies on exist, and that this session may use them.
-
-    Args:
-        conn: The session.
-        target: The name of the target.
-        command: The name of the command in `privileges.NEEDS`.
+    """Checks that all that a command relies on exists, and that this session may use it.
 
     Returns:
         Warnings, one line each.

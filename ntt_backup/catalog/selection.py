@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from psycopg import sql
 
-from ntt_backup.catalog.connection import Connection, translated
+from ntt_backup.catalog.connection import Connection, fragment, statement, translated
 from ntt_backup.catalog.pending import (
     Stretch,
     columns,
@@ -20,7 +20,6 @@ from ntt_backup.catalog.pending import (
     reading,
     walk_indexes,
 )
-from ntt_backup.catalog.queries import fragment, statement
 from ntt_backup.model import Blob, BlobRange, StoredPack
 
 _SAMPLE_POINTS: Final = 64
@@ -42,10 +41,7 @@ def any_known(conn: Connection) -> bool:
 
 
 def any_copied(conn: Connection, target: str) -> bool:
-    """Returns whether any blob was ever copied to the target.
-
-    The query reads the table up to the first copied row, or all of the table if there is none.
-    """
+    """Returns whether any blob was ever copied. Where none was, all of the table is read."""
     with translated("look for copied blobs"):
         return bool(conn.rows("any_copied", **columns(target)))
 
@@ -56,16 +52,8 @@ def first_pending(
     """Returns the first pending blobs, in the catalog's order.
 
     Rows that were copied a while ago may leave millions of dead entries at the front of the index,
-    which nobody can remove as long as an old transaction may want the rows.
-
-    Args:
-        conn: The session.
-        target: The name of the target.
-        limit: The maximum number of blobs.
-        milliseconds: The time in milliseconds that the server may search for blobs.
-
-    Returns:
-        The blobs, or None if the search takes longer.
+    which nobody can remove as long as an old transaction may want the rows. Returns None if the
+    search takes longer than so many milliseconds.
     """
     values = reading([Stretch(-1, "", None)], limit, milliseconds)
     with translated("look for pending blobs"), in_time(conn, milliseconds):
@@ -105,11 +93,8 @@ def sample(conn: Connection, target: str, limit: int) -> list[Blob]:
 class Choice(NamedTuple):
     """A selection of blobs to check, and of the packs that may hold such blobs.
 
-    Attributes:
-        prefix: The first digits of the blobids.
-        older_than: The minimum time in seconds since the last check; None for no minimum.
-        fraction: The part to check of this selection, from 0 to 1, as a random sample; None for
-            all.
+    prefix: the first digits of the blobids. older_than: the least seconds since the last check.
+    fraction: the part of that to check, from 0 to 1, as a random sample; None for all.
     """
 
     prefix: str = ""
@@ -158,9 +143,7 @@ class Checks:
 class PackChecks:
     """Lists the packs to check, those first that were checked longest ago.
 
-    Attributes:
-        blobs: The number of blobs in the packs.
-        began: When the list was made.
+    blobs: the number of blobs in the packs. began: when the list was made.
     """
 
     def __init__(self, conn: Connection, target: str, choice: Choice) -> None:

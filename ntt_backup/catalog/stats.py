@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from psycopg import errors
 
-from ntt_backup.catalog.connection import Connection, configure, translated
+from ntt_backup.catalog.connection import Connection, configure, fragment, translated
 from ntt_backup.catalog.failures import FailedBlob
 from ntt_backup.catalog.pending import (
     Parts,
@@ -26,7 +26,6 @@ from ntt_backup.catalog.pending import (
     rows_about,
     walk_indexes,
 )
-from ntt_backup.catalog.queries import fragment
 from ntt_backup.catalog.ranges import RANGES, prefix_ranges
 from ntt_backup.model import OF_CHECKS, BlobRange, PendingEstimate
 
@@ -89,12 +88,10 @@ class StoredObjects:
 
 @dataclass(slots=True)
 class Reasons:
-    """The failed blobs, and the blobs that are pending since a check, by reason.
+    """The failed blobs and their known bytes, and those pending since a check, by reason.
 
-    Attributes:
-        bytes: The known bytes of the failed blobs; 0 if the rows were not counted.
-        counted: Whether the rows were counted. Otherwise our list was counted, which may have blobs
-            that no longer exist in the catalog.
+    counted: whether the rows were counted. Otherwise our list was, which has no bytes, and may have
+    blobs that no longer exist in the catalog.
     """
 
     failed: dict[str, int] = field(default_factory=dict)
@@ -159,11 +156,8 @@ def quick_totals(conn: Connection, target: str) -> Totals:
 def stored_objects(conn: Connection, target: str, least: int, *, exact: bool) -> StoredObjects:
     """Returns the files of a target with packs, by the ledger.
 
-    Args:
-        conn: The session.
-        target: The name of the target.
-        least: The size in bytes from which a blob is a file of its own.
-        exact: Count the blobs that are files of their own however long that takes.
+    least: the size in bytes from which a blob is a file of its own. exact: count these however long
+    that takes.
     """
     values = {"target": target, "least": least}
     with translated("count the packs of a target"):
@@ -179,10 +173,7 @@ def stored_objects(conn: Connection, target: str, least: int, *, exact: bool) ->
 def quick_reasons(conn: Connection, target: str, *, few: bool) -> Reasons:
     """Counts the failed blobs, and those pending since a check, as exactly as a moment allows.
 
-    Args:
-        conn: The session.
-        target: The name of the target.
-        few: Whether few blobs are to be copied, so that all of them may be read.
+    few: whether few blobs are to be copied, so that all of them may be read.
     """
     with translated("count failed blobs"):
         parts = read_parts(conn, target)
@@ -194,10 +185,7 @@ def quick_reasons(conn: Connection, target: str, *, few: bool) -> Reasons:
 
 
 def still_failed(conn: Connection, target: str) -> int:
-    """Counts the failed blobs on our list that nobody has marked as known.
-
-    The count is as exact as a moment allows.
-    """
+    """Counts the failed blobs that nobody has marked as known, as exactly as a moment allows."""
     with translated("count failed blobs"):
         parts, values = read_parts(conn, target), {"target": target}
         with suppress(errors.UndefinedColumn):
@@ -305,16 +293,9 @@ def _expected_rows(conn: Connection, name: str, parts: Parts) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Proved:
-    """A sample of the copied blobs, by the time when they were last found right on the remote.
+    """How many copied blobs of a sample were found right, by a check or by being copied, and when.
 
-    A blob is found right by a check, or by being copied.
-
-    Attributes:
-        blobs: The number of blobs in the sample.
-        week: The number of blobs that were found right in the last 7 days.
-        month: The number of blobs that were found right in the last 30 days.
-        quarter: The number of blobs that were found right in the last 90 days.
-        ever: The number of blobs that were ever found right.
+    blobs: all of the sample. week, month, quarter: in the last 7, 30 and 90 days.
     """
 
     blobs: int
@@ -325,13 +306,9 @@ class Proved:
 
 
 def proved(conn: Connection, target: str) -> Proved | None:
-    """Returns when a sample of the copied blobs was last found right.
+    """Returns when a sample of the copied blobs was last found right; None if that takes too long.
 
-    The sample is taken from some pages of the table, always the same ones, or from all of a small
-    table.
-
-    Returns:
-        The sample, or None if reading the pages takes too long.
+    The sample is of some pages of the table, always the same ones, or of all of a small table.
     """
     with translated("look at when its blobs were checked"):
         values = {"percent": 100 * _PROVED_SAMPLE / max(rows_about(conn), _PROVED_SAMPLE)}
@@ -340,17 +317,9 @@ def proved(conn: Connection, target: str) -> Proved | None:
 
 
 def failure_examples(conn: Connection, target: str, each: int) -> list[FailedBlob]:
-    """Returns the latest failures of each reason.
+    """Returns the latest failures of each reason, at most `each`; none if that takes too long.
 
     Only the first failures of a long list are read.
-
-    Args:
-        conn: The session.
-        target: The name of the target.
-        each: The maximum number of failures for each reason.
-
-    Returns:
-        The failures; none if reading the list takes too long.
     """
     with translated("read its list of failures"):
         parts, values = {"known_at": fragment("known_at")}, {"target": target, "each": each}

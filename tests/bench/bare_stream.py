@@ -38,7 +38,7 @@ _LOCK_SQL = "select pg_advisory_lock(get_byte(decode(unnest(%s::text[]), 'hex'),
 _CLAIM_SQL = "select blobid from blobs where blobid between %s and %s and remote_copied is not true"
 _MARK_SQL = """
     update blobs set remote_copied = true, remote_last_checked = now(), remote_copy_failed = false
-    where blobid = any(%s)
+    where blobid = any(%b)
 """
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -73,9 +73,7 @@ def _send_and_mark(
 ) -> None:
     from psycopg import connect
 
-    from ntt_backup.catalog.ledger import TextArray
-
-    sent: list[TextArray] = []
+    sent: list[list[str]] = []
     with (
         subprocess.Popen(
             ["sh", "-c", command],
@@ -93,7 +91,7 @@ def _send_and_mark(
             some = parts[first : first + batch]
             catalog.execute(_LOCK_SQL, [some])
             limits = [some[0], f"{some[-1]}g"]
-            names = TextArray(sorted(name for (name,) in catalog.execute(_CLAIM_SQL, limits)))
+            names = sorted(name for (name,) in catalog.execute(_CLAIM_SQL, limits))
             for part, below in groupby(names, lambda name: name[:2]):
                 above = os.open(f"{store}/{part}", _DIRECTORY)
                 for sub, here in groupby(below, lambda name: name[2:4]):

@@ -2,6 +2,9 @@
 --
 -- An update may silently do nothing: a trigger or a policy of the table's owner keeps a row as it
 -- is. So each tells which rows stay as they were.
+--
+-- Lists of blobids travel in binary form (%b), which the server only copies: as a text it would parse
+-- them byte by byte.
 
 -- name: counted
 -- Counts the rows that the part `marked` of a statement has updated: what the server counts beyond
@@ -16,23 +19,24 @@
 -- name: lock_rows
 -- Locks the rows of the given blobids, in one order for all sessions, so that two of them cannot
 -- wait for each other. Returns their blobids: the others are gone.
-select blobid from {blobs} where blobid = any(%(blobids)s::text[])
+select blobid from {blobs} where blobid = any(%(blobids)b::text[])
 order by blobid for no key update;
 
 -- name: unlockable
 -- Rows that can be seen and yet were not locked: a policy lets nobody like us update them. Without
 -- policies a row that was not locked is one that was inserted since.
 select count(*), min(blobid) from {blobs}
-where blobid = any(%(blobids)s::text[]) and row_security_active({blobs_name});
+where blobid = any(%(blobids)b::text[]) and row_security_active({blobs_name});
 
 -- name: mark_copied
--- Records blobs as stored, and as checked where their content was. Returns how many rows are marked now, whether the catalog lacks the size of
--- any, and whether anything is on our list of failures. Few batches need the three statements below.
+-- Records blobs as stored, and as checked where their content was. Returns how many rows are marked
+-- now, whether the catalog lacks the size of any, and whether anything is on our list of failures. Few
+-- batches need the three statements below.
 -- The list is selected, because the planner estimates each element of a list that it can see.
 with marked as (
     update {blobs} set {copied} = true, {copy_failed} = false,
         {last_checked} = case when %(checked)s::boolean then now() end
-    where blobid = any((select %(blobids)s::text[])::text[])
+    where blobid = any((select %(blobids)b::text[])::text[])
     returning {copied} as done, size is null as unsized
 ), counted as {counted}
 select count(*) filter (where done), coalesce(bool_or(unsized), false),
@@ -42,21 +46,21 @@ from marked;
 -- name: unmarked
 -- Those of the blobids that are not marked: their rows are gone, or stay as they are. Without a unique
 -- index a blobid may stand there twice: one row that is marked suffices.
-select unnest(%(blobids)s::text[])
+select unnest(%(blobids)b::text[])
 except
-select blobid from {blobs} where blobid = any(%(blobids)s::text[]) and {copied};
+select blobid from {blobs} where blobid = any(%(blobids)b::text[]) and {copied};
 
 -- name: forget_failures
 -- Forgets that blobs ever failed.
 delete from ntt_backup.failures
-where target = %(target)s and blobid = any(%(blobids)s::text[]);
+where target = %(target)s and blobid = any(%(blobids)b::text[]);
 
 -- name: record_sizes
 -- Notes the sizes of blobs that have none in the catalog. One that the column cannot hold is left
 -- out.
 with marked as (
     update {blobs} set size = stored.size
-    from unnest(%(blobids)s::text[], %(sizes)s::bigint[]) as stored (blobid, size)
+    from unnest(%(blobids)b::text[], %(sizes)s::bigint[]) as stored (blobid, size)
     where blobs.blobid = stored.blobid and blobs.size is null and stored.size <= {largest_size}
     returning blobs.blobid
 ), counted as {counted}
@@ -66,7 +70,7 @@ select count(*) from marked;
 -- Takes locked rows out of what is pending, until they are requeued. Those that another session has
 -- copied meanwhile stay copied.
 with failing as (
-    select blobid from {blobs} where blobid = any(%(blobids)s::text[]) and {copied} is not true
+    select blobid from {blobs} where blobid = any(%(blobids)b::text[]) and {copied} is not true
 ), marked as (
     update {blobs} set {copy_failed} = true where blobid in (select blobid from failing)
     returning blobid, {copy_failed} as done
@@ -79,10 +83,10 @@ select count(*), min(blobid) from unchanged;
 -- Says why blobs failed, and how often they did.
 insert into ntt_backup.failures as known (target, blobid, reason, detail)
 select %(target)s, f.blobid, f.reason, f.detail
-from unnest(%(blobids)s::text[], %(reasons)s::text[], %(details)s::text[])
+from unnest(%(blobids)b::text[], %(reasons)b::text[], %(details)b::text[])
     as f (blobid, reason, detail)
 where f.blobid in (
-    select blobid from {blobs} where blobid = any(%(blobids)s::text[]) and {copied} is not true
+    select blobid from {blobs} where blobid = any(%(blobids)b::text[]) and {copied} is not true
 )
 order by f.blobid
 on conflict (target, blobid) do update
@@ -97,7 +101,7 @@ set reason = excluded.reason, detail = excluded.detail,
 with listed as materialized (
     select blobid from ntt_backup.failures
     where target = %(target)s and (%(reason)s::text is null or reason = %(reason)s)
-        and (%(blobids)s::text[] is null or blobid = any(%(blobids)s))
+        and (%(blobids)b::text[] is null or blobid = any(%(blobids)b))
         and reason <> all(%(checks)s::text[])
     order by blobid limit %(limit)s
 ), locked as materialized (
@@ -124,7 +128,7 @@ from unchanged;
 with locked as materialized (
     select blobid from {blobs}
     where {uncopied} and {copy_failed} and (%(past)s::text is null or blobid > %(past)s)
-        and (%(blobids)s::text[] is null or blobid = any(%(blobids)s))
+        and (%(blobids)b::text[] is null or blobid = any(%(blobids)b))
     order by blobid limit %(limit)s
     for no key update
 ), marked as (
@@ -141,7 +145,7 @@ from unchanged;
 -- name: mark_checked
 -- Remembers that blobs were found right.
 with marked as (
-    update {blobs} set {last_checked} = now() where blobid = any(%(blobids)s::text[]) and {copied}
+    update {blobs} set {last_checked} = now() where blobid = any(%(blobids)b::text[]) and {copied}
     returning blobid
 ), counted as {counted}
 select count(*) from marked;
@@ -150,7 +154,7 @@ select count(*) from marked;
 -- Blobs that the remote has not, or not right: pending again, with the reason, which is forgotten
 -- when they are copied. Those that are not copied any more are left as they are.
 with locked as materialized (
-    select blobid from {blobs} where blobid = any(%(blobids)s::text[]) and {copied}
+    select blobid from {blobs} where blobid = any(%(blobids)b::text[]) and {copied}
     order by blobid for no key update
 ), marked as (
     update {blobs} set {copied} = false, {copy_failed} = false, {last_checked} = now()
@@ -159,7 +163,7 @@ with locked as materialized (
 ), counted as {counted}, said as (
     insert into ntt_backup.failures as known (target, blobid, reason, detail)
     select %(target)s, f.blobid, f.reason, f.detail
-    from unnest(%(blobids)s::text[], %(reasons)s::text[], %(details)s::text[])
+    from unnest(%(blobids)b::text[], %(reasons)b::text[], %(details)b::text[])
         as f (blobid, reason, detail)
     where f.blobid in (select blobid from locked)
     order by f.blobid
