@@ -16,6 +16,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -49,19 +50,13 @@ _ORDINARY: Final = (
 )
 
 
+@dataclass(slots=True)
 class Restorer:
-    """Who restores.
+    """Who restores. owner: of all that is restored. url: how pg_restore logs in. done: it has."""
 
-    Attributes:
-        url: how pg_restore logs in.
-        owner: whom all belongs to that it makes.
-        done: set where the database was restored.
-    """
-
-    def __init__(self, owner: str, url: str) -> None:
-        self.owner = owner
-        self.url = url
-        self.done = False
+    owner: str
+    url: str
+    done: bool = False
 
 
 @contextmanager
@@ -69,22 +64,16 @@ def restorer(url: str, application: str, *, allow_superuser: bool) -> Iterator[R
     """Yields the role that restores a dump into a database.
 
     A role that was created for the restore cannot log in afterwards, and is dropped unless the
-    database was restored.
-
-    Args:
-        url: The URL of the new database.
-        application: The name that pg_stat_activity shows.
-        allow_superuser: Restore as the user of `url`, whatever that user may do.
+    database was restored. allow_superuser: restore as the user of `url`, whatever that user may do.
 
     Raises:
         DumpFailed: The user may do more than a restore needs, and no lesser role can log in; or its
             sessions begin as another role.
         CatalogError: The server does not answer, or refuses.
     """
-    with connect(url, application, no_tables=True) as conn, translated("say what its user may do"):
+    with _session(url, application, "say what its user may do") as conn:
         mighty = fragment("role_is_privileged")
-        rights = conn.rows("rights_beyond", role_is_privileged=mighty)
-        superuser, dangerous, begins_as = rights[0]
+        superuser, dangerous, begins_as = conn.rows("rights_beyond", role_is_privileged=mighty)[0]
         user = conn.info.user
     if allow_superuser or not (superuser or dangerous or begins_as):
         yield Restorer(user, url)
@@ -103,20 +92,39 @@ def restorer(url: str, application: str, *, allow_superuser: bool) -> Iterator[R
             hint=_ORDINARY.format(user=user),
         )
     role = f"{_PREFIX}{secrets.token_hex(6)}"
-    with connect(url, application, no_tables=True) as conn, translated("make a role"):
-        _drop_unused(conn)
+    with _session(url, application, "make a role") as conn:
+        # Roles of former restores that own nothing any more, and have no members.
+        for (name,) in conn.rows("unused_restorers", {"prefix": f"^{_PREFIX}[0-9a-f]{{12}}$"}):
+            with suppress(psycopg.Error):  # Another restore may be dropping it, too.
+                conn.rows("drop_role", role=sql.Identifier(name))
         public = _owner_of_public(conn)
-        # In one transaction: others drop such roles that nothing refers to.
+        # In one transaction: others drop such roles that nothing refers to. The role does not
+        # become the owner of the database, who can set what all later sessions in it begin with.
         with conn.transaction():
-            _make(conn, role, public)
+            conn.rows("create_restorer", **_names(conn, role))
+            if public is not None:
+                conn.rows("set_owner_of_public", role=sql.Identifier(role))
     found = Restorer(role, "")
 
     def end() -> None:
-        _end(url, application, role, public, keep=found.done)
+        """Takes back what the role was lent; drops it unless what it made is to be kept."""
+        with _session(url, application, "take back what it lent") as conn:
+            _disable_login(conn, role)
+            if public is not None and _owner_of_public(conn) == role:
+                conn.rows("set_owner_of_public", role=sql.Identifier(public))
+                conn.rows("grant_public", role=sql.Identifier(role))
+            conn.rows("revoke_create", **_names(conn, role))
+            for (member,) in conn.rows("members", {"role": role}):
+                # Before PostgreSQL 16 a role can make others its members.
+                names = {**_names(conn, role), "member": sql.Identifier(member)}
+                conn.rows("revoke_membership", **names)
+            if not found.done:
+                conn.rows("drop_owned", role=sql.Identifier(role))
+                conn.rows("drop_role", role=sql.Identifier(role))
 
     with _ended(role, end):
-        with connect(url, application, no_tables=True) as conn, translated("let that role restore"):
-            _enable_login(conn, role, password := secrets.token_urlsafe(24))
+        with _session(url, application, "let that role restore") as conn:
+            password = _enable_login(conn, role)
         found.url = _login_url(url, application, user, role, password)
         yield found
 
@@ -128,20 +136,25 @@ def logged_in(url: str, application: str, owner: str) -> Iterator[str]:
     The owner can log in until the block ends if `restorer` has created that role; else the URL is
     that of the user. The function raises as `restorer` does.
     """
-    with connect(url, application, no_tables=True) as conn, translated("let a role log in"):
+    with _session(url, application, "let a role log in") as conn:
         user = conn.info.user
-        if user != owner:
-            _enable_login(conn, owner, password := secrets.token_urlsafe(24))
+        password = _enable_login(conn, owner) if user != owner else ""
     if user == owner:
         yield url
         return
 
     def end() -> None:
-        with connect(url, application, no_tables=True) as conn, translated("end its sessions"):
+        with _session(url, application, "end its sessions") as conn:
             _disable_login(conn, owner)
 
     with _ended(owner, end):
         yield _login_url(url, application, user, owner, password)
+
+
+@contextmanager
+def _session(url: str, application: str, doing: str) -> Iterator[Connection]:
+    with connect(url, application, no_tables=True) as conn, translated(doing):
+        yield conn
 
 
 @contextmanager
@@ -159,45 +172,29 @@ def _ended(role: str, end: Callable[[], None]) -> Iterator[None]:
     end()
 
 
-def _enable_login(conn: Connection, role: str, password: str) -> None:
+def _names(conn: Connection, role: str) -> dict[str, sql.Composable]:
+    return {"role": sql.Identifier(role), "database": sql.Identifier(conn.info.dbname)}
+
+
+def _enable_login(conn: Connection, role: str) -> str:
+    """Lets a role log in for some days; returns its password."""
+    password = secrets.token_urlsafe(24)
     # What is sent is not the password: the server may log statements.
     sent = conn.pgconn.encrypt_password(password.encode(), role.encode(), _SCRAM.encode())
-    parts = {
-        "role": sql.Identifier(role),
-        "password": sql.Literal(sent.decode()),
-        "until": sql.Literal((datetime.now(UTC) + _VALID).isoformat()),
-    }
-    conn.rows("enable_login", **parts)
+    until = (datetime.now(UTC) + _VALID).isoformat()
+    said = {"password": sql.Literal(sent.decode()), "until": sql.Literal(until)}
+    conn.rows("enable_login", role=sql.Identifier(role), **said)
+    return password
 
 
 def _disable_login(conn: Connection, role: str) -> None:
     """Ends a role's sessions, and undoes what code in the dump has set for later ones."""
-    parts = {"role": sql.Identifier(role), "database": sql.Identifier(conn.info.dbname)}
-    conn.rows("disable_login", **parts)
+    conn.rows("disable_login", **_names(conn, role))
     conn.rows("end_sessions", {"role": role})
-
-
-def _drop_unused(conn: Connection) -> None:
-    """Drops roles of former restores that own nothing any more, and have no members."""
-    for (name,) in conn.rows("unused_restorers", {"prefix": f"^{_PREFIX}[0-9a-f]{{12}}$"}):
-        with suppress(psycopg.Error):  # Another restore may be dropping it, too.
-            conn.rows("drop_role", role=sql.Identifier(name))
 
 
 def _owner_of_public(conn: Connection) -> str | None:
     return next((owner for (owner,) in conn.rows("owner_of_public")), None)
-
-
-def _make(conn: Connection, role: str, public: str | None) -> None:
-    """Creates a role that may create objects in the database.
-
-    The role does not become the owner of the database: the owner of a database can set what all
-    later sessions in the database begin with.
-    """
-    parts = {"role": sql.Identifier(role), "database": sql.Identifier(conn.info.dbname)}
-    conn.rows("create_restorer", **parts)
-    if public is not None:
-        conn.rows("set_owner_of_public", role=sql.Identifier(role))
 
 
 def _login_url(url: str, application: str, user: str, role: str, password: str) -> str:
@@ -225,23 +222,6 @@ def _login_url(url: str, application: str, user: str, role: str, password: str) 
     )
 
 
-def _end(url: str, application: str, role: str, public: str | None, *, keep: bool) -> None:
-    """Takes back what the role was lent, and drops the role unless what it made is to be kept."""
-    with connect(url, application, no_tables=True) as conn, translated("take back what it lent"):
-        parts = {"role": sql.Identifier(role), "database": sql.Identifier(conn.info.dbname)}
-        _disable_login(conn, role)
-        if public is not None and _owner_of_public(conn) == role:
-            conn.rows("set_owner_of_public", role=sql.Identifier(public))
-            conn.rows("grant_public", role=sql.Identifier(role))
-        conn.rows("revoke_create", **parts)
-        for (member,) in conn.rows("members", {"role": role}):
-            # Before PostgreSQL 16 a role can make others its members.
-            conn.rows("revoke_membership", member=sql.Identifier(member), **parts)
-        if not keep:
-            conn.rows("drop_owned", role=sql.Identifier(role))
-            conn.rows("drop_role", role=sql.Identifier(role))
-
-
 # --- the rows of a dump of strangers --------------------------------------------------------------
 #
 # Nothing of such a dump is executed: the tables are those of init-db, and of the rows only columns
@@ -262,17 +242,7 @@ class NewTables:
     def copy(
         self, table: tuple[str, str], columns: Sequence[str], encoding: str, rows: Iterable[bytes]
     ) -> None:
-        """Adds rows to a table.
-
-        Args:
-            table: The schema and the name of the table.
-            columns: The columns that the rows have.
-            encoding: The encoding of the rows.
-            rows: The rows as COPY writes them, each with its line feed.
-
-        Raises:
-            CatalogError: The server does not answer, or refuses.
-        """
+        """Adds rows with these columns, as COPY writes them, each with its line feed."""
         parts = {
             "table": sql.Identifier(*table),
             "columns": sql.SQL(", ").join(map(sql.Identifier, columns)),
@@ -292,15 +262,7 @@ class NewTables:
 def new_tables(url: str, application: str, targets: Iterable[str]) -> Iterator[NewTables]:
     """Creates the tables of init-db in an empty database, and yields them within one transaction.
 
-    If the block fails, the database is empty again.
-
-    Args:
-        url: The URL of the database.
-        application: The name that pg_stat_activity shows.
-        targets: The names of the targets.
-
-    Raises:
-        CatalogError: The server does not answer, or refuses.
+    If the block fails, the database is empty again. Raises CatalogError.
     """
     with connect(url, application, no_tables=True) as conn:
         try:

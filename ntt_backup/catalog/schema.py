@@ -89,10 +89,7 @@ class Who(StrEnum):
 class Step(NamedTuple):
     """A step that the catalog lacks.
 
-    Attributes:
-        needed: Whether `run` needs the step.
-        unhurried: Whether the step may wait for its locks.
-        by_hand: Whether `init-db` leaves the step out.
+    needed: by `run`. unhurried: it may wait for its locks. by_hand: `init-db` leaves it out.
     """
 
     who: Who
@@ -153,12 +150,7 @@ def make_plan(
 ) -> Plan:
     """Returns the steps that a role lacks to back up, and that monitors lack to look at figures.
 
-    Args:
-        conn: The session.
-        target: The name of the target.
-        role: The role that backs up; None for that of this session.
-        monitors: The roles that look at figures.
-        notify: Also plan that inserts wake the daemon at once.
+    role: None for that of this session. notify: also plan that inserts wake the daemon at once.
 
     Raises:
         CatalogRefused: The catalog has a problem that no step can solve.
@@ -173,52 +165,43 @@ def make_plan(
         return _Planner(conn, target, role).plan(names[1:] if role else names, notify=notify)
 
 
-class _Surroundings(NamedTuple):
-    """The database and its owners.
-
-    Attributes:
-        own_owner: The owner of our schema; None without that schema.
-        new_schema: The schema of a new table.
-    """
-
-    database: str
-    database_owner: str
-    own_owner: str | None
-    version_readable: bool
-    new_schema: str
-    may_create_table: bool
-    user: str
-
-
 class _Planner:
     def __init__(self, conn: Connection, target: str, role: str | None) -> None:
         self._conn = conn
         self._target = target
-        self._around = _Surroundings(*conn.rows("surroundings", {"schema": conn.schema})[0])
-        self._role = role or self._around.user
-        self._table = find_table(conn) or self._new_table()
+        (
+            self._database_name,
+            self._database_owner,
+            self._own_owner,  # Of our schema; None without that schema.
+            self._version_readable,
+            new_schema,
+            may_create_table,
+            self._user,
+        ) = conn.rows("surroundings", {"schema": conn.schema})[0]
+        self._role = role or self._user
+        creator = self._role if may_create_table and self._role == self._user else ""
+        # A table that is still to be made has the oid 0, and the owner "" for anybody.
+        new = Table(0, "r", new_schema, creator, self._database_owner, True, {})
+        self._table = find_table(conn) or new
         self._schema = self._table.schema
         self._name = sql.Identifier(self._schema, "blobs")
-        self._database = sql.SQL("database {}").format(sql.Identifier(self._around.database))
+        self._database = sql.SQL("database {}").format(sql.Identifier(self._database_name))
         self._require_trusted()
         if self._table.oid and self._table.found:
             check_table(conn, self._table, target)
-            if self._around.version_readable:
+            if self._version_readable:
                 check_one_table(conn)
         may_create, *_ = self._ask("may_make", self._role, schema="pg_catalog")
         self._own_maker = Who.OPERATOR if may_create else Who.DBA
-        if self._around.own_owner is not None:
-            self._own_maker = self._who(self._around.own_owner)
+        if self._own_owner is not None:
+            self._own_maker = self._who(self._own_owner)
         self._own_steps = self._own_schema()
         self._unreadable = privileges.unreadable(conn, self._role)
 
     def _require_trusted(self) -> None:
-        """Refuses a plan where roles other than the owners have objects in our schema.
+        """Raises CatalogRefused where roles other than the owners have objects in our schema.
 
         A role that can do more than these roles does not read their objects.
-
-        Raises:
-            CatalogRefused: Other roles have objects in our schema.
         """
         trusted = sql.SQL("array[session_user, {}]").format(self._trusted())
         found = self._conn.rows("code_of_others", **code_parts(None, trusted))
@@ -233,7 +216,7 @@ class _Planner:
                 " an event trigger needs a superuser's function",
             )
         if code_of_others(self._conn, blobs=False):
-            self._around = self._around._replace(version_readable=False)
+            self._version_readable = False
 
     def _trusted(self) -> sql.Composed:
         """Returns who may have put something into our schema, as a part of a query."""
@@ -247,14 +230,8 @@ class _Planner:
         body = fragment("guard", privileged=privileged(), code_of_others=query)
         return shown("do", body=sql.Literal(body.as_string(None)))
 
-    def _new_table(self) -> Table:
-        """Returns a table that is still to be made: its oid is 0, its owner "" for anybody."""
-        around = self._around
-        owner = self._role if around.may_create_table and self._role == around.user else ""
-        return Table(0, "r", around.new_schema, owner, around.database_owner, True, {})
-
     def plan(self, monitors: Iterable[str], *, notify: bool) -> Plan:
-        role, around = self._role, self._around
+        role = self._role
         steps = [*self._own_steps, *self._columns(), *self._index(), *self._access(role)]
         steps += self._grants(role, tuple(privileges.NEEDS), "back up", dump=True)
         for name in monitors:
@@ -265,17 +242,17 @@ class _Planner:
         if not self._table.found:  # Perhaps another table is meant.
             steps = [step._replace(by_hand=True) for step in steps]
         names = {
-            Who.DBA: f"a superuser, or {around.own_owner or around.database_owner}",
+            Who.DBA: f"a superuser, or {self._own_owner or self._database_owner}",
             Who.OWNER: self._table.owner or f"who may make tables in {self._schema}",
             Who.OPERATOR: role,
         }
-        return Plan(steps, names, around.database)
+        return Plan(steps, names, self._database_name)
 
     # --- what is made -----------------------------------------------------------------------------
 
     def _own_schema(self) -> list[Step]:
         version, serves = SCHEMA_VERSION, self._schema
-        if self._around.version_readable:  # Whoever may not read it is told of the privilege.
+        if self._version_readable:  # Whoever may not read it is told of the privilege.
             version, serves = own_version(self._conn)
         noted = {"version": sql.Literal(SCHEMA_VERSION), "schema": sql.Literal(self._schema)}
         note = shown("set_version", **noted)
@@ -284,7 +261,7 @@ class _Planner:
             text = f"note that the table blobs is in the schema {self._schema} now"
             moved = Step(self._own_maker, text, (self._guard(), note), needed=False)
             return [] if serves == self._schema else [moved]
-        create = [] if self._around.own_owner else [self._guard(), shown("create_schema")]
+        create = [] if self._own_owner else [self._guard(), shown("create_schema")]
         text = "make the schema ntt_backup and its tables"
         needed = version != SCHEMA_VERSION or not absent <= LATER_TABLES
         if not needed:
@@ -299,7 +276,7 @@ class _Planner:
         if not self._table.oid:
             create = shown("create_table", table=self._name, **columns(self._target))
             text = (
-                f"make a new, empty table {self._schema}.blobs in {self._around.database} (where"
+                f"make a new, empty table {self._schema}.blobs in {self._database_name} (where"
                 " another program keeps its blobs elsewhere, correct catalog.url, NTT_DB_URL)"
             )
             return [Step(who, text, (create,))]
@@ -378,7 +355,7 @@ class _Planner:
             table=sql.Literal(self._name.as_string(None)),
         )
         text = "have inserts into blobs wake a watching daemon"
-        ours = may_add and self._role == self._around.user
+        ours = may_add and self._role == self._user
         who = Who.OPERATOR if ours else self._who(owner)
         too_early = bool(made) and self._own_maker is not Who.OPERATOR
         statements = (once.as_string(None) + GENERATES,)
@@ -389,17 +366,16 @@ class _Planner:
     def _access(self, role: str) -> list[Step]:
         """Lets the role get to the table at all."""
         steps = []
-        around = self._around
         _, connects, uses = self._ask("may_make", role, schema=self._schema)
         if not connects:
             grant = self._grant(["connect"], self._database, role)
-            steps.append(Step(self._who(around.database_owner), f"let {role} connect", (grant,)))
+            steps.append(Step(self._who(self._database_owner), f"let {role} connect", (grant,)))
         if not uses:
             schema = sql.SQL("schema {}").format(sql.Identifier(self._schema))
             grant = self._grant(["usage"], schema, role)
             who = self._who(self._table.schema_owner)
             steps.append(Step(who, f"let {role} use the schema {self._schema}", (grant,)))
-        found = self._table.found and role == around.user
+        found = self._table.found and role == self._user
         values = {"schema": self._schema, "search_path": self._conn.search_path}
         if not (found or self._ask("names_schema", role, **values)[0]):
             mend = search_path(self._conn, self._schema, role)
@@ -448,7 +424,7 @@ class _Planner:
             makes_it = not self._table.oid and self._table.owner == self._role
             return self._name, self._who(self._table.owner), makes_it
         if on == "the database":
-            return self._database, self._who(self._around.database_owner), False
+            return self._database, self._who(self._database_owner), False
         makes_it = bool(self._own_steps) and self._own_maker is Who.OPERATOR
         return sql.SQL(on), self._own_maker, makes_it
 
