@@ -15,38 +15,31 @@ its own: which dump is the newest, what the next one is an increment on, and whi
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from typing import Final
+from typing import Annotated, Final, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from ntt_backup.config.host_key import HostKeys, Origin
 from ntt_backup.wire.stored_names import STAMP, dump_begun
 
 # A dump as pg_dump wrote it; one of a series. Those of the format 2, increments on increments, are
 # not read any more.
-PLAIN: Final = 1
-SERIES: Final = 3
+PLAIN: Final[Literal[1]] = 1
+SERIES: Final[Literal[3]] = 3
 _NUMBERS: Final = 1 << 53
 _PURPOSE: Final = "dump"
-_KINDS: Final[Mapping[str, type]] = {
-    "format": int,
-    "number": int,
-    "bytes": int,
-    "duration_s": float,
-    "text_bytes": int,
-    "head_bytes": int,
-    "copied": bool,
-    "step": int,
-}
+_Number = Annotated[int, Field(ge=0, lt=_NUMBERS)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DumpRecord:
     """What is known of one dump.
 
     Attributes:
-        number: One more than the highest that was there.
+        number: One more than the highest that was there; the first records had none.
         bytes: The size of the dump itself.
         sha256: Of the dump itself.
         fingerprint: What the database's counters said just before, if it has any.
@@ -60,8 +53,8 @@ class DumpRecord:
         signature: By the key of the host that made the dump; "" where it has none.
     """
 
-    format: int
-    number: int
+    format: Literal[1, 3]
+    number: _Number = 0
     target: str
     database: str
     server_version: str
@@ -70,14 +63,14 @@ class DumpRecord:
     bytes: int
     sha256: str
     fingerprint: str
-    duration_s: float
+    duration_s: Annotated[float, Field(allow_inf_nan=False)]
     base: str = ""
     text_bytes: int = 0
     text_sha256: str = ""
     copied: bool = False
     head_bytes: int = 0
     head_sha256: str = ""
-    step: int = 0
+    step: _Number = 0
     signature: str = ""
 
     @property
@@ -182,11 +175,6 @@ def _signed_data(record: DumpRecord, name: str) -> bytes:
     return f"{name}\n{replace(record, signature='').to_json()}".encode()
 
 
-_DEFAULTS: Final = {
-    one.name: one.default for one in fields(DumpRecord) if one.default is not MISSING
-}
-
-
 def by_age(dumps: Iterable[Stored]) -> list[Stored]:
     """Returns dumps in the order in which they were made: by number, then by name."""
     return sorted(dumps, key=lambda one: one.age)
@@ -214,19 +202,12 @@ def name_of(moment: datetime, token: str) -> str:
     return f"{moment.astimezone(UTC).strftime(STAMP)}-{token}.dump"
 
 
+_RECORD: Final = TypeAdapter(DumpRecord)
+
+
 def read(text: str) -> DumpRecord | None:
     """Returns the record in a JSON text; None for anything else."""
     try:
-        values = json.loads(text)
-    except (ValueError, RecursionError):
+        return _RECORD.validate_json(text, strict=True)
+    except ValidationError:
         return None
-    if not isinstance(values, dict) or values.get("format") not in (PLAIN, SERIES):
-        return None
-    # The first records had no number.
-    values = {"number": 0, **_DEFAULTS, **values}
-    names = [field.name for field in fields(DumpRecord)]
-    if any(not isinstance(values.get(name), _KINDS.get(name, str)) for name in names):
-        return None
-    if not all(0 <= values[name] < _NUMBERS for name in ("number", "step")):
-        return None
-    return DumpRecord(**{name: values[name] for name in names})

@@ -183,6 +183,6 @@ def _arrival(one: Stored) -> datetime:
 
 def _off_clock(one: Stored) -> bool:
     """Returns whether the clock of a dump's maker and that of the target do not agree about it."""
-    took = timedelta(seconds=one.record.duration_s) if one.record is not None else timedelta()
-    took = min(max(took, timedelta()), _LONGEST)
+    seconds = one.record.duration_s if one.record is not None else 0.0
+    took = timedelta(seconds=min(max(seconds, 0.0), _LONGEST.total_seconds()))
     return not could_begin(one.begun, _arrival(one) - took, _arrival(one))

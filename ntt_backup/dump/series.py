@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Final, Literal
 from zlib import crc32
 
 import zstandard
@@ -331,7 +331,7 @@ class Form:
         self._new = new
         self._writer = Writer(old) if series else None
         self._digest = hashlib.sha256()
-        self.format = SERIES if series else PLAIN
+        self.format: Literal[1, 3] = SERIES if series else PLAIN
         self.base, self.step = (old.name, old.step) if old is not None else ("", 0)
         # What is compressed changes as a whole, wherever a row did.
         self.options = ("--compress=0",) if series else ()

@@ -161,6 +161,8 @@ def test_only_signed_dumps_come_back_unasked_and_all_where_there_is_no_key() -> 
         # It takes as long over a slow link, but not for ever.
         (timedelta(days=3), 2.5 * 86400, False),
         (timedelta(days=9), 99 * 86400, True),
+        (timedelta(days=9), 1e300, True),
+        (timedelta(days=2), -1e300, True),
     ],
 )
 def test_a_dump_whose_clock_and_arrival_differ_by_more_than_a_day_is_odd(
@@ -382,6 +384,8 @@ def test_after_the_highest_number_of_all_a_dump_is_still_read_and_the_newest() -
         {"number": 10**3900},
         {"number": -1},
         {"step": -1},
+        {"duration_s": float("nan")},
+        {"duration_s": float("inf")},
     ],
 )
 def test_a_record_that_is_not_understood_is_none(changes: dict[str, object]) -> None:
