@@ -39,7 +39,7 @@ from ntt_backup.blobdir.walk import Stray, StrayKind, Tree
 from ntt_backup.catalog.connection import Connection, translated
 from ntt_backup.catalog.failures import failed_for
 from ntt_backup.catalog.ledger import Ledger, forget_packs, insert_packs, iter_packs, record_checks
-from ntt_backup.catalog.ranges import prefix_ranges
+from ntt_backup.catalog.range_locks import prefix_ranges
 from ntt_backup.catalog.selection import Row, rows_in
 from ntt_backup.client.pool import ReconnectingSession, SessionPool
 from ntt_backup.config import Settings

@@ -31,7 +31,7 @@ from ntt_backup.catalog.ledger import (
     mark_packs_checked,
     record_checks,
 )
-from ntt_backup.catalog.ranges import prefix_ranges, range_name
+from ntt_backup.catalog.range_locks import prefix_ranges, range_name
 from ntt_backup.catalog.selection import Checks, PackChecks, rows_in
 from ntt_backup.client.throttle import SharedPace
 from ntt_backup.config import RemoteConfig

@@ -5,7 +5,7 @@ may come back), a `CatalogRefused` (someone must act) or a `ConfigError` (the co
 
 It has three rooms above `connection` and `pending`, which all of them use:
 
-- what a run uses, claims and ledger: `ranges`, `range_locks`, `ledger`
+- what a run uses, claims and ledger: `range_locks`, `ledger`
 - questions, which change nothing but notes: `failures`, `selection`, `stats`, `history`
 - what an administrator uses, `init-db` and restores: `privileges`, `schema_check`, `schema`,
   `restorer`

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from psycopg import sql
 
-from ntt_backup.catalog.connection import Connection, shown, translated
+from ntt_backup.catalog.connection import Connection, shortened, shown, translated
 from ntt_backup.errors import CatalogUnavailable, DumpFailed
 
 _CHECKED: Final = (
@@ -63,7 +63,6 @@ NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
 _VERBS: Final = frozenset({"select", "insert", "update", "delete", "temporary"})
 _OF_A_TARGET: Final = ("copied", "last_checked", "copy_failed")
 _READ_ALL: Final = 140_000  # The first version that has the role pg_read_all_data.
-_SHOWN: Final = 5
 
 
 class Lack(NamedTuple):
@@ -188,11 +187,9 @@ def require_dumpable(conn: Connection) -> None:
         mends.append(shown("mend_row_security", user=sql.Identifier(user)))
     if "large object" in kinds:
         mends.append(shown("mend_large_objects", role=sql.Literal(user)))
-    names = [quoted for _, quoted, *_ in found]
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     raise DumpFailed(
         f"{user} may not read all that pg_dump dumps",
-        detail=", ".join(names[:_SHOWN]) + more,
+        detail=shortened([quoted for _, quoted, *_ in found]),
         hint="as a superuser: " + " ".join(" ".join(mends).split()),
     )
 

@@ -22,7 +22,7 @@ from ntt_backup.catalog.connection import (
     translated,
 )
 from ntt_backup.catalog.pending import bounds, read_indexes
-from ntt_backup.catalog.ranges import prefix_ranges
+from ntt_backup.catalog.range_locks import prefix_ranges
 from ntt_backup.errors import CatalogRefused
 
 SCHEMA_VERSION = 1

@@ -26,7 +26,7 @@ from ntt_backup.catalog.pending import (
     rows_about,
     walk_indexes,
 )
-from ntt_backup.catalog.ranges import RANGES, prefix_ranges
+from ntt_backup.catalog.range_locks import RANGES, prefix_ranges
 from ntt_backup.model import OF_CHECKS, BlobRange, PendingEstimate
 
 _MILLISECONDS: Final = 400  # For all figures of `quick_totals`.

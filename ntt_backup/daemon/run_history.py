@@ -17,8 +17,7 @@ from typing import Final, TypeVar
 from uuid import UUID
 
 from ntt_backup.catalog import connection, history, stats
-from ntt_backup.catalog.range_locks import Claims
-from ntt_backup.catalog.ranges import RANGES
+from ntt_backup.catalog.range_locks import RANGES, Claims
 from ntt_backup.config import Settings, application_name
 from ntt_backup.daemon.progress import RunProgress, RunState
 from ntt_backup.daemon.signals import time_limit

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -82,7 +82,14 @@ def major_of(version: str) -> int | None:
 
 def _all(directory: Path | None, needed: int) -> list[tuple[int, Programs]]:
     """Returns all installed programs, each with its major version. Raises DumpImpossible."""
-    found = list(_installed([directory] if directory is not None else _places()))
+    found = []
+    for place in [directory] if directory is not None else _places():
+        pg_dump, pg_restore = place / "pg_dump", place / "pg_restore"
+        with suppress(SourceError):
+            match = _VERSION.search(output_of([str(pg_dump), "--version"], _PATIENCE))
+            if match is not None and pg_restore.exists():
+                version = match[0].removeprefix("(PostgreSQL) ")
+                found.append((int(match[1]), Programs(pg_dump, pg_restore, version)))
     if not found:
         where = f"in {directory}" if directory is not None else "on this machine"
         said = f"pg_dump and pg_restore are not installed {where}"
@@ -90,30 +97,15 @@ def _all(directory: Path | None, needed: int) -> list[tuple[int, Programs]]:
     return found
 
 
-def _hint(needed: int) -> str:
-    return f"apt-get install postgresql-client-{needed}, or set dump.bin (NTT_PG_BIN)"
-
-
 def _places() -> list[Path]:
     on_path = shutil.which("pg_dump")
     packaged = [path for path in _DEBIAN.glob("[0-9]*/bin") if path.parent.name.isdigit()]
-    return [
-        *([Path(on_path).parent] if on_path else []),
-        *sorted(packaged, key=lambda path: int(path.parent.name)),
-    ]
+    packaged.sort(key=lambda path: int(path.parent.name))
+    return [Path(on_path).parent, *packaged] if on_path else packaged
 
 
-def _installed(places: Iterable[Path]) -> Iterator[tuple[int, Programs]]:
-    for place in places:
-        pg_dump, pg_restore = place / "pg_dump", place / "pg_restore"
-        try:
-            said = output_of([str(pg_dump), "--version"], _PATIENCE)
-        except SourceError:
-            continue
-        match = _VERSION.search(said)
-        if match is not None and pg_restore.exists():
-            version = match[0].removeprefix("(PostgreSQL) ")
-            yield int(match[1]), Programs(pg_dump, pg_restore, version)
+def _hint(needed: int) -> str:
+    return f"apt-get install postgresql-client-{needed}, or set dump.bin (NTT_PG_BIN)"
 
 
 def start_pg_dump(pg_dump: Path, url: str, application: str, *options: str) -> Child:

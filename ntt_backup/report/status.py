@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ntt_backup.catalog.history import DumpRun, Run
-from ntt_backup.catalog.ranges import range_name
+from ntt_backup.catalog.range_locks import range_name
 from ntt_backup.catalog.stats import Totals
 from ntt_backup.errors import complete
 from ntt_backup.format import (

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from ntt_backup import events
-from ntt_backup.catalog.ranges import claim_order
+from ntt_backup.catalog.range_locks import claim_order
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.effort import Effort
 from ntt_backup.client.throttle import Limit

@@ -37,8 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from ntt_backup.catalog.connection import Connection, connect
-from ntt_backup.catalog.range_locks import Claims
-from ntt_backup.catalog.ranges import RANGES, claim_order, prefix_ranges, whole_of
+from ntt_backup.catalog.range_locks import RANGES, Claims, claim_order, prefix_ranges, whole_of
 from ntt_backup.catalog.schema import init_db
 from ntt_backup.catalog.stats import pending_estimate, quick_totals
 from ntt_backup.model import Blob

@@ -16,9 +16,11 @@ from psycopg.conninfo import make_conninfo
 from ntt_backup.catalog import range_locks
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.ledger import Ledger, requeue
-from ntt_backup.catalog.range_locks import Claims, holders, lock_class
-from ntt_backup.catalog.ranges import (
+from ntt_backup.catalog.range_locks import (
+    Claims,
     claim_order,
+    holders,
+    lock_class,
     prefix_ranges,
     range_name,
 )

@@ -10,7 +10,7 @@ from blake3 import blake3
 from ntt_backup.catalog.connection import Connection, connect
 from ntt_backup.catalog.failures import iter_failed
 from ntt_backup.catalog.ledger import Ledger, register_blobs, requeue
-from ntt_backup.catalog.ranges import prefix_ranges
+from ntt_backup.catalog.range_locks import prefix_ranges
 from ntt_backup.catalog.selection import first_pending, rows_in, sample
 from ntt_backup.catalog.stats import pending_estimate, still_failed
 from ntt_backup.model import Blob

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ntt_backup.catalog.ranges import (
+from ntt_backup.catalog.range_locks import (
     PARTS,
     RANGES,
     claim_order,

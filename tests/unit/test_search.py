@@ -12,8 +12,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ntt_backup.catalog.pending import Stretch
-from ntt_backup.catalog.range_locks import Search, cut, rest_of, within
-from ntt_backup.catalog.ranges import interval, parts, prefix_ranges
+from ntt_backup.catalog.range_locks import (
+    Search,
+    cut,
+    interval,
+    parts,
+    prefix_ranges,
+    rest_of,
+    within,
+)
 from ntt_backup.model import BlobRange
 
 BLOBIDS = sorted(f"{random.Random(n).getrandbits(256):064x}" for n in range(20_000))

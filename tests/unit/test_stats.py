@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ntt_backup.catalog import stats
-from ntt_backup.catalog.ranges import interval
+from ntt_backup.catalog.range_locks import interval
 
 
 def test_a_blobid_has_a_place_among_all() -> None:
