@@ -190,28 +190,6 @@ def test_a_run_that_has_nothing_to_send_dumps_what_others_changed(dumping: Envir
     ]
 
 
-@pytest.mark.long
-def test_dumps_past_retention_are_removed_and_no_others(dumping: Environment) -> None:
-    dumping.write_config(dump={"keep_last": 2, "keep_daily": 0, "keep_weekly": 0})
-    assert make(dumping) == MADE
-    place = dumping.remote.local / "pgdump"
-    (first,) = dumps(dumping)
-    others = {
-        "20200101T000000Z-00000001.dump": {**record(dumping, first), "database": "another"},
-        "20200101T000000Z-00000002.dump": {**record(dumping, first), "target": "offsite"},
-    }
-    for name, said in others.items():
-        (place / name).write_bytes(content(dumping, first))
-        (place / f"{name}.json").write_text(json.dumps(said))
-    (place / "by-hand.dump").write_bytes(b"somebody's")
-    for _ in range(3):
-        assert make(dumping, force=True) == MADE
-    names = {name for name in shelf(dumping) if name.endswith(".dump")}
-    assert {*others, "by-hand.dump"} <= names
-    assert first not in names
-    assert len(names) == 2 + 3
-
-
 @pytest.mark.parametrize("strategy", ["auto", "tar"])  # By the receiver, and by the shell.
 def test_a_dump_is_as_old_as_its_number_and_not_as_its_name(
     dumping: Environment, database_url: str, strategy: str
@@ -259,24 +237,6 @@ def test_a_remote_whose_disk_is_away_gets_no_dump(dumping: Environment) -> None:
     assert done.returncode == 5
     assert "remote.path is gone" in done.stderr
     assert shelf(dumping) == []
-
-
-def test_a_damaged_dump_does_not_count_as_the_last_one(dumping: Environment) -> None:
-    assert make(dumping) == MADE
-    (first,) = dumps(dumping)
-    os.truncate(dumping.remote.local / "pgdump" / first, 100)
-    # This host knows that the target had it whole, and misses it for some days.
-    assert make(dumping) == ["warning", *MADE]
-    # It stays as long as another would, and takes the place of none.
-    assert len(dumps(dumping)) == 2
-    assert make(dumping, force=True) == ["warning", *MADE]
-    assert first not in dumps(dumping)
-
-
-def test_a_dump_that_is_not_signed_since_the_key_is_lost_says_so(dumping: Environment) -> None:
-    dumping.host_key.unlink()
-    assert make(dumping) == ["warning", *MADE]
-    assert record(dumping, *dumps(dumping))["signature"] == ""
 
 
 # --- and back -------------------------------------------------------------------------------------
@@ -398,32 +358,6 @@ def test_a_damaged_dump_is_told_of_and_the_one_before_it_taken(
     assert f"{new} is damaged" in done.stderr
     assert old in done.stdout
     assert rows_of(database_url) == rows_of(dumping.url)
-
-
-def test_without_a_good_dump_the_database_stays_empty(
-    dumping: Environment, database_url: str
-) -> None:
-    dumping.fill(50)
-    assert dumping.run("dump").returncode == 0
-    damage(dumping, *dumps(dumping))
-    dumping.write_config(catalog={"url": database_url})
-
-    done = dumping.run("restore", "--catalog")
-
-    assert done.returncode == 7
-    assert "no good dump" in done.stderr
-    with psycopg.connect(database_url) as conn:
-        assert conn.execute("select to_regclass('blobs')").fetchone() == (None,)
-
-
-def test_a_database_that_is_not_empty_is_left_as_it_is(dumping: Environment) -> None:
-    dumping.fill(5)
-    assert dumping.run("dump").returncode == 0
-    before = rows_of(dumping.url)
-    done = dumping.run("restore", "--catalog")
-    assert done.returncode == 7
-    assert "empty database" in done.stderr
-    assert rows_of(dumping.url) == before
 
 
 def test_check_says_which_pg_dump_it_will_be(dumping: Environment, postgres: Postgres) -> None:

@@ -240,21 +240,6 @@ def test_a_record_under_another_name_is_forged_and_never_taken_unasked(
     assert done.returncode == 0, done.stderr
 
 
-def test_a_dump_of_another_target_beside_ours_is_not_taken(
-    env: Environment, database_url: str
-) -> None:
-    ours = dump(env)
-    content = (place(env) / ours).read_bytes()
-    head: dict[str, Any] = {"head_bytes": len(content), "head_sha256": sha256(content).hexdigest()}
-    plant(env, content, sign=True, target="offsite", **head)
-    done = restore(env, database_url)
-    assert done.returncode == 0, done.stderr
-    assert f"from {ours}," in done.stdout
-    assert PLANTED not in done.stdout + done.stderr
-    done = restore(env, env.url, "--dump", PLANTED)
-    assert done.returncode == 7
-
-
 @pytest.mark.parametrize("key", [True, False])
 def test_planted_dumps_make_no_good_one_go(env: Environment, key: bool) -> None:
     """Their clocks go over days, and their records are those of good ones."""
@@ -565,29 +550,6 @@ def programs(
         (directory / name).write_text(f"#!/bin/sh\n{text}\n")
         (directory / name).chmod(0o755)
     env.write_config(dump={"bin": str(directory)})
-
-
-def test_an_older_pg_restore_restores_what_it_can_read(
-    env: Environment, postgres: Postgres, database_url: str, tmp_path: Path
-) -> None:
-    dump(env)
-    programs(env, postgres, tmp_path, "12.1", 'exec "$real" "$@"')
-    done = restore(env, database_url)
-    assert done.returncode == 0, done.stderr
-    assert rows(database_url) == rows(env.url)
-
-
-def test_a_pg_restore_that_cannot_read_the_dump_is_named(
-    env: Environment, postgres: Postgres, database_url: str, tmp_path: Path
-) -> None:
-    dump(env)
-    said = "pg_restore: error: unsupported version (1.16) in file header"
-    programs(env, postgres, tmp_path, "12.1", f"echo '{said}' >&2; exit 1")
-    done = restore(env, database_url)
-    assert done.returncode == 7
-    assert "/pg_restore is too old for this dump" in done.stderr
-    assert "apt-get install postgresql-client-" in done.stderr
-    assert is_empty(database_url)
 
 
 def test_a_pg_restore_that_dies_midway_leaves_the_database_empty(
