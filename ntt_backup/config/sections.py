@@ -278,13 +278,9 @@ class DumpSettings(Section):
 
 
 class SnapshotSettings(Section):
-    """A snapshot set, `[snapshots.NAME]`: files whose versions are kept.
+    """A snapshot set, `[snapshots.NAME]`: files of which versions are kept (`snapshot.retention`).
 
-    Attributes:
-        block_size: The block size of all files; None: by the size of the file.
-        every: The interval at which a run takes a version; None: only by hand.
-        full_every: The age of the last full version from which the next one is full, too (0: each).
-        keep_last: The versions to keep, see `snapshot.retention`; so are the other keep_*.
+    block_size: None: by the size of the file; every: None: only by hand.
     """
 
     paths: Paths

@@ -16,6 +16,7 @@ import signal
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from ntt_backup import __version__, events
@@ -24,8 +25,7 @@ from ntt_backup.config import Settings
 from ntt_backup.daemon.event_log import BatchLines, EventLog, FailedBlobs
 from ntt_backup.daemon.listeners import Listener, Listeners
 from ntt_backup.daemon.progress import OpenOutages, RunProgress, RunState
-from ntt_backup.daemon.reload import read_again
-from ntt_backup.daemon.run_control import RunControl
+from ntt_backup.daemon.run_control import RunControl, read_again
 from ntt_backup.daemon.side_jobs import jobs_of
 from ntt_backup.daemon.signals import SignalInbox
 from ntt_backup.daemon.systemd import WATCHDOG_SECONDS, Systemd
@@ -74,10 +74,9 @@ def run(
     run_id = str(uuid.uuid4())
     with SignalInbox().installed() as inbox, pid_lock(settings.lock.file):
         log = EventLog(settings.log, run_id, settings.target)
-
-        def reload(now: Settings) -> tuple[Settings, list[events.Event]]:
-            return read_again(now, reread, lambda new: log.reopen(new.log), names)
-
+        reload = partial(
+            read_again, load=reread, try_out=lambda new: log.reopen(new.log), names=names
+        )
         heard_by = [log, *listeners]
         one = _Coordinator(settings, reload, watch, heard_by, run_id, inbox, systemd or Systemd())
         try:

@@ -24,7 +24,7 @@ from ntt_backup.daemon.progress import RunState
 from ntt_backup.events import Event, Warning
 from ntt_backup.process.child import ChildProcess
 from ntt_backup.process.messages import Message, ProcessEnded, decode
-from ntt_backup.process.pipeline import PIPE_BYTES, Fork, wait_for, write
+from ntt_backup.process.pipeline import PIPE_BYTES, wait_for, write
 
 Heard = tuple[str, Event | RunState]
 Body = Callable[[Iterator[Heard]], object]
@@ -111,7 +111,7 @@ class ListenerProcess(ChildProcess):
         """Sends a message to the process, or drops it if too many messages wait already."""
         if not self._forked:
             self._forked = True
-            self.begin(lambda: Fork(partial(_hear, self._body), f"ntt-{self._name}"))
+            self.begin(partial(_hear, self._body), f"ntt-{self._name}")
         if self._process is None:
             return
         line = f"{target}\t".encode() + message.encode()

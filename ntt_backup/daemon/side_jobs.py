@@ -35,7 +35,6 @@ from ntt_backup.errors import BackupError, CatalogUnavailable, DumpImpossible
 from ntt_backup.events import Event, Outage, Warning
 from ntt_backup.process.child import ChildProcess, tell_parent
 from ntt_backup.process.messages import JobOver, ProcessEnded
-from ntt_backup.process.pipeline import Child, Fork
 from ntt_backup.snapshot.events import (
     SnapshotFailed,
     SnapshotProgress,
@@ -49,11 +48,6 @@ MOST_RETRY_SECONDS: Final = 3600.0
 MOST_BROKEN: Final = 5
 # A dump says nothing while its bytes travel.
 _QUIET_SECONDS: Final = 86400.0
-
-
-def fork(body: Callable[[], JobOver], name: str, pace: Pace | None = None) -> Child:
-    """Returns a process that does the work, and sends at this pace. Raises OSError."""
-    return Fork(partial(_work, body, pace), name)
 
 
 class SideJob(ChildProcess):
@@ -141,7 +135,7 @@ class SideJob(ChildProcess):
         self._heard = now
         self._over = self._last = None
         patient = self._waits is not None and self._broken < MOST_BROKEN
-        self.begin(lambda: fork(partial(self.work, patient), self.name, self.pace))
+        self.begin(partial(_work, partial(self.work, patient), self.pace), self.name)
 
     def hear(self, now: float) -> Iterator[Event]:
         """Yields the events of the process, and of its end; then `running` is False."""

@@ -29,7 +29,7 @@ from ntt_backup.daemon.event_log import EventLog
 from ntt_backup.daemon.events import Asked, TargetRestart
 from ntt_backup.daemon.listeners import Listener, Listeners, StateMessage
 from ntt_backup.daemon.progress import RunState
-from ntt_backup.daemon.reload import changed_targets, start_needed
+from ntt_backup.daemon.run_control import changed_targets, start_needed
 from ntt_backup.daemon.signals import SignalInbox
 from ntt_backup.daemon.systemd import Systemd
 from ntt_backup.errors import BackupError, ConfigError, WaitsToStart, worst
@@ -38,7 +38,7 @@ from ntt_backup.format import duration, printable
 from ntt_backup.objects import s3
 from ntt_backup.process.child import ChildProcess
 from ntt_backup.process.messages import Fatal, Message, ProcessEnded
-from ntt_backup.process.pipeline import Child, Fork, wait_for
+from ntt_backup.process.pipeline import wait_for
 
 # As WatchdogSec of the unit; a coordinator feeds the watchdog every few seconds.
 HANG_SECONDS: Final = 180.0
@@ -65,7 +65,7 @@ class SupervisedTarget(ChildProcess):
     Args:
         settings: Of the target. The parent answers at the control socket while the coordinator
             waits to be started again.
-        fork: Starts a coordinator, told whether another one ran before. Raises OSError.
+        coordinate: The coordinator's process, told whether another one ran before.
         log: Of what happens to the coordinator, which logs all else by itself.
         heard: Those who are told of both.
         watch: Whether the coordinator is started again without a limit, also after an error.
@@ -74,7 +74,7 @@ class SupervisedTarget(ChildProcess):
     def __init__(
         self,
         settings: Settings,
-        fork: Callable[[bool], Child],
+        coordinate: Callable[[bool], int],
         log: EventLog,
         heard: Sequence[Listener],
         *,
@@ -89,7 +89,7 @@ class SupervisedTarget(ChildProcess):
         self.ready = False
         self.status = "starting"
         self.code = 0
-        self._fork = fork
+        self._coordinate = coordinate
         self.log = log
         self._heard = Listeners(heard)
         self.own = Listeners([log, *heard])
@@ -149,7 +149,8 @@ class SupervisedTarget(ChildProcess):
         self._started = self._alive = now
         self._spoke = self._said_goodbye = self._hangs = False
         self._last_line = self._reason = ""
-        self.begin(lambda: self._fork(self._restarts.count > 0))
+        again = self._restarts.count > 0
+        self.begin(partial(self._coordinate, again), f"ntt-{self.name}")
 
     def _take(self, message: Message | bytes, now: float) -> None:
         self._spoke = True
@@ -267,7 +268,7 @@ def run(
         targets = [
             SupervisedTarget(
                 one,
-                partial(_fork, one, watch, partial(reread, name)),
+                partial(_coordinate, one, watch, partial(reread, name)),
                 log,
                 listeners(name),
                 watch=watch,
@@ -331,10 +332,6 @@ def _reread(
     with suppress(ConfigError):  # Each coordinator tells of it.
         if changed := changed_targets([target.name for target in targets], names()):
             targets[0].own.event(start_needed(changed))
-
-
-def _fork(settings: Settings, watch: bool, reread: Callable[[], Settings], again: bool) -> Child:
-    return Fork(partial(_coordinate, settings, watch, reread, again), f"ntt-{settings.target}")
 
 
 def _coordinate(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -21,7 +21,6 @@ from ntt_backup.model import PendingEstimate
 from ntt_backup.process.child import ChildProcess
 from ntt_backup.process.memory import SharedNumber
 from ntt_backup.process.messages import Fatal, Message, ProcessEnded, Tick
-from ntt_backup.process.pipeline import Child, Fork
 from ntt_backup.upload.event_pipe import NOW
 from ntt_backup.upload.worker_main import GO, STOP, WorkerSpec, work
 
@@ -35,13 +34,6 @@ _PACK_SHARE_BYTES: Final = 64 * 1024 * 1024
 _BESIDE: Final = 2
 
 
-def fork_worker(spec: WorkerSpec) -> Child:
-    """Returns a worker process that waits for GO. Raises OSError where that cannot be."""
-    if spec.settings.remote.runs_receiver:
-        bundle()  # Made once, and not by each of the copies.
-    return Fork(partial(work, spec), f"ntt-worker {spec.worker}")
-
-
 class SupervisedWorker(ChildProcess):
     """A worker process with a bounded number of restarts.
 
@@ -49,18 +41,12 @@ class SupervisedWorker(ChildProcess):
     stalled: it has said nothing for longer than it may, see `mind_silence`.
     """
 
-    def __init__(
-        self,
-        spec: WorkerSpec,
-        backoff: Backoff,
-        fork: Callable[[WorkerSpec], Child] = fork_worker,
-    ) -> None:
+    def __init__(self, spec: WorkerSpec, backoff: Backoff) -> None:
         super().__init__()
         self.spec = spec
         self.due: float | None = 0.0
         self.restarts = Restarts(backoff, RESTARTS)
         self.stalled = False
-        self._fork = fork
         self._started = self._expected = self._quiet = 0.0
         self._said_goodbye = self._warned = self._spoke = False
 
@@ -79,7 +65,9 @@ class SupervisedWorker(ChildProcess):
     def prepare(self) -> None:
         """Starts the process early. The process connects to the remote, and waits for `start`."""
         if not self.running:
-            self.begin(partial(self._fork, self.spec))
+            if self.spec.settings.remote.runs_receiver:
+                bundle()  # Made once, and not by each of the copies.
+            self.begin(partial(work, self.spec), f"ntt-worker {self.worker}")
             self._said_goodbye = self._warned = False
 
     def ask(self, word: bytes, now: float) -> None:

@@ -53,11 +53,11 @@ class ChildProcess:
         """Returns the descriptors that become readable when the process says something or ends."""
         return [] if self._process is None else self._process.fds
 
-    def begin(self, fork: Callable[[], Child]) -> None:
-        """Starts a process. fork: returns it, or raises OSError."""
+    def begin(self, body: Callable[[], int], name: str) -> None:
+        """Starts a process that runs body, see `Fork`."""
         self._rest = b""
         try:
-            self._process = fork()
+            self._process = Fork(body, name)
         except OSError as error:
             self._stillborn = ProcessEnded(status=None, detail=error.strerror or str(error))
 
@@ -159,7 +159,7 @@ def run_helpers(
         for body in bodies:
             helpers.append(ChildProcess())
             stack.callback(helpers[-1].discard)
-            helpers[-1].begin(partial(Fork, partial(_write_reports, body), name))
+            helpers[-1].begin(partial(_write_reports, body), name)
         while helpers:
             at_once = 0.0 if any(not one.fds for one in helpers) else None
             wait_for(reading=[fd for one in helpers for fd in one.fds], timeout=at_once)

@@ -194,7 +194,7 @@ def test_a_process_that_cannot_be_started_is_a_warning(monkeypatch: pytest.Monke
     def no_memory(*_: object) -> None:
         raise OSError("no memory")
 
-    monkeypatch.setattr("ntt_backup.daemon.listeners.Fork", no_memory)
+    monkeypatch.setattr("ntt_backup.process.child.Fork", no_memory)
     process = ListenerProcess("test", dies)
     listener: Listener = process.of("one")
     for _ in range(2):

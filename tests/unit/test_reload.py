@@ -10,7 +10,7 @@ import pytest
 from ntt_backup import events
 from ntt_backup.config import Settings
 from ntt_backup.daemon.events import SettingsRead, SettingsRefused
-from ntt_backup.daemon.reload import read_again
+from ntt_backup.daemon.run_control import read_again
 from ntt_backup.errors import ConfigError
 from tests.unit.test_side_jobs import Job
 

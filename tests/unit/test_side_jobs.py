@@ -40,13 +40,14 @@ def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Says:
     """Sets what the next process in the place of the job says: messages, or a program."""
     path = tmp_path / "program.py"
 
-    def fork(body: Any, *_: object) -> Child:
-        return Child((sys.executable, str(path), str(body.args)))
+    def fork(body: Any, _name: str) -> Child:
+        work, _pace = body.args
+        return Child((sys.executable, str(path), str(work.args)))
 
     def say(*said: Message | str) -> None:
         path.write_text("\n".join(one if isinstance(one, str) else printing(one) for one in said))
 
-    monkeypatch.setattr("ntt_backup.daemon.side_jobs.fork", fork)
+    monkeypatch.setattr("ntt_backup.process.child.Fork", fork)
     return say
 
 
@@ -127,7 +128,7 @@ def test_a_dump_process_that_dies_or_cannot_start_has_failed_and_is_tried_again_
 
     says(DIES)
     if not starts:
-        monkeypatch.setattr("ntt_backup.daemon.side_jobs.fork", fork)
+        monkeypatch.setattr("ntt_backup.process.child.Fork", fork)
     dump = DumpJob(settings())
     begin(dump)
     (event,) = end(dump, now=5.0)

@@ -44,7 +44,7 @@ class Machine:
     told; logged: what the daemon itself writes into the log.
     """
 
-    def __init__(self, scripts: list[str], watch: bool, socket: Path) -> None:
+    def __init__(self, watch: bool, socket: Path) -> None:
         self.seen, self.logged = Ear(), Ear()
         self.now = 0.0
         log: Any = self.logged
@@ -56,7 +56,7 @@ class Machine:
         )
         self.target = SupervisedTarget(
             self.settings,
-            lambda _: Child(("/bin/sh", "-c", scripts.pop(0))),
+            lambda _: 0,
             log,
             [self.seen],
             watch=watch,
@@ -78,11 +78,17 @@ Make = Callable[..., Machine]
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Iterator[Make]:
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     made: list[Machine] = []
 
     def begin(*scripts: str, watch: bool = False) -> Machine:
-        made.append(Machine(list(scripts), watch, tmp_path / "control"))
+        left = list(scripts)
+
+        def fork(*_: object) -> Child:
+            return Child(("/bin/sh", "-c", left.pop(0)))
+
+        monkeypatch.setattr("ntt_backup.process.child.Fork", fork)
+        made.append(Machine(watch, tmp_path / "control"))
         return made[-1]
 
     yield begin
@@ -197,14 +203,16 @@ def test_one_that_is_stopped_stays_ended(make: Make, waits: bool) -> None:
     assert machine.target.code == 143
 
 
-def test_one_that_cannot_be_started_is_tried_again(make: Make) -> None:
-    def no_memory(_: bool) -> Child:
+def test_one_that_cannot_be_started_is_tried_again(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*_: object) -> Child:
         raise OSError(12, "Cannot allocate memory")
 
     machine = make(stop("done", 0))
-    fork, machine.target._fork = machine.target._fork, no_memory
-    machine.turn()
-    machine.target._fork = fork
+    with monkeypatch.context() as patched:
+        patched.setattr("ntt_backup.process.child.Fork", no_memory)
+        machine.turn()
     (event,) = machine.logged.events
     assert isinstance(event, TargetRestart)
     assert (event.status, event.detail) == (None, "Cannot allocate memory")

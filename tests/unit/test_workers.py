@@ -39,19 +39,20 @@ Start = Callable[..., SupervisedWorker]
 
 
 @pytest.fixture
-def start() -> Iterator[Start]:
-    """Starts a worker that does the scripts, one after the other, each time it is started, instead
-    of a spec; it is killed at the end.
+def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Starts a worker that does the scripts, one after the other, each time it is started; it is
+    killed at the end.
     """
     workers: list[SupervisedWorker] = []
 
     def make(*scripts: str) -> SupervisedWorker:
         left = list(scripts)
 
-        def fork(spec: WorkerSpec) -> Child:
+        def fork(*_: object) -> Child:
             return Child(("/bin/sh", "-c", left.pop(0)))
 
-        workers.append(SupervisedWorker(SPEC, Backoff(1, 60), fork))
+        monkeypatch.setattr("ntt_backup.process.child.Fork", fork)
+        workers.append(SupervisedWorker(SPEC, Backoff(1, 60)))
         workers[-1].start(0.0)
         return workers[-1]
 
