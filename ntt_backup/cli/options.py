@@ -38,12 +38,9 @@ class GivenPath(click.Path):
 
 
 def parsed(name: str, parse: Callable[[str], Any], needed: str) -> Callable[[str], Any]:
-    """Returns a click type for values that are read from text.
+    """Returns a click type for values that `parse` reads from text, or refuses by a ValueError.
 
-    Args:
-        name: The word that stands for the value in the help.
-        parse: Returns the value, or raises ValueError.
-        needed: The end of the error message "... is not".
+    name: The word that stands for the value in the help. needed: The end of "... is not".
     """
 
     def convert(text: str) -> Any:
@@ -108,12 +105,8 @@ def unless(name: str, text: str, parameter: str) -> Decorator:
 def value(name: str, kind: object, text: str, parameter: str = "", **attributes: Any) -> Decorator:
     """Returns an option with a value. The help shows the default, if there is one.
 
-    Args:
-        name: The option, such as `--from`.
-        kind: The type of the value; or, for a text, the word that stands for it in the help.
-        text: The help.
-        parameter: The name of the function's parameter, if it is not that of the option.
-        **attributes: Further arguments of `click.option`.
+    kind: The type of the value; or, for a text, the word that stands for it in the help.
+    parameter: The name of the function's parameter, if it is not that of the option.
     """
     attributes |= {"metavar": kind} if isinstance(kind, str) else {"type": kind}
     attributes.setdefault("show_default", bool(attributes.get("default")))

@@ -225,11 +225,7 @@ def snapshots(settings: Settings, *, reached: bool) -> CheckStep:
 
 
 def remote_reads(settings: Settings) -> CheckStep:
-    """Starts a receiver as `restore` does, and says which commands can read the remote.
-
-    Raises:
-        BackupError: The receiver cannot be started, and not for what the remote lacks.
-    """
+    """Starts a receiver as `restore` does, and says which commands can read the remote."""
     try:
         spec = SessionSpec.of(settings, f"check-{os.getpid()}", "read")
         receiver = ReceiverConnection(spec, messages.to_client(messages.READING))

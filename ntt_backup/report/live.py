@@ -51,12 +51,9 @@ _LETTERS: Final = " .:-=+*#@"
 
 
 def fit(console: Console) -> None:
-    """Gives the console the size of its terminal.
+    """Gives the console the size of its terminal. Raises OSError if the terminal has gone.
 
     Rich would ask stdin, which may be another terminal or none; and windows are resized.
-
-    Raises:
-        OSError: The terminal no longer exists.
     """
     size_now = os.get_terminal_size(console.file.fileno())
     if all(size_now):  # a terminal that does not know its size says 0

@@ -55,9 +55,6 @@ class WebServer(ThreadingMixIn, TCPServer):
     """Listens at an IP address and a port of this host, with a thread for each client.
 
     names: The host names that a request may use, besides the server's own names.
-
-    Raises:
-        OSError: The server cannot listen there.
     """
 
     allow_reuse_address = True

@@ -151,11 +151,7 @@ class _Report:
         said: Sequence[str],
         skipped: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Prints the tables, what was left out, and the verdict; writes everything to the file.
-
-        Raises:
-            ConfigError: The file cannot be written.
-        """
+        """Prints the tables, what was left out, and the verdict; writes everything to the file."""
         # A pipe has no width; tables must not be cut for it.
         console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
         for table in tables:

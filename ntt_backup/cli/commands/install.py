@@ -75,11 +75,7 @@ def install_service(uninstall: bool, root: Path, prefix: Path | None, program: s
 
 
 def _this_program(*, check: bool) -> str:
-    """Returns the path of this program.
-
-    Raises:
-        ConfigError: The user of the service could not start the program.
-    """
+    """Returns the path of this program. Raises ConfigError if the service could not start it."""
     program = Path(os.path.abspath(sys.argv[0]))
     closed = [one for one in program.resolve().parents if not one.stat().st_mode & stat.S_IXOTH]
     if check and closed:
