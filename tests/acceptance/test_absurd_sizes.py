@@ -22,8 +22,7 @@ def test_a_size_that_no_blob_can_have_fails_that_blob_alone(
     bad = [env.put_in_store(b"bad %d" % number) for number in range(len(sizes))]
     env.register(bad, sizes)
     env.write_config(run={"outage_timeout": 2, "attempts": 1})
-    result = env.run("run", "--strategy", strategy)
-    assert result.returncode == 7, result.stdout + result.stderr
+    env.run("run", "--strategy", strategy, expect=7)
     assert env.failures() == dict.fromkeys(bad, "wrong-size")
     assert env.copied() == set(good)
     assert {name.rpartition("/")[2] for name in env.on_remote()} == set(good)
@@ -40,9 +39,8 @@ def test_figures_of_absurd_sizes_can_be_had(env: Environment) -> None:
         assert status["copied_bytes"] + status["failed_bytes"] == MOST
     env.query("update blobs set remote_copied = false, remote_copy_failed = false")
     assert env.status()["pending"] == 8
-    result = env.call("run", "--dry-run")
-    assert result.returncode == 0, result.stderr
-    assert env.call("check").returncode == 0
+    env.call("run", "--dry-run", expect=0)
+    env.call("check", expect=0)
 
 
 def test_a_numeric_that_no_bigint_holds_fails_its_own_blob(env: Environment) -> None:
@@ -54,7 +52,7 @@ def test_a_numeric_that_no_bigint_holds_fails_its_own_blob(env: Environment) -> 
     for blobid, size in zip(bad, sizes, strict=True):
         env.query("insert into blobs (blobid, size) values (%s, %s::numeric)", blobid, size)
     assert env.status()["pending"] == 7
-    assert env.run("run").returncode == 7
+    env.run("run", expect=7)
     assert env.failures() == dict.fromkeys(bad, "wrong-size")
     assert env.copied() == set(good)
     assert env.status()["failed"] == 4

@@ -79,13 +79,11 @@ def test_a_scan_that_cannot_read_a_directory_ends_with_7(env: Environment) -> No
     (hidden, *_) = blobids
     env.path(hidden).parent.chmod(0)
 
-    done = env.run("scan")
-
-    assert done.returncode == 7, done.stderr
+    done = env.run("scan", expect=7)
     assert "1 stray: unreadable" in done.stdout
     assert {row[0] for row in env.query("select blobid from blobs")} == blobids - {hidden}
     env.path(hidden).parent.chmod(0o755)
-    assert env.call("scan").returncode == 0
+    env.call("scan", expect=0)
     assert {row[0] for row in env.query("select blobid from blobs")} == blobids
 
 
@@ -130,8 +128,7 @@ def test_whatever_is_wrong_with_a_blob_stays_its_own_trouble(env: Environment) -
 
     assert_failed(env, first.returncode, bad)
 
-    again = env.run("run", "--once")
-    assert again.returncode == 0
+    env.run("run", "--once", expect=0)
     assert env.failures() == bad
 
     env.query("update blobs set size = null where blobid = %s", blobs[2])
@@ -143,9 +140,7 @@ def test_whatever_is_wrong_with_a_blob_stays_its_own_trouble(env: Environment) -
         path.write_bytes(content[path.name])
     requeued = env.run("requeue")
     assert "10 blobs" in requeued.stdout
-    mended = env.run("run", "--once")
-
-    assert mended.returncode == 0, mended.stdout
+    env.run("run", "--once", expect=0)
     assert env.failures() == {}
     assert env.query("select * from ntt_backup.failures") == []
     elsewhere.unlink()
@@ -184,8 +179,7 @@ def partly_mounted(env: Environment, count: int) -> Iterator[set[str]]:
 def test_a_run_ends_with_2_when_most_of_the_store_is_missing(env: Environment) -> None:
     env.write_config(run={"workers": 2, "batch_size": 300})
     with partly_mounted(env, 4500) as there:
-        done = env.run("run", "--once")
-        assert done.returncode == 2, done.stdout
+        done = env.run("run", "--once", expect=2)
         assert "most of the store cannot be read" in done.stdout + done.stderr
         assert "run.max_failed_share" in done.stdout
         assert set(env.failures().values()) <= {"missing"}
@@ -193,8 +187,8 @@ def test_a_run_ends_with_2_when_most_of_the_store_is_missing(env: Environment) -
         assert env.copied() <= there
         (stop,) = env.events("run_stop")
         assert (stop["outcome"], stop["exit_code"]) == ("error", 2)
-    assert env.run("requeue", "--reason", "missing").returncode == 0
-    assert env.run("run", "--once").returncode == 0
+    env.run("requeue", "--reason", "missing", expect=0)
+    env.run("run", "--once", expect=0)
     env.assert_complete()
 
 
@@ -272,7 +266,7 @@ def test_a_blob_that_the_remote_cannot_place_ends_alone(env: Environment, strate
 
     (env.remote.local / "by-hash" / relative_path(directory)).rmdir()
     env.run("requeue", "--reason", "remote-rejected")
-    assert env.run("run", "--once").returncode == 0
+    env.run("run", "--once", expect=0)
     env.assert_complete()
 
 
@@ -291,7 +285,7 @@ def test_what_is_no_blobid_is_failed_and_never_a_path(env: Environment) -> None:
     assert not Path("/tmp/ntt-was-here").exists()
     assert "\x1b" not in done.stdout
     assert len(done.stdout.splitlines()) < len(MALFORMED) + 5
-    assert env.run("run", "--once").returncode == 0
+    env.run("run", "--once", expect=0)
 
 
 # --- odd, but not bad
@@ -308,9 +302,7 @@ def test_odd_files_arrive_as_ordinary_ones(env: Environment) -> None:
         os.utime(env.path(blobid), (moment, moment))
     os.link(env.path(blobs[3]), env.root / "another name")
 
-    done = env.run("run", "--once")
-
-    assert done.returncode == 0, done.stdout
+    env.run("run", "--once", expect=0)
     env.assert_complete()
     top = env.remote.local / "by-hash"
     modes = {(path.is_dir(), path.stat().st_mode & 0o7777) for path in [top, *top.rglob("*")]}
@@ -328,8 +320,7 @@ def test_a_blob_beyond_two_gigabytes_arrives(env: Environment) -> None:
     env.path(blobid).parent.mkdir(parents=True)
     hollow.rename(env.path(blobid))
     env.register([blobid], [size])
-    result = env.run("run")
-    assert result.returncode == 0, result.stderr
+    env.run("run", expect=0)
     arrived = env.remote_path(blobid)
     assert blake3().update_mmap(arrived).hexdigest() == blobid
     assert env.copied() == {blobid}

@@ -23,8 +23,7 @@ RESTORED = ("back", "restore-pipe-zst", 2)
 def report(env: Environment, *args: str) -> dict[str, Any]:
     """What a bench wrote, once it has ended well."""
     file = env.root / "report.json"
-    result = env.run("bench", *args, "--json", str(file))
-    assert result.returncode == 0, result.stderr + result.stdout
+    result = env.run("bench", *args, "--json", str(file), expect=0)
     answer: dict[str, Any] = json.loads(file.read_text())
     assert answer["verdict"] == [
         line[2:] for line in result.stdout.splitlines() if line.startswith("* ")
@@ -62,7 +61,7 @@ def test_link_reports_every_figure_and_leaves_nothing(
 def test_strategies_beside_a_backup_leave_it_as_it_was(env: Environment) -> None:
     env.write_config(run={"workers": 2})
     blobs = env.fill(30, size=lambda chance: chance.randrange(900))
-    assert env.run("run", "--once").returncode == 0
+    env.run("run", "--once", expect=0)
     before = env.on_remote()
     few = ("--only", "tar,tar-pipe", "--workers", "1")
     found = report(env, "strategies", *SHORT, *few)
@@ -96,8 +95,7 @@ def test_remote_without_room_is_an_error_before_anything_is_sent(
     env.put(os.urandom(FULL_SIZE))
     env.remote = remote.full_directory()
     env.write_config(remote={"path": env.remote.path})
-    result = env.call("bench", "strategies", *SHORT, "--sample", "1GB")
-    assert result.returncode == 6
+    result = env.call("bench", "strategies", *SHORT, "--sample", "1GB", expect=6)
     assert "the remote has no room for the sample" in result.stderr
     assert_untouched(env)
 
@@ -166,8 +164,7 @@ def test_bucket_that_refuses_to_delete_is_filled_only_where_that_is_accepted(
     with S3Proxy(env.server) as proxy:
         proxy.trouble("delete", status(403, "AccessDenied"), times=1000)
         env.through_endpoint(proxy.endpoint)
-        refused = env.run("bench", *few)
-        assert refused.returncode == 2
+        refused = env.run("bench", *few, expect=2)
         assert (
             "what a bench sends would stay in this bucket: it refuses to delete" in refused.stderr
         )
@@ -190,16 +187,14 @@ def test_sample_does_not_go_unsealed_where_all_is_to_be_sealed(
     env = bucket_env
     env.fill(3)
     env.write_config(pack={"recipients": [Person.new().public]})
-    refused = env.run("bench", "strategies", *SHORT, "--only", "packs-none")
-    assert refused.returncode == 2
+    refused = env.run("bench", "strategies", *SHORT, "--only", "packs-none", expect=2)
     assert "what a bench sends is not sealed" in refused.stderr
     assert in_bucket(env) == []
 
 
 def test_empty_catalog_is_an_error(env: Environment) -> None:
     env.put_in_store(b"unknown to the catalog")
-    result = env.call("bench", "strategies", *SHORT)
-    assert result.returncode == 2
+    result = env.call("bench", "strategies", *SHORT, expect=2)
     assert "there is nothing to draw a sample from" in result.stderr
 
 
@@ -217,6 +212,5 @@ def test_empty_catalog_is_an_error(env: Environment) -> None:
 def test_wrong_options_are_errors_before_anything_is_done(
     env: Environment, args: tuple[str, ...], words: str
 ) -> None:
-    result = env.call("bench", *args)
-    assert result.returncode == 2
+    result = env.call("bench", *args, expect=2)
     assert words in result.stderr

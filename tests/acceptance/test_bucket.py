@@ -21,21 +21,18 @@ def test_a_first_run_a_second_one_and_one_with_more(bucket_env: BucketEnvironmen
     env = bucket_env
     env.fill(300)
 
-    first = env.run("run")
-
-    assert first.returncode == 0, first.stdout + first.stderr
+    env.run("run", expect=0)
     env.assert_complete()
     assert len(env.packs()) == 1
     (told,) = env.events("batch_complete")
     assert told["pack"] in env.packs()
     assert env.events("worker_start")[0]["strategy"] == "packs"
     before = set(env.packs())
-    second = env.run("run")
-    assert second.returncode == 0, second.stdout
+    env.run("run", expect=0)
     assert set(env.packs()) == before
     env.put(b"one more")
     env.put(random.Random(5).randbytes(LARGE))
-    assert env.run("run").returncode == 0
+    env.run("run", expect=0)
     env.assert_complete()
     assert len(env.packs()) == 2
     status = env.status()
@@ -47,23 +44,21 @@ def test_a_first_run_a_second_one_and_one_with_more(bucket_env: BucketEnvironmen
     env.write_config(run={"strategy": "tar"})
     shown = env.call("status").stdout
     assert re.search(r"on the target +2 packs, .*; 1 large blob as files of their own", shown)
-    assert env.call("requeue").returncode == 0
+    env.call("requeue", expect=0)
 
 
 def test_check_looks_at_all_that_a_run_needs(bucket_env: BucketEnvironment) -> None:
     env = bucket_env
     env.fill(3)
 
-    done = env.call("check")
-
-    assert done.returncode == 0, done.stdout
+    done = env.call("check", expect=0)
     assert re.search(r"^ok +remote +s3://.*strategy packs", done.stdout, re.MULTILINE)
     assert re.search(r"^ok +store +s3://.*/format.json will be made", done.stdout, re.MULTILINE)
     # The server's policies know no condition on deleting for the sender.
     warned = r"^warning +transfer .*not append-only: .* allowed \(docs/object-stores.md\)"
     assert re.search(warned, done.stdout, re.MULTILINE)
     assert env.on_remote() == {}
-    assert env.run("run").returncode == 0
+    env.run("run", expect=0)
     assert " will be made" not in env.call("check").stdout
 
 
@@ -71,15 +66,13 @@ def test_wrong_credentials_and_a_missing_bucket_end_with_5(bucket_env: BucketEnv
     env = bucket_env
     env.fill(3)
     as_reader(env)
-    assert env.run("run").returncode == 5
+    env.run("run", expect=5)
     env.environ = {**env.server.sender.environment, "AWS_SECRET_ACCESS_KEY": "wrong"}
-    wrong = env.run("run")
-    assert wrong.returncode == 5
+    wrong = env.run("run", expect=5)
     assert "does not accept the credentials" in wrong.stdout
     env.environ = {}
     env.write_config(remote={"url": "s3://no-such-bucket/backup"})
-    missing = env.run("run")
-    assert missing.returncode == 5, missing.stdout
+    missing = env.run("run", expect=5)
     assert "no such bucket" in missing.stdout
     # Nothing was copied, so there is nothing that verify asks for.
     looked = env.call("verify")
@@ -109,9 +102,7 @@ def test_what_is_killed_is_finished(bucket_env: BucketEnvironment, victim: str) 
     env.assert_nothing_half()
 
     env.write_config(run={"bwlimit": "1GB/s"})
-    done = env.run("run")
-
-    assert done.returncode == 0, done.stdout
+    env.run("run", expect=0)
     env.assert_complete()
 
 
@@ -123,17 +114,17 @@ def test_a_run_that_watches_sends_what_comes_but_nothing_while_it_is_paused(
     env.put(b"first")
     with env.running("run", "--watch") as run:
         env.await_copied(env.copied() | {env.put(b"second")})
-        assert env.call("bwlimit", "4MB/s").returncode == 0
+        env.call("bwlimit", "4MB/s", expect=0)
         third = env.put(random.Random(3).randbytes(16_000_000))
         wait_until(env.litter, "an upload that is under way")
-        assert env.call("pause").returncode == 0
-        assert env.call("bwlimit", "off").returncode == 0
+        env.call("pause", expect=0)
+        env.call("bwlimit", "off", expect=0)
         fourth = env.put(b"fourth")
         env.call("now")
         await_silence(lambda: env.status()["daemon"]["state"]["sent"])
         assert env.litter()
         assert env.copied().isdisjoint({third, fourth})
-        assert env.call("resume").returncode == 0
+        env.call("resume", expect=0)
         env.await_copied({third, fourth})
         run.send_signal(signal.SIGTERM)
         assert run.wait(PATIENCE) == 128 + signal.SIGTERM
@@ -145,7 +136,7 @@ def test_a_run_that_watches_sends_what_comes_but_nothing_while_it_is_paused(
 def test_check_tells_that_the_newest_pack_is_not_there(bucket_env: BucketEnvironment) -> None:
     env = bucket_env
     env.fill(5)
-    assert env.run("run").returncode == 0
+    env.run("run", expect=0)
     (key,) = env.packs()
     assert f"lacks the pack {key}" not in env.run("check").stdout
     env.bucket.delete(key)

@@ -42,8 +42,7 @@ def test_trouble_that_passes_is_waited_out(
     with S3Proxy(env.server) as proxy:
         env.through_endpoint(proxy.endpoint)
         proxy.trouble(kind, trouble, times=times, when=is_pack)
-        done = env.run("run")
-        assert done.returncode == 0, done.stdout
+        env.run("run", expect=0)
         sent = proxy.requests
     assert env.failures() == {}
     if kind == "complete":
@@ -52,7 +51,7 @@ def test_trouble_that_passes_is_waited_out(
         env.assert_nothing_half()
         env.through_endpoint(str(env.place.endpoint))
         env.put(b"more")
-        assert env.run("run").returncode == 0
+        env.run("run", expect=0)
     env.assert_complete()
 
 
@@ -77,7 +76,7 @@ def test_trouble_that_stays_ends_the_run_and_fails_no_blob(
         assert env.copied() == set()
         assert env.failures() == {}
         proxy.peace()
-        assert env.run("run").returncode == 0
+        env.run("run", expect=0)
     env.assert_complete()
 
 
@@ -110,7 +109,7 @@ def test_a_killed_run_after_its_last_request_sends_nothing_again(
     assert env.copied() == set()
     with S3Proxy(env.server) as proxy:
         env.through_endpoint(proxy.endpoint)
-        assert env.run("run").returncode == 0
+        env.run("run", expect=0)
         sent = [key for kind, key in proxy.seen if kind in ("part", "put")]
         assert [key for key in sent if is_pack(key)] == []
     env.assert_complete()

@@ -25,7 +25,7 @@ def backup(bucket_env: BucketEnvironment) -> BucketEnvironment:
     env.environ["XDG_CACHE_HOME"] = str(env.root / "cache")
     for seed in (1, 2):
         env.fill(100, seed=seed)
-        assert env.run("run").returncode == 0
+        env.run("run", expect=0)
     return env
 
 
@@ -56,7 +56,7 @@ def damage(env: BucketEnvironment, key: str, place: int) -> None:
 def test_all_comes_back_from_the_bucket_alone(backup: BucketEnvironment) -> None:
     env = backup
     env.fill(1, size=lambda _: 66 * MIB)
-    assert env.run("run").returncode == 0
+    env.run("run", expect=0)
     expected, back = env.in_store(), env.root / "back"
     env.write_config(catalog={"url": "postgresql://nobody@127.0.0.1:1/none"})
     env.store.rename(env.root / "lost")
@@ -86,7 +86,7 @@ def test_what_is_damaged_is_found_and_mended_by_the_next_run(
     way = ["--download"] if place else []
     found = call(env, "verify", *way, code=7)
     assert found["requeued"] == len(env.in_store()) - len(env.copied()) > 0
-    assert env.run("run").returncode == 0
+    env.run("run", expect=0)
 
     assert call(env, "verify", "--download")["wrong"] == {}
     # A pack whose table is damaged lies there for ever, and others have its blobs now.
@@ -114,8 +114,8 @@ def test_what_is_sealed_comes_back_by_the_identity_alone(
     )
     del env.environ["NTT_PACK_IDENTITY_FILE"]
 
-    assert env.run("run").returncode == 0
-    assert env.call("dump").returncode == 0
+    env.run("run", expect=0)
+    env.call("dump", expect=0)
 
     names = [one.key for one in env.bucket.list("")]
     assert {name.rpartition(".")[2] for name in names} == {"json", "age"}
@@ -124,8 +124,7 @@ def test_what_is_sealed_comes_back_by_the_identity_alone(
     assert call(env, "verify")["checked"] == count
     back = str(env.root / "back")
     for words in (("restore", "--to", back), ("verify", "--download"), ("reconcile",)):
-        refused = env.call(*words)
-        assert refused.returncode == 2
+        refused = env.call(*words, expect=2)
         assert "no identity is given" in refused.stderr
         assert len(refused.stderr.strip().splitlines()) <= 2
     identity = ("--identity", str(key))

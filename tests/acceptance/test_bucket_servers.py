@@ -53,20 +53,18 @@ def test_all_is_sent_checked_and_comes_back(env: BucketEnvironment, tmp_path: Pa
 
     # A second check and a second run meet what the first trial has left.
     for _ in range(2):
-        checked = env.call("check")
-        assert checked.returncode == 0, checked.stdout + checked.stderr
-        assert env.run("run").returncode == 0
+        env.call("check", expect=0)
+        env.run("run", expect=0)
         env.put(b"more" + bytes([len(env.in_store())]))
-    assert env.run("run").returncode == 0
+    env.run("run", expect=0)
 
     assert env.on_remote() == env.in_store()
     assert env.copied() == {Path(name).name for name in env.in_store()}
     for way in ((), ("--download",)):
-        verified = env.call("verify", *way)
-        assert verified.returncode == 0, verified.stdout + verified.stderr
+        env.call("verify", *way, expect=0)
     restored = tmp_path / "restored"
     restored.mkdir()
-    assert env.call("restore", "--to", str(restored)).returncode == 0
+    env.call("restore", "--to", str(restored), expect=0)
     names = {path.name for path in restored.rglob("*") if path.is_file()}
     assert names == {Path(name).name for name in env.in_store()}
 
@@ -77,7 +75,7 @@ def test_an_object_of_the_same_size_in_the_place_of_a_pack_is_noticed(
     if "gofakes3" in request.node.name:
         pytest.skip("gofakes3 goes on telling the SHA-256 of the object that was there before")
     env.fill(40)
-    assert env.run("run").returncode == 0
+    env.run("run", expect=0)
     (pack,) = packs_of(packs_in(env.bucket))
     key = f"{env.place.prefix}/{pack.key}"
     env.server.client().put_object(Bucket=env.place.bucket, Key=key, Body=bytes(pack.size))
@@ -97,11 +95,9 @@ def test_s3rver_which_cannot_list_page_by_page_is_refused_in_one_line(
         s3_servers.as_account(monkeypatch, server.owner)
         with environment(tmp_path, catalog_url, server) as env:
             env.fill(3)
-            assert env.run("run").returncode == 0
+            env.run("run", expect=0)
 
-            done = env.call("check")
-
-            assert done.returncode == 5
+            done = env.call("check", expect=5)
             (line,) = [one for one in done.stdout.splitlines() if one.startswith("FAILED")]
             assert "the object store reports an error of its own" in line
 

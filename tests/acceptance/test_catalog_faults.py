@@ -60,8 +60,7 @@ def test_every_command_ends_with_4_without_a_database(env: Environment, postgres
     env.fill(3)
     postgres.stop()
     for command in ("run", "check", "status", "requeue", "init-db", "scan"):
-        result = env.run(command)
-        assert result.returncode == 4, (command, result.stdout, result.stderr)
+        result = env.run(command, expect=4)
         assert "the catalog is not available" in result.stdout + result.stderr
         assert "Traceback" not in result.stderr
     assert env.events("worker_start") == []

@@ -47,9 +47,7 @@ def test_a_working_setup_passes_every_step(env: Environment) -> None:
     env.fill(10)
     assert env.call("init-db").returncode == 0  # It makes the host key.
 
-    done = env.call("check")
-
-    assert done.returncode == 0, done.stdout
+    done = env.call("check", expect=0)
     assert done.stderr == ""
     found = verdicts(done.stdout)
     # Whether the remote has BLAKE3 is for test_first_day.py.
@@ -71,9 +69,7 @@ def test_pending_blobs_that_cannot_be_sent_are_counted_by_reason(env: Environmen
     env.path(cut).write_bytes(b"short")
     env.query("update blobs set size = 1000 where blobid = %s", cut)
 
-    done = env.call("check")
-
-    assert done.returncode == 0, done.stdout
+    done = env.call("check", expect=0)
     said = line(done.stdout, "pending")
     assert said.startswith("warning")
     assert "2 of 8 pending blobs looked at cannot be sent: 1 missing, 1 wrong-size" in said
@@ -99,9 +95,7 @@ def test_a_store_that_has_no_pending_blob_is_reported(env: Environment) -> None:
         env.path(blobid).unlink()
     env.put_in_store(b"another")
 
-    done = env.call("check")
-
-    assert done.returncode == 0, done.stdout
+    done = env.call("check", expect=0)
     assert f"none of 3 pending blobs looked for is in {env.store}" in line(done.stdout, "pending")
 
 
@@ -158,8 +152,7 @@ def test_an_unusable_staging_directory_fails_check_and_run_alike(
 ) -> None:
     env.fill(3)
     no_scratch_space(env)
-    done = env.run(command)
-    assert done.returncode == 6, done.stdout
+    done = env.run(command, expect=6)
     assert ".ntt-incoming" in done.stdout
 
 
@@ -205,9 +198,7 @@ def test_a_full_remote_shows_in_the_trial_transfer(env: Environment, remote: Ssh
     filled = remote.run(f"head -c {FULL_SIZE} /dev/zero >{env.remote.path}/ballast; true")
     assert filled.returncode == 0
 
-    done = env.call("check")
-
-    assert done.returncode == 6, done.stdout
+    done = env.call("check", expect=6)
     ((said, hint),) = failed(done.stdout).values()
     assert "full" in said
     assert hint
@@ -219,9 +210,7 @@ def test_all_that_is_wrong_is_shown_and_the_first_gives_the_exit_code(env: Envir
     for broken in (no_log, no_store, no_database, no_sshd):
         broken(env)
 
-    done = env.call("check")
-
-    assert done.returncode == 2, done.stdout
+    done = env.call("check", expect=2)
     assert failed(done.stdout).keys() == {"log", "source", "catalog", "remote"}
 
 
@@ -238,9 +227,7 @@ def test_hanging_remote_storage_is_reported(env: Environment, remote: Sshd, star
     sync.chmod(0o755)
     startup.write_text(f"PATH={tools.path}:$PATH\n")
 
-    done = env.call("check")
-
-    assert done.returncode == 5, done.stdout
+    done = env.call("check", expect=5)
     said, hint = failed(done.stdout)["transfer"]
     assert "waited" in said
     assert hint

@@ -18,7 +18,7 @@ def test_each_check_is_noted_with_what_it_found(
     env.write_config(dump={"bin": str(postgres.programs)})
     lost, *_ = env.fill_both(5)
     env.send_all()
-    assert env.call("dump").returncode == 0
+    env.call("dump", expect=0)
     scratch = ("--scratch", str(env.root / "scratch"), "--database", database_url)
 
     calls = [env.call("drill", *scratch)]
@@ -82,5 +82,5 @@ def test_a_call_that_is_refused_for_its_arguments_is_no_failed_check(env: Enviro
         assert done.returncode == code, (command, done.stderr)
     env.settings["source"]["root"] = str(env.root / "nowhere")
     env.write_config()
-    assert env.call("verify", "--local").returncode == 2
+    env.call("verify", "--local", expect=2)
     assert notes(env) == []

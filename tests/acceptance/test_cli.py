@@ -92,8 +92,7 @@ def test_a_command_loads_nothing_that_only_others_need(
 def test_a_wrong_command_line_is_refused_and_nothing_is_done(
     env: Environment, args: list[str], said: str
 ) -> None:
-    result = env.call(*args)
-    assert result.returncode == 2
+    result = env.call(*args, expect=2)
     assert said in result.stderr
     assert result.stdout == ""
     assert not env.log.exists()
@@ -101,8 +100,7 @@ def test_a_wrong_command_line_is_refused_and_nothing_is_done(
 
 def test_a_misspelt_variable_is_reported(env: Environment) -> None:
     env.environ["NTT_WORKRES"] = "3"
-    result = env.call("status")
-    assert result.returncode == 0
+    result = env.call("status", expect=0)
     assert "NTT_WORKRES has no effect; did you mean NTT_WORKERS?" in result.stderr
 
 
@@ -191,8 +189,7 @@ def test_letters_outside_the_output_encoding_are_escaped(env: Environment, comma
     env.query("insert into ntt_backup.failures values ('remote', 'x', '\u0441\u043a')")
     env.query("insert into blobs (blobid, remote_copy_failed) values ('x', true)")
     env.environ["PYTHONIOENCODING"] = "latin-1"
-    result = env.run(*command.split())
-    assert result.returncode == 0, result
+    result = env.run(*command.split(), expect=0)
     assert "\\u0441\\u043a" in result.stdout
 
 
@@ -217,8 +214,7 @@ def test_scan_writes_strays_to_a_file_and_registers_none(env: Environment) -> No
     (env.store / "lost+found").mkdir()
     found = env.root / "strays"
     found.write_text("of an earlier scan\n")
-    result = env.call("scan", "--strays", str(found))
-    assert result.returncode == 0
+    env.call("scan", "--strays", str(found), expect=0)
     assert [row[0] for row in env.query("select blobid from blobs")] == [blobid]
     lines = [json.loads(line) for line in found.read_text().splitlines()]
     assert any("notes.txt" in line["path"] for line in lines)
@@ -232,12 +228,12 @@ def test_a_continued_scan_adds_to_the_file_of_strays(env: Environment) -> None:
         (env.store / directory).mkdir(parents=True, exist_ok=True)
         (env.store / directory / "stray").touch()
     found = env.root / "strays"
-    assert env.call("scan", "--strays", str(found)).returncode == 0
+    env.call("scan", "--strays", str(found), expect=0)
     both = found.read_text().splitlines()
     assert len(both) == 2
     found.write_text(both[0] + "\n")
     env.query("update ntt_backup.scans set directory = '88/88', finished_at = null")
-    assert env.call("scan", "--strays", str(found)).returncode == 0
+    env.call("scan", "--strays", str(found), expect=0)
     assert found.read_text().splitlines() == both
 
 
@@ -245,8 +241,7 @@ def test_a_continued_scan_adds_to_the_file_of_strays(env: Environment) -> None:
 def test_strays_that_cannot_be_written_end_the_scan(env: Environment, place: str) -> None:
     env.put_in_store(b"a blob")
     (env.store / "stray").touch()
-    result = env.call("scan", "--strays", place)
-    assert result.returncode == 2
+    result = env.call("scan", "--strays", place, expect=2)
     assert f"cannot write {place}: " in result.stderr
     assert "unforeseen" not in result.stderr
 
@@ -259,8 +254,7 @@ def test_status_has_one_line_for_each_row_without_a_terminal(env: Environment) -
 
 def test_status_exact_estimates_nothing(env: Environment) -> None:
     env.put(b"one")
-    result = env.call("status", "--exact", "--json")
-    assert result.returncode == 0
+    result = env.call("status", "--exact", "--json", expect=0)
     assert json.loads(result.stdout) == env.status()
     assert json.loads(result.stdout)["estimated"] == []
     assert "about" not in env.call("status").stdout
@@ -279,13 +273,12 @@ def test_every_run_reports_failed_blobs_until_they_are_requeued(env: Environment
 
     env.put(b"more")
     for flags in (["--quiet"], []):
-        later = env.run("run", *flags)
-        assert later.returncode == 0
+        later = env.run("run", *flags, expect=0)
         assert "1 blob is still failed: " in later.stderr + later.stdout
     told = env.events("still_failed")
     assert [(event["level"], event["blobs"]) for event in told] == [("warning", 1)] * 3
 
-    assert env.call("requeue").returncode == 0
+    env.call("requeue", expect=0)
     env.put_in_store(b"missing")
     last = env.run("run", "--quiet")
     assert (last.returncode, last.stdout, last.stderr) == (0, "", "")

@@ -13,12 +13,10 @@ def test_a_second_coordinator_is_turned_away(env: Environment) -> None:
     env.fill(5)
     with env.locked_catalog() as release, env.running("run") as run:
         env.await_event("run_start")
-        second = env.run("run")
-        assert second.returncode == 3
+        second = env.run("run", expect=3)
         assert f"PID {run.pid}" in second.stderr
         assert "hint: " in second.stderr
-        check = env.run("check")
-        assert check.returncode == 3
+        check = env.run("check", expect=3)
         assert f"PID {run.pid}" in check.stdout
         release()
         assert run.wait(PATIENCE) == 0, env.output()
@@ -31,7 +29,7 @@ def test_two_targets_run_at_the_same_time(env: Environment) -> None:
     elsewhere = env.sshd.directory()
     beside = env.beside("other")
     beside.write_config(**{"targets.other": {"host": env.sshd.alias, "path": elsewhere.path}})
-    assert beside.run("--target", "other", "init-db").returncode == 0
+    beside.run("--target", "other", "init-db", expect=0)
     with (
         env.locked_catalog() as release,
         env.running("run") as run,
@@ -74,8 +72,7 @@ def test_more_workers_than_the_database_has_room_for(env: Environment) -> None:
     blobids = env.fill(250)
     workers = CONNECTIONS + 4
     env.write_config(run={"workers": workers, "batch_size": 20})
-    result = env.run("run")
-    assert result.returncode == 0, result.stderr
+    env.run("run", expect=0)
     assert _copied(env) == len(blobids)
     assert len(env.events("worker_stop")) == workers
     assert env.failures() == {}

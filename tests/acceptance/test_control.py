@@ -24,8 +24,7 @@ from tests.helpers.waiting import PATIENCE, await_silence, wait_until
 
 
 def told(env: Environment, *command: str) -> dict[str, Any]:
-    result = env.call(*command, "--json")
-    assert result.returncode == 0, result.stderr
+    result = env.call(*command, "--json", expect=0)
     said: dict[str, Any] = json.loads(result.stdout)
     return said
 
@@ -121,8 +120,7 @@ def test_a_daemon_is_paused_limited_hurried_and_stopped(env: Environment, link: 
     assert [event["do"] for event in env.events("asked")] == ["now", "stop"]
     for kind in ("outage", "worker_stall", "batch_retry", "error"):
         assert env.events(kind) == []
-    gone = env.call("pause")
-    assert gone.returncode == 8
+    gone = env.call("pause", expect=8)
     assert "no daemon runs for target" in gone.stderr
     assert not Path(f"{env.lock}.sock").exists()
 

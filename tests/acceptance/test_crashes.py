@@ -48,7 +48,7 @@ def test_a_worker_that_dies_again_and_again_ends_the_run(env: Environment) -> No
     assert error["hint"]
     assert env.events("run_stop")[0]["outcome"] == "error"
     assert env.processes() == {}
-    assert env.run("run").returncode == 0
+    env.run("run", expect=0)
     env.assert_complete()
 
 
@@ -123,6 +123,6 @@ def test_a_run_killed_at_random_moments_is_completed_by_the_next(
     # What a killed preflight left is removed by a later one, once it is an hour old.
     for left in env.remote.local.glob(".ntt-check-*"):
         os.utime(left, (0, 0))
-    assert env.run("run").returncode == 0
+    env.run("run", expect=0)
     assert env.failures() == {}
     env.assert_complete()

@@ -21,7 +21,7 @@ def backed_up(env: Environment, postgres: Postgres) -> Environment:
     env.fill_both(60, size=lambda chance: chance.randrange(1, 20_000))
     env.fill(5, seed=2, size=lambda chance: chance.randrange(1, 20_000))
     env.register([f"{number:064x}" for number in range(3)])  # never were in the store
-    assert env.call("dump").returncode == 0
+    env.call("dump", expect=0)
     env.put(b"younger than the dump")
     env.send_all()
     env.query("update blobs set remote_copy_failed = true where remote_copied is not true")
@@ -71,7 +71,7 @@ def test_the_first_days_drill_is_proved(
     """With the settings as they are: the first dump is made before anything is copied."""
     env.write_config(run={"skip_pgdump": False}, dump={"bin": str(postgres.programs)})
     blobs = len(env.fill(20))
-    assert env.call("run").returncode == 0
+    env.call("run", expect=0)
     found = drilled(env, database_url, code=0)
     assert (found["copied"], found["right"]) == (blobs, blobs)
 
@@ -85,7 +85,7 @@ def test_a_series_of_dumps_is_proved_by_its_last_increment(
     for _ in range(3):
         env.put(b"one more")
         before = {*env.remote.local.glob("pgdump/*.dump")}
-        assert env.call("dump", "--force").returncode == 0
+        env.call("dump", "--force", expect=0)
     # Not the last by name, where two began in one second.
     (last,) = {*env.remote.local.glob("pgdump/*.dump")} - before
     assert json.loads(Path(f"{last}.json").read_text())["base"]
@@ -106,9 +106,7 @@ def test_lost_and_wrong_remote_blobs_are_reported(
     content[-1] ^= 1
     env.remote_path(rotten).write_bytes(content)
 
-    done = env.call("drill", "--scratch", str(back(env)), "--database", database_url)
-
-    assert done.returncode == 7, done.stderr
+    done = env.call("drill", "--scratch", str(back(env)), "--database", database_url, expect=7)
     assert "NOT PROVED" in done.stdout
     assert "1 remote-corrupt: not restored" in done.stdout
     assert "copied according to the catalog, but not restored" in done.stdout
@@ -124,11 +122,9 @@ def test_a_copied_row_without_a_blobid_is_reported_as_lost(
     names = [f"{'AB' * 32}", "\x1b[2Jall is well"]
     for name in names:
         env.query("insert into blobs (blobid, remote_copied) values (%s, true)", name)
-    assert env.call("dump").returncode == 0
+    env.call("dump", expect=0)
 
-    done = env.call("drill", "--scratch", str(back(env)), "--database", database_url)
-
-    assert done.returncode == 7, done.stderr
+    done = env.call("drill", "--scratch", str(back(env)), "--database", database_url, expect=7)
     assert "NOT PROVED" in done.stdout
     assert "2 copied according to the catalog, but not restored" in done.stdout
     assert names[0] in done.stdout
@@ -140,7 +136,7 @@ def test_a_damaged_newer_dump_proves_nothing(backed_up: Environment, database_ur
     env = backed_up
     place = env.remote.local / "pgdump"
     (old,) = place.glob("*.dump")
-    assert env.call("dump", "--force").returncode == 0
+    env.call("dump", "--force", expect=0)
     # Not the last by name, where both began in one second.
     (new,) = {*place.glob("*.dump")} - {old}
     new.write_bytes(new.read_bytes()[:-1] + b"!")
@@ -165,7 +161,7 @@ def test_a_catalog_that_calls_nothing_copied_proves_nothing(
     env.write_config(dump={"bin": str(postgres.programs)})
     env.fill_both(5)
     env.query(loss)
-    assert env.call("dump", "--force").returncode == 0
+    env.call("dump", "--force", expect=0)
     found = drilled(env, database_url, code=7)
     assert (found["right"], found["rows"], found["lost"]) == (5, rows, 0)
 
@@ -177,8 +173,7 @@ def test_unusable_scratch_space_is_refused_before_the_catalog_is_restored(
     (env.root / "file").touch()
     for scratch in ("no/such", "loop", "loop/new", "file/new", "file"):
         place = str(env.root / scratch)
-        done = env.call("drill", "--scratch", place, "--database", database_url)
-        assert done.returncode == 2, (scratch, done.stderr)
+        done = env.call("drill", "--scratch", place, "--database", database_url, expect=2)
         assert f"cannot use {place}" in done.stderr
 
 
@@ -212,8 +207,7 @@ def test_used_directories_and_databases_are_refused_as_scratch_space(
     env.fill(5)
 
     def refused(scratch: Path, url: str) -> str:
-        done = env.call("drill", "--scratch", str(scratch), "--database", url)
-        assert done.returncode == 2, done.stderr
+        done = env.call("drill", "--scratch", str(scratch), "--database", url, expect=2)
         return done.stderr
 
     before = env.in_store(), env.query("select * from blobs order by 1")

@@ -104,8 +104,7 @@ def test_a_run_dumps_the_catalog_before_it_sends(
     dumping: Environment, postgres: Postgres, database_url: str
 ) -> None:
     blobids = dumping.fill(20)
-    done = dumping.run("run")
-    assert done.returncode == 0, done.stdout
+    dumping.run("run", expect=0)
     started = dumping.events("dump_complete")
     name, after = (event["name"] for event in started)
     assert dumps(dumping) == sorted([name, after])
@@ -135,8 +134,7 @@ def test_a_run_dumps_the_catalog_before_it_sends(
 @pytest.mark.parametrize("account", ["csh", "fishy", "noisy"])
 def test_a_dump_goes_through_odd_accounts(dumping: Environment, remote: Sshd, account: str) -> None:
     dumping.through(remote.as_user(account))
-    done = dumping.run("dump")
-    assert done.returncode == 0, done.stderr
+    dumping.run("dump", expect=0)
     assert len(dumps(dumping)) == 1
 
 
@@ -148,7 +146,7 @@ def test_the_password_is_in_no_argument(
     stand_in(dumping, postgres, tmp_path, script)
     url = psycopg.conninfo.make_conninfo(dumping.url, password="s3 cret'")
     dumping.write_config(catalog={"url": url})
-    assert dumping.run("dump").returncode == 0
+    dumping.run("dump", expect=0)
     *arguments, environment = seen.read_text().splitlines()
     assert environment == "in environment: s3 cret'"
     assert "cret" not in "".join(arguments)
@@ -159,30 +157,29 @@ def test_the_password_is_in_no_argument(
 
 def test_no_dump_is_made_while_nothing_changes(dumping: Environment) -> None:
     dumping.fill(5)
-    assert dumping.run("dump").returncode == 0
-    again = dumping.run("dump")
-    assert again.returncode == 0
+    dumping.run("dump", expect=0)
+    again = dumping.run("dump", expect=0)
     (name,) = dumps(dumping)
     assert again.stdout.strip() == f"nobody but us has changed the catalog since {name}"
     away = dumping.remote.local.rename(dumping.remote.local.with_name("away"))
-    assert dumping.run("dump").returncode == 6
+    dumping.run("dump", expect=6)
     assert [bool(one["error"]) for one in dumping.status()["dumps"]] == [False, True]
     away.rename(dumping.remote.local)
-    assert dumping.run("dump").returncode == 0
+    dumping.run("dump", expect=0)
     assert [(one["name"], one["error"]) for one in dumping.status()["dumps"]] == [(name, "")]
-    assert dumping.run("dump", "--force").returncode == 0
+    dumping.run("dump", "--force", expect=0)
     assert len(dumps(dumping)) == 2
 
 
 def test_a_run_that_has_nothing_to_send_dumps_what_others_changed(dumping: Environment) -> None:
     blobids = dumping.fill(5)
     for _ in range(2):
-        assert dumping.run("run").returncode == 0
+        dumping.run("run", expect=0)
     assert dumping.copied() == set(blobids)  # which is our own mark
     assert [event["reason"] for event in dumping.events("dump_start")] == ["first", "marked"]
     assert len(dumping.events("dump_skipped")) == 1
     dumping.query("update blobs set created_at = now() where blobid = %s", blobids[0])
-    assert dumping.run("run").returncode == 0
+    dumping.run("run", expect=0)
     assert [event["reason"] for event in dumping.events("dump_start")] == [
         "first",
         "marked",
@@ -216,9 +213,7 @@ def test_a_dump_is_as_old_as_its_number_and_not_as_its_name(
     live, before = dumping.url, rows_of(dumping.url)
     dumping.write_config(catalog={"url": database_url})
 
-    done = dumping.run("restore", "--catalog")
-
-    assert done.returncode == 0, done.stderr
+    done = dumping.run("restore", "--catalog", expect=0)
     assert newest in done.stdout
     assert rows_of(database_url) == before
     dumping.write_config(catalog={"url": live})
@@ -231,10 +226,9 @@ def test_a_dump_is_as_old_as_its_number_and_not_as_its_name(
 
 def test_a_remote_whose_disk_is_away_gets_no_dump(dumping: Environment) -> None:
     dumping.fill(1)
-    assert dumping.run("run", "--skip-pgdump").returncode == 0
+    dumping.run("run", "--skip-pgdump", expect=0)
     (dumping.remote.local / "by-hash").rename(dumping.remote.local / "elsewhere")
-    done = dumping.run("dump")
-    assert done.returncode == 5
+    done = dumping.run("dump", expect=5)
     assert "remote.path is gone" in done.stderr
     assert shelf(dumping) == []
 
@@ -258,7 +252,7 @@ def test_the_catalog_comes_back_row_by_row(
     dumping: Environment, database_url: str, role: Callable[[], str]
 ) -> None:
     dumping.fill(300)
-    assert dumping.run("run").returncode == 0
+    dumping.run("run", expect=0)
     dumped = dumping.run("dump", "--force")
     before = rows_of(dumping.url)
     (*_, newest) = dumps(dumping)
@@ -269,9 +263,7 @@ def test_the_catalog_comes_back_row_by_row(
     )
     dumping.write_config(catalog={"url": database_url})
 
-    done = dumping.run("restore", "--catalog")
-
-    assert done.returncode == 0, done.stderr
+    done = dumping.run("restore", "--catalog", expect=0)
     (last,) = set(re.findall(r"\S+\.dump", done.stdout))
     assert f"dumped the catalog: {last}" in dumped.stdout
     made = f"from {last}, a dump of the database {said['database']} on {said['host']}; "
@@ -301,9 +293,7 @@ def test_owners_and_grants_come_back_as_sql(
     assert make(dumping) == MADE
     dumping.write_config(catalog={"url": database_url})
 
-    done = dumping.run("restore", "--catalog")
-
-    assert done.returncode == 0, done.stderr
+    done = dumping.run("restore", "--catalog", expect=0)
     (made,) = re.findall(r"belongs to (\w+) now, and no grants were restored", done.stdout)
     *_, shown = done.stdout.partition("as a superuser run:\n")
     assert f"ALTER TABLE public.of_others OWNER TO {owner};" in shown
@@ -352,9 +342,7 @@ def test_a_damaged_dump_is_told_of_and_the_one_before_it_taken(
     damage(dumping, new)
     dumping.write_config(catalog={"url": database_url})
 
-    done = dumping.run("restore", "--catalog")
-
-    assert done.returncode == 0, done.stderr
+    done = dumping.run("restore", "--catalog", expect=0)
     assert f"{new} is damaged" in done.stderr
     assert old in done.stdout
     assert rows_of(database_url) == rows_of(dumping.url)
@@ -362,8 +350,7 @@ def test_a_damaged_dump_is_told_of_and_the_one_before_it_taken(
 
 def test_check_says_which_pg_dump_it_will_be(dumping: Environment, postgres: Postgres) -> None:
     dumping.fill(1)
-    done = dumping.run("check")
-    assert done.returncode == 0, done.stdout
+    done = dumping.run("check", expect=0)
     assert re.search(rf"^ok +dump +{postgres.programs}/pg_dump, ", done.stdout, re.MULTILINE)
     assert list(dumping.remote.local.iterdir()) == []
 
@@ -404,9 +391,7 @@ def test_check_fails_where_the_catalog_cannot_be_dumped(
     said = broken(dumping, role)
     before = shelf_or_file(dumping)
 
-    check = dumping.run("check")
-
-    assert check.returncode == 7, check.stdout
+    check = dumping.run("check", expect=7)
     assert re.search(rf"^FAILED +dump +the catalog cannot be dumped: .*{said}", check.stdout, re.M)
     assert shelf_or_file(dumping) == before
 
@@ -421,8 +406,7 @@ def shelf_or_file(env: Environment) -> list[str]:
 
 def failure(env: Environment) -> dict[str, Any]:
     """The one failed dump of a run that did everything else; also in `status`."""
-    done = env.run("run")
-    assert done.returncode == 7, done.stdout
+    env.run("run", expect=7)
     assert env.on_remote() == env.in_store()
     assert env.events("run_stop")[-1]["outcome"] == "dump_failed"
     assert [name for name in shelf(env) if not name.startswith("20")] == []
@@ -479,20 +463,17 @@ def test_without_pg_dump_a_run_warns_until_somebody_relies_on_dumps(
     dumping.environ = {"PATH": f"{old}:{empty}"}
     if any(Path("/usr/lib/postgresql").glob("[0-9]*/bin/pg_dump")):
         dumping.write_config(dump={"bin": str(old)})
-        done = dumping.run("dump")
-        assert done.returncode == 2
+        done = dumping.run("dump", expect=2)
         assert "is version 9.6.1; the server has" in done.stderr
         assert "apt-get install postgresql-client-" in done.stderr
     else:
-        done = dumping.run("run")
-        assert done.returncode == 0, done.stdout
+        dumping.run("run", expect=0)
         assert "pg_dump is older than the server" in dumping.events("warning")[-1]["reason"]
     dumping.environ = {}
     dumping.write_config(dump={"bin": good})
-    assert dumping.run("dump").returncode == 0
+    dumping.run("dump", expect=0)
     dumping.write_config(dump={"bin": str(empty)})
-    done = dumping.run("run")
-    assert done.returncode == 7, done.stdout
+    dumping.run("run", expect=7)
     assert dumping.events("dump_failed")[-1]["message"].startswith("pg_dump and pg_restore are not")
 
 
@@ -507,8 +488,7 @@ def test_a_full_remote_keeps_no_half_dump(
         "create table of_others as select random()::text as t from generate_series(1, 400000)"
     )
     assert remote.run(f"head -c 14000000 /dev/zero >{full.path}/ballast").returncode == 0
-    done = dumping.run("dump")
-    assert done.returncode == 6, done.stderr
+    done = dumping.run("dump", expect=6)
     assert "the remote is full" in done.stderr
     assert remote.run(f"ls -A {full.path}/pgdump").stdout == b""
 
@@ -592,7 +572,7 @@ def test_dump_needs_no_source_settings(dumping: Environment) -> None:
     """`dump` runs where the store is not."""
     del dumping.settings["source"]
     dumping.write_config()
-    assert dumping.run("dump").returncode == 0
+    dumping.run("dump", expect=0)
     assert len(dumps(dumping)) == 1
 
 
@@ -621,15 +601,12 @@ def test_a_dump_goes_into_a_bucket_and_comes_back(
     in_bucket: Environment, database_url: str
 ) -> None:
     blobids = in_bucket.fill(20)
-    done = in_bucket.run("dump")
-    assert done.returncode == 0, done.stderr
+    in_bucket.run("dump", expect=0)
     (key,) = in_pgdump(in_bucket)
-    again = in_bucket.call("dump")
-    assert again.returncode == 0, again.stderr
+    again = in_bucket.call("dump", expect=0)
     assert "nobody but us has changed the catalog" in again.stdout
     in_bucket.write_config(catalog={"url": database_url})
-    back = in_bucket.run("restore", "--catalog")
-    assert back.returncode == 0, back.stderr
+    back = in_bucket.run("restore", "--catalog", expect=0)
     assert Path(key).name in back.stdout + back.stderr
     with psycopg.connect(database_url) as conn:
         rows = conn.execute("select blobid from blobs order by 1").fetchall()
@@ -679,33 +656,31 @@ def test_a_target_without_the_newest_dump_is_told_by_every_command(dumping: Envi
     """As one that shows an older state of itself: what is left of it is whole."""
     env = dumping
     env.fill(3)
-    assert env.run("run").returncode == 0
+    env.run("run", expect=0)
     make(env, force=True)
     make(env, force=True)
     assert "MISSED" not in env.run("verify", "--download").stdout
     last = dumps(env)[-1]
     for name in (last, f"{last}.json"):
         (env.remote.local / "pgdump" / name).rename(env.remote.local / name)
-    checked = env.run("check")
-    assert checked.returncode == 0
+    checked = env.run("check", expect=0)
     (line,) = (one for one in checked.stdout.splitlines() if one.split()[1:2] == ["newest"])
     assert line.startswith("warning")
     assert f"lacks the dump {last}" in line
     assert [one["missed"] for one in json.loads(env.run("status", "--json").stdout)["missed"]] == [
         last
     ]
-    verified = env.run("verify", "--download")
-    assert verified.returncode == 7
+    verified = env.run("verify", "--download", expect=7)
     assert f"MISSED: the target lacks the dump {last}" in verified.stdout
     assert f"lacks the dump {last}" in env.run("status").stdout
     said: list[str] = []
     job.dump(settings(env), lambda event: said.append(str(event.line)), force=True)
     assert any(f"lacks the dump {last}" in one for one in said)
     # The next dump does not make it good.
-    assert env.run("verify", "--download").returncode == 7
+    env.run("verify", "--download", expect=7)
     for name in (last, f"{last}.json"):
         (env.remote.local / name).rename(env.remote.local / "pgdump" / name)
-    assert env.run("verify", "--download").returncode == 0
+    env.run("verify", "--download", expect=0)
     assert json.loads(env.run("status", "--json").stdout)["missed"] == []
     assert json.loads(env.run("verify", "--download", "--json").stdout)["missed"] == []
     # A target that refuses to list is not known to have all.

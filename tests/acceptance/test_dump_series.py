@@ -151,8 +151,7 @@ def test_check_says_what_either_mode_sends(series: Environment, tmp_path: Path) 
     series.fill(1)
     first, *_ = history(series)
     before = names(series)
-    done = series.run("check")
-    assert done.returncode == 0, done.stdout
+    done = series.run("check", expect=0)
     assert re.search(
         rf"the newest is of [^;]+; dump.mode full sends [\d.]+ kB a dump, series [\d.]+ kB,"
         rf" by what was sent last; the next one is an increment on {first}$",

@@ -20,13 +20,12 @@ def failed(env: Environment) -> dict[str, str]:
     content = env.path(rotten).read_bytes()
     env.path(rotten).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     env.path(gone).unlink()
-    assert env.run("run", "-q").returncode == 7
+    env.run("run", "-q", expect=7)
     return {gone: "missing", rotten: "corrupt-source"}
 
 
 def asked(env: Environment, *args: str) -> list[dict[str, Any]]:
-    done = env.call(*args, "--json")
-    assert done.returncode == 0, done.stderr
+    done = env.call(*args, "--json", expect=0)
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
@@ -70,10 +69,9 @@ def test_names_that_are_not_known_are_told_in_one_line(
 ) -> None:
     before = env.failures()
     for args in (["show", "zz"], ["requeue", min(failed), "zz"]):
-        done = env.call(*args)
-        assert done.returncode == 2
+        done = env.call(*args, expect=2)
         assert "the catalog has no blob 'zz'" in done.stderr
-    assert env.call("requeue", "--reason", "missing", min(failed)).returncode == 2
+    env.call("requeue", "--reason", "missing", min(failed), expect=2)
     assert env.failures() == before
 
 

@@ -18,14 +18,13 @@ def new(env: Environment, postgres: Postgres) -> Environment:
     """Default settings, a few blobs in the store, and a remote directory that is empty."""
     env.write_config(run={"skip_pgdump": False}, dump={"bin": str(postgres.programs)})
     env.fill(12)
-    assert env.call("init-db").returncode == 0
+    env.call("init-db", expect=0)
     return env
 
 
 def steps(env: Environment) -> dict[str, dict[str, Any]]:
     """The steps of `check` by name. None failed, so the exit code is 0."""
-    done = env.call("check", "--json")
-    assert done.returncode == 0, done.stdout
+    done = env.call("check", "--json", expect=0)
     return {step["name"]: step for step in json.loads(done.stdout)["steps"]}
 
 
@@ -54,7 +53,7 @@ def test_a_remote_without_blake3_is_verified_by_what_the_store_has(
     assert before["dump"]["verdict"] == "ok"
     assert ran.returncode == 0, ran.stdout
     assert verified.returncode == 0, verified.stderr
-    assert new.call("verify", "--download").returncode == 0
+    new.call("verify", "--download", expect=0)
     assert "PROVED" in said
     assert after["dump"]["verdict"] == "ok"
     assert after["drill"]["verdict"] == "ok"

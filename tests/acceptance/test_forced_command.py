@@ -84,14 +84,11 @@ def test_a_run_goes_through_the_forced_command(
     env.fill(100)
     env.fill(1, seed=2, size=lambda chance: 3 * MIB + chance.randrange(1000))
 
-    check = env.run("check")
-    assert check.returncode == 0, check.stdout
+    check = env.run("check", expect=0)
     assert "receiver" in check.stdout
     says = "by SHA-256 (no BLAKE3" if checking == "none" else "by BLAKE3 (b3sum)"
     assert f"checks {says}" in check.stdout
-    done = env.run("run")
-
-    assert done.returncode == 0, done.stdout
+    env.run("run", expect=0)
     assert {line["strategy"] for line in env.events("worker_start")} == {"stream"}
     assert env.failures() == {}
     env.assert_complete()
@@ -107,13 +104,11 @@ def test_dumps_go_through_the_forced_command_and_come_back(
         run={"skip_pgdump": False},
         dump={"bin": str(postgres.programs), "keep_last": 1, "keep_daily": 0, "keep_weekly": 0},
     )
-    check = env.run("check")
-    assert check.returncode == 0, check.stdout
+    check = env.run("check", expect=0)
     assert re.search(rf"^ok +dump +{postgres.programs}/pg_dump, ", check.stdout, re.MULTILINE)
-    done = env.run("run")
-    assert done.returncode == 0, done.stdout
+    env.run("run", expect=0)
     for _ in range(3):
-        assert env.run("dump", "--force").returncode == 0
+        env.run("dump", "--force", expect=0)
     event = env.events("dump_complete")[0]
     (said,) = env.status()["dumps"]
     assert said["error"] == ""
@@ -122,8 +117,7 @@ def test_dumps_go_through_the_forced_command_and_come_back(
     assert event["name"] in names
 
     env.write_config(catalog={"url": database_url})
-    done = env.run("restore", "--catalog")
-    assert done.returncode == 0, done.stderr
+    env.run("restore", "--catalog", expect=0)
     with psycopg.connect(database_url) as conn, psycopg.connect(env.url) as before:
         rows = "select blobid, remote_copied from blobs order by 1"
         assert conn.execute(rows).fetchall() == before.execute(rows).fetchall()
@@ -139,8 +133,7 @@ def test_snapshots_go_through_the_forced_command_and_cannot_be_removed(
     parents = []
     for number in range(3):
         (data / str(number)).write_text("content")
-        taken = env.run("snapshot", "take", "data", str(data), "--json")
-        assert taken.returncode == 0, taken.stdout
+        taken = env.run("snapshot", "take", "data", str(data), "--json", expect=0)
         parents.append(json.loads(taken.stdout[taken.stdout.index("{") :])["parent"])
         if number == 1:
             shutil.rmtree(tmp_path / "cache")
@@ -155,8 +148,7 @@ def test_snapshots_go_through_the_forced_command_and_cannot_be_removed(
     assert "only names and sizes can be told: the receiver on the remote may not get" in (
         listed.stderr
     )
-    removed = env.run("snapshot", "forget", "data", "--keep-last", "1", "--yes")
-    assert removed.returncode == 5, removed.stdout
+    removed = env.run("snapshot", "forget", "data", "--keep-last", "1", "--yes", expect=5)
     assert "its --allow lists" in removed.stderr
     assert len(list((env.remote.local / "snapshots" / "data").iterdir())) == 3
 
@@ -169,8 +161,7 @@ def test_check_says_that_no_dump_goes_through_the_forced_command(
     env.fill(1)
     env.write_config(run={"skip_pgdump": False})
     env.environ = {"PATH": f"{postgres.programs}:{os.environ['PATH']}"}
-    check = env.run("check")
-    assert check.returncode == 0, check.stdout
+    check = env.run("check", expect=0)
     assert re.search(
         r"^warning +dump .*forced command.*add dump to --allow.*skip_pgdump", check.stdout, re.M
     )
@@ -179,11 +170,9 @@ def test_check_says_that_no_dump_goes_through_the_forced_command(
         now = datetime.now(UTC)
         history.record_dump(conn, "remote", now, name="x.dump", bytes=1, sha256="", error="")
 
-    check = env.run("check")
-    assert check.returncode == 7, check.stdout
+    check = env.run("check", expect=7)
     assert re.search(r"^FAILED +dump .*forced command", check.stdout, re.MULTILINE)
-    done = env.run("run")
-    assert done.returncode == 7, done.stdout
+    env.run("run", expect=7)
 
 
 @pytest.mark.parametrize("required", [True])
@@ -191,8 +180,7 @@ def test_a_line_that_requires_blake3_says_what_to_install(
     env: Environment, forced: list[str], required: bool
 ) -> None:
     env.fill(3)
-    done = env.run("run")
-    assert done.returncode == 5, done.stdout
+    done = env.run("run", expect=5)
     assert "apt-get install b3sum" in done.stdout
     assert env.copied() == set()
     assert list(env.remote.local.iterdir()) == []
@@ -240,13 +228,12 @@ def test_wrong_content_under_a_new_name_is_mended_by_whoever_may(
         assert far.bye() == 0
     assert stored == (checking == "none")
     if stored:
-        done = env.run("run")
-        assert done.returncode == 7, done.stdout
+        env.run("run", expect=7)
         assert env.failures() == {good: "remote-rejected"}
         assert env.copied() == set()
         env.through(remote)
-        assert env.run("requeue").returncode == 0
-    assert env.run("run").returncode == 0
+        env.run("requeue", expect=0)
+    env.run("run", expect=0)
     assert place_of(env.remote.local, bytes.fromhex(good)).read_bytes() == b"good content"
 
 
@@ -256,21 +243,19 @@ def test_the_forced_command_lists_and_hashes_and_sends_no_blob(
     env: Environment, forced: list[str], remote: Sshd
 ) -> None:
     blobids = env.fill(30, size=lambda chance: chance.randrange(1, 5000))
-    assert env.run("run").returncode == 0
+    env.run("run", expect=0)
     lost = place_of(env.remote.local, bytes.fromhex(blobids[0]))
     lost.write_bytes(b"rotten")
 
-    assert env.run("reconcile").returncode == 7
-    done = env.run("verify")
-    assert done.returncode == 7, done.stderr
+    env.run("reconcile", expect=7)
+    done = env.run("verify", expect=7)
     assert f"{blobids[0]} remote-corrupt" in done.stdout
-    assert env.run("run").returncode == 0
-    assert env.run("verify").returncode == 0
+    env.run("run", expect=0)
+    env.run("verify", expect=0)
     env.assert_complete()
 
     for command in (["verify", "--download"], ["restore", "--to", str(env.root / "back")]):
-        refused = env.run(*command)
-        assert refused.returncode == 5, refused.stderr
+        refused = env.run(*command, expect=5)
         assert "may not get" in refused.stderr
         assert "--allow" in refused.stderr
     assert not (env.root / "back").exists()

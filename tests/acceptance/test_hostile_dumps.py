@@ -73,8 +73,7 @@ def place(env: Environment) -> Path:
 def dump(env: Environment) -> str:
     """The name of one more dump."""
     before = {*place(env).glob("*.dump")}
-    done = env.call("dump", "--force")
-    assert done.returncode == 0, done.stderr
+    env.call("dump", "--force", expect=0)
     (new,) = {*place(env).glob("*.dump")} - before
     return new.name
 
@@ -104,13 +103,16 @@ def hostile(env: Environment, postgres: Postgres, marker: Path) -> bytes:
     return done.stdout
 
 
-def restore(env: Environment, url: str, *options: str) -> subprocess.CompletedProcess[str]:
+def restore(
+    env: Environment, url: str, *options: str, expect: int | None = None
+) -> subprocess.CompletedProcess[str]:
     """`restore --catalog` into the database of url."""
     live = env.url
     env.write_config(catalog={"url": url})
-    done = env.call("restore", "--catalog", *options)
-    env.write_config(catalog={"url": live})
-    return done
+    try:
+        return env.call("restore", "--catalog", *options, expect=expect)
+    finally:
+        env.write_config(catalog={"url": live})
 
 
 def rows(url: str) -> list[tuple[Any, ...]]:
@@ -135,8 +137,7 @@ def test_a_planted_dump_is_named_and_passed_over_whatever_its_number(
 ) -> None:
     ours = dump(env)
     plant(env, hostile(env, postgres, marker))
-    done = restore(env, database_url)
-    assert done.returncode == 0, done.stderr
+    done = restore(env, database_url, expect=0)
     assert ours in done.stdout
     assert f"{PLANTED} is passed over, since it is not of this host" in done.stderr
     assert rows(database_url) == rows(env.url)
@@ -163,8 +164,7 @@ def test_a_drill_is_proved_by_the_dump_of_this_host_beside_a_planted_one(
     ours = dump(env)
     plant(env, hostile(env, postgres, marker))
     scratch = str(env.root / "scratch")
-    done = env.call("drill", "--scratch", scratch, "--database", database_url, "--json")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = env.call("drill", "--scratch", scratch, "--database", database_url, "--json", expect=0)
     said = json.loads(done.stdout)
     assert (said["dump"], said["dump_origin"], said["bad_dumps"]) == (ours, "this host", [])
     assert PLANTED in done.stderr
@@ -180,8 +180,7 @@ def test_a_drill_takes_no_dump_of_another_database_of_this_host(
     head: dict[str, Any] = {"head_bytes": len(content), "head_sha256": sha256(content).hexdigest()}
     plant(env, content, sign=True, database="another", **head)
     scratch = str(env.root / "scratch")
-    done = env.call("drill", "--scratch", scratch, "--database", database_url, "--json")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = env.call("drill", "--scratch", scratch, "--database", database_url, "--json", expect=0)
     assert json.loads(done.stdout)["dump"] == ours
     # Where none is of a database of this name, it is the newest of all.
     with psycopg.connect(database_url, autocommit=True) as conn:
@@ -195,11 +194,9 @@ def test_a_drill_without_the_key_trusts_the_target_when_it_is_told_to(
     dump(env)
     env.host_key.unlink()
     call = ("drill", "--scratch", str(env.root / "scratch"), "--database", database_url)
-    done = env.call(*call)
-    assert done.returncode == 7
+    done = env.call(*call, expect=7)
     assert "no dump on the remote is known to be of this host" in done.stderr
-    done = env.call(*call, "--trust-target")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = env.call(*call, "--trust-target", expect=0)
     assert "nothing proves who made this dump" in done.stdout
     assert "PROVED" in done.stdout
 
@@ -212,18 +209,16 @@ def test_without_the_key_nothing_is_taken_until_somebody_trusts_the_target(
     env.host_key.unlink()
     if key == "another":
         make_host_key(env.host_key)
-    done = restore(env, database_url)
-    assert done.returncode == 7
+    done = restore(env, database_url, expect=7)
     assert "no dump on the remote is known to be of this host" in done.stderr
     assert "--trust-target" in done.stderr
     assert "init-db makes one" in done.stderr
     assert is_empty(database_url)
-    done = restore(env, database_url, "--trust-target")
-    assert done.returncode == 0, done.stderr
+    done = restore(env, database_url, "--trust-target", expect=0)
     assert "nothing proves who made this dump" in done.stderr
     assert rows(database_url) == rows(env.url)
     env.write_config(catalog={"url": database_url})
-    assert env.call("status").returncode == 0
+    env.call("status", expect=0)
 
 
 def test_a_record_under_another_name_is_forged_and_never_taken_unasked(
@@ -233,11 +228,9 @@ def test_a_record_under_another_name_is_forged_and_never_taken_unasked(
     for end in ("", ".json"):
         (place(env) / f"{ours}{end}").rename(place(env) / f"{PLANTED}{end}")
     for option in ((), ("--trust-target",), ("--dump", PLANTED)):
-        done = restore(env, database_url, *option)
-        assert done.returncode == 7, done.stdout
+        done = restore(env, database_url, *option, expect=7)
         assert f"{PLANTED} is passed over, since it is FORGED" in done.stderr
-    done = restore(env, database_url, "--trust-target", "--dump", PLANTED)
-    assert done.returncode == 0, done.stderr
+    restore(env, database_url, "--trust-target", "--dump", PLANTED, expect=0)
 
 
 @pytest.mark.parametrize("key", [True, False])
@@ -295,7 +288,7 @@ def test_dumps_of_made_up_targets_are_listed_and_removed_by_name_alone(env: Envi
     }
     dump(env)
     assert (place(env) / PLANTED).exists()
-    assert env.call("dumps", "--remove", "20200101T000000Z-00000000.dump").returncode == 2
+    env.call("dumps", "--remove", "20200101T000000Z-00000000.dump", expect=2)
     done = env.call("dumps", "--remove", PLANTED)
     assert (done.returncode, done.stdout) == (0, "removed 1 dump\n")
     assert not list(place(env).glob(f"{PLANTED}*"))
@@ -306,8 +299,7 @@ def test_a_dump_that_another_one_needs_is_removed_with_it_or_not_at_all(env: Env
     env.environ["XDG_CACHE_HOME"] = str(env.root / "cache")
     env.write_config(dump={"mode": "series"})
     whole, part = dump(env), dump(env)
-    done = env.call("dumps", "--remove", whole)
-    assert done.returncode == 2
+    done = env.call("dumps", "--remove", whole, expect=2)
     assert f"{part} is an increment on {whole}" in done.stderr
     done = env.call("dumps", "--remove", whole, "--remove", part)
     assert done.stdout == "removed 2 dumps\n"
@@ -331,9 +323,7 @@ def test_of_a_dump_that_nobody_vouches_for_only_rows_of_ours_come_back(
     plant(env, hostile(env, postgres, marker))
     (place(env) / f"{ours}.json").unlink()
 
-    done = restore(env, database_url, "--trust-target")
-
-    assert done.returncode == 0, done.stderr
+    done = restore(env, database_url, "--trust-target", expect=0)
     assert PLANTED in done.stdout
     assert not marker.exists()
     known = "blobid, size, created_at, remote_copied, remote_last_checked, remote_copy_failed"
@@ -364,8 +354,7 @@ def test_a_statement_in_the_place_of_a_copy_is_not_executed(
     plant(env, content.replace(copy, b"drop table blobs;--OPY pub"[: len(copy)]))
     for path in place(env).glob("2[!0]*"):
         path.unlink()
-    done = restore(env, database_url, "--trust-target", "--dump", PLANTED)
-    assert done.returncode == 7
+    done = restore(env, database_url, "--trust-target", "--dump", PLANTED, expect=7)
     assert (
         f"{PLANTED} is damaged: the columns of TABLE DATA public.blobs cannot be told"
         in done.stderr
@@ -380,8 +369,7 @@ def test_a_torn_dump_that_nobody_vouches_for_leaves_the_database_empty_and_the_n
     content = (place(env) / dump(env)).read_bytes()
     env.host_key.unlink()
     plant(env, content[: int(len(content) * where)])
-    done = restore(env, database_url, "--trust-target")
-    assert done.returncode == 0, done.stderr
+    done = restore(env, database_url, "--trust-target", expect=0)
     assert f"{PLANTED} is damaged" in done.stderr
     assert rows(database_url) == rows(env.url)
 
@@ -394,8 +382,7 @@ def test_rows_that_do_not_fit_are_damage_of_their_dump(
     env.query("alter table blobs alter column size type text using 'many'")
     pg_dump = [str(postgres.programs / "pg_dump"), "-Fc", env.url]
     plant(env, subprocess.run(pg_dump, check=True, capture_output=True).stdout)
-    done = restore(env, database_url, "--trust-target")
-    assert done.returncode == 0, done.stderr
+    done = restore(env, database_url, "--trust-target", expect=0)
     assert f"{PLANTED} is damaged: the catalog refused to take the rows of blobs" in done.stderr
 
 
@@ -413,9 +400,7 @@ def test_code_in_a_dump_of_ours_runs_as_a_role_that_can_do_nothing_else(
     owner = "select datdba::regrole::text from pg_database where datname = current_database()"
     whose = found(database_url, owner)
 
-    done = restore(env, database_url)
-
-    assert done.returncode == 7, done.stdout
+    done = restore(env, database_url, expect=7)
     assert "permission denied to COPY to or from an external program" in done.stderr
     assert "--allow-superuser" in done.stderr
     assert not marker.exists()
@@ -423,8 +408,7 @@ def test_code_in_a_dump_of_ours_runs_as_a_role_that_can_do_nothing_else(
     # What former tests have left goes.
     assert {*found(database_url, "select rolname from pg_roles")} <= {*before}
     assert found(database_url, owner) == whose
-    done = restore(env, database_url, "--allow-superuser")
-    assert done.returncode == 0, done.stderr
+    restore(env, database_url, "--allow-superuser", expect=0)
     assert marker.exists()
 
 
@@ -443,8 +427,7 @@ def test_a_head_that_is_not_proved_is_never_given_to_pg_restore(
         (programs / name).write_text(f'#!/bin/sh\n{script}exec {postgres.programs}/{name} "$@"\n')
         (programs / name).chmod(0o755)
     env.write_config(dump={"bin": str(programs)})
-    done = restore(env, database_url)
-    assert done.returncode == 7
+    done = restore(env, database_url, expect=7)
     assert f"{ours} is damaged" in done.stderr
     assert not called.exists()
     assert is_empty(database_url)
@@ -459,13 +442,11 @@ def test_an_ordinary_owner_restores_by_himself_and_a_mighty_role_is_refused(
     with psycopg.connect(database_url, autocommit=True) as conn:
         conn.execute(f"alter database {conn.info.dbname} owner to {owner}".encode())
         conn.execute(f"grant pg_execute_server_program to {owner}".encode())
-        done = restore(env, url)
-        assert done.returncode == 7
+        done = restore(env, url, expect=7)
         assert f"{owner} is, or may become, pg_execute_server_program" in done.stderr
         assert is_empty(database_url)
         conn.execute(f"revoke pg_execute_server_program from {owner}".encode())
-    done = restore(env, url)
-    assert done.returncode == 0, done.stderr
+    restore(env, url, expect=0)
     tables = "select distinct tableowner::text from pg_tables where schemaname !~ '^(pg_|info)'"
     assert found(database_url, tables) == [owner]
 
@@ -480,8 +461,7 @@ def test_what_a_superuser_restored_belongs_to_a_role_that_can_do_nothing_else(
     )
     env.query(f"alter function public.who(int) owner to {owner}")
     dump(env)
-    done = restore(env, database_url)
-    assert done.returncode == 0, done.stderr
+    done = restore(env, database_url, expect=0)
     (made,) = re.findall(r"belongs to (ntt_restore_\w+) now", done.stdout)
     assert f"grant {made} to ROLE;" in done.stdout
     assert found(database_url, "select public.who(1)") == [made]
@@ -508,8 +488,7 @@ def test_a_drill_reads_what_was_restored_as_the_role_that_owns_it(
     env.query("create index on public.blobs (blobid) where public.note('x')")
     dump(env)
     scratch = str(env.root / "scratch")
-    done = env.call("drill", "--scratch", scratch, "--database", database_url)
-    assert done.returncode == 0, done.stdout + done.stderr
+    env.call("drill", "--scratch", scratch, "--database", database_url, expect=0)
     with pytest.raises(psycopg.Error, match="called by a superuser"):
         rows(database_url)
 
@@ -526,8 +505,7 @@ def test_no_text_in_a_dump_plays_a_right_or_reaches_the_terminal(
     env.query(f'alter table public."x\x1b]52;c;evil\x07\nGRANT evil TO you;" owner to {owner}')
     env.query("comment on table public.blobs is E'\\nGRANT ALL ON SCHEMA public TO evil;\\n'")
     dump(env)
-    done = restore(env, database_url)
-    assert done.returncode == 0, done.stderr
+    done = restore(env, database_url, expect=0)
     assert "\x1b" not in done.stdout + done.stderr
     assert not [line for line in done.stdout.splitlines() if line.startswith("GRANT")]
     assert f"OWNER TO {owner};" in done.stdout
@@ -559,8 +537,7 @@ def test_a_pg_restore_that_dies_midway_leaves_the_database_empty(
     dump(env)
     before = found(database_url, "select rolname from pg_roles")
     programs(env, postgres, tmp_path, "18.0", 'head -c 200000 | "$real" "$@"; kill -KILL $$')
-    done = restore(env, database_url)
-    assert done.returncode == 7
+    done = restore(env, database_url, expect=7)
     assert "pg_restore failed, and the database is as it was" in done.stderr
     assert is_empty(database_url)
     assert {*found(database_url, "select rolname from pg_roles")} <= {*before}

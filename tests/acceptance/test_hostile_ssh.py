@@ -86,9 +86,7 @@ def test_every_account_that_has_sh_and_tar_will_do(
     env.through(remote.as_user(user))
     env.fill(50)
 
-    done = env.run("run", "--once")
-
-    assert done.returncode == 0, done.stdout + done.stderr
+    env.run("run", "--once", expect=0)
     env.assert_complete()
 
 
@@ -96,7 +94,7 @@ def test_the_remotes_umask_does_not_matter(env: Environment, startup: Path) -> N
     startup.write_text("umask 077\n")
     env.fill(50)
 
-    assert env.run("run", "--once").returncode == 0
+    env.run("run", "--once", expect=0)
 
     env.assert_complete()
     top = env.remote.local / "by-hash"

@@ -49,7 +49,7 @@ def assert_made_good(env: Environment, code: int | None) -> None:
 def assert_tidy_after_next_run(env: Environment) -> None:
     """What a dead session left on the remote lasts no longer than to the next session."""
     env.put(b"one more")
-    assert env.run("run", "--once").returncode == 0
+    env.run("run", "--once", expect=0)
     env.assert_complete()
 
 

@@ -68,16 +68,14 @@ def test_every_command_works_on_a_directory(usb: Environment, database_url: str)
     env.write_config(run={"skip_pgdump": False, "workers": 2, "batch_size": 10})
     blobids = env.fill(60)
 
-    checked = env.call("check")
-    assert checked.returncode == 0, checked.stdout
+    checked = env.call("check", expect=0)
     (target,) = (line for line in checked.stdout.splitlines() if " target " in line)
     url = env.settings["remote"]["url"].rstrip("/")
     assert f"remote is {url} (a directory of this machine)" in target
     assert "on one file system" in target
     assert f"to {url}/by-hash" in env.call("run", "--dry-run").stdout
 
-    done = env.run("run")
-    assert done.returncode == 0, done.stdout
+    env.run("run", expect=0)
     assert env.events("run_start")[0]["remote"] == url
     assert env.on_remote() == env.in_store()
     assert env.copied() == set(blobids)
@@ -86,19 +84,18 @@ def test_every_command_works_on_a_directory(usb: Environment, database_url: str)
     assert env.status()["url"] == url
     assert url in env.call("status").stdout
     for command in (["verify"], ["reconcile"], ["dump", "--force"], ["requeue"]):
-        done = env.call(*command)
-        assert done.returncode == 0, done.stdout + done.stderr
+        env.call(*command, expect=0)
 
     back = env.root / "back"
-    assert env.call("restore", "--to", str(back)).returncode == 0
+    env.call("restore", "--to", str(back), expect=0)
     assert tree(back) == env.in_store()
     argv = ["--scratch", str(env.root / "scratch"), "--json"]
     drilled = env.call("drill", *argv, "--database", database_url)
     assert json.loads(drilled.stdout)["proved"] is True, drilled.stderr
 
     env.remote_path(blobids[0]).write_bytes(b"rot")
-    assert env.call("verify").returncode == 7
-    assert env.run("run").returncode == 0
+    env.call("verify", expect=7)
+    env.run("run", expect=0)
     assert env.on_remote() == env.in_store()
 
 
@@ -106,19 +103,16 @@ def test_every_command_works_on_a_directory(usb: Environment, database_url: str)
 def test_bench_measures_a_directory_and_leaves_nothing(usb: Environment) -> None:
     usb.fill(20)
     quick = ["--rounds", "3", "--seconds", "0.2"]
-    done = usb.call("bench", "link", *quick, "--streams", "1", "--round-trips", "3", "-q")
-    assert done.returncode == 0, done.stderr
+    usb.call("bench", "link", *quick, "--streams", "1", "--round-trips", "3", "-q", expect=0)
     only = ["--sample", "100kB", "--workers", "1", "--only", "stream-none,tar-pipe", "-q"]
-    done = usb.call("bench", "strategies", *quick, *only)
-    assert done.returncode == 0, done.stderr
+    usb.call("bench", "strategies", *quick, *only, expect=0)
     assert usb.litter() == []
 
 
 def test_the_strategy_tar_stores_in_a_directory(usb: Environment) -> None:
     usb.write_config(run={"strategy": "tar", "skip_pgdump": False})
     usb.fill(30)
-    done = usb.run("run")
-    assert done.returncode == 0, done.stdout
+    usb.run("run", expect=0)
     assert usb.on_remote() == usb.in_store()
     assert usb.litter() == ["pgdump"]
 
@@ -126,7 +120,7 @@ def test_the_strategy_tar_stores_in_a_directory(usb: Environment) -> None:
 def test_the_bandwidth_limit_holds_for_a_directory(usb: Environment) -> None:
     usb.write_config(run={"bwlimit": "1MB/s"})
     usb.fill(2, size=lambda _: MIB)
-    assert usb.run("run").returncode == 0
+    usb.run("run", expect=0)
     usb.assert_complete()
     assert usb.events("run_stop")[0]["duration_s"] > 1.5
 
@@ -140,7 +134,7 @@ def test_a_disk_that_is_not_mounted_gets_nothing(
     mount("size=32m")
     usb.fill(20)
     assert "on one file system" not in usb.call("check").stdout
-    assert usb.run("run").returncode == 0
+    usb.run("run", expect=0)
     usb.assert_complete()
     subprocess.run(["umount", usb.remote.path], check=True)
     usb.put(b"one more")
@@ -159,8 +153,7 @@ def test_a_place_that_is_missing_is_never_made(usb: Environment) -> None:
     usb.fill(5)
     usb.remote.local.rmdir()
     for command in ("check", "run"):
-        done = usb.run(command)
-        assert done.returncode == 6, done.stdout
+        done = usb.run(command, expect=6)
         assert "remote.path cannot be used" in done.stdout
         assert "a disk that is not mounted" in done.stdout
         assert not usb.remote.local.exists()
@@ -171,11 +164,10 @@ def test_a_disk_that_is_read_only_ends_a_run_with_6(
 ) -> None:
     mount("size=32m")
     usb.fill(20)
-    assert usb.run("run").returncode == 0
+    usb.run("run", expect=0)
     mount("remount,ro")
     usb.put(b"one more")
-    done = usb.run("run")
-    assert done.returncode == 6, done.stdout
+    done = usb.run("run", expect=6)
     assert "file system is read-only" in done.stdout
     assert "ReadWritePaths" in done.stdout
     assert usb.failures() == {}
@@ -220,7 +212,7 @@ def test_a_disk_that_fills_up_ends_a_run_with_6_and_completes_later(
     usb.assert_nothing_half()
 
     mount("remount,size=64m")
-    assert usb.run("run").returncode == 0
+    usb.run("run", expect=0)
     wait_until(lambda: usb.litter() == [], "the receivers to clear up")
     usb.assert_complete()
 
@@ -239,13 +231,11 @@ def test_what_a_kind_cannot_do_is_one_clear_line(usb: Environment) -> None:
 
     usb.settings["remote"] = {"url": "s3://bucket/prefix"}
     usb.write_config()
-    done = usb.call("bench", "link")
-    assert done.returncode == 2
+    done = usb.call("bench", "link", expect=2)
     assert "cannot use a bucket: s3://bucket/prefix" in done.stderr
     assert usb.status()["url"] == "s3://bucket/prefix"
     usb.write_config(run={"strategy": "tar"})
-    done = usb.call("check")
-    assert done.returncode == 2
+    done = usb.call("check", expect=2)
     assert f"run.strategy in {usb.config} is not for this target" in done.stderr
 
 
@@ -254,8 +244,7 @@ def test_batches_grow_where_no_size_is_set(usb: Environment) -> None:
     usb.write_config(run={"workers": 1})
     blobids = usb.fill(6500, size=lambda chance: 8)
 
-    done = usb.run("run")
-    assert done.returncode == 0, done.stdout
+    usb.run("run", expect=0)
     sizes = [one["blobs"] for one in usb.events("batch_complete")]
     assert sum(sizes) == len(blobids)
     assert sizes[0] <= 1000 < max(sizes) <= 4000

@@ -15,14 +15,13 @@ def test_runs_leave_their_figures_and_those_of_the_catalog_in_one_file(env: Envi
     env.settings["remote"] = {"url": f"file://{env.root}/disk"}
     env.write_config()
     env.fill(5)
-    assert env.run("run").returncode == 0
+    env.run("run", expect=0)
     textfile, usb = env.root / "ntt.prom", {"url": f"file://{env.root}/usb"}
     env.write_config(metrics={"textfile": str(textfile)}, **{"targets.usb": usb})
     env.write_config(lock={"file": str(env.root / "lock-{target}")})
-    assert env.call("--target", "usb", "init-db").returncode == 0
+    env.call("--target", "usb", "init-db", expect=0)
     env.register([ABSENT])
-    done = env.run("--target", "all", "run")
-    assert done.returncode == 7, done.stdout + done.stderr
+    env.run("--target", "all", "run", expect=7)
 
     found = {
         (sample.name.removeprefix("ntt_backup_"), *sorted(sample.labels.values())): sample.value

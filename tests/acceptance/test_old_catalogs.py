@@ -70,7 +70,7 @@ def old(env: Environment, postgres: Postgres) -> Environment:
     env.write_config(dump={"bin": str(postgres.programs)}, run={"skip_pgdump": False})
     env.fill(3)
     env.path(env.put(b"lost")).unlink()
-    assert env.run("run").returncode == 7
+    env.run("run", expect=7)
     return env
 
 
@@ -105,7 +105,7 @@ def test_an_early_catalog_is_told_to_be_completed_and_then_all_works(
             times = 1 + line.endswith("--json")
             assert said.count("the schema ntt_backup lacks dumps, marks") == times, (line, said)
             assert "init-db" in said or line == "check", (line, said)
-    assert old.call("init-db").returncode == 0
+    old.call("init-db", expect=0)
     assert old.call("init-db").stdout == "the catalog is ready for target remote\n"
     for line, code in COMMANDS.items():
         if code is not None:

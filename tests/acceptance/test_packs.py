@@ -90,9 +90,8 @@ def files_on(env: Environment) -> set[str]:
 
 def well(env: Environment, *command: str) -> str:
     """Runs a command that must end with 0; returns what it printed."""
-    done = env.run("run") if command == ("run",) else env.call(*command)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    way = env.run if command == ("run",) else env.call
+    return way(*command, expect=0).stdout
 
 
 def flip(env: Environment, name: str, place: int) -> None:
@@ -212,12 +211,10 @@ def test_dumps_and_snapshots_lie_beside_packs_on_an_account_that_runs_no_command
         (data / "file").write_text("content" * number)
         well(env, "snapshot", "take", "data", str(data))
     # In a process of its own, which gives up its rights.
-    done = env.run("snapshot", "restore", "data", "--to", str(tmp_path / "back"))
-    assert done.returncode == 0, done.stdout + done.stderr
+    env.run("snapshot", "restore", "data", "--to", str(tmp_path / "back"), expect=0)
     assert (tmp_path / "back" / str(data)[1:] / "file").read_text() == "content"
     well(env, "reconcile")
-    refused = env.call("bench", "link")
-    assert refused.returncode == 2, refused.stdout
+    refused = env.call("bench", "link", expect=2)
     assert "cannot use a target by sftp" in refused.stderr
 
 
@@ -226,9 +223,8 @@ def test_a_target_keeps_its_layout(packed: Environment) -> None:
     env.fill(5)
     well(env, "run")
     env.write_config(remote={"layout": "files"})
-    for command in (["check"], ["run"]):
-        done = env.run("run") if command == ["run"] else env.call(*command)
-        assert done.returncode == 2, done.stdout
+    for way, command in ((env.call, "check"), (env.run, "run")):
+        done = way(command, expect=2)
         said = done.stdout + done.stderr
         assert "has packs, and remote.layout is files" in said or "by sftp has packs" in said
     assert not (env.remote.local / "by-hash").exists()

@@ -47,7 +47,7 @@ def test_the_page_says_what_the_rows_say_before_and_after_a_run(env: Environment
         both = (503, f"remote: {words}attic: {words}")
         wait_until(lambda: health(url) == both, "what both targets wait for")
         assert figures(url) == {"copied": "0", "pending": "23", "failed": "0"}
-        assert env.run("run").returncode == 7
+        env.run("run", expect=7)
         wanted = {"copied": str(len(env.copied())), "pending": "0", "failed": "3"}
         assert wanted["copied"] == "20"
         wait_until(lambda: figures(url) == wanted, "the page to say what the rows say")

@@ -59,8 +59,7 @@ def test_a_pooler_that_shares_sessions_is_refused(
     env.fill(3)
     env.write_config(catalog={"url": pooled(mode)})
     for command in ("check", "run"):
-        result = env.run(command)
-        assert result.returncode == 2, result.stdout
+        result = env.run(command, expect=2)
         said = result.stdout + result.stderr
         assert "a pooler that shares sessions" in said
         assert "pool_mode = session" in said
@@ -72,8 +71,7 @@ def test_a_pooler_that_gives_each_client_its_session_is_used(
 ) -> None:
     env.fill(3)
     env.write_config(catalog={"url": pooled("session")})
-    result = env.run("run")
-    assert result.returncode == 0, result.stderr
+    env.run("run", expect=0)
     env.assert_complete()
 
 

@@ -55,9 +55,7 @@ def test_a_remote_that_answers_nonsense_is_not_asked_for_ever(
     lied_to.write_config(run={"attempts": ATTEMPTS})
     command = [str(lied_to.root / one) if one == "back" else one for one in command]
 
-    done = lied_to.call(*command)
-
-    assert done.returncode == 5, done.stderr
+    done = lied_to.call(*command, expect=5)
     (told,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
     assert f"{ATTEMPTS} times in a row" in told
     assert "Traceback" not in done.stderr

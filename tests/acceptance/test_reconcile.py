@@ -84,8 +84,7 @@ def test_every_kind_of_difference_is_reported_and_written(env: Environment, tmp_
         assert {line.split("\t")[0] for line in lines} == expected.get(what, set()), what
     assert found["requeued"] == 0
     assert env.copied() == set(blobids) - {blobids[2], blobids[3]}
-    shown = env.call("reconcile")
-    assert shown.returncode == 7
+    shown = env.call("reconcile", expect=7)
     for what, names in expected.items():
         assert str(what) in shown.stdout
         assert any(name in shown.stdout for name in names)
@@ -103,7 +102,7 @@ def test_apply_only_makes_lost_blobs_pending(env: Environment, tmp_path: Path) -
     reasons = dict(env.query("select blobid, reason from ntt_backup.failures"))
     assert reasons == {blobids[0]: "remote-missing", blobids[1]: "remote-corrupt"}
     env.query("delete from blobs where blobid = any(%s)", [ABSENT, "no blobid", "zz" * 32])
-    assert env.run("run").returncode == 0
+    env.run("run", expect=0)
     again = differing(compared(env))
     assert not {Difference.LOST, Difference.REMOTE_SIZE, Difference.UNMARKED} & set(again)
     for blobid in blobids[:2]:
@@ -115,8 +114,7 @@ def test_a_disk_that_is_not_mounted_marks_nothing(env: Environment) -> None:
     by_hash = env.remote.local / "by-hash"
     by_hash.rename(by_hash.with_name("aside"))
     by_hash.mkdir()
-    done = env.call("reconcile", "--apply")
-    assert done.returncode == 5, done.stdout
+    done = env.call("reconcile", "--apply", expect=5)
     assert "mounted" in done.stderr
     assert env.copied() == set(blobids)
 

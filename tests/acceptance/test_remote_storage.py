@@ -32,9 +32,7 @@ def test_a_run_ends_with_6_when_the_remote_disk_is_read_only(
     store_at(env, remote.read_only_directory())
     env.fill(20)
 
-    done = env.run("run", "--once")
-
-    assert done.returncode == 6, done.stdout
+    env.run("run", "--once", expect=6)
     (error,) = env.events("error")
     assert "read-only" in f"{error['message']} {error['detail']}".lower()
     assert error["hint"]
@@ -47,8 +45,7 @@ def test_check_and_run_end_with_6_when_by_hash_belongs_to_somebody_else(env: Env
     on_the_remote(env, "mkdir -m 555 by-hash")
 
     for command in ("check", "run"):
-        done = env.run(command)
-        assert done.returncode == 6, done.stdout
+        done = env.run(command, expect=6)
         assert "may not write below remote.path" in done.stdout
         assert "by-hash" in done.stdout
     assert (env.copied(), env.failures()) == (set(), {})
@@ -78,9 +75,7 @@ def test_a_run_ends_with_6_when_the_remote_disk_fills_up_and_completes_later(
     on_the_remote(env, f"head -c {FULL_SIZE - room} /dev/zero >ballast")
     env.fill(count, size=lambda _: size)
     # The catalog does not tell the sizes: else the preflight would see it coming.
-    done = env.run("run")
-
-    assert done.returncode == 6, done.stdout
+    env.run("run", expect=6)
     (error,) = env.events("error")
     assert error["message"] == "the remote is full"
     assert "ENOSPC" in error["detail"]
@@ -90,7 +85,7 @@ def test_a_run_ends_with_6_when_the_remote_disk_fills_up_and_completes_later(
 
     if count * size < FULL_SIZE - 2 * MIB:
         on_the_remote(env, "rm ballast")
-        assert env.run("run").returncode == 0
+        env.run("run", expect=0)
         wait_until(lambda: env.litter() == [], "the last receivers to clear up")
         env.assert_complete()
 
@@ -103,20 +98,19 @@ def test_a_disk_that_is_not_mounted_stops_the_run_and_nothing_is_written_below_i
     env: Environment,
 ) -> None:
     env.fill(20)
-    assert env.run("check").returncode == 0
+    env.run("check", expect=0)
     assert not (env.remote.local / "by-hash").exists()
-    assert env.run("run", "--once").returncode == 0
+    env.run("run", "--once", expect=0)
     env.assert_complete()
     env.fill(20)
 
     on_the_remote(env, "mv by-hash ../elsewhere")
     for command in (["check"], ["run", "--once"]):
-        done = env.run(*command)
-        assert done.returncode == 5, done.stdout
+        done = env.run(*command, expect=5)
         assert "remote.path is gone" in done.stdout + done.stderr
         assert list(env.remote.local.iterdir()) == []
     assert env.failures() == {}
 
     on_the_remote(env, "mv ../elsewhere by-hash")
-    assert env.run("run", "--once").returncode == 0
+    env.run("run", "--once", expect=0)
     env.assert_complete()

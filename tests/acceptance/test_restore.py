@@ -38,7 +38,7 @@ def lose_everything_else(env: Environment) -> None:
 def test_everything_is_restored_from_the_remote_alone(env: Environment) -> None:
     env.fill(300)
     env.fill(3, seed=5, size=lambda chance: 3 * MIB + chance.randrange(1000))
-    assert env.run("run").returncode == 0
+    env.run("run", expect=0)
     before = env.in_store()
     lose_everything_else(env)
 
@@ -121,8 +121,7 @@ def test_a_corrupt_remote_blob_is_reported_and_all_others_restored(env: Environm
     for blobid in (rotten, large):
         del expected[str(env.path(blobid).relative_to(env.store))]
     assert tree(env.root / "back") == expected
-    done = env.call("restore", "--to", str(env.root / "back"))
-    assert done.returncode == 7
+    done = env.call("restore", "--to", str(env.root / "back"), expect=7)
     assert f"{rotten} remote-corrupt" in done.stdout
 
 
@@ -165,8 +164,7 @@ def test_a_prefix_a_list_or_single_blobs_can_be_restored(env: Environment, tmp_p
     expected = {one for one in blobids if one.startswith(prefix)} | {*chosen, blobids[100]}
     assert {Path(one).name for one in tree(back)} == expected
     listing.write_text("not a blobid\n")
-    done = env.call("restore", "--to", str(back), "--list", str(listing))
-    assert done.returncode == 2
+    done = env.call("restore", "--to", str(back), "--list", str(listing), expect=2)
     assert "line 1" in done.stderr
 
 
@@ -243,8 +241,7 @@ def test_a_failed_connection_is_retried_where_another_one_works(
 
 def test_an_unreachable_remote_ends_the_restore_and_leaves_nothing(env: Environment) -> None:
     env.write_config(remote={"port": 1})
-    done = env.call("restore", "--to", str(env.root / "back"))
-    assert done.returncode == 5
+    done = env.call("restore", "--to", str(env.root / "back"), expect=5)
     assert "again in" not in done.stderr
     assert not (env.root / "back").exists()
 
@@ -256,19 +253,17 @@ def test_no_link_in_the_destination_is_followed(env: Environment) -> None:
     back = env.root / "back"
     back.mkdir()
     (back / blobids[0][:2]).symlink_to(elsewhere)
-    done = env.call("restore", "--to", str(back))
-    assert done.returncode == 6, done.stderr
+    done = env.call("restore", "--to", str(back), expect=6)
     assert "links below the destination are not followed" in done.stderr
     assert list(elsewhere.iterdir()) == []
 
 
 def test_an_impossible_destination_is_refused(env: Environment) -> None:
     env.fill_both(3)
-    done = env.call("restore", "--to", str(env.root / "no" / "such"))
-    assert done.returncode == 6, done.stderr
+    env.call("restore", "--to", str(env.root / "no" / "such"), expect=6)
     file = env.root / "file"
     file.write_text("x")
-    assert env.call("restore", "--to", str(file)).returncode == 6
+    env.call("restore", "--to", str(file), expect=6)
     assert file.read_text() == "x"
 
 
@@ -280,7 +275,7 @@ def test_a_second_restore_into_the_same_directory_is_refused(env: Environment) -
     fd = os.open(scratch, os.O_RDONLY)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
-        assert env.call("restore", "--to", str(back)).returncode == 3
+        env.call("restore", "--to", str(back), expect=3)
     finally:
         os.close(fd)
     assert restored(env)["restored"] == 5
@@ -311,5 +306,5 @@ def test_a_limit_holds_for_what_is_fetched(env: Environment) -> None:
     assert found["restored"] == count
     assert found["duration_s"] > least
     assert json.loads(checked.stdout)["duration_s"] > least
-    assert env.call("verify", "--bwlimit", "2MB").returncode == 2
-    assert env.call("restore", str(env.root / "back"), "--bwlimit", "5").returncode == 2
+    env.call("verify", "--bwlimit", "2MB", expect=2)
+    env.call("restore", str(env.root / "back"), "--bwlimit", "5", expect=2)

@@ -46,9 +46,7 @@ def test_who_may_only_read_is_told_by_check_that_it_cannot_run(
     env.fill(3)
     as_role(env, monitor)
 
-    done = env.call("check")
-
-    assert done.returncode == 4
+    done = env.call("check", expect=4)
     (refused,) = re.findall(r"^FAILED +(.*)$", done.stdout, re.MULTILINE)
     assert refused.startswith("rights")
     assert f"{monitor} may not do what `run` does" in refused
@@ -69,9 +67,7 @@ def test_what_a_role_may_not_do_yet_is_told_with_a_command_that_can_be_pasted(
         env.query(grant)
     as_role(env, name)
 
-    done = env.call("init-db")
-
-    assert done.returncode == 0
+    done = env.call("init-db", expect=0)
     assert "`dump` (it lacks select on public.others)" in done.stdout
     assert f"`ntt-backup-remote --config {env.config} init-db --print-sql`" in done.stdout
 
@@ -92,8 +88,7 @@ def test_the_sql_for_a_monitor_lets_it_read_every_figure_and_change_nothing(
     env: Environment, postgres: Postgres, role: Callable[[], str]
 ) -> None:
     env.fill_both(2)
-    absent = env.call("init-db", "--monitor", "nobody")
-    assert absent.returncode == 4
+    absent = env.call("init-db", "--monitor", "nobody", expect=4)
     assert 'create role "nobody" login;' in absent.stderr
     name = role()
     printed = env.call("init-db", "--monitor", name).stdout
@@ -142,17 +137,15 @@ def test_an_empty_catalog_over_a_full_store_is_not_done(env: Environment) -> Non
         assert "the catalog knows no blob, and the store has some" in said
         assert "scan" in said
         assert "catalog.url" in said
-    assert env.run("scan").returncode == 0
-    assert env.run("run").returncode == 0
+    env.run("scan", expect=0)
+    env.run("run", expect=0)
     env.assert_complete()
 
 
 def test_a_new_table_is_announced(env: Environment) -> None:
     env.query("drop table blobs")
 
-    done = env.call("init-db")
-
-    assert done.returncode == 0
+    done = env.call("init-db", expect=0)
     name = conninfo_to_dict(env.url)["dbname"]
     assert f"make a new, empty table public.blobs in {name}" in done.stdout
     assert "catalog.url" in done.stdout

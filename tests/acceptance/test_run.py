@@ -17,11 +17,9 @@ from tests.helpers.waiting import PATIENCE, wait_until
 
 def test_once_sends_everything_and_then_nothing(env: Environment) -> None:
     blobids = env.fill(300)
-    first = env.run("run", "--once")
-    assert first.returncode == 0, first.stderr + first.stdout
+    env.run("run", "--once", expect=0)
     env.assert_complete()
-    second = env.run("run", "--once")
-    assert second.returncode == 0
+    env.run("run", "--once", expect=0)
     assert env.events("run_stop")[-1]["copied"] == 0
     listed = json.loads(env.call("runs", "--json").stdout)["runs"]
     assert [(one["copied"], one["exit_code"]) for one in listed] == [(0, 0), (len(blobids), 0)]
@@ -47,8 +45,7 @@ def test_a_run_of_few_blobs_logs_in_once(env: Environment, logins: Path) -> None
         known = (len(content), Path(name).name)
         env.query("update blobs set size = %s where blobid = %s", *known)
     for nth in (1, 2):
-        done = env.run("run")
-        assert done.returncode == 0, done.stdout
+        env.run("run", expect=0)
         assert len(logins.read_text().splitlines()) == nth
         env.assert_complete()
     assert len(env.events("worker_start")) == 1

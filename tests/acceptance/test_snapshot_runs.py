@@ -35,8 +35,7 @@ def versions(env: Environment) -> list[str]:
 
 def test_a_run_takes_what_is_due_after_its_blobs_and_status_says_so(etc: Environment) -> None:
     env = etc
-    done = env.run("run")
-    assert done.returncode == 0, done.stdout
+    done = env.run("run", expect=0)
     (version,) = versions(env)
     names = [event["event"] for event in env.events()]
     assert names.index("batch_complete") < names.index("snapshot_start")
@@ -69,7 +68,7 @@ def test_a_failure_is_told_and_counted_and_no_blob_waits(etc: Environment) -> No
     env = etc
     (env.root / "etc/hosts").unlink()
     (env.root / "etc").rmdir()
-    assert env.run("run").returncode == 7
+    env.run("run", expect=7)
     env.assert_complete()
     (failed,) = env.events("snapshot_failed")
     assert (failed["set"], failed["exit_code"]) == ("etc", 2)
@@ -101,18 +100,16 @@ def test_a_take_that_is_killed_or_stopped_leaves_no_version(etc: Environment, ki
         assert "died" in env.status()["snapshots"][0]["error"]
     wait_until(lambda: env.processes() == {}, "the end of all processes")
     env.write_config(run={"bwlimit": "1GB"})
-    assert env.run("run").returncode == 0
+    env.run("run", expect=0)
     assert len(versions(env)) == 1
 
 
 def test_check_tells_of_a_set_that_cannot_be_taken_and_leaves_no_trace(etc: Environment) -> None:
     env = etc
-    done = env.run("check")
-    assert done.returncode == 0, done.stdout
+    done = env.run("check", expect=0)
     assert "1 set, 0 versions on the target" in done.stdout
     assert not (env.remote.local / "snapshots").exists()
     paths = [str(env.root / "none")]
     env.write_config(**{"snapshots.etc": {"paths": paths}})
-    done = env.run("check")
-    assert done.returncode == 7
+    done = env.run("check", expect=7)
     assert f"{paths[0]} of the snapshot set etc is missing" in done.stdout + done.stderr

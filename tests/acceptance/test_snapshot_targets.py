@@ -28,21 +28,18 @@ def test_snapshots_beside_blobs_come_back_and_are_no_strays(
 ) -> None:
     env, data = target, tmp_path / "data"
     env.fill(20)
-    assert env.run("run").returncode == 0
+    env.run("run", expect=0)
     (data / "below").mkdir(parents=True)
     for number in range(3):
         (data / "below" / str(number)).write_text("content " * 1000 * number)
-        done = env.call("snapshot", "take", "data", str(data))
-        assert done.returncode == 0, done.stderr
+        env.call("snapshot", "take", "data", str(data), expect=0)
     for command in (["reconcile"], ["verify", "--download"], ["scan"], ["check"]):
-        done = env.run(*command)
-        assert done.returncode == 0, done.stdout
+        done = env.run(*command, expect=0)
         assert "snapshots/" not in done.stdout
         assert "stray" not in done.stdout.replace("0 stray", "")
-    assert env.run("run").returncode == 0
+    env.run("run", expect=0)
     back = tmp_path / "back"
-    done = env.run("snapshot", "restore", "data", "--to", str(back))
-    assert done.returncode == 0, done.stderr
+    env.run("snapshot", "restore", "data", "--to", str(back), expect=0)
     found = {path.name: path.read_text() for path in (back / str(data)[1:] / "below").iterdir()}
     assert found == {str(number): "content " * 1000 * number for number in range(3)}
 
@@ -57,18 +54,16 @@ def test_sealed_snapshots_are_taken_without_the_identity_and_restored_with_it(
     parents = []
     for number in range(2):
         (data / "file").write_text("content" * (number + 1))
-        done = env.call("snapshot", "take", "data", str(data), "--json")
-        assert done.returncode == 0, done.stderr
+        done = env.call("snapshot", "take", "data", str(data), "--json", expect=0)
         parents.append(json.loads(done.stdout)["parent"])
     assert [bool(parent) for parent in parents] == [False, True]
     keys = [one.key for one in env.bucket.list("snapshots/")]
     assert len(keys) == 6
     assert all(key.endswith(".age") for key in keys)
     restoring = ["snapshot", "restore", "data", "--to"]
-    assert env.run(*restoring, str(tmp_path / "none")).returncode == 2
+    env.run(*restoring, str(tmp_path / "none"), expect=2)
     env.environ["NTT_PACK_IDENTITY_FILE"] = str(owner.file(tmp_path / "key"))
-    done = env.run(*restoring, str(tmp_path / "back"))
-    assert done.returncode == 0, done.stderr
+    env.run(*restoring, str(tmp_path / "back"), expect=0)
     assert (tmp_path / "back" / str(data)[1:] / "file").read_text() == "content" * 2
 
 
@@ -84,11 +79,10 @@ def test_verify_and_restore_wait_out_a_link_that_drops_and_a_take_says_what_to_d
     env.through(env.sshd.through(link.port))
     env.write_config(run={"backoff_base": 0.05, "backoff_cap": 0.1})
     link.cut_after(3_000_000)
-    cut = env.run("snapshot", "take", "data", str(data))
-    assert cut.returncode == 5
+    cut = env.run("snapshot", "take", "data", str(data), expect=5)
     assert "take it again" in cut.stderr
     link.restore()
-    assert env.call("snapshot", "take", "data", str(data)).returncode == 0
+    env.call("snapshot", "take", "data", str(data), expect=0)
     for command in (["verify", "data", "--download"], ["restore", "data", "--to", str(back)]):
         link.throttle(5_000_000)
         with env.running("snapshot", *command) as process:
@@ -99,8 +93,7 @@ def test_verify_and_restore_wait_out_a_link_that_drops_and_a_take_says_what_to_d
     assert tree(back / str(data)[1:]) == tree(data)
     link.cut()
     for command in (["verify"], ["forget", "data", "--keep-last", "1"]):
-        done = env.call("snapshot", *command)
-        assert done.returncode == 5
+        done = env.call("snapshot", *command, expect=5)
         assert "again in" not in done.stderr
 
 

@@ -38,7 +38,7 @@ def three(env: Environment, nobody: int) -> Environment:
     env.write_config(**{"targets.usb": {"url": f"file://{env.root}/usb"}, "targets.away": away})
     env.write_config(lock={"file": str(env.root / "lock-{target}")})
     for name in ("usb", "away"):
-        assert env.call("--target", name, "init-db").returncode == 0
+        env.call("--target", name, "init-db", expect=0)
     return env
 
 
@@ -59,8 +59,7 @@ def await_copied(env: Environment, target: str, blobids: set[str]) -> None:
 def test_a_target_that_is_down_for_the_whole_run_holds_up_no_other(three: Environment) -> None:
     env = three
     blobids = set(env.fill(40))
-    done = env.run("--target", "all", "run")
-    assert done.returncode == 5, done.stderr
+    done = env.run("--target", "all", "run", expect=5)
     env.assert_complete()
     assert (has(env, "usb"), has(env, "away")) == (blobids, set())
     ends = {line["target"]: (line["outcome"], line["exit_code"]) for line in env.events("run_stop")}
@@ -102,8 +101,7 @@ def steered_one_by_one_and_together(env: Environment, copied: set[str]) -> None:
     """`away` is stopped for good; the others are paused, and go on one after the other."""
     assert env.call("--target", "away", "stop").stdout.startswith("target away: it stops")
     wait_until(lambda: of(env, "away", "run_stop"), "the end of away")
-    paused = env.call("--target", "all", "pause", "--json")
-    assert paused.returncode == 8, paused.stderr
+    paused = env.call("--target", "all", "pause", "--json", expect=8)
     found = json.loads(paused.stdout)["targets"]
     assert (found["remote"]["paused"], found["usb"]["paused"]) == (True, True)
     assert found["away"]["error"]["message"].startswith("no daemon runs for target away")
@@ -126,8 +124,7 @@ def test_a_mistake_in_one_target_starts_none(three: Environment) -> None:
         ({"targets.away": {"connect_timeout": 0}}, "targets.away.connect_timeout"),
     ):
         env.write_config(**change)
-        done = env.call("--target", "all", "run")
-        assert done.returncode == 2
+        done = env.call("--target", "all", "run", expect=2)
         assert said in done.stderr
     assert env.events() == []
 

@@ -406,7 +406,7 @@ def test_what_restores_a_catalog_calls_nothing_that_waits_in_the_new_database(
 ) -> None:
     env.write_config(run={"skip_pgdump": False}, dump={"bin": str(postgres.programs)})
     env.fill_both(5)
-    assert env.call("dump").returncode == 0
+    env.call("dump", expect=0)
     log = Log(postgres)
 
     drill = env.call("drill", "--scratch", str(env.root / "scratch"), "--database", copy())

@@ -65,7 +65,7 @@ def test_wrong_blobs_are_found_and_the_next_run_repairs_them(
     assert env.failures() == {}
     reasons = dict(env.query("select blobid, reason from ntt_backup.failures"))
     assert reasons == wrong
-    assert env.run("run").returncode == 0
+    env.run("run", expect=0)
     env.assert_complete()
     assert env.query("select * from ntt_backup.failures") == []
     assert verified(env, *way)["wrong"] == {}
@@ -73,8 +73,7 @@ def test_wrong_blobs_are_found_and_the_next_run_repairs_them(
 
 def test_the_text_says_how_many_are_wrong_which_and_what_to_do(hashing: Environment) -> None:
     wrong = spoil(hashing, backed_up(hashing))
-    done = hashing.call("verify")
-    assert done.returncode == 7, done.stderr
+    done = hashing.call("verify", expect=7)
     assert "checked 200 of 200 blobs" in done.stdout
     assert "3 of them (1.500%)" in done.stdout
     for blobid, reason in wrong.items():
@@ -154,8 +153,7 @@ def test_a_remote_without_python_is_refused_with_the_way_out(
         pytest.skip("this remote has no directory with all programs but Python")
     env.fill_both(3)
     for way in ([], ["--download"]):
-        done = env.call("verify", *way)
-        assert done.returncode == 5, done.stderr
+        done = env.call("verify", *way, expect=5)
         assert "verify needs Python 3.8" in done.stderr
         assert "rsync" in done.stderr
 

@@ -31,7 +31,7 @@ def test_blobs_that_come_later_are_sent(watching: Environment, how: str) -> None
     env = watching
     env.write_config(run={"poll_interval": 0.1 if how == "polling" else 86_400})
     if how == "notification":
-        assert env.run("init-db", "--notify").returncode == 0
+        env.run("init-db", "--notify", expect=0)
     with env.running("run", "--watch") as run:
         wait_until(lambda: len(env.events("worker_start")) == 2, "the workers")
         assert "the catalog knows no blob" in env.await_event("warning")["reason"]
@@ -73,7 +73,7 @@ def test_a_daemon_waits_for_a_store_that_is_not_mounted_at_the_start(
     if kind == "empty":
         mounted.mkdir()
     if kind == "missing":
-        assert env.run("run").returncode == 2
+        env.run("run", expect=2)
     before = len(env.events("outage"))
     with env.running("run", "--watch") as run:
         said = env.await_event("outage", before + 3)
@@ -178,7 +178,7 @@ def test_systemd_is_told_of_several_targets_as_of_one(
     (env.root / "usb").mkdir()
     env.write_config(lock={"file": str(env.root / "lock-{target}")})
     env.write_config(**{"targets.usb": {"url": f"file://{env.root}/usb"}})
-    assert env.call("--target", "usb", "init-db").returncode == 0
+    env.call("--target", "usb", "init-db", expect=0)
     with env.running("--target", "all", "run", "--watch") as run:
         _hear_until(systemd, "READY=1")
         _hear_until(systemd, "WATCHDOG=1")

@@ -503,39 +503,22 @@ class Stop(Exception):
     """What the owner of a session raises."""
 
 
-@pytest.mark.parametrize("error", [Stop, RemoteUnreachable("stopped")])
-def test_what_is_raised_while_it_waits_ends_it(
-    kind: Kind, error: type[Exception] | Exception
-) -> None:
+@pytest.mark.parametrize("aborts", [False, True])
+@pytest.mark.parametrize("error", [Stop(), RemoteUnreachable("stopped")], ids=["stop", "away"])
+def test_what_is_raised_while_it_waits_ends_it(kind: Kind, error: Exception, aborts: bool) -> None:
     store = kind.write()
     file = store.write(NAME)
 
     def stop() -> None:
+        if aborts:
+            store.abort()
         raise error
 
     store.on_wait = stop
-    with pytest.raises(type(error) if isinstance(error, Exception) else error):
+    with pytest.raises(type(error)):
         send(store, file)
     store.abort()
     file.discard()
-    store.close()
-    with closing(kind.write()) as other:
-        assert other.stat(NAME) is None
-
-
-def test_it_may_be_aborted_while_it_waits(kind: Kind) -> None:
-    store = kind.write()
-    file = store.write(NAME)
-
-    def give_up() -> None:
-        store.abort()
-        raise RemoteUnreachable("aborted")
-
-    store.on_wait = give_up
-    with pytest.raises(RemoteUnreachable):
-        send(store, file)
-    file.discard()
-    store.abort()
     store.close()
     with closing(kind.write()) as other:
         assert other.stat(NAME) is None

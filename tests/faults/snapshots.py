@@ -158,8 +158,7 @@ class ChangingTree:
         return undo or _nothing
 
     def _versions(self) -> set[str]:
-        listed = self._environment.env.run("snapshot", "list", "tree", "--json")
-        assert listed.returncode == 0, listed.stdout + listed.stderr
+        listed = self._environment.env.run("snapshot", "list", "tree", "--json", expect=0)
         rows = json.loads(listed.stdout)["versions"]
         return {row["version"] for row in rows if row["finished"]}
 

@@ -49,6 +49,14 @@ IGNORING_CHILDREN = [
 ]
 
 
+def _as(
+    expected: int | None, done: subprocess.CompletedProcess[str]
+) -> subprocess.CompletedProcess[str]:
+    """The same, once its exit code was compared."""
+    assert expected in (None, done.returncode), f"{done.stdout}\n{done.stderr}"
+    return done
+
+
 @cache
 def _status_schema() -> Draft202012Validator:
     return Draft202012Validator(json.loads(documents.STATUS.read_text()))
@@ -308,14 +316,16 @@ class Environment:
     def run(
         self,
         *args: str,
+        expect: int | None = None,
         timeout: float = PATIENCE,
         stdout: int | IO[str] = subprocess.PIPE,
         stderr: int | IO[str] = subprocess.PIPE,
     ) -> subprocess.CompletedProcess[str]:
-        """A command of the CLI, to its end."""
+        """A command of the CLI, to its end. expect: the exit code that it must have, if any."""
         if not self._starts_python:
-            return program.run(self._args(*args), self.environment(), timeout, stdout, stderr)
-        return subprocess.run(
+            env = self.environment()
+            return _as(expect, program.run(self._args(*args), env, timeout, stdout, stderr))
+        done = subprocess.run(
             self.argv(*args),
             env=self.environment(),
             stdin=subprocess.DEVNULL,
@@ -325,8 +335,9 @@ class Environment:
             timeout=timeout,
             check=False,
         )
+        return _as(expect, done)
 
-    def call(self, *args: str) -> subprocess.CompletedProcess[str]:
+    def call(self, *args: str, expect: int | None = None) -> subprocess.CompletedProcess[str]:
         """A command of the CLI in this process: quicker by the start of a Python, for what is no
         matter of processes.
         """
@@ -341,7 +352,8 @@ class Environment:
                 code = app._run()
             finally:
                 remember_global_options([])
-        return subprocess.CompletedProcess(argv, code, stdout.getvalue(), stderr.getvalue())
+        done = subprocess.CompletedProcess(argv, code, stdout.getvalue(), stderr.getvalue())
+        return _as(expect, done)
 
     @contextmanager
     def running(self, *args: str) -> Iterator[program.Process]:
