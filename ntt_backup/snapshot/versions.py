@@ -7,6 +7,9 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from enum import StrEnum
+from heapq import merge
+from itertools import groupby
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from ntt_backup.config.host_key import Origin
@@ -44,7 +47,6 @@ _PIECE: Final = 1 << 20
 _UNTOLD: Final = 1970
 # Enough for a header and a trailer, as a rule.
 _END: Final = 16 << 10
-_TRAILER: Final = 4 << 10
 # Versions that are passed over, by name.
 _TOLD: Final = 10
 # Versions of others, newer than all of this host, that are looked at.
@@ -87,14 +89,9 @@ class Version(NamedTuple):
         return sum(one.size for one in self.files)
 
     def lacks(self, trailer: ManifestTrailer, *, map: bool = True) -> dict[str, int]:
-        """Returns the files of the version that are missing or have another size than was written.
+        """Returns the files that are missing or have another size, each with the size in bytes.
 
-        Args:
-            trailer: The trailer of the version, which names the files.
-            map: Whether the map is included. No restore needs the map.
-
-        Returns:
-            The size in bytes that each of these files must have, by name.
+        No restore needs the map of a version.
         """
         packs = enumerate(trailer.packs, 1)
         sizes = {pack_name(self.set, self.name, number): one.size for number, one in packs}
@@ -109,20 +106,13 @@ class Version(NamedTuple):
 
         The name of the version tells the time where the target does not.
         """
-        last = self.manifest.arrived if self.manifest is not None else self._arrivals[-1]
-        return last if last.year > _UNTOLD else begun(self.name)
+        last = self.manifest or max(self.files, key=lambda one: one.arrived)
+        return last.arrived if last.arrived.year > _UNTOLD else begun(self.name)
 
     def could_begin(self, at: datetime) -> bool:
-        """Returns whether a version with these files may have been begun at a time.
-
-        The time must be neither long before the first file arrived nor after the last file arrived.
-        """
-        first, last = self._arrivals[0], self.arrived
-        return first.year == _UNTOLD or could_begin(at, first, last)
-
-    @property
-    def _arrivals(self) -> list[datetime]:
-        return sorted(one.arrived for one in self.files)
+        """Returns whether the version may have been begun at a time by when its files arrived."""
+        first = min(one.arrived for one in self.files)
+        return first.year == _UNTOLD or could_begin(at, first, self.arrived)
 
 
 def versions(repository: ReadableStore, below: str = "") -> list[Version]:
@@ -143,14 +133,10 @@ def choose(
     origins: Origins = NOBODY,
     tell: Callable[[str], object] = lambda _: None,
 ) -> Version:
-    """Returns the version that `SET` or `SET@VERSION` means.
+    """Returns the version that `SET` or `SET@VERSION` means. The first letters are enough.
 
-    Args:
-        repository: The repository of the versions.
-        wanted: `SET` means the newest version of this host. Where no version is known to be of this
-            host, it means the version that arrived last. The first letters of a version are enough.
-        origins: The origins of versions.
-        tell: Receives a text on each newer version that is passed over, with the reason.
+    `SET` means the newest version of this host, or the version that arrived last where none is
+    known to be of this host. `tell` receives a text on each newer version that is passed over.
 
     Raises:
         ConfigError: No version or more than one fits.
@@ -186,15 +172,10 @@ def choose(
 def newest_of_host(
     repository: ReadableStore, whole: Sequence[Version], origins: Origins
 ) -> Version | None:
-    """Returns the newest version that this host made; None where none is known.
+    """Returns the newest that this host made of all whole versions of a set; None if none is known.
 
     The name alone proves the origin only where manifests may not be read: somebody else may have
     been first to upload a manifest under a name that this host once gave.
-
-    Args:
-        repository: The repository of the versions.
-        whole: All whole versions of a set, the oldest first.
-        origins: The origins of versions.
 
     Raises:
         ConfigError: Versions are sealed, and none is known by its name.
@@ -255,20 +236,15 @@ def newest_name(
 
     A name that is ahead of the clock counts only where the version arrived at that time, or where
     this host made the version. Anybody may write any other such name.
-
-    Args:
-        repository: The repository of the versions.
-        whole: All whole versions of a set, the oldest first.
-        origins: The origins of versions.
-        now: The current time by the clock of this host.
     """
     for version in whole[::-1]:
-        if begun(version.name) <= now or origins.names(version.set, version.name):
-            return version.name
-        if abs(version.arrived - begun(version.name)) <= LEEWAY:
-            return version.name
         with suppress(ConfigError, RemoteDenied):
-            if origins.signed and _is_ours(repository, version, origins):
+            if (
+                begun(version.name) <= now
+                or origins.names(version.set, version.name)
+                or abs(version.arrived - begun(version.name)) <= LEEWAY
+                or (origins.signed and _is_ours(repository, version, origins))
+            ):
                 return version.name
     return ""
 
@@ -291,9 +267,6 @@ class VersionFacts(NamedTuple):
     """Holds the header and the trailer of a manifest.
 
     Both are None, and `problem` is set, where the manifest is damaged or is not a manifest.
-
-    Attributes:
-        origin: The origin of the version.
     """
 
     version: Version
@@ -337,11 +310,7 @@ def facts(
 def last_begun(
     repository: ReadableStore, set: str, now: datetime, origins: Origins
 ) -> datetime | None:
-    """Returns the time at which the newest version of this host was begun.
-
-    Returns:
-        The time; None where no such version is known.
-    """
+    """Returns when the newest version of this host was begun; None where none is known."""
     whole = [one for one in versions(repository, set) if one.whole]
     with suppress(ConfigError, RemoteDenied):  # Nothing is known of them then.
         if (newest := newest_of_host(repository, whole, origins)) is not None:
@@ -361,25 +330,6 @@ def begun_by(repository: ReadableStore, version: Version, now: datetime) -> date
             header = next(facts(repository, [version])).header
             return header.begun if header is not None else named
     return named
-
-
-def trailers(repository: ReadableStore, versions: Iterable[Version]) -> Iterator[ManifestTrailer]:
-    """Yields the trailers of whole versions without a proof.
-
-    Only a small part of each manifest is fetched.
-
-    Raises:
-        SnapshotDamaged: A manifest is damaged.
-        FileMissing: A manifest is missing.
-    """
-    files = [one.manifest for one in versions if one.manifest is not None and one.manifest.size]
-    starts = [max(0, file.size - _TRAILER) for file in files]
-    pieces = repository.read(
-        Range(file.name, start, file.size - start)
-        for file, start in zip(files, starts, strict=True)
-    )
-    for file, piece in zip(files, pieces, strict=True):
-        yield ending_of(_tail(repository, file, [piece]))[0]
 
 
 def _ends(file: StoredFile) -> list[Range]:
@@ -443,36 +393,30 @@ class EntryDifference(NamedTuple):
 
 
 def differences(old: ManifestReader, new: ManifestReader) -> Iterator[EntryDifference]:
-    """Yields the entries that differ between two manifests, in the order of paths.
-
-    Both manifests are proved at the end.
+    """Yields the entries that differ, in the order of paths. At the end both manifests are proved.
 
     Raises:
         SnapshotDamaged: A manifest is damaged.
     """
-    befores, afters = old.entries(), new.entries()
-    before, after = next(befores, None), next(afters, None)
-    while before is not None or after is not None:
-        left = order(before.path) if before is not None else None
-        right = order(after.path) if after is not None else None
-        if right is None or (left is not None and left < right):
-            yield EntryDifference(Kind.REMOVED, before, None)
-            before = next(befores, None)
-        elif left is None or right < left:
-            yield EntryDifference(Kind.ADDED, None, after)
-            after = next(afters, None)
+
+    def keyed(manifest: ManifestReader, side: int) -> Iterator[tuple[bytes, int, Entry]]:
+        return ((order(one.path), side, one) for one in manifest.entries())
+
+    both = merge(keyed(old, 0), keyed(new, 1), key=itemgetter(0))
+    for _, found in groupby(both, key=itemgetter(0)):
+        sides = {side: entry for _, side, entry in found}
+        before, after = sides.get(0), sides.get(1)
+        if before is None:
+            kind = Kind.ADDED
+        elif after is None:
+            kind = Kind.REMOVED
+        elif _content(before) != _content(after):
+            kind = Kind.CHANGED
+        elif _attributes(before) != _attributes(after):
+            kind = Kind.ATTRIBUTES
         else:
-            assert before is not None
-            assert after is not None
-            if kind := _kind(before, after):
-                yield EntryDifference(kind, before, after)
-            before, after = next(befores, None), next(afters, None)
-
-
-def _kind(old: Entry, new: Entry) -> Kind | None:
-    if _content(old) != _content(new):
-        return Kind.CHANGED
-    return None if _attributes(old) == _attributes(new) else Kind.ATTRIBUTES
+            continue
+        yield EntryDifference(kind, before, after)
 
 
 def _content(one: Entry) -> tuple[object, ...]:

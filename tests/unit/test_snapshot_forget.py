@@ -22,7 +22,6 @@ from ntt_backup.snapshot.versions import (
     facts,
     names_of_host,
     newest_of_host,
-    trailers,
     versions,
 )
 from tests.helpers.blobs import noise
@@ -366,7 +365,9 @@ def test_a_trailer_that_is_longer_than_the_end_that_is_fetched_is_read_as_a_whol
 def test_a_version_without_a_manifest_or_with_an_empty_one_has_no_trailer() -> None:
     empty = StoredFile(f"etc/{VERSION}/manifest", 0, NOW)
     without = [Version("etc", VERSION, files) for files in ((), (empty,))]
-    assert list(trailers(MemoryStore(), without)) == []
+    [known] = facts(MemoryStore(), without)
+    assert known.trailer is None
+    assert known.problem
 
 
 def _denied(verb: str, name: str) -> None:

@@ -9,26 +9,14 @@ from pathlib import Path
 from typing import Final
 
 from ntt_backup.config.host_key import Origin
-from ntt_backup.errors import (
-    ConfigError,
-    RemoteCannotStore,
-    RemoteDenied,
-    SourceError,
-    complete,
-)
+from ntt_backup.errors import ConfigError, RemoteCannotStore, RemoteDenied, SourceError, complete
 from ntt_backup.filestore.contract import FileMissing, FileStore, StoredFileDamaged
 from ntt_backup.snapshot.format.manifest import Header, ManifestReader, ManifestTrailer
 from ntt_backup.snapshot.names import SnapshotDamaged, pack_name
 from ntt_backup.snapshot.origins import Origins
 from ntt_backup.snapshot.take.last_version import Copies, LastVersion, pieces
 from ntt_backup.snapshot.take.walk import SnapshotSet
-from ntt_backup.snapshot.versions import (
-    Version,
-    begun_by,
-    newest_of_host,
-    trailers,
-    versions,
-)
+from ntt_backup.snapshot.versions import Version, begun_by, facts, newest_of_host, versions
 
 _ODD: Final = "it is damaged, not whole, or not what this host made"
 _SEE: Final = "see ntt-backup-remote snapshot verify"
@@ -112,26 +100,19 @@ def _is_whole(
     """Returns whether the repository has the packs of a chain, as far as can be known.
 
     Files that somebody has put beside the packs do not matter. Where nothing may be read, the check
-    does not notice a truncated pack or a missing last pack of the versions before the last one.
-
-    Args:
-        repository: The repository.
-        chain: The versions of the chain; None for a missing version.
-        last: The trailer of the last version.
+    does not notice a truncated pack or a missing last pack of the versions before the last one,
+    whose trailer is `last`.
     """
     known = [one for one in chain if one is not None]
-    if len(known) < len(chain):
+    if len(known) < len(chain) or known[-1].lacks(last, map=False):
         return False
-    before = known[:-1]
     try:
-        require_packs(known[-1], last)
-        for version, trailer in zip(before, trailers(repository, before), strict=True):
-            require_packs(version, trailer)
-    except (StoredFileDamaged, FileMissing, ValueError):
-        return False
+        return all(
+            one.trailer is not None and not one.version.lacks(one.trailer, map=False)
+            for one in facts(repository, known[:-1])
+        )
     except (ConfigError, RemoteDenied):  # It is sealed, or the key may only add.
-        return all(map(_complete, before))
-    return True
+        return all(map(_complete, known[:-1]))
 
 
 def _complete(version: Version) -> bool:
@@ -151,13 +132,8 @@ def require_needed(
 ) -> None:
     """Checks that the repository has all files that a new version needs.
 
-    Another host may have removed some of them meanwhile.
-
-    Args:
-        repository: The repository.
-        header: The header of the new version.
-        whole: The whole versions that the repository had, by name.
-        new: The trailer of the new version.
+    Another host may have removed some of them meanwhile. `whole` has the whole versions that the
+    repository had before, by name.
 
     Raises:
         SnapshotDamaged: A version before the new one lacks a file that it has in `whole`.
