@@ -74,35 +74,30 @@ def take_version(
         open_copies(copies_of_all / set.name) as copies,
         closing(open_store(settings, SNAPSHOTS)) as repository,
     ):
-        how = {"full": full, "paranoid": paranoid}
         keys = HostKeys.of(settings)
+        origins = copies.origins(keys, settings.target)
         if lost := newest.lost_key(settings, keys):
             report.problem(f"set {set.name}", lost)
-        names = names_of_host(repository, set.name, copies.origins(keys, settings.target))
+        names = names_of_host(repository, set.name, origins)
         for missed in newest.compare(settings, {("version", set.name): names}):
             report.problem(f"set {set.name}", str(missed))
         taken = take(
             repository,
             without(set, own),
             copies=copies,
+            origins=origins,
             now=now,
-            keys=keys,
-            target=settings.target,
+            full=full,
+            paranoid=paranoid,
             report=report,
-            **how,
         )
         note(taken)
         newest.record(settings, "version", taken.version, set.name, keys.name)
         if (named := settings.snapshots.get(set.name)) is not None:
             try:
+                rule, every = Retention.of(named), named.every
                 gone = expire(
-                    repository,
-                    set.name,
-                    Retention.of(named),
-                    now,
-                    copies.origins(keys, settings.target),
-                    every=named.every,
-                    problem=report.problem,
+                    repository, set.name, rule, now, origins, every=every, problem=report.problem
                 ).gone
                 taken.forgotten = len(gone)
                 newest.removed(settings, "version", [one.name for one in gone], set.name)
@@ -120,24 +115,14 @@ def set_lock(settings: RemoteConfig, name: str) -> Iterator[None]:
 
 
 def due_in(last: datetime | None, every: float, now: datetime) -> float:
-    """Returns the seconds until the next version of a set is due; 0 where it is due now.
-
-    The function has no side effects.
-
-    Args:
-        last: The time at which the newest version was begun; None where there is none.
-        every: The interval between versions in seconds.
-        now: The current time.
-    """
+    """Returns the seconds until a set is due whose newest version was begun at a time, if any."""
     # A clock that was ahead when the last one was taken must not stop them for as long.
     age = abs((now - last).total_seconds()) if last is not None else every
     return max(0.0, every - age)
 
 
 def take_due(settings: RemoteConfig, emit: Emit, *, patient: bool = False) -> JobOver:
-    """Takes a version of each set that is due, one set after the other.
-
-    A failed set does not keep the other sets from being taken.
+    """Takes a version of each set that is due. A failed set does not keep the others back.
 
     Args:
         settings: The settings.
@@ -180,7 +165,7 @@ def take_due(settings: RemoteConfig, emit: Emit, *, patient: bool = False) -> Jo
 def _take(settings: RemoteConfig, name: str, emit: Emit) -> bool:
     """Takes a version; returns whether all could be read."""
     emit(SnapshotStart(set=name))
-    report = _Reporter(name, settings.log.progress_interval, last(settings, name).bytes, emit)
+    report = _Reporter(settings, name, emit)
     made = take_version(
         settings,
         of_settings(name, settings.snapshots[name]),
@@ -193,22 +178,15 @@ def _take(settings: RemoteConfig, name: str, emit: Emit) -> bool:
 
 
 class _Reporter:
-    """Reports the progress of a take and the first of its problems.
+    """Reports the progress of a take and the first of its problems."""
 
-    Args:
-        name: The name of the set.
-        step: The interval between reports of progress, in seconds.
-        before: The bytes of the last version.
-        emit: Receives each event.
-    """
-
-    def __init__(self, name: str, step: float, before: int, emit: Emit) -> None:
+    def __init__(self, settings: RemoteConfig, name: str, emit: Emit) -> None:
         self._name = name
-        self._step = step
-        self._before = before
+        self._step = settings.log.progress_interval
+        self._before = last(settings, name).bytes
         self._emit = emit
         self._began = time.monotonic()
-        self._next = self._began + step
+        self._next = self._began + self._step
         self._problems = 0
 
     def progress(self, files: int, bytes_: int, read: int, stored: int) -> None:

@@ -34,35 +34,30 @@ _LINE: Final = re.compile(r"(\S{25}) ([0-9a-f]{64})")
 _MOST_LINES: Final = 10_000
 _MOST_BYTES: Final = 1 << 20
 
-Sums = Mapping[str, str]
-
 
 class Origins:
     """Tells who made versions.
 
     Args:
         keys: The keys of this host.
-        made: Returns the sums of the manifests of a set that this host made, by version.
+        cache: Returns the directory on this machine with the sums of the manifests of a set that
+            this host made.
         target: The name of the target in the settings of this host.
     """
 
     def __init__(
-        self, keys: HostKeys, made: Callable[[str], Sums] = lambda _: {}, target: str = ""
+        self, keys: HostKeys, cache: Callable[[str], Path] | None = None, target: str = ""
     ) -> None:
         self._keys = keys
-        self._made = made
+        self._cache = cache
         self.target = target
-        self._known: dict[str, Sums] = {}
+        self._known: dict[str, Mapping[str, str]] = {}
 
     @staticmethod
     def of(settings: RemoteConfig) -> Origins:
         """Returns what this host knows of the versions on the target of the settings."""
         cache = directory_for("snapshots", settings.remote)
-
-        def made(of_set: str) -> Sums:
-            return read_made(cache / of_set)
-
-        return Origins(HostKeys.of(settings), made, settings.target)
+        return Origins(HostKeys.of(settings), cache.joinpath, settings.target)
 
     @property
     def signed(self) -> bool:
@@ -78,7 +73,7 @@ class Origins:
 
         The target may have another version under the name now, see `of_seal`.
         """
-        return version in self._sums(of_set)
+        return version in self.made(of_set)
 
     def of_seal(self, header: Header, seal: Seal) -> Origin:
         """Returns who made the manifest of a version.
@@ -88,53 +83,35 @@ class Origins:
             seal: What stands last in it. That the header and the entries fit the seal is for
                 whoever reads the manifest to prove.
         """
-        if self._sums(header.set).get(header.version) == seal.digest:
+        if self.made(header.set).get(header.version) == seal.digest:
             return Origin.OURS
         origin = self._keys.origin(_PURPOSE, seal.signed, seal.signature)
         elsewhere = origin is Origin.OURS and header.target != self.target
         return Origin.ELSEWHERE if elsewhere else origin
 
-    def _sums(self, of_set: str) -> Sums:
-        if of_set not in self._known:
-            self._known[of_set] = self._made(of_set)
-        return self._known[of_set]
+    def made(self, of_set: str) -> Mapping[str, str]:
+        """Returns the sums of the manifests of a set that this host made, by version."""
+        if of_set not in self._known and self._cache is not None:
+            found: list[re.Match[str] | None] = []
+            with suppress(OSError), (self._cache(of_set) / _FILE).open("rb") as file:
+                lines = file.read(_MOST_BYTES).decode("ascii", "replace").splitlines()
+                found = [_LINE.fullmatch(line) for line in lines]
+            self._known[of_set] = {one[1]: one[2] for one in found if one and is_version(one[1])}
+        return self._known.get(of_set, {})
+
+    def keep_made(self, of_set: str, version: str, digest: str = "") -> None:
+        """Keeps the sum of a manifest that this host is about to name. Raises OSError.
+
+        Without the digest of its `Seal`, a version is forgotten whose manifest did not get its
+        name.
+        """
+        assert self._cache is not None
+        known = {**self.made(of_set), version: digest}
+        known = self._known[of_set] = {one: sum for one, sum in known.items() if sum}
+        lines = [f"{name} {sum}\n" for name, sum in known.items()][-_MOST_LINES:]
+        write_durably(self._cache(of_set) / _FILE, "".join(lines).encode("ascii"), 0o600)
 
 
 NO_KEYS: Final = HostKeys((), Path())
 # Knows nothing: all versions are of an unknown origin.
 NOBODY: Final = Origins(NO_KEYS)
-
-
-def read_made(directory: Path) -> dict[str, str]:
-    """Returns the sums of the manifests that this host made, by version.
-
-    The result is empty where the file in the directory is missing or cannot be read.
-    """
-    with suppress(OSError), (directory / _FILE).open("rb") as file:
-        lines = file.read(_MOST_BYTES).decode("ascii", "replace").splitlines()
-        found = [match for line in lines if (match := _LINE.fullmatch(line))]
-        return {one[1]: one[2] for one in found if is_version(one[1])}
-    return {}
-
-
-def add_made(directory: Path, version: str, digest: str) -> None:
-    """Keeps the sum of a manifest that this host is about to name. Raises OSError.
-
-    Args:
-        directory: Where the copies of the set are kept on this host.
-        version: The version.
-        digest: The digest of `Seal`.
-    """
-    _keep(directory, {**read_made(directory), version: digest})
-
-
-def drop_made(directory: Path, version: str) -> None:
-    """Forgets a version whose manifest did not get its name. Raises OSError."""
-    known = read_made(directory)
-    if known.pop(version, None) is not None:
-        _keep(directory, known)
-
-
-def _keep(directory: Path, known: Sums) -> None:
-    lines = [f"{name} {digest}\n" for name, digest in known.items()][-_MOST_LINES:]
-    write_durably(directory / _FILE, "".join(lines).encode("ascii"), 0o600)

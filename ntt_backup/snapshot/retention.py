@@ -82,7 +82,6 @@ class Known:
         chains: The versions that each one needs, itself last. One that cannot be read has none.
         times: When each was begun, as it says itself.
         arrived: By which time each counts.
-        ours: Those that this host made.
         doubts: Why a version does not count.
         incomplete: Those that lack a pack, also of a version that they need, or their map.
     """
@@ -106,31 +105,24 @@ def known(
         every: How often a version is taken, in seconds; None where that is not known.
         trust: Every version that can be read counts, by the time that it says itself.
     """
-    read = {one.version.name: one for one in found if one.header is not None}
-    chains = {name: one.header.chain for name, one in read.items() if one.header is not None}
-    times = {name: one.header.begun for name, one in read.items() if one.header is not None}
-    arrived = {name: one.version.arrived for name, one in read.items()}
+    read = {one.version.name: one.header for one in found if one.header is not None}
+    times = {name: header.begun for name, header in read.items()}
+    arrived = {one.version.name: one.version.arrived for one in found}
+    doubtful = doubts(found, signed=signed, every=every)
     # A trailer that cannot be read names no packs; those of its version cannot be missed.
-    incomplete = {
-        one.version.name
-        for one in found
-        if one.trailer is not None and one.version.lacks(one.trailer, map=False)
-    }
+    proved = [(one.version, one.trailer) for one in found if one.trailer is not None]
+    lacking = {version.name for version, trailer in proved if version.lacks(trailer)}
+    torn = {version.name for version, trailer in proved if version.lacks(trailer, map=False)}
     return Known(
-        chains,
+        {name: header.chain for name, header in read.items()},
         times,
         times if trust else arrived,
-        frozenset(name for name, one in read.items() if one.origin == Origin.OURS),
-        {
-            one.version.name: why
-            for one, why in doubts(found, signed=signed, every=every)
-            if not trust or one.header is None
-        },
+        frozenset(one.version.name for one in found if one.origin == Origin.OURS),
+        {one.version.name: why for one, why in doubtful if not trust or one.header is None},
         frozenset(
             name
-            for name, one in read.items()
-            if not incomplete.isdisjoint(chains[name])
-            or (one.trailer is not None and one.version.lacks(one.trailer))
+            for name, header in read.items()
+            if name in lacking or not torn.isdisjoint(header.chain)
         ),
     )
 
@@ -162,15 +154,9 @@ def doubts(
 
 
 def _crowd(found: Sequence[VersionFacts], most: float) -> dict[str, int]:
-    """Returns the versions of unknown origin that arrived together with too many others.
+    """Returns the versions of unknown origin of which more than `most` arrived within an hour.
 
-    Args:
-        found: The facts of all whole versions of a set.
-        most: The number of such versions that may arrive within an hour.
-
-    Returns:
-        The number of versions that arrived within an hour of each other, by the name of each of
-        them.
+    The value is the number of versions that arrived within the hour.
     """
     foreign = sorted(
         (one.version for one in found if one.origin != Origin.OURS), key=lambda one: one.arrived
@@ -189,14 +175,9 @@ def _crowd(found: Sequence[VersionFacts], most: float) -> dict[str, int]:
 def plan(
     versions: Sequence[Version], known: Known, rule: Retention, now: datetime, *, drop: bool = False
 ) -> ForgetPlan:
-    """Returns what becomes of versions, all of one set, the oldest first.
+    """Returns what becomes of all versions of a set, the oldest first, also of unfinished ones.
 
-    Args:
-        versions: Also those that were never finished.
-        known: What is known of the whole ones.
-        rule: How many are kept.
-        now: By the clock of this host.
-        drop: Doubtful versions go, too, unless one that stays needs them.
+    With `drop` doubtful versions go, too, unless one that stays needs them.
     """
     chains, doubtful = known.chains, known.doubts
     whole = {one.name: one for one in versions if one.whole}
@@ -279,18 +260,7 @@ def plan_of(
     trust: bool = False,
     drop: bool = False,
 ) -> ForgetPlan:
-    """Returns what is to be removed.
-
-    Args:
-        repository: Where the versions lie.
-        set: The set.
-        rule: How many versions are kept.
-        now: By the clock of this host.
-        origins: Who made versions.
-        every: How often a version is taken, in seconds; None where that is not known.
-        trust: Every version counts, by the time that it says itself.
-        drop: Doubtful versions go, too.
-    """
+    """Returns what is to be removed of a set. Arguments as in `known` and `plan`."""
     found = versions(repository, set)
     said = list(facts(repository, found, origins))
     told = known(said, signed=origins.signed, every=every, trust=trust)
@@ -310,8 +280,7 @@ def expire(
     """Removes the versions that retention does not keep, and returns the plan of the removal.
 
     The removal may be killed at any instant: all remaining versions can be restored. The caller
-    must hold the lock of the set. The arguments are those of `plan_of`. `problem(what, why)` is
-    called for doubtful versions.
+    must hold the lock of the set. `problem(what, why)` is called for doubtful versions.
 
     Raises:
         RemoteDenied: The target is append-only.

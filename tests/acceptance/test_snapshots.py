@@ -31,6 +31,7 @@ from ntt_backup.snapshot.format.manifest import (
     tail_size,
 )
 from ntt_backup.snapshot.names import SNAPSHOTS
+from ntt_backup.snapshot.origins import NO_KEYS
 from ntt_backup.snapshot.take.last_version import Copies
 from ntt_backup.snapshot.take.new_version import take
 from ntt_backup.snapshot.take.walk import SnapshotSet
@@ -184,6 +185,7 @@ def planted(machine: Machine, count: int) -> list[str]:
     empty = machine.root / "empty"
     empty.mkdir(exist_ok=True)
     (machine.root / "cache of the enemy").mkdir(exist_ok=True)
+    copies = Copies(machine.root / "cache of the enemy")
     names = []
     with closing(FileStoreByReceiver(spec, SNAPSHOTS)) as repository:
         with pytest.raises(RemoteDenied, match="append-only"):
@@ -192,7 +194,8 @@ def planted(machine: Machine, count: int) -> list[str]:
             taken = take(
                 repository,
                 SnapshotSet("etc", (str(empty),)),
-                copies=Copies(machine.root / "cache of the enemy"),
+                copies=copies,
+                origins=copies.origins(NO_KEYS),
                 now=datetime.now(UTC) - timedelta(days=number, hours=-1),
                 full=True,
             )

@@ -48,9 +48,8 @@ class Taker:
             self.repository,
             self.set,
             copies=self.copies,
+            origins=self.origins,
             now=self.now,
-            keys=self.keys,
-            target=self.target,
             report=report,
             **how,
         )

@@ -19,7 +19,7 @@ from ntt_backup.snapshot.events import SnapshotComplete, SnapshotFailed, Snapsho
 from ntt_backup.snapshot.job import due_in, take_due
 from ntt_backup.snapshot.last_take import last, noting
 from ntt_backup.snapshot.names import new_version
-from ntt_backup.snapshot.origins import add_made
+from ntt_backup.snapshot.origins import Origins
 from ntt_backup.snapshot.take.new_version import Report, Taken
 from ntt_backup.snapshot.take.walk import SnapshotSet
 from ntt_backup.snapshot.versions import last_begun
@@ -124,7 +124,8 @@ def test_an_outage_before_a_set_was_due_is_forgotten_once_that_is_known(
     for one in ("etc", "home"):
         name = new_version(datetime.now(UTC))
         versions[f"{one}/{name}/manifest"] = b"x"
-        add_made(directory_for("snapshots", settings.remote) / one, name, "00" * 32)
+        directory_for("snapshots", settings.remote).joinpath(one).mkdir(parents=True)
+        Origins.of(settings).keep_made(one, name, "00" * 32)
 
     def opened(*_: object) -> MemoryStore:
         if away:

@@ -40,7 +40,7 @@ from ntt_backup.snapshot.format.manifest import (
     tail_size,
 )
 from ntt_backup.snapshot.names import SnapshotDamaged, new_version
-from ntt_backup.snapshot.origins import NO_KEYS, add_made, read_made
+from ntt_backup.snapshot.origins import NO_KEYS
 from ntt_backup.snapshot.take import chain, changed_file, last_version
 from ntt_backup.snapshot.take import new_version as taking
 from ntt_backup.snapshot.take.last_version import Copies, LastVersion, open_copies
@@ -856,7 +856,7 @@ def test_a_manifest_that_somebody_plants_first_takes_the_place_of_no_version(
         taker.take()
     taker.repository.before = lambda *_: None
     taker.repository.writing = False
-    assert list(read_made(taker.copies.paths("")[0].parent)) == [first.version]
+    assert list(taker.origins.made("s")) == [first.version]
     _is_newest_of_host(taker, first, begun)
     assert taker.problems == {}
 
@@ -867,7 +867,7 @@ def test_a_name_that_this_host_once_gave_proves_no_version(taker: Taker) -> None
     first = taker.take()
     begun = last_begun(taker.repository, "s", taker.now, taker.origins)
     name = new_version(taker.now, first.version)
-    add_made(taker.copies.paths("")[0].parent, name, "0" * 64)
+    taker.origins.keep_made("s", name, "0" * 64)
     taker.repository.files[f"s/{name}/manifest"] = b"x"
     taker.repository.arrived[f"s/{name}/manifest"] = taker.now
     _is_newest_of_host(taker, first, begun)
@@ -879,7 +879,7 @@ def test_where_genuine_manifests_may_not_be_read_a_planted_one_is_still_none(tak
     taker.write("file", b"content")
     first = taker.take()
     name = new_version(taker.now, first.version)
-    add_made(taker.copies.paths("")[0].parent, name, "0" * 64)
+    taker.origins.keep_made("s", name, "0" * 64)
     taker.repository.files[f"s/{name}/manifest"] = b"x"
 
     def deny(verb: str, file: str) -> None:

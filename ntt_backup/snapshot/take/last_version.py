@@ -32,7 +32,7 @@ from ntt_backup.snapshot.format.manifest import (
     tail_size,
 )
 from ntt_backup.snapshot.names import MANIFEST, MAP, SnapshotDamaged
-from ntt_backup.snapshot.origins import Origins, add_made, drop_made, read_made
+from ntt_backup.snapshot.origins import Origins
 from ntt_backup.snapshot.take.changed_file import OldFile
 from ntt_backup.snapshot.versions import Version, content
 
@@ -49,22 +49,8 @@ class Copies:
         self._directory = directory
 
     def origins(self, keys: HostKeys, target: str = "") -> Origins:
-        """Returns the origins of versions of the set, as far as this machine knows them.
-
-        Args:
-            keys: The keys of this host.
-            target: The name of the target.
-        """
-        return Origins(keys, lambda _: read_made(self._directory), target)
-
-    def add_made(self, version: str, seal: Seal) -> None:
-        """Keeps that this host makes a version. Raises OSError."""
-        add_made(self._directory, version, seal.digest)
-
-    def drop_made(self, version: str) -> None:
-        """Forgets a version that somebody else has the name of."""
-        with suppress(OSError):  # The sum that stays is not that of the other one.
-            drop_made(self._directory, version)
+        """Returns the origins of versions of the set, as far as this machine knows them."""
+        return Origins(keys, lambda _: self._directory, target)
 
     def paths(self, version: str) -> tuple[Path, Path]:
         """Returns where the manifest and the map of a version are, or may be written."""
@@ -123,10 +109,9 @@ def open_copies(directory: Path) -> Iterator[Copies]:
             fd = stack.enter_context(closing(os.open(directory, DIRECTORY)))
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise
-            except OSError:
-                pass  # Of a file system that cannot lock a directory.
+            except OSError as error:  # Others: a file system that cannot lock a directory.
+                if isinstance(error, BlockingIOError):
+                    raise
             probe = directory / "probe.part"
             probe.touch()
             probe.unlink()
@@ -209,26 +194,25 @@ class LastVersion:
 
 
 def _ending(manifest: Path, header_sum: bytes) -> tuple[ManifestTrailer, Seal]:
-    try:
-        with manifest.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - END_BYTES))
-            file.seek(max(0, size - tail_size(file.read())))
-            return ending_of(file.read(), header_sum)
-    except OSError as error:
-        raise _unreadable(manifest, error) from error
+    with _readable(manifest), manifest.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - END_BYTES))
+        file.seek(max(0, size - tail_size(file.read())))
+        return ending_of(file.read(), header_sum)
 
 
 def _copied(path: Path) -> Iterator[bytes]:
-    """Yields the bytes of a copy. One that is gone, or cannot be read, is a damaged one."""
-    try:
+    with _readable(path):
         yield from pieces(path)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Takes a copy that is gone, or cannot be read, for a damaged one."""
+    try:
+        yield
     except OSError as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: Path, error: OSError) -> SnapshotDamaged:
-    return SnapshotDamaged(f"the copy {path} cannot be read: {error.strerror}")
+        raise SnapshotDamaged(f"the copy {path} cannot be read: {error.strerror}") from error
 
 
 def pieces(path: Path) -> Iterator[bytes]:

@@ -14,7 +14,7 @@ import stat
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -22,7 +22,6 @@ from socket import gethostname
 from typing import Final
 
 from ntt_backup.blobdir.files import closing as closing_fd
-from ntt_backup.config.host_key import HostKeys
 from ntt_backup.errors import SOME_FAILED, NameTaken, SourceError
 from ntt_backup.filestore.contract import FileStore, StoredFileDamaged
 from ntt_backup.format import many
@@ -32,7 +31,7 @@ from ntt_backup.snapshot.format.entry import DIRECTORY, FIFO, FILE, HARD_LINK, S
 from ntt_backup.snapshot.format.manifest import Header, ManifestTrailer, ManifestWriter
 from ntt_backup.snapshot.format.super_blocks import SuperBlockWriter
 from ntt_backup.snapshot.names import FileName, new_version
-from ntt_backup.snapshot.origins import NO_KEYS, Origins
+from ntt_backup.snapshot.origins import Origins
 from ntt_backup.snapshot.take.chain import (
     parents,
     require_needed,
@@ -115,27 +114,16 @@ def take(
     set: SnapshotSet,
     *,
     copies: Copies,
+    origins: Origins,
     now: datetime,
-    keys: HostKeys = NO_KEYS,
-    target: str = "",
     full: bool = False,
     paranoid: bool = False,
     report: Report = Report(),
 ) -> Taken:
     """Makes a version of a set.
 
-    Errors of the repository pass through.
-
-    Args:
-        repository: The repository.
-        set: The set.
-        copies: The manifest and the map of the last version on this machine.
-        now: The current time.
-        keys: The keys that sign the version and tell versions of this host from others.
-        target: The name of the target, see `origins`.
-        full: Whether the version depends on no other version.
-        paranoid: Whether files that seem unchanged are read, too.
-        report: Receives the progress and the problems.
+    Errors of the repository pass through. A `full` version depends on no other version; `paranoid`
+    reads files that seem unchanged, too.
 
     Raises:
         SourceError: None of the paths of the set exists.
@@ -144,7 +132,6 @@ def take(
     began = time.monotonic()
     set.require_something()
     whole = {one.name: one for one in versions(repository, set.name) if one.whole}
-    origins = copies.origins(keys, target)
     newest = newest_name(repository, [*whole.values()], origins, now)
     try:
         for last in parents(repository, set, whole, copies, origins, now, full, report.problem):
@@ -164,11 +151,7 @@ def take(
 
 
 class _Take:
-    """Makes one attempt to take a version.
-
-    Args:
-        last: The version that the new one builds on; None for a full version.
-    """
+    """Makes one attempt to take a version, which builds on the last one, or is full without it."""
 
     def __init__(
         self,
@@ -213,11 +196,7 @@ class _Take:
         self._weight = 0
 
     def run(self, whole: Mapping[str, Version]) -> Taken:
-        """Makes the version.
-
-        Args:
-            whole: The whole versions that are in the repository, by name.
-        """
+        """Makes the version. The repository has the versions in `whole`, by name."""
         header = self._header
         manifest, map = self._copies.paths(header.version)
         packs = SuperBlockWriter(
@@ -257,11 +236,12 @@ class _Take:
             require_readable(manifest, full=self._last is None)
             require_needed(self._repository, header, whole, new)
             # First: whoever dies between the two has a version that is not there, which is no harm.
-            self._copies.add_made(header.version, seal)
+            self._origins.keep_made(header.set, header.version, seal.digest)
             try:
                 self._upload(names.MANIFEST, manifest)
-            except NameTaken:
-                self._copies.drop_made(header.version)
+            except NameTaken:  # Somebody else has the name; the sum that stays is not theirs.
+                with suppress(OSError):
+                    self._origins.keep_made(header.set, header.version)
                 raise
         except BaseException:
             packs.give_up()
