@@ -62,13 +62,11 @@ class VersionFindings:
     """Holds the findings of a check.
 
     Attributes:
-        versions: The number of checked versions.
-        entries: The number of entries in those versions.
+        entries: The number of entries in the checked versions.
         files: The number of files that were looked up on the target.
         bytes: The bytes of content that were fetched.
         damaged: The versions that cannot be restored as a whole.
         wrong: The reasons, the first thousand of `wrong_total`.
-        unfinished: The number of versions that were never finished.
         foreign: The versions that this host did not make, as far as is known.
     """
 
@@ -165,13 +163,7 @@ class _Check:
         self.began = time.monotonic()
 
     def check(self, version: Version, *, alone: bool) -> None:
-        """Checks a version.
-
-        Args:
-            version: The version.
-            alone: Whether only this version was asked for. Otherwise a version that retention
-                removes meanwhile does not count.
-        """
+        """Checks a version. One among others that is removed meanwhile does not count."""
         found = self._found
         damaged, wrong, total = len(found.damaged), len(found.wrong), found.wrong_total
         found.versions += 1
@@ -256,26 +248,26 @@ class _Check:
             version = self._known.get(key, Version(*key, ()))
             names = {one.name for one in version.files}
             numbers = range(1, len(names) + 1)
-            self._packs[key] = frozenset(
-                number for number in numbers if pack_name(*key, number) in names
-            )
-            for one in facts(self._repository, [version]):
-                if one.trailer is not None:
-                    self._look_up(version, one.trailer, quiet=True)
+            self._packs[key] = {one for one in numbers if pack_name(*key, one) in names}
+            for known in facts(self._repository, [version]):
+                if known.trailer is not None:
+                    self._know_packs(version, known.trailer)
         return self._packs[key]
 
-    def _look_up(self, version: Version, trailer: ManifestTrailer, *, quiet: bool = False) -> None:
+    def _know_packs(self, version: Version, trailer: ManifestTrailer) -> dict[str, int]:
+        """Notes the packs that are there as the trailer says; returns what the version lacks."""
+        key, lacks = (version.set, version.name), version.lacks(trailer)
+        numbers = range(1, len(trailer.packs) + 1)
+        self._packs[key] = {one for one in numbers if pack_name(*key, one) not in lacks}
+        return lacks
+
+    def _look_up(self, version: Version, trailer: ManifestTrailer) -> None:
         """Compares what is there of a version with what its trailer says."""
         there = {one.name: one.size for one in version.files}
-        lacks = version.lacks(trailer)
-        for name, size in () if quiet else lacks.items():
+        for name, size in self._know_packs(version, trailer).items():
             has = f"it has {there[name]} bytes, not {size}" if name in there else "it is missing"
             self._found.add(version, has, file=name)
-        # Its map and its manifest, too.
-        self._found.files += 0 if quiet else len(trailer.packs) + 2
-        key = (version.set, version.name)
-        numbers = range(1, len(trailer.packs) + 1)
-        self._packs[key] = frozenset(one for one in numbers if pack_name(*key, one) not in lacks)
+        self._found.files += len(trailer.packs) + 2  # Its map and its manifest, too.
 
     def _proved_map(self, version: Version, trailer: ManifestTrailer) -> Iterable[bytes] | None:
         """Returns the bytes of a version's map, if it is what was written."""
@@ -301,18 +293,12 @@ class _Check:
     ) -> None:
         """Fetches content of a version, and compares the content with sums.
 
-        A file without sums is compared if its first extent is chosen.
-
-        Args:
-            version: The version.
-            header: The header of its manifest.
-            map: The bytes of its map. None: content that has sums is only compared with the
-                checksums of its super blocks.
-            entries: The entries, in order.
-            alone: Whether content of the versions that it needs is compared, too.
+        A file without sums is compared if its first extent is chosen. Without a map, content that
+        has sums is only compared with the checksums of its super blocks. Content of the versions
+        that the version needs is compared only if the version was asked for alone.
         """
         own, threshold = len(header.chain) - 1, int(self._share * 2**32)
-        key, sums = bytes.fromhex(header.key), _Sums(map) if map is not None else None
+        key, sums = bytes.fromhex(header.key), MapReader(map) if map is not None else None
         fetcher = Fetcher[_Content](self._repository, header)
 
         def chosen(extent: Extent) -> bool:
@@ -361,37 +347,17 @@ class _Check:
         self._on_progress(self._found)
 
 
-class _Sums:
-    """The sums of a map, passed once."""
-
-    def __init__(self, data: Iterable[bytes]) -> None:
-        self._map = MapReader(data)
-        self._at = 0
-
-    def read(self, first: int, count: int) -> bytes:
-        """Returns the sums of blocks that come behind all that were asked for before."""
-        self._map.skip(first - self._at)
-        self._at = first + count
-        return self._map.read(count)
-
-
 class _Content:
     """Checks the content of a file as the content arrives.
 
-    Whole blocks are compared with their sums. The content of a file without sums is compared with
-    the digest of the file at its end.
-
-    Args:
-        entry: The file.
-        key: The key of the sums.
-        sums: The sums of the map; None where they are not known.
-        before: The number of sums in the map before those of the file.
+    Whole blocks are compared with their sums in the map, of which `before` come before those of the
+    file. The content of a file without sums is compared with the digest of the file at its end.
     """
 
-    def __init__(self, entry: Entry, key: bytes, sums: _Sums | None, before: int) -> None:
+    def __init__(self, entry: Entry, key: bytes, map: MapReader | None, before: int) -> None:
         self.entry = entry
         self._key = key
-        self._sums = sums
+        self._map = map
         self._before = before
         self._at = 0
         self._held = bytearray()
@@ -405,7 +371,7 @@ class _Content:
             self._digest.update(data)
             self._at = start + len(data)
             return True
-        if self._sums is None:
+        if self._map is None:
             return True
         if start != self._at + len(self._held):
             # The rest of a block that begins in what was not asked for.
@@ -417,7 +383,8 @@ class _Content:
         if self._at + whole < self.entry.size:
             whole -= whole % block
         found = sums(memoryview(self._held)[:whole], block, self._key)
-        wanted = self._sums.read(self._before + self._at // block, len(found) // SUM)
+        self._map.skip(self._before + self._at // block - self._map.passed)
+        wanted = self._map.read(len(found) // SUM)
         del self._held[:whole]
         self._at += whole
         return found == wanted

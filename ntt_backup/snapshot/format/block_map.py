@@ -86,13 +86,8 @@ def read_stretches(
 ) -> Iterator[tuple[int, memoryview]]:
     """Yields the content of a file outside its holes, with the position of each piece in bytes.
 
-    The content ends early where the file has become shorter.
-
-    Args:
-        fd: The descriptor of the file.
-        size: The bytes of the file that are read.
-        block: The bytes of a block. All pieces but the last consist of whole blocks.
-        buffer: Holds a piece until the next one is requested. Its size is a multiple of `block`.
+    The content ends early where the file has become shorter. All pieces but the last consist of
+    whole blocks. `buffer` holds a piece until the next one is requested, and has whole blocks.
     """
     for start, end in stretches(fd, size, block):
         while start < end:
@@ -113,20 +108,13 @@ def differing(new: bytes, old: bytes) -> Iterator[tuple[int, int]]:
     """
     if new == old:
         return
-    blocks = len(new) // SUM
-    same = _same(new, old)
+    ours, theirs = memoryview(new).cast("Q"), memoryview(old[: len(new)]).cast("Q")
+    same = bytes(map(int.__eq__, ours, theirs)).ljust(len(ours), b"\0")
     at = 0
     while (first := same.find(b"\0", at)) >= 0:
         at = same.find(b"\1", first)
-        at = blocks if at < 0 else at
+        at = len(ours) if at < 0 else at
         yield first, at
-
-
-def _same(new: bytes, old: bytes) -> bytes:
-    count = len(new) // SUM
-    ours, theirs = memoryview(new).cast("Q"), memoryview(old[: count * SUM]).cast("Q")
-    same = bytes(map(int.__eq__, ours, theirs))
-    return same + bytes(count - len(same))
 
 
 class MapWriter:
@@ -147,21 +135,23 @@ class MapWriter:
 
 
 class MapReader:
-    """Reads a map from its bytes. Raises SnapshotDamaged where they are none, or too few."""
+    """Reads a map from its bytes. Raises SnapshotDamaged where they are none, or too few.
+
+    Attributes:
+        passed: The number of sums that were read or skipped.
+    """
 
     def __init__(self, data: Iterable[bytes]) -> None:
         self._stream = ZstdStream(data)
+        self.passed = 0
 
     def read(self, blocks: int, of: int = 0) -> bytes:
-        """Returns the next sums of the map.
+        """Returns the next sums of the map. Of `of` sums, the rest is skipped.
 
         The sums take as much memory as they have bytes, and a few bytes of a map may expand to any
         number of sums.
-
-        Args:
-            blocks: The number of sums that are returned.
-            of: The number of sums that are consumed. The sums after the first `blocks` are skipped.
         """
+        self.passed += blocks
         wanted = blocks * SUM
         found = []
         while wanted:

@@ -263,36 +263,22 @@ class ManifestReader:
                 break
         else:
             raise SnapshotDamaged("a manifest breaks off")
-        last = [rest]
-        del rest  # The trailer may have megabytes, too.
-        self._end(last, count)
-
-    def _end(self, last: list[bytes], count: int) -> None:
-        """Reads trailer and seal.
-
-        Args:
-            last: The beginning of their lines, which is taken out.
-            count: The number of entries before them.
-        """
         for block in self._blocks:
-            last.append(block)
-            if sum(map(len, last)) > MAX_LINE:
+            rest += block
+            if len(rest) > MAX_LINE:
                 raise SnapshotDamaged("the trailer of a manifest is too long")
-        seal = _take_seal(last, self.header_sum)
-        self._digest.update(last[0])
+        line, seal = _trailer_and_seal(rest, self.header_sum)
+        self._digest.update(line)
         if seal.digest != self._digest.hexdigest():
             raise SnapshotDamaged("a manifest has not the sum that stands in it")
-        trailer = _trailer(_object(last.pop()))
+        trailer = _trailer(line)
         if trailer.files != count:
             raise SnapshotDamaged("a manifest has not the number of entries that stands in it")
         self.trailer, self.seal = trailer, seal
 
 
 def tail_size(end: bytes) -> int:
-    """Returns the number of bytes that `ending_of` needs.
-
-    Args:
-        end: The last `END_BYTES` of a manifest.
+    """Returns the number of bytes that `ending_of` needs, by the last `END_BYTES` of a manifest.
 
     Raises:
         SnapshotDamaged: The bytes are not the end of a manifest.
@@ -312,20 +298,13 @@ def ending_of(tail: bytes, header_sum: bytes = b"") -> tuple[ManifestTrailer, Se
         tail: The last `tail_size` bytes of a manifest.
         header_sum: As in `Seal`; without it nothing can be said about a signature.
     """
-    last = [next(_whole_lines(ZstdStream([tail])), b"")]
-    seal = _take_seal(last, header_sum)
-    return _trailer(_object(last.pop())), seal
+    lines = next(_whole_lines(ZstdStream([tail])), b"")
+    line, seal = _trailer_and_seal(lines, header_sum)
+    return _trailer(line), seal
 
 
-def _take_seal(last: list[bytes], header_sum: bytes) -> Seal:
-    """Returns the seal, unproven. Raises SnapshotDamaged.
-
-    Args:
-        last: Pieces of the trailer's line and the seal's. The trailer's line is left in it, alone:
-            it may have megabytes, and whoever reads it takes it out.
-        header_sum: As in `Seal`.
-    """
-    lines = b"".join(last)
+def _trailer_and_seal(lines: bytes, header_sum: bytes) -> tuple[bytes, Seal]:
+    """Returns the trailer's line and the seal, unproven. Raises SnapshotDamaged."""
     line, end, rest = lines.partition(b"\n")
     if rest.count(b"\n") != 1 or rest[-1:] != b"\n":
         raise SnapshotDamaged("a manifest has something else than a seal at its end")
@@ -333,8 +312,7 @@ def _take_seal(last: list[bytes], header_sum: bytes) -> Seal:
     digest, signature = said.get("blake3"), said.get("signature", "")
     if type(digest) is not str or not is_sum(digest) or type(signature) is not str:
         raise SnapshotDamaged("a manifest has no seal")
-    last[:] = [line + end]
-    return Seal(digest, signature, header_sum, blake3(last[0]).digest())
+    return line + end, Seal(digest, signature, header_sum, blake3(line + end).digest())
 
 
 def _compressor() -> zstandard.ZstdCompressor:
@@ -376,9 +354,7 @@ def _whole_lines(stream: ZstdStream, first: int = MAX_LINE) -> Iterator[bytes]:
 def _object(line: bytes) -> dict[str, Any]:
     try:
         require_few(line, 2 * MAX_CONTAINERS)
-        text = line.decode()
-        del line  # Where the caller has kept it no longer, either: it may have megabytes.
-        found = json.loads(text)
+        found = json.loads(line.decode())
     except (ValueError, RecursionError) as error:
         raise SnapshotDamaged("a line of a manifest is not JSON") from error
     if not isinstance(found, dict):
@@ -413,14 +389,13 @@ def _header(said: dict[str, Any]) -> Header:
     return header
 
 
-def _trailer(said: dict[str, Any]) -> ManifestTrailer:
+def _trailer(line: bytes) -> ManifestTrailer:
+    said = _object(line)
     try:
         trailer = ManifestTrailer(**{name: said[name] for name in ManifestTrailer.__slots__})
-        packs = said.pop("packs")
+        packs = said["packs"]
         require(type(packs) is list)
-        for at, one in enumerate(packs):  # In place: there may be a hundred thousand.
-            packs[at] = PackSum(*one)
-        trailer = replace(trailer, packs=tuple(packs))
+        trailer = replace(trailer, packs=tuple(PackSum(*one) for one in packs))
         numbers = [getattr(trailer, name) for name in _COUNTS]
         numbers += [one.size for one in trailer.packs]
         require({*map(type, numbers)} == {int} and 0 <= min(numbers) <= max(numbers) < MAX_NUMBER)
