@@ -28,13 +28,9 @@ class Last:
     """Tells how the last takes of a set ended.
 
     Attributes:
-        version: The last version that was taken on this host; "" where none is known.
-        files: The number of files in that version.
-        bytes: The size of the content of that version in bytes.
-        stored: The size of the packs of that version in bytes.
-        unreadable: The number of files that are missing in that version.
-        failed_at: The time at which the last take failed; None where it did not fail.
-        error: The reason why the last take failed; "" where it did not fail.
+        version: The last version that was taken on this host; "" where none is known. Up to
+            `unreadable`, the other fields are those of its `Taken`.
+        failed_at: When and why the last take failed; None and "" where it did not fail.
         taken_at: The time at which that version was begun.
     """
 
@@ -63,13 +59,9 @@ def last(settings: CatalogConfig, name: str) -> Last:
 
 @contextmanager
 def noting(settings: CatalogConfig, name: str) -> Iterator[Callable[[Taken], None]]:
-    """Records how a take of a set ends.
+    """Records a BackupError of the context. Yields the function that records what was taken.
 
-    The record holds the version that was taken, or the BackupError that was raised in the context.
     A record that cannot be written is dropped.
-
-    Yields:
-        The function that records what was taken.
     """
 
     def taken(made: Taken) -> None:

@@ -50,13 +50,10 @@ def _range(found: re.Match[str]) -> str:
 
 
 class PathChoice:
-    """Chooses the files of a manifest that fit patterns.
+    """Chooses the files of a manifest that fit patterns, and counts the bytes of their content.
 
     A file is chosen if its path or a directory above it fits one of the patterns, see `matcher`.
     The target of a chosen hard link is chosen, too.
-
-    Attributes:
-        bytes: The size of the content of the chosen files in bytes.
 
     Raises:
         ConfigError: Nothing fits one of the patterns.

@@ -163,11 +163,7 @@ def parse(line: bytes) -> Entry:
 
 
 def entries_of(lines: Sequence[bytes], versions: int = _MAX_VERSIONS) -> list[Entry]:
-    """Returns the entries that lines of a manifest describe.
-
-    Args:
-        lines: The lines.
-        versions: The number of versions in which the content may lie.
+    """Returns the entries that lines describe, with content in that many versions.
 
     Raises:
         SnapshotDamaged: A line is not an entry.

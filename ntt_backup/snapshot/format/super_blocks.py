@@ -53,12 +53,9 @@ class _Frame(NamedTuple):
 
 
 class SuperBlockWriter:
-    """Writes the packs of a version.
+    """Writes the packs of a version, which has an index in its own `Header.chain`.
 
     The writer compresses in a thread of its own, and uses the repository in the caller's thread.
-
-    Args:
-        index: The index of the version in its own `Header.chain`.
     """
 
     def __init__(self, repository: FileStore, set: str, version: str, *, index: int) -> None:

@@ -63,14 +63,7 @@ class Attributes:
         os.utime(name, ns=(entry.mtime, entry.mtime), dir_fd=directory, follow_symlinks=False)
 
     def are(self, entry: Entry, status: os.stat_result, directory: int, name: str) -> bool:
-        """Returns whether a file already has all attributes of an entry that can be set.
-
-        Args:
-            entry: The entry.
-            status: The status of the file.
-            directory: The descriptor of the directory of the file.
-            name: The name of the file in the directory.
-        """
+        """Returns whether a file, known by its directory, has all attributes that can be set."""
         owned = (status.st_uid, status.st_gid) == (entry.uid, entry.gid)
         return (
             status.st_mode & 0o7777 == self._mode(entry, owned=owned)
@@ -100,24 +93,19 @@ class Attributes:
 
     def _wanted(self, entry: Entry, *, owned: bool) -> dict[str, str]:
         """Returns the extended attributes of the version that are set."""
-        found = entry.xattrs
-        if found and not self._privileges:
-            found = {name: value for name, value in found.items() if name.startswith(_HARMLESS)}
-        if _CAPABILITY in found and not owned:
-            found = {name: value for name, value in found.items() if name != _CAPABILITY}
-        return found
+        return {
+            name: value
+            for name, value in entry.xattrs.items()
+            if (self._privileges or name.startswith(_HARMLESS)) and (owned or name != _CAPABILITY)
+        }
 
     def _are_extended(self, path: str, entry: Entry, *, owned: bool) -> bool:
-        wanted = self._wanted(entry, owned=owned)
-        if any(self._foreign(path, entry)):
-            return False
-        try:
-            return all(
+        with suppress(OSError, ValueError):
+            return not any(self._foreign(path, entry)) and all(
                 os.getxattr(path, name, follow_symlinks=False) == b64decode(value)
-                for name, value in wanted.items()
+                for name, value in self._wanted(entry, owned=owned).items()
             )
-        except (OSError, ValueError):
-            return False
+        return False
 
     def _foreign(self, file: int | str, entry: Entry) -> Iterator[str]:
         """Yields the extended attributes that a file has and the version lacks."""

@@ -114,16 +114,9 @@ class _Item(NamedTuple):
 
 
 class VersionRestorer:
-    """Restores the files of a version, or one part of several.
+    """Restores the chosen files of a version, or one part of several: its number, and theirs.
 
-    Args:
-        repository: Where the packs lie.
-        manifest: The manifest of the version.
-        map: The map of the version for a delta, or None.
-        root: A descriptor of the destination, which stays the caller's.
-        options: How files are restored.
-        choice: The files that are restored, or None for all.
-        part: The number of this part, and the number of parts.
+    The descriptor of the destination, `root`, stays the caller's.
     """
 
     def __init__(
@@ -270,15 +263,8 @@ class VersionRestorer:
             make(level, entry, name, self._attributes)
         else:
             if self._writer is None:
-                self._writer = FileWriter(
-                    level,
-                    name,
-                    entry,
-                    free=free,
-                    runs=runs,
-                    in_place=self._options.in_place,
-                    verify=self._options.verify,
-                )
+                ways = {"in_place": self._options.in_place, "verify": self._options.verify}
+                self._writer = FileWriter(level, name, entry, free=free, runs=runs, **ways)
             written = self._writer.add(pieces)
             self._step.bytes += written
             self._pass(written)
@@ -310,17 +296,10 @@ def finish(
     wrong: Container[str],
     attributes: Attributes,
 ) -> RestoreStep:
-    """Makes the hard links, and then sets the attributes of the directories.
+    """Makes the hard links, and then sets the attributes of the directories, both in order.
 
     A directory gets its attributes once its content is complete. At the end everything is made
     durable, on each file system that has a part of the destination.
-
-    Args:
-        entries: The hard links and directories, in order.
-        root: A descriptor of the destination.
-        choice: The files that are restored, or None for all.
-        wrong: The files that were not restored.
-        attributes: The object that sets the attributes.
 
     Raises:
         OSError: An error concerns more than one file.

@@ -45,43 +45,33 @@ class ComparedFile(NamedTuple):
 
 
 def compare(fd: int, entry: Entry, wanted: bytes, key: bytes) -> ComparedFile:
-    """Compares a file of the destination with the version.
+    """Compares a file of the destination with the version, and with those sums that are known.
 
     A file that the disk cannot read counts as different.
-
-    Args:
-        fd: The descriptor of the file.
-        entry: The entry of the file.
-        wanted: The sums of the file in the version, as many as are known; b"" where there are none.
-        key: The key of the sums.
     """
     try:
-        return _compare(fd, entry, wanted, key)
+        size = os.fstat(fd).st_size
+        if not wanted:
+            return ComparedFile(size == entry.size and _digest(fd) == entry.digest, None)
+        found = bytearray()
+        buffer = memoryview(bytearray(max(_PIECE, entry.block)))
+        end = min(size, entry.size)
+        for at, piece in read_stretches(fd, end, entry.block, buffer):
+            found += bytes(at // entry.block * SUM - len(found))  # A hole.
+            found += sums(piece, entry.block, key)
+        found += bytes(max(0, -(-end // entry.block) * SUM - len(found)))
+        blocks = differing(wanted, bytes(found))
+        runs = [(first * entry.block, min(end * entry.block, entry.size)) for first, end in blocks]
+        if (known := len(wanted) // SUM * entry.block) < entry.size:
+            runs.append((known, entry.size))
+        if runs or size != entry.size:
+            return ComparedFile(False, runs)
+        # Only the BLAKE3 of the whole proves that nothing differs.
+        return ComparedFile(True, ()) if _digest(fd) == entry.digest else ComparedFile(False, None)
     except OSError as error:
         if error.errno != errno.EIO:
             raise
         return ComparedFile(False, None)
-
-
-def _compare(fd: int, entry: Entry, wanted: bytes, key: bytes) -> ComparedFile:
-    size = os.fstat(fd).st_size
-    if not wanted:
-        return ComparedFile(size == entry.size and _digest(fd) == entry.digest, None)
-    found = bytearray()
-    buffer = memoryview(bytearray(max(_PIECE, entry.block)))
-    end = min(size, entry.size)
-    for at, piece in read_stretches(fd, end, entry.block, buffer):
-        found += bytes(at // entry.block * SUM - len(found))  # A hole.
-        found += sums(piece, entry.block, key)
-    found += bytes(max(0, -(-end // entry.block) * SUM - len(found)))
-    blocks = differing(wanted, bytes(found))
-    runs = [(first * entry.block, min(end * entry.block, entry.size)) for first, end in blocks]
-    if (known := len(wanted) // SUM * entry.block) < entry.size:
-        runs.append((known, entry.size))
-    if runs or size != entry.size:
-        return ComparedFile(False, runs)
-    # Only the BLAKE3 of the whole proves that nothing differs.
-    return ComparedFile(True, ()) if _digest(fd) == entry.digest else ComparedFile(False, None)
 
 
 def within(extents: Iterable[Extent], runs: Sequence[Run]) -> list[Extent]:
@@ -147,13 +137,20 @@ class FileWriter:
         self._beside: Beside | None = None
         self._fd = -1
         try:
-            if runs is None:
-                self._open_beside(level, name, free=free)
-            else:
-                self._open_copy(level, name, in_place=in_place)
+            if runs is not None:
+                old = open_old(level, name, os.O_RDWR if in_place else os.O_RDONLY)
+                # A file that has another name is not the only one that would change.
+                if in_place and os.fstat(old).st_nlink == 1:
+                    self._fd = old
+                else:
+                    with closing(old):
+                        self._open_beside(level, name, free=False)
+                        _copy(old, self._fd)
                 os.ftruncate(self._fd, entry.size)
                 for start, end in _outside(runs, entry.extents):
                     _clear(self._fd, start, end)
+            else:
+                self._open_beside(level, name, free=free)
         except BaseException:
             self.close()
             raise
@@ -161,16 +158,6 @@ class FileWriter:
     def _open_beside(self, level: Level, name: str, *, free: bool) -> None:
         self._beside = Beside(level, name, free=free)
         self._fd = self._beside.open()
-
-    def _open_copy(self, level: Level, name: str, *, in_place: bool) -> None:
-        """Opens a copy of the file that is there, or that file itself if it has no other name."""
-        old = open_old(level, name, os.O_RDWR if in_place else os.O_RDONLY)
-        if in_place and os.fstat(old).st_nlink == 1:
-            self._fd = old
-            return
-        with closing(old):
-            self._open_beside(level, name, free=False)
-            _copy(old, self._fd)
 
     def close(self) -> None:
         """Removes what is not finished, but for what was changed in place."""

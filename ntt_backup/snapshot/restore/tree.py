@@ -90,21 +90,20 @@ class Level:
 
 
 class DestinationTree:
-    """Opens the directories below a root.
+    """Opens the directories below a root, whose descriptor the caller closes.
 
-    The directories on the path to the last entered one are open.
-
-    Args:
-        root: The descriptor of the root, which the caller closes.
-        make: Whether missing directories are made, accessible to this user alone.
+    The directories on the path to the last entered one are open. Missing ones are made on request,
+    accessible to this user alone.
 
     Attributes:
-        mounted: For each other file system, the first of its directories that was entered.
+        mounted: For each other file system, the first of its directories that was entered, as a
+            descriptor, which `close` closes.
     """
 
     def __init__(self, root: int, *, make: bool) -> None:
         self._make = make
-        self._mounted = {os.fstat(root).st_dev: root}
+        self._devices = {os.fstat(root).st_dev}
+        self.mounted: list[int] = []
         self._levels = [Level("", root)]
 
     def close(self) -> None:
@@ -114,31 +113,18 @@ class DestinationTree:
         for fd in self.mounted:
             os.close(fd)
 
-    @property
-    def mounted(self) -> list[int]:
-        """Returns descriptors, which `close` closes."""
-        return list(self._mounted.values())[1:]
-
     def enter(self, path: str) -> Level:
-        """Returns the directory at a path.
-
-        The directory is open until a directory is entered that is not below it.
+        """Returns a directory, which is open until one is entered that is not below it.
 
         Raises:
             Refused: Something else than a directory is in the place of the directory.
             OSError: The directory cannot be made or opened.
         """
+        while len(self._levels) > 1 and not f"{path}/".startswith(f"{self._levels[-1].path}/"):
+            self._leave()
         level = self._levels[-1]
-        while path != level.path:
-            if not level.path:
-                rest = path
-            elif path.startswith(level.path) and path[len(level.path)] == "/":
-                rest = path[len(level.path) + 1 :]
-            else:
-                self._leave()
-                level = self._levels[-1]
-                continue
-            for name in rest.split("/"):
+        if path != level.path:
+            for name in path.removeprefix(f"{level.path}/" if level.path else "").split("/"):
                 level = self._below(level, checked(name))
                 self._levels.append(level)
         return level
@@ -167,8 +153,9 @@ class DestinationTree:
             if self._make:
                 raise Refused(f"{_kind(above, name)} stands where {path} should be") from None
             return Level(path, -1, set())
-        if (device := os.fstat(fd).st_dev) not in self._mounted:
-            self._mounted[device] = os.dup(fd)
+        if (device := os.fstat(fd).st_dev) not in self._devices:
+            self.mounted.append(os.dup(fd))
+            self._devices.add(device)
         return Level(path, fd, set() if new else None)
 
 

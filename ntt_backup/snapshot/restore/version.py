@@ -60,13 +60,10 @@ class RestoredVersion:
     Attributes:
         files: The number of files that were written.
         kept: The number of files that existed already and were right.
-        bytes: The bytes of content that were written.
-        fetched: The bytes that came from the target.
         wrong: The number of files that were not restored.
         problems: The first of those files, each with the reason.
-        notes: The attributes that could not be set.
+        notes: What could not be done, in words.
         part: The part of the work that is done.
-        origin: The origin of the version.
     """
 
     version: str = ""
@@ -110,22 +107,11 @@ def restore(
     before_writing: Callable[[], object] = lambda: None,
     tell: Callable[[str], object] = lambda _: None,
 ) -> RestoredVersion:
-    """Restores a version into a directory.
+    """Restores a version, `SET` or `SET@VERSION`, into a directory by several processes.
 
-    Args:
-        open_store: Opens the repository.
-        wanted: The version, as `SET` or `SET@VERSION`.
-        to: The directory.
-        options: How files are restored.
-        jobs: The number of processes.
-        patterns: Restores only the files that fit one of these, see `PathChoice`; none for all
-            files.
-        origins: The origins of versions. A version that this host did not make is refused unless
-            `trust` is set.
-        trust: Whether a version of any origin is accepted.
-        on_progress: Receives the result so far.
-        before_writing: Is called once the directory exists, before anything is written into it.
-        tell: Receives a text on each newer version that is passed over, see `choose`.
+    Only the files that fit one of the patterns are restored, see `PathChoice`, or all without any.
+    A version that this host did not make is refused unless `trust` is set. `before_writing` is
+    called once the directory exists, before anything is written into it.
 
     Raises:
         ConfigError: No version or more than one is meant, or nothing fits a pattern.
@@ -212,9 +198,7 @@ def _by_helpers(
 
 
 class _Source:
-    """Keeps the manifest of a version, and the map where a delta needs it, on this machine.
-
-    The manifest is proved. Both are in files that have no names.
+    """Keeps the proved manifest of a version, and its map for a delta, in files without names.
 
     Attributes:
         problem: The reason why there is no map.
@@ -257,7 +241,6 @@ class _Source:
         root: int,
         part: tuple[int, int],
     ) -> VersionRestorer:
-        """Returns what restores a part of the files, see `VersionRestorer`."""
         map = MapReader(_pieces(self._map)) if self._map is not None else None
         return VersionRestorer(repository, self.manifest(), map, root, options, choice, part)
 
@@ -322,12 +305,6 @@ class Unfinished:
     restore, or one of the whole version, has looked at all files that the earlier one may have
     left.
 
-    Args:
-        to: The directory that is restored into.
-        root: An open descriptor of the directory; it is not closed.
-        version: The version that is restored, as `SET@VERSION`.
-        patterns: The patterns that choose files of the version; none for all files.
-
     Attributes:
         doubt: Whether an earlier restore into the directory did not finish.
     """
@@ -337,10 +314,16 @@ class Unfinished:
         self._root = root
         self._line = json.dumps([version, *sorted(patterns)])
         # Without patterns, this restore looks at all files of the version.
-        self._settled = self._line[:-1] if not patterns else self._line
-        self._remove_left_overs()
+        settled = self._line[:-1] if not patterns else self._line
+        for name in names_in(root):
+            if name.startswith(f".{MARKER}."):  # A power cut has left it of one that was written.
+                os.unlink(name, dir_fd=root)
         self.doubt = os.access(MARKER, os.F_OK, dir_fd=root, follow_symlinks=False)
-        self._others = [one for one in self._read() if not one.startswith(self._settled)]
+        said = b""
+        with suppress(OSError), closing_fd(os.open(MARKER, FILE, dir_fd=root)) as fd:
+            said = os.read(fd, _MOST_MARKS)
+        lines = said.decode("utf-8", "surrogateescape").splitlines()
+        self._others = [one for one in lines if not one.startswith(settled)]
         self._write([*self._others, self._line])
 
     def end(self) -> None:
@@ -349,17 +332,6 @@ class Unfinished:
             self._write(self._others)
         else:
             os.unlink(MARKER, dir_fd=self._root)
-
-    def _remove_left_overs(self) -> None:
-        """Removes what a power cut has left of a marker that was being written."""
-        for name in names_in(self._root):
-            if name.startswith(f".{MARKER}."):
-                os.unlink(name, dir_fd=self._root)
-
-    def _read(self) -> list[str]:
-        with suppress(OSError), closing_fd(os.open(MARKER, FILE, dir_fd=self._root)) as fd:
-            return os.read(fd, _MOST_MARKS).decode("utf-8", "surrogateescape").splitlines()
-        return []
 
     def _write(self, lines: Sequence[str]) -> None:
         text = "".join(f"{line}\n" for line in lines)

@@ -77,9 +77,8 @@ class _Reading:
 
     def keep(self, start: int, end: int) -> None:
         if self.kept and self.kept[-1][1] == start:
-            self.kept[-1] = (self.kept[-1][0], end)
-        else:
-            self.kept.append((start, end))
+            start = self.kept.pop()[0]
+        self.kept.append((start, end))
 
 
 @dataclass(slots=True)
@@ -181,14 +180,7 @@ class FileReader:
     def _read(
         self, fd: int, path: str, old: OldFile | None, most: int
     ) -> tuple[TakenFile, bytes, os.stat_result]:
-        """Reads an opened file as `read` does.
-
-        Args:
-            fd: The descriptor of the file.
-            path: The path of the file in the version.
-            old: The file in the last version; None for a new file.
-            most: The highest number of blocks, where blocks are not as large as before.
-        """
+        """Reads a file as `read` does, in at most so many blocks unless those stay as large."""
         digest, before = (old.entry.digest, old.sums) if old is not None else ("", b"")
         block = old.entry.block if old is not None else 0
         readings = []
@@ -292,12 +284,9 @@ def entry_of(path: str, kind: str, status: os.stat_result) -> Entry:
 
 
 def xattrs(where: int | str) -> dict[str, str]:
-    """Returns the extended attributes of a file, including its ACLs.
+    """Returns the extended attributes of a descriptor or an unfollowed path, including its ACLs.
 
     The result is empty where the file system has no extended attributes.
-
-    Args:
-        where: The descriptor of the file, or a path, whose symlink is not followed.
 
     Raises:
         OSError: The attributes have more bytes than a manifest has room for.

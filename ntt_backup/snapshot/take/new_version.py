@@ -68,7 +68,6 @@ class Taken:
     Attributes:
         files: The number of entries in the version.
         bytes: The bytes of all content, including holes.
-        read: The bytes of content that were read.
         stored: The bytes of packs.
         changed: The number of files with new content.
         unsettled: The number of files that changed during every reading.
@@ -387,12 +386,11 @@ class _Take:
         waiting, settled = self._waiting, self._packs.settled
         while waiting:
             weight, one = waiting[0]
-            if isinstance(one, bytes):
-                self._manifest.add(one)
-            elif one.ticket < settled:
-                self._manifest.add(one.settle().line())
-            else:
-                return
+            if isinstance(one, TakenFile):
+                if one.ticket >= settled:
+                    return
+                one = one.settle().line()
+            self._manifest.add(one)
             waiting.popleft()
             self._weight -= weight
 

@@ -71,9 +71,7 @@ class SnapshotSet:
 def find_set(
     settings: CatalogConfig, name: str, paths: Sequence[str] = (), exclude: Sequence[str] = ()
 ) -> SnapshotSet:
-    """Returns the set of a name from the settings, or the set that the arguments describe.
-
-    The arguments are used where the settings have no set of that name.
+    """Returns the set of a name from the settings, or else the set that the arguments describe.
 
     Raises:
         ConfigError: Neither or both define the set, or a name or path is invalid.
