@@ -28,7 +28,8 @@ from ntt_backup.process import durable
 from ntt_backup.snapshot.format.entry import DIRECTORY, FILE, HARD_LINK, SYMLINK, Entry
 from ntt_backup.snapshot.names import SnapshotDamaged
 from ntt_backup.snapshot.origins import NO_KEYS, NOBODY, Origins
-from ntt_backup.snapshot.restore import fetch, local_file
+from ntt_backup.snapshot.restore import fetch
+from ntt_backup.snapshot.restore import files as restored_files
 from ntt_backup.snapshot.restore import version as restoring
 from ntt_backup.snapshot.restore.attributes import Attributes
 from ntt_backup.snapshot.restore.files import RestoreOptions
@@ -263,7 +264,7 @@ def test_a_delta_fetches_what_differs_and_no_more(
     pages: Example, in_place: bool, jobs: int, holes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not holes:  # A file system that can make none of them.
-        monkeypatch.setattr(local_file, "_fallocate", lambda *_: -1)
+        monkeypatch.setattr(restored_files, "_fallocate", lambda *_: -1)
     changed = sum(
         len(data)
         for name, data in pages.repository.files.items()
@@ -972,7 +973,7 @@ def test_a_file_that_cannot_be_compared_is_told_and_stays(
     def fail(*_: object) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
-    monkeypatch.setattr("ntt_backup.snapshot.restore.files.compare", fail)
+    monkeypatch.setattr("ntt_backup.snapshot.restore.files._compare_content", fail)
     done = restore(repository, tmp_path)
     assert done.problems == [("root/file", "Permission denied")]
     assert (done.wrong, done.kept) == (1, 1)

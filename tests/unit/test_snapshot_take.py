@@ -41,7 +41,7 @@ from ntt_backup.snapshot.format.manifest import (
 )
 from ntt_backup.snapshot.names import SnapshotDamaged, new_version
 from ntt_backup.snapshot.origins import NO_KEYS
-from ntt_backup.snapshot.take import chain, changed_file, last_version
+from ntt_backup.snapshot.take import changed_file, last_version
 from ntt_backup.snapshot.take import new_version as taking
 from ntt_backup.snapshot.take.last_version import Copies, LastVersion, open_copies
 from ntt_backup.snapshot.take.new_version import Taken
@@ -309,7 +309,7 @@ def test_a_version_that_no_restore_would_read_is_not_made(
     bad.write_bytes(b"no manifest")
     for full, error in ((True, SourceError), (False, SnapshotDamaged)):
         with pytest.raises(error):
-            chain.require_readable(bad, full=full)
+            taking._require_readable(bad, full=full)
 
 
 # --- files that do not hold still ----------------------------------------------------------------

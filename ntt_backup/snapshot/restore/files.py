@@ -6,18 +6,32 @@ all files are there.
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import fcntl
 import os
 import stat
 import time
 from collections.abc import Container, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from ntt_backup.blobdir.files import closing
+from blake3 import blake3
+
+from ntt_backup.blobdir.files import closing, write_all
 from ntt_backup.filestore.contract import ReadableStore
 from ntt_backup.format import many, printable
 from ntt_backup.process.durable import sync_below
-from ntt_backup.snapshot.format.block_map import MapReader
+from ntt_backup.snapshot.format.block_map import (
+    SUM,
+    MapReader,
+    add_zeros,
+    differing,
+    read_stretches,
+    stretches,
+    sums,
+)
 from ntt_backup.snapshot.format.entry import (
     DIRECTORY,
     FIFO,
@@ -31,9 +45,9 @@ from ntt_backup.snapshot.format.manifest import ManifestReader
 from ntt_backup.snapshot.patterns import PathChoice
 from ntt_backup.snapshot.restore.attributes import Attributes
 from ntt_backup.snapshot.restore.fetch import Fetcher, Piece
-from ntt_backup.snapshot.restore.local_file import ComparedFile, FileWriter, Run, compare, within
 from ntt_backup.snapshot.restore.tree import (
     OF_ALL,
+    Beside,
     DestinationTree,
     Level,
     Refused,
@@ -53,6 +67,19 @@ _LEFT_OUT: Final = (
     "{} that this user may not open cannot be made durable on this file system: run `sync` here,"
     " and call it again to compare their content"
 )
+
+
+_PIECE: Final = 1 << 20
+_ZEROS: Final = memoryview(bytes(_PIECE))
+_FICLONE: Final = 0x40049409
+_PUNCH_HOLE_KEEP_SIZE: Final = 3
+_fallocate = ctypes.CDLL(None, use_errno=True).fallocate
+_fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+
+WRONG: Final = "its content is not that of the version"
+MISSING: Final = "a super block of it is missing or damaged"
+
+Run = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +166,7 @@ class VersionRestorer:
         self._seen, self._tree = DestinationTree(root, make=False), DestinationTree(root, make=True)
         self._step = RestoreStep()
         self._fetched = 0
-        self._writer: FileWriter | None = None
+        self._writer: _FileWriter | None = None
         # Of the file that is written.
         self._passed = 0
         # Of the last file of several parts, whose other parts are passed over.
@@ -209,7 +236,7 @@ class VersionRestorer:
             elif item.runs is None:
                 yield item, entry.extents
             else:
-                yield item, within(entry.extents, item.runs)
+                yield item, _within(entry.extents, item.runs)
 
     def _find(self, path: str) -> tuple[Level, str, os.stat_result | None] | None:
         """Returns a place, and what is there; None where the path leads to no place."""
@@ -244,11 +271,12 @@ class VersionRestorer:
                 return None
             if right or sums:
                 with closing(open_old(level, name)) as fd:
-                    seen = ComparedFile(True, None)
-                    if not taken_for_same:
-                        seen = compare(fd, entry, sums, bytes.fromhex(self._manifest.header.key))
-                    if not seen.same:
-                        return _Item(entry, False, seen.runs)
+                    same, runs = taken_for_same, None
+                    if not same:
+                        key = bytes.fromhex(self._manifest.header.key)
+                        same, runs = _compare_content(fd, entry, sums, key)
+                    if not same:
+                        return _Item(entry, False, runs)
                     attributes.set(fd, entry)
                     return None
         return _Item(entry, False)
@@ -258,13 +286,12 @@ class VersionRestorer:
     def _write(
         self, level: Level, name: str, item: _Item, pieces: Sequence[Piece], *, last: bool
     ) -> None:
-        entry, free, runs = item
+        entry = item.entry
         if entry.kind in (SYMLINK, FIFO):
             make(level, entry, name, self._attributes)
         else:
             if self._writer is None:
-                ways = {"in_place": self._options.in_place, "verify": self._options.verify}
-                self._writer = FileWriter(level, name, entry, free=free, runs=runs, **ways)
+                self._writer = _FileWriter(level, name, item, self._options)
             written = self._writer.add(pieces)
             self._step.bytes += written
             self._pass(written)
@@ -356,3 +383,204 @@ def finish(
         targets.close()
     step.notes += sorted(attributes.notes)
     return step
+
+
+# --- one file -------------------------------------------------------------------------------------
+
+
+def _compare_content(
+    fd: int, entry: Entry, wanted: bytes, key: bytes
+) -> tuple[bool, Sequence[Run] | None]:
+    """Compares a file of the destination with the version, and with those sums that are known.
+
+    A file that the disk cannot read counts as different.
+
+    Returns:
+        Whether the content is the same; the bytes that differ, or None where they are not known.
+    """
+    try:
+        size, runs = os.fstat(fd).st_size, []
+        if wanted:
+            found = bytearray()
+            buffer = memoryview(bytearray(max(_PIECE, entry.block)))
+            end = min(size, entry.size)
+            for at, piece in read_stretches(fd, end, entry.block, buffer):
+                found += bytes(at // entry.block * SUM - len(found))  # A hole.
+                found += sums(piece, entry.block, key)
+            found += bytes(max(0, -(-end // entry.block) * SUM - len(found)))
+            for first, last in differing(wanted, bytes(found)):
+                runs.append((first * entry.block, min(last * entry.block, entry.size)))
+            if (known := len(wanted) // SUM * entry.block) < entry.size:
+                runs.append((known, entry.size))
+            if runs or size != entry.size:
+                return False, runs
+        # Only the BLAKE3 of the whole proves that nothing differs.
+        return size == entry.size and _digest(fd) == entry.digest, None
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return False, None
+
+
+def _within(extents: Iterable[Extent], runs: Sequence[Run]) -> list[Extent]:
+    """Returns the extents that have some of the bytes of runs."""
+    chosen = []
+    left = iter(runs)
+    run = next(left, None)
+    for extent in extents:
+        while run is not None and run[1] <= extent.start:
+            run = next(left, None)
+        if run is None:
+            break
+        if run[0] < extent.start + extent.length:
+            chosen.append(extent)
+    return chosen
+
+
+def _outside(runs: Sequence[Run], extents: Sequence[Extent]) -> Iterator[Run]:
+    """Yields the bytes of runs that no extent has: they are zeros."""
+    at = 0
+    for start, end in runs:
+        while at < len(extents) and extents[at].start + extents[at].length <= start:
+            at += 1
+        for extent in extents[at:]:
+            if extent.start >= end:
+                break
+            if start < extent.start:
+                yield start, extent.start
+            start = max(start, extent.start + extent.length)
+        if start < end:
+            yield start, end
+
+
+class _FileWriter:
+    """Writes a file in parts, beside any existing file of the same name.
+
+    Where it is known which bytes differ, a copy of the existing file is patched, or that file
+    itself in place.
+
+    Raises:
+        Refused: The file cannot be made.
+        OSError: A system call fails.
+    """
+
+    def __init__(self, level: Level, name: str, item: _Item, options: RestoreOptions) -> None:
+        self._entry, free, runs = item
+        self._verify = options.verify
+        self._hasher = blake3() if runs is None else None
+        self._at = 0
+        self._damaged = False
+        self._beside: Beside | None = None
+        self._fd = -1
+        try:
+            if runs is not None:
+                old = open_old(level, name, os.O_RDWR if options.in_place else os.O_RDONLY)
+                # A file that has another name is not the only one that would change.
+                if options.in_place and os.fstat(old).st_nlink == 1:
+                    self._fd = old
+                else:
+                    with closing(old):
+                        self._open_beside(level, name, free=False)
+                        _copy(old, self._fd)
+                os.ftruncate(self._fd, self._entry.size)
+                for start, end in _outside(runs, self._entry.extents):
+                    _clear(self._fd, start, end)
+            else:
+                self._open_beside(level, name, free=free)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open_beside(self, level: Level, name: str, *, free: bool) -> None:
+        self._beside = Beside(level, name, free=free)
+        self._fd = self._beside.open()
+
+    def close(self) -> None:
+        """Removes what is not finished, but for what was changed in place."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        if self._beside is not None:
+            self._beside.remove()
+
+    def add(self, pieces: Iterable[Piece]) -> int:
+        """Writes content, in the order of the file; returns its bytes."""
+        written = 0
+        for start, data, whole in pieces:
+            if not whole:
+                self._damaged = True
+            if self._damaged:
+                continue
+            if self._hasher is not None and self._verify:
+                self._hash_zeros(start)
+                self._hasher.update(data)
+            os.lseek(self._fd, start, os.SEEK_SET)
+            write_all(self._fd, data)
+            self._at = start + len(data)
+            written += len(data)
+        return written
+
+    def finish(self, attributes: Attributes) -> None:
+        """Compares the whole with the version, and gives it its name."""
+        entry = self._entry
+        if self._damaged:
+            raise Refused(MISSING)
+        if self._hasher is not None:
+            if self._at < entry.size:
+                os.ftruncate(self._fd, entry.size)
+            if self._verify:
+                self._hash_zeros(entry.size)
+                digest = self._hasher.hexdigest()
+        else:
+            digest = _digest(self._fd)
+        if (self._verify or self._hasher is None) and digest != entry.digest:
+            in_place = ": it was changed in place, and is left so"
+            raise Refused(WRONG + (in_place if self._beside is None else ""))
+        if self._beside is None:
+            # Where no block is new, xfs has nothing to log, and syncfs does not flush the disk.
+            os.fsync(self._fd)
+        attributes.set(self._fd, entry)
+        if self._beside is not None:
+            self._beside.rename()
+
+    def _hash_zeros(self, end: int) -> None:
+        assert self._hasher is not None
+        add_zeros(self._hasher, end - self._at)
+        self._at = end
+
+
+def _copy(old: int, new: int) -> None:
+    """Makes new a copy of old, which shares its blocks where the file system can do that."""
+    with suppress(OSError):
+        fcntl.ioctl(new, _FICLONE, old)
+        return
+    size = os.fstat(old).st_size
+    os.ftruncate(new, size)
+    for at, end in stretches(old, size, 1):
+        while at < end:
+            try:
+                count = os.copy_file_range(old, new, end - at, at, at)
+            except OSError:
+                count = os.pwrite(new, os.pread(old, min(_PIECE, end - at), at), at)
+            if not count:
+                return
+            at += count
+
+
+def _clear(fd: int, start: int, end: int) -> None:
+    """Makes bytes of a file zeros: a hole where the file system has those."""
+    if _fallocate(fd, _PUNCH_HOLE_KEEP_SIZE, start, end - start) == 0:
+        return
+    while start < end:
+        start += os.pwrite(fd, _ZEROS[: end - start], start)
+
+
+def _digest(fd: int) -> str:
+    hasher = blake3()
+    end, size = 0, os.fstat(fd).st_size
+    for at, piece in read_stretches(fd, size, 1, memoryview(bytearray(_PIECE))):
+        add_zeros(hasher, at - end)
+        hasher.update(piece)
+        end = at + len(piece)
+    add_zeros(hasher, size - end)
+    return hasher.hexdigest()

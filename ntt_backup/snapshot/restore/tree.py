@@ -13,6 +13,7 @@ import ctypes
 import errno
 import os
 import stat
+import struct
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from hashlib import blake2b
@@ -44,6 +45,9 @@ _RESTRICT_SELF: Final = 446
 _VERSION: Final = 1
 _PATH_BENEATH: Final = 1
 _NO_NEW_PRIVS: Final = 38
+# struct landlock_ruleset_attr, landlock_path_beneath_attr.
+_RULESET: Final = struct.Struct("=Q")
+_BENEATH: Final = struct.Struct("=Qi")
 # What of LANDLOCK_ACCESS_FS_* changes something: writing, removing, making; since version 2 moving
 # between directories, since version 3 truncating.
 _WRITE_FILE: Final = 1 << 1
@@ -306,15 +310,6 @@ def _kind(level: Level, name: str) -> str:
     return "something else"
 
 
-class _Ruleset(ctypes.Structure):
-    _fields_ = (("handled_access_fs", ctypes.c_uint64),)
-
-
-class _Beneath(ctypes.Structure):
-    _pack_ = 1
-    _fields_ = (("allowed_access", ctypes.c_uint64), ("parent_fd", ctypes.c_int32))
-
-
 def confine(directories: Sequence[str | os.PathLike[str]]) -> bool:
     """Lets this thread, and all that it starts from then on, write below some directories only.
 
@@ -328,9 +323,9 @@ def confine(directories: Sequence[str | os.PathLike[str]]) -> bool:
     if version < 1:
         return False
     handled = _CHANGES | sum(bit for since, bit in _SINCE.items() if version >= since)
-    attributes = _Ruleset(handled)
-    size = ctypes.c_size_t(ctypes.sizeof(attributes))
-    ruleset = _libc.syscall(_CREATE_RULESET, ctypes.byref(attributes), size, 0)
+    attributes = _RULESET.pack(handled)
+    size = ctypes.c_size_t(len(attributes))
+    ruleset = _libc.syscall(_CREATE_RULESET, attributes, size, 0)
     if ruleset < 0:
         return False
     with ExitStack() as stack:
@@ -341,8 +336,8 @@ def confine(directories: Sequence[str | os.PathLike[str]]) -> bool:
             except OSError:
                 continue
             stack.callback(os.close, fd)
-            rule = _Beneath(_WRITE_FILE if path in _OF_PROGRAMS else handled, fd)
-            if _libc.syscall(_ADD_RULE, ruleset, _PATH_BENEATH, ctypes.byref(rule), 0):
+            rule = _BENEATH.pack(_WRITE_FILE if path in _OF_PROGRAMS else handled, fd)
+            if _libc.syscall(_ADD_RULE, ruleset, _PATH_BENEATH, rule, 0):
                 return False
         if _libc.syscall(_RESTRICT_SELF, ruleset, 0) == 0:
             return True

@@ -130,7 +130,7 @@ class LastVersion:
         header: The header of the manifest.
         trailer: The trailer, which only `end` proves.
         seal: The seal: with the header, it tells who made the version.
-        line: The line of the next entry; None behind the last one.
+        line: The line of the next entry; empty behind the last one.
     """
 
     def __init__(self, manifest: Path, map: Path) -> None:
@@ -142,40 +142,33 @@ class LastVersion:
         self.trailer, self.seal = _ending(manifest, self._manifest.header_sum)
         # The order is that of the walk: what is out of it is not found, and read again.
         self._lines = chain.from_iterable(self._manifest.batches())
-        self.line = next(self._lines, None)
+        self.line = next(self._lines, b"")
 
     def copy(self, size: int, add: Callable[[bytes], None]) -> None:
         """Passes the next entry, of a file that has not changed, and hands on its sums."""
         blocks = self._blocks(size)
         for at in range(0, blocks, _SUMS):
             add(self._map.read(min(_SUMS, blocks - at)))
-        self.line = next(self._lines, None)
+        self.line = next(self._lines, b"")
 
     def pass_before(self, path: str) -> None:
         """Passes the entries before a path."""
         key = order(path)
-        while self.line is not None and order(path_of(self.line)) < key:
+        while self.line and order(path_of(self.line)) < key:
             self._map.skip(parse(self.line).blocks)
-            self.line = next(self._lines, None)
+            self.line = next(self._lines, b"")
 
     def take(self, path: str, size: int) -> OldFile | None:
-        """Passes the next entry if it has the path, and returns that entry.
-
-        Args:
-            path: The path.
-            size: The bytes of the file now. Sums beyond that size are not returned.
-        """
-        if self.line is None or path_of(self.line) != path:
+        """Passes the next entry if it has the path, and returns it with the sums up to a size."""
+        if not self.line or path_of(self.line) != path:
             return None
         entry = parse(self.line)
-        self.line = next(self._lines, None)
+        self.line = next(self._lines, b"")
         return OldFile(entry, self._map.read(entry.blocks_of(size), entry.blocks))
 
     def end(self) -> ManifestTrailer:
         """Passes all that is left; returns the trailer. Only now is it known that all was right."""
-        while self.line is not None:
-            self.line = next(self._lines, None)
-        for _ in self._map_bytes:
+        for _ in chain(self._lines, self._map_bytes):
             pass
         trailer = self._manifest.trailer
         if trailer is None or self._digest.hexdigest() != trailer.map_sha256:
@@ -184,7 +177,7 @@ class LastVersion:
 
     def _blocks(self, size: int) -> int:
         # Within a text a quote is escaped, so this is no part of one.
-        found = _BLOCK.search(self.line or b"")
+        found = _BLOCK.search(self.line)
         return -(-size // int(found[1])) if found is not None else 0
 
     def _hashed(self, map: Path) -> Iterator[bytes]:
