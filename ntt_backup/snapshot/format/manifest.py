@@ -56,7 +56,6 @@ _MAX_TEXTS: Final = 128 << 10
 # Most of it are digests, which no level makes smaller.
 _LEVEL: Final = 1
 _PIECE: Final = 1 << 16
-_RUN: Final = 16
 # A frame that decompressors skip, with the length of the trailer's frame before it.
 _END: Final = struct.Struct("<8sI")
 _SKIPPED: Final = b"\x5e\x2a\x4d\x18\4\0\0\0"
@@ -231,20 +230,13 @@ class ManifestReader:
             last = _in_order(last, [order(path_of(line)) for line in lines])
             yield from lines
 
-    def entries(self, part: int = 0, parts: int = 1) -> Iterator[Entry]:
-        """Yields the entries in their order, or one of several parts of the entries.
-
-        Args:
-            part: The number of the part, from 0.
-            parts: The number of parts. Each part consists of runs of thousands of entries.
-        """
+    def entries(self) -> Iterator[Entry]:
+        """Yields the entries in their order."""
         last = b""
-        versions = len(self.header.chain)
-        for number, lines in enumerate(self.batches()):
-            if number // _RUN % parts == part:
-                entries = entries_of(lines, versions)
-                last = _in_order(last, [order(entry.path) for entry in entries])
-                yield from entries
+        for lines in self.batches():
+            entries = entries_of(lines, len(self.header.chain))
+            last = _in_order(last, [order(entry.path) for entry in entries])
+            yield from entries
 
     def batches(self) -> Iterator[list[bytes]]:
         """Yields the entries' lines, many at once. Neither they nor their order are looked at."""

@@ -209,12 +209,9 @@ class VersionRestorer:
     def _items(self) -> Iterator[tuple[_Item, Sequence[Extent]]]:
         """Yields the files that are not there, with the extents of them that are fetched."""
         number, parts = self._part
-        # A map is read in the order of all entries.
-        all_of_it = self._map is not None
-        entries = self._manifest.entries(*((0, 1) if all_of_it else self._part))
-        for turn, entry in enumerate(entries):
+        for turn, entry in enumerate(self._manifest.entries()):
             wanted = (
-                (not all_of_it or turn // _RUN % parts == number)
+                turn // _RUN % parts == number
                 and entry.kind not in (DIRECTORY, HARD_LINK)
                 and (self._choice is None or self._choice.has(entry.path))
             )
