@@ -94,47 +94,38 @@ class VersionFindings:
             self.wrong.append(Damage(str(version), file, path, detail))
 
 
-class VersionQuestion(NamedTuple):
-    """Holds the extent of a check.
-
-    Attributes:
-        which: The versions: `SET`, `SET@VERSION`, or "" for all.
-        share: The share of the content that is compared, 0 to 1.
-        since: A day, or the beginning of a version's name. Older versions are not checked.
-    """
-
-    which: str = ""
-    share: float = 0.0
-    since: str = ""
-
-
 def verify(
     repository: ReadableStore,
-    question: VersionQuestion,
+    which: str = "",
+    share: float = 0.0,
+    since: str = "",
+    *,
     on_progress: Callable[[VersionFindings], object] = lambda _: None,
     origins: Origins = NOBODY,
 ) -> VersionFindings:
-    """Checks versions in a repository. Raises ConfigError where there is none to check.
+    """Checks versions in a repository: `SET`, `SET@VERSION`, or "" for all.
 
-    Content of a version that others need is looked at with that version, and so once; with all that
-    need it where only one version is asked for.
+    A share of the content is compared, 0 to 1. Versions before `since`, a day or the beginning of a
+    name, are left out. Content of a version that others need is looked at with that version, and so
+    once; with all that need it where only one version is asked for.
+
+    Raises:
+        ConfigError: There is none to check.
     """
-    name, _, one = question.which.partition("@")
+    name, _, one = which.partition("@")
     if name:
         require_set(name)
     known = versions(repository, name)
     wanted = [one for one in known if one.whole]
     if one or not wanted:
-        wanted = [choose(repository, question.which, origins)] if name else []
-    since = question.since.replace("-", "").replace(":", "")
-    if since and not _MOMENT.fullmatch(since):
-        raise ConfigError(
-            f"{question.since!r} is neither a day nor a version", hint="such as 2026-03-31"
-        )
+        wanted = [choose(repository, which, origins)] if name else []
+    begin = since.replace("-", "").replace(":", "")
+    if begin and not _MOMENT.fullmatch(begin):
+        raise ConfigError(f"{since!r} is neither a day nor a version", hint="such as 2026-03-31")
     found = VersionFindings(unfinished=sum(not one.whole for one in known))
-    check = _Check(repository, known, found, question.share, on_progress, origins)
+    check = _Check(repository, known, found, share, on_progress, origins)
     for version in wanted:
-        if version.name.replace("-", "") >= since:
+        if version.name.replace("-", "") >= begin:
             check.check(version, alone=bool(one))
     found.duration_s = time.monotonic() - check.began
     return found

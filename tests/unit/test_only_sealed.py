@@ -44,7 +44,7 @@ from ntt_backup.snapshot.names import SNAPSHOTS, pack_name
 from ntt_backup.snapshot.origins import NOBODY
 from ntt_backup.snapshot.restore.files import RestoreOptions
 from ntt_backup.snapshot.restore.version import restore as restore_version
-from ntt_backup.snapshot.verify import VersionQuestion, verify
+from ntt_backup.snapshot.verify import verify
 from ntt_backup.snapshot.versions import choose, facts, versions
 from tests.helpers.blobs import Person, tree
 from tests.helpers.bucket_packs import bucket_settings, by_path, packs_in, put_large, put_pack
@@ -292,7 +292,7 @@ def test_a_version_that_is_sealed_for_others_is_damaged_and_ends_no_command(
         assert choose(place, wanted, NOBODY, told.append).name == good
     (said,) = told
     assert said.startswith("etc@20260202T030405Z-0123abcd is passed over, since it is damaged: ")
-    checked = verify(repository(bucket, tmp_path, owner), VersionQuestion())
+    checked = verify(repository(bucket, tmp_path, owner))
     assert (checked.versions, len(checked.damaged), checked.exit_code) == (3, 2, 7)
 
 
@@ -304,7 +304,7 @@ def test_where_no_version_opens_the_identity_is_told_at_once(tmp_path: Path, own
     for ask in (
         lambda place: list(facts(place, versions(place, "etc"))),
         lambda place: choose(place, "etc"),
-        lambda place: verify(place, VersionQuestion()),
+        lambda place: verify(place),
         lambda place: list(place.read([Range(next(place.list()).name, 0, 9)])),
     ):
         with pytest.raises(ConfigError, match="for other identities than those in"):
@@ -343,7 +343,7 @@ def test_a_pack_that_cannot_be_read_costs_its_own_files_alone(
     (note,) = [one for one in done.notes if "pack-" in one]
     assert name in note
     assert damage.replace("others", "other identities") in note
-    checked = verify(opened(), VersionQuestion(share=1.0))
+    checked = verify(opened(), share=1.0)
     assert sorted(checked.damaged) == [f"etc@{first}", f"etc@{second}"]
     if damage != "is missing":
         assert note in {one.detail for one in checked.wrong}

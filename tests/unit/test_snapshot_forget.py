@@ -16,7 +16,7 @@ from ntt_backup.format import moment
 from ntt_backup.snapshot.format.manifest import END_BYTES
 from ntt_backup.snapshot.origins import NO_KEYS, Origins
 from ntt_backup.snapshot.retention import ForgetPlan, doubts, expire, plan_of
-from ntt_backup.snapshot.verify import VersionQuestion, verify
+from ntt_backup.snapshot.verify import verify
 from ntt_backup.snapshot.versions import (
     Version,
     facts,
@@ -53,7 +53,7 @@ def test_forget_removes_a_chain_that_no_kept_version_needs(taken: Taker) -> None
     assert len(gone.gone) == 3
     assert before - taken.repository.size == gone.size > 0
     assert len(versions(taken.repository, "s")) == 2
-    assert verify(taken.repository, VersionQuestion("s", 1.0)).exit_code == 0
+    assert verify(taken.repository, "s", 1.0).exit_code == 0
     assert expire(taken.repository, "s", RULE, taken.now).names == []
 
 
@@ -105,7 +105,7 @@ def test_forget_interrupted_anywhere_leaves_only_versions_that_can_be_restored(
             expire(taken.repository, "s", RULE, taken.now)
         taken.repository.before = lambda *_: None
         assert len(taken.repository.files) == len(files) - step
-        assert verify(taken.repository, VersionQuestion("s", 1.0)).exit_code == 0
+        assert verify(taken.repository, "s", 1.0).exit_code == 0
         assert len(whole(taken)) == max(2, 5 - step)
         # The next one removes what this one has left.
         expire(taken.repository, "s", RULE, taken.now + timedelta(days=1))
@@ -133,7 +133,7 @@ def test_a_version_that_cannot_be_read_ends_no_forget_and_stays(taken: Taker) ->
     left = {file.name for one in versions for file in one.files}
     assert taken.repository.files == {name: files[name] for name in left}
     newest = whole(taken)[-1]
-    assert verify(taken.repository, VersionQuestion(str(newest), 1.0)).exit_code == 0
+    assert verify(taken.repository, str(newest), 1.0).exit_code == 0
 
 
 DAYS = 6
@@ -195,7 +195,7 @@ def test_planted_versions_with_clocks_over_days_have_no_good_one_removed(
         good.write("file", noise(70_000, 99 + day))
         good.take(full=True)
         expire(good.repository, "s", DAILY, good.now, good.origins)
-    assert verify(good.repository, VersionQuestion("s", 1.0)).exit_code == 0
+    assert verify(good.repository, "s", 1.0).exit_code == 0
     assert len({one.name for one in whole(good)} - set(bad)) <= 10 + 2
 
 

@@ -14,7 +14,7 @@ from ntt_backup.filestore.contract import Range
 from ntt_backup.filestore.patient import PatientStore
 from ntt_backup.snapshot.restore.files import RestoreOptions
 from ntt_backup.snapshot.restore.version import restore
-from ntt_backup.snapshot.verify import VersionQuestion, verify
+from ntt_backup.snapshot.verify import verify
 from tests.helpers.memory_store import MemoryStore
 from tests.helpers.snapshots import directory, file, put_version
 
@@ -148,7 +148,7 @@ def test_a_command_goes_on_where_it_was(command: str, tmp_path: Path) -> None:
     assert len(list(patient.list())) == 2
     remote.fail(*[LOST] * 3, chance=0.5)
     if command == "verify":
-        found = verify(patient, VersionQuestion("etc", 1.0))
+        found = verify(patient, "etc", 1.0)
         assert found.entries == 201
         assert [one.file[-4:] for one in found.wrong] == ["/map"]  # Only a real take makes one.
     else:

@@ -394,14 +394,15 @@ class Kernel:
             return -1
         if name == "ruleset":
             assert (values[1].value, values[2]) == (8, 0)
-            self.handled = values[0]._obj.handled_access_fs
+            (self.handled,) = struct.unpack("=Q", values[0])
             return os.open(os.devnull, os.O_RDONLY)
         assert values[0] >= 0
         if name == "rule":
             kind, rule, flags = values[1:]
             assert (kind, flags) == (1, 0)
-            path = Path(f"/proc/self/fd/{rule._obj.parent_fd}").readlink()
-            self.rules[str(path)] = rule._obj.allowed_access
+            allowed, parent = struct.unpack("=Qi", rule)
+            path = Path(f"/proc/self/fd/{parent}").readlink()
+            self.rules[str(path)] = allowed
         else:
             assert values[1] == 0
             self.confined = True

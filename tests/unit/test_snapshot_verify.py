@@ -15,7 +15,7 @@ from ntt_backup.snapshot.format.manifest import ManifestReader
 from ntt_backup.snapshot.format.super_blocks import read_super_block
 from ntt_backup.snapshot.names import FileName
 from ntt_backup.snapshot.take.last_version import Copies
-from ntt_backup.snapshot.verify import VersionFindings, VersionQuestion, verify
+from ntt_backup.snapshot.verify import VersionFindings, verify
 from ntt_backup.snapshot.versions import differences, open_manifest, versions
 from tests.fuzz.manifests import written
 from tests.helpers.blobs import noise
@@ -43,7 +43,7 @@ def taken(tmp_path: Path) -> Taker:
 
 
 def check(taker: Taker, which: str = "s", share: float = 0.0, since: str = "") -> VersionFindings:
-    return verify(taker.repository, VersionQuestion(which, share, since))
+    return verify(taker.repository, which, share, since)
 
 
 def name(taker: Taker, version: int, file: str) -> str:
@@ -96,7 +96,7 @@ def test_versions_that_are_not_of_this_host_are_told_and_forged_ones_are_damaged
     names.append(f"s@{taker.take(full=True).version}")
 
     def found() -> VersionFindings:
-        return verify(taker.repository, VersionQuestion("s"), origins=taker.origins)
+        return verify(taker.repository, "s", origins=taker.origins)
 
     assert (found().foreign, found().damaged) == ([], [])  # By their sums.
     taker.copies = Copies(tmp_path)
@@ -108,9 +108,7 @@ def test_versions_that_are_not_of_this_host_are_told_and_forged_ones_are_damaged
 
 def test_a_check_of_all_content_says_how_far_it_is(taken: Taker) -> None:
     told: list[int] = []
-    found = verify(
-        taken.repository, VersionQuestion("s", 1.0, ""), lambda one: told.append(one.bytes)
-    )
+    found = verify(taken.repository, "s", 1.0, on_progress=lambda one: told.append(one.bytes))
     assert told == sorted(told)
     assert len(told) > 5, len(told)
     assert told[-1] == found.bytes

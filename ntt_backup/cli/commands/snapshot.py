@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     # What takes, restores or verifies is loaded by the command that does so.
     from ntt_backup.snapshot.restore.version import RestoredVersion
     from ntt_backup.snapshot.take.new_version import Taken
-    from ntt_backup.snapshot.verify import VersionFindings, VersionQuestion
+    from ntt_backup.snapshot.verify import VersionFindings
 
 R = TypeVar("R", bound=ReadableStore)
 _version_argument = click.argument(
@@ -454,10 +454,9 @@ def snapshot_verify(
     if part is not None and download:
         raise click.UsageError("give only one of --sample and --download")
     from ntt_backup.report.check import missed_versions
-    from ntt_backup.snapshot.verify import VersionQuestion
     from ntt_backup.snapshot.verify import verify as verify_versions
 
-    question = VersionQuestion(which, 1.0 if download else part or 0.0, since)
+    share = 1.0 if download else part or 0.0
     settings = common.load(RemoteConfig)
     missed: list[str] | None = None  # Not looked for.
     with results.progress_line() as line, _patient(open_to_read, settings, line) as repository:
@@ -470,16 +469,18 @@ def snapshot_verify(
                 )
             )
 
-        found = verify_versions(repository, question, progress, Origins.of(settings))
+        found = verify_versions(
+            repository, which, share, since, on_progress=progress, origins=Origins.of(settings)
+        )
         if "@" not in which:
             missed = [str(one) for one in missed_versions(settings, repository, which)]
     wrong = [one._asdict() for one in found.wrong]
-    said = [*_checked(found, question), *(f"MISSED: {one}" for one in missed or ())]
+    said = [*_checked(found, share), *(f"MISSED: {one}" for one in missed or ())]
     code = found.exit_code or (SOME_FAILED if missed else 0)
     results.report_on(found, said, code, target=common.target, wrong=wrong, missed=missed)
 
 
-def _checked(found: VersionFindings, question: VersionQuestion) -> Iterator[str]:
+def _checked(found: VersionFindings, share: float) -> Iterator[str]:
     """Yields what was checked, and what is damaged, for a terminal."""
     yield (
         f"checked {many(found.versions, 'version')} with {many(found.entries, 'file')}:"
@@ -501,7 +502,7 @@ def _checked(found: VersionFindings, question: VersionQuestion) -> Iterator[str]
     elif not found.versions:
         yield "there was nothing to check"
     else:
-        more = "" if question.share else "; to prove contents, add --sample 5% or --download"
+        more = "" if share else "; to prove contents, add --sample 5% or --download"
         yield f"all of it is right{more}"
 
 

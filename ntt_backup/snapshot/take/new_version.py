@@ -481,11 +481,11 @@ def _parents(
         return
     newest, why = "", ""
     try:
-        found = newest_of_host(repository, [whole[one] for one in sorted(whole)], origins)
+        found = newest_of_host(repository, [*whole.values()], origins)
         newest = found.name if found is not None else ""
     except (ConfigError, RemoteDenied) as error:  # They are sealed, or the key may only add.
         why = f": {error}"
-    named = [one for one in sorted(whole) if origins.names(set.name, one)]
+    named = [one for one in whole if origins.names(set.name, one)]
     if named and named[-1] > newest:
         problem(
             f"version {named[-1]}", complete(f"{_ODD}, so this one does not build on it; {_SEE}")
