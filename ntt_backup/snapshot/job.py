@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -31,7 +31,7 @@ from ntt_backup.snapshot.events import (
     SnapshotProgress,
     SnapshotStart,
 )
-from ntt_backup.snapshot.last_take import forget_failure, keep, last, noting
+from ntt_backup.snapshot.last_take import keep, last, noting
 from ntt_backup.snapshot.names import SNAPSHOTS
 from ntt_backup.snapshot.origins import Origins
 from ntt_backup.snapshot.retention import expire
@@ -141,10 +141,10 @@ def take_due(settings: RemoteConfig, emit: Emit, *, patient: bool = False) -> Jo
                     now = datetime.now(UTC)
                     begun = last_begun(repository, name, now, Origins.of(settings))
                 left = due_in(begun, every, now)
-                if left:
-                    forget_failure(settings, name)
-                else:
+                if not left:
                     failed |= not _take(settings, name, emit)
+                elif known.error:  # The target has a version that is young enough.
+                    keep(settings, name, replace(known, failed_at=None, error=""))
                 wait = left or max(0.0, every - (time.monotonic() - began))
         except LockHeld as error:
             emit(Warning(reason=f"no snapshot of {name} is taken: {error}"))

@@ -49,12 +49,9 @@ _LAST: Final = TypeAdapter(Last)
 
 def last(settings: CatalogConfig, name: str) -> Last:
     """Returns what is known of a set; nothing where the file is missing or cannot be read."""
-    try:
-        found = _LAST.validate_json(_path(settings, name).read_bytes())
-        named = begun(found.version) if found.version else None
-    except (OSError, ValueError):
-        return Last()
-    return replace(found, taken_at=found.taken_at or named)
+    with suppress(OSError, ValueError):
+        return _LAST.validate_json(_path(settings, name).read_bytes())
+    return Last()
 
 
 @contextmanager
@@ -65,10 +62,10 @@ def noting(settings: CatalogConfig, name: str) -> Iterator[Callable[[Taken], Non
     """
 
     def taken(made: Taken) -> None:
-        known = Last(made.version, made.files, made.bytes, made.stored, made.unreadable)
         # A clock that was ahead once gives later versions names that are ahead, too.
         at = min(begun(made.version), datetime.now(UTC))
-        keep(settings, name, replace(known, taken_at=at))
+        known = (made.version, made.files, made.bytes, made.stored, made.unreadable)
+        keep(settings, name, Last(*known, taken_at=at))
 
     try:
         yield taken
@@ -85,19 +82,11 @@ def note_failure(settings: CatalogConfig, name: str, error: str) -> None:
     keep(settings, name, replace(last(settings, name), failed_at=now, error=error))
 
 
-def forget_failure(settings: CatalogConfig, name: str) -> None:
-    """Forgets why a take failed, since the target has a version that is young enough."""
-    known = last(settings, name)
-    if known.error:
-        keep(settings, name, replace(known, failed_at=None, error=""))
-
-
 def keep(settings: CatalogConfig, name: str, known: Last) -> None:
     """Keeps what is known of a set. What cannot be written is not kept."""
-    path = _path(settings, name)
     if name in settings.snapshots:
         with suppress(OSError):
-            write_durably(path, _LAST.dump_json(known))
+            write_durably(_path(settings, name), _LAST.dump_json(known))
 
 
 def _path(settings: CatalogConfig, name: str) -> Path:
