@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
 from ntt_backup.config.host_key import Origin
@@ -199,7 +199,9 @@ def plan(
         if before := _before(whole[name], sound, known):
             needed = dict.fromkeys(chains[before], name) | needed
     unfinished = [one for one in versions if not one.whole]
-    dead = [one for one in unfinished if _is_dead(one, count, known, now)]
+    # Remnants of a take or a removal: long ago the last file arrived, and a later version is whole.
+    last = max((known.arrived[name] for name in count), default=datetime.min.replace(tzinfo=UTC))
+    dead = [one for one in unfinished if one.arrived < min(last, now - DEAD_AFTER)]
     for one in unfinished:
         # Another host's take may build on what was the newest when it began.
         if one not in dead and (before := _before(one, [*chains], known)):
@@ -229,16 +231,6 @@ def _before(one: Version, names: Iterable[str], known: Known) -> str:
     first = min((file.arrived for file in one.files), default=one.arrived)
     limit = first if first.year > 1970 else begun(one.name)
     return newest_before(limit, {name: known.arrived[name] for name in names})
-
-
-def _is_dead(one: Version, count: Iterable[str], known: Known, now: datetime) -> bool:
-    """Returns whether a version without a manifest is the remnant of a take or a removal.
-
-    That is so where no file of the version has arrived for a long time, and a later version is
-    whole.
-    """
-    later = any(known.arrived[name] > one.arrived for name in count)
-    return later and now - one.arrived > DEAD_AFTER
 
 
 def life(wanted: SnapshotSettings) -> timedelta:

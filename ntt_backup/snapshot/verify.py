@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Final, NamedTuple
@@ -123,7 +123,8 @@ def verify(
     if begin and not _MOMENT.fullmatch(begin):
         raise ConfigError(f"{since!r} is neither a day nor a version", hint="such as 2026-03-31")
     found = VersionFindings(unfinished=sum(not one.whole for one in known))
-    check = _Check(repository, known, found, share, on_progress, origins)
+    by_name = {(one.set, one.name): one for one in known}
+    check = _Check(repository, by_name, found, share, on_progress, origins)
     for version in wanted:
         if version.name.replace("-", "") >= begin:
             check.check(version, alone=bool(one))
@@ -131,22 +132,16 @@ def verify(
     return found
 
 
+@dataclass
 class _Check:
-    def __init__(
-        self,
-        repository: ReadableStore,
-        known: Iterable[Version],
-        found: VersionFindings,
-        share: float,
-        on_progress: Callable[[VersionFindings], object],
-        origins: Origins,
-    ) -> None:
-        self._origins = origins
-        self._repository = repository
-        self._known = {(one.set, one.name): one for one in known}
-        self._found = found
-        self._share = share
-        self._on_progress = on_progress
+    _repository: ReadableStore
+    _known: Mapping[tuple[str, str], Version]
+    _found: VersionFindings
+    _share: float
+    _on_progress: Callable[[VersionFindings], object]
+    _origins: Origins
+
+    def __post_init__(self) -> None:
         self._salt = random.randbytes(8)
         # Of each version, the packs that are there; and super blocks in them that are damaged.
         self._packs: dict[tuple[str, str], Collection[int]] = {}
@@ -338,6 +333,7 @@ class _Check:
         self._on_progress(self._found)
 
 
+@dataclass
 class _Content:
     """Checks the content of a file as the content arrives.
 
@@ -345,11 +341,12 @@ class _Content:
     file. The content of a file without sums is compared with the digest of the file at its end.
     """
 
-    def __init__(self, entry: Entry, key: bytes, map: MapReader | None, before: int) -> None:
-        self.entry = entry
-        self._key = key
-        self._map = map
-        self._before = before
+    entry: Entry
+    _key: bytes
+    _map: MapReader | None
+    _before: int
+
+    def __post_init__(self) -> None:
         self._at = 0
         self._held = bytearray()
         self._digest = blake3()

@@ -140,30 +140,26 @@ class _Item(NamedTuple):
     runs: Sequence[Run] | None = None
 
 
+@dataclass
 class VersionRestorer:
     """Restores the chosen files of a version, or one part of several: its number, and theirs.
 
-    The descriptor of the destination, `root`, stays the caller's.
+    The descriptor of the destination stays the caller's.
     """
 
-    def __init__(
-        self,
-        repository: ReadableStore,
-        manifest: ManifestReader,
-        map: MapReader | None,
-        root: int,
-        options: RestoreOptions,
-        choice: PathChoice | None,
-        part: tuple[int, int],
-    ) -> None:
-        self._manifest = manifest
-        self._map = map
-        self._options = options
-        self._choice = choice
-        self._part = part
-        self._attributes = Attributes(privileges=options.privileges)
-        self._fetcher: Fetcher[_Item] = Fetcher(repository, manifest.header)
-        self._seen, self._tree = DestinationTree(root, make=False), DestinationTree(root, make=True)
+    _repository: ReadableStore
+    _manifest: ManifestReader
+    _map: MapReader | None
+    _root: int
+    _options: RestoreOptions
+    _choice: PathChoice | None
+    _part: tuple[int, int]
+
+    def __post_init__(self) -> None:
+        self._attributes = Attributes(privileges=self._options.privileges)
+        self._fetcher: Fetcher[_Item] = Fetcher(self._repository, self._manifest.header)
+        self._seen = DestinationTree(self._root, make=False)
+        self._tree = DestinationTree(self._root, make=True)
         self._step = RestoreStep()
         self._fetched = 0
         self._writer: _FileWriter | None = None

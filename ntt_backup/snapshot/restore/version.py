@@ -134,7 +134,13 @@ def restore(
         origin = origins.of_seal(source.header, source.seal)
         done.origin = str(origin)
         if origin != Origin.OURS and not trust:
-            raise _foreign(version, origin)
+            raise ConfigError(
+                f"{version} is {origin.text}, so nothing was restored",
+                detail=origin.why,
+                hint="choose another version (ntt-backup-remote snapshot list). On a new machine,"
+                " put the host key back (host.key_file). To restore it all the same, add"
+                " --trust-target",
+            )
         choice = PathChoice(patterns, source.manifest()) if patterns else None
         unfinished = Unfinished(to, root, str(version), patterns)
         if unfinished.doubt:
@@ -166,16 +172,6 @@ def restore(
     done.part = 1.0
     done.duration_s = time.monotonic() - began
     return done
-
-
-def _foreign(version: Version, origin: Origin) -> ConfigError:
-    """Returns the error for a version that this host did not make for this target."""
-    return ConfigError(
-        f"{version} is {origin.text}, so nothing was restored",
-        detail=origin.why,
-        hint="choose another version (ntt-backup-remote snapshot list). On a new machine, put the"
-        " host key back (host.key_file). To restore it all the same, add --trust-target",
-    )
 
 
 def _by_helpers(

@@ -168,41 +168,34 @@ def take(
     raise AssertionError("the last attempt depends on no other version")
 
 
+@dataclass
 class _Take:
     """Makes one attempt to take a version, which builds on the last one, or is full without it."""
 
-    def __init__(
-        self,
-        repository: FileStore,
-        set: SnapshotSet,
-        copies: Copies,
-        origins: Origins,
-        last: LastVersion | None,
-        version: str,
-        now: datetime,
-        report: Report,
-        paranoid: bool,
-    ) -> None:
-        self._repository = repository
-        self._set = set
-        self._copies = copies
-        self._origins = origins
-        self._last = last
-        self._report = report
-        self._paranoid = paranoid
-        before = last.header if last is not None else None
+    _repository: FileStore
+    _set: SnapshotSet
+    _copies: Copies
+    _origins: Origins
+    _last: LastVersion | None
+    _version: str
+    _now: datetime
+    _report: Report
+    _paranoid: bool
+
+    def __post_init__(self) -> None:
+        before = self._last.header if self._last is not None else None
         self._header = Header(
-            set.name,
-            version,
+            self._set.name,
+            self._version,
             before.version if before is not None else "",
-            (*(before.chain if before is not None else ()), version),
+            (*(before.chain if before is not None else ()), self._version),
             before.key if before is not None else secrets.token_hex(32),
-            set.paths,
+            self._set.paths,
             gethostname(),
-            names.stamp(now),
-            origins.target,
+            names.stamp(self._now),
+            self._origins.target,
         )
-        self._taken = Taken(set.name, version, self._header.parent)
+        self._taken = Taken(self._set.name, self._version, self._header.parent)
         self._in_file = 0
         # Whether anything was found but directories that the set names, and their parents.
         self._found = False
@@ -229,7 +222,9 @@ class _Take:
                 with closing(walk(self._set.paths, self._set.exclude, self._lost)) as found:
                     for one in found:
                         self._pass(one)
-                self._tell_what_is_left_out()
+                for what, (count, first) in self._left_out.items():
+                    others = f" (so for {many(count, 'file')} that were read)" if count > 1 else ""
+                    self._report.problem(f"/{first}", f"{what}{others}")
                 if self._last is not None:
                     trailer = self._last.end()
                     _require_packs(whole[header.parent], trailer)
@@ -366,11 +361,6 @@ class _Take:
         """Notes that a file has something that no version keeps."""
         count, first = self._left_out.get(what, (0, path))
         self._left_out[what] = count + 1, first
-
-    def _tell_what_is_left_out(self) -> None:
-        for what, (count, first) in self._left_out.items():
-            others = f" (so for {many(count, 'file')} that were read)" if count > 1 else ""
-            self._report.problem(f"/{first}", f"{what}{others}")
 
     def _other_name(self, status: os.stat_result) -> str:
         """Returns the path under which a file is in the version already."""
