@@ -30,9 +30,9 @@ def put_version(
     set: str = "etc",
     chain: Sequence[str] = (VERSION,),
     map: bytes = b"",
-) -> None:
+) -> MemoryStore:
     """Puts the last version of a chain: each entry with its content, by where that begins. map: the
-    sums in its map, which it has none without.
+    sums in its map, which it has none without. Returns the repository.
     """
     packs = SuperBlockWriter(repository, set, chain[-1], index=len(chain) - 1)
     for entry, content in entries:
@@ -54,6 +54,7 @@ def put_version(
     size, digest = sum(one.size for one, _ in entries), sha256(stored).hexdigest()
     manifest.end(ManifestTrailer(len(entries), size, sums, len(stored), digest))
     repository.files[str(FileName(set, chain[-1], MANIFEST))] = bytes(written)
+    return repository
 
 
 def directory(path: str) -> Made:

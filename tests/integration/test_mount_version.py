@@ -27,11 +27,10 @@ TIME = 1_600_000_000_123_456_789
 
 @pytest.fixture
 def repository() -> MemoryStore:
-    repository = MemoryStore()
     file = Entry("srv/file", FILE, 0o640, 7, 8, TIME, size=3_000_000)
     file.xattrs["user.note"] = b64encode(b"a\0b").decode()
-    put_version(
-        repository,
+    return put_version(
+        MemoryStore(),
         [
             directory("srv"),
             (file, [(8192, b"begin"), (2_999_999, b"!")]),
@@ -40,7 +39,6 @@ def repository() -> MemoryStore:
             (Entry("srv/other", HARD_LINK, target="srv/file"), ()),
         ],
     )
-    return repository
 
 
 def mount(repository: MemoryStore, at: Path) -> Mounted:

@@ -354,8 +354,7 @@ def test_a_version_that_lacks_a_file_takes_the_place_of_no_whole_one(
 def test_a_trailer_that_is_longer_than_the_end_that_is_fetched_is_read_as_a_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    repository = MemoryStore()
-    put_version(repository, [directory("a")])
+    repository = put_version(MemoryStore(), [directory("a")])
     [known] = facts(repository, versions(repository, "etc"))
     assert known.trailer is not None
     monkeypatch.setattr("ntt_backup.snapshot.versions._END", END_BYTES)

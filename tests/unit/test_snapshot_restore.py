@@ -209,7 +209,6 @@ def test_only_what_fits_a_pattern_is_restored(
     tmp_path: Path, patterns: list[str], wanted: set[str], jobs: int
 ) -> None:
     names = ["a/b/y", "a/b/y.conf", "a/x.conf", "other", "z.conf"]
-    repository = MemoryStore()
     entries = [directory("before"), directory("root")]
     entries += [(Entry(f"root/{name}", DIRECTORY, 0o711), ()) for name in ("a", "a/b")]
     entries += [file(f"root/{name}") for name in names[:3]]
@@ -217,7 +216,7 @@ def test_only_what_fits_a_pattern_is_restored(
     entries.append((Entry("root/link", HARD_LINK, 0o644, mtime=1, target="root/a/b/y"), ()))
     entries += [file(f"root/{name}") for name in names[3:]]
     entries.append((Entry("root/soft", SYMLINK, 0o777, mtime=1, target="root/other"), ()))
-    put_version(repository, entries)
+    repository = put_version(MemoryStore(), entries)
     parts: list[float | None] = []
 
     def note(done: RestoredVersion) -> None:
@@ -305,10 +304,9 @@ def test_a_delta_without_a_sound_map_fetches_files_whole(pages: Example) -> None
 def test_a_map_that_becomes_any_number_of_sums_takes_no_more_memory_than_the_file_has(
     tmp_path: Path,
 ) -> None:
-    repository = MemoryStore()
     small = file("small")
     huge = Entry("huge", FILE, 0o644, mtime=1, size=(16 << 20) * BLOCK, block=BLOCK, digest=EMPTY)
-    put_version(repository, [small, (huge, ())], map=bytes(8 * (16 << 20)))
+    repository = put_version(MemoryStore(), [small, (huge, ())], map=bytes(8 * (16 << 20)))
     (tmp_path / "to" / "huge").mkdir(parents=True)
     tracemalloc.start()
     done = restore(repository, tmp_path / "to", delta=True)
@@ -401,10 +399,9 @@ def test_a_damaged_pack_costs_the_files_in_it_and_no_others(
 def test_content_that_is_not_that_of_the_manifest_is_left_out_unless_nobody_looks(
     tmp_path: Path,
 ) -> None:
-    repository = MemoryStore()
     small, large = file("small"), file("large", chance.randbytes(2 << 20))
     small[0].digest = large[0].digest = "00" * 32
-    put_version(repository, [large, small, file("z")])
+    repository = put_version(MemoryStore(), [large, small, file("z")])
     done = restore(repository, tmp_path / "to")
     assert sorted(path for path, _ in done.problems) == ["large", "small"]
     assert set(files_of(tmp_path / "to")) == {"z"}
@@ -717,8 +714,7 @@ def test_a_marker_is_no_file_of_the_version_and_leads_nowhere(tmp_path: Path) ->
     to.mkdir()
     (to / MARKER).symlink_to(tmp_path / "precious")
     (to / f".{MARKER}.0123").write_bytes(b"half of a mark, which a power cut has left")
-    repository = MemoryStore()
-    put_version(repository, [file(MARKER, b"not ours"), file("other")])
+    repository = put_version(MemoryStore(), [file(MARKER, b"not ours"), file("other")])
     done = restore(repository, to)
     assert [path for path, _ in done.problems] == [MARKER]
     assert (tmp_path / "precious").read_bytes() == b"content"
@@ -780,11 +776,10 @@ def test_a_restore_that_ends_within_a_file_leaves_nothing_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetch, "_WINDOW_BYTES", 1)
-    repository = MemoryStore()
     content = chance.randbytes(2 << 20)
     large, _ = file("root/large", content)
     parts = [(at, content[at : at + (1 << 20)]) for at in (0, 1 << 20)]
-    put_version(repository, [directory("root"), (large, parts)])
+    repository = put_version(MemoryStore(), [directory("root"), (large, parts)])
     to = tmp_path / "to"
     begun: list[Path] = []
 
@@ -876,9 +871,8 @@ def open_home() -> Iterator[Path]:
 def test_a_closed_directory_that_somebody_replaces_is_a_problem_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    repository = MemoryStore()
     closed = Entry("closed", DIRECTORY, 0)
-    put_version(repository, [(closed, ()), directory("open")])
+    repository = put_version(MemoryStore(), [(closed, ()), directory("open")])
     settle = Attributes.set
 
     def meanwhile(self: Attributes, fd: int, entry: Entry) -> None:
@@ -964,8 +958,9 @@ def test_a_version_without_a_manifest_is_damaged(
 def test_a_file_that_cannot_be_compared_is_told_and_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    repository = MemoryStore()
-    put_version(repository, [directory("root"), file("root/file"), file("root/other")])
+    repository = put_version(
+        MemoryStore(), [directory("root"), file("root/file"), file("root/other")]
+    )
     restore(repository, tmp_path)
     kept = tmp_path / "root" / "file"
     kept.write_bytes(b"changed")

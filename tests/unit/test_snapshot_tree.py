@@ -84,8 +84,7 @@ def test_a_path_that_is_none_is_told_and_the_rest_is_restored(
     }
     good = [file("!"), file("~")]
     both = [good[0], good[1], made[kind]] if kind == "to" else [good[0], made[kind], good[1]]
-    repository = MemoryStore()
-    put_version(repository, both)
+    repository = put_version(MemoryStore(), both)
     done = restore(repository, to)
     assert (done.wrong, done.exit_code) == (1, 7)
     assert done.problems[0][0] == ("~link" if kind == "to" else path)
@@ -107,8 +106,7 @@ def test_what_is_no_file_any_more_is_not_opened_for_its_content(tmp_path: Path) 
 def test_a_directory_that_the_disk_cannot_read_is_an_error_with_its_reason(
     to: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    repository = MemoryStore()
-    put_version(repository, [directory("d"), file("d/in", b"a"), file("e", b"b")])
+    repository = put_version(MemoryStore(), [directory("d"), file("d/in", b"a"), file("e", b"b")])
     (to / "d").mkdir(parents=True)
     really = os.open
 
@@ -159,14 +157,13 @@ def test_two_names_that_the_file_system_takes_for_one_do_not_overwrite_each_othe
     for name in ("file", "fifo", "symlink", "link"):
         (to / name).write_bytes(b"of another name")
     monkeypatch.setattr(os, "listdir", lambda _: [])
-    repository = MemoryStore()
     entries: list[Made] = [
         fifo("fifo"),
         file("file"),
         hard_link("link", "file"),
         symlink("symlink", "x"),
     ]
-    put_version(repository, entries)
+    repository = put_version(MemoryStore(), entries)
     done = restore(repository, to)
     assert done.wrong == 4
     monkeypatch.undo()
@@ -186,9 +183,10 @@ def test_what_stands_in_the_place_of_a_file_is_replaced_and_a_directory_is_not(
     (to / "f").write_bytes(b"no link")
     (to / "g").write_bytes(b"no FIFO")
     (to / "h").write_bytes(b"no link")
-    repository = MemoryStore()
     files = [file("a"), file("b"), file("c"), directory("d"), file("d/x"), file("e")]
-    put_version(repository, [*files, symlink("f", "x"), fifo("g"), hard_link("h", "a")])
+    repository = put_version(
+        MemoryStore(), [*files, symlink("f", "x"), fifo("g"), hard_link("h", "a")]
+    )
     done = restore(repository, to)
     assert {path for path, _ in done.problems} == {"c", "d", "d/x"}
     assert ((to / "f").readlink(), (to / "g").is_fifo()) == (Path("x"), True)
@@ -204,8 +202,7 @@ def test_no_file_runs_as_an_owner_that_it_did_not_get(
 ) -> None:
     mine, others = file("mine", mode=0o6755), file("others", mode=0o6755)
     others[0].uid = 12345
-    repository = MemoryStore()
-    put_version(repository, [mine, others])
+    repository = put_version(MemoryStore(), [mine, others])
     restore(repository, to)
     assert {stat.S_IMODE(path.stat().st_mode) for path in to.iterdir()} == {0o6755}
     assert (to / "others").stat().st_uid == 12345
@@ -238,8 +235,7 @@ def test_without_privileges_nothing_of_a_version_gives_rights(
     made[0][0].mode = 0o3777
     for entry, _ in made:
         entry.uid = entry.gid = 12345
-    repository = MemoryStore()
-    put_version(repository, made)
+    repository = put_version(MemoryStore(), made)
     for _ in range(2):
         done = restore(repository, to, jobs=jobs, delta=delta, privileges=False)
         assert (done.wrong, done.notes) == (0, [])
@@ -334,8 +330,7 @@ def test_what_a_directory_gives_to_new_files_is_taken_from_them(to: Path) -> Non
         os.setxattr(to, "system.posix_acl_default", acl)
     except OSError as error:
         pytest.skip(f"no ACLs here: {error.strerror}")
-    repository = MemoryStore()
-    put_version(repository, [file("a")])
+    repository = put_version(MemoryStore(), [file("a")])
     assert restore(repository, to).problems == []
     assert os.listxattr(to / "a") == []
 
@@ -344,8 +339,9 @@ def test_a_link_to_what_is_missing_or_a_directory_replaces_nothing(to: Path) -> 
     to.mkdir()
     (to / "a").write_bytes(b"there before")
     (to / "d").mkdir()
-    repository = MemoryStore()
-    put_version(repository, [hard_link("a", "none"), hard_link("b", "d"), hard_link("c", "x/none")])
+    repository = put_version(
+        MemoryStore(), [hard_link("a", "none"), hard_link("b", "d"), hard_link("c", "x/none")]
+    )
     done = restore(repository, to)
     why = "the file that it is a link to is missing"
     assert done.problems == [(path, why) for path in "abc"]

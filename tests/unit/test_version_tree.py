@@ -30,8 +30,7 @@ def tree_of(repository: MemoryStore, at: Path) -> VersionTree:
 
 
 def tree_of_paths(at: Path, paths: set[str]) -> VersionTree:
-    repository = MemoryStore()
-    put_version(repository, [(Entry(path, FILE, size=1), ()) for path in paths])
+    repository = put_version(MemoryStore(), [(Entry(path, FILE, size=1), ()) for path in paths])
     return tree_of(repository, at)
 
 
@@ -62,21 +61,19 @@ def test_names_that_lead_elsewhere_are_not_shown(tmp_path: Path) -> None:
 
 
 def test_a_hard_link_is_its_file_and_a_loop_of_them_is_nothing(tmp_path: Path) -> None:
-    repository = MemoryStore()
     file = Entry("srv/file", FILE, 0o600, size=5), [(0, b"hello")]
     links = {"srv/a": "srv/file", "srv/b": "srv/c", "srv/c": "srv/b", "srv/d": "srv/none"}
     named = [(Entry(path, HARD_LINK, target=target), ()) for path, target in links.items()]
-    put_version(repository, [directory("srv"), file, *named])
+    repository = put_version(MemoryStore(), [directory("srv"), file, *named])
     tree = tree_of(repository, tmp_path / "lines")
     found = [tree.find(path, whole=True) for path in links]
     assert found == [file[0], None, None, None]
 
 
 def test_a_file_of_many_extents_is_described_without_them(tmp_path: Path) -> None:
-    repository = MemoryStore()
     extents = [Extent(at * 10, 5, 0, 1, 8, 100, at) for at in range(5000)]
-    put_version(
-        repository, [(Entry('srv"', FILE, 0o644, 1, 2, -3, 4, 5, 50_000, extents=extents), ())]
+    repository = put_version(
+        MemoryStore(), [(Entry('srv"', FILE, 0o644, 1, 2, -3, 4, 5, 50_000, extents=extents), ())]
     )
     tree = tree_of(repository, tmp_path / "lines")
     found = tree.find('srv"')
@@ -108,9 +105,8 @@ def test_any_part_of_a_sparse_file_is_read_as_it_is() -> None:
 
 
 def test_what_is_read_on_is_fetched_ahead_and_a_lost_connection_made_anew() -> None:
-    repository = MemoryStore()
     entry = Entry("f", FILE, size=4 << 20)
-    put_version(repository, [(entry, [(0, random.Random(1).randbytes(4 << 20))])])
+    repository = put_version(MemoryStore(), [(entry, [(0, random.Random(1).randbytes(4 << 20))])])
     opened: list[int] = []
 
     def open_store() -> MemoryStore:
@@ -136,10 +132,9 @@ def test_what_is_read_on_is_fetched_ahead_and_a_lost_connection_made_anew() -> N
 
 
 def test_what_is_damaged_ahead_of_what_is_read_is_no_error() -> None:
-    repository = MemoryStore()
     data = random.Random(1).randbytes(4 << 20)
     entry = Entry("f", FILE, size=len(data))
-    put_version(repository, [(entry, [(0, data)])])
+    repository = put_version(MemoryStore(), [(entry, [(0, data)])])
     name = pack_name("etc", VERSION, 1)
     repository.files[name] = repository.files[name][:-1]
 
@@ -156,9 +151,8 @@ def test_what_is_damaged_ahead_of_what_is_read_is_no_error() -> None:
 
 @pytest.mark.parametrize("change", [{"skip": 1}, {"skip": 1 << 40}, {"offset": 9}, {"stored": 7}])
 def test_an_extent_that_lies_is_an_error(change: dict[str, int]) -> None:
-    repository = MemoryStore()
     entry = Entry("f", FILE, size=100)
-    put_version(repository, [(entry, [(0, bytes(range(100)))])])
+    repository = put_version(MemoryStore(), [(entry, [(0, bytes(range(100)))])])
     entry.extents[0] = entry.extents[0]._replace(**change)
     content = SuperBlockCache(HEADER, lambda: repository)
     with closing(content), pytest.raises(SnapshotDamaged):
