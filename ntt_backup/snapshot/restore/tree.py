@@ -16,6 +16,7 @@ import stat
 import struct
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Final
@@ -64,15 +65,13 @@ class Refused(Exception):
     """A file that is not made, for the reason that is said."""
 
 
+@dataclass(slots=True)
 class Level:
     """A directory below the root, whose descriptor is -1 where the directory does not exist."""
 
-    __slots__ = ("_names", "fd", "path")
-
-    def __init__(self, path: str, fd: int, names: set[str] | None = None) -> None:
-        self.path = path
-        self.fd = fd
-        self._names = names
+    path: str
+    fd: int
+    _names: set[str] | None = None
 
     @property
     def names(self) -> set[str]:
