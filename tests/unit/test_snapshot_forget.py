@@ -33,9 +33,13 @@ RULE = Retention(1, 0, 0)
 
 
 @pytest.fixture
-def taken(tmp_path: Path) -> Taker:
+def taker(tmp_path: Path) -> Taker:
+    return Taker(tmp_path / "tree", tmp_path / "cache")
+
+
+@pytest.fixture
+def taken(taker: Taker) -> Taker:
     """Two chains, a day apart: of three versions, and of two."""
-    taker = Taker(tmp_path / "tree", tmp_path / "cache")
     for number in range(5):
         taker.write("file", noise(70_000, number))
         taker.take(full=number in (0, 3))
@@ -57,11 +61,8 @@ def test_forget_removes_a_chain_that_no_kept_version_needs(taken: Taker) -> None
     assert expire(taken.repository, "s", RULE, taken.now).names == []
 
 
-def test_versions_after_one_of_a_clock_that_was_ahead_count_as_their_own_days(
-    tmp_path: Path,
-) -> None:
+def test_versions_after_one_of_a_clock_that_was_ahead_count_as_their_own_days(taker: Taker) -> None:
     """Their names come behind its own, so all of them name its day."""
-    taker = Taker(tmp_path / "tree", tmp_path / "cache")
     taker.write("file", b"content")
     true = taker.now
     # The target's clock was right all the time.
@@ -141,9 +142,8 @@ DAILY = Retention(2, 10, 0)
 
 
 @pytest.fixture(params=[KEYS, NO_KEYS], ids=["key", "no key"])
-def good(tmp_path: Path, request: pytest.FixtureRequest) -> Taker:
+def good(taker: Taker, request: pytest.FixtureRequest) -> Taker:
     """A full version of each day, which all are kept."""
-    taker = Taker(tmp_path / "tree", tmp_path / "cache")
     taker.keys = request.param
     for number in range(DAYS):
         taker.write("file", noise(70_000, number))
@@ -200,9 +200,8 @@ def test_planted_versions_with_clocks_over_days_have_no_good_one_removed(
 
 
 def test_doubtful_versions_go_when_that_is_asked_for_and_count_when_the_target_is_trusted(
-    tmp_path: Path,
+    taker: Taker, tmp_path: Path
 ) -> None:
-    taker = Taker(tmp_path / "tree", tmp_path / "cache")
     taker.keys = KEYS
     taker.write("file", b"content")
     taker.take(full=True)
@@ -223,8 +222,7 @@ def test_doubtful_versions_go_when_that_is_asked_for_and_count_when_the_target_i
     assert (len(trusted.gone), trusted.doubtful) == (4, [])
 
 
-def test_a_schedule_explains_how_many_versions_arrive_within_an_hour(tmp_path: Path) -> None:
-    taker = Taker(tmp_path / "tree", tmp_path / "cache")
+def test_a_schedule_explains_how_many_versions_arrive_within_an_hour(taker: Taker) -> None:
     taker.write("file", b"content")
     for _ in range(12):
         taker.now += timedelta(minutes=9)
@@ -238,8 +236,7 @@ def test_a_schedule_explains_how_many_versions_arrive_within_an_hour(tmp_path: P
     assert doubts(known, signed=False) == []
 
 
-def test_what_says_another_time_than_that_of_its_arrival_is_doubted(tmp_path: Path) -> None:
-    taker = Taker(tmp_path / "tree", tmp_path / "cache")
+def test_what_says_another_time_than_that_of_its_arrival_is_doubted(taker: Taker) -> None:
     taker.write("file", noise(1000))
     began = taker.now
     taker.take()
@@ -273,10 +270,9 @@ LAST = Retention(3, 0, 0)
 @pytest.mark.parametrize("alone", [True, False], ids=["manifests", "whole versions"])
 @pytest.mark.parametrize("keys", [KEYS, NO_KEYS], ids=["key", "no key"])
 def test_expired_versions_that_are_put_back_have_no_good_one_removed(
-    tmp_path: Path, keys: HostKeys, alone: bool
+    taker: Taker, keys: HostKeys, alone: bool
 ) -> None:
     """They are genuine, and say a time of the same day; but newer ones had arrived before."""
-    taker = Taker(tmp_path / "tree", tmp_path / "cache")
     taker.keys = keys
     for number in range(8):
         taker.write("file", noise(70_000, number))
@@ -336,9 +332,8 @@ def test_versions_for_another_target_of_this_host_take_no_place(tmp_path: Path) 
 
 @pytest.mark.parametrize("lacks", ["pack-00001", "map"])
 def test_a_version_that_lacks_a_file_takes_the_place_of_no_whole_one(
-    tmp_path: Path, lacks: str
+    taker: Taker, lacks: str
 ) -> None:
-    taker = Taker(tmp_path / "tree", tmp_path / "cache")
     for number in range(3):
         taker.write("file", noise(70_000, number))
         taker.take(full=number < 2)
@@ -374,10 +369,9 @@ def _denied(verb: str, name: str) -> None:
 
 
 def test_the_names_of_this_host_are_those_that_it_made_and_the_newest_that_it_signed(
-    tmp_path: Path,
+    taker: Taker, tmp_path: Path
 ) -> None:
     """What others have planted, also under a name that this host gave, is not among them."""
-    taker = Taker(tmp_path / "root", tmp_path / "cache")
     taker.keys = KEYS
     taker.write("file", b"content")
     mine = [taker.take(full=True).version for _ in range(3)]

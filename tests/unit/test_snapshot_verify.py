@@ -25,9 +25,13 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-def taken(tmp_path: Path) -> Taker:
+def taker(tmp_path: Path) -> Taker:
+    return Taker(tmp_path / "tree", tmp_path / "cache")
+
+
+@pytest.fixture
+def taken(taker: Taker) -> Taker:
     """A full version and two increments: of a large file, and small ones."""
-    taker = Taker(tmp_path / "tree", tmp_path / "cache")
     large = taker.write("large", noise(5 * MIB) + bytes(3 * MIB) + b"end")
     for number in range(20):
         taker.write(f"small/{number:02}", noise(50_000, number + 2))
@@ -85,9 +89,8 @@ def test_an_outage_ends_the_check(taken: Taker) -> None:
 
 
 def test_versions_that_are_not_of_this_host_are_told_and_forged_ones_are_damaged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    taker: Taker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taker = Taker(tmp_path / "tree", tmp_path / "cache")
     taker.keys = KEYS
     taker.write("file", b"content")
     with monkeypatch.context() as forging:
