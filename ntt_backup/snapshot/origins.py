@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -35,23 +36,21 @@ _MOST_LINES: Final = 10_000
 _MOST_BYTES: Final = 1 << 20
 
 
+@dataclass
 class Origins:
     """Tells who made versions.
 
-    Args:
-        keys: The keys of this host.
-        cache: Returns the directory on this machine with the sums of the manifests of a set that
-            this host made.
+    The cache is the directory on this machine, by set, with the sums of the manifests that this
+    host made.
+
+    Attributes:
         target: The name of the target in the settings of this host.
     """
 
-    def __init__(
-        self, keys: HostKeys, cache: Callable[[str], Path] | None = None, target: str = ""
-    ) -> None:
-        self._keys = keys
-        self._cache = cache
-        self.target = target
-        self._known: dict[str, Mapping[str, str]] = {}
+    _keys: HostKeys
+    _cache: Callable[[str], Path] | None = None
+    target: str = ""
+    _known: dict[str, Mapping[str, str]] = field(default_factory=dict)
 
     @staticmethod
     def of(settings: RemoteConfig) -> Origins:

@@ -133,26 +133,21 @@ def cut(extents: Iterable[Extent], stretches: Iterable[tuple[int, int]]) -> Iter
             start, end = next(each, (last, last))
 
 
+@dataclass
 class FileReader:
     """Reads files, and stores the content that has changed.
 
-    Args:
-        block: The bytes of a block in new files; 0 to choose them by the size of each file.
-        on_read: Is called with each number of bytes that were read.
+    A block in new files has a size in bytes, or 0: it is chosen by the size of each file. The
+    bytes that are read are told as they are counted.
     """
 
-    def __init__(
-        self,
-        writer: SuperBlockWriter,
-        key: bytes,
-        block: int,
-        on_read: Callable[[int], None],
-    ) -> None:
-        self._writer = writer
-        self._key = key
-        self._block = block
-        self._on_read = on_read
-        self._buffer = memoryview(bytearray(max(_PIECE, block)))
+    _writer: SuperBlockWriter
+    _key: bytes
+    _block: int
+    _on_read: Callable[[int], None]
+
+    def __post_init__(self) -> None:
+        self._buffer = memoryview(bytearray(max(_PIECE, self._block)))
 
     def read(
         self, fd: int, path: str, old: OldFile | None
