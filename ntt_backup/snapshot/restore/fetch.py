@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Generic, NamedTuple, TypeVar
 
@@ -77,7 +78,6 @@ class Fetcher(Generic[_Item]):
 
     Attributes:
         fetched: The number of bytes that arrived.
-        damaged: The number of super blocks that are missing or are not what was written.
         lost: The packs that could not be read at all or in part, each with the first reason.
     """
 
@@ -97,7 +97,6 @@ class Fetcher(Generic[_Item]):
         self._ended = self._broken = False
         self.lost: dict[str, str] = {}
         self.fetched = 0
-        self.damaged = 0
 
     def read(self, items: Iterable[tuple[_Item, Sequence[Extent]]]) -> Iterator[Part[_Item]]:
         """Yields the content of each item's extents.
@@ -180,11 +179,9 @@ class Fetcher(Generic[_Item]):
         """Returns the content of a frame, which is kept, since the next window may begin in it."""
         if (content := self._kept(key)) is not None:
             return content
-        try:
+        content = _NOTHING
+        with suppress(StoredFileDamaged):
             content = memoryview(read_super_block(stored))
-        except StoredFileDamaged:
-            self.damaged += 1
-            content = _NOTHING
         self._read[key] = content
         self._read_bytes += len(content)
         while (self._read_bytes > _KEPT and len(self._read) > 1) or len(self._read) > _MOST_KEPT:
