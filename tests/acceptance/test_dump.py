@@ -8,8 +8,7 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,8 @@ from ntt_backup.dump import job, pg_programs
 from ntt_backup.dump import record as records
 from ntt_backup.dump import restore as dump_restore
 from ntt_backup.errors import DumpFailed
-from ntt_backup.objects.s3 import open_bucket
-from tests.helpers import s3_proxy
 from tests.helpers.environment import IGNORING_CHILDREN, Environment
 from tests.helpers.postgres import Postgres
-from tests.helpers.s3_proxy import Exchange, S3Proxy
-from tests.helpers.s3_servers import S3Server
 from tests.helpers.sshd import Sshd
 from tests.helpers.waiting import PATIENCE, wait_until
 
@@ -574,82 +569,6 @@ def test_dump_needs_no_source_settings(dumping: Environment) -> None:
     dumping.write_config()
     dumping.run("dump", expect=0)
     assert len(dumps(dumping)) == 1
-
-
-# --- in a bucket ----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def in_bucket(dumping: Environment, s3: S3Server) -> Environment:
-    """The environment with a bucket as its target."""
-    remote = s3.bucket()
-    dumping.settings["remote"] = {"url": remote.url, "endpoint": s3.endpoint, "addressing": "path"}
-    dumping.write_config()
-    return dumping
-
-
-def in_pgdump(env: Environment) -> list[str]:
-    """The keys of the dumps in the bucket; each has its record."""
-    bucket = open_bucket(settings(env).remote)
-    keys = [info.key for info in bucket.list("pgdump/")]
-    names = [key for key in keys if key.endswith(".dump")]
-    assert keys == sorted([*names, *(f"{name}.json" for name in names)])
-    return names
-
-
-def test_a_dump_goes_into_a_bucket_and_comes_back(
-    in_bucket: Environment, database_url: str
-) -> None:
-    blobids = in_bucket.fill(20)
-    in_bucket.run("dump", expect=0)
-    (key,) = in_pgdump(in_bucket)
-    again = in_bucket.call("dump", expect=0)
-    assert "nobody but us has changed the catalog" in again.stdout
-    in_bucket.write_config(catalog={"url": database_url})
-    back = in_bucket.run("restore", "--catalog", expect=0)
-    assert Path(key).name in back.stdout + back.stderr
-    with psycopg.connect(database_url) as conn:
-        rows = conn.execute("select blobid from blobs order by 1").fetchall()
-    assert [row[0] for row in rows] == sorted(blobids)
-
-
-@contextmanager
-def keeping_one(in_bucket: Environment, s3: S3Server) -> Iterator[S3Proxy]:
-    """Retention keeps the newest dump alone, and a proxy stands before the bucket."""
-    with S3Proxy(s3) as proxy:
-        in_bucket.write_config(
-            remote={"endpoint": proxy.endpoint},
-            dump={"keep_last": 1, "keep_daily": 0, "keep_weekly": 0},
-        )
-        yield proxy
-
-
-def test_dumps_past_retention_that_may_not_be_removed_are_told(
-    in_bucket: Environment, s3: S3Server
-) -> None:
-    with keeping_one(in_bucket, s3) as proxy:
-        assert make(in_bucket) == MADE
-        proxy.trouble("delete", s3_proxy.status(403, "AccessDenied"))
-        assert make(in_bucket, force=True) == ["dump_start", "warning", "dump_complete"]
-        assert len(in_pgdump(in_bucket)) == 2
-        assert make(in_bucket, force=True) == MADE
-        assert len(in_pgdump(in_bucket)) == 1
-
-
-def test_a_dump_that_another_host_is_making_is_not_removed(
-    in_bucket: Environment, s3: S3Server
-) -> None:
-    """Its record lies there before its content."""
-    with keeping_one(in_bucket, s3) as proxy:
-
-        def meanwhile(exchange: Exchange) -> None:
-            assert make(in_bucket) == MADE
-            s3_proxy.passed(exchange)
-
-        for kind in ("put", "complete"):
-            proxy.trouble(kind, meanwhile, when=lambda key: key.endswith(".dump"))
-        assert make(in_bucket) == MADE
-        assert len(in_pgdump(in_bucket)) == 2
 
 
 def test_a_target_without_the_newest_dump_is_told_by_every_command(dumping: Environment) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -140,27 +139,6 @@ def test_a_whole_dump_is_made_where_the_last_one_is_not_at_hand(
     shutil.rmtree(tmp_path / "cache")
     (tmp_path / "ours").rename(tmp_path / "cache")
     assert make(series).base == ""
-
-
-def test_a_cache_that_cannot_be_written_costs_no_dump(series: Environment, tmp_path: Path) -> None:
-    (tmp_path / "cache").write_text("no directory")
-    assert [make(series).base for _ in range(2)] == ["", ""]
-
-
-def test_check_says_what_either_mode_sends(series: Environment, tmp_path: Path) -> None:
-    series.fill(1)
-    first, *_ = history(series)
-    before = names(series)
-    done = series.run("check", expect=0)
-    assert re.search(
-        rf"the newest is of [^;]+; dump.mode full sends [\d.]+ kB a dump, series [\d.]+ kB,"
-        rf" by what was sent last; the next one is an increment on {first}$",
-        done.stdout,
-        re.MULTILINE,
-    ), done.stdout
-    shutil.rmtree(tmp_path / "cache")
-    assert "the next one is whole" in series.run("check").stdout
-    assert names(series) == before
 
 
 @pytest.mark.parametrize("harm", ["missing", "damaged"])
