@@ -29,7 +29,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -165,19 +165,19 @@ def restore_catalog(
                 warn(f"{one.name} cannot be read: {damaged} is damaged")
                 continue
             text, others = DumpText(store, needed), tuple(sorted(databases - {one.record.database}))
-            if one in mine:
-                whole = _whole(settings, text, one.record, version, allow_superuser=allow_superuser)
-                if whole is not None:
-                    owner, head = whole
-                    rights = _rights(head, user, warn)
-                    return Recalled(
-                        one, Origin.OURS, owner, rights, others, new_owner=owner != user
-                    )
-            elif (left_out := _rows(settings, text)) is not None:
-                return Recalled(one, one.origin(keys), user, (), others, left_out)
-            damaged = text.damaged or one.name
-            why = "" if damaged == one.name else f" cannot be read: {damaged}"
-            warn(f"{one.name}{why} is damaged: {text.why or 'its SHA-256 is another'}")
+            try:
+                if one not in mine:
+                    left_out = _rows(settings, text)
+                    return Recalled(one, one.origin(keys), user, (), others, left_out)
+                owner, head = _whole(
+                    settings, text, one.record, version, allow_superuser=allow_superuser
+                )
+                rights, new = _rights(head, user, warn), owner != user
+                return Recalled(one, Origin.OURS, owner, rights, others, new_owner=new)
+            except DumpDamaged:
+                damaged = text.damaged or one.name
+                why = "" if damaged == one.name else f" cannot be read: {damaged}"
+                warn(f"{one.name}{why} is damaged: {text.why}")
     if strangers and not tries:
         raise nobody_vouches(settings.target, keys, strangers, name, trust_target=trust_target)
     if name is not None:
@@ -242,63 +242,64 @@ def _whole(
     version: int,
     *,
     allow_superuser: bool,
-) -> tuple[str, bytes] | None:
+) -> tuple[str, bytes]:
     """Restores all of a dump that this host made, into a server of that version.
 
     Returns:
-        The role that owns the restored objects, and the beginning of the dump. None where the
-        content of the dump is not right; the database is unchanged then.
+        The role that owns the restored objects, and the beginning of the dump.
+
+    Raises:
+        DumpDamaged: The content of the dump is not right; the database is unchanged.
     """
     pg_restore = pg_programs.find_restore(
         settings.dump.bin, version, pg_programs.major_of(record.program)
     )
-    with closing(iter(text)) as pieces:
-        begun = _begun(pieces, record.head_bytes)
-        head = b"".join(begun)
-        proved = hashlib.sha256(head[: record.head_bytes]).hexdigest() == record.head_sha256
-        if text.damaged or not proved:
-            drain(pieces)  # The session gives nothing else before its end.
-            return None
-        url, application = settings.catalog.url, application_name("restore")
+    url, application = settings.catalog.url, application_name("restore")
+    with _opened(text, record.head_bytes) as (head, pieces):
+        if hashlib.sha256(head[: record.head_bytes]).hexdigest() != record.head_sha256:
+            raise DumpDamaged("its SHA-256 is another")
         with restorer(url, application, allow_superuser=allow_superuser) as who:
             place, secret = connection.for_program(who.url, application)
-            rest = _or_damaged(text, chain(begun, pieces))
-            who.done = _pour(rest, pg_restore, record, place, secret)
-        return (who.owner, head) if who.done else None
+            _pour(pieces, pg_restore, record, place, secret)
+            who.done = True
+    return who.owner, head
 
 
-def _rows(settings: RemoteConfig, text: DumpText) -> tuple[str, ...] | None:
-    """Restores the rows of a dump whose origin is not proved.
+def _rows(settings: RemoteConfig, text: DumpText) -> tuple[str, ...]:
+    """Restores the rows of a dump whose origin is not proved; returns what was left out.
 
-    Returns:
-        The entries of the dump that were left out. None where the content of the dump is not right;
-        the database is unchanged then.
+    Raises:
+        DumpDamaged: The content of the dump is not right; the database is unchanged.
+    """
+    url, application = settings.catalog.url, application_name("restore")
+    with _opened(text, pg_programs.HEAD_BYTES) as (head, pieces):
+        return tuple(restore_rows(head, pieces, url, application, settings.target))
+
+
+@contextmanager
+def _opened(text: DumpText, size: int) -> Iterator[tuple[bytes, Iterator[bytes]]]:
+    """Yields the first bytes of a dump, if it has as many, and all of it in pieces.
+
+    The pieces end with DumpDamaged where they are not what was dumped. Where that comes earlier,
+    out of the block, the dump is read to its end: it may tell more, and the session gives nothing
+    else before.
     """
     with closing(iter(text)) as pieces:
-        begun = _begun(pieces, pg_programs.HEAD_BYTES)
-        if text.damaged:
-            return None
+        begun = []
+        while size > 0 and (data := next(pieces, None)) is not None:
+            begun.append(data)
+            size -= len(data)
         try:
-            url, application = settings.catalog.url, application_name("restore")
-            rest = _or_damaged(text, chain(begun, pieces))
-            return tuple(restore_rows(b"".join(begun), rest, url, application, settings.target))
+            if text.damaged:
+                raise DumpDamaged(text.why)
+            yield b"".join(begun), _or_damaged(text, chain(begun, pieces))
         except DumpDamaged as error:
             drain(pieces)
             text.why = text.why or str(error)
-            return None
-
-
-def _begun(pieces: Iterator[bytes], size: int) -> list[bytes]:
-    """Returns the first pieces of a dump, which have so many bytes at least, if it has as many."""
-    begun = []
-    while size > 0 and (data := next(pieces, None)) is not None:
-        begun.append(data)
-        size -= len(data)
-    return begun
+            raise
 
 
 def _or_damaged(text: DumpText, pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Yields all pieces of a dump, and raises DumpDamaged at their end if they are not right."""
     yield from pieces
     if text.damaged:
         raise DumpDamaged(text.why)
@@ -306,8 +307,8 @@ def _or_damaged(text: DumpText, pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 def _pour(
     pieces: Iterator[bytes], pg_restore: Path, record: DumpRecord, url: str, secret: dict[str, str]
-) -> bool:
-    """Restores a dump; returns False, and nothing is done, where its content is not right."""
+) -> None:
+    """Restores a dump. What the pieces raise leaves the database as it was."""
     argv = [str(pg_restore), "--single-transaction", "--exit-on-error", "--no-password"]
     argv += ["--no-owner", "--no-privileges", f"--dbname={url}"]
     child = start(argv, env={**os.environ, **secret, "LC_ALL": "C"})
@@ -329,9 +330,6 @@ def _pour(
             continue  # Building the indexes of millions of rows takes as long as it takes.
         if status != 0:
             raise failed()
-        return True
-    except DumpDamaged:
-        return False
     finally:
         child.kill()
 

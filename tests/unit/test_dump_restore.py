@@ -89,9 +89,10 @@ class Back:
             raise CatalogRefused("no role can be made")
         yield Restorer("owner", "dbname=c")
 
-    def _pour(self, pieces: Iterator[bytes], *_: object) -> bool:
+    def _pour(self, pieces: Iterator[bytes], *_: object) -> None:
         self.poured = list(pieces)
-        return self.good
+        if not self.good:
+            raise DumpDamaged("it is another")
 
     def whole(self, text: Any, one: Stored) -> Any:
         assert one.record is not None
@@ -123,7 +124,8 @@ def test_pg_restore_gets_a_dump_as_it_is_stored(back: Back) -> None:
     assert back.whole(text, dumped()) == ("owner", CONTENT[:1200])
     assert (b"".join(back.poured), text.left, text.closed) == (CONTENT, [], True)
     back.good = False
-    assert back.whole(Text(), dumped()) is None
+    with pytest.raises(DumpDamaged):
+        back.whole(Text(), dumped())
 
 
 @pytest.mark.parametrize(
@@ -135,7 +137,8 @@ def test_of_a_head_that_is_not_proved_nothing_is_executed(
     back: Back, changes: dict[str, Any]
 ) -> None:
     text = Text()
-    assert back.whole(text, dumped(**changes)) is None
+    with pytest.raises(DumpDamaged):
+        back.whole(text, dumped(**changes))
     # The session gives nothing else before the end of what was asked for.
     assert (back.entered, back.poured, text.left) == (0, [], [])
 
@@ -143,8 +146,9 @@ def test_of_a_head_that_is_not_proved_nothing_is_executed(
 @pytest.mark.parametrize("size", [HEAD, HEAD - 1])
 def test_a_dump_that_ends_damaged_within_its_head_is_not_executed(back: Back, size: int) -> None:
     text = Text(CONTENT[:size], bad=True)
-    assert back.whole(text, dumped(head_bytes=HEAD + 300)) is None
-    assert back.rows(text, dumped()) is None
+    for way in (back.whole, back.rows):
+        with pytest.raises(DumpDamaged):
+            way(text, dumped(head_bytes=HEAD + 300))
     assert (back.entered, text.left) == (0, [])
 
 
@@ -188,12 +192,13 @@ def test_rows_come_back_of_what_is_whole_and_the_reason_is_kept_where_they_do_no
     monkeypatch.setattr(pg_programs, "HEAD_BYTES", HEAD)
     monkeypatch.setattr(restore, "restore_rows", take)
     assert back.rows(Text(), dumped()) == ("dbname=c",)
-    text = Text(CONTENT[:-1])
-    assert back.rows(text, dumped()) is None
-    assert (text.damaged, text.why, text.left) == ("", "it is no dump", [])
-    text = Text(bad=True)
-    assert back.rows(text, dumped()) is None
-    assert (text.damaged, text.why, text.left) == ("NAME", "it is another", [])
+    for text, damaged, why in (
+        (Text(CONTENT[:-1]), "", "it is no dump"),
+        (Text(bad=True), "NAME", "it is another"),
+    ):
+        with pytest.raises(DumpDamaged):
+            back.rows(text, dumped())
+        assert (text.damaged, text.why, text.left) == (damaged, why, [])
 
 
 # --- which one comes back -------------------------------------------------------------------------
@@ -241,19 +246,23 @@ class Shelf:
     def close(self) -> None: ...
 
     def whole(self, _: object, text: Any, *__: object, **___: object) -> Any:
-        return ("owner", HEAD_OF_GRANT) if self._is_good(text, self.whole_of) else None
+        self._require_good(text, self.whole_of)
+        return "owner", HEAD_OF_GRANT
 
     def rows(self, _: object, text: Any) -> Any:
-        return ("FUNCTION f()",) if self._is_good(text, self.rows_of) else None
+        self._require_good(text, self.rows_of)
+        return ("FUNCTION f()",)
 
-    def _is_good(self, text: Any, tried: list[str]) -> bool:
+    def _require_good(self, text: Any, tried: list[str]) -> None:
         names = [member.name for member in text._needed]
         tried.append(names[-1])
         if self.foreign.intersection(names):
             list(text)
-            return False
+            raise DumpDamaged(text.why)
         text.damaged = next((name for name in names if name in self.bad), "")
-        return not text.damaged
+        if text.damaged:
+            text.why = "its SHA-256 is another"
+            raise DumpDamaged(text.why)
 
     def read(self, ranges: Iterator[Range]) -> Iterator[bytes]:
         """Of all dumps that are read, nothing can be opened; see `filestore.sealed`."""
@@ -511,7 +520,7 @@ class Program:
 
 def pour(
     monkeypatch: pytest.MonkeyPatch, program: Program, *, damaged: bool = False, made: str = "16.4"
-) -> bool:
+) -> None:
     monkeypatch.setattr(restore, "start", lambda *_, **__: program)
     monkeypatch.setattr(restore, "wait_for", program.wait_for)
     monkeypatch.setattr(restore, "write", program.write)
@@ -519,17 +528,18 @@ def pour(
     text = Text(bad=damaged)
     pieces = restore._or_damaged(text, iter(text))  # type: ignore[arg-type]
     try:
-        return restore._pour(pieces, Path("pg_restore"), of_program, "dbname=c", {})
+        restore._pour(pieces, Path("pg_restore"), of_program, "dbname=c", {})
     finally:
         assert program.killed
 
 
 def test_the_end_of_a_dump_is_held_back_until_it_is_proved(monkeypatch: pytest.MonkeyPatch) -> None:
     program = Program()
-    assert pour(monkeypatch, program)
+    pour(monkeypatch, program)
     assert (program.got, program.closed, program.drained) == (CONTENT, True, True)
     program = Program()
-    assert not pour(monkeypatch, program, damaged=True)
+    with pytest.raises(DumpDamaged):
+        pour(monkeypatch, program, damaged=True)
     assert CONTENT.startswith(program.got)
     assert len(program.got) == len(CONTENT) - restore._HELD
     assert not program.closed
@@ -555,7 +565,8 @@ def test_what_pg_restore_stumbles_over_is_told_at_the_end(
         assert f"{said}; more" in caught.value.detail
         assert hint in caught.value.hint
     # What it stumbled over may be damage.
-    assert not pour(monkeypatch, Program(1, said, takes=0), damaged=True, made=made)
+    with pytest.raises(DumpDamaged):
+        pour(monkeypatch, Program(1, said, takes=0), damaged=True, made=made)
 
 
 def test_what_says_nothing_is_told_by_its_status(monkeypatch: pytest.MonkeyPatch) -> None:
