@@ -83,19 +83,19 @@ def prefix_ranges() -> tuple[BlobRange, ...]:
     The first range starts at '' and the last has no end, so that every text, also one that is no
     blobid, lies in exactly one range, whatever the database's collation makes of it.
     """
-    bounds = ["", *(f"{index:02x}" for index in range(1, RANGES)), None]
-    return tuple(
-        BlobRange(index, bounds[index] or "", bounds[index + 1]) for index in range(RANGES)
-    )
+    return _joined(0, ["", *(f"{index:02x}" for index in range(1, RANGES))], None)
 
 
 def parts(index: int) -> tuple[BlobRange, ...]:
     """Cuts a range at the third digit. The indexes of the parts follow on those of all ranges."""
     whole = prefix_ranges()[index]
     cuts = [whole.lo, *(f"{index:02x}{part:x}" for part in range(1, PARTS))]
-    ends = [*cuts[1:], whole.hi]
-    first = RANGES + PARTS * index
-    return tuple(BlobRange(first + part, cuts[part], ends[part]) for part in range(PARTS))
+    return _joined(RANGES + PARTS * index, cuts, whole.hi)
+
+
+def _joined(index: int, cuts: Sequence[str], end: str | None) -> tuple[BlobRange, ...]:
+    ends = [*cuts[1:], end]
+    return tuple(BlobRange(index + nth, cuts[nth], ends[nth]) for nth in range(len(cuts)))
 
 
 def interval(index: int) -> BlobRange:
@@ -437,7 +437,7 @@ def cut(stretches: Sequence[Stretch], rows: int, most: int, widest: int = _WIDES
     for nth, one in enumerate(stretches):
         if len(slices) >= most:
             break
-        lo, end = _position(one.lo), _position(one.hi)
+        lo, end = position(one.lo), position(one.hi)
         begin, past, width = one.lo, one.past, first
         while lo is not None and end is not None and lo + width < end and len(slices) < most:
             lo += width
@@ -468,12 +468,12 @@ def rest_of(
 
 def within(stretch: Stretch, ranges: Iterable[BlobRange]) -> list[Stretch]:
     """Returns what the stretch has of each of the ranges, which follow each other."""
-    lo, hi = _position(stretch.lo), _position(stretch.hi)
+    lo, hi = position(stretch.lo), position(stretch.hi)
     if lo is None or hi is None:
         return [Stretch(one.index, one.lo, one.hi) for one in ranges]
     found = []
     for one in ranges:
-        begin, end = _position(one.lo) or 0, _position(one.hi) or 0
+        begin, end = position(one.lo) or 0, position(one.hi) or 0
         if begin < hi and end > lo:
             first, last = begin <= lo, end >= hi
             low, past = (stretch.lo, stretch.past) if first else (one.lo, None)
@@ -483,14 +483,14 @@ def within(stretch: Stretch, ranges: Iterable[BlobRange]) -> list[Stretch]:
 
 def _upper_half(stretch: Stretch) -> Stretch | None:
     """Returns the upper half of a stretch; None where as much of its range, or part, lies below."""
-    lo, hi = _position(stretch.lo), _position(stretch.hi)
-    start = _position(interval(stretch.index).lo) or 0
+    lo, hi = position(stretch.lo), position(stretch.hi)
+    start = position(interval(stretch.index).lo) or 0
     if lo is None or hi is None or hi - lo <= lo - start:
         return None
     return Stretch(stretch.index, f"{(lo + hi + 1) // 2:0{_DIGITS}x}", stretch.hi)
 
 
-def _position(blobid: str | None) -> int | None:
+def position(blobid: str | None) -> int | None:
     """Returns the place of a blobid in the space, its end for None; None for what is no hex."""
     if blobid is None:
         return _SPACE

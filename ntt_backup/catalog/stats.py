@@ -26,7 +26,7 @@ from ntt_backup.catalog.pending import (
     rows_about,
     walk_indexes,
 )
-from ntt_backup.catalog.range_locks import RANGES, prefix_ranges
+from ntt_backup.catalog.range_locks import RANGES, position, prefix_ranges
 from ntt_backup.model import OF_CHECKS, BlobRange, PendingEstimate
 
 _MILLISECONDS: Final = 400  # For all figures of `quick_totals`.
@@ -259,19 +259,10 @@ def _sampled(conn: Connection, parts: Parts, deadline: float) -> PendingEstimate
 
 def _followed(one: BlobRange, count: int, first: str, last: str) -> int:
     """Returns about how many blobs a range has, whose first ones reach from first to last."""
-    start, span = _position(first), _position(last) - _position(first)
-    if count < _SAMPLE_BLOBS or span <= 0:
+    start, stop, end = position(first), position(last), position(one.hi)
+    if count < _SAMPLE_BLOBS or start is None or stop is None or end is None or stop <= start:
         return count
-    end = 1.0 if one.hi is None else _position(one.hi)
-    return max(count, int((count - 2) / span * (end - start)))
-
-
-def _position(blobid: str | None) -> float:
-    """Returns where a blobid lies among all: 0 to 1. What is no hex lies at the end."""
-    try:
-        return int((blobid or "")[:12].ljust(12, "0"), 16) / 16**12
-    except ValueError:
-        return 1.0
+    return max(count, int((count - 2) / (stop - start) * (end - start)))
 
 
 def _planned(conn: Connection, parts: Parts, milliseconds: int) -> PendingEstimate:

@@ -10,19 +10,6 @@ from ntt_backup.catalog import stats
 from ntt_backup.catalog.range_locks import interval
 
 
-def test_a_blobid_has_a_place_among_all() -> None:
-    for blobid, place in (
-        (None, 0.0),
-        ("", 0.0),
-        ("8", 0.5),
-        ("c0", 0.75),
-        ("0" * 12 + "f", 0.0),
-        ("0" * 11 + "1", 16.0**-12),
-        ("zz", 1.0),
-    ):
-        assert stats._position(blobid) == place
-
-
 @pytest.mark.parametrize(
     ("index", "count", "first", "last", "followed"),
     [
@@ -33,6 +20,7 @@ def test_a_blobid_has_a_place_among_all() -> None:
         (0, 40, "00", "00", 40),
         (0, 40, "00", "00fff", 40),
         (0, 40, "zz", "zz", 40),
+        (0, 40, "00", "zz", 40),
     ],
 )
 def test_how_close_the_first_blobs_lie_tells_how_many_follow(
