@@ -47,14 +47,11 @@ class DumpComplete(Event):
     pruned: Annotated[Count, doc("dumps that were removed")]
 
     def _text(self) -> str:
+        of = f" of {size(self.text_bytes)}, an increment," if self.base else ""
         return (
-            f"dumped the catalog: {self.name}, {size(self.bytes)}{self._of} in"
+            f"dumped the catalog: {self.name}, {size(self.bytes)}{of} in"
             f" {duration(self.duration_s)}; {self.kept} kept, {self.pruned} removed"
         )
-
-    @property
-    def _of(self) -> str:
-        return f" of {size(self.text_bytes)}, an increment," if self.base else ""
 
 
 class DumpSkipped(Event):

@@ -361,7 +361,12 @@ def rehearse(settings: RemoteConfig, *, remote_too: bool) -> tuple[str, str]:
             database = conn.info.dbname
             copied = selection.any_copied(conn, settings.target)
             ledger = history.noted_dumps(conn, settings.target, MAX_DUMPS)
-        _dump_no_rows(settings, found, application)
+        url, no_rows = settings.catalog.url, "--schema-only"
+        child = pg_programs.start_pg_dump(found.pg_dump, url, application, no_rows)
+        head, status = pg_programs.whole_output(child, settings.run.receipt_timeout)
+        if status != 0:
+            raise pg_programs.pg_dump_failed(status, child.stderr.text)
+        pg_programs.read_head(found.pg_restore, head, "--list")
         if remote_too:
             with closing(open_dumps(settings)) as store:
                 keys = HostKeys.of(settings)
@@ -427,17 +432,3 @@ def relied_on(settings: RemoteConfig) -> bool:
             return history.ever_made(conn, settings.target)
     except CatalogError:
         return True
-
-
-def _dump_no_rows(settings: RemoteConfig, found: Programs, application: str) -> None:
-    child = pg_programs.start_pg_dump(
-        found.pg_dump, settings.catalog.url, application, "--schema-only"
-    )
-    try:
-        head = child.output(settings.run.receipt_timeout)
-        status = child.status
-    finally:
-        child.kill()
-    if status != 0:
-        raise pg_programs.pg_dump_failed(status, child.stderr.text)
-    pg_programs.read_head(found.pg_restore, head, "--list")

@@ -122,6 +122,14 @@ def start_pg_dump(pg_dump: Path, url: str, application: str, *options: str) -> C
     return child
 
 
+def whole_output(child: Child, patience: float) -> tuple[bytes, int | None]:
+    """Returns all that a program writes, and its exit status; None where it has not ended."""
+    try:
+        return child.output(patience), child.status
+    finally:
+        child.kill()
+
+
 def pg_dump_failed(status: int | None, said: str) -> DumpFailed:
     """Returns the error for a pg_dump that has failed. status: None where it has not ended."""
     hint = ""
@@ -144,11 +152,7 @@ def read_head(pg_restore: Path, head: bytes, *options: str) -> bytes:
         memory.write(head)
         memory.seek(0)
         child = start([str(pg_restore), *options], stdin=memory.fileno())
-        try:
-            said = child.output(_READ_SECONDS)
-            status = child.status
-        finally:
-            child.kill()
+        said, status = whole_output(child, _READ_SECONDS)
     if status != 0:
         raise DumpFailed(
             "pg_restore cannot read the dump",

@@ -22,7 +22,6 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 from typing import IO, Final, Literal
 from zlib import crc32
@@ -223,25 +222,22 @@ def replay(pieces: Iterable[bytes], base: Iterable[bytes] = ()) -> Iterator[byte
     Raises:
         DumpDamaged: The file is no dump of a series, or does not fit the whole dump.
     """
-    window: deque[bytes] = deque()
-    begin, rest, stream = 0, iter(base), PieceReader(pieces)
+    window: deque[bytes] = deque(maxlen=_NEAR)  # The last segments that were read.
+    begin, known, rest, stream = 0, 0, iter(base), PieceReader(pieces)
     while not stream.at_end():
         *start, _, first, count, stored, size = _HEAD.unpack(stream.take(_HEAD.size))
         if start != _START or count > _NEAR or size > MOST or stored > 2 * MOST:
             raise DumpDamaged("it is no dump of a series")
         if count and first < begin:
             raise DumpDamaged("it goes back in the whole dump")
-        while count and begin + len(window) < first + count:
+        while count and known < first + count:
             if (segment := next(rest, None)) is None:
                 raise DumpDamaged("the whole dump has fewer segments")
             window.append(segment)
-            if begin < first:
-                window.popleft()
-                begin += 1
-        while count and begin < first:
-            window.popleft()
-            begin += 1
-        yield _decompress(stream.take(stored), b"".join(islice(window, count)), size)
+            known += 1
+        begin = first if count else begin
+        old = list(window)[first - known : first - known + count or None] if count else []
+        yield _decompress(stream.take(stored), b"".join(old), size)
 
 
 def _compress(text: bytes, old: bytes) -> bytes:
@@ -327,7 +323,7 @@ class Form:
     def __init__(
         self, *, series: bool, old: KeptBase | None = None, new: NewBase | None = None
     ) -> None:
-        self._kept = [one for one in (old, new) if one is not None]
+        self._files = [one for one in (old, new) if one is not None]
         self._new = new
         self._writer = Writer(old) if series else None
         self._digest = hashlib.sha256()
@@ -350,14 +346,13 @@ class Form:
         """Returns the bytes that are to be sent now; may be none."""
         self.text_bytes += len(data)
         self._digest.update(data)
-        made = data if self._writer is None else self._writer.add(data)
-        if self._new is not None:
-            self._new.add(made)
-        return made
+        return data if self._writer is None else self._kept(self._writer.add(data))
 
     def end(self) -> bytes:
         """Returns the last bytes."""
-        made = b"" if self._writer is None else self._writer.end()
+        return b"" if self._writer is None else self._kept(self._writer.end())
+
+    def _kept(self, made: bytes) -> bytes:
         if self._new is not None:
             self._new.add(made)
         return made
@@ -374,7 +369,7 @@ class Form:
 
     def close(self) -> None:
         """Forgets what was not kept."""
-        for one in self._kept:
+        for one in self._files:
             one.close()
 
 
