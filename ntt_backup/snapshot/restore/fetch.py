@@ -132,7 +132,12 @@ class Fetcher(Generic[_Item]):
         while self._asked or self._waiting or not self._ended:
             try:
                 for data in self._repository.read(self._ranges()):
-                    self._arrive(data)
+                    asked, view = self._asked.popleft(), memoryview(data)
+                    self.fetched += len(data)
+                    for frame in asked.frames:
+                        *_, offset, stored = frame.key
+                        at = offset - asked.range.start
+                        frame.stored = view[at : at + stored]
                     yield
             except (FileMissing, StoredFileDamaged) as error:
                 if self._broken or not self._asked:
@@ -160,15 +165,6 @@ class Fetcher(Generic[_Item]):
             self._asked.extendleft(
                 _Asked(Range(name, *one.key[2:]), [one]) for one in reversed(asked.frames)
             )
-
-    def _arrive(self, data: bytes) -> None:
-        asked = self._asked.popleft()
-        self.fetched += len(data)
-        view = memoryview(data)
-        for frame in asked.frames:
-            *_, offset, stored = frame.key
-            at = offset - asked.range.start
-            frame.stored = view[at : at + stored]
 
     def _kept(self, key: _Key) -> memoryview | None:
         if key in self._read:

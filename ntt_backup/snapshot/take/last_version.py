@@ -56,10 +56,6 @@ class Copies:
         """Returns where the manifest and the map of a version are, or may be written."""
         return self._directory / f"{version}.{MANIFEST}", self._directory / f"{version}.{MAP}"
 
-    def has(self, version: str) -> bool:
-        """Returns whether both exist. Whether they are right is seen when they are read."""
-        return all(one.exists() for one in self.paths(version))
-
     def fetch(self, repository: FileStore, version: Version) -> None:
         """Copies both from the repository. Raises OSError, FileMissing."""
         self.drop(version.name)

@@ -496,8 +496,6 @@ def _parents(
         try:
             if fetched:
                 copies.fetch(repository, whole[newest])
-            elif not copies.has(newest):
-                continue
             last = LastVersion(*copies.paths(newest))
         except (StoredFileDamaged, FileMissing):
             continue
@@ -505,9 +503,8 @@ def _parents(
             problem(f"version {newest}", f"it cannot be read back, so this one is full: {error}")
             break
         header = last.header
-        if (header.set, header.version) != (set.name, newest):
-            continue
-        if origins.of_seal(header, last.seal) != Origin.OURS:
+        is_newest = (header.set, header.version) == (set.name, newest)
+        if not is_newest or origins.of_seal(header, last.seal) != Origin.OURS:
             continue
         first = whole.get(header.chain[0])
         if first is not None and abs(now - begun_by(repository, first, now)) >= set.full_every:
