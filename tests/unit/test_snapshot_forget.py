@@ -113,14 +113,6 @@ def test_forget_interrupted_anywhere_leaves_only_versions_that_can_be_restored(
         assert len(versions(taken.repository, "s")) == len(whole(taken)) == 2
 
 
-def test_forget_removes_nothing_of_an_append_only_target(taken: Taker) -> None:
-    taken.repository.append_only = True
-    files = dict(taken.repository.files)
-    with pytest.raises(RemoteDenied):
-        expire(taken.repository, "s", RULE, taken.now)
-    assert taken.repository.files == files
-
-
 def test_a_version_that_cannot_be_read_ends_no_forget_and_stays(taken: Taker) -> None:
     """Any byte that somebody adds is one, and so is a version of a newer program."""
     manifest = whole(taken)[1].manifest
