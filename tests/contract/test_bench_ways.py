@@ -6,10 +6,12 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,6 +35,18 @@ from tests.helpers.s3_servers import S3Server
 from tests.helpers.waiting import PATIENCE
 
 RUN = RunSettings(stall_timeout=PATIENCE, receipt_timeout=PATIENCE)
+# Each form with one codec; the other pairs are for --long.
+OFTEN = {
+    *("direct-none", "pipe-zst", "chunked-gz", "put-each", "packs-zst"),
+    *("restore-sequential-gz", "restore-pipe-zst", "restore-ranges", "restore-mount"),
+}
+
+
+def each(ways: Sequence[Out] | Sequence[Back]) -> list[Any]:
+    return [
+        pytest.param(way, id=way.name, marks=() if way.name in OFTEN else pytest.mark.long)
+        for way in ways
+    ]
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +99,7 @@ def in_bucket(way: Way, store: Path, remote: RemoteSettings) -> Load:
     return replace(load(way, store, store), bucket=remote)
 
 
-@pytest.mark.parametrize("way", WAYS_OUT, ids=lambda way: way.name)
+@pytest.mark.parametrize("way", each(WAYS_OUT))
 def test_every_way_out_makes_the_objects_that_are_counted(
     way: Out, store: Path, tmp_path: Path, s3: S3Server
 ) -> None:
@@ -104,7 +118,7 @@ def test_every_way_out_makes_the_objects_that_are_counted(
     assert not [path for path in tmp_path.iterdir() if path.is_file()]
 
 
-@pytest.mark.parametrize("way", WAYS_BACK, ids=lambda way: way.name)
+@pytest.mark.parametrize("way", each(WAYS_BACK))
 def test_every_way_back_brings_the_blobs_and_sees_a_wrong_one(
     way: Back, store: Path, tmp_path: Path, s3: S3Server
 ) -> None:
