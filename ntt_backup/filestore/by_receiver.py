@@ -18,7 +18,7 @@ from threading import Condition, Event, Thread, current_thread
 from typing import Final
 
 from ntt_backup.client.connection import OLD, SLOW, ReceiverConnection, SessionSpec
-from ntt_backup.errors import BackupError, NameTaken, RemoteCannotStore, RemoteDenied
+from ntt_backup.errors import BackupError, NameTaken, RemoteDenied
 from ntt_backup.filestore.contract import (
     Area,
     Buffer,
@@ -31,6 +31,7 @@ from ntt_backup.filestore.contract import (
     Sum,
     ask_ahead,
     checksum,
+    not_what_was_sent,
 )
 from ntt_backup.wire import messages
 from ntt_backup.wire.framing import MAX_CHUNK, ProtocolError
@@ -242,13 +243,8 @@ class FileStoreByReceiver(ReceiverConnection):
     def require_same(self, name: str, theirs: Sum, ours: Sum) -> None:
         """Raises RemoteCannotStore where a sum is not that of what was sent."""
         if theirs != ours:
-            raise RemoteCannotStore(
-                f"{self.area.file} on the remote's disk is not what was sent",
-                detail=f"{name}: {ours.size} bytes with SHA-256 {ours.sha256.hex()} were sent, and"
-                f" the remote has {theirs.size} bytes with {theirs.sha256.hex()}",
-                hint="look at the remote's memory and disk before anything else, and at its kernel"
-                " log",
-            )
+            found = f"{theirs.size} bytes with {theirs.sha256.hex()}"
+            raise not_what_was_sent(self.area, name, ours, found)
 
     def begin_publish(self, slot: int, name: str) -> _Question:
         """Has the remote give the file in a slot its name."""
@@ -400,7 +396,7 @@ class FileByReceiver:
         self._open = True
         # The kind of the question whose answer `advance` awaits, and the question.
         self._asked: tuple[int, _Question] | None = None
-        self._result: StoredFile | NameTaken | RemoteCannotStore | None = None
+        self._result: StoredFile | NameTaken | None = None
         self.poll = store.poll
 
     def add(self, data: Buffer) -> None:

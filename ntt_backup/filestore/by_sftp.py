@@ -49,6 +49,7 @@ from ntt_backup.filestore.contract import (
     Sum,
     ask_ahead,
     checksum,
+    not_what_was_sent,
 )
 from ntt_backup.wire.framing import FORMAT
 from ntt_backup.wire.stored_names import (
@@ -579,11 +580,8 @@ class FileBySftp:
                 self._close()
             there = _attributes(store.connection.ask(fx.CMD_LSTAT, self.path))[1]
         if there != self._size:
-            raise RemoteCannotStore(
-                f"{store.area.file} on the remote's disk is not what was sent",
-                detail=f"{self._name}: {self._size} bytes were sent, and the remote has {there}",
-                hint="look at the quota of the account, and at the remote's disk",
-            )
+            found = f"{there} bytes: look at the quota of the account"
+            raise not_what_was_sent(store.area, self._name, self._sum, found)
         return self._sum
 
     def publish(self) -> None:

@@ -22,7 +22,7 @@ from ntt_backup.client.channel import Channel
 from ntt_backup.client.connection import SLOW, SessionSpec
 from ntt_backup.client.error_text import explain_root
 from ntt_backup.client.shell import ANSWER, ScriptAnswer, ask, shell_script
-from ntt_backup.errors import BackupError, NameTaken, RemoteCannotStore, RemoteUnreachable
+from ntt_backup.errors import BackupError, NameTaken, RemoteUnreachable
 from ntt_backup.filestore.contract import (
     UNKNOWN_ARRIVAL,
     Area,
@@ -31,6 +31,7 @@ from ntt_backup.filestore.contract import (
     Range,
     StoredFile,
     Sum,
+    not_what_was_sent,
 )
 from ntt_backup.wire.stored_names import read_arrival
 
@@ -224,12 +225,8 @@ class FileByShell:
         size, digest = _require(answers, "size"), _require(answers, "sum")
         ours = Sum(self._size, self._digest.digest())
         if (size, digest) != (str(ours.size), ours.sha256.hex()):
-            raise RemoteCannotStore(
-                f"{area.file} on the remote's disk is not what was sent",
-                detail=f"{self._name}: {ours.size} bytes with SHA-256 {ours.sha256.hex()} were"
-                f" sent, and the remote has {size[:20]} bytes with {digest[:64]}",
-                hint="look at the remote's memory and disk, and at its kernel log",
-            )
+            found = f"{size[:20]} bytes with {digest[:64]}"
+            raise not_what_was_sent(area, self._name, ours, found)
         return ours
 
     def publish(self) -> None:

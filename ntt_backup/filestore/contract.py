@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Final, Literal, NamedTuple, Protocol, TypeVar
 
-from ntt_backup.errors import BackupError, RemoteDenied, RemoteError
+from ntt_backup.errors import BackupError, RemoteCannotStore, RemoteDenied, RemoteError
 from ntt_backup.wire.stored_names import require_name
 
 Buffer = bytes | bytearray | memoryview
@@ -335,6 +335,16 @@ def ask_ahead(
         ahead += one.length
     while asked:
         yield take(asked.popleft()[1])
+
+
+def not_what_was_sent(area: Area, name: str, ours: Sum, theirs: str) -> RemoteCannotStore:
+    """Returns the error for a file of which the remote has something else, in words."""
+    return RemoteCannotStore(
+        f"{area.file} on the remote's disk is not what was sent",
+        detail=f"{name}: {ours.size} bytes with SHA-256 {ours.sha256.hex()} were sent, and the"
+        f" remote has {theirs}",
+        hint="look at the remote's memory and disk before anything else, and at its kernel log",
+    )
 
 
 def checksum(digest: bytes) -> str:

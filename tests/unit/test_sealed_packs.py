@@ -96,11 +96,6 @@ def test_nothing_of_the_content_or_the_names_is_seen() -> None:
     assert b".ntt" not in data
 
 
-def test_the_same_blobs_are_sealed_otherwise_each_time() -> None:
-    one, two = (seal(PLAIN, [OWNER.public]) for _ in range(2))
-    assert not any(one[at : at + 32] in two for at in range(HEAD, len(one) - 32, 997))
-
-
 def test_without_its_library_nothing_is_sealed_or_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ["cryptography", *(one for one in sys.modules if one.startswith("cryptography."))]:
         monkeypatch.setitem(sys.modules, name, None)
