@@ -192,11 +192,18 @@ class SenderPace:
 
 
 class SharedPace:
-    """A pace that the threads of one process share, for what they send or for what they fetch."""
+    """A pace that the threads of one process share, for what they send or for what they fetch.
 
-    def __init__(self, pace: Pace) -> None:
+    Attributes:
+        taken: The number of bytes that were taken; they are counted without a limit, too.
+        throttled: When the limit last gave nothing, in monotonic seconds.
+    """
+
+    def __init__(self, pace: Pace | None) -> None:
         self._pace = pace
         self._lock = Lock()
+        self.taken = 0
+        self.throttled = 0.0
 
     @staticmethod
     def of(timetable: Timetable | None) -> SharedPace | None:
@@ -206,7 +213,9 @@ class SharedPace:
     def pause(self) -> float:
         """Returns the seconds to wait before a share can be taken; 0 if there is one."""
         with self._lock:
-            return 0.0 if self._pace.allowance() else self._pace.delay()
+            if self._pace is None or self._pace.allowance():
+                return 0.0
+            return self._pace.delay()
 
     def take_now(self, wanted: int, *, begun: bool = False) -> int:
         """Takes a share of at most `wanted` bytes, and returns its size; 0 if there is none now.
@@ -214,22 +223,25 @@ class SharedPace:
         begun: see `Pace.allowance`; a server would not wait for the rest of a request.
         """
         with self._lock:
-            allowed = min(wanted, self._pace.allowance(begun=begun))
-            self._pace.spend(allowed)
-            return allowed
+            if self._pace is not None:
+                wanted = min(wanted, self._pace.allowance(begun=begun))
+                self._pace.spend(wanted)
+                self.throttled = self.throttled if wanted else time.monotonic()
+            self.taken += wanted
+            return wanted
 
     def take(self, wanted: int, *, begun: bool) -> int:
         """Waits for a share and takes it; see `take_now`."""
         while not (allowed := self.take_now(wanted, begun=begun)):
-            with self._lock:
-                delay = self._pace.delay()
-            time.sleep(delay)
+            time.sleep(self.pause())
         return allowed
 
     def give_back(self, count: int) -> None:
         """Returns bytes that were taken and not used."""
         with self._lock:
-            self._pace.spend(-count)
+            self.taken -= count
+            if self._pace is not None:
+                self._pace.spend(-count)
 
 
 _process_pace: list[Pace] = []

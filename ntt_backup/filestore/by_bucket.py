@@ -20,7 +20,7 @@ from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from ntt_backup.client.throttle import Pace
+from ntt_backup.client.throttle import SharedPace
 from ntt_backup.errors import (
     BackupError,
     NameTaken,
@@ -93,31 +93,6 @@ class _Dropped(Exception):
     """The file is not wanted any more."""
 
 
-class Meter:
-    """Counts what is sent, under a limit where there is one: see `throttle.Pace`. throttled:
-    when the limit last gave nothing.
-    """
-
-    def __init__(self, pace: Pace | None) -> None:
-        self._pace = pace
-        self.sent = 0
-        self.throttled = 0.0
-
-    def allowance(self, *, begun: bool = False) -> int:
-        allowed = _READ_BACK if self._pace is None else self._pace.allowance(begun=begun)
-        if not allowed:
-            self.throttled = time.monotonic()
-        return allowed
-
-    def delay(self) -> float:
-        return 0.0 if self._pace is None else self._pace.delay()
-
-    def spend(self, sent: int) -> None:
-        self.sent += sent
-        if self._pace is not None:
-            self._pace.spend(sent)
-
-
 class _Sums(NamedTuple):
     """The sums of an object that was sent, as a server writes them. etag: of MD5 sums, "" where
     these were not made.
@@ -152,7 +127,7 @@ class FileStoreByBucket:
         part_size: The size in bytes of the parts in which files are sent; huge files have larger
             ones.
         area: The area. Names in `packs` are keys of the bucket, others lie below the area's name.
-        meter: Counts the bytes that the bucket is sent.
+        pace: Counts the bytes that the bucket is sent.
 
     Attributes:
         answers: The number of requests that were answered.
@@ -162,13 +137,13 @@ class FileStoreByBucket:
     hashes = False
 
     def __init__(
-        self, bucket: Bucket, part_size: int, area: Area, meter: Meter | None = None
+        self, bucket: Bucket, part_size: int, area: Area, pace: SharedPace | None = None
     ) -> None:
         self.bucket = bucket
         self.area = area
         packs = area.name == PACKS
         self._part_size = part_size if packs else min(part_size, _LARGEST_PART)
-        self._meter = meter or Meter(None)
+        self._pace = pace or SharedPace(None)
         self._below = "" if packs else f"{area.name}/"
         self._readers = ThreadPoolExecutor(_READERS, "read")
         self._senders = ThreadPoolExecutor(_SENDERS, "upload")
@@ -267,14 +242,14 @@ class FileStoreByBucket:
 
     @property
     def progress(self) -> Progress:
-        sent = self._meter.sent
+        sent = self._pace.taken
         if self.answers != self._answered_then:
             self._answered_then, self._sent_then = self.answers, sent
         # Bytes sent since the last answer belong to parts that are still in buffers; the earlier
         # bytes of these parts count as not sent.
         unsent = max(0, self.held - (sent - self._sent_then))
         all_sent = sent >= self.handed_over
-        throttled = self._meter.throttled
+        throttled = self._pace.throttled
         return Progress(sent, self.added, unsent, self._waiting, self.answers, all_sent, throttled)
 
     def try_out(self) -> None:

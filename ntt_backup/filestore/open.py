@@ -74,12 +74,13 @@ def open_pack_target(spec: SessionSpec) -> PackTarget:
     """
     if spec.bucket is None:
         return by_connection(spec, PACKS)
-    from ntt_backup.filestore.by_bucket import FileStoreByBucket, Meter
+    from ntt_backup.client.throttle import SharedPace
+    from ntt_backup.filestore.by_bucket import FileStoreByBucket
     from ntt_backup.objects.s3 import open_bucket
 
-    meter = Meter(spec.pace)
-    bucket = open_bucket(spec.bucket, meter)
-    return FileStoreByBucket(bucket, spec.bucket.part_size, PACKS, meter)
+    pace = SharedPace(spec.pace)
+    bucket = open_bucket(spec.bucket, pace)
+    return FileStoreByBucket(bucket, spec.bucket.part_size, PACKS, pace)
 
 
 def open_packs(settings: RemoteConfig, fetch: SharedPace | None = None) -> SharedStore:
@@ -152,11 +153,11 @@ def by_receiver(spec: SessionSpec, area: Area) -> FileStoreByReceiver:
 
 
 def _in_bucket(settings: RemoteConfig, area: Area) -> FileStore:
-    from ntt_backup.client.throttle import process_pace
+    from ntt_backup.client.throttle import SharedPace, process_pace
     from ntt_backup.filestore.by_bucket import FileStoreByBucket
     from ntt_backup.objects.s3 import open_bucket
 
-    bucket = open_bucket(settings.remote, process_pace(settings.run.bwlimit))
+    bucket = open_bucket(settings.remote, SharedPace(process_pace(settings.run.bwlimit)))
     return FileStoreByBucket(bucket, settings.remote.part_size, area)
 
 

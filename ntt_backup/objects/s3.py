@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from ntt_backup.client.throttle import Pace, SharedPace
+from ntt_backup.client.throttle import SharedPace
 from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.errors import ConfigError
 from ntt_backup.objects.bucket import Bucket
@@ -19,7 +19,7 @@ def load() -> None:
 
 
 def open_bucket(
-    remote: RemoteSettings, pace: Pace | None = None, fetch: SharedPace | None = None
+    remote: RemoteSettings, pace: SharedPace | None = None, fetch: SharedPace | None = None
 ) -> Bucket:
     """Returns the bucket of the settings; asks it nothing yet. pace: of all that is sent; fetch: of
     the content that is fetched.

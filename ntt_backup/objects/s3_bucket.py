@@ -28,7 +28,7 @@ from botocore.utils import parse_timestamp
 from urllib3.exceptions import HTTPError
 
 from ntt_backup import __version__
-from ntt_backup.client.throttle import Pace, SharedPace
+from ntt_backup.client.throttle import SharedPace
 from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.errors import ConfigError, ProtocolViolation, RemoteCannotStore
 from ntt_backup.format import printable
@@ -100,14 +100,14 @@ class S3Bucket:
         self,
         client: BaseClient,
         settings: RemoteSettings,
-        pace: Pace | None = None,
+        pace: SharedPace | None = None,
         fetch: SharedPace | None = None,
     ) -> None:
         self._client = client
         self._bucket = settings.bucket
         self._prefix = f"{settings.prefix}/" if settings.prefix else ""
         self._storage_class = settings.storage_class
-        self._pace = SharedPace(pace) if pace is not None else None
+        self._pace = pace
         self._fetch = fetch
         self.patience = _PATIENCE
         self._endpoint = client.meta.endpoint_url

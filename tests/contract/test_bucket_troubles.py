@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ntt_backup.client.throttle import SharedPace
 from ntt_backup.errors import ConfigError, RemoteCannotStore, RemoteDenied, RemoteUnreachable
 from ntt_backup.objects.bucket import Bucket, ObjectExists, Part, UploadGone, composite
 from ntt_backup.objects.s3 import open_bucket
@@ -197,7 +198,7 @@ def test_what_is_sent_keeps_its_pace(s3: S3Server) -> None:
             self.sent += sent
 
     pace, content = Slow(), os.urandom(10_500)
-    bucket = open_bucket(s3.bucket(), pace)
+    bucket = open_bucket(s3.bucket(), SharedPace(pace))
     put(bucket, content)
     assert pace.sent == len(content)
     assert bucket.get_range(KEY, 0, len(content)) == content

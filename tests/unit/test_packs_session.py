@@ -17,11 +17,12 @@ from typing import Any, cast
 import pytest
 
 from ntt_backup.client.connection import SessionSpec
+from ntt_backup.client.throttle import SharedPace
 from ntt_backup.config import RunSettings
 from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.errors import RemoteCannotStore, RemoteUnreachable, SourceError
 from ntt_backup.filestore import by_bucket
-from ntt_backup.filestore.by_bucket import FileStoreByBucket, Meter
+from ntt_backup.filestore.by_bucket import FileStoreByBucket
 from ntt_backup.filestore.contract import Progress
 from ntt_backup.filestore.open import PACKS as PACK_AREA
 from ntt_backup.model import Batch, Blob, Failure, Receipt
@@ -83,8 +84,8 @@ class Scene:
         return cast(FileStoreByBucket, self.sessions[-1]._target)
 
     def session(self, pace: Any = None, part_size: int = PART) -> PacksSession:
-        meter, store = Meter(pace), Store(self.root)
-        target = FileStoreByBucket(self.bucket, part_size, PACK_AREA, meter)
+        shared, store = SharedPace(pace), Store(self.root)
+        target = FileStoreByBucket(self.bucket, part_size, PACK_AREA, shared)
         made = PacksSession(self.spec(), store, target, b"s" * 16)
         self.sessions.append(made)
         return made
@@ -167,7 +168,7 @@ def test_a_batch_is_one_pack_and_its_large_blobs_objects(scene: Scene) -> None:
     assert (pack.size, pack.checksum, pack.blobs) == (info.size, info.checksum, 6)
     assert len(pack.checksum.rpartition("-")[2]) == 1
     assert scene.content == got.stored_bytes == sum(blob.size or 0 for blob in blobs)
-    assert scene.wire == scene.target._meter.sent
+    assert scene.wire == scene.target._pace.taken
     assert list(scene.bucket.uploads("")) == []
 
 
@@ -613,7 +614,7 @@ def test_content_is_reported_when_it_is_sent_and_not_when_it_is_buffered(
     while scene.target.answers < 2:  # a look, and the begin of an upload
         scene.target.wait(0.1)
     assert scene.content == 0
-    scene.target._meter.spend(2_000_000)
+    scene.target._pace.take_now(2_000_000)
     session._hear()
     assert scene.content == pytest.approx(2_000_000, rel=0.01)
 
@@ -689,12 +690,12 @@ def test_versions_are_told_of_where_anything_can_be_overwritten(
     ("held", "sent", "told"), [(0, 0, 100), (100, 0, 0), (100, 40, 40), (100, 100, 100)]
 )
 def test_content_is_told_as_far_as_it_was_sent(held: int, sent: int, told: int) -> None:
-    meter = Meter(None)
-    store = FileStoreByBucket(FakeBucket(), PART, PACK_AREA, meter)
+    pace = SharedPace(None)
+    store = FileStoreByBucket(FakeBucket(), PART, PACK_AREA, pace)
     store.held, store.added = held, 100
 
     def hear(sent: int) -> None:
-        meter.sent = sent
+        pace.taken = sent
         report.hear(store.progress)
 
     found: list[int] = []
