@@ -374,9 +374,7 @@ class SftpConnection:
     wait has a limit, the pace is kept, and what ssh says explains a failure. Several requests may
     be under way, of several threads: a thread has the connection for one request, or one answer.
 
-    Args:
-        spec: The parameters of the session.
-        on_wait: Is called while an answer is awaited, and may raise.
+    on_wait is called while an answer is awaited, and may raise.
 
     Attributes:
         sent: The number of bytes that were sent.

@@ -112,11 +112,7 @@ class FileStoreByShell:
 
     def ask(self, action: str, *, patience: float | None = None, **values: str) -> Answers:
         """Returns the answers of the script for an action, by name. Raises what a `problem` says.
-
-        Args:
-            action: Of the script.
-            patience: For how many seconds the answer is waited for; None: run.receipt_timeout.
-            values: The variables of the script.
+        patience: seconds; None: run.receipt_timeout. values: the variables of the script.
         """
         said = ask(
             self.spec.transport,

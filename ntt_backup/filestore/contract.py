@@ -316,13 +316,8 @@ def ask_ahead(
     ranges: Iterable[Range], most: int, ask: Callable[[Range], T], take: Callable[[T], bytes]
 ) -> Iterator[bytes]:
     """Yields the bytes of each range, in order; later ranges are asked for before they are wanted,
-    so that a long link is never idle.
-
-    Args:
-        ranges: What is read.
-        most: The number of ranges that are asked for and not answered.
-        ask: Asks for a range.
-        take: Returns the bytes for what `ask` returned.
+    so that a long link is never idle: at most `most` of them. take returns the bytes for what `ask`
+    returned.
     """
     asked: deque[tuple[int, T]] = deque()
     ahead = 0

@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from ntt_backup.filestore.contract import (
     FileArchived,
@@ -18,7 +18,7 @@ from ntt_backup.filestore.contract import (
 from ntt_backup.pack.format import MAX_RAW, RAW, Entry, PackError
 from ntt_backup.pack.names import blob_key
 from ntt_backup.pack.reader import LARGEST_RANGE, PackReader, Range, Salvage, merge
-from ntt_backup.packstore.tables import PackObject, Tables, packs_for
+from ntt_backup.packstore.tables import TROUBLES, PackObject, Tables, Trouble, packs_for
 from ntt_backup.wire import messages
 from ntt_backup.wire.messages import Large
 
@@ -38,9 +38,6 @@ if TYPE_CHECKING:
 _Pack = PackReader | Salvage
 # A pack's reader serves several threads, and zstandard's objects one at a time.
 _decompressing = threading.Lock()
-# The errors for a pack, or a blob's own file, that cannot be read as it should be.
-_Trouble = FileMissing | FileUnreadable | PackError
-_TROUBLES: Final = (FileMissing, FileUnreadable, PackError)
 
 
 def give_blobs(
@@ -50,17 +47,10 @@ def give_blobs(
     sink: ContentSink,
     turn: AbstractContextManager[object] | None = None,
 ) -> None:
-    """Hands over blobs of a pack.
+    """Hands over blobs of a pack, whose entries come in the order of their offsets.
 
-    Args:
-        key: The name of the pack.
-        reader: Reads the pack.
-        entries: The blobs, in the order of their offsets.
-        sink: Receives the blobs.
-        turn: Is entered whenever blobs were fetched, until they are handed over.
-
-    Raises:
-        FileArchived: The pack must be thawed first.
+    turn is entered whenever blobs were fetched, until they are handed over. Raises FileArchived
+    where the pack must be thawed first.
     """
     for wanted in merge(entries):
         if wanted.length > LARGEST_RANGE:
@@ -99,17 +89,10 @@ def _give_range(
 def give_large(
     store: SharedStore, digest: bytes, size: int | None, sink: ContentSink, offset: int = 0
 ) -> None:
-    """Hands over a blob that is a file of its own.
+    """Hands over a blob that is a file of its own. Raises FileArchived as `give_blobs` does.
 
-    Args:
-        store: The store of the file.
-        digest: The blobid in binary.
-        size: The size of the file in bytes, or None where it is not known whether there is a file.
-        sink: Receives the blob.
-        offset: The first byte to hand over; the end of the file where that comes first.
-
-    Raises:
-        FileArchived: The file must be thawed first.
+    size: in bytes; None where it is not known whether there is a file. offset: the first byte to
+    hand over; the end of the file where that comes first.
     """
     key = blob_key(digest.hex())
     if size is None:
@@ -138,14 +121,9 @@ def give_elsewhere(
 
     Whoever may write to the target can name any blob in a pack.
 
-    Args:
-        store: The store of the packs.
-        tables: Open the packs.
-        sink: What is right in another place is taken off its failures. Of what is not, the first
-            failure stays.
-        but: The pack that was tried before.
-        alone: Blobs that may be files of their own; None: all of them.
-        on_archived: Is told the names of files that must be thawed to be tried.
+    What is right in another place is taken off the failures of the sink. Of what is not, the first
+    failure stays. but: the pack that was tried before. alone: blobs that may be files of their own;
+    None: all of them. on_archived: is told the names of files that must be thawed to be tried.
 
     Returns:
         The names of the files in which some were right.
@@ -197,7 +175,7 @@ def _other_places(
             yield blob_key(digest.hex()), [digest], partial(give_large, store, digest, None)
 
 
-def _refuse(digest: bytes, key: str, trouble: _Trouble, sink: ContentSink) -> None:
+def _refuse(digest: bytes, key: str, trouble: Trouble, sink: ContentSink) -> None:
     if isinstance(trouble, FileMissing):
         sink.not_given(digest, messages.MISSING, f"the file {key} is gone")
     elif isinstance(trouble, PackError):
@@ -231,7 +209,7 @@ def _give_long(key: str, reader: _Pack, entry: Entry, sink: ContentSink) -> None
             stored = reader.range(entry.offset, entry.stored)
         except FileArchived:
             raise
-        except _TROUBLES as trouble:
+        except TROUBLES as trouble:
             _refuse(entry.digest, key, trouble, sink)
         else:
             _give(reader, key, entry, memoryview(stored), sink)
@@ -248,7 +226,7 @@ def _give_pieces(
             piece = read(start + at, length)
         except FileArchived:
             raise
-        except _TROUBLES as trouble:
+        except TROUBLES as trouble:
             if begun:
                 sink.end(str(trouble))
             else:

@@ -56,9 +56,7 @@ def read(store: SharedStore) -> bytes | None:
 def gone(path: str, detail: str = "") -> RemoteUnreachable:
     """Returns the error for a target that should have a store and has none: an outage.
 
-    Args:
-        path: The path or URL of the marker.
-        detail: The rest of the detail.
+    path: the path or URL of the marker. detail: the rest of the detail.
     """
     return RemoteUnreachable(
         "the target holds no store of packs",

@@ -142,17 +142,10 @@ def open_to_read(
     cached: bool = True,
     fetch: SharedPace | None = None,
 ) -> tuple[PatientSharedStore, Tables]:
-    """Returns the store of a target's packs, and their tables.
+    """Returns the store of a target's packs, and their tables. Raises as `open_packs` does.
 
-    Args:
-        settings: The settings of the target.
-        on_outage: Receives the error of an outage, and for how many seconds it will be waited.
-        stop: Ends the waits.
-        cached: Whether tables that this machine keeps are believed.
-        fetch: The pace of what is fetched; None for no limit.
-
-    Raises:
-        BackupError: As `open_packs` raises.
+    on_outage, stop: see `PatientStore`. cached: whether tables that this machine keeps are
+    believed. fetch: the pace of what is fetched.
     """
     opened = partial(open_packs, settings, fetch)
     store = PatientSharedStore(opened, settings.run, on_outage, stop)

@@ -210,14 +210,10 @@ def restore(
     thaw: Thaw | None = None,
     bwlimit: Timetable | None = None,
 ) -> Restored:
-    """Fetches the wanted blobs that the destination lacks. Raises BackupError. Each blob that is in
-    the destination then is right.
+    """Fetches the wanted blobs that the destination lacks, by `workers` threads. Raises
+    BackupError. Each blob that is in the destination then is right.
 
     Args:
-        settings: The settings of the remote.
-        destination: The target directory.
-        wanted: The blobs to restore.
-        workers: The number of threads that fetch.
         trust_size: Keep a file of the right size without hashing it.
         on_progress: Is called about five times a second.
         on_outage: Is told the error, and the seconds until the next attempt.
