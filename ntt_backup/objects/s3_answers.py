@@ -126,7 +126,7 @@ class Pages:
     """
 
     def __init__(self, prefix: str, *, ordered: bool = True) -> None:
-        self._prefix = prefix
+        self.prefix = prefix
         self._last = ""
         self._ordered = ordered
         self._orders: list[Callable[[str], list[str]]] = [_bytes, _names]
@@ -150,7 +150,7 @@ class Pages:
         found: list[Mapping[str, Any]] = page.get(name, [])
         for entry in found:
             key = word(entry, "Key", most=_LONGEST_KEY)
-            if not key.startswith(self._prefix):
+            if not key.startswith(self.prefix):
                 raise _wrong("the object store lists what was not asked for", key)
             last, self._last = self._last, key
             self._orders = [one for one in self._orders if one(key) > one(last)]

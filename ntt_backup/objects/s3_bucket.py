@@ -289,16 +289,9 @@ class S3Bucket:
             return {} if "NotFound" in str(failure) else None
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        following: dict[str, str] = {}
         pages = Pages(self._prefix + prefix)
-        while True:
-            page = self._ask(
-                "list_objects_v2",
-                prefix,
-                Prefix=self._prefix + prefix,
-                MaxKeys=PAGE,
-                **following,
-            )
+        further = {"ContinuationToken": "NextContinuationToken"}
+        for page in self._pages("list_objects_v2", pages, further, MaxKeys=PAGE):
             yield from [
                 ObjectInfo(
                     entry["Key"].removeprefix(self._prefix),
@@ -309,29 +302,28 @@ class S3Bucket:
                 )
                 for entry in pages.entries(page, "Contents")
             ]
-            following = pages.following(page, ContinuationToken="NextContinuationToken")
-            if not following:
-                return
 
     def uploads(self, prefix: str) -> Iterator[Upload]:
-        following: dict[str, str] = {}
         pages = Pages(self._prefix + prefix, ordered=False)
+        further = {"KeyMarker": "NextKeyMarker", "UploadIdMarker": "NextUploadIdMarker"}
+        with suppress(UploadGone):  # So rclone says that there is none.
+            for page in self._pages("list_multipart_uploads", pages, further):
+                for entry in pages.entries(page, "Uploads"):
+                    # One whose time is not told was begun just now, for all that is known.
+                    begun = moment(entry, "Initiated") or datetime.now(UTC)
+                    key = entry["Key"].removeprefix(self._prefix)
+                    yield Upload(key, word(entry, "UploadId"), begun)
+
+    def _pages(
+        self, operation: str, pages: Pages, further: dict[str, str], **arguments: Any
+    ) -> Iterator[dict[str, Any]]:
+        """Yields the pages of a listing. further: see `Pages.following`."""
+        following: dict[str, str] = {}
         while True:
-            try:
-                page = self._ask(
-                    "list_multipart_uploads", prefix, Prefix=self._prefix + prefix, **following
-                )
-            except UploadGone:  # So rclone says that there is none.
-                return
-            for entry in pages.entries(page, "Uploads"):
-                # One whose time is not told was begun just now, for all that is known.
-                begun = moment(entry, "Initiated") or datetime.now(UTC)
-                key = entry["Key"].removeprefix(self._prefix)
-                yield Upload(key, word(entry, "UploadId"), begun)
-            following = pages.following(
-                page, KeyMarker="NextKeyMarker", UploadIdMarker="NextUploadIdMarker"
-            )
-            if not following:
+            wanted = {"Prefix": pages.prefix, **arguments, **following}
+            page = self._ask(operation, pages.prefix.removeprefix(self._prefix), **wanted)
+            yield page
+            if not (following := pages.following(page, **further)):
                 return
 
     # --- requests ---------------------------------------------------------------------------------
