@@ -154,7 +154,8 @@ class DestinationTree:
             if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR):
                 raise
             if self._make:
-                raise Refused(f"{_kind(above, name)} stands where {path} should be") from None
+                found = kind_of(os.stat(name, dir_fd=above.fd, follow_symlinks=False).st_mode)
+                raise Refused(f"{found} stands where {path} should be") from None
             return Level(path, -1, set())
         if (device := os.fstat(fd).st_dev) not in self._devices:
             self.mounted.append(os.dup(fd))
@@ -301,12 +302,6 @@ def _let_in(above: int, name: str, flags: int, rights: int) -> None:
         status = os.fstat(fd)
         if status.st_mode & rights != rights and status.st_uid == os.geteuid():
             Path(f"/proc/self/fd/{fd}").chmod(stat.S_IMODE(status.st_mode) | rights)
-
-
-def _kind(level: Level, name: str) -> str:
-    with suppress(OSError):
-        return kind_of(os.stat(name, dir_fd=level.fd, follow_symlinks=False).st_mode)
-    return "something else"
 
 
 def confine(directories: Sequence[str | os.PathLike[str]]) -> bool:
