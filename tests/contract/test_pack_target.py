@@ -54,7 +54,7 @@ def pack_name(number: int) -> str:
 
 NAME, OTHER = pack_name(1), pack_name(2)
 BLOB = f"blobs/ab/cd/abcd{'0' * 60}"
-RUN = RunSettings(**PATIENT)
+RUN = RunSettings(**PATIENT, backoff_base=0.05, backoff_cap=0.5)
 
 
 @dataclass
