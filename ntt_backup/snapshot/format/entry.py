@@ -42,6 +42,7 @@ _MAX_INODE: Final = 1 << 64
 MAX_ID: Final = 1 << 32
 _BLOCKS: Final = frozenset((0, *(1 << bits for bits in range(12, 25))))
 _DECODER: Final = json.JSONDecoder()
+_ENCODER: Final = json.JSONEncoder(separators=(",", ":"))
 _SUM: Final = pattern("[0-9a-f]{64}")
 
 
@@ -112,24 +113,19 @@ class Entry:
 
     def line(self) -> bytes:
         """Returns the entry as it stands in a manifest, without the line's end."""
-        more = []
-        if self.target:
-            more.append(f'"to":{quoted(self.target)}')
-        if self.digest:
-            more.append(f'"b3":"{self.digest}"')
-        if self.block:
-            more.append(f'"bs":{self.block}')
-        if self.extents:
-            numbers = [f"{a},{b},{c},{d},{e},{f},{g}" for a, b, c, d, e, f, g in self.extents]
-            more.append(f'"x":[{",".join(numbers)}]')
-        if self.xattrs:
-            more.append(f'"xa":{json.dumps(self.xattrs, separators=(",", ":"))}')
-        if self.unsettled:
-            more.append('"u":1')
+        more = {
+            "to": self.target,
+            "b3": self.digest,
+            "bs": self.block,
+            "x": [number for extent in self.extents for number in extent],
+            "xa": self.xattrs,
+            "u": int(self.unsettled),
+        }
+        said = _ENCODER.encode({name: value for name, value in more.items() if value})
         owned = (self.mode, self.uid, self.gid)
         times = (self.mtime, self.ctime)
         begin = _beginning(self.path, self.kind, *owned, *times, self.inode, self.size)
-        return begin + f"{{{','.join(more)}}}]".encode("ascii")
+        return begin + f"{said}]".encode("ascii")
 
 
 def times_of(status: os.stat_result) -> tuple[int, int]:

@@ -12,7 +12,7 @@ import stat
 import time
 from array import array
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fcntl import ioctl
@@ -112,25 +112,18 @@ class TakenFile:
         return self.entry
 
 
-def cut(extents: Iterable[Extent], stretches: Iterable[tuple[int, int]]) -> Iterator[Extent]:
+def cut(extents: Iterable[Extent], stretches: Sequence[tuple[int, int]]) -> Iterator[Extent]:
     """Yields what extents have within stretches, which are in order as they are."""
-    each = iter(stretches)
-    start, end = next(each, (0, 0))
+    first = 0
     for extent in extents:
-        last = extent.start + extent.length
-        while end <= extent.start and end < last:
-            start, end = next(each, (last, last))
-        at = extent.start
-        while start < last and at < last:
-            begin, stop = max(start, at), min(end, last)
-            if begin < stop:
-                yield extent._replace(
-                    start=begin, length=stop - begin, skip=extent.skip + begin - extent.start
-                )
-            if end >= last:
-                break
-            at = stop
-            start, end = next(each, (last, last))
+        at, last = extent.start, extent.start + extent.length
+        while first < len(stretches) and stretches[first][1] <= at:
+            first += 1
+        one = first
+        while one < len(stretches) and stretches[one][0] < last:
+            start, end = max(stretches[one][0], at), min(stretches[one][1], last)
+            yield extent._replace(start=start, length=end - start, skip=extent.skip + start - at)
+            one += 1
 
 
 @dataclass
