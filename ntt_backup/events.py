@@ -16,7 +16,7 @@ from pydantic import Field
 
 from ntt_backup.errors import BackupError, BatchRejected, ProtocolViolation, complete
 from ntt_backup.format import duration, many, printable, rate, size
-from ntt_backup.model import OF_CHECKS, Failure, Reason, Receipt
+from ntt_backup.model import OF_CHECKS, OF_THE_STORE, Failure, Reason, Receipt
 from ntt_backup.process.messages import Count, ErrorFields, Message, Positive, doc
 
 _MEGA: Final = 10**6
@@ -329,6 +329,21 @@ class BatchSplit(WorkerEvent):
 
     def _text(self) -> str:
         return f"batch {self.batch} split ({many(self.blobs, 'blob')}): {self.reason}"
+
+
+class BlobsYoung(WorkerEvent):
+    """Blobs that cannot be sent yet, because their files may still be being written."""
+
+    blobs: Positive
+    wait_s: Seconds
+    blobid: Annotated[str, doc("one of them")]
+    reason: Annotated[str, one_of(*(one.value for one in sorted(OF_THE_STORE)))]
+
+    def _text(self) -> str:
+        return (
+            f"{many(self.blobs, 'blob')} may still be being written, and will be examined again in"
+            f" {duration(self.wait_s)}: {self.blobid} {self.reason}"
+        )
 
 
 class BlobFailed(WorkerEvent):

@@ -88,10 +88,18 @@ class CatalogSettings(Section):
 
 
 class SourceSettings(Section):
-    """The store. root: the directory of `aa/bb/<blobid>`; read_order: see `source.read_ahead`."""
+    """The store.
+
+    Attributes:
+        root: The directory that holds `aa/bb/<blobid>`.
+        read_order: The order in which claimed blobs are read, see `source.read_ahead`.
+        grace: The seconds since its last change for which a file that is missing, short or wrong is
+            taken for one that is still being written.
+    """
 
     root: LocalPath
     read_order: Literal["auto", "hash", "inode", "extent"] = "auto"
+    grace: Seconds = Field(default=900, ge=0, le=86400)
 
 
 _OF_SSH: Final = ("identity_file", "ssh_config", "known_hosts", "alive_interval", "alive_count")
@@ -388,6 +396,7 @@ ENVIRONMENT: Mapping[str, str] = {
     "NTT_DB_URL": "catalog.url",
     "NTT_SOURCE_ROOT": "source.root",
     "NTT_READ_ORDER": "source.read_order",
+    "NTT_GRACE": "source.grace",
     "NTT_REMOTE_URL": "remote.url",
     "NTT_REMOTE_HOST": "remote.host",
     "NTT_REMOTE_PORT": "remote.port",

@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -25,7 +26,7 @@ from ntt_backup.blobdir.layout import NotAFile, is_blobid, is_prefix, kind_of, r
 from ntt_backup.blobdir.walk import Stray, StrayKind, Tree
 from ntt_backup.errors import SourceError
 from ntt_backup.format import many
-from ntt_backup.model import Blob, Failure, Reason
+from ntt_backup.model import OF_THE_STORE, Blob, Failure, Reason
 
 READ_SIZE: Final = 1024**2
 KEPT_DIRECTORIES: Final = 128
@@ -271,11 +272,15 @@ class Store:
     Args:
         root: The directory, which need not exist yet.
         alive: Is called regularly while blobs are inspected and hashed.
+        grace: The seconds since its last change for which a file may still be being written.
     """
 
-    def __init__(self, root: Path, alive: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, root: Path, alive: Callable[[], None] = lambda: None, grace: float = 0.0
+    ) -> None:
         self.root = root
         self._alive = alive
+        self._grace = grace
 
     def tree(self) -> SourceTree:
         """Opens the root by its path. Raises SourceError."""
@@ -322,6 +327,29 @@ class Store:
             tree.require_life(failed, nothing_sent=not ready)
         return Inspection(ready, failed, stamps)
 
+    def ages_of_young(self, failures: Iterable[Failure]) -> dict[str, float]:
+        """Returns the failed blobs that may still be being written, each with its age in seconds.
+
+        The age is the time since the last change of the file, or where it is missing, of the last
+        directory on its path that exists. A time in the future is nobody's last change.
+
+        Args:
+            failures: The failures.
+
+        Raises:
+            SourceError: The store cannot be read.
+        """
+        found: dict[str, float] = {}
+        suspects = [one.blobid for one in failures if one.reason in OF_THE_STORE]
+        if not suspects or not self._grace:
+            return found
+        with self.tree() as tree:
+            for blobid in suspects:
+                age = time.time() - _last_change(tree, relative_path(blobid))
+                if 0 <= age < self._grace:
+                    found[blobid] = age
+        return found
+
     def altered(self, inspection: Inspection) -> list[Blob]:
         """Returns the ready blobs that were changed, replaced or removed since their inspection.
 
@@ -339,6 +367,23 @@ class Store:
         for blob in blobs:
             self._alive()
             yield blob
+
+
+def _last_change(tree: SourceTree, path: str) -> float:
+    """Returns when a file was changed, or the last directory on its path that exists.
+
+    A path that cannot be examined was changed long ago.
+    """
+    status: os.stat_result | None = None
+    while status is None:
+        try:
+            status = tree.lstat(path) if path else os.fstat(tree.fd)
+        except FileNotFoundError:
+            path = path.rpartition("/")[0]
+        except OSError:
+            return 0.0
+    # A copy may have the times of its origin; the time of change is always its own.
+    return max(status.st_mtime, status.st_ctime)
 
 
 def _state(tree: SourceTree, blob: Blob) -> tuple[int | None, Stamp | None]:

@@ -1,9 +1,10 @@
 """The outcome of a batch decides about the batch: recorded, sent again, halved, or given up.
 
-A receipt waits to be recorded, without the failures for which the store is suspected. A batch that
-failed for itself, or was lost with the link, goes back to the `SendQueue`, and an event says why.
-An error of the remote as a whole, or of the store, is raised for the loop. The rules for batches
-are those of `batching`.
+A receipt waits to be recorded, without the failures for which the store is suspected, and without
+those of files that may still be being written: these are tried again until they are old enough. A
+batch that failed for itself, or was lost with the link, goes back to the `SendQueue`, and an event
+says why. An error of the remote as a whole, or of the store, is raised for the loop. The rules for
+batches are those of `batching`.
 
 Blobs that cannot be read are judged: either they are bad, or their store is not whole. A disk that
 is not mounted, or a wrong root, looks like thousands of missing blobs. Once most of the blobs that
@@ -26,8 +27,9 @@ from ntt_backup.client.backoff import Backoff
 from ntt_backup.config import RunSettings
 from ntt_backup.errors import BackupError, BatchRejected, StoreSuspect
 from ntt_backup.format import many
-from ntt_backup.model import OF_THE_STORE, Batch, Failure, Receipt
+from ntt_backup.model import OF_THE_STORE, Batch, Blob, Failure, Receipt
 from ntt_backup.process.messages import Answered
+from ntt_backup.source.store import Store
 from ntt_backup.upload.batching import GiveUp, Retry, after_link_loss, after_rejection
 from ntt_backup.upload.event_pipe import EventPipe
 from ntt_backup.upload.outages import Outages
@@ -36,6 +38,10 @@ from ntt_backup.upload.strategies.session import Outcome
 
 # Of a suspect store one batch is tried again with backoff, and the rest after so many of its caps.
 _PUT_OFF_CAPS: Final = 10
+# The waits for blobs that may still be being written, and the most of them to keep in memory.
+_LEAST_YOUNG_SECONDS: Final = 2.0
+_MOST_YOUNG_SECONDS: Final = 120.0
+_MOST_YOUNG: Final = 10_000
 # How many blobs must have been tried before the store is blamed for what cannot be read.
 ENOUGH_TRIED = 1000
 
@@ -49,6 +55,7 @@ class Outcomes:
         self,
         run: RunSettings,
         backoff: Backoff,
+        store: Store,
         queue: SendQueue,
         outages: Outages,
         pipe: EventPipe,
@@ -57,6 +64,7 @@ class Outcomes:
     ) -> None:
         self._run = run
         self._backoff = backoff
+        self._store = store
         self._queue = queue
         self._outages = outages
         self._pipe = pipe
@@ -118,7 +126,7 @@ class Outcomes:
         """Keeps a receipt, without the failures for which the store is suspected: their blobs are
         tried again later.
         """
-        verdict, now = self._judgement.judge(receipt), time.monotonic()
+        verdict, now = self._judgement.judge(self._without_young(receipt)), time.monotonic()
         if verdict.receipt.stored or verdict.receipt.failed:
             self.receipts.append(verdict.receipt)
         if verdict.cleared:
@@ -135,6 +143,32 @@ class Outcomes:
             due = now + self._outages.away("suspect", verdict.error)
             self._queue.delay([verdict.unread], due)
         return None
+
+    def _without_young(self, receipt: Receipt) -> Receipt:
+        """Returns a receipt without the failures of blobs that may still be being written. These
+        are tried again once they are twice as old.
+        """
+        ages = self._store.ages_of_young(receipt.failed)
+        if not ages:
+            return receipt
+        batch = receipt.batch
+        wait_s = min(max(_LEAST_YOUNG_SECONDS, min(ages.values())), _MOST_YOUNG_SECONDS)
+        due = time.monotonic() + wait_s
+        if self._queue.delayed_blobs + len(ages) > _MOST_YOUNG:
+            self._queue.put_off(batch.ranges, due)
+        else:
+            # A size that was measured while the file was written is none.
+            young = tuple(Blob(blob.blobid) for blob in batch.blobs if blob.blobid in ages)
+            self._queue.delay([replace(batch, blobs=young)], due)
+        first = next(one for one in receipt.failed if one.blobid in ages)
+        self._pipe.emit(
+            events.BlobsYoung(
+                blobs=len(ages), wait_s=wait_s, blobid=first.blobid, reason=first.reason.value
+            )
+        )
+        failed = tuple(one for one in receipt.failed if one.blobid not in ages)
+        others = tuple(blob for blob in batch.blobs if blob.blobid not in ages)
+        return replace(receipt, batch=replace(batch, blobs=others), failed=failed)
 
     def _later(self, batches: Sequence[Batch], wait_s: float, error: BackupError) -> None:
         self._queue.delay(batches, time.monotonic() + wait_s)

@@ -89,6 +89,11 @@ class SendQueue:
         dues = (one.due for one in self._delayed)
         return min((*dues, *self._put_off.values()), default=None)
 
+    @property
+    def delayed_blobs(self) -> int:
+        """Returns the number of blobs in delayed batches."""
+        return sum(len(one.batch.blobs) for one in self._delayed)
+
     def ranges(self, now: float) -> frozenset[int]:
         """Returns the ranges of everything here. Those that were put off until now are let go."""
         self._put_off = {index: due for index, due in self._put_off.items() if due > now}

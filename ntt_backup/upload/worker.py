@@ -91,7 +91,9 @@ class Worker:
             name, run.batch_size, run.first_bytes, run.most_blobs, run.batch_bytes
         )
         self._arrived: list[Outcome] = []
-        self._outcomes = Outcomes(run, backoff, self._queue, self._outages, pipe, watch=watch)
+        self._outcomes = Outcomes(
+            run, backoff, store, self._queue, self._outages, pipe, watch=watch
+        )
         # Whether the last search found nothing free.
         self._dry = False
         # Until blobs that others hold may be free.

@@ -205,7 +205,8 @@ def work(spec: WorkerSpec) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     pipe = EventPipe(_STDIN, _STDOUT)
-    store = Store(spec.settings.source.root, lambda: pipe.sent(0))
+    source = spec.settings.source
+    store = Store(source.root, lambda: pipe.sent(0), source.grace)
     try:
         remote = Remote(spec.strategy, session_spec(spec, pipe), store)
         worker = make_worker(spec, store, remote, pipe)

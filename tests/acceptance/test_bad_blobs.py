@@ -15,6 +15,7 @@ import pytest
 from blake3 import blake3
 
 from ntt_backup.blobdir.layout import relative_path
+from tests.helpers.blobs import noise
 from tests.helpers.environment import Environment
 from tests.helpers.waiting import PATIENCE, wait_until
 
@@ -325,3 +326,34 @@ def test_a_blob_beyond_two_gigabytes_arrives(env: Environment) -> None:
     assert blake3().update_mmap(arrived).hexdigest() == blobid
     assert env.copied() == {blobid}
     arrived.unlink()
+
+
+def test_files_that_are_written_in_place_are_not_failed(env: Environment) -> None:
+    env.write_config(source={"grace": "15min"}, run={"poll_interval": 0.1})
+    contents = {blake3(content).hexdigest(): content for content in map(noise, range(1, 200))}
+    env.fill(3)
+    env.register([*contents])
+    with env.running("run", "--watch"):
+        for number, (blobid, content) in enumerate(contents.items()):
+            path = env.path(blobid)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("wb", buffering=0) as file:
+                file.write(content[: len(content) // 2])
+                if number % 50 == 0:
+                    env.await_event("blobs_young", len(env.events("blobs_young")) + 1)
+                file.write(content[len(content) // 2 :])
+        env.await_copied(set(contents))
+    assert env.events("blob_failed") == []
+    assert env.failures() == {}
+
+
+def test_a_file_that_stays_wrong_is_failed_once_it_is_old_enough(env: Environment) -> None:
+    env.write_config(source={"grace": "3s"})
+    wrong = env.put(b"it will be cut")
+    env.path(wrong).write_bytes(b"it will be")
+    missing = "ab" * 32
+    env.register([missing])
+    env.fill(5)
+    ran = env.run("run")
+    assert env.events("blobs_young")
+    assert_failed(env, ran.returncode, {wrong: "corrupt-source", missing: "missing"})

@@ -119,7 +119,8 @@ class Environment:
         self.write_config(
             catalog={"url": self.url},
             host={"key_file": str(self.host_key)},
-            source={"root": str(self.store)},
+            # Blobs of tests are young, and what is bad is to be failed at once.
+            source={"root": str(self.store), "grace": 0},
             remote={"connect_timeout": int(min(600, PATIENCE))},
             # Each worker has a session, and dumps have tests of their own: both take time.
             run={"workers": 1, "backoff_base": 0.05, "backoff_cap": 0.5, "skip_pgdump": True},

@@ -297,7 +297,7 @@ class FakeSession:
 
 
 class FakeStore:
-    """Measures nothing, since every blob has its size."""
+    """Measures nothing, since every blob has its size. Nothing in it is young."""
 
     def __init__(self) -> None:
         self.error: Exception | None = None
@@ -306,6 +306,9 @@ class FakeStore:
         if self.error is not None:
             raise self.error
         return list(blobs)
+
+    def ages_of_young(self, failures: Sequence[Failure]) -> dict[str, float]:
+        return {}
 
 
 class FakeDisk:

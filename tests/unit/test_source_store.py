@@ -7,6 +7,7 @@ import os
 import resource
 import shutil
 import tempfile
+import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,9 +23,9 @@ from hypothesis import strategies as st
 from ntt_backup.blobdir.layout import is_blobid, relative_path
 from ntt_backup.blobdir.walk import Stray, StrayKind
 from ntt_backup.errors import SourceError
-from ntt_backup.model import Blob, Reason
+from ntt_backup.model import Blob, Failure, Reason
 from ntt_backup.source.store import KEPT_DIRECTORIES, READ_SIZE, SourceTree, Store
-from tests.helpers.blobs import put, put_as
+from tests.helpers.blobs import path_of, put, put_as
 
 NOBODY = 65534
 
@@ -552,3 +553,23 @@ def test_a_walk_goes_on_after_any_directory(
         assert walk(root)[0] == expected
         after = data.draw(st.sampled_from([*expected, "00/00", "7f/ff", "ff/ff"]))
         assert walk(root, after)[0] == [name for name in expected if name > after]
+
+
+def test_what_was_changed_lately_may_still_be_written(root: Path) -> None:
+    kinds = [Reason.MISSING, Reason.WRONG_SIZE, Reason.CORRUPT_SOURCE]
+    new, missing, nowhere, ahead = "aa" * 32, "ac" * 32, "ad" * 32, "ae" * 32
+    for blobid in (new, ahead):
+        put_as(root, blobid, b"wrong")
+    path_of(root, missing).parent.mkdir(parents=True)
+    store = Store(root, grace=900)
+    later = time.time() + 86400
+    os.utime(path_of(root, ahead), (later, later))
+    failures = [Failure(one, kinds[n % 3]) for n, one in enumerate((new, missing, nowhere, ahead))]
+
+    ages = store.ages_of_young([*failures, Failure("ba" * 32, Reason.REMOTE_REJECTED)])
+
+    # A directory that is new makes all that is missing in it young.
+    assert ages.keys() == {new, missing, nowhere}
+    assert all(0 <= age < 60 for age in ages.values())
+    assert Store(root).ages_of_young(failures) == {}
+    assert Store(root, grace=1e-9).ages_of_young(failures) == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from ntt_backup.client.backoff import Backoff
 from ntt_backup.config import RunSettings
 from ntt_backup.errors import StoreSuspect
 from ntt_backup.model import Batch, Failure, Reason, Receipt
+from ntt_backup.source.store import Store
 from ntt_backup.upload.event_pipe import EventPipe
 from ntt_backup.upload.outages import Outages
 from ntt_backup.upload.outcomes import Judge, Outcomes
@@ -62,7 +64,7 @@ def test_a_suspect_store_ends_a_run_that_does_not_watch_once_all_is_taken_in() -
     run, backoff, queue = RunSettings(max_failed_share=0.5), Backoff(1.0, 2.0), SendQueue("0", 1, 1)
     pipe = EventPipe(stopping, reading)
     outages = Outages(pipe.emit, backoff, None)
-    outcomes = Outcomes(run, backoff, queue, outages, pipe, watch=False)
+    outcomes = Outcomes(run, backoff, Store(Path("/nowhere")), queue, outages, pipe, watch=False)
     with pytest.raises(StoreSuspect):
         outcomes.accept([receipt(first, ids(first)), receipt(second, set())], connected=False)
     assert [one.batch for one in outcomes.receipts] == [second]
