@@ -255,15 +255,26 @@ class ManifestReader:
                 break
         else:
             raise SnapshotDamaged("a manifest breaks off")
+        last = [rest]
+        del rest  # The trailer may have megabytes, too.
+        self._end(last, count)
+
+    def _end(self, last: list[bytes], count: int) -> None:
+        """Reads trailer and seal.
+
+        Args:
+            last: The beginning of their lines, which is taken out.
+            count: The number of entries before them.
+        """
         for block in self._blocks:
-            rest += block
-            if len(rest) > MAX_LINE:
+            last.append(block)
+            if sum(map(len, last)) > MAX_LINE:
                 raise SnapshotDamaged("the trailer of a manifest is too long")
-        line, seal = _trailer_and_seal(rest, self.header_sum)
-        self._digest.update(line)
+        seal = _take_seal(last, self.header_sum)
+        self._digest.update(last[0])
         if seal.digest != self._digest.hexdigest():
             raise SnapshotDamaged("a manifest has not the sum that stands in it")
-        trailer = _trailer(line)
+        trailer = _trailer(_object(last.pop()))
         if trailer.files != count:
             raise SnapshotDamaged("a manifest has not the number of entries that stands in it")
         self.trailer, self.seal = trailer, seal
@@ -290,13 +301,20 @@ def ending_of(tail: bytes, header_sum: bytes = b"") -> tuple[ManifestTrailer, Se
         tail: The last `tail_size` bytes of a manifest.
         header_sum: As in `Seal`; without it nothing can be said about a signature.
     """
-    lines = next(_whole_lines(ZstdStream([tail])), b"")
-    line, seal = _trailer_and_seal(lines, header_sum)
-    return _trailer(line), seal
+    last = [next(_whole_lines(ZstdStream([tail])), b"")]
+    seal = _take_seal(last, header_sum)
+    return _trailer(_object(last.pop())), seal
 
 
-def _trailer_and_seal(lines: bytes, header_sum: bytes) -> tuple[bytes, Seal]:
-    """Returns the trailer's line and the seal, unproven. Raises SnapshotDamaged."""
+def _take_seal(last: list[bytes], header_sum: bytes) -> Seal:
+    """Returns the seal, unproven. Raises SnapshotDamaged.
+
+    Args:
+        last: Pieces of the trailer's line and the seal's. The trailer's line is left in it, alone:
+            it may have megabytes, and whoever reads it takes it out.
+        header_sum: As in `Seal`.
+    """
+    lines = b"".join(last)
     line, end, rest = lines.partition(b"\n")
     if rest.count(b"\n") != 1 or rest[-1:] != b"\n":
         raise SnapshotDamaged("a manifest has something else than a seal at its end")
@@ -304,7 +322,8 @@ def _trailer_and_seal(lines: bytes, header_sum: bytes) -> tuple[bytes, Seal]:
     digest, signature = said.get("blake3"), said.get("signature", "")
     if type(digest) is not str or not is_sum(digest) or type(signature) is not str:
         raise SnapshotDamaged("a manifest has no seal")
-    return line + end, Seal(digest, signature, header_sum, blake3(line + end).digest())
+    last[:] = [line + end]
+    return Seal(digest, signature, header_sum, blake3(last[0]).digest())
 
 
 def _compressor() -> zstandard.ZstdCompressor:
@@ -346,7 +365,9 @@ def _whole_lines(stream: ZstdStream, first: int = MAX_LINE) -> Iterator[bytes]:
 def _object(line: bytes) -> dict[str, Any]:
     try:
         require_few(line, 2 * MAX_CONTAINERS)
-        found = json.loads(line.decode())
+        text = line.decode()
+        del line  # Where the caller has kept it no longer, either: it may have megabytes.
+        found = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise SnapshotDamaged("a line of a manifest is not JSON") from error
     if not isinstance(found, dict):
@@ -381,13 +402,14 @@ def _header(said: dict[str, Any]) -> Header:
     return header
 
 
-def _trailer(line: bytes) -> ManifestTrailer:
-    said = _object(line)
+def _trailer(said: dict[str, Any]) -> ManifestTrailer:
     try:
         trailer = ManifestTrailer(**{name: said[name] for name in ManifestTrailer.__slots__})
-        packs = said["packs"]
+        packs = said.pop("packs")
         require(type(packs) is list)
-        trailer = replace(trailer, packs=tuple(PackSum(*one) for one in packs))
+        for at, one in enumerate(packs):  # In place: there may be a hundred thousand.
+            packs[at] = PackSum(*one)
+        trailer = replace(trailer, packs=tuple(packs))
         numbers = [getattr(trailer, name) for name in _COUNTS]
         numbers += [one.size for one in trailer.packs]
         require({*map(type, numbers)} == {int} and 0 <= min(numbers) <= max(numbers) < MAX_NUMBER)
