@@ -1,8 +1,9 @@
 """A scan registers in the catalog the blobs that the store has and the catalog lacks.
 
-Names go to the catalog in thousands, and only those that it lacks are looked at again for their
-size. After each batch the last finished directory is saved in the catalog, where an interrupted
-scan continues: walking tens of millions of files takes hours. Memory is that of one batch.
+Names go to the catalog in thousands, and only those that it lacks, or that it has without a size,
+are looked at again for their size. After each batch the last finished directory is saved in the
+catalog, where an interrupted scan continues: walking tens of millions of files takes hours. Memory
+is that of one batch.
 
 Whatever in the store is not a blob is reported and left alone: counted, never followed or
 registered. Content is not read; a blob that does not hash to its name is found when it is sent.
@@ -35,6 +36,7 @@ class ScanResult:
     Attributes:
         registered: Blobs that were added to the catalog, with so many `bytes` of content.
         known: Blobs that the catalog had.
+        sized: Those of the known blobs whose size was noted, since the catalog lacked it.
         strays: Entries that are no blobs, by kind.
         directories: The number of finished directories `aa/bb`; `directory` is the last of them.
         resumed_from: The last directory of the scan that was continued, or None.
@@ -42,6 +44,7 @@ class ScanResult:
 
     registered: int = 0
     known: int = 0
+    sized: int = 0
     bytes: int = 0
     strays: Counter[StrayKind] = field(default_factory=Counter)
     directories: int = 0
@@ -114,12 +117,13 @@ class _Scan:
     def _register(self, blobids: Sequence[str], *, finished: bool = False) -> None:
         """Registers a batch, then saves the last finished directory."""
         result = self.result
-        lacking = ledger.missing_blobs(self.conn, blobids)
-        result.known += len(blobids) - len(lacking)
-        found = [blob for one in blobids if one in lacking if (blob := self._measure(one))]
-        if found:
+        absent, unsized = ledger.missing_blobs(self.conn, blobids)
+        result.known += len(blobids) - len(absent)
+        if found := [blob for one in blobids if one in absent if (blob := self._measure(one))]:
             result.registered += ledger.register_blobs(self.conn, found)
             result.bytes += sum(blob.size or 0 for blob in found)
+        if known := [blob for one in blobids if one in unsized if (blob := self._measure(one))]:
+            result.sized += ledger.record_sizes(self.conn, known)
         registered, strays = self.before
         progress = ledger.ScanProgress(
             result.directory,

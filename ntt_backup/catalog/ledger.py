@@ -288,10 +288,13 @@ class ScanProgress(NamedTuple):
     finished: bool = False
 
 
-def missing_blobs(conn: Connection, blobids: Sequence[str]) -> set[str]:
-    """Returns those of the blobids that the catalog lacks."""
-    found = conn.ask("look up blobs", "missing", blobids=list(blobids))
-    return {blobid for (blobid,) in found}
+def missing_blobs(conn: Connection, blobids: Sequence[str]) -> tuple[set[str], set[str]]:
+    """Returns those of the blobids that the catalog lacks, and those of which it lacks the size."""
+    absent: set[str] = set()
+    unsized: set[str] = set()
+    for blobid, known in conn.ask("look up blobs", "missing", blobids=list(blobids)):
+        (unsized if known else absent).add(blobid)
+    return absent, unsized
 
 
 def register_blobs(conn: Connection, rows: Sequence[Blob]) -> int:
@@ -307,6 +310,21 @@ def register_blobs(conn: Connection, rows: Sequence[Blob]) -> int:
                 copy.write_row((blob.blobid, blob.size))
         query = statement("register_found", largest_size=fragment("largest_size"))
         return conn.execute(query).rowcount
+
+
+def record_sizes(conn: Connection, blobs: Sequence[Blob]) -> int:
+    """Notes the sizes of blobs that have none in the catalog, in one transaction.
+
+    Returns:
+        The number of rows that have a size now.
+    """
+    names = [blob.blobid for blob in blobs]
+    values = {"blobids": names, "sizes": [blob.size for blob in blobs]}
+    parts = {"largest_size": fragment("largest_size"), "counted": fragment("counted")}
+    with translated("record sizes"), conn.transaction():
+        # A run marks the same rows at this moment, in the order of blobids as well.
+        conn.rows("lock_rows", {"blobids": names})
+        return int(conn.rows("record_sizes", values, **parts)[0][0])
 
 
 def load_scan(conn: Connection, root: str) -> ScanProgress | None:

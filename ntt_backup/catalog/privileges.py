@@ -37,7 +37,12 @@ NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
     "bench": (),
     "status": ("select failures runs dumps",),
     "status of packs": ("select failures runs dumps packs",),
-    "scan": ("insert .blobid .size", "select insert update scans", "temporary database"),
+    "scan": (
+        "insert .blobid .size",
+        "update .size",
+        "select insert update scans marks",
+        "temporary database",
+    ),
     "run": _RUN,
     "run of packs": (*_RUN, "select insert update packs"),
     "failed": ("select failures",),
@@ -62,7 +67,7 @@ NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 _VERBS: Final = frozenset({"select", "insert", "update", "delete", "temporary"})
 _OF_A_TARGET: Final = ("copied", "last_checked", "copy_failed")
-_READ_ALL: Final = 140_000  # The first version that has the role pg_read_all_data.
+READ_ALL: Final = 140_000  # The first version that has the role pg_read_all_data.
 
 
 class Lack(NamedTuple):
@@ -178,7 +183,7 @@ def require_dumpable(conn: Connection) -> None:
     user = conn.info.user
     kinds = {kind for kind, *_ in found}
     mends = []
-    if "unreadable" in kinds and conn.info.server_version >= _READ_ALL:
+    if "unreadable" in kinds and conn.info.server_version >= READ_ALL:
         mends.append(shown("mend_read_all", user=sql.Identifier(user)))
     elif "unreadable" in kinds:
         schemas = {schema for kind, _, schema, _ in found if kind == "unreadable"}
@@ -198,6 +203,18 @@ def unreadable(conn: Connection, role: str | None = None) -> list[tuple[str, str
     """Returns what pg_dump reads and the role may not: schema and name of tables and sequences."""
     found = _undumpable(conn, role)
     return [(schema, name) for kind, _, schema, name in found if kind == "unreadable"]
+
+
+def makers(conn: Connection, role: str | None, schemas: Iterable[str]) -> list[tuple[str, str]]:
+    """Returns who will make tables that the role may not read: schema and owner of each.
+
+    Args:
+        conn: The session.
+        role: The role that dumps; None for that of this session.
+        schemas: The schemas of which all tables count, not only partitions.
+    """
+    values = {"schemas": list(schemas)}
+    return [(schema, owner) for schema, owner in conn.rows("makers", values, role=role_sql(role))]
 
 
 def grants_to_read(schemas: Iterable[str], role: str) -> list[str]:

@@ -404,15 +404,35 @@ class _Planner:
         return list(steps.values())
 
     def _rest_of_dump(self) -> list[Step]:
-        """Lets pg_dump read what other programs have in the database."""
+        """Lets pg_dump read what other programs have in the database, and will add to it.
+
+        The role pg_read_all_data is best, since it covers what anybody will make. It reads each
+        database of the server, and code of whoever owns `blobs` runs with the rights of the role
+        that marks blobs: so it is granted only where that owner reads everything already, or is the
+        role itself.
+        """
         schemas = {
             schema
             for schema, name in self._unreadable
             if schema != "ntt_backup" and (schema, name) != (self._schema, "blobs")
         }
-        text = f"let {self._role} dump all tables of today (pg_read_all_data: later ones, too)"
-        grants = privileges.grants_to_read(schemas, self._role)
-        return [Step(Who.DBA, text, tuple(grants), needed=False)] if grants else []
+        makers = privileges.makers(self._conn, self._role, schemas)
+        if not (schemas or makers):
+            return []
+        owner = self._table.owner
+        trusted = self._who(owner) is Who.OPERATOR or (owner and self._ask("reads_all", owner)[0])
+        if trusted and self._conn.info.server_version >= privileges.READ_ALL:
+            text = f"let {self._role} dump all tables, also those of later"
+            grants = [shown("mend_read_all", user=sql.Identifier(self._role))]
+        else:
+            text = f"let {self._role} dump all tables of today, and what their owners add"
+            text += " (pg_read_all_data: also those of others)"
+            grants = privileges.grants_to_read(schemas, self._role)
+            for schema, maker in makers:
+                names = {"schema": schema, "owner": maker, "role": self._role}
+                parts = {key: sql.Identifier(name) for key, name in names.items()}
+                grants.append(shown("grant_reading_later", **parts))
+        return [Step(Who.DBA, text, tuple(grants), needed=False)]
 
     def _lacking(self, role: str, commands: Sequence[str]) -> list[privileges.Lack]:
         table = self._table.oid
@@ -491,6 +511,12 @@ def init_db(
             )
         for warning in warnings(conn, existing_table(conn, target)):
             report(f"warning: {warning}")
+        if later := privileges.makers(conn, None, ()):
+            where = ", ".join(f"{owner} in {schema}" for schema, owner in later[:_SHOWN])
+            report(
+                f"warning: {conn.info.user} may not read partitions that will be added by {where}:"
+                " dumps will fail then. `ntt-backup-remote init-db --print-sql dba` has the grants"
+            )
         if found := code_of_others(conn):
             report(
                 f"warning: commands that use the tables will refuse {conn.info.user}, which has"

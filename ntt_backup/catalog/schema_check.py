@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from psycopg import sql
+from psycopg import errors, sql
 
 from ntt_backup.catalog import privileges
 from ntt_backup.catalog.connection import (
     INIT_DB,
     Connection,
     check_one_table,
+    code_of_others,
     search_path,
     shown,
     translated,
@@ -24,6 +25,7 @@ from ntt_backup.catalog.connection import (
 from ntt_backup.catalog.pending import bounds, read_indexes
 from ntt_backup.catalog.range_locks import prefix_ranges
 from ntt_backup.errors import CatalogRefused
+from ntt_backup.format import many
 
 SCHEMA_VERSION = 1
 # What came later, tables and columns, is needed by those commands alone that use them.
@@ -168,7 +170,7 @@ def check_table(conn: Connection, table: Table, target: str) -> None:
         mend = {"bytea": "mend_blobid_bytea", "uuid": "mend_blobid_uuid"}
         raise CatalogRefused(
             f"blobs.blobid is of type {blobid.type}",
-            detail="it must be text",
+            detail="it must be text" + (_form_of_bytea(conn) if blobid.type == "bytea" else ""),
             hint=shown(mend.get(blobid.type, "mend_blobid_other")),
         )
     ranges = bounds(prefix_ranges())
@@ -187,6 +189,23 @@ def check_table(conn: Connection, table: Table, target: str) -> None:
                 detail=f"it must be {wanted}",
                 hint=shown("mend_column_type", column=sql.Identifier(name), type=sql.SQL(wanted)),
             )
+
+
+def _form_of_bytea(conn: Connection) -> str:
+    """Returns what the binary blobids hold, as the end of a sentence; "" if that is not known."""
+    # This session may not be one that reads tables: see `connect`.
+    if code_of_others(conn):
+        return ""
+    try:
+        ((count, digits),) = conn.rows("form_of_bytea")
+    except errors.InsufficientPrivilege:
+        return ""
+    if not count:
+        return ""
+    form = "hex digits in some rows, raw bytes in others"
+    if digits in (0, count):
+        form = "hex digits in ASCII" if digits else "raw bytes"
+    return f"; in the first {many(count, 'row')} it holds {form}, and the SQL is for both"
 
 
 def own_tables(conn: Connection) -> frozenset[str]:

@@ -70,6 +70,21 @@ def test_what_is_missing_is_registered_with_its_size(
 
 
 @pytest.mark.usefixtures("small_batches")
+def test_known_rows_without_a_size_get_it(
+    catalog: Connection, root: Path, blobs: list[Blob]
+) -> None:
+    ledger.register_blobs(catalog, [Blob(blob.blobid, None) for blob in blobs[:20]])
+    ledger.register_blobs(catalog, [Blob("ab" * 32, None), Blob(blobs[20].blobid, 5)])
+    result = scan(catalog, Store(root))
+    assert (result.registered, result.known, result.sized) == (39, 21, 20)
+    wanted = sizes([*blobs, Blob(blobs[20].blobid, 5), Blob("ab" * 32, None)])
+    assert rows(catalog) == wanted
+    # These are changes of ours, for which no dump is made.
+    assert catalog.execute("select sum(marked) from ntt_backup.marks").fetchall() == [(20,)]
+    assert scan(catalog, Store(root)).sized == 0
+
+
+@pytest.mark.usefixtures("small_batches")
 def test_a_second_scan_walks_all_and_registers_only_what_is_new(
     catalog: Connection, root: Path, blobs: list[Blob]
 ) -> None:
@@ -143,7 +158,7 @@ def test_a_blob_that_changes_between_listing_and_sizing(
 ) -> None:
     look_up = ledger.missing_blobs
 
-    def meanwhile(conn: Connection, blobids: list[str]) -> set[str]:
+    def meanwhile(conn: Connection, blobids: list[str]) -> tuple[set[str], set[str]]:
         (root / relative_path(blobs[0].blobid)).unlink()
         replaced = root / relative_path(blobs[1].blobid)
         replaced.unlink()

@@ -23,10 +23,10 @@ def test_registering_adds_what_is_missing_and_leaves_the_rest(catalog: Connectio
     odd = ["tab\tand\\N", "line\nbreak", ""]
     found = [Blob("known", 2), Blob("new", 3), Blob("new", 3), *(Blob(one) for one in odd)]
 
-    assert missing_blobs(catalog, [blob.blobid for blob in found]) == {"new", *odd}
+    assert missing_blobs(catalog, [blob.blobid for blob in found]) == ({"new", *odd}, set())
     assert register_blobs(catalog, found) == 4
 
-    assert missing_blobs(catalog, [blob.blobid for blob in found]) == set()
+    assert missing_blobs(catalog, [blob.blobid for blob in found]) == (set(), set(odd))
     assert register_blobs(catalog, found) == 0
     assert register_blobs(catalog, []) == 0
     assert state(catalog)["known"] == (None, False, None, 1)

@@ -6,6 +6,7 @@ Hints hold SQL, so the tests execute them: a hint that does not mend fails here.
 from __future__ import annotations
 
 import select
+import subprocess
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -362,15 +363,27 @@ def test_notify_wakes_the_daemon_for_writers_that_know_nothing_of_us(
 # --- what is refused, and what is warned of -------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["bytea", "uuid", "char(64)"])
-def test_a_blobid_of_another_type_is_refused_and_mended(database: Connection, kind: str) -> None:
+DIGITS = "0123456789abcdef" * 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "digits", "said"),
+    [
+        ("bytea", "\\x" + DIGITS, DIGITS, "in the first 1 row it holds raw bytes"),
+        ("bytea", DIGITS.encode(), DIGITS, "in the first 1 row it holds hex digits in ASCII"),
+        ("uuid", DIGITS[:32], DIGITS[:32], "it must be text"),
+        ("char(64)", DIGITS, DIGITS, "it must be text"),
+    ],
+)
+def test_a_blobid_of_another_type_is_refused_and_mended(
+    database: Connection, kind: str, value: str | bytes, digits: str, said: str
+) -> None:
     make(database, f"create table blobs (blobid {kind} primary key)")
-    digits = "0123456789abcdef" * (4 if kind == "char(64)" else 2)
-    value = "\\x" + digits if kind == "bytea" else digits
     database.execute("insert into blobs values (%s)", [value])
 
     with pytest.raises(CatalogRefused, match="of type") as caught:
         init_db(database, "remote")
+    assert said in str(caught.value.detail)
     columns = database.execute("select * from blobs").description
     assert columns is not None
     assert len(columns) == 1, "a table that is refused must not be altered"
@@ -658,10 +671,80 @@ def test_a_script_lets_the_role_dump_what_other_programs_have(
     name = role()
     with session(make_conninfo(database_url, user=name), "test") as conn:
         script = make_plan(conn, "remote", notify=False).script()
-        assert f"let {name} dump all tables of today" in script
+        assert f"let {name} dump all tables" in script
         grant(conn)
         assert conn.execute("select count(*) from other.theirs").fetchall() == [(0,)]
         assert "dump all tables" not in make_plan(conn, "remote", notify=False).script()
+
+
+@pytest.mark.parametrize("who_owns_blobs", ["a superuser", "the other program"])
+def test_partitions_that_others_add_later_can_be_dumped(
+    database: Connection,
+    database_url: str,
+    role: Callable[[], str],
+    grant: Callable[[Connection], None],
+    postgres: Postgres,
+    who_owns_blobs: str,
+) -> None:
+    """Each medium brings two more partitions, and no DBA grants anything then."""
+    app, name = role(), role()
+    make(
+        database,
+        LIVE,
+        f"create schema app authorization {app}",
+        f"grant select on blobs to {name}",
+        f"set role {app}",
+        "create table app.inode (medium text, ino bigint) partition by list (medium)",
+        "create table app.inode_p_1 partition of app.inode for values in ('1')",
+        f"grant usage on schema app to {name}",
+        f"grant select on all tables in schema app to {name}",
+        "reset role",
+    )
+    if who_owns_blobs == "the other program":
+        make(database, f"alter table blobs owner to {app}")
+    url = make_conninfo(database_url, user=name)
+    with session(url, "test") as conn:
+        # Whatever exists can be read, so it is the partitions to come that are told of.
+        assert "dump all tables" in make_plan(conn, "remote").script()
+        grant(conn)
+        said: list[str] = []
+        assert init_db(conn, "remote", notify=True, report=said.append) == []
+        assert said == []
+        assert "dump all tables" not in make_plan(conn, "remote").script()
+    make(
+        database,
+        f"set role {app}",
+        "create table app.inode_p_2 partition of app.inode for values in ('2')",
+        "create table app.path_p_2 (ino serial)",
+        "reset role",
+    )
+    argv = [str(postgres.programs / "pg_dump"), "--format=custom", f"--dbname={url}"]
+    assert subprocess.run(argv, capture_output=True, check=False).stderr == b""
+    reads_all = "select pg_has_role(%s, 'pg_read_all_data', 'usage')"
+    # The owner of blobs can have its code run by whoever marks blobs.
+    granted = database.execute(reads_all, [name]).fetchall()
+    assert granted == [(who_owns_blobs == "a superuser",)]
+
+
+def test_partitions_to_come_that_cannot_be_dumped_are_warned_of(
+    database: Connection, database_url: str, role: Callable[[], str]
+) -> None:
+    name = role()
+    make(
+        database,
+        f"grant create on database {database.info.dbname} to {name}",
+        LIVE,
+        f"alter table blobs owner to {name}",
+        f"grant create on schema public to {name}",
+        "create table inode (medium text) partition by list (medium)",
+        f"grant select on inode to {name}",
+    )
+    said: list[str] = []
+    with session(make_conninfo(database_url, user=name), "test") as conn:
+        assert init_db(conn, "remote", report=said.append) == []
+    (warned,) = [line for line in said if line.startswith("warning")]
+    assert f"{name} may not read partitions that will be added by postgres in public" in warned
+    assert "init-db --print-sql dba" in warned
 
 
 def test_names_in_scripts_are_quoted(

@@ -22,8 +22,10 @@ alter role {user} in database {database} set search_path = {schema};
 alter role {user} bypassrls;
 
 -- name: mend_blobid_bytea
--- Turns a binary id into the text we need. Rewrites the table under an exclusive lock.
-alter table blobs alter column blobid type text using pg_catalog.encode(blobid, 'hex');
+-- Turns a binary id into the text we need, whether it is the hash or the hash's hex digits. Rewrites
+-- the table under an exclusive lock.
+alter table blobs alter column blobid type text using case pg_catalog.octet_length(blobid)
+when 64 then pg_catalog.encode(blobid, 'escape') else pg_catalog.encode(blobid, 'hex') end;
 
 -- name: mend_blobid_uuid
 -- Turns a uuid into its hex digits. Rewrites the table under an exclusive lock.

@@ -43,6 +43,36 @@ grant usage on schema {schema} to {role};
 grant select on all tables in schema {schema} to {role};
 grant select on all sequences in schema {schema} to {role};
 
+-- name: grant_reading_later
+-- Lets a role read what another role will make in a schema, such as new partitions.
+alter default privileges for role {owner} in schema {schema} grant select on tables to {role};
+alter default privileges for role {owner} in schema {schema} grant select on sequences to {role};
+
+-- name: makers
+-- Schema and owner of tables that get more partitions, or lie in one of the given schemas, where the
+-- role may not read what the owner makes there next.
+select distinct n.nspname, pg_get_userbyid(c.relowner)
+from pg_class c join pg_namespace n on n.oid = c.relnamespace
+where c.relkind in ('r', 'p') and n.nspname !~ '^pg_' and n.nspname <> 'information_schema'
+    and (c.relkind = 'p' or c.relispartition or n.nspname = any(%(schemas)s::text[]))
+    and not pg_has_role({role}, c.relowner, 'usage')
+    and not exists (
+        select from pg_roles where rolname = 'pg_read_all_data' and pg_has_role({role}, oid, 'usage')
+    )
+    and not exists (
+        select from pg_default_acl d cross join aclexplode(d.defaclacl) a
+        where d.defaclrole = c.relowner and d.defaclobjtype = 'r'
+            and d.defaclnamespace in (0, n.oid) and a.privilege_type = 'SELECT'
+            and (a.grantee = 0 or pg_has_role({role}, a.grantee, 'usage'))
+    )
+order by 1, 2;
+
+-- name: reads_all
+-- Whether the server has a role that reads all tables, and the role may do what that role may.
+select exists (
+    select from pg_roles where rolname = 'pg_read_all_data' and pg_has_role({role}, oid, 'usage')
+);
+
 -- name: acts_as
 -- Whether a role may do what another may, as the owner of something.
 select pg_has_role({role}, %(other)s::name, 'usage');

@@ -1,9 +1,11 @@
 -- Registering what the store has and the catalog lacks, and how far that got.
 
 -- name: missing
--- Which of the given blobids the catalog lacks.
-select known.blobid from unnest(%(blobids)s::text[]) as known (blobid)
-where not exists (select from {blobs} where blobs.blobid = known.blobid);
+-- Which of the given blobids the catalog lacks, and of which it lacks the size: each with whether it
+-- is there.
+select found.blobid, blobs.blobid is not null
+from unnest(%(blobids)s::text[]) as found (blobid) left join {blobs} on blobs.blobid = found.blobid
+where blobs.size is null;
 
 -- name: create_found
 -- Where COPY puts the blobs that a scan found; empty again after each transaction.

@@ -28,6 +28,11 @@ left join pg_collation l on l.oid = a.attcollation
 left join pg_namespace n on n.oid = l.collnamespace
 where a.attrelid = %(table)s and a.attnum > 0 and not a.attisdropped;
 
+-- name: form_of_bytea
+-- Of some blobids of the type bytea, how many there are, and how many of them are hex digits.
+select count(*), count(*) filter (where encode(blobid, 'escape') ~ '^[0-9a-f]{{64}}$')
+from (select blobid from {blobs} where blobid is not null limit 1000) as sample;
+
 -- name: largest_size
 -- The largest number of bytes that the column size can hold, also as a part of other queries. Live
 -- tables have an integer, which ends at 2 GiB, or a number of so many digits, whose modifier

@@ -311,8 +311,8 @@ def _comparison(seen: Comparison, *, applied: bool, adoption: Adoption, packs: b
 def scan(common: Common, restart: bool, strays: Path | None) -> None:
     """Register in the catalog what only the store has.
 
-    What is not a blob (another name, another place, a symlink) is a stray: it is reported and never
-    registered. Exit code 7 when something could not be read.
+    Rows without a size get it. What is not a blob (another name, another place, a symlink) is a
+    stray: it is reported and never registered. Exit code 7 when something could not be read.
     """
     settings = common.load(StoreConfig)
     with ExitStack() as stack:
@@ -349,7 +349,8 @@ def scan(common: Common, restart: bool, strays: Path | None) -> None:
         )
     resumed = f", continued after {result.resumed_from}" if result.resumed_from else ""
     said = [
-        f"registered {amount(result.registered, result.bytes)}; {result.known:,} known before",
+        f"registered {amount(result.registered, result.bytes)}; {result.known:,} known before"
+        + (f", the size of {result.sized:,} of them noted" if result.sized else ""),
         f"looked at {many(result.directories, 'directory', 'directories')} in"
         f" {duration(result.duration_s)}{resumed}",
     ]
