@@ -108,7 +108,7 @@ class Bench:
         scratch, destination = self._home / f"job-{self._jobs}", self._home / "back"
         for directory in (scratch, destination):
             directory.mkdir()
-        remote = server.bucket()
+        remote = server.bucket(own=True)
         # SeaweedFS takes 0.2 s for the first object of a bucket, which restic and kopia make before
         # the clock starts.
         server.client().put_object(Bucket=remote.bucket, Key="first", Body=b"content")

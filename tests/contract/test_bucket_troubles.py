@@ -271,7 +271,7 @@ def test_a_profile_or_an_authority_that_is_missing_is_told_at_once(
 
 def test_a_bucket_that_is_missing_is_told(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     as_account(monkeypatch, s3.owner)
-    settings = s3.bucket()
+    settings = s3.bucket(own=True)
     s3.client().delete_bucket(Bucket=settings.bucket)
     with pytest.raises(RemoteDenied, match="no such bucket"):
         list(open_bucket(settings).list(""))

@@ -99,7 +99,7 @@ def test_a_trial_in_an_append_only_bucket_leaves_one_object_however_often() -> N
 
 
 def test_a_trial_says_what_a_policy_refuses_and_what_versioning_keeps(s3: S3Server) -> None:
-    settings = s3.bucket()
+    settings = s3.bucket(own=True)
     statement = {
         "Effect": "Deny",
         "Principal": "*",

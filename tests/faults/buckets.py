@@ -86,7 +86,7 @@ class BucketFaults(PackFaults):
         """A bucket of its own."""
         self.disk.free()
         self.client.delete_bucket(Bucket=self.env.place.bucket)
-        self.env.move(self.env.server.bucket())
+        self.env.move(self.env.server.bucket(own=True))
         self.env.through_endpoint(f"http://127.0.0.1:{self.link.port}")
         self.begin_packs()
 

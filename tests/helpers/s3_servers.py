@@ -11,8 +11,8 @@ SeaweedFS is the demo's. The others are for the long tier, and only where they a
                 `mvn dependency:copy-dependencies` makes it
 
 Fixtures: `s3`, a SeaweedFS for the whole session (one a process of pytest-xdist), whose
-`s3.bucket()` makes a new, empty bucket and returns its settings; credentials in the environment are
-the sender's while a test that asks for `s3` runs.
+`s3.bucket()` returns the settings of a new, empty place; credentials in the environment are the
+sender's while a test that asks for `s3` runs.
 """
 
 from __future__ import annotations
@@ -81,13 +81,23 @@ class S3Server:
     weak: bool = False
     ended: Callable[[], str] = lambda: ""
     _numbers: Iterator[int] = field(default_factory=itertools.count)
+    _made: set[str] = field(default_factory=set)
 
-    def bucket(self, **settings: object) -> RemoteSettings:
-        """Makes a new, empty bucket; settings: others, such as the endpoint of a proxy."""
-        name = f"bucket-{os.getpid()}-{next(self._numbers)}"
-        self.client().create_bucket(Bucket=name)
+    def bucket(self, *, own: bool = False, **settings: object) -> RemoteSettings:
+        """Returns the settings of a new, empty prefix in a bucket of all tests.
+
+        Args:
+            own: The bucket is a new one, for what is done to a whole bucket. Its first object takes
+                SeaweedFS ten times as long.
+            settings: Others, such as the endpoint of a proxy.
+        """
+        number = next(self._numbers)
+        name = f"bucket-{os.getpid()}-{number if own else 'shared'}"
+        if name not in self._made:
+            self.client().create_bucket(Bucket=name)
+            self._made.add(name)
         values = {"endpoint": self.endpoint, "addressing": "path", **settings}
-        return RemoteSettings.model_validate({"url": f"s3://{name}/backup", **values})
+        return RemoteSettings.model_validate({"url": f"s3://{name}/backup-{number}", **values})
 
     def client(self, account: Account | None = None) -> S3Client:
         """Returns a client of the tests' own, which may all unless another account is given."""
