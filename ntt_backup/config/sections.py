@@ -281,6 +281,8 @@ class DumpSettings(Section):
     keep_last: Count = Field(default=3, ge=1, le=1000)
     keep_daily: Count = Field(default=7, ge=0, le=1000)
     keep_weekly: Count = Field(default=4, ge=0, le=1000)
+    keep_monthly: Count = Field(default=0, ge=0, le=1000)
+    keep_yearly: Count = Field(default=0, ge=0, le=1000)
     max_age: Seconds = Field(default=7 * 86400, ge=0, le=366 * 86400)
     interval: Seconds = Field(default=86400, ge=1, le=366 * 86400)
 

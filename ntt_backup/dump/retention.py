@@ -1,8 +1,8 @@
-"""A retention says which dumps or versions are kept: the last few, one a day, one a week. Pure.
+"""A retention says which dumps or versions are kept: the last few, one a day, week, month, year.
 
 A rule by age alone ("older than 30 days") empties the shelf when dumps begin to fail and nobody
-notices. So nothing here looks at the clock: days and weeks are counted only where they have a dump,
-and the newest is always kept.
+notices. So nothing here looks at the clock: days, weeks, months and years are counted only where
+they have a dump, and the newest is always kept.
 
 Whoever may add to a target must not have good ones removed by that. The time in the name of a dump
 is a word of whoever made it: dumps with made-up times, planted beside the good ones, would take all
@@ -20,7 +20,7 @@ record; a dump that is known by the ledger alone is judged by its name, too.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from typing import Any, Final, TypeVar
@@ -39,20 +39,25 @@ _LONGEST: Final = timedelta(days=7)
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How many are kept: the newest `last`; the newest of each of `daily` days, `weekly` weeks."""
+    """How many are kept: the newest `last`, and the newest of each of so many days, weeks, ..."""
 
     last: int
     daily: int
     weekly: int
+    monthly: int = 0
+    yearly: int = 0
 
     @staticmethod
     def of(settings: DumpSettings | SnapshotSettings) -> Retention:
         """Returns what the settings say."""
-        return Retention(settings.keep_last, settings.keep_daily, settings.keep_weekly)
+        one = Retention(settings.keep_last, settings.keep_daily, settings.keep_weekly)
+        if isinstance(settings, DumpSettings):
+            one = replace(one, monthly=settings.keep_monthly, yearly=settings.keep_yearly)
+        return one
 
 
 def kept(dumps: Mapping[T, datetime], rule: Retention) -> frozenset[T]:
-    """Returns the dumps that a retention rule keeps. Its days and weeks are those of UTC.
+    """Returns the dumps that a retention rule keeps. Its days, weeks, ... are those of UTC.
 
     The order of the dumps counts, not their times, since a clock may have been ahead once.
     dumps: the time at which each dump was begun, by name, oldest first.
@@ -67,6 +72,10 @@ def kept(dumps: Mapping[T, datetime], rule: Retention) -> frozenset[T]:
             *newest_first[: max(1, rule.last)],
             *_one_each(newest_first, rule.daily, lambda name: moment(name).date()),
             *_one_each(newest_first, rule.weekly, lambda name: moment(name).isocalendar()[:2]),
+            *_one_each(
+                newest_first, rule.monthly, lambda name: (moment(name).year, moment(name).month)
+            ),
+            *_one_each(newest_first, rule.yearly, lambda name: moment(name).year),
         ]
     )
 
