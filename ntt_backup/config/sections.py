@@ -301,6 +301,8 @@ class SnapshotSettings(Section):
     keep_last: Count = Field(default=3, ge=1, le=1000)
     keep_daily: Count = Field(default=7, ge=0, le=1000)
     keep_weekly: Count = Field(default=4, ge=0, le=1000)
+    keep_monthly: Count = Field(default=0, ge=0, le=1000)
+    keep_yearly: Count = Field(default=0, ge=0, le=1000)
 
 
 class PackSettings(Section):

@@ -20,7 +20,7 @@ record; a dump that is known by the ledger alone is judged by its name, too.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from typing import Any, Final, TypeVar
@@ -50,10 +50,13 @@ class Retention:
     @staticmethod
     def of(settings: DumpSettings | SnapshotSettings) -> Retention:
         """Returns what the settings say."""
-        one = Retention(settings.keep_last, settings.keep_daily, settings.keep_weekly)
-        if isinstance(settings, DumpSettings):
-            one = replace(one, monthly=settings.keep_monthly, yearly=settings.keep_yearly)
-        return one
+        return Retention(
+            settings.keep_last,
+            settings.keep_daily,
+            settings.keep_weekly,
+            settings.keep_monthly,
+            settings.keep_yearly,
+        )
 
 
 def kept(dumps: Mapping[T, datetime], rule: Retention) -> frozenset[T]:

@@ -236,7 +236,13 @@ def _before(one: Version, names: Iterable[str], known: Known) -> str:
 def life(wanted: SnapshotSettings) -> timedelta:
     """Returns for how long a full version is needed at most, where a version is taken each day."""
     return timedelta(
-        days=max(wanted.keep_last, wanted.keep_daily, 7 * wanted.keep_weekly),
+        days=max(
+            wanted.keep_last,
+            wanted.keep_daily,
+            7 * wanted.keep_weekly,
+            31 * wanted.keep_monthly,
+            366 * wanted.keep_yearly,
+        ),
         seconds=wanted.full_every,
     )
 

@@ -516,6 +516,8 @@ _COUNT: Final = click.IntRange(0, 100_000)
 @value("--keep-last", _COUNT, "Keep the newest N versions.", metavar="N")
 @value("--keep-daily", _COUNT, "Keep one version of each of N days.", metavar="N")
 @value("--keep-weekly", _COUNT, "Keep one of each of N weeks.", metavar="N")
+@value("--keep-monthly", _COUNT, "Keep one of each of N months.", metavar="N")
+@value("--keep-yearly", _COUNT, "Keep one of each of N years.", metavar="N")
 @flag(
     "--trust-target",
     "Count every version, by the time that it says itself, whoever made it: after the target"
@@ -529,6 +531,8 @@ def snapshot_forget(
     keep_last: int | None,
     keep_daily: int | None,
     keep_weekly: int | None,
+    keep_monthly: int | None,
+    keep_yearly: int | None,
     trust_target: bool,
     drop_doubtful: bool,
     yes: bool,
@@ -547,7 +551,7 @@ def snapshot_forget(
     settings = common.load(RemoteConfig)
     require_set(set_name)
     named = settings.snapshots.get(set_name)
-    asked = (keep_last, keep_daily, keep_weekly)
+    asked = (keep_last, keep_daily, keep_weekly, keep_monthly, keep_yearly)
     if any(one is not None for one in asked):
         rule = Retention(*(one or 0 for one in asked))
     elif named is not None:
