@@ -64,6 +64,8 @@ NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
     "a note of a check": ("insert checks",),
     "the history of hours": ("select hours",),
     "a note of an hour": ("select insert update hours",),
+    "the first contact": ("select contacts",),
+    "a note of the first contact": ("select insert contacts", "select runs"),
 }
 _VERBS: Final = frozenset({"select", "insert", "update", "delete", "temporary"})
 _OF_A_TARGET: Final = ("copied", "last_checked", "copy_failed")

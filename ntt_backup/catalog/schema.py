@@ -45,7 +45,9 @@ from ntt_backup.catalog.connection import (
     shown,
     translated,
 )
+from ntt_backup.catalog.history import last_checks
 from ntt_backup.catalog.pending import columns, index_names, read_indexes, rows_about
+from ntt_backup.catalog.proofs import RECONCILE, first_contact
 from ntt_backup.catalog.range_locks import lock_class
 from ntt_backup.catalog.schema_check import (
     LATER_TABLES,
@@ -495,6 +497,8 @@ def init_db(
     """
     with translated("prepare its schema"), _one_at_a_time(conn, report):
         privileges.require_writing(conn)
+        before = find_table(conn)
+        others_mark = before is not None and f"{target}_copied" in before.columns
         for step in make_plan(conn, target, notify=notify).steps:
             if step.who is Who.OPERATOR and not step.by_hand:
                 report(step.text)
@@ -523,6 +527,10 @@ def init_db(
                 f" rights beyond this database: {shortened(found)}. Let catalog.url name an"
                 " ordinary role: `ntt-backup-remote init-db --role NAME` prints its grants"
             )
+        else:
+            contact = first_contact(conn, target, exact=others_mark)
+            if said := contact.warning(last_checks(conn, target)):
+                report(f"warning: {said}: {RECONCILE}")
         return _not_yet(conn, target)
 
 

@@ -29,7 +29,9 @@ from ntt_backup.format import many
 
 SCHEMA_VERSION = 1
 # What came later, tables and columns, is needed by those commands alone that use them.
-LATER_TABLES = frozenset({"checks", "failures.known_at", "hours", "packs", "runs.reason"})
+LATER_TABLES = frozenset(
+    {"checks", "contacts", "failures.known_at", "hours", "packs", "runs.reason"}
+)
 OWN_TABLES = LATER_TABLES | {"dumps", "failures", "marks", "runs", "scans", "schema_version"}
 PRINT_SQL = (
     "`ntt-backup-remote init-db --print-sql` prints the SQL, a script for each who must run it"

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ntt_backup import newest
-from ntt_backup.catalog import connection, privileges, selection, stats
+from ntt_backup.catalog import connection, history, privileges, proofs, selection, stats
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.schema_check import verify_rights, verify_schema
 from ntt_backup.client.error_text import explain_gone
@@ -121,6 +121,7 @@ class Preflight:
         yield guarded("catalog", self._look_at_catalog)
         if (catalog := self._catalog) is not None:
             yield guarded("rights", lambda: self._rights(catalog))
+            yield guarded("marks", lambda: self._look_for_marks(catalog))
             if source.error is None:
                 yield guarded("pending", lambda: self._look_for_pending(catalog))
         yield guarded("remote", lambda: self._look_at_remote(ask))
@@ -157,6 +158,13 @@ class Preflight:
     def _rights(self, catalog: Connection) -> CheckStep:
         verify_rights(catalog, self._settings.target, privileges.of("run", packs=self._packs))
         return CheckStep(f"{catalog.info.user} may do what a run does")
+
+    def _look_for_marks(self, catalog: Connection) -> CheckStep:
+        target = self._settings.target
+        contact = proofs.first_contact(catalog, target)
+        if said := contact.warning(history.last_checks(catalog, target)):
+            return CheckStep(warning=f"{said}: {proofs.RECONCILE}")
+        return CheckStep("no mark of another program is left unchecked")
 
     def _look_for_pending(self, catalog: Connection) -> CheckStep:
         """Looks for a few pending blobs in the store: a wrong source.root shows here."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final, Self, TypeVar, cast
 
-from ntt_backup.catalog import connection, history, range_locks, stats
+from ntt_backup.catalog import connection, history, proofs, range_locks, stats
 from ntt_backup.catalog.failures import FailedBlob
 from ntt_backup.catalog.schema_check import verify_schema
 from ntt_backup.config import CatalogConfig, application_name
@@ -55,6 +55,8 @@ class TargetFacts:
         lacks: The errors for facts that the catalog refused to tell.
         unknown: The number of failed blobs that are not marked as known.
         runs: The runs, the newest first.
+        contact: The first contact with the target.
+        unproved: The copied blobs that nobody has checked since.
 
     `holders` and `stored` are for `status` alone; `hours`, `examples` and `proved` for the page;
     `end` for listeners to runs.
@@ -70,6 +72,8 @@ class TargetFacts:
     lacks: list[CatalogError] = field(default_factory=list)
     totals: stats.Totals | None = None
     unknown: int = 0
+    contact: proofs.Contact | None = None
+    unproved: proofs.Unproved | None = None
     runs: Sequence[history.Run] = ()
     dumps: Sequence[history.DumpRun] = ()
     checks: Sequence[history.CheckRun] = ()
@@ -111,6 +115,8 @@ class TargetFacts:
         self.runs = history.latest_runs(conn, target)
         self.dumps = history.last_dumps(conn, target)
         self.checks = history.last_checks(conn, target)
+        self.contact = proofs.first_contact(conn, target)
+        self.unproved = proofs.unproved(conn, target, self.contact, exact=exact)
         self.holders = range_locks.holders(conn, target)
         if remote is not None and remote.packs:
             self.stored = stats.stored_objects(conn, target, LARGE_BLOB, exact=exact)
@@ -197,6 +203,11 @@ class FactsReader:
         found.checks = part(lambda: history.last_checks(conn, target), [])
         found.unknown = part(lambda: stats.still_failed(conn, target), 0)
         found.totals = part(lambda: stats.quick_totals(conn, target), None, "totals", _SOON_SECONDS)
+        found.contact = part(lambda: proofs.first_contact(conn, target), None)
+        if (contact := found.contact) is not None:
+            found.unproved = part(
+                lambda: proofs.unproved(conn, target, contact), None, "unproved", _SLOW_SECONDS
+            )
         if self._page:
             found.runs = part(lambda: history.recent_runs(conn, target, _RUNS), [])
             found.dumps = part(lambda: history.recent_dumps(conn, target, _DUMPS), [])

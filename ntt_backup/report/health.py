@@ -15,6 +15,7 @@ from typing import Final
 
 from ntt_backup.catalog.failures import UNKNOWN
 from ntt_backup.catalog.history import Run
+from ntt_backup.catalog.proofs import RECONCILE
 from ntt_backup.errors import CatalogUnavailable, WaitsToStart, complete
 from ntt_backup.events import with_detail
 from ntt_backup.format import about, duration, many, moment, printable
@@ -178,11 +179,24 @@ def _blobs(facts: TargetFacts) -> Iterator[Point]:
             f"{many(totals.failed, 'blob')} could not be copied, which somebody said is known",
             "`ntt-backup-remote failed` lists them",
         )
+    yield from _marks(facts)
     if again := sum(totals.pending_by_reason.values()):
         yield _wait(
             f"A check found {many(again, 'blob')} missing or wrong on the remote;"
             " they will be sent again",
         )
+
+
+def _marks(facts: TargetFacts) -> Iterator[Point]:
+    """Yields the findings on marks that are no proof."""
+    unproved = facts.unproved
+    if facts.contact is not None and (said := facts.contact.warning(facts.checks)):
+        yield _act(_sentence(said), f"run {RECONCILE}")
+    elif unproved is not None and unproved.blobs:
+        count = about(unproved.blobs) if unproved.estimated else unproved.blobs
+        said = f"{many(count, 'copied blob was', 'copied blobs were')} never checked"
+        what = "About " * unproved.estimated + said
+        yield Point(Health.HEALTHY, what, "`ntt-backup-remote verify` checks them")
 
 
 def _others(facts: TargetFacts, now: datetime) -> Iterator[Point]:

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ntt_backup.catalog.history import DumpRun, Run
+from ntt_backup.catalog.proofs import Unproved
 from ntt_backup.catalog.range_locks import range_name
 from ntt_backup.catalog.stats import Totals
 from ntt_backup.errors import complete
@@ -58,6 +59,7 @@ class Status:
         return {
             **head,
             **asdict(facts.totals),
+            "unproved": _plain(facts.unproved) if facts.unproved is not None else None,
             "objects": asdict(facts.stored) if facts.stored is not None else None,
             "last_run": _plain(self._fresh_runs[0]) if facts.runs else None,
             "under_way": [
@@ -176,7 +178,7 @@ class Status:
         return None if taken is None or every is None else taken + timedelta(seconds=every)
 
 
-def _plain(record: Run | DumpRun | Last | Newest) -> dict[str, Any]:
+def _plain(record: Run | DumpRun | Last | Newest | Unproved) -> dict[str, Any]:
     return {name: json_value(value) for name, value in asdict(record).items()}
 
 

@@ -22,6 +22,7 @@ STEPS = (
     "source",
     "catalog",
     "rights",
+    "marks",
     "pending",
     "remote",
     "transfer",

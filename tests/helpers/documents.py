@@ -20,6 +20,7 @@ import ntt_backup.daemon.events
 import ntt_backup.dump.events
 import ntt_backup.snapshot.events  # noqa: F401 - their classes are events, too
 from ntt_backup.catalog.history import DumpRun, Run
+from ntt_backup.catalog.proofs import Unproved
 from ntt_backup.catalog.stats import StoredObjects, Totals
 from ntt_backup.daemon.control_socket import DaemonReport
 from ntt_backup.events import Event, WorkerEvent
@@ -108,7 +109,16 @@ _NAMES = "#/$defs/{model}"
 
 def status_schema() -> dict[str, Any]:
     """Returns the schema of the object that `status --json` prints for one target."""
-    classes: tuple[type, ...] = (Totals, StoredObjects, Run, DumpRun, Last, Newest, DaemonReport)
+    classes: tuple[type, ...] = (
+        Totals,
+        Unproved,
+        StoredObjects,
+        Run,
+        DumpRun,
+        Last,
+        Newest,
+        DaemonReport,
+    )
     defs: dict[str, Any] = {}
     for one in classes:
         made = TypeAdapter(one).json_schema(ref_template=_NAMES, mode="serialization")
@@ -134,6 +144,7 @@ def status_schema() -> dict[str, Any]:
             url=_or_null(text),
             health=_object(level=level, points=_list(_object(level=level, what=text, do=text))),
             **totals["properties"],
+            unproved=_or_null(_ref("Unproved")),
             objects=_or_null(_ref("StoredObjects")),
             last_run=_or_null(_ref("Run")),
             under_way=_list(under_way),

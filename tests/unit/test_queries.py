@@ -34,6 +34,7 @@ _MANY = {
     "begin_session",
     "mend_partitioned_index",
     "grant_reading",
+    "grant_reading_later",
     "create_own_tables",
     "mend_large_objects",
     "create_notify",

@@ -171,6 +171,13 @@ create table if not exists ntt_backup.checks (
     primary key (target, command, started_at)
 );
 
+-- When we first met the marks of each target, and how many another program had made until then.
+create table if not exists ntt_backup.contacts (
+    target text primary key,
+    met_at timestamptz not null,
+    marked bigint not null
+);
+
 -- The packs in buckets, a row each. key: the object's. low and high: its smallest and largest blobid.
 -- checksum: the SHA-256 that the server keeps, or `md5:` or `etag:` and its ETag. Which blobs are in it, the pack itself says.
 create table if not exists ntt_backup.packs (
