@@ -45,7 +45,15 @@ RETRY_CAUSES: Final[Mapping[type[BackupError], str]] = {
     BatchRejected: "rejected",
     BackupError: "link",
 }
-_OUTCOMES: Final = ("done", "some_failed", "dump_failed", "snapshot_failed", "stopped", "error")
+_OUTCOMES: Final = (
+    "done",
+    "some_failed",
+    "dump_failed",
+    "snapshot_failed",
+    "check_failed",
+    "stopped",
+    "error",
+)
 
 
 def unreachable(what: str) -> str:

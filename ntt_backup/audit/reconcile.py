@@ -134,6 +134,7 @@ def reconcile(
     apply: bool,
     adoption: Adoption = Adoption.NO,
     workers: int = 2,
+    first: int = 0,
     on_progress: Callable[[Comparison], None],
     on_difference: Callable[[Difference, str, str], None],
     on_outage: Callable[[BackupError, float], None],
@@ -146,6 +147,7 @@ def reconcile(
         apply: Whether what the remote lacks becomes pending, and what packs name is marked.
         adoption: How blobs that are there and not marked come to be marked.
         workers: The number of connections that prove blobs.
+        first: The index of the range to begin with.
         on_progress: Receives the counts after each range, and while blobs are proved.
         on_difference: Receives kind, blobid or path, and remark of each difference.
         on_outage: Receives the error of an outage, and the seconds of the wait.
@@ -162,7 +164,7 @@ def reconcile(
         names = ReceiverNames(settings, on_outage)
     try:
         with store.tree() as tree:
-            work = _Work(conn, settings.target, tree, names, apply, adoption, on_difference)
+            work = _Work(conn, settings.target, tree, names, apply, adoption, first, on_difference)
             if (apply or adoption is not Adoption.NO) and names.is_empty():
                 raise RemoteUnreachable(
                     "there is no blob on the remote",
@@ -192,6 +194,7 @@ class _Work:
     names: RemoteNames
     apply: bool
     adoption: Adoption
+    first: int
     on_difference: Callable[[Difference, str, str], None]
     started: float = field(default_factory=time.monotonic)
     lost: list[Failure] = field(default_factory=list)
@@ -207,8 +210,10 @@ class _Work:
 
     def ranges(self, on_progress: Callable[[Comparison], None]) -> Iterator[list[Blob]]:
         """Compares one range after the other. Yields the blobs of each that remain to be proved."""
-        for one in prefix_ranges():
+        ranges = prefix_ranges()
+        for number, one in enumerate((*ranges[self.first :], *ranges[: self.first]), 1):
             self.compare(one)
+            self.seen.part = number / len(ranges)
             on_progress(self.seen)
             unproved, self.unproved = self.unproved, []
             yield unproved
@@ -266,7 +271,6 @@ class _Work:
         remote, local = self._remote(prefix), self._local(prefix)
         for blobid, (row, sizes, size) in _merge(((r.blobid, r) for r in rows), remote, local):
             self._judge(blobid, sizes, next(iter(row), None), next(iter(size), None))
-        self.seen.part = (one.index + 1) / len(prefix_ranges())
         self.seen.duration_s = time.monotonic() - self.started
 
     def compare_packs(self, names: PackNames) -> list[StoredPack]:

@@ -317,6 +317,8 @@ class _PackCheck(Check[_Stored]):
                         missing[row.blobid] = Failure(row.blobid, failure.reason, failure.detail)
                         sizes[row.blobid] = row.size
                         break
+        if not missing:
+            return
         # Where a pack has one blob, its own key had something else.
         alone = {pack.low for pack, _ in held if pack.low == pack.high}
         for digest, size in names.below(name, lambda *_: None):

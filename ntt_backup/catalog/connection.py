@@ -404,6 +404,25 @@ def database_name(url: str) -> str:
     return str(_parameters(url).get("dbname") or "")
 
 
+@contextmanager
+def new_database(url: str, name: str) -> Iterator[str]:
+    """Yields the URL of a new database on the server of a URL, and drops that database at the end.
+
+    Raises:
+        CatalogError: The database cannot be made, or the server is unreachable.
+        ConfigError: The URL is none.
+    """
+    other = make_conninfo("", **{**_parameters(url), "dbname": name})
+    with connect(url, "ntt-backup-remote/drill", no_tables=True) as conn:
+        with translated("create a database"):
+            conn.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
+        try:
+            yield other
+        finally:
+            with translated(f"drop the database {name}"):
+                conn.execute(sql.SQL("drop database {}").format(sql.Identifier(name)))
+
+
 def _parameters(url: str) -> dict[str, Any]:
     """Returns the parts of url. Raises ConfigError, also for a password that is not escaped."""
     hint = "in a password write @ : / ? # and % as %40 %3A %2F %3F %23 and %25"

@@ -27,6 +27,7 @@ from psycopg import errors
 
 from ntt_backup.catalog.connection import Connection, translated
 from ntt_backup.catalog.ledger import storable
+from ntt_backup.catalog.range_locks import lock_class
 from ntt_backup.errors import ConfigError
 
 _NOTE_RUN = "note the run"
@@ -265,6 +266,17 @@ class CheckRun:
     bytes: int
     wrong: int
     detail: str
+
+
+def lock_checks(conn: Connection, target: str) -> bool:
+    """Locks the checks of a target, as long as the session lives.
+
+    Returns:
+        False if another session has locked them.
+    """
+    key = lock_class(f"checks of {target}")
+    ((locked,),) = conn.ask("lock the checks", "lock_checks", key=key)
+    return bool(locked)
 
 
 def note_check(

@@ -18,12 +18,14 @@ from ntt_backup.catalog.pending import (
     in_time,
     read_parts,
     reading,
+    rows_about,
     walk_indexes,
 )
 from ntt_backup.model import Blob, BlobRange, StoredPack
 
 _SAMPLE_POINTS: Final = 64
 _SAMPLE_DIGITS: Final = 4
+_SIZES: Final = 1000
 
 
 class Row(NamedTuple):
@@ -88,6 +90,12 @@ def sample(conn: Connection, target: str, limit: int) -> list[Blob]:
         walk_indexes(conn, local=True)
         found = dict(conn.rows("sample_from", values, **columns(target)))
     return [Blob(blobid, size) for blobid, size in found.items()]
+
+
+def estimated_bytes(conn: Connection, target: str) -> float:
+    """Returns about how many bytes of content the catalog's blobs have, by a sample."""
+    sizes = [blob.size for blob in sample(conn, target, _SIZES) if blob.size is not None]
+    return rows_about(conn) * (sum(sizes) / len(sizes) if sizes else 0.0)
 
 
 class Choice(NamedTuple):

@@ -75,6 +75,10 @@ def explain(error: ErrorDetails, layer: Layer, table: str, file: Path) -> Iterat
         section, name = f"snapshots.{name}", more[0]
     key = f"{section}.{name}"
     origin = origin_of(key)
+    inner = fields[name].annotation if name in fields else None
+    if any(more) and isinstance(inner, type) and issubclass(inner, BaseModel):
+        section, name, fields = key, more[0], inner.model_fields
+        key, origin = f"{section}.{name}", f"{name} of {origin}"
     if error["type"] == "missing":
         if section == "remote":
             yield _no_place(layer, table, file)
@@ -167,6 +171,8 @@ def _of_table(table: str, section: BaseModel, layer: Layer) -> Iterator[SettingI
             value = without_password(value)
         elif value is not None and not field.repr:
             value = HIDDEN
+        elif isinstance(inner := getattr(section, name), BaseModel):
+            value = {one.key.rpartition(".")[2]: one.value for one in _of_table(key, inner, {})}
         elif isinstance(rates := getattr(section, name), Timetable):
             value = rates.text
         elif isinstance(value, list):

@@ -305,6 +305,50 @@ class SnapshotSettings(Section):
     keep_yearly: Count = Field(default=0, ge=0, le=1000)
 
 
+class CheckSettings(Section):
+    """A check that a run does by itself.
+
+    Attributes:
+        every: The interval of the check in seconds; None: never.
+        max_time: The seconds after which the check ends.
+        max_bytes: The bytes after which the check ends, if it reads content.
+    """
+
+    every: Seconds | None = Field(default=None, ge=1, le=366 * 86400)
+    max_time: Seconds | None = Field(default=None, ge=1, le=366 * 86400)
+    max_bytes: Size | None = Field(default=None, ge=1)
+
+
+class DrillSettings(CheckSettings):
+    """The drill of a run.
+
+    Attributes:
+        scratch: The directory in which each drill makes one of its own.
+        database: A database of the server on which each drill makes one of its own.
+    """
+
+    scratch: LocalPath = Path("/var/tmp")  # noqa: S108  each drill makes a private directory
+    database: Url = Field(default="postgresql:///postgres", repr=False)
+
+
+_CHECK: Final = Needs('a table such as { every = "1d" }')
+
+
+class ChecksSettings(Section):
+    """The checks that a run with `--watch` does by itself, see `daemon.checks`."""
+
+    scan: Annotated[CheckSettings, _CHECK] = CheckSettings()
+    reconcile: Annotated[CheckSettings, _CHECK] = CheckSettings()
+    verify: Annotated[CheckSettings, _CHECK] = CheckSettings()
+    drill: Annotated[DrillSettings, _CHECK] = DrillSettings()
+
+    @property
+    def scheduled(self) -> dict[str, float]:
+        """The checks that are done, with the seconds between them."""
+        checks = {name: getattr(self, name).every for name in type(self).model_fields}
+        return {name: every for name, every in checks.items() if every is not None}
+
+
 class PackSettings(Section):
     """The sealing of packs. Commands that read need `identity_file`, and no others."""
 
@@ -444,6 +488,7 @@ class CatalogConfig(BaseModel):
     remote: RemoteSettings | None = None
     run: RunSettings = Field(default=RunSettings(), validate_default=True)
     dump: DumpSettings = DumpSettings()
+    checks: ChecksSettings = ChecksSettings()
     pack: PackSettings = PackSettings()
     host: HostSettings = HostSettings()
     log: LogSettings = LogSettings()

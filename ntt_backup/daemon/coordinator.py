@@ -23,6 +23,7 @@ from ntt_backup import __version__, events
 from ntt_backup.client.backoff import Backoff
 from ntt_backup.config import Settings
 from ntt_backup.daemon.event_log import BatchLines, EventLog, FailedBlobs
+from ntt_backup.daemon.events import CheckComplete
 from ntt_backup.daemon.listeners import Listener, Listeners
 from ntt_backup.daemon.progress import OpenOutages, RunProgress, RunState
 from ntt_backup.daemon.run_control import RunControl, read_again
@@ -50,6 +51,8 @@ from ntt_backup.upload.outages import Outages
 if TYPE_CHECKING:
     from ntt_backup.daemon.preflight import Preflight
 
+# Events of side jobs that have reached what they need.
+_OF_WORK: Final = (CheckComplete, DumpStart, DumpSkipped, SnapshotStart, SnapshotComplete)
 _REFRESH_SECONDS: Final = 0.25
 # How often a run that has nothing to do says so.
 _IDLE_SECONDS: Final = 3600.0
@@ -356,7 +359,7 @@ class _Coordinator:
         """Emits the events of the side jobs. Work that has begun shows that its sides answer."""
         for job in self._jobs.values():
             for event in job.hear(time.monotonic()):
-                if isinstance(event, DumpStart | DumpSkipped | SnapshotStart | SnapshotComplete):
+                if isinstance(event, _OF_WORK):
                     for side in job.needs:
                         self._answered(side, None)
                 self._emit(event)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from ntt_backup.events import Amount, Event, RestartFields, one_of, with_detail
-from ntt_backup.format import duration, size
+from ntt_backup.events import Amount, Event, RestartFields, Seconds, one_of, with_detail
+from ntt_backup.format import duration, many, size
 from ntt_backup.process.messages import Count, ErrorFields, doc
 
+CheckName = Annotated[str, one_of("scan", "reconcile", "verify", "drill")]
 Uid = Annotated[Count, doc("of the user who asked for it")]
 
 
@@ -86,3 +87,49 @@ class Asked(Event):
     def _text(self) -> str:
         what = "stop" if self.do == "stop" else "look for work now"
         return f"asked by user {self.uid} to {what}"
+
+
+class CheckStart(Event):
+    """A check of `[checks]` begins."""
+
+    command: CheckName
+
+    def _text(self) -> str:
+        return f"{self.command} begins, as [checks] asks for"
+
+
+class CheckComplete(Event):
+    """A check of `[checks]` has ended."""
+
+    command: CheckName
+    blobs: Annotated[Count, doc("blobs that were checked")]
+    bytes: Annotated[Count, doc("bytes of content that were read")]
+    wrong: Annotated[Count, doc("blobs that are lost or not right")]
+    changed: Annotated[Count, doc("blobs that were registered, or became pending again")]
+    complete: Annotated[bool, doc("false where max_time or max_bytes was reached")]
+    exit_code: Annotated[Count, doc("that of the command of the same name")]
+    duration_s: Seconds
+
+    def _text(self) -> str:
+        found = f", {self.wrong:,} wrong" if self.wrong else ""
+        changed = f", {self.changed:,} to be sent" if self.changed else ""
+        ended = "" if self.complete else "; the next one continues"
+        blobs = many(self.blobs, "blob")
+        return f"{self.command}: {blobs} in {duration(self.duration_s)}{found}{changed}{ended}"
+
+
+class CheckFailed(ErrorFields, Event):
+    """A check of `[checks]` ended by an error. It is tried again later."""
+
+    level = "error"
+    command: Annotated[str, one_of("scan", "reconcile", "verify", "drill", "")]
+
+    def _text(self) -> str:
+        return f"{self.command or 'check'} failed: {with_detail(self.message, self.detail)}"
+
+
+class ChecksRecovered(Event):
+    """No check of `[checks]` fails any more, or none is asked for any more."""
+
+    def _text(self) -> str:
+        return "the checks work again"

@@ -36,7 +36,15 @@ from ntt_backup.process.pipeline import wait_for
 
 _LOOK_SECONDS: Final = 1.0
 # Tables, and keys of tables, whose new values take effect at once.
-_LIVE: Final = ("log", "dump", "snapshots", "run.bwlimit", "run.poll_interval", "run.skip_pgdump")
+_LIVE: Final = (
+    "log",
+    "dump",
+    "checks",
+    "snapshots",
+    "run.bwlimit",
+    "run.poll_interval",
+    "run.skip_pgdump",
+)
 
 
 class RunControl(RunReport):

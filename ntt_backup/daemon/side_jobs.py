@@ -1,4 +1,4 @@
-"""A side job, a dump or snapshots, is a process that is started when due, heard, and killed.
+"""A side job (a dump, snapshots, checks) is a process that is started when due, heard, and killed.
 
 The coordinator may wait for nothing: it answers signals and the watchdog while gigabytes are sent,
 and no failure of such work stops the blobs. The process is a copy of it, since mostly nothing is
@@ -30,6 +30,7 @@ from typing import ClassVar, Final
 from ntt_backup.client.backoff import Backoff, Restarts
 from ntt_backup.client.throttle import Limit, Pace, set_process_pace
 from ntt_backup.config import Settings
+from ntt_backup.daemon.events import CheckFailed, ChecksRecovered, CheckStart
 from ntt_backup.dump.events import DumpFailed, DumpRecovered
 from ntt_backup.errors import BackupError, CatalogUnavailable, DumpImpossible
 from ntt_backup.events import Event, Outage, Warning
@@ -277,6 +278,30 @@ class SnapshotJob(SideJob):
         )
 
 
+class CheckJob(SideJob):
+    """Does the checks that are due."""
+
+    name = "ntt-check"
+    needs = frozenset({"remote", "catalog"})
+    looks = True
+    recovered = ChecksRecovered
+
+    def interval(self) -> float | None:
+        return min(self.settings.checks.scheduled.values(), default=None)
+
+    def work(self, patient: bool) -> JobOver:
+        from ntt_backup.daemon.checks import check_due
+
+        return check_due(self.settings, tell_parent, patient=patient)
+
+    def died(self, ended: ProcessEnded, last: Event | None) -> Event:
+        name = last.command if isinstance(last, CheckStart) else ""
+        message = "the process of the checks died"
+        return CheckFailed(
+            command=name, pid=ended.pid, exit_code=1, message=message, detail=ended.detail, hint=""
+        )
+
+
 def jobs_of(settings: Settings, *, watch: bool, limit: Limit) -> dict[str, SideJob]:
     """Returns the side jobs of a run by the names of what they make, the last senders of the limit.
 
@@ -287,6 +312,8 @@ def jobs_of(settings: Settings, *, watch: bool, limit: Limit) -> dict[str, SideJ
         "dump": DumpJob(settings, backoff),
         "snapshot": SnapshotJob(settings, backoff),
     }
+    if watch:
+        jobs["check"] = CheckJob(settings, backoff)
     for index, job in enumerate(jobs.values(), limit.senders - len(jobs)):
         job.pace = limit.sender(index)
     return jobs

@@ -31,7 +31,7 @@ _SHARE_BLOBS: Final = 20_000
 _SHARE_BYTES: Final = 256 * 1024 * 1024
 _PACK_SHARE_BYTES: Final = 64 * 1024 * 1024
 # Dumps and snapshots are sent beside the workers, and under the same limit.
-_BESIDE: Final = 2
+_BESIDE: Final = 3
 
 
 class SupervisedWorker(ChildProcess):
@@ -197,7 +197,7 @@ class WorkerPool:
     """Holds all workers of a run, not yet started.
 
     Attributes:
-        limit: The limit of the bandwidth of all. It has two more senders behind the workers, for
+        limit: The limit of the bandwidth of all. It has three more senders behind the workers, for
             side jobs.
         reserve: The workers that are not started while little is pending.
         first: The worker that probes the remote for the preflight.

@@ -29,7 +29,12 @@ from urllib.parse import quote, urlsplit, urlunsplit
 from ntt_backup import __version__, events
 from ntt_backup.config import CatalogConfig
 from ntt_backup.daemon.control_socket import DaemonReport, RunReport
-from ntt_backup.daemon.events import TargetRestart
+from ntt_backup.daemon.events import (
+    CheckComplete,
+    CheckFailed,
+    ChecksRecovered,
+    TargetRestart,
+)
 from ntt_backup.daemon.listeners import Heard, ListenerProcess
 from ntt_backup.daemon.progress import OpenOutages, RunState
 from ntt_backup.daemon.signals import time_limit
@@ -51,6 +56,7 @@ _SOUND_SECONDS: Final = 60.0
 _FAILED_BLOBS_SECONDS: Final = 86400.0
 _RUN: Final = "run"
 _DUMP: Final = "dump"
+_CHECK: Final = "checks"
 _SNAPSHOT: Final = "snapshot "
 _HEALTH: Final = "health"
 # A daemon is judged as often, and says so where it is well.
@@ -178,6 +184,14 @@ class Notices:
             case SnapshotsRecovered():
                 for about in [key for key in self._troubles if key.startswith(_SNAPSHOT)]:
                     self._end_trouble(about, event)
+            case CheckFailed():
+                self._begin_trouble(_CHECK, event)
+            case CheckComplete():
+                self._end_trouble(_CHECK, event)
+                if event.exit_code:
+                    self._tell("findings", event)
+            case ChecksRecovered():
+                self._end_trouble(_CHECK, event)
             case events.WorkerStall():
                 self._begin_trouble(f"stall {event.worker}", event, kind="stall")
             case (

@@ -8,6 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg import conninfo
 
 from tests.helpers.blobs import tree
 from tests.helpers.environment import Environment
@@ -217,3 +218,22 @@ def test_used_directories_and_databases_are_refused_as_scratch_space(
     assert f"{env.root} is not empty" in refused(env.root, database_url)
     assert (env.in_store(), env.query("select * from blobs order by 1")) == before
     assert not back(env).exists()
+
+
+def test_a_daemon_drills_in_a_database_and_a_directory_of_its_own(
+    env: Environment, postgres: Postgres, tmp_path: Path
+) -> None:
+    env.write_config(dump={"bin": str(postgres.programs)})
+    blobids = env.fill_both(40)
+    env.call("dump", expect=0)
+    before = env.query("select datname from pg_database order by 1")
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    server = conninfo.make_conninfo(env.url, dbname="postgres")
+    drill = {"every": "1h", "scratch": str(scratch), "database": server}
+    env.write_config(**{"checks.drill": drill})
+    with env.running("run", "--watch"):
+        done = env.await_event("check_complete")
+    assert (done["exit_code"], done["blobs"], done["complete"]) == (0, len(blobids), True)
+    assert list(scratch.iterdir()) == []
+    assert env.query("select datname from pg_database order by 1") == before

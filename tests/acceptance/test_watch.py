@@ -8,8 +8,10 @@ import socket
 from collections.abc import Iterator
 from contextlib import suppress
 
+import psycopg
 import pytest
 
+from ntt_backup.catalog.range_locks import lock_class
 from tests.helpers.environment import Environment
 from tests.helpers.link import Link
 from tests.helpers.postgres import Postgres
@@ -232,3 +234,60 @@ def _hear_until(service: socket.socket, word: str) -> str:
         for line in service.recv(4096).decode().splitlines():
             if line.startswith(word):
                 return line
+
+
+def test_a_daemon_finds_lost_rows_and_copies_by_itself(env: Environment) -> None:
+    blobids = env.fill_both(200)
+    gone, cut, flipped = blobids[:3]
+    env.query("delete from blobs where blobid = any(%s)", blobids[10:12])
+    env.remote_path(gone).unlink()
+    env.remote_path(cut).write_bytes(b"")
+    content = bytearray(env.remote_path(flipped).read_bytes() or b"x")
+    content[0] ^= 1
+    env.remote_path(flipped).write_bytes(content)
+    checks = ("scan", "reconcile", "verify")
+    env.write_config(run={"poll_interval": 0.1})
+    env.write_config(**{f"checks.{name}": {"every": "1s"} for name in checks})
+
+    def all_right() -> bool:
+        done = env.events("check_complete")
+        return {one["command"] for one in done if not one["exit_code"]} == {*checks}
+
+    with env.running("run", "--watch"):
+        wait_until(all_right, "each check finds all right")
+        env.await_copied(set(blobids))
+
+    env.assert_complete()
+    assert env.copied() == set(blobids)
+    found = {one["command"]: one for one in reversed(env.events("check_complete"))}
+    assert found["scan"]["changed"] == 2
+    assert found["reconcile"]["wrong"] >= 1
+    noted = env.query("select distinct command from ntt_backup.checks where exit_code = 0")
+    assert {name for (name,) in noted} >= {"scan", "reconcile", "verify"}
+
+
+def test_checks_of_several_hosts_take_turns(env: Environment) -> None:
+    env.fill_both(20)
+    env.write_config(run={"poll_interval": 0.1})
+    env.write_config(**{"checks.verify": {"every": "1s"}})
+    with psycopg.connect(env.url, autocommit=True) as other:
+        key = lock_class("checks of remote")
+        other.execute("select pg_advisory_lock(%s, -1)", [key])
+        with env.running("run", "--watch"):
+            for seed in (2, 3):
+                env.await_copied(set(env.fill(5, seed=seed)))
+            assert env.events("check_start") == []
+    assert env.query("select count(*) from ntt_backup.checks") == [(0,)]
+
+
+def test_a_check_that_fails_is_told_and_blobs_go_on(env: Environment) -> None:
+    env.fill_both(3)
+    env.write_config(run={"poll_interval": 0.1})
+    nobody = "postgresql://nobody@127.0.0.1:1/x"
+    env.write_config(**{"checks.drill": {"every": "1s", "database": nobody}})
+    with env.running("run", "--watch"):
+        failed = env.await_event("check_failed")
+        blobids = set(env.fill(5, seed=2))
+        env.await_copied(blobids)
+    assert failed["command"] == "drill"
+    assert "checks.drill.database" in failed["hint"]

@@ -20,6 +20,7 @@ from ntt_backup.config import (
     load_each,
     misspelt,
 )
+from ntt_backup.config.messages import HIDDEN, settings_in_effect
 from ntt_backup.config.sections import ENVIRONMENT, TABLES, SnapshotSettings
 from ntt_backup.config.sources import snapshot_sets, targets
 from ntt_backup.config.values import needed
@@ -229,6 +230,7 @@ def test_every_variable_sets_its_own_key() -> None:
         "NTT_STRATEGY": "tar",
         "NTT_CODEC": "zstd-1",
         "NTT_READ_ORDER": "extent",
+        "NTT_GRACE": "23.0",
         "NTT_LOG_LEVEL": "error",
         "NTT_METRICS_LISTEN": "[::1]:9787",
         "NTT_PACK_RECIPIENTS": f"{RECIPIENT}, {RECIPIENT}",
@@ -634,3 +636,16 @@ def test_a_mistake_in_one_of_several_targets_is_told_with_its_name(
     with pytest.raises(ConfigError) as caught:
         load_each(Settings, said, file=file, environ={})
     assert caught.value.message.startswith(message)
+
+
+def test_the_database_of_a_drill_is_not_shown(tmp_path: Path) -> None:
+    file = tmp_path / "some.toml"
+    file.write_text('[checks]\ndrill = { every = "1d", database = "postgresql://me:sesame@h/d" }\n')
+    settings = load(CatalogConfig, file=file, environ={})
+    shown = {one.key: one.value for one in settings_in_effect(settings, {})}
+    assert shown["checks.drill"]["database"] == HIDDEN
+    assert shown["checks.drill"]["every"] == 86400
+    file.write_text('[checks]\ndrill = { every = "1d", database = ["sesame"] }\n')
+    with pytest.raises(ConfigError) as caught:
+        load(CatalogConfig, file=file, environ={})
+    assert "sesame" not in str(caught.value)

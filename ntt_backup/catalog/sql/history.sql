@@ -100,6 +100,10 @@ from (
 where nth = 1 or (exit_code = 0 and nth_so = 1)
 order by ended_at desc, command;
 
+-- name: lock_checks
+-- An advisory lock of this session, if no other session has it. Ranges have other second keys.
+select pg_try_advisory_lock(%(key)s, -1);
+
 -- name: recent_runs
 -- The target's last runs, the newest first.
 select run_id, target, host, pid, strategy, workers, started_at, updated_at, ended_at, outcome,

@@ -1,0 +1,269 @@
+"""A run that watches checks by itself: it scans, reconciles, verifies and drills (`[checks]`).
+
+Each check is due when its last call is as old as `every`, whoever called it: the catalog has the
+history. They are done one after the other by one process, of one host at a time for a target, which
+an advisory lock ensures. What they find is handled as after the commands of the same names: rows
+are registered, and blobs that the target lacks become pending, so the workers send them.
+
+A check that reaches its `max_time` ends there. A scan and a `verify` go on where they ended, and
+`reconcile` begins at another range each time.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from ntt_backup.audit.reconcile import SERIOUS, Comparison, reconcile
+from ntt_backup.audit.scan import ScanResult, scan
+from ntt_backup.audit.verify import Findings, Question, verify_remote
+from ntt_backup.audit.verify_packs import verify_packs
+from ntt_backup.catalog import connection, history, privileges
+from ntt_backup.catalog.connection import Connection
+from ntt_backup.catalog.range_locks import RANGES
+from ntt_backup.catalog.schema_check import verify_schema
+from ntt_backup.catalog.selection import estimated_bytes
+from ntt_backup.config import Settings, application_name
+from ntt_backup.config.sections import CheckSettings, DrillSettings
+from ntt_backup.daemon.events import CheckComplete, CheckFailed, CheckStart
+from ntt_backup.errors import BackupError, CatalogUnavailable
+from ntt_backup.events import Event
+from ntt_backup.process.messages import JobOver
+from ntt_backup.source.store import Store
+
+Emit = Callable[[Event], None]
+# While another host checks the target.
+_SOON_SECONDS: Final = 300.0
+_SCRATCH: Final = "ntt-backup-drill-"
+_DATABASE: Final = "ntt_backup_drill_"
+
+
+class _TimeIsUp(Exception):
+    """A check has reached its max_time."""
+
+
+@dataclass(slots=True)
+class Result:
+    """What a check has found so far.
+
+    Attributes:
+        blobs: The blobs that were checked.
+        bytes: The bytes of content that were read.
+        wrong: The blobs that are lost or not right.
+        changed: The blobs that were registered, or became pending.
+        exit_code: The exit code of the command of the same name.
+        complete: Whether all was checked.
+    """
+
+    blobs: int = 0
+    bytes: int = 0
+    wrong: int = 0
+    changed: int = 0
+    exit_code: int = 0
+    complete: bool = True
+
+
+def check_due(settings: Settings, emit: Emit, *, patient: bool) -> JobOver:
+    """Does each check that is due. A check that fails does not keep the others back.
+
+    Args:
+        settings: The settings.
+        emit: Receives each event.
+        patient: Whether an outage ends the work without counting as a failure.
+
+    Returns:
+        Whether a check failed, and when the next one is due.
+    """
+    failed, waits = False, [min(settings.checks.scheduled.values())]
+    try:
+        with connection.connect(settings.catalog.url, application_name("checks")) as conn:
+            if not history.lock_checks(conn, settings.target):
+                return JobOver(failed=False, again_s=_SOON_SECONDS)
+            # The newest comes first.
+            calls = reversed(history.last_checks(conn, settings.target))
+            last = {one.command: one.ended_at for one in calls}
+            for name, every in settings.checks.scheduled.items():
+                if (wait := _due_in(last.get(name), every)) > 0:
+                    waits.append(wait)
+                    continue
+                try:
+                    _do(conn, settings, name, emit)
+                except BackupError as error:
+                    # A drill has a database of its own.
+                    own = name == "drill" and isinstance(error, CatalogUnavailable)
+                    if patient and error.retryable and not own:
+                        raise
+                    hint = {"hint": "correct checks.drill.database"} if own else {}
+                    emit(CheckFailed(command=name, **{**error.fields, **hint}))
+                    failed = True
+    except BackupError as error:
+        if patient and error.retryable:
+            what = "catalog" if isinstance(error, CatalogUnavailable) else "remote"
+            return JobOver(failed=False, away=what, reason=error.message, detail=error.detail)
+        emit(CheckFailed(command="", **error.fields))
+        failed = True
+    return JobOver(failed=failed, again_s=min(waits))
+
+
+def _due_in(ended: datetime | None, every: float) -> float:
+    """Returns the seconds until a check is due that ended at a time, if it was ever done."""
+    # A clock that was ahead must not stop the checks for as long.
+    return max(0.0, every - abs((datetime.now(UTC) - ended).total_seconds())) if ended else 0.0
+
+
+def _do(conn: Connection, settings: Settings, name: str, emit: Emit) -> None:
+    """Does one check, tells of it, and notes it in the history."""
+    needs = "reconcile --apply" if name == "reconcile" else name
+    verify_schema(conn, settings.target, privileges.of(needs, packs=settings.remote.packs))
+    emit(CheckStart(command=name))
+    limits: CheckSettings = getattr(settings.checks, name)
+    began, found = time.monotonic(), Result()
+
+    def tick() -> None:
+        if limits.max_time is not None and time.monotonic() - began >= limits.max_time:
+            raise _TimeIsUp
+
+    try:
+        _CHECKS[name](conn, settings, found, tick)
+    except _TimeIsUp:
+        found.complete = False
+    lasted = time.monotonic() - began
+    history.note_check(
+        conn,
+        settings.target,
+        name,
+        lasted=lasted,
+        exit_code=found.exit_code,
+        blobs=found.blobs,
+        bytes=found.bytes,
+        wrong=found.wrong,
+        detail="" if found.complete else "checks." + name + ".max_time or max_bytes was reached",
+    )
+    emit(
+        CheckComplete(
+            command=name,
+            blobs=found.blobs,
+            bytes=found.bytes,
+            wrong=found.wrong,
+            changed=found.changed,
+            complete=found.complete,
+            exit_code=found.exit_code,
+            duration_s=lasted,
+        )
+    )
+
+
+def _scan(conn: Connection, settings: Settings, found: Result, tick: Callable[[], None]) -> None:
+    def progress(done: ScanResult) -> None:
+        found.blobs, found.bytes = done.registered + done.known, 0
+        found.changed, found.exit_code = done.registered, done.exit_code
+        tick()
+
+    progress(
+        scan(
+            conn,
+            Store(settings.source.root),
+            restart=False,
+            on_begin=lambda resumed_from: None,
+            on_progress=progress,
+            on_stray=lambda stray: None,
+        )
+    )
+
+
+def _reconcile(
+    conn: Connection, settings: Settings, found: Result, tick: Callable[[], None]
+) -> None:
+    def progress(seen: Comparison) -> None:
+        found.blobs, found.changed = seen.rows, seen.requeued
+        found.wrong = sum(seen.differences[what] for what in SERIOUS)
+        found.exit_code = seen.exit_code
+        tick()
+
+    seen = reconcile(
+        conn,
+        settings,
+        apply=True,
+        first=secrets.randbelow(RANGES) if settings.checks.reconcile.max_time else 0,
+        on_progress=progress,
+        on_difference=lambda what, name, remark: None,
+        on_outage=_raise,
+    )
+    found.changed = seen.requeued
+
+
+def _verify(conn: Connection, settings: Settings, found: Result, tick: Callable[[], None]) -> None:
+    limits = settings.checks.verify
+    question = Question(max_duration=limits.max_time, max_bytes=limits.max_bytes, workers=1)
+
+    def progress(seen: Findings) -> None:
+        found.blobs, found.bytes, found.changed = seen.checked, seen.bytes, seen.requeued
+        found.wrong, found.exit_code = len(seen.wrong), seen.exit_code
+
+    verify = verify_packs if settings.remote.packs else verify_remote
+    seen = verify(conn, settings, question, on_progress=progress, on_outage=_raise)
+    progress(seen)
+    found.complete = seen.complete
+
+
+def _drill(conn: Connection, settings: Settings, found: Result, tick: Callable[[], None]) -> None:
+    from ntt_backup.restore.drill import drill
+
+    limits = settings.checks.drill
+    prefix = ""
+    if limits.max_bytes is not None:
+        left = estimated_bytes(conn, settings.target)
+        while left > limits.max_bytes and len(prefix) < 8:
+            prefix += f"{secrets.randbelow(16):x}"
+            left /= 16
+    with _scratch(limits) as (directory, url):
+        seen = drill(
+            settings.model_copy(
+                update={"catalog": settings.catalog.model_copy(update={"url": url})}
+            ),
+            directory / "blobs",
+            prefix,
+            1,
+            on_dump=lambda dump: tick(),
+            on_restored=lambda done: tick(),
+            on_proof=lambda proof: tick(),
+            on_outage=_raise,
+            on_warning=lambda text: None,
+            bwlimit=None,
+            lost=connection.database_name(settings.catalog.url),
+        )
+    found.blobs, found.bytes = seen.proof.right, seen.proof.bytes
+    found.wrong = len(seen.restored.wrong) + seen.proof.lost + seen.proof.wrong
+    found.exit_code, found.complete = seen.exit_code, not prefix
+
+
+@contextmanager
+def _scratch(limits: DrillSettings) -> Iterator[tuple[Path, str]]:
+    """Yields a new directory, and the URL of a new database; removes both, and nothing else."""
+    directory = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=limits.scratch))
+    try:
+        with connection.new_database(limits.database, _DATABASE + secrets.token_hex(8)) as url:
+            yield directory, url
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _raise(error: BackupError, _seconds: float) -> None:
+    """Ends a check by an outage: the side job itself waits for the end of outages."""
+    raise error
+
+
+_CHECKS: Final[dict[str, Callable[[Connection, Settings, Result, Callable[[], None]], None]]] = {
+    "scan": _scan,
+    "reconcile": _reconcile,
+    "verify": _verify,
+    "drill": _drill,
+}
