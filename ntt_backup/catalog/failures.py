@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from heapq import merge
+from itertools import groupby
 from typing import Final
 
 from ntt_backup.catalog.connection import Connection, fragment, translated
 from ntt_backup.catalog.pending import columns, quick_rows, read_parts, walk_indexes
 from ntt_backup.errors import ConfigError
-from ntt_backup.model import OF_CHECKS, Reason
+from ntt_backup.model import OF_CHECKS, OF_THE_STORE, Reason
 
 # The reason of what another program has marked as failed.
 UNKNOWN: Final = "unknown"
@@ -97,6 +99,24 @@ def iter_failed(
             found, past = len(rows), rows[-1][0] if rows else None
 
 
+def targets_of(conn: Connection) -> list[str]:
+    """Returns the targets that the catalog has columns for."""
+    return [target for (target,) in conn.ask("list the targets", "targets")]
+
+
+def iter_damaged(conn: Connection) -> Iterator[str]:
+    """Yields the blobs that failed for any target for the sake of the store, each once, in order.
+
+    What another program has marked as failed is not among them.
+    """
+    lists = (
+        (one.blobid for one in iter_failed(conn, target, reason=reason))
+        for target in targets_of(conn)
+        for reason in sorted(OF_THE_STORE)
+    )
+    return (blobid for blobid, _ in groupby(merge(*lists)))
+
+
 def acknowledge(conn: Connection, target: str, reason: str | None = None) -> int:
     """Notes that the failures of now are known, all or those of one reason; returns how many."""
     values = {"target": target, "reason": reason, "checks": list(OF_CHECKS)}
@@ -149,7 +169,7 @@ def ledger_of(conn: Connection, blobid: str) -> list[LedgerEntry]:
     """Returns what the ledger of each target says of a blob of the catalog."""
     entries = []
     with translated("tell about a blob"):
-        for (target,) in conn.rows("targets"):
+        for target in targets_of(conn):
             parts = {**columns(target), "known_at": fragment("known_at")}
             values = {"target": target, "blobid": blobid}
             for row in conn.rows("blob_at_target", values, **parts):

@@ -52,6 +52,8 @@ NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
     "dumps": ("select dumps",),
     "dump": ("select insert dumps", "select marks"),
     "requeue": ("update .copy_failed", "select delete failures", "select insert update marks"),
+    "heal --dry-run": ("select failures",),
+    "heal": ("update .copy_failed", "select delete failures", "select insert update marks"),
     "verify": _CHECKED,
     "verify of packs": (*_CHECKED, "select update delete packs"),
     "reconcile --apply": _CHECKED,

@@ -37,6 +37,7 @@ SECTIONS: Final = {
         "requeue": "Make failed blobs pending again.",
         "reconcile": "Compare catalog, store and remote by name and size.",
         "restore": "Restore blobs, or the catalog, from the remote.",
+        "heal": "Bring back into the store what it lost or what rotted in it.",
     },
     "Set up": {
         "demo": "Back up an example store, all on this machine.",
@@ -147,6 +148,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "dump": ("dump", "dump --force --whole"),
     "dumps": ("dumps", "dumps --json", "dumps --all"),
     "failed": ("failed", "failed --reason missing --since 1d --json", "failed --known"),
+    "heal": ("heal --dry-run", "heal --blobid ID --blobid ID", "heal --all"),
     "init-db": ("init-db", "init-db --role backup --monitor grafana", "init-db --print-sql=dba"),
     "install-receiver": ("install-receiver --print", "install-receiver --write ntt-backup-receive"),
     "install-service": ("install-service", "install-service --uninstall"),

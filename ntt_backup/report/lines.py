@@ -129,7 +129,7 @@ class ProgressLine:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end_line()
+        self.end_line()
 
     def show(self, text: Callable[[], str]) -> None:
         """Shows the present state. text: is called only when a line is due."""
@@ -140,14 +140,15 @@ class ProgressLine:
 
     def say(self, text: str) -> None:
         """Prints a line that stays."""
-        self._end_line()
+        self.end_line()
         self._print(f"{printable(text)}\n")
 
     def outage(self, error: BackupError, wait_s: float) -> None:
         """Says that the remote is unreachable, and when it is tried again."""
         self.say(f"remote is unreachable, again in {duration(wait_s)}: {error}")
 
-    def _end_line(self) -> None:
+    def end_line(self) -> None:
+        """Lets other output begin in a line of its own."""
         if self._open:
             self._print("\n")
         self._open = False

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.timetable import Timetable
 from ntt_backup.errors import SOME_FAILED, BackupError, DestinationError
-from ntt_backup.model import Failure, Failures
+from ntt_backup.model import Failure, Failures, Reason
 from ntt_backup.process.threads import WorkQueue
 from ntt_backup.restore.target import Found, RestoreTarget, TargetWriter
 
@@ -172,14 +172,17 @@ class Work(ABC, Generic[Job, Context]):
     def finish(self, writer: TargetWriter, part: float | None) -> None:
         """Publishes the blobs that were written, and counts them. part: of all the work."""
         restored = writer.publish()
-        for digest, text in writer.refused:
-            name = digest.hex()
-            raise DestinationError(
-                f"cannot restore into {self.target.root / name[:2] / name[2:4]}",
-                detail=f"{name}: {text}",
-                hint="remove it, and call it again",
-            )
         failures, writer.failures = writer.failures, []
+        refused, writer.refused = writer.refused, []
+        for digest, text in refused:
+            name = digest.hex()
+            if self.target.in_store is None:
+                raise DestinationError(
+                    f"cannot restore into {self.target.root / name[:2] / name[2:4]}",
+                    detail=f"{name}: {text}",
+                    hint="remove it, and call it again",
+                )
+            failures.append(Failure(name, Reason.UNREADABLE, f"it cannot be put in place: {text}"))
         with self.lock:
             self.done.restored += restored
             for failure in failures:
@@ -221,15 +224,25 @@ def restore(
         thaw: Asks the object store to thaw these objects.
         bwlimit: The limit of all that is fetched.
     """
-    work: FromReceiver | FromPacks
+    work = work_from(settings, wanted, on_outage, on_archived, thaw, bwlimit)
+    with closing(RestoreTarget(destination)) as target:
+        return work.run(target, workers, on_progress, trust_size=trust_size)
+
+
+def work_from(
+    settings: RemoteConfig,
+    wanted: Wanted,
+    on_outage: Callable[[BackupError, float], None],
+    on_archived: Callable[[str], None] = lambda key: None,
+    thaw: Thaw | None = None,
+    bwlimit: Timetable | None = None,
+) -> FromReceiver | FromPacks:
+    """Returns the restore from a target; see `restore`."""
     # Each of the two takes a while to load.
     if settings.remote.packs:
         from ntt_backup.restore.from_packs import FromPacks
 
-        work = FromPacks(settings, wanted, on_outage, on_archived, thaw, bwlimit)
-    else:
-        from ntt_backup.restore.from_receiver import FromReceiver
+        return FromPacks(settings, wanted, on_outage, on_archived, thaw, bwlimit)
+    from ntt_backup.restore.from_receiver import FromReceiver
 
-        work = FromReceiver(settings, wanted, on_outage, bwlimit)
-    with closing(RestoreTarget(destination)) as target:
-        return work.run(target, workers, on_progress, trust_size=trust_size)
+    return FromReceiver(settings, wanted, on_outage, bwlimit)

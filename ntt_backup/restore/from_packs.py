@@ -51,7 +51,7 @@ from ntt_backup.packstore.tables import (
 )
 from ntt_backup.process.threads import run_threads
 from ntt_backup.restore.blobs import Thaw, Wanted, Work
-from ntt_backup.restore.target import TargetWriter, destination
+from ntt_backup.restore.target import Oversized, TargetWriter, destination
 from ntt_backup.wire.framing import FORMAT
 
 # Of a list, looked up at once.
@@ -227,10 +227,14 @@ class FromPacks(Work[Job, str]):
             while (job := self.queue.take_job(wait=True)) is not None:
                 if isinstance(job, Frozen):
                     self._frozen(job.pack.key, job.pack.size)
-                elif isinstance(job, OfPack):
-                    self._fetch_blobs(writer, job)
                 else:
-                    self._fetch_large(writer, job)
+                    try:
+                        if isinstance(job, OfPack):
+                            self._fetch_blobs(writer, job)
+                        else:
+                            self._fetch_large(writer, job)
+                    except Oversized as error:
+                        self.fail(error.failure)
                 self.finish(writer, job.part)
 
     def _fetch_blobs(self, writer: TargetWriter, job: OfPack) -> None:

@@ -20,7 +20,7 @@ from ntt_backup.config.timetable import Timetable
 from ntt_backup.errors import BackupError
 from ntt_backup.model import Failure, Reason
 from ntt_backup.restore.blobs import Entry, Wanted, Work
-from ntt_backup.restore.target import TargetWriter, destination
+from ntt_backup.restore.target import Oversized, TargetWriter, destination
 from ntt_backup.upload.batching import cut
 
 _BATCH_BLOBS: Final = 1000
@@ -85,7 +85,13 @@ class FromReceiver(Work[Batch, ReconnectingSession]):
             with destination(self.target.root):
                 fetching.work(session)
 
-        session.do(work)
+        while True:
+            try:
+                session.do(work)
+                return
+            except Oversized as error:  # What comes of it ended with the connection.
+                self.fail(error.failure)
+                fetching.too_large.add(bytes.fromhex(error.failure.blobid))
 
 
 class Fetching:
@@ -97,6 +103,7 @@ class Fetching:
         self._next: deque[Batch] = deque()
         self._under_way: deque[Batch] = deque()
         self._resumed = 0
+        self.too_large: set[bytes] = set()
 
     def work(self, session: ReadSession) -> None:
         """Fetches the remaining batches."""
@@ -153,7 +160,8 @@ class Fetching:
         """Returns the batch in parts, where a blob that can be resumed is alone. One whose size is
         known is alone already.
         """
-        alone = [one for one in batch.entries if one[1] is None and self._writer.has_part(one[0])]
-        others = [one for one in batch.entries if one not in alone]
+        entries = [one for one in batch.entries if one[0] not in self.too_large]
+        alone = [one for one in entries if one[1] is None and self._writer.has_part(one[0])]
+        others = [one for one in entries if one not in alone]
         first = [Batch(others, batch.part)] if others else []
         return [*first, *(Batch([one], None) for one in alone)]

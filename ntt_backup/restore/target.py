@@ -13,14 +13,15 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import groupby
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from blake3 import blake3
 
@@ -29,6 +30,7 @@ from ntt_backup.blobdir.files import (
     Misplaced,
     can_syncfs,
     closing,
+    error_line,
     make_directory,
     names_in,
     open_below,
@@ -38,7 +40,7 @@ from ntt_backup.blobdir.files import (
 from ntt_backup.blobdir.layout import BlobDirectory, NotAFile
 from ntt_backup.blobdir.publish import Publisher
 from ntt_backup.client.read_session import hash_mismatch, remote_failure
-from ntt_backup.errors import DestinationError, LockHeld
+from ntt_backup.errors import BackupError, DestinationError, LockHeld
 from ntt_backup.model import Failure
 from ntt_backup.process.durable import sync_below
 from ntt_backup.wire import messages
@@ -49,6 +51,60 @@ PARTIAL: Final = "partial"
 
 _CHUNK: Final = 1 << 20
 _NEW: Final = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+# The errors of one name. Every other error ends the command.
+_OF_ONE_NAME: Final = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.ELOOP,
+    errno.ENOTDIR,
+    errno.EXDEV,
+    errno.EISDIR,
+    errno.ETXTBSY,
+}
+
+
+class Look(NamedTuple):
+    """The owner, the group and the permission bits of a file or directory."""
+
+    owner: int
+    group: int
+    mode: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> Look:
+        # A blob is no program, so it gets no bit that would let it run as its owner.
+        mask = 0o7777 if stat.S_ISDIR(status.st_mode) else 0o777
+        return cls(status.st_uid, status.st_gid, status.st_mode & mask)
+
+    def give(self, fd: int) -> None:
+        """Gives a file or directory this look. Raises OSError."""
+        status = os.fstat(fd)
+        if (status.st_uid, status.st_gid) != self[:2]:
+            os.fchown(fd, *self[:2])
+        os.fchmod(fd, self.mode)
+
+
+@dataclass(frozen=True, slots=True)
+class InStore:
+    """What is known of the store that a target is, and of the blobs that come into it.
+
+    Attributes:
+        files: The look of each blob.
+        directories: The look of each directory "aa" or "aa/bb" that may be made.
+        sizes: The sizes in bytes, as far as they are known. A larger blob is not kept.
+    """
+
+    files: dict[bytes, Look] = field(default_factory=dict)
+    directories: dict[str, Look] = field(default_factory=dict)
+    sizes: dict[bytes, int] = field(default_factory=dict)
+
+
+class Oversized(BackupError):
+    """A target sends a larger blob than the catalog has, which is not received."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__("a blob is too large", detail=failure.detail)
+        self.failure = failure
 
 
 class RestoreTarget:
@@ -59,10 +115,14 @@ class RestoreTarget:
 
     turn: the lock that a thread holds while it makes or names many small files. Threads that do so
     at once wake each other a few times for each file, which takes longer than the file.
+
+    in_store: is given where the target is the store itself. Then a name that cannot be given fails
+    its blob only, and no incomplete blob stays when the target is closed.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, in_store: InStore | None = None) -> None:
         self.root = root
+        self.in_store = in_store
         self.turn = threading.Lock()
         # Whose part each large blob is that comes now: a list may name one twice.
         self.parts: dict[bytes, object] = {}
@@ -117,7 +177,10 @@ class RestoreTarget:
         """Removes the scratch space, except incomplete large blobs, which can be resumed."""
         with suppress(OSError):
             self._empty_scratch()
-            os.rmdir(PARTIAL, dir_fd=self._scratch)
+            if self.in_store is not None:
+                remove_tree(self._scratch, PARTIAL)
+            else:
+                os.rmdir(PARTIAL, dir_fd=self._scratch)
             os.rmdir(SCRATCH, dir_fd=self.fd)
             if self._made:
                 self.root.rmdir()  # Where nothing came, it is empty.
@@ -288,20 +351,27 @@ class TargetWriter:
             return
         name = digest.hex()
         place = f"{name[:2]}/{name[2:4]}"
-        staged = self._staged.get(place)
-        if staged is None and not self._has_directory(name[:2], name[2:4]):
-            make_directory(self._stage, place[:2], 0o755)
-            make_directory(self._stage, place, 0o755)
-            staged = self._staged[place] = set()
+        staged = self._staged_at(place)
         if staged is not None:
             staged.add(digest)
         else:
             self._staged_files.add((digest, self._stage))
-        fd = _new(name if staged is None else f"{place}/{name}", self._stage)
-        try:
+        with closing(_new(name if staged is None else f"{place}/{name}", self._stage)) as fd:
             write_all(fd, content)
-        finally:
-            os.close(fd)
+            self._give_look(fd, digest)
+
+    def _staged_at(self, place: str) -> set[bytes] | None:
+        """Returns the blobs in a directory `aa/bb` of the stage; None where the target has it."""
+        staged = self._staged.get(place)
+        if staged is None and not self._has_directory(*place.split("/")):
+            make_directory(self._stage, place[:2], 0o755)
+            make_directory(self._stage, place, 0o755)
+            staged = self._staged[place] = set()
+        return staged
+
+    def _give_look(self, fd: int, digest: bytes) -> None:
+        if (store := self._target.in_store) is not None:
+            store.files[digest].give(fd)
 
     def begin(self, large: Large) -> None:
         resumed = self._large
@@ -310,6 +380,10 @@ class TargetWriter:
         if resumed is not None and resumed.digest == large.digest:
             os.unlink(large.digest.hex(), dir_fd=resumed.directory)  # The remote has less of it.
         self._abandon()
+        store = self._target.in_store
+        if store is not None and large.size > (limit := store.sizes.get(large.digest, large.size)):
+            text = f"{large.size} bytes {self._where}, {limit} in the catalog"
+            raise Oversized(remote_failure(large.digest.hex(), messages.WRONG, text))
         resumable = self._keep_parts and large.size > RESUMABLE
         kept = resumable and self._takes_part(large.digest)
         directory = self._target.partial if kept else self._stage
@@ -331,6 +405,8 @@ class TargetWriter:
             return
         name = large.digest.hex()
         with closing(large.fd):
+            if not problem:
+                self._give_look(large.fd, large.digest)
             if not problem and large.directory != self._stage:
                 self._target.sync_large(large.fd)
         if problem:
@@ -344,6 +420,8 @@ class TargetWriter:
             else:
                 self._refuse(large.digest, large.size, found)
         else:
+            if self._target.in_store is not None:  # Else the directory is made with any look.
+                self._staged_at(f"{name[:2]}/{name[2:4]}")
             self._staged_files.add((large.digest, large.directory))
 
     def not_given(self, digest: bytes, verdict: int, text: str) -> None:
@@ -361,6 +439,7 @@ class TargetWriter:
         staged, self._staged = self._staged, {}
         files, self._staged_files = sorted(self._staged_files), set()
         if staged or files:
+            self._give_looks(staged)
             self._target.sync(self._stage)
             self._known.clear()
             publisher = Publisher(self._target.fd, self._target.device, may_replace=True)
@@ -372,6 +451,12 @@ class TargetWriter:
                 publisher.close()
         self._leave_parts()
         return new
+
+    def _give_looks(self, staged: dict[str, set[bytes]]) -> None:
+        if (store := self._target.in_store) is not None:
+            for path in sorted({*staged, *(place[:2] for place in staged)}, reverse=True):
+                with closing(os.open(path, DIRECTORY, dir_fd=self._stage)) as fd:
+                    store.directories[path].give(fd)
 
     def _publish_directories(self, publisher: Publisher, staged: dict[str, set[bytes]]) -> int:
         new = 0
@@ -394,7 +479,12 @@ class TargetWriter:
         """Returns whether the target did not have the blob before."""
         name = digest.hex()
         with destination(self._target.root / name[:2] / name[2:4]):
-            taken = publisher.publish(digest, directory, name.encode())
+            try:
+                taken = publisher.publish(digest, directory, name.encode())
+            except OSError as error:
+                if self._target.in_store is None or error.errno not in _OF_ONE_NAME:
+                    raise
+                taken = (REFUSED, error_line(error))
             if taken is not None and taken[0] == PRESENT:
                 os.unlink(name, dir_fd=directory)
             elif taken is not None and taken[0] == REFUSED:

@@ -171,4 +171,4 @@ def test_the_store_can_be_checked_and_is_not_changed(env: Environment) -> None:
     assert reasons == {blobids[0]: "corrupt-source", blobids[1]: "missing"}
     assert env.copied() == set(blobids)
     done = env.call("verify", "--local")
-    assert f"restore --to {env.store} --blobid" in done.stdout
+    assert "heal --blobid" in done.stdout

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
@@ -82,9 +81,7 @@ def verify(common: Common, /, local: bool, download: bool, **chosen: Any) -> Non
             said = lines(found, question)
             if found.wrong:
                 names = " ".join(f"--blobid {one.blobid}" for one in found.wrong.first[:3])
-                place = shlex.quote(str(store.source.root))
-                command = f"ntt-backup-remote restore --to {place} {names}"
-                said.append(f"fetch them from the remote: {command}")
+                said.append(f"to bring them back from a target: ntt-backup-remote heal {names}")
         else:
             from ntt_backup.report.check import NOT_LOOKED, look
 
@@ -186,7 +183,7 @@ _ADVICE: Final = {
     Difference.UNRECORDED: "`ntt-backup-remote reconcile --apply` records it",
     Difference.UNKNOWN: "their rows were deleted, or they belong to another catalog; left alone",
     Difference.UNREGISTERED: "`ntt-backup-remote scan` registers them",
-    Difference.SOURCELESS: "`ntt-backup-remote restore` brings back what is copied; find the"
+    Difference.SOURCELESS: "`ntt-backup-remote heal --all` brings back what is copied; find the"
     " others, or delete their rows",
     Difference.STORE_SIZE: "for copied blobs `ntt-backup-remote verify --local` tells whether the"
     " store is right",
