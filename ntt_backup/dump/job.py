@@ -44,9 +44,17 @@ from ntt_backup.dump.pg_programs import Programs
 from ntt_backup.dump.record import DumpRecord, Stored
 from ntt_backup.dump.retention import Retention
 from ntt_backup.dump.series import Form, kept_base
-from ntt_backup.dump.store import list_dumps, open_dumps, publish_dump, remove_dumps, restorable
+from ntt_backup.dump.store import (
+    DUMPS,
+    list_dumps,
+    open_dumps,
+    publish_dump,
+    remove_dumps,
+    restorable,
+)
 from ntt_backup.errors import BackupError, CatalogError, DumpFailed, DumpImpossible
 from ntt_backup.filestore.contract import FileStore, NewFile
+from ntt_backup.filestore.pins import pins_that_count
 from ntt_backup.format import many, moment, size
 from ntt_backup.objects.bucket import DEAD_SECONDS
 from ntt_backup.packstore import marker
@@ -287,6 +295,7 @@ class _Job:
         rule = Retention.of(self._settings.dump)
         stay = retention.staying(ours, name, datetime.now(UTC), rule, self._keys)
         kept = {*stay, *(one.name for one in coming)}
+        kept |= {one.name for one in ours if pins_that_count(one.pins, DUMPS, self._keys)}
         kept |= {made.base, *(one.base for one in ours if one.name in kept)}
         # The newest first: at no moment an increment is there without its base.
         past = [one.name for one in reversed(ours) if one.name not in kept]

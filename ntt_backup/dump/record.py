@@ -119,6 +119,7 @@ class Stored:
         refused: The reason why the dump must not be read, in words that follow the dump's name; ""
             where the dump may be read.
         sealed: Whether the dump is sealed.
+        pins: The names of its pins, see `filestore.pins`.
     """
 
     name: str
@@ -127,6 +128,7 @@ class Stored:
     arrived: datetime | None = None
     refused: str = ""
     sealed: bool = False
+    pins: tuple[str, ...] = ()
 
     @property
     def begun(self) -> datetime:

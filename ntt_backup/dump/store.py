@@ -36,7 +36,7 @@ from ntt_backup.filestore.contract import (
 )
 from ntt_backup.filestore.open import open_store
 from ntt_backup.wire import stored_names
-from ntt_backup.wire.stored_names import MAX_DUMPS, MAX_RECORD, RECORD
+from ntt_backup.wire.stored_names import MAX_DUMPS, MAX_RECORD, RECORD, dump_of, is_pin
 
 _PIECE: Final = 8 << 20
 _LOCAL_PIECE: Final = 1 << 16
@@ -51,7 +51,7 @@ DUMPS: Final = Area(
     by_shell=True,
     denied=DumpImpossible,
     instead="; or dump the catalog by another way and set run.skip_pgdump",
-    sealed=lambda name: not name.endswith(RECORD),
+    sealed=lambda name: not (name.endswith(RECORD) or is_pin(name)),
 )
 
 
@@ -63,7 +63,10 @@ def open_dumps(settings: RemoteConfig) -> FileStore:
 def list_dumps(store: FileStore) -> list[Stored]:
     """Returns the dumps on the target, oldest first, and changes nothing."""
     files = {one.name: one for one in store.list()}
-    names = {name.removesuffix(RECORD) for name in files}
+    names = {name.removesuffix(RECORD) for name in files if not is_pin(name)}
+    pins: dict[str, list[str]] = {}
+    for name in filter(is_pin, files):
+        pins.setdefault(dump_of(name), []).append(name)
     if len(names) > MAX_DUMPS:  # The record of each is asked for.
         raise RemoteDenied(
             f"there are more than {MAX_DUMPS:,} dumps on the target",
@@ -79,7 +82,8 @@ def list_dumps(store: FileStore) -> list[Stored]:
             dumps.append(Stored(name, None, record))
             continue
         arrived = None if found.arrived == UNKNOWN_ARRIVAL else found.arrived
-        dumps.append(Stored(name, found.size, record, arrived, found.refused, found.sealed))
+        said = (found.refused, found.sealed, tuple(pins.get(name, ())))
+        dumps.append(Stored(name, found.size, record, arrived, *said))
     return by_age(dumps)
 
 
@@ -102,8 +106,11 @@ def remove_dumps(store: FileStore, names: Sequence[str]) -> int:
         return 0
     # What has a record is found again.
     store.remove([file for name in names for file in (name, name + RECORD)])
-    left = {one.name.removesuffix(RECORD) for one in store.list()}
-    return len(set(names) - left)
+    left = {one.name for one in store.list()}
+    gone = set(names) - {name.removesuffix(RECORD) for name in left if not is_pin(name)}
+    # Pins that keep nothing: others have put them there.
+    store.remove([name for name in left if is_pin(name) and dump_of(name) in gone])
+    return len(gone)
 
 
 def publish_dump(store: FileStore, file: NewFile, name: str, record: DumpRecord) -> None:

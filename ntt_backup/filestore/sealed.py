@@ -92,7 +92,8 @@ class ReadableSealedStore:
     def list(self, below: str = "") -> Iterator[StoredFile]:
         listed: dict[str, _Stored] = {}
         is_file = below and not below.endswith("/")
-        asked = [below, below + SEALED] if is_file else [below]
+        sealed = is_file and self._area.sealed(below)
+        asked = [below, below + SEALED] if sealed else [below]
         for file in chain.from_iterable(map(self._within.list, asked)):
             name = file.name.removesuffix(SEALED)
             listed[name] = _Stored(file).beside(listed.get(name), self._policy)

@@ -43,7 +43,16 @@ from ntt_backup.blobdir.files import (
 from ntt_backup.receiver.workspace import Refusal
 from ntt_backup.wire import stored_names
 from ntt_backup.wire.framing import FORMAT, ProtocolError
-from ntt_backup.wire.stored_names import MAX_DUMPS, MAX_RECORD, RECORD, SEALED, arrival_us, has_form
+from ntt_backup.wire.stored_names import (
+    MAX_DUMPS,
+    MAX_PINS,
+    MAX_RECORD,
+    RECORD,
+    SEALED,
+    arrival_us,
+    has_form,
+    is_pin,
+)
 
 # So many sets lie on a remote at most, and so many versions in each. A version has as many files as
 # there are names.
@@ -206,6 +215,22 @@ class FileArea:
             digest: The SHA-256 of the file, as it lies on the disk.
         """
         raise NotImplementedError
+
+    def require_pin(self, size: int, below: str, kept: set[str]) -> None:
+        """Raises Refusal, ProtocolError or OSError where a pin may not get its name.
+
+        Args:
+            size: The size of the pin in bytes.
+            below: The directory of the pin, as in `found`.
+            kept: The files of which one must be there.
+        """
+        if size > MAX_RECORD:
+            raise ProtocolError("a pin that is too long")
+        beside = {one.name for one in self.found(below)}
+        if not kept & beside:
+            raise Refusal("refused", "a pin of what is not there")
+        if sum(map(is_pin, beside)) >= MAX_PINS:
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), self.called)
 
     def removable(self, names: Iterable[str], replace: bool) -> list[str]:
         """Returns those of the names that the client may remove, in their order. Raises Refusal.
@@ -386,7 +411,11 @@ class SnapshotArea(FileArea):
     levels = (MAX_SETS, MAX_VERSIONS)
 
     def require_publishable(self, name: str, size: int, digest: bytes) -> None:
-        _require_time(name, stored_names.begun(name.split("/")[1]))
+        above = name.rpartition("/")[0]
+        _require_time(name, stored_names.begun(above.split("/")[1]))
+        if is_pin(name):
+            manifest = f"{above}/manifest"
+            self.require_pin(size, f"{above}/", {manifest, manifest + SEALED})
 
     def removable(self, names: Iterable[str], replace: bool) -> list[str]:
         if not replace:
@@ -405,6 +434,9 @@ class DumpArea(FileArea):
     def require_publishable(self, name: str, size: int, digest: bytes) -> None:
         dump = stored_names.dump_of(name)
         _require_time(name, stored_names.dump_begun(dump))
+        if is_pin(name):
+            self.require_pin(size, "", {dump, dump + SEALED})
+            return
         if name.endswith(RECORD):
             if size > MAX_RECORD:
                 raise ProtocolError("a record that is too long")
@@ -421,9 +453,11 @@ class DumpArea(FileArea):
 
     def removable(self, names: Iterable[str], replace: bool) -> list[str]:
         """Returns the names of dumps that have a record, but those that must stay; see the module.
+        Pins are removed with `replace` alone.
 
         Without `replace` these stay: of each catalog the newest whole dumps, and the first one of
-        each of the last days that have one; and the whole dumps that increments among those need.
+        each of the last days that have one; those that have a pin, whoever has put it there; and
+        the whole dumps that increments among those need.
         So the dump that was the newest yesterday cannot be removed today, whatever came after it.
         Records that cannot be read belong to somebody else.
         """
@@ -439,6 +473,9 @@ class DumpArea(FileArea):
         chosen = []
         for name in asked:
             dump = stored_names.dump_of(name)
+            if is_pin(name):
+                chosen += [name] if replace else []
+                continue
             # A dump without its record would stay for ever.
             left = (
                 {dump, dump + SEALED} & found.keys() - asked.keys() if name == dump + RECORD else ()
@@ -467,6 +504,7 @@ class DumpArea(FileArea):
     @staticmethod
     def _irreplaceable(found: dict[str, FoundFile], records: dict[str, dict[str, Any]]) -> set[str]:
         stay = {dump for dump, record in records.items() if not record}
+        stay.update(stored_names.dump_of(name) for name in found if is_pin(name))
         catalogs: dict[str, list[tuple[int, str]]] = {}
         for dump, record in records.items():
             plain, sealed = found.get(dump), found.get(dump + SEALED)

@@ -47,6 +47,7 @@ SNAPSHOTS: Final = Area(
     file="a file of a snapshot",
     files="snapshots",
     most=2_000_000,  # 512 TB of packs: a listing that does not end must not fill the memory.
+    sealed=lambda name: not stored_names.is_pin(name),
     first=lambda name: name.endswith(f"/{MANIFEST}"),
 )
 

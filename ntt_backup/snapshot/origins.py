@@ -63,6 +63,11 @@ class Origins:
         """Returns whether this host has a key, and so signs its versions."""
         return bool(self._keys)
 
+    @property
+    def keys(self) -> HostKeys:
+        """Returns the keys of this host."""
+        return self._keys
+
     def sign(self, data: bytes) -> str:
         """Returns the signature of `Seal.signed`; "" where this host has no key."""
         return self._keys.sign(_PURPOSE, data)

@@ -10,12 +10,15 @@ counts by when it arrived, as the target knows it, and not by what it says; a do
 host that expired may be put back as it was. It is known by its name: this host gives each version
 a name above all before it, and the newest never expires, so what is put back arrives after one with
 a higher name.
+
+A version that this host has pinned (`filestore.pins`) stays beside those that the rule keeps, and
+takes the place of none of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
@@ -24,9 +27,10 @@ from ntt_backup.config.sections import SnapshotSettings
 from ntt_backup.dump.retention import Retention, kept, newest_before, replayed
 from ntt_backup.errors import complete
 from ntt_backup.filestore.contract import FileStore, ReadableStore
+from ntt_backup.filestore.pins import pins_that_count, strange_pins
 from ntt_backup.format import many
-from ntt_backup.snapshot.names import MANIFEST
-from ntt_backup.snapshot.origins import NOBODY, Origins
+from ntt_backup.snapshot.names import MANIFEST, SNAPSHOTS
+from ntt_backup.snapshot.origins import NO_KEYS, NOBODY, Origins
 from ntt_backup.snapshot.versions import Version, VersionFacts, facts, versions
 from ntt_backup.wire.stored_names import begun
 
@@ -48,6 +52,7 @@ class ForgetPlan(NamedTuple):
         doubtful: The versions that stay and do not count, each with the reason.
         times: The time at which each whole version was begun, by name. The name of a version itself
             tells the time where it is missing here.
+        pinned: The names of the versions that are pinned, and so are kept or doubtful.
     """
 
     kept: Sequence[Version]
@@ -56,6 +61,7 @@ class ForgetPlan(NamedTuple):
     dead: Sequence[Version]
     doubtful: Sequence[tuple[Version, str]]
     times: Mapping[str, datetime]
+    pinned: frozenset[str] = frozenset()
 
     def begun(self, one: Version) -> datetime:
         """Returns when a version was begun, as `snapshot list` tells it."""
@@ -84,6 +90,7 @@ class Known:
         arrived: By which time each counts.
         doubts: Why a version does not count.
         incomplete: Those that lack a pack, also of a version that they need, or their map.
+        pinned: Those that never go.
     """
 
     chains: Mapping[str, Sequence[str]]
@@ -92,6 +99,7 @@ class Known:
     ours: frozenset[str] = frozenset()
     doubts: Mapping[str, str] = field(default_factory=dict)
     incomplete: frozenset[str] = frozenset()
+    pinned: frozenset[str] = frozenset()
 
 
 def known(
@@ -189,7 +197,8 @@ def plan(
     # And what others have made keeps nothing of this host from its place.
     ours = [name for name in sound if name in known.ours]
     staying = {*_kept(count, known, rule), *_kept(sound, known, rule), *_kept(ours, known, rule)}
-    unsure = () if drop else [name for name in whole if name in doubtful]
+    staying |= known.pinned & {*count}
+    unsure = [name for name in whole if name in doubtful and (not drop or name in known.pinned)]
     roots = [*(name for name in unsure if name in chains), *sorted(staying, reverse=True)]
     needed = {name: root for root in roots for name in chains[root]}
     # What was there before somebody began to plant versions stays. A version that cannot be read
@@ -218,6 +227,7 @@ def plan(
         [one for one in dead if one.name not in needed],
         [(whole[name], doubtful[name]) for name in unsure],
         known.times,
+        known.pinned & whole.keys(),
     )
 
 
@@ -262,7 +272,9 @@ def plan_of(
     found = versions(repository, set)
     said = list(facts(repository, found, origins))
     told = known(said, signed=origins.signed, every=every, trust=trust)
-    return plan(found, told, rule, now, drop=drop)
+    keys = NO_KEYS if trust else origins.keys
+    pinned = [one.name for one in found if pins_that_count(one.pins, SNAPSHOTS, keys)]
+    return plan(found, replace(told, pinned=frozenset(pinned)), rule, now, drop=drop)
 
 
 def expire(
@@ -287,6 +299,12 @@ def expire(
     if len(there) <= rule.last and all(one.whole for one in there):
         return ForgetPlan(there, (), (), (), (), {})  # Nothing need be read.
     found = plan_of(repository, set, rule, now, origins, every=every)
+    pins = [name for one in there for name in one.pins]
+    if strange := [*strange_pins(pins, SNAPSHOTS, origins.keys)]:
+        problem(
+            many(len(strange), "pin"),
+            f"this host has not signed them, so they keep nothing: {strange[-1]}",
+        )
     if names := found.names:
         repository.remove(names)
     if found.doubtful:

@@ -40,7 +40,7 @@ from ntt_backup.snapshot.names import (
     require_set,
 )
 from ntt_backup.snapshot.origins import NOBODY, Origins
-from ntt_backup.wire.stored_names import begun
+from ntt_backup.wire.stored_names import begun, is_pin
 
 _PIECE: Final = 1 << 20
 # Files of this year are of a target that does not say when they arrived.
@@ -70,6 +70,11 @@ class Version(NamedTuple):
         return f"{self.set}@{self.name}"
 
     @property
+    def path(self) -> str:
+        """Returns the directory of the version in the repository."""
+        return f"{self.set}/{self.name}"
+
+    @property
     def whole(self) -> bool:
         return self.manifest is not None
 
@@ -82,6 +87,11 @@ class Version(NamedTuple):
         """Returns one of its files by the last part of the name."""
         name = str(FileName(self.set, self.name, file))
         return next((one for one in self.files if one.name == name), None)
+
+    @property
+    def pins(self) -> list[str]:
+        """Returns the names of its pins, see `filestore.pins`."""
+        return [one.name for one in self.files if is_pin(one.name)]
 
     @property
     def size(self) -> int:

@@ -6,6 +6,9 @@ relative:
 - `snapshots`: `<set>/<version>/<file>`, the files of snapshots;
 - `pgdump`: `<dump>` and `<dump>.json`, the dumps of the catalog and their records.
 
+Beside a version or a dump its pins may lie: `<set>/<version>/pin-<key>-<mac>`, and
+`<dump>.pin-<key>-<mac>`.
+
 The names in the area `packs`, which has blobs in packs, are relative to the root:
 
 - `format.json`: the marker of the layout, with the identity of the store;
@@ -14,7 +17,7 @@ The names in the area `packs`, which has blobs in packs, are relative to the roo
 - `blobs/<aa>/<bb>/<blobid>`: a large blob that is in no pack;
 - `packs/trial-<name>`: a file that a check stores and removes.
 
-A sealed file has `.age` behind its name.
+A sealed file has `.age` behind its name. Records and pins are never sealed.
 """
 
 from __future__ import annotations
@@ -35,10 +38,14 @@ STAMP = "%Y%m%dT%H%M%SZ"
 # The number of dumps in an area, and the size of a record in bytes.
 MAX_DUMPS = 10_000
 MAX_RECORD = 4096
+# The number of pins of a version, or of all dumps. A pin has the bytes of a record at most.
+MAX_PINS = 1000
 
 _SET = re.compile(r"[a-z0-9][a-z0-9_-]{0,30}")
 _VERSION = re.compile(r"(\d{8}T\d{6}Z)-[0-9a-f]{8}", re.ASCII)
-_FILE = re.compile(r"(pack-\d{5}|map|manifest)(\.age)?", re.ASCII)
+_PIN = "pin-([0-9a-f]{16})-([0-9a-f]{64})"
+_FILE = re.compile(rf"(pack-\d{{5}}|map|manifest)(\.age)?|{_PIN}", re.ASCII)
+_PINNED = re.compile(rf"(.+)[/.]{_PIN}")
 _DUMP = re.compile(r"(\d{8}T\d{6}Z)-[0-9a-f]{8}\.dump", re.ASCII)
 
 _PACK = re.compile(r"([0-9a-f]{16})-([0-9a-f]{16})-([0-9a-f]{32})\.(tar|tar\.age)")
@@ -107,12 +114,35 @@ def is_dump(name: str) -> bool:
 
 def dump_of(name: str) -> str:
     """Returns the dump to which a name in `pgdump` belongs. Raises ValueError."""
+    pin = pin_parts(name)
+    if pin is not None:
+        dump_begun(pin[0])
+        return pin[0]
     for end in (RECORD, SEALED):
         if name.endswith(end):
             name = name[: -len(end)]
             break
     dump_begun(name)
     return name
+
+
+def pin_parts(name: str) -> tuple[str, str] | None:
+    """Returns what a pin keeps, `<set>/<version>` or `<dump>`, and its signature, `KEY:MAC` in hex;
+    None for a name that is not a pin's.
+    """
+    found = _PINNED.fullmatch(name)
+    return None if found is None else (found[1], f"{found[2]}:{found[3]}")
+
+
+def is_pin(name: str) -> bool:
+    """Returns whether a file in `snapshots` or `pgdump` is a pin."""
+    return _PINNED.fullmatch(name) is not None
+
+
+def pin_name(area: str, of: str, signature: str) -> str:
+    """Returns the name of the pin that keeps a version or a dump. Arguments as in `pin_parts`."""
+    between = "/" if area == SNAPSHOTS else "."
+    return require_name(area, f"{of}{between}pin-{signature.replace(':', '-')}")
 
 
 def pack_parts(name: str) -> tuple[str, str, str, str] | None:
@@ -159,10 +189,12 @@ def require_name(area: str, name: str) -> str:
 
 
 def is_told(area: str, name: str) -> bool:
-    """Returns whether a file may be read by whoever may list the area: the record of a dump, and
-    the marker of the layout.
+    """Returns whether a file may be read by whoever may list the area: the record of a dump, a pin,
+    and the marker of the layout.
     """
-    return name == FORMAT if area == PACKS else area == DUMPS and name.endswith(RECORD)
+    if area == PACKS:
+        return name == FORMAT
+    return is_pin(name) or (area == DUMPS and name.endswith(RECORD))
 
 
 def require_below(area: str, below: str) -> str:

@@ -541,3 +541,23 @@ def test_a_pg_restore_that_dies_midway_leaves_the_database_empty(
     assert "pg_restore failed, and the database is as it was" in done.stderr
     assert is_empty(database_url)
     assert {*found(database_url, "select rolname from pg_roles")} <= {*before}
+
+
+def test_a_pinned_dump_stays_and_a_pin_of_somebody_else_keeps_none(env: Environment) -> None:
+    env.write_config(dump={"keep_last": 1, "keep_daily": 0, "keep_weekly": 0})
+    first = dump(env)
+    env.call("dumps", "--pin", first, "--reason", "of the old machine", expect=0)
+    second = dump(env)
+    pin = f"{second}.pin-{'0' * 16}-{'0' * 64}"
+    (place(env) / pin).write_text("{}")
+    third = dump(env)
+    names = {path.name for path in place(env).iterdir()}
+    assert {name for name in names if name.endswith(".dump")} == {first, third}
+    assert pin not in names
+    rows = json.loads(env.call("dumps", "--json").stdout)["dumps"]
+    assert {row["name"]: row["pinned"] for row in rows} == {first: True, third: False}
+    assert f"{first}  " in env.call("dumps").stdout
+    assert ", pinned: of the old machine" in env.call("dumps").stdout
+    assert "is pinned" in env.call("dumps", "--remove", first, expect=2).stderr
+    env.call("dumps", "--unpin", first, expect=0)
+    env.call("dumps", "--remove", first, expect=0)

@@ -398,3 +398,25 @@ def test_names_come_back_byte_for_byte_by_another_locale(
     assert set(os.listdir(where)) == names
     for name in names:
         assert Path(os.fsdecode(os.path.join(where, name))).read_bytes() == name
+
+
+def test_a_pinned_version_outlives_the_retention_and_this_host(machine: Machine) -> None:
+    machine.make_host_key()
+    (machine.files / "hosts").write_text("one")
+    first, second = machine.take("--full"), machine.take("--full")
+    assert f"pinned etc@{first}" in machine.call("pin", f"etc@{first}", "--reason", "an \x1b audit")
+    assert "already" in machine.call("pin", f"etc@{first}")
+    # Only the target and the key are left.
+    shutil.rmtree(machine.root / "cache")
+    machine.configure(keep_last=1)
+    third = machine.take("--full")
+    assert machine.versions() == [first, third]
+    rows = {row["version"]: row for row in machine.json("list", "etc")["versions"]}
+    assert (rows[first]["pinned"], rows[third]["pinned"]) == (True, False)
+    assert rows[first]["pin_reason"] == "an \x1b audit"
+    assert "pinned: an \\x1b audit" in machine.call("list", "etc")
+    assert machine.json("verify", "etc", "--download")["damaged"] == []
+    assert machine.json("forget", "etc", "--keep-last", "1", "--yes")["pinned"] == [first]
+    assert machine.json("unpin", f"etc@{first}")["removed"] == 1
+    assert machine.json("forget", "etc", "--keep-last", "1", "--yes")["gone"] == [first]
+    assert second not in machine.versions()

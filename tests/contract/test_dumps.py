@@ -16,6 +16,7 @@ import pyrage
 import pytest
 
 from ntt_backup.client.connection import SessionSpec
+from ntt_backup.config.host_key import HostKey, HostKeys
 from ntt_backup.config.sealing import Keyring, SealPolicy
 from ntt_backup.config.sections import RunSettings
 from ntt_backup.dump.record import Stored
@@ -35,6 +36,7 @@ from ntt_backup.filestore.by_receiver import FileStoreByReceiver
 from ntt_backup.filestore.by_shell import FileStoreByShell
 from ntt_backup.filestore.contract import FileMissing, FileStore, Range
 from ntt_backup.filestore.open import connect
+from ntt_backup.filestore.pins import put_pin, read_pins
 from ntt_backup.filestore.sealed import SealedStore
 from ntt_backup.objects.s3 import open_bucket
 from ntt_backup.packstore import marker
@@ -169,6 +171,18 @@ def test_a_dump_goes_comes_back_and_is_removed(
                 assert pyrage.decrypt(stored.read_bytes(), [identity]) == CONTENT
         store.remove([NAME, f"{NAME}.json"])
         assert list_dumps(store) == []
+
+
+def test_a_pin_lies_beside_a_dump_and_goes_with_it(open_anew: Open) -> None:
+    keys = HostKeys([HostKey.of(bytes(32))], Path("host.key"))
+    with closing(open_anew()) as store:
+        send_dump(store, CONTENT)
+        assert put_pin(store, DUMPS, NAME, keys, "of the old machine")
+    with closing(open_anew()) as store:
+        (found,) = list_dumps(store)
+        assert read_pins(store, DUMPS, found.pins, keys) == {NAME: "of the old machine"}
+        assert remove_dumps(store, [NAME]) == 1
+        assert [*store.list()] == []
 
 
 def test_ranges_of_several_dumps_come_in_their_order(open_anew: Open) -> None:

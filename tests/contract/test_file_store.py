@@ -18,6 +18,7 @@ import pytest
 
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.transport import Local, Sftp, Ssh
+from ntt_backup.config.host_key import HostKey, HostKeys
 from ntt_backup.config.sealing import Keyring, SealPolicy
 from ntt_backup.config.sections import RemoteSettings, RunSettings
 from ntt_backup.errors import (
@@ -40,6 +41,13 @@ from ntt_backup.filestore.contract import (
     StoredFileDamaged,
     Sum,
 )
+from ntt_backup.filestore.pins import (
+    pins_that_count,
+    put_pin,
+    read_pins,
+    remove_pins,
+    strange_pins,
+)
 from ntt_backup.filestore.sealed import SealedStore
 from ntt_backup.objects.bucket import Bucket
 from ntt_backup.objects.s3 import open_bucket
@@ -54,6 +62,7 @@ from tests.helpers.sshd import Sshd
 from tests.helpers.waiting import PATIENCE
 
 VERSION = "db/20260304T120000Z-0badcafe"
+KEYS, OTHERS = (HostKeys([HostKey.of(bytes([n]) * 32)], Path(f"key{n}")) for n in (1, 2))
 NAMES = [
     "a-b/20260304T120000Z-0badcafe/manifest",
     "a/20260304T120000Z-0badcafe/map",
@@ -229,6 +238,23 @@ def test_files_come_back_as_they_were_sent(open_anew: Open, repository: FileStor
     with closing(open_anew()) as other:
         for name, content in contents.items():
             assert get(other, name) == content
+
+
+def test_a_version_is_pinned_and_unpinned_on_every_store(
+    open_anew: Open, repository: FileStore
+) -> None:
+    """Whoever lists the store can tell the pins of this host, and read the reason."""
+    put(repository, f"{VERSION}/manifest")
+    assert put_pin(repository, SNAPSHOTS, VERSION, KEYS, "before the move")
+    with closing(open_anew()) as other:
+        assert not put_pin(other, SNAPSHOTS, VERSION, KEYS, "again")
+        names = [one.name for one in other.list("db/")]
+        assert read_pins(other, SNAPSHOTS, names, KEYS) == {VERSION: "before the move"}
+        # One key more or less: another host's pin keeps nothing here.
+        assert read_pins(other, SNAPSHOTS, names, OTHERS) == {}
+        assert [*strange_pins(names, SNAPSHOTS, OTHERS)] == pins_that_count(names, SNAPSHOTS, KEYS)
+        assert remove_pins(other, names) == 1
+        assert [one.name for one in other.list()] == [f"{VERSION}/manifest"]
 
 
 def test_a_closed_repository_leaves_no_thread(open_anew: Open, repository: FileStore) -> None:

@@ -501,3 +501,43 @@ def test_a_file_that_is_put_beside_a_dump_makes_it_no_younger(root: Path) -> Non
     client.files(removing(*(name + end for name in DUMP_NAMES for end in ("", ".age", ".json"))))
     left = {path.name for path in (root / "pgdump").iterdir()}
     assert left >= {name + end for name in DUMP_NAMES for end in ("", ".json")}
+
+
+PIN = f"pin-{'0' * 16}-{'ab' * 32}"
+
+
+def pin_of(kind: Kind, mac: int = 0) -> str:
+    """The name of a pin of what `kind.name` belongs to."""
+    of = VERSION + "/" if kind.area is SnapshotArea else DUMP + "."
+    return f"{of}pin-{'0' * 16}-{mac:064x}"
+
+
+def test_a_pin_is_small_beside_what_is_there_and_not_one_of_too_many(
+    root: Path, kind: Kind, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a client that may only add would fill the disk with files that no retention removes."""
+    assert client.files(a_file(b"why", pin_of(kind))).error == "refused"
+    client.files(kind.send(b"content", kind.name.replace("map", "manifest")))
+    assert client.files(a_file(bytes(MAX_RECORD + 1), pin_of(kind))).error == "protocol"
+    monkeypatch.setattr(file_areas, "MAX_PINS", 2)
+    client.files(a_file(b"why", pin_of(kind)), a_file(b"why", pin_of(kind, 1), 1))
+    assert client.said() == [SUCCEEDED, SUCCEEDED]
+    assert client.files(a_file(b"why", pin_of(kind, 2))).error == kind.area.word  # as for a quota
+    client.files(removing(pin_of(kind)))
+    assert removed(client) == [1]
+
+
+def test_a_client_that_may_only_add_removes_no_pin_and_nothing_that_is_pinned(root: Path) -> None:
+    client = Client(root, KINDS[1], "dump")
+    client.files(a_dump(b"content", DUMP_NAMES[2]), *(a_dump(b"", one) for one in DUMP_NAMES[:2]))
+    client.files(*(a_dump(b"content", one) for one in DUMP_NAMES[3:]))
+    pinned = DUMP_NAMES[1]
+    pin = f"{pinned}.{PIN}"
+    client.files(a_file(b"why", pin))
+    client.files(removing(*(one + end for one in DUMP_NAMES for end in ("", ".json")), pin))
+    left = {path.name for path in (root / "pgdump").iterdir()}
+    assert left >= {pinned, f"{pinned}.json", pin}
+    assert DUMP_NAMES[0] not in left
+    owner = Client(root, KINDS[1])
+    owner.files(removing(pin), removing(pinned, f"{pinned}.json"))
+    assert removed(owner) == [1, 2]

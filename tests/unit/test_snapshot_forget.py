@@ -10,10 +10,12 @@ import pytest
 from ntt_backup.cli.commands.snapshot import forget_lines
 from ntt_backup.config.host_key import HostKeys
 from ntt_backup.dump.retention import Retention
-from ntt_backup.errors import RemoteDenied, RemoteUnreachable
+from ntt_backup.errors import ConfigError, RemoteDenied, RemoteUnreachable
 from ntt_backup.filestore.contract import StoredFile
+from ntt_backup.filestore.pins import put_pin, read_pins, remove_pins
 from ntt_backup.format import moment
 from ntt_backup.snapshot.format.manifest import END_BYTES
+from ntt_backup.snapshot.names import SNAPSHOTS
 from ntt_backup.snapshot.origins import NO_KEYS, Origins
 from ntt_backup.snapshot.retention import ForgetPlan, doubts, expire, plan_of
 from ntt_backup.snapshot.verify import verify
@@ -392,3 +394,98 @@ def test_the_names_of_this_host_are_those_that_it_made_and_the_newest_that_it_si
     name, of_theirs = f"s/{mine[-1]}/manifest", f"s/{planted}/manifest"
     taker.repository.files[name] = taker.repository.files[of_theirs]
     assert mine[-1] not in found(by_sum)
+
+
+def pin(taker: Taker, version: Version, keys: HostKeys = KEYS) -> str:
+    """Pins a version by the keys of a host; returns the name of the pin."""
+    before = {*taker.repository.files}
+    put_pin(taker.repository, SNAPSHOTS, version.path, keys, "why")
+    (name,) = {*taker.repository.files} - before
+    return name
+
+
+@pytest.fixture
+def days(taker: Taker) -> Taker:
+    """Two chains of this host with a key, a day apart, each of two versions."""
+    taker.keys = KEYS
+    for number in range(4):
+        taker.write("file", noise(70_000, number))
+        taker.take(full=number in (0, 2))
+        taker.now += timedelta(hours=12)
+    return taker
+
+
+def gone(taker: Taker, **how: bool) -> list[str]:
+    """The versions that would be removed, of which the last one alone is to be kept."""
+    found = plan_of(taker.repository, "s", RULE, taker.now, taker.origins, **how)
+    return [one.name for one in found.gone]
+
+
+def test_a_pinned_version_stays_with_what_it_needs_and_takes_no_place(days: Taker) -> None:
+    first, second, third, last = whole(days)
+    assert gone(days) == [first.name, second.name]
+    pin(days, second)
+    found = expire(days.repository, "s", RULE, days.now, days.origins)
+    assert [*found.gone] == []
+    assert found.pinned == {second.name}
+    assert [one.name for one in found.kept] == [second.name, last.name]
+    assert [one.name for one, _ in found.needed] == [first.name, third.name]
+    assert any(f"{second}" in line and ", pinned" in line for line in forget_lines(found))
+    assert verify(days.repository, "s", 1.0).exit_code == 0
+    # It stays on a new machine that has the key, and on one whose key is lost.
+    for keys in (KEYS, NO_KEYS):
+        origins = Origins(keys)
+        assert plan_of(days.repository, "s", RULE, days.now, origins, trust=True).gone == []
+    # And whatever else is removed.
+    assert second.name in {one.name for one in whole(days)}
+    remove_pins(days.repository, [name for one in whole(days) for name in one.pins])
+    assert gone(days) == [first.name, second.name]
+
+
+def test_a_pin_that_this_host_has_not_signed_keeps_nothing_and_is_told(days: Taker) -> None:
+    """Whoever may add files could fill the target otherwise."""
+    first, second, *_ = whole(days)
+    strange = [pin(days, first, OTHERS)]
+    # One that this host has signed for another version, and one that it did not sign.
+    good = pin(days, second)
+    days.repository.files[f"{first.path}/{good.rpartition('/')[2]}"] = b""
+    days.repository.files[f"{first.path}/pin-{KEYS.name}-{'0' * 64}"] = b""
+    days.repository.remove([good])
+    told: list[tuple[str, str]] = []
+    found = expire(
+        days.repository,
+        "s",
+        RULE,
+        days.now,
+        days.origins,
+        problem=lambda what, why: told.append((what, why)),
+    )
+    assert [one.name for one in found.gone] == [first.name, second.name]
+    assert told[0][0] == "3 pins"
+    assert not {*strange} & {*days.repository.files}
+
+
+def test_a_pin_whose_content_is_overwritten_keeps_its_version(days: Taker) -> None:
+    """A writer to a bucket that is not append-only can do that, and shorten no retention by it."""
+    first = whole(days)[0]
+    name = pin(days, first)
+    for content in (b"", b"{", b'{"host": "a", "reason": "b", "signature": "c"}', b"[" * 4000):
+        days.repository.files[name] = content
+        assert read_pins(days.repository, SNAPSHOTS, [name], KEYS) == {first.path: ""}
+        assert first.name not in gone(days)
+
+
+def test_a_doubtful_version_that_is_pinned_is_not_dropped(days: Taker) -> None:
+    days.keys = OTHERS  # The host has another key now.
+    second = whole(days)[1]
+    assert second.name in gone(days, drop=True)
+    pin(days, second, OTHERS)
+    assert gone(days, drop=True) == [] == gone(days)
+
+
+def test_a_host_without_a_key_pins_nothing(days: Taker) -> None:
+    with pytest.raises(ConfigError, match="there is none"):
+        pin(days, whole(days)[0], NO_KEYS)
+    with pytest.raises(ConfigError, match="too long"):
+        put_pin(days.repository, SNAPSHOTS, whole(days)[0].path, KEYS, "x" * 301)
+    put_pin(days.repository, SNAPSHOTS, whole(days)[0].path, KEYS, "\U0001f512" * 300)

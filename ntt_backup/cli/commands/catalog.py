@@ -22,10 +22,17 @@ from ntt_backup.config.host_key import HostKeys, Origin, key_file, make_host_key
 from ntt_backup.dump import job
 from ntt_backup.dump.events import DumpComplete, DumpSkipped
 from ntt_backup.dump.record import Stored
-from ntt_backup.dump.store import list_dumps, open_dumps, remove_dumps, restorable
+from ntt_backup.dump.store import DUMPS, list_dumps, open_dumps, remove_dumps, restorable
 from ntt_backup.errors import CatalogError, RemoteDenied, complete
 from ntt_backup.events import Event
 from ntt_backup.filestore.contract import FileStore
+from ntt_backup.filestore.pins import (
+    pin_words,
+    pins_that_count,
+    put_pin,
+    read_pins,
+    remove_pins,
+)
 from ntt_backup.format import many, moment, printable, size, utc
 
 _OF_LEDGER: Final = 1000
@@ -103,20 +110,46 @@ def dump(common: Common, force: bool, whole: bool) -> None:
 @options.command(IDENTITY, JSON)
 @flag("--all", "List the dumps of all targets.", "of_all")
 @repeated("--remove", "NAME", "Remove this dump from the remote, of whichever target", "unwanted")
-def dumps(common: Common, of_all: bool, unwanted: tuple[str, ...]) -> None:
-    """List the dumps of the catalog on the remote, and remove some.
+@repeated(
+    "--pin", "NAME", "Keep this dump until it is unpinned, whatever the retention says", "pins"
+)
+@repeated("--unpin", "NAME", "Take the pins of this dump away", "unpinned")
+@value("--reason", "TEXT", "With --pin: why it is kept, for those who list dumps.", default="")
+def dumps(
+    common: Common,
+    of_all: bool,
+    unwanted: tuple[str, ...],
+    pins: tuple[str, ...],
+    unpinned: tuple[str, ...],
+    reason: str,
+) -> None:
+    """List the dumps of the catalog on the remote, remove or pin some.
 
     The newest comes first. Beside each stands who made it, as far as that can be proved, and what
     is wrong with it. `restore --catalog --dump NAME` brings one back. This works without the
     catalog, too, which only adds what it knows.
 
-    Dumps that this host does not know are removed by nothing but --remove.
+    Dumps that this host does not know are removed by nothing but --remove. A pin is a file beside a
+    dump on the remote, signed by the host key. The dump that a pinned one needs stays, too.
     """
+    if sum(map(bool, (unwanted, pins, unpinned))) > 1:
+        raise click.UsageError("give only one of --remove, --pin and --unpin")
     settings = common.load(RemoteConfig)
     keys = HostKeys.of(settings)
+    if pins or unpinned:
+        with closing(open_dumps(settings)) as store:
+            known = _named(list_dumps(store), pins or unpinned)
+            if pins:
+                done = sum(put_pin(store, DUMPS, one.name, keys, reason) for one in known)
+            else:
+                done = remove_pins(store, [name for one in known for name in one.pins])
+        verb = "pinned" if pins else "unpinned"
+        said = f"{verb} {many(len(known), 'dump')}: {many(done, 'pin')} {'new' if pins else 'gone'}"
+        results.tell({"target": settings.target, verb: [one.name for one in known]}, [said])
+        return
     if unwanted:
         with closing(open_dumps(settings)) as store:
-            removed = _remove(store, unwanted)
+            removed = _remove(store, unwanted, keys)
         newest.removed(settings, "dump", unwanted)
         said = f"removed {many(removed, 'dump')}"
         results.tell({"target": settings.target, "removed": removed}, [said])
@@ -130,12 +163,17 @@ def dumps(common: Common, of_all: bool, unwanted: tuple[str, ...]) -> None:
         problem = str(error)
     with closing(open_dumps(settings)) as store:
         found = list_dumps(store)
+        pinned = read_pins(store, DUMPS, [name for one in found for name in one.pins], keys)
     ours = [
         one for one in found if of_all or one.record is None or one.record.target == settings.target
     ]
     whole = frozenset(one.name for one in restorable(ours))
     recorded = None if ledger is None else frozenset(one.name for one in ledger)
-    rows = [_fields(one, whole, recorded, keys) for one in reversed(ours)]
+    rows = [
+        {**_fields(one, whole, recorded, keys), "pinned": one.name in pinned}
+        | ({"pin_reason": pinned[one.name]} if one.name in pinned else {})
+        for one in reversed(ours)
+    ]
     listed = [results.fields_of(one) for one in ledger] if ledger is not None else None
     lines = map(printable, _lines(rows, ledger, problem))
     results.tell({"target": settings.target, "dumps": rows, "ledger": listed}, lines)
@@ -143,18 +181,26 @@ def dumps(common: Common, of_all: bool, unwanted: tuple[str, ...]) -> None:
         results.warn(keys.problem)
 
 
-def _remove(store: FileStore, names: Sequence[str]) -> int:
-    """Removes dumps by their names, and returns how many there were.
-
-    Raises:
-        UsageError: There is no such dump, or another one needs it.
-        RemoteDenied: The remote keeps some of them.
-    """
-    found = list_dumps(store)
-    known = frozenset(one.name for one in found)
+def _named(found: Sequence[Stored], names: Sequence[str]) -> list[Stored]:
+    """Returns the dumps of these names. Raises UsageError where there is no such dump."""
+    known = {one.name: one for one in found}
     for name in names:
         if name not in known:
             raise click.UsageError(f"there is no dump {printable(name)} on the remote")
+    return [known[name] for name in dict.fromkeys(names)]
+
+
+def _remove(store: FileStore, names: Sequence[str], keys: HostKeys) -> int:
+    """Removes dumps by their names, and returns how many there were.
+
+    Raises:
+        UsageError: There is no such dump, another one needs it, or it is pinned.
+        RemoteDenied: The remote keeps some of them.
+    """
+    found = list_dumps(store)
+    for one in _named(found, names):
+        if pins_that_count(one.pins, DUMPS, keys):
+            raise click.UsageError(f"{one.name} is pinned: call `dumps --unpin {one.name}` before")
     for one in found:
         if one.base in names and one.name not in names:
             said = f"{one.name} is an increment on {one.base}: remove both, or neither"
@@ -237,4 +283,4 @@ def _line(row: dict[str, Any]) -> str:
         text += ", CANNOT BE READ: one that it needs is missing"
     if row["recorded"] is False:
         text += ", not in the ledger"
-    return text
+    return text + pin_words(row.get("pin_reason"))

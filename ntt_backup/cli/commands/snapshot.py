@@ -27,6 +27,7 @@ from ntt_backup.errors import SOME_FAILED, ConfigError, LockHeld, RemoteUnreacha
 from ntt_backup.filestore.contract import Area, ReadableStore
 from ntt_backup.filestore.open import open_store, open_to_read
 from ntt_backup.filestore.patient import PatientStore
+from ntt_backup.filestore.pins import pin_words, put_pin, read_pins, remove_pins
 from ntt_backup.format import duration, many, moment, printable, size, utc
 from ntt_backup.report.lines import ProgressLine, pace
 from ntt_backup.snapshot.format.entry import DIRECTORY, FIFO, FILE, HARD_LINK, SYMLINK, Entry
@@ -147,8 +148,17 @@ def snapshot_list(common: Common, set_name: str) -> None:
             known |= {one.version: one for one in facts(repository, found, origins)}
         except (ConfigError, Unsupported) as error:  # It is sealed, or this key may not read it.
             click.echo(f"warning: only names and sizes can be told: {error}", err=True)
-    rows = [_version_fields(one, known.get(one)) for one in found]
-    said = [_version_line(one, known.get(one)) for one in found]
+        names = [name for one in found for name in one.pins]
+        pins = read_pins(repository, SNAPSHOTS, names, origins.keys)
+    rows = [
+        {**_version_fields(one, known.get(one)), "pinned": one.path in pins}
+        | ({"pin_reason": pins[one.path]} if one.path in pins else {})
+        for one in found
+    ]
+    said = [
+        _version_line(one, known.get(one)) + printable(pin_words(pins.get(one.path)))
+        for one in found
+    ]
     nothing = f"no snapshots{' of ' * bool(set_name)}{set_name}"
     results.tell({"target": common.target, "versions": rows}, said or [nothing])
     if any(one.problem for one in known.values()):
@@ -506,6 +516,46 @@ def _checked(found: VersionFindings, share: float) -> Iterator[str]:
         yield f"all of it is right{more}"
 
 
+# --- pin and unpin --------------------------------------------------------------------------------
+
+
+@options.command(JSON, name="pin")
+@_version_argument
+@value("--reason", "TEXT", "Why it is kept, for those who list versions.", default="")
+def snapshot_pin(common: Common, wanted: str, reason: str) -> None:
+    """Keep a version until it is unpinned, whatever the retention says.
+
+    Without a version, the newest of this host. The pin is a file beside the version on the target,
+    signed by the host key. The versions that it needs stay, too.
+    """
+    settings = common.load(RemoteConfig)
+    origins = Origins.of(settings)
+    with closing(open_store(settings, SNAPSHOTS)) as repository:
+        chosen = choose(repository, wanted, origins, results.warn)
+        new = put_pin(repository, SNAPSHOTS, chosen.path, origins.keys, reason)
+    said = f"pinned {chosen}" if new else f"{chosen} is pinned already, and was not changed"
+    fields = {"target": common.target, "set": chosen.set, "version": chosen.name, "new": new}
+    results.tell(fields, [said])
+
+
+@options.command(JSON, name="unpin")
+@_version_argument
+def snapshot_unpin(common: Common, wanted: str) -> None:
+    """Take the pins of a version away: the retention decides about it again.
+
+    An append-only target keeps pins, as it keeps versions.
+    """
+    settings = common.load(RemoteConfig)
+    if "@" not in wanted:
+        raise click.UsageError("name the version: SET@VERSION")
+    with closing(open_store(settings, SNAPSHOTS)) as repository:
+        chosen = choose(repository, wanted)
+        removed = remove_pins(repository, chosen.pins)
+    said = f"{chosen} is no longer pinned" if removed else f"{chosen} was not pinned"
+    fields = {"target": common.target, "set": chosen.set, "version": chosen.name}
+    results.tell({**fields, "removed": removed}, [said])
+
+
 # --- forget ---------------------------------------------------------------------------------------
 
 _COUNT: Final = click.IntRange(0, 100_000)
@@ -599,6 +649,7 @@ def snapshot_forget(
     fields = {
         "target": common.target,
         "kept": [one.name for one in found.kept],
+        "pinned": sorted(found.pinned),
         "needed": [{"version": one.name, "for": why} for one, why in found.needed],
         "gone": [one.name for one in found.gone],
         "unfinished": [one.name for one in found.dead],
@@ -620,6 +671,7 @@ def forget_lines(found: ForgetPlan) -> list[str]:
     """Returns what is kept and what goes, for people, in the order of the versions."""
 
     def line(verb: str, one: Version, more: str = "") -> str:
+        more = f", pinned{more}" if one.name in found.pinned else more
         return f"{verb:<6} {one}  {moment(found.begun(one))}, {size(one.size)}{more}"
 
     said = [line("keep", one) for one in found.kept]

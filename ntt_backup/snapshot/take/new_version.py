@@ -65,6 +65,7 @@ from ntt_backup.snapshot.versions import (
     newest_of_host,
     versions,
 )
+from ntt_backup.wire.stored_names import is_pin
 
 _KINDS: Final = {
     stat.S_IFREG: FILE,
@@ -565,7 +566,8 @@ def _require_needed(
     there = {one.name: one for one in versions(repository, header.set)}
     for name in header.chain[:-1]:
         now = there.get(name)
-        if now is None or not {*now.files}.issuperset(whole[name].files):
+        needed = [one for one in whole[name].files if not is_pin(one.name)]
+        if now is None or not {*now.files}.issuperset(needed):
             raise SnapshotDamaged(f"{header.set}@{name} was removed meanwhile")
     try:
         nothing = Version(header.set, header.version, ())
