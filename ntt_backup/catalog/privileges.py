@@ -71,7 +71,7 @@ NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 _VERBS: Final = frozenset({"select", "insert", "update", "delete", "temporary"})
 _OF_A_TARGET: Final = ("copied", "last_checked", "copy_failed")
-READ_ALL: Final = 140_000  # The first version that has the role pg_read_all_data.
+_READ_ALL: Final = 140_000  # The first version that has the role pg_read_all_data.
 
 
 class Lack(NamedTuple):
@@ -187,7 +187,7 @@ def require_dumpable(conn: Connection) -> None:
     user = conn.info.user
     kinds = {kind for kind, *_ in found}
     mends = []
-    if "unreadable" in kinds and conn.info.server_version >= READ_ALL:
+    if "unreadable" in kinds and conn.info.server_version >= _READ_ALL:
         mends.append(shown("mend_read_all", user=sql.Identifier(user)))
     elif "unreadable" in kinds:
         schemas = {schema for kind, _, schema, _ in found if kind == "unreadable"}

@@ -193,6 +193,12 @@ def _disable_login(conn: Connection, role: str) -> None:
     conn.rows("end_sessions", {"role": role})
 
 
+def given_extensions(url: str, application: str) -> set[str]:
+    """Returns the extensions that a superuser has created in a database for its user."""
+    with _session(url, application, "list its extensions") as conn:
+        return {name for (name,) in conn.rows("given_extensions")}
+
+
 def _owner_of_public(conn: Connection) -> str | None:
     return next((owner for (owner,) in conn.rows("owner_of_public")), None)
 

@@ -408,10 +408,9 @@ class _Planner:
     def _rest_of_dump(self) -> list[Step]:
         """Lets pg_dump read what other programs have in the database, and will add to it.
 
-        The role pg_read_all_data is best, since it covers what anybody will make. It reads each
-        database of the server, and code of whoever owns `blobs` runs with the rights of the role
-        that marks blobs: so it is granted only where that owner reads everything already, or is the
-        role itself.
+        The role pg_read_all_data would cover what anybody adds. It reads each database and the
+        passwords of all roles, and `drill` and `restore` refuse a role that has it, since a dump is
+        a program. So it is for people to grant.
         """
         schemas = {
             schema
@@ -419,22 +418,13 @@ class _Planner:
             if schema != "ntt_backup" and (schema, name) != (self._schema, "blobs")
         }
         makers = privileges.makers(self._conn, self._role, schemas)
-        if not (schemas or makers):
-            return []
-        owner = self._table.owner
-        trusted = self._who(owner) is Who.OPERATOR or (owner and self._ask("reads_all", owner)[0])
-        if trusted and self._conn.info.server_version >= privileges.READ_ALL:
-            text = f"let {self._role} dump all tables, also those of later"
-            grants = [shown("mend_read_all", user=sql.Identifier(self._role))]
-        else:
-            text = f"let {self._role} dump all tables of today, and what their owners add"
-            text += " (pg_read_all_data: also those of others)"
-            grants = privileges.grants_to_read(schemas, self._role)
-            for schema, maker in makers:
-                names = {"schema": schema, "owner": maker, "role": self._role}
-                parts = {key: sql.Identifier(name) for key, name in names.items()}
-                grants.append(shown("grant_reading_later", **parts))
-        return [Step(Who.DBA, text, tuple(grants), needed=False)]
+        grants = privileges.grants_to_read(schemas, self._role)
+        for schema, maker in makers:
+            names = {"schema": schema, "owner": maker, "role": self._role}
+            parts = {key: sql.Identifier(name) for key, name in names.items()}
+            grants.append(shown("grant_reading_later", **parts))
+        text = f"let {self._role} dump all tables of today, and those that their owners add"
+        return [Step(Who.DBA, text, tuple(grants), needed=False)] if grants else []
 
     def _lacking(self, role: str, commands: Sequence[str]) -> list[privileges.Lack]:
         table = self._table.oid

@@ -29,15 +29,23 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Final
 
 from ntt_backup.catalog import connection, history
-from ntt_backup.catalog.restorer import BLOBS, OWN_SCHEMA, NewTables, new_tables, restorer
+from ntt_backup.catalog.restorer import (
+    BLOBS,
+    OWN_SCHEMA,
+    NewTables,
+    given_extensions,
+    new_tables,
+    restorer,
+)
 from ntt_backup.config import RemoteConfig, application_name
 from ntt_backup.config.host_key import HostKeys, Origin
 from ntt_backup.dump import pg_programs, toc
@@ -260,7 +268,16 @@ def _whole(
             raise DumpDamaged("its SHA-256 is another")
         with restorer(url, application, allow_superuser=allow_superuser) as who:
             place, secret = connection.for_program(who.url, application)
-            _pour(pieces, pg_restore, record, place, secret)
+            with NamedTemporaryFile("w", prefix="ntt-entries-") as entries:
+                options = ["--no-owner", "--no-privileges", f"--dbname={place}"]
+                if given := given_extensions(who.url, application):
+                    # Nobody but its owner may comment on an extension.
+                    comments = {f"EXTENSION {name}" for name in given}
+                    with suppress(DumpDamaged):  # As of a PostgreSQL that is not known here.
+                        entries.write(toc.read(head).listing(without=comments))
+                        entries.flush()
+                        options.append(f"--use-list={entries.name}")
+                _pour(pieces, pg_restore, record, options, secret)
             who.done = True
     return who.owner, head
 
@@ -306,11 +323,14 @@ def _or_damaged(text: DumpText, pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _pour(
-    pieces: Iterator[bytes], pg_restore: Path, record: DumpRecord, url: str, secret: dict[str, str]
+    pieces: Iterator[bytes],
+    pg_restore: Path,
+    record: DumpRecord,
+    options: Sequence[str],
+    secret: dict[str, str],
 ) -> None:
     """Restores a dump. What the pieces raise leaves the database as it was."""
-    argv = [str(pg_restore), "--single-transaction", "--exit-on-error", "--no-password"]
-    argv += ["--no-owner", "--no-privileges", f"--dbname={url}"]
+    argv = [str(pg_restore), "--single-transaction", "--exit-on-error", "--no-password", *options]
     child = start(argv, env={**os.environ, **secret, "LC_ALL": "C"})
     failed = partial(_failed, child, pg_restore, record)
     try:
@@ -366,8 +386,9 @@ def _failed(child: Child, pg_restore: Path, record: DumpRecord) -> DumpFailed:
         )
     hint = "pg_restore has to be as new as the server, and the database empty"
     if _DENIED.search(said):
-        hint = "it is restored by a role that may do nothing else; for what only a superuser may"
-        hint += " make, call it with --allow-superuser"
+        hint = "it is restored by a role that may do nothing else: have a superuser create the"
+        hint += " extensions in the empty database first (create extension NAME), or call it with"
+        hint += " --allow-superuser"
     return DumpFailed("pg_restore failed, and the database is as it was", detail=said, hint=hint)
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -160,6 +160,13 @@ class Toc:
             if one.kind == "ENCODING" and (match := _ENCODING.fullmatch(one.definition)):
                 return match[1]
         return "UTF8"
+
+    def listing(self, *, without: Container[str]) -> str:
+        """Returns the entries as a list for pg_restore. without: The comments that are left out."""
+        chosen = (
+            one for one in self.entries if not (one.kind == "COMMENT" and one.name in without)
+        )
+        return "".join(f"{one.number};\n" for one in chosen)
 
     def rights(self, user: str) -> Iterator[str]:
         """Yields the statements that give back owners and grants, except for user as the owner."""

@@ -12,6 +12,7 @@ from psycopg import conninfo
 
 from tests.helpers.blobs import tree
 from tests.helpers.environment import Environment
+from tests.helpers.other_backup import EXTENSION
 from tests.helpers.postgres import Postgres
 
 
@@ -64,6 +65,26 @@ def test_all_that_is_copied_is_restored_and_production_is_not_touched(
     assert env.query("select * from blobs order by 1") == rows
     assert env.in_store() == store
     assert tree(env.remote.local) == remote
+
+
+def test_an_extension_that_only_a_superuser_creates_is_created_before(
+    backed_up: Environment, database_url: str
+) -> None:
+    env = backed_up
+    if not env.query("select 1 from pg_available_extensions where name = %s", EXTENSION):
+        pytest.skip(f"this PostgreSQL has no extension {EXTENSION}")
+    env.query(f"create extension {EXTENSION}")
+    env.query(f"create table others (it {EXTENSION}); comment on table others is 'kept'")
+    env.call("dump", expect=0)
+
+    asked = ("drill", "--scratch", str(back(env)), "--database", database_url)
+    refused = env.call(*asked, expect=7)
+    assert "create extension NAME" in refused.stderr
+    with psycopg.connect(database_url, autocommit=True) as conn:
+        conn.execute(f"create extension {EXTENSION}".encode())
+        drilled(env, database_url, code=0)
+        said = conn.execute("select obj_description('others'::regclass)").fetchall()
+    assert said == [("kept",)]
 
 
 def test_the_first_days_drill_is_proved(

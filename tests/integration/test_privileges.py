@@ -248,7 +248,7 @@ def test_what_pg_dump_does_not_read_is_no_trouble(
 def test_before_pg_read_all_data_the_schemas_are_named(
     postgres: Postgres, catalog: Connection, reader: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(privileges, "READ_ALL", 1_000_000)
+    monkeypatch.setattr(privileges, "_READ_ALL", 1_000_000)
     catalog.execute("create schema theirs; create table theirs.one (n serial)")
     with pytest.raises(DumpFailed) as caught:
         require_dumpable(reader)

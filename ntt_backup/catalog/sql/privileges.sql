@@ -67,12 +67,6 @@ where c.relkind in ('r', 'p') and n.nspname !~ '^pg_' and n.nspname <> 'informat
     )
 order by 1, 2;
 
--- name: reads_all
--- Whether the server has a role that reads all tables, and the role may do what that role may.
-select exists (
-    select from pg_roles where rolname = 'pg_read_all_data' and pg_has_role({role}, oid, 'usage')
-);
-
 -- name: acts_as
 -- Whether a role may do what another may, as the owner of something.
 select pg_has_role({role}, %(other)s::name, 'usage');

@@ -16,6 +16,10 @@ select
     ),
     nullif(current_user, session_user)::text;
 
+-- name: given_extensions
+-- The extensions that whoever logged in does not own.
+select extname::text from pg_extension where not pg_has_role(extowner, 'usage');
+
 -- name: owner_of_public
 -- The owner of the schema public of this database, if it has one.
 select pg_get_userbyid(nspowner) from pg_namespace where nspname = 'public';
