@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from typing import ClassVar
@@ -122,6 +123,23 @@ class OursFixed(Ours):
     def prepare(self, job: Job) -> None:
         job.environ["NTT_CODEC"] = self._codec
         super().prepare(job)
+
+
+class OursAdopting(Ours):
+    """`reconcile --adopt` of what lies there already: both ends read it, and sums are compared."""
+
+    name = "ntt-backup adopts"
+
+    def prepare(self, job: Job) -> None:
+        super().prepare(job)
+        shutil.copytree(job.store.root, job.destination / "by-hash")
+
+    def run(self, job: Job) -> float:
+        return job.call(self._argv(job, "reconcile", "--adopt"))
+
+    def check(self, job: Job) -> None:
+        compare(job.store, job.destination / "by-hash")
+        self._require_marked(job)
 
 
 class Rsync(Contender):
@@ -377,6 +395,7 @@ class Ceiling(Contender):
 
 CONTENDERS: tuple[Contender, ...] = (
     Ours(),
+    OursAdopting(),
     Rsync(),
     RsyncAes(),
     RsyncZstd(),
