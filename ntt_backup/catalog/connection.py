@@ -415,12 +415,12 @@ def new_database(url: str, name: str) -> Iterator[str]:
     other = make_conninfo("", **{**_parameters(url), "dbname": name})
     with connect(url, "ntt-backup-remote/drill", no_tables=True) as conn:
         with translated("create a database"):
-            conn.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
+            conn.rows("create_database", name=sql.Identifier(name))
         try:
             yield other
         finally:
             with translated(f"drop the database {name}"):
-                conn.execute(sql.SQL("drop database {}").format(sql.Identifier(name)))
+                conn.rows("drop_database", name=sql.Identifier(name))
 
 
 def _parameters(url: str) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def explain(error: ErrorDetails, layer: Layer, table: str, file: Path) -> Iterat
     inner = fields[name].annotation if name in fields else None
     if any(more) and isinstance(inner, type) and issubclass(inner, BaseModel):
         section, name, fields = key, more[0], inner.model_fields
-        key, origin = f"{section}.{name}", f"{name} of {origin}"
+        key, origin = f"{section}.{name}", f"{ascii(name)[1:-1]} of {origin}"
     if error["type"] == "missing":
         if section == "remote":
             yield _no_place(layer, table, file)

@@ -19,7 +19,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from ntt_backup import events
-from ntt_backup.catalog.range_locks import claim_order
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.effort import Effort
 from ntt_backup.client.throttle import Limit
@@ -173,6 +172,7 @@ def make_worker(spec: WorkerSpec, store: Store, remote: Remote, pipe: EventPipe)
     settings = spec.settings
 
     def connect_catalog() -> CatalogSession:
+        from ntt_backup.catalog.range_locks import claim_order
         from ntt_backup.upload.catalog_session import CatalogSession
 
         return CatalogSession(

@@ -348,12 +348,16 @@ def test_files_that_are_written_in_place_are_not_failed(env: Environment) -> Non
 
 
 def test_a_file_that_stays_wrong_is_failed_once_it_is_old_enough(env: Environment) -> None:
-    env.write_config(source={"grace": "3s"})
-    wrong = env.put(b"it will be cut")
-    env.path(wrong).write_bytes(b"it will be")
-    missing = "ab" * 32
-    env.register([missing])
-    env.fill(5)
-    ran = env.run("run")
-    assert env.events("blobs_young")
-    assert_failed(env, ran.returncode, {wrong: "corrupt-source", missing: "missing"})
+    env.write_config(source={"grace": "5s"}, run={"poll_interval": 0.1})
+    missing, good = "ab" * 32, set(env.fill(5))
+    with env.running("run", "--watch") as run:
+        env.await_copied(good)
+        wrong = env.put_in_store(b"it will be cut")
+        env.path(wrong).write_bytes(b"it will be")
+        env.register([wrong, missing])
+        env.await_event("blobs_young")
+        env.await_event("blob_failed", 2)
+        run.send_signal(signal.SIGTERM)
+        run.wait()
+    assert env.failures() == {wrong: "corrupt-source", missing: "missing"}
+    assert env.copied() == good

@@ -253,9 +253,11 @@ def test_a_daemon_finds_lost_rows_and_copies_by_itself(env: Environment) -> None
         done = env.events("check_complete")
         return {one["command"] for one in done if not one["exit_code"]} == {*checks}
 
-    with env.running("run", "--watch"):
+    with env.running("run", "--watch") as run:
         wait_until(all_right, "each check finds all right")
         env.await_copied(set(blobids))
+        run.send_signal(signal.SIGTERM)
+        run.wait()
 
     env.assert_complete()
     assert env.copied() == set(blobids)

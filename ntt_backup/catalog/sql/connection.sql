@@ -188,3 +188,11 @@ select pg_advisory_unlock(%(class)s, %(key)s);
 -- name: one_snapshot
 -- Lets the queries of this transaction see one and the same moment.
 set transaction isolation level repeatable read, read only;
+
+-- name: create_database
+-- A database for a drill.
+create database {name};
+
+-- name: drop_database
+-- Drops the database of a drill.
+drop database {name};
