@@ -41,6 +41,8 @@ TAIL_BYTES: Final = 8192
 _prctl = ctypes.CDLL(None).prctl
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NAME: Final = 15
+_PR_CAP_AMBIENT: Final = 47
+_PR_CAP_AMBIENT_CLEAR_ALL: Final = 4
 _STOPS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _HANDLED: Final = (*_STOPS, signal.SIGALRM)
 _MOST_FDS: Final = 1 << 20
@@ -98,13 +100,20 @@ class Child:
         argv: The arguments of execvp.
         stdin: A descriptor; None for a pipe (`stdin_fd`).
         env: The environment; None for the environment of this process.
+        capable: Whether the program gets the capabilities that systemd has given to this process,
+            such as to read every file. Others, which talk to strangers, do without.
 
     Raises:
         OSError: The program cannot be started.
     """
 
     def __init__(
-        self, argv: Sequence[str], *, stdin: int | None = None, env: Mapping[str, str] | None = None
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: int | None = None,
+        env: Mapping[str, str] | None = None,
+        capable: bool = False,
     ) -> None:
         die_with_us = die_with_parent()
         # Python runs callbacks around a fork, and drops exceptions of signal handlers in them.
@@ -112,6 +121,8 @@ class Child:
 
         def prepare() -> None:
             die_with_us()
+            if not capable:
+                _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
             signal.pthread_sigmask(signal.SIG_SETMASK, held)
 
         try:
@@ -338,11 +349,19 @@ def _run_child(
 
 
 def start(
-    argv: Sequence[str], *, stdin: int | None = None, env: Mapping[str, str] | None = None
+    argv: Sequence[str],
+    *,
+    stdin: int | None = None,
+    env: Mapping[str, str] | None = None,
+    capable: bool = False,
 ) -> Child:
-    """Starts a program. Raises SourceError if the program is missing or cannot be started."""
+    """Starts a program, as `Child`.
+
+    Raises:
+        SourceError: The program is missing, or cannot be started.
+    """
     try:
-        return Child(argv, stdin=stdin, env=env)
+        return Child(argv, stdin=stdin, env=env, capable=capable)
     except FileNotFoundError as error:
         package = _PACKAGES.get(argv[0], argv[0])
         raise SourceError(

@@ -196,7 +196,8 @@ def snapshots(settings: Settings, *, reached: bool) -> CheckStep:
 
     for name, wanted in settings.snapshots.items():
         for path in wanted.paths:
-            if not os.access(path, os.R_OK):
+            # The effective ids: a capability to read counts.
+            if not os.access(path, os.R_OK, effective_ids=True):
                 raise SourceError(
                     f"{path} of the snapshot set {name} is missing, or may not be read",
                     hint="mount its disk, allow this user to read it, or correct its paths",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -299,3 +300,25 @@ def test_a_process_with_threads_is_not_copied(monkeypatch: pytest.MonkeyPatch) -
         end.set()
         thread.join()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+# --- capabilities ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("capable", "held"), [(False, 0), (True, 1 << 2)])
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a capability to a process")
+def test_a_program_gets_no_capability_unless_it_reads_for_us(capable: bool, held: int) -> None:
+    """As systemd gives CAP_DAC_READ_SEARCH to the service: this process has it, ssh has not."""
+    if shutil.which("setpriv") is None:
+        pytest.skip("setpriv is not installed")
+    ours = (
+        "from ntt_backup.process.pipeline import start\n"
+        f"child = start(['grep', 'CapEff', '/proc/self/status'], capable={capable})\n"
+        "said = child.output(60).decode()\n"
+        "held = open('/proc/self/status').read().partition('CapEff:')[2].split()[0]\n"
+        "print(held, said.split()[1])"
+    )
+    argv = ["setpriv", "--reuid=14712", "--clear-groups", "--no-new-privs"]
+    argv += ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search", "--"]
+    done = subprocess.run([*argv, sys.executable, "-c", ours], capture_output=True, check=True)
+    assert [int(word, 16) for word in done.stdout.split()] == [1 << 2, held]

@@ -128,6 +128,7 @@ class TarSession(PipelinedSession):
                 tar_argv(self._store.root),
                 stdin=names.fileno(),
                 env=tar_environment(os.environ),
+                capable=True,  # It reads the store.
             )
         try:
             sent = self._pump(tar, length)
