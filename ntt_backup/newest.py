@@ -72,7 +72,7 @@ _FORM: Final = TypeAdapter(Newest)
 def recorded(settings: CatalogConfig) -> list[Newest]:
     """Returns what this host has noted of the target of the settings."""
     found = []
-    for path in sorted(settings.log.jsonl.parent.glob("newest-*.json"))[:_MOST_FILES]:
+    for path in sorted(settings.log.notes.glob("newest-*.json"))[:_MOST_FILES]:
         with suppress(OSError, ValueError):
             found.append(_FORM.validate_json(path.read_bytes()))
     place = _place(settings)
@@ -148,7 +148,7 @@ def _write(settings: CatalogConfig, one: Newest) -> None:
 
 def _path(settings: CatalogConfig, one: Newest) -> Path:
     of = f"-{one.of}" if one.of else ""
-    return settings.log.jsonl.with_name(f"newest-{one.target}-{one.kind}{of}.json")
+    return settings.log.notes / f"newest-{one.target}-{one.kind}{of}.json"
 
 
 def _place(settings: CatalogConfig) -> str:

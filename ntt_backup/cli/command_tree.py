@@ -157,7 +157,11 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "heal": ("heal --dry-run", "heal --blobid ID --blobid ID", "heal --all"),
     "init-db": ("init-db", "init-db --role backup --monitor grafana", "init-db --print-sql=dba"),
     "install-receiver": ("install-receiver --print", "install-receiver --write ntt-backup-receive"),
-    "install-service": ("install-service", "install-service --uninstall"),
+    "install-service": (
+        "install-service",
+        "install-service --user app --read-all",
+        "install-service --uninstall",
+    ),
     "man": ("man", "man --to /usr/local/share/man/man1"),
     "mount": ("mount /mnt/blobs --packs /srv/packs", "mount /mnt/etc --snapshot etc"),
     "now": ("now", "--target offsite now --json"),

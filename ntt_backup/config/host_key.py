@@ -30,6 +30,7 @@ from typing import Final, NamedTuple
 from blake3 import blake3
 
 from ntt_backup.config import CatalogConfig
+from ntt_backup.config.sections import SERVICE_HOME
 from ntt_backup.process.durable import write_durably
 
 _LINE: Final = re.compile(r"ntt-host-key-1 ([0-9a-f]{64})")
@@ -39,7 +40,7 @@ _CONTEXT: Final = "ntt_backup 2026-11 host key "
 # The purpose of the signature of a sealed pack.
 OF_PACKS: Final = "pack"
 # The home of the service's user. Root's commands read the same key there.
-SERVICE_KEY: Final = Path("/var/lib/ntt-backup/host.key")
+SERVICE_KEY: Final = SERVICE_HOME / "host.key"
 _HEAD: Final = """\
 # The host key of ntt-backup-remote: it proves which dumps, snapshots and packs this host made.
 # Keep a copy off this host and off every target. The first line signs, all lines verify.

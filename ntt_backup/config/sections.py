@@ -6,6 +6,7 @@ a table of all settings with their meaning and their defaults; here stands what 
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -75,6 +76,10 @@ _PACKS: Mapping[str, int] = {
     "window": 2,
     "poll_interval": 600,
 }
+
+
+# The home of the service's user, which has its state also where the service runs as another user.
+SERVICE_HOME: Final = Path("/var/lib/ntt-backup")
 
 
 class Section(BaseModel):
@@ -370,6 +375,15 @@ class LogSettings(Section):
     level: Literal["info", "warning", "error"] = "info"
     progress_interval: Seconds = Field(default=60, ge=0.1, le=86400)
 
+    @property
+    def notes(self) -> Path:
+        """The directory of small files about targets: beside the log, or the service's home.
+
+        A log below /var/log may be in a directory of others, where the service makes no files.
+        """
+        in_home = self.jsonl.is_relative_to("/var/log") and os.access(SERVICE_HOME, os.W_OK)
+        return SERVICE_HOME if in_home else self.jsonl.parent
+
 
 class LockSettings(Section):
     """The coordinator's PID lock. `{target}` in file stands for the target's name."""
@@ -439,6 +453,8 @@ class NotifySettings(Section):
         return bool(self.command or self.webhook_url or self.ping_url)
 
 
+# The former name of NTT_BACKUP_LOG, which other programs use for logs of their own.
+FORMER_LOG: Final = "NTT_LOG_JSON"
 # Users' scripts rely on these names of variables, which follow no scheme.
 ENVIRONMENT: Mapping[str, str] = {
     "NTT_DB_URL": "catalog.url",
@@ -464,7 +480,7 @@ ENVIRONMENT: Mapping[str, str] = {
     "NTT_PACK_IDENTITY_FILE": "pack.identity_file",
     "NTT_PACK_UNSEALED_UNTIL": "pack.unsealed_until",
     "NTT_HOST_KEY": "host.key_file",
-    "NTT_LOG_JSON": "log.jsonl",
+    "NTT_BACKUP_LOG": "log.jsonl",
     "NTT_LOG_LEVEL": "log.level",
     "NTT_LOCK_FILE": "lock.file",
     "NTT_CONTROL_SOCKET": "control.socket",

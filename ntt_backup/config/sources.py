@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ntt_backup.config.sections import ENVIRONMENT, TABLES, idle_for
+from ntt_backup.config.sections import ENVIRONMENT, FORMER_LOG, TABLES, idle_for
 from ntt_backup.errors import ConfigError
 from ntt_backup.model import DEFAULT_TARGET
 from ntt_backup.wire.stored_names import is_set
@@ -114,9 +114,12 @@ def from_flags(flags: Mapping[str, object]) -> Layer:
 
 
 def from_environment(environ: Mapping[str, str]) -> Layer:
-    return {
+    layer = {
         key: Setting(environ[name], name) for name, key in ENVIRONMENT.items() if environ.get(name)
     }
+    if environ.get(FORMER_LOG):
+        layer.setdefault("log.jsonl", Setting(environ[FORMER_LOG], FORMER_LOG))
+    return layer
 
 
 def from_aws(environ: Mapping[str, str], layer: Layer) -> Layer:
@@ -169,10 +172,14 @@ def _credentials(directory: Path, names: Mapping[str, str]) -> Layer:
 
 
 def misspelt(environ: Mapping[str, str]) -> list[str]:
-    """Returns a line for each variable that is set and looks like a misspelling of ours."""
+    """Returns a line for each variable that is set and is a misspelling, or a former name."""
     ours = {name.removeprefix("NTT_"): name for name in (*ENVIRONMENT, CONFIG_VARIABLE)}
     lines = []
-    for name in sorted(environ):
+    if environ.get(FORMER_LOG) and not environ.get("NTT_BACKUP_LOG"):
+        lines.append(
+            f"{FORMER_LOG} is a variable of other programs, too: set NTT_BACKUP_LOG instead"
+        )
+    for name in sorted({*environ} - {FORMER_LOG}):
         bare = name.upper().removeprefix("NTT_")
         if name.upper().startswith("NTT_") and environ[name] and name not in ours.values():
             for match in difflib.get_close_matches(bare, ours, n=1, cutoff=0.8):

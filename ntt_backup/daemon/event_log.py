@@ -5,7 +5,11 @@ commit. The ledger is the truth and this file is derived from it: when it cannot
 backup goes on and says so once on stderr.
 
 logrotate may rename the file at any time: each line is appended to the file that has the name at
-that moment.
+that moment. The directory may belong to another account, so this user may be able to write into
+the file, and not to make it: until logrotate has made the new one, the renamed file gets the lines.
+
+The directory has logs of other programs, and a variable of theirs may name one. Lines of ours in it
+would spoil it for those who read it, so a file that has a line of another program is refused.
 
 Small batches of a run that watches are told together, so that a quiet daemon logs little. Blobs
 that other programs insert one by one make batches of one or two blobs, and a line for each of these
@@ -18,17 +22,19 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import socket
 import stat
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
+from ntt_backup.blobdir.files import closing
 from ntt_backup.config.sections import LogSettings
 from ntt_backup.daemon.listeners import Listener
 from ntt_backup.errors import ConfigError
@@ -43,6 +49,21 @@ _SUMS: Final = ("batches", "blobs", "copied", "failed", "bytes", "wire_bytes", "
 SMALL_BLOBS: Final = 16
 SMALL_BYTES: Final = 1_000_000
 TOGETHER_SECONDS: Final = 60.0
+# How each line begins, and each that a full disk has cut after that.
+_BEGINNING: Final = b'{"timestamp": "'
+_OURS: Final = re.compile(
+    _BEGINNING + rb'[^"]{1,40}", "level": "[a-z]+", "event": "[a-z_]+", "run_id": "'
+)
+# A log is looked at before each run: so many bytes at its beginning, and as many at its end.
+_LOOKED_AT: Final = 8 << 20
+# Where standard output is the log, whatever it leads to was chosen by the caller.
+_NOT_LOOKED_AT: Final = ("/dev/stdout", "/dev/stderr", "/dev/fd", "/proc")
+_MAKE_IT: Final = "`ntt-backup-remote install-service --log`, as root, makes it for the service"
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW_LOG: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_OLD_LOG: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+# The file is not there, and this user may not make it.
+_NOT_OURS_TO_MAKE: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class EventLog(Listener):
@@ -98,21 +119,28 @@ class EventLog(Listener):
         """Opens the log file of the settings for later lines, and uses their level for these lines.
 
         Raises:
-            ConfigError: The file cannot be opened. The log continues with the former settings.
+            ConfigError: The file cannot be opened, or has lines of another program. The log
+                continues with the former settings.
         """
-        old, self._path = self._path, settings.jsonl
-        self.close()
+        path, fd = settings.jsonl, -1
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._fd = self._open()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fd = _open(path)
+        except _ForeignLog as error:
+            raise ConfigError(
+                f"the log {path} has lines of another program",
+                detail=str(error.strerror),
+                hint=f"set log.jsonl (NTT_BACKUP_LOG) to a file of this program alone; {_MAKE_IT}",
+            ) from None
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):  # Else each line tries again.
-                self._path = old
                 raise ConfigError(
-                    f"the log {settings.jsonl} cannot be written",
+                    f"the log {path} cannot be written",
                     detail=error.strerror or str(error),
-                    hint="create its directory for this user, or set log.jsonl (NTT_LOG_JSON)",
+                    hint=f"set log.jsonl (NTT_BACKUP_LOG) to a file of this user; {_MAKE_IT}",
                 ) from error
+        self.close()
+        self._fd, self._path = fd, path
         self._written = _LEVELS[_LEVELS.index(settings.level) :]
 
     def event(self, event: Event) -> None:
@@ -124,8 +152,7 @@ class EventLog(Listener):
         data = ("\n" + line if self._torn else line).encode()
         try:
             if not self._has_the_name():
-                self.close()
-                self._fd = self._open()
+                self._follow_the_name()
             written = os.write(self._fd, data)
         except OSError as error:
             if not self._complained:
@@ -146,17 +173,20 @@ class EventLog(Listener):
             os.close(self._fd)
         self._fd = -1
 
-    def _open(self) -> int:
-        # Not blocking: a FIFO in its place would hold us until somebody reads it.
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+    def _follow_the_name(self) -> None:
+        """Opens the file that has the name now; raises OSError.
+
+        While there is none, and this user may not make it, a file that was renamed is kept.
+        """
         try:
-            return os.open(self._path, flags | os.O_NOFOLLOW, 0o644)
+            fd = _open(self._path)
         except OSError as error:
-            if error.errno != errno.ELOOP:
-                raise
-            if not _is_trusted(self._path):
-                raise OSError(errno.ELOOP, "another user may have put a symlink there") from error
-        return os.open(self._path, flags, 0o644)
+            missing = error.errno in _NOT_OURS_TO_MAKE and not os.path.lexists(self._path)
+            if missing and self._fd >= 0 and os.fstat(self._fd).st_nlink:
+                return
+            raise
+        self.close()
+        self._fd = fd
 
     def _has_the_name(self) -> bool:
         if self._fd < 0:
@@ -173,6 +203,63 @@ def _lead(_logger: object, _method: str, event: Mapping[str, Any]) -> dict[str, 
     return head | {key: value for key, value in event.items() if key not in head}
 
 
+class _ForeignLog(OSError):
+    """The log has a line that is no event of this program."""
+
+
+def _open(path: Path) -> int:
+    """Opens a log to append to it, and makes it where it is missing. Raises OSError."""
+    # Not blocking: a FIFO in its place would hold us until somebody reads it.
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        fd = os.open(path, flags | os.O_NOFOLLOW, 0o644)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        if not _is_trusted(path):
+            raise OSError(errno.ELOOP, "another user may have put a symlink there") from error
+        fd = os.open(path, flags, 0o644)
+    try:
+        found = os.fstat(fd)
+        looked_at = stat.S_ISREG(found.st_mode) and not any(
+            map(path.is_relative_to, _NOT_LOOKED_AT)
+        )
+        if looked_at and found.st_size:
+            with path.open("rb") as file:
+                at = foreign_line(file)
+            if at is not None:
+                raise _ForeignLog(errno.EEXIST, f"the line at byte {at} is no event of ntt-backup")
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def foreign_line(log: BinaryIO) -> int | None:
+    """Returns where a line begins, in bytes, that is no event of this program; None without one.
+
+    Of a large file the beginning and the end are looked at. A line that a full disk has cut, and
+    the zeros that a power cut has left, are no line of another program.
+    """
+    size = log.seek(0, os.SEEK_END)
+    for begin in (0, max(_LOOKED_AT, size - _LOOKED_AT)):
+        at = log.seek(begin)
+        if begin:
+            at += len(log.readline(_LOOKED_AT))  # Its beginning was cut off.
+        while at < begin + _LOOKED_AT and (line := log.readline(_LOOKED_AT)):
+            if not _is_ours(line.strip(b"\0\r\n ")):
+                return at
+            at += len(line)
+    return None
+
+
+def _is_ours(line: bytes) -> bool:
+    if _OURS.match(line) is not None:
+        return True
+    cut = not line.endswith(b"}")
+    return cut and (line.startswith(_BEGINNING) or _BEGINNING.startswith(line))
+
+
 def _is_trusted(link: Path) -> bool:
     """Returns whether only root and this user can have created or changed a symlink.
 
@@ -182,6 +269,76 @@ def _is_trusted(link: Path) -> bool:
     above, users = link.parent.stat(), (0, os.geteuid())
     ours = above.st_uid in users and link.lstat().st_uid in users
     return ours and not above.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def make_log(path: Path, uid: int, gid: int, former: Collection[int] = ()) -> str:
+    """Makes the log for an account, and its directory where that is missing. Returns the action.
+
+    The new file is readable for the group of the directory. A file that is there is given to the
+    account if this program has written all of its lines; any other file stays as it is.
+
+    Args:
+        path: The log.
+        uid: The user id of the account.
+        gid: The group id of a new directory.
+        former: The user ids of accounts for which a log may have been made before.
+
+    Raises:
+        OSError: The log cannot be made.
+    """
+    if (above := _open_to_others(path.parent)) is not None:
+        return f"not made, since others may change {above}: make it by hand"
+    path.parent.parent.mkdir(0o755, parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(0o700)
+    except FileExistsError:
+        made = False
+    else:
+        made = True
+    with closing(os.open(path.parent.resolve(), _DIRECTORY)) as directory:
+        if made:
+            os.fchown(directory, uid, gid)
+            os.fchmod(directory, 0o750)
+        try:
+            fd = os.open(path.name, _NEW_LOG, 0o600, dir_fd=directory)
+        except FileExistsError:
+            return _give_log(path, directory, uid, former)
+        with closing(fd):
+            os.fchown(fd, uid, os.fstat(directory).st_gid)
+            os.fchmod(fd, 0o640)
+        return "made"
+
+
+def _open_to_others(directory: Path) -> Path | None:
+    """Returns the directory above this one that others than root may change, or None.
+
+    They could put a symlink there, and root would make the log in any other directory.
+    """
+    for one in (directory, directory.resolve()):
+        for below in [one, *one.parents][-2::-1]:
+            above = below.parent.stat()
+            if not os.path.lexists(below):  # Then root makes it.
+                return below.parent if above.st_uid or above.st_mode & stat.S_IWOTH else None
+            # In a directory as /tmp everybody may make names, and change none of root's.
+            kept = above.st_mode & stat.S_ISVTX and not below.lstat().st_uid
+            if above.st_uid or (above.st_mode & stat.S_IWOTH and not kept):
+                return below.parent
+    return None
+
+
+def _give_log(path: Path, directory: int, uid: int, former: Collection[int]) -> str:
+    with open(os.open(path.name, _OLD_LOG, dir_fd=directory), "rb") as log:
+        found = os.fstat(log.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            return "kept, since it is no ordinary file"
+        ours = foreign_line(log) is None if found.st_size else found.st_uid in (uid, *former)
+        if not ours or found.st_nlink > 1:
+            name = path.with_stem(f"{path.stem}-2")
+            return f"kept, since it is another program's: set log.jsonl to another file, as {name}"
+        if found.st_uid == uid:
+            return "unchanged"
+        os.fchown(log.fileno(), uid, -1)
+        return "given to the account of the service"
 
 
 class FailedBlobs:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,11 +20,32 @@ from ntt_backup.process.durable import sync_directory, write_durably
 PROGRAM: Final = "/usr/local/bin/ntt-backup-remote"
 SETTINGS: Final = Path("etc/ntt/backup-remote.toml")
 UNITS: Final = Path("systemd/system")
+USER: Final = "ntt-backup"
 # Neither systemd nor logrotate reads such a file, and administrators know the suffix.
 BESIDE: Final = ".dpkg-dist"
 # The first release of systemd that sends SIGHUP by itself, and waits for the end of a reload.
 _NOTIFY_RELOAD: Final = 253
 _SEAL: Final = "# ntt-backup-remote install-service, sha256 of the above: "
+# The drop-ins of a unit of ours, and the units that have them.
+_RUNS: Final = ("ntt-backup-remote", "ntt-backup-remote-once", "ntt-backup-remote@")
+_OF_USER: Final = (*_RUNS, "ntt-backup-remote-page")
+_AS_USER: Final = """\
+# The service runs as this account. Its keys for ssh are in its own home, which is read-only for the
+# service: what the service keeps is in /var/lib/ntt-backup.
+[Service]
+User={user}
+Group=
+Environment=XDG_CACHE_HOME=/var/lib/ntt-backup/.cache
+"""
+_READS_ALL: Final = """\
+# The service reads every file, and writes none that it could not write before. Of the programs that
+# it starts only tar, which reads the store, has this capability, too.
+[Service]
+CapabilityBoundingSet=CAP_DAC_READ_SEARCH
+AmbientCapabilities=CAP_DAC_READ_SEARCH
+# It would open files that the sandbox hides.
+SystemCallFilter=~open_by_handle_at
+"""
 _SEALED: Final = re.compile(rf"(?s)(.*\n){re.escape(_SEAL)}([0-9a-f]{{64}})\n")
 
 
@@ -73,11 +95,14 @@ class ServiceFile:
             return "kept"
         path.unlink()
         sync_directory(path.parent)
+        if path.parent.name.endswith(".service.d"):
+            with suppress(OSError):  # It has other drop-ins.
+                path.parent.rmdir()
         return "removed"
 
 
 def service_files(
-    program: str, prefix: Path | None = None, systemd: int = 0
+    program: str, prefix: Path | None = None, systemd: int = 0, user: str = USER
 ) -> Iterator[ServiceFile]:
     """Yields the files of the service.
 
@@ -86,6 +111,7 @@ def service_files(
         prefix: The directory that holds the files of a package in its lib; None: the files are
             placed below /etc.
         systemd: The release of systemd that will read the files; 0 if the release is not known.
+        user: The account that owns the state of the service.
     """
     sample = _sample()
     lib = Path("etc") if prefix is None else Path(*prefix.parts[prefix.is_absolute() :], "lib")
@@ -98,8 +124,32 @@ def service_files(
         yield ServiceFile(lib / UNITS / unit.name, _sealed(text))
     for directory, place in places.items():
         for file in sorted((sample / directory).iterdir()):
-            yield ServiceFile(place / directory / file.name, _sealed(file.read_text("utf-8")))
+            text = file.read_text("utf-8")
+            if directory == "tmpfiles.d":  # /etc/ntt stays root's.
+                text = re.sub(rf"(?m)^(d \S+ +\d+) {USER} ", rf"\1 {user} ", text)
+            yield ServiceFile(place / directory / file.name, _sealed(text))
     yield ServiceFile(SETTINGS, (sample / SETTINGS.name).read_text("utf-8"))
+
+
+def user_files(user: str) -> Iterator[ServiceFile]:
+    """Yields the drop-ins that have the units run as another account."""
+    yield from _drop_ins(_OF_USER, "user.conf", _AS_USER.format(user=user))
+
+
+def read_all_files() -> Iterator[ServiceFile]:
+    """Yields the drop-ins that let the service read every file."""
+    yield from _drop_ins(_RUNS, "read-all.conf", _READS_ALL)
+
+
+def _drop_ins(units: Collection[str], name: str, text: str) -> Iterator[ServiceFile]:
+    for unit in units:
+        yield ServiceFile(Path("etc", UNITS, f"{unit}.service.d", name), _sealed(text))
+
+
+def service_user(root: Path) -> str:
+    """Returns the account that the service runs as, by the drop-in of `user_files`."""
+    found = re.search(r"(?m)^User=(\S+)$", _read(root / next(user_files(USER)).path) or "")
+    return USER if found is None else found[1]
 
 
 def _sealed(text: str) -> str:

@@ -90,4 +90,4 @@ def keep(settings: CatalogConfig, name: str, known: Last) -> None:
 
 
 def _path(settings: CatalogConfig, name: str) -> Path:
-    return settings.log.jsonl.with_name(f"snapshot-{settings.target}-{name}.json")
+    return settings.log.notes / f"snapshot-{settings.target}-{name}.json"

@@ -129,7 +129,7 @@ def test_a_snapshot_that_was_taken_is_mounted_byte_for_byte(tmp_path: Path) -> N
     environ = {
         "NTT_REMOTE_URL": f"file://{target}",
         "NTT_LOCK_FILE": str(tmp_path / "lock"),
-        "NTT_LOG_JSON": str(tmp_path / "log"),
+        "NTT_BACKUP_LOG": str(tmp_path / "log"),
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
     }
     for number in range(2):  # The second version has blocks of the first.

@@ -305,6 +305,119 @@ def test_the_package_installs_works_survives_hangs_is_upgraded_and_purged(
     assert machine.query("select count(*) from blobs") == str(BLOBS)
 
 
+# The log directory of another account, which writes into one of its logs all the time.
+THEIR_LOGS = """\
+useradd app
+install -d -o app -g app -m 755 /var/log/ntt
+for name in enum backup backup-chll orchestrator verify; do
+    echo '{"text": "'$name'"}' >/var/log/ntt/$name.jsonl
+done
+cd /var/log/ntt
+chown app:app *; chmod 600 enum.jsonl; chmod 664 verify.jsonl; chown root verify.jsonl
+systemd-run -q --unit app --uid app \\
+    sh -c 'while echo x; do sleep 0.05; done >>/var/log/ntt/copy.log'
+"""
+STATE_OF_THEIRS = """\
+cd /var/log/ntt
+stat -c '%n %a %u %g %i' . enum.jsonl backup.jsonl backup-chll.jsonl orchestrator.jsonl verify.jsonl
+sha256sum enum.jsonl backup.jsonl backup-chll.jsonl orchestrator.jsonl verify.jsonl
+"""
+
+
+def assert_app_writes(machine: Machine) -> None:
+    size = machine.run("systemctl is-active app >&2; stat -c %s /var/log/ntt/copy.log")
+    wait_until(
+        lambda: machine.run("stat -c %s /var/log/ntt/copy.log") != size, "lines of theirs", SECONDS
+    )
+
+
+@pytest.mark.docker
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_the_package_is_a_guest_in_the_log_directory_of_others(
+    service: Service, packages: list[Path]
+) -> None:
+    machine = service.machine
+    machine.run(THEIR_LOGS)
+    before = machine.run(STATE_OF_THEIRS)
+
+    def await_lines() -> None:
+        machine.query("update blobs set remote_copied = null")
+        wait_until(lambda: service.events("batch_complete"), "lines of ours", SECONDS)
+        assert machine.run(STATE_OF_THEIRS) == before
+        assert_app_writes(machine)
+
+    machine.run(f"dpkg -i /root/{packages[0].name}")
+    log = machine.run("stat -c '%U %G %a' /var/log/ntt/backup-remote.jsonl")
+    assert log == "ntt-backup app 640\n"
+    machine.run("cat >/etc/ntt/backup-remote.toml", CONFIG.encode())
+    machine.run(f"mkdir /etc/systemd/system/{UNIT}.d; cat >$_/test.conf", DROP_IN.encode())
+    machine.run("systemctl daemon-reload; install -d -o ntt-backup /srv/backup")
+    machine.run("su - postgres -c 'createuser ntt-backup; createdb -O ntt-backup copyjob'")
+    as_user = "NTT_DB_URL=postgresql:///copyjob runuser -u ntt-backup -- ntt-backup-remote"
+    machine.run(f"{as_user} init-db; {as_user} scan")
+    machine.run(f"systemctl enable --now {UNIT}")
+    service.await_at_work()
+    await_lines()
+    for _ in range(2):
+        machine.run("logrotate -f /etc/logrotate.d/ntt-backup-remote")
+        await_lines()
+    machine.run("ls /var/log/ntt/backup-remote.jsonl.1 /var/log/ntt/backup-remote.jsonl.2.gz")
+    # A log that somebody has removed is made again.
+    service.systemctl("stop")
+    machine.run("rm /var/log/ntt/backup-remote.jsonl")
+    service.systemctl("start")
+    await_lines()
+
+    # The service moves to their account, which must read the store and own what the service keeps.
+    machine.run("chown -R app /srv/store; chmod -R go= /srv/store; chown -R app /srv/backup")
+    service.systemctl("stop")
+    machine.run("ntt-backup-remote install-service --user app")
+    owners = "stat -c %U /var/log/ntt/backup-remote.jsonl /run/ntt-backup /var/lib/ntt-backup"
+    assert machine.run(owners).split() == ["app"] * 3
+    assert machine.run("ls /etc/systemd/system/*.service 2>&1 || :").count("ntt-backup") == 0
+    machine.query('create role app login; grant "ntt-backup" to app')
+    machine.run("runuser -u app -- ntt-backup-remote config check")
+    service.systemctl("start")
+    service.await_at_work()
+    assert machine.run(f"ps -o user= -p {service.pid}").strip() == "app"
+    await_lines()
+    machine.run("logrotate -f /etc/logrotate.d/ntt-backup-remote")
+    await_lines()
+    # An upgrade leaves the account as it is.
+    machine.run(f"dpkg -i /root/{packages[1].name}")
+    service.await_at_work()
+    assert machine.run(f"ps -o user= -p {service.pid}").strip() == "app"
+    service.systemctl("stop")
+    machine.run("ntt-backup-remote install-service --user ntt-backup --read-all")
+
+    # It reads what only root may, and so do its workers; a program that it starts does not.
+    machine.run("chown -R root /srv/store; chown -R ntt-backup /srv/backup")
+    machine.run("runuser -u postgres -- psql -d copyjob -c 'update blobs set remote_copied = null'")
+    machine.run("rm -r /srv/backup/by-hash/*")
+    service.systemctl("start")
+    service.await_at_work()
+    wait_until(lambda: service.copied() == BLOBS, "blobs that only root may read", SECONDS)
+    machine.run("diff -r /srv/store /srv/backup/by-hash")
+    capabilities = machine.run(f"grep -h CapEff /proc/{service.pid}/status").split()[1]
+    assert int(capabilities, 16) == 1 << 2  # CAP_DAC_READ_SEARCH
+    receivers = machine.run("cat /proc/$(pgrep -f ntt_backup.receiver | head -1)/status || :")
+    assert "CapEff:\t0000000000000004" not in receivers
+    exposure = machine.run(f"systemd-analyze security --no-pager {UNIT} | tail -1")
+    assert float(exposure.split(": ")[1].split()[0]) <= 2.0, exposure
+    machine.run("ntt-backup-remote install-service --no-read-all")
+    machine.run("! ls /etc/systemd/system/ntt-backup-remote.service.d/read-all.conf")
+
+    machine.run("dpkg --purge ntt-backup")
+    assert machine.run(STATE_OF_THEIRS) == before
+    assert_app_writes(machine)
+    left = machine.run("ls /var/log/ntt").split()
+    assert [name for name in left if "backup-remote" in name] == []
+    assert machine.run("ls /etc/systemd/system/ntt-backup-remote.service.d").split() == [
+        "test.conf"
+    ]
+
+
 @pytest.mark.docker
 @pytest.mark.long
 @pytest.mark.timeout(1800)

@@ -145,7 +145,7 @@ def _restore(server: demo.SeaweedFS, remote: RemoteSettings, home: Path) -> None
         "NTT_CONFIG": os.devnull,
         "NTT_REMOTE_URL": remote.url,
         "NTT_S3_ENDPOINT": str(remote.endpoint),
-        "NTT_LOG_JSON": str(home / "events"),
+        "NTT_BACKUP_LOG": str(home / "events"),
         "XDG_CACHE_HOME": str(home / "cache"),
     }
     for case, options in cases.items():

@@ -92,7 +92,7 @@ def debian(wheels: Path | None = None) -> Iterator[Machine]:
         .with_tmpfs_mount("/tmp")
         # Less than privileged, which not every machine may give: systemd mounts, and sandboxes.
         .with_kwargs(
-            cap_add=["SYS_ADMIN"],
+            cap_add=["SYS_ADMIN", "DAC_READ_SEARCH"],
             security_opt=["seccomp=unconfined", "apparmor=unconfined"],
             cgroupns="host",
             network_mode="none",

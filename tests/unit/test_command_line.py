@@ -17,13 +17,14 @@ from click.testing import CliRunner, Result
 from ntt_backup.cli import options
 from ntt_backup.cli.app import cli
 from ntt_backup.cli.command_tree import EXAMPLES, PROGRAM, LazyGroup
-from ntt_backup.cli.commands.install import NEXT
+from ntt_backup.cli.commands.install import next_steps
 from ntt_backup.cli.commands.manual import page
 from ntt_backup.errors import ConfigError, DestinationError
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 SECRET = "hunter2"
+NEXT = next_steps("ntt-backup")
 
 
 def below(group: click.Command, words: str = "") -> Iterator[tuple[str, click.Command]]:

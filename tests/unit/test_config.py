@@ -482,6 +482,46 @@ def test_no_error_shows_a_password(file: Path, environ: dict[str, str]) -> None:
     assert settings.catalog.url == URL
 
 
+# --- variables of other programs ------------------------------------------------------------------
+
+# The variables of the programs that fill the store.
+THEIRS = {
+    "NTT_DB_URL": "postgres:///copyjob",
+    "NTT_LOG_JSON": "/var/log/ntt/orchestrator.jsonl",
+    "NTT_ARCHIVED_ROOT": "/data/archived",
+    "NTT_ARCHIVER_LOG": "/var/log/ntt/archiver.jsonl",
+    "NTT_BIN": "/opt/ntt/bin",
+    "NTT_BY_HASH_ROOT": "/data/by-hash",
+    "NTT_CLEANUP_IDLE_HOURS": "4",
+    "NTT_DRY_RUN": "1",
+    "NTT_DRY_RUN_LIMIT": "100",
+    "NTT_DST_ROOT": "/data/dst",
+    "NTT_ENUM_LOG": "/var/log/ntt/enum.jsonl",
+    "NTT_IGNORE_PATTERNS": "/etc/ntt/ignore",
+    "NTT_IMAGE_ROOT": "/data/img",
+    "NTT_IMAGES_ROOT": "/data/img",
+    "NTT_LOADER_LOG": "/var/log/ntt/loader.jsonl",
+    "NTT_ORCHESTRATOR_LOG": "/var/log/ntt/orchestrator.jsonl",
+    "NTT_RAMDISK": "/tmp/ram",
+    "NTT_RAW_ROOT": "/data/raw",
+    "NTT_SAMPLE_SIZE": "100",
+    "NTT_SEARCH_PATH": "copyjob_test",
+    "NTT_WORKER_ID": "4",
+}
+
+
+def test_variables_of_other_programs_set_nothing_but_what_is_the_same() -> None:
+    found = load(CatalogConfig, environ=THEIRS)
+    assert found.catalog.url == "postgres:///copyjob"
+    assert found.log.jsonl == Path("/var/log/ntt/orchestrator.jsonl")
+    (warning,) = misspelt(THEIRS)
+    assert warning.startswith("NTT_LOG_JSON ")
+    assert warning.endswith("set NTT_BACKUP_LOG instead")
+    ours = {**THEIRS, "NTT_BACKUP_LOG": "/var/log/ntt/backup-remote.jsonl"}
+    assert load(CatalogConfig, environ=ours).log == CatalogConfig().log
+    assert misspelt(ours) == []
+
+
 # --- misspelt variables ---------------------------------------------------------------------------
 
 

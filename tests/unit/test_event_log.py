@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ntt_backup import events
+from ntt_backup.config import sections
 from ntt_backup.config.sections import LogSettings
 from ntt_backup.daemon.event_log import (
     SMALL_BLOBS,
@@ -299,3 +300,89 @@ def test_workers_are_told_apart_and_the_end_tells_all() -> None:
     assert [*lines.take(BATCH, 1.0), *lines.take(other, 1.0), *lines.take(other, 2.0)] == []
     assert {one.worker: one.batches for one in lines.rest()} == {0: 1, 1: 2}
     assert list(lines.rest()) == []
+
+
+# --- a log that others write, or whose directory is theirs ----------------------------------------
+
+LOGURU = b'{"text": "done", "record": {"level": {"name": "INFO"}, "message": "done"}}\n'
+
+
+def ours(target: str = "remote") -> bytes:
+    head = f'{{"timestamp": "2026-11-28T10:00:00.000000Z", "level": "info", "target": "{target}"'
+    return (
+        head.replace('"target"', '"event": "progress", "run_id": "1", "target"').encode() + b"}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        LOGURU,
+        b"2026-11-28 10:00:00 started",
+        ours() + LOGURU + ours(),
+        ours() + b'{"timestamp": "2026-11-28T10:00:00Z", "level": "info", "event": "copied"}\n',
+        ours() * 60_000 + LOGURU,
+    ],
+)
+def test_a_log_with_a_line_of_another_program_is_refused_and_left_as_it_is(
+    path: Path, content: bytes
+) -> None:
+    path.parent.mkdir()
+    path.write_bytes(content)
+    before = path.stat()
+    with pytest.raises(ConfigError, match="has lines of another program") as refused:
+        EventLog(LogSettings(jsonl=path), "run-1", "remote")
+    assert "NTT_BACKUP_LOG" in refused.value.hint
+    assert path.read_bytes() == content
+    assert (path.stat().st_mtime_ns, path.stat().st_mode) == (before.st_mtime_ns, before.st_mode)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        ours() + ours("offsite"),
+        ours() + ours()[:50] + b"\n" + ours(),
+        b'{"ti\n' + ours() + ours()[:100],
+        bytes(100) + ours() + b"\n",
+        bytes(4096),
+        ours() * 60_000,
+    ],
+)
+def test_lines_of_other_targets_cut_lines_and_zeros_are_no_lines_of_others(
+    path: Path, content: bytes
+) -> None:
+    path.parent.mkdir()
+    path.write_bytes(content)
+    log = EventLog(LogSettings(jsonl=path), "run-1", "remote")
+    log.event(WARNING)
+    log.close()
+    assert path.read_bytes().startswith(content)
+
+
+def test_a_log_does_not_move_to_that_of_another_program(log: EventLog, path: Path) -> None:
+    theirs = path.with_name("theirs.jsonl")
+    theirs.write_bytes(LOGURU)
+    with pytest.raises(ConfigError, match="has lines of another program"):
+        log.reopen(LogSettings(jsonl=theirs))
+    log.event(WARNING)
+    assert (len(lines(path)), theirs.read_bytes()) == (1, LOGURU)
+
+
+def test_a_file_of_another_program_that_takes_the_name_gets_no_line(
+    log: EventLog, path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path.rename(path.with_suffix(".1"))
+    path.write_bytes(LOGURU)
+    log.event(WARNING)
+    assert path.read_bytes() == LOGURU
+    assert "is no event of ntt-backup" in capsys.readouterr().err
+
+
+def test_notes_about_targets_are_not_beside_a_log_in_var_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sections, "SERVICE_HOME", tmp_path)
+    assert LogSettings(jsonl=Path("/var/log/ntt/backup-remote.jsonl")).notes == tmp_path
+    assert LogSettings(jsonl=Path("/srv/log/a.jsonl")).notes == Path("/srv/log")
+    monkeypatch.setattr(sections, "SERVICE_HOME", tmp_path / "none")
+    assert LogSettings(jsonl=Path("/var/log/a.jsonl")).notes == Path("/var/log")

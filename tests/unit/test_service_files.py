@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from click.testing import CliRunner
 
 from ntt_backup.cli.commands.install import install_service
 from ntt_backup.daemon.service_files import PROGRAM, service_files
+from ntt_backup.errors import ConfigError
 from ntt_backup.source import read_ahead
 
 UNIT = Path("etc/systemd/system/ntt-backup-remote.service")
@@ -99,3 +101,76 @@ def test_a_systemd_that_knows_how_asks_for_reloads_itself(release: int) -> None:
     text = next(file.text for file in service_files(PROGRAM, None, release) if file.path == UNIT)
     assert ("\nType=notify-reload\n" in text) == (release >= 253)
     assert ("\nExecReload=" in text) == (release < 253)
+
+
+def test_nothing_gives_the_log_directory_to_the_service(tmp_path: Path) -> None:
+    """It may belong to other programs and another account."""
+    install(tmp_path)
+    for path, content in files(tmp_path).items():
+        lines = [line for line in content.decode().splitlines() if not line.startswith("#")]
+        assert [line for line in lines if line.startswith("LogsDirectory")] == [], path
+        named = [line for line in lines if "/var/log" in line]
+        if path.parent.name == "logrotate.d":
+            assert named == ["/var/log/ntt/backup-remote*.jsonl {"]
+        else:
+            assert set(named) <= {"ReadWritePaths=-/var/log/ntt"}, path
+
+
+def test_the_service_runs_as_another_account_until_it_is_given_back(tmp_path: Path) -> None:
+    install(tmp_path, "--user", "app")
+    drop_in = Path(f"{UNIT}.d/user.conf")
+    assert b"\nUser=app\nGroup=\n" in files(tmp_path)[drop_in]
+    kept = files(tmp_path)[Path("etc/tmpfiles.d/ntt-backup.conf")].decode()
+    assert re.findall(r"(?m)^d (\S+) +\d+ (\S+)", kept) == [
+        ("/run/ntt-backup", "app"),
+        ("/var/lib/ntt-backup", "app"),
+        ("/etc/ntt", "root"),
+    ]
+    units = {path.parent.name for path in files(tmp_path) if path.name == "user.conf"}
+    assert units == {f"{path.name}.d" for path in files(tmp_path) if path.suffix == ".service"}
+    # As after an upgrade.
+    assert set(install(tmp_path).values()) == {"unchanged", "kept"}
+    install(tmp_path, "--user", "ntt-backup")
+    assert [path for path in files(tmp_path) if path.name == "user.conf"] == []
+    assert not (tmp_path / drop_in).parent.exists()
+    assert set(install(tmp_path).values()) == {"unchanged", "kept"}
+
+
+def test_the_service_reads_every_file_where_that_is_wanted(tmp_path: Path) -> None:
+    install(tmp_path, "--read-all")
+    drop_in = Path(f"{UNIT}.d/read-all.conf")
+    lines = files(tmp_path)[drop_in].decode().splitlines()
+    assert "AmbientCapabilities=CAP_DAC_READ_SEARCH" in lines
+    assert "CapabilityBoundingSet=CAP_DAC_READ_SEARCH" in lines
+    # The page shows and sends nothing of a file.
+    units = {path.parent.name for path in files(tmp_path) if path.name == drop_in.name}
+    assert units == {f"ntt-backup-remote{name}.service.d" for name in ("", "-once", "@")}
+    install(tmp_path)
+    assert drop_in in files(tmp_path)
+    assert install(tmp_path, "--no-read-all")[drop_in] == "removed"
+    install(tmp_path, "--read-all", "--user", "app")
+    left = install(tmp_path, "--uninstall")
+    assert set(left.values()) == {"removed", "kept"}
+    assert set(files(tmp_path)) == {SETTINGS}
+
+
+@pytest.mark.parametrize("name", ["root", "a b", "x\nExecStart=/bin/sh", "%i", "-x", "1000"])
+def test_the_service_runs_as_no_account_of_such_a_name(tmp_path: Path, name: str) -> None:
+    argv = ["--root", str(tmp_path), "--program", "/opt/x", "--user", name]
+    with pytest.raises(ConfigError, match=r"account|as root"):
+        CliRunner().invoke(install_service, argv, catch_exceptions=False)
+    assert files(tmp_path) == {}
+
+
+def test_what_a_package_has_installed_is_not_written_a_second_time(tmp_path: Path) -> None:
+    """A copy in /etc would hide the unit of the next version of the package."""
+    install(tmp_path, "--prefix", "/usr")
+    package = files(tmp_path)
+    install(tmp_path)
+    assert files(tmp_path) == package
+    install(tmp_path, "--user", "app")
+    override = Path("etc/tmpfiles.d/ntt-backup.conf")
+    new = set(files(tmp_path)) - set(package)
+    assert {path for path in new if path.name != "user.conf"} == {override}
+    install(tmp_path, "--user", "ntt-backup")
+    assert files(tmp_path) == package

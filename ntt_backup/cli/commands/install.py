@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import pwd
+import re
 import shlex
 import shutil
 import stat
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -16,71 +19,157 @@ from ntt_backup.cli import options
 from ntt_backup.cli.common import Common, writing
 from ntt_backup.cli.options import PATH, flag, value
 from ntt_backup.client.bootstrap import standalone
-from ntt_backup.config import RemoteSettings, Settings
+from ntt_backup.config import CatalogConfig, RemoteSettings, Settings, examine
 from ntt_backup.config.host_key import SERVICE_KEY, make_host_key
-from ntt_backup.daemon.service_files import SETTINGS, UNITS, service_files
+from ntt_backup.config.sections import SERVICE_HOME, LogSettings
+from ntt_backup.config.sources import CONFIG_VARIABLE
+from ntt_backup.daemon.event_log import make_log
+from ntt_backup.daemon.service_files import (
+    SETTINGS,
+    UNITS,
+    USER,
+    ServiceFile,
+    read_all_files,
+    service_files,
+    service_user,
+    user_files,
+)
 from ntt_backup.errors import ConfigError, SourceError, complete
+from ntt_backup.model import DEFAULT_TARGET
 from ntt_backup.process.durable import durable_file
 from ntt_backup.process.pipeline import start, version_of
 
 # --- the service ----------------------------------------------------------------------------------
 
 # It starts and enables nothing: what runs on a host is for its operator to say.
-_USER: Final = "ntt-backup"
 _SECONDS: Final = 900.0
 _BOOTED: Final = Path("/run/systemd/system")
-NEXT: Final = f"""\
+_PACKAGED: Final = Path("usr/lib")
+_ACCOUNT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,30}")
+# What is kept about targets, and the lock and the socket of a run; the log is not in these.
+_STATE: Final = (SERVICE_HOME, Path("/run/ntt-backup"))
+
+
+def next_steps(user: str) -> str:
+    """Returns what is to be done after the installation, for people."""
+    return f"""\
 next, as docs/install.md has it in full:
   edit /{SETTINGS}: source.root, remote.url, catalog.url
-  for ssh, a key that the remote knows: /var/lib/ntt-backup/.ssh/id_ed25519
-  su - postgres -c 'createuser {_USER}'                       # where the catalog is on this host,
-  su - postgres -c 'createdb --owner {_USER} copyjob'         # and does not exist yet
-  runuser -u {_USER} -- ntt-backup-remote init-db
-  runuser -u {_USER} -- ntt-backup-remote scan                # adds what only the store has
-  runuser -u {_USER} -- ntt-backup-remote check
+  for ssh, a key that the remote knows: {_home(user)}/.ssh/id_ed25519
+  su - postgres -c 'createuser {user}'                       # where the catalog is on this host,
+  su - postgres -c 'createdb --owner {user} copyjob'         # and does not exist yet
+  runuser -u {user} -- ntt-backup-remote init-db
+  runuser -u {user} -- ntt-backup-remote scan                # adds what only the store has
+  runuser -u {user} -- ntt-backup-remote check
   systemctl enable --now ntt-backup-remote.service            # or ntt-backup-remote-once.timer"""
+
+
 _LEFT: Final = (
-    f"left: /{SETTINGS.parent}, /var/lib/ntt-backup (the key), /var/log/ntt, drop-ins of units,"
-    f" the user {_USER}"
+    f"left: /{SETTINGS.parent}, {SERVICE_HOME} (the key), the log in /var/log/ntt, drop-ins of"
+    f" units that were made by hand, the user {USER}"
 )
 
 
 @click.command("install-service")
 @flag("--uninstall", "Remove what was installed; data stays.")
+@value("--user", "NAME", f"Run the service as this account, which exists.  [default: {USER}]")
+@click.option(
+    "--read-all/--no-read-all", default=None, help="Let the service read every file of this host."
+)
+@flag("--log", "Make the log of the settings where it is missing, and do nothing else.")
 @value("--root", PATH, "Write below this directory, and run nothing.", default=Path("/"))
 @value("--prefix", PATH, "Write a package's files below PREFIX/lib and not /etc, such as /usr.")
 @value("--program", str, "What the units start.  [default: this program]")
-def install_service(uninstall: bool, root: Path, prefix: Path | None, program: str | None) -> None:
+def install_service(
+    uninstall: bool,
+    user: str | None,
+    read_all: bool | None,
+    log: bool,
+    root: Path,
+    prefix: Path | None,
+    program: str | None,
+) -> None:
     """Install the service for systemd, or remove it.
 
-    Writes units, user, directories, log rotation and sample settings; enables and starts nothing.
-    What was changed by hand is kept, so it may be run again, such as after an upgrade.
+    Writes units, user, directories, log, its rotation and sample settings; enables and starts
+    nothing. What was changed by hand is kept, so it may be run again, such as after an upgrade.
+    --user and --read-all stay as they are until they are given again.
     """
     here = root.resolve() == Path("/")
-    program = program or _this_program(check=here)
+    former = service_user(root)
+    if log:
+        if here:
+            _make_log(_account(user or former, exists=True), former)
+        return
+    user = _account(former if user is None or uninstall else user, exists=here)
+    program = program or _this_program(user, check=here)
     release = _release() if here and prefix is None else 0
-    files = list(service_files(program, prefix, release))
+    files = list(service_files(program, prefix, release, user))
     if uninstall:
         units = [file.path.name for file in files if file.path.parent.parts[-2:] == UNITS.parts]
         if here and _BOOTED.is_dir():
             _run("systemctl", "stop", "ntt-backup-remote*")
             _run("systemctl", "--quiet", "disable", *units, may_fail=True)
-    for file in files:
+    wanted = [(file, prefix is not None or _is_missing(file, root, user)) for file in files]
+    wanted += [(file, user != USER) for file in user_files(user)]
+    if uninstall or read_all is not None:
+        wanted += [(file, bool(read_all)) for file in read_all_files()]
+    for file, stays in wanted:
         with writing(root / file.path, hint="run it as root"):
-            done = file.remove(root) if uninstall else file.write(root)
-        click.echo(f"{root / file.path}: {done}")
+            done = file.write(root) if stays and not uninstall else file.remove(root)
+        if uninstall or stays or done != "not there":
+            click.echo(f"{root / file.path}: {done}")
     if here:
-        _apply(uninstall)
-        click.echo(_LEFT if uninstall else NEXT)
+        _apply(uninstall, user, former)
+        click.echo(_LEFT if uninstall else next_steps(user))
 
 
-def _this_program(*, check: bool) -> str:
+def _is_missing(file: ServiceFile, root: Path, user: str) -> bool:
+    """Returns whether no package has installed the file, or the file must differ from that one."""
+    packaged = root / _PACKAGED / file.path.relative_to("etc")
+    return not packaged.exists() or (user != USER and "tmpfiles.d" in file.path.parts)
+
+
+def _account(name: str, *, exists: bool) -> str:
+    """Returns the name of an account that can run the service. Raises ConfigError.
+
+    exists: Whether the account must exist on this host.
+    """
+    if not _ACCOUNT.fullmatch(name):
+        raise ConfigError(f"{name!r} is no name of an account", hint="name one with --user")
+    if name == "root":
+        hint = "name another account with --user; --read-all lets the service read every file"
+        raise ConfigError("the service does not run as root", hint=hint)
+    if exists and name != USER:
+        try:
+            pwd.getpwnam(name)
+        except KeyError:
+            hint = "make the account first, or name another one with --user"
+            raise ConfigError(f"there is no account {name} on this host", hint=hint) from None
+    return name
+
+
+def _home(user: str) -> Path:
+    """Returns the home of an account, where ssh looks for its keys."""
+    try:
+        return SERVICE_HOME if user == USER else Path(pwd.getpwnam(user).pw_dir)
+    except KeyError:
+        return Path(f"~{user}")
+
+
+def _this_program(user: str, *, check: bool) -> str:
     """Returns the path of this program. Raises ConfigError if the service could not start it."""
     program = Path(os.path.abspath(sys.argv[0]))
-    closed = [one for one in program.resolve().parents if not one.stat().st_mode & stat.S_IXOTH]
+    uid = -1 if user == USER or not check else pwd.getpwnam(user).pw_uid
+    found = {one: one.stat() for one in program.resolve().parents}
+    closed = [
+        one
+        for one, at in found.items()
+        if not at.st_mode & (stat.S_IXUSR if at.st_uid == uid else stat.S_IXOTH)
+    ]
     if check and closed:
         raise ConfigError(
-            f"the user {_USER} could not start {program}",
+            f"the user {user} could not start {program}",
             detail=f"{closed[0]} is closed to others",
             hint="install the program into a directory such as /opt/ntt-backup",
         )
@@ -95,17 +184,62 @@ def _release() -> int:
         return 0
 
 
-def _apply(uninstall: bool) -> None:
-    """Makes the user and the directories, and has systemd read its units."""
+def _apply(uninstall: bool, user: str, former: str) -> None:
+    """Makes the user, the directories and the log, and has systemd read its units."""
     if not uninstall:
         _run("systemd-sysusers", "ntt-backup.conf")
+        if user != USER:
+            _run("gpasswd", "--add", user, USER)  # The settings are readable for the group.
+        account = pwd.getpwnam(user)
+        if user != former:
+            _hand_over(_uid(former), account)
         _run("systemd-tmpfiles", "--create", "ntt-backup.conf")
         with writing(Path("/", SETTINGS)):
-            shutil.chown(Path("/", SETTINGS), group=_USER)
+            shutil.chown(Path("/", SETTINGS), group=USER)
+        _make_log(user, former)
         if made := make_host_key(SERVICE_KEY):
             click.echo(made)
     if _BOOTED.is_dir():
         _run("systemctl", "daemon-reload")
+
+
+def _uid(user: str) -> int:
+    """Returns the user id of an account; -1 if there is none of that name."""
+    with suppress(KeyError):
+        return pwd.getpwnam(user).pw_uid
+    return -1
+
+
+def _hand_over(former: int, account: pwd.struct_passwd) -> None:
+    """Gives what the service keeps to another account. Raises ConfigError."""
+    for top in filter(Path.is_dir, _STATE):
+        with writing(top):
+            # Only what belonged to the former account, which could have put links there.
+            for _, directories, files, above in os.fwalk(top):
+                for name in (".", *directories, *files):
+                    if os.stat(name, dir_fd=above, follow_symlinks=False).st_uid == former:
+                        ids = (account.pw_uid, account.pw_gid)
+                        os.chown(name, *ids, dir_fd=above, follow_symlinks=False)
+
+
+def _make_log(user: str, former: str) -> None:
+    """Makes the log of the settings for the service's account, and says so. Raises ConfigError."""
+    # What the shell of root sets for other programs is not for the service.
+    environ = {name: os.environ.get(name, "") for name in (CONFIG_VARIABLE, "NTT_BACKUP_LOG")}
+    log = LogSettings()
+    try:
+        found = examine(CatalogConfig, environ=environ, file=None, target=DEFAULT_TARGET)
+        log = log if found.settings is None else found.settings.log
+    except ConfigError as error:
+        click.echo(f"warning: {error}; the log is {log.jsonl} until then", err=True)
+    try:
+        account = pwd.getpwnam(user)
+    except KeyError:
+        raise ConfigError(f"there is no account {user} on this host") from None
+    with writing(log.jsonl, hint="run it as root"):
+        uids = (0, _uid(former), _uid(USER))  # Root's own `check` makes the log, too.
+        done = make_log(log.jsonl, account.pw_uid, account.pw_gid, uids)
+    click.echo(f"{log.jsonl}: {done}")
 
 
 def _run(*argv: str, may_fail: bool = False) -> None:
