@@ -46,6 +46,7 @@ from ntt_backup.config.values import (
     Share,
     Size,
     StorageClass,
+    TablePatterns,
     TargetPlace,
     TargetUrl,
     Url,
@@ -278,10 +279,15 @@ class RunSettings(Section):
 
 
 class DumpSettings(Section):
-    """Dumps of the catalog. keep_*: see `dump.retention`."""
+    """Dumps of the catalog. keep_*: see `dump.retention`.
+
+    beside: A run does not wait for its dump, and several targets share one (`dump.spool`).
+    """
 
     bin: LocalPath | None = None
     mode: Literal["full", "series"] = "full"
+    beside: bool = Field(default=True, strict=True)
+    exclude_table_data: TablePatterns = ()
     full_every: Count = Field(default=14, ge=1, le=1000)
     keep_last: Count = Field(default=3, ge=1, le=1000)
     keep_daily: Count = Field(default=7, ge=0, le=1000)

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Final, Literal, NamedTuple, get_args, get_origin
 from urllib.parse import quote, unquote, urlsplit
@@ -182,6 +183,27 @@ Paths = Annotated[
 ]
 Patterns = Annotated[
     tuple[Annotated[Line, Field(min_length=1)], ...], Needs("a list of patterns for paths")
+]
+# So much of a pattern of pg_dump is understood here that one for our own tables can be refused.
+_TABLES: Final = re.compile(r"(?:[a-z0-9_$*?]+\.)?[a-z0-9_$*?]+", re.ASCII)
+
+
+def _spares_ours(pattern: str) -> bool:
+    """Returns whether a pattern for tables may not match blobs, nor what is in our schema."""
+    if _TABLES.fullmatch(pattern) is None:
+        return False
+    schema, _, table = pattern.rpartition(".")
+    ours = fnmatchcase("ntt_backup", schema)
+    return not ours and not (schema in ("", "public") and fnmatchcase("blobs", table))
+
+
+TablePatterns = Annotated[
+    tuple[Annotated[Line, Predicate(_spares_ours)], ...],
+    Field(max_length=64),
+    Needs(
+        'a list of up to 64 patterns such as "logs.*" or "path_cache", in lowercase letters,'
+        " digits, _ $ * and ?, that match neither blobs nor the schema ntt_backup,"
+    ),
 ]
 BlockSize = Annotated[
     Size,

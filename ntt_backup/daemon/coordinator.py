@@ -66,11 +66,13 @@ def run(
     reread: Callable[[], Settings],
     systemd: Systemd | None = None,
     names: Callable[[], Collection[str]] | None = None,
+    targets: Sequence[str] = (),
 ) -> int:
     """Sends what is pending; returns the exit code of the contract.
 
     watch: go on for ever, until a signal. The log is written first, then the listeners hear what it
     says. systemd: is told what systemd should know. reread, names: as for `read_again`; at SIGHUP.
+    targets: those of the daemon, if there are several.
     Raises BackupError only for what is wrong before the run has a log to say it in (lock, log
     file); everything later is logged, shown, and returned as the code.
     """
@@ -81,7 +83,9 @@ def run(
             read_again, load=reread, try_out=lambda new: log.reopen(new.log), names=names
         )
         heard_by = [log, *listeners]
-        one = _Coordinator(settings, reload, watch, heard_by, run_id, inbox, systemd or Systemd())
+        one = _Coordinator(
+            settings, reload, watch, heard_by, run_id, inbox, systemd or Systemd(), targets
+        )
         try:
             return one.go()
         finally:
@@ -102,6 +106,7 @@ class _Coordinator:
         run_id: str,
         inbox: SignalInbox,
         systemd: Systemd,
+        targets: Sequence[str],
     ) -> None:
         self._reload = reload
         self._settings = settings
@@ -117,7 +122,7 @@ class _Coordinator:
         from ntt_backup.daemon.run_history import RunHistory
 
         self._history = RunHistory(settings, run_id)
-        self._jobs = jobs_of(settings, watch=watch, limit=self._workers.limit)
+        self._jobs = jobs_of(settings, watch=watch, limit=self._workers.limit, targets=targets)
         self._control = RunControl(
             settings, run_id, self._workers, self._jobs, self._progress, inbox, self._emit
         )
@@ -154,16 +159,22 @@ class _Coordinator:
                 self._history.note_pending(self._progress, preflight.estimate, time.monotonic())
                 self._systemd.ready()
                 self._refresh()
-                self._finish_job("dump", "dumping the catalog")
+                self._jobs["dump"].start_if_due(time.monotonic())
+                if not settings.dump.beside:
+                    self._finish_job("dump", "dumping the catalog")
                 pending = self._watch or preflight.pending or self._history.any_pending()
                 if pending and not self._inbox.stops:
                     self._work()
                 else:
                     self._dismiss()
+                if not self._watch:  # What ends the work on blobs is no reason to lose the dump.
+                    self._finish_job("dump", "dumping the catalog")
                 if not self._watch and self._error is None and not self._inbox.stops:
                     if self._jobs["dump"].again and self._progress.copied:
                         self._jobs["dump"].hurry()
+                        self._jobs["dump"].start_if_due(time.monotonic())
                         self._finish_job("dump", "dumping the catalog")
+                    self._jobs["snapshot"].start_if_due(time.monotonic())
                     self._finish_job("snapshot", "taking snapshots")
         except BackupError as error:
             self._error = error
@@ -291,9 +302,8 @@ class _Coordinator:
         return self._systemd.watchdog(alive=alive)
 
     def _finish_job(self, name: str, status: str) -> None:
-        """Runs a side job while no worker works. A stop ends it; a failure is only an event."""
+        """Waits for a side job while no worker works. A stop ends it; a failure only is told."""
         job = self._jobs[name]
-        job.start_if_due(time.monotonic())
         self._hear_jobs()
         if job.running:
             self._systemd.status(status)

@@ -4,9 +4,10 @@ The coordinator may wait for nothing: it answers signals and the watchdog while 
 and no failure of such work stops the blobs. The process is a copy of it, since mostly nothing is
 due, and loading a program only to find that out would cost more than all else.
 
-The dump is made before the first blob, and by a run that watches every `dump.interval`. A dump in
-which no blob is copied does not tell what a restore must bring back, so after the first blobs of a
-target's life another one is made: at the end of the run, or, where it watches, after an hour.
+The dump is made while blobs are copied (`dump.beside`), or else before the first of them, and by a
+run that watches every `dump.interval`. A dump in which no blob is copied does not tell what a
+restore must bring back, so after the first blobs of a target's life another one is made: at the end
+of the run, or, where it watches, after an hour.
 
 Where this machine or key can make no dumps at all (no pg_dump, a forced command that takes none),
 that is a warning as long as nobody relies on dumps: none was ever made for this target, and
@@ -23,7 +24,7 @@ from __future__ import annotations
 
 import math
 import signal
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import ClassVar, Final
 
@@ -214,11 +215,22 @@ def _work(body: Callable[[], JobOver], pace: Pace | None) -> int:
 
 
 class DumpJob(SideJob):
-    """Dumps the catalog, where a dump is due."""
+    """Dumps the catalog, where a dump is due.
+
+    Args:
+        settings: Of the run; backoff: as for `SideJob`.
+        shared: The targets of the daemon, which share one dump.
+    """
 
     name = "ntt-dump"
     needs = frozenset({"remote", "catalog"})
     recovered = DumpRecovered
+
+    def __init__(
+        self, settings: Settings, backoff: Backoff | None = None, shared: Sequence[str] = ()
+    ) -> None:
+        super().__init__(settings, backoff)
+        self._targets = shared if len(shared) > 1 else ()
 
     def interval(self) -> float | None:
         wanted = self.settings.dump
@@ -228,8 +240,12 @@ class DumpJob(SideJob):
     def work(self, patient: bool) -> JobOver:
         from ntt_backup.dump.job import dump, relied_on
 
+        wanted = self.settings.dump
+        shared = self._targets if wanted.beside else ()
         try:
-            tells = dump(self.settings, tell_parent, patient=patient)
+            made = dump(
+                self.settings, tell_parent, patient=patient, beside=wanted.beside, shared=shared
+            )
         except DumpImpossible as error:
             if not relied_on(self.settings):
                 text = f"no dump of the catalog is made: {error}; {error.hint}"
@@ -242,8 +258,12 @@ class DumpJob(SideJob):
                 return JobOver(failed=False, away=what, reason=error.message, detail=error.detail)
             tell_parent(DumpFailed(**error.fields))
         else:
-            soon = min(MOST_RETRY_SECONDS, self.settings.dump.interval)
-            return JobOver(failed=False, again_s=None if tells else soon)
+            if not made.tells:
+                return JobOver(failed=False, again_s=min(MOST_RETRY_SECONDS, wanted.interval))
+            # Targets that share a dump need the next one at the same time.
+            shares = patient and made.age_s > 0
+            wait = max(1.0, wanted.interval - made.age_s) if shares else None
+            return JobOver(failed=False, again_s=wait)
         return JobOver(failed=True)
 
     def died(self, ended: ProcessEnded, last: Event | None) -> Event:
@@ -302,14 +322,16 @@ class CheckJob(SideJob):
         )
 
 
-def jobs_of(settings: Settings, *, watch: bool, limit: Limit) -> dict[str, SideJob]:
+def jobs_of(
+    settings: Settings, *, watch: bool, limit: Limit, targets: Sequence[str] = ()
+) -> dict[str, SideJob]:
     """Returns the side jobs of a run by the names of what they make, the last senders of the limit.
 
-    watch: whether the run waits for outages.
+    watch: whether the run waits for outages. targets: those of the daemon, if there are several.
     """
     backoff = Backoff.of(settings.run) if watch else None
     jobs: dict[str, SideJob] = {
-        "dump": DumpJob(settings, backoff),
+        "dump": DumpJob(settings, backoff, targets),
         "snapshot": SnapshotJob(settings, backoff),
     }
     if watch:

@@ -268,7 +268,7 @@ def run(
         targets = [
             SupervisedTarget(
                 one,
-                partial(_coordinate, one, watch, partial(reread, name)),
+                partial(_coordinate, one, watch, partial(reread, name), tuple(settings)),
                 log,
                 listeners(name),
                 watch=watch,
@@ -335,7 +335,11 @@ def _reread(
 
 
 def _coordinate(
-    settings: Settings, watch: bool, reread: Callable[[], Settings], again: bool
+    settings: Settings,
+    watch: bool,
+    reread: Callable[[], Settings],
+    targets: Sequence[str],
+    again: bool,
 ) -> int:
     # What anything else prints becomes lines between the messages, which the parent prints.
     os.dup2(_STDOUT, _STDERR)
@@ -349,6 +353,7 @@ def _coordinate(
             listeners=[_Telling()],
             systemd=Systemd(lambda text: SystemdWord(text=text).write(_STDOUT)),
             reread=reread,
+            targets=targets,
         )
     except BackupError as error:
         Fatal.of(error).write(_STDOUT)

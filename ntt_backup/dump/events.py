@@ -31,6 +31,20 @@ class DumpStart(Event):
         return f"dumping the catalog ({_REASONS[self.reason]})"
 
 
+class DumpWaits(Event):
+    """One pg_dump has written a dump for several targets. It waits on this machine for each."""
+
+    targets: Annotated[Positive, doc("that take the dump")]
+    bytes: Annotated[Count, doc("on this machine, until all of them have it")]
+    duration_s: Annotated[Seconds, doc("of pg_dump")]
+
+    def _text(self) -> str:
+        return (
+            f"dumped the catalog for {self.targets} targets, {size(self.bytes)} in"
+            f" {duration(self.duration_s)}"
+        )
+
+
 class DumpComplete(Event):
     """The dump is on the remote's stable storage, checked and named."""
 

@@ -12,6 +12,8 @@ week at most; the remote is asked which that is, not a memory of ours. Directory
 pg_dump can write with several jobs, needs a directory: a local copy. It works on one table a job,
 and the catalog is one large table.
 
+The targets of a daemon share one pg_dump: what it wrote waits here for each of them (see `spool`).
+
 `check` rehearses a dump without its rows and without a trace. What looks like a dump that can be
 made, a pg_dump that is new enough, says little: the job once failed at a table of another program
 that it may not read, and at a directory on the remote that was another account's. So pg_dump dumps
@@ -26,10 +28,10 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Final
 
 from ntt_backup import events, newest
@@ -39,11 +41,12 @@ from ntt_backup.client.error_text import explain_gone
 from ntt_backup.config import RemoteConfig, application_name
 from ntt_backup.config.host_key import HostKeys
 from ntt_backup.dump import pg_programs, record, retention
-from ntt_backup.dump.events import DumpComplete, DumpSkipped, DumpStart
+from ntt_backup.dump.events import DumpComplete, DumpSkipped, DumpStart, DumpWaits
 from ntt_backup.dump.pg_programs import Programs
 from ntt_backup.dump.record import DumpRecord, Stored
 from ntt_backup.dump.retention import Retention
 from ntt_backup.dump.series import Form, kept_base
+from ntt_backup.dump.spool import NoSpool, Spool, Spooled
 from ntt_backup.dump.store import (
     DUMPS,
     list_dumps,
@@ -52,6 +55,7 @@ from ntt_backup.dump.store import (
     remove_dumps,
     restorable,
 )
+from ntt_backup.dump.toc import DumpDamaged
 from ntt_backup.errors import BackupError, CatalogError, DumpFailed, DumpImpossible
 from ntt_backup.filestore.contract import FileStore, NewFile
 from ntt_backup.filestore.pins import pins_that_count
@@ -62,8 +66,64 @@ from ntt_backup.process.pipeline import wait_for
 from ntt_backup.wire.stored_names import MAX_DUMPS
 
 _BLOBS: Final = re.compile(rb"^\d+; \d+ \d+ TABLE DATA \S+ blobs ", re.MULTILINE)
+_OWN_TABLE: Final = re.compile(rb"^\d+; \d+ \d+ TABLE ntt_backup (\S+) ", re.MULTILINE)
+_OWN_DATA: Final = re.compile(rb"^\d+; \d+ \d+ TABLE DATA ntt_backup (\S+) ", re.MULTILINE)
 
 Emit = Callable[[events.Event], None]
+
+
+@dataclass(frozen=True, slots=True)
+class NewestDump:
+    """Tells of the newest dump of a target.
+
+    Attributes:
+        tells: Whether it has a blob that was copied. One that has none does not tell what a restore
+            must bring back.
+        age_s: The seconds since pg_dump was started for it, where targets share it; else 0.
+    """
+
+    tells: bool
+    age_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What is known of a target before a dump is made.
+
+    Attributes:
+        reason: Why a dump is due, as `due` returns it.
+        dumps: All that lie on the target.
+        of_host: Those of this host.
+        ours: Those of this host, and of this database and target.
+        known: Those of `ours` that can be restored.
+        copied: Whether any blob is copied.
+    """
+
+    reason: str
+    dumps: list[Stored]
+    of_host: list[Stored]
+    ours: list[Stored]
+    known: list[Stored]
+    copied: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """What pg_dump writes, or has written for several targets.
+
+    Attributes:
+        pieces: Its output. An empty piece says that there is none yet.
+        begun: When it was started.
+        program: Its version.
+        state: Of the database just before.
+        copied: Whether any blob was copied to the target before.
+    """
+
+    pieces: Generator[bytes, None, None]
+    begun: datetime
+    program: str
+    state: DatabaseState
+    copied: bool
 
 
 def dump(
@@ -73,7 +133,9 @@ def dump(
     force: bool = False,
     whole: bool = False,
     patient: bool = False,
-) -> bool:
+    beside: bool = False,
+    shared: Sequence[str] = (),
+) -> NewestDump:
     """Makes a dump if it is time to, and not where the last one is as good as a new one.
 
     Args:
@@ -82,16 +144,17 @@ def dump(
         force: make a dump whether or not anything has changed.
         whole: make a whole dump, not an increment.
         patient: the caller tries again after an outage, which is not noted for `status`.
+        beside: blobs are copied meanwhile.
+        shared: the targets that take one dump from this machine; see `spool`.
 
     Returns:
-        Whether the newest dump has a blob that was copied. One that has none does not tell what a
-        restore must bring back.
+        What is known of the newest dump.
 
     Raises:
         DumpImpossible: This machine or this key cannot make any.
         BackupError: After it was noted for `status`.
     """
-    job = _Job(settings, emit)
+    job = _Job(settings, emit, beside=beside, shared=tuple(shared))
     try:
         return job.run(force=force or whole, whole=whole)
     except BackupError as error:
@@ -136,24 +199,49 @@ def due(
 class _Job:
     """One dump, from the look at earlier ones to the removal of those no longer wanted."""
 
-    def __init__(self, settings: RemoteConfig, emit: Emit) -> None:
+    def __init__(
+        self, settings: RemoteConfig, emit: Emit, *, beside: bool, shared: tuple[str, ...]
+    ) -> None:
         self._settings = settings
         self._emit = emit
+        self._beside = beside
+        self._shared = shared
         self._application = application_name("dump")
         self._keys = HostKeys.of(settings)
         self._begun = datetime.now(UTC)
         self._clock = time.monotonic()
+        self._told: set[str] = set()
 
-    def run(self, *, force: bool, whole: bool) -> bool:
-        with self._connect() as conn:
-            state = history.database_state(conn)
+    def run(self, *, force: bool, whole: bool) -> NewestDump:
+        state = self._state()
         found = pg_programs.find(self._settings.dump.bin, state.server_version)
         with closing(open_dumps(self._settings)) as store:
-            return self._dump(store, found, state, force=force, whole=whole)
+            plan = self._look(store, state, force=force)
+            if not plan.reason:
+                self._note_good(plan.known[-1])
+                self._emit(DumpSkipped(name=plan.known[-1].name))
+                return NewestDump(plan.copied)
+            if lost := newest.lost_key(self._settings, self._keys):
+                self._warn(lost)
+            self._emit(DumpStart(reason=plan.reason, program=found.version))
+            if not self._shared:
+                self._send(store, plan, self._content(found, state, plan), found, whole=whole)
+                return NewestDump(plan.copied)
+        # The connection to the target would not live as long as pg_dump takes.
+        with (
+            self._waiting(found, state, plan) as content,
+            closing(open_dumps(self._settings)) as store,
+        ):
+            plan = self._look(store, state, force=True)
+            self._send(store, plan, content, found, whole=whole)
+        return NewestDump(content.copied, max(0.0, _seconds_since(content.begun)))
 
-    def _dump(
-        self, store: FileStore, found: Programs, state: DatabaseState, *, force: bool, whole: bool
-    ) -> bool:
+    def _look(self, store: FileStore, state: DatabaseState, *, force: bool) -> _Plan:
+        """Returns what is on the target, and why a dump is due.
+
+        Raises:
+            BackupError: The disk of the target is not mounted.
+        """
         settings, dumps = self._settings, list_dumps(store)
         with self._connect() as conn:
             ledger = history.noted_dumps(conn, settings.target, MAX_DUMPS)
@@ -174,66 +262,164 @@ class _Job:
             place, but = settings.remote.blobs, ", but the catalog has blobs copied to it"
             packs = settings.remote.packs
             raise marker.gone(place, but) if packs else explain_gone(f"{place} is missing{but}")
+        # The first blobs of a target's life may have been copied since the run has begun.
+        copied = copied and (bool(known) or not self._beside)
         age = settings.dump.max_age
         reason = due(known, state.fingerprint, self._begun, age, force=force, copied=copied)
-        if not reason:
-            self._note_good(known[-1])
-            self._emit(DumpSkipped(name=known[-1].name))
-            return copied
-        if lost := newest.lost_key(settings, self._keys):
-            self._warn(lost)
-        self._emit(DumpStart(reason=reason, program=found.version))
-        number = record.next_number(of_host)
-        name = record.name_of(self._begun, secrets.token_hex(4))
-        with closing(Form.of(settings, state.database, known, whole=whole)) as form:
-            made = self._make(store, name, found, state, number, form, copied=copied)
-            form.keep(name)
-        strangers = record.of_catalog(dumps, settings.target, state.database)
-        self._prune(store, name, made, ours, len(strangers) - len(ours))
-        return copied
+        return _Plan(reason, dumps, of_host, ours, known, copied)
+
+    def _content(self, found: Programs, state: DatabaseState, plan: _Plan) -> _Content:
+        """Returns the content of a dump for this target alone; pg_dump is started with its use."""
+        pieces = self._pg_dump(found, self._options(found))
+        return _Content(pieces, self._begun, found.version, state, plan.copied)
+
+    @contextmanager
+    def _waiting(self, found: Programs, state: DatabaseState, plan: _Plan) -> Iterator[_Content]:
+        """Yields the content of the dump that waits on this machine, which is made if need be.
+
+        The dump is this target's once the context ends without an error. Where this machine has no
+        room for it, the content is that of `_content`.
+        """
+        spool, target = Spool(self._settings.catalog.url), self._settings.target
+        one: Spooled | None = None
+        try:
+            with spool.locked():
+                there = spool.waiting()
+                usable = there is not None and self._usable(there, found, state, plan)
+                made = there if there is not None and usable else self._fill(spool, found, plan)
+                file, one = spool.open(made), made
+        except NoSpool as error:
+            self._warn(
+                f"no dump of the catalog can wait on this machine for its targets: {error}; this"
+                " target makes one of its own. Make room there, or set XDG_CACHE_HOME"
+            )
+        if one is None:
+            yield self._content(found, state, plan)
+            return
+        with file:
+            of_spool = replace(state, server=one.server, fingerprint=one.fingerprint)
+            copied = plan.copied and target in one.copied
+            pieces = spool.pieces(one, file)
+            try:
+                yield _Content(pieces, one.begun, one.program, of_spool, copied)
+            except DumpDamaged as error:
+                spool.clear_old(datetime.now(UTC))
+                raise DumpFailed(
+                    f"the dump that waits on this machine for its targets is damaged: {error}",
+                    detail=f"in {spool.directory}",
+                    hint="the next one is made anew; does this disk return what is written to it?",
+                ) from error
+        spool.took(one, target)
+
+    def _usable(self, one: Spooled, found: Programs, state: DatabaseState, plan: _Plan) -> bool:
+        """Returns whether a dump that waits is what this target would get from pg_dump now.
+
+        One that is younger than `dump.interval` is: more often no dump is made.
+        """
+        settings = self._settings.dump
+        same = (one.database, one.server, one.program, one.series, one.options) == (
+            state.database,
+            state.server,
+            found.version,
+            settings.mode == "series",
+            self._options(found),
+        )
+        newer = not plan.known or plan.known[-1].begun < one.begun.replace(microsecond=0)
+        tells = not plan.copied or self._settings.target in one.copied
+        young = 0 <= _seconds_since(one.begun) < settings.interval
+        unchanged = bool(one.fingerprint) and one.fingerprint == state.fingerprint
+        return same and newer and tells and (young or unchanged)
+
+    def _fill(self, spool: Spool, found: Programs, plan: _Plan) -> Spooled:
+        """Makes the dump that waits for all targets."""
+        state, begun, clock = self._state(), datetime.now(UTC), time.monotonic()
+        copied = [self._settings.target] if plan.copied else []
+        for name in set(self._shared) - {self._settings.target}:
+            # The columns of another target may still be missing.
+            with suppress(CatalogError), self._connect() as conn:
+                copied += [name] if selection.any_copied(conn, name) else []
+        options = self._options(found)
+        one = Spooled(
+            name=secrets.token_hex(4),
+            begun=begun,
+            database=state.database,
+            server=state.server,
+            program=found.version,
+            options=options,
+            series=self._settings.dump.mode == "series",
+            fingerprint=state.fingerprint,
+            targets=self._shared,
+            copied=tuple(sorted(copied)),
+        )
+        with closing(self._pg_dump(found, options)) as pieces:
+            made = spool.make(one, pieces)
+        took = time.monotonic() - clock
+        self._emit(DumpWaits(targets=len(self._shared), bytes=made.file_bytes, duration_s=took))
+        return made
+
+    def _options(self, found: Programs) -> tuple[str, ...]:
+        """Returns the options of pg_dump."""
+        dump = self._settings.dump
+        # What is compressed changes as a whole, wherever a row did.
+        series = dump.mode == "series"
+        compress = ("--compress=0",) if series else pg_programs.best_compression(found)
+        return (*compress, *(f"--exclude-table-data={one}" for one in dump.exclude_table_data))
+
+    def _state(self) -> DatabaseState:
+        with self._connect() as conn:
+            return history.database_state(conn)
 
     def _connect(self) -> connection.Connection:
         return connection.connect(self._settings.catalog.url, self._application)
+
+    def _send(
+        self, store: FileStore, plan: _Plan, content: _Content, found: Programs, *, whole: bool
+    ) -> None:
+        """Sends a dump, and removes those past retention."""
+        settings, database = self._settings, content.state.database
+        number = record.next_number(plan.of_host)
+        name = record.name_of(content.begun, secrets.token_hex(4))
+        with closing(Form.of(settings, database, plan.known, whole=whole)) as form:
+            made = self._make(store, name, content, found, number, form)
+            form.keep(name)
+        strangers = record.of_catalog(plan.dumps, settings.target, database)
+        self._prune(store, name, made, plan.ours, len(strangers) - len(plan.ours))
 
     def _make(
         self,
         store: FileStore,
         name: str,
+        content: _Content,
         found: Programs,
-        state: DatabaseState,
         number: int,
         form: Form,
-        *,
-        copied: bool,
     ) -> DumpRecord:
-        upload = store.write(name)
+        upload, state = store.write(name), content.state
         try:
-            head = self._pour(found.pg_dump, upload, form)
+            head = self._pour(content.pieces, upload, form)
             written, digest = upload.finish()
-            if not _BLOBS.search(pg_programs.read_head(found.pg_restore, head, "--list")):
-                raise DumpFailed(
-                    "the dump does not hold the table blobs",
-                    hint="does the user of catalog.url see the table that the backup uses?",
-                )
+            _require_ours(pg_programs.read_head(found.pg_restore, head, "--list"))
+            took = max(time.monotonic() - self._clock, _seconds_since(content.begun))
             made = DumpRecord(
                 format=form.format,
                 number=number,
                 target=self._settings.target,
                 database=state.database,
                 server_version=state.server,
-                program=found.version,
+                program=content.program,
                 host=socket.gethostname(),
                 bytes=written,
                 sha256=digest.hex(),
                 fingerprint=state.fingerprint,
-                duration_s=round(time.monotonic() - self._clock, 3),
+                duration_s=round(took, 3),
                 base=form.base,
                 step=form.step,
                 text_bytes=form.text_bytes,
                 text_sha256=form.text_sha256,
-                copied=copied,
+                copied=content.copied,
                 head_bytes=len(head),
                 head_sha256=hashlib.sha256(head).hexdigest(),
+                excluded=self._settings.dump.exclude_table_data,
             ).signed(name, self._keys)
             publish_dump(store, upload, name, made)
         except BaseException:
@@ -241,11 +427,24 @@ class _Job:
             raise
         return made
 
-    def _pour(self, pg_dump: Path, upload: NewFile, form: Form) -> bytes:
+    @staticmethod
+    def _pour(pieces: Generator[bytes, None, None], upload: NewFile, form: Form) -> bytes:
         """Sends what form makes of pg_dump's output; returns the beginning of that."""
-        url, head = self._settings.catalog.url, bytearray()
-        child = pg_programs.start_pg_dump(pg_dump, url, self._application, *form.options)
-        patience = self._settings.run.receipt_timeout
+        head = bytearray()
+        with closing(pieces):
+            for data in pieces:
+                if not data:
+                    upload.poll()
+                    continue
+                head += data[: max(0, pg_programs.HEAD_BYTES - len(head))]
+                upload.add(form.add(data))
+        upload.add(form.end())
+        return bytes(head)
+
+    def _pg_dump(self, found: Programs, options: Sequence[str]) -> Generator[bytes, None, None]:
+        """Yields the output of pg_dump, and an empty piece each second in which there is none."""
+        url, patience = self._settings.catalog.url, self._settings.run.receipt_timeout
+        child = pg_programs.start_pg_dump(found.pg_dump, url, self._application, *options)
         deadline = time.monotonic() + patience
         try:
             while (data := child.read()) != b"":
@@ -258,19 +457,16 @@ class _Job:
                             hint="look at pg_stat_activity of the catalog's server; or raise"
                             " run.receipt_timeout, which is how long pg_dump may be silent",
                         )
-                    upload.poll()
+                    yield b""
                     wait_for(reading=child.fds, timeout=1.0)
                     continue
-                head += data[: max(0, pg_programs.HEAD_BYTES - len(head))]
-                upload.add(form.add(data))
+                yield data
                 deadline = time.monotonic() + patience
             status = child.wait(patience)
         finally:
             child.kill()
         if status != 0:
             raise pg_programs.pg_dump_failed(status, child.stderr.text)
-        upload.add(form.end())
-        return bytes(head)
 
     def _prune(
         self, store: FileStore, name: str, made: DumpRecord, ours: list[Stored], strangers: int
@@ -322,7 +518,9 @@ class _Job:
         )
 
     def _warn(self, reason: str) -> None:
-        self._emit(events.Warning(reason=reason))
+        if reason not in self._told:  # The target is looked at twice.
+            self._told.add(reason)
+            self._emit(events.Warning(reason=reason))
 
     def _note_good(self, last: Stored) -> None:
         """Notes that the last dump is as good as a new one, where the last attempt has failed.
@@ -394,6 +592,23 @@ def rehearse(settings: RemoteConfig, *, remote_too: bool) -> tuple[str, str]:
             f"the catalog cannot be dumped: {error.message}", detail=error.detail, hint=error.hint
         ) from error
     return f"{found.pg_dump}, version {found.version}{said}", warning
+
+
+def _require_ours(listed: bytes) -> None:
+    """Raises DumpFailed where a dump lacks the rows of blobs or of one of our own tables."""
+    data = set(_OWN_DATA.findall(listed))
+    if _BLOBS.search(listed) and data.issuperset(_OWN_TABLE.findall(listed)):
+        return
+    blobs, tables = "the dump does not hold the table blobs", "the dump lacks rows of our tables"
+    raise DumpFailed(
+        tables if _BLOBS.search(listed) else blobs,
+        hint="does the user of catalog.url see the table that the backup uses? Does a pattern of"
+        " dump.exclude_table_data match it?",
+    )
+
+
+def _seconds_since(begun: datetime) -> float:
+    return (datetime.now(UTC) - begun).total_seconds()
 
 
 def _too_old(known: list[Stored]) -> str:

@@ -31,6 +31,7 @@ PLAIN: Final[Literal[1]] = 1
 SERIES: Final[Literal[3]] = 3
 _NUMBERS: Final = 1 << 53
 _PURPOSE: Final = "dump"
+_MOST_EXCLUDED: Final = 64
 _Number = Annotated[int, Field(ge=0, lt=_NUMBERS)]
 
 
@@ -50,6 +51,7 @@ class DumpRecord:
         head_bytes: The size of the beginning of what pg_dump wrote that has the table of contents.
         head_sha256: Of that beginning: it is proved before any statement of the dump is executed.
         step: Of an increment, one more than that of the last one on the same base; else 0.
+        excluded: The patterns for tables of which no row is in the dump.
         signature: By the key of the host that made the dump; "" where it has none.
     """
 
@@ -71,7 +73,14 @@ class DumpRecord:
     head_bytes: int = 0
     head_sha256: str = ""
     step: _Number = 0
+    excluded: Annotated[tuple[str, ...], Field(max_length=_MOST_EXCLUDED)] = ()
     signature: str = ""
+
+    @property
+    def lacks(self) -> str:
+        """Says of which tables no row is in the dump; "" where all are."""
+        patterns = ", ".join(self.excluded)
+        return f"the dump has no rows of tables that match {patterns}" if patterns else ""
 
     @property
     def series(self) -> bool:
@@ -86,12 +95,13 @@ class DumpRecord:
     def to_json(self) -> str:
         """Returns the record as one line of JSON.
 
-        A step of 0 is left out: the first records had no step, and their signatures must remain
-        valid.
+        A step of 0 and an empty `excluded` are left out: the first records had neither, and their
+        signatures must remain valid.
         """
         values = asdict(self)
-        if not self.step:
-            del values["step"]
+        for name in ("step", "excluded"):
+            if not values[name]:
+                del values[name]
         return json.dumps(values, sort_keys=True)
 
     def signed(self, name: str, keys: HostKeys) -> DumpRecord:

@@ -316,7 +316,6 @@ class Form:
         new: keeps this dump; None where it is not kept.
 
     Attributes:
-        options: Of pg_dump.
         text_bytes: The size of what pg_dump wrote.
     """
 
@@ -329,8 +328,6 @@ class Form:
         self._digest = hashlib.sha256()
         self.format: Literal[1, 3] = SERIES if series else PLAIN
         self.base, self.step = (old.name, old.step) if old is not None else ("", 0)
-        # What is compressed changes as a whole, wherever a row did.
-        self.options = ("--compress=0",) if series else ()
         self.text_bytes = 0
 
     @staticmethod

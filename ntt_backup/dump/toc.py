@@ -16,7 +16,9 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import IO, Final, cast
+
+import zstandard
 
 # Versions of the archive: of PostgreSQL 12 to 18. Since 1.15 it names the way of compression, and
 # since 1.16 the kind of each relation.
@@ -34,6 +36,7 @@ _METHODS: Final = ("none", "gzip", "lz4", "zstd")
 _TABLE: Final = 1
 _LARGE_OBJECTS: Final = 3
 _PIECE: Final = 1 << 18
+_WINDOW: Final = 8 << 20  # What pg_dump needs at its levels is less; a stranger may ask for more.
 _LONGEST_LINE: Final = 8 << 20
 _END_OF_ROWS: Final = b"\\."
 
@@ -305,8 +308,28 @@ def _plain(chunks: Iterator[bytes], method: str) -> Iterator[bytes]:
                     left = gzip.unconsumed_tail
         except zlib.error as error:
             raise DumpDamaged(str(error)) from error
+    elif method == "zstd":
+        try:
+            unpack = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
+            yield from unpack.read_to_iter(cast(IO[bytes], _Chunks(chunks)), write_size=_PIECE)
+        except zstandard.ZstdError as error:
+            raise DumpDamaged(str(error)) from error
     else:
         raise DumpDamaged(f"its rows are compressed by {method}")
+
+
+class _Chunks:
+    """Reads chunks as from a file. One that is longer than what was asked for comes in parts."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks = chunks
+        self._held = memoryview(b"")
+
+    def read(self, size: int) -> bytes:
+        if not self._held:
+            self._held = memoryview(next(self._chunks, b""))
+        data, self._held = self._held[:size], self._held[size:]
+        return bytes(data)
 
 
 def _lines(pieces: Iterable[bytes]) -> Iterator[bytes]:

@@ -90,6 +90,7 @@ class World:
         monkeypatch.setattr(privileges, "require_dumpable", lambda _: self._fail("privileges"))
         monkeypatch.setattr(pg_programs, "find", self._find)
         monkeypatch.setattr(pg_programs, "start_pg_dump", lambda *_: self)
+        monkeypatch.setattr(pg_programs, "best_compression", lambda _: ())
         monkeypatch.setattr(pg_programs, "read_head", self._read_head)
         monkeypatch.setattr(job, "wait_for", self._wait)
         monkeypatch.setattr(HostKeys, "of", lambda _: KEYS)
@@ -184,8 +185,8 @@ class World:
         self.dropped += names
         return len(names)
 
-    def run(self, **how: bool) -> bool:
-        return job.dump(self.settings, self.events.append, **how)
+    def run(self, **how: Any) -> bool:
+        return job.dump(self.settings, self.events.append, **how).tells
 
     def said(self, kind: type[events.Event]) -> list[Any]:
         return [one for one in self.events if isinstance(one, kind)]
@@ -327,6 +328,15 @@ def test_blobs_that_were_copied_are_known_of_by_the_catalog_or_the_last_dump(wor
     assert not world.run(force=True)
     world.placed, world.pieces = True, list(TEXT)
     assert world.run(force=True)
+
+
+def test_the_first_dump_beside_the_first_blobs_knows_of_none_of_them(world: World) -> None:
+    assert not world.run(beside=True)
+    (made,) = world.named.values()
+    assert not made.copied
+    world.dumps, world.pieces = [ours(1, copied=False)], list(TEXT)
+    assert world.run(beside=True)
+    assert [one.reason for one in world.said(DumpStart)] == ["first", "marked"]
 
 
 def test_a_dump_that_is_missed_is_named(world: World) -> None:

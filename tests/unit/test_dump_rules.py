@@ -361,9 +361,9 @@ def test_a_record_is_a_line_in_the_order_of_its_names() -> None:
     """Also one that another version has signed, with its fields in another order."""
     line = RECORD.to_json()
     assert line == json.dumps(json.loads(line), sort_keys=True)
-    assert [*json.loads(line)] == sorted(asdict(RECORD).keys() - {"step"})
-    # The first records had no step, and are signed without one.
-    stepped = replace(RECORD, step=1)
+    assert [*json.loads(line)] == sorted(asdict(RECORD).keys() - {"step", "excluded"})
+    # The first records had neither, and are signed without them.
+    stepped = replace(RECORD, step=1, excluded=("logs.*",))
     assert record.read(stepped.to_json()) == stepped
     assert record.read(line) == RECORD
 
@@ -526,3 +526,19 @@ def test_why_pg_dump_failed_is_told(status: int | None, said: str, detail: str, 
     failed = pg_programs.pg_dump_failed(status, said)
     assert failed.detail.startswith(detail)
     assert (hint in failed.hint) == (bool(hint) == bool(failed.hint))
+
+
+@pytest.mark.parametrize(
+    ("version", "says", "option"),
+    [
+        ("17.2", 'connection to server at "/nonexistent" failed', ("--compress=zstd",)),
+        ("16.4", "this build does not support compression with ZSTD", ()),
+        ("15.7", 'connection to server at "/nonexistent" failed', ()),
+    ],
+)
+def test_a_dump_is_compressed_by_zstd_where_pg_dump_has_that(
+    tmp_path: Path, version: str, says: str, option: tuple[str, ...]
+) -> None:
+    pg_dump = script(tmp_path, "pg_dump", f'echo "pg_dump: error: {says}" >&2; exit 1')
+    programs = Programs(pg_dump, tmp_path / "pg_restore", version)
+    assert pg_programs.best_compression(programs) == option

@@ -175,6 +175,8 @@ def _restore_catalog(
             )
     if found.origin is not Origin.OURS:
         results.warn(f"{_NOBODY}. Compare them with the remote: `reconcile`, then `verify`")
+    if found.dump.record is not None and found.dump.record.lacks:
+        results.warn(printable(f"{found.dump.record.lacks} (dump.exclude_table_data)"))
     if found.left_out:
         results.warn(f"{many(len(found.left_out), 'object')} were left out:")
         lines = results.first_lines(found.left_out, len(found.left_out), end="")
@@ -300,6 +302,8 @@ def _drilled(found: Drilled, scratch: Path) -> Iterator[str]:
     )
     if found.origin is not Origin.OURS:
         yield _NOBODY
+    if found.dump.record is not None and found.dump.record.lacks:
+        yield printable(found.dump.record.lacks)
     if found.proved:
         yield "PROVED: all that the catalog calls copied was restored, and every byte is right"
     else:
