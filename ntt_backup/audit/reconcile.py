@@ -2,7 +2,7 @@
 
 All three lists come in the order of blobids, range by range: the catalog's rows of one range are
 read and sorted, the store's directories and the remote's listing are sorted as they come. A merge
-of the three sees every blob once, with the memory of a 256th of the catalog.
+of the three sees every blob once, with the memory of a 256th of the catalog, or of 100,000 rows.
 
 In every range the catalog is read first. A blob that a run copies at this moment may then show as
 not marked yet, which is harmless; it can never show as copied and absent.
@@ -39,7 +39,8 @@ from ntt_backup.blobdir.walk import Stray, StrayKind, Tree
 from ntt_backup.catalog.connection import Connection, translated
 from ntt_backup.catalog.failures import failed_for
 from ntt_backup.catalog.ledger import Ledger, forget_packs, insert_packs, iter_packs, record_checks
-from ntt_backup.catalog.range_locks import prefix_ranges
+from ntt_backup.catalog.pending import rows_about
+from ntt_backup.catalog.range_locks import RANGES, ranges_below
 from ntt_backup.catalog.selection import Row, rows_in
 from ntt_backup.client.pool import ReconnectingSession, SessionPool
 from ntt_backup.config import Settings
@@ -54,7 +55,8 @@ from ntt_backup.source.store import Store
 
 _APPLY_BLOBS: Final = 1000
 _EXAMPLES: Final = 5
-_PREFIX_DIGITS: Final = 2
+# The rows of one listing of the remote, as far as ranges of two digits have fewer.
+_RANGE_ROWS: Final = 100_000
 
 
 class Difference(StrEnum):
@@ -147,7 +149,7 @@ def reconcile(
         apply: Whether what the remote lacks becomes pending, and what packs name is marked.
         adoption: How blobs that are there and not marked come to be marked.
         workers: The number of connections that prove blobs.
-        first: The index of the range to begin with.
+        first: The two-digit prefix to begin with, as a number.
         on_progress: Receives the counts after each range, and while blobs are proved.
         on_difference: Receives kind, blobid or path, and remark of each difference.
         on_outage: Receives the error of an outage, and the seconds of the wait.
@@ -210,9 +212,13 @@ class _Work:
 
     def ranges(self, on_progress: Callable[[Comparison], None]) -> Iterator[list[Blob]]:
         """Compares one range after the other. Yields the blobs of each that remain to be proved."""
-        ranges = prefix_ranges()
-        for number, one in enumerate((*ranges[self.first :], *ranges[: self.first]), 1):
-            self.compare(one)
+        # Each range costs the remote's answer to a listing, and holds its rows in memory.
+        rows = rows_about(self.conn)
+        digits = next((some for some in range(2) if rows <= _RANGE_ROWS * 16**some), 2)
+        ranges = ranges_below(digits)
+        first = self.first * len(ranges) // RANGES
+        for number, (prefix, one) in enumerate((*ranges[first:], *ranges[:first]), 1):
+            self.compare(prefix, one)
             self.seen.part = number / len(ranges)
             on_progress(self.seen)
             unproved, self.unproved = self.unproved, []
@@ -264,9 +270,8 @@ class _Work:
         self.found += [blob for blob in proved.job if blob.blobid not in left]
         self.record()
 
-    def compare(self, one: BlobRange) -> None:
-        """Compares one range, whose index is its two-digit prefix."""
-        prefix = f"{one.index:0{_PREFIX_DIGITS}x}"
+    def compare(self, prefix: str, one: BlobRange) -> None:
+        """Compares one range, which has the blobids with a prefix."""
         rows = self._rows(one)  # Read first of all three.
         remote, local = self._remote(prefix), self._local(prefix)
         for blobid, (row, sizes, size) in _merge(((r.blobid, r) for r in rows), remote, local):
@@ -328,8 +333,9 @@ class _Work:
             yield digest.hex(), size
 
     def _local(self, prefix: str) -> Iterator[tuple[str, int]]:
-        directories = self.tree.level(prefix) if prefix in self.prefixes else ()
-        for directory in self._in_order(directories):
+        prefixes = [one for one in self.prefixes if one.startswith(prefix)]
+        directories = (each for one in prefixes for each in self._in_order(self.tree.level(one)))
+        for directory in directories:
             for blobid in self._in_order(self.tree.entries(directory)):
                 path = relative_path(blobid)
                 try:

@@ -86,6 +86,21 @@ def prefix_ranges() -> tuple[BlobRange, ...]:
     return _joined(0, ["", *(f"{index:02x}" for index in range(1, RANGES))], None)
 
 
+def ranges_below(digits: int) -> tuple[tuple[str, BlobRange], ...]:
+    """Cuts the whole space of blobids at the prefixes of so many digits, at most two.
+
+    Returns:
+        Each prefix with its range, whose index is the place of the prefix.
+    """
+    ranges, count = prefix_ranges(), 16**digits
+    found = []
+    for nth in range(count):
+        some = ranges[nth * len(ranges) // count : (nth + 1) * len(ranges) // count]
+        prefix = range_name(some[0].index)[:digits]
+        found.append((prefix, BlobRange(nth, some[0].lo, some[-1].hi)))
+    return tuple(found)
+
+
 def parts(index: int) -> tuple[BlobRange, ...]:
     """Cuts a range at the third digit. The indexes of the parts follow on those of all ranges."""
     whole = prefix_ranges()[index]

@@ -64,7 +64,7 @@ SETTLED, FAILED = range(2)
 WHOLE, MISSING, WRONG, UNREADABLE = range(4)
 KEY_BYTES = 32
 # The first bytes of a sum under a key: as many as nobody guesses.
-SUM_BYTES = 16
+SUM_BYTES = 12
 # The status of a FILE_SAID; MISSING and UNREADABLE are others.
 SUCCEEDED, TAKEN = 0, 2
 

@@ -56,7 +56,7 @@ FRAMES = [
     messages.NAMES.frame([(A, 1), (B, 2**60)]),
     messages.STRAY.frame(2, "aa/b\u00e4\n"),
     messages.LISTED.frame(1, 2**60, 3, True),
-    messages.SUMS.frame([(0, A[:16]), (1, bytes(16))]),
+    messages.SUMS.frame([(0, A[:12]), (1, bytes(12))]),
     messages.HASHED.frame(FOUND),
     messages.contents([A, B], [2, 0], [b"xy", b""]),
     messages.BLOB.frame(A, 2**60, 9),
