@@ -22,6 +22,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from base64 import b64decode
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -175,6 +176,9 @@ def cpu_has_aes() -> bool:
 _CANNOT_RUN = "the remote cannot run our command"
 _NEEDS_A_SHELL = "the remote account needs a login shell that finds sh and head -c in its PATH"
 _KEY_REFUSED = "the remote does not accept our key"
+_AGENT = "SSH_AUTH_SOCK"
+_OPENSSH_KEY = b"-----BEGIN OPENSSH PRIVATE KEY-----"
+_KEY_HEAD = 200  # Bytes.
 _SSH_CASES = (
     ErrorCase(
         r"no (\w+ )?host key is known",
@@ -194,8 +198,9 @@ _SSH_CASES = (
         r"permission denied \(|too many authentication failures|no such identity",
         RemoteDenied,
         _KEY_REFUSED,
-        "set remote.identity_file (NTT_SSH_KEY) to a key without a passphrase, and put its public"
-        " half into ~/.ssh/authorized_keys on the remote",
+        "set remote.identity_file (NTT_SSH_KEY) to a key without a passphrase, or to one that an"
+        " agent holds, and put its public half into ~/.ssh/authorized_keys on the remote; the"
+        " detail names the machine, which may be a jump host",
         r'load key ".*": ',
     ),
     ErrorCase(
@@ -284,6 +289,19 @@ def explain_ssh(status: int | None, stderr: str) -> BackupError:
     )
 
 
+def _has_passphrase(key: Path) -> bool:
+    """Returns whether the file of a private key is encrypted, as far as its beginning tells."""
+    try:
+        with key.open("rb") as file:
+            head = file.read(_KEY_HEAD)
+        if not head.startswith(_OPENSSH_KEY):
+            return b"ENCRYPTED" in head
+        # A word, its length, and the name of the cipher.
+        return b"\0\0\0\4none" not in b64decode(head.split()[4][:64])
+    except (OSError, ValueError, IndexError):
+        return False
+
+
 @dataclass(frozen=True, slots=True)
 class Ssh:
     """The transport over the OpenSSH client."""
@@ -307,10 +325,22 @@ class Ssh:
 
     def explain(self, status: int | None, stderr: str) -> BackupError:
         error, key = explain_ssh(status, stderr), self.remote.identity_file
-        if error.message == _KEY_REFUSED and key is not None and not os.access(key, os.R_OK):
-            # ssh ignores such a key without a message.
+        if error.message != _KEY_REFUSED or key is None:
+            return error
+        # ssh ignores a key that it cannot use without a message.
+        if not os.access(key, os.R_OK):
             return RemoteDenied(
                 _KEY_REFUSED, detail=f"this user cannot read {key}", hint=error.hint
+            )
+        if _has_passphrase(key):
+            why = f"there is no agent, {_AGENT} is not set"
+            if os.environ.get(_AGENT):
+                why = "the agent does not hold it, or the remote does not know it"
+            return RemoteDenied(
+                "our key has a passphrase, and was not used",
+                detail=f"{key}: {why}",
+                hint=f"`ssh-add {key}`, and start this command in the same session; a service needs"
+                " a key without a passphrase, or the socket of an agent in its environment",
             )
         return error
 

@@ -236,6 +236,10 @@ class DockerServer:
         status, output = self._engine.exec_run(["sh", "-c", script])
         assert status == 0, output
 
+    def changes(self) -> set[str]:
+        """Returns the paths that differ from the image, but for the directories of the tests."""
+        return {str(one["Path"]) for one in self._engine.diff() or ()}
+
     def log(self) -> str:
         output: bytes = self._engine.logs()
         return output.decode(errors="replace")
@@ -433,6 +437,15 @@ def give_b3sum(remote: Sshd, startup: Path) -> None:
     tools = remote.directory("tools")
     _copy_program(remote, tools)
     startup.write_text(f"export PATH={tools.path}:$PATH PYTHONNOUSERSITE=1\n")
+
+
+def by_python_alone(remote: Sshd, startup: Path) -> None:
+    """Let the remote's ordinary account find python3 and what starts it, and nothing besides."""
+    tools = remote.directory("appliance")
+    link = f'ln -s "$(command -v $name)" {tools.path}/$name'
+    done = remote.run(f"for name in python3 sh head; do {link} || exit; done")
+    assert done.returncode == 0, done.stderr
+    startup.write_text(f"export PATH={tools.path} PYTHONNOUSERSITE=1\n")
 
 
 def receiver_on(remote: Sshd, checking: str) -> str:
