@@ -27,6 +27,7 @@ SECTIONS: Final = {
         "check": "Check everything that a run needs.",
         "verify": "Check the blobs on the remote by their hashes.",
         "drill": "Prove that everything can be restored.",
+        "protect": "Renew the object locks of all that is in a bucket.",
         "dump": "Dump the catalog to the remote, and remove old dumps.",
         "dumps": "List the dumps of the catalog on the remote, remove or pin some.",
         "snapshot": "Keep versions of files that change in place, and bring them back.",
@@ -122,7 +123,7 @@ _MODULES: Final = {
         "restore": "drill",
         "run": "pause resume bwlimit now stop",
         "status": "runs serve",
-        "verify": "reconcile scan",
+        "verify": "protect reconcile scan",
     }.items()
     for name in names.split()
 }
@@ -166,6 +167,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "mount": ("mount /mnt/blobs --packs /srv/packs", "mount /mnt/etc --snapshot etc"),
     "now": ("now", "--target offsite now --json"),
     "notify": ("notify", "notify 'all is well'"),
+    "protect": ("protect --for 90d", "protect --until 2027-12-31 --json"),
     "pack": (
         "pack blobs.tar --from /srv/store --prefix 00",
         "pack blobs.tar --list blobids.txt",

@@ -64,6 +64,8 @@ class ObjectInfo:
     """An object. size in bytes. checksum: the SHA-256 that the server keeps, as it writes it
     (`base64`, or `base64-N` over the sums of N parts); "" where it keeps none or does not say.
     etag: of its content, without quotes; most servers make it of MD5 sums. "" where it has none.
+    lock: the mode of its object lock, and locked_until the end of that (UTC), as `head` tells; ""
+    and None where it has none, or where the credentials may not see it.
     """
 
     key: str
@@ -72,6 +74,8 @@ class ObjectInfo:
     modified: datetime | None = None
     storage_class: str = ""
     etag: str = ""
+    lock: str = ""
+    locked_until: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +112,13 @@ class BucketFacts:
 class Protection:
     """How a bucket protects its objects. versioning and lock: `on`, `off`, or "" where it does not
     say. lock_days: for how long its lock protects an object unasked; 0 where it does not, or does
-    not say.
+    not say. lock_mode: the mode of that lock; "" as well.
     """
 
     versioning: str = ""
     lock: str = ""
     lock_days: int = 0
+    lock_mode: str = ""
 
 
 def checksum(sha256: bytes) -> str:
@@ -233,6 +238,13 @@ class Bucket(Protocol):
     def thaw(self, key: str, days: int, tier: str) -> bool:
         """Asks that an archived object can be read, for so many days. tier: how fast. Returns
         whether that has only begun now; False where it was under way. It takes hours.
+        """
+        ...
+
+    def lock(self, key: str, mode: str, until: datetime) -> None:
+        """Locks the current version of an object until a time: in the mode GOVERNANCE or COMPLIANCE
+        nobody removes or shortens that, but, in the first, who has a right of its own. Raises
+        ObjectMissing.
         """
         ...
 

@@ -216,6 +216,8 @@ class S3Bucket:
             moment(answer, "LastModified"),
             word(answer, "StorageClass", required=False),
             etag(answer),
+            printable(word(answer, "ObjectLockMode", required=False))[:_LONGEST_NAME],
+            moment(answer, "ObjectLockRetainUntilDate"),
         )
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
@@ -256,6 +258,9 @@ class S3Bucket:
             return False
         return True
 
+    def lock(self, key: str, mode: str, until: datetime) -> None:
+        self._ask("put_object_retention", key, Retention={"Mode": mode, "RetainUntilDate": until})
+
     def facts(self) -> BucketFacts:
         before = time.time()
         page = self._ask("list_objects_v2", "", Prefix=self._prefix, MaxKeys=1)
@@ -277,6 +282,7 @@ class S3Bucket:
             _state(versioning, "Status"),
             _state(lock, "ObjectLockEnabled"),
             default.get("Days", 0) + 365 * default.get("Years", 0),
+            printable(str(default.get("Mode", "")))[:_LONGEST_NAME],
         )
 
     def _told(self, operation: str) -> dict[str, Any] | None:

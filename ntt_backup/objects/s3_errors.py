@@ -131,6 +131,7 @@ _RIGHTS: Final = {
     "head_object": ("read an object", "s3:GetObject and s3:ListBucket"),
     "get_object": ("read an object", "s3:GetObject and s3:ListBucket"),
     "restore_object": ("thaw an object", "s3:RestoreObject"),
+    "put_object_retention": ("lock an object", "s3:PutObjectRetention and s3:GetObjectRetention"),
     "list_objects_v2": ("list objects", "s3:ListBucket"),
     "delete_object": ("remove an object", "s3:DeleteObject"),
 }

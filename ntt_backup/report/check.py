@@ -13,11 +13,12 @@ import os
 import platform
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 from ntt_backup import __version__, newest
+from ntt_backup.audit.locks import known_lock, look_at_lock
 from ntt_backup.catalog import connection, history, ledger, selection
 from ntt_backup.catalog.history import CheckRun, noted_dumps
 from ntt_backup.client.bootstrap import Banner
@@ -120,6 +121,8 @@ def check(settings: Settings) -> Iterator[CheckStep]:
     yield guarded("signing", lambda: host_key(settings))
     if reached:
         yield guarded("newest", lambda: newest_known(settings))
+        if settings.remote.kind == "s3":
+            yield guarded("locks", lambda: object_locks(settings))
     if settings.snapshots:
         yield guarded("snapshots", lambda: snapshots(settings, reached=reached))
 
@@ -211,18 +214,42 @@ def snapshots(settings: Settings, *, reached: bool) -> CheckStep:
     by_hand = sorted(settings.snapshots.keys() - settings.scheduled.keys())
     hand = f"; a run takes none of {', '.join(by_hand)}: `every` is not set" if by_hand else ""
     text = f"{said}, {many(whole, 'version')} on the target{hand}"
-    if settings.remote.kind == "s3" and (
-        lock := open_bucket(settings.remote).protection().lock_days
+    renewed = (known := known_lock(settings)) is not None and known.renewed
+    if (
+        settings.remote.kind == "s3"
+        and not renewed
+        and (lock := open_bucket(settings.remote).protection().lock_days)
     ):
         lives = {name: life(wanted).days for name, wanted in settings.snapshots.items()}
         if short := [f"{name} ({days})" for name, days in lives.items() if days > lock]:
             warning = (
                 f"{text}; the bucket's object lock ends after {many(lock, 'day')}, and versions are"
-                f" needed for longer (days): {', '.join(short)}; make it longer, or full_every and"
-                " keep_* shorter"
+                f" needed for longer (days): {', '.join(short)}; make it longer, renew it by"
+                " `ntt-backup-remote protect`, or make full_every and keep_* shorter"
             )
             return CheckStep(warning=warning)
     return CheckStep(text)
+
+
+def object_locks(settings: Settings) -> CheckStep:
+    """Says until when the objects of a bucket are locked, and warns where that is soon.
+
+    The result is noted for `status`. Raises BackupError if the bucket cannot be asked.
+    """
+    bucket = open_bucket(settings.remote)
+    told = bucket.protection()
+    if told.lock != "on":
+        return CheckStep(f"object lock is {told.lock or 'not told by the bucket'}")
+    days = many(told.lock_days, "day")
+    later = f"what arrives is locked for {days}" if told.lock_days else "what arrives is not locked"
+    lock = look_at_lock(settings, bucket)
+    if lock is None:
+        return CheckStep(f"no lock is seen (that needs s3:GetObjectRetention); {later}")
+    now = datetime.now(UTC)
+    verb = "end" if lock.until > now else "have ended:"
+    text = f"object locks {verb} {moment(lock.until)}; {later}"
+    renew = "renew them: `ntt-backup-remote protect --for 90d`"
+    return CheckStep(text, warning=f"{text}; {renew}" if lock.ends_soon(now) else "")
 
 
 def remote_reads(settings: Settings) -> CheckStep:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final, Self, TypeVar, cast
 
+from ntt_backup.audit.locks import TargetLock, known_lock
 from ntt_backup.catalog import connection, history, proofs, range_locks, stats
 from ntt_backup.catalog.failures import FailedBlob
 from ntt_backup.catalog.schema_check import verify_schema
@@ -53,6 +54,7 @@ class TargetFacts:
         read_at: The last time at which the catalog was read; None: never.
         trouble: The reason why the catalog could not be read now.
         lacks: The errors for facts that the catalog refused to tell.
+        lock: What this host has noted of the object locks of a bucket; None: nothing.
         unknown: The number of failed blobs that are not marked as known.
         runs: The runs, the newest first.
         contact: The first contact with the target.
@@ -67,6 +69,7 @@ class TargetFacts:
     silence: BackupError | None = None
     snapshots: Mapping[str, Last] = field(default_factory=dict)
     missed: Sequence[Newest] = ()
+    lock: TargetLock | None = None
     read_at: datetime | None = None
     trouble: BackupError | None = None
     lacks: list[CatalogError] = field(default_factory=list)
@@ -92,6 +95,7 @@ class TargetFacts:
         """
         known = {name: last(settings, name) for name in settings.snapshots}
         found = cls(settings, daemon, snapshots=known, missed=missed(settings))
+        found.lock = known_lock(settings)
         if daemon is None:
             found.ask_daemon()
         return found
@@ -181,6 +185,7 @@ class FactsReader:
             silence=found.silence,
             snapshots=found.snapshots,
             missed=found.missed,
+            lock=found.lock,
             trouble=self._trouble,
         )
 

@@ -219,6 +219,11 @@ def _others(facts: TargetFacts, now: datetime) -> Iterator[Point]:
         elif every and known.taken_at and now - known.taken_at > timedelta(seconds=2 * every):
             what = f"The snapshot of {name} is late: the last one was {_ago(known.taken_at, now)}"
             yield _act(what, f"`ntt-backup-remote snapshot take {name}`")
+    if (lock := facts.lock) is not None and lock.ends_soon(now):
+        left = (lock.until - now).total_seconds()
+        when = f"end in {duration(left)}" if left > 0 else f"have ended, on {moment(lock.until)}"
+        what = f"Object locks {when}: what was stored before can be removed then"
+        yield _act(what, "`ntt-backup-remote protect --for 90d` renews them")
     for one in facts.missed:
         yield _act(_sentence(str(one)), "who can change the target? `ntt-backup-remote check`")
     commands = set()

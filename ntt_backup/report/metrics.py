@@ -148,6 +148,9 @@ METRICS: Final[Mapping[str, Metric]] = {
         "Blobs that its last call found lost or not right.", "command"
     ),
     "health": Metric("How `status` judges the target: 0 healthy, 1 waiting, 2 action required."),
+    "locks_end_timestamp_seconds": Metric(
+        "When the first object lock of the target ends, as `protect` or `check` has noted."
+    ),
     "missed_on_target": Metric(
         "The newest dump and versions of this host that the target lacks: it may have been rolled"
         " back."
@@ -288,6 +291,8 @@ class Figures:
         """
         target = facts.target
         self.set("missed_on_target", len(facts.missed), target=target)
+        if facts.lock is not None:
+            self.set("locks_end_timestamp_seconds", facts.lock.until.timestamp(), target=target)
         for name, known in facts.snapshots.items():
             if known.taken_at is not None:
                 when = known.taken_at.timestamp()

@@ -11,6 +11,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from ntt_backup.audit.locks import TargetLock
 from ntt_backup.catalog.history import DumpRun, Run
 from ntt_backup.catalog.proofs import Unproved
 from ntt_backup.catalog.range_locks import range_name
@@ -73,6 +74,7 @@ class Status:
                 for name, one in facts.snapshots.items()
             ],
             "missed": [_plain(one) for one in facts.missed],
+            "lock": None if facts.lock is None else _plain(facts.lock),
             "ranges": [
                 {"range": range_name(one.index), "holder": one.application_name, "pid": one.pid}
                 for one in facts.holders
@@ -152,6 +154,8 @@ class Status:
             rows.append(("last dump", "none"))
         rows += [("last dump", _dump(one)) for one in self.facts.dumps]
         rows += [row for name in self.facts.snapshots for row in self._snapshot(name)]
+        if (lock := self.facts.lock) is not None:
+            rows.append(("locks", f"objects are locked until {moment(lock.until)}"))
         rows += [("MISSED", str(one)) for one in self.facts.missed]
         grouped: dict[str, list[int]] = {}
         for one in self.facts.holders:
@@ -178,7 +182,7 @@ class Status:
         return None if taken is None or every is None else taken + timedelta(seconds=every)
 
 
-def _plain(record: Run | DumpRun | Last | Newest | Unproved) -> dict[str, Any]:
+def _plain(record: Run | DumpRun | Last | Newest | TargetLock | Unproved) -> dict[str, Any]:
     return {name: json_value(value) for name, value in asdict(record).items()}
 
 

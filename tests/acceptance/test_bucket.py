@@ -7,11 +7,14 @@ import os
 import random
 import re
 import signal
+from datetime import UTC, datetime, timedelta
 
 import pytest
+from botocore.exceptions import ClientError
 
 from ntt_backup.pack.names import LARGE_BLOB
 from tests.helpers.bucket_environment import BucketEnvironment, as_reader
+from tests.helpers.s3_servers import as_account
 from tests.helpers.waiting import PATIENCE, await_silence, wait_until
 
 LARGE = LARGE_BLOB + 1
@@ -60,6 +63,46 @@ def test_check_looks_at_all_that_a_run_needs(bucket_env: BucketEnvironment) -> N
     assert env.on_remote() == {}
     env.run("run", expect=0)
     assert " will be made" not in env.call("check").stdout
+
+
+def test_locks_are_renewed_and_keep_what_is_stored(
+    bucket_env: BucketEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a real server that has object lock, whose default is too short."""
+    env, name = bucket_env, "renewed"
+    as_account(monkeypatch, env.server.owner)
+    client = env.server.client()
+    client.create_bucket(Bucket=name, ObjectLockEnabledForBucket=True)
+    client.put_object_lock_configuration(
+        Bucket=name,
+        ObjectLockConfiguration={
+            "ObjectLockEnabled": "Enabled",
+            "Rule": {"DefaultRetention": {"Mode": "GOVERNANCE", "Days": 1}},
+        },
+    )
+    env.move(env.place.model_copy(update={"url": f"s3://{name}/backup"}))
+    env.fill(20)
+    env.run("run", expect=0)
+    until = datetime.now(UTC) + timedelta(days=40)
+    day = until.strftime("%Y-%m-%d")
+    done = json.loads(env.call("protect", "--until", day, "--json", expect=0).stdout)
+    assert (done["renewed"], done["objects"], done["default_days"]) == (2, 2, 1)
+    listed = client.list_objects_v2(Bucket=name, Prefix="backup/packs/")["Contents"]
+    (pack,) = [one["Key"].removeprefix("backup/") for one in listed]
+    for key in (pack, "format.json"):
+        told = client.get_object_retention(Bucket=name, Key=f"backup/{key}")["Retention"]
+        assert (told["Mode"], told["RetainUntilDate"].strftime("%Y-%m-%d")) == ("GOVERNANCE", day)
+    version = client.head_object(Bucket=name, Key=f"backup/{pack}")["VersionId"]
+    with pytest.raises(ClientError):
+        client.delete_object(Bucket=name, Key=f"backup/{pack}", VersionId=version)
+    env.call("verify", "--download", expect=0)
+    # What arrives now is locked for a day, and that is what counts.
+    lock = env.status()["lock"]
+    assert lock["marker_until"].startswith(day)
+    assert datetime.fromisoformat(lock["until"]) < datetime.now(UTC) + timedelta(days=1)
+    assert re.search(r"^ok +locks +object locks end ", env.call("check").stdout, re.MULTILINE)
+    for wrong in (("--for", "4000d"), ("--until", "2020-01-01"), ()):
+        env.call("protect", *wrong, expect=2)
 
 
 def test_wrong_credentials_and_a_missing_bucket_end_with_5(bucket_env: BucketEnvironment) -> None:

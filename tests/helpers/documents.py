@@ -19,6 +19,7 @@ from pydantic import TypeAdapter
 import ntt_backup.daemon.events
 import ntt_backup.dump.events
 import ntt_backup.snapshot.events  # noqa: F401 - their classes are events, too
+from ntt_backup.audit.locks import TargetLock
 from ntt_backup.catalog.history import DumpRun, Run
 from ntt_backup.catalog.proofs import Unproved
 from ntt_backup.catalog.stats import StoredObjects, Totals
@@ -117,6 +118,7 @@ def status_schema() -> dict[str, Any]:
         DumpRun,
         Last,
         Newest,
+        TargetLock,
         DaemonReport,
     )
     defs: dict[str, Any] = {}
@@ -157,6 +159,7 @@ def status_schema() -> dict[str, Any]:
                 )
             ),
             missed=_list(_ref("Newest")),
+            lock=_or_null(_ref("TargetLock")),
             ranges=_list(_object(range=text, holder=text, pid=count)),
             daemon=_or_null(_ref("DaemonReport")),
         ),

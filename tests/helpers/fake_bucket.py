@@ -55,7 +55,8 @@ class FakeBucket:
     """See the module. objects: the content by key, which a test may change as it likes.
 
     marked: keys that are refused as taken although they have no object. archived: keys that must be
-    thawed first; thawing: those for which that was asked, with days and tier.
+    thawed first; thawing: those for which that was asked, with days and tier. said: what it says of
+    its protection.
     """
 
     def __init__(self, *, weak: bool = False, opaque: bool = False) -> None:
@@ -64,6 +65,7 @@ class FakeBucket:
         self.archived: set[str] = set()
         self.thawing: dict[str, tuple[int, str]] = {}
         self.append_only = False
+        self.said = Protection()
         self.requests: Counter[str] = Counter()
         self.before: Hook = _nothing
         self.after: Hook = _nothing
@@ -80,7 +82,7 @@ class FakeBucket:
 
     def protection(self) -> Protection:
         with self._request("protection", ""):
-            return Protection()
+            return self.said
 
     def put(self, key: str, data: Buffer, sha256: bytes) -> ObjectInfo:
         with self._request("put", key):
@@ -164,6 +166,15 @@ class FakeBucket:
             begun = key not in self.thawing
             self.thawing.setdefault(key, (days, tier))
             return begun
+
+    def lock(self, key: str, mode: str, until: datetime) -> None:
+        with self._request("lock", key):
+            if key not in self.objects:
+                raise ObjectMissing(key)
+            info = self._info(key, self.objects[key])
+            if info.locked_until is not None and info.locked_until > until:
+                raise RemoteDenied("the object store refuses to lock an object")
+            self._infos[key] = replace(info, lock=mode, locked_until=until)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         keys = sorted(key for key in self.objects if key.startswith(prefix))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,11 +20,14 @@ from ntt_backup.cli import options, results
 from ntt_backup.cli.common import Common, NamedFile, open_catalog, writing
 from ntt_backup.cli.options import IDENTITY, JSON, PART, PATH, RESULT, SIZE, TIME, flag, value
 from ntt_backup.config import RemoteConfig, Settings, StoreConfig
-from ntt_backup.errors import SOME_FAILED, BackupError
-from ntt_backup.format import amount, duration, many, printable, size
+from ntt_backup.errors import SOME_FAILED, BackupError, ConfigError
+from ntt_backup.format import amount, duration, many, moment, printable, size
 from ntt_backup.model import Reason
 from ntt_backup.report.lines import pace, time_left
 from ntt_backup.source.store import Store
+
+# A lock in compliance mode that is longer by a mistake costs its storage that long.
+_LONGEST_LOCK: Final = timedelta(days=3660)
 
 
 @options.command(IDENTITY, *RESULT)
@@ -356,3 +360,53 @@ def scan(common: Common, restart: bool, strays: Path | None) -> None:
     if result.exit_code:
         said.append("NOT known: which blobs lie in what could not be read; let this user read it")
     results.report_on(result, said, result.exit_code, target=settings.target)
+
+
+# --- protect --------------------------------------------------------------------------------------
+
+
+@options.command(*RESULT)
+@click.option(
+    "--until", type=click.DateTime(["%Y-%m-%d"]), metavar="DAY", help="Lock until this day (UTC)."
+)
+@value("--for", TIME, "Lock for this time from now on, such as 90d.", "term")
+def protect(common: Common, until: datetime | None, term: float | None) -> None:
+    """Renew the object locks of all that is in a bucket.
+
+    Nobody removes or overwrites a locked object before its lock ends, and a lock never becomes
+    shorter. Packs, large blobs, dumps, versions of snapshots and the marker of the store are
+    locked, each in its own mode, else in the mode of the bucket's default, else in governance mode.
+    `status` and `check` warn before the locks end. Call it again before, from a timer: what was
+    stored meanwhile has the default lock of the bucket alone.
+    """
+    from ntt_backup.audit.locks import Protected
+    from ntt_backup.audit.locks import protect as lock_all
+    from ntt_backup.objects.s3 import open_bucket
+
+    if (until is None) == (term is None):
+        raise click.UsageError("give one of --until and --for")
+    now = datetime.now(UTC)
+    end = until.replace(tzinfo=UTC) if until is not None else now + timedelta(seconds=term or 0)
+    if not timedelta(0) < end - now <= _LONGEST_LOCK:
+        raise click.UsageError("a lock ends in the future, and within ten years")
+    settings = common.load(RemoteConfig)
+    if settings.remote.kind != "s3":
+        raise ConfigError(
+            f"{settings.remote.url} has no object locks", hint="they are a bucket's: s3://..."
+        )
+    with results.progress_line() as line:
+
+        def progress(done: Protected) -> None:
+            line.show(lambda: f"{many(done.objects, 'object')}, {done.renewed:,} locks renewed")
+
+        done = lock_all(settings, open_bucket(settings.remote), end, progress)
+    said = [
+        f"locked {many(done.objects, 'object')}, {size(done.bytes)}, until {moment(done.until)}:"
+        f" {done.renewed:,} renewed, in {duration(done.duration_s)}"
+    ]
+    if not done.default_days:
+        said.append(
+            "NOTE: the bucket has no default retention: what arrives is not locked before the next"
+            " call"
+        )
+    results.report_on(done, said, 0, target=common.target)
