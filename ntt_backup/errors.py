@@ -172,6 +172,30 @@ class RemoteUnreachable(RemoteError):
     retryable = True
 
 
+class AnotherTarget(RemoteUnreachable):
+    """Something else is in the place of the target: an outage, as for a disk that is not mounted.
+
+    Args:
+        expected: The identity that the catalog knows; "" for none.
+        found: The identity that was found; "" for a place without one.
+        whose: The target that has the identity that was found; "" for none in the catalog.
+    """
+
+    def __init__(self, expected: str, found: str, whose: str = "") -> None:
+        known = f"the catalog knows it as {expected}" if expected else "it has none in the catalog"
+        there = found or "a place without an identity"
+        super().__init__(
+            f"the target {whose} is in the place of this one"
+            if whose
+            else "another target is in the place of this one",
+            detail=f"{known}, and {there} is there",
+            hint="mount its own disk there, or correct its url; until then nothing is sent to it,"
+            " and nothing is recorded. If the disk was replaced or copied, see 'Another disk is"
+            " in its place' in docs/first-aid.md",
+        )
+        self.expected, self.found = expected, found
+
+
 class ProtocolViolation(RemoteUnreachable):
     """The remote violated the protocol. Retried a limited number of times."""
 

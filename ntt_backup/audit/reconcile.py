@@ -38,6 +38,7 @@ from ntt_backup.blobdir.layout import is_blobid, relative_path
 from ntt_backup.blobdir.walk import Stray, StrayKind, Tree
 from ntt_backup.catalog.connection import Connection, translated
 from ntt_backup.catalog.failures import failed_for
+from ntt_backup.catalog.identities import identified
 from ntt_backup.catalog.ledger import Ledger, forget_packs, insert_packs, iter_packs, record_checks
 from ntt_backup.catalog.pending import rows_about
 from ntt_backup.catalog.range_locks import RANGES, ranges_below
@@ -154,6 +155,7 @@ def reconcile(
         on_difference: Receives kind, blobid or path, and remark of each difference.
         on_outage: Receives the error of an outage, and the seconds of the wait.
     """
+    settings = identified(conn, settings)
     store = Store(settings.source.root)
     store.probe()
     names: RemoteNames

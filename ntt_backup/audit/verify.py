@@ -41,6 +41,7 @@ from ntt_backup.audit.proof import (
 )
 from ntt_backup.blobdir.layout import is_blobid
 from ntt_backup.catalog.connection import Connection
+from ntt_backup.catalog.identities import identified
 from ntt_backup.catalog.ledger import record_checks
 from ntt_backup.catalog.selection import Checks, Choice
 from ntt_backup.client.pool import ReconnectingSession, SessionPool
@@ -438,6 +439,7 @@ def verify_remote(
     on_outage: Callable[[BackupError, float], None],
 ) -> Findings:
     """Checks what is copied to the target. Raises BackupError; what was found is recorded."""
+    settings = identified(conn, settings)
     fetching = question.way == "download"
     words = ("get" if fetching else "verify", "list")
     source = None if fetching or question.trust_remote else store_of(settings)

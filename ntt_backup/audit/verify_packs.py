@@ -24,6 +24,7 @@ from ntt_backup.audit.remote_names import PackNames
 from ntt_backup.audit.verify import Check, Checked, Findings, Question
 from ntt_backup.blobdir.layout import is_blobid
 from ntt_backup.catalog.connection import Connection, translated
+from ntt_backup.catalog.identities import identified
 from ntt_backup.catalog.ledger import (
     forget_packs,
     insert_packs,
@@ -74,6 +75,7 @@ def verify_packs(
     """Checks what is copied to the target: reads it where the question's way is `download`, and
     else asks the target about it. Raises BackupError; what was found is recorded.
     """
+    settings = identified(conn, settings)
     stop, news = threading.Event(), threading.Event()
     store, tables = open_to_read(
         settings, on_outage, stop, cached=False, fetch=SharedPace.of(question.bwlimit)

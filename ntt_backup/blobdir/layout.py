@@ -7,14 +7,28 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import re
 import stat
 from collections import OrderedDict
 
-from ntt_backup.blobdir.files import DIRECTORY, FILE, make_directory, open_untouched
+from ntt_backup.blobdir.files import (
+    DIRECTORY,
+    FILE,
+    closing,
+    make_directory,
+    open_file,
+    open_untouched,
+)
+from ntt_backup.wire.framing import FORMAT, IDENTITY, IDENTITY_BYTES
 
 BY_HASH = "by-hash"
+# What `read_identity` returns for a marker that this program cannot read.
+UNKNOWN_IDENTITY = "?"
+# The version of the form of both markers, and the most bytes of one.
+MARKER_VERSION = 1
+MAX_MARKER = 4096
 
 _DIGITS = 64
 _PREFIX = re.compile(r"[0-9a-f]{2}")
@@ -59,6 +73,51 @@ def relative_path(blobid: str) -> str:
 def kind_of(mode: int) -> str:
     """Returns what the type of a file is called."""
     return _KINDS.get(stat.S_IFMT(mode), "of an unknown kind")
+
+
+def marker_text(identity: str) -> bytes:
+    """Returns the content of a marker, `format.json` or `.ntt-target.json`."""
+    return json.dumps({"format": MARKER_VERSION, "store": identity}).encode("ascii") + b"\n"
+
+
+def read_marker(text: bytes) -> tuple[int, str]:
+    """Returns version and identity of a marker. Raises ValueError for any other text.
+
+    Of a later version the identity is "?".
+    """
+    try:
+        found = json.loads(text)
+        version, identity = found["format"], found["store"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise ValueError("not a marker") from None
+    if isinstance(version, int) and version > MARKER_VERSION:
+        return version, UNKNOWN_IDENTITY
+    if version != MARKER_VERSION or not isinstance(identity, str) or not is_identity(identity):
+        raise ValueError("not a marker")
+    return MARKER_VERSION, identity
+
+
+def is_identity(text: str) -> bool:
+    """Returns whether text is the identity of a target: 32 lowercase hex digits."""
+    try:
+        return len(text) == 2 * IDENTITY_BYTES and bytes.fromhex(text).hex() == text
+    except ValueError:
+        return False
+
+
+def read_identity(root: int) -> str:
+    """Returns the identity of the target in a directory: that of its packs, else that of its plain
+    files; "" where it has no marker, "?" for a marker that cannot be read.
+    """
+    for name in (FORMAT, IDENTITY):
+        try:
+            with closing(open_file(root, name)) as fd:
+                return read_marker(os.read(fd, MAX_MARKER))[1]
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError):
+            return UNKNOWN_IDENTITY
+    return ""
 
 
 class NotAFile(Exception):

@@ -18,11 +18,12 @@ from ntt_backup.errors import CatalogUnavailable, DumpFailed
 _CHECKED: Final = (
     "update .copied .last_checked .copy_failed",
     "select insert update failures marks",
+    "select targets",
 )
 _RUN: Final = (
     "update .size .copied .last_checked .copy_failed",
     "select insert update delete failures",
-    "select insert update runs marks",
+    "select insert update runs marks targets",
     "select insert dumps",
 )
 _ADOPTED: Final = (*_CHECKED, "update .size", "delete failures")
@@ -31,7 +32,7 @@ _ADOPTED: Final = (*_CHECKED, "update .size", "delete failures")
 NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
     "check": (),
     "run --dry-run": (),
-    "reconcile": (),
+    "reconcile": ("select targets",),
     "verify --local": (),
     "drill": (),
     "bench": (),
@@ -50,7 +51,7 @@ NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
     "show": ("select failures",),
     "runs": ("select runs",),
     "dumps": ("select dumps",),
-    "dump": ("select insert dumps", "select marks"),
+    "dump": ("select insert dumps", "select marks targets"),
     "requeue": ("update .copy_failed", "select delete failures", "select insert update marks"),
     "heal --dry-run": ("select failures",),
     "heal": ("update .copy_failed", "select delete failures", "select insert update marks"),
@@ -58,7 +59,7 @@ NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
     "verify of packs": (*_CHECKED, "select update delete packs"),
     "reconcile --apply": _CHECKED,
     "reconcile --adopt": _ADOPTED,
-    "reconcile of packs": ("select packs",),
+    "reconcile of packs": ("select packs targets",),
     "reconcile --apply of packs": (*_ADOPTED, "select insert update delete packs"),
     "reconcile --adopt of packs": (*_ADOPTED, "select insert update delete packs"),
     # Beside the work of commands: granted with the rest, and none is refused for it.

@@ -7,13 +7,14 @@ docs/protocol.md.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Final, TypeVar
 
+from ntt_backup.blobdir.layout import is_identity
 from ntt_backup.client.bootstrap import bundle, greet
 from ntt_backup.client.channel import PATIENCE_FACTOR, Channel
 from ntt_backup.client.effort import Sender
@@ -23,6 +24,7 @@ from ntt_backup.client.transport import Local, Transport, transport_to
 from ntt_backup.config import RemoteConfig, RemoteSettings, RunSettings
 from ntt_backup.config.host_key import OF_PACKS, HostKeys
 from ntt_backup.errors import (
+    AnotherTarget,
     BackupError,
     ProtocolViolation,
     RemoteCannotStore,
@@ -32,7 +34,7 @@ from ntt_backup.errors import (
 )
 from ntt_backup.pack.format import Sign, unsigned
 from ntt_backup.wire import messages
-from ntt_backup.wire.framing import PROTOCOL, Inbox, ProtocolError
+from ntt_backup.wire.framing import FORMAT, IDENTITY, PROTOCOL, Inbox, ProtocolError
 from ntt_backup.wire.messages import Field
 
 # The bytes a second at which a slow disk is read for a checksum.
@@ -71,6 +73,7 @@ class SessionSpec:
         stopping: Returns whether sending should end after the current blob.
         sync: How the receiver makes a batch durable: by `syncfs`, or by `fsync` of each file.
         bucket: The settings of a bucket that is the target, else None.
+        identity: The identity that the target must have; "" for any.
         dead_before: Returns the Unix time before which incomplete uploads were begun that belong to
             no process any more; a probe removes them.
     """
@@ -93,6 +96,7 @@ class SessionSpec:
     bucket: RemoteSettings | None = None
     recipients: tuple[str, ...] = ()
     sign: Sign = unsigned
+    identity: str = ""
     dead_before: Callable[[], float] | None = None
 
     @staticmethod
@@ -116,6 +120,7 @@ class SessionSpec:
             run,
             bucket=bucket,
             recipients=settings.recipients,
+            identity=remote.identity,
             sign=partial(HostKeys.of(settings).sign, OF_PACKS) if remote.packs else unsigned,
         )
 
@@ -139,6 +144,7 @@ class ReceiverConnection:
     Attributes:
         received: The number of frames that were received.
         numbers: The numbers for batches, which only grow.
+        said: The fields of the last READY; none before it.
 
     Raises:
         BackupError: As `greet` raises.
@@ -149,7 +155,7 @@ class ReceiverConnection:
         self.spec = spec
         self.received = 0
         self.numbers = count(1)
-        self._said: dict[str, Field] = {}
+        self.said: dict[str, Field] = {}
         self._awaits_ready = False
         self._inbox = Inbox(lengths)
         self.channel = spec.channel(command)
@@ -166,8 +172,10 @@ class ReceiverConnection:
         more: see `hello`. Raises RemoteUnreachable where there is no by-hash below the root.
         """
         with self.checked():
-            if not (self._said or self.hello(**more)).get("placed"):
+            said = self.said or self.hello(**more)
+            if not said.get("placed"):
                 raise explain_gone(f"{self.spec.root}/by-hash: no such directory")
+            self.require_identity()
 
     def hello(self, **more: Field) -> dict[str, Field]:
         """Has the receiver open the root, and returns the fields of READY.
@@ -186,11 +194,26 @@ class ReceiverConnection:
             **more,
         }
         self._await_ready(messages.HELLO.frame(fields))
-        return self._said
+        return self.said
 
-    def place(self) -> None:
-        """Has the receiver create by-hash."""
-        self._await_ready(messages.PLACE.frame())
+    def place(self, identity: bytes = b"") -> dict[str, Field]:
+        """Has the receiver create by-hash, and give the target an identity where it has none.
+
+        Returns the fields of READY.
+        """
+        self._await_ready(messages.PLACE.frame(identity))
+        return self.said
+
+    def require_identity(self) -> None:
+        """Raises AnotherTarget unless the target has the identity that the session expects."""
+        expected, said = self.spec.identity, self.said
+        if not expected or (found := identity_in(said)) == expected:
+            return
+        if found is None:
+            raise old_receiver()
+        if not (found or said.get("placed") or said.get("packs")):
+            raise explain_gone(f"{self.spec.root}: it has no blobs, and no identity")
+        raise AnotherTarget(expected, found)
 
     def send(self, frame: bytes, hear: Callable[[bytes], None]) -> None:
         """Sends a small frame; hear receives the data that arrives meanwhile."""
@@ -219,7 +242,7 @@ class ReceiverConnection:
                     raise _refusal(*messages.ERROR.read(payload))
                 if kind == messages.READY and self._awaits_ready:
                     self._awaits_ready = False
-                    self._said = messages.READY.read(payload)
+                    self.said = messages.READY.read(payload)
                 elif kind not in (messages.PONG, messages.BUSY):
                     yield frame
 
@@ -304,6 +327,33 @@ class ReceiverConnection:
     def _expect_ready(self, data: bytes) -> None:
         for kind, _ in self.frames(data):
             raise ProtocolError(f"a frame of type {kind} instead of READY")
+
+
+def identity_in(said: Mapping[str, Field]) -> str | None:
+    """Returns the identity in the fields of a READY; "" for none, None from an old receiver.
+
+    Raises RemoteDenied for a marker that the receiver cannot read.
+    """
+    found = said.get("target")
+    if found is None:
+        return None
+    if found == "" or is_identity(str(found)):
+        return str(found)
+    raise RemoteDenied(
+        "the identity of the target cannot be read",
+        detail=f"{FORMAT} or {IDENTITY} in its root is no file of this program, or of a newer one",
+        hint="look at that file on the target; remove it only where it was damaged, and the next"
+        " run makes another one",
+    )
+
+
+def old_receiver() -> RemoteDenied:
+    """Returns the error for a receiver that does not tell the identity of its target."""
+    return RemoteDenied(
+        "the receiver on the remote does not tell the identity of the target",
+        detail="it is of an earlier version",
+        hint="copy it again: see `ntt-backup-remote install-receiver --write FILE`",
+    )
 
 
 def _refusal(code: str, text: str) -> BackupError:

@@ -9,10 +9,18 @@ all others, which concern one batch.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from ntt_backup.errors import BackupError, BatchRejected, RemoteCannotStore, RemoteUnreachable
+from ntt_backup.blobdir.layout import read_marker
+from ntt_backup.errors import (
+    AnotherTarget,
+    BackupError,
+    BatchRejected,
+    RemoteCannotStore,
+    RemoteUnreachable,
+)
 
 # The characters that are shown of a long message, and how many of them precede the reason.
 _SHOWN: Final = 300
@@ -113,6 +121,14 @@ def explain_gone(text: str) -> BackupError:
         detail=text,
         hint="is its disk mounted? by-hash is only created again while nothing is copied yet",
     )
+
+
+def explain_another(expected: str, marker: str) -> BackupError:
+    """Returns the error for a target with another marker than that of the expected identity."""
+    found = ""
+    with suppress(ValueError):
+        found = read_marker(marker.encode())[1]
+    return AnotherTarget(expected, found)
 
 
 def explain_batch(text: str) -> BackupError:

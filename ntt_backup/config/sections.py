@@ -145,6 +145,7 @@ class RemoteSettings(Section):
     ca_bundle: LocalPath | None = None
 
     _place: TargetPlace = PrivateAttr()
+    _identity: str = PrivateAttr(default="")
 
     @model_validator(mode="after")
     def _one_place(self) -> Self:
@@ -177,6 +178,17 @@ class RemoteSettings(Section):
             url=str(place), host=place.host, port=place.port, path=place.path, layout=layout
         )
         return self
+
+    @property
+    def identity(self) -> str:
+        """The identity that each session must find there; "" where nothing is expected."""
+        return self._identity
+
+    def expecting(self, identity: str) -> Self:
+        """Returns the same place, of which each session requires this identity."""
+        expecting = self.model_copy()
+        expecting._identity = identity
+        return expecting
 
     @property
     def kind(self) -> Kind:

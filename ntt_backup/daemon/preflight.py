@@ -17,12 +17,22 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from ntt_backup import newest
-from ntt_backup.catalog import connection, history, privileges, proofs, selection, stats
+from ntt_backup.catalog import (
+    connection,
+    history,
+    identities,
+    privileges,
+    proofs,
+    selection,
+    stats,
+)
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.schema_check import verify_rights, verify_schema
+from ntt_backup.client.connection import old_receiver
 from ntt_backup.client.error_text import explain_gone
 from ntt_backup.config import Settings, application_name
 from ntt_backup.config.host_key import HostKeys
@@ -108,6 +118,7 @@ class Preflight:
         self._store = Store(settings.source.root)
         self._catalog: Connection | None = None
         self._facts: Facts | None = None
+        self._any_copied: bool | None = None
         self._sizes: list[int] = []
         self._packs = settings.remote.packs
         self.strategy: str | None = None
@@ -134,6 +145,7 @@ class Preflight:
                 if not facts.placed:
                     name = "store" if self._packs else "by-hash"
                     yield guarded(name, lambda: self._look_for_place(catalog, ask, facts))
+                yield guarded("identity", lambda: self._look_for_identity(catalog, ask))
 
     def close(self) -> None:
         if self._catalog is not None:
@@ -236,7 +248,7 @@ class Preflight:
         """
         remote = self._settings.remote
         path = remote.blobs
-        if selection.any_copied(catalog, self._settings.target):
+        if self._copied(catalog):
             but = ", but the catalog has blobs copied to it"
             if self._packs:
                 from ntt_backup.packstore import marker
@@ -245,8 +257,47 @@ class Preflight:
             raise explain_gone(f"{path} is missing{but}")
         if self._check:
             return CheckStep(f"{path} will be made by the first run")
-        ask(PLACE)
+        identity = self._make_place(ask) or facts.identity  # An old receiver tells none.
+        self._facts = replace(facts, identity=identity, placed=True)
         return CheckStep(f"{path} was made", warning="" if facts.readable else _UNREADABLE)
+
+    def _look_for_identity(self, catalog: Connection, ask: Ask) -> CheckStep:
+        """Requires the place whose blobs are marked in the catalog.
+
+        At the first contact the place gets an identity, and the catalog notes it.
+        """
+        target, facts = self._settings.target, self._facts
+        assert facts is not None
+        found = facts.identity
+        if found is None:
+            if identities.known_identity(catalog, target):
+                raise old_receiver()
+            return CheckStep(warning=f"{old_receiver()}; {old_receiver().hint}")
+        copied = partial(self._copied, catalog)
+        if facts.empty and not found and copied():
+            path = self._settings.remote.blobs
+            raise explain_gone(f"{path} is empty, but the catalog has blobs copied to it")
+        identities.require_own(catalog, target, found, empty=facts.empty, copied=copied)
+        if self._check:
+            return CheckStep(found or "the first run gives it one")
+        if not found:
+            found = self._make_place(ask)
+        if not found:
+            raise old_receiver()
+        identities.note_identity(catalog, target, found)
+        return CheckStep(found)
+
+    def _copied(self, catalog: Connection) -> bool:
+        """Returns whether any blob is marked as copied. Asks once, since that may take long."""
+        if self._any_copied is None:
+            self._any_copied = selection.any_copied(catalog, self._settings.target)
+        return self._any_copied
+
+    def _make_place(self, ask: Ask) -> str:
+        """Has the remote make what is missing of the place; returns the identity of the place."""
+        answer = ask(PLACE)
+        assert isinstance(answer, Done)
+        return answer.text
 
     def _estimate(self, catalog: Connection) -> PendingEstimate:
         if self.estimate is None:

@@ -37,6 +37,7 @@ from typing import Final
 from ntt_backup import events, newest
 from ntt_backup.catalog import connection, history, privileges, selection
 from ntt_backup.catalog.history import DatabaseState
+from ntt_backup.catalog.identities import identified
 from ntt_backup.client.error_text import explain_gone
 from ntt_backup.config import RemoteConfig, application_name
 from ntt_backup.config.host_key import HostKeys
@@ -213,7 +214,9 @@ class _Job:
         self._told: set[str] = set()
 
     def run(self, *, force: bool, whole: bool) -> NewestDump:
-        state = self._state()
+        with self._connect() as conn:
+            state = history.database_state(conn)
+            self._settings = identified(conn, self._settings)
         found = pg_programs.find(self._settings.dump.bin, state.server_version)
         with closing(open_dumps(self._settings)) as store:
             plan = self._look(store, state, force=force)

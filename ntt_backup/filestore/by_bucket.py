@@ -20,6 +20,7 @@ from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
+from ntt_backup.blobdir.layout import MAX_MARKER, read_marker
 from ntt_backup.client.throttle import SharedPace
 from ntt_backup.errors import (
     BackupError,
@@ -166,6 +167,13 @@ class FileStoreByBucket:
     @property
     def placed(self) -> bool:
         return self.bucket.head(FORMAT) is not None
+
+    @property
+    def identity(self) -> str:
+        """The identity in the marker of the packs; "" where there is none that can be read."""
+        with suppress(ObjectMissing, ObjectArchived, ValueError):
+            return read_marker(self.bucket.get_range(FORMAT, 0, MAX_MARKER))[1]
+        return ""
 
     def list(self, below: str = "") -> Iterator[StoredFile]:
         for count, info in enumerate(self.bucket.list(self._below + below), 1):

@@ -16,6 +16,7 @@ from typing import Final
 from blake3 import blake3
 
 from ntt_backup.blobdir.files import DIRECTORY, Misplaced, closing, error_line, forget
+from ntt_backup.blobdir.layout import read_identity
 from ntt_backup.errors import RemoteDenied
 from ntt_backup.filestore.contract import (
     Area,
@@ -49,6 +50,11 @@ class FileStoreByDirectory:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def identity(self) -> str:
+        """The identity of the target, see `layout.read_identity`."""
+        return read_identity(self._root)
 
     def close(self) -> None:
         if self._root >= 0:

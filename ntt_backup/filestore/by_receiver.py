@@ -137,6 +137,7 @@ class FileStoreByReceiver(ReceiverConnection):
                 message = f"the key leads to a forced command, which takes no {area.files}"
                 raise self.refusal(area.denied, message, area.word, OLD + area.instead)
             self.ready = self.hello(files=area.name)
+            self.require_identity()
         self.placed = bool(self.ready.get("placed") or self.ready.get("packs"))
         self.on_wait: Callable[[], None] = lambda: None
         self._pinging = Thread(target=self._show_life, args=(_PING_SECONDS,), daemon=True)

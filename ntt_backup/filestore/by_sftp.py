@@ -24,6 +24,7 @@ from typing import Any, Final
 from paramiko import Message, SFTPAttributes, SFTPClient, SFTPError, SSHException
 from paramiko import sftp as fx
 
+from ntt_backup.blobdir.layout import MAX_MARKER, read_marker
 from ntt_backup.client.channel import Channel
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.error_text import explain_batch, explain_gone
@@ -106,6 +107,17 @@ class FileStoreBySftp:
     @property
     def placed(self) -> bool:
         return self.has(f"{self.root}/{FORMAT}") or self.has(f"{self.root}/by-hash")
+
+    @property
+    def identity(self) -> str:
+        """The identity in the marker of the packs; "" where there is none that can be read."""
+        path = f"{self.root}/{FORMAT}"
+        with self.storing(path), suppress(FileNotFoundError, ValueError):
+            handle = self.open(path, fx.SFTP_FLAG_READ)
+            answer = self.connection.ask(fx.CMD_READ, handle, fx.int64(0), MAX_MARKER)
+            self.close_handle(handle)
+            return read_marker(answer.get_binary())[1]
+        return ""
 
     def has(self, path: str) -> bool:
         """Returns whether anything has this path."""

@@ -20,7 +20,7 @@ from typing import Final
 
 from ntt_backup.client.channel import Channel
 from ntt_backup.client.connection import SLOW, SessionSpec
-from ntt_backup.client.error_text import explain_root
+from ntt_backup.client.error_text import explain_another, explain_root
 from ntt_backup.client.shell import ANSWER, ScriptAnswer, ask, shell_script
 from ntt_backup.errors import BackupError, NameTaken, RemoteUnreachable
 from ntt_backup.filestore.contract import (
@@ -140,7 +140,10 @@ class FileStoreByShell:
 
     def _values(self, action: str, values: dict[str, str]) -> dict[str, str]:
         root = self.spec.root
-        return {"action": action, "root": root, "place": f"{root}/{self.area.name}", **values}
+        return {"action": action, "root": root, "place": f"{root}/{self.area.name}"} | {
+            "identity": self.spec.identity,
+            **values,
+        }
 
     def _content(self, name: str, start: int) -> Iterator[bytes]:
         """Yields a file from a byte on. Raises FileMissing."""
@@ -264,6 +267,8 @@ def _answers(said: bytes) -> Answers:
         name, equals, value = line.partition("=")
         if equals:
             found.setdefault(name, []).append(value)
+    for another in found.get("another", []):
+        raise explain_another(*another.split(" ", 1))
     for problem in found.get("problem", []):
         raise explain_root(problem)
     return found

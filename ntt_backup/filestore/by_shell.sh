@@ -30,6 +30,17 @@ for tool in cat cut find id mkdir mv rm rmdir sha256sum sleep sync tail touch tr
     command -v "$tool" >/dev/null 2>&1 || fail "$tool: not found"
 done
 [ -d "$root" ] || fail "$root: no such directory"
+# What tells the target from another one whose disk may be mounted here; empty where nothing is expected.
+if [ -n "$identity" ]; then
+    found=$(cat "$root/format.json" 2>/dev/null || cat "$root/.ntt-target.json" 2>/dev/null)
+    case $found in
+    *"\"$identity\""*) ;;
+    *)
+        printf "another=%s %s\n" "$identity" "$(flat "$found")"
+        exit 0
+        ;;
+    esac
+fi
 
 case $action in
 list)

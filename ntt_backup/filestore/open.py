@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from ntt_backup.blobdir.files import Misplaced
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.sealing import Keyring, SealPolicy
-from ntt_backup.errors import ConfigError, Unsupported
+from ntt_backup.errors import AnotherTarget, ConfigError, Unsupported
 from ntt_backup.filestore.by_directory import FileStoreByDirectory
 from ntt_backup.filestore.contract import (
     Area,
@@ -32,6 +32,15 @@ if TYPE_CHECKING:
     from ntt_backup.filestore.by_receiver import FileStoreByReceiver
     from ntt_backup.filestore.by_sftp import FileStoreBySftp
 
+
+class _WithIdentity(Protocol):
+    @property
+    def identity(self) -> str: ...
+
+    def close(self) -> None: ...
+
+
+S = TypeVar("S", bound=_WithIdentity)
 
 PACKS: Final = Area(
     name=stored_names.PACKS,
@@ -62,7 +71,9 @@ def open_to_read(settings: RemoteConfig, area: Area) -> ReadableStore:
     if settings.remote.kind == "file":
         # What is wrong with the directory is told by the receiver.
         with suppress(OSError, Misplaced):
-            within = FileStoreByDirectory(settings.remote.path, area)
+            within = _identified(
+                FileStoreByDirectory(settings.remote.path, area), settings.remote.identity
+            )
             keyring = Keyring(lambda: settings.pack.identity_file)
             return ReadableSealedStore(within, area, keyring, SealPolicy.of(settings))
     return open_store(settings, area)
@@ -92,10 +103,11 @@ def open_packs(settings: RemoteConfig, fetch: SharedPace | None = None) -> Share
         from ntt_backup.filestore.by_bucket import FileStoreByBucket
         from ntt_backup.objects.s3 import open_bucket
 
-        return FileStoreByBucket(open_bucket(remote, fetch=fetch), remote.part_size, PACKS)
+        bucket = FileStoreByBucket(open_bucket(remote, fetch=fetch), remote.part_size, PACKS)
+        return _identified(bucket, remote.identity)
     if remote.kind == "file" and fetch is None:
         with suppress(OSError, Misplaced):
-            return FileStoreByDirectory(remote.path, PACKS)
+            return _identified(FileStoreByDirectory(remote.path, PACKS), remote.identity)
     from ntt_backup.client.connection import SessionSpec
 
     spec = SessionSpec.of(settings, f"packs-{os.getpid()}", "packs")
@@ -119,7 +131,20 @@ def by_sftp(spec: SessionSpec, area: Area) -> FileStoreBySftp:
             detail=str(error),
             hint="pip install 'ntt-backup[sftp]'",
         ) from error
-    return FileStoreBySftp(spec, area)
+    return _identified(FileStoreBySftp(spec, area), spec.identity)
+
+
+def _identified(store: S, expected: str) -> S:
+    """Returns a store. Raises AnotherTarget where it is not that of the identity, if one is
+    expected.
+    """
+    try:
+        if expected and (found := store.identity) != expected:
+            raise AnotherTarget(expected, found)
+    except BaseException:
+        store.close()
+        raise
+    return store
 
 
 def connect(spec: SessionSpec, area: Area) -> FileStore:
@@ -158,7 +183,8 @@ def _in_bucket(settings: RemoteConfig, area: Area) -> FileStore:
     from ntt_backup.objects.s3 import open_bucket
 
     bucket = open_bucket(settings.remote, SharedPace(process_pace(settings.run.bwlimit)))
-    return FileStoreByBucket(bucket, settings.remote.part_size, area)
+    store = FileStoreByBucket(bucket, settings.remote.part_size, area)
+    return _identified(store, settings.remote.identity)
 
 
 def _remote(settings: RemoteConfig, area: Area) -> FileStore:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import re
 import secrets
-from typing import Final
 
+from ntt_backup.blobdir.layout import (
+    MARKER_VERSION,
+    MAX_MARKER,
+    UNKNOWN_IDENTITY,
+    marker_text,
+    read_marker,
+)
 from ntt_backup.errors import NameTaken, RemoteDenied, RemoteUnreachable
 from ntt_backup.filestore.contract import FileArchived, FileMissing, PackTarget, SharedStore
-from ntt_backup.wire.framing import FORMAT
-
-VERSION: Final = 1
-_ID_BYTES: Final = 16
-_ID: Final = re.compile(r"[0-9a-f]{32}")
-_LONGEST: Final = 4096
+from ntt_backup.wire.framing import FORMAT, IDENTITY_BYTES
 
 
 def read(store: SharedStore) -> bytes | None:
@@ -24,7 +23,7 @@ def read(store: SharedStore) -> bytes | None:
         RemoteDenied: Another program, or a newer version of ours, has written the marker.
     """
     try:
-        text = store.fetch(FORMAT, 0, _LONGEST)
+        text = store.fetch(FORMAT, 0, MAX_MARKER)
     except FileMissing:
         return None
     except FileArchived as error:
@@ -34,23 +33,20 @@ def read(store: SharedStore) -> bytes | None:
             hint="thaw it, and let the bucket's rules archive packs/ and blobs/ alone",
         ) from error
     try:
-        found = json.loads(text)
-        version, identity = found["format"], found["store"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        version = identity = None
-    if version == VERSION and isinstance(identity, str) and _ID.fullmatch(identity):
-        return bytes.fromhex(identity)
-    if isinstance(version, int) and version > VERSION:
+        version, identity = read_marker(text)
+    except ValueError:
+        raise RemoteDenied(
+            "the target holds something else than a store",
+            detail=f"{FORMAT} is no file of this program: {text[:80]!r}",
+            hint="set remote.url to a prefix, or a directory, of its own",
+        ) from None
+    if identity == UNKNOWN_IDENTITY:
         raise RemoteDenied(
             "the store on the target is of a newer version of this program",
-            detail=f"{FORMAT} says {version}, and {VERSION} is known",
+            detail=f"{FORMAT} says {version}, and {MARKER_VERSION} is known",
             hint="update this program",
         )
-    raise RemoteDenied(
-        "the target holds something else than a store",
-        detail=f"{FORMAT} is no file of this program: {text[:80]!r}",
-        hint="set remote.url to a prefix, or a directory, of its own",
-    )
+    return bytes.fromhex(identity)
 
 
 def gone(path: str, detail: str = "") -> RemoteUnreachable:
@@ -70,9 +66,9 @@ def make(target: PackTarget) -> bytes:
     """Returns the id of the store; makes the store where there is none. Raises as `read` does."""
     if (found := read(target)) is not None:
         return found
-    identity = secrets.token_bytes(_ID_BYTES)
+    identity = secrets.token_bytes(IDENTITY_BYTES)
     file = target.write(FORMAT)
-    file.add(json.dumps({"format": VERSION, "store": identity.hex()}).encode() + b"\n")
+    file.add(marker_text(identity.hex()))
     try:
         file.finish()
         file.publish()

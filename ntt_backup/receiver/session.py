@@ -191,7 +191,10 @@ class Receiver:
         self._session = WriteSession(workspace, terms, connection, kind, self._by_file)
 
         def place(payload: memoryview) -> None:
+            identity = messages.PLACE.read(payload)
             workspace.place()
+            if identity:
+                workspace.identify(identity.hex())
             self._ready()
 
         self._handlers = {**self._session.handlers(), messages.PLACE: place}
@@ -215,6 +218,8 @@ class Receiver:
             "sync": "fsync" if self._by_file else "syncfs",
             "placed": int(workspace.placed),
             "packs": int(workspace.has_packs),
+            "empty": int(workspace.empty),
+            "target": workspace.identity,
         }
         self._connection.say(messages.READY.frame(fields))
 

@@ -10,8 +10,8 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ntt_backup.blobdir.files import Misplaced, error_line, open_below
-from ntt_backup.blobdir.layout import BY_HASH
+from ntt_backup.blobdir.files import Misplaced, error_line, names_in, open_below
+from ntt_backup.blobdir.layout import BY_HASH, read_identity
 from ntt_backup.wire.framing import FORMAT
 
 
@@ -75,6 +75,19 @@ class Workspace:
         except OSError:
             return False
         return True
+
+    @property
+    def identity(self) -> str:
+        """The identity of the target, see `layout.read_identity`."""
+        return read_identity(self.root)
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing in `by-hash`, or no such directory."""
+        try:
+            return not (self.placed and names_in(self.by_hash))
+        except OSError:
+            return False
 
     @property
     def in_place(self) -> bool:

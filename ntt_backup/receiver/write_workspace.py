@@ -25,10 +25,14 @@ from ntt_backup.blobdir.files import (
     names_in,
     open_below,
     remove_tree,
+    rename_new,
+    sync_directory,
+    write_all,
 )
-from ntt_backup.blobdir.layout import BY_HASH
+from ntt_backup.blobdir.layout import BY_HASH, marker_text
 from ntt_backup.receiver.large_blob import PARTIAL, remove_useless
 from ntt_backup.receiver.workspace import Workspace, refused
+from ntt_backup.wire.framing import IDENTITY
 
 INCOMING = ".ntt-incoming"
 
@@ -120,6 +124,22 @@ class WriteWorkspace(Workspace):
         os.dup2(made, self.by_hash, inheritable=False)
         os.close(made)
         self.placed = True
+
+    def identify(self, identity: str) -> None:
+        """Gives the target this identity, durably, where it has none. Never replaces a marker.
+        Raises Refusal.
+        """
+        if self.identity:
+            return
+        with refused(IDENTITY):
+            with closing(os.open(IDENTITY, NEW, 0o644, dir_fd=self.stage)) as fd:
+                write_all(fd, memoryview(marker_text(identity)))
+                os.fsync(fd)
+            with contextlib.suppress(FileExistsError):  # Another session has just given it one.
+                rename_new(self.stage, IDENTITY.encode(), self.root, IDENTITY.encode())
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(IDENTITY, dir_fd=self.stage)
+            sync_directory(self.root)
 
     def leave(self) -> None:
         """Removes the staging directory, and those around it if they are empty, and closes all."""

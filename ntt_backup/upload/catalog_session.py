@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from ntt_backup.catalog.connection import connect, end_when_idle, show_life
+from ntt_backup.catalog.identities import known_identity
 from ntt_backup.catalog.ledger import Ledger
 from ntt_backup.catalog.range_locks import Claims
 
@@ -21,6 +22,8 @@ _IDLE_SECONDS: Final = 45
 
 class CatalogSession:
     """An open connection with `claims` and `ledger` on it. Raises as `connect` and they do.
+
+    identity: of the target, as the catalog knows it.
 
     order lists range indexes, those to try first in front. listen: inserts wake `claims.fileno`.
 
@@ -37,6 +40,8 @@ class CatalogSession:
             end_when_idle(self._conn, _IDLE_SECONDS)
             self.claims = Claims(self._conn, target, order)
             self.ledger = Ledger(self._conn, target)
+            # Of the target whose copies the ledger marks.
+            self.identity = known_identity(self._conn, target)
             if listen:
                 self.claims.listen()
         except BaseException:

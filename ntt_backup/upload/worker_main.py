@@ -87,6 +87,10 @@ class Remote:
         self._ahead: Ahead | None = None
         self._since = 0.0
 
+    def expect(self, identity: str) -> None:
+        """Has each further session require this identity of the target; "" for any."""
+        self._spec = replace(self._spec, identity=identity)
+
     def begin_probe(self) -> None:
         """Connects, and chooses the strategy of all sessions. Raises as `Session` does."""
         # A slow limit would make the trial of a check last for longer than it may.
@@ -101,8 +105,7 @@ class Remote:
         if word == TRY_OUT:
             said = Done(text=probe.try_out())
         elif word == PLACE:
-            probe.make_place()
-            said = Done(text="")
+            said = Done(text=probe.make_place())
         else:
             said = RemoteProbed(strategy=probe.strategy, facts=asdict(probe.facts()))
         self._since = time.monotonic()
@@ -175,7 +178,7 @@ def make_worker(spec: WorkerSpec, store: Store, remote: Remote, pipe: EventPipe)
         from ntt_backup.catalog.range_locks import claim_order
         from ntt_backup.upload.catalog_session import CatalogSession
 
-        return CatalogSession(
+        session = CatalogSession(
             settings.catalog.url,
             f"{spec.application}/{spec.worker}",
             settings.target,
@@ -183,6 +186,8 @@ def make_worker(spec: WorkerSpec, store: Store, remote: Remote, pipe: EventPipe)
             # Inserts come one by one, and each would make a pack.
             listen=spec.watch and not settings.remote.packs,
         )
+        remote.expect(session.identity)
+        return session
 
     ahead = ReadAhead(store.root, settings.source.read_order, lambda: pipe.sent(0), spec.turn)
     return Worker(

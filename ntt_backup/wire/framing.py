@@ -35,6 +35,9 @@ MAX_CODE = 32
 
 # The marker in the root of a target that has the layout `packs`.
 FORMAT = "format.json"
+# The marker in the root of a target that has plain files. Either has the identity of the target.
+IDENTITY = ".ntt-target.json"
+IDENTITY_BYTES = 16
 
 # The kinds without a CRC-32: PACK and DATA, see `messages`.
 CONTENT = frozenset((3, 5))

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, Union
 
 from ntt_backup.wire.framing import (
     DIGEST_BYTES,
+    IDENTITY_BYTES,
     MAX_BLOB,
     MAX_BLOBS,
     MAX_CHUNK,
@@ -455,6 +456,12 @@ def _end(status: int, checksum: Buffer) -> tuple[int, bytes]:
     return status, bytes(checksum)
 
 
+def _place(identity: Buffer) -> bytes:
+    if len(identity) not in (0, IDENTITY_BYTES):
+        raise ProtocolError("an identity that is cut short")
+    return bytes(identity)
+
+
 def _ask_offset(digest: bytes, size: int) -> tuple[bytes, int]:
     if size > MAX_BLOB:
         raise ProtocolError(f"a blob of {size} bytes")
@@ -663,7 +670,8 @@ ABORT: Message[int] = Message(8, WRITING, "I")
 ASK_OFFSET = Message(9, WRITING, "32sQ", _ask_offset)
 PING: Message[bytes] = Message(10, ANY, "8s")
 BYE: Message[tuple[()]] = Message(11, ANY)
-PLACE: Message[tuple[()]] = Message(12, WRITING)
+# With the identity that the target gets where it has none; without one, only by-hash is made.
+PLACE: Message[bytes] = Message(12, WRITING, make=_place, tail=Rest(0, IDENTITY_BYTES))
 
 LIST = Message(32, READING, "32s32sI", Range)
 VERIFY = Message(33, READING, "B32s", _verify, _DIGESTS)

@@ -28,6 +28,7 @@ STEPS = (
     "transfer",
     "clock",
     "space",
+    "identity",
 )
 LAST_STEPS = ("versions", "dump", "drill", "signing", "newest")
 

@@ -11,7 +11,13 @@ import pytest
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.read_session import ReadSession
 from ntt_backup.config.sections import RunSettings
-from ntt_backup.errors import BackupError, RemoteUnreachable, Unsupported
+from ntt_backup.errors import (
+    AnotherTarget,
+    BackupError,
+    RemoteDenied,
+    RemoteUnreachable,
+    Unsupported,
+)
 from ntt_backup.wire.messages import BLAKE3
 from tests.contract.harness import Machine, Taken
 from tests.helpers.receivers import LYING_RECEIVER
@@ -22,14 +28,18 @@ A, B, C = bytes(32), b"\x01" * 32, b"\x02" * 32
 
 @pytest.fixture
 def lying_receiver(tmp_path: Path) -> Callable[..., ReadSession]:
-    def make(answer: str, stall_timeout: float = PATIENCE) -> ReadSession:
+    def make(
+        answer: str, stall_timeout: float = PATIENCE, ready: str = "", identity: str = ""
+    ) -> ReadSession:
         machine = Machine(tmp_path)
         program = tmp_path / "lying.py"
-        program.write_text(LYING_RECEIVER.replace("{answer}", answer))
+        lies = LYING_RECEIVER.replace("{answer}", answer)
+        program.write_text(lies.replace('{"placed": 1}', f'{{"placed": 1, {ready}}}'))
         project = Path(__file__).resolve().parents[2]
         machine.tool("python3", f"PYTHONPATH={project} exec {sys.executable} {program}")
         run = RunSettings(stall_timeout=stall_timeout)
-        return ReadSession(SessionSpec(machine, "/x", "0" * 12, "test", "0", run))
+        spec = SessionSpec(machine, "/x", "0" * 12, "test", "0", run, identity=identity)
+        return ReadSession(spec)
 
     return make
 
@@ -149,3 +159,40 @@ def test_a_right_that_the_remote_does_not_allow_is_named_before_it_is_used(
     assert isinstance(caught.value, BackupError)
     assert "--allow" in caught.value.hint
     session.abort()
+
+
+OURS = "0123456789abcdef" * 2
+
+
+@pytest.mark.parametrize(
+    ("ready", "error", "said"),
+    [
+        (f'"target": "{OURS}"', None, ""),
+        (f'"target": "{"f" * 32}"', AnotherTarget, f"knows it as {OURS}, and {'f' * 32} is there"),
+        ('"target": ""', AnotherTarget, "a place without an identity is there"),
+        ("", RemoteDenied, "does not tell the identity"),
+        (f'"target": "{OURS.upper()}"', RemoteDenied, "cannot be read"),
+        (f'"target": "{OURS}\\n"', RemoteDenied, "cannot be read"),
+        ('"target": "?"', RemoteDenied, "cannot be read"),
+        ('"target": "\\x1b[2J" * 5000', RemoteDenied, "cannot be read"),
+        ('"target": 7', RemoteDenied, "cannot be read"),
+        ('"target": "x" * 70000', RemoteUnreachable, "violates the protocol"),
+    ],
+)
+def test_an_identity_that_is_none_is_refused(
+    lying_receiver: Callable[..., ReadSession],
+    ready: str,
+    error: type[BackupError] | None,
+    said: str,
+) -> None:
+    if error is None:
+        lying_receiver("pass", ready=ready, identity=OURS).abort()
+        return
+    with pytest.raises(error) as caught:
+        lying_receiver("pass", ready=ready, identity=OURS)
+    assert type(caught.value) is error or error is RemoteUnreachable
+    assert said in str(caught.value)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 300
+    if error is not RemoteUnreachable:  # Where nothing is expected nothing is refused.
+        lying_receiver("pass", ready=ready).abort()

@@ -28,10 +28,11 @@ import psycopg
 import pytest
 from jsonschema import Draft202012Validator
 
-from ntt_backup.blobdir.layout import relative_path
+from ntt_backup.blobdir.layout import BY_HASH, relative_path
 from ntt_backup.cli import app
 from ntt_backup.config.host_key import make_host_key
 from ntt_backup.errors import remember_global_options
+from ntt_backup.wire.framing import IDENTITY
 from tests.helpers import documents, program
 from tests.helpers.blobs import put, tree
 from tests.helpers.processes import children
@@ -265,8 +266,9 @@ class Environment:
         return tree(self.store)
 
     def litter(self) -> list[str]:
-        """The names in the remote directory beside by-hash."""
-        return sorted(path.name for path in self.remote.local.iterdir() if path.name != "by-hash")
+        """The names in the remote directory beside by-hash and the marker."""
+        kept = {BY_HASH, IDENTITY}
+        return sorted(path.name for path in self.remote.local.iterdir() if path.name not in kept)
 
     def assert_complete(self) -> None:
         """Every blob of the store is copied, and the remote has the same files and no others."""

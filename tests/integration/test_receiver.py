@@ -88,7 +88,10 @@ def test_a_python_that_is_too_old_says_so_and_reads_nothing() -> None:
 def test_ready_says_free_space_clock_and_sync(receiver: RemoteReceiver) -> None:
     ready = receiver.hello()
     space = {"free_bytes", "total_bytes", "free_inodes"}
-    assert set(ready) == space | {"clock_us", "system", "sync", "placed", "packs"}
+    assert set(ready) == space | {
+        *("clock_us", "system", "sync", "placed", "packs", "empty", "target")
+    }
+    assert (ready["empty"], ready["target"]) == (1, "")
     assert ready["placed"] == 1
     assert 0 < ready["free_bytes"] <= ready["total_bytes"]
 

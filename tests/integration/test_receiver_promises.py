@@ -17,13 +17,14 @@ from pathlib import Path
 import pytest
 import zstandard
 
+from ntt_backup.blobdir.layout import marker_text, read_marker
 from ntt_backup.filestore import by_directory
 from ntt_backup.filestore import open as open_stores
 from ntt_backup.filestore.by_directory import FileStoreByDirectory
 from ntt_backup.receiver import b3sum, file_areas, file_session, group_commit, session
 from ntt_backup.receiver.terms import ALLOWED
 from ntt_backup.wire import framing, messages
-from ntt_backup.wire.framing import FORMAT
+from ntt_backup.wire.framing import FORMAT, IDENTITY
 from ntt_backup.wire.stored_names import DUMPS, MAX_RECORD, PACKS, SNAPSHOTS, STAMP
 from tests.helpers.receivers import (
     BYE,
@@ -240,6 +241,47 @@ def test_what_is_right_is_kept(root: Path, checking: str) -> None:
     assert client.receipts()[0].stored == 0
     assert path.read_bytes() == b"good"
     assert path.stat().st_ino == inode
+
+
+@stops("another identity for the target, to have its copies taken for those of another disk")
+@pytest.mark.parametrize("allow", [["put"], ["put", "replace", "packs", "dump", "snapshot"]])
+def test_an_identity_is_given_once(root: Path, allow: Sequence[str]) -> None:
+    one, other = bytes(range(16)), b"\xff" * 16
+    client = ScriptedSession(root, allow)
+    marker = root / IDENTITY
+
+    def told() -> list[str]:
+        frames = [payload for kind, payload in client.answers if kind == messages.READY]
+        return [str(messages.READY.read(payload)["target"]) for payload in frames]
+
+    client.say(messages.PLACE.frame(one), messages.PLACE.frame(other), PLACE)
+    assert told() == ["", one.hex(), one.hex(), one.hex()]
+    assert read_marker(marker.read_bytes()) == (1, one.hex())
+    kept = marker.stat()
+    client.say(messages.PLACE.frame(other))
+    assert told() == [one.hex(), one.hex()]
+    assert marker.stat().st_ino == kept.st_ino
+    # What is there and is no marker stays, too: a link, a directory, other content.
+    for lies in ("a link", "a directory", "no marker"):
+        marker.rmdir() if marker.is_dir() else marker.unlink()
+        if lies == "a link":
+            marker.symlink_to("/etc/hostname")
+        elif lies == "a directory":
+            marker.mkdir()
+        else:
+            marker.touch()
+        client.say(messages.PLACE.frame(other))
+        assert told() == ["?", "?"], lies
+    assert marker.read_bytes() == b""
+    # The identity of packs is the identity of the target.
+    (root / FORMAT).write_bytes(marker_text(one.hex()))
+    marker.unlink()
+    client.say(messages.PLACE.frame(other))
+    assert told() == [one.hex(), one.hex()]
+    assert not marker.exists()
+    for words in (["list", "get"], ["packs"]):
+        assert ScriptedSession(root, words).say(messages.PLACE.frame(other)).error == "refused"
+    assert not (root / ".ntt-incoming").exists()
 
 
 @stops("a `codec` that was not offered, or content that unpacks to more than it announced")

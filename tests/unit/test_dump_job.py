@@ -92,6 +92,7 @@ class World:
         monkeypatch.setattr(pg_programs, "start_pg_dump", lambda *_: self)
         monkeypatch.setattr(pg_programs, "best_compression", lambda _: ())
         monkeypatch.setattr(pg_programs, "read_head", self._read_head)
+        monkeypatch.setattr(job, "identified", lambda _, settings: settings)
         monkeypatch.setattr(job, "wait_for", self._wait)
         monkeypatch.setattr(HostKeys, "of", lambda _: KEYS)
 

@@ -24,6 +24,7 @@ CONTRACT = {
     "CatalogRefused": (4, False),
     "RemoteError": (5, False),
     "RemoteUnreachable": (5, True),
+    "AnotherTarget": (5, True),
     "ProtocolViolation": (5, True),
     "RemoteDenied": (5, False),
     "Unsupported": (5, False),

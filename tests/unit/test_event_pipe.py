@@ -97,6 +97,10 @@ class Table:
     def close(self) -> None:
         self.closed = True
 
+    def ask(self, doing: str, name: str) -> list[tuple[str, str]]:
+        assert (doing, name) == ("read the identity of the target", "identities")
+        return [("remote", "1d"), ("usb", "2d")]
+
 
 def test_a_session_of_the_catalog_that_is_not_set_up_is_closed(
     monkeypatch: pytest.MonkeyPatch,
@@ -108,7 +112,7 @@ def test_a_session_of_the_catalog_that_is_not_set_up_is_closed(
     monkeypatch.setattr(catalog_session, "show_life", shown.append)
     monkeypatch.setattr(catalog_session, "end_when_idle", lambda *_: None)
     session = catalog_session.CatalogSession("dbname=c", "test", "remote", [], listen=False)
-    assert not table.closed
+    assert (table.closed, session.identity) == (False, "1d")
     session.keep()
     assert shown == []
     monkeypatch.setattr(catalog_session, "_SPEAK_SECONDS", 0.0)

@@ -184,7 +184,7 @@ def by_connection(
 
     monkeypatch.setattr(ReceiverConnection, "__init__", connect)
     monkeypatch.setattr(ReceiverConnection, "close", lambda _: connection.close())
-    spec = SimpleNamespace(cancelled=lambda: None, run=RunSettings())
+    spec = SimpleNamespace(cancelled=lambda: None, run=RunSettings(), identity="")
     return FileStoreByReceiver(cast(SessionSpec, spec), area)
 
 

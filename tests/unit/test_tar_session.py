@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import pytest
 
-from ntt_backup.blobdir.layout import relative_path
+from ntt_backup.blobdir.layout import marker_text, relative_path
 from ntt_backup.client.channel import NOISE_LIMIT
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.transport import Local
@@ -409,14 +409,20 @@ def test_a_machine_without_room_for_a_trial_says_why(
 
 
 @pytest.mark.parametrize(
-    ("said", "works"), [(b"made\n", True), (b"noise\nmade\n", True), (b"no\n", False), (b"", False)]
+    ("said", "works"),
+    [
+        (b"made=%s\n" % marker_text("1d" * 16), True),
+        (b"noise\nmade=%s\n" % marker_text("1d" * 16), True),
+        (b"no\n", False),
+        (b"", False),
+    ],
 )
 def test_by_hash_is_made_where_the_remote_says_so_last(
     monkeypatch: pytest.MonkeyPatch, said: bytes, works: bool
 ) -> None:
     monkeypatch.setattr(tar_probe, "ask", lambda *_, **__: said)
     with nullcontext() if works else pytest.raises(RemoteCannotStore):
-        TarProbe(spec()).make_place()
+        assert TarProbe(spec()).make_place() == "1d" * 16
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,8 @@ RIGHT: list[tuple[Callable[[Any], Any], bytes, Any]] = [
     (messages.END.read, messages.END.frame(1, A), (1, A)),
     (messages.COMMIT.read, messages.COMMIT.frame(2**32 - 1), 2**32 - 1),
     (messages.ASK_OFFSET.read, messages.ASK_OFFSET.frame(A, MAX_BLOB), (A, MAX_BLOB)),
+    (messages.PLACE.read, messages.PLACE.frame(), b""),
+    (messages.PLACE.read, messages.PLACE.frame(A[:16]), A[:16]),
     (messages.OFFSET.read, messages.OFFSET.frame(9, B), (9, B)),
     (
         messages.ERROR.read,
@@ -235,6 +237,8 @@ WRONG: list[tuple[Callable[[Any], Any], memoryview, str]] = [
     (messages.END.read, memoryview(b"\0x"), "says nothing"),
     (messages.END.read, memoryview(b"\0" + A + b"x"), "says nothing"),
     (messages.ASK_OFFSET.read, packed("!32sQ", A, MAX_BLOB + 1), "a blob of"),
+    (messages.PLACE.read, memoryview(A[:15]), "cut short"),
+    (messages.PLACE.read, memoryview(A[:1]), "cut short"),
     (messages.RECEIPT.read, packed("!IBBII", 7, 2, 0, 0, 0), "unknown outcome"),
     (messages.RECEIPT.read, packed("!IBBII", 7, 0, 2, 0, 0), "unknown outcome"),
     (messages.RECEIPT.read, packed("!IBBII", 7, 0, 0, MAX_BLOBS + 1, 0), "too many"),

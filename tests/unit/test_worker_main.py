@@ -71,8 +71,9 @@ class FakeProbe:
     def try_out(self) -> str:
         return "well"
 
-    def make_place(self) -> None:
+    def make_place(self) -> str:
         self.done.append("place")
+        return "1d" * 16
 
     def hand_over(self) -> Ahead:
         return self.connection
@@ -107,7 +108,10 @@ def test_a_probe_answers_what_it_is_asked_and_goes_on_over_its_connection(
     found = probing.answer(PROBE)
     assert isinstance(found, RemoteProbed)
     assert Facts(**found.facts) == Facts("Linux", "tar", 5, 0.5, placed=False)
-    assert [probing.answer(TRY_OUT), probing.answer(PLACE)] == [Done(text="well"), Done(text="")]
+    assert [probing.answer(TRY_OUT), probing.answer(PLACE)] == [
+        Done(text="well"),
+        Done(text="1d" * 16),
+    ]
     assert (found.strategy, probing.strategy, probe.done) == ("tar", "tar", ["facts", "place"])
     probing.end_probe(go_on=True)
     assert probe.connection.channel.pace == "the limit"

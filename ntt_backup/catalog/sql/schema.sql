@@ -194,6 +194,13 @@ create table if not exists ntt_backup.packs (
     primary key (target, pack_id)
 );
 
+-- The identity of each target, which tells its place from another one; seen_at: by a run.
+create table if not exists ntt_backup.targets (
+    target text primary key,
+    id text not null unique,
+    seen_at timestamptz not null default now()
+);
+
 -- How many rows of blobs we have updated ourselves, in all: the sum over the slots. A session has one
 -- of a few slots, so that workers do not wait for each other to count.
 create table if not exists ntt_backup.marks (

@@ -22,7 +22,14 @@ from typing import Final, cast
 from ntt_backup.blobdir.layout import is_blobid
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.config.sealing import require_sealing, seal_writer
-from ntt_backup.errors import BackupError, BatchRejected, NameTaken, RemoteUnreachable, SourceError
+from ntt_backup.errors import (
+    AnotherTarget,
+    BackupError,
+    BatchRejected,
+    NameTaken,
+    RemoteUnreachable,
+    SourceError,
+)
 from ntt_backup.filestore.contract import CommittedFile, PackTarget, StoredFile
 from ntt_backup.filestore.open import open_pack_target
 from ntt_backup.model import Batch, Blob, Failure, Reason, Receipt, StoredPack, total_size
@@ -54,6 +61,8 @@ def open_packs(spec: SessionSpec, store: Store, ahead: Ahead | None = None) -> P
     try:
         if (store_id := marker.read(target)) is None:
             raise marker.gone(f"{spec.bucket.url if spec.bucket else spec.root}/{FORMAT}")
+        if spec.identity and store_id.hex() != spec.identity:
+            raise AnotherTarget(spec.identity, store_id.hex())
     except BaseException:
         target.close()
         raise

@@ -91,6 +91,7 @@ class PacksByConnectionProbe:
             free_bytes=free,
             skew_s=None,
             placed=store.has(f"{store.root}/{FORMAT}"),
+            identity=store.identity,
             free_inodes=inodes,
             other_layout=store.has(f"{store.root}/by-hash"),
         )
@@ -116,8 +117,8 @@ class PacksByConnectionProbe:
             file.discard()
             store.remove([name])
 
-    def make_place(self) -> None:
-        marker.make(self._store)
+    def make_place(self) -> str:
+        return marker.make(self._store).hex()
 
     def hand_over(self) -> FileStoreByReceiver | FileStoreBySftp | None:
         opened, self._opened = self._opened, None
@@ -160,12 +161,14 @@ class BucketProbe:
 
     def facts(self) -> Facts:
         found = self._bucket.facts()
+        store_id = marker.read(self._store)
         return Facts(
             system=found.server,
             program="by botocore",
             free_bytes=None,
             skew_s=found.skew_s,
-            placed=marker.read(self._store) is not None,
+            placed=store_id is not None,
+            identity=(store_id or b"").hex(),
         )
 
     def try_out(self) -> str:
@@ -183,8 +186,8 @@ class BucketProbe:
             words.append(f"{self._key} stays")
         return "; ".join(words)
 
-    def make_place(self) -> None:
-        marker.make(self._store)
+    def make_place(self) -> str:
+        return marker.make(self._store).hex()
 
     def hand_over(self) -> None:
         self._store.close()

@@ -38,6 +38,8 @@ class Facts:
     program: what will receive the blobs, with its version. placed: by-hash exists, or the marker of
     packs. readable: whether something is there that `verify` and `restore` need. free_inodes: how
     many more files fit. other_layout: what tells the other layout is there.
+    identity: of the target; "" where it has none, None where an old receiver does not tell. empty:
+    by-hash is missing, or has nothing in it.
     """
 
     system: str
@@ -48,6 +50,8 @@ class Facts:
     readable: bool = True
     free_inodes: int | None = None
     other_layout: bool = False
+    identity: str | None = ""
+    empty: bool = False
 
 
 class Probe(Protocol):
@@ -73,8 +77,10 @@ class Probe(Protocol):
         """Sends trial blobs, and leaves none of them behind; returns a few words on the result."""
         ...
 
-    def make_place(self) -> None:
-        """Makes by-hash, or the marker of packs."""
+    def make_place(self) -> str:
+        """Makes by-hash, or the marker of packs, and gives the target an identity where it has
+        none. Returns the identity that the target has then.
+        """
         ...
 
     def close(self) -> None:

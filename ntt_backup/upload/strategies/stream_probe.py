@@ -8,14 +8,16 @@ be made. Giving names and syncing cannot be tried; the first batch's receipt tel
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Mapping
 from typing import Final
 
 from ntt_backup.client.bootstrap import Banner
-from ntt_backup.client.connection import ReceiverConnection, SessionSpec
+from ntt_backup.client.connection import ReceiverConnection, SessionSpec, identity_in
 from ntt_backup.upload.strategies.probe import Facts, described, trial
 from ntt_backup.upload.strategies.stream import StreamSession, connect
+from ntt_backup.wire.framing import IDENTITY_BYTES
 from ntt_backup.wire.messages import Field
 
 _NAMES_UNCHECKED: Final = "checks by SHA-256 (no BLAKE3 on the remote)"
@@ -49,8 +51,12 @@ class StreamProbe:
             session.end_trial()
         return f"{described(batches)} by stream, called back"
 
-    def make_place(self) -> None:
-        self._open().place()
+    def make_place(self) -> str:
+        connection = self._open()
+        if identity_in(connection.said) is None:
+            connection.place()
+            return ""
+        return identity_in(connection.place(secrets.token_bytes(IDENTITY_BYTES))) or ""
 
     def hand_over(self) -> ReceiverConnection | None:
         connection, self._connection = self._connection, None
@@ -96,6 +102,8 @@ def receiver_facts(
         placed=placed[packs],
         free_inodes=inodes if isinstance(inodes, int) and inodes >= 0 else None,
         other_layout=placed[not packs],
+        identity=identity_in(facts),
+        empty=facts.get("empty") == 1 and not packs,
     )
 
 

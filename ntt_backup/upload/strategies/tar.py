@@ -29,7 +29,12 @@ from typing import Final
 from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.client.channel import NOISE_LIMIT
 from ntt_backup.client.connection import SessionSpec
-from ntt_backup.client.error_text import explain_batch, explain_gone, explain_root
+from ntt_backup.client.error_text import (
+    explain_another,
+    explain_batch,
+    explain_gone,
+    explain_root,
+)
 from ntt_backup.client.shell import shell_script
 from ntt_backup.errors import BatchRejected, ProtocolViolation, SourceError
 from ntt_backup.model import Batch, Blob, total_size
@@ -43,7 +48,7 @@ from ntt_backup.upload.strategies.tar_archive import (
     tar_environment,
 )
 
-_GREETING: Final = re.compile(rb"^NTT-TAR 2 (ready|fatal|gone) (.*)$")
+_GREETING: Final = re.compile(rb"^NTT-TAR 2 (ready|fatal|gone|another) (.*)$")
 _LAST_WORD: Final = b"\nNTT-TAR 2 end\n"
 
 
@@ -52,6 +57,7 @@ def _loop(spec: SessionSpec) -> tuple[str, bytes]:
     loop = resources.files(__package__).joinpath("tar_loop.sh").read_text("utf-8")
     session = {"owner": spec.owner, "run": spec.run_id, "slot": spec.slot}
     values = {"root": spec.root, **session, "token": secrets.token_hex(8)}
+    values["identity"] = spec.identity
     return shell_script(loop, values)
 
 
@@ -115,6 +121,8 @@ class TarSession(PipelinedSession):
             raise explain_root(text)
         if verdict == "gone":
             raise explain_gone(text)
+        if verdict == "another":
+            raise explain_another(self._spec.identity, text)
         return text == "lockstep"
 
     def _send_archive(self, ready: Sequence[Blob], length: int) -> BatchRejected | None:
@@ -199,6 +207,8 @@ class TarSession(PipelinedSession):
             raise ProtocolViolation(detail=line[:200])
         if word == "gone":
             raise explain_gone(text)
+        if word == "another":
+            raise explain_another(self._spec.identity, text)
         flight = self._flights.popleft()
         if flight.aborted:
             return

@@ -1,18 +1,20 @@
 # The remote end of the tar strategy: extract batch after batch from one stream, and answer for each.
 #
 # Sent over the connection and run by the remote's sh; needs the tools that are looked for below.
-# The lines before this one set root, owner, run, slot and token. Then, on stdin, for each batch:
+# The lines before this one set root, owner, run, slot, token and identity (empty: any target will do). Then, on stdin, for each batch:
 #     "<number> <bytes> <files>\n", <bytes> of tar archive, "commit\n" or "abort\n"
 # and on stdout, a line each:
 #     "NTT-TAR 2 ready exact|lockstep"     once, when batches may come
-#     "NTT-TAR 2 fatal|gone <text>"        once, instead
+#     "NTT-TAR 2 fatal|gone|another <text>" once, instead
 #     "got <number>"                        the archive was read to its end
 #     "NTT-TAR 2 end"                       once, after an empty line: nothing of ours is left here
-#     "ok <number>" | "err <number> <text>" | "gone <number> <text>" | "aborted <number>"
+#     "ok <number>" | "err <number> <text>" | "gone|another <number> <text>"
+#     "aborted <number>"
 # A batch is extracted below .ntt-incoming and synced, hard-linked into by-hash, and synced again before it is
 # ok. So a name below by-hash never shows a half-written file, not even after a power cut, and what is there
 # already is replaced only if it differs.
 # "gone" says that the disk is away, not that a batch is bad: by-hash or our own scratch space is missing.
+# "another" says that the target has not the identity: it is not the one whose blobs the catalog knows.
 
 umask 022
 unset TAR_OPTIONS POSIXLY_CORRECT
@@ -25,7 +27,7 @@ refuse() {
     exit 1
 }
 
-for tool in tar head cp mv cmp df find sync cut tr rm mkdir sed wc; do
+for tool in tar head cat cp mv cmp df find sync cut tr rm mkdir sed wc; do
     command -v "$tool" >/dev/null 2>&1 || refuse fatal "$tool: not found"
 done
 
@@ -35,6 +37,12 @@ place=$root/by-hash
 incoming=$root/.ntt-incoming
 # Never made here: where a disk is not mounted, it would be made on the one below.
 [ -d "$place" ] || refuse gone "$place: no such directory"
+marker() { cat "$root/format.json" 2>/dev/null || cat "$root/.ntt-target.json" 2>/dev/null; }
+ours() {
+    [ -n "$identity" ] || return 0
+    case $(marker) in *"\"$identity\""*) ;; *) return 1 ;; esac
+}
+ours || refuse another "$(marker)"
 
 # What dead sessions of ours left: this worker's own of this run, and those of earlier runs. Nothing tells
 # that such a session lives, so its stage must not have changed for a day. Where a stage has a lock, a receiver
@@ -170,8 +178,10 @@ alive() {
 finish() {
     if [ "$verdict" != commit ]; then
         printf "aborted %s\n" "$number"
-    elif [ "$status" = 0 ] && message=$(place_all 2>&1); then
+    elif [ "$status" = 0 ] && message=$(place_all 2>&1) && ours; then
         printf "ok %s\n" "$number"
+    elif [ -d "$place" ] && ! ours; then
+        printf "another %s %s\n" "$number" "$(flat "$(marker)")"
     elif sign=$(alive 2>&1); then
         printf "err %s %s\n" "$number" "$(flat "$message")"
     elif [ -d "$place" ] && [ -d "$stage" ]; then

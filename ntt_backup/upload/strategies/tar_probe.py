@@ -20,8 +20,9 @@ from typing import Final
 
 from blake3 import blake3
 
+from ntt_backup.blobdir.layout import UNKNOWN_IDENTITY, marker_text, read_marker
 from ntt_backup.client.channel import Channel
-from ntt_backup.client.connection import SessionSpec
+from ntt_backup.client.connection import SessionSpec, identity_in
 from ntt_backup.client.error_text import explain_root
 from ntt_backup.client.shell import ANSWER, ScriptAnswer, ask, late, require_success, shell_script
 from ntt_backup.client.transport import Transport
@@ -31,6 +32,7 @@ from ntt_backup.model import Batch, Receipt
 from ntt_backup.source.store import Store
 from ntt_backup.upload.strategies.probe import TRIAL_SECONDS, Facts, described, require_time, trial
 from ntt_backup.upload.strategies.tar import TarSession
+from ntt_backup.wire.framing import IDENTITY_BYTES
 
 _STEM: Final = ".ntt-check-"
 _ASKING: Final = "its system and free space"
@@ -109,7 +111,19 @@ def _facts(said: Mapping[str, str], before: float, after: float) -> Facts:
         placed=said.get("by-hash") == "present",
         free_inodes=int(inodes) if inodes.isdigit() else None,
         readable=said.get("python") == "present",
+        identity=_identity(said.get("marker", "")),
+        empty=said.get("empty") == "yes",
     )
+
+
+def _identity(marker: str) -> str:
+    """Returns the identity in a marker; "" for no marker."""
+    found = ""
+    if marker:
+        with suppress(ValueError):
+            found = read_marker(marker.encode())[1]
+        found = found or UNKNOWN_IDENTITY
+    return identity_in({"target": found}) or ""
 
 
 class TarProbe:
@@ -143,16 +157,23 @@ class TarProbe:
         _compare(archive, {blob.blobid for batch in batches for blob in batch.blobs})
         return f"{described(batches)} by tar, identical"
 
-    def make_place(self) -> None:
+    def make_place(self) -> str:
+        wanted = secrets.token_hex(IDENTITY_BYTES)
         said = ask(
             self._spec.transport,
-            'umask 022; { mkdir "$place" 2>&1 || [ -d "$place" ]; } && echo made',
-            {"place": f"{self._spec.root}/by-hash"},
+            resources.files(__package__).joinpath("tar_place.sh").read_text("utf-8"),
+            {
+                "root": self._spec.root,
+                "token": wanted[:8],
+                "content": marker_text(wanted).decode("ascii").strip(),
+            },
             doing="to make by-hash",
             timeout=self._spec.transport.connect_timeout,
-        )
-        if said.split()[-1:] != [b"made"]:
-            raise explain_root(said.decode("utf-8", "backslashreplace").strip())
+        ).decode("utf-8", "backslashreplace")
+        told, made, marker = said.rpartition("made=")
+        if not made:
+            raise explain_root(told.strip() or marker.strip())
+        return _identity(marker.strip())
 
     def hand_over(self) -> None:
         """Does nothing, as `close`: no connection outlives its question."""

@@ -25,6 +25,10 @@ elif [ ! -w "$root" ]; then
     printf "problem=%s: Permission denied (as %s)\n" "$root" "$(id -un)"
 fi
 [ ! -d "$root/by-hash" ] || echo by-hash=present
+[ -n "$(ls -A "$root/by-hash" 2>/dev/null | head -n 1)" ] || echo empty=yes
+for marker in "$root/format.json" "$root/.ntt-target.json"; do
+    [ ! -e "$marker" ] || { printf "marker=%s\n" "$(head -c 4000 "$marker" 2>&1 | tr -d "\n\r")" && break; }
+done
 find "$root/" -maxdepth 1 -name "$stem.*" -mmin +60 -exec rm -rf {} + 2>/dev/null
 printf "free_kib=%s\n" "$(df -Pk "$root" 2>/dev/null | awk "NR == 2 { print \$4 }")"
 # Some file systems have no fixed number of inodes, some a df of other columns.
