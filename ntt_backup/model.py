@@ -17,6 +17,7 @@ from ntt_backup.wire.framing import MAX_BLOB
 # The name of the target, unless another one is chosen.
 DEFAULT_TARGET: Final = "remote"
 _FAILURES_KEPT: Final = 1000
+_BLOBIDS: Final = 1 << 256
 
 
 class Reason(StrEnum):
@@ -89,6 +90,48 @@ class BlobRange:
     index: int
     lo: str
     hi: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One of several equal parts of the space of blobids, which together are all of it.
+
+    Attributes:
+        number: The number of the part, counted from 1.
+        count: The number of parts.
+    """
+
+    number: int = 1
+    count: int = 1
+
+    @property
+    def first(self) -> int:
+        """The first blobid, as a number."""
+        return (self.number - 1) * _BLOBIDS // self.count
+
+    @property
+    def end(self) -> int:
+        """The number behind the last blobid."""
+        return self.number * _BLOBIDS // self.count
+
+    @property
+    def lo(self) -> str:
+        """The first text; that of the first part is before any text, also one that is no blobid."""
+        return "" if self.number == 1 else f"{self.first:064x}"
+
+    @property
+    def hi(self) -> str | None:
+        """The text behind the last one; None for no end."""
+        return None if self.number == self.count else f"{self.end:064x}"
+
+    def has(self, blobid: str) -> bool:
+        return self.lo <= blobid and (self.hi is None or blobid < self.hi)
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}" if self.count > 1 else ""
+
+
+WHOLE: Final = Shard()
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ from ntt_backup.config import RemoteConfig, StoreConfig
 from ntt_backup.config.timetable import Timetable
 from ntt_backup.errors import SOME_FAILED, BackupError, RemoteUnreachable
 from ntt_backup.format import many
-from ntt_backup.model import Blob, Failure, Failures, Reason, total_size
+from ntt_backup.model import WHOLE, Blob, Failure, Failures, Reason, Shard, total_size
 from ntt_backup.process.threads import WorkQueue, run_threads
 from ntt_backup.source.store import Store
 from ntt_backup.upload.batching import cut
@@ -71,6 +71,7 @@ class Question:
         way: Hash blobs on the remote (`there`), after a download, or in the local store.
         trust_remote: Take the hashes that the remote tells, and do not read the store.
         prefix: Check only blobids that begin with this.
+        shard: Check only these blobids, and packs whose smallest blobid is one of these.
         fraction: Check a random sample of this part, from 0 to 1.
         max_duration: Start no new job after this time in seconds.
         max_bytes: Read at most this many bytes of content.
@@ -82,6 +83,7 @@ class Question:
     way: Way = "there"
     trust_remote: bool = False
     prefix: str = ""
+    shard: Shard = WHOLE
     fraction: float | None = None
     max_duration: float | None = None
     max_bytes: int | None = None
@@ -92,7 +94,8 @@ class Question:
     @property
     def choice(self) -> Choice:
         """Returns the blobs to choose, for the catalog."""
-        return Choice(self.prefix, self.older_than, self.fraction)
+        shard = self.shard
+        return Choice(self.prefix, self.older_than, self.fraction, shard.lo, shard.hi)
 
 
 class Budget:

@@ -7,10 +7,12 @@ keep vacuum from every table.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from psycopg import sql
 
+from ntt_backup.blobdir.layout import is_blobid
 from ntt_backup.catalog.connection import Connection, fragment, statement, translated
 from ntt_backup.catalog.pending import (
     Stretch,
@@ -21,11 +23,14 @@ from ntt_backup.catalog.pending import (
     rows_about,
     walk_indexes,
 )
+from ntt_backup.errors import ConfigError
+from ntt_backup.format import printable
 from ntt_backup.model import Blob, BlobRange, StoredPack
 
 _SAMPLE_POINTS: Final = 64
 _SAMPLE_DIGITS: Final = 4
 _SIZES: Final = 1000
+_QUERY_SECONDS: Final = 600
 
 
 class Row(NamedTuple):
@@ -98,16 +103,52 @@ def estimated_bytes(conn: Connection, target: str) -> float:
     return rows_about(conn) * (sum(sizes) / len(sizes) if sizes else 0.0)
 
 
+def blobids_of(conn: Connection, query: str) -> Iterator[str]:
+    """Yields the blobids that a query of the operator gives.
+
+    The query runs once, in a transaction that may only read, and for a bounded time. The server
+    keeps its rows, so that no transaction stays open while they are worked on.
+
+    Raises:
+        ConfigError: The query gives anything but one column of blobids.
+        CatalogError: The server refuses the query.
+    """
+    with translated("run the query"), conn.transaction():
+        conn.rows("query_reads_only")
+        conn.rows("limit_query", limit=sql.Literal(f"{_QUERY_SECONDS}s"))
+        conn.rows("path_of_query", schema=sql.Identifier(conn.schema or "public"))
+        # In this form the server takes one statement, and no second one behind it.
+        conn.execute(statement("begin_query", query=sql.SQL(query)), binary=True)
+    number = 0
+    while True:
+        with translated("run the query"):
+            rows = conn.rows("next_of_query", count=sql.Literal(_SIZES))
+        if not rows:
+            return
+        for row in rows:
+            number += 1
+            if len(row) != 1 or not isinstance(row[0], str) or not is_blobid(row[0]):
+                raise ConfigError(
+                    f"row {number} of the query is no blobid",
+                    detail=printable(", ".join(str(value)[:100] for value in row[:3])),
+                    hint="the query must give one column of text, each 64 lowercase hex digits",
+                )
+            yield row[0]
+
+
 class Choice(NamedTuple):
     """A selection of blobs to check, and of the packs that may hold such blobs.
 
     prefix: the first digits of the blobids. older_than: the least seconds since the last check.
-    fraction: the part of that to check, from 0 to 1, as a random sample; None for all.
+    fraction: the part of that to check, from 0 to 1, as a random sample; None for all. lo: the
+    first blobid; of packs, the least one of the smallest in each. hi: the end; None for no end.
     """
 
     prefix: str = ""
     older_than: float | None = None
     fraction: float | None = None
+    lo: str = ""
+    hi: str | None = None
 
 
 class Checks:
@@ -166,6 +207,8 @@ class PackChecks:
                 "first": choice.prefix.ljust(64, "0"),
                 "last": choice.prefix.ljust(64, "f"),
                 "fraction": choice.fraction,
+                "lo": choice.lo,
+                "hi": choice.hi,
                 "seed": secrets.token_hex(4),
                 "before": before,
             }

@@ -71,6 +71,44 @@ def _hex_prefix(text: str) -> str:
     return text
 
 
+# The number of this task, the first number ("" for 0), and the number of tasks.
+_SCHEDULERS: Final = (
+    ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_COUNT"),
+    ("JOB_COMPLETION_INDEX", "", "JOB_COMPLETIONS"),
+)
+
+
+def _shard(text: str) -> Any:
+    from ntt_backup.model import Shard
+
+    if text == "auto":
+        return Shard(*_of_scheduler(os.environ))
+    match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise ValueError(text)
+    return Shard(int(match[1]), int(match[2]))
+
+
+def _of_scheduler(environ: Mapping[str, str]) -> tuple[int, int]:
+    """Returns number and count of the shard of a scheduler's task. Raises BadParameter."""
+    for names in _SCHEDULERS:
+        if names[0] not in environ:
+            continue
+        said = [environ.get(name, "") if name else "0" for name in names]
+        if not all(re.fullmatch("[0-9]{1,6}", one) for one in said):
+            wrong = ", ".join(f"{name}={environ.get(name, '')!r}" for name in names if name)
+            raise click.BadParameter(f"auto needs numbers of the scheduler, and not {wrong}")
+        task, first, count = map(int, said)
+        if not first <= task < first + count:
+            raise click.BadParameter(
+                f"auto needs tasks without gaps: {names[0]} is {task}, and there are {count} from"
+                f" {first} on"
+            )
+        return task - first + 1, count
+    tasks = " or ".join(names[0] for names in _SCHEDULERS)
+    raise click.BadParameter(f"auto needs {tasks} in the environment")
+
+
 PATH: Final = GivenPath()
 DIR: Final = GivenPath("dir")
 TIME: Final = parsed(
@@ -187,6 +225,19 @@ def prefix(verb: str) -> Decorator:
     """Returns the option --prefix of a command that does something with blobs."""
     text = f"{verb} only blobids that begin so; 00 is 1/256 of all."
     return value("--prefix", _PREFIX, text, default="")
+
+
+def shard(verb: str) -> Decorator:
+    """Returns the option --shard of a command that does something with blobs."""
+    text = f"{verb} only part I of N equal parts of all blobs; auto: as Slurm or Kubernetes says."
+    kind = parsed("shard", _shard, "a part of N, from 1/N to N/N, or auto")
+    return value("--shard", kind, text, metavar="I/N")
+
+
+def require_whole_space(prefix: str, shard: object) -> None:
+    """Raises UsageError where both --prefix and --shard are given."""
+    if prefix and shard is not None:
+        raise click.UsageError("give --prefix or --shard: a shard is a part of all blobs")
 
 
 def blob_list(verb: str) -> Decorator:

@@ -33,6 +33,7 @@ from ntt_backup.errors import (
     RemoteUnreachable,
     Unsupported,
 )
+from ntt_backup.model import WHOLE, Shard
 from ntt_backup.process.threads import Cancelled, run_threads
 
 T = TypeVar("T")
@@ -222,17 +223,22 @@ class ReconnectingSession:
                 self._wait(error, wait_s)
 
     def names(
-        self, prefix: str, on_stray: Callable[[str, StrayKind], None]
+        self,
+        prefix: str,
+        on_stray: Callable[[str, StrayKind], None],
+        shard: Shard = WHOLE,
     ) -> Iterator[list[tuple[bytes, int]]]:
         """Yields pages of the remote's blobids and sizes, in order.
 
         Args:
             prefix: The first digits of all blobids.
+            shard: The part of these that is listed.
             on_stray: Receives path and kind of each entry that is no blob, once. A kind that only
                 a newer receiver knows is UNREADABLE.
         """
         low = int(prefix.ljust(_DIGITS, "0"), 16)
-        high = low + (1 << 4 * (_DIGITS - len(prefix)))
+        high = min(shard.end, low + (1 << 4 * (_DIGITS - len(prefix))))
+        low = max(shard.first, low)
         while low < high:
             first, last = low.to_bytes(32, "big"), (high - 1).to_bytes(32, "big")
             page = self.do(partial(ReadSession.names, low=first, high=last, most=_PAGE))

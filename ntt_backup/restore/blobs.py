@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.timetable import Timetable
 from ntt_backup.errors import SOME_FAILED, BackupError, DestinationError
-from ntt_backup.model import Failure, Failures, Reason
+from ntt_backup.model import WHOLE, Failure, Failures, Reason, Shard
 from ntt_backup.process.threads import WorkQueue
 from ntt_backup.restore.target import Found, RestoreTarget, TargetWriter
 
@@ -72,15 +72,22 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The blobs to restore: those that begin with prefix, or blobids in any order and number."""
+    """The blobs to restore: those that begin with prefix, or blobids in any order and number.
+
+    shard: of these, those in this part alone. Other calls may restore the other parts at once.
+    """
 
     prefix: str = ""
     blobids: Iterable[str] | None = None
+    shard: Shard = WHOLE
 
     @property
     def interval(self) -> tuple[int, int]:
-        """Returns the first blobid with the prefix, as a number, and the number of such blobids."""
-        return int(self.prefix.ljust(_DIGITS, "0"), 16), 1 << 4 * (_DIGITS - len(self.prefix))
+        """Returns the first blobid that is wanted, as a number, and the number of blobids."""
+        first = int(self.prefix.ljust(_DIGITS, "0"), 16)
+        end = min(self.shard.end, first + (1 << 4 * (_DIGITS - len(self.prefix))))
+        first = max(self.shard.first, first)
+        return first, max(1, end - first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +232,7 @@ def restore(
         bwlimit: The limit of all that is fetched.
     """
     work = work_from(settings, wanted, on_outage, on_archived, thaw, bwlimit)
-    with closing(RestoreTarget(destination)) as target:
+    with closing(RestoreTarget(destination, shard=wanted.shard)) as target:
         return work.run(target, workers, on_progress, trust_size=trust_size)
 
 

@@ -30,7 +30,7 @@ from ntt_backup.config.timetable import Timetable
 from ntt_backup.dump.record import Stored
 from ntt_backup.dump.restore import restore_catalog
 from ntt_backup.errors import SOME_FAILED, BackupError, ConfigError
-from ntt_backup.model import Blob, Failure, Failures, Reason
+from ntt_backup.model import WHOLE, Blob, Failure, Failures, Reason, Shard
 from ntt_backup.restore.blobs import Restored, Wanted, restore
 from ntt_backup.source.store import Store
 
@@ -109,10 +109,11 @@ def drill(
     trust_target: bool = False,
     allow_superuser: bool = False,
     lost: str = "",
+    shard: Shard = WHOLE,
 ) -> Drilled:
-    """Restores all blobs, or those of a prefix, into scratch, and the catalog into the database of
-    catalog.url, both empty; checks all of it. bwlimit: of all blobs that come. trust_target,
-    allow_superuser: see `dump.restore`. lost: the name of the database in production.
+    """Restores all blobs, or those of a prefix or shard, into scratch, and the catalog into the
+    database of catalog.url, both empty; checks all of it. bwlimit: of all blobs that come.
+    trust_target, allow_superuser: see `dump.restore`. lost: the name of the database in production.
     Raises BackupError.
     """
     _require_empty(settings, scratch)
@@ -140,7 +141,7 @@ def drill(
     restored = restore(
         settings,
         scratch,
-        Wanted(prefix),
+        Wanted(prefix, shard=shard),
         workers=workers,
         trust_size=False,
         on_progress=on_restored,
@@ -152,12 +153,17 @@ def drill(
         connection.connect(url, application) as conn,
     ):
         verify_schema(conn, settings.target, "drill")
-        proof = _prove(conn, settings.target, scratch, prefix, on_proof)
+        proof = _prove(conn, settings.target, scratch, prefix, shard, on_proof)
     return Drilled(dump, recalled.origin, tuple(bad_dumps), catalog_s, restored, proof)
 
 
 def _prove(
-    conn: Connection, target: str, root: Path, prefix: str, on_progress: Callable[[Proof], None]
+    conn: Connection,
+    target: str,
+    root: Path,
+    prefix: str,
+    shard: Shard,
+    on_progress: Callable[[Proof], None],
 ) -> Proof:
     """Hashes what was restored into root, and compares it with the catalog, range by range."""
     proof = Proof()
@@ -168,7 +174,11 @@ def _prove(
         for number, one in enumerate(ranges, 1):
             # Rows without a blobid count too: what they call copied cannot have been restored.
             found = rows_in(conn, target, one)
-            rows = {row.blobid: row for row in found if row.blobid.startswith(prefix)}
+            rows = {
+                row.blobid: row
+                for row in found
+                if row.blobid.startswith(prefix) and shard.has(row.blobid)
+            }
             proof.rows += len(rows)
             proof.copied += sum(row.copied for row in rows.values())
             for blobid in _names(tree, f"{one.index:02x}"):

@@ -23,7 +23,7 @@ from ntt_backup.filestore.contract import (
     FileUnreadable,
     SharedStore,
 )
-from ntt_backup.model import Failure, Reason
+from ntt_backup.model import Failure, Reason, Shard
 from ntt_backup.pack.age import NotSealed, SealedForOthers
 from ntt_backup.pack.format import (
     BLOCK,
@@ -58,6 +58,8 @@ from ntt_backup.wire.framing import FORMAT
 _CHUNK: Final = 65_536
 # One thread at a time writes blobs of fewer bytes, while others fetch.
 _SMALL: Final = 65_536
+# The bits of a blobid that the name of a pack leaves out.
+_NAMED: Final = 192
 # The largest table, with a header before it and the trailer and the archive's end behind it.
 _LARGEST_END: Final = (MAX_ENTRIES * ENTRY_BYTES // BLOCK + 5) * BLOCK
 
@@ -128,24 +130,28 @@ class FromPacks(Work[Job, str]):
 
     def list_jobs(self, _name: str) -> Iterator[Job]:
         if self.wanted.blobids is None:
-            yield from self._all(self.wanted.prefix)
+            yield from self._all(self.wanted.prefix, self.wanted.shard)
             return
-        blobids = iter(self.wanted.blobids)
+        blobids = filter(self.wanted.shard.has, self.wanted.blobids)
         while some := sorted(set(itertools.islice(blobids, _CHUNK))):
             yield from self._chosen([bytes.fromhex(one) for one in some])
 
-    def _all(self, prefix: str) -> Iterator[Job]:
-        packs = [(pack, _weight(pack, prefix)) for pack in packs_of(self._store, prefix)]
+    def _all(self, prefix: str, shard: Shard) -> Iterator[Job]:
+        weights = ((pack, self._weight(pack)) for pack in packs_of(self._store, prefix))
+        packs = [(pack, weight) for pack, weight in weights if weight > 0]
         large = {blob.digest: blob.size for blob in large_blobs_of(self._store, prefix)}
-        self._alone, named = large.keys(), set[bytes]()
         if not (packs or large) and self._store.stat(FORMAT) is None:
             raise marker.gone(self._marker)
+        large = {digest: size for digest, size in large.items() if shard.has(digest.hex())}
+        self._alone, named = large.keys(), set[bytes]()
         total = sum(weight for _, weight in packs) + sum(large.values()) or 1
         opened = self._tables.open_all(pack for pack, _ in packs)
         for (pack, reader), (_, weight) in zip(opened, packs, strict=True):
             part = weight / total
             if isinstance(reader, PackReader):
                 entries = list(entries_of(reader, prefix))
+                if shard.count > 1:
+                    entries = [one for one in entries if shard.has(one.digest.hex())]
                 stored = sum(entry.stored for entry in entries) or 1
                 # One whose key was taken by something else is in a pack.
                 named.update(entry.digest for entry in entries if entry.digest in large)
@@ -220,6 +226,12 @@ class FromPacks(Work[Job, str]):
             return False
         return True
 
+    def _weight(self, pack: PackObject) -> float:
+        """Returns an estimate of the bytes of a pack that are wanted; 0 where none is."""
+        first, count = self.wanted.interval
+        low, high = int(pack.name.low, 16) << _NAMED, (int(pack.name.high, 16) + 1) << _NAMED
+        return max(0, pack.size * (min(high, first + count) - max(low, first)) / (high - low))
+
     # --- what is fetched --------------------------------------------------------------------------
 
     def fetch_jobs(self, writer: TargetWriter, _name: str) -> None:
@@ -264,13 +276,6 @@ class FromPacks(Work[Job, str]):
                 self._frozen(blob_key(job.digest.hex()), job.size)
             # A part that an earlier call has left may have been wrong.
             again = bool(writer.again())
-
-
-def _weight(pack: PackObject, prefix: str) -> float:
-    """Returns an estimate of the bytes of a pack that belong to blobids with a prefix."""
-    low, high = int(pack.name.low, 16), int(pack.name.high, 16) + 1
-    first, last = int(prefix.ljust(16, "0")[:16], 16), int(prefix.ljust(16, "f")[:16], 16) + 1
-    return pack.size * (min(high, last) - max(low, first)) / (high - low)
 
 
 def _is_superseded(store: SharedStore, tables: Tables, pack: PackObject) -> bool:

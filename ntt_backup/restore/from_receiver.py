@@ -56,7 +56,7 @@ class FromReceiver(Work[Batch, ReconnectingSession]):
 
     def list_jobs(self, session: ReconnectingSession) -> Iterator[Batch]:
         if self.wanted.blobids is not None:
-            blobids = iter(self.wanted.blobids)
+            blobids = filter(self.wanted.shard.has, self.wanted.blobids)
             while some := sorted(set(itertools.islice(blobids, _BATCH_BLOBS))):
                 yield Batch([(bytes.fromhex(one), None) for one in some], None)
             return
@@ -69,7 +69,7 @@ class FromReceiver(Work[Batch, ReconnectingSession]):
                 self.fail(Failure(path, Reason.REMOTE_UNREADABLE, text))
 
         done, span = self.wanted.interval
-        for names in session.names(self.wanted.prefix, stray):
+        for names in session.names(self.wanted.prefix, stray, self.wanted.shard):
             while names:
                 count = cut((size for _, size in names), _BATCH_BLOBS, _BATCH_BYTES)
                 entries: list[Entry] = [*names[:count]]

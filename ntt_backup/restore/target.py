@@ -41,7 +41,7 @@ from ntt_backup.blobdir.layout import BlobDirectory, NotAFile
 from ntt_backup.blobdir.publish import Publisher
 from ntt_backup.client.read_session import hash_mismatch, remote_failure
 from ntt_backup.errors import BackupError, DestinationError, LockHeld
-from ntt_backup.model import Failure
+from ntt_backup.model import WHOLE, Failure, Shard
 from ntt_backup.process.durable import sync_below
 from ntt_backup.wire import messages
 from ntt_backup.wire.messages import PRESENT, REFUSED, REPLACED, RESUMABLE, Large
@@ -116,12 +116,21 @@ class RestoreTarget:
     turn: the lock that a thread holds while it makes or names many small files. Threads that do so
     at once wake each other a few times for each file, which takes longer than the file.
 
+    shard: the part that this restore is of, which has scratch space of its own, since restores of
+    other parts may work in the target at the same time.
+
     in_store: is given where the target is the store itself. Then a name that cannot be given fails
     its blob only, and no incomplete blob stays when the target is closed.
     """
 
-    def __init__(self, root: Path, in_store: InStore | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        in_store: InStore | None = None,
+        shard: Shard = WHOLE,
+    ) -> None:
         self.root = root
+        self._name = f"{SCRATCH}-{shard.number}-of-{shard.count}" if shard.count > 1 else SCRATCH
         self.in_store = in_store
         self.turn = threading.Lock()
         # Whose part each large blob is that comes now: a list may name one twice.
@@ -129,7 +138,7 @@ class RestoreTarget:
         with destination(root):
             self._made = not root.is_dir()
             if self._made:
-                root.mkdir(0o755)
+                root.mkdir(0o755, exist_ok=True)
             self.open()
             try:
                 fcntl.flock(self._scratch, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -144,8 +153,8 @@ class RestoreTarget:
         with destination(self.root):
             self.fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             self.device = os.fstat(self.fd).st_dev
-            make_directory(self.fd, SCRATCH, 0o700)
-            self._scratch = open_below(self.fd, SCRATCH)
+            make_directory(self.fd, self._name, 0o700)
+            self._scratch = open_below(self.fd, self._name)
             make_directory(self._scratch, PARTIAL, 0o700)
             self.partial = open_below(self._scratch, PARTIAL)
 
@@ -181,7 +190,7 @@ class RestoreTarget:
                 remove_tree(self._scratch, PARTIAL)
             else:
                 os.rmdir(PARTIAL, dir_fd=self._scratch)
-            os.rmdir(SCRATCH, dir_fd=self.fd)
+            os.rmdir(self._name, dir_fd=self.fd)
             if self._made:
                 self.root.rmdir()  # Where nothing came, it is empty.
         for fd in (self.partial, self._scratch, self.fd):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ntt_backup.blobdir.layout import is_blobid, relative_path
-from ntt_backup.model import Batch, Blob, Receipt, total_size
+from ntt_backup.model import Batch, Blob, Receipt, Shard, total_size
 
 GOOD = "0123456789abcdef" * 4
 blobids = st.text("0123456789abcdef", min_size=64, max_size=64)
@@ -18,6 +18,18 @@ def test_a_blobid_lies_below_its_first_two_pairs(blobid: str) -> None:
     assert is_blobid(blobid)
     first, second, name = relative_path(blobid).split("/")
     assert (first, second, name) == (blobid[0:2], blobid[2:4], blobid)
+
+
+@given(blobids | st.text(), st.integers(1, 1000))
+def test_each_text_is_in_one_shard_and_a_shard_has_what_its_numbers_say(
+    text: str, count: int
+) -> None:
+    shards = [Shard(number, count) for number in range(1, count + 1)]
+    (having,) = (one for one in shards if one.has(text))
+    assert (shards[0].first, shards[-1].end) == (0, 1 << 256)
+    assert [one.end for one in shards[:-1]] == [one.first for one in shards[1:]]
+    if is_blobid(text):
+        assert having.first <= int(text, 16) < having.end
 
 
 @pytest.mark.parametrize(

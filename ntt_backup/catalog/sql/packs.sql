@@ -38,6 +38,8 @@ where target = %(target)s order by sealed_at desc limit 1;
 select pack_id, key, low, high, blobs, size, checksum, checked_at from ntt_backup.packs
 where target = %(target)s
     and low collate "C" <= %(last)s and high collate "C" >= %(first)s
+    and low collate "C" >= %(lo)s::text
+    and (%(hi)s::text is null or low collate "C" < %(hi)s::text)
     and coalesce(checked_at, '-infinity') < %(before)s::timestamptz
     and (
         %(fraction)s::float8 is null

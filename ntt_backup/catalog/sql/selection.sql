@@ -26,6 +26,7 @@
 declare ntt_backup_checks scroll cursor with hold for
 select blobid, {size} from {blobs}
 where {chosen} and blobid is not null and starts_with(blobid, %(prefix)s::text)
+    and blobid >= %(lo)s::text and (%(hi)s::text is null or blobid < %(hi)s::text)
     and (
         %(older_than)s::float8 is null or {last_checked} is null
         or {last_checked} < now() - make_interval(secs => %(older_than)s::float8)
@@ -44,6 +45,26 @@ move absolute 0 in ntt_backup_checks;
 -- name: next_checks
 -- The next blobs of the list.
 fetch forward {count} from ntt_backup_checks;
+
+-- name: query_reads_only
+-- Has the transaction of an operator's query change nothing.
+set transaction read only;
+
+-- name: limit_query
+-- Ends an operator's query that takes too long, also while its rows are kept at the end.
+set local statement_timeout = {limit};
+
+-- name: path_of_query
+-- Where the tables of an operator's query are looked for.
+set local search_path = pg_catalog, {schema}, pg_temp;
+
+-- name: begin_query
+-- Runs an operator's query, and keeps its rows beyond the transaction.
+declare ntt_backup_query cursor with hold for {query};
+
+-- name: next_of_query
+-- The next rows of an operator's query.
+fetch forward {count} from ntt_backup_query;
 
 -- name: rows_between
 -- All rows of a range of blobids, in no order: size, whether copied, whether failed.

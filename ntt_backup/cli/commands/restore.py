@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 import click
 
 from ntt_backup.cli import options, results
-from ntt_backup.cli.common import Common, NamedFile, read_blobids, require_blobids
+from ntt_backup.cli.common import Common, NamedFile, connect, read_blobids, require_blobids
 from ntt_backup.cli.options import DIR, IDENTITY, PATH, RESULT, GivenPath, flag, repeated, value
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.host_key import Origin
 from ntt_backup.config.timetable import Timetable
 from ntt_backup.errors import ConfigError, complete
 from ntt_backup.format import duration, many, moment, printable, size
+from ntt_backup.model import WHOLE, Shard
 from ntt_backup.restore.blobs import Restored, Thaw, Wanted
 from ntt_backup.restore.blobs import restore as restore_blobs
 
@@ -44,6 +45,8 @@ _NOBODY: Final = (
 @options.prefix("Restore")
 @options.blob_list("Restore")
 @repeated("--blobid", "ID", "Restore this blob", "blobids")
+@value("--query", "SQL", "Restore the blobids that this query of the catalog's database gives.")
+@options.shard("Restore")
 @options.bwlimit("that the blobs may take")
 @options.sessions(default=4)
 @flag("--trust-size", "Keep a file in DIR that has the right size, without hashing it.")
@@ -67,6 +70,8 @@ def restore(
     prefix: str,
     names: TextIO | None,
     blobids: tuple[str, ...],
+    query: str | None,
+    shard: Shard | None,
     bwlimit: Timetable | None,
     workers: int,
     trust_size: bool,
@@ -84,7 +89,7 @@ def restore(
         raise click.UsageError("give one directory: --to DIR, or DIR alone")
     destination = destination or directory
     if of_catalog:
-        if any((destination, prefix, names, blobids, days, tier, bwlimit)):
+        if any((destination, prefix, names, blobids, query, shard, days, tier, bwlimit)):
             raise click.UsageError(
                 "--catalog cannot be combined with --to, --thaw, --bwlimit or a choice of blobs"
             )
@@ -94,16 +99,17 @@ def restore(
         raise click.UsageError("--dump, --trust-target and --allow-superuser are for --catalog")
     if destination is None:
         raise click.UsageError("restore needs --to DIR, or --catalog")
-    if bool(prefix) + (names is not None) + bool(blobids) > 1:
-        raise click.UsageError("give only one of --prefix, --list and --blobid")
+    if bool(prefix) + (names is not None) + bool(blobids) + (query is not None) > 1:
+        raise click.UsageError("give only one of --prefix, --list, --blobid and --query")
+    options.require_whole_space(prefix, shard)
     if tier is not None and days is None:
         raise click.UsageError("--tier says how fast --thaw DAYS is: give that, too")
-    wanted = Wanted(prefix)
-    chosen = "of a list" if names is not None or blobids else ""
+    chosen = "of a query" if query else "of a list" if names is not None or blobids else ""
+    listed: Iterable[str] | None = None
     if names is not None:
-        wanted = Wanted(blobids=read_blobids(names))
+        listed = read_blobids(names)
     elif blobids:
-        wanted = Wanted(blobids=require_blobids(enumerate(blobids, 1), "--blobid"))
+        listed = require_blobids(enumerate(blobids, 1), "--blobid")
     settings = common.load(RemoteConfig)
     if days is not None and settings.remote.kind != "s3":
         raise ConfigError(
@@ -111,8 +117,14 @@ def restore(
             hint="leave out --thaw",
         )
     with ExitStack() as stack:
-        note = stack.enter_context(results.noted(common, "restore", prefix=prefix, blobs=chosen))
+        asked = {"prefix": prefix, "blobs": chosen, "shard": str(shard or "")}
+        note = stack.enter_context(results.noted(common, "restore", **asked))
         line = stack.enter_context(results.progress_line())
+        if query is not None:
+            from ntt_backup.catalog.selection import blobids_of
+
+            listed = blobids_of(stack.enter_context(connect(settings, "restore")), query)
+        wanted = Wanted(prefix, listed, shard or WHOLE)
         keys: NamedFile | None = None
         if archived is not None:
             keys = stack.enter_context(NamedFile(archived, "name another file with --archived"))
@@ -231,10 +243,18 @@ def lines(done: Restored, destination: Path) -> list[str]:
 )
 @options.of_dump
 @options.prefix("Restore")
+@options.shard("Restore")
 @options.bwlimit("that the blobs may take")
 @options.sessions(default=4)
 def drill(
-    common: Common, /, scratch: Path, database: str, prefix: str, workers: int, **chosen: Any
+    common: Common,
+    /,
+    scratch: Path,
+    database: str,
+    prefix: str,
+    shard: Shard | None,
+    workers: int,
+    **chosen: Any,
 ) -> None:
     """Prove that everything can be restored.
 
@@ -244,10 +264,12 @@ def drill(
     from ntt_backup.catalog.connection import database_name
     from ntt_backup.restore.drill import drill as restore_and_prove
 
+    options.require_whole_space(prefix, shard)
     flags = {"catalog.url": database}
     settings = common.load(RemoteConfig, flags)
     lost = database_name(common.load(RemoteConfig).catalog.url)
-    with results.noted(common, "drill", prefix=prefix) as note, results.progress_line() as line:
+    asked = {"prefix": prefix, "shard": str(shard or "")}
+    with results.noted(common, "drill", **asked) as note, results.progress_line() as line:
         found = restore_and_prove(
             settings,
             scratch.absolute(),
@@ -261,6 +283,7 @@ def drill(
             on_outage=line.outage,
             on_warning=lambda text: line.say(f"warning: {text}"),
             lost=lost,
+            shard=shard or WHOLE,
             **chosen,
         )
         restored, proof = found.restored, found.proof
@@ -272,6 +295,7 @@ def drill(
         found.exit_code,
         target=settings.target,
         prefix=prefix,
+        shard=str(shard or ""),
         proved=found.proved,
         dump=found.dump.name,
         dump_begun=found.dump.begun.isoformat(),

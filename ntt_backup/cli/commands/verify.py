@@ -22,7 +22,7 @@ from ntt_backup.cli.options import IDENTITY, JSON, PART, PATH, RESULT, SIZE, TIM
 from ntt_backup.config import RemoteConfig, Settings, StoreConfig
 from ntt_backup.errors import SOME_FAILED, BackupError, ConfigError
 from ntt_backup.format import amount, duration, many, moment, printable, size
-from ntt_backup.model import Reason
+from ntt_backup.model import WHOLE, Reason
 from ntt_backup.report.lines import pace, time_left
 from ntt_backup.source.store import Store
 
@@ -36,6 +36,7 @@ _LONGEST_LOCK: Final = timedelta(days=3660)
 @value("--max-bytes", SIZE, "Stop before more than this is read: 10GB, 1TiB.")
 @value("--older-than", TIME, "Check only blobs whose last check is older than this, such as 30d.")
 @options.prefix("Check")
+@options.shard("Check")
 @flag("--local", "Check the local store instead of the remote.")
 @flag("--download", "Fetch every blob and hash it locally, not on the remote.")
 @flag(
@@ -60,10 +61,17 @@ def verify(common: Common, /, local: bool, download: bool, **chosen: Any) -> Non
         raise click.UsageError("--bwlimit is for --download: nothing else goes over the link")
     if chosen["trust_remote"] and (local or download):
         raise click.UsageError("--trust-remote is for hashes that the remote computes")
+    options.require_whole_space(chosen["prefix"], chosen["shard"])
+    chosen["shard"] = chosen["shard"] or WHOLE
     way: Way = "local" if local else "download" if download else "there"
     question = Question(way, **chosen)
     sample = f"{question.fraction:.3%}" if question.fraction else None
-    asked = {"way": "download" if download else "", "prefix": question.prefix, "sample": sample}
+    asked = {
+        "way": "download" if download else "",
+        "prefix": question.prefix,
+        "shard": str(question.shard),
+        "sample": sample,
+    }
     command = "verify --local" if local else "verify"
     missed: list[str] | None = None  # Not looked for, or not known.
     with results.noted(common, command, **asked) as note, results.progress_line() as line:
