@@ -271,17 +271,20 @@ def _is_trusted(link: Path) -> bool:
     return ours and not above.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
-def make_log(path: Path, uid: int, gid: int, former: Collection[int] = ()) -> str:
+def make_log(
+    path: Path, uid: int, gid: int, former: Collection[int] = (), *, of_any: bool = False
+) -> str:
     """Makes the log for an account, and its directory where that is missing. Returns the action.
 
-    The new file is readable for the group of the directory. A file that is there is given to the
-    account if this program has written all of its lines; any other file stays as it is.
+    The new file is readable for the group of the directory. A log of a former account is given to
+    the account if this program has written all of its lines; any other file stays as it is.
 
     Args:
         path: The log.
         uid: The user id of the account.
         gid: The group id of a new directory.
         former: The user ids of accounts for which a log may have been made before.
+        of_any: Whether a log that has lines may be of any account.
 
     Raises:
         OSError: The log cannot be made.
@@ -302,7 +305,7 @@ def make_log(path: Path, uid: int, gid: int, former: Collection[int] = ()) -> st
         try:
             fd = os.open(path.name, _NEW_LOG, 0o600, dir_fd=directory)
         except FileExistsError:
-            return _give_log(path, directory, uid, former)
+            return _give_log(path, directory, uid, former, of_any)
         with closing(fd):
             os.fchown(fd, uid, os.fstat(directory).st_gid)
             os.fchmod(fd, 0o640)
@@ -326,18 +329,26 @@ def _open_to_others(directory: Path) -> Path | None:
     return None
 
 
-def _give_log(path: Path, directory: int, uid: int, former: Collection[int]) -> str:
-    with open(os.open(path.name, _OLD_LOG, dir_fd=directory), "rb") as log:
-        found = os.fstat(log.fileno())
+def _give_log(path: Path, directory: int, uid: int, former: Collection[int], of_any: bool) -> str:
+    try:
+        fd = os.open(path.name, _OLD_LOG, dir_fd=directory)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        return "kept, since it is a symlink"
+    with open(fd, "rb") as log:
+        found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             return "kept, since it is no ordinary file"
-        ours = foreign_line(log) is None if found.st_size else found.st_uid in (uid, *former)
-        if not ours or found.st_nlink > 1:
+        known = found.st_uid in (uid, *former)
+        if (foreign_line(log) is not None if found.st_size else not known) or found.st_nlink > 1:
             name = path.with_stem(f"{path.stem}-2")
             return f"kept, since it is another program's: set log.jsonl to another file, as {name}"
+        if not (known or of_any):
+            return f"kept, since it belongs to the account {found.st_uid}"
         if found.st_uid == uid:
             return "unchanged"
-        os.fchown(log.fileno(), uid, -1)
+        os.fchown(fd, uid, -1)
         return "given to the account of the service"
 
 

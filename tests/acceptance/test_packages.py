@@ -313,14 +313,16 @@ for name in enum backup backup-chll orchestrator verify; do
     echo '{"text": "'$name'"}' >/var/log/ntt/$name.jsonl
 done
 cd /var/log/ntt
+cp verify.jsonl backup-remote-old.jsonl
 chown app:app *; chmod 600 enum.jsonl; chmod 664 verify.jsonl; chown root verify.jsonl
 systemd-run -q --unit app --uid app \\
     sh -c 'while echo x; do sleep 0.05; done >>/var/log/ntt/copy.log'
 """
 STATE_OF_THEIRS = """\
 cd /var/log/ntt
-stat -c '%n %a %u %g %i' . enum.jsonl backup.jsonl backup-chll.jsonl orchestrator.jsonl verify.jsonl
-sha256sum enum.jsonl backup.jsonl backup-chll.jsonl orchestrator.jsonl verify.jsonl
+theirs="enum.jsonl backup.jsonl backup-chll.jsonl orchestrator.jsonl verify.jsonl"
+stat -c '%n %a %u %g %i' . $theirs backup-remote-old.jsonl
+sha256sum $theirs backup-remote-old.jsonl
 """
 
 
@@ -347,6 +349,11 @@ def test_the_package_is_a_guest_in_the_log_directory_of_others(
         assert machine.run(STATE_OF_THEIRS) == before
         assert_app_writes(machine)
 
+    def rotate() -> None:
+        # It says that it leaves one file alone, and rotates the others.
+        done = machine.try_to("logrotate -f /etc/logrotate.d/ntt-backup-remote")
+        assert (done.returncode, b"backup-remote-old.jsonl" in done.stderr) == (1, True)
+
     machine.run(f"dpkg -i /root/{packages[0].name}")
     log = machine.run("stat -c '%U %G %a' /var/log/ntt/backup-remote.jsonl")
     assert log == "ntt-backup app 640\n"
@@ -360,7 +367,7 @@ def test_the_package_is_a_guest_in_the_log_directory_of_others(
     service.await_at_work()
     await_lines()
     for _ in range(2):
-        machine.run("logrotate -f /etc/logrotate.d/ntt-backup-remote")
+        rotate()
         await_lines()
     machine.run("ls /var/log/ntt/backup-remote.jsonl.1 /var/log/ntt/backup-remote.jsonl.2.gz")
     # A log that somebody has removed is made again.
@@ -382,7 +389,7 @@ def test_the_package_is_a_guest_in_the_log_directory_of_others(
     service.await_at_work()
     assert machine.run(f"ps -o user= -p {service.pid}").strip() == "app"
     await_lines()
-    machine.run("logrotate -f /etc/logrotate.d/ntt-backup-remote")
+    rotate()
     await_lines()
     # An upgrade leaves the account as it is.
     machine.run(f"dpkg -i /root/{packages[1].name}")
@@ -412,7 +419,7 @@ def test_the_package_is_a_guest_in_the_log_directory_of_others(
     assert machine.run(STATE_OF_THEIRS) == before
     assert_app_writes(machine)
     left = machine.run("ls /var/log/ntt").split()
-    assert [name for name in left if "backup-remote" in name] == []
+    assert [name for name in left if "backup-remote" in name] == ["backup-remote-old.jsonl"]
     assert machine.run("ls /etc/systemd/system/ntt-backup-remote.service.d").split() == [
         "test.conf"
     ]

@@ -99,7 +99,8 @@ def install_service(
     former = service_user(root)
     if log:
         if here:
-            _make_log(_account(user or former, exists=True), former)
+            # A unit names its account, which an operator may have set by a drop-in.
+            _make_log(_account(user or former, exists=True), former, of_any=user is not None)
         return
     user = _account(former if user is None or uninstall else user, exists=here)
     program = program or _this_program(user, check=here)
@@ -222,7 +223,7 @@ def _hand_over(former: int, account: pwd.struct_passwd) -> None:
                         os.chown(name, *ids, dir_fd=above, follow_symlinks=False)
 
 
-def _make_log(user: str, former: str) -> None:
+def _make_log(user: str, former: str, *, of_any: bool = False) -> None:
     """Makes the log of the settings for the service's account, and says so. Raises ConfigError."""
     # What the shell of root sets for other programs is not for the service.
     environ = {name: os.environ.get(name, "") for name in (CONFIG_VARIABLE, "NTT_BACKUP_LOG")}
@@ -238,7 +239,7 @@ def _make_log(user: str, former: str) -> None:
         raise ConfigError(f"there is no account {user} on this host") from None
     with writing(log.jsonl, hint="run it as root"):
         uids = (0, _uid(former), _uid(USER))  # Root's own `check` makes the log, too.
-        done = make_log(log.jsonl, account.pw_uid, account.pw_gid, uids)
+        done = make_log(log.jsonl, account.pw_uid, account.pw_gid, uids, of_any=of_any)
     click.echo(f"{log.jsonl}: {done}")
 
 
