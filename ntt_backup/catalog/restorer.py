@@ -199,6 +199,29 @@ def given_extensions(url: str, application: str) -> set[str]:
         return {name for (name,) in conn.rows("given_extensions")}
 
 
+def require_extensions(url: str, application: str, names: Iterable[str]) -> None:
+    """Raises DumpFailed where a restore would end at an extension.
+
+    names: The extensions of the dump.
+    """
+    with _session(url, application, "look for extensions") as conn:
+        rows = conn.rows("impossible_extensions", {"names": sorted(set(names))})
+        database = conn.info.dbname
+        idents = [sql.Identifier(name).as_string(conn) for name, _ in rows]
+    if lacking := [name for name, offered in rows if not offered]:
+        raise DumpFailed(
+            f"the dump needs extensions that this server does not have: {', '.join(lacking)}",
+            hint="install them on the server, then call it again",
+        )
+    if rows:
+        script = " ".join(f"create extension {ident};" for ident in idents)
+        raise DumpFailed(
+            "the dump needs extensions that only a superuser creates",
+            detail="the database is as it was, and only the beginning of the dump was read",
+            hint=f"as a superuser, in the database {database}: {script} Then call it again",
+        )
+
+
 def _owner_of_public(conn: Connection) -> str | None:
     return next((owner for (owner,) in conn.rows("owner_of_public")), None)
 

@@ -151,8 +151,8 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "dump": ("dump", "dump --force --whole"),
     "dumps": (
         "dumps",
-        "dumps --json",
         "dumps --pin 20260304T120000Z-0badcafe.dump --reason 'before the move'",
+        "dumps --fetch 20260304T120000Z-0badcafe.dump --to /var/tmp/catalog.dump",
     ),
     "failed": ("failed", "failed --reason missing --since 1d --json", "failed --known"),
     "heal": ("heal --dry-run", "heal --blobid ID --blobid ID", "heal --all"),

@@ -44,6 +44,7 @@ from ntt_backup.catalog.restorer import (
     NewTables,
     given_extensions,
     new_tables,
+    require_extensions,
     restorer,
 )
 from ntt_backup.config import RemoteConfig, application_name
@@ -82,6 +83,7 @@ class Recalled:
         rights: The SQL that gives back the owners and grants which others had in it.
         others: Further databases of which the target has dumps.
         left_out: What else is in a dump of which only rows came back.
+        views: The materialized views that were left empty, as SQL.
         new_owner: The user is a role that was made for what came back, and cannot log in.
     """
 
@@ -91,6 +93,7 @@ class Recalled:
     rights: tuple[str, ...]
     others: tuple[str, ...]
     left_out: tuple[str, ...] = ()
+    views: tuple[str, ...] = ()
     new_owner: bool = False
 
 
@@ -102,6 +105,7 @@ def restore_catalog(
     name: str | None = None,
     trust_target: bool = False,
     allow_superuser: bool = False,
+    refresh: bool = True,
     database: str = "",
 ) -> Recalled:
     """Fills the empty database of catalog.url from the newest good dump of this host.
@@ -117,6 +121,7 @@ def restore_catalog(
         trust_target: take a dump of which nothing proves who made it, where none is of this host:
             of that, rows alone.
         allow_superuser: restore as the user of catalog.url, whatever that user may do.
+        refresh: compute materialized views.
         database: the name of the database that was lost; "": that of catalog.url.
 
     Raises:
@@ -177,11 +182,17 @@ def restore_catalog(
                 if one not in mine:
                     left_out = _rows(settings, text)
                     return Recalled(one, one.origin(keys), user, (), others, left_out)
-                owner, head = _whole(
-                    settings, text, one.record, version, allow_superuser=allow_superuser
+                owner, head, views = _whole(
+                    settings,
+                    text,
+                    one.record,
+                    version,
+                    tell or warn,
+                    allow_superuser=allow_superuser,
+                    refresh=refresh,
                 )
                 rights, new = _rights(head, user, warn), owner != user
-                return Recalled(one, Origin.OURS, owner, rights, others, new_owner=new)
+                return Recalled(one, Origin.OURS, owner, rights, others, views=views, new_owner=new)
             except DumpDamaged:
                 damaged = text.damaged or one.name
                 why = "" if damaged == one.name else f" cannot be read: {damaged}"
@@ -248,13 +259,16 @@ def _whole(
     text: DumpText,
     record: DumpRecord,
     version: int,
+    tell: Callable[[str], None],
     *,
     allow_superuser: bool,
-) -> tuple[str, bytes]:
+    refresh: bool,
+) -> tuple[str, bytes, tuple[str, ...]]:
     """Restores all of a dump that this host made, into a server of that version.
 
     Returns:
-        The role that owns the restored objects, and the beginning of the dump.
+        The role that owns the restored objects, the beginning of the dump, and the materialized
+        views that were left empty.
 
     Raises:
         DumpDamaged: The content of the dump is not right; the database is unchanged.
@@ -270,16 +284,31 @@ def _whole(
             place, secret = connection.for_program(who.url, application)
             with NamedTemporaryFile("w", prefix="ntt-entries-") as entries:
                 options = ["--no-owner", "--no-privileges", f"--dbname={place}"]
-                if given := given_extensions(who.url, application):
+                views: list[str] = []
+                with suppress(DumpDamaged):  # As of a PostgreSQL that is not known here.
+                    contents = toc.read(head)
+                    wanted = [one.name for one in contents.entries if one.kind == toc.EXTENSION]
+                    require_extensions(who.url, application, wanted)
+                    if views := contents.names_of(toc.VIEW_DATA):
+                        tell(_of_views(views, refresh=refresh))
                     # Nobody but its owner may comment on an extension.
-                    comments = {f"EXTENSION {name}" for name in given}
-                    with suppress(DumpDamaged):  # As of a PostgreSQL that is not known here.
-                        entries.write(toc.read(head).listing(without=comments))
+                    given = given_extensions(who.url, application)
+                    if given or not refresh:
+                        comments = {f"EXTENSION {name}" for name in given}
+                        entries.write(contents.listing(without=comments, refresh=refresh))
                         entries.flush()
                         options.append(f"--use-list={entries.name}")
                 _pour(pieces, pg_restore, record, options, secret)
             who.done = True
-    return who.owner, head
+    return who.owner, head, () if refresh else tuple(views)
+
+
+def _of_views(views: Sequence[str], *, refresh: bool) -> str:
+    named = ", ".join(views[:_TOLD]) + (", ..." if len(views) > _TOLD else "")
+    said = f"the dump has {many(len(views), 'materialized view')}: {named}; "
+    if refresh:
+        return said + "PostgreSQL computes them within the restore. --no-refresh leaves them empty"
+    return said + "they are left empty, as --no-refresh says"
 
 
 def _rows(settings: RemoteConfig, text: DumpText) -> tuple[str, ...]:

@@ -40,6 +40,7 @@ from ntt_backup.wire.stored_names import MAX_DUMPS, MAX_RECORD, RECORD, dump_of,
 
 _PIECE: Final = 8 << 20
 _LOCAL_PIECE: Final = 1 << 16
+_ANOTHER: Final = "`ntt-backup-remote dumps` lists the others"
 
 DUMPS: Final = Area(
     name=stored_names.DUMPS,
@@ -251,6 +252,24 @@ class DumpText:
             why = why.removeprefix(f"{name}: ")
         if (size, digest.hexdigest()) != said:
             self.damaged, self.why = name, why
+
+
+def write_text(
+    store: ReadableStore, one: Stored, known: Mapping[str, Stored], file: IO[bytes]
+) -> None:
+    """Writes into a file what pg_dump wrote of a dump, as pg_restore reads it.
+
+    Raises:
+        DumpFailed: The dump is damaged or not complete, or one that it needs is.
+        OSError: The file cannot be written.
+    """
+    try:
+        text = DumpText(store, needed_by(one, known))
+        file.writelines(text)
+    except BaseUnusable as error:
+        raise DumpFailed(f"{one.name} cannot be read: {error}", hint=_ANOTHER) from error
+    if text.damaged:
+        raise DumpFailed(f"{text.damaged} is damaged: {text.why}", hint=_ANOTHER)
 
 
 @contextmanager

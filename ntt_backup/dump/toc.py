@@ -47,6 +47,9 @@ _OWNED: Final = re.compile(
     r"|PROCEDURE|PUBLICATION|SCHEMA|SEQUENCE|SERVER|STATISTICS|SUBSCRIPTION|TABLE"
     r"|TEXT SEARCH (CONFIGURATION|DICTIONARY)|TYPE|VIEW"
 )
+# The computation of a materialized view, as its entry is called.
+VIEW_DATA: Final = "MATERIALIZED VIEW DATA"
+EXTENSION: Final = "EXTENSION"
 _GRANTS: Final = ("ACL", "DEFAULT ACL")
 # A statement ends with the first semicolon that is in no quoted name and in no string.
 _STATEMENT: Final = re.compile(r"""(?:[^;"']|"[^"]*"|'[^']*')+;""")
@@ -164,10 +167,23 @@ class Toc:
                 return match[1]
         return "UTF8"
 
-    def listing(self, *, without: Container[str]) -> str:
-        """Returns the entries as a list for pg_restore. without: The comments that are left out."""
+    def names_of(self, kind: str) -> list[str]:
+        """Returns the names of all entries of a kind, as SQL."""
+        of_kind = (one for one in self.entries if one.kind == kind)
+        return [".".join(map(_quoted, filter(None, (one.schema, one.name)))) for one in of_kind]
+
+    def listing(self, *, without: Container[str], refresh: bool = True) -> str:
+        """Returns the entries as a list for pg_restore.
+
+        Args:
+            without: The comments that are left out.
+            refresh: Whether materialized views are computed.
+        """
         chosen = (
-            one for one in self.entries if not (one.kind == "COMMENT" and one.name in without)
+            one
+            for one in self.entries
+            if not (one.kind == "COMMENT" and one.name in without)
+            and (refresh or one.kind != VIEW_DATA)
         )
         return "".join(f"{one.number};\n" for one in chosen)
 

@@ -344,6 +344,53 @@ def test_a_damaged_dump_is_told_of_and_the_one_before_it_taken(
     assert rows_of(database_url) == rows_of(dumping.url)
 
 
+def test_materialized_views_are_left_empty_where_that_is_asked_for(
+    dumping: Environment, database_url: str
+) -> None:
+    dumping.fill(3)
+    dumping.query("create materialized view counted as select count(*) as n from blobs")
+    make(dumping)
+    dumping.write_config(catalog={"url": database_url})
+    done = dumping.call("restore", "--catalog", "--no-refresh", expect=0)
+    assert "the dump has 1 materialized view: public.counted; they are left empty" in done.stderr
+    dumping.url = database_url
+    assert dumping.query("select ispopulated from pg_matviews") == [(False,)]
+    (statement,) = re.findall("REFRESH MATERIALIZED VIEW .*;", done.stdout)
+    dumping.query(statement)
+    assert dumping.query("select n from counted") == [(3,)]
+
+
+def test_a_dump_is_fetched_as_a_file_for_pg_restore(
+    dumping: Environment, postgres: Postgres, tmp_path: Path
+) -> None:
+    dumping.write_config(dump={"mode": "series"})
+    dumping.fill(200)
+    make(dumping)
+    dumping.fill(5, seed=2)
+    make(dumping)
+    named = {record(dumping, name)["base"]: name for name in dumps(dumping)}
+    assert len(named) == 2  # A whole dump, and an increment.
+    for name in named.values():
+        file = tmp_path / f"of-{name}"
+        asked = ("dumps", "--fetch", name, "--to", str(file))
+        dumping.call(*asked, expect=0)
+        data = file.read_bytes()
+        assert hashlib.sha256(data).hexdigest() == record(dumping, name)["text_sha256"]
+        assert file.stat().st_mode & 0o777 == 0o600
+        listed = subprocess.run(
+            [postgres.programs / "pg_restore", "--list", file], check=True, capture_output=True
+        )
+        assert b"TABLE DATA public blobs" in listed.stdout
+        refused = dumping.call(*asked, expect=2)
+        assert "name another file with --to" in refused.stderr
+        file.unlink()
+    damage(dumping, named[""])
+    failed = dumping.call(*asked, expect=7)
+    assert f"{named['']} is damaged" in failed.stderr
+    assert not file.exists()
+    dumping.call("dumps", "--fetch", "20200101T000000Z-00000001.dump", expect=2)
+
+
 def test_check_says_which_pg_dump_it_will_be(dumping: Environment, postgres: Postgres) -> None:
     dumping.fill(1)
     done = dumping.run("check", expect=0)

@@ -76,6 +76,7 @@ class Back:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.entered = 0
         self.poured: list[bytes] = []
+        self.told: list[str] = []
         self.good = True
         self.refused = False
         monkeypatch.setattr(restore, "restorer", self._restorer)
@@ -96,7 +97,8 @@ class Back:
 
     def whole(self, text: Any, one: Stored) -> Any:
         assert one.record is not None
-        return restore._whole(SETTINGS, text, one.record, 160_004, allow_superuser=False)
+        tell, how = self.told.append, {"allow_superuser": False, "refresh": True}
+        return restore._whole(SETTINGS, text, one.record, 160_004, tell, **how)
 
     def rows(self, text: Any, _: Stored) -> Any:
         return restore._rows(SETTINGS, text)
@@ -121,7 +123,7 @@ def dumped(content: bytes = CONTENT, **changes: Any) -> Stored:
 
 def test_pg_restore_gets_a_dump_as_it_is_stored(back: Back) -> None:
     text = Text()
-    assert back.whole(text, dumped()) == ("owner", CONTENT[:1200])
+    assert back.whole(text, dumped()) == ("owner", CONTENT[:1200], ())
     assert (b"".join(back.poured), text.left, text.closed) == (CONTENT, [], True)
     back.good = False
     with pytest.raises(DumpDamaged):
@@ -247,7 +249,7 @@ class Shelf:
 
     def whole(self, _: object, text: Any, *__: object, **___: object) -> Any:
         self._require_good(text, self.whole_of)
-        return "owner", HEAD_OF_GRANT
+        return "owner", HEAD_OF_GRANT, ()
 
     def rows(self, _: object, text: Any) -> Any:
         self._require_good(text, self.rows_of)

@@ -20,6 +20,28 @@ select
 -- The extensions that whoever logged in does not own.
 select extname::text from pg_extension where not pg_has_role(extowner, 'usage');
 
+-- name: impossible_extensions
+-- The extensions that are not in this database and that this session's role cannot create, each with
+-- whether the server has it. Up to PostgreSQL 12 none is trusted.
+select wanted.name, offered.allowed is not null
+from unnest(%(names)s::text[]) as wanted (name)
+left join lateral (
+    select not v.superuser or coalesce((to_jsonb(v) ->> 'trusted')::boolean, false) as allowed
+    from pg_available_extensions as a
+    join pg_available_extension_versions as v
+        on v.name = a.name and v.version = a.default_version
+    where a.name = wanted.name
+) as offered on true
+where not exists (select from pg_extension as e where e.extname = wanted.name)
+    and (
+        offered.allowed is null
+        or not (
+            offered.allowed
+            or (select r.rolsuper from pg_roles as r where r.rolname = current_user)
+        )
+    )
+order by 1;
+
 -- name: owner_of_public
 -- The owner of the schema public of this database, if it has one.
 select pg_get_userbyid(nspowner) from pg_namespace where nspname = 'public';

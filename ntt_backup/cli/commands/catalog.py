@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -16,14 +17,21 @@ from ntt_backup.catalog.schema import Who
 from ntt_backup.catalog.schema_check import PRINT_SQL
 from ntt_backup.cli import options, results
 from ntt_backup.cli.common import Common, connect, open_catalog
-from ntt_backup.cli.options import IDENTITY, JSON, ONLY_ERRORS, flag, repeated, value
+from ntt_backup.cli.options import IDENTITY, JSON, ONLY_ERRORS, PATH, flag, repeated, value
 from ntt_backup.config import CatalogConfig, RemoteConfig
 from ntt_backup.config.host_key import HostKeys, Origin, key_file, make_host_key
 from ntt_backup.dump import job
 from ntt_backup.dump.events import DumpComplete, DumpSkipped
 from ntt_backup.dump.record import Stored
-from ntt_backup.dump.store import DUMPS, list_dumps, open_dumps, remove_dumps, restorable
-from ntt_backup.errors import CatalogError, RemoteDenied, complete
+from ntt_backup.dump.store import (
+    DUMPS,
+    list_dumps,
+    open_dumps,
+    remove_dumps,
+    restorable,
+    write_text,
+)
+from ntt_backup.errors import CatalogError, ConfigError, DumpFailed, RemoteDenied, complete
 from ntt_backup.events import Event
 from ntt_backup.filestore.contract import FileStore
 from ntt_backup.filestore.pins import (
@@ -34,6 +42,7 @@ from ntt_backup.filestore.pins import (
     remove_pins,
 )
 from ntt_backup.format import many, moment, printable, size, utc
+from ntt_backup.process.durable import durable_file
 
 _OF_LEDGER: Final = 1000
 
@@ -114,6 +123,8 @@ def dump(common: Common, force: bool, whole: bool) -> None:
     "--pin", "NAME", "Keep this dump until it is unpinned, whatever the retention says", "pins"
 )
 @repeated("--unpin", "NAME", "Take the pins of this dump away", "unpinned")
+@value("--fetch", "NAME", "Write this dump into a file that pg_restore reads.", "fetched")
+@value("--to", PATH, "With --fetch: the file; default: the dump's name, here.", "file")
 @value("--reason", "TEXT", "With --pin: why it is kept, for those who list dumps.", default="")
 def dumps(
     common: Common,
@@ -121,6 +132,8 @@ def dumps(
     unwanted: tuple[str, ...],
     pins: tuple[str, ...],
     unpinned: tuple[str, ...],
+    fetched: str | None,
+    file: Path | None,
     reason: str,
 ) -> None:
     """List the dumps of the catalog on the remote, remove or pin some.
@@ -132,10 +145,15 @@ def dumps(
     Dumps that this host does not know are removed by nothing but --remove. A pin is a file beside a
     dump on the remote, signed by the host key. The dump that a pinned one needs stays, too.
     """
-    if sum(map(bool, (unwanted, pins, unpinned))) > 1:
-        raise click.UsageError("give only one of --remove, --pin and --unpin")
+    if sum(map(bool, (unwanted, pins, unpinned, fetched))) > 1:
+        raise click.UsageError("give only one of --remove, --pin, --unpin and --fetch")
+    if file is not None and fetched is None:
+        raise click.UsageError("--to is for --fetch NAME")
     settings = common.load(RemoteConfig)
     keys = HostKeys.of(settings)
+    if fetched is not None:
+        _fetch(settings, keys, fetched, (file or Path(fetched)).absolute())
+        return
     if pins or unpinned:
         with closing(open_dumps(settings)) as store:
             known = _named(list_dumps(store), pins or unpinned)
@@ -188,6 +206,31 @@ def _named(found: Sequence[Stored], names: Sequence[str]) -> list[Stored]:
         if name not in known:
             raise click.UsageError(f"there is no dump {printable(name)} on the remote")
     return [known[name] for name in dict.fromkeys(names)]
+
+
+def _fetch(settings: RemoteConfig, keys: HostKeys, name: str, path: Path) -> None:
+    """Writes a dump into a new file, which only this user may read."""
+    with closing(open_dumps(settings)) as store:
+        found = list_dumps(store)
+        (one,) = _named(found, [name])
+        if not one.whole:
+            raise DumpFailed(f"{name} {one.torn}")
+        try:
+            with durable_file(path, 0o600, replace=False) as file:
+                write_text(store, one, {other.name: other for other in found}, file)
+                written = file.tell()
+        except OSError as error:
+            raise ConfigError(
+                f"the dump cannot be written: {path}: {error.strerror or error}",
+                hint="name another file with --to",
+            ) from error
+    if (origin := one.origin(keys)) is not Origin.OURS:
+        results.warn(
+            printable(f"{name} is {origin.text}: {origin.why}")
+            + ". A dump is a program: restore it by a role without rights"
+        )
+    of_all = {"target": settings.target, "fetched": name, "file": str(path), "bytes": written}
+    results.tell(of_all, [f"fetched {name}, {size(written)}, into {printable(str(path))}"])
 
 
 def _remove(store: FileStore, names: Sequence[str], keys: HostKeys) -> int:

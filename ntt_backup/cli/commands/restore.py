@@ -41,6 +41,7 @@ _NOBODY: Final = (
     "of_catalog",
 )
 @value("--dump", "NAME", "With --catalog: this dump, and not the newest.")
+@flag("--no-refresh", "With --catalog: leave materialized views empty.", "no_refresh")
 @options.of_dump
 @options.prefix("Restore")
 @options.blob_list("Restore")
@@ -65,6 +66,7 @@ def restore(
     destination: Path | None,
     of_catalog: bool,
     dump: str | None,
+    no_refresh: bool,
     trust_target: bool,
     allow_superuser: bool,
     prefix: str,
@@ -93,10 +95,18 @@ def restore(
             raise click.UsageError(
                 "--catalog cannot be combined with --to, --thaw, --bwlimit or a choice of blobs"
             )
-        _restore_catalog(common.load(RemoteConfig), dump, trust_target, allow_superuser)
+        _restore_catalog(
+            common.load(RemoteConfig),
+            dump,
+            trust_target=trust_target,
+            allow_superuser=allow_superuser,
+            refresh=not no_refresh,
+        )
         return
-    if dump is not None or trust_target or allow_superuser:
-        raise click.UsageError("--dump, --trust-target and --allow-superuser are for --catalog")
+    if dump is not None or trust_target or allow_superuser or no_refresh:
+        raise click.UsageError(
+            "--dump, --trust-target, --allow-superuser and --no-refresh are for --catalog"
+        )
     if destination is None:
         raise click.UsageError("restore needs --to DIR, or --catalog")
     if bool(prefix) + (names is not None) + bool(blobids) + (query is not None) > 1:
@@ -150,7 +160,12 @@ def restore(
 
 
 def _restore_catalog(
-    settings: RemoteConfig, name: str | None, trust_target: bool, allow_superuser: bool
+    settings: RemoteConfig,
+    name: str | None,
+    *,
+    trust_target: bool,
+    allow_superuser: bool,
+    refresh: bool,
 ) -> None:
     """Restores a dump, and prints what came back, what did not, and what to do next."""
     from ntt_backup.dump.restore import restore_catalog
@@ -161,6 +176,7 @@ def _restore_catalog(
         name=name,
         trust_target=trust_target,
         allow_superuser=allow_superuser,
+        refresh=refresh,
     )
     if found.others:
         others = ", ".join(found.others)
@@ -193,6 +209,10 @@ def _restore_catalog(
         results.warn(f"{many(len(found.left_out), 'object')} were left out:")
         lines = results.first_lines(found.left_out, len(found.left_out), end="")
         click.echo("\n".join(lines), err=True)
+    if found.views:
+        click.echo("the materialized views are empty; to compute them run:")
+        for text in found.views:
+            click.echo(printable(f"REFRESH MATERIALIZED VIEW {text};"))
     if found.rights:
         click.echo("for the former owners and grants create the roles, then as a superuser run:")
         for text in found.rights:
