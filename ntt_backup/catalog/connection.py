@@ -415,12 +415,12 @@ def new_database(url: str, name: str) -> Iterator[str]:
     other = make_conninfo("", **{**_parameters(url), "dbname": name})
     with connect(url, "ntt-backup-remote/drill", no_tables=True) as conn:
         with translated("create a database"):
-            conn.rows("create_database", name=sql.Identifier(name))
+            conn.rows("create_database", database=sql.Identifier(name))
         try:
             yield other
         finally:
             with translated(f"drop the database {name}"):
-                conn.rows("drop_database", name=sql.Identifier(name))
+                conn.rows("drop_database", database=sql.Identifier(name))
 
 
 def _parameters(url: str) -> dict[str, Any]:

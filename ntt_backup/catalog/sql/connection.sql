@@ -191,8 +191,8 @@ set transaction isolation level repeatable read, read only;
 
 -- name: create_database
 -- A database for a drill.
-create database {name};
+create database {database};
 
 -- name: drop_database
 -- Drops the database of a drill.
-drop database {name};
+drop database {database};
