@@ -39,6 +39,8 @@ from ntt_backup.wire.messages import Field
 
 # The bytes a second at which a slow disk is read for a checksum.
 SLOW: Final = 5_000_000
+# The most seconds that a size adds to a wait: the remote itself may have stated that size.
+_MOST_PATIENCE: Final = 86_400.0
 # The rest of a hint where the receiver may be too old to know a word of --allow.
 OLD: Final = (
     " (a receiver that does not know the word is old: copy it again, see `ntt-backup-remote"
@@ -284,12 +286,14 @@ class ReceiverConnection:
         Args:
             asked: The time of the question, in monotonic seconds.
             more_patience: Seconds that are added to the usual time during which signs of life
-                suffice.
+                suffice: for a size that the remote has stated a day at most.
         """
         run, now = self.spec.run, time.monotonic()
         if now - max(asked, self.channel.heard) > run.stall_timeout:
             said = f"nothing came for {run.stall_timeout:.0f} s"
-        elif now - asked > PATIENCE_FACTOR * run.receipt_timeout + more_patience:
+        elif now - asked > PATIENCE_FACTOR * run.receipt_timeout + min(
+            more_patience, _MOST_PATIENCE
+        ):
             said = f"nothing but signs of life came for {now - asked:.0f} s"
         else:
             return

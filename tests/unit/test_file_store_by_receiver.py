@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from ntt_backup.client.connection import ReceiverConnection, SessionSpec
+from ntt_backup.client.connection import SLOW, ReceiverConnection, SessionSpec
 from ntt_backup.config.sections import RunSettings
 from ntt_backup.dump.store import DUMPS
 from ntt_backup.errors import (
@@ -178,7 +178,7 @@ def by_connection(
     monkeypatch: pytest.MonkeyPatch, connection: Connection, area: Area = SNAPSHOTS
 ) -> FileStoreByReceiver:
     def connect(store: ReceiverConnection, spec: SessionSpec, _: object) -> None:
-        store.spec, store.received = spec, 0
+        store.spec, store.received, store.said = spec, 0, {}
         for name in ("banner", "channel", "hello", "checked", "send", "frames"):
             setattr(store, name, getattr(connection, name))
 
@@ -469,6 +469,21 @@ def test_a_receiver_that_tells_of_other_files_of_packs_is_refused(
         connection.answers = [piece(4), piece(6), messages.BLOB_END.frame(0)]
         with pytest.raises(ProtocolError, match="more than was asked for"):
             store.fetch(PACK, 0, 9)
+
+
+def test_no_size_that_a_receiver_states_lets_it_show_mere_life_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connection = Connection("get")
+    with closing(by_connection(monkeypatch, connection, PACKS)) as store:
+        monkeypatch.setattr(store.spec, "run", RunSettings(receipt_timeout=60))
+        # It speaks all the time. 10^15 bytes would be read for six years.
+        now = time.monotonic()
+        connection.channel.heard = now
+        for waited, given_up in ((80_000, False), (90_000, True)):
+            problem = pytest.raises(RemoteUnreachable, match="nothing but signs of life")
+            with problem if given_up else nullcontext():
+                store.require_life(now - waited, 10**15 / SLOW)
 
 
 def test_a_receiver_that_is_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

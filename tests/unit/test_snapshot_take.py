@@ -919,3 +919,20 @@ def test_a_file_that_somebody_adds_to_a_version_makes_no_take_a_full_one(
         taken = taker.take()
         assert (taken.parent, taker.problems) == (last.version, {})
         last = taken
+
+
+def test_a_version_that_is_unpinned_meanwhile_makes_no_take_a_full_one(taker: Taker) -> None:
+    taker.write("file", b"content")
+    last = taker.take()
+    pin = f"s/{last.version}/pin-{'0' * 16}-{'0' * 64}"
+    taker.repository.files[pin] = b"{}"
+
+    def unpin(verb: str, name: str) -> None:
+        if verb == "finish" and name.endswith("/map"):
+            taker.repository.files.pop(pin, None)
+
+    taker.repository.before = unpin
+    taker.write("another", b"content")
+    taken = taker.take()
+    assert (taken.parent, taker.problems) == (last.version, {})
+    assert pin not in taker.repository.files
