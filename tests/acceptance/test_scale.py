@@ -47,7 +47,9 @@ def test_with_nothing_pending_a_run_reads_nothing(large: Environment) -> None:
     """Nearly all is copied, the rest failed: neither is looked at row by row."""
     env = large
     _insert_rows(env, ", remote_copied, remote_copy_failed", ", n %% 1000 > 0, n %% 1000 = 0")
-    assert env.sshd.run(f"mkdir {env.remote.path}/by-hash").returncode == 0
+    place = f"{env.remote.path}/by-hash/00/00"
+    made = env.sshd.run(f"mkdir -p {place} && touch {place}/{'0' * 64}")
+    assert made.returncode == 0
     before = _scans(env)
     env.run("run", expect=0)
     # One row tells that the catalog is not empty.

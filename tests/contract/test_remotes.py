@@ -216,7 +216,7 @@ def test_a_tar_that_fails_without_reading_does_not_disturb_the_next_batch(
 
 @pytest.mark.parametrize("missing", ["tar", "cmp"])
 def test_a_missing_program_is_named(local: Harness, machine: Machine, missing: str) -> None:
-    needed = "sh tar head cp mv cmp df find sync cut tr rm mkdir sed wc".split()  # noqa: SIM905
+    needed = "sh tar head cat cp mv cmp df find sync cut tr rm mkdir sed wc".split()  # noqa: SIM905
     path = machine.only(*(name for name in needed if name != missing))["PATH"]
     bare = replace(machine, startup=f"PATH={path}")
     with pytest.raises(RemoteCannotStore) as caught:

@@ -115,7 +115,7 @@ class Blobs(Kind):
     run: ClassVar[dict[str, Any]] = {"workers": 2, "batch_size": 20}
     environ: ClassVar[dict[str, str]] = {}
     # Beside by-hash: what a killed preflight leaves is removed once it is an hour old.
-    may_stay: ClassVar[tuple[str, ...]] = ("by-hash", ".ntt-check-")
+    may_stay: ClassVar[tuple[str, ...]] = ("by-hash", ".ntt-target.json", ".ntt-check-")
 
     def content(self, number: int) -> bytes:
         return self.chance.randbytes(self.chance.choice((0, 1, 300, 2000, 4096, 9000, 20_000)))

@@ -80,6 +80,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
 @pytest.fixture
 def store(script: Script) -> FileStoreByShell:
     spec = SimpleNamespace(
+        identity="",
         root="/srv",
         run=RunSettings(),
         transport=SimpleNamespace(connect_timeout=1.0),

@@ -184,7 +184,7 @@ def test_a_store_is_opened_by_what_its_target_is(
     monkeypatch.setattr(opening, "_remote", lambda *_: MemoryStore())
     monkeypatch.setattr(s3, "open_bucket", lambda *_: FakeBucket())
     real = bucket_settings()
-    remote = SimpleNamespace(kind=kind, path=str(tmp_path), part_size=SMALLEST_PART)
+    remote = SimpleNamespace(kind=kind, path=str(tmp_path), part_size=SMALLEST_PART, identity="")
     settings = cast(
         Any, SimpleNamespace(remote=remote, recipients=(), pack=real.pack, run=real.run)
     )
