@@ -16,6 +16,7 @@ import pytest
 from blake3 import blake3
 
 from tests.helpers.blobs import Person, tree
+from tests.helpers.bucket_environment import BucketEnvironment
 from tests.helpers.environment import Environment
 from tests.helpers.waiting import wait_until
 
@@ -225,6 +226,23 @@ def test_healed_files_look_like_their_neighbours(env: Environment) -> None:
     assert {name: look[1:] for name, look in after.items()} == {
         name: look[1:] for name, look in before.items()
     } | {str(env.path(first[0]).relative_to(env.store)): (0o440, 5555, 4444)}
+
+
+def test_a_bucket_heals_blobs_of_packs_and_blobs_that_are_objects_of_their_own(
+    bucket_env: BucketEnvironment,
+) -> None:
+    env = bucket_env
+    blobids = env.fill(20, size=lambda chance: chance.randrange(10, 5000))
+    (large,) = env.fill(1, seed=2, size=lambda _: 65 * MIB)
+    env.run("run", expect=0)
+    before = env.in_store()
+    env.path(large).unlink()
+    flip(env.path(blobids[0]))
+
+    found = healed(env, "--all")
+
+    assert (found["healed"], found["wrong"]) == (2, {})
+    assert env.in_store() == before
 
 
 # --- attacks --------------------------------------------------------------------------------------
