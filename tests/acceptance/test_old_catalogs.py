@@ -43,6 +43,7 @@ COMMANDS = {
     "requeue": 0,
     "verify": 0,
     "verify --local": 7,
+    "heal --dry-run": 0,
     "reconcile --apply": 0,
     "reconcile --adopt": 0,
     "failed --known": 0,
@@ -57,7 +58,19 @@ LOST = blake3(b"lost").hexdigest()
 # They ask no catalog, or a daemon alone; `init-db` mends, and the page has tests of its own.
 OTHERS = (
     *("bwlimit", "completion", "config", "demo", "init-db", "install-receiver", "install-service"),
-    *("man", "mount", "now", "notify", "pack", "pause", "resume", "serve", "stop", "unpack"),
+    *(
+        "man",
+        "mount",
+        "now",
+        "notify",
+        "pack",
+        "pause",
+        "protect",
+        "resume",
+        "serve",
+        "stop",
+        "unpack",
+    ),
 )
 
 
