@@ -37,7 +37,7 @@ def commands() -> dict[int, str]:
 
 
 def block(language: str, nth: int = 0) -> str:
-    """Returns a block of the page in some other language than that of a shell."""
+    """Returns a block of the page."""
     fence = rf"^ *```{language}\n(.*?)^ *```$"
     return str(re.findall(fence, PAGE.read_text(), re.MULTILINE | re.DOTALL)[nth])
 
@@ -71,6 +71,7 @@ def other(
     postgres.execute(drill)
     ours = sql.Identifier(OURS)
     if env.query("select 1 from pg_roles where rolname = %s", OURS):
+        postgres.execute(sql.SQL("reassign owned by {} to postgres").format(ours), name)
         postgres.execute(sql.SQL("drop owned by {} cascade").format(ours), name)
         postgres.execute(sql.SQL("drop role {}").format(ours))
 
@@ -156,6 +157,7 @@ def marks(env: Environment) -> dict[str, tuple[object, ...]]:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_the_page_leads_from_another_program_to_proved_targets_and_back(
     env: Environment, other: OtherBackup, postgres: Postgres, remote: Sshd, link: Link
 ) -> None:
@@ -206,3 +208,27 @@ def test_the_page_leads_from_another_program_to_proved_targets_and_back(
     assert columns(env) == named_before
     assert marks_before.items() <= marks(env).items()
     assert other.theirs() == theirs
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_page_leads_from_files_alone_to_proved_targets(
+    env: Environment, other: OtherBackup, postgres: Postgres, remote: Sshd
+) -> None:
+    """Nobody has a table `blobs`, and nothing is marked: rsync has put files there."""
+    name = str(conninfo_to_dict(env.url)["dbname"])
+    env.query(f"drop owned by {other.owner} cascade")
+    give = sql.SQL("alter database {} owner to {}")
+    postgres.execute(give.format(sql.Identifier(name), sql.Identifier(OURS)))
+    operator = Operator(env, postgres, remote)
+    steps = commands()
+    operator.execute(block("sh", 1))
+    for number in (3, 4, 5, 7, 9, 10):
+        operator.execute(steps[number])
+
+    blobids = {Path(name).name for name in env.in_store()}
+    assert {name: other.right(name) for name in TARGETS} == dict.fromkeys(TARGETS, blobids)
+    batches = env.events("batch_complete")
+    sent = {one: sum(b["copied"] for b in batches if b["target"] == one) for one in TARGETS}
+    # What was there and right was not sent again.
+    assert sent == {one: len(other.absent[one]) for one in TARGETS}

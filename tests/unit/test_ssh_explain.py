@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,21 @@ def test_a_key_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         (tmp_path / "id").touch()
         remote = RemoteSettings(host="vault", path="/srv", identity_file=tmp_path / name)
         assert Ssh(remote).explain(255, denied).detail == said
+
+
+@pytest.mark.parametrize("form", [("-t", "ed25519"), ("-t", "rsa", "-b", "2048", "-m", "PEM")])
+@pytest.mark.parametrize("passphrase", ["", "secret"])
+def test_a_key_that_has_a_passphrase_is_told_from_one_that_the_remote_refuses(
+    tmp_path: Path, form: tuple[str, ...], passphrase: str
+) -> None:
+    denied = "backup@vault: Permission denied (publickey)."
+    key = tmp_path / "id"
+    argv = ["ssh-keygen", "-q", *form, "-N", passphrase, "-f", str(key)]
+    subprocess.run(argv, check=True, capture_output=True)
+    remote = RemoteSettings(host="vault", path="/srv", identity_file=key)
+    error = Ssh(remote).explain(255, denied)
+    assert ("passphrase, and was not used" in error.message) == bool(passphrase)
+    assert str(key) in str(error.detail) or not passphrase
 
 
 def test_noise_of_a_login_does_not_hide_the_reason() -> None:
