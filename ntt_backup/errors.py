@@ -44,7 +44,16 @@ def worst(codes: Iterable[int]) -> int:
     An error is worse than an incomplete result, which is worse than a stop. An unknown code counts
     as 1.
     """
-    return max(codes, key=lambda code: _WORSE.index(code if code in _WORSE else 1))
+    return max(codes, key=_rank)
+
+
+def mildest(codes: Iterable[int]) -> int:
+    """Returns the mildest of several exit codes."""
+    return min(codes, key=_rank)
+
+
+def _rank(code: int) -> int:
+    return _WORSE.index(code if code in _WORSE else 1)
 
 
 def remember_global_options(options: Sequence[str]) -> None:
@@ -193,7 +202,7 @@ class AnotherTarget(RemoteUnreachable):
             " and nothing is recorded. If the disk was replaced or copied, see 'Another disk is"
             " in its place' in docs/first-aid.md",
         )
-        self.expected, self.found = expected, found
+        self.whose = whose
 
 
 class ProtocolViolation(RemoteUnreachable):

@@ -12,6 +12,8 @@ that it finds.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
 from typing import TypeVar
 
 from psycopg import errors
@@ -33,6 +35,25 @@ def known_identity(conn: Connection, target: str) -> str:
 def identities(conn: Connection) -> dict[str, str]:
     """Returns the known identities by target."""
     return dict(conn.ask(_READ, "identities"))
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The identity of a target, and when a run last found its place."""
+
+    id: str
+    seen_at: datetime
+
+
+def place_of(conn: Connection, target: str) -> Place | None:
+    """Returns the place of a target; None where none is known, or this role may not read it."""
+    with translated(_READ):
+        try:
+            with conn.transaction():
+                rows = conn.rows("place_of", {"target": target})
+        except (errors.UndefinedTable, errors.InsufficientPrivilege):
+            return None
+    return Place(*rows[0]) if rows else None
 
 
 def identified(conn: Connection, settings: SettingsT) -> SettingsT:

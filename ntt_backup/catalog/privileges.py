@@ -64,6 +64,7 @@ NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
     "reconcile --adopt of packs": (*_ADOPTED, "select insert update delete packs"),
     # Beside the work of commands: granted with the rest, and none is refused for it.
     "the history of checks": ("select checks",),
+    "the identity of the target": ("select targets",),
     "a note of a check": ("insert checks",),
     "the history of hours": ("select hours",),
     "a note of an hour": ("select insert update hours",),

@@ -112,7 +112,9 @@ def examine(
     layer = sources.from_aws(environ, layer) | layer
     table = "remote" if target == DEFAULT_TARGET else f"targets.{target}"
     path = sources.path_of(file, environ)
-    settings, wrong = _validated(model, layer, target, table, path)
+    of_groups = sources.media(file, environ).values()
+    media = next((names for names in of_groups if target in names), [])
+    settings, wrong = _validated(model, layer, target, table, path, media=media)
     problems += wrong
     # The variable would send the blobs of this target to the place of `remote`.
     place = next((in_file[key].origin for key in sources.PLACE if key in in_file), None)
@@ -161,7 +163,10 @@ def load_each(
 
 
 def names_of(targets: str, *, environ: Mapping[str, str], file: Path | None) -> list[str]:
-    """Returns the names of the targets in `all` or in a list such as `a,b`. Raises ConfigError."""
+    """Returns the names of the targets in `all` or in a list such as `a,b`. Raises ConfigError.
+
+    In the place of a target that has media stand these.
+    """
     names = targets.split(",")
     if len(names) > 1 and "" in names:
         raise ConfigError(
@@ -171,6 +176,8 @@ def names_of(targets: str, *, environ: Mapping[str, str], file: Path | None) -> 
     if names == [ALL_TARGETS]:
         known = sources.targets(file, environ)
         names = names if ALL_TARGETS in known else known
+    media = sources.media(file, environ)
+    names = [one for name in names for one in media.get(name, [name])]
     return list(dict.fromkeys(names))
 
 
@@ -196,7 +203,8 @@ def shared_places(each: Mapping[str, CatalogConfig]) -> list[Problem]:
     places = {
         name: (one.remote.url, one.remote.endpoint)
         for name, one in each.items()
-        if one.remote is not None
+        # Of the media of a target, which take turns, one stands for all.
+        if one.remote is not None and name in (one.media[:1] or (name,))
     }
     return [
         Problem(f"the targets {names} are one place, {url}", "give each a place of its own")
@@ -222,10 +230,11 @@ def _validated(
     file: Path,
     *,
     complete: bool = True,
+    media: Sequence[str] = (),
 ) -> tuple[ConfigT | None, list[Problem]]:
     """Returns the settings of a layer, or its problems. complete: missing settings are problems."""
     try:
-        return model.model_validate({**sources.nested(layer), "target": target}), []
+        return model.model_validate({**sources.nested(layer), "target": target, "media": media}), []
     except ValidationError as error:
         found = error.errors()
         # A list with wrong elements has no error of its own.

@@ -517,6 +517,8 @@ class CatalogConfig(BaseModel):
     sends: ClassVar[bool] = False
 
     target: str = DEFAULT_TARGET
+    # All media that take turns with this target, which is one of them; none where it stands alone.
+    media: tuple[str, ...] = ()
     catalog: CatalogSettings = CatalogSettings()
     source: SourceSettings | None = None
     remote: RemoteSettings | None = None
@@ -612,5 +614,5 @@ class SendConfig(Settings):
 TABLES: Mapping[str, Any] = {
     name: field.annotation
     for name, field in Settings.model_fields.items()
-    if name not in ("target", "snapshots")
+    if name not in ("target", "media", "snapshots")
 }

@@ -20,7 +20,7 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -274,8 +274,14 @@ def _remotes(tables: dict[str, Any], path: Path, problems: list[Problem]) -> dic
         text = f"targets.{DEFAULT_TARGET} in {path} is the target of the table [{DEFAULT_TARGET}]"
         hint = f"put its settings under [{DEFAULT_TARGET}], or give it another name"
         problems.append(Problem(text, hint))
+    written = {name: name for name in targets}
+    for group in [name for name, own in targets.items() if "media" in own]:
+        own = targets.pop(group)
+        names = _media(group, own.pop("media"), [*written, DEFAULT_TARGET], path, problems)
+        targets |= {name: {**own} for name in names}
+        written |= dict.fromkeys(names, group)
     packs = {
-        name: _layer("pack", own.pop("pack"), f"targets.{name}.pack", path)
+        name: _layer("pack", own.pop("pack"), f"targets.{written[name]}.pack", path)
         for name, own in targets.items()
         if isinstance(own.get("pack"), dict)
     }
@@ -283,9 +289,39 @@ def _remotes(tables: dict[str, Any], path: Path, problems: list[Problem]) -> dic
     shared = {key: setting for key, setting in default.items() if key not in PLACE}
     return {DEFAULT_TARGET: default} | {
         name: of_its_kind(shared, str(own.get("url", "ssh:")))
-        | _layer("remote", own, f"targets.{name}", path)
+        | _layer("remote", own, f"targets.{written[name]}", path)
         | packs.get(name, {})
         for name, own in targets.items()
+    }
+
+
+def _media(
+    group: str, said: object, taken: Sequence[str], path: Path, problems: list[Problem]
+) -> list[str]:
+    """Returns the targets that the media of a target are: each has columns and marks of its own."""
+    media = said if isinstance(said, list) else []
+    names = [f"{group}_{one}" for one in media]
+    valid = all(isinstance(one, str) for one in media) and all(map(_TARGET_NAME.fullmatch, names))
+    if len(names) < 2 or not valid or len({*names, *taken}) < len(names) + len(taken):
+        key = f"targets.{group}.media in {path}"
+        text = f"{key} is {said!r}: a list of two or more different names is needed"
+        hint = f'as in media = ["a", "b"], which makes the targets {group}_a and {group}_b'
+        problems.append(Problem(text, f"{hint}; {_TARGET_HINT}"))
+        return []
+    return names
+
+
+def media(file: Path | None, environ: Mapping[str, str]) -> dict[str, list[str]]:
+    """Returns the names of the media of each target that has any.
+
+    Raises ConfigError if the file cannot be read.
+    """
+    path, tables = _read(file, environ, [])
+    named = _by_name("targets", (tables or {}).get("targets", {}), path, [])
+    return {
+        name: _media(name, own["media"], [], path, [])
+        for name, own in named.items()
+        if "media" in own
     }
 
 

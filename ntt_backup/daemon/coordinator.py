@@ -32,7 +32,7 @@ from ntt_backup.daemon.signals import SignalInbox
 from ntt_backup.daemon.systemd import WATCHDOG_SECONDS, Systemd
 from ntt_backup.daemon.workers import SupervisedWorker, WorkerPool
 from ntt_backup.dump.events import DumpSkipped, DumpStart
-from ntt_backup.errors import BackupError, SourceError, Stopped
+from ntt_backup.errors import AnotherTarget, BackupError, SourceError, Stopped
 from ntt_backup.process.child import ChildProcess
 from ntt_backup.process.messages import (
     Answered,
@@ -207,6 +207,11 @@ class _Coordinator:
                     raise self._error from None
                 self._sit_out((self._workers.first.due or 0.0) - time.monotonic())
             except BackupError as error:
+                if self._watch and self._is_another_medium(error):
+                    self._systemd.ready()
+                    self._systemd.status(f"waiting for its turn: {error.message}")
+                    self._sit_out(self._settings.run.poll_interval)
+                    continue
                 may_pass = error.retryable or isinstance(error, SourceError)
                 if not (self._watch and may_pass):
                     raise
@@ -216,6 +221,10 @@ class _Coordinator:
                 self._systemd.status(f"waiting: {error.message}")
                 self._sit_out(wait_s)
         return None
+
+    def _is_another_medium(self, error: BackupError) -> bool:
+        """Returns whether another medium of the target has its turn, which is no outage."""
+        return isinstance(error, AnotherTarget) and error.whose in self._settings.media
 
     def _take_steps(self) -> tuple[Preflight, list[str]]:
         """Returns a preflight that has passed, and its warnings. Raises the error of a failed step.

@@ -32,7 +32,7 @@ from ntt_backup.daemon.progress import RunState
 from ntt_backup.daemon.run_control import changed_targets, start_needed
 from ntt_backup.daemon.signals import SignalInbox
 from ntt_backup.daemon.systemd import Systemd
-from ntt_backup.errors import BackupError, ConfigError, WaitsToStart, worst
+from ntt_backup.errors import BackupError, ConfigError, WaitsToStart, mildest, worst
 from ntt_backup.events import Event
 from ntt_backup.format import duration, printable
 from ntt_backup.objects import s3
@@ -82,6 +82,7 @@ class SupervisedTarget(ChildProcess):
     ) -> None:
         super().__init__()
         self.name = settings.target
+        self.media = settings.media
         self._settings = settings
         self._socket: ControlSocket | None = None
         self._reason = ""
@@ -282,6 +283,14 @@ def run(
                 target.close()
 
 
+def _code(targets: Sequence[SupervisedTarget]) -> int:
+    """Returns the exit code of all. Of media that take turns, the mildest one counts."""
+    codes: dict[tuple[str, ...], list[int]] = {}
+    for target in targets:
+        codes.setdefault(target.media or (target.name,), []).append(target.code)
+    return worst(map(mildest, codes.values()))
+
+
 def _serve(
     targets: Sequence[SupervisedTarget],
     inbox: SignalInbox,
@@ -295,7 +304,7 @@ def _serve(
             turn_to(target.name)
             target.turn(time.monotonic())
         if not any(target.busy for target in targets):
-            return worst(target.code for target in targets)
+            return _code(targets)
         if all(target.ready for target in targets):
             systemd.ready()
         # A coordinator that hangs is started again here, and is no reason to disturb the others.

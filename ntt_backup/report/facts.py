@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, Self, TypeVar, cast
 
 from ntt_backup.audit.locks import TargetLock, known_lock
-from ntt_backup.catalog import connection, history, proofs, range_locks, stats
+from ntt_backup.catalog import connection, history, identities, proofs, range_locks, stats
 from ntt_backup.catalog.failures import FailedBlob
 from ntt_backup.catalog.schema_check import verify_schema
 from ntt_backup.config import CatalogConfig, application_name
@@ -86,6 +86,7 @@ class TargetFacts:
     examples: Sequence[FailedBlob] = ()
     proved: stats.Proved | None = None
     end: history.RunEnd | None = None
+    place: identities.Place | None = None
 
     @classmethod
     def of_host(cls, settings: CatalogConfig, daemon: DaemonReport | None = None) -> Self:
@@ -119,6 +120,7 @@ class TargetFacts:
         self.runs = history.latest_runs(conn, target)
         self.dumps = history.last_dumps(conn, target)
         self.checks = history.last_checks(conn, target)
+        self.place = identities.place_of(conn, target)
         self.contact = proofs.first_contact(conn, target)
         self.unproved = proofs.unproved(conn, target, self.contact, exact=exact)
         self.holders = range_locks.holders(conn, target)

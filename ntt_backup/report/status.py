@@ -13,6 +13,7 @@ from rich.text import Text
 
 from ntt_backup.audit.locks import TargetLock
 from ntt_backup.catalog.history import DumpRun, Run
+from ntt_backup.catalog.identities import Place
 from ntt_backup.catalog.proofs import Unproved
 from ntt_backup.catalog.range_locks import range_name
 from ntt_backup.catalog.stats import Totals
@@ -59,6 +60,7 @@ class Status:
         assert facts.totals is not None  # The catalog was read.
         return {
             **head,
+            "identity": _plain(facts.place) if facts.place is not None else None,
             **asdict(facts.totals),
             "unproved": _plain(facts.unproved) if facts.unproved is not None else None,
             "objects": asdict(facts.stored) if facts.stored is not None else None,
@@ -107,6 +109,8 @@ class Status:
         if facts.trouble is not None or facts.totals is None:
             yield "catalog", f"cannot be asked: {facts.trouble}"
             return
+        if (place := facts.place) is not None:
+            yield "identity", f"{place.id}, last seen {moment(place.seen_at)}"
         for point in self._verdict.points:
             yield point.level.words, f"{point.what}{f'; {point.do}' if point.do else ''}"
         yield from _totals(facts.totals)
@@ -182,7 +186,7 @@ class Status:
         return None if taken is None or every is None else taken + timedelta(seconds=every)
 
 
-def _plain(record: Run | DumpRun | Last | Newest | TargetLock | Unproved) -> dict[str, Any]:
+def _plain(record: Run | DumpRun | Last | Newest | TargetLock | Unproved | Place) -> dict[str, Any]:
     return {name: json_value(value) for name, value in asdict(record).items()}
 
 

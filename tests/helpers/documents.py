@@ -21,6 +21,7 @@ import ntt_backup.dump.events
 import ntt_backup.snapshot.events  # noqa: F401 - their classes are events, too
 from ntt_backup.audit.locks import TargetLock
 from ntt_backup.catalog.history import DumpRun, Run
+from ntt_backup.catalog.identities import Place
 from ntt_backup.catalog.proofs import Unproved
 from ntt_backup.catalog.stats import StoredObjects, Totals
 from ntt_backup.daemon.control_socket import DaemonReport
@@ -112,6 +113,7 @@ def status_schema() -> dict[str, Any]:
     """Returns the schema of the object that `status --json` prints for one target."""
     classes: tuple[type, ...] = (
         Totals,
+        Place,
         Unproved,
         StoredObjects,
         Run,
@@ -145,6 +147,7 @@ def status_schema() -> dict[str, Any]:
             target=text,
             url=_or_null(text),
             health=_object(level=level, points=_list(_object(level=level, what=text, do=text))),
+            identity=_or_null(_ref("Place")),
             **totals["properties"],
             unproved=_or_null(_ref("Unproved")),
             objects=_or_null(_ref("StoredObjects")),
