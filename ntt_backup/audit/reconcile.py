@@ -281,8 +281,8 @@ class _Work:
         self.seen.duration_s = time.monotonic() - self.started
 
     def compare_packs(self, names: PackNames) -> list[StoredPack]:
-        """Compares the packs that the ledger knows with those of the target. Where differences are
-        applied, it learns what the target has, before a blob is marked because of that: checks look
+        """Compares the packs that the ledger knows with those of the target. Where blobs may be
+        marked, it learns what the target has, before a blob is marked because of that: checks look
         at what the ledger has. Which blobs are copied is another question, see `reconcile`.
 
         Returns the packs that the target has lost.
@@ -306,7 +306,7 @@ class _Work:
                     lost.append(recorded[0])
 
         for stored in names.learn(unrecorded(), self._stray_on_remote):
-            if self.apply:
+            if self.apply or self.adoption is not Adoption.NO:
                 with translated("record a pack"), self.conn.transaction():
                     insert_packs(self.conn, self.target, [stored])
         return lost

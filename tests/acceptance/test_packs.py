@@ -103,6 +103,17 @@ def flip(env: Environment, name: str, place: int) -> None:
     path.write_bytes(content)
 
 
+def test_the_ledger_has_the_packs_of_blobs_that_are_adopted(packed: Environment) -> None:
+    blobids = packed.fill(20)
+    packed.run("run", expect=0)
+    before = packed.query("select pack_id, key, size from ntt_backup.packs")
+    packed.query("delete from ntt_backup.packs")
+    packed.query("update blobs set remote_copied = false")
+    packed.call("reconcile", "--adopt", expect=0)
+    assert packed.copied() == set(blobids)
+    assert packed.query("select pack_id, key, size from ntt_backup.packs") == before != []
+
+
 @EACH
 def test_every_command_works_on_packs(packed: Environment, tmp_path: Path, sealed: bool) -> None:
     env, owner = packed, Person.new()
