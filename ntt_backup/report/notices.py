@@ -56,7 +56,7 @@ _SOUND_SECONDS: Final = 60.0
 _FAILED_BLOBS_SECONDS: Final = 86400.0
 _RUN: Final = "run"
 _DUMP: Final = "dump"
-_CHECK: Final = "checks"
+_CHECK: Final = "check "
 _SNAPSHOT: Final = "snapshot "
 _HEALTH: Final = "health"
 # A daemon is judged as often, and says so where it is well.
@@ -185,13 +185,14 @@ class Notices:
                 for about in [key for key in self._troubles if key.startswith(_SNAPSHOT)]:
                     self._end_trouble(about, event)
             case CheckFailed():
-                self._begin_trouble(_CHECK, event)
+                self._begin_trouble(f"{_CHECK}{event.command}", event)
             case CheckComplete():
-                self._end_trouble(_CHECK, event)
+                self._end_trouble(f"{_CHECK}{event.command}", event)
                 if event.exit_code:
                     self._tell("findings", event)
             case ChecksRecovered():
-                self._end_trouble(_CHECK, event)
+                for about in [key for key in self._troubles if key.startswith(_CHECK)]:
+                    self._end_trouble(about, event)
             case events.WorkerStall():
                 self._begin_trouble(f"stall {event.worker}", event, kind="stall")
             case (

@@ -22,6 +22,7 @@ from ntt_backup import events
 from ntt_backup.catalog.history import CheckRun, RunEnd
 from ntt_backup.config import CatalogConfig
 from ntt_backup.config.sections import NotifySettings
+from ntt_backup.daemon.events import CheckComplete, CheckFailed, ChecksRecovered
 from ntt_backup.daemon.progress import RunProgress, RunState
 from ntt_backup.dump.events import DumpFailed, DumpRecovered, DumpSkipped
 from ntt_backup.errors import CatalogRefused, RemoteUnreachable
@@ -51,6 +52,17 @@ STATE = RunProgress(0.0, 2).state(1.0)
 COPIES = replace(STATE, pending=9, copied=1, elapsed_s=100.0)
 IDLE = replace(COPIES, copied=0)
 DUMP_FAILED = DumpFailed(**WHY)
+DRILL_FAILED = CheckFailed(command="drill", **WHY)
+SCANNED = CheckComplete(
+    command="scan",
+    blobs=1,
+    bytes=0,
+    wrong=0,
+    changed=0,
+    complete=True,
+    exit_code=0,
+    duration_s=1.0,
+)
 DUMP_FINE = DumpSkipped(name="copyjob-2026-11-22T02-10-00Z.dump")
 AWAY = replace(OUTAGE, worker=0)
 CANNOT_BEGIN = replace(OUTAGE, what="preflight")
@@ -151,6 +163,10 @@ STORIES: dict[str, tuple[list[Any], str]] = {
     ),
     "dumps that fail no more": (
         [WATCH, DUMP_FAILED, DUMP_FAILED, DumpRecovered(), DumpRecovered()],
+        f"start {FIRST} recovery",
+    ),
+    "a drill that fails for days beside checks that do not": (
+        [WATCH, *[DRILL_FAILED, SCANNED] * 3, ChecksRecovered(), SCANNED],
         f"start {FIRST} recovery",
     ),
     "a short outage": ([WATCH, 1, AWAY, 899, STATE, OUTAGE_END, 2000, STATE], "start"),
