@@ -1,7 +1,8 @@
 """A scan registers in the catalog the blobs that the store has and the catalog lacks.
 
 Names go to the catalog in thousands, and only those that it lacks, or that it has without a size,
-are looked at again for their size. After each batch the last finished directory is saved in the
+are looked at again for their size. A file that may still be being written (`source.grace`) has no
+size yet: it is registered without one. After each batch the last finished directory is saved in the
 catalog, where an interrupted scan continues: walking tens of millions of files takes hours. Memory
 is that of one batch.
 
@@ -73,12 +74,13 @@ def scan(
     """
     store.probe()
     with store.tree() as tree:
-        return _Scan(conn, tree, on_progress, on_stray).run(on_begin, restart=restart)
+        return _Scan(conn, store, tree, on_progress, on_stray).run(on_begin, restart=restart)
 
 
 @dataclass(slots=True)
 class _Scan:
     conn: Connection
+    store: Store
     tree: SourceTree
     on_progress: Callable[[ScanResult], None]
     on_stray: Callable[[Stray], None]
@@ -122,8 +124,9 @@ class _Scan:
         if found := [blob for one in blobids if one in absent if (blob := self._measure(one))]:
             result.registered += ledger.register_blobs(self.conn, found)
             result.bytes += sum(blob.size or 0 for blob in found)
-        if known := [blob for one in blobids if one in unsized if (blob := self._measure(one))]:
-            result.sized += ledger.record_sizes(self.conn, known)
+        known = [blob for one in blobids if one in unsized if (blob := self._measure(one))]
+        if sized := [blob for blob in known if blob.size is not None]:
+            result.sized += ledger.record_sizes(self.conn, sized)
         registered, strays = self.before
         progress = ledger.ScanProgress(
             result.directory,
@@ -136,7 +139,9 @@ class _Scan:
         self.on_progress(result)
 
     def _measure(self, blobid: str) -> Blob | None:
-        """Returns the blob with its size; None if it was removed or replaced meanwhile."""
+        """Returns the blob with its size, if that is known; None if it was removed or replaced
+        meanwhile.
+        """
         path = relative_path(blobid)
         try:
             status = self.tree.lstat(path)
@@ -148,7 +153,7 @@ class _Scan:
         if not stat.S_ISREG(status.st_mode):
             self._note(Stray(path, StrayKind.NOT_A_FILE))
             return None
-        return Blob(blobid, status.st_size)
+        return Blob(blobid, None if self.store.is_young(status) else status.st_size)
 
     def _note(self, stray: Stray) -> None:
         self.result.strays[stray.kind] += 1

@@ -280,7 +280,7 @@ class Store:
     ) -> None:
         self.root = root
         self._alive = alive
-        self._grace = grace
+        self.grace = grace
 
     def tree(self) -> SourceTree:
         """Opens the root by its path. Raises SourceError."""
@@ -341,14 +341,18 @@ class Store:
         """
         found: dict[str, float] = {}
         suspects = [one.blobid for one in failures if one.reason in OF_THE_STORE]
-        if not suspects or not self._grace:
+        if not suspects or not self.grace:
             return found
         with self.tree() as tree:
             for blobid in suspects:
                 age = time.time() - _last_change(tree, relative_path(blobid))
-                if 0 <= age < self._grace:
+                if 0 <= age < self.grace:
                     found[blobid] = age
         return found
+
+    def is_young(self, status: os.stat_result) -> bool:
+        """Returns whether a file may still be being written, so that its size is none yet."""
+        return 0 <= time.time() - _changed(status) < self.grace
 
     def altered(self, inspection: Inspection) -> list[Blob]:
         """Returns the ready blobs that were changed, replaced or removed since their inspection.
@@ -382,6 +386,10 @@ def _last_change(tree: SourceTree, path: str) -> float:
             path = path.rpartition("/")[0]
         except OSError:
             return 0.0
+    return _changed(status)
+
+
+def _changed(status: os.stat_result) -> float:
     # A copy may have the times of its origin; the time of change is always its own.
     return max(status.st_mtime, status.st_ctime)
 

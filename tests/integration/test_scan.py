@@ -84,6 +84,19 @@ def test_known_rows_without_a_size_get_it(
     assert scan(catalog, Store(root)).sized == 0
 
 
+def test_a_file_that_may_still_be_written_has_no_size_yet(
+    catalog: Connection, root: Path, blobs: list[Blob]
+) -> None:
+    old, known = blobs[:2]
+    ledger.register_blobs(catalog, [Blob(known.blobid, None)])
+    store = Store(root, grace=900)
+    wanted = [Blob(blob.blobid, None) for blob in blobs]
+    result = scan(catalog, store)
+    assert (result.registered, result.sized) == (59, 0)
+    assert rows(catalog) == sizes(wanted)
+    assert (scan(catalog, Store(root)).sized, rows(catalog)[old.blobid]) == (60, old.size)
+
+
 @pytest.mark.usefixtures("small_batches")
 def test_a_second_scan_walks_all_and_registers_only_what_is_new(
     catalog: Connection, root: Path, blobs: list[Blob]

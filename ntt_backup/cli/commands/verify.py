@@ -348,7 +348,7 @@ def scan(common: Common, restart: bool, strays: Path | None) -> None:
 
         result = scan_store(
             conn,
-            Store(settings.source.root),
+            Store(settings.source.root, grace=settings.source.grace),
             restart=restart,
             on_begin=begin,
             on_progress=lambda done: line.show(
