@@ -218,6 +218,15 @@ class Claims:
         self._held -= freed
         self._open = [one for one in self._open if one.index not in freed]
 
+    def reopen(self, indexes: Iterable[int]) -> None:
+        """Has ranges that are held read anew: blobs may have been inserted behind what was read.
+
+        Blobs that were handed out and are still pending are handed out once more.
+        """
+        again = self._held.intersection(indexes).difference(one.index for one in self._open)
+        whole = map(interval, sorted(again))
+        self._open += [Stretch(one.index, one.lo, one.hi) for one in whole]
+
     def any_pending(self) -> bool | None:
         """Returns whether the catalog has a pending blob, claimed by any session or not.
 

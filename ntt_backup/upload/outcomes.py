@@ -25,9 +25,9 @@ from typing import Final
 from ntt_backup import events
 from ntt_backup.client.backoff import Backoff
 from ntt_backup.config import RunSettings
-from ntt_backup.errors import BackupError, BatchRejected, StoreSuspect
+from ntt_backup.errors import BackupError, BatchRejected, SourceError, StoreSuspect
 from ntt_backup.format import many
-from ntt_backup.model import OF_THE_STORE, Batch, Blob, Failure, Receipt
+from ntt_backup.model import OF_THE_STORE, Batch, Blob, Failure, Reason, Receipt
 from ntt_backup.process.messages import Answered
 from ntt_backup.source.store import Store
 from ntt_backup.upload.batching import GiveUp, Retry, after_link_loss, after_rejection
@@ -70,6 +70,8 @@ class Outcomes:
         self._pipe = pipe
         self._watch = watch
         self._judgement = Judge(run.max_failed_share)
+        # When a blob was first found missing; of a few, as many as are kept in memory.
+        self._missing_since: dict[str, float] = {}
         self.receipts: deque[Receipt] = deque()
 
     def accept(self, outcomes: Iterable[Outcome], *, connected: bool) -> None:
@@ -121,6 +123,7 @@ class Outcomes:
         """Forgets what was claimed: none of it will come again by itself. Receipts stay."""
         self._queue.forget()
         self._judgement.forget()
+        self._missing_since.clear()
 
     def _judge(self, receipt: Receipt) -> StoreSuspect | None:
         """Keeps a receipt, without the failures for which the store is suspected: their blobs are
@@ -148,10 +151,9 @@ class Outcomes:
         """Returns a receipt without the failures of blobs that may still be being written. These
         are tried again once they are twice as old.
         """
-        ages = self._store.ages_of_young(receipt.failed)
+        batch, ages = receipt.batch, self._ages(receipt)
         if not ages:
             return receipt
-        batch = receipt.batch
         wait_s = min(max(_LEAST_YOUNG_SECONDS, min(ages.values())), _MOST_YOUNG_SECONDS)
         due = time.monotonic() + wait_s
         if self._queue.delayed_blobs + len(ages) > _MOST_YOUNG:
@@ -169,6 +171,32 @@ class Outcomes:
         failed = tuple(one for one in receipt.failed if one.blobid not in ages)
         others = tuple(blob for blob in batch.blobs if blob.blobid not in ages)
         return replace(receipt, batch=replace(batch, blobs=others), failed=failed)
+
+    def _ages(self, receipt: Receipt) -> dict[str, float]:
+        """Returns the failed blobs that may still be being written, each with its age in seconds.
+
+        Others are written into the directory of a missing blob again and again. So it is at least
+        as old as it has been missing here.
+        """
+        try:
+            ages = self._store.ages_of_young(receipt.failed)
+        except SourceError:  # The next batch tells. Of these blobs nothing is known.
+            return {one.blobid: 0.0 for one in receipt.failed if one.reason in OF_THE_STORE}
+        since, now = self._missing_since, time.monotonic()
+        for one in receipt.failed:
+            if one.reason is not Reason.MISSING or one.blobid not in ages:
+                continue
+            missing_s = now - since.get(one.blobid, now)
+            if missing_s < self._store.grace:
+                ages[one.blobid] = max(ages[one.blobid], missing_s)
+                if len(since) < _MOST_YOUNG:
+                    since.setdefault(one.blobid, now)
+            else:
+                del ages[one.blobid]
+        for blob in receipt.batch.blobs if since else ():
+            if blob.blobid not in ages:
+                since.pop(blob.blobid, None)
+        return ages
 
     def _later(self, batches: Sequence[Batch], wait_s: float, error: BackupError) -> None:
         self._queue.delay(batches, time.monotonic() + wait_s)

@@ -94,6 +94,11 @@ class SendQueue:
         """Returns the number of blobs in delayed batches."""
         return sum(len(one.batch.blobs) for one in self._delayed)
 
+    @property
+    def delayed(self) -> tuple[Batch, ...]:
+        """Returns the delayed batches."""
+        return tuple(one.batch for one in self._delayed)
+
     def ranges(self, now: float) -> frozenset[int]:
         """Returns the ranges of everything here. Those that were put off until now are let go."""
         self._put_off = {index: due for index, due in self._put_off.items() if due > now}

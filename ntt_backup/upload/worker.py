@@ -33,7 +33,7 @@ from ntt_backup.errors import (
     SourceError,
     StoreSuspect,
 )
-from ntt_backup.model import Batch, Receipt
+from ntt_backup.model import Batch, Blob, Receipt
 from ntt_backup.process.memory import SharedNumber
 from ntt_backup.process.messages import Answered, BatchStart, Drained
 from ntt_backup.source.read_ahead import ReadAhead
@@ -98,6 +98,8 @@ class Worker:
         self._dry = False
         # Until blobs that others hold may be free.
         self._wait_s = _FIRST_WAIT_SECONDS
+        # What is claimed once more, since its range was reopened.
+        self._again: set[str] = set()
         self._idle_since: float | None = None
         self._catalog_due: float | None = None
         self._away_s = 0.0
@@ -157,8 +159,7 @@ class Worker:
         elif self._ahead.reading:
             pause(self._pipe, _READING_SECONDS, "waiting")
         elif (due := self._queue.next_due) is not None:
-            state = "outage" if self._outages.lasts("suspect") else "waiting"
-            pause(self._pipe, due - time.monotonic(), state)
+            self._await_due(due)
         else:
             self._idle()
 
@@ -184,11 +185,19 @@ class Worker:
             taken = claims.take(wanted)
             self._dry = not taken and not claims.searching
             self._outages.back("catalog")
-            taken = self._ahead.arranged(taken)
-            sized = self._store.measure([blob for blob, _ in taken])
-            self._queue.add(zip(sized, (index for _, index in taken), strict=True))
+            arranged = self._ahead.arranged(self._without_again(taken))
+            sized = self._store.measure([blob for blob, _ in arranged])
+            self._queue.add(zip(sized, (index for _, index in arranged), strict=True))
             if len(taken) < wanted:
                 break
+
+    def _without_again(self, taken: list[tuple[Blob, int]]) -> list[tuple[Blob, int]]:
+        """Returns what was claimed, without what is claimed again since its range was reopened."""
+        if not self._again:
+            return taken
+        new = [one for one in taken if one[0].blobid not in self._again]
+        self._again.difference_update(blob.blobid for blob, _ in taken)
+        return new
 
     def _send(self, batch: Batch) -> None:
         self._idle_since = None
@@ -307,6 +316,25 @@ class Worker:
             heard, fd = claims.drain_notifications, claims.fileno()
             pause(self._pipe, self._interval.value, "idle", fd, heard=heard)
 
+    def _await_due(self, due: float) -> None:
+        """Waits for what is to be tried again later.
+
+        A run that watches looks for new blobs meanwhile, as it does when it is idle: also in the
+        ranges of what waits, which nobody else can claim.
+        """
+        wait_s = due - time.monotonic()
+        if not self._watch or any(map(self._outages.lasts, ("remote", "source", "suspect"))):
+            pause(self._pipe, wait_s, "outage" if self._outages.lasts("suspect") else "waiting")
+            return
+        claims = self._open_catalog().claims
+        heard, fd = claims.drain_notifications, claims.fileno()
+        pause(self._pipe, min(wait_s, self._interval.value), "waiting", fd, heard=heard)
+        # Nothing else is under way: all that comes once more is in the delayed batches.
+        delayed = self._queue.delayed
+        claims.reopen(frozenset().union(*(batch.ranges for batch in delayed)))
+        self._again.update(blob.blobid for batch in delayed for blob in batch.blobs)
+        self._dry = False
+
     # --- when a side is away ----------------------------------------------------------------------
 
     def _remote_away(self, error: RemoteUnreachable) -> None:
@@ -374,4 +402,5 @@ class Worker:
         if self._catalog is not None:
             self._catalog.close()
         self._catalog = None
+        self._again.clear()
         self._dry = False  # What it held is free again.

@@ -347,6 +347,50 @@ def test_files_that_are_written_in_place_are_not_failed(env: Environment) -> Non
     assert env.failures() == {}
 
 
+def test_blobs_do_not_wait_for_one_that_is_still_being_written(env: Environment) -> None:
+    env.write_config(source={"grace": "15min"}, run={"poll_interval": 0.1})
+    late = noise(1000)
+    blobid = blake3(late).hexdigest()
+    env.path(blobid).parent.mkdir(parents=True)
+    # These are in the range that is claimed for it.
+    beside = [one for one in map(noise, range(2000, 6000)) if _range(one) == blobid[:2]]
+    with env.running("run", "--watch") as process:
+        env.register([blobid])
+        env.await_event("blobs_young", 2)
+        for content in [noise(1), *beside[:4]]:
+            env.await_copied({env.put(content)})
+        env.put_in_store(late)
+        env.await_copied({blobid})
+        process.send_signal(signal.SIGTERM)
+        process.wait(PATIENCE)
+    assert env.events("run_stop")[0]["copied"] == len(env.copied()) == 6
+
+
+def _range(content: bytes) -> str:
+    return blake3(content).hexdigest()[:2]
+
+
+def test_a_missing_blob_is_failed_also_where_others_are_written_beside_it(
+    env: Environment,
+) -> None:
+    env.write_config(source={"grace": "2s"}, run={"poll_interval": 0.1})
+    missing = "ab" * 32
+    env.path(missing).parent.mkdir(parents=True)
+    env.register([missing])
+    env.fill(3)
+
+    def is_failed() -> bool:
+        path = env.path(missing).with_name("others are written here")
+        path.touch()
+        path.unlink()
+        return missing in env.failures()
+
+    with env.running("run", "--watch"):
+        wait_until(is_failed, "the missing blob to be failed")
+    assert env.events("blobs_young")
+    assert env.failures() == {missing: "missing"}
+
+
 def test_a_file_that_stays_wrong_is_failed_once_it_is_old_enough(env: Environment) -> None:
     env.write_config(source={"grace": "5s"}, run={"poll_interval": 0.1})
     missing, good = "ab" * 32, set(env.fill(5))

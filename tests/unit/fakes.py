@@ -136,6 +136,9 @@ class FakeCatalogSession:
             assert self._catalog.locks.pop(index) is self
             self._given = {one for one in self._given if self._catalog.range_of(one) != index}
 
+    def reopen(self, indexes: frozenset[int]) -> None:
+        self._given = {one for one in self._given if self._catalog.range_of(one) not in indexes}
+
     @property
     def searching(self) -> bool:
         return self._catalog.searches > 0
