@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import pwd
 import re
+import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -36,6 +37,7 @@ from ntt_backup.format import printable
 logging.getLogger("psycopg").addHandler(logging.NullHandler())
 
 _DETAIL_LENGTH = 500
+_DRILL = "ntt-backup-remote/drill"
 _SHOWN = 3
 _KEEPALIVE: dict[str, Any] = {
     "connect_timeout": 10,
@@ -405,22 +407,51 @@ def database_name(url: str) -> str:
 
 
 @contextmanager
-def new_database(url: str, name: str) -> Iterator[str]:
+def new_database(url: str, prefix: str) -> Iterator[str]:
     """Yields the URL of a new database on the server of a URL, and drops that database at the end.
+
+    Args:
+        url: The URL.
+        prefix: What the name of the database begins with.
 
     Raises:
         CatalogError: The database cannot be made, or the server is unreachable.
         ConfigError: The URL is none.
     """
+    name = prefix + secrets.token_hex(8)
     other = make_conninfo("", **{**_parameters(url), "dbname": name})
-    with connect(url, "ntt-backup-remote/drill", no_tables=True) as conn:
+    with connect(url, _DRILL, no_tables=True) as conn:
         with translated("create a database"):
+            conn.rows("lock_database", {"key": _key_of(name)})
             conn.rows("create_database", database=sql.Identifier(name))
         try:
             yield other
         finally:
             with translated(f"drop the database {name}"):
                 conn.rows("drop_database", database=sql.Identifier(name))
+
+
+def drop_left_databases(url: str, prefix: str) -> None:
+    """Drops the databases of `new_database` whose maker was killed.
+
+    Args:
+        url: As for `new_database`.
+        prefix: As for `new_database`.
+
+    Raises:
+        CatalogError: A database cannot be dropped, or the server is unreachable.
+        ConfigError: The URL is none.
+    """
+    with connect(url, _DRILL, no_tables=True) as conn, translated("drop a database"):
+        for (name,) in conn.rows("databases_like", {"pattern": f"^{prefix}[0-9a-f]{{16}}$"}):
+            # Its maker holds the lock as long as it lives.
+            if conn.rows("lock_database", {"key": _key_of(name)})[0][0]:
+                conn.rows("drop_database", database=sql.Identifier(name))
+
+
+def _key_of(name: str) -> int:
+    """Returns the key of the lock of a database: the number that its name ends with."""
+    return int.from_bytes(bytes.fromhex(name[-16:]), "big", signed=True)
 
 
 def _parameters(url: str) -> dict[str, Any]:

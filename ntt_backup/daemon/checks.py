@@ -6,17 +6,26 @@ an advisory lock ensures. What they find is handled as after the commands of the
 are registered, and blobs that the target lacks become pending, so the workers send them.
 
 A check that reaches its `max_time` ends there. A scan and a `verify` go on where they ended, and
-`reconcile` begins at another range each time.
+`reconcile` begins at another range each time. A drill that was cut short has proved nothing.
+
+At the start of a target's life there is nothing to compare: an empty target looks like a disk that
+is not mounted, and a dump in which nothing is copied proves nothing. So all but `scan` wait for the
+first blob, and the drill for a dump that has it.
+
+A drill may be killed at any moment. It locks its directory and its database, and whoever checks
+next removes those that nobody locks.
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
 import secrets
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,17 +39,17 @@ from ntt_backup.catalog import connection, history, privileges
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.range_locks import RANGES
 from ntt_backup.catalog.schema_check import verify_schema
-from ntt_backup.catalog.selection import estimated_bytes
+from ntt_backup.catalog.selection import any_copied, estimated_bytes
 from ntt_backup.config import Settings, application_name
 from ntt_backup.config.sections import CheckSettings, DrillSettings
 from ntt_backup.daemon.events import CheckComplete, CheckFailed, CheckStart
-from ntt_backup.errors import BackupError, CatalogUnavailable
+from ntt_backup.errors import SOME_FAILED, BackupError, CatalogUnavailable, ConfigError
 from ntt_backup.events import Event
 from ntt_backup.process.messages import JobOver
 from ntt_backup.source.store import Store
 
 Emit = Callable[[Event], None]
-# While another host checks the target.
+# While another host checks the target, or nothing is there to check.
 _SOON_SECONDS: Final = 300.0
 _SCRATCH: Final = "ntt-backup-drill-"
 _DATABASE: Final = "ntt_backup_drill_"
@@ -87,6 +96,8 @@ def check_due(settings: Settings, emit: Emit, *, patient: bool) -> JobOver:
         with connection.connect(settings.catalog.url, application_name("checks")) as conn:
             if not history.lock_checks(conn, settings.target):
                 return JobOver(failed=False, again_s=_SOON_SECONDS)
+            if "drill" in settings.checks.scheduled:
+                _remove_what_is_left(settings.checks.drill)
             # The newest comes first.
             calls = reversed(history.last_checks(conn, settings.target))
             last = {one.command: one.ended_at for one in calls}
@@ -95,7 +106,10 @@ def check_due(settings: Settings, emit: Emit, *, patient: bool) -> JobOver:
                     waits.append(wait)
                     continue
                 try:
-                    _do(conn, settings, name, emit)
+                    if _is_too_early(conn, settings, name):
+                        waits.append(_SOON_SECONDS)
+                    else:
+                        _do(conn, settings, name, emit)
                 except BackupError as error:
                     # A drill has a database of its own.
                     own = name == "drill" and isinstance(error, CatalogUnavailable)
@@ -117,6 +131,21 @@ def _due_in(ended: datetime | None, every: float) -> float:
     """Returns the seconds until a check is due that ended at a time, if it was ever done."""
     # A clock that was ahead must not stop the checks for as long.
     return max(0.0, every - abs((datetime.now(UTC) - ended).total_seconds())) if ended else 0.0
+
+
+def _is_too_early(conn: Connection, settings: Settings, name: str) -> bool:
+    """Returns whether nothing is copied that a check could find; for a drill, by all dumps."""
+    if name == "scan":
+        return False
+    if not any_copied(conn, settings.target):
+        return True
+    if name != "drill":
+        return False
+    from ntt_backup.dump.store import list_dumps, open_dumps
+
+    with closing(open_dumps(settings)) as store:
+        records = [dump.record for dump in list_dumps(store)]
+    return bool(records) and not any(one is not None and one.copied for one in records)
 
 
 def _do(conn: Connection, settings: Settings, name: str, emit: Emit) -> None:
@@ -170,7 +199,7 @@ def _scan(conn: Connection, settings: Settings, found: Result, tick: Callable[[]
     progress(
         scan(
             conn,
-            Store(settings.source.root),
+            Store(settings.source.root, grace=settings.source.grace),
             restart=False,
             on_begin=lambda resumed_from: None,
             on_progress=progress,
@@ -218,6 +247,8 @@ def _drill(conn: Connection, settings: Settings, found: Result, tick: Callable[[
     from ntt_backup.restore.drill import drill
 
     limits = settings.checks.drill
+    # It has proved nothing before its end.
+    found.exit_code = SOME_FAILED
     prefix = ""
     if limits.max_bytes is not None:
         left = estimated_bytes(conn, settings.target)
@@ -247,13 +278,59 @@ def _drill(conn: Connection, settings: Settings, found: Result, tick: Callable[[
 
 @contextmanager
 def _scratch(limits: DrillSettings) -> Iterator[tuple[Path, str]]:
-    """Yields a new directory, and the URL of a new database; removes both, and nothing else."""
-    directory = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=limits.scratch))
+    """Yields a new directory, and the URL of a new database; removes both, and nothing else.
+
+    Raises:
+        ConfigError: The directory cannot be made.
+    """
     try:
-        with connection.new_database(limits.database, _DATABASE + secrets.token_hex(8)) as url:
+        directory, lock = _new_directory(limits.scratch)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot make a directory in {limits.scratch}",
+            detail=error.strerror or str(error),
+            hint="correct checks.drill.scratch, or let this user write there",
+        ) from error
+    try:
+        with connection.new_database(limits.database, _DATABASE) as url:
             yield directory, url
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+        os.close(lock)
+
+
+def _new_directory(parent: Path) -> tuple[Path, int]:
+    """Returns a new directory, and the descriptor that locks it."""
+    while True:
+        directory = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=parent))
+        # Another check may have taken it for one that is left, before it was locked.
+        if (lock := _locked(directory)) is not None:
+            return directory, lock
+
+
+def _locked(directory: Path) -> int | None:
+    """Returns a descriptor that locks a directory of this user; None where that is not possible."""
+    with suppress(OSError):
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            status = os.fstat(fd)
+            if status.st_uid == os.geteuid() and os.path.samestat(status, directory.stat()):
+                return fd
+        except OSError:
+            pass
+        os.close(fd)
+    return None
+
+
+def _remove_what_is_left(limits: DrillSettings) -> None:
+    """Removes directories and databases of drills that were killed."""
+    for directory in limits.scratch.glob(f"{_SCRATCH}*"):
+        if (lock := _locked(directory)) is not None:
+            shutil.rmtree(directory, ignore_errors=True)
+            os.close(lock)
+    with suppress(BackupError):
+        connection.drop_left_databases(limits.database, _DATABASE)
 
 
 def _raise(error: BackupError, _seconds: float) -> None:

@@ -113,7 +113,8 @@ class CheckComplete(Event):
     def _text(self) -> str:
         found = f", {self.wrong:,} wrong" if self.wrong else ""
         changed = f", {self.changed:,} to be sent" if self.changed else ""
-        ended = "" if self.complete else "; the next one continues"
+        part = "; not all of it" if self.command == "drill" else "; the next one continues"
+        ended = "" if self.complete else part
         blobs = many(self.blobs, "blob")
         return f"{self.command}: {blobs} in {duration(self.duration_s)}{found}{changed}{ended}"
 

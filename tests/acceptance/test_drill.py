@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import psycopg
 import pytest
 from psycopg import conninfo
 
+from ntt_backup.config import Settings, load
+from ntt_backup.daemon.checks import check_due
+from ntt_backup.events import Event
 from tests.helpers.blobs import tree
 from tests.helpers.environment import Environment
 from tests.helpers.other_backup import EXTENSION
@@ -259,3 +265,97 @@ def test_a_daemon_drills_in_a_database_and_a_directory_of_its_own(
     assert (done["exit_code"], done["blobs"], done["complete"]) == (0, len(blobids), True)
     assert list(scratch.iterdir()) == []
     assert env.query("select datname from pg_database order by 1") == before
+
+
+@pytest.fixture
+def daily(env: Environment, postgres: Postgres) -> Environment:
+    """A daemon drills, below a directory that is empty."""
+    scratch = env.root / "space"
+    scratch.mkdir()
+    env.write_config(dump={"bin": str(postgres.programs)})
+    server = conninfo.make_conninfo(env.url, dbname="postgres")
+    drill = {"every": "1h", "scratch": str(scratch), "database": server}
+    env.write_config(**{"checks.drill": drill})
+    return env
+
+
+def checked(env: Environment) -> list[Event]:
+    """What a daemon tells of the checks that are due."""
+    told: list[Event] = []
+    over = check_due(load(Settings, file=env.config, environ={}), told.append, patient=True)
+    assert over.away == ""
+    return told
+
+
+def noted(env: Environment) -> list[tuple[Any, ...]]:
+    return env.query("select exit_code, blobs from ntt_backup.checks where command = 'drill'")
+
+
+def test_a_drill_that_is_cut_short_proves_nothing(
+    daily: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = daily
+    env.fill_both(3)
+    env.write_config(**{"checks.drill": {"max_time": "1s"}})
+
+    def endless(*_: object, on_restored: Callable[[None], None], **__: object) -> NoReturn:
+        while True:
+            on_restored(None)
+
+    monkeypatch.setattr("ntt_backup.restore.drill.drill", endless)
+    *_, done = checked(env)
+    assert done.fields["exit_code"] == 7
+    assert noted(env) == [(7, 0)]
+    assert "NOT PROVED" in env.call("check").stdout
+
+
+def test_what_killed_drills_have_left_is_removed(daily: Environment) -> None:
+    env = daily
+    env.fill_both(3)
+    env.call("dump", expect=0)
+    left, alive, other = (env.root / "space" / f"ntt-backup-drill-{n}" for n in ("1", "2", "3"))
+    for directory in (left, alive):
+        (directory / "blobs").mkdir(parents=True)
+    other.symlink_to(env.store)
+    names = [f"ntt_backup_drill_{end}" for end in ("0" * 16, "f" * 16, "mine")]
+    for name in names:
+        env.query(f"create database {name}")
+    lock = os.open(alive, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    server = env.settings["checks.drill"]["database"]
+    with psycopg.connect(server, autocommit=True) as maker:
+        maker.execute("select pg_advisory_lock(-1)")
+        checked(env)
+        there = {name for (name,) in env.query("select datname from pg_database")}
+    os.close(lock)
+    for name in names[1:]:
+        env.query(f"drop database {name}")
+    assert sorted((env.root / "space").iterdir()) == [alive, other]
+    assert {name for name in there if name.startswith("ntt_backup_drill_")} == {*names[1:]}
+    assert noted(env) == [(0, 3)]
+    assert len(env.in_store()) == 3
+
+
+def test_a_daemon_drills_once_a_dump_has_a_copied_blob(daily: Environment) -> None:
+    env = daily
+    for name in ("reconcile", "verify"):
+        env.write_config(**{f"checks.{name}": {"every": "1h"}})
+    env.fill(3)
+    env.call("dump", expect=0)
+    # An empty target looks like a disk that is not mounted.
+    assert checked(env) == []
+    env.send_all()
+    told = [(one.kind, one.fields["command"]) for one in checked(env)]
+    assert {command for _, command in told} == {"reconcile", "verify"}
+    assert noted(env) == []
+    env.call("dump", "--force", expect=0)
+    checked(env)
+    assert noted(env) == [(0, 3)]
+
+
+def test_scratch_space_that_cannot_be_used_is_told(daily: Environment) -> None:
+    daily.fill_both(3)
+    daily.write_config(**{"checks.drill": {"scratch": str(daily.root / "nowhere")}})
+    *_, failed = checked(daily)
+    assert failed.kind == "check_failed"
+    assert "checks.drill.scratch" in failed.fields["hint"]

@@ -181,6 +181,17 @@ select set_config('enable_seqscan', 'off', %(local)s), set_config('enable_bitmap
 -- CONCURRENTLY in the session that holds the lock would wait for that snapshot, for ever.
 select pg_try_advisory_lock(%(class)s, %(key)s);
 
+-- name: databases_like
+-- Databases of a role of this user whose names match a pattern.
+select datname from pg_database
+where datname ~ %(pattern)s and pg_has_role(datdba, 'MEMBER')
+order by datname;
+
+-- name: lock_database
+-- Takes the session's advisory lock of a database that a drill makes, if it is free. No other lock
+-- has a key of 64 bits.
+select pg_try_advisory_lock(%(key)s::bigint);
+
 -- name: unlock
 -- Gives one advisory lock of this session back.
 select pg_advisory_unlock(%(class)s, %(key)s);
