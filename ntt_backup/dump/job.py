@@ -228,6 +228,9 @@ class _Job:
                 self._warn(lost)
             self._emit(DumpStart(reason=plan.reason, program=found.version))
             if not self._shared:
+                # What a daemon for several targets has left, which is no more.
+                young = self._begun - timedelta(seconds=self._settings.dump.interval)
+                Spool(self._settings.catalog.url).clear_old(young)
                 self._send(store, plan, self._content(found, state, plan), found, whole=whole)
                 return NewestDump(plan.copied)
         # The connection to the target would not live as long as pg_dump takes.

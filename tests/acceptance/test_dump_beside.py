@@ -6,14 +6,13 @@ import hashlib
 import json
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ntt_backup.config import Settings, load
 from ntt_backup.dump import job, spool
 from ntt_backup.dump.job import NewestDump
-from ntt_backup.errors import DumpFailed, RemoteCannotStore
+from ntt_backup.errors import DumpFailed, RemoteCannotStore, RemoteUnreachable
 from ntt_backup.events import Event
 from tests.helpers.environment import Environment
 from tests.helpers.postgres import Postgres
@@ -87,9 +86,11 @@ def waiting(tmp_path: Path) -> list[str]:
     return [path.name for path in (tmp_path / "cache").rglob("*.spool")]
 
 
-def make(env: Environment, target: str, said: list[Event], **how: Any) -> NewestDump:
+def make(
+    env: Environment, target: str, said: list[Event], shared: tuple[str, ...] = TARGETS
+) -> NewestDump:
     settings = load(Settings, file=env.config, environ={}, target=target)
-    return job.dump(settings, said.append, shared=TARGETS, beside=True, **how)
+    return job.dump(settings, said.append, shared=shared, beside=True)
 
 
 def await_copied(env: Environment, target: str, blobids: set[str]) -> None:
@@ -166,6 +167,44 @@ def test_a_target_that_comes_back_takes_the_dump_that_waits(
     # All have it: what changed since is dumped anew.
     make(dumping, "usb", said)
     assert count(calls) == 2
+
+
+def test_a_cut_link_repeats_the_copy_of_its_target_alone(
+    dumping: Environment, calls: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dumping.fill(5)
+    said: list[Event] = []
+
+    def cut(*_: object) -> None:
+        raise RemoteUnreachable("the link is down")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(job, "publish_dump", cut)
+        with pytest.raises(RemoteUnreachable):
+            make(dumping, "usb", said)
+    assert sums(dumping, "usb") == []
+    for name in TARGETS:
+        make(dumping, name, said)
+    assert sums(dumping, "pool") == sums(dumping, "usb") == sums(dumping, "remote")
+    assert count(calls) == 1
+
+
+def test_what_nobody_takes_any_more_is_removed(
+    dumping: Environment, calls: Path, tmp_path: Path
+) -> None:
+    dumping.fill(5)
+    said: list[Event] = []
+    make(dumping, "remote", said)
+    dumping.fill(5, seed=2)
+    make(dumping, "usb", said, shared=())
+    assert len(waiting(tmp_path)) == 1  # It is young.
+    (path,) = (tmp_path / "cache").rglob("spool/*/*.json")
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps({**values, "begun": "2020-01-01T00:00:00Z"}))
+    dumping.fill(5, seed=3)
+    make(dumping, "usb", said, shared=())
+    assert waiting(tmp_path) == []
+    assert count(calls) == 3
 
 
 def test_what_waits_is_compared_before_a_target_trusts_it(
