@@ -27,7 +27,7 @@ from ntt_backup.upload.strategies.codec import choose_codec
 from ntt_backup.upload.strategies.in_flight import Flight, PipelinedSession
 from ntt_backup.upload.strategies.probe import Ahead, require_time
 from ntt_backup.upload.strategies.session import Rejection
-from ntt_backup.upload.strategies.stream_packs import Packer
+from ntt_backup.upload.strategies.stream_frames import Packer
 from ntt_backup.wire import framing, messages
 from ntt_backup.wire.framing import ProtocolError
 
