@@ -69,6 +69,8 @@ NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
     "the history of hours": ("select hours",),
     "a note of an hour": ("select insert update hours",),
     "the first contact": ("select contacts",),
+    "the count of proofs": ("select proofs",),
+    "a note of the count of proofs": ("select insert delete proofs",),
     "a note of the first contact": ("select insert contacts", "select runs"),
 }
 _VERBS: Final = frozenset({"select", "insert", "update", "delete", "temporary"})

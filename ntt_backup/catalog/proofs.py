@@ -3,19 +3,25 @@
 A table may have columns for a target that another program has marked, and dates of its checks. From
 the first contact with a target on, whoever sets a date is believed; an earlier date, and none, is
 no proof. Rows that we mark have the date of their receipt.
+
+How many blobs have how many proved copies takes a look at each row: no figures by target tell
+which blobs lack two. An index of the dates would make each mark dearer, and a table that marks keep
+would be wrong once another program changes a row. So a count of a large table reads all of it, and
+is kept with its time; a run that watches renews it (`policy.every`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Final
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
 
-from psycopg import errors
+from psycopg import errors, sql
 
-from ntt_backup.catalog.connection import Connection, translated
+from ntt_backup.catalog.connection import Connection, configure, fragment, translated
 from ntt_backup.catalog.history import CheckRun
 from ntt_backup.catalog.pending import columns, quick_rows, rows_about
 from ntt_backup.format import many
@@ -128,3 +134,196 @@ def _count(
     rows = quick_rows(conn, _MILLISECONDS, "unproved_sample", sample, **parts)
     seen, found = rows[0] if rows else (0, 0)
     return int(found * about / seen) if seen else 0, True
+
+
+# --- what the policy asks for ---------------------------------------------------------------------
+
+COPY_STATES: Final = ("none", "unproved", "old", "proved")
+NO_COPY: Final = 0
+_PROVED: Final = len(COPY_STATES) - 1
+_QUICK_ROWS: Final = 500_000
+_QUICK_MILLISECONDS: Final = 1200
+_A_DAY: Final = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Blobs whose copies are in the same states.
+
+    Attributes:
+        blobs: The number of blobs.
+        states: The state of the copy on each target, as an index of `COPY_STATES`.
+        first: The smallest blobid of these blobs.
+    """
+
+    blobs: int
+    states: tuple[int, ...]
+    first: str
+
+    @property
+    def proved(self) -> int:
+        """Returns the number of proved copies of each of these blobs."""
+        return self.states.count(_PROVED)
+
+
+@dataclass(frozen=True, slots=True)
+class ProofCount:
+    """All blobs by the states of their copies, at one moment.
+
+    Attributes:
+        targets: The names of the targets.
+        proved_s: The seconds for which a proof is good.
+        counted_at: The moment.
+        kinds: The blobs, the most first.
+    """
+
+    targets: tuple[str, ...]
+    proved_s: float
+    counted_at: datetime
+    kinds: tuple[Kind, ...]
+
+    @property
+    def blobs(self) -> int:
+        """Returns the number of all blobs."""
+        return sum(one.blobs for one in self.kinds)
+
+    def short(self, copies: int) -> list[Kind]:
+        """Returns the blobs that have fewer proved copies."""
+        return [one for one in self.kinds if one.proved < copies]
+
+    def broken(self, copies: int, contact: Contact | None) -> bool:
+        """Returns whether blobs have fewer proved copies that no copying alone will give them.
+
+        The proofs of marks that were met within a day take their time.
+
+        Args:
+            copies: The number of proved copies that each blob has to have.
+            contact: The first contact with a target; None if that is not known.
+        """
+        met_at = contact.met_at if contact is not None else None
+        if met_at is not None and self.counted_at - met_at < _A_DAY:
+            return False
+        return any(NO_COPY not in one.states for one in self.short(copies))
+
+    def by_proofs(self) -> list[int]:
+        """Returns the numbers of blobs with 0, 1, 2 ... proved copies."""
+        counts = [0] * (len(self.targets) + 1)
+        for one in self.kinds:
+            counts[one.proved] += one.blobs
+        return counts
+
+    def of_target(self, target: str) -> dict[str, int]:
+        """Returns the number of copies on a target by state."""
+        at, counts = self.targets.index(target), dict.fromkeys(COPY_STATES, 0)
+        for one in self.kinds:
+            counts[COPY_STATES[one.states[at]]] += one.blobs
+        return counts
+
+
+def count_proofs(
+    conn: Connection,
+    targets: Sequence[str],
+    proved_s: float,
+    *,
+    renew: bool = False,
+    old_s: float = math.inf,
+) -> ProofCount:
+    """Returns the blobs by the states of their copies.
+
+    A small table is counted. For a large one that means to read all of it, so the last count is
+    returned, if there is one.
+
+    Args:
+        conn: The session.
+        targets: The names of all targets.
+        proved_s: The seconds for which a proof is good.
+        renew: Whether all is counted now, however long that takes.
+        old_s: The age in seconds of a last count that is renewed.
+
+    Raises:
+        CatalogError: The catalog cannot be read.
+    """
+    found = None
+    with translated("count proved copies"):
+        if not renew and rows_about(conn) <= _QUICK_ROWS:
+            with suppress(errors.QueryCanceled):
+                found = _count_now(conn, targets, proved_s, _QUICK_MILLISECONDS)
+    if found is None:
+        kept = None if renew else kept_count(conn, targets, proved_s)
+        if kept is not None and (datetime.now(UTC) - kept.counted_at).total_seconds() < old_s:
+            return kept
+    with translated("count proved copies"):
+        found = found or _count_now(conn, targets, proved_s, 0)
+        values = {
+            **_about(targets, proved_s),
+            "counted_at": found.counted_at,
+            "kinds": [_encoded(one.states) for one in found.kinds],
+            "blobs": [one.blobs for one in found.kinds],
+            "firsts": [one.first for one in found.kinds],
+        }
+        with suppress(*_UNTOLD), conn.transaction():
+            conn.rows("keep_counts", values)
+    return found
+
+
+def kept_count(conn: Connection, targets: Sequence[str], proved_s: float) -> ProofCount | None:
+    """Returns the last count; None where there is none."""
+    rows: list[tuple[Any, ...]] = []
+    with translated("read the count of proved copies"), suppress(*_UNTOLD), conn.transaction():
+        rows = conn.rows("kept_counts", _about(targets, proved_s))
+    if not rows:
+        return None
+    kinds = [Kind(blobs, _decoded(kind, len(targets)), first) for _, kind, blobs, first in rows]
+    return _result(targets, proved_s, rows[0][0], kinds)
+
+
+def _about(targets: Sequence[str], proved_s: float) -> dict[str, Any]:
+    return {"targets": ",".join(targets), "proved_s": proved_s}
+
+
+def _count_now(
+    conn: Connection, targets: Sequence[str], proved_s: float, milliseconds: int
+) -> ProofCount:
+    """Counts all blobs; QueryCanceled where that takes longer. milliseconds: 0 for no limit."""
+    columns_of_blobs = {name for (name,) in conn.rows("columns_of_blobs")}
+    # Of a target that init-db has not met no copy is known.
+    present = [
+        target
+        for target in targets
+        if {f"{target}_copied", f"{target}_last_checked"} <= columns_of_blobs
+    ]
+    contacts = {target: first_contact(conn, target).met_at for target in present}
+    with conn.transaction():
+        configure(conn, "statement_timeout", milliseconds, local=True)
+        ((now,),) = conn.rows("time_of_count")
+        states: list[sql.Composable] = []
+        for target in present:
+            since = now - timedelta(seconds=proved_s)
+            met_at = contacts[target] or datetime.min.replace(tzinfo=UTC)
+            limits = {"since": max(since, met_at), "met_at": met_at, "ahead": now + _A_DAY}
+            values = {name: sql.Literal(limit) for name, limit in limits.items()}
+            states.append(fragment("state_of_copy", **columns(target), **values))
+        numbers = ", ".join(str(3 + at) for at in range(2 * len(states)))
+        rows = conn.rows(
+            "count_proofs", states=sql.SQL(", ").join(states), columns=sql.SQL(numbers)
+        )
+    found = []
+    for blobs, first, *bits in rows:
+        known = {one: 2 * bits[2 * at] + bits[2 * at + 1] for at, one in enumerate(present)}
+        found.append(Kind(blobs, tuple(known.get(one, NO_COPY) for one in targets), first))
+    return _result(targets, proved_s, now, found)
+
+
+def _result(
+    targets: Sequence[str], proved_s: float, now: datetime, kinds: Iterable[Kind]
+) -> ProofCount:
+    ordered = sorted(kinds, key=lambda one: (-one.blobs, one.states))
+    return ProofCount(tuple(targets), proved_s, now, tuple(ordered))
+
+
+def _decoded(kind: int, targets: int) -> tuple[int, ...]:
+    return tuple(kind >> 2 * at & 3 for at in range(targets))
+
+
+def _encoded(states: Sequence[int]) -> int:
+    return sum(state << 2 * at for at, state in enumerate(states))

@@ -30,7 +30,16 @@ from ntt_backup.format import many
 SCHEMA_VERSION = 1
 # What came later, tables and columns, is needed by those commands alone that use them.
 LATER_TABLES = frozenset(
-    {"checks", "contacts", "failures.known_at", "hours", "packs", "runs.reason", "targets"}
+    {
+        "checks",
+        "contacts",
+        "failures.known_at",
+        "hours",
+        "packs",
+        "proofs",
+        "runs.reason",
+        "targets",
+    }
 )
 OWN_TABLES = LATER_TABLES | {"dumps", "failures", "marks", "runs", "scans", "schema_version"}
 PRINT_SQL = (

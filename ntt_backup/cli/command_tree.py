@@ -204,7 +204,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "snapshot unpin": ("snapshot unpin etc@20260101", "snapshot unpin etc@20260101 --json"),
     "snapshot verify": ("snapshot verify", "snapshot verify etc --sample 5%"),
-    "status": ("status --json --exact", "--target all status"),
+    "status": ("status --json --exact", "--target all status", "status --policy"),
     "stop": ("stop", "--target offsite stop", "--target all stop"),
     "unpack": ("unpack blobs.tar --to /srv/store", "unpack packs/*.tar --to /srv/store --jobs 4"),
     "verify": ("verify --sample 1%", "verify --max-duration 2h --older-than 30d", "verify --local"),

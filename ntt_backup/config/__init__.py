@@ -105,7 +105,7 @@ def examine(
     Raises:
         ConfigError: The file cannot be read, or has no such target.
     """
-    in_file, others, problems = sources.from_file(file, environ, target)
+    in_file, others, problems, names = sources.from_file(file, environ, target)
     in_environment = sources.from_environment(environ)
     held = sources.from_credentials(environ, target, in_file)
     layer = in_file | held | in_environment | sources.from_flags(flags or {})
@@ -116,6 +116,8 @@ def examine(
     media = next((names for names in of_groups if target in names), [])
     settings, wrong = _validated(model, layer, target, table, path, media=media)
     problems += wrong
+    if settings is not None:
+        settings = settings.among(names)
     # The variable would send the blobs of this target to the place of `remote`.
     place = next((in_file[key].origin for key in sources.PLACE if key in in_file), None)
     if place is not None and target != DEFAULT_TARGET:

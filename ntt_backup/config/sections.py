@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, Self, get_args
 
@@ -372,6 +372,20 @@ class ChecksSettings(Section):
         return {name: every for name, every in checks.items() if every is not None}
 
 
+class PolicySettings(Section):
+    """What the operator promises: so many proved copies of each blob.
+
+    Attributes:
+        copies: The number of targets on which each blob has a proved copy; None: no promise.
+        proved: The seconds for which a receipt or a check proves a copy.
+        every: The seconds after which a run that watches counts again.
+    """
+
+    copies: Count | None = Field(default=None, ge=1, le=16)
+    proved: Seconds = Field(default=90 * 86400, ge=1, le=3660 * 86400)
+    every: Seconds = Field(default=6 * 3600, ge=1, le=366 * 86400)
+
+
 class PackSettings(Section):
     """The sealing of packs. Commands that read need `identity_file`, and no others."""
 
@@ -525,6 +539,7 @@ class CatalogConfig(BaseModel):
     run: RunSettings = Field(default=RunSettings(), validate_default=True)
     dump: DumpSettings = DumpSettings()
     checks: ChecksSettings = ChecksSettings()
+    policy: PolicySettings = PolicySettings()
     pack: PackSettings = PackSettings()
     host: HostSettings = HostSettings()
     log: LogSettings = LogSettings()
@@ -533,6 +548,9 @@ class CatalogConfig(BaseModel):
     metrics: MetricsSettings = MetricsSettings()
     notify: NotifySettings = NotifySettings()
     snapshots: Mapping[str, SnapshotSettings] = Field(default_factory=dict)
+
+    # Of the whole file, in order; `config.examine` sets them.
+    _targets: tuple[str, ...] = PrivateAttr(())
 
     @field_validator("run")
     @classmethod
@@ -558,6 +576,22 @@ class CatalogConfig(BaseModel):
         self.__dict__["lock"] = LockSettings(file=Path(lock))
         self.__dict__["control"] = ControlSettings(socket=Path(named))
         return self
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The names of all targets of the settings, in order."""
+        return self._targets or (self.target,)
+
+    def among(self, targets: Sequence[str]) -> Self:
+        """Returns these settings, which now know the names of all targets."""
+        self._targets = tuple(targets)
+        return self
+
+    @property
+    def due_checks(self) -> dict[str, float]:
+        """The checks that a run with `--watch` does, with the seconds between them."""
+        counts = {} if self.policy.copies is None else {"policy": self.policy.every}
+        return {**self.checks.scheduled, **counts}
 
     @property
     def scheduled(self) -> dict[str, float]:

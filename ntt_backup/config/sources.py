@@ -85,11 +85,15 @@ class Problem(NamedTuple):
 
 
 class InFile(NamedTuple):
-    """The layer of one target, a layer for each other target, and errors of form in the file."""
+    """The layer of one target, a layer for each other target, and errors of form in the file.
+
+    targets: the names of all targets.
+    """
 
     own: Layer
     others: list[Layer]
     problems: list[Problem]
+    targets: list[str]
 
 
 def nested(layer: Layer) -> dict[str, Any]:
@@ -198,7 +202,7 @@ def from_file(file: Path | None, environ: Mapping[str, str], target: str) -> InF
     problems: list[Problem] = []
     path, tables = _read(file, environ, problems)
     if tables is None:
-        return InFile({}, [], [])
+        return InFile({}, [], [], [target])
     remotes = _remotes(tables, path, problems)
     if target not in remotes:
         there = _with_a_place(remotes, environ)
@@ -207,6 +211,7 @@ def from_file(file: Path | None, environ: Mapping[str, str], target: str) -> InF
             detail=f"it has {', '.join(there) if there else 'no targets'}",
             hint=f"add a table [targets.{target}] with url",
         )
+    names = [name for name in _with_a_place(remotes, environ) if name != target]
     own, layer = remotes.pop(target), Layer()
     for name, table in _by_name("snapshots", tables.pop("snapshots", {}), path, problems).items():
         # A set without settings lacks its paths; the error then has the name of the set.
@@ -220,7 +225,7 @@ def from_file(file: Path | None, environ: Mapping[str, str], target: str) -> InF
             problems.append(Problem(text, f"keep {today}"))
         if former in layer:
             layer[today] = layer.pop(former)
-    return InFile(layer, list(remotes.values()), problems)
+    return InFile(layer, list(remotes.values()), problems, sorted([target, *names]))
 
 
 def targets(file: Path | None, environ: Mapping[str, str]) -> list[str]:

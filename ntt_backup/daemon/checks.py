@@ -37,6 +37,7 @@ from ntt_backup.audit.verify import Findings, Question, verify_remote
 from ntt_backup.audit.verify_packs import verify_packs
 from ntt_backup.catalog import connection, history, privileges
 from ntt_backup.catalog.connection import Connection
+from ntt_backup.catalog.proofs import count_proofs, first_contact
 from ntt_backup.catalog.range_locks import RANGES
 from ntt_backup.catalog.schema_check import verify_schema
 from ntt_backup.catalog.selection import any_copied, estimated_bytes
@@ -91,7 +92,7 @@ def check_due(settings: Settings, emit: Emit, *, patient: bool) -> JobOver:
     Returns:
         Whether a check failed, and when the next one is due.
     """
-    failed, waits = False, [min(settings.checks.scheduled.values())]
+    failed, waits = False, [min(settings.due_checks.values())]
     try:
         with connection.connect(settings.catalog.url, application_name("checks")) as conn:
             if not history.lock_checks(conn, settings.target):
@@ -101,7 +102,7 @@ def check_due(settings: Settings, emit: Emit, *, patient: bool) -> JobOver:
             # The newest comes first.
             calls = reversed(history.last_checks(conn, settings.target))
             last = {one.command: one.ended_at for one in calls}
-            for name, every in settings.checks.scheduled.items():
+            for name, every in settings.due_checks.items():
                 if (wait := _due_in(last.get(name), every)) > 0:
                     waits.append(wait)
                     continue
@@ -150,10 +151,10 @@ def _is_too_early(conn: Connection, settings: Settings, name: str) -> bool:
 
 def _do(conn: Connection, settings: Settings, name: str, emit: Emit) -> None:
     """Does one check, tells of it, and notes it in the history."""
-    needs = "reconcile --apply" if name == "reconcile" else name
+    needs = _NEEDS.get(name, name)
     verify_schema(conn, settings.target, privileges.of(needs, packs=settings.remote.packs))
     emit(CheckStart(command=name))
-    limits: CheckSettings = getattr(settings.checks, name)
+    limits: CheckSettings = getattr(settings.checks, name, CheckSettings())
     began, found = time.monotonic(), Result()
 
     def tick() -> None:
@@ -241,6 +242,18 @@ def _verify(conn: Connection, settings: Settings, found: Result, tick: Callable[
     seen = verify(conn, settings, question, on_progress=progress, on_outage=_raise)
     progress(seen)
     found.complete = seen.complete
+
+
+def _policy(conn: Connection, settings: Settings, found: Result, tick: Callable[[], None]) -> None:
+    policy = settings.policy
+    assert policy.copies is not None  # Else this is not scheduled.
+    # The daemon of each target counts, and one count is for all of them.
+    age = policy.every / 2
+    count = count_proofs(conn, settings.targets, policy.proved, old_s=age)
+    found.blobs = count.blobs
+    found.wrong = sum(one.blobs for one in count.short(policy.copies))
+    if count.broken(policy.copies, first_contact(conn, settings.target)):
+        found.exit_code = SOME_FAILED
 
 
 def _drill(conn: Connection, settings: Settings, found: Result, tick: Callable[[], None]) -> None:
@@ -343,4 +356,6 @@ _CHECKS: Final[dict[str, Callable[[Connection, Settings, Result, Callable[[], No
     "reconcile": _reconcile,
     "verify": _verify,
     "drill": _drill,
+    "policy": _policy,
 }
+_NEEDS: Final = {"reconcile": "reconcile --apply", "policy": "a note of the count of proofs"}

@@ -8,7 +8,7 @@ from ntt_backup.events import Amount, Event, RestartFields, Seconds, one_of, wit
 from ntt_backup.format import duration, many, size
 from ntt_backup.process.messages import Count, ErrorFields, doc
 
-CheckName = Annotated[str, one_of("scan", "reconcile", "verify", "drill")]
+CheckName = Annotated[str, one_of("scan", "reconcile", "verify", "drill", "policy")]
 Uid = Annotated[Count, doc("of the user who asked for it")]
 
 
@@ -123,7 +123,7 @@ class CheckFailed(ErrorFields, Event):
     """A check of `[checks]` ended by an error. It is tried again later."""
 
     level = "error"
-    command: Annotated[str, one_of("scan", "reconcile", "verify", "drill", "")]
+    command: Annotated[str, one_of("scan", "reconcile", "verify", "drill", "policy", "")]
 
     def _text(self) -> str:
         return f"{self.command or 'check'} failed: {with_detail(self.message, self.detail)}"

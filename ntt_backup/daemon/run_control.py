@@ -40,6 +40,7 @@ _LIVE: Final = (
     "log",
     "dump",
     "checks",
+    "policy",
     "snapshots",
     "run.bwlimit",
     "run.poll_interval",

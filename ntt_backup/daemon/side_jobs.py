@@ -307,7 +307,7 @@ class CheckJob(SideJob):
     recovered = ChecksRecovered
 
     def interval(self) -> float | None:
-        return min(self.settings.checks.scheduled.values(), default=None)
+        return min(self.settings.due_checks.values(), default=None)
 
     def work(self, patient: bool) -> JobOver:
         from ntt_backup.daemon.checks import check_due

@@ -59,6 +59,7 @@ class TargetFacts:
         runs: The runs, the newest first.
         contact: The first contact with the target.
         unproved: The copied blobs that nobody has checked since.
+        count: The last count of proved copies, on all targets.
 
     `holders` and `stored` are for `status` alone; `hours`, `examples` and `proved` for the page;
     `end` for listeners to runs.
@@ -77,6 +78,7 @@ class TargetFacts:
     unknown: int = 0
     contact: proofs.Contact | None = None
     unproved: proofs.Unproved | None = None
+    count: proofs.ProofCount | None = None
     runs: Sequence[history.Run] = ()
     dumps: Sequence[history.DumpRun] = ()
     checks: Sequence[history.CheckRun] = ()
@@ -123,6 +125,7 @@ class TargetFacts:
         self.place = identities.place_of(conn, target)
         self.contact = proofs.first_contact(conn, target)
         self.unproved = proofs.unproved(conn, target, self.contact, exact=exact)
+        self.count = proofs.kept_count(conn, self.settings.targets, self.settings.policy.proved)
         self.holders = range_locks.holders(conn, target)
         if remote is not None and remote.packs:
             self.stored = stats.stored_objects(conn, target, LARGE_BLOB, exact=exact)
@@ -210,6 +213,8 @@ class FactsReader:
         found.checks = part(lambda: history.last_checks(conn, target), [])
         found.unknown = part(lambda: stats.still_failed(conn, target), 0)
         found.totals = part(lambda: stats.quick_totals(conn, target), None, "totals", _SOON_SECONDS)
+        targets, proved_s = found.settings.targets, found.settings.policy.proved
+        found.count = part(lambda: proofs.kept_count(conn, targets, proved_s), None)
         found.contact = part(lambda: proofs.first_contact(conn, target), None)
         if (contact := found.contact) is not None:
             found.unproved = part(

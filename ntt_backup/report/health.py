@@ -15,7 +15,7 @@ from typing import Final
 
 from ntt_backup.catalog.failures import UNKNOWN
 from ntt_backup.catalog.history import Run
-from ntt_backup.catalog.proofs import RECONCILE
+from ntt_backup.catalog.proofs import RECONCILE, ProofCount
 from ntt_backup.errors import CatalogUnavailable, WaitsToStart, complete
 from ntt_backup.events import with_detail
 from ntt_backup.format import about, duration, many, moment, printable
@@ -55,9 +55,15 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class HealthVerdict:
-    """All there is to know of a target at once, the worst first."""
+    """All there is to know of a target at once, the worst first.
+
+    Attributes:
+        points: The findings.
+        safety: A sentence about copies, proofs, dump and drill; "" where they are not known.
+    """
 
     points: tuple[Point, ...]
+    safety: str = ""
 
     @property
     def level(self) -> Health:
@@ -75,7 +81,9 @@ def judge(facts: TargetFacts, now: datetime) -> HealthVerdict:
     if all(point.level == Health.HEALTHY for point in found):
         found.insert(0, Point(Health.HEALTHY, _all_well(facts, now)))
     points = (Point(one.level, one.what, complete(one.do)) for one in found)
-    return HealthVerdict(tuple(sorted(points, key=lambda point: -point.level)))
+    return HealthVerdict(
+        tuple(sorted(points, key=lambda point: -point.level)), printable(_safety(facts, now))
+    )
 
 
 def _act(what: str, do: str) -> Point:
@@ -211,6 +219,7 @@ def _others(facts: TargetFacts, now: datetime) -> Iterator[Point]:
         elif totals.pending:
             yield _wait(f"{_blobs_pending(facts)} waiting for the next run")
     yield from _dumps(facts, now)
+    yield from _policy(facts, now)
     for name, known in facts.snapshots.items():
         every = facts.settings.scheduled.get(name)
         if known.error:
@@ -228,6 +237,8 @@ def _others(facts: TargetFacts, now: datetime) -> Iterator[Point]:
         yield _act(_sentence(str(one)), "who can change the target? `ntt-backup-remote check`")
     commands = set()
     for check in facts.checks:
+        if check.command == "policy":
+            continue  # What is known of it is newer.
         newest = check.command not in commands
         commands.add(check.command)
         if newest and check.exit_code and check.exit_code < 128:
@@ -237,6 +248,86 @@ def _others(facts: TargetFacts, now: datetime) -> Iterator[Point]:
             what = f"The last {check.command}, {_ago(check.ended_at, now)}, {found}"
             do = f"`ntt-backup-remote {check.command}` says more"
             yield _act(with_detail(what, check.detail), do)
+
+
+def _safety(facts: TargetFacts, now: datetime) -> str:
+    """Returns how safe the blobs are, by what is known without a long query."""
+    if facts.totals is None:
+        return ""
+    copied = [run.updated_at for run in facts.runs if run.copied]
+    count = facts.count
+    # A count from before the last copies would tell of fewer.
+    if (
+        count is not None
+        and count.blobs
+        and count.counted_at >= max(copied, default=count.counted_at)
+    ):
+        said = _proved_copies(count, now)
+    else:
+        said = _copies_here(facts, now)
+    dump = max((one for one in facts.dumps if one.name), key=lambda one: one.ended_at, default=None)
+    made = "no dump of the catalog"
+    if dump is not None:
+        made = f"dump of {_ago(dump.started_at, now)}"
+        marked = max(copied, default=dump.started_at)
+        if marked > dump.started_at:
+            older = duration((marked - dump.started_at).total_seconds())
+            made += f", {older} before the last copies"
+    drill = next(
+        (one for one in facts.checks if one.command == "drill" and not one.exit_code), None
+    )
+    proved = f"drill {_ago(drill.ended_at, now)}" if drill is not None else "no drill"
+    return f"{said}; {made}; {proved}"
+
+
+def _proved_copies(count: ProofCount, now: datetime) -> str:
+    *_, most = numbers = count.by_proofs()
+    parts = [f"{most:,} of {many(count.blobs, 'blob')} proved on {len(numbers) - 1}"]
+    parts += [
+        f"{blobs:,} on {proofs}"
+        for proofs, blobs in reversed(list(enumerate(numbers[:-1])))
+        if blobs
+    ]
+    of = many(len(count.targets), "target")
+    within = duration(count.proved_s)
+    counted = _ago(count.counted_at, now)
+    return f"{', '.join(parts)} of {of} within {within} (counted {counted})"
+
+
+def _copies_here(facts: TargetFacts, now: datetime) -> str:
+    totals = facts.totals
+    assert totals is not None
+    rough = bool({"copied", "pending"} & set(totals.estimated))
+    copied, rest = totals.copied, totals.pending + totals.failed
+    counts = [about(one) if rough else one for one in (copied, copied + rest)]
+    said = f"{'About ' * rough}{counts[0]:,} of {many(counts[1], 'blob')} on {facts.target}"
+    unproved = facts.unproved
+    if unproved is not None and unproved.blobs:
+        number = about(unproved.blobs) if unproved.estimated else unproved.blobs
+        said += f", {'about ' * unproved.estimated}{number:,} of them never checked"
+    verify = next((one for one in facts.checks if one.command == "verify"), None)
+    return f"{said}, " + (f"verified {_ago(verify.ended_at, now)}" if verify else "no verify yet")
+
+
+def _policy(facts: TargetFacts, now: datetime) -> Iterator[Point]:
+    """Yields the findings on the promise of the settings, by the last count."""
+    copies, count = facts.settings.policy.copies, facts.count
+    if copies is None or count is None:
+        return
+    if now - count.counted_at > max(
+        _BETWEEN_RUNS, timedelta(seconds=3 * facts.settings.policy.every)
+    ):
+        what = f"Proved copies were last counted {_ago(count.counted_at, now)}"
+        yield _wait(what, "A run with --watch counts them, or `ntt-backup-remote status --policy`")
+    if not (short := count.short(copies)):
+        return
+    blobs = sum(one.blobs for one in short)
+    when = _ago(count.counted_at, now)
+    what = f"{many(blobs, 'blob has', 'blobs have')} fewer than {copies} proved copies ({when})"
+    if count.broken(copies, facts.contact):
+        yield _act(what, "`ntt-backup-remote status --policy` says on which targets")
+    else:
+        yield _wait(what)
 
 
 def _dumps(facts: TargetFacts, now: datetime) -> Iterator[Point]:

@@ -151,6 +151,10 @@ METRICS: Final[Mapping[str, Metric]] = {
     "locks_end_timestamp_seconds": Metric(
         "When the first object lock of the target ends, as `protect` or `check` has noted."
     ),
+    "policy_short_blobs": Metric(
+        "Blobs with fewer proved copies than policy.copies, on all targets, by the last count."
+    ),
+    "policy_counted_timestamp_seconds": Metric("When proved copies were last counted."),
     "missed_on_target": Metric(
         "The newest dump and versions of this host that the target lacks: it may have been rolled"
         " back."
@@ -300,6 +304,11 @@ class Figures:
         if facts.trouble is not None:
             return
         self.set("health", judge(facts, datetime.now(UTC)).level, target=target)
+        copies = facts.settings.policy.copies
+        if copies is not None and (count := facts.count) is not None:
+            short = sum(one.blobs for one in count.short(copies))
+            self.set("policy_short_blobs", short, target=target)
+            self.note("policy_counted_timestamp_seconds", count.counted_at.timestamp(), target)
         if facts.end is not None:
             self.note_end(target, facts.end.ended_at.timestamp(), facts.end.exit_code)
             if facts.end.succeeded_at is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Final
 
 from rich import box
 from rich.table import Table
@@ -14,7 +14,7 @@ from rich.text import Text
 from ntt_backup.audit.locks import TargetLock
 from ntt_backup.catalog.history import DumpRun, Run
 from ntt_backup.catalog.identities import Place
-from ntt_backup.catalog.proofs import Unproved
+from ntt_backup.catalog.proofs import COPY_STATES, Kind, ProofCount, Unproved
 from ntt_backup.catalog.range_locks import range_name
 from ntt_backup.catalog.stats import Totals
 from ntt_backup.errors import complete
@@ -35,6 +35,14 @@ from ntt_backup.report.health import judge
 from ntt_backup.report.live import daemon_line, outage_lines
 from ntt_backup.snapshot.last_take import Last
 
+_ID_SHOWN: Final = 64
+_WORDS: Final = {
+    "none": "has none",
+    "unproved": "was never checked",
+    "old": "was checked too long ago",
+    "proved": "is proved",
+}
+
 
 class Status:
     """The state of a target. If the catalog could not be asked, all other facts are shown."""
@@ -51,7 +59,11 @@ class Status:
             {"level": one.level.name.lower(), "what": printable(one.what), "do": one.do}
             for one in self._verdict.points
         ]
-        health = {"level": self._verdict.level.name.lower(), "points": points}
+        health = {
+            "level": self._verdict.level.name.lower(),
+            "safety": self._verdict.safety,
+            "points": points,
+        }
         head = {"target": facts.target, "url": self._url, "health": health}
         daemon = None if facts.daemon is None else facts.daemon.fields
         if facts.trouble is not None:
@@ -63,6 +75,7 @@ class Status:
             "identity": _plain(facts.place) if facts.place is not None else None,
             **asdict(facts.totals),
             "unproved": _plain(facts.unproved) if facts.unproved is not None else None,
+            "policy": policy_fields(facts.count, facts.settings.policy.copies),
             "objects": asdict(facts.stored) if facts.stored is not None else None,
             "last_run": _plain(self._fresh_runs[0]) if facts.runs else None,
             "under_way": [
@@ -111,6 +124,7 @@ class Status:
             return
         if (place := facts.place) is not None:
             yield "identity", f"{place.id}, last seen {moment(place.seen_at)}"
+        yield "safety", self._verdict.safety
         for point in self._verdict.points:
             yield point.level.words, f"{point.what}{f'; {point.do}' if point.do else ''}"
         yield from _totals(facts.totals)
@@ -188,6 +202,55 @@ class Status:
 
 def _plain(record: Run | DumpRun | Last | Newest | TargetLock | Unproved | Place) -> dict[str, Any]:
     return {name: json_value(value) for name, value in asdict(record).items()}
+
+
+def policy_fields(count: ProofCount | None, copies: int | None) -> dict[str, Any] | None:
+    """Returns a count of proved copies as JSON values. copies: The promise, if there is one."""
+    if count is None:
+        return None
+    short = [] if copies is None else count.short(copies)
+    return {
+        "copies": copies,
+        "proved_s": count.proved_s,
+        "counted_at": json_value(count.counted_at),
+        "blobs": count.blobs,
+        "short": sum(one.blobs for one in short),
+        "by_proofs": count.by_proofs(),
+        "targets": {name: count.of_target(name) for name in count.targets},
+        "kinds": [
+            {
+                "blobs": one.blobs,
+                "first": printable(one.first[:_ID_SHOWN]),
+                "targets": _states(count, one),
+            }
+            for one in short
+        ],
+    }
+
+
+def policy_lines(count: ProofCount, copies: int, now: datetime) -> Iterator[str]:
+    """Yields what the policy promises, and what is short of it."""
+    blobs = sum(one.blobs for one in count.short(copies))
+    age = max(0.0, (now - count.counted_at).total_seconds())
+    promise = f"{many(copies, 'proved copy', 'proved copies')} within {duration(count.proved_s)}"
+    yield (
+        f"{many(blobs, 'blob has', 'blobs have')} less than {promise}"
+        if blobs
+        else f"all of {many(count.blobs, 'blob')} have {promise}"
+    )
+    yield f"counted {moment(count.counted_at)}, {duration(age)} ago"
+    for proofs, number in enumerate(count.by_proofs()):
+        yield f"{number:>14,} with {many(proofs, 'proved copy', 'proved copies')}"
+    if len(count.targets) < copies:
+        yield f"the settings have {many(len(count.targets), 'target')}: add another"
+    for one in count.short(copies):
+        where = ", ".join(f"{name} {_WORDS[state]}" for name, state in _states(count, one).items())
+        yield f"{one.blobs:>14,} {where}; the first is {printable(one.first[:_ID_SHOWN])}"
+
+
+def _states(count: ProofCount, kind: Kind) -> dict[str, str]:
+    states = (COPY_STATES[state] for state in kind.states)
+    return dict(zip(count.targets, states, strict=True))
 
 
 def _totals(totals: Totals) -> list[tuple[str, str]]:

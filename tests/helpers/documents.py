@@ -22,7 +22,7 @@ import ntt_backup.snapshot.events  # noqa: F401 - their classes are events, too
 from ntt_backup.audit.locks import TargetLock
 from ntt_backup.catalog.history import DumpRun, Run
 from ntt_backup.catalog.identities import Place
-from ntt_backup.catalog.proofs import Unproved
+from ntt_backup.catalog.proofs import COPY_STATES, Unproved
 from ntt_backup.catalog.stats import StoredObjects, Totals
 from ntt_backup.daemon.control_socket import DaemonReport
 from ntt_backup.events import Event, WorkerEvent
@@ -132,7 +132,8 @@ def status_schema() -> dict[str, Any]:
         made["description"] = " ".join(made.get("description", name).split())
         made["required"] = list(made["properties"])
         made["additionalProperties"] = False
-    text, count = {"type": "string"}, {"type": "integer"}
+    text, count, number = {"type": "string"}, {"type": "integer"}, {"type": "number"}
+    state = {**text, "enum": list(COPY_STATES)}
     moment = TypeAdapter(datetime).json_schema()
     totals = defs.pop("Totals")
     level = {"type": "string", "enum": [one.name.lower() for one in Health]}
@@ -146,10 +147,26 @@ def status_schema() -> dict[str, Any]:
         **_object(
             target=text,
             url=_or_null(text),
-            health=_object(level=level, points=_list(_object(level=level, what=text, do=text))),
+            health=_object(
+                level=level,
+                safety=text,
+                points=_list(_object(level=level, what=text, do=text)),
+            ),
             identity=_or_null(_ref("Place")),
             **totals["properties"],
             unproved=_or_null(_ref("Unproved")),
+            policy=_or_null(
+                _object(
+                    copies={"type": ["integer", "null"]},
+                    proved_s=number,
+                    counted_at=moment,
+                    blobs=count,
+                    short=count,
+                    by_proofs=_list(count),
+                    targets=_each(_object(**dict.fromkeys(COPY_STATES, count))),
+                    kinds=_list(_object(blobs=count, first=text, targets=_each(state))),
+                )
+            ),
             objects=_or_null(_ref("StoredObjects")),
             last_run=_or_null(_ref("Run")),
             under_way=_list(under_way),
@@ -180,6 +197,10 @@ def _or_null(one: dict[str, Any]) -> dict[str, Any]:
 
 def _list(one: dict[str, Any]) -> dict[str, Any]:
     return {"type": "array", "items": one}
+
+
+def _each(one: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "additionalProperties": one}
 
 
 def _object(**properties: dict[str, Any]) -> dict[str, Any]:

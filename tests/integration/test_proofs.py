@@ -12,8 +12,9 @@ from ntt_backup.catalog.history import last_checks, note_check
 from ntt_backup.catalog.ledger import record_checks
 from ntt_backup.catalog.schema import init_db
 from tests.helpers.postgres import session
-from tests.integration.catalogs import LIVE, add_hashes
+from tests.integration.catalogs import LIVE, add_hashes, rows
 
+DAY = 86400.0
 TARGETS = ("local", "external", "remote")
 
 
@@ -103,3 +104,77 @@ def test_in_a_large_table_what_was_never_checked_is_estimated(
     assert proofs.unproved(
         catalog, "remote", proofs.first_contact(catalog, "remote"), exact=True
     ) == proofs.Unproved(5000, False, 0, found.met_at)
+
+
+def two_targets(conn: Connection) -> None:
+    """40 blobs: 10 proved on both, 10 on one alone, 10 proved long ago, 10 never."""
+    init_db(conn, "usb")
+    add_hashes(conn, 40)
+    conn.execute("update ntt_backup.contacts set met_at = now() - interval '1 year'")
+    conn.execute(
+        "update blobs set remote_copied = true, remote_last_checked = now() - interval '1 day',"
+        " usb_copied = size <= 30, usb_last_checked = case"
+        " when size <= 10 then now() - interval '2 days'"
+        " when size <= 20 then now() - interval '100 days'"
+        " when size <= 25 then now() - interval '2 years' when size <= 27 then 'infinity' end"
+    )
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_blobs_are_counted_by_their_proved_copies(
+    catalog: Connection, monkeypatch: pytest.MonkeyPatch, large: bool
+) -> None:
+    two_targets(catalog)
+    if large:
+        monkeypatch.setattr(proofs, "_QUICK_ROWS", -1)
+
+    found = proofs.count_proofs(catalog, ["remote", "usb"], 90 * DAY)
+
+    assert found.blobs == 40
+    assert found.by_proofs() == [0, 30, 10]
+    assert sum(one.blobs for one in found.short(2)) == 30
+    assert found.short(1) == []
+    assert found.of_target("usb") == {"none": 10, "unproved": 10, "old": 10, "proved": 10}
+    first = rows(catalog, "select min(blobid) from blobs where size between 11 and 20")[0][0]
+    assert first in [one.first for one in found.short(2)]
+    assert proofs.kept_count(catalog, ["remote", "usb"], 90 * DAY) == found
+
+
+def test_the_count_of_a_large_table_is_kept_until_it_is_old(
+    catalog: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What other programs change meanwhile is not in it, so it says from when it is."""
+    monkeypatch.setattr(proofs, "_QUICK_ROWS", -1)
+    two_targets(catalog)
+    targets = ["remote", "usb"]
+    first = proofs.count_proofs(catalog, targets, 90 * DAY)
+    catalog.execute("update blobs set usb_copied = false")
+
+    again = proofs.count_proofs(catalog, targets, 90 * DAY)
+    other = proofs.count_proofs(catalog, targets, 30 * DAY)
+    renewed = proofs.count_proofs(catalog, targets, 90 * DAY, old_s=0)
+
+    assert again == first
+    assert other.by_proofs() == renewed.by_proofs() == [0, 40, 0]
+    assert renewed.counted_at > first.counted_at
+    assert proofs.kept_count(catalog, targets, 90 * DAY) == renewed
+    assert len(rows(catalog, "select from ntt_backup.proofs")) == 2
+
+
+def test_a_target_without_columns_has_no_copy(catalog: Connection) -> None:
+    add_hashes(catalog, 5)
+    catalog.execute("update blobs set remote_copied = true, remote_last_checked = now()")
+    found = proofs.count_proofs(catalog, ["new", "remote"], 90 * DAY)
+    assert found.by_proofs() == [0, 5, 0]
+    assert found.of_target("new")["none"] == 5
+
+
+def test_who_may_only_read_counts_and_keeps_nothing(
+    catalog: Connection, catalog_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proofs, "_QUICK_ROWS", -1)
+    add_hashes(catalog, 5)
+    with session(catalog_url) as other:
+        other.execute("set default_transaction_read_only = on")
+        assert proofs.count_proofs(other, ["remote"], 90 * DAY).blobs == 5
+    assert proofs.kept_count(catalog, ["remote"], 90 * DAY) is None

@@ -21,6 +21,7 @@ import pytest
 
 from ntt_backup.catalog.failures import FailedBlob
 from ntt_backup.catalog.history import CheckRun, DumpRun, Hour
+from ntt_backup.catalog.proofs import Contact, Kind, ProofCount, Unproved
 from ntt_backup.catalog.stats import Proved
 from ntt_backup.config import CatalogConfig
 from ntt_backup.daemon.control_socket import Away, DaemonReport, RunReport
@@ -99,14 +100,34 @@ SILENT = replace(UNDER_WAY, outcome=None, updated_at=RUN.updated_at)
 OURS = replace(UNDER_WAY, host=socket.gethostname(), pid=os.getpid())
 DEAD = replace(OURS, pid=2**22 + 1)  # More than Linux gives to any process.
 WRONG = CheckRun("verify", NOW, NOW, 7, 100, 1000, 2, "")
+RECONCILED = CheckRun("reconcile", NOW, NOW, 0, 100, 0, 0, "")
+DRILLED = CheckRun("drill", NOW - DAY, NOW - DAY, 0, 100, 1000, 0, "")
 WRONG_BEFORE = replace(WRONG, started_at=NOW - DAY, ended_at=NOW - DAY)
 NO_SPACE = Last(failed_at=NOW, error="no space")
+PROMISED = settings(policy={"copies": 2})
+FOREIGN, NEW = Contact(NOW - DAY, 5000), Contact(NOW - HOUR, 0)
+KEPT = ProofCount(("remote", "usb"), 90 * 86400.0, NOW - HOUR, (Kind(90, (3, 3), "00"),))
+UNCOPIED = replace(KEPT, kinds=(*KEPT.kinds, Kind(7, (3, 0), "01")))
+STALE = replace(UNCOPIED, kinds=(*UNCOPIED.kinds, Kind(3, (3, 2), "02")))
+OLD_COUNT = replace(KEPT, counted_at=NOW - 2 * DAY)
 
 
 @pytest.mark.parametrize(
     ("level", "words", "found"),
     [
         (HEALTHY, "All blobs are copied; the last run ended 1 h 0 min ago", facts()),
+        (ACTION, "5,000 rows are marked by another program", facts(contact=FOREIGN)),
+        (HEALTHY, "All blobs are copied", facts(contact=FOREIGN, checks=[RECONCILED])),
+        (HEALTHY, "All blobs are copied", facts(settings=PROMISED, count=KEPT)),
+        (HEALTHY, "All blobs are copied", facts(count=STALE)),
+        (WAITING, "7 blobs have fewer than 2 proved", facts(settings=PROMISED, count=UNCOPIED)),
+        (ACTION, "10 blobs have fewer than 2 proved", facts(settings=PROMISED, count=STALE)),
+        (
+            WAITING,
+            "10 blobs",
+            facts(settings=PROMISED, count=STALE, contact=NEW),
+        ),
+        (WAITING, "Proved copies were last counted", facts(settings=PROMISED, count=OLD_COUNT)),
         (HEALTHY, "Sending: 77 blobs left, about 1 min 30 s", facts(daemon=daemon())),
         (HEALTHY, "A run is starting", uncounted("starting")),
         (HEALTHY, "It waits for new blobs", uncounted("idle")),
@@ -435,3 +456,28 @@ def test_the_lines_of_a_daemon_show_no_pause_that_has_ended_and_no_trouble_twice
     ]
     assert [one[0] for one in drawing.worth_a_look(recent)] == ["4", "5", "6"]
     assert [one[0] for one in drawing.worth_a_look(recent[:5])] == ["4", "5"]
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ("", replace(facts(), totals=None)),
+        (
+            "{all} of {all} blobs on remote, no verify yet; no dump of the catalog; no drill",
+            facts(runs=[], dumps=[]),
+        ),
+        (
+            "{all} of {all} blobs on remote, 9 of them never checked, verified 0.0 s ago;"
+            " dump of 1 h 0 min ago; drill 1 d 0 h ago",
+            facts(unproved=Unproved(9, False, 0, NOW), checks=[WRONG, DRILLED]),
+        ),
+        (
+            "90 of 100 blobs proved on 2, 10 on 1 of 2 targets within 90 d 0 h"
+            " (counted 1 h 0 min ago); dump of 2 h 0 min ago, 1 h 0 min before the last copies;"
+            " no drill",
+            facts(count=STALE, dumps=[replace(DUMP, started_at=NOW - 2 * HOUR)]),
+        ),
+    ],
+)
+def test_one_sentence_says_how_safe_the_blobs_are(said: str, found: TargetFacts) -> None:
+    assert judge(found, NOW).safety == said.format(all=f"{ALL_COPIED.copied:,}")

@@ -178,6 +178,18 @@ create table if not exists ntt_backup.contacts (
     marked bigint not null
 );
 
+-- How many blobs have their copies on the targets in which states, when that was last counted. kind: the
+-- states, a digit to the base 4 for each target, the first target's is the lowest.
+create table if not exists ntt_backup.proofs (
+    targets text not null,
+    proved_s double precision not null,
+    counted_at timestamptz not null,
+    kind bigint not null,
+    blobs bigint not null,
+    first text not null,
+    primary key (targets, proved_s, counted_at, kind)
+);
+
 -- The packs in buckets, a row each. key: the object's. low and high: its smallest and largest blobid.
 -- checksum: the SHA-256 that the server keeps, or `md5:` or `etag:` and its ETag. Which blobs are in it, the pack itself says.
 create table if not exists ntt_backup.packs (

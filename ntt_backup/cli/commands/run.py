@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Mapping
+from contextlib import closing, suppress
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from ntt_backup.daemon.listeners import ListenerProcess
 
 _ESTIMATE_MS = 1000
+_SIGNALLED = 128  # Who stops a run waits for its end alone.
 
 
 @options.command(JSON, ONLY_ERRORS)
@@ -115,7 +118,22 @@ def run(
             reread=partial(reread, name),
             names=common.names,
         )
+    if not (as_json or quiet or code > _SIGNALLED):
+        _say_how_safe(each)
     sys.exit(code)
+
+
+def _say_how_safe(each: Mapping[str, Settings]) -> None:
+    """Prints as the last line for each target how safe its blobs are, where that is soon known."""
+    from ntt_backup.report.facts import FactsReader
+    from ntt_backup.report.health import judge
+
+    with closing(FactsReader(each, "run", page=False)) as reader:
+        for name in each:
+            if said := judge(reader.read(name), datetime.now(UTC)).safety:
+                prefix = f"{name}: " if len(each) > 1 else ""
+                with suppress(OSError):
+                    click.echo(f"{prefix}{said}")
 
 
 def _show_plan(settings: Settings, prefix: str) -> None:

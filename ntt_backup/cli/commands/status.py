@@ -10,29 +10,33 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, NoReturn
 
 import click
 from rich.console import RenderableType
 from rich.text import Text
 
 from ntt_backup.catalog import history
+from ntt_backup.catalog.proofs import count_proofs
 from ntt_backup.cli import options, results
 from ntt_backup.cli.common import Common, open_catalog
 from ntt_backup.cli.options import JSON, flag, repeated, value
 from ntt_backup.cli.results import EachTarget
 from ntt_backup.config import ALL_TARGETS, CatalogConfig
-from ntt_backup.errors import BackupError
+from ntt_backup.errors import SOME_FAILED, BackupError, ConfigError
 from ntt_backup.format import duration, printable, render_error
 from ntt_backup.report.facts import FactsReader, TargetFacts
 from ntt_backup.report.live import Watch, console_for, print_to
-from ntt_backup.report.status import Status, run_line
+from ntt_backup.report.status import Status, policy_fields, policy_lines, run_line
 
 _CATALOG_SECONDS: Final = 10.0
 
 
 @options.command(JSON)
 @flag("--exact", "Count everything. Without it, figures that take long to count are estimated.")
+@flag(
+    "--policy", "Count the blobs with fewer proved copies, on all targets, than [policy] asks for."
+)
 @flag("--watch", "Show it again and again, until Ctrl-C ends it.")
 @value(
     "--interval",
@@ -40,8 +44,15 @@ _CATALOG_SECONDS: Final = 10.0
     "With --watch: seconds between two looks; the catalog is asked every 10 seconds at most.",
     default=2.0,
 )
-def status(common: Common, exact: bool, watch: bool, interval: float) -> None:
-    """Show what is pending, copied and failed, and who works."""
+def status(common: Common, exact: bool, policy: bool, watch: bool, interval: float) -> None:
+    """Show what is pending, copied and failed, and who works.
+
+    With --policy, the process ends with 7 if blobs have fewer proved copies than promised.
+    """
+    if policy and watch:
+        raise click.UsageError("--policy is shown once, not with --watch")
+    if policy:
+        _show_policy(common, exact=exact)
     each = EachTarget[Status](common, common.load_each(CatalogConfig))
     if watch:
         with suppress(KeyboardInterrupt):
@@ -50,6 +61,23 @@ def status(common: Common, exact: bool, watch: bool, interval: float) -> None:
     look(each, exact=exact)
     tables = (one.table() for one in each.found.values())
     each.report(lambda one: one.json(), lambda: print_to(console_for(sys.stdout), tables))
+
+
+def _show_policy(common: Common, *, exact: bool) -> NoReturn:
+    """Shows whether the promise of the settings is kept, which is one for all targets."""
+    settings = next(iter(common.load_each(CatalogConfig).values()))
+    copies = settings.policy.copies
+    if copies is None:
+        raise ConfigError(
+            "policy.copies is not set",
+            hint='set copies, and how long a check proves a copy: copies = 2, proved = "90d"',
+        )
+    with open_catalog(settings, "status") as conn:
+        count = count_proofs(conn, settings.targets, settings.policy.proved, renew=exact)
+    lines = policy_lines(count, copies, datetime.now(UTC))
+    fields = policy_fields(count, copies)
+    assert fields is not None
+    results.report(fields, lines, SOME_FAILED if count.short(copies) else 0)
 
 
 def look(each: EachTarget[Status], *, exact: bool) -> None:
