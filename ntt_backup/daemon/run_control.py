@@ -296,7 +296,7 @@ def _differences(old: Settings, new: Settings) -> tuple[list[str], list[str]]:
 
 def _flat(settings: Settings) -> dict[str, Any]:
     """Returns the settings by `table.key`."""
-    tables = settings.model_dump(exclude={"target"})
+    tables = settings.model_dump(exclude={"target", "media"})
     # The same number means something else where it is not set: batches grow.
     tables["run"]["batch_size"] = settings.run.batch_size, settings.run.most_blobs
     return {
