@@ -345,14 +345,22 @@ class Store:
             return found
         with self.tree() as tree:
             for blobid in suspects:
-                age = time.time() - _last_change(tree, relative_path(blobid))
-                if 0 <= age < self.grace:
+                age = self._age_of_young(_last_change(tree, relative_path(blobid)))
+                if age is not None:
                     found[blobid] = age
         return found
 
     def is_young(self, status: os.stat_result) -> bool:
         """Returns whether a file may still be being written, so that its size is none yet."""
-        return 0 <= time.time() - _changed(status) < self.grace
+        return self._age_of_young(_changed(status)) is not None
+
+    def _age_of_young(self, changed: float) -> float | None:
+        """Returns the age in seconds of a file that may still be being written, else None.
+
+        The clock may have been set back a little since.
+        """
+        age = time.time() - changed
+        return max(0.0, age) if abs(age) < self.grace else None
 
     def altered(self, inspection: Inspection) -> list[Blob]:
         """Returns the ready blobs that were changed, replaced or removed since their inspection.

@@ -285,7 +285,7 @@ def test_what_is_no_blobid_is_failed_and_never_a_path(env: Environment) -> None:
     assert env.copied() == set(good)
     assert not Path("/tmp/ntt-was-here").exists()
     assert "\x1b" not in done.stdout
-    assert len(done.stdout.splitlines()) < len(MALFORMED) + 5
+    assert len(done.stdout.splitlines()) < len(MALFORMED) + 6
     env.run("run", "--once", expect=0)
 
 

@@ -573,3 +573,7 @@ def test_what_was_changed_lately_may_still_be_written(root: Path) -> None:
     assert all(0 <= age < 60 for age in ages.values())
     assert Store(root).ages_of_young(failures) == {}
     assert Store(root, grace=1e-9).ages_of_young(failures) == {}
+    # A change of this moment, and a clock that was set back since.
+    soon = time.time() + 30
+    os.utime(path_of(root, new), (soon, soon))
+    assert store.ages_of_young(failures)[new] == 0.0
