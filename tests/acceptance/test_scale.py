@@ -51,7 +51,8 @@ def test_with_nothing_pending_a_run_reads_nothing(large: Environment) -> None:
     made = env.sshd.run(f"mkdir -p {place} && touch {place}/{'0' * 64}")
     assert made.returncode == 0
     before = _scans(env)
-    env.run("run", expect=0)
+    # The sentence at the end of a run counts the rows of a table of this size.
+    env.run("run", "-q", expect=0)
     # One row tells that the catalog is not empty.
     assert _scans(env) == (before[0] + 1, before[1] + 1)
     (stop,) = env.events("run_stop")

@@ -33,6 +33,8 @@ done
 
 message=$(cd "$root" 2>&1) || refuse fatal "$message"
 cd "$root" || exit 1
+# Of a link that leads to another disk meanwhile this session knows nothing: its files stay together.
+root=$(pwd -P)
 place=$root/by-hash
 incoming=$root/.ntt-incoming
 # Never made here: where a disk is not mounted, it would be made on the one below.
@@ -58,8 +60,14 @@ done
 # Made new: a process has its number on this machine alone, and others may use the same directory.
 stage=$incoming/$owner.$run.$slot.$token
 make_stage() { mkdir -p "$incoming" && mkdir "$stage"; }
-# Twice, because a session that ends may just remove .ntt-incoming.
-message=$(make_stage 2>&1 || make_stage 2>&1) || refuse fatal "$message"
+# Several times, because a session that ends may just remove .ntt-incoming, and a disk may just be swapped.
+tries=0
+until message=$(make_stage 2>&1); do
+    tries=$((tries + 1))
+    [ "$tries" -ge 5 ] || continue
+    ours || refuse another "$(marker)"
+    refuse fatal "$message"
+done
 # When the link is gone, an answer must not end this shell before it has removed what it made.
 trap : PIPE
 
