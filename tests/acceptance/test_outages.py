@@ -28,9 +28,9 @@ def stop(env: Environment, run: Any) -> None:
 def test_the_first_worker_that_is_back_ends_the_outage_for_all(
     env: Environment, link: Link
 ) -> None:
-    """Each waits for 2 to 20 seconds. The first one to come back wakes the others."""
+    """Each waits for 4 to 40 seconds. The first one to come back wakes the others."""
     env.through(env.sshd.through(link.port))
-    waits = {"backoff_base": 20, "backoff_cap": 20}
+    waits = {"backoff_base": 40, "backoff_cap": 40}
     env.write_config(run={"workers": 6, "batch_size": 20, "bwlimit": "1MB", **waits})
     blobids = set(env.fill(400, size=lambda chance: chance.randrange(20_000)))
     link.cut_after(1_500_000)
