@@ -58,16 +58,16 @@ class Proved:
         bytes: The bytes of content that were hashed.
         failures: The blobs that the remote does not have, or not right.
         of_source: The blobs that the local store has, but not right.
-        by_word: The blobs that are right by the remote's word, since the store lacks them.
-        untold: The blobs of which nothing is known, since neither end can hash the names.
+        by_remote_hash: The blobs that are right by the remote's word, since the store lacks them.
+        unchecked: The blobs of which nothing is known, since neither end can hash the names.
     """
 
     job: Blobs
     bytes: int = 0
     failures: list[Failure] = field(default_factory=list)
     of_source: list[Failure] = field(default_factory=list)
-    by_word: list[str] = field(default_factory=list)
-    untold: list[str] = field(default_factory=list)
+    by_remote_hash: list[str] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
 
 
 class RemoteQuestion(Protocol):
@@ -185,9 +185,9 @@ class Hashes:
                 text = (_UNPROVED if named else _NOT_OURS).format(said.size)
                 self.found.failures.append(Failure(blobid, Reason.REMOTE_CORRUPT, text))
             elif named:
-                self.found.by_word.append(blobid)
+                self.found.by_remote_hash.append(blobid)
             else:
-                self.found.untold.append(blobid)
+                self.found.unchecked.append(blobid)
         return self.found
 
 

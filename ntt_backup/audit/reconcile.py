@@ -263,7 +263,7 @@ class _Work:
         """Marks what was proved, and tells what was not."""
         of_source = {failure.blobid for failure in proved.of_source}
         unproved = [(failure.blobid, str(failure.detail)) for failure in proved.failures]
-        for blobid in (*proved.by_word, *proved.untold):
+        for blobid in (*proved.by_remote_hash, *proved.unchecked):
             said = "the store's copy is damaged" if blobid in of_source else "the store has no copy"
             unproved.append((blobid, said))
         for blobid, remark in unproved:

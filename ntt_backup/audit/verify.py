@@ -139,8 +139,8 @@ class Findings:
         lost_packs: Packs that are missing or damaged as a whole.
         left_out: Blobs that no call with this max_bytes reads.
         by_size: Blobs of which only the size of their file could be compared.
-        by_word: Blobs that are right by the hash that the remote tells: it was asked for no proof.
-        untold: Blobs that neither the store nor the remote can hash. They are not `checked`.
+        by_remote_hash: Blobs that are right by the hash that the remote tells, without a proof.
+        unchecked: Blobs that neither the store nor the remote can hash. They are not `checked`.
         strangers: Sealed packs that were read and that this host has not signed.
         complete: Whether all blobs were checked.
         wrong: The failures.
@@ -153,8 +153,8 @@ class Findings:
     lost_packs: int = 0
     left_out: int = 0
     by_size: int = 0
-    by_word: int = 0
-    untold: int = 0
+    by_remote_hash: int = 0
+    unchecked: int = 0
     strangers: int = 0
     complete: bool = False
     duration_s: float = 0.0
@@ -177,8 +177,8 @@ class Checked(Generic[Job]):
         lost: Why a pack as a whole does not count any more, None where it does.
         whole: Whether all of the job was looked at.
         by_size: Whether only the size could be compared of all that a server says.
-        by_word: How many blobs are right by the remote's word alone.
-        untold: Blobs that could not be checked.
+        by_remote_hash: How many blobs are right by the remote's word alone.
+        unchecked: Blobs that could not be checked.
         of_source: The blobs that the local store has, but not right.
     """
 
@@ -189,8 +189,8 @@ class Checked(Generic[Job]):
     lost: Failure | None = None
     whole: bool = True
     by_size: bool = False
-    by_word: int = 0
-    untold: frozenset[str] = frozenset()
+    by_remote_hash: int = 0
+    unchecked: frozenset[str] = frozenset()
     of_source: tuple[Failure, ...] = ()
 
 
@@ -254,7 +254,7 @@ class Check(ABC, Generic[Job]):
         self._settle()
         self.finish()
         self.found.duration_s = time.monotonic() - self.budget.started
-        self.found.complete = self.found.checked + self.found.untold >= self.found.total
+        self.found.complete = self.found.checked + self.found.unchecked >= self.found.total
         return self.found
 
     def finish(self) -> None:
@@ -277,9 +277,9 @@ class Check(ABC, Generic[Job]):
         found.checked += checked.blobs
         found.bytes += checked.bytes
         found.by_size += checked.blobs if checked.by_size else 0
-        found.by_word += checked.by_word
-        found.untold += len(checked.untold)
-        not_right = checked.untold.union(failure.blobid for failure in checked.failures)
+        found.by_remote_hash += checked.by_remote_hash
+        found.unchecked += len(checked.unchecked)
+        not_right = checked.unchecked.union(failure.blobid for failure in checked.failures)
         for failure in checked.of_source:
             found.wrong.add(failure)
         for failure in checked.failures:
@@ -484,10 +484,10 @@ class _RemoteCheck(_BlobCheck):
 def _checked(found: Proved) -> Checked[Blobs]:
     return Checked(
         found.job,
-        len(found.job) - len(found.untold),
+        len(found.job) - len(found.unchecked),
         found.bytes,
         tuple(found.failures),
-        by_word=len(found.by_word),
-        untold=frozenset(found.untold),
+        by_remote_hash=len(found.by_remote_hash),
+        unchecked=frozenset(found.unchecked),
         of_source=tuple(found.of_source),
     )

@@ -378,8 +378,10 @@ class _Coordinator:
         """Emits the events of the side jobs. Work that has begun shows that its sides answer."""
         for job in self._jobs.values():
             for event in job.hear(time.monotonic()):
+                # A scan asks nothing of the remote.
+                scanned = isinstance(event, CheckComplete) and event.command == "scan"
                 if isinstance(event, _OF_WORK):
-                    for side in job.needs:
+                    for side in {"catalog"} if scanned else job.needs:
                         self._answered(side, None)
                 self._emit(event)
 

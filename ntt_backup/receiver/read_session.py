@@ -1,7 +1,8 @@
 """A session that reads answers questions about blobs: LIST, VERIFY, HASH and GET.
 
-What a client may ask is listed by `--allow`. Nothing that this module imports can write below the
-root.
+What a client may ask is listed by `--allow`. Nothing that this module does changes what lies below
+the root. A VERIFY has it synced first: content is marked as stored because of the answer, and a
+sum of what is only in memory would not outlive a power cut.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-from ntt_backup.blobdir.files import error_line, forget
+from ntt_backup.blobdir.files import can_syncfs, error_line, forget, sync_directory, syncfs
 from ntt_backup.blobdir.layout import BlobDirectory, NotAFile
 from ntt_backup.blobdir.walk import Stray, StrayKind, Tree
 from ntt_backup.receiver.b3sum import B3sum, by_descriptor
@@ -179,6 +180,7 @@ class HashJob:
         new: Begins a hash, or a sum under a key; None where only b3sum can compute it.
         b3sum: The program.
         key: The key for b3sum, or empty for none.
+        durable: Whether what is hashed is made durable before, with its names.
         wake: A descriptor that gets a byte when a thread has ended.
     """
 
@@ -190,6 +192,7 @@ class HashJob:
         b3sum: B3sum | None,
         key: bytes,
         wake: int,
+        durable: bool = False,
     ) -> None:
         self._workspace = workspace
         self._digests = digests
@@ -197,6 +200,10 @@ class HashJob:
         self._b3sum = b3sum
         self._key = key
         self._wake = wake
+        self._durable = durable
+        # Whether each file is synced by itself, and the directories that were.
+        self._by_file = False
+        self._synced: set[str] = set()
         self._work: queue.SimpleQueue[int] = queue.SimpleQueue()
         # In order of digest: each directory is opened once or twice.
         for position in sorted(range(len(digests)), key=lambda one: digests[one]):
@@ -208,11 +215,33 @@ class HashJob:
     def frames(self, answer: Callable[[], bytes]) -> Generator[bytes, None, None]:
         """Yields empty frames until all is hashed, then the one answer."""
         count = min(_MOST_THREADS, os.cpu_count() or 1, len(self._digests))
+        if self._durable:
+            yield from in_threads(self._sync_all, 1, self._wake)
         yield from in_threads(self._run, count, self._wake, self._stop)
         yield answer()
 
     def _stop(self) -> None:
         self._stopped = True
+
+    def _sync_all(self) -> None:
+        """Makes all that is stored durable at once, where the system can. Raises Refusal."""
+        self._by_file = not can_syncfs(self._workspace.device)
+        if not self._by_file:
+            try:
+                syncfs(self._workspace.by_hash)
+            except OSError as problem:
+                raise Refusal("storage", error_line(problem)) from None
+
+    def _begin(self, blobs: BlobDirectory, digest: bytes, fd: int) -> None:
+        """Has an open blob read from the disk. Raises OSError."""
+        if self._by_file:
+            os.fsync(fd)
+            name = digest.hex()
+            for path in (f"{name[:2]}/{name[2:4]}", name[:2], ""):
+                if path not in self._synced:
+                    sync_directory(blobs.directory(path))
+                    self._synced.add(path)
+        forget(fd)
 
     def _run(self) -> None:
         blobs = BlobDirectory(self._workspace.by_hash, self._workspace.device)
@@ -234,8 +263,9 @@ class HashJob:
     ) -> messages.BlobHash:
         size = 0
         try:
-            with _opened(blobs, self._digests[position]) as (fd, _):
-                forget(fd)
+            digest = self._digests[position]
+            with _opened(blobs, digest) as (fd, _):
+                self._begin(blobs, digest, fd)
                 hasher = new(b"")
                 while count := os.readv(fd, [buffer]):
                     self._require_going()
@@ -260,8 +290,8 @@ class HashJob:
                 except BlobError as said:
                     self.found[position] = messages.BlobHash(said.verdict, 0, _NOTHING, said.text)
                 else:
-                    forget(fd)
                     blobs.append(_Open(position, fd, size))
+                    self._begin(directory, self._digests[position], fd)
                     total += size
                 if len(blobs) == _FILES or total >= _BYTES:
                     break
@@ -351,7 +381,7 @@ class ReadSession(QuestionSession):
         super().__init__(terms, connection)
         self._workspace = workspace
         self._blobs = BlobDirectory(workspace.by_hash, workspace.device)
-        self._keyed_is_proved = False
+        self._keyed_works = False
 
     def handlers(self) -> dict[int, Callable[[memoryview], None]]:
         return {
@@ -376,10 +406,10 @@ class ReadSession(QuestionSession):
         new, b3sum = self._hasher(asked.hash)
         if new is not None or asked.hash == SHA256:
             new = under_key(asked.key, new if asked.hash == BLAKE3 else None)
-        elif b3sum is not None and not self._keyed_is_proved:
+        elif b3sum is not None and not self._keyed_works:
             self._prove_keyed(b3sum)
         wake = self.connection.wake
-        job = HashJob(self._workspace, asked.digests, new, b3sum, asked.key, wake)
+        job = HashJob(self._workspace, asked.digests, new, b3sum, asked.key, wake, durable=True)
         self.frames = job.frames(
             lambda: messages.SUMS.frame((one.state, one.hash[:SUM_BYTES]) for one in job.found)
         )
@@ -406,7 +436,7 @@ class ReadSession(QuestionSession):
             b3sum.prove(KNOWN_KEY, KNOWN_KEYED)
         except OSError as problem:
             raise Refusal("internal", error_line(problem)) from None
-        self._keyed_is_proved = True
+        self._keyed_works = True
 
     def _get(self, payload: memoryview) -> None:
         self.require("get")

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
+from ntt_backup.blobdir.files import syncfs
 from ntt_backup.blobdir.walk import StrayKind
-from ntt_backup.receiver import b3sum
+from ntt_backup.receiver import b3sum, read_session
 from ntt_backup.receiver.read_session import listing
 from ntt_backup.receiver.workspace import Workspace
 from ntt_backup.wire import framing, messages
@@ -300,6 +301,52 @@ def test_what_is_hashed_comes_from_the_disk_and_stays_in_no_memory(
         steps = [what for name, what in told if name == digest.hex()]
         reads_of_it = 0 if checking == "b3sum" else 1 + bool(content)
         assert steps == ["forget", *["read"] * reads_of_it, "forget"]
+
+
+@pytest.mark.parametrize("reaches_disk", [True, False])
+def test_what_is_proved_is_durable_before_it_is_read(
+    root: Path, monkeypatch: pytest.MonkeyPatch, reaches_disk: bool
+) -> None:
+    """Another program may have put it there a moment ago, and a mark rests on the answer."""
+    blobs = fill(root, 3)
+    told: list[tuple[str, str]] = []
+
+    def note(step: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(fd: int, *more: Any) -> Any:
+            told.append((step, Path(os.readlink(f"/proc/self/fd/{fd}")).name))
+            return real(fd, *more)
+
+        return call
+
+    monkeypatch.setattr(read_session, "can_syncfs", lambda device: reaches_disk)
+    monkeypatch.setattr(read_session, "syncfs", note("sync", syncfs))
+    for name, step in (("fsync", "sync"), ("readv", "read")):
+        monkeypatch.setattr(os, name, note(step, getattr(os, name)))
+    client = ScriptedSession(root, allow=["verify"])
+    client.read(messages.VERIFY.frame(messages.SHA256, bytes(32), blobs))
+    assert client.kinds == [messages.READY, messages.SUMS]
+    for digest in blobs:
+        name = digest.hex()
+        before = told[: told.index(("read", name))]
+        wanted = ["by-hash"] if reaches_disk else [name, name[2:4], name[:2], "by-hash"]
+        assert {("sync", one) for one in wanted} <= set(before)
+    told.clear()
+    client.read(ask_hashes(blobs))
+    assert not [step for step, _ in told if step == "sync"]
+
+
+def test_a_failed_sync_proves_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(fd: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    blobs = fill(root, 3)
+    monkeypatch.setattr(read_session, "can_syncfs", lambda device: True)
+    monkeypatch.setattr(read_session, "syncfs", fail)
+    client = ScriptedSession(root, allow=["verify"])
+    client.read(messages.VERIFY.frame(messages.SHA256, bytes(32), blobs))
+    assert client.kinds == [messages.READY, messages.ERROR]
+    assert client.error == "storage"
+    assert client.error_text.startswith("EIO")
 
 
 def test_a_program_that_fails_says_nothing_of_any_blob(

@@ -137,7 +137,7 @@ def test_a_remote_without_blake3_proves_its_blobs_by_another_sum(
         flipped.blobid: Reason.REMOTE_CORRUPT,
         missing.blobid: Reason.REMOTE_MISSING,
     }
-    assert (found.checked, found.untold, found.complete) == (len(blobs) - 1, 1, True)
+    assert (found.checked, found.unchecked, found.complete) == (len(blobs) - 1, 1, True)
     unchecked = "select blobid from blobs where remote_last_checked is null"
     assert catalog.execute(unchecked.encode()).fetchall() == [(sourceless.blobid,)]
 
@@ -153,7 +153,7 @@ def test_what_the_store_lacks_is_right_by_the_remotes_word(
 
     found = check(catalog, root, store)
 
-    assert (found.by_word, found.requeued) == (2, 1)
+    assert (found.by_remote_hash, found.requeued) == (2, 1)
     reasons = sorted((one.blobid, one.reason) for one in found.wrong.first)
     assert reasons == sorted(
         [
@@ -162,4 +162,4 @@ def test_what_the_store_lacks_is_right_by_the_remotes_word(
             (rotten_too.blobid, Reason.REMOTE_CORRUPT),
         ]
     )
-    assert check(catalog, root, None).by_word == len(blobs) - 1
+    assert check(catalog, root, None).by_remote_hash == len(blobs) - 1

@@ -30,7 +30,7 @@ def many_failures(count: int) -> Failures:
         (
             Findings(),
             "total checked bytes complete duration_s wrong requeued lost_packs left_out failures"
-            " by_size by_word untold strangers",
+            " by_size by_remote_hash unchecked strangers",
         ),
         (
             Restored(part=0.5),

@@ -143,18 +143,18 @@ def lines(found: Findings, question: Question) -> list[str]:
     if found.lost_packs:
         said.append(f"LOST: {many(found.lost_packs, 'pack')}, missing or damaged as a whole")
     said += results.strangers(found.strangers)
-    if found.by_word:
+    if found.by_remote_hash:
         said.append(
-            f"{many(found.by_word, 'blob')} of them by the remote's word alone: "
+            f"{many(found.by_remote_hash, 'blob')} of them by the remote's word alone: "
             + (
                 "it was asked for no proof (--trust-remote)"
                 if question.trust_remote
                 else "there is nothing in the store here to compare them with"
             )
         )
-    if found.untold:
+    if found.unchecked:
         said.append(
-            f"NOT checked: {many(found.untold, 'blob')} that the store does not have; the remote"
+            f"NOT checked: {many(found.unchecked, 'blob')} that the store does not have; the remote"
             " has no BLAKE3 to hash them. `ntt-backup-remote verify --download` checks them"
         )
     if found.by_size:
