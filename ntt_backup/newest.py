@@ -21,7 +21,7 @@ from typing import Final, Literal
 from pydantic import TypeAdapter
 
 from ntt_backup.config import CatalogConfig
-from ntt_backup.config.host_key import HostKeys
+from ntt_backup.config.signing_key import SigningKeys
 from ntt_backup.format import moment
 from ntt_backup.process.durable import write_durably
 
@@ -102,7 +102,7 @@ def removed(settings: CatalogConfig, kind: Kind, names: Container[str], of: str 
                 _path(settings, one).unlink()
 
 
-def lost_key(settings: CatalogConfig, keys: HostKeys) -> str:
+def lost_key(settings: CatalogConfig, keys: SigningKeys) -> str:
     """Returns a warning if this host has lost its key, else "".
 
     The key is lost if this host has none, although its settings name a key, a key that cannot be

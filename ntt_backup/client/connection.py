@@ -22,7 +22,7 @@ from ntt_backup.client.error_text import explain_batch, explain_gone, explain_ro
 from ntt_backup.client.throttle import Pace, SharedPace
 from ntt_backup.client.transport import Local, Transport, transport_to
 from ntt_backup.config import RemoteConfig, RemoteSettings, RunSettings
-from ntt_backup.config.host_key import OF_PACKS, HostKeys
+from ntt_backup.config.signing_key import OF_PACKS, SigningKeys
 from ntt_backup.errors import (
     AnotherTarget,
     BackupError,
@@ -123,7 +123,7 @@ class SessionSpec:
             bucket=bucket,
             recipients=settings.recipients,
             identity=remote.identity,
-            sign=partial(HostKeys.of(settings).sign, OF_PACKS) if remote.packs else unsigned,
+            sign=partial(SigningKeys.of(settings).sign, OF_PACKS) if remote.packs else unsigned,
         )
 
     def channel(self, command: str) -> Channel:

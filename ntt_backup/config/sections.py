@@ -395,7 +395,7 @@ class PackSettings(Section):
 
 
 class HostSettings(Section):
-    """Settings of this host. key_file: the host key, which no target gets (`config.host_key`)."""
+    """Settings of this host. key_file: the file of its signing key, see `config.signing_key`."""
 
     key_file: LocalPath | None = None
 

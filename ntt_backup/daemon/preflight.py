@@ -35,7 +35,7 @@ from ntt_backup.catalog.schema_check import verify_rights, verify_schema
 from ntt_backup.client.connection import old_receiver
 from ntt_backup.client.error_text import explain_gone
 from ntt_backup.config import Settings, application_name
-from ntt_backup.config.host_key import HostKeys
+from ntt_backup.config.signing_key import SigningKeys
 from ntt_backup.errors import (
     BackupError,
     ConfigError,
@@ -237,7 +237,7 @@ class Preflight:
             )
         text = f"{where}: {found.system}, {found.program}; strategy {self.strategy}"
         signs = self._packs and self._settings.pack.recipients
-        lost = newest.lost_key(self._settings, HostKeys.of(self._settings)) if signs else ""
+        lost = newest.lost_key(self._settings, SigningKeys.of(self._settings)) if signs else ""
         return CheckStep(text, warning=lost)
 
     def _look_for_place(self, catalog: Connection, ask: Ask, facts: Facts) -> CheckStep:

@@ -40,7 +40,7 @@ from ntt_backup.catalog.history import DatabaseState
 from ntt_backup.catalog.identities import identified
 from ntt_backup.client.error_text import explain_gone
 from ntt_backup.config import RemoteConfig, application_name
-from ntt_backup.config.host_key import HostKeys
+from ntt_backup.config.signing_key import SigningKeys
 from ntt_backup.dump import pg_programs, record, retention
 from ntt_backup.dump.events import DumpComplete, DumpSkipped, DumpStart, DumpWaits
 from ntt_backup.dump.pg_programs import Programs
@@ -208,7 +208,7 @@ class _Job:
         self._beside = beside
         self._shared = shared
         self._application = application_name("dump")
-        self._keys = HostKeys.of(settings)
+        self._keys = SigningKeys.of(settings)
         self._begun = datetime.now(UTC)
         self._clock = time.monotonic()
         self._told: set[str] = set()
@@ -582,7 +582,7 @@ def rehearse(settings: RemoteConfig, *, remote_too: bool) -> tuple[str, str]:
         pg_programs.read_head(found.pg_restore, head, "--list")
         if remote_too:
             with closing(open_dumps(settings)) as store:
-                keys = HostKeys.of(settings)
+                keys = SigningKeys.of(settings)
                 dumps = retention.of_host(list_dumps(store), keys, ledger)
                 ours = record.of_catalog(dumps, settings.target, database)
                 known = restorable(retention.signed(ours, keys))

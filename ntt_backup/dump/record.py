@@ -8,8 +8,8 @@ is newer is said by their numbers: a clock that was ahead once would have its du
 newest until that day comes.
 
 Whoever may write to the target can plant a dump with any record. So the record is signed by the
-host that made the dump (see `config.host_key`), and what this host decides by records it decides by
-its own: which dump is the newest, what the next one is an increment on, and which may go.
+host that made the dump (see `config.signing_key`), and this host decides by its own records
+only: which dump is the newest, what the next one is an increment on, and which may go.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from ntt_backup.config.host_key import HostKeys, Origin
+from ntt_backup.config.signing_key import Origin, SigningKeys
 from ntt_backup.wire.stored_names import STAMP, dump_begun
 
 # A dump as pg_dump wrote it; one of a series. Those of the format 2, increments on increments, are
@@ -104,7 +104,7 @@ class DumpRecord:
                 del values[name]
         return json.dumps(values, sort_keys=True)
 
-    def signed(self, name: str, keys: HostKeys) -> DumpRecord:
+    def signed(self, name: str, keys: SigningKeys) -> DumpRecord:
         """Returns the record of a dump with the signature of this host.
 
         The signature covers the name of the dump. It also covers the content, by the SHA-256 in the
@@ -112,7 +112,7 @@ class DumpRecord:
         """
         return replace(self, signature=keys.sign(_PURPOSE, _signed_data(self, name)))
 
-    def origin(self, name: str, keys: HostKeys) -> Origin:
+    def origin(self, name: str, keys: SigningKeys) -> Origin:
         """Returns who made the record, if it lies beside the dump of that name."""
         return keys.origin(_PURPOSE, _signed_data(self, name), self.signature)
 
@@ -170,7 +170,7 @@ class Stored:
         record = self.record
         return record is not None and not self.refused and record.bytes == self.size
 
-    def origin(self, keys: HostKeys) -> Origin:
+    def origin(self, keys: SigningKeys) -> Origin:
         """Returns who made the dump. Where its record cannot be read, nobody knows."""
         return Origin.UNKNOWN if self.record is None else self.record.origin(self.name, keys)
 

@@ -48,7 +48,7 @@ from ntt_backup.catalog.restorer import (
     restorer,
 )
 from ntt_backup.config import RemoteConfig, application_name
-from ntt_backup.config.host_key import HostKeys, Origin
+from ntt_backup.config.signing_key import Origin, SigningKeys
 from ntt_backup.dump import pg_programs, toc
 from ntt_backup.dump.record import DumpRecord, Stored
 from ntt_backup.dump.store import BaseUnusable, DumpText, list_dumps, needed_by, open_dumps
@@ -129,7 +129,7 @@ def restore_catalog(
         OtherIdentities: No sealed dump can be opened; the database is as it was.
         BackupError: Anything else is away, or refuses; the database is as it was.
     """
-    keys = HostKeys.of(settings)
+    keys = SigningKeys.of(settings)
     url, application = settings.catalog.url, application_name("restore")
     with connection.connect(url, application, no_tables=True) as conn:
         version, user = conn.info.server_version, conn.info.user
@@ -214,7 +214,7 @@ def restore_catalog(
     )
 
 
-def _tell_of(dumps: list[Stored], keys: HostKeys, tell: Callable[[str], None]) -> None:
+def _tell_of(dumps: list[Stored], keys: SigningKeys, tell: Callable[[str], None]) -> None:
     """Names dumps that are passed over, the newest first; whoever plants them may plant many."""
     for one in dumps[: -_TOLD - 1 : -1]:
         origin = one.origin(keys)
@@ -224,7 +224,7 @@ def _tell_of(dumps: list[Stored], keys: HostKeys, tell: Callable[[str], None]) -
 
 
 def nobody_vouches(
-    target: str, keys: HostKeys, strangers: list[Stored], name: str | None, *, trust_target: bool
+    target: str, keys: SigningKeys, strangers: list[Stored], name: str | None, *, trust_target: bool
 ) -> DumpFailed:
     """Returns why no dump came back where none that was asked for is of this host.
 

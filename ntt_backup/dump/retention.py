@@ -25,8 +25,8 @@ from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from typing import Any, Final, TypeVar
 
-from ntt_backup.config.host_key import HostKeys, Origin
 from ntt_backup.config.sections import DumpSettings, SnapshotSettings
+from ntt_backup.config.signing_key import Origin, SigningKeys
 from ntt_backup.dump.record import Stored
 from ntt_backup.dump.store import restorable
 
@@ -124,7 +124,7 @@ def _one_each(newest_first: Iterable[T], count: int, period: Callable[[T], objec
 
 
 def of_host(
-    dumps: Iterable[Stored], keys: HostKeys, ledger: Collection[tuple[str, str]]
+    dumps: Iterable[Stored], keys: SigningKeys, ledger: Collection[tuple[str, str]]
 ) -> list[Stored]:
     """Returns the dumps that this host's key has signed, or its catalog has noted.
 
@@ -138,7 +138,7 @@ def of_host(
     ]
 
 
-def signed(dumps: Iterable[Stored], keys: HostKeys) -> list[Stored]:
+def signed(dumps: Iterable[Stored], keys: SigningKeys) -> list[Stored]:
     """Returns the dumps that this host's key has signed, which are restored without being named.
 
     A host without a key cannot tell its own dumps from others, so all dumps are returned.
@@ -146,7 +146,7 @@ def signed(dumps: Iterable[Stored], keys: HostKeys) -> list[Stored]:
     return [one for one in dumps if not keys or one.origin(keys) is Origin.OURS]
 
 
-def doubts(ours: Iterable[Stored], keys: HostKeys) -> dict[str, str]:
+def doubts(ours: Iterable[Stored], keys: SigningKeys) -> dict[str, str]:
     """Returns those dumps of this host that take no place of another one, with the reason."""
     dumps = list(ours)
     said = {
@@ -165,7 +165,7 @@ def doubts(ours: Iterable[Stored], keys: HostKeys) -> dict[str, str]:
 
 
 def staying(
-    ours: Sequence[Stored], name: str, now: datetime, rule: Retention, keys: HostKeys
+    ours: Sequence[Stored], name: str, now: datetime, rule: Retention, keys: SigningKeys
 ) -> frozenset[str]:
     """Returns the dumps that the retention rule itself keeps.
 

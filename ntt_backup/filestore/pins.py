@@ -2,10 +2,10 @@
 
 A pin is a small file beside what it keeps, so it outlives this host. Whoever may only add files to
 a target must not fill it by pins, nor end them. So the name of a pin is signed: it has the
-signature of the path that it keeps, by the host key. A listing alone tells the pins of this host
-from others, which do not count, and a pin whose content is overwritten counts as before. A pin that
-was removed may be put back: that keeps no more than was pinned once. Whoever may remove a pin may
-remove what it keeps, too.
+signature of the path that it keeps, by the signing key of this host. A listing alone tells the pins
+of this host from others, which do not count, and a pin whose content is overwritten counts as
+before. A pin that was removed may be put back: that keeps no more than was pinned once. Whoever may
+remove a pin may remove what it keeps, too.
 
 A host without a key cannot tell pins apart: then all of them count, so that a key that is lost
 costs no version.
@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
-from ntt_backup.config.host_key import HostKeys, Origin
+from ntt_backup.config.signing_key import Origin, SigningKeys
 from ntt_backup.errors import ConfigError, NameTaken, RemoteDenied
 from ntt_backup.filestore.contract import (
     Area,
@@ -40,7 +40,7 @@ _TEXT: Final = "reason of a pin"
 _FIELDS: Final = ("host", "reason", "signature")
 
 
-def pins_that_count(names: Iterable[str], area: Area, keys: HostKeys) -> list[str]:
+def pins_that_count(names: Iterable[str], area: Area, keys: SigningKeys) -> list[str]:
     """Returns the pins among the names of files in an area that keep what they stand beside."""
     found = [(name, parts) for name in names if (parts := pin_parts(name)) is not None]
     return [
@@ -50,7 +50,7 @@ def pins_that_count(names: Iterable[str], area: Area, keys: HostKeys) -> list[st
     ]
 
 
-def put_pin(store: FileStore, area: Area, of: str, keys: HostKeys, reason: str) -> bool:
+def put_pin(store: FileStore, area: Area, of: str, keys: SigningKeys, reason: str) -> bool:
     """Stores a pin, which is durable when this returns.
 
     Args:
@@ -113,7 +113,7 @@ def remove_pins(store: FileStore, names: Sequence[str]) -> int:
 
 
 def read_pins(
-    store: ReadableStore, area: Area, names: Iterable[str], keys: HostKeys
+    store: ReadableStore, area: Area, names: Iterable[str], keys: SigningKeys
 ) -> Mapping[str, str]:
     """Returns the reason of each pin among the names of files that counts, by what it keeps.
 
@@ -139,14 +139,14 @@ def pin_words(reason: str | None) -> str:
     return f", pinned: {reason}" if reason else ", pinned"
 
 
-def strange_pins(names: Iterable[str], area: Area, keys: HostKeys) -> Iterator[str]:
+def strange_pins(names: Iterable[str], area: Area, keys: SigningKeys) -> Iterator[str]:
     """Yields the pins that keep nothing: this host has not signed them."""
     pins = [name for name in names if is_pin(name)]
     good = {*pins_that_count(pins, area, keys)}
     return (name for name in pins if name not in good)
 
 
-def _reason(name: str, said: object, keys: HostKeys) -> str:
+def _reason(name: str, said: object, keys: SigningKeys) -> str:
     """Returns the reason in the content of a pin; "" where this host has not signed it."""
     host, reason, signature = map(said.get, _FIELDS) if isinstance(said, dict) else [None] * 3
     if not (isinstance(host, str) and isinstance(reason, str) and isinstance(signature, str)):

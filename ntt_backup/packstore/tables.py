@@ -18,8 +18,8 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 
 from ntt_backup.client.throttle import SharedPace
 from ntt_backup.config import RemoteConfig
-from ntt_backup.config.host_key import OF_PACKS, HostKeys, Origin
 from ntt_backup.config.sealing import NOT_SEALED, Keyring, SealPolicy
+from ntt_backup.config.signing_key import OF_PACKS, Origin, SigningKeys
 from ntt_backup.errors import BackupError
 from ntt_backup.filestore.cache import Cache, cache_of
 from ntt_backup.filestore.contract import (
@@ -151,7 +151,7 @@ def open_to_read(
     store = PatientSharedStore(opened, settings.run, on_outage, stop)
     cache = cache_of(settings.remote) if cached else None
     keyring = Keyring(lambda: settings.pack.identity_file)
-    return store, Tables(store, cache, keyring, SealPolicy.of(settings), HostKeys.of(settings))
+    return store, Tables(store, cache, keyring, SealPolicy.of(settings), SigningKeys.of(settings))
 
 
 class Tables:
@@ -177,7 +177,7 @@ class Tables:
         cache: Cache | None,
         keyring: Keyring | None = None,
         policy: SealPolicy | None = None,
-        keys: HostKeys | None = None,
+        keys: SigningKeys | None = None,
     ) -> None:
         self.keyring = keyring or Keyring()
         self.strangers: set[str] = set()

@@ -24,8 +24,8 @@ from ntt_backup.catalog.history import CheckRun, noted_dumps
 from ntt_backup.client.bootstrap import Banner
 from ntt_backup.client.connection import ReceiverConnection, SessionSpec
 from ntt_backup.config import RemoteConfig, Settings, application_name
-from ntt_backup.config.host_key import HostKeys
 from ntt_backup.config.sealing import require_sealing
+from ntt_backup.config.signing_key import SigningKeys
 from ntt_backup.config.timetable import describe_limit
 from ntt_backup.daemon.event_log import EventLog
 from ntt_backup.daemon.preflight import CheckStep, Preflight, guarded
@@ -315,7 +315,7 @@ def of_drills(drills: Sequence[CheckRun], *, copied: bool) -> CheckStep:
 
 def host_key(settings: Settings) -> CheckStep:
     """Says which key signs dumps, versions and packs, and warns where there is none."""
-    keys = HostKeys.of(settings)
+    keys = SigningKeys.of(settings)
     if not keys:
         return CheckStep(warning=keys.missing_key)
     said = f"key {keys.name} in {keys.path}; keep a copy off this host and off the target"
@@ -332,7 +332,7 @@ def look(settings: RemoteConfig) -> list[Newest]:
     if any(one.kind == "dump" for one in known):
         with closing(open_dumps(settings)) as store:
             found = list_dumps(store)
-        keys, ledger = HostKeys.of(settings), _ledger(settings)
+        keys, ledger = SigningKeys.of(settings), _ledger(settings)
         # Without both, nothing tells which dumps are of this host.
         dumps = found if ledger is None and not keys else of_host(found, keys, ledger or ())
         names = [one.name for one in dumps if one.whole]

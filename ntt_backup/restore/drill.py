@@ -25,7 +25,7 @@ from ntt_backup.catalog.restorer import logged_in
 from ntt_backup.catalog.schema_check import verify_schema
 from ntt_backup.catalog.selection import rows_in
 from ntt_backup.config import RemoteConfig, application_name
-from ntt_backup.config.host_key import Origin
+from ntt_backup.config.signing_key import Origin
 from ntt_backup.config.timetable import Timetable
 from ntt_backup.dump.record import Stored
 from ntt_backup.dump.restore import restore_catalog

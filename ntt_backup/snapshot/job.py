@@ -19,7 +19,7 @@ from ntt_backup import newest
 from ntt_backup.catalog.connection import connect
 from ntt_backup.catalog.identities import identified
 from ntt_backup.config import RemoteConfig, application_name
-from ntt_backup.config.host_key import HostKeys
+from ntt_backup.config.signing_key import SigningKeys
 from ntt_backup.dump.retention import Retention
 from ntt_backup.errors import BackupError, CatalogError, LockHeld
 from ntt_backup.events import Event, Warning
@@ -77,7 +77,7 @@ def take_version(
         open_copies(copies_of_all / set.name) as copies,
         closing(open_store(settings, SNAPSHOTS)) as repository,
     ):
-        keys = HostKeys.of(settings)
+        keys = SigningKeys.of(settings)
         origins = copies.origins(keys, settings.target)
         if lost := newest.lost_key(settings, keys):
             report.problem(f"set {set.name}", lost)

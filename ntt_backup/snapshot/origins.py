@@ -1,9 +1,9 @@
 """Who made a version of a set: this host, somebody else, or somebody who plays this host.
 
 Whoever may add files to a target can plant a version, and the sums in a manifest only prove that
-the manifest is whole. So a host with a host key signs each manifest. A host without one still knows
-what it made itself: it keeps the sum of each manifest in its cache, which may be deleted at any
-time; then nothing proves any more who made those versions.
+the manifest is whole. So a host with a signing key signs each manifest. A host without one still
+knows what it made itself: it keeps the sum of each manifest in its cache, which may be deleted at
+any time; then nothing proves any more who made those versions.
 
 A genuine manifest may come from another target of this host, where somebody could read it. So the
 header, which the signature binds, names the target as this host's settings call it. An id that the
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from ntt_backup.config import RemoteConfig
-from ntt_backup.config.host_key import HostKeys, Origin
+from ntt_backup.config.signing_key import Origin, SigningKeys
 from ntt_backup.filestore.cache import directory_for
 from ntt_backup.process.durable import write_durably
 from ntt_backup.snapshot.format.manifest import Header, Seal
@@ -47,7 +47,7 @@ class Origins:
         target: The name of the target in the settings of this host.
     """
 
-    _keys: HostKeys
+    _keys: SigningKeys
     _cache: Callable[[str], Path] | None = None
     target: str = ""
     _known: dict[str, Mapping[str, str]] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Origins:
     def of(settings: RemoteConfig) -> Origins:
         """Returns what this host knows of the versions on the target of the settings."""
         cache = directory_for("snapshots", settings.remote)
-        return Origins(HostKeys.of(settings), cache.joinpath, settings.target)
+        return Origins(SigningKeys.of(settings), cache.joinpath, settings.target)
 
     @property
     def signed(self) -> bool:
@@ -64,7 +64,7 @@ class Origins:
         return bool(self._keys)
 
     @property
-    def keys(self) -> HostKeys:
+    def keys(self) -> SigningKeys:
         """Returns the keys of this host."""
         return self._keys
 
@@ -116,6 +116,6 @@ class Origins:
         write_durably(self._cache(of_set) / _FILE, "".join(lines).encode("ascii"), 0o600)
 
 
-NO_KEYS: Final = HostKeys((), Path())
+NO_KEYS: Final = SigningKeys((), Path())
 # Knows nothing: all versions are of an unknown origin.
 NOBODY: Final = Origins(NO_KEYS)

@@ -22,8 +22,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
-from ntt_backup.config.host_key import Origin
 from ntt_backup.config.sections import SnapshotSettings
+from ntt_backup.config.signing_key import Origin
 from ntt_backup.dump.retention import Retention, kept, newest_before, replayed
 from ntt_backup.errors import complete
 from ntt_backup.filestore.contract import FileStore, ReadableStore

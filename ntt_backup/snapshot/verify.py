@@ -18,7 +18,7 @@ from zlib import crc32
 
 from blake3 import blake3
 
-from ntt_backup.config.host_key import Origin
+from ntt_backup.config.signing_key import Origin
 from ntt_backup.errors import SOME_FAILED, ConfigError, RemoteUnreachable
 from ntt_backup.filestore.contract import FileMissing, ReadableStore, StoredFileDamaged
 from ntt_backup.snapshot.format.block_map import SUM, MapReader, add_zeros, sums

@@ -12,7 +12,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Final, NamedTuple
 
-from ntt_backup.config.host_key import Origin
+from ntt_backup.config.signing_key import Origin
 from ntt_backup.dump.retention import LEEWAY, could_begin
 from ntt_backup.errors import ConfigError, RemoteDenied, RemoteUnreachable
 from ntt_backup.filestore.contract import (

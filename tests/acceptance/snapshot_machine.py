@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ntt_backup.config.host_key import make_host_key
+from ntt_backup.config.signing_key import make_signing_key
 from tests.helpers import program
 from tests.helpers.blobs import tree
 from tests.helpers.waiting import PATIENCE
@@ -55,9 +55,9 @@ class Machine:
         own = {"XDG_CACHE_HOME": "cache", "XDG_CONFIG_HOME": "config"}
         return {**os.environ, **{name: str(self.root / one) for name, one in own.items()}}
 
-    def make_host_key(self) -> None:
+    def make_signing_key(self) -> None:
         """Makes a host key, as `init-db` does."""
-        assert make_host_key(self.root / "config" / "ntt-backup" / "host.key").startswith("made")
+        assert make_signing_key(self.root / "config" / "ntt-backup" / "host.key").startswith("made")
 
     def run(self, *args: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
         done = program.run(self.args(*args), self.environ, PATIENCE)

@@ -16,7 +16,7 @@ import psycopg
 import pytest
 
 from ntt_backup.config import Settings, load
-from ntt_backup.config.host_key import HostKeys
+from ntt_backup.config.signing_key import SigningKeys
 from ntt_backup.dump import job, pg_programs
 from ntt_backup.dump import record as records
 from ntt_backup.dump import restore as dump_restore
@@ -200,7 +200,7 @@ def test_a_dump_is_as_old_as_its_number_and_not_as_its_name(
     (place / f"{first}.json").rename(place / f"{ahead}.json")
     said = records.read(content(dumping, f"{ahead}.json").decode())
     assert said is not None
-    signed = said.signed(ahead, HostKeys.of(settings(dumping)))
+    signed = said.signed(ahead, SigningKeys.of(settings(dumping)))
     (place / f"{ahead}.json").write_text(signed.to_json())
     dumping.fill(20, seed=2)
     assert make(dumping, force=True) == ODD

@@ -16,7 +16,7 @@ import psycopg
 import pytest
 
 from ntt_backup.config import Settings, load
-from ntt_backup.config.host_key import HostKeys, make_host_key
+from ntt_backup.config.signing_key import SigningKeys, make_signing_key
 from ntt_backup.dump import record as records
 from tests.helpers.environment import Environment
 from tests.helpers.parallel import memory
@@ -87,7 +87,7 @@ def plant(
     made = replace(like, number=HIGHEST, bytes=len(content), signature="", base="")
     made = replace(made, sha256=sha256(content).hexdigest(), **changes)
     if sign:
-        made = made.signed(name, HostKeys.of(load(Settings, file=env.config, environ={})))
+        made = made.signed(name, SigningKeys.of(load(Settings, file=env.config, environ={})))
     (place(env) / name).write_bytes(content)
     (place(env) / f"{name}.json").write_text(made.to_json())
 
@@ -208,7 +208,7 @@ def test_without_the_key_nothing_is_taken_until_somebody_trusts_the_target(
     dump(env)
     env.host_key.unlink()
     if key == "another":
-        make_host_key(env.host_key)
+        make_signing_key(env.host_key)
     done = restore(env, database_url, expect=7)
     assert "no dump on the remote is known to be of this host" in done.stderr
     assert "--trust-target" in done.stderr

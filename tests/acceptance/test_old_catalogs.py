@@ -16,7 +16,7 @@ from psycopg.conninfo import make_conninfo
 
 from ntt_backup.cli.app import cli
 from ntt_backup.config import Settings, load
-from ntt_backup.config.host_key import HostKeys
+from ntt_backup.config.signing_key import SigningKeys
 from ntt_backup.dump import record as records
 from tests.helpers.environment import Environment
 from tests.helpers.postgres import Postgres
@@ -155,7 +155,7 @@ def test_a_dump_of_an_early_catalog_comes_back_and_is_completed(
     assert said is not None
     early = replace(
         said, bytes=len(data), sha256=digest, head_bytes=len(data), head_sha256=digest
-    ).signed(dump.name, HostKeys.of(load(Settings, file=old.config, environ={})))
+    ).signed(dump.name, SigningKeys.of(load(Settings, file=old.config, environ={})))
     Path(f"{dump}.json").write_text(early.to_json())
     dump.write_bytes(data)
     copied = old.copied()

@@ -208,7 +208,7 @@ def test_what_an_append_only_client_plants_has_no_good_version_removed_nor_resto
     machine: Machine, key: bool
 ) -> None:
     if key:
-        machine.make_host_key()
+        machine.make_signing_key()
     contents = {}
     for number in range(3):
         (machine.files / "hosts").write_text(f"{number}")
@@ -257,7 +257,7 @@ def test_what_an_append_only_client_plants_has_no_good_version_removed_nor_resto
 
 
 def test_a_new_machine_restores_with_the_key_or_by_an_option(machine: Machine) -> None:
-    machine.make_host_key()
+    machine.make_signing_key()
     (machine.files / "hosts").write_text("content")
     version = machine.take()
     shutil.rmtree(machine.root / "cache")
@@ -273,7 +273,7 @@ def test_a_new_machine_restores_with_the_key_or_by_an_option(machine: Machine) -
 
 
 def test_a_version_that_plays_this_host_is_forged(machine: Machine) -> None:
-    machine.make_host_key()
+    machine.make_signing_key()
     (machine.files / "hosts").write_text("content")
     version = machine.take()
     shutil.rmtree(machine.root / "cache")
@@ -401,7 +401,7 @@ def test_names_come_back_byte_for_byte_by_another_locale(
 
 
 def test_a_pinned_version_outlives_the_retention_and_this_host(machine: Machine) -> None:
-    machine.make_host_key()
+    machine.make_signing_key()
     (machine.files / "hosts").write_text("one")
     first, second = machine.take("--full"), machine.take("--full")
     assert f"pinned etc@{first}" in machine.call("pin", f"etc@{first}", "--reason", "an \x1b audit")

@@ -16,9 +16,9 @@ import pyrage
 import pytest
 
 from ntt_backup.client.connection import SessionSpec
-from ntt_backup.config.host_key import HostKey, HostKeys
 from ntt_backup.config.sealing import Keyring, SealPolicy
 from ntt_backup.config.sections import RunSettings
+from ntt_backup.config.signing_key import SigningKey, SigningKeys
 from ntt_backup.dump.record import Stored
 from ntt_backup.dump.store import DUMPS, fetch_dump, list_dumps, publish_dump, remove_dumps
 from ntt_backup.errors import (
@@ -174,7 +174,7 @@ def test_a_dump_goes_comes_back_and_is_removed(
 
 
 def test_a_pin_lies_beside_a_dump_and_goes_with_it(open_anew: Open) -> None:
-    keys = HostKeys([HostKey.of(bytes(32))], Path("host.key"))
+    keys = SigningKeys([SigningKey.of(bytes(32))], Path("host.key"))
     with closing(open_anew()) as store:
         send_dump(store, CONTENT)
         assert put_pin(store, DUMPS, NAME, keys, "of the old machine")

@@ -18,9 +18,9 @@ import pytest
 
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.transport import Local, Sftp, Ssh
-from ntt_backup.config.host_key import HostKey, HostKeys
 from ntt_backup.config.sealing import Keyring, SealPolicy
 from ntt_backup.config.sections import RemoteSettings, RunSettings
+from ntt_backup.config.signing_key import SigningKey, SigningKeys
 from ntt_backup.errors import (
     ConfigError,
     NameTaken,
@@ -62,7 +62,7 @@ from tests.helpers.sshd import Sshd
 from tests.helpers.waiting import PATIENCE
 
 VERSION = "db/20260304T120000Z-0badcafe"
-KEYS, OTHERS = (HostKeys([HostKey.of(bytes([n]) * 32)], Path(f"key{n}")) for n in (1, 2))
+KEYS, OTHERS = (SigningKeys([SigningKey.of(bytes([n]) * 32)], Path(f"key{n}")) for n in (1, 2))
 NAMES = [
     "a-b/20260304T120000Z-0badcafe/manifest",
     "a/20260304T120000Z-0badcafe/map",

@@ -30,7 +30,7 @@ from jsonschema import Draft202012Validator
 
 from ntt_backup.blobdir.layout import BY_HASH, relative_path
 from ntt_backup.cli import app
-from ntt_backup.config.host_key import make_host_key
+from ntt_backup.config.signing_key import make_signing_key
 from ntt_backup.errors import remember_global_options
 from ntt_backup.wire.framing import IDENTITY
 from tests.helpers import documents, program
@@ -116,7 +116,7 @@ class Environment:
     def begin(self) -> None:
         """Make the empty store, and write a configuration with one worker and no dumps."""
         self.store.mkdir()
-        make_host_key(self.host_key)
+        make_signing_key(self.host_key)
         self.write_config(
             catalog={"url": self.url},
             host={"key_file": str(self.host_key)},

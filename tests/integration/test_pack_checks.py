@@ -22,7 +22,7 @@ from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.ledger import Ledger, iter_packs
 from ntt_backup.cli.commands.verify import lines
 from ntt_backup.config import RemoteConfig, Settings
-from ntt_backup.config.host_key import OF_PACKS, HostKey, HostKeys
+from ntt_backup.config.signing_key import OF_PACKS, SigningKey, SigningKeys
 from ntt_backup.errors import CatalogUnavailable, ConfigError, RemoteUnreachable
 from ntt_backup.filestore.by_directory import FileStoreByDirectory
 from ntt_backup.model import Blob, StoredPack
@@ -490,11 +490,11 @@ def test_a_pack_that_this_host_has_not_signed_stands_for_no_lost_one(
     catalog: Connection, bucket: FakeBucket, tmp_path: Path, compared: Callable[..., Any]
 ) -> None:
     """reconcile has recorded it, and its sizes fit."""
-    owner, ours, blobs = Person.new(), HostKey.of(bytes(32)), contents(30, 1)
+    owner, ours, blobs = Person.new(), SigningKey.of(bytes(32)), contents(30, 1)
     key, host = owner.file(tmp_path / "key"), tmp_path / "host.key"
     host.write_text(f"ntt-host-key-1 {ours.secret.hex()}\n")
     host.chmod(0o600)
-    sign = partial(HostKeys([ours], host).sign, OF_PACKS)
+    sign = partial(SigningKeys([ours], host).sign, OF_PACKS)
     twice = back_up(catalog, bucket, blobs[:10], owner, sign)
     gone = back_up(catalog, bucket, blobs, owner, sign)
     plant_pack(bucket, [*blobs, b"beside"], None, owner)

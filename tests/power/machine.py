@@ -15,7 +15,7 @@ import psycopg
 from blake3 import blake3
 
 from ntt_backup.blobdir.layout import relative_path
-from ntt_backup.config.host_key import make_host_key
+from ntt_backup.config.signing_key import make_signing_key
 from ntt_backup.demo.postgres import Postgres
 from tests.helpers.blobs import put
 
@@ -84,7 +84,7 @@ class Program:
             "lock": {"file": str(home / "lock")},
             "host": {"key_file": str(home / "host.key")},
         }
-        make_host_key(home / "host.key")
+        make_signing_key(home / "host.key")
         if pg_dump is not None:
             self.tables["dump"] = {"bin": str(pg_dump)}
         self.configure({})

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from ntt_backup.config.host_key import HostKey, HostKeys
+from ntt_backup.config.signing_key import SigningKey, SigningKeys
 from ntt_backup.snapshot.format.entry import Entry
 from ntt_backup.snapshot.format.manifest import ManifestTrailer
 from ntt_backup.snapshot.format.super_blocks import read_super_block
@@ -21,7 +21,7 @@ from tests.helpers.memory_store import MemoryStore
 BLOCK = 8 << 10
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
 # Of this host, and of another one.
-KEYS, OTHERS = (HostKeys([HostKey.of(bytes([n]) * 32)], Path(f"key{n}")) for n in (1, 2))
+KEYS, OTHERS = (SigningKeys([SigningKey.of(bytes([n]) * 32)], Path(f"key{n}")) for n in (1, 2))
 
 
 class Taker:

@@ -19,7 +19,7 @@ from ntt_backup import events, newest
 from ntt_backup.catalog import connection, history, privileges, selection
 from ntt_backup.catalog.history import DatabaseState
 from ntt_backup.config import RemoteConfig
-from ntt_backup.config.host_key import HostKey, HostKeys
+from ntt_backup.config.signing_key import SigningKey, SigningKeys
 from ntt_backup.dump import job, pg_programs, record
 from ntt_backup.dump.events import DumpComplete, DumpSkipped, DumpStart
 from ntt_backup.dump.pg_programs import Programs
@@ -36,7 +36,7 @@ from ntt_backup.errors import (
 from ntt_backup.wire.stored_names import is_dump
 from tests.unit.sample_records import a_dump
 
-KEYS = HostKeys([HostKey.of(bytes(32))], Path("host.key"))
+KEYS = SigningKeys([SigningKey.of(bytes(32))], Path("host.key"))
 FOUND = Programs(Path("pg_dump"), Path("pg_restore"), "16.4")
 TEXT = [b"head", None, b"rows", b"more"]
 WHOLE = b"headrowsmore"
@@ -94,7 +94,7 @@ class World:
         monkeypatch.setattr(pg_programs, "read_head", self._read_head)
         monkeypatch.setattr(job, "identified", lambda _, settings: settings)
         monkeypatch.setattr(job, "wait_for", self._wait)
-        monkeypatch.setattr(HostKeys, "of", lambda _: KEYS)
+        monkeypatch.setattr(SigningKeys, "of", lambda _: KEYS)
 
     # --- the catalog --------------------------------------------------------------------------
 

@@ -16,8 +16,8 @@ import pytest
 from ntt_backup.catalog import connection, history
 from ntt_backup.catalog.restorer import Restorer
 from ntt_backup.config import RemoteConfig
-from ntt_backup.config.host_key import HostKey, HostKeys, Origin
 from ntt_backup.config.sealing import Keyring
+from ntt_backup.config.signing_key import Origin, SigningKey, SigningKeys
 from ntt_backup.dump import pg_programs, record, restore
 from ntt_backup.dump.record import SERIES, Stored
 from ntt_backup.dump.restore import restore_rows
@@ -37,7 +37,7 @@ from tests.unit.test_dump_toc import ROWS, archive, block, entry
 
 CONTENT = bytes(range(256)) * 1000
 HEAD = 1000
-KEYS = HostKeys([HostKey.of(bytes(32))], Path("host.key"))
+KEYS = SigningKeys([SigningKey.of(bytes(32))], Path("host.key"))
 HEAD_OF_GRANT = archive(entry(1, "ACL", "a", definition="GRANT a TO b;"))
 OF_BLOBS = "COPY public.blobs (blobid, size, remote_copied, usb_copied, evil) FROM stdin;\n"
 
@@ -228,7 +228,7 @@ class Shelf:
         monkeypatch.setattr(history, "require_empty", self._require_empty)
         monkeypatch.setattr(restore, "open_dumps", lambda _: self)
         monkeypatch.setattr(restore, "list_dumps", Shelf.stored)
-        monkeypatch.setattr(HostKeys, "of", lambda _: self.keys)
+        monkeypatch.setattr(SigningKeys, "of", lambda _: self.keys)
         monkeypatch.setattr(restore, "_whole", self.whole)
         monkeypatch.setattr(restore, "_rows", self.rows)
 
@@ -283,7 +283,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Shelf:
     return Shelf(monkeypatch)
 
 
-def ours(number: int, keys: HostKeys = KEYS, **changes: Any) -> Stored:
+def ours(number: int, keys: SigningKeys = KEYS, **changes: Any) -> Stored:
     one = a_dump(NOON + timedelta(hours=number), number=number, **changes)
     assert one.record is not None
     return replace(one, record=one.record.signed(one.name, keys))

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ntt_backup.config.host_key import HostKey, HostKeys
+from ntt_backup.config.signing_key import SigningKey, SigningKeys
 from ntt_backup.dump import pg_programs, record, retention
 from ntt_backup.dump.job import due
 from ntt_backup.dump.pg_programs import Programs
@@ -45,7 +45,7 @@ def test_what_comes_after_something_newer_was_put_back() -> None:
 
 
 def test_why_no_dump_comes_back_is_said_of_what_was_asked_for() -> None:
-    keys = HostKeys([HostKey.of(bytes(32))], Path("host.key"))
+    keys = SigningKeys([SigningKey.of(bytes(32))], Path("host.key"))
     name = a_dump().name
     strangers = [a_dump(), a_dump(number=2, signature=f"{keys.name}:{'0' * 64}")]
     told = nobody_vouches("remote", keys, strangers, None, trust_target=False)
@@ -128,8 +128,8 @@ def test_a_newer_dump_removes_at_most_one_for_each_count(
 
 # --- and what counts for it -----------------------------------------------------------------------
 
-KEYS = HostKeys([HostKey.of(bytes(32))], Path("host.key"))
-NO_KEYS = HostKeys((), Path("host.key"), "there is none")
+KEYS = SigningKeys([SigningKey.of(bytes(32))], Path("host.key"))
+NO_KEYS = SigningKeys((), Path("host.key"), "there is none")
 
 
 def arrived(days: float, *, late: timedelta = timedelta(), **changes: object) -> Stored:
@@ -228,7 +228,7 @@ def signed(hours: float, number: int, **changes: Any) -> Stored:
     ids=["key", "no key", "no key, and another number"],
 )
 def test_expired_dumps_that_are_put_back_take_no_place_and_stay(
-    keys: HostKeys, forged: bool
+    keys: SigningKeys, forged: bool
 ) -> None:
     """Their records are genuine, and garbage of the right size is behind them. Without a key, only
     name and content are known from the catalog, and the record may say any number.

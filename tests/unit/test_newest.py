@@ -11,8 +11,8 @@ import pytest
 
 from ntt_backup import newest
 from ntt_backup.config import CatalogConfig
-from ntt_backup.config.host_key import HostKeys, make_host_key
 from ntt_backup.config.sections import HostSettings
+from ntt_backup.config.signing_key import SigningKeys, make_signing_key
 from ntt_backup.newest import (
     Kind,
     compare,
@@ -92,15 +92,15 @@ def test_what_is_missed_stays_known_until_it_is_there_again(
 def test_a_key_is_lost_where_the_settings_name_it_or_it_signed_before(tmp_path: Path) -> None:
     file, settings = tmp_path / "host.key", of(tmp_path)
     named = settings.model_copy(update={"host": HostSettings(key_file=file)})
-    never = HostKeys((), file, "there is no host key", expected=False)
+    never = SigningKeys((), file, "there is no host key", expected=False)
     record(settings, "version", OLD, "etc")
     assert lost_key(settings, never) == ""
-    assert f"no host key {file}" in lost_key(named, HostKeys.of(named))
+    assert f"no host key {file}" in lost_key(named, SigningKeys.of(named))
     file.mkdir()
-    assert "cannot be read" in lost_key(named, HostKeys.of(named))
+    assert "cannot be read" in lost_key(named, SigningKeys.of(named))
     file.rmdir()
-    make_host_key(file)
-    keys = HostKeys.of(named)
+    make_signing_key(file)
+    keys = SigningKeys.of(named)
     assert lost_key(named, keys) == ""
     record(settings, "version", LAST, "etc", keys.name)
     assert "nothing that this host sends is signed" in lost_key(settings, never)

@@ -18,8 +18,8 @@ from ntt_backup.cli.commands.pack import _mount_target as of_bucket
 from ntt_backup.cli.commands.restore import lines
 from ntt_backup.cli.common import Common
 from ntt_backup.client.connection import SessionSpec
-from ntt_backup.config.host_key import OF_PACKS, HostKey, HostKeys, Origin
 from ntt_backup.config.sealing import NOT_SEALED, Keyring, SealPolicy
+from ntt_backup.config.signing_key import OF_PACKS, Origin, SigningKey, SigningKeys
 from ntt_backup.dump.record import Stored
 from ntt_backup.dump.store import DUMPS, fetch_dump, list_dumps, open_dumps
 from ntt_backup.errors import (
@@ -392,11 +392,11 @@ def test_a_listing_is_bounded(area: Area) -> None:
 def test_sealed_packs_that_this_host_has_not_signed_are_counted_and_read(
     bucket: FakeBucket, tmp_path: Path, owner: Person
 ) -> None:
-    mine, theirs = (HostKey.of(bytes([n]) * 32) for n in (1, 2))
+    mine, theirs = (SigningKey.of(bytes([n]) * 32) for n in (1, 2))
     file = tmp_path / "host.key"
     file.write_text(f"ntt-host-key-1 {mine.secret.hex()}\n")
     file.chmod(0o600)
-    keys = HostKeys([mine], file), HostKeys([theirs], file)
+    keys = SigningKeys([mine], file), SigningKeys([theirs], file)
     put_pack(bucket, contents(1), owner, partial(keys[0].sign, OF_PACKS))
     put_pack(bucket, contents(50), owner, partial(keys[1].sign, OF_PACKS))
     put_pack(bucket, contents(100), owner)
@@ -415,7 +415,7 @@ def test_a_run_signs_its_sealed_packs(tmp_path: Path, owner: Person) -> None:
     file.chmod(0o600)
     settings = bucket_settings(recipients=[owner.public], host=file)
     spec = SessionSpec.of(settings, "run", "0", sends=True)
-    keys = HostKeys.of(settings)
+    keys = SigningKeys.of(settings)
     assert keys.origin(OF_PACKS, b"data", spec.sign(b"data")) is Origin.OURS
 
 

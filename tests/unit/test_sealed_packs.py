@@ -20,7 +20,7 @@ from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ntt_backup.config.host_key import OF_PACKS, HostKey, HostKeys, Origin
+from ntt_backup.config.signing_key import OF_PACKS, Origin, SigningKey, SigningKeys
 from ntt_backup.pack.age import CHUNK, HEAD, SealedForOthers, SealUnusable
 from ntt_backup.pack.format import TAIL_BYTES, PackError, read_trailer, write_trailer
 from ntt_backup.pack.reader import PackReader
@@ -163,15 +163,15 @@ def test_a_pack_that_ends_with_a_full_chunk_is_read_to_its_end() -> None:
 
 # --- who made it ----------------------------------------------------------------------------------
 
-OURS, THEIRS = (HostKeys([HostKey.of(bytes([n]) * 32)], Path("/host.key")) for n in (1, 2))
+OURS, THEIRS = (SigningKeys([SigningKey.of(bytes([n]) * 32)], Path("/host.key")) for n in (1, 2))
 
 
-def origin(data: bytes, keys: HostKeys = OURS) -> Origin:
+def origin(data: bytes, keys: SigningKeys = OURS) -> Origin:
     trailer = reader(data, OWNER.opens).trailer
     return keys.origin(OF_PACKS, trailer.signed, trailer.signature)
 
 
-def signed(keys: HostKeys, purpose: str = OF_PACKS) -> bytes:
+def signed(keys: SigningKeys, purpose: str = OF_PACKS) -> bytes:
     return seal(pack(FEW, sign=partial(keys.sign, purpose)), [OWNER.public])
 
 
@@ -179,7 +179,7 @@ def test_a_sealed_pack_says_who_made_it() -> None:
     data = signed(OURS)
     assert contents(data, OWNER) == set(FEW)
     assert origin(data) is Origin.OURS
-    assert origin(data, HostKeys([], Path("/none"))) is Origin.UNKNOWN
+    assert origin(data, SigningKeys([], Path("/none"))) is Origin.UNKNOWN
     for other in (SEALED, signed(THEIRS)):
         assert origin(other) is Origin.UNKNOWN
     assert origin(signed(OURS, "dump")) is Origin.FORGED

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ntt_backup.cli.commands.snapshot import forget_lines
-from ntt_backup.config.host_key import HostKeys
+from ntt_backup.config.signing_key import SigningKeys
 from ntt_backup.dump.retention import Retention
 from ntt_backup.errors import ConfigError, RemoteDenied, RemoteUnreachable
 from ntt_backup.filestore.contract import StoredFile
@@ -146,7 +146,7 @@ def good(taker: Taker, request: pytest.FixtureRequest) -> Taker:
     return taker
 
 
-def plant(taker: Taker, tmp_path: Path, count: int, keys: HostKeys = NO_KEYS) -> list[str]:
+def plant(taker: Taker, tmp_path: Path, count: int, keys: SigningKeys = NO_KEYS) -> list[str]:
     """Adds empty versions with clocks over as many days, all within a minute."""
     enemy = Taker(tmp_path / "empty", tmp_path / "cache of the enemy")
     enemy.repository, enemy.keys = taker.repository, keys
@@ -161,7 +161,7 @@ def plant(taker: Taker, tmp_path: Path, count: int, keys: HostKeys = NO_KEYS) ->
 @pytest.mark.parametrize("keys", [NO_KEYS, OTHERS, KEYS], ids=["unsigned", "other", "stolen key"])
 @pytest.mark.parametrize("forgetting", [False, True], ids=["host", "pruning host"])
 def test_planted_versions_with_clocks_over_days_have_no_good_one_removed(
-    good: Taker, tmp_path: Path, forgetting: bool, keys: HostKeys
+    good: Taker, tmp_path: Path, forgetting: bool, keys: SigningKeys
 ) -> None:
     """Also where the one that forgets knows nothing but the target and the key."""
     mine = {one.name for one in whole(good)}
@@ -264,7 +264,7 @@ LAST = Retention(3, 0, 0)
 @pytest.mark.parametrize("alone", [True, False], ids=["manifests", "whole versions"])
 @pytest.mark.parametrize("keys", [KEYS, NO_KEYS], ids=["key", "no key"])
 def test_expired_versions_that_are_put_back_have_no_good_one_removed(
-    taker: Taker, keys: HostKeys, alone: bool
+    taker: Taker, keys: SigningKeys, alone: bool
 ) -> None:
     """They are genuine, and say a time of the same day; but newer ones had arrived before."""
     taker.keys = keys
@@ -396,7 +396,7 @@ def test_the_names_of_this_host_are_those_that_it_made_and_the_newest_that_it_si
     assert mine[-1] not in found(by_sum)
 
 
-def pin(taker: Taker, version: Version, keys: HostKeys = KEYS) -> str:
+def pin(taker: Taker, version: Version, keys: SigningKeys = KEYS) -> str:
     """Pins a version by the keys of a host; returns the name of the pin."""
     before = {*taker.repository.files}
     put_pin(taker.repository, SNAPSHOTS, version.path, keys, "why")

@@ -21,7 +21,7 @@ import pytest
 from blake3 import blake3
 
 from ntt_backup.blobdir import files
-from ntt_backup.config.host_key import Origin
+from ntt_backup.config.signing_key import Origin
 from ntt_backup.errors import ConfigError, DestinationError, LockHeld, RemoteError
 from ntt_backup.filestore.contract import StoredFile
 from ntt_backup.process import durable

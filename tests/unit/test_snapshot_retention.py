@@ -10,7 +10,7 @@ from typing import Any, cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ntt_backup.config.host_key import Origin
+from ntt_backup.config.signing_key import Origin
 from ntt_backup.dump.retention import Retention
 from ntt_backup.filestore.contract import StoredFile
 from ntt_backup.snapshot import retention

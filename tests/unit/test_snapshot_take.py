@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-from ntt_backup.config.host_key import HostKeys, Origin
+from ntt_backup.config.signing_key import Origin, SigningKeys
 from ntt_backup.errors import (
     BackupError,
     ConfigError,
@@ -716,7 +716,7 @@ def test_two_takes_at_once_have_no_copies_in_common(taker: Taker, tmp_path: Path
 # --- what others have planted --------------------------------------------------------------------
 
 
-def planted(taker: Taker, tmp_path: Path, keys: HostKeys, **changed: bytes) -> str:
+def planted(taker: Taker, tmp_path: Path, keys: SigningKeys, **changed: bytes) -> str:
     """A version of somebody else, right behind the last one, with the times of the files of this
     host and another content. Returns its name.
     """
@@ -737,7 +737,11 @@ def planted(taker: Taker, tmp_path: Path, keys: HostKeys, **changed: bytes) -> s
 @pytest.mark.parametrize("keys", [KEYS, NO_KEYS], ids=["key", "no key"])
 @pytest.mark.parametrize("theirs", [OTHERS, NO_KEYS], ids=["signed", "unsigned"])
 def test_a_planted_version_is_no_parent_of_the_next_ones(
-    taker: Taker, tmp_path: Path, keys: HostKeys, theirs: HostKeys, monkeypatch: pytest.MonkeyPatch
+    taker: Taker,
+    tmp_path: Path,
+    keys: SigningKeys,
+    theirs: SigningKeys,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # As if it knew what lstat says here, which it can read from the last manifest.
     monkeypatch.setattr("ntt_backup.snapshot.format.entry.times_of", lambda _: (1, 1))
@@ -816,7 +820,7 @@ def test_a_version_with_the_seal_of_another_is_no_parent(taker: Taker, of: str) 
 @pytest.mark.parametrize("content", [b"x", b""])
 @pytest.mark.parametrize("keys", [KEYS, NO_KEYS], ids=["key", "no key"])
 def test_a_version_of_the_last_of_days_does_not_stop_takes(
-    taker: Taker, content: bytes, keys: HostKeys
+    taker: Taker, content: bytes, keys: SigningKeys
 ) -> None:
     taker.keys = keys
     taker.write("file", b"content")
@@ -835,7 +839,7 @@ def test_a_version_of_the_last_of_days_does_not_stop_takes(
 @pytest.mark.parametrize("planted", [b"x", b"", None])
 @pytest.mark.parametrize("keys", [KEYS, NO_KEYS], ids=["key", "no key"])
 def test_a_manifest_that_somebody_plants_first_takes_the_place_of_no_version(
-    taker: Taker, keys: HostKeys, planted: bytes | None
+    taker: Taker, keys: SigningKeys, planted: bytes | None
 ) -> None:
     """Whoever sees the first pack knows the name of the version; None is a genuine manifest."""
     taker.keys = keys

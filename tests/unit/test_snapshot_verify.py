@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from ntt_backup.config.host_key import HostKeys
+from ntt_backup.config.signing_key import SigningKeys
 from ntt_backup.errors import ConfigError, RemoteUnreachable
 from ntt_backup.snapshot.format.entry import DIRECTORY, Entry, Extent
 from ntt_backup.snapshot.format.manifest import ManifestReader
@@ -94,7 +94,7 @@ def test_versions_that_are_not_of_this_host_are_told_and_forged_ones_are_damaged
     taker.keys = KEYS
     taker.write("file", b"content")
     with monkeypatch.context() as forging:
-        forging.setattr(HostKeys, "sign", lambda keys, *_: f"{keys.name}:{'0' * 64}")
+        forging.setattr(SigningKeys, "sign", lambda keys, *_: f"{keys.name}:{'0' * 64}")
         names = [f"s@{taker.take(full=True).version}"]
     names.append(f"s@{taker.take(full=True).version}")
 

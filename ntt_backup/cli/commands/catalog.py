@@ -19,7 +19,7 @@ from ntt_backup.cli import options, results
 from ntt_backup.cli.common import Common, connect, open_catalog
 from ntt_backup.cli.options import IDENTITY, JSON, ONLY_ERRORS, PATH, flag, repeated, value
 from ntt_backup.config import CatalogConfig, RemoteConfig
-from ntt_backup.config.host_key import HostKeys, Origin, key_file, make_host_key
+from ntt_backup.config.signing_key import Origin, SigningKeys, key_file, make_signing_key
 from ntt_backup.dump import job
 from ntt_backup.dump.events import DumpComplete, DumpSkipped
 from ntt_backup.dump.record import Stored
@@ -85,7 +85,7 @@ def init_db(
         report = said.append if options.wants("as_json") else click.echo
         not_yet = schema.init_db(conn, settings.target, notify=notify, report=report)
         who = conn.info.user
-    if made := make_host_key(key_file(settings)):
+    if made := make_signing_key(key_file(settings)):
         report(made)
     lines = []
     if not_yet:
@@ -150,7 +150,7 @@ def dumps(
     if file is not None and fetched is None:
         raise click.UsageError("--to is for --fetch NAME")
     settings = common.load(RemoteConfig)
-    keys = HostKeys.of(settings)
+    keys = SigningKeys.of(settings)
     if fetched is not None:
         _fetch(settings, keys, fetched, (file or Path(fetched)).absolute())
         return
@@ -208,7 +208,7 @@ def _named(found: Sequence[Stored], names: Sequence[str]) -> list[Stored]:
     return [known[name] for name in dict.fromkeys(names)]
 
 
-def _fetch(settings: RemoteConfig, keys: HostKeys, name: str, path: Path) -> None:
+def _fetch(settings: RemoteConfig, keys: SigningKeys, name: str, path: Path) -> None:
     """Writes a dump into a new file, which only this user may read."""
     with closing(open_dumps(settings)) as store:
         found = list_dumps(store)
@@ -233,7 +233,7 @@ def _fetch(settings: RemoteConfig, keys: HostKeys, name: str, path: Path) -> Non
     results.tell(of_all, [f"fetched {name}, {size(written)}, into {printable(str(path))}"])
 
 
-def _remove(store: FileStore, names: Sequence[str], keys: HostKeys) -> int:
+def _remove(store: FileStore, names: Sequence[str], keys: SigningKeys) -> int:
     """Removes dumps by their names, and returns how many there were.
 
     Raises:
@@ -261,7 +261,7 @@ def _remove(store: FileStore, names: Sequence[str], keys: HostKeys) -> int:
 
 
 def _fields(
-    one: Stored, whole: frozenset[str], recorded: frozenset[str] | None, keys: HostKeys
+    one: Stored, whole: frozenset[str], recorded: frozenset[str] | None, keys: SigningKeys
 ) -> dict[str, Any]:
     """Returns the JSON fields of a dump. Its kind is None if its record cannot be read.
 

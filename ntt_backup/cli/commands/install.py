@@ -20,8 +20,8 @@ from ntt_backup.cli.common import Common, writing
 from ntt_backup.cli.options import PATH, flag, value
 from ntt_backup.client.bootstrap import standalone
 from ntt_backup.config import CatalogConfig, RemoteSettings, Settings, examine
-from ntt_backup.config.host_key import SERVICE_KEY, make_host_key
 from ntt_backup.config.sections import SERVICE_HOME, LogSettings
+from ntt_backup.config.signing_key import SERVICE_KEY, make_signing_key
 from ntt_backup.config.sources import CONFIG_VARIABLE
 from ntt_backup.daemon.event_log import make_log
 from ntt_backup.daemon.service_files import (
@@ -198,7 +198,7 @@ def _apply(uninstall: bool, user: str, former: str) -> None:
         with writing(Path("/", SETTINGS)):
             shutil.chown(Path("/", SETTINGS), group=USER)
         _make_log(user, former)
-        if made := make_host_key(SERVICE_KEY):
+        if made := make_signing_key(SERVICE_KEY):
             click.echo(made)
     if _BOOTED.is_dir():
         _run("systemctl", "daemon-reload")

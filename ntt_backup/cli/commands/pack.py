@@ -16,8 +16,8 @@ from ntt_backup.cli import options, results
 from ntt_backup.cli.common import Common, read_blobids, writing
 from ntt_backup.cli.options import DIR, IDENTITY, PATH, RESULT, flag, repeated, unless, value
 from ntt_backup.config import RemoteConfig, StoreConfig
-from ntt_backup.config.host_key import Origin
 from ntt_backup.config.sealing import Keyring, SealPolicy, require_sealing
+from ntt_backup.config.signing_key import Origin
 from ntt_backup.errors import SOME_FAILED, ConfigError
 from ntt_backup.format import amount, duration, many, printable, size
 from ntt_backup.pack.age import SealedForOthers

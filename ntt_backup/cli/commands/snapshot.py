@@ -21,7 +21,7 @@ from ntt_backup.cli import options, results
 from ntt_backup.cli.common import Common
 from ntt_backup.cli.options import JSON, PART, RESULT, flag, repeated, unless, value
 from ntt_backup.config import RemoteConfig
-from ntt_backup.config.host_key import Origin
+from ntt_backup.config.signing_key import Origin
 from ntt_backup.dump.retention import Retention
 from ntt_backup.errors import SOME_FAILED, ConfigError, LockHeld, RemoteUnreachable, Unsupported
 from ntt_backup.filestore.contract import Area, ReadableStore

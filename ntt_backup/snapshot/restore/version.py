@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from ntt_backup.blobdir.files import DIRECTORY, FILE, names_in
 from ntt_backup.blobdir.files import closing as closing_fd
-from ntt_backup.config.host_key import Origin
+from ntt_backup.config.signing_key import Origin
 from ntt_backup.errors import SOME_FAILED, ConfigError, DestinationError, LockHeld
 from ntt_backup.filestore.contract import FileMissing, ReadableStore, StoredFileDamaged
 from ntt_backup.process.child import run_helpers

@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from ntt_backup.blobdir.files import DIRECTORY, closing
-from ntt_backup.config.host_key import HostKeys
+from ntt_backup.config.signing_key import SigningKeys
 from ntt_backup.errors import DestinationError
 from ntt_backup.filestore.contract import FileStore
 from ntt_backup.snapshot.format.block_map import MapReader
@@ -48,7 +48,7 @@ class Copies:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
-    def origins(self, keys: HostKeys, target: str = "") -> Origins:
+    def origins(self, keys: SigningKeys, target: str = "") -> Origins:
         """Returns the origins of versions of the set, as far as this machine knows them."""
         return Origins(keys, lambda _: self._directory, target)
 

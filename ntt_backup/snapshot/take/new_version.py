@@ -24,7 +24,7 @@ from socket import gethostname
 from typing import Final
 
 from ntt_backup.blobdir.files import closing as closing_fd
-from ntt_backup.config.host_key import Origin
+from ntt_backup.config.signing_key import Origin
 from ntt_backup.errors import (
     SOME_FAILED,
     ConfigError,

@@ -1,4 +1,6 @@
-"""The host key authenticates the files that this host wrote to a target.
+"""The signing key of this host proves which files on a target this host has written.
+
+Messages and documents call it the host key. It has nothing to do with the host keys of ssh.
 
 The content of a target cannot be trusted: whoever has the sender's ssh key, or may write into the
 bucket, can plant a dump, a version of a snapshot set, or a sealed pack. Their checksums prove that
@@ -81,16 +83,16 @@ _TEXTS: Final = {
 }
 
 
-class HostKey(NamedTuple):
+class SigningKey(NamedTuple):
     """A key. secret: 32 bytes. name: 16 hex digits, from which the secret cannot be derived."""
 
     secret: bytes
     name: str
 
     @staticmethod
-    def of(secret: bytes) -> HostKey:
+    def of(secret: bytes) -> SigningKey:
         named = blake3(secret, derive_key_context=_CONTEXT + "name")
-        return HostKey(secret, named.hexdigest(length=8))
+        return SigningKey(secret, named.hexdigest(length=8))
 
     def mac(self, purpose: str, data: bytes) -> str:
         """Returns the MAC of data, 64 hex digits. purpose: the kind of data, such as `dump`."""
@@ -98,7 +100,7 @@ class HostKey(NamedTuple):
         return blake3(data, key=key).hexdigest()
 
 
-class HostKeys:
+class SigningKeys:
     """The keys of a file.
 
     Args:
@@ -109,7 +111,7 @@ class HostKeys:
     """
 
     def __init__(
-        self, keys: Sequence[HostKey], path: Path, problem: str = "", *, expected: bool = True
+        self, keys: Sequence[SigningKey], path: Path, problem: str = "", *, expected: bool = True
     ) -> None:
         self._keys = {key.name: key for key in keys}
         self.path = path
@@ -117,7 +119,7 @@ class HostKeys:
         self.expected = expected
 
     @staticmethod
-    def of(settings: CatalogConfig) -> HostKeys:
+    def of(settings: CatalogConfig) -> SigningKeys:
         """Returns the keys of this host.
 
         If the file is missing or not valid, the result has no keys and a problem: backups continue
@@ -130,18 +132,18 @@ class HostKeys:
                 data = file.read(_MOST_BYTES + 1)
         except FileNotFoundError:
             expected = settings.host.key_file is not None
-            return HostKeys((), path, f"there is no host key {path}", expected=expected)
+            return SigningKeys((), path, f"there is no host key {path}", expected=expected)
         except OSError as error:
-            return HostKeys((), path, f"the host key {path} cannot be read: {error.strerror}")
+            return SigningKeys((), path, f"the host key {path} cannot be read: {error.strerror}")
         lines = data.decode("ascii", "replace").splitlines()
         said = [line for line in lines if line.strip() and not line.startswith("#")]
         known = [_LINE.fullmatch(line.strip()) for line in said]
         if len(data) > _MOST_BYTES or not known or None in known:
-            return HostKeys((), path, f"{path} is not a file of host keys")
+            return SigningKeys((), path, f"{path} is not a file of host keys")
         # The access control list of a systemd credential is shown as permissions of the group.
         others = found.st_mode & (stat.S_IRWXO | stat.S_IWGRP)
         problem = f"other users may read the host key {path}: chmod 600 it" if others else ""
-        return HostKeys([HostKey.of(bytes.fromhex(m[1])) for m in known if m], path, problem)
+        return SigningKeys([SigningKey.of(bytes.fromhex(m[1])) for m in known if m], path, problem)
 
     def __bool__(self) -> bool:
         return bool(self._keys)
@@ -186,7 +188,7 @@ class HostKeys:
 
 
 def key_file(settings: CatalogConfig) -> Path:
-    """Returns the path of the host key.
+    """Returns the path of the signing key.
 
     The path is `host.key_file`; or else a file in the home of the service's user if that exists, or
     in this user's configuration directory. A directory that XDG_CONFIG_HOME names goes before both.
@@ -202,8 +204,8 @@ def key_file(settings: CatalogConfig) -> Path:
     return SERVICE_KEY
 
 
-def make_host_key(path: Path) -> str:
-    """Makes a new host key, mode 0600, unless the file exists.
+def make_signing_key(path: Path) -> str:
+    """Makes a new signing key, mode 0600, unless the file exists.
 
     The file belongs to the owner of its directory, where root makes it: root's first command must
     not leave a key that the service's user cannot read.
