@@ -518,14 +518,14 @@ class FileByBucket:
         if self.upload_id is None:
             assert self.known is not None
             return self._settle(self.known, parts, ours, older=True)
-        older = False
+        older, confirmed = False, all(part.confirmed for part in parts)
         try:
             info = self.store.bucket.complete(self.key, self.upload_id.result(), parts)
         except (ObjectExists, UploadGone, RemoteUnreachable) as error:
-            info = self._found(error)
+            info, confirmed = self._found(error), False
             if older := isinstance(error, ObjectExists):
                 self.abort()
-        return self._settle(info, parts, ours, older=older)
+        return self._settle(info, parts, ours, older=older, confirmed=confirmed)
 
     def _found(self, error: Exception) -> ObjectInfo:
         """Returns the object that the bucket has although it did not say so just now. Raises
@@ -550,20 +550,24 @@ class FileByBucket:
         ours: _Sums,
         *,
         older: bool = False,
+        confirmed: bool = False,
     ) -> ObjectInfo:
         """Returns the object once it is sure to be ours. Its checksum is what the ledger records of
         it. Raises _KeyTaken.
 
         Where the server keeps no SHA-256, or one of another form, its ETag is compared, which most
-        servers make of MD5 sums. Where neither says anything the content is read back. So is what
-        is older than this sending: it may be what a check has found to be damaged, and its checksum
-        is that of the day when it was stored.
+        servers make of MD5 sums. Where that says nothing, the SHA-256 sums count that the server
+        has said of the parts which it has just joined (confirmed), else the content is read back.
+        So is what is older than this sending: it may be what a check has found to be damaged, and
+        its checksum is that of the day when it was stored.
         """
         proof = ours.proved_by(info)
         if not info.checksum:  # Some servers tell it where they are asked, and not before.
             info = self.store.bucket.head(self.key) or info
             proof = "" if ours.contradicted_by(info) else ours.proved_by(info) or proof
-        if (older or not proof) and not self._has_it(info, parts, same=bool(proof)):
+        confirmed = confirmed and info.size == self.size and not ours.contradicted_by(info)
+        known = not older and (bool(proof) or confirmed)
+        if not known and not self._has_it(info, parts, same=bool(proof)):
             raise _KeyTaken(self.key, older=older)
         return ObjectInfo(self.key, self.size, proof or proof_of(info) or ours.sha256)
 

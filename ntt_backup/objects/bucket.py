@@ -29,6 +29,7 @@ DEAD_SECONDS: Final = 86400.0
 # What the ledger says of an object of which the server keeps no SHA-256 begins so.
 MD5: Final = "md5:"
 OPAQUE: Final = "etag:"
+_MD5_BYTES: Final = 16
 # The next sweep removes the rest.
 _MOST_SWEPT: Final = 1000
 
@@ -81,7 +82,8 @@ class ObjectInfo:
 @dataclass(frozen=True, slots=True)
 class Part:
     """A part that was taken. number counts from 1; sha256 is of its bytes, 32 of them. md5: also of
-    them, 16 bytes, where the server said no SHA-256 of the part; else b"".
+    them, 16 bytes, where the server said no SHA-256 of the part; where it did, what its ETag says
+    in that form, else b"". confirmed: the server said the SHA-256 of the part.
     """
 
     number: int
@@ -89,6 +91,7 @@ class Part:
     sha256: bytes
     size: int
     md5: bytes = b""
+    confirmed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +132,14 @@ def checksum(sha256: bytes) -> str:
 def composite(parts: Sequence[Part]) -> str:
     """Returns the checksum that a server keeps for an object of these parts."""
     return f"{checksum(new_sha256(b''.join(part.sha256 for part in parts)).digest())}-{len(parts)}"
+
+
+def md5_in(etag: str) -> bytes:
+    """Returns the MD5 sum that an ETag may be, b"" where it can be none."""
+    with suppress(ValueError):
+        said = bytes.fromhex(etag.strip('"'))
+        return said if len(said) == _MD5_BYTES else b""
+    return b""
 
 
 def composite_etag(parts: Sequence[Part]) -> str:

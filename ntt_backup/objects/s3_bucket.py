@@ -46,6 +46,7 @@ from ntt_backup.objects.bucket import (
     agree,
     checksum,
     composite,
+    md5_in,
 )
 from ntt_backup.objects.s3_answers import BoundedSession, Pages, etag, moment, size, word
 from ntt_backup.objects.s3_errors import FAILURES, BehindTheEnd, Passing, moment_of, translated
@@ -151,9 +152,11 @@ class S3Bucket:
             ChecksumSHA256=checksum(sha256),
         )
         taken = self._taken(key, len(data), answer, checksum(sha256))
-        # Where the server says no SHA-256 of a part, it keeps none of the object.
-        summed = b"" if taken.checksum else md5(data, usedforsecurity=False).digest()
-        return Part(number, word(answer, "ETag"), sha256, len(data), summed)
+        said, confirmed = word(answer, "ETag"), bool(taken.checksum)
+        # Where the server says no SHA-256 of a part, it keeps none of the object. Some servers say
+        # it of parts alone.
+        summed = md5_in(said) if confirmed else md5(data, usedforsecurity=False).digest()
+        return Part(number, said, sha256, len(data), summed, confirmed)
 
     def complete(self, key: str, upload_id: str, parts: Sequence[Part]) -> ObjectInfo:
         listed = [

@@ -138,6 +138,8 @@ def test_a_trial_says_in_what_a_server_is_weak() -> None:
     ],
 )
 def test_a_trial_says_how_what_is_sent_is_compared(opaque: bool, words: str) -> None:
+    parts = BucketProbe(packs_in(FakeBucket(of_parts=True, opaque=True)), OWNER).try_out()
+    assert "so those of its parts are compared" in parts
     bucket = FakeBucket(weak=True, opaque=opaque)
     assert words in BucketProbe(packs_in(bucket), OWNER).try_out()
     # Also where an earlier trial could not be removed.

@@ -7,7 +7,8 @@
     bucket.append_only = True                 # nothing may be overwritten or deleted
 
 `FakeBucket(weak=True)` keeps no checksums and overwrites what is there, as a weak server does; its
-ETags are MD5 sums, or with `opaque=True` nothing that can be compared.
+ETags are MD5 sums, or with `opaque=True` nothing that can be compared. `FakeBucket(of_parts=True)`
+says the SHA-256 of each part, and none of an object of parts.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from ntt_backup.objects.bucket import (
     UploadGone,
     checksum,
     composite,
+    md5_in,
 )
 
 Hook = Callable[[str, str], object]
@@ -59,7 +61,7 @@ class FakeBucket:
     its protection.
     """
 
-    def __init__(self, *, weak: bool = False, opaque: bool = False) -> None:
+    def __init__(self, *, weak: bool = False, opaque: bool = False, of_parts: bool = False) -> None:
         self.objects: dict[str, bytes] = {}
         self.marked: set[str] = set()
         self.archived: set[str] = set()
@@ -71,6 +73,7 @@ class FakeBucket:
         self.after: Hook = _nothing
         self._weak = weak
         self._opaque = opaque
+        self._of_parts = of_parts
         self._infos: dict[str, ObjectInfo] = {}
         self._uploads: dict[str, _Pending] = {}
         self._numbers = itertools.count(1)
@@ -107,11 +110,9 @@ class FakeBucket:
     def put_part(self, key: str, upload_id: str, number: int, data: Buffer, sha256: bytes) -> Part:
         with self._request("put_part", key):
             content = self._checked(data, sha256)
-            etag, summed = (
-                f'"{md5(content).hexdigest()}"',
-                md5(data).digest() if self._weak else b"",
-            )
-            part = Part(number, etag, sha256, len(content), summed)
+            etag = f"{next(self._numbers):x}" if self._opaque else md5(content).hexdigest()
+            summed = md5(data).digest() if self._weak else md5_in(f'"{etag}"')
+            part = Part(number, f'"{etag}"', sha256, len(content), summed, not self._weak)
             self._pending(key, upload_id).parts[number] = part, content
             return part
 
@@ -129,7 +130,8 @@ class FakeBucket:
             content = b"".join(content for _, content in kept)
             sums = b"".join(md5(one).digest() for _, one in kept)
             etag = f"{md5(sums).hexdigest()}-{len(kept)}"
-            info = self._store(key, content, composite(parts), etag)
+            summed = "" if self._of_parts else composite(parts)
+            info = self._store(key, content, summed, etag)
             del self._uploads[upload_id]
             return info
 
@@ -193,6 +195,10 @@ class FakeBucket:
     def came(self, key: str, when: datetime) -> None:
         """Lets an object have arrived at another time."""
         self._infos[key] = replace(self._infos[key], modified=when)
+
+    def tells(self, key: str, *, etag: str) -> None:
+        """Says another ETag of an object."""
+        self._infos[key] = replace(self._infos[key], etag=etag)
 
     def begun(self, upload_id: str, when: datetime) -> None:
         """Lets an upload have begun at another time."""

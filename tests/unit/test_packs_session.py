@@ -507,6 +507,47 @@ def test_what_an_etag_does_not_prove_is_read_back(scene: Scene, sizes: tuple[int
     assert got.packs[0].checksum.startswith("etag:")
 
 
+@pytest.mark.parametrize(("opaque", "kept"), [(False, "md5:"), (True, "etag:")])
+def test_the_sums_of_the_parts_are_enough_where_there_is_none_of_the_whole(
+    scene: Scene, opaque: bool, kept: str
+) -> None:
+    scene.bucket = FakeBucket(of_parts=True, opaque=opaque)
+    blobs = scene.blobs(3_000_000, 4_000_000)
+    session = scene.session()
+
+    session.put(batch(blobs))
+
+    got = receipt(settled(session))
+    assert scene.bucket.requests["get_range"] == 0
+    assert scene.stored() == scene.in_store(blobs)
+    assert got.packs[0].checksum.startswith(kept)
+
+
+@pytest.mark.parametrize("fault", ["joined wrongly", "cut", "answer lost"])
+def test_the_sums_of_parts_do_not_count_for_what_was_joined_otherwise(
+    scene: Scene, fault: str
+) -> None:
+    scene.bucket = bucket = FakeBucket(of_parts=True, opaque=fault != "joined wrongly")
+
+    def harm(verb: str, key: str) -> None:
+        if verb == "complete":
+            content = bucket.objects[key]
+            wrong = content[:-1] if fault == "cut" else bytes([content[0] ^ 1]) + content[1:]
+            bucket.objects[key] = wrong
+            etag = "0" * 32 + "-2" if fault == "joined wrongly" else "0"
+            bucket.tells(key, etag=etag)
+            if fault == "answer lost":
+                raise RemoteUnreachable("the link is down")
+
+    bucket.after = harm
+    session = scene.session()
+
+    session.put(batch(scene.blobs(3_000_000, 4_000_000)))
+
+    (outcome,) = settled(session)
+    assert isinstance(outcome, Rejection)
+
+
 @pytest.mark.parametrize("sizes", [(3_000_000, 4_000_000), (1000,)])
 @pytest.mark.parametrize("opaque", [False, True])
 def test_what_a_weak_bucket_has_damaged_has_no_receipt(

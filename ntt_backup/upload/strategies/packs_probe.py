@@ -211,20 +211,22 @@ class BucketProbe:
         bucket, key = self._bucket, self._key
         upload_id = bucket.create_upload(key)
         info: ObjectInfo | None = None
+        confirmed = False
         try:
             part = bucket.put_part(key, upload_id, 1, self._content, self._sha256)
             info = bucket.complete(key, upload_id, [part])
+            confirmed = part.confirmed
         except UploadGone:  # An answer was lost.
             bucket.abort(key, upload_id)
         except BaseException:
             bucket.abort(key, upload_id)
             raise
-        return self._compared(info)
+        return self._compared(info, confirmed=confirmed)
 
-    def _compared(self, info: ObjectInfo | None) -> list[str]:
+    def _compared(self, info: ObjectInfo | None, *, confirmed: bool = False) -> list[str]:
         """Returns what is weak about what the bucket says of the trial object.
 
-        info: What the bucket said when the object was stored.
+        info: What the bucket said when the object was stored. confirmed: See `Part`.
         """
         bucket, key = self._bucket, self._key
         part = Part(1, "", self._sha256, _SIZE, md5(self._content, usedforsecurity=False).digest())
@@ -239,6 +241,8 @@ class BucketProbe:
             return []
         if agree(info.etag, composite_etag([part])):
             return ["it keeps no SHA-256 of an object, so the MD5 sums in its ETag are compared"]
+        if confirmed and agree(info.etag, composite_etag([part])) is None:
+            return ["it keeps no SHA-256 of an object, so those of its parts are compared"]
         return [
             "it keeps no SHA-256 of an object, and its ETag is no MD5 sum (as with encryption by a"
             " KMS), so all that is sent is read back once, at the price of its traffic"
