@@ -13,7 +13,7 @@ from typing import Final
 from ntt_backup import events
 from ntt_backup.client.backoff import RESTARTS, Backoff, Restarts
 from ntt_backup.client.bootstrap import bundle
-from ntt_backup.client.effort import Effort
+from ntt_backup.client.compression_level import Effort
 from ntt_backup.client.throttle import Limit
 from ntt_backup.config import RunSettings, Settings, application_name
 from ntt_backup.errors import WorkerFailed

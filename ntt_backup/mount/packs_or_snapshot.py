@@ -79,7 +79,7 @@ def mount_target(
     """
     kernel.require_erofs(kernel.BLOCKS_SINCE)
     kernel.require_mount_point(directory)
-    serve = _serving()
+    fuse = _fuse()
     store = _Mountable(open_packs())
     tables = Tables(store, cache, policy=policy)
     volumes: list[Volume] = []
@@ -102,7 +102,7 @@ def mount_target(
         built = build(file, [one.size for one in volumes], sources, options)
         _require_some(built)
         store.close()  # Its threads would not be copied.
-        show = partial(serve.serve, directory, volumes, lambda: open_packs().fetch)
+        show = partial(fuse.serve, directory, volumes, lambda: open_packs().fetch)
         with _started(show) as server, ExitStack() as stack:
             shown = f"/proc/{server.pid}/root{directory}"
             devices = [kernel.loop_device(f"{shown}/{n}", stack) for n in range(len(volumes))]
@@ -110,7 +110,7 @@ def mount_target(
             # A block device can be used once only.
             whole, itself = kernel.loop_device(image, stack), kernel.loop_device(image, stack)
             kernel.attach(whole, [*devices, itself], directory)
-            os.write(server.stdin_fd, serve.GO)
+            os.write(server.stdin_fd, fuse.GO)
     return built
 
 
@@ -144,7 +144,7 @@ def mount_version(
     """
     kernel.require_fuse()
     kernel.require_mount_point(directory)
-    serve = _serving()
+    fuse = _fuse()
     with (
         _writing("the manifest", scratch, "some 200 bytes for each file of the version"),
         tempfile.NamedTemporaryFile(dir=scratch) as file,
@@ -159,11 +159,11 @@ def mount_version(
 
         def show() -> int:
             tree = VersionTree(Path(file.name), starts)
-            served: int = serve.serve_version(directory, tree, SuperBlockCache(header, open_store))
+            served: int = fuse.serve_version(directory, tree, SuperBlockCache(header, open_store))
             return served
 
         with _started(show) as server:
-            os.write(server.stdin_fd, serve.GO)
+            os.write(server.stdin_fd, fuse.GO)
     return Mounted(header.set, header.version, trailer.files, trailer.bytes, str(origin))
 
 
@@ -174,7 +174,7 @@ def _started(show: Callable[[], int]) -> Iterator[Fork]:
     """
     server = Fork(show, "ntt-mount", stays=True)
     try:
-        _await(server, _serving().READY)
+        _await(server, _fuse().READY)
         yield server
     except BaseException:
         server.end()
@@ -195,17 +195,17 @@ def _await(server: Fork, word: bytes) -> None:
         said += data or b""
 
 
-def _serving() -> ModuleType:
+def _fuse() -> ModuleType:
     """Returns the module that needs FUSE. Raises MountImpossible."""
     try:
-        from ntt_backup.mount import serve
+        from ntt_backup.mount import fuse
     except (ImportError, OSError) as error:
         raise MountImpossible(
             "this mount needs mfusepy and libfuse",
             detail=str(error),
             hint="pip install 'ntt-backup[mount]', and the system's package fuse3",
         ) from error
-    return serve
+    return fuse
 
 
 class _Mountable:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from ntt_backup import __version__, newest
-from ntt_backup.audit.locks import known_lock, look_at_lock
+from ntt_backup.audit.object_locks import known_lock, look_at_lock
 from ntt_backup.catalog import connection, history, ledger, selection
 from ntt_backup.catalog.history import CheckRun, noted_dumps
 from ntt_backup.client.bootstrap import Banner

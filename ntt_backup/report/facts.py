@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final, Self, TypeVar, cast
 
-from ntt_backup.audit.locks import TargetLock, known_lock
+from ntt_backup.audit.object_locks import TargetLock, known_lock
 from ntt_backup.catalog import connection, history, identities, proofs, range_locks, stats
 from ntt_backup.catalog.failures import FailedBlob
 from ntt_backup.catalog.schema_check import verify_schema

@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from ntt_backup.audit.locks import TargetLock
+from ntt_backup.audit.object_locks import TargetLock
 from ntt_backup.catalog.history import DumpRun, Run
 from ntt_backup.catalog.identities import Place
 from ntt_backup.catalog.proofs import COPY_STATES, Kind, ProofCount, Unproved

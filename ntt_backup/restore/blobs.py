@@ -24,7 +24,7 @@ from ntt_backup.config.timetable import Timetable
 from ntt_backup.errors import SOME_FAILED, BackupError, DestinationError
 from ntt_backup.model import WHOLE, Failure, Failures, Reason, Shard
 from ntt_backup.process.threads import WorkQueue
-from ntt_backup.restore.target import Found, RestoreTarget, TargetWriter
+from ntt_backup.restore.destination import Found, RestoreTarget, TargetWriter
 
 if TYPE_CHECKING:
     from ntt_backup.restore.from_packs import FromPacks

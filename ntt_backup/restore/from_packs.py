@@ -51,7 +51,7 @@ from ntt_backup.packstore.tables import (
 )
 from ntt_backup.process.threads import run_threads
 from ntt_backup.restore.blobs import Thaw, Wanted, Work
-from ntt_backup.restore.target import Oversized, TargetWriter, destination
+from ntt_backup.restore.destination import Oversized, TargetWriter, destination
 from ntt_backup.wire.framing import FORMAT
 
 # Of a list, looked up at once.

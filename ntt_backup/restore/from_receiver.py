@@ -20,7 +20,7 @@ from ntt_backup.config.timetable import Timetable
 from ntt_backup.errors import BackupError
 from ntt_backup.model import Failure, Reason
 from ntt_backup.restore.blobs import Entry, Wanted, Work
-from ntt_backup.restore.target import Oversized, TargetWriter, destination
+from ntt_backup.restore.destination import Oversized, TargetWriter, destination
 from ntt_backup.upload.batching import cut
 
 _BATCH_BLOBS: Final = 1000

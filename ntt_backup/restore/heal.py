@@ -46,7 +46,7 @@ from ntt_backup.model import Blob, Failure, Failures, Reason
 from ntt_backup.packstore.tables import ahead
 from ntt_backup.process.threads import Cancelled
 from ntt_backup.restore.blobs import Restored, Wanted, work_from
-from ntt_backup.restore.target import InStore, Look, RestoreTarget
+from ntt_backup.restore.destination import InStore, Look, RestoreTarget
 from ntt_backup.source.store import Inspection, Store
 
 # The reasons for which a blob is fetched. What is no file was put there by somebody.

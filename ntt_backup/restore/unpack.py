@@ -25,7 +25,7 @@ from ntt_backup.pack.format import Entry, PackError
 from ntt_backup.pack.reader import PackFile, Salvage
 from ntt_backup.packstore.contents import give_blobs
 from ntt_backup.process.child import run_helpers
-from ntt_backup.restore.target import Found, RestoreTarget, TargetWriter, destination
+from ntt_backup.restore.destination import Found, RestoreTarget, TargetWriter, destination
 
 # Opening a file takes as long as writing so many bytes.
 _COST_OF_A_BLOB: Final = 1 << 16

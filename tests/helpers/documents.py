@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 import ntt_backup.daemon.events
 import ntt_backup.dump.events
 import ntt_backup.snapshot.events  # noqa: F401 - their classes are events, too
-from ntt_backup.audit.locks import TargetLock
+from ntt_backup.audit.object_locks import TargetLock
 from ntt_backup.catalog.history import DumpRun, Run
 from ntt_backup.catalog.identities import Place
 from ntt_backup.catalog.proofs import COPY_STATES, Unproved

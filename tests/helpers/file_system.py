@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ntt_backup.process import durable
-from ntt_backup.restore import target as target_module
+from ntt_backup.restore import destination as target_module
 
 Inode = tuple[int, int]
 

@@ -13,7 +13,7 @@ from ntt_backup.blobdir.files import closing as closing_fd
 from ntt_backup.blobdir.files import names_in
 from ntt_backup.blobdir.walk import Tree
 from ntt_backup.receiver.file_areas import DumpArea, SnapshotArea
-from ntt_backup.restore.target import RestoreTarget, TargetWriter
+from ntt_backup.restore.destination import RestoreTarget, TargetWriter
 from ntt_backup.restore.unpack import unpack
 from ntt_backup.snapshot.restore.tree import DestinationTree
 from ntt_backup.wire import messages

@@ -15,8 +15,8 @@ from ntt_backup.blobdir.files import DIRECTORY
 from ntt_backup.blobdir.publish import Publisher
 from ntt_backup.errors import DestinationError
 from ntt_backup.process import durable
-from ntt_backup.restore import target as target_module
-from ntt_backup.restore.target import RestoreTarget, TargetWriter
+from ntt_backup.restore import destination as target_module
+from ntt_backup.restore.destination import RestoreTarget, TargetWriter
 from ntt_backup.wire.messages import REFUSED, REPLACED
 from tests.helpers.file_system import put_on_bad_sectors
 

@@ -13,8 +13,8 @@ from blake3 import blake3
 from ntt_backup.client.read_session import ReadSession
 from ntt_backup.errors import RemoteUnreachable
 from ntt_backup.process.threads import WorkQueue
+from ntt_backup.restore.destination import RestoreTarget, TargetWriter
 from ntt_backup.restore.from_receiver import Batch, Fetching, FromReceiver
-from ntt_backup.restore.target import RestoreTarget, TargetWriter
 from ntt_backup.wire.messages import Large
 from tests.helpers.blobs import tree
 
@@ -76,7 +76,7 @@ def test_a_part_that_was_kept_counts_as_progress_once() -> None:
 def test_a_large_blob_that_two_threads_fetch_is_whole_when_it_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ntt_backup.restore.target.RESUMABLE", 10)
+    monkeypatch.setattr("ntt_backup.restore.destination.RESUMABLE", 10)
     content = bytes(range(20))
     digest = blake3(content).digest()
     name, large = digest.hex(), Large(digest, len(content), 0)
@@ -165,7 +165,7 @@ def test_a_large_blob_of_a_list_is_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, earlier: bool
 ) -> None:
     """After a part that an earlier call has left, or a connection that was lost."""
-    monkeypatch.setattr("ntt_backup.restore.target.RESUMABLE", 10)
+    monkeypatch.setattr("ntt_backup.restore.destination.RESUMABLE", 10)
     small, large = blake3(b"small").digest(), blake3(b"large").digest()
     with (
         closing(RestoreTarget(tmp_path)) as target,

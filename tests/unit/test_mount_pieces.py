@@ -108,7 +108,7 @@ def test_fuse_gets_eio_and_the_log_one_line() -> None:
         import mfusepy
     except (ImportError, OSError) as missing:
         pytest.skip(str(missing))
-    from ntt_backup.mount.serve import Files
+    from ntt_backup.mount.fuse import Files
 
     store = Store(PIECE)
     said: list[str] = []

@@ -218,7 +218,7 @@ def test_a_planted_pack_is_not_mounted_whatever_its_name_says(
 ) -> None:
     for need in ("require_erofs", "require_mount_point"):
         monkeypatch.setattr(kernel, need, lambda _: None)
-    monkeypatch.setattr(packs_or_snapshot, "_serving", lambda: None)
+    monkeypatch.setattr(packs_or_snapshot, "_fuse", lambda: None)
     monkeypatch.setattr(s3, "open_bucket", lambda *_, **__: bucket)
     put_pack(bucket, contents(100))
     (pack,) = packs_of(packs_in(bucket))

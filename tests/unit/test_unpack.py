@@ -20,7 +20,7 @@ from ntt_backup.pack.age import HEAD, SEALED_CHUNK
 from ntt_backup.pack.format import TAIL_BYTES
 from ntt_backup.pack.reader import _FIRST_READ
 from ntt_backup.packstore import contents as giving
-from ntt_backup.restore import target
+from ntt_backup.restore import destination
 from ntt_backup.restore.unpack import UnpackedAll
 from ntt_backup.restore.unpack import unpack as unpack_files
 from tests.helpers.blobs import MIX, Person, noise, pack, put_as, reader, sealed, text, tree
@@ -252,7 +252,7 @@ def test_of_a_large_blob_that_breaks_off_nothing_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing resumes it: what is damaged in a pack stays damaged."""
-    monkeypatch.setattr(target, "RESUMABLE", 100_000)
+    monkeypatch.setattr(destination, "RESUMABLE", 100_000)
     monkeypatch.setattr(giving, "LARGEST_RANGE", 200_000)
     owner, content = Person.new(), noise(600_000, 1)
     data = bytearray(sealed([content], [owner.public]))

@@ -387,8 +387,8 @@ def protect(common: Common, until: datetime | None, term: float | None) -> None:
     `status` and `check` warn before the locks end. Call it again before, from a timer: what was
     stored meanwhile has the default lock of the bucket alone.
     """
-    from ntt_backup.audit.locks import Protected
-    from ntt_backup.audit.locks import protect as lock_all
+    from ntt_backup.audit.object_locks import Protected
+    from ntt_backup.audit.object_locks import protect as lock_all
     from ntt_backup.objects.s3 import open_bucket
 
     if (until is None) == (term is None):

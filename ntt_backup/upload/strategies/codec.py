@@ -7,7 +7,7 @@ MiB.
 
 The level follows the bottleneck. While the sender waits for the link, a higher level sends more;
 where compressing takes the time, as on a link that is as fast as the machine, a lower level does
-(`client.effort`).
+(`client.compression_level`).
 
 What a session compresses is one zstd stream, so each part gains from what went before it; a higher
 level looks back further. What travels raw is no part of it. For an older receiver each part is
@@ -25,7 +25,7 @@ from typing import Any, Final
 
 import zstandard
 
-from ntt_backup.client.effort import Effort, Sender
+from ntt_backup.client.compression_level import Effort, Sender
 from ntt_backup.errors import Unsupported
 from ntt_backup.wire.framing import PACK_BYTES
 from ntt_backup.wire.messages import RAW, STREAM_WINDOW_LOG, ZLIB, ZSTD, ZSTD_STREAM

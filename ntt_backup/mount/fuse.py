@@ -1,10 +1,9 @@
-"""A process shows files by FUSE as long as they are mounted: volumes, or a version's tree.
+"""FUSE shows files as long as they are mounted: volumes, or the tree of a version.
 
-Nobody else sees the volumes of a target: they are mounted in a view of its own, and are detached
-there once the image's loop devices have them open. When the image is unmounted the devices go, with
-them the last file is closed, and the process ends. If the process dies before, reads fail with EIO.
-
-A version's tree is itself what is mounted.
+Each mount has a process of its own. Nobody else sees the volumes of a target: they are mounted in a
+view of that process, and are detached there once the image's loop devices have them open. When the
+image is unmounted the devices go, with them the last file is closed, and the process ends. If the
+process dies before, reads fail with EIO. A version's tree is itself what is mounted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The object locks of a bucket are renewed, and their end is known before it comes.
+"""The object locks of a bucket are renewed, and one that ends soon is an alert.
 
 A lock keeps an object until a time, and no longer: what is stored once and never again, as packs
 are, loses the lock of its first day while the backup still needs it. `protect` locks all objects

@@ -1,6 +1,6 @@
-"""In the target directory of a restore, every name that is seen is complete and right.
+"""In the destination directory of a restore, every name that is visible is complete and right.
 
-The target is locked, and has scratch space in which nothing counts yet. Content goes into that
+The directory is locked, and has scratch space in which nothing counts yet. Content goes into that
 space; once it hashes to its name and a sync has covered all of a batch, it is published as
 `aa/bb/<blobid>`, or replaces a wrong file. The stage of each thread or process has directories
 `aa/bb`, too, so that what the target lacks as a whole is published by one rename. A large blob is

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.audit.locks import TargetLock, known_lock, look_at_lock, protect
+from ntt_backup.audit.object_locks import TargetLock, known_lock, look_at_lock, protect
 from ntt_backup.config import Settings
 from ntt_backup.errors import ConfigError, RemoteDenied, RemoteUnreachable
 from ntt_backup.objects.bucket import Protection

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import pytest
 
-from ntt_backup.client.effort import Effort, Sender
+from ntt_backup.client.compression_level import Effort, Sender
 
 MB = 1_000_000
 STEPS = 6
