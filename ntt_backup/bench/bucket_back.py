@@ -20,7 +20,7 @@ from blake3 import blake3
 from ntt_backup.bench.bucket_out import CODECS, WAYS_OUT, Out, archive_key, unpacked
 from ntt_backup.bench.helpers import Answer, Ready
 from ntt_backup.bench.sending import Way
-from ntt_backup.blobdir.files import syncfs
+from ntt_backup.blobdir.descriptors import syncfs
 from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.config import RemoteConfig
 from ntt_backup.errors import RemoteCannotStore, SourceError
@@ -33,7 +33,7 @@ from ntt_backup.objects.bucket import Bucket
 from ntt_backup.objects.s3 import open_bucket
 from ntt_backup.pack.reader import LARGEST_RANGE
 from ntt_backup.packstore.tables import ahead
-from ntt_backup.process.pipeline import start, wait_for, write
+from ntt_backup.process.spawn import start, wait_for, write
 from ntt_backup.restore.blobs import Wanted, restore
 from ntt_backup.upload.strategies.tar_archive import tar_environment
 

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from ntt_backup.errors import BackupError, WorkerFailed
-from ntt_backup.process.pipeline import Fork, wait_for, write
+from ntt_backup.process.spawn import Fork, wait_for, write
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from ntt_backup.client.error_text import explain_root
+from ntt_backup.client.remote_errors import explain_root
 from ntt_backup.client.shell import ask
 from ntt_backup.client.transport import Transport, transport_to
 from ntt_backup.config import Settings

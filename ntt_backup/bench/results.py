@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ntt_backup import __version__
-from ntt_backup.process.pipeline import version_of
+from ntt_backup.process.spawn import version_of
 
 MEGA: Final = 1e6
 SCHEMA: Final = 2

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Final
 
 from ntt_backup.bench.remote import HELLO, connect
-from ntt_backup.client.error_text import explain_batch
+from ntt_backup.client.remote_errors import explain_batch
 from ntt_backup.client.transport import Transport
 from ntt_backup.errors import RemoteUnreachable, SourceError
 from ntt_backup.model import Blob
-from ntt_backup.process.pipeline import start, wait_for
+from ntt_backup.process.spawn import start, wait_for
 from ntt_backup.upload.strategies.tar_archive import name_list, tar_argv, tar_environment
 
 _STORE: Final = (

@@ -1,1 +1,1 @@
-"""A directory of blobs has the layout `aa/bb/<blobid>`, and needs system calls of its own."""
+"""Files by descriptor, and a directory of blobs, which has the layout `aa/bb/<blobid>`."""

@@ -13,7 +13,7 @@ import re
 import stat
 from collections import OrderedDict
 
-from ntt_backup.blobdir.files import (
+from ntt_backup.blobdir.descriptors import (
     DIRECTORY,
     FILE,
     closing,

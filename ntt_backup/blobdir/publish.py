@@ -14,7 +14,7 @@ import os
 import stat
 from binascii import hexlify
 
-from ntt_backup.blobdir.files import FILE, closing, error_line, rename_new
+from ntt_backup.blobdir.descriptors import FILE, closing, error_line, rename_new
 from ntt_backup.blobdir.layout import BlobDirectory, kind_of
 from ntt_backup.wire.messages import PRESENT, REFUSED, REPLACED
 

@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterator
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
-from ntt_backup.blobdir.files import closing, opened_anew
+from ntt_backup.blobdir.descriptors import closing, opened_anew
 from ntt_backup.blobdir.layout import BlobDirectory, is_blobid, is_prefix
 
 if TYPE_CHECKING:

@@ -8,5 +8,5 @@ It has three rooms above `connection` and `pending`, which all of them use:
 - what a run uses, claims and ledger: `range_locks`, `ledger`
 - questions, which change nothing but notes: `failures`, `selection`, `stats`, `history`
 - what an administrator uses, `init-db` and restores: `privileges`, `schema_check`, `schema`,
-  `restorer`
+  `restore_role`
 """

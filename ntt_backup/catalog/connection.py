@@ -23,7 +23,7 @@ from psycopg import sql
 from psycopg.abc import AdaptContext
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from ntt_backup.config.messages import PUBLIC_PARAMETERS
+from ntt_backup.config.display import PUBLIC_PARAMETERS
 from ntt_backup.errors import (
     CatalogError,
     CatalogRefused,

@@ -16,7 +16,7 @@ from typing import Final
 from ntt_backup.client.throttle import Pace, SharedPace
 from ntt_backup.client.transport import Transport
 from ntt_backup.errors import BackupError, RemoteDenied, RemoteUnreachable
-from ntt_backup.process.pipeline import READ_BYTES, Child, start, wait_for, write
+from ntt_backup.process.spawn import READ_BYTES, Child, start, wait_for, write
 
 NOISE_LIMIT: Final = 256 * 1024
 # The limit of mere signs of life, as a multiple of the limit of silence: a sync that hangs shows

@@ -18,7 +18,7 @@ from ntt_backup.blobdir.layout import is_identity
 from ntt_backup.client.bootstrap import bundle, greet
 from ntt_backup.client.channel import PATIENCE_FACTOR, Channel
 from ntt_backup.client.compression_level import Sender
-from ntt_backup.client.error_text import explain_batch, explain_gone, explain_root
+from ntt_backup.client.remote_errors import explain_batch, explain_gone, explain_root
 from ntt_backup.client.throttle import Pace, SharedPace
 from ntt_backup.client.transport import Local, Transport, transport_to
 from ntt_backup.config import RemoteConfig, RemoteSettings, RunSettings

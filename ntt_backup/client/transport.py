@@ -29,7 +29,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final, Protocol
 
-from ntt_backup.client.error_text import ErrorCase
+from ntt_backup.client.remote_errors import ErrorCase
 from ntt_backup.config import RemoteSettings
 from ntt_backup.errors import BackupError, ConfigError, RemoteDenied, RemoteUnreachable
 

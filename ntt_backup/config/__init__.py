@@ -17,7 +17,7 @@ from typing import Generic, NamedTuple, TypeVar
 from pydantic import ValidationError
 
 from ntt_backup.config import sources
-from ntt_backup.config.messages import explain
+from ntt_backup.config.display import explain
 from ntt_backup.config.sections import CatalogConfig as CatalogConfig
 from ntt_backup.config.sections import RemoteConfig as RemoteConfig
 from ntt_backup.config.sections import RemoteSettings as RemoteSettings

@@ -34,7 +34,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from ntt_backup.blobdir.files import closing
+from ntt_backup.blobdir.descriptors import closing
 from ntt_backup.config.sections import LogSettings
 from ntt_backup.daemon.listeners import Listener
 from ntt_backup.errors import ConfigError

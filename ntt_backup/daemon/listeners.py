@@ -24,7 +24,7 @@ from ntt_backup.daemon.progress import RunState
 from ntt_backup.events import Event, Warning
 from ntt_backup.process.child import ChildProcess
 from ntt_backup.process.messages import Message, ProcessEnded, decode
-from ntt_backup.process.pipeline import PIPE_BYTES, wait_for, write
+from ntt_backup.process.spawn import PIPE_BYTES, wait_for, write
 
 Heard = tuple[str, Event | RunState]
 Body = Callable[[Iterator[Heard]], object]

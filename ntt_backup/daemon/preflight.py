@@ -33,7 +33,7 @@ from ntt_backup.catalog import (
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.schema_check import verify_rights, verify_schema
 from ntt_backup.client.connection import old_receiver
-from ntt_backup.client.error_text import explain_gone
+from ntt_backup.client.remote_errors import explain_gone
 from ntt_backup.config import Settings, application_name
 from ntt_backup.config.signing_key import SigningKeys
 from ntt_backup.errors import (

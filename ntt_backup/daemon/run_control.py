@@ -32,7 +32,7 @@ from ntt_backup.daemon.side_jobs import SideJob
 from ntt_backup.daemon.signals import SignalInbox
 from ntt_backup.daemon.workers import WorkerPool
 from ntt_backup.errors import BackupError, ConfigError
-from ntt_backup.process.pipeline import wait_for
+from ntt_backup.process.spawn import wait_for
 
 _LOOK_SECONDS: Final = 1.0
 # Tables, and keys of tables, whose new values take effect at once.

@@ -38,7 +38,7 @@ from ntt_backup.format import duration, printable
 from ntt_backup.objects import s3
 from ntt_backup.process.child import ChildProcess
 from ntt_backup.process.messages import Fatal, Message, ProcessEnded
-from ntt_backup.process.pipeline import wait_for
+from ntt_backup.process.spawn import wait_for
 
 # As WatchdogSec of the unit; a coordinator feeds the watchdog every few seconds.
 HANG_SECONDS: Final = 180.0

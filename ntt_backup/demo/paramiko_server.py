@@ -30,7 +30,7 @@ from paramiko.common import (
     OPEN_SUCCEEDED,
 )
 
-from ntt_backup.blobdir.files import write_all
+from ntt_backup.blobdir.descriptors import write_all
 from ntt_backup.demo.sshd import LOOPBACK
 
 PACKET_BYTES: Final = 1 << 17

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from ntt_backup.demo.processes import Interrupts, Server
 from ntt_backup.errors import CatalogUnavailable, ConfigError
-from ntt_backup.process.pipeline import die_with_parent
+from ntt_backup.process.spawn import die_with_parent
 
 DATABASE: Final = "copyjob"
 # No port; a socket in the data directory, for its owner only.

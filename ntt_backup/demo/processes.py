@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any, Final
 
 from ntt_backup.errors import Stopped
-from ntt_backup.process.pipeline import die_with_parent
+from ntt_backup.process.spawn import die_with_parent
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _POLL_SECONDS: Final = 0.05

@@ -21,7 +21,7 @@ from typing import Final, Self
 
 from blake3 import blake3
 
-from ntt_backup.blobdir.files import FILE
+from ntt_backup.blobdir.descriptors import FILE
 from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.errors import ConfigError, SourceError
 from ntt_backup.format import many

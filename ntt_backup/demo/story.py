@@ -35,7 +35,7 @@ from ntt_backup.demo.store import (
 )
 from ntt_backup.errors import ConfigError
 from ntt_backup.format import duration, many, size
-from ntt_backup.process.pipeline import die_with_parent
+from ntt_backup.process.spawn import die_with_parent
 
 Remote = Bucket | ssh.SshRemote
 

@@ -38,7 +38,7 @@ from ntt_backup import events, newest
 from ntt_backup.catalog import connection, history, privileges, selection
 from ntt_backup.catalog.history import DatabaseState
 from ntt_backup.catalog.identities import identified
-from ntt_backup.client.error_text import explain_gone
+from ntt_backup.client.remote_errors import explain_gone
 from ntt_backup.config import RemoteConfig, application_name
 from ntt_backup.config.signing_key import SigningKeys
 from ntt_backup.dump import pg_programs, record, retention
@@ -63,7 +63,7 @@ from ntt_backup.filestore.pins import pins_that_count
 from ntt_backup.format import many, moment, size
 from ntt_backup.objects.bucket import DEAD_SECONDS
 from ntt_backup.packstore import marker
-from ntt_backup.process.pipeline import wait_for
+from ntt_backup.process.spawn import wait_for
 from ntt_backup.wire.stored_names import MAX_DUMPS
 
 _BLOBS: Final = re.compile(rb"^\d+; \d+ \d+ TABLE DATA \S+ blobs ", re.MULTILINE)

@@ -18,7 +18,7 @@ from typing import Final
 
 from ntt_backup.catalog import connection
 from ntt_backup.errors import DumpFailed, DumpImpossible, SourceError
-from ntt_backup.process.pipeline import Child, output_of, start
+from ntt_backup.process.spawn import Child, output_of, start
 
 _DEBIAN: Final = Path("/usr/lib/postgresql")
 _MAJOR: Final = re.compile(r"\d{1,3}", re.ASCII)

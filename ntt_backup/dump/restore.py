@@ -11,7 +11,7 @@ who made them (see `record`):
 
 - A dump of this host comes back whole. The record has the SHA-256 of its beginning, where all
   statements stand: these are proved before the first of them is executed, by a role that can do
-  nothing else (see `catalog.restorer`).
+  nothing else (see `catalog.restore_role`).
 - Any other one is taken only where that is asked for, and then nothing of it is executed: whatever
   it makes of tables, triggers, constraints and functions would run later, as whoever uses them. So
   init-db makes the tables, and the rows of `blobs` and of the schema `ntt_backup` are read out of
@@ -38,7 +38,7 @@ from tempfile import NamedTemporaryFile
 from typing import Final
 
 from ntt_backup.catalog import connection, history
-from ntt_backup.catalog.restorer import (
+from ntt_backup.catalog.restore_role import (
     BLOBS,
     OWN_SCHEMA,
     NewTables,
@@ -55,7 +55,7 @@ from ntt_backup.dump.store import BaseUnusable, DumpText, list_dumps, needed_by,
 from ntt_backup.dump.toc import DumpDamaged, Entry, Toc, drain
 from ntt_backup.errors import CatalogRefused, ConfigError, DumpFailed
 from ntt_backup.format import many
-from ntt_backup.process.pipeline import Child, start, wait_for, write
+from ntt_backup.process.spawn import Child, start, wait_for, write
 
 # More than pg_restore needs to see that there is more to come: a dump ends within its last table.
 _HELD: Final = 64 * 1024

@@ -32,7 +32,7 @@ from typing import IO, Annotated, Final
 from blake3 import blake3
 from pydantic import AwareDatetime, Field, TypeAdapter
 
-from ntt_backup.blobdir.files import closing as closing_fd
+from ntt_backup.blobdir.descriptors import closing as closing_fd
 from ntt_backup.catalog import connection
 from ntt_backup.dump.series import Writer, replay
 from ntt_backup.dump.toc import DumpDamaged

@@ -15,7 +15,7 @@ from typing import Final
 
 from blake3 import blake3
 
-from ntt_backup.blobdir.files import DIRECTORY, Misplaced, closing, error_line, forget
+from ntt_backup.blobdir.descriptors import DIRECTORY, Misplaced, closing, error_line, forget
 from ntt_backup.blobdir.layout import read_identity
 from ntt_backup.errors import RemoteDenied
 from ntt_backup.filestore.contract import (

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
-from ntt_backup.blobdir.files import Misplaced
+from ntt_backup.blobdir.descriptors import Misplaced
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.sealing import Keyring, SealPolicy
 from ntt_backup.errors import AnotherTarget, ConfigError, Unsupported

@@ -21,7 +21,7 @@ from typing import IO, BinaryIO, Final, NamedTuple
 
 from blake3 import blake3
 
-from ntt_backup.blobdir.files import closing
+from ntt_backup.blobdir.descriptors import closing
 from ntt_backup.blobdir.layout import is_blobid
 from ntt_backup.errors import MountImpossible
 from ntt_backup.mount.erofs import BLOCK, MAX_BLOB, MAX_DEVICES, RECORD, ImageWriter

@@ -25,7 +25,7 @@ from ntt_backup.mount.volumes import Volume, lay_out
 from ntt_backup.pack.format import PackError
 from ntt_backup.packstore.tables import LargeBlob, Tables, large_blobs_of, packs_of
 from ntt_backup.process.durable import durable_file
-from ntt_backup.process.pipeline import Fork, wait_for
+from ntt_backup.process.spawn import Fork, wait_for
 from ntt_backup.snapshot.origins import Origins
 from ntt_backup.snapshot.versions import choose, open_manifest
 

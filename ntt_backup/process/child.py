@@ -1,4 +1,4 @@
-"""A child process is started, heard and killed by one set of rules.
+"""A child process that sends messages is started, heard and killed by one set of rules.
 
 A worker, a side job, the coordinator of one of several targets, a process that hears of runs, and
 one that helps to restore are children. A child leads a session, and sends messages as lines of JSON
@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from ntt_backup.errors import BackupError, WorkerFailed
 from ntt_backup.process.messages import Fatal, Message, ProcessEnded, decode
-from ntt_backup.process.pipeline import Child, Fork, wait_for, write
+from ntt_backup.process.spawn import Child, Fork, wait_for, write
 
 Report = dict[str, Any]
 

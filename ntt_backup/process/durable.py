@@ -17,8 +17,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from ntt_backup.blobdir.files import FILE, can_syncfs, closing, rename_new, syncfs
-from ntt_backup.blobdir.files import sync_directory as sync_descriptor
+from ntt_backup.blobdir.descriptors import FILE, can_syncfs, closing, rename_new, syncfs
+from ntt_backup.blobdir.descriptors import sync_directory as sync_descriptor
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

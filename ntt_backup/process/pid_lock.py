@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ntt_backup.blobdir.files import closing
+from ntt_backup.blobdir.descriptors import closing
 from ntt_backup.errors import ConfigError, LockHeld
 
 _OURS = re.compile(rb"[0-9]*\n?")

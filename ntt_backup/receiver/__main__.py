@@ -90,7 +90,7 @@ def serve(
         traceback.print_exc()
         text = f"{type(problem).__name__}: {problem}"
         if isinstance(problem, OSError):
-            from ntt_backup.blobdir.files import error_line
+            from ntt_backup.blobdir.descriptors import error_line
 
             text = error_line(problem)
         os.set_blocking(1, True)

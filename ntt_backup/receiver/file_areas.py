@@ -27,7 +27,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
 
-from ntt_backup.blobdir.files import (
+from ntt_backup.blobdir.descriptors import (
     NEW,
     closing,
     forget,

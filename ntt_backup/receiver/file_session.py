@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING
 
-from ntt_backup.blobdir.files import error_line, forget
+from ntt_backup.blobdir.descriptors import error_line, forget
 from ntt_backup.receiver.file_areas import FileArea, FoundFile, Incoming
 from ntt_backup.receiver.question_session import QuestionSession, in_threads, pieces
 from ntt_backup.receiver.workspace import refused

@@ -14,7 +14,7 @@ import queue
 import threading
 from collections.abc import Collection
 
-from ntt_backup.blobdir.files import error_line, sync_directory, syncfs
+from ntt_backup.blobdir.descriptors import error_line, sync_directory, syncfs
 from ntt_backup.blobdir.layout import BlobDirectory
 from ntt_backup.receiver.staged_batch import BatchPublisher, StagedBatch
 from ntt_backup.receiver.workspace import Workspace

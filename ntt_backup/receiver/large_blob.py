@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ntt_backup.blobdir.files import (
+from ntt_backup.blobdir.descriptors import (
     Misplaced,
     closing,
     lock_file,

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING
 
-from ntt_backup.blobdir.files import error_line
+from ntt_backup.blobdir.descriptors import error_line
 from ntt_backup.receiver.workspace import Refusal
 from ntt_backup.wire import messages
 from ntt_backup.wire.framing import MAX_CHUNK

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-from ntt_backup.blobdir.files import can_syncfs, error_line, forget, sync_directory, syncfs
+from ntt_backup.blobdir.descriptors import can_syncfs, error_line, forget, sync_directory, syncfs
 from ntt_backup.blobdir.layout import BlobDirectory, NotAFile
 from ntt_backup.blobdir.walk import Stray, StrayKind, Tree
 from ntt_backup.receiver.b3sum import B3sum, by_descriptor

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from ntt_backup.blobdir.files import can_syncfs
+from ntt_backup.blobdir.descriptors import can_syncfs
 from ntt_backup.receiver.connection import Connection
 from ntt_backup.receiver.workspace import Refusal, Workspace
 from ntt_backup.wire import framing, messages

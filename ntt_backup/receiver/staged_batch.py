@@ -19,7 +19,7 @@ from binascii import hexlify
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from ntt_backup.blobdir.files import DIRECTORY, closing, error_line, remove_tree, write_all
+from ntt_backup.blobdir.descriptors import DIRECTORY, closing, error_line, remove_tree, write_all
 from ntt_backup.blobdir.publish import Publisher
 from ntt_backup.receiver.large_blob import Partial
 from ntt_backup.wire.framing import DIGEST_BYTES

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ntt_backup.blobdir.files import Misplaced, error_line, names_in, open_below
+from ntt_backup.blobdir.descriptors import Misplaced, error_line, names_in, open_below
 from ntt_backup.blobdir.layout import BY_HASH, read_identity
 from ntt_backup.wire.framing import FORMAT
 

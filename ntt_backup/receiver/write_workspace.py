@@ -14,7 +14,7 @@ import stat
 import time
 from collections.abc import Callable
 
-from ntt_backup.blobdir.files import (
+from ntt_backup.blobdir.descriptors import (
     DIRECTORY,
     NEW,
     Misplaced,

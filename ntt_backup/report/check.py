@@ -50,7 +50,7 @@ from ntt_backup.objects.s3 import open_bucket
 from ntt_backup.pack.names import PackKey
 from ntt_backup.process.messages import Done, RemoteProbed
 from ntt_backup.process.pid_lock import pid_lock
-from ntt_backup.process.pipeline import version_of
+from ntt_backup.process.spawn import version_of
 from ntt_backup.report import notices
 from ntt_backup.snapshot.names import SNAPSHOTS
 from ntt_backup.snapshot.origins import Origins

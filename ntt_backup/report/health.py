@@ -20,7 +20,7 @@ from ntt_backup.errors import CatalogUnavailable, WaitsToStart, complete
 from ntt_backup.events import with_detail
 from ntt_backup.format import about, duration, many, moment, printable
 from ntt_backup.process.pid_lock import process_exists
-from ntt_backup.report.facts import TargetFacts
+from ntt_backup.report.target_facts import TargetFacts
 
 # An outage that lasts longer may not pass by itself.
 _LONG_OUTAGE: Final = timedelta(hours=1)

@@ -46,8 +46,8 @@ from ntt_backup.daemon.progress import STATES, OpenOutages, RunState
 from ntt_backup.dump.events import DumpComplete, DumpFailed
 from ntt_backup.model import OF_CHECKS, Reason
 from ntt_backup.process.child import tell_parent
-from ntt_backup.report.facts import FactsReader, TargetFacts
 from ntt_backup.report.health import judge
+from ntt_backup.report.target_facts import FactsReader, TargetFacts
 from ntt_backup.report.web_server import BriefRequest, WebServer
 from ntt_backup.snapshot.events import SnapshotComplete, SnapshotFailed
 

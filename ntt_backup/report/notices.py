@@ -44,9 +44,9 @@ from ntt_backup.events import Event, Warning
 from ntt_backup.format import duration, utc, without_numbers
 from ntt_backup.model import Reason
 from ntt_backup.process.child import tell_parent
-from ntt_backup.process.pipeline import start, write
-from ntt_backup.report.facts import FactsReader, TargetFacts
+from ntt_backup.process.spawn import start, write
 from ntt_backup.report.health import Health, judge
+from ntt_backup.report.target_facts import FactsReader, TargetFacts
 from ntt_backup.snapshot.events import SnapshotComplete, SnapshotFailed, SnapshotsRecovered
 
 # After this time a daemon that copies has recovered from the failure of the last run: one whose

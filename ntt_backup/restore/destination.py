@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 
 from blake3 import blake3
 
-from ntt_backup.blobdir.files import (
+from ntt_backup.blobdir.descriptors import (
     DIRECTORY,
     Misplaced,
     can_syncfs,

@@ -21,7 +21,7 @@ from ntt_backup.blobdir.walk import Tree
 from ntt_backup.catalog import connection, history
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.range_locks import prefix_ranges
-from ntt_backup.catalog.restorer import logged_in
+from ntt_backup.catalog.restore_role import logged_in
 from ntt_backup.catalog.schema_check import verify_schema
 from ntt_backup.catalog.selection import rows_in
 from ntt_backup.config import RemoteConfig, application_name

@@ -27,7 +27,7 @@ from statistics import median
 from threading import Event
 from typing import Final, Literal, TypeVar
 
-from ntt_backup.blobdir.files import DIRECTORY, FILE, closing, open_untouched
+from ntt_backup.blobdir.descriptors import DIRECTORY, FILE, closing, open_untouched
 from ntt_backup.blobdir.layout import is_blobid, relative_path
 from ntt_backup.model import Blob
 from ntt_backup.process.memory import SharedNumber, new_buffer

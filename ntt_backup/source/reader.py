@@ -14,7 +14,7 @@ from hashlib import sha256
 
 from blake3 import blake3
 
-from ntt_backup.blobdir.files import DIRECTORY, FILE, NOATIME, closing
+from ntt_backup.blobdir.descriptors import DIRECTORY, FILE, NOATIME, closing
 from ntt_backup.blobdir.layout import is_blobid, relative_path
 from ntt_backup.model import Blob, Failure, Reason
 from ntt_backup.source.store import SourceTree, Store

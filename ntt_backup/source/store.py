@@ -21,7 +21,7 @@ from typing import Final, Self
 
 from blake3 import blake3
 
-from ntt_backup.blobdir.files import DIRECTORY, closing, open_untouched
+from ntt_backup.blobdir.descriptors import DIRECTORY, closing, open_untouched
 from ntt_backup.blobdir.layout import NotAFile, is_blobid, is_prefix, kind_of, relative_path
 from ntt_backup.blobdir.walk import Stray, StrayKind, Tree
 from ntt_backup.errors import SourceError

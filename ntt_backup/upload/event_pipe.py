@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ntt_backup.process.messages import Message, Tick
-from ntt_backup.process.pipeline import wait_for
+from ntt_backup.process.spawn import wait_for
 
 # Ends a wait; every other word asks for the end.
 NOW: Final = b"now\n"

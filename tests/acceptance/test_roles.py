@@ -15,7 +15,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from ntt_backup.catalog.schema_check import OWN_TABLES
 from ntt_backup.config import CatalogConfig, load
-from ntt_backup.report.facts import FactsReader
+from ntt_backup.report.target_facts import FactsReader
 from tests.helpers.environment import Environment
 from tests.helpers.postgres import Postgres
 

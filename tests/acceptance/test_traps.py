@@ -21,7 +21,7 @@ from psycopg.conninfo import make_conninfo
 
 from ntt_backup.catalog.connection import load_all
 from ntt_backup.config import CatalogConfig, load
-from ntt_backup.report.facts import FactsReader
+from ntt_backup.report.target_facts import FactsReader
 from tests.helpers.bucket_environment import BucketEnvironment
 from tests.helpers.environment import Environment
 from tests.helpers.postgres import TARGET, Postgres

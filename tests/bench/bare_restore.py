@@ -221,7 +221,7 @@ def main(settings: str, version: str, to: str, jobs: str) -> None:
     gc.set_threshold(200_000)
     os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
     import ntt_backup.cli.app  # noqa: F401
-    from ntt_backup.blobdir.files import syncfs
+    from ntt_backup.blobdir.descriptors import syncfs
     from ntt_backup.config import RemoteConfig, load
     from ntt_backup.snapshot.restore.tree import confine
 

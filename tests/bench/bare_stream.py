@@ -224,7 +224,7 @@ class _Unpacked(RawIOBase):
 
 def keep(source: BufferedReader[Any], to: str) -> None:
     """Writes what comes beside the store, and gives it its names when it is told to commit."""
-    from ntt_backup.blobdir.files import syncfs
+    from ntt_backup.blobdir.descriptors import syncfs
 
     fcntl.fcntl(0, fcntl.F_SETPIPE_SZ, _MOST_BYTES)
     stage = f"{to}/stage-{os.getpid()}"

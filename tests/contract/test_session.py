@@ -11,7 +11,7 @@ import pytest
 
 from ntt_backup.errors import BatchRejected, RemoteCannotStore, RemoteUnreachable
 from ntt_backup.model import Batch, Blob
-from ntt_backup.process.pipeline import PIPE_BYTES
+from ntt_backup.process.spawn import PIPE_BYTES
 from ntt_backup.upload.strategies.in_flight import PipelinedSession
 from ntt_backup.upload.strategies.session import Rejection
 from tests.contract.harness import Harness, Tampered, reasons, receipt_of, settle

@@ -26,7 +26,7 @@ from ntt_backup.errors import (
     Unsupported,
 )
 from ntt_backup.model import Batch, Blob, Failure
-from ntt_backup.process.pipeline import wait_for
+from ntt_backup.process.spawn import wait_for
 from ntt_backup.source.reader import Reader, TooLarge
 from ntt_backup.source.store import Store
 from ntt_backup.upload.strategies import open_probe, open_session

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ntt_backup.objects.bucket import MD5
-from ntt_backup.process.pipeline import die_with_parent
+from ntt_backup.process.spawn import die_with_parent
 from tests.faults.packs import BLOBS, PACKS, TRIALS, PackFaults
 from tests.helpers.bucket_environment import BucketEnvironment
 from tests.helpers.s3_proxy import Exchange, S3Proxy, Trouble, spoil

@@ -22,7 +22,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Final
 
-from ntt_backup.process.pipeline import name_process
+from ntt_backup.process.spawn import name_process
 
 # In the environment of that process, and so of its copies.
 _MARK: Final = "ACCEPTANCE_PROGRAM"

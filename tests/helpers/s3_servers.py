@@ -37,7 +37,7 @@ import pytest
 from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.demo import seaweedfs as demo
 from ntt_backup.demo.processes import Interrupts
-from ntt_backup.process.pipeline import die_with_parent
+from ntt_backup.process.spawn import die_with_parent
 from tests.helpers.parallel import memory, ports
 from tests.helpers.sshd import HOST, free_port
 from tests.helpers.waiting import wait_until

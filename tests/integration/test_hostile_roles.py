@@ -11,7 +11,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from ntt_backup.catalog.connection import Connection, connect
-from ntt_backup.catalog.restorer import restorer
+from ntt_backup.catalog.restore_role import restorer
 from ntt_backup.catalog.schema import init_db, make_plan
 from ntt_backup.catalog.schema_check import verify_schema
 from ntt_backup.catalog.selection import any_copied

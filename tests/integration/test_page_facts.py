@@ -11,10 +11,10 @@ import pytest
 
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.config import CatalogConfig
-from ntt_backup.report import facts
-from ntt_backup.report.facts import FactsReader
+from ntt_backup.report import target_facts
 from ntt_backup.report.health import Health, judge
 from ntt_backup.report.page import Target, render
+from ntt_backup.report.target_facts import FactsReader
 from tests.helpers.postgres import Postgres
 from tests.helpers.waiting import PATIENCE
 
@@ -98,7 +98,7 @@ def test_a_catalog_that_stands_still_is_not_waited_for(
 ) -> None:
     """And afterwards it is read again."""
     reader._patience = 0.5
-    monkeypatch.setattr(facts, "_SOON_SECONDS", 0.0)
+    monkeypatch.setattr(target_facts, "_SOON_SECONDS", 0.0)
     reader.read("remote")
     with postgres.frozen():
         assert reader.read("remote").trouble is not None

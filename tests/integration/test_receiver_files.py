@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from ntt_backup.blobdir.files import closing
+from ntt_backup.blobdir.descriptors import closing
 from ntt_backup.receiver import file_areas
 from ntt_backup.receiver.file_areas import DumpArea, FileArea, FoundFile, SnapshotArea
 from ntt_backup.receiver.terms import ALLOWED

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-from ntt_backup.blobdir.files import syncfs
+from ntt_backup.blobdir.descriptors import syncfs
 from ntt_backup.blobdir.walk import StrayKind
 from ntt_backup.receiver import b3sum, read_session
 from ntt_backup.receiver.read_session import listing

@@ -11,7 +11,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from ntt_backup.catalog.connection import connect, refuse_code_of_others
-from ntt_backup.catalog.restorer import logged_in, restorer
+from ntt_backup.catalog.restore_role import logged_in, restorer
 from ntt_backup.catalog.schema import init_db
 from ntt_backup.errors import CatalogRefused, CatalogUnavailable, DumpFailed
 
@@ -214,7 +214,7 @@ def test_what_went_wrong_first_is_said_also_where_the_role_cannot_be_dropped(
     def fail() -> None:
         with restorer(database_url, "test", allow_superuser=False) as who:
             owners.append(who.owner)
-            monkeypatch.setattr("ntt_backup.catalog.restorer.connect", gone)
+            monkeypatch.setattr("ntt_backup.catalog.restore_role.connect", gone)
             raise error
 
     owners: list[str] = []
@@ -235,7 +235,7 @@ def test_a_role_that_cannot_log_in_is_dropped_and_said(
             raise refused
         return connect(url, application, **options)
 
-    monkeypatch.setattr("ntt_backup.catalog.restorer.connect", refuse)
+    monkeypatch.setattr("ntt_backup.catalog.restore_role.connect", refuse)
     with (
         pytest.raises(DumpFailed, match="no lesser role can log in") as caught,
         restorer(database_url, "test", allow_superuser=False),
@@ -307,7 +307,7 @@ def test_a_role_that_no_socket_lets_in_logs_in_by_tcp(
         if not conn.info.host.startswith("/"):
             pytest.skip("the server of the tests has no socket")
         port, name = conn.info.port, conn.info.dbname
-    monkeypatch.setattr("ntt_backup.catalog.restorer.connect", refuse)
+    monkeypatch.setattr("ntt_backup.catalog.restore_role.connect", refuse)
     with restorer(database_url, "test", allow_superuser=False) as who:
         given = conninfo_to_dict(who.url)
         assert (given["host"], given["port"]) == ("127.0.0.1", str(port))

@@ -8,9 +8,9 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from ntt_backup.catalog import restorer
+from ntt_backup.catalog import restore_role
 from ntt_backup.catalog.connection import Connection, connect
-from ntt_backup.catalog.restorer import new_tables
+from ntt_backup.catalog.restore_role import new_tables
 from ntt_backup.catalog.schema import init_db
 from ntt_backup.catalog.schema_check import verify_schema
 from ntt_backup.errors import CatalogRefused
@@ -32,7 +32,7 @@ def left(url: str) -> list[str]:
 def test_rows_come_into_tables_that_can_be_used_at_once(
     database_url: str, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(restorer, "_AT_ONCE", at_once)
+    monkeypatch.setattr(restore_role, "_AT_ONCE", at_once)
     rows = [b"%02x\t%d\n" % (number, number) for number in range(100)]
     with new_tables(database_url, "test", ["remote", "usb"]) as new:
         assert {"blobid", "size", "remote_copied", "usb_copied"} <= new.columns[BLOBS]
@@ -73,7 +73,7 @@ def test_tables_that_were_not_finished_go_as_well(
             raise CatalogRefused("no")
         init_db(conn, target)
 
-    monkeypatch.setattr(restorer, "init_db", fail)
+    monkeypatch.setattr(restore_role, "init_db", fail)
     with pytest.raises(CatalogRefused), new_tables(database_url, "test", ["remote", "usb"]):
         raise AssertionError
     assert left(database_url) == []

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from ntt_backup.blobdir.files import closing as closing_fd
-from ntt_backup.blobdir.files import names_in
+from ntt_backup.blobdir.descriptors import closing as closing_fd
+from ntt_backup.blobdir.descriptors import names_in
 from ntt_backup.blobdir.walk import Tree
 from ntt_backup.receiver.file_areas import DumpArea, SnapshotArea
 from ntt_backup.restore.destination import RestoreTarget, TargetWriter

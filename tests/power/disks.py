@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ntt_backup.process.pipeline import die_with_parent
+from ntt_backup.process.spawn import die_with_parent
 
 FILE_SYSTEMS: Final = ("ext4", "xfs", "btrfs")
 # Where kinds keep what they write: an empty directory on each new disk.

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from ntt_backup.blobdir.files import DIRECTORY
+from ntt_backup.blobdir.descriptors import DIRECTORY
 from ntt_backup.blobdir.publish import Publisher
 from ntt_backup.errors import DestinationError
 from ntt_backup.process import durable

@@ -20,7 +20,7 @@ from ntt_backup.config import (
     load_each,
     misspelt,
 )
-from ntt_backup.config.messages import HIDDEN, settings_in_effect
+from ntt_backup.config.display import HIDDEN, settings_in_effect
 from ntt_backup.config.sections import ENVIRONMENT, TABLES, SnapshotSettings
 from ntt_backup.config.sources import snapshot_sets, targets
 from ntt_backup.config.values import needed

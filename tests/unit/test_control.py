@@ -24,7 +24,7 @@ from ntt_backup.daemon import control_socket as control
 from ntt_backup.daemon.control_socket import ControlSocket, DaemonReport, RunReport, ask
 from ntt_backup.daemon.progress import RunProgress, RunState
 from ntt_backup.errors import BackupError, ConfigError, NotRunning
-from ntt_backup.process.pipeline import wait_for
+from ntt_backup.process.spawn import wait_for
 from tests.unit.sample_events import DIED, OUTAGE, OUTAGE_END
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ntt_backup.catalog import connection, history
-from ntt_backup.catalog.restorer import Restorer
+from ntt_backup.catalog.restore_role import Restorer
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.sealing import Keyring
 from ntt_backup.config.signing_key import Origin, SigningKey, SigningKeys

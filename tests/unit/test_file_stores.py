@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from ntt_backup.blobdir.files import Misplaced
+from ntt_backup.blobdir.descriptors import Misplaced
 from ntt_backup.dump.store import DUMPS
 from ntt_backup.errors import RemoteDenied, Unsupported
 from ntt_backup.filestore import by_receiver

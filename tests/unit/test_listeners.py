@@ -19,7 +19,7 @@ from ntt_backup.daemon.listeners import Body, Heard, Listener, ListenerProcess, 
 from ntt_backup.daemon.progress import RunProgress, RunState
 from ntt_backup.events import Event, StillFailed, Stopping, Warning
 from ntt_backup.process.child import tell_parent
-from ntt_backup.process.pipeline import PIPE_BYTES
+from ntt_backup.process.spawn import PIPE_BYTES
 from tests.helpers.waiting import PATIENCE
 
 STATE = RunProgress(0.0, 2).state(5.0)

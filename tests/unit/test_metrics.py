@@ -28,8 +28,8 @@ from ntt_backup.config.sections import LogSettings, RemoteSettings
 from ntt_backup.daemon.progress import RunProgress, RunState, WorkerStatus
 from ntt_backup.dump.events import DumpFailed
 from ntt_backup.report import metrics
-from ntt_backup.report.facts import TargetFacts
 from ntt_backup.report.metrics import METRICS, PREFIX, Figures, class_of, metrics_process
+from ntt_backup.report.target_facts import TargetFacts
 from ntt_backup.snapshot.events import SnapshotFailed
 from tests.helpers import documents
 from tests.helpers.sshd import HOST, free_port

@@ -28,8 +28,8 @@ from ntt_backup.dump.events import DumpFailed, DumpRecovered, DumpSkipped
 from ntt_backup.errors import CatalogRefused, RemoteUnreachable
 from ntt_backup.events import Event
 from ntt_backup.report import notices
-from ntt_backup.report.facts import FactsReader, TargetFacts
 from ntt_backup.report.notices import Notice, Notices
+from ntt_backup.report.target_facts import FactsReader, TargetFacts
 from ntt_backup.snapshot.events import SnapshotFailed, SnapshotsRecovered
 from tests.helpers.waiting import PATIENCE
 from tests.unit.sample_events import (

@@ -13,8 +13,8 @@ from ntt_backup.errors import ConfigError, RemoteDenied, RemoteUnreachable
 from ntt_backup.objects.bucket import Protection
 from ntt_backup.packstore import marker
 from ntt_backup.report import check
-from ntt_backup.report.facts import TargetFacts
 from ntt_backup.report.health import Health, judge
+from ntt_backup.report.target_facts import TargetFacts
 from ntt_backup.wire.framing import FORMAT
 from tests.helpers.bucket_packs import packs_in
 from tests.helpers.fake_bucket import FakeBucket

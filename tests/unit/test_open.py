@@ -11,7 +11,7 @@ from typing import cast
 
 import pytest
 
-from ntt_backup.blobdir.files import open_file
+from ntt_backup.blobdir.descriptors import open_file
 from ntt_backup.blobdir.layout import BlobDirectory
 from ntt_backup.receiver import read_session
 from ntt_backup.receiver.read_session import BlobError

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.blobdir.files import (
+from ntt_backup.blobdir.descriptors import (
     Misplaced,
     closing,
     lock_file,

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ntt_backup.errors import SourceError
-from ntt_backup.process.pipeline import (
+from ntt_backup.process.spawn import (
     PIPE_BYTES,
     TAIL_BYTES,
     Child,
@@ -125,7 +125,7 @@ def test_kill_ends_a_program_that_ignores_every_request(start: Start) -> None:
 
 PARENT = """
 import time
-from ntt_backup.process.pipeline import Child
+from ntt_backup.process.spawn import Child
 child = Child(["sleep", "600"])
 print(child.pid, flush=True)
 time.sleep(600)
@@ -167,7 +167,7 @@ def test_a_signal_that_comes_while_a_child_is_started_is_not_lost() -> None:
     """Python drops what a handler raises in the callbacks around a fork."""
     program = (
         "import os, signal, sys\n"
-        "from ntt_backup.process.pipeline import Child\n"
+        "from ntt_backup.process.spawn import Child\n"
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))\n"
         "os.register_at_fork(before=lambda: os.kill(os.getpid(), signal.SIGTERM))\n"
         "os.register_at_fork(after_in_parent=lambda: None)\n"
@@ -312,7 +312,7 @@ def test_a_program_gets_no_capability_unless_it_reads_for_us(capable: bool, held
     if shutil.which("setpriv") is None:
         pytest.skip("setpriv is not installed")
     ours = (
-        "from ntt_backup.process.pipeline import start\n"
+        "from ntt_backup.process.spawn import start\n"
         f"child = start(['grep', 'CapEff', '/proc/self/status'], capable={capable})\n"
         "said = child.output(60).decode()\n"
         "held = open('/proc/self/status').read().partition('CapEff:')[2].split()[0]\n"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.blobdir import files
+from ntt_backup.blobdir import descriptors
 
 
 @pytest.fixture
@@ -34,8 +34,8 @@ def refusing(number: int) -> Callable[..., int]:
 
 
 def without_renameat2(monkeypatch: pytest.MonkeyPatch, number: int = errno.ENOSYS) -> None:
-    monkeypatch.setattr(files, "_RENAMEAT2", refusing(number))
-    monkeypatch.setattr(files, "_missing", set())
+    monkeypatch.setattr(descriptors, "_RENAMEAT2", refusing(number))
+    monkeypatch.setattr(descriptors, "_missing", set())
 
 
 def without_links(monkeypatch: pytest.MonkeyPatch, number: int = errno.EPERM) -> None:
@@ -47,8 +47,8 @@ def without_links(monkeypatch: pytest.MonkeyPatch, number: int = errno.EPERM) ->
 
 def without_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with a libc that is older than it."""
-    monkeypatch.setattr(files, "_RENAMEAT2", None)
-    monkeypatch.setattr(files, "_missing", set())
+    monkeypatch.setattr(descriptors, "_RENAMEAT2", None)
+    monkeypatch.setattr(descriptors, "_missing", set())
 
 
 WAYS: dict[str, list[Callable[[pytest.MonkeyPatch], None]]] = {
@@ -67,17 +67,17 @@ def test_a_new_name_is_never_given_over_another_file(
     for change in WAYS[way]:
         change(monkeypatch)
 
-    files.rename_new(fd, b"old", fd, b"new")
+    descriptors.rename_new(fd, b"old", fd, b"new")
     assert {one.name for one in root.iterdir()} == {"new"}
     assert (root / "new").read_bytes() == b"ours"
 
     (root / "old").write_bytes(b"other")
     with pytest.raises(FileExistsError):
-        files.rename_new(fd, b"old", fd, b"new")
+        descriptors.rename_new(fd, b"old", fd, b"new")
     assert (root / "old").read_bytes() == b"other"
     assert (root / "new").read_bytes() == b"ours"
     with pytest.raises(FileNotFoundError):
-        files.rename_new(fd, b"none", fd, b"newer")
+        descriptors.rename_new(fd, b"none", fd, b"newer")
 
 
 def test_a_symlink_is_renamed_and_not_followed(
@@ -87,7 +87,7 @@ def test_a_symlink_is_renamed_and_not_followed(
     without_renameat2(monkeypatch)
     (root / "link").symlink_to("old")
 
-    files.rename_new(fd, b"link", fd, b"new")
+    descriptors.rename_new(fd, b"link", fd, b"new")
 
     assert (root / "new").is_symlink()
     assert not (root / "old").is_symlink()
@@ -101,9 +101,9 @@ def test_a_missing_call_is_remembered_where_it_is_missing_everywhere(
 ) -> None:
     without_renameat2(monkeypatch, number)
 
-    files.rename_new(names[0], b"old", names[0], b"new")
+    descriptors.rename_new(names[0], b"old", names[0], b"new")
 
-    assert ("renameat2" in files._missing) is kept
+    assert ("renameat2" in descriptors._missing) is kept
 
 
 def test_an_error_that_is_not_about_the_call_is_raised(
@@ -112,11 +112,11 @@ def test_an_error_that_is_not_about_the_call_is_raised(
     fd, root = names
     without_renameat2(monkeypatch, errno.ENOSPC)
     with pytest.raises(OSError, match="No space"):
-        files.rename_new(fd, b"old", fd, b"new")
+        descriptors.rename_new(fd, b"old", fd, b"new")
     without_renameat2(monkeypatch)
     without_links(monkeypatch, errno.EACCES)
     with pytest.raises(PermissionError):
-        files.rename_new(fd, b"old", fd, b"new")
+        descriptors.rename_new(fd, b"old", fd, b"new")
     assert {one.name for one in root.iterdir()} == {"old"}
 
 
@@ -129,10 +129,10 @@ def test_an_interrupted_sync_is_repeated_and_a_failed_one_told(
         ctypes.set_errno(answers.pop(0))
         return -1
 
-    monkeypatch.setattr(files, "_SYNCFS", call)
+    monkeypatch.setattr(descriptors, "_SYNCFS", call)
 
     with pytest.raises(OSError, match="Input/output"):
-        files.syncfs(3)
+        descriptors.syncfs(3)
     assert answers == []
 
 
@@ -146,20 +146,20 @@ def test_a_directory_that_cannot_be_synced_by_itself_is_no_error(
     monkeypatch.setattr(os, "fsync", fsync)
 
     with pytest.raises(OSError, match="Input/output") if told else nullcontext():
-        files.sync_directory(3)
+        descriptors.sync_directory(3)
 
 
 def test_a_directory_is_synced(names: tuple[int, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[int] = []
     monkeypatch.setattr(os, "fsync", synced.append)
 
-    files.sync_directory(names[0])
+    descriptors.sync_directory(names[0])
 
     assert synced == [names[0]]
 
 
 def test_an_error_is_one_line_with_the_name_that_it_is_about() -> None:
-    said = files.error_line(OSError(errno.ENOSPC, "full", b"a\xff"))
+    said = descriptors.error_line(OSError(errno.ENOSPC, "full", b"a\xff"))
     assert said == "ENOSPC: No space left on device: a\udcff"
-    assert files.error_line(OSError(errno.EIO, "")) == "EIO: Input/output error"
-    assert files.error_line(OSError(9999, "")) == "9999: Unknown error 9999"
+    assert descriptors.error_line(OSError(errno.EIO, "")) == "EIO: Input/output error"
+    assert descriptors.error_line(OSError(9999, "")) == "9999: Unknown error 9999"

@@ -16,7 +16,7 @@ from ntt_backup.daemon.side_jobs import MOST_BROKEN, RETRY_SECONDS, DumpJob, Sid
 from ntt_backup.dump.events import DumpFailed, DumpSkipped, DumpStart
 from ntt_backup.events import Event, Outage, Warning
 from ntt_backup.process.messages import JobOver, Message, ProcessEnded
-from ntt_backup.process.pipeline import Child, wait_for
+from ntt_backup.process.spawn import Child, wait_for
 from ntt_backup.snapshot.events import SnapshotFailed, SnapshotsRecovered
 from tests.helpers.waiting import PATIENCE
 

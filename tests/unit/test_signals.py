@@ -9,7 +9,7 @@ import pytest
 
 from ntt_backup.daemon.signals import SignalInbox
 from ntt_backup.errors import Stopped
-from ntt_backup.process.pipeline import wait_for
+from ntt_backup.process.spawn import wait_for
 from tests.helpers.waiting import PATIENCE
 
 

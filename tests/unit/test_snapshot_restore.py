@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-from ntt_backup.blobdir import files
+from ntt_backup.blobdir import descriptors
 from ntt_backup.config.signing_key import Origin
 from ntt_backup.errors import ConfigError, DestinationError, LockHeld, RemoteError
 from ntt_backup.filestore.contract import StoredFile
@@ -643,7 +643,7 @@ def test_a_restore_is_marked_as_unfinished_before_its_first_file(
 ) -> None:
     everything.take()
     order: list[str] = []
-    fsync, syncfs, open_, unlink = os.fsync, files.syncfs, os.open, os.unlink
+    fsync, syncfs, open_, unlink = os.fsync, descriptors.syncfs, os.open, os.unlink
 
     def noted_fsync(fd: int) -> None:
         fsync(fd)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ntt_backup.blobdir.files import closing
+from ntt_backup.blobdir.descriptors import closing
 from ntt_backup.errors import DestinationError
 from ntt_backup.snapshot.format.entry import FIFO, FILE, HARD_LINK, SYMLINK, Entry
 from ntt_backup.snapshot.restore import tree

@@ -22,8 +22,8 @@ from ntt_backup.cli.commands.run import plan
 from ntt_backup.config import CatalogConfig, Settings
 from ntt_backup.daemon.control_socket import RunReport
 from ntt_backup.model import PendingEstimate
-from ntt_backup.report.facts import TargetFacts
 from ntt_backup.report.status import Status
+from ntt_backup.report.target_facts import TargetFacts
 from ntt_backup.snapshot.last_take import Last
 from tests.helpers import documents
 from tests.unit.sample_events import STATE

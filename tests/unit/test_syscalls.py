@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from ntt_backup.blobdir import files
-from ntt_backup.blobdir.files import can_syncfs
+from ntt_backup.blobdir import descriptors
+from ntt_backup.blobdir.descriptors import can_syncfs
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 # What is tested here must not say by itself whether it is tested.
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def _kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "_linux", lambda: (5, 8))
+    monkeypatch.setattr(descriptors, "_linux", lambda: (5, 8))
 
 
 MOUNTS = """\
@@ -64,7 +64,7 @@ def test_syncfs_is_not_used_where_a_filter_forbids_it(
         return -1
 
     assert can_syncfs(1, str(tmp_path / "missing"))
-    monkeypatch.setattr(files, "_SYNCFS", forbidden)
+    monkeypatch.setattr(descriptors, "_SYNCFS", forbidden)
     assert not can_syncfs(1, str(tmp_path / "missing"))
 
 
@@ -74,14 +74,14 @@ def test_syncfs_is_not_used_where_a_filter_forbids_it(
 def test_syncfs_is_not_used_where_the_kernel_keeps_errors_to_itself(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: tuple[int, ...], tells: bool
 ) -> None:
-    monkeypatch.setattr(files, "_linux", lambda: version)
+    monkeypatch.setattr(descriptors, "_linux", lambda: version)
     assert can_syncfs(1, str(tmp_path / "missing")) == tells
 
 
 def test_a_syncfs_that_takes_anything_is_none(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(files, "_SYNCFS", lambda _: 0)
+    monkeypatch.setattr(descriptors, "_SYNCFS", lambda _: 0)
     assert not can_syncfs(1, str(tmp_path / "missing"))
 
 
@@ -99,4 +99,4 @@ def test_the_version_of_the_kernel_is_read_on_linux_alone(
 ) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(sysname=name, release=release))
-    assert files._linux() == version
+    assert descriptors._linux() == version

@@ -20,7 +20,7 @@ from ntt_backup.daemon.targets import HANG_SECONDS, SupervisedTarget, SystemdWor
 from ntt_backup.errors import LockHeld, WaitsToStart, worst
 from ntt_backup.events import Error, Event, Warning
 from ntt_backup.process.messages import Fatal, Message
-from ntt_backup.process.pipeline import Child, wait_for
+from ntt_backup.process.spawn import Child, wait_for
 from tests.helpers.waiting import PATIENCE
 from tests.unit.sample_events import RUN_STOP, STATE
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from ntt_backup.client.throttle import Limit, Pace
 from ntt_backup.config.timetable import parse_timetable
-from ntt_backup.process.pipeline import die_with_parent
+from ntt_backup.process.spawn import die_with_parent
 from tests.helpers.waiting import wait_until
 
 RATE = 2e6

@@ -24,7 +24,7 @@ from ntt_backup.daemon.control_socket import DaemonReport, RunReport
 from ntt_backup.daemon.progress import RunProgress
 from ntt_backup.errors import CatalogError
 from ntt_backup.process.messages import Tick
-from ntt_backup.report import facts
+from ntt_backup.report import target_facts
 from ntt_backup.report.live import Watch, daemon_line, daemon_picture, sparkline
 from ntt_backup.report.status import Status
 from tests.helpers import documents
@@ -98,7 +98,7 @@ def no_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_catalog")
 def test_a_daemon_is_seen_while_its_catalog_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     reports = iter([a_report(), a_report(paused=True)])
-    monkeypatch.setattr(facts, "report", lambda _: next(reports))
+    monkeypatch.setattr(target_facts, "report", lambda _: next(reports))
     settings = {"vault": CatalogConfig(target="vault")}
     vault = EachTarget[Status](Common(None, "vault"), settings)
     stream = io.StringIO()
@@ -120,7 +120,7 @@ def test_a_daemon_is_seen_while_its_catalog_is_away(monkeypatch: pytest.MonkeyPa
 def test_status_tells_of_a_daemon_whose_catalog_is_away(
     monkeypatch: pytest.MonkeyPatch, as_json: bool
 ) -> None:
-    monkeypatch.setattr(facts, "report", lambda _: a_report())
+    monkeypatch.setattr(target_facts, "report", lambda _: a_report())
     monkeypatch.setenv("NTT_CONFIG", "/dev/null")
     done = CliRunner().invoke(cli, ["status", *["--json"] * as_json])
     assert isinstance(done.exception, CatalogError)

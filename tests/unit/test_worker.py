@@ -20,7 +20,7 @@ from ntt_backup.errors import (
     StoreSuspect,
 )
 from ntt_backup.model import Blob
-from ntt_backup.process.pipeline import wait_for
+from ntt_backup.process.spawn import wait_for
 from tests.unit.fakes import FakeDisk, Script
 from tests.unit.scene import Scene, scene
 

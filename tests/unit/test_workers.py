@@ -19,7 +19,7 @@ from ntt_backup.daemon.workers import SupervisedWorker, WorkerPool, workers_need
 from ntt_backup.errors import BackupError, RemoteUnreachable, Unsupported, WorkerFailed
 from ntt_backup.model import PendingEstimate
 from ntt_backup.process.messages import Drained, Fatal, Message, ProcessEnded, Tick, decode
-from ntt_backup.process.pipeline import Child, wait_for
+from ntt_backup.process.spawn import Child, wait_for
 from ntt_backup.upload.worker_main import WorkerSpec
 from tests.helpers.processes import has_ended
 from tests.helpers.waiting import PATIENCE, wait_until

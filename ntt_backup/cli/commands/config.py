@@ -22,7 +22,7 @@ from ntt_backup.config import (
     shared_places,
     sources,
 )
-from ntt_backup.config.messages import SettingInEffect, settings_in_effect
+from ntt_backup.config.display import SettingInEffect, settings_in_effect
 from ntt_backup.errors import ConfigError
 from ntt_backup.format import many, printable
 

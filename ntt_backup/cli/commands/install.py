@@ -37,7 +37,7 @@ from ntt_backup.daemon.service_files import (
 from ntt_backup.errors import ConfigError, SourceError, complete
 from ntt_backup.model import DEFAULT_TARGET
 from ntt_backup.process.durable import durable_file
-from ntt_backup.process.pipeline import start, version_of
+from ntt_backup.process.spawn import start, version_of
 
 # --- the service ----------------------------------------------------------------------------------
 

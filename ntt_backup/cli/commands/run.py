@@ -125,8 +125,8 @@ def run(
 
 def _say_how_safe(each: Mapping[str, Settings]) -> None:
     """Prints as the last line for each target how safe its blobs are, where that is soon known."""
-    from ntt_backup.report.facts import FactsReader
     from ntt_backup.report.health import judge
+    from ntt_backup.report.target_facts import FactsReader
 
     with closing(FactsReader(each, "run", page=False)) as reader:
         for name in each:

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from blake3 import blake3
 
-from ntt_backup.blobdir.files import closing, write_all
+from ntt_backup.blobdir.descriptors import closing, write_all
 from ntt_backup.filestore.contract import ReadableStore
 from ntt_backup.format import many, printable
 from ntt_backup.process.durable import sync_below

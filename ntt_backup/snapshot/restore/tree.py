@@ -21,7 +21,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
-from ntt_backup.blobdir.files import DIRECTORY, closing, names_in
+from ntt_backup.blobdir.descriptors import DIRECTORY, closing, names_in
 from ntt_backup.blobdir.layout import kind_of
 from ntt_backup.snapshot.format.entry import SYMLINK, Entry
 from ntt_backup.snapshot.restore.attributes import Attributes

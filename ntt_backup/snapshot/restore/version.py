@@ -24,8 +24,8 @@ from pathlib import Path
 from re import compile as pattern
 from typing import Any, Final
 
-from ntt_backup.blobdir.files import DIRECTORY, FILE, names_in
-from ntt_backup.blobdir.files import closing as closing_fd
+from ntt_backup.blobdir.descriptors import DIRECTORY, FILE, names_in
+from ntt_backup.blobdir.descriptors import closing as closing_fd
 from ntt_backup.config.signing_key import Origin
 from ntt_backup.errors import SOME_FAILED, ConfigError, DestinationError, LockHeld
 from ntt_backup.filestore.contract import FileMissing, ReadableStore, StoredFileDamaged

@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from ntt_backup.blobdir.files import DIRECTORY, closing
+from ntt_backup.blobdir.descriptors import DIRECTORY, closing
 from ntt_backup.config.signing_key import SigningKeys
 from ntt_backup.errors import DestinationError
 from ntt_backup.filestore.contract import FileStore

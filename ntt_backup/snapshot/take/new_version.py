@@ -23,7 +23,7 @@ from pathlib import Path
 from socket import gethostname
 from typing import Final
 
-from ntt_backup.blobdir.files import closing as closing_fd
+from ntt_backup.blobdir.descriptors import closing as closing_fd
 from ntt_backup.config.signing_key import Origin
 from ntt_backup.errors import (
     SOME_FAILED,

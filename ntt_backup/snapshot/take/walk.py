@@ -18,7 +18,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ntt_backup.blobdir.files import FILE, open_untouched
+from ntt_backup.blobdir.descriptors import FILE, open_untouched
 from ntt_backup.config import CatalogConfig
 from ntt_backup.config.sections import SnapshotSettings
 from ntt_backup.errors import ConfigError, SourceError

@@ -29,7 +29,7 @@ from typing import Final
 from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.client.channel import NOISE_LIMIT
 from ntt_backup.client.connection import SessionSpec
-from ntt_backup.client.error_text import (
+from ntt_backup.client.remote_errors import (
     explain_another,
     explain_batch,
     explain_gone,
@@ -38,7 +38,7 @@ from ntt_backup.client.error_text import (
 from ntt_backup.client.shell import shell_script
 from ntt_backup.errors import BatchRejected, ProtocolViolation, SourceError
 from ntt_backup.model import Batch, Blob, total_size
-from ntt_backup.process.pipeline import Child, start
+from ntt_backup.process.spawn import Child, start
 from ntt_backup.source.store import Inspection, Store
 from ntt_backup.upload.strategies.in_flight import Flight, PipelinedSession
 from ntt_backup.upload.strategies.tar_archive import (

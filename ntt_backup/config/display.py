@@ -1,4 +1,4 @@
-"""Settings and problems of settings become text for operators, without secrets.
+"""What operators see of settings and of problems in settings: text without secrets.
 
 A problem is one sentence, which names the origin of the value, shows the value, and says which
 values are valid. A value that may hold a password is not shown: neither `catalog.url` nor anything

@@ -1,4 +1,4 @@
-"""Child processes are programs or forks, each with pipes, an exit status and a bounded stderr.
+"""Starts child processes: programs and forks, each with pipes, a status and a bounded stderr.
 
 A pipeline of a shell does not tell which member failed, and with which message. So members are
 started one by one and joined by our own pipes. The exit status of each member is checked, and the

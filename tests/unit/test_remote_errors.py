@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ntt_backup.client.error_text import explain_batch, explain_root
+from ntt_backup.client.remote_errors import explain_batch, explain_root
 from ntt_backup.errors import BackupError, BatchRejected, RemoteCannotStore, RemoteUnreachable
 
 STOPS = [

@@ -1,4 +1,4 @@
-"""Messages of the remote's tools become errors.
+"""Errors of the remote, told by the messages of its tools, become errors of ours.
 
 mkdir, tar, cp and sync have exit status 1 for everything; the reason is in their messages, which
 are those of the C library in the C locale. There are three kinds: errors that stop a run (full,
