@@ -44,7 +44,7 @@ from ntt_backup.filestore.contract import (
     StoredFile,
     checksum,
 )
-from ntt_backup.filestore.patient import PatientSharedStore
+from ntt_backup.filestore.reconnecting import ReconnectingSharedStore
 from ntt_backup.model import Blob, BlobRange, Failure, Reason, StoredPack
 from ntt_backup.objects.bucket import still
 from ntt_backup.pack.age import NotSealed, SealedForOthers
@@ -96,7 +96,7 @@ class _PackCheck(Check[_Stored]):
     empty = "the target has no packs"
     hint = "is remote.url right?"
 
-    store: PatientSharedStore
+    store: ReconnectingSharedStore
     tables: Tables
 
     def __post_init__(self) -> None:

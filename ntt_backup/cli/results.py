@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 import click
 
 from ntt_backup.cli import options
-from ntt_backup.cli.common import Common
+from ntt_backup.cli.global_options import Common
 from ntt_backup.config import CatalogConfig, application_name, load
 from ntt_backup.errors import (
     SOME_FAILED,

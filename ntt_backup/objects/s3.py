@@ -1,4 +1,4 @@
-"""Opens the bucket of the settings. botocore, which takes a while to load, is loaded only then."""
+"""Opens the bucket of the settings. botocore, which takes long to load, is loaded only then."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from ntt_backup.filestore.contract import (
     StoredFile,
 )
 from ntt_backup.filestore.open import open_packs
-from ntt_backup.filestore.patient import PatientSharedStore
+from ntt_backup.filestore.reconnecting import ReconnectingSharedStore
 from ntt_backup.pack.age import NotSealed
 from ntt_backup.pack.format import Entry, PackError
 from ntt_backup.pack.names import (
@@ -141,14 +141,14 @@ def open_to_read(
     *,
     cached: bool = True,
     fetch: SharedPace | None = None,
-) -> tuple[PatientSharedStore, Tables]:
+) -> tuple[ReconnectingSharedStore, Tables]:
     """Returns the store of a target's packs, and their tables. Raises as `open_packs` does.
 
-    on_outage, stop: see `PatientStore`. cached: whether tables that this machine keeps are
+    on_outage, stop: see `ReconnectingStore`. cached: whether tables that this machine keeps are
     believed. fetch: the pace of what is fetched.
     """
     opened = partial(open_packs, settings, fetch)
-    store = PatientSharedStore(opened, settings.run, on_outage, stop)
+    store = ReconnectingSharedStore(opened, settings.run, on_outage, stop)
     cache = cache_of(settings.remote) if cached else None
     keyring = Keyring(lambda: settings.pack.identity_file)
     return store, Tables(store, cache, keyring, SealPolicy.of(settings), SigningKeys.of(settings))

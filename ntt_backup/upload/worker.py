@@ -38,9 +38,9 @@ from ntt_backup.process.memory import SharedNumber
 from ntt_backup.process.messages import Answered, BatchStart, Drained
 from ntt_backup.source.read_ahead import ReadAhead
 from ntt_backup.source.store import Store
+from ntt_backup.upload.batch_outcomes import Outcomes
 from ntt_backup.upload.event_pipe import EventPipe, pause
 from ntt_backup.upload.outages import Outages
-from ntt_backup.upload.outcomes import Outcomes
 from ntt_backup.upload.queue import STEP, SendQueue
 from ntt_backup.upload.strategies.session import Outcome, Session
 

@@ -35,7 +35,7 @@ from ntt_backup.filestore.contract import (
     checksum,
 )
 from ntt_backup.filestore.open import PACKS
-from ntt_backup.filestore.patient import PatientSharedStore
+from ntt_backup.filestore.reconnecting import ReconnectingSharedStore
 from ntt_backup.objects.bucket import Bucket
 from ntt_backup.objects.s3 import open_bucket
 from ntt_backup.wire.framing import FORMAT, MAX_CHUNK
@@ -91,7 +91,7 @@ def _receiver(spec: SessionSpec, name: str, top: Path) -> Kind:
 
     readers: dict[str, Callable[[], SharedStore]] = {
         "directory": lambda: FileStoreByDirectory(str(top), PACKS),
-        "patient receiver": lambda: PatientSharedStore(write, RUN, lambda *_: None),
+        "patient receiver": lambda: ReconnectingSharedStore(write, RUN, lambda *_: None),
     }
     return Kind(name, write, readers.get(name, write), top)
 
@@ -101,7 +101,7 @@ def _bucket(bucket: Bucket, name: str) -> Kind:
         return FileStoreByBucket(bucket, SMALLEST_PART, PACKS)
 
     readers: dict[str, Callable[[], SharedStore]] = {
-        "patient bucket": lambda: PatientSharedStore(write, RUN, lambda *_: None),
+        "patient bucket": lambda: ReconnectingSharedStore(write, RUN, lambda *_: None),
     }
     return Kind(name, write, readers.get(name, write), bucket=bucket)
 
@@ -318,7 +318,9 @@ def test_eight_threads_outlast_a_connection_that_is_lost(
         return opened[-1]
 
     with (
-        closing(PatientSharedStore(open_, RUN, lambda error, _: outages.append(error))) as store,
+        closing(
+            ReconnectingSharedStore(open_, RUN, lambda error, _: outages.append(error))
+        ) as store,
         ThreadPoolExecutor(8) as threads,
     ):
         assert store.fetch(NAME, 0, 10) == content[:10]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ntt_backup.client.backoff import Backoff
 from ntt_backup.model import Batch, Blob, Failure, Reason
+from ntt_backup.upload.batch_outcomes import ENOUGH_TRIED, Suspicion
 from ntt_backup.upload.batching import (
     GiveUp,
     Retry,
@@ -22,7 +23,6 @@ from ntt_backup.upload.batching import (
     fitting,
     split,
 )
-from ntt_backup.upload.outcomes import ENOUGH_TRIED, Suspicion
 from ntt_backup.upload.queue import FIRST_STEP, STEP, SendQueue
 
 AT_ONCE = Backoff(base=1, cap=60)

@@ -18,7 +18,7 @@ from ntt_backup.config import RunSettings
 from ntt_backup.config.sealing import Keyring
 from ntt_backup.errors import ConfigError
 from ntt_backup.filestore.cache import Cache, cache_directory
-from ntt_backup.filestore.patient import PatientSharedStore
+from ntt_backup.filestore.reconnecting import ReconnectingSharedStore
 from ntt_backup.model import StoredPack
 from ntt_backup.packstore.tables import Tables, packs_for, packs_of
 from tests.helpers.blobs import Person
@@ -26,9 +26,9 @@ from tests.helpers.bucket_packs import blobid_of, packs_in, put_large, put_pack
 from tests.helpers.fake_bucket import FakeBucket
 
 
-def patient(bucket: FakeBucket) -> PatientSharedStore:
+def patient(bucket: FakeBucket) -> ReconnectingSharedStore:
     run = RunSettings(backoff_base=0.01, backoff_cap=0.01, outage_timeout=1)
-    return PatientSharedStore(lambda: packs_in(bucket), run, lambda *_: None)
+    return ReconnectingSharedStore(lambda: packs_in(bucket), run, lambda *_: None)
 
 
 @settings(max_examples=25)

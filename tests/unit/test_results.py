@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from ntt_backup.audit.reconcile import Comparison, Difference
 from ntt_backup.audit.verify import Findings
 from ntt_backup.cli import options, results
-from ntt_backup.cli.common import Common
+from ntt_backup.cli.global_options import Common
 from ntt_backup.cli.results import fields_of, report, wrong_lines
 from ntt_backup.model import Failure, Failures, Reason
 from ntt_backup.restore.blobs import Restored

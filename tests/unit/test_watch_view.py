@@ -17,7 +17,7 @@ from rich.console import Console
 from ntt_backup import events
 from ntt_backup.cli.app import cli
 from ntt_backup.cli.commands import status
-from ntt_backup.cli.common import Common
+from ntt_backup.cli.global_options import Common
 from ntt_backup.cli.results import EachTarget
 from ntt_backup.config import CatalogConfig
 from ntt_backup.daemon.control_socket import DaemonReport, RunReport

@@ -19,7 +19,7 @@ from ntt_backup.bench import bucket_back, bucket_out, buckets, link, sending, st
 from ntt_backup.bench.output import Progress, bucket_tables, link_tables, strategies_tables
 from ntt_backup.bench.results import LEAST_ROUNDS, SCHEMA, describe_machine, now
 from ntt_backup.cli import options
-from ntt_backup.cli.common import Common, writing
+from ntt_backup.cli.global_options import Common, writing
 from ntt_backup.cli.options import SIZE, flag, value
 from ntt_backup.config import RemoteConfig, Settings
 from ntt_backup.format import printable

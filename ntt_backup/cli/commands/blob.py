@@ -22,7 +22,7 @@ from ntt_backup.catalog.failures import (
     ledger_of,
 )
 from ntt_backup.cli import options, results
-from ntt_backup.cli.common import Common, open_catalog
+from ntt_backup.cli.global_options import Common, open_catalog
 from ntt_backup.cli.options import IDENTITY, JSON, JSON_LINES, TIME, flag, value
 from ntt_backup.config import CatalogConfig, RemoteConfig
 from ntt_backup.errors import BackupError, complete

@@ -16,7 +16,7 @@ from ntt_backup.catalog.history import DumpRun, recent_dumps
 from ntt_backup.catalog.schema import Who
 from ntt_backup.catalog.schema_check import PRINT_SQL
 from ntt_backup.cli import options, results
-from ntt_backup.cli.common import Common, connect, open_catalog
+from ntt_backup.cli.global_options import Common, connect, open_catalog
 from ntt_backup.cli.options import IDENTITY, JSON, ONLY_ERRORS, PATH, flag, repeated, value
 from ntt_backup.config import CatalogConfig, RemoteConfig
 from ntt_backup.config.signing_key import Origin, SigningKeys, key_file, make_signing_key

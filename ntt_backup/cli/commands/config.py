@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ntt_backup.cli import options, results
-from ntt_backup.cli.common import Common
+from ntt_backup.cli.global_options import Common
 from ntt_backup.cli.options import JSON
 from ntt_backup.config import (
     CatalogConfig,

@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from ntt_backup.cli import options, results
-from ntt_backup.cli.common import Common, open_catalog, require_blobids
+from ntt_backup.cli.global_options import Common, open_catalog, require_blobids
 from ntt_backup.cli.options import IDENTITY, RESULT, flag, repeated
 from ntt_backup.config import ALL_TARGETS, Settings
 from ntt_backup.config.timetable import Timetable

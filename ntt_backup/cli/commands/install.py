@@ -16,7 +16,7 @@ from typing import Final
 import click
 
 from ntt_backup.cli import options
-from ntt_backup.cli.common import Common, writing
+from ntt_backup.cli.global_options import Common, writing
 from ntt_backup.cli.options import PATH, flag, value
 from ntt_backup.client.bootstrap import standalone
 from ntt_backup.config import CatalogConfig, RemoteSettings, Settings, examine

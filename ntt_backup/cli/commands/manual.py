@@ -14,7 +14,7 @@ import click
 
 from ntt_backup import __version__
 from ntt_backup.cli.command_tree import EXAMPLES, PROGRAM
-from ntt_backup.cli.common import writing
+from ntt_backup.cli.global_options import writing
 from ntt_backup.cli.options import DIR, value
 from ntt_backup.process.durable import durable_file
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn, TextIO
 import click
 
 from ntt_backup.cli import options, results
-from ntt_backup.cli.common import Common, read_blobids, writing
+from ntt_backup.cli.global_options import Common, read_blobids, writing
 from ntt_backup.cli.options import DIR, IDENTITY, PATH, RESULT, flag, repeated, unless, value
 from ntt_backup.config import RemoteConfig, StoreConfig
 from ntt_backup.config.sealing import Keyring, SealPolicy, require_sealing
@@ -24,7 +24,7 @@ from ntt_backup.pack.age import SealedForOthers
 from ntt_backup.pack.format import MAX_ENTRIES, PackError
 from ntt_backup.pack.reader import PackFile
 from ntt_backup.report.lines import time_left
-from ntt_backup.source.packing import Packed, list_store, pack_blobs
+from ntt_backup.source.pack_file import Packed, list_store, pack_blobs
 
 if TYPE_CHECKING:
     # What mounts takes longer to load than a pack to look into.

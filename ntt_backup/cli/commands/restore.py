@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 import click
 
 from ntt_backup.cli import options, results
-from ntt_backup.cli.common import Common, NamedFile, connect, read_blobids, require_blobids
+from ntt_backup.cli.global_options import Common, NamedFile, connect, read_blobids, require_blobids
 from ntt_backup.cli.options import DIR, IDENTITY, PATH, RESULT, GivenPath, flag, repeated, value
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.signing_key import Origin

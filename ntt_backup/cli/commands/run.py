@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ntt_backup.cli import options, results
-from ntt_backup.cli.common import Common, open_catalog
+from ntt_backup.cli.global_options import Common, open_catalog
 from ntt_backup.cli.options import JSON, ONLY_ERRORS, flag, value
 from ntt_backup.config import CatalogConfig, SendConfig, Settings
 from ntt_backup.config.timetable import describe_limit
@@ -96,9 +96,9 @@ def run(
         return replace(common, target=name).load(SendConfig, given)
 
     if len(each) > 1:
-        from ntt_backup.daemon import targets
+        from ntt_backup.daemon import target_supervisor
 
-        code = targets.run(
+        code = target_supervisor.run(
             each,
             watch=watch,
             listeners=listeners,

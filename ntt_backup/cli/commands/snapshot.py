@@ -18,7 +18,7 @@ import click
 
 from ntt_backup import newest
 from ntt_backup.cli import options, results
-from ntt_backup.cli.common import Common
+from ntt_backup.cli.global_options import Common
 from ntt_backup.cli.options import JSON, PART, RESULT, flag, repeated, unless, value
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.signing_key import Origin
@@ -26,8 +26,8 @@ from ntt_backup.dump.retention import Retention
 from ntt_backup.errors import SOME_FAILED, ConfigError, LockHeld, RemoteUnreachable, Unsupported
 from ntt_backup.filestore.contract import Area, ReadableStore
 from ntt_backup.filestore.open import open_store, open_to_read
-from ntt_backup.filestore.patient import PatientStore
 from ntt_backup.filestore.pins import pin_words, put_pin, read_pins, remove_pins
+from ntt_backup.filestore.reconnecting import ReconnectingStore
 from ntt_backup.format import duration, many, moment, printable, size, utc
 from ntt_backup.report.lines import ProgressLine, pace
 from ntt_backup.snapshot.format.entry import DIRECTORY, FIFO, FILE, HARD_LINK, SYMLINK, Entry
@@ -63,10 +63,10 @@ _set_argument = click.argument("set_name", metavar="SET", shell_complete=options
 
 def _patient(
     opener: Callable[[RemoteConfig, Area], R], settings: RemoteConfig, line: ProgressLine
-) -> closing[PatientStore[R]]:
+) -> closing[ReconnectingStore[R]]:
     """Returns the repository of the target, which waits out outages, and says so."""
     opened = partial(opener, settings, SNAPSHOTS)
-    return closing(PatientStore(opened, settings.run, line.outage))
+    return closing(ReconnectingStore(opened, settings.run, line.outage))
 
 
 # --- take -----------------------------------------------------------------------------------------
@@ -404,7 +404,7 @@ def snapshot_restore(
     destination = destination.absolute()
     with results.progress_line() as line:
         done = restore_version(
-            lambda: PatientStore(
+            lambda: ReconnectingStore(
                 partial(open_to_read, settings, SNAPSHOTS), settings.run, line.outage
             ),
             wanted,

@@ -19,7 +19,7 @@ from rich.text import Text
 from ntt_backup.catalog import history
 from ntt_backup.catalog.proofs import count_proofs
 from ntt_backup.cli import options, results
-from ntt_backup.cli.common import Common, open_catalog
+from ntt_backup.cli.global_options import Common, open_catalog
 from ntt_backup.cli.options import JSON, flag, repeated, value
 from ntt_backup.cli.results import EachTarget
 from ntt_backup.config import ALL_TARGETS, CatalogConfig

@@ -17,7 +17,7 @@ from ntt_backup.audit.verify import Findings, Question, Way, verify_remote, veri
 from ntt_backup.audit.verify_packs import verify_packs
 from ntt_backup.blobdir.walk import Stray
 from ntt_backup.cli import options, results
-from ntt_backup.cli.common import Common, NamedFile, open_catalog, writing
+from ntt_backup.cli.global_options import Common, NamedFile, open_catalog, writing
 from ntt_backup.cli.options import IDENTITY, JSON, PART, PATH, RESULT, SIZE, TIME, flag, value
 from ntt_backup.config import RemoteConfig, Settings, StoreConfig
 from ntt_backup.errors import SOME_FAILED, BackupError, ConfigError

@@ -16,7 +16,7 @@ from ntt_backup.daemon.control_socket import ask, report
 from ntt_backup.daemon.events import TargetRestart
 from ntt_backup.daemon.listeners import Listener, StateMessage
 from ntt_backup.daemon.progress import RunState
-from ntt_backup.daemon.targets import HANG_SECONDS, SupervisedTarget, SystemdWord
+from ntt_backup.daemon.target_supervisor import HANG_SECONDS, SupervisedTarget, SystemdWord
 from ntt_backup.errors import LockHeld, WaitsToStart, worst
 from ntt_backup.events import Error, Event, Warning
 from ntt_backup.process.messages import Fatal, Message

@@ -1,9 +1,9 @@
-"""A store is opened anew when the target was lost, for the commands that read for hours.
+"""A store that is opened anew when the target was lost, for commands that read for hours.
 
-It waits as a run does (`run.backoff_base`, `run.backoff_cap`, at most `run.outage_timeout`), and
-asks for what has not come yet. The first contact has no patience: who has typed a command wants to
-hear at once that the target cannot be reached. Writing is left out: what was sent of a file is lost
-with the connection.
+The store waits as a run does (`run.backoff_base`, `run.backoff_cap`, at most `run.outage_timeout`),
+and asks for what has not come yet. The first contact has no patience: who has typed a command wants
+to hear at once that the target cannot be reached. Writing is left out: what was sent of a file is
+lost with the connection.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _some_of(ranges: Iterator[Range]) -> Iterator[Range]:
             return
 
 
-class PatientStore(Generic[R]):
+class ReconnectingStore(Generic[R]):
     """See the module. The contract is `contract.ReadableStore`.
 
     Args:
@@ -180,7 +180,7 @@ class PatientStore(Generic[R]):
         return False
 
 
-class PatientSharedStore(PatientStore[SharedStore]):
+class ReconnectingSharedStore(ReconnectingStore[SharedStore]):
     """The same for a store of packs, which several threads read at once."""
 
     @property

@@ -1,4 +1,4 @@
-"""One daemon serves several targets by a coordinator for each, in a process of its own.
+"""The supervisor of several targets starts a coordinator for each, and starts it again.
 
 The parent sends nothing and decides nothing about a run. It starts the coordinators, shows and
 passes on what they tell, hands its signals to them, and starts those again that die, end by an

@@ -11,7 +11,7 @@ import pytest
 from ntt_backup.config import RunSettings
 from ntt_backup.errors import BackupError, ProtocolViolation, RemoteDenied, RemoteUnreachable
 from ntt_backup.filestore.contract import Range
-from ntt_backup.filestore.patient import PatientStore
+from ntt_backup.filestore.reconnecting import ReconnectingStore
 from ntt_backup.snapshot.restore.files import RestoreOptions
 from ntt_backup.snapshot.restore.version import restore
 from ntt_backup.snapshot.verify import verify
@@ -38,9 +38,9 @@ class Remote:
         opened.before = lambda verb, name: self.before(verb, name)
         return opened
 
-    def patient(self, **run: float) -> PatientStore[MemoryStore]:
+    def patient(self, **run: float) -> ReconnectingStore[MemoryStore]:
         settings = RunSettings.model_validate({"backoff_base": 0.01, "backoff_cap": 0.01, **run})
-        return PatientStore(self.open, settings, self._note)
+        return ReconnectingStore(self.open, settings, self._note)
 
     def fail(self, *errors: BackupError, chance: float = 1.0) -> None:
         """The next requests fail, each with this chance."""

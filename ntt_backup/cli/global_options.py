@@ -1,4 +1,4 @@
-"""The options before the command; access to settings, the catalog, and files of the operator."""
+"""The global options, and what they give every command: settings, catalog, files, keys."""
 
 from __future__ import annotations
 
