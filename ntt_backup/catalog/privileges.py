@@ -75,7 +75,6 @@ NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 _VERBS: Final = frozenset({"select", "insert", "update", "delete", "temporary"})
 _OF_A_TARGET: Final = ("copied", "last_checked", "copy_failed")
-_READ_ALL: Final = 140_000  # The first version that has the role pg_read_all_data.
 
 
 class Lack(NamedTuple):
@@ -191,11 +190,9 @@ def require_dumpable(conn: Connection) -> None:
     user = conn.info.user
     kinds = {kind for kind, *_ in found}
     mends = []
-    if "unreadable" in kinds and conn.info.server_version >= _READ_ALL:
-        mends.append(shown("mend_read_all", user=sql.Identifier(user)))
-    elif "unreadable" in kinds:
+    if "unreadable" in kinds:
         schemas = {schema for kind, _, schema, _ in found if kind == "unreadable"}
-        mends += grants_to_read(schemas, user)
+        mends += grants_to_read(conn, schemas, user)
     if "policy" in kinds:
         mends.append(shown("mend_row_security", user=sql.Identifier(user)))
     if "large object" in kinds:
@@ -225,12 +222,23 @@ def makers(conn: Connection, role: str | None, schemas: Iterable[str]) -> list[t
     return [(schema, owner) for schema, owner in conn.rows("makers", values, role=role_sql(role))]
 
 
-def grants_to_read(schemas: Iterable[str], role: str) -> list[str]:
-    """Returns the SQL that lets a role read the tables and sequences of today in the schemas."""
-    return [
+def grants_to_read(conn: Connection, schemas: Iterable[str], role: str) -> list[str]:
+    """Returns the SQL that lets a role read what is in the schemas today, and is added later.
+
+    Later ones are those of present owners of tables in the schemas, and partitions anywhere. The
+    role pg_read_all_data would cover what anybody adds. It reads each database and the passwords of
+    all roles, and `drill` and `restore` refuse a role that has it, since a dump is a program. So it
+    is for people to grant.
+    """
+    grants = [
         shown("grant_reading", schema=sql.Identifier(one), role=sql.Identifier(role))
         for one in sorted(schemas)
     ]
+    for schema, maker in makers(conn, role, schemas):
+        names = {"schema": schema, "owner": maker, "role": role}
+        parts = {key: sql.Identifier(name) for key, name in names.items()}
+        grants.append(shown("grant_reading_later", **parts))
+    return grants
 
 
 def _undumpable(conn: Connection, role: str | None) -> list[tuple[str, str, str, str]]:

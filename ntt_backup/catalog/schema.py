@@ -406,23 +406,13 @@ class _Planner:
         return list(steps.values())
 
     def _rest_of_dump(self) -> list[Step]:
-        """Lets pg_dump read what other programs have in the database, and will add to it.
-
-        The role pg_read_all_data would cover what anybody adds. It reads each database and the
-        passwords of all roles, and `drill` and `restore` refuse a role that has it, since a dump is
-        a program. So it is for people to grant.
-        """
+        """Lets pg_dump read what other programs have in the database, and will add to it."""
         schemas = {
             schema
             for schema, name in self._unreadable
             if schema != "ntt_backup" and (schema, name) != (self._schema, "blobs")
         }
-        makers = privileges.makers(self._conn, self._role, schemas)
-        grants = privileges.grants_to_read(schemas, self._role)
-        for schema, maker in makers:
-            names = {"schema": schema, "owner": maker, "role": self._role}
-            parts = {key: sql.Identifier(name) for key, name in names.items()}
-            grants.append(shown("grant_reading_later", **parts))
+        grants = privileges.grants_to_read(self._conn, schemas, self._role)
         text = f"let {self._role} dump all tables of today, and those that their owners add"
         return [Step(Who.DBA, text, tuple(grants), needed=False)] if grants else []
 

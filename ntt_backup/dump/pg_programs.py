@@ -151,7 +151,8 @@ def pg_dump_failed(status: int | None, said: str) -> DumpFailed:
     """Returns the error for a pg_dump that has failed. status: None where it has not ended."""
     hint = ""
     if "permission denied" in said:
-        hint = "as a superuser of the database: grant pg_read_all_data to the user of catalog.url"
+        hint = "`ntt-backup-remote init-db --print-sql dba` prints the grants for all tables of"
+        hint += " today, and for those that their owners add: a superuser executes them"
     elif "lock" in said and "timeout" in said:
         hint = "another session holds a lock on a table for long: see pg_locks in the database"
     lines = [line for line in said.splitlines() if line.strip()]

@@ -516,7 +516,7 @@ def test_what_pg_restore_reads_of_a_head_is_returned_or_why_it_cannot(tmp_path: 
         (1, "", "status 1", ""),
         (None, "\n \n", "it did not end in time", ""),
         (1, "one\n\ntwo\n", "one; two", ""),
-        (1, "permission denied for table x", "permission denied for", "grant pg_read_all_data"),
+        (1, "permission denied for table x", "permission denied for", "init-db --print-sql dba"),
         (1, "canceling due to lock timeout", "canceling", "see pg_locks"),
         (1, "timeout", "timeout", ""),
         (1, "x" * 501 + "!", "x" * 499 + "!", ""),

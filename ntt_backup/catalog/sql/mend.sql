@@ -1,9 +1,5 @@
 -- SQL for the operator: shown in hints, never executed by us.
 
--- name: mend_read_all
--- Lets a role read all tables, also those that others will make; needs a superuser.
-grant pg_read_all_data to {user};
-
 -- name: mend_large_objects
 -- Lets a role read the large objects of today; needs a superuser.
 do $$ declare one oid; begin for one in select oid from pg_catalog.pg_largeobject_metadata loop
