@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from ntt_backup import newest
+from ntt_backup import rollback_detection
 from ntt_backup.catalog import (
     connection,
     history,
@@ -237,7 +237,11 @@ class Preflight:
             )
         text = f"{where}: {found.system}, {found.program}; strategy {self.strategy}"
         signs = self._packs and self._settings.pack.recipients
-        lost = newest.lost_key(self._settings, SigningKeys.of(self._settings)) if signs else ""
+        lost = (
+            rollback_detection.lost_key(self._settings, SigningKeys.of(self._settings))
+            if signs
+            else ""
+        )
         return CheckStep(text, warning=lost)
 
     def _look_for_place(self, catalog: Connection, ask: Ask, facts: Facts) -> CheckStep:

@@ -34,7 +34,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from ntt_backup import events, newest
+from ntt_backup import events, rollback_detection
 from ntt_backup.catalog import connection, history, privileges, selection
 from ntt_backup.catalog.history import DatabaseState
 from ntt_backup.catalog.identities import identified
@@ -224,7 +224,7 @@ class _Job:
                 self._note_good(plan.known[-1])
                 self._emit(DumpSkipped(name=plan.known[-1].name))
                 return NewestDump(plan.copied)
-            if lost := newest.lost_key(self._settings, self._keys):
+            if lost := rollback_detection.lost_key(self._settings, self._keys):
                 self._warn(lost)
             self._emit(DumpStart(reason=plan.reason, program=found.version))
             if not self._shared:
@@ -254,7 +254,7 @@ class _Job:
         of_host = retention.of_host(dumps, self._keys, ledger)
         ours = record.of_catalog(of_host, settings.target, state.database)
         names = [one.name for one in of_host if one.whole]
-        for missed in newest.compare(settings, {("dump", ""): names}):
+        for missed in rollback_detection.compare(settings, {("dump", ""): names}):
             self._warn(str(missed))
         known = restorable(retention.signed(ours, self._keys))
         last = known[-1].record if known else None
@@ -507,7 +507,7 @@ class _Job:
             self._warn(f"dumps past retention are still on the remote: {error}")
             pruned = 0
         self.note(name, made, "")
-        newest.record(self._settings, "dump", name, key=self._keys.name)
+        rollback_detection.record(self._settings, "dump", name, key=self._keys.name)
         took = time.monotonic() - self._clock
         self._emit(
             DumpComplete(

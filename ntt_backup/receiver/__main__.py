@@ -74,7 +74,7 @@ def serve(
     os.umask(0o022)
     _widen(0)
     os.write(1, _banner(terms))
-    from ntt_backup.receiver.session import Receiver
+    from ntt_backup.receiver.dispatcher import Receiver
 
     if not select.select([0], [], [], 0)[0]:
         from ntt_backup.receiver import write_session  # noqa: F401 - most sessions write

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from ntt_backup import __version__, newest
+from ntt_backup import __version__, rollback_detection
 from ntt_backup.audit.object_locks import known_lock, look_at_lock
 from ntt_backup.catalog import connection, history, ledger, selection
 from ntt_backup.catalog.history import CheckRun, noted_dumps
@@ -44,7 +44,6 @@ from ntt_backup.filestore.contract import ReadableStore
 from ntt_backup.filestore.open import open_packs, open_store
 from ntt_backup.format import many, moment
 from ntt_backup.model import StoredPack
-from ntt_backup.newest import Kind, Newest
 from ntt_backup.objects.bucket import still
 from ntt_backup.objects.s3 import open_bucket
 from ntt_backup.pack.names import PackKey
@@ -52,6 +51,7 @@ from ntt_backup.process.messages import Done, RemoteProbed
 from ntt_backup.process.pid_lock import pid_lock
 from ntt_backup.process.spawn import version_of
 from ntt_backup.report import notices
+from ntt_backup.rollback_detection import Kind, Newest
 from ntt_backup.snapshot.names import SNAPSHOTS
 from ntt_backup.snapshot.origins import Origins
 from ntt_backup.snapshot.versions import names_of_host
@@ -327,7 +327,7 @@ def look(settings: RemoteConfig) -> list[Newest]:
 
     The result is noted for `status`. Raises BackupError if the target cannot be listed.
     """
-    known = newest.recorded(settings)
+    known = rollback_detection.recorded(settings)
     away: list[Newest] = []
     if any(one.kind == "dump" for one in known):
         with closing(open_dumps(settings)) as store:
@@ -336,7 +336,7 @@ def look(settings: RemoteConfig) -> list[Newest]:
         # Without both, nothing tells which dumps are of this host.
         dumps = found if ledger is None and not keys else of_host(found, keys, ledger or ())
         names = [one.name for one in dumps if one.whole]
-        away += newest.compare(settings, {("dump", ""): names})
+        away += rollback_detection.compare(settings, {("dump", ""): names})
     if any(one.kind == "version" for one in known):
         with closing(open_store(settings, SNAPSHOTS)) as repository:
             away += missed_versions(settings, repository)
@@ -355,13 +355,13 @@ def missed_versions(
     The result is noted for `status`.
     """
     origins = Origins.of(settings)
-    known = [one.of for one in newest.recorded(settings) if one.kind == "version"]
+    known = [one.of for one in rollback_detection.recorded(settings) if one.kind == "version"]
     there: dict[tuple[Kind, str], list[str]] = {
         ("version", of): names_of_host(repository, of, origins)
         for of in known
         if of_set in ("", of)
     }
-    return newest.compare(settings, there)
+    return rollback_detection.compare(settings, there)
 
 
 def _ledger(settings: RemoteConfig) -> frozenset[tuple[str, str]] | None:
@@ -400,7 +400,7 @@ def newest_known(settings: RemoteConfig) -> CheckStep:
         return CheckStep(warning=NOT_LOOKED.format(error))
     if found:
         return CheckStep(warning="; ".join(map(str, found)))
-    known = newest.recorded(settings)
+    known = rollback_detection.recorded(settings)
     if not known:
         return CheckStep("this host has noted no dump and no version yet")
     last = max(known, key=lambda one: one.at)

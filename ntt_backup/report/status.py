@@ -29,10 +29,10 @@ from ntt_backup.format import (
     rate,
     size,
 )
-from ntt_backup.newest import Newest
 from ntt_backup.report.health import judge
 from ntt_backup.report.live import daemon_line, outage_lines
 from ntt_backup.report.target_facts import TargetFacts
+from ntt_backup.rollback_detection import Newest
 from ntt_backup.snapshot.last_take import Last
 
 _ID_SHOWN: Final = 64

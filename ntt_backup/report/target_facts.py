@@ -26,8 +26,8 @@ from ntt_backup.daemon.control_socket import DaemonReport, report
 from ntt_backup.daemon.progress import WorkerStatus
 from ntt_backup.daemon.signals import time_limit
 from ntt_backup.errors import BackupError, CatalogError, CatalogRefused, CatalogUnavailable
-from ntt_backup.newest import Newest, missed
 from ntt_backup.pack.names import LARGE_BLOB
+from ntt_backup.rollback_detection import Newest, missed
 from ntt_backup.snapshot.last_take import Last, last
 
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from ntt_backup import newest
+from ntt_backup import rollback_detection
 from ntt_backup.catalog.connection import connect
 from ntt_backup.catalog.identities import identified
 from ntt_backup.config import RemoteConfig, application_name
@@ -79,10 +79,10 @@ def take_version(
     ):
         keys = SigningKeys.of(settings)
         origins = copies.origins(keys, settings.target)
-        if lost := newest.lost_key(settings, keys):
+        if lost := rollback_detection.lost_key(settings, keys):
             report.problem(f"set {set.name}", lost)
         names = names_of_host(repository, set.name, origins)
-        for missed in newest.compare(settings, {("version", set.name): names}):
+        for missed in rollback_detection.compare(settings, {("version", set.name): names}):
             report.problem(f"set {set.name}", str(missed))
         taken = take(
             repository,
@@ -95,7 +95,7 @@ def take_version(
             report=report,
         )
         note(taken)
-        newest.record(settings, "version", taken.version, set.name, keys.name)
+        rollback_detection.record(settings, "version", taken.version, set.name, keys.name)
         if (named := settings.snapshots.get(set.name)) is not None:
             try:
                 rule, every = Retention.of(named), named.every
@@ -103,7 +103,9 @@ def take_version(
                     repository, set.name, rule, now, origins, every=every, problem=report.problem
                 ).gone
                 taken.forgotten = len(gone)
-                newest.removed(settings, "version", [one.name for one in gone], set.name)
+                rollback_detection.removed(
+                    settings, "version", [one.name for one in gone], set.name
+                )
             except BackupError as error:
                 report.problem("versions past retention", f"still on the target: {error}")
         return taken

@@ -1,6 +1,6 @@
-"""`status` shows a set's last version and its last failure, from a file beside the log.
+"""The record of the last take of each set: its version and its last failure, for `status`.
 
-It is told without asking the remote. Nothing else goes by it.
+It is a file beside the log, so `status` asks no remote. Nothing else goes by it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Blobs of the store are packed into one file, each compared with its name while it is read.
+"""Writes blobs of the store into one pack file, each compared with its name while it is read.
 
 The file appears whole or not at all, see `process.durable`.
 """

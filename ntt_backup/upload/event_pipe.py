@@ -1,4 +1,4 @@
-"""Pipes lie between a worker and the coordinator: messages go out, the word to stop comes in."""
+"""The pipes of a worker to the coordinator: its messages go out, the word to stop comes in."""
 
 from __future__ import annotations
 

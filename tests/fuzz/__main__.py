@@ -17,7 +17,7 @@ from tests.fuzz.bounded import MOST_BYTES, memory
 KINDS: Final[Mapping[str, tuple[str, str]]] = {
     "manifests": ("tests.fuzz.manifests", "ntt_backup.cli.commands.snapshot"),
     "packs": ("tests.fuzz.packs", "ntt_backup.cli.commands.pack"),
-    "receiver": ("tests.fuzz.receiver_sessions", "ntt_backup.receiver.session"),
+    "receiver": ("tests.fuzz.receiver_sessions", "ntt_backup.receiver.dispatcher"),
 }
 
 

@@ -26,10 +26,10 @@ from ntt_backup.catalog.proofs import COPY_STATES, Unproved
 from ntt_backup.catalog.stats import StoredObjects, Totals
 from ntt_backup.daemon.control_socket import DaemonReport
 from ntt_backup.events import Event, WorkerEvent
-from ntt_backup.newest import Newest
 from ntt_backup.process.messages import kinds
 from ntt_backup.report.health import Health
 from ntt_backup.report.metrics import METRICS, PREFIX, class_of
+from ntt_backup.rollback_detection import Newest
 from ntt_backup.snapshot.last_take import Last
 
 DOCS = Path(__file__).parents[2] / "docs"

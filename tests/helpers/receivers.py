@@ -30,7 +30,7 @@ from blake3 import blake3
 
 from ntt_backup.client.bootstrap import bundle
 from ntt_backup.receiver import b3sum, codec, hashing
-from ntt_backup.receiver.session import Receiver
+from ntt_backup.receiver.dispatcher import Receiver
 from ntt_backup.receiver.terms import Terms
 from ntt_backup.wire import framing, messages
 from ntt_backup.wire.framing import Inbox

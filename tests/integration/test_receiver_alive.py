@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.receiver import codec, connection, group_commit, hashing, session
+from ntt_backup.receiver import codec, connection, dispatcher, group_commit, hashing
 from ntt_backup.receiver.terms import ALLOWED, Terms
 from ntt_backup.wire import messages
 from tests.helpers.receivers import PING, Client
@@ -27,7 +27,7 @@ class Local(Client):
         self._fds = (reading, writing)
         self.stdin, self.stdout = os.fdopen(to_receiver, "wb"), os.fdopen(from_receiver, "rb")
         terms = Terms(None, frozenset(ALLOWED), 60.0, hashing.available(), codec.available())
-        receiver = session.Receiver(terms, reading, writing)
+        receiver = dispatcher.Receiver(terms, reading, writing)
         self.statuses: list[int] = []
         self._thread = threading.Thread(target=lambda: self.statuses.append(receiver.run()))
         self._thread.start()
@@ -45,7 +45,7 @@ class Local(Client):
 def test_a_slow_sync_is_no_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     may_end = threading.Event()
     monkeypatch.setattr(connection, "_BUSY_SECONDS", 0.01)
-    monkeypatch.setattr(session, "can_syncfs", lambda device: True)
+    monkeypatch.setattr(dispatcher, "can_syncfs", lambda device: True)
     monkeypatch.setattr(group_commit, "syncfs", lambda fd: may_end.wait(PATIENCE))
     client = Local(tmp_path)
     try:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.receiver import group_commit, session
+from ntt_backup.receiver import dispatcher, group_commit
 from ntt_backup.receiver.b3sum import B3sum, by_descriptor
 from ntt_backup.receiver.hashing import KNOWN_OUTPUT
 from ntt_backup.wire import messages
@@ -135,7 +135,7 @@ def test_a_sync_that_fails_while_names_are_checked_fails_that_batch_too(
             alive()
         return found
 
-    monkeypatch.setattr(session, "can_syncfs", lambda device: True)
+    monkeypatch.setattr(dispatcher, "can_syncfs", lambda device: True)
     monkeypatch.setattr(group_commit, "syncfs", fail)
     monkeypatch.setattr(B3sum, "digests", wait)
     client = ScriptedSession(root, checking="b3sum")

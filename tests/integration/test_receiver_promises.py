@@ -21,7 +21,7 @@ from ntt_backup.blobdir.layout import marker_text, read_marker
 from ntt_backup.filestore import by_directory
 from ntt_backup.filestore import open as open_stores
 from ntt_backup.filestore.by_directory import FileStoreByDirectory
-from ntt_backup.receiver import b3sum, file_areas, file_session, group_commit, session
+from ntt_backup.receiver import b3sum, dispatcher, file_areas, file_session, group_commit
 from ntt_backup.receiver.terms import ALLOWED
 from ntt_backup.wire import framing, messages
 from ntt_backup.wire.framing import FORMAT, IDENTITY
@@ -191,7 +191,7 @@ def test_a_receipt_comes_after_a_sync_of_all_of_it(
     def fsync(fd: int) -> None:
         synced.append(os.readlink(f"/proc/self/fd/{fd}"))
 
-    monkeypatch.setattr(session, "can_syncfs", lambda device: reaches_the_disk)
+    monkeypatch.setattr(dispatcher, "can_syncfs", lambda device: reaches_the_disk)
     monkeypatch.setattr(group_commit, "syncfs", lambda fd: synced.append("all"))
     monkeypatch.setattr(os, "fsync", fsync)
     present = put(root, digest_of(b"present"), b"present")

@@ -19,7 +19,7 @@ import pytest
 import ntt_backup
 from ntt_backup.client.bootstrap import LOADER, bundle
 from ntt_backup.receiver import __main__ as receiver
-from ntt_backup.receiver import session
+from ntt_backup.receiver import dispatcher
 from ntt_backup.receiver.terms import Terms
 
 PACKAGE = Path(ntt_backup.__file__).parent
@@ -105,7 +105,7 @@ def test_types_with_parameters_are_never_evaluated(name: str) -> None:
 
 def test_a_session_that_writes_loads_nothing_of_the_others() -> None:
     # Source that travels is compiled each time.
-    load = "from ntt_backup.receiver import __main__, session, write_session"
+    load = "from ntt_backup.receiver import __main__, dispatcher, write_session"
     argv = [sys.executable, "-c", f"{load}; import sys; print(*sys.modules)"]
     loaded = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()
     others = ("b3sum", "name_check", "stored_names", "datetime")
@@ -141,8 +141,8 @@ def test_a_defect_of_a_receiver_is_told_to_its_client(
         assert not any(blocking.values())
         raise error
 
-    monkeypatch.setattr(session.Receiver, "__init__", lambda *_: None)
-    monkeypatch.setattr(session.Receiver, "run", run)
+    monkeypatch.setattr(dispatcher.Receiver, "__init__", lambda *_: None)
+    monkeypatch.setattr(dispatcher.Receiver, "run", run)
     monkeypatch.setattr(os, "write", write)
     monkeypatch.setattr(os, "set_blocking", blocking.__setitem__)
     monkeypatch.setattr(os, "umask", lambda _: 0)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ntt_backup import events, newest
+from ntt_backup import events, rollback_detection
 from ntt_backup.catalog import connection, history, privileges, selection
 from ntt_backup.catalog.history import DatabaseState
 from ntt_backup.config import RemoteConfig
@@ -369,7 +369,7 @@ def test_what_was_dumped_is_kept_for_the_next_one_where_it_has_its_name(
 def test_a_key_that_was_lost_is_told_before_a_dump_goes_unsigned(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(newest, "lost_key", lambda *_: "the key is lost")
+    monkeypatch.setattr(rollback_detection, "lost_key", lambda *_: "the key is lost")
     world.run()
     assert [one.reason for one in world.said(events.Warning)] == ["the key is lost"]
 

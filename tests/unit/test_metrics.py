@@ -22,7 +22,7 @@ import pytest
 from prometheus_client import Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
-from ntt_backup import events, newest
+from ntt_backup import events, rollback_detection
 from ntt_backup.config import Settings, load
 from ntt_backup.config.sections import LogSettings, RemoteSettings
 from ntt_backup.daemon.progress import RunProgress, RunState, WorkerStatus
@@ -216,9 +216,9 @@ def test_what_a_target_lacks_and_how_status_judges_it_are_read(tmp_path: Path) -
         for name, url in places.items()
     }
     told = Told()
-    newest.record(each["usb"], "dump", "the newest")
+    rollback_detection.record(each["usb"], "dump", "the newest")
     for there in ([], ["the newest"]):
-        newest.compare(each["usb"], {("dump", ""): there})
+        rollback_detection.compare(each["usb"], {("dump", ""): there})
         for name in places:
             told.figures.note_facts(TargetFacts.of_host(each[name]))
         assert told("missed_on_target", target="usb") == (not there)

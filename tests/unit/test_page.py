@@ -27,12 +27,12 @@ from ntt_backup.config import CatalogConfig
 from ntt_backup.daemon.control_socket import Away, DaemonReport, RunReport
 from ntt_backup.daemon.progress import WorkerStatus
 from ntt_backup.errors import CatalogRefused, CatalogUnavailable, ConfigError, WaitsToStart
-from ntt_backup.newest import Newest
 from ntt_backup.report import page as drawing
 from ntt_backup.report.health import Health, judge, lives
 from ntt_backup.report.page import Target, policy, render
 from ntt_backup.report.target_facts import TargetFacts
 from ntt_backup.report.web_server import PageServer, Shown
+from ntt_backup.rollback_detection import Newest
 from ntt_backup.snapshot.last_take import Last
 from tests.helpers.waiting import PATIENCE
 from tests.unit.sample_records import TOTALS, a_run

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import click
 
-from ntt_backup import newest
+from ntt_backup import rollback_detection
 from ntt_backup.catalog import schema
 from ntt_backup.catalog.history import DumpRun, recent_dumps
 from ntt_backup.catalog.schema import Who
@@ -168,7 +168,7 @@ def dumps(
     if unwanted:
         with closing(open_dumps(settings)) as store:
             removed = _remove(store, unwanted, keys)
-        newest.removed(settings, "dump", unwanted)
+        rollback_detection.removed(settings, "dump", unwanted)
         said = f"removed {many(removed, 'dump')}"
         results.tell({"target": settings.target, "removed": removed}, [said])
         return

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from ntt_backup import newest
+from ntt_backup import rollback_detection
 from ntt_backup.cli import options, results
 from ntt_backup.cli.global_options import Common
 from ntt_backup.cli.options import JSON, PART, RESULT, flag, repeated, unless, value
@@ -645,7 +645,9 @@ def snapshot_forget(
                 )
         if removes:
             repository.do(lambda remote: remote.remove(found.names))
-            newest.removed(settings, "version", [one.name for one in found.gone], set_name)
+            rollback_detection.removed(
+                settings, "version", [one.name for one in found.gone], set_name
+            )
     fields = {
         "target": common.target,
         "kept": [one.name for one in found.kept],

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from ntt_backup import newest
+from ntt_backup import rollback_detection
 from ntt_backup.config import CatalogConfig
 from ntt_backup.config.sections import HostSettings
 from ntt_backup.config.signing_key import SigningKeys, make_signing_key
-from ntt_backup.newest import (
+from ntt_backup.rollback_detection import (
     Kind,
     compare,
     lost_key,
@@ -85,7 +85,7 @@ def test_what_is_missed_stays_known_until_it_is_there_again(
     compare(settings, {KEY: []})
     record(settings, "version", "20260304T000000Z-00000000", "etc")
     assert len(missed(settings)) == 1
-    monkeypatch.setattr(newest, "_TOLD_FOR", -timedelta(seconds=1))
+    monkeypatch.setattr(rollback_detection, "_TOLD_FOR", -timedelta(seconds=1))
     assert compare(settings, {KEY: ["20260304T000000Z-00000000"]}) == missed(settings) == []
 
 

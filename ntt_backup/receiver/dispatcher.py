@@ -1,7 +1,7 @@
-"""A session of the receiver is a loop that takes frames, and never waits for a disk.
+"""Dispatches the frames of a session: HELLO chooses the kind of session, which handles the others.
 
-HELLO says whether the session writes blobs, reads them, or is for the files in an area beside them;
-the frames that may follow are handled by `write_session`, `read_session` or `file_session`.
+A session writes blobs (`write_session`), reads them (`read_session`), or is for the files in an
+area beside them (`file_session`). This loop takes the frames, and never waits for a disk.
 `docs/protocol.md` is the contract.
 """
 

@@ -1,4 +1,4 @@
-"""What is newest on a target, as this host knows it, so that nobody rolls the target back unseen.
+"""A rollback of a target is detected: this host notes what is newest there, and misses it.
 
 Whoever owns a target can show an older state of it: without the newest dump, versions or packs. All
 that is left is whole, so no other check finds anything wrong. This host notes the newest dump, and
