@@ -23,7 +23,7 @@ from ntt_backup.bench.sending import Load, Way, send_by_session
 from ntt_backup.bench.tar_pipe import archive
 from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.filestore.by_bucket import FileStoreByBucket
-from ntt_backup.filestore.open import PACKS
+from ntt_backup.filestore.open import PACK_AREA
 from ntt_backup.model import Blob, total_size
 from ntt_backup.objects.bucket import Bucket
 from ntt_backup.objects.s3 import open_bucket
@@ -134,7 +134,7 @@ WAYS_OUT: Final = (
 def _send(bucket: Bucket, load: Load, key: str, chunks: Iterable[bytes]) -> None:
     """Makes an object as a run makes a pack: in equal parts, two on their way."""
     assert load.bucket is not None
-    with closing(FileStoreByBucket(bucket, load.bucket.part_size, PACKS)) as store:
+    with closing(FileStoreByBucket(bucket, load.bucket.part_size, PACK_AREA)) as store:
         file = store.begin(key, key)
         for chunk in chunks:
             file.add(chunk)

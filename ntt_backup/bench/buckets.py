@@ -33,7 +33,7 @@ from ntt_backup.client.transport import Local
 from ntt_backup.config import Settings
 from ntt_backup.errors import ConfigError, SourceError, WorkerFailed
 from ntt_backup.filestore.by_bucket import FileStoreByBucket
-from ntt_backup.filestore.open import PACKS
+from ntt_backup.filestore.open import PACK_AREA
 from ntt_backup.format import many, size
 from ntt_backup.model import Blob
 from ntt_backup.mount import kernel
@@ -188,7 +188,8 @@ class _Bench:
     def _out(self, way: Out, workers: int, place: str) -> Run:
         remote = self.directory.at(place)
         if way.strategy is not None:
-            with closing(FileStoreByBucket(open_bucket(remote), remote.part_size, PACKS)) as store:
+            bucket = open_bucket(remote)
+            with closing(FileStoreByBucket(bucket, remote.part_size, PACK_AREA)) as store:
                 marker.make(store)
         source, run = self.settings.source.root, self.settings.run
         hands = enumerate(sample.deal(self.batches, workers))

@@ -1,7 +1,12 @@
-"""Opens the file store of an area on the target of the settings.
+"""Opens the file store of an area on the target of the settings, for one of four purposes.
 
-What reaches one kind of target is loaded for that kind alone: it takes longer than to restore a few
-files.
+| files of the area                  | opened to write    | opened to read |
+| ---------------------------------- | ------------------ | -------------- |
+| dumps, snapshots: the store seals  | `open_store`       | `open_to_read` |
+| packs: who makes a pack seals it   | `open_pack_target` | `open_packs`   |
+
+Below them there is one function for each kind of target. The modules for a kind are loaded for that
+kind alone, since loading takes longer than restoring a few files.
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from ntt_backup.blobdir.descriptors import Misplaced
-from ntt_backup.config import RemoteConfig
+from ntt_backup.config import RemoteConfig, RemoteSettings
 from ntt_backup.config.sealing import Keyring, SealPolicy
 from ntt_backup.errors import AnotherTarget, ConfigError, Unsupported
 from ntt_backup.filestore.by_directory import FileStoreByDirectory
@@ -29,6 +34,7 @@ from ntt_backup.wire import stored_names
 if TYPE_CHECKING:
     from ntt_backup.client.connection import SessionSpec
     from ntt_backup.client.throttle import SharedPace
+    from ntt_backup.filestore.by_bucket import FileStoreByBucket
     from ntt_backup.filestore.by_receiver import FileStoreByReceiver
     from ntt_backup.filestore.by_sftp import FileStoreBySftp
 
@@ -42,7 +48,7 @@ class _WithIdentity(Protocol):
 
 S = TypeVar("S", bound=_WithIdentity)
 
-PACKS: Final = Area(
+PACK_AREA: Final = Area(
     name=stored_names.PACKS,
     word="packs",
     file="a pack",
@@ -59,7 +65,7 @@ def open_store(settings: RemoteConfig, area: Area) -> FileStore:
         ConfigError, RemoteDenied: The target cannot have files of this area.
         RemoteUnreachable: The target does not answer.
     """
-    within = _in_bucket(settings, area) if settings.remote.kind == "s3" else _remote(settings, area)
+    within = _of_settings(settings, area)
     keyring = Keyring(lambda: settings.pack.identity_file)
     return SealedStore(within, area, settings.recipients, keyring, SealPolicy.of(settings))
 
@@ -71,9 +77,7 @@ def open_to_read(settings: RemoteConfig, area: Area) -> ReadableStore:
     if settings.remote.kind == "file":
         # What is wrong with the directory is told by the receiver.
         with suppress(OSError, Misplaced):
-            within = _identified(
-                FileStoreByDirectory(settings.remote.path, area), settings.remote.identity
-            )
+            within = _by_directory(settings.remote, area)
             keyring = Keyring(lambda: settings.pack.identity_file)
             return ReadableSealedStore(within, area, keyring, SealPolicy.of(settings))
     return open_store(settings, area)
@@ -84,14 +88,10 @@ def open_pack_target(spec: SessionSpec) -> PackTarget:
     `open_store` does.
     """
     if spec.bucket is None:
-        return by_connection(spec, PACKS)
+        return connect_packs(spec)
     from ntt_backup.client.throttle import SharedPace
-    from ntt_backup.filestore.by_bucket import FileStoreByBucket
-    from ntt_backup.objects.s3 import open_bucket
 
-    pace = SharedPace(spec.pace)
-    bucket = open_bucket(spec.bucket, pace)
-    return FileStoreByBucket(bucket, spec.bucket.part_size, PACKS, pace)
+    return _by_bucket(spec.bucket, PACK_AREA, SharedPace(spec.pace))
 
 
 def open_packs(settings: RemoteConfig, fetch: SharedPace | None = None) -> SharedStore:
@@ -100,29 +100,76 @@ def open_packs(settings: RemoteConfig, fetch: SharedPace | None = None) -> Share
     """
     remote = settings.remote
     if remote.kind == "s3":
-        from ntt_backup.filestore.by_bucket import FileStoreByBucket
-        from ntt_backup.objects.s3 import open_bucket
-
-        bucket = FileStoreByBucket(open_bucket(remote, fetch=fetch), remote.part_size, PACKS)
-        return _identified(bucket, remote.identity)
+        return _identified(_by_bucket(remote, PACK_AREA, fetch=fetch), remote.identity)
     if remote.kind == "file" and fetch is None:
         with suppress(OSError, Misplaced):
-            return _identified(FileStoreByDirectory(remote.path, PACKS), remote.identity)
+            return _by_directory(remote, PACK_AREA)
     from ntt_backup.client.connection import SessionSpec
 
     spec = SessionSpec.of(settings, f"packs-{os.getpid()}", "packs")
-    return by_connection(replace(spec, fetch=fetch), PACKS)
+    return connect_packs(replace(spec, fetch=fetch))
 
 
-def by_connection(spec: SessionSpec, area: Area) -> FileStoreByReceiver | FileStoreBySftp:
-    """Returns the store by a receiver, or by SFTP where the transport is for that."""
+def connect_packs(spec: SessionSpec) -> FileStoreByReceiver | FileStoreBySftp:
+    """Returns the store of packs of a target that is no bucket. Raises as `open_store` does."""
+    return _by_sftp(spec, PACK_AREA) if _is_sftp(spec) else _by_receiver(spec, PACK_AREA)
+
+
+def connect(spec: SessionSpec, area: Area) -> FileStore:
+    """Returns the store on a target that is no bucket.
+
+    The remote's sh has the files where the area allows that, and the strategy is `tar` or the
+    remote has no Python that can run the receiver.
+    """
+    if _is_sftp(spec):
+        return _by_sftp(spec, area)
+    if not (area.by_shell and spec.run.strategy == "tar"):
+        try:
+            return _by_receiver(spec, area)
+        except Unsupported:
+            if not area.by_shell:
+                raise
+    from ntt_backup.filestore.by_shell import FileStoreByShell
+
+    return FileStoreByShell(spec, area)
+
+
+def _of_settings(settings: RemoteConfig, area: Area) -> FileStore:
+    from ntt_backup.client.throttle import SharedPace, process_pace
+
+    remote, pace = settings.remote, process_pace(settings.run.bwlimit)
+    if remote.kind == "s3":
+        return _identified(_by_bucket(remote, area, SharedPace(pace)), remote.identity)
+    from ntt_backup.client.connection import SessionSpec
+
+    spec = SessionSpec.of(settings, f"{area.word}-{os.getpid()}", area.word)
+    return connect(replace(spec, pace=pace), area)
+
+
+def _by_bucket(
+    remote: RemoteSettings,
+    area: Area,
+    pace: SharedPace | None = None,
+    fetch: SharedPace | None = None,
+) -> FileStoreByBucket:
+    from ntt_backup.filestore.by_bucket import FileStoreByBucket
+    from ntt_backup.objects.s3 import open_bucket
+
+    return FileStoreByBucket(open_bucket(remote, pace, fetch), remote.part_size, area, pace)
+
+
+def _by_directory(remote: RemoteSettings, area: Area) -> FileStoreByDirectory:
+    return _identified(FileStoreByDirectory(remote.path, area), remote.identity)
+
+
+def _is_sftp(spec: SessionSpec) -> bool:
     from ntt_backup.client.transport import Sftp
 
-    return by_sftp(spec, area) if isinstance(spec.transport, Sftp) else by_receiver(spec, area)
+    return isinstance(spec.transport, Sftp)
 
 
-def by_sftp(spec: SessionSpec, area: Area) -> FileStoreBySftp:
-    """Returns the store by SFTP. Raises ConfigError where paramiko is missing."""
+def _by_sftp(spec: SessionSpec, area: Area) -> FileStoreBySftp:
+    """Raises ConfigError where paramiko is missing."""
     try:
         from ntt_backup.filestore.by_sftp import FileStoreBySftp
     except ModuleNotFoundError as error:
@@ -134,36 +181,8 @@ def by_sftp(spec: SessionSpec, area: Area) -> FileStoreBySftp:
     return _identified(FileStoreBySftp(spec, area), spec.identity)
 
 
-def _identified(store: S, expected: str) -> S:
-    """Returns a store. Raises AnotherTarget where it is not that of the identity, if one is
-    expected.
-    """
-    try:
-        if expected and (found := store.identity) != expected:
-            raise AnotherTarget(expected, found)
-    except BaseException:
-        store.close()
-        raise
-    return store
-
-
-def connect(spec: SessionSpec, area: Area) -> FileStore:
-    """Returns the store by a receiver; by the remote's sh where the area allows that, and the
-    strategy is `tar` or the remote has no Python that can run the receiver.
-    """
-    if not (area.by_shell and spec.run.strategy == "tar"):
-        try:
-            return by_receiver(spec, area)
-        except Unsupported:
-            if not area.by_shell:
-                raise
-    from ntt_backup.filestore.by_shell import FileStoreByShell
-
-    return FileStoreByShell(spec, area)
-
-
-def by_receiver(spec: SessionSpec, area: Area) -> FileStoreByReceiver:
-    """Returns the store by a receiver. Raises Unsupported where the remote has no Python for it."""
+def _by_receiver(spec: SessionSpec, area: Area) -> FileStoreByReceiver:
+    """Raises Unsupported where the remote has no Python for the receiver."""
     from ntt_backup.filestore.by_receiver import FileStoreByReceiver
 
     try:
@@ -177,20 +196,14 @@ def by_receiver(spec: SessionSpec, area: Area) -> FileStoreByReceiver:
         ) from error
 
 
-def _in_bucket(settings: RemoteConfig, area: Area) -> FileStore:
-    from ntt_backup.client.throttle import SharedPace, process_pace
-    from ntt_backup.filestore.by_bucket import FileStoreByBucket
-    from ntt_backup.objects.s3 import open_bucket
-
-    bucket = open_bucket(settings.remote, SharedPace(process_pace(settings.run.bwlimit)))
-    store = FileStoreByBucket(bucket, settings.remote.part_size, area)
-    return _identified(store, settings.remote.identity)
-
-
-def _remote(settings: RemoteConfig, area: Area) -> FileStore:
-    from ntt_backup.client.connection import SessionSpec
-    from ntt_backup.client.throttle import process_pace
-
-    spec = SessionSpec.of(settings, f"{area.word}-{os.getpid()}", area.word)
-    spec = replace(spec, pace=process_pace(settings.run.bwlimit))
-    return by_sftp(spec, area) if settings.remote.kind == "sftp" else connect(spec, area)
+def _identified(store: S, expected: str) -> S:
+    """Returns a store. Raises AnotherTarget where it is not that of the identity, if one is
+    expected.
+    """
+    try:
+        if expected and (found := store.identity) != expected:
+            raise AnotherTarget(expected, found)
+    except BaseException:
+        store.close()
+        raise
+    return store

@@ -34,7 +34,7 @@ from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.demo import seaweedfs as demo
 from ntt_backup.demo.processes import Interrupts
 from ntt_backup.filestore.by_bucket import FileStoreByBucket
-from ntt_backup.filestore.open import PACKS
+from ntt_backup.filestore.open import PACK_AREA
 from ntt_backup.objects.bucket import Bucket
 from ntt_backup.objects.s3 import open_bucket
 from ntt_backup.pack.format import DIGEST_BYTES, pack_id
@@ -84,7 +84,7 @@ def main() -> int:
 
 def _fill(bucket: Bucket, entries: int, wide: int) -> int:
     """Puts the packs into the bucket, and returns how many there are."""
-    store_id = marker.make(FileStoreByBucket(bucket, 5 << 20, PACKS))
+    store_id = marker.make(FileStoreByBucket(bucket, 5 << 20, PACK_AREA))
 
     def put(records: Sequence[bytes]) -> None:
         file = io.BytesIO()

@@ -34,7 +34,7 @@ from ntt_backup.filestore.contract import (
     StoredFile,
     checksum,
 )
-from ntt_backup.filestore.open import PACKS
+from ntt_backup.filestore.open import PACK_AREA
 from ntt_backup.filestore.reconnecting import ReconnectingSharedStore
 from ntt_backup.objects.bucket import Bucket
 from ntt_backup.objects.s3 import open_bucket
@@ -87,10 +87,10 @@ class Kind:
 
 def _receiver(spec: SessionSpec, name: str, top: Path) -> Kind:
     def write() -> FileStoreByReceiver:
-        return FileStoreByReceiver(spec, PACKS)
+        return FileStoreByReceiver(spec, PACK_AREA)
 
     readers: dict[str, Callable[[], SharedStore]] = {
-        "directory": lambda: FileStoreByDirectory(str(top), PACKS),
+        "directory": lambda: FileStoreByDirectory(str(top), PACK_AREA),
         "patient receiver": lambda: ReconnectingSharedStore(write, RUN, lambda *_: None),
     }
     return Kind(name, write, readers.get(name, write), top)
@@ -98,7 +98,7 @@ def _receiver(spec: SessionSpec, name: str, top: Path) -> Kind:
 
 def _bucket(bucket: Bucket, name: str) -> Kind:
     def write() -> FileStoreByBucket:
-        return FileStoreByBucket(bucket, SMALLEST_PART, PACKS)
+        return FileStoreByBucket(bucket, SMALLEST_PART, PACK_AREA)
 
     readers: dict[str, Callable[[], SharedStore]] = {
         "patient bucket": lambda: ReconnectingSharedStore(write, RUN, lambda *_: None),
@@ -114,7 +114,7 @@ def made(name: str, request: pytest.FixtureRequest) -> Kind:
         url = f"sftp://{sshd.alias}{directory.path}"
         by_sftp = Sftp(RemoteSettings(url=url, ssh_config=sshd.ssh_config))
         way = SessionSpec(by_sftp, directory.path, "0" * 12, "run", "packs", RUN)
-        write = partial(FileStoreBySftp, way, PACKS)
+        write = partial(FileStoreBySftp, way, PACK_AREA)
         return Kind(name, write, write, directory.local)
     if name == "ssh":
         remote: Sshd = request.getfixturevalue("remote")
@@ -574,7 +574,7 @@ def test_a_bucket_that_is_full_cannot_store() -> None:
 
     bucket.before = refuse
     for size in (7, SMALLEST_PART + 1):
-        store = FileStoreByBucket(bucket, SMALLEST_PART, PACKS)
+        store = FileStoreByBucket(bucket, SMALLEST_PART, PACK_AREA)
         with closing(store), pytest.raises(RemoteCannotStore):
             commit(store, NAME, bytes(size))
 

@@ -12,7 +12,7 @@ from blake3 import blake3
 
 from ntt_backup.config import RemoteConfig
 from ntt_backup.filestore.by_bucket import FileStoreByBucket
-from ntt_backup.filestore.open import PACKS
+from ntt_backup.filestore.open import PACK_AREA
 from ntt_backup.model import StoredPack
 from ntt_backup.objects import s3
 from ntt_backup.objects.bucket import Bucket
@@ -27,14 +27,14 @@ from tests.helpers.fake_bucket import SMALLEST_PART, FakeBucket
 def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeBucket:
     """A bucket in memory, which every command opens; the local cache is empty."""
     fake = FakeBucket()
-    monkeypatch.setattr(s3, "open_bucket", lambda remote, **_: fake)
+    monkeypatch.setattr(s3, "open_bucket", lambda *_, **__: fake)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return fake
 
 
 def packs_in(bucket: Bucket) -> FileStoreByBucket:
     """The store of packs in a bucket."""
-    return FileStoreByBucket(bucket, SMALLEST_PART, PACKS)
+    return FileStoreByBucket(bucket, SMALLEST_PART, PACK_AREA)
 
 
 def flip(bucket: FakeBucket, key: str, place: int) -> None:

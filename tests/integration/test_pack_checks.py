@@ -179,7 +179,7 @@ def test_a_look_counts_what_it_compares_by_size_alone(
     catalog: Connection, monkeypatch: pytest.MonkeyPatch, kept: str, noticed: bool
 ) -> None:
     bucket = FakeBucket(weak=True)
-    monkeypatch.setattr(s3, "open_bucket", lambda remote, **_: bucket)
+    monkeypatch.setattr(s3, "open_bucket", lambda *_, **__: bucket)
     pack, _ = put_pack(bucket, contents(20, 1))
     large = put_large(bucket, bytes(keys.LARGE_BLOB))
     info = bucket.head(pack.key)

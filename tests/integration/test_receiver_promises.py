@@ -611,7 +611,7 @@ def test_a_sum_is_of_the_disk_whatever_was_read_before(
     monkeypatch.setattr(os, "pread", noted)
     client._files(PACKS, messages.READ.frame(0, 9, PACK), proving(PACK))
     assert calls[-4:] == ["forget", "read", "read", "forget"]
-    store = FileStoreByDirectory(str(root), open_stores.PACKS)
+    store = FileStoreByDirectory(str(root), open_stores.PACK_AREA)
     assert store.fetch(PACK, 0, 4) == b"good"
     monkeypatch.setattr(by_directory, "forget", lambda fd: calls.append("forget"))
     store.prove(PACK)

@@ -33,7 +33,7 @@ from ntt_backup.filestore.contract import (
     StoredFile,
     Sum,
 )
-from ntt_backup.filestore.open import PACKS
+from ntt_backup.filestore.open import PACK_AREA
 from ntt_backup.process.threads import Cancelled
 from ntt_backup.snapshot.names import SNAPSHOTS
 from ntt_backup.wire import messages
@@ -46,7 +46,7 @@ FIRST, LAST = f"{VERSION}/manifest", f"{VERSION}/map"
 DUMP = "20260304T120000Z-0badcafe.dump"
 DONE = messages.DONE
 PACK = f"packs/ab/ab{'0' * 14}-ab{'f' * 14}-{'1' * 32}.tar"
-FILE_OF = {SNAPSHOTS: FIRST, DUMPS: DUMP, PACKS: PACK}
+FILE_OF = {SNAPSHOTS: FIRST, DUMPS: DUMP, PACK_AREA: PACK}
 AREAS = pytest.mark.parametrize("area", FILE_OF, ids=["snapshots", "dumps", "packs"])
 GIVEN = messages.FILE_SAID.frame(messages.SUCCEEDED)
 
@@ -391,7 +391,7 @@ def found(size: int = 7) -> list[bytes]:
 def test_a_sum_of_something_else_ends_the_sending(monkeypatch: pytest.MonkeyPatch) -> None:
     for other in OTHERS:
         connection = Connection()
-        with closing(by_connection(monkeypatch, connection, PACKS)) as store:
+        with closing(by_connection(monkeypatch, connection, PACK_AREA)) as store:
             file = committed(store)
             connection.answers = [messages.FILE_SUM.frame(*other)]
             for _ in "12":
@@ -410,7 +410,7 @@ def test_a_name_that_is_taken_needs_a_sum_of_our_content(
     for look in (False, True):
         for proof in (*(messages.FILE_SUM.frame(*one) for one in (OURS, *OTHERS)), *refused):
             connection = Connection()
-            with closing(by_connection(monkeypatch, connection, PACKS)) as store:
+            with closing(by_connection(monkeypatch, connection, PACK_AREA)) as store:
                 connection.answers = found() if look else []
                 file = committed(store, look=look)
                 connection.answers = [*([] if look else taken), proof]
@@ -441,7 +441,7 @@ def test_an_answer_that_no_commit_has_is_refused(
     monkeypatch: pytest.MonkeyPatch, answers: list[bytes], why: str
 ) -> None:
     connection = Connection()
-    with closing(by_connection(monkeypatch, connection, PACKS)) as store:
+    with closing(by_connection(monkeypatch, connection, PACK_AREA)) as store:
         file = committed(store)
         connection.answers = list(answers)
         with pytest.raises(ProtocolError, match=why):
@@ -460,12 +460,12 @@ def test_a_receiver_that_tells_of_other_files_of_packs_is_refused(
         ([names(PACK), names(other), count(2)], "not asked for"),
     ):
         connection = Connection("get")
-        with closing(by_connection(monkeypatch, connection, PACKS)) as store:
+        with closing(by_connection(monkeypatch, connection, PACK_AREA)) as store:
             connection.answers = answers
             with pytest.raises((ProtocolError, ValueError), match=why):
                 store.stat(PACK)
     connection = Connection("get")
-    with closing(by_connection(monkeypatch, connection, PACKS)) as store:
+    with closing(by_connection(monkeypatch, connection, PACK_AREA)) as store:
         connection.answers = [piece(4), piece(6), messages.BLOB_END.frame(0)]
         with pytest.raises(ProtocolError, match="more than was asked for"):
             store.fetch(PACK, 0, 9)
@@ -475,7 +475,7 @@ def test_no_size_that_a_receiver_states_lets_it_show_mere_life_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     connection = Connection("get")
-    with closing(by_connection(monkeypatch, connection, PACKS)) as store:
+    with closing(by_connection(monkeypatch, connection, PACK_AREA)) as store:
         monkeypatch.setattr(store.spec, "run", RunSettings(receipt_timeout=60))
         # It speaks all the time. 10^15 bytes would be read for six years.
         now = time.monotonic()
@@ -490,7 +490,7 @@ def test_a_receiver_that_is_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) 
     """While a file gets its name, and while its sum is awaited; signs of life suffice for long."""
     for waits in (lambda store, file: settled(store, file), lambda store, _: store.prove(PACK)):
         connection = Connection("get")
-        with closing(by_connection(monkeypatch, connection, PACKS)) as store:
+        with closing(by_connection(monkeypatch, connection, PACK_AREA)) as store:
             monkeypatch.setattr(store.banner, "hashes", {"sha256"}, raising=False)
             file = committed(store)
             connection.channel.heard = 0.0

@@ -28,7 +28,7 @@ from ntt_backup.errors import (
 )
 from ntt_backup.filestore.by_sftp import FileStoreBySftp
 from ntt_backup.filestore.contract import FileMissing, checksum
-from ntt_backup.filestore.open import PACKS
+from ntt_backup.filestore.open import PACK_AREA
 from ntt_backup.packstore import marker
 from ntt_backup.upload.strategies import packs_probe
 from tests.helpers import sftp_server
@@ -81,7 +81,7 @@ def opened(spec: Callable[..., SessionSpec]) -> Iterator[Open]:
     stores: list[FileStoreBySftp] = []
 
     def make(*args: Any, **more: Any) -> FileStoreBySftp:
-        stores.append(FileStoreBySftp(spec(*args, **more), PACKS))
+        stores.append(FileStoreBySftp(spec(*args, **more), PACK_AREA))
         return stores[-1]
 
     yield make
@@ -202,7 +202,7 @@ def test_a_listing_must_end(opened: Open, tmp_path: Path, fault: str) -> None:
     (tmp_path / "root" / "packs").mkdir()
     (tmp_path / "root" / NAME[: NAME.rindex("/")]).mkdir()
     store = opened(fault)
-    store.area = PACKS._replace(most=10_000)
+    store.area = PACK_AREA._replace(most=10_000)
     with pytest.raises(ProtocolViolation, match="does not end"):
         list(store.list())
 
@@ -245,9 +245,7 @@ def test_a_check_says_what_the_server_lacks(
     fault: str,
     weak: list[str],
 ) -> None:
-    monkeypatch.setattr(
-        packs_probe, "by_connection", lambda spec, area: FileStoreBySftp(spec, area)
-    )
+    monkeypatch.setattr(packs_probe, "connect_packs", lambda spec: FileStoreBySftp(spec, PACK_AREA))
     probe = packs_probe.PacksByConnectionProbe(spec(fault))
     with closing(probe):
         probe.connect()

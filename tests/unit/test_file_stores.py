@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from ntt_backup.blobdir.descriptors import Misplaced
+from ntt_backup.config import RemoteConfig
 from ntt_backup.dump.store import DUMPS
 from ntt_backup.errors import RemoteDenied, Unsupported
 from ntt_backup.filestore import by_receiver
@@ -22,7 +23,6 @@ from ntt_backup.filestore.sealed import ReadableSealedStore, SealedStore
 from ntt_backup.objects import s3
 from ntt_backup.objects.bucket import ObjectArchived
 from ntt_backup.snapshot.names import SNAPSHOTS
-from tests.helpers.bucket_packs import bucket_settings
 from tests.helpers.fake_bucket import SMALLEST_PART, FakeBucket
 from tests.helpers.memory_store import MemoryStore
 
@@ -168,31 +168,27 @@ def test_what_else_lies_in_a_bucket_is_no_file_of_the_area() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "made", "opened"),
+    ("url", "made", "opened"),
     [
-        ("file", True, FileStoreByDirectory),
-        ("file", False, MemoryStore),
-        ("ssh", True, MemoryStore),
-        ("s3", True, FileStoreByBucket),
+        ("file://{}", True, FileStoreByDirectory),
+        ("file://{}", False, MemoryStore),
+        ("ssh://vault/srv", True, MemoryStore),
+        ("s3://bucket/backup", True, FileStoreByBucket),
     ],
 )
 def test_a_store_is_opened_by_what_its_target_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, made: bool, opened: object
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, made: bool, opened: object
 ) -> None:
     if made:
         (tmp_path / "snapshots").mkdir()
-    monkeypatch.setattr(opening, "_remote", lambda *_: MemoryStore())
+    monkeypatch.setattr(opening, "connect", lambda *_: MemoryStore())
     monkeypatch.setattr(s3, "open_bucket", lambda *_: FakeBucket())
-    real = bucket_settings()
-    remote = SimpleNamespace(kind=kind, path=str(tmp_path), part_size=SMALLEST_PART, identity="")
-    settings = cast(
-        Any, SimpleNamespace(remote=remote, recipients=(), pack=real.pack, run=real.run)
-    )
+    settings = RemoteConfig.model_validate({"remote": {"url": url.format(tmp_path)}})
     found = cast(ReadableSealedStore, opening.open_to_read(settings, SNAPSHOTS))
     assert type(found._within) is opened
     found.close()
     anew = cast(SealedStore, opening.open_store(settings, SNAPSHOTS))
-    assert type(anew._store) is (FileStoreByBucket if kind == "s3" else MemoryStore)
+    assert type(anew._store) is (FileStoreByBucket if settings.remote.kind == "s3" else MemoryStore)
     anew.close()
 
 
@@ -203,7 +199,7 @@ def test_a_remote_without_python_is_told_what_snapshots_need(
         raise Unsupported("Python 2.7")
 
     monkeypatch.setattr(by_receiver, "FileStoreByReceiver", fail)
-    spec = cast(Any, SimpleNamespace(run=SimpleNamespace(strategy="stream")))
+    spec = cast(Any, SimpleNamespace(run=SimpleNamespace(strategy="stream"), transport=None))
     with pytest.raises(Unsupported, match=r"snapshots need Python 3\.8") as caught:
         opening.connect(spec, SNAPSHOTS)
     assert caught.value.detail == "Python 2.7"

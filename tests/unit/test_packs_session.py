@@ -24,7 +24,7 @@ from ntt_backup.errors import RemoteCannotStore, RemoteUnreachable, SourceError
 from ntt_backup.filestore import by_bucket
 from ntt_backup.filestore.by_bucket import FileStoreByBucket
 from ntt_backup.filestore.contract import Progress
-from ntt_backup.filestore.open import PACKS as PACK_AREA
+from ntt_backup.filestore.open import PACK_AREA
 from ntt_backup.model import Batch, Blob, Failure, Receipt
 from ntt_backup.objects import s3
 from ntt_backup.objects.bucket import Buffer, Protection, sweep

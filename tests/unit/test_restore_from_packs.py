@@ -600,7 +600,7 @@ def test_a_limit_is_one_for_all_that_comes_from_the_bucket(
     put_pack(bucket, [b"content"])
     paces: list[SharedPace | None] = []
 
-    def open_bucket(_remote: object, fetch: SharedPace | None) -> FakeBucket:
+    def open_bucket(_remote: object, _pace: object, fetch: SharedPace | None) -> FakeBucket:
         paces.append(fetch)
         return bucket
 

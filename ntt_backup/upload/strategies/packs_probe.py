@@ -25,8 +25,7 @@ from ntt_backup.errors import BackupError, RemoteCannotStore, RemoteDenied
 from ntt_backup.filestore.by_bucket import FileStoreByBucket
 from ntt_backup.filestore.by_receiver import FileStoreByReceiver
 from ntt_backup.filestore.contract import checksum
-from ntt_backup.filestore.open import PACKS as AREA
-from ntt_backup.filestore.open import by_connection
+from ntt_backup.filestore.open import PACK_AREA, connect_packs
 from ntt_backup.objects.bucket import (
     ContentDamaged,
     ObjectArchived,
@@ -60,7 +59,7 @@ def probe_packs(spec: SessionSpec) -> SessionProbe:
     bucket = open_bucket(spec.bucket)
     if spec.dead_before is not None:
         sweep(bucket, (PACKS, BLOBS), spec.dead_before())
-    return BucketProbe(FileStoreByBucket(bucket, spec.bucket.part_size, AREA), spec.owner)
+    return BucketProbe(FileStoreByBucket(bucket, spec.bucket.part_size, PACK_AREA), spec.owner)
 
 
 class PacksByConnectionProbe:
@@ -76,7 +75,7 @@ class PacksByConnectionProbe:
 
     def connect(self) -> None:
         before = time.time()
-        self._opened = by_connection(self._spec, AREA)
+        self._opened = connect_packs(self._spec)
         self._asked = before, time.time()
 
     def facts(self) -> Facts:
