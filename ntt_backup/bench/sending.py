@@ -15,7 +15,7 @@ from typing import Final
 
 from ntt_backup.bench.helpers import Answer, Ready
 from ntt_backup.bench.tar_pipe import send_tar
-from ntt_backup.client.connection import SessionSpec
+from ntt_backup.client.session_spec import SessionSpec
 from ntt_backup.client.transport import Transport
 from ntt_backup.config import RunSettings
 from ntt_backup.config.sections import RemoteSettings

@@ -21,8 +21,8 @@ from typing import Final, TypeVar
 
 from ntt_backup.blobdir.walk import StrayKind
 from ntt_backup.client.backoff import OutageClock
-from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.read_session import ReadSession
+from ntt_backup.client.session_spec import SessionSpec
 from ntt_backup.client.throttle import SharedPace
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.timetable import Timetable

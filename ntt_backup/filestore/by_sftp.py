@@ -26,8 +26,8 @@ from paramiko import sftp as fx
 
 from ntt_backup.blobdir.layout import MAX_MARKER, read_marker
 from ntt_backup.client.channel import Channel
-from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.remote_errors import explain_batch, explain_gone
+from ntt_backup.client.session_spec import SessionSpec
 from ntt_backup.client.transport import SFTP
 from ntt_backup.errors import (
     BackupError,

@@ -32,7 +32,7 @@ from ntt_backup.filestore.sealed import ReadableSealedStore, SealedStore
 from ntt_backup.wire import stored_names
 
 if TYPE_CHECKING:
-    from ntt_backup.client.connection import SessionSpec
+    from ntt_backup.client.session_spec import SessionSpec
     from ntt_backup.client.throttle import SharedPace
     from ntt_backup.filestore.by_bucket import FileStoreByBucket
     from ntt_backup.filestore.by_receiver import FileStoreByReceiver
@@ -104,7 +104,7 @@ def open_packs(settings: RemoteConfig, fetch: SharedPace | None = None) -> Share
     if remote.kind == "file" and fetch is None:
         with suppress(OSError, Misplaced):
             return _by_directory(remote, PACK_AREA)
-    from ntt_backup.client.connection import SessionSpec
+    from ntt_backup.client.session_spec import SessionSpec
 
     spec = SessionSpec.of(settings, f"packs-{os.getpid()}", "packs")
     return connect_packs(replace(spec, fetch=fetch))
@@ -140,7 +140,7 @@ def _of_settings(settings: RemoteConfig, area: Area) -> FileStore:
     remote, pace = settings.remote, process_pace(settings.run.bwlimit)
     if remote.kind == "s3":
         return _identified(_by_bucket(remote, area, SharedPace(pace)), remote.identity)
-    from ntt_backup.client.connection import SessionSpec
+    from ntt_backup.client.session_spec import SessionSpec
 
     spec = SessionSpec.of(settings, f"{area.word}-{os.getpid()}", area.word)
     return connect(replace(spec, pace=pace), area)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from ntt_backup import events
 from ntt_backup.client.compression_level import Effort
-from ntt_backup.client.connection import SessionSpec
+from ntt_backup.client.session_spec import SessionSpec
 from ntt_backup.client.throttle import Limit
 from ntt_backup.config import Settings
 from ntt_backup.errors import BackupError

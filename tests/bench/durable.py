@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ntt_backup.client.connection import SessionSpec
+from ntt_backup.client.session_spec import SessionSpec
 from ntt_backup.client.transport import Local
 from ntt_backup.config.sections import RunSettings
 from ntt_backup.model import Batch, Blob, Receipt

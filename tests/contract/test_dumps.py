@@ -15,7 +15,7 @@ from pathlib import Path
 import pyrage
 import pytest
 
-from ntt_backup.client.connection import SessionSpec
+from ntt_backup.client.session_spec import SessionSpec
 from ntt_backup.config.sealing import Keyring, SealPolicy
 from ntt_backup.config.sections import RunSettings
 from ntt_backup.config.signing_key import SigningKey, SigningKeys

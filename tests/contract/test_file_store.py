@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.client.connection import SessionSpec
+from ntt_backup.client.session_spec import SessionSpec
 from ntt_backup.client.transport import Local, Sftp, Ssh
 from ntt_backup.config.sealing import Keyring, SealPolicy
 from ntt_backup.config.sections import RemoteSettings, RunSettings

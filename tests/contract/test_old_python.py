@@ -8,8 +8,8 @@ import subprocess
 
 import pytest
 
-from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.read_session import ReadSession
+from ntt_backup.client.session_spec import SessionSpec
 from ntt_backup.config.sections import RunSettings
 from tests.contract.harness import PATIENT, Harness, Machine, Taken
 from tests.helpers.waiting import PATIENCE

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from ntt_backup.client.connection import SessionSpec
+from ntt_backup.client.session_spec import SessionSpec
 from ntt_backup.client.transport import Local, Sftp, Ssh
 from ntt_backup.config.sections import RemoteSettings, RunSettings
 from ntt_backup.errors import BackupError, NameTaken, RemoteCannotStore, RemoteUnreachable

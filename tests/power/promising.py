@@ -205,7 +205,7 @@ def note_last_sync() -> None:
 
 def set_sync(how: str) -> None:
     """Has the receiver sync as where a system call is missing."""
-    from ntt_backup.client.connection import SessionSpec
+    from ntt_backup.client.session_spec import SessionSpec
 
     of = SessionSpec.of
     SessionSpec.of = staticmethod(  # type: ignore[method-assign]

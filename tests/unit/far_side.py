@@ -11,7 +11,7 @@ import pytest
 
 from ntt_backup.client import connection
 from ntt_backup.client.bootstrap import Banner
-from ntt_backup.client.connection import SessionSpec
+from ntt_backup.client.session_spec import SessionSpec
 from ntt_backup.client.transport import Local
 from ntt_backup.config.sections import RunSettings
 from ntt_backup.errors import RemoteUnreachable
@@ -141,7 +141,7 @@ def far_side(monkeypatch: pytest.MonkeyPatch) -> FarSide:
     """A far side to which every connection of this test leads."""
     far = FarSide()
     monkeypatch.setattr(connection, "greet", far.greet)
-    monkeypatch.setattr(connection.SessionSpec, "channel", far.connect)
+    monkeypatch.setattr(SessionSpec, "channel", far.connect)
     return far
 
 

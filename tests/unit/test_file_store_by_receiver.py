@@ -13,7 +13,8 @@ from typing import Any, cast
 
 import pytest
 
-from ntt_backup.client.connection import SLOW, ReceiverConnection, SessionSpec
+from ntt_backup.client.connection import SLOW, ReceiverConnection
+from ntt_backup.client.session_spec import SessionSpec
 from ntt_backup.config.sections import RunSettings
 from ntt_backup.dump.store import DUMPS
 from ntt_backup.errors import (

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ntt_backup.client.connection import SessionSpec
+from ntt_backup.client.session_spec import SessionSpec
 from ntt_backup.client.transport import SFTP, Sftp, explain_ssh, transport_to
 from ntt_backup.config.sections import RemoteSettings, RunSettings
 from ntt_backup.errors import (

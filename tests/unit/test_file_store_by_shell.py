@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from ntt_backup.client.connection import SessionSpec
+from ntt_backup.client.session_spec import SessionSpec
 from ntt_backup.config.sections import RunSettings
 from ntt_backup.dump.store import DUMPS
 from ntt_backup.errors import (

@@ -17,7 +17,7 @@ import pytest
 from ntt_backup.cli.commands.pack import _mount_target as of_bucket
 from ntt_backup.cli.commands.restore import lines
 from ntt_backup.cli.global_options import Common
-from ntt_backup.client.connection import SessionSpec
+from ntt_backup.client.session_spec import SessionSpec
 from ntt_backup.config.sealing import NOT_SEALED, Keyring, SealPolicy
 from ntt_backup.config.signing_key import OF_PACKS, Origin, SigningKey, SigningKeys
 from ntt_backup.dump.record import Stored

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import pytest
 
-from ntt_backup.client.connection import SessionSpec
+from ntt_backup.client.session_spec import SessionSpec
 from ntt_backup.client.throttle import SharedPace
 from ntt_backup.config import RunSettings
 from ntt_backup.config.sections import RemoteSettings

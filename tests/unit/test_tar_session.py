@@ -17,7 +17,7 @@ import pytest
 
 from ntt_backup.blobdir.layout import marker_text, relative_path
 from ntt_backup.client.channel import NOISE_LIMIT
-from ntt_backup.client.connection import SessionSpec
+from ntt_backup.client.session_spec import SessionSpec
 from ntt_backup.client.transport import Local
 from ntt_backup.errors import (
     BackupError,

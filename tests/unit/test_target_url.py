@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import PydanticCustomError
 
-from ntt_backup.client.connection import SessionSpec
+from ntt_backup.client.session_spec import SessionSpec
 from ntt_backup.client.transport import Local, Sftp, Ssh
 from ntt_backup.config import (
     CatalogConfig,

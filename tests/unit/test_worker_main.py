@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from ntt_backup import events
-from ntt_backup.client.connection import SessionSpec
+from ntt_backup.client.session_spec import SessionSpec
 from ntt_backup.errors import CatalogUnavailable
 from ntt_backup.process.messages import Done, Fatal, RemoteProbed
 from ntt_backup.source.store import Store

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ntt_backup.client.connection import SessionSpec
+from ntt_backup.client.session_spec import SessionSpec
 from ntt_backup.errors import Unsupported
 from ntt_backup.source.store import Store
 from ntt_backup.upload.strategies.probe import Ahead, SessionProbe

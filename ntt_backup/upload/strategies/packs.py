@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Final, cast
 
 from ntt_backup.blobdir.layout import is_blobid
-from ntt_backup.client.connection import SessionSpec
+from ntt_backup.client.session_spec import SessionSpec
 from ntt_backup.config.sealing import require_sealing, seal_writer
 from ntt_backup.errors import (
     AnotherTarget,

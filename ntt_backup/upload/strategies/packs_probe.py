@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from blake3 import blake3
 
-from ntt_backup.client.connection import SessionSpec
+from ntt_backup.client.session_spec import SessionSpec
 from ntt_backup.errors import BackupError, RemoteCannotStore, RemoteDenied
 from ntt_backup.filestore.by_bucket import FileStoreByBucket
 from ntt_backup.filestore.by_receiver import FileStoreByReceiver

@@ -17,8 +17,9 @@ from collections.abc import Sequence
 from itertools import chain, islice
 from typing import Final
 
-from ntt_backup.client.connection import ReceiverConnection, SessionSpec
+from ntt_backup.client.connection import ReceiverConnection
 from ntt_backup.client.remote_errors import explain_batch
+from ntt_backup.client.session_spec import SessionSpec
 from ntt_backup.errors import BatchRejected, SourceError
 from ntt_backup.model import Batch, Blob, Failure, Reason
 from ntt_backup.source.reader import BadSourceBlob, PieceHashes, Reader

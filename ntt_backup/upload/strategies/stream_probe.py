@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from ntt_backup.client.bootstrap import Banner
-from ntt_backup.client.connection import ReceiverConnection, SessionSpec, identity_in
+from ntt_backup.client.connection import ReceiverConnection, identity_in
+from ntt_backup.client.session_spec import SessionSpec
 from ntt_backup.upload.strategies.probe import Facts, described, trial
 from ntt_backup.upload.strategies.stream import StreamSession, connect
 from ntt_backup.wire.framing import IDENTITY_BYTES

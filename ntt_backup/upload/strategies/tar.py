@@ -28,13 +28,13 @@ from typing import Final
 
 from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.client.channel import NOISE_LIMIT
-from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.remote_errors import (
     explain_another,
     explain_batch,
     explain_gone,
     explain_root,
 )
+from ntt_backup.client.session_spec import SessionSpec
 from ntt_backup.client.shell import shell_script
 from ntt_backup.errors import BatchRejected, ProtocolViolation, SourceError
 from ntt_backup.model import Batch, Blob, total_size

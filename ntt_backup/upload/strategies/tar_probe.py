@@ -22,8 +22,9 @@ from blake3 import blake3
 
 from ntt_backup.blobdir.layout import UNKNOWN_IDENTITY, marker_text, read_marker
 from ntt_backup.client.channel import Channel
-from ntt_backup.client.connection import SessionSpec, identity_in
+from ntt_backup.client.connection import identity_in
 from ntt_backup.client.remote_errors import explain_root
+from ntt_backup.client.session_spec import SessionSpec
 from ntt_backup.client.shell import ANSWER, ScriptAnswer, ask, late, require_success, shell_script
 from ntt_backup.client.transport import Transport
 from ntt_backup.errors import BackupError, RemoteCannotStore
