@@ -16,7 +16,7 @@ from pydantic import Field
 
 from ntt_backup.errors import BackupError, BatchRejected, ProtocolViolation, complete
 from ntt_backup.format import duration, many, printable, rate, size
-from ntt_backup.model import OF_CHECKS, OF_THE_STORE, Failure, Reason, Receipt
+from ntt_backup.model import OF_CHECKS, OF_THE_STORE, Failure, FileReason, Reason, Receipt
 from ntt_backup.process.messages import Count, ErrorFields, Message, Positive, doc
 
 _MEGA: Final = 10**6
@@ -51,6 +51,7 @@ _OUTCOMES: Final = (
     "dump_failed",
     "snapshot_failed",
     "check_failed",
+    "files_failed",
     "stopped",
     "error",
 )
@@ -368,6 +369,18 @@ class BlobFailed(WorkerEvent):
 
     def _text(self) -> str:
         return f"failed, {self.reason}: {self.blobid} {self.detail}"
+
+
+class FileFailed(WorkerEvent):
+    """A file that goes by its path cannot be read, or not as its origin says. It has no blob."""
+
+    level = "warning"
+    path: Annotated[str, doc("below source.root; what is not UTF-8 is escaped")]
+    reason: Annotated[str, one_of(*(one.value for one in FileReason))]
+    detail: str
+
+    def _text(self) -> str:
+        return f"not read, {self.reason}: {self.path}: {self.detail}"
 
 
 class Outage(WorkerEvent):

@@ -36,6 +36,18 @@ class Reason(StrEnum):
     REMOTE_UNREADABLE = "remote-unreadable"
 
 
+class FileReason(StrEnum):
+    """The reason for which a file that goes by its path has no blob, or not that of today."""
+
+    MISSING = "missing"
+    UNREADABLE = "unreadable"
+    NOT_A_FILE = "not-a-file"
+    WRONG_SIZE = "wrong-size"
+    WRONG_CHECKSUM = "wrong-checksum"
+    BAD_PATH = "bad-path"
+    CHANGED = "changed"
+
+
 # The reasons for which no blob is failed.
 OF_CHECKS: Final = frozenset(
     {Reason.REMOTE_MISSING, Reason.REMOTE_CORRUPT, Reason.REMOTE_UNREADABLE}

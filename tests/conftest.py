@@ -24,6 +24,7 @@ from tests.helpers.waiting import wait_until
 pytest_plugins = [
     "tests.helpers.program",
     "tests.helpers.postgres",
+    "tests.helpers.application",
     "tests.helpers.sshd",
     "tests.helpers.s3_servers",
     "tests.helpers.environment",

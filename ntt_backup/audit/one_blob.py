@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NoReturn
 
 from ntt_backup.config import RemoteConfig
@@ -51,10 +50,10 @@ class Place:
     stored: int
 
 
-def look_in_store(root: Path, blob: Blob, *, verify: bool) -> InStore:
+def look_in_store(store: Store, blob: Blob, *, verify: bool) -> InStore:
     """Returns the state of a blob in the store. verify: hash its content."""
     try:
-        with Store(root).tree() as tree:
+        with store.ready_for([blob]).tree() as tree:
             found = tree.examine(blob, verify=verify)
     except SourceError as error:
         return InStore(problem="store-away", detail=str(error))

@@ -23,6 +23,8 @@ from typing import Any, Final, Protocol, TypeVar
 
 from blake3 import blake3
 
+from ntt_backup.audit.register import open_store
+from ntt_backup.catalog.connection import Connection
 from ntt_backup.client.pool import ReconnectingSession
 from ntt_backup.client.read_session import ReadSession, hash_mismatch, remote_failure
 from ntt_backup.config import CatalogConfig
@@ -121,7 +123,7 @@ class Proof:
         sums: dict[str, bytes] = {}
         failed: list[Failure] = []
         buffer = memoryview(bytearray(_SMALL))
-        with Reader(self.source) as reader:
+        with Reader(self.source.ready_for(self.job)) as reader:
             for blob in self.job:
                 # The size that the catalog has is of no interest: the name tells what is right.
                 unsized = Blob(blob.blobid, None)
@@ -258,11 +260,11 @@ def answer_questions(
     session.do(work)
 
 
-def store_of(settings: CatalogConfig) -> Store | None:
+def store_of(settings: CatalogConfig, conn: Connection) -> Store | None:
     """Returns the local store, or None where this host has none that can be read."""
     if settings.source is None:
         return None
-    store = Store(settings.source.root)
+    store = open_store(settings, conn)
     try:
         store.probe()
     except SourceError:

@@ -32,6 +32,7 @@ from operator import itemgetter
 from typing import Any, Final
 
 from ntt_backup.audit.proof import Blobs, Proof, Proved, answer_questions, cut_jobs
+from ntt_backup.audit.register import open_store
 from ntt_backup.audit.remote_names import PackNames, ReceiverNames, RemoteNames
 from ntt_backup.audit.verify import settling
 from ntt_backup.blobdir.layout import is_blobid, relative_path
@@ -41,6 +42,7 @@ from ntt_backup.catalog.failures import failed_for
 from ntt_backup.catalog.identities import identified
 from ntt_backup.catalog.ledger import Ledger, forget_packs, insert_packs, iter_packs, record_checks
 from ntt_backup.catalog.pending import rows_about
+from ntt_backup.catalog.places import listed_blobs
 from ntt_backup.catalog.range_locks import RANGES, ranges_below
 from ntt_backup.catalog.selection import Row, rows_in
 from ntt_backup.client.pool import ReconnectingSession, SessionPool
@@ -156,7 +158,7 @@ def reconcile(
         on_outage: Receives the error of an outage, and the seconds of the wait.
     """
     settings = identified(conn, settings)
-    store = Store(settings.source.root)
+    store = open_store(settings, conn)
     store.probe()
     names: RemoteNames
     if settings.remote.packs:
@@ -168,7 +170,10 @@ def reconcile(
         names = ReceiverNames(settings, on_outage)
     try:
         with store.tree() as tree:
-            work = _Work(conn, settings.target, tree, names, apply, adoption, first, on_difference)
+            by_path = settings.by_path
+            work = _Work(
+                conn, settings.target, tree, by_path, names, apply, adoption, first, on_difference
+            )
             if (apply or adoption is not Adoption.NO) and names.is_empty():
                 raise RemoteUnreachable(
                     "there is no blob on the remote",
@@ -195,6 +200,7 @@ class _Work:
     conn: Connection
     target: str
     tree: Tree
+    by_path: bool
     names: RemoteNames
     apply: bool
     adoption: Adoption
@@ -210,7 +216,7 @@ class _Work:
     seen: Comparison = field(default_factory=Comparison)
 
     def __post_init__(self) -> None:
-        self.prefixes = self._in_order(self.tree.level(""))
+        self.prefixes = [] if self.by_path else self._in_order(self.tree.level(""))
 
     def ranges(self, on_progress: Callable[[Comparison], None]) -> Iterator[list[Blob]]:
         """Compares one range after the other. Yields the blobs of each that remain to be proved."""
@@ -335,6 +341,11 @@ class _Work:
             yield digest.hex(), size
 
     def _local(self, prefix: str) -> Iterator[tuple[str, int]]:
+        if self.by_path:
+            for listed in listed_blobs(self.conn, prefix):
+                self.seen.in_store += 1
+                yield listed
+            return
         prefixes = [one for one in self.prefixes if one.startswith(prefix)]
         directories = (each for one in prefixes for each in self._in_order(self.tree.level(one)))
         for directory in directories:

@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from math import inf
-from pathlib import Path
 from typing import ClassVar, Final, Generic, Literal, TypeVar
 
 from ntt_backup.audit.proof import (
@@ -39,6 +38,7 @@ from ntt_backup.audit.proof import (
     require_sums,
     store_of,
 )
+from ntt_backup.audit.register import open_store
 from ntt_backup.blobdir.layout import is_blobid
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.identities import identified
@@ -404,8 +404,8 @@ def verify_store(
     """Checks the store's own blobs, and changes nothing. Raises BackupError."""
     stop, news = threading.Event(), threading.Event()
     jobs = _BlobQueue(2 * question.workers, lambda: None, news.set)
-    root = settings.source.root
-    check = _StoreCheck(conn, settings.target, question, on_progress, jobs, root)
+    store = open_store(settings, conn)
+    check = _StoreCheck(conn, settings.target, question, on_progress, jobs, store)
     return check.run(lambda step: run_threads(question.workers, check.work, step, stop, news))
 
 
@@ -413,13 +413,12 @@ def verify_store(
 class _StoreCheck(_BlobCheck):
     local = True
 
-    root: Path
+    store: Store
 
     def work(self, _name: str) -> None:
         """Does the jobs of one thread. Raises SourceError where the store is away as a whole."""
-        store = Store(self.root)
         while (job := self.jobs.take_job(wait=True)) is not None:
-            seen = store.inspect(job, verify=True)
+            seen = self.store.inspect(job, verify=True)
             size = total_size(seen.ready)
             self.jobs.add_result(Checked(job, len(job), size, tuple(seen.failed)))
 
@@ -445,7 +444,7 @@ def verify_remote(
     settings = identified(conn, settings)
     fetching = question.way == "download"
     words = ("get" if fetching else "verify", "list")
-    source = None if fetching or question.trust_remote else store_of(settings)
+    source = None if fetching or question.trust_remote else store_of(settings, conn)
     pool = SessionPool(settings, "verify", words, on_outage, question.bwlimit)
     try:
         session = pool.open_first()

@@ -62,6 +62,15 @@ NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
     "reconcile of packs": ("select packs targets",),
     "reconcile --apply of packs": (*_ADOPTED, "select insert update delete packs"),
     "reconcile --adopt of packs": (*_ADOPTED, "select insert update delete packs"),
+    "files by path": (
+        "insert .blobid .size",
+        "update .size",
+        "select insert update places origins",
+        "select insert delete seen_places",
+        "select insert update marks",
+        "temporary database",
+    ),
+    "reading of files by path": ("select places",),
     # Beside the work of commands: granted with the rest, and none is refused for it.
     "the history of checks": ("select checks",),
     "the identity of the target": ("select targets",),

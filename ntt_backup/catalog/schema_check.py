@@ -35,9 +35,12 @@ LATER_TABLES = frozenset(
         "contacts",
         "failures.known_at",
         "hours",
+        "origins",
         "packs",
+        "places",
         "proofs",
         "runs.reason",
+        "seen_places",
         "targets",
     }
 )

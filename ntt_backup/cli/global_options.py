@@ -95,6 +95,12 @@ def connect(settings: CatalogConfig, application: str, *, no_tables: bool = Fals
     return connection.connect(settings.catalog.url, name, no_tables=no_tables)
 
 
+def refuse_paths(settings: CatalogConfig, hint: str) -> None:
+    """Raises ConfigError where files go by their paths: the command needs names that are hashes."""
+    if settings.by_path:
+        raise ConfigError("the files of this store go by their paths", hint=hint)
+
+
 @contextmanager
 def open_catalog(
     settings: CatalogConfig, command: str, *, application: str = ""

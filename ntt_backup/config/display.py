@@ -12,12 +12,13 @@ import difflib
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, get_args
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from ntt_backup.config.sections import ENVIRONMENT, TABLES, CatalogConfig, SnapshotSettings
+from ntt_backup.config.sections import ENVIRONMENT, NAMED_TABLES, TABLES, CatalogConfig
 from ntt_backup.config.sources import PLACE, Layer, Problem
 from ntt_backup.config.timetable import Timetable
 from ntt_backup.config.values import FORMS, needed
@@ -69,21 +70,23 @@ def explain(error: ErrorDetails, layer: Layer, table: str, file: Path) -> Iterat
         origin = layer[key].origin if key in layer else key
         return origin if origin.isprintable() else ascii(origin)[1:-1]
 
-    section, name, *more = (*map(str, error["loc"]), "")
-    fields = TABLES[section].model_fields if section in TABLES else SnapshotSettings.model_fields
-    if section == "snapshots":
-        section, name = f"snapshots.{name}", more[0]
+    section, name, *more = (*map(str, error["loc"]), "", "")
+    fields = _fields(TABLES[section] if section in TABLES else NAMED_TABLES[section])
+    if section in NAMED_TABLES:
+        section, name = f"{section}.{name}", more[0]
     key = f"{section}.{name}"
     origin = origin_of(key)
     inner = fields[name].annotation if name in fields else None
+    inner = next(iter(get_args(inner)), inner)  # Of one that may be missing.
     if any(more) and isinstance(inner, type) and issubclass(inner, BaseModel):
-        section, name, fields = key, more[0], inner.model_fields
+        section, name, fields = key, more[0], _fields(inner)
         key, origin = f"{section}.{name}", f"{ascii(name)[1:-1]} of {origin}"
     if error["type"] == "missing":
         if section == "remote":
             yield _no_place(layer, table, file)
         else:
-            required = [known for known, field in fields.items() if field.is_required()]
+            absent = [known for known, field in fields.items() if field.is_required()]
+            required = [name] if name in fields else absent
             yield from (_missing(f"{section}.{one}", section, file) for one in required)
     elif error["type"] == "extra_forbidden" and _SECRET.search(name):
         yield Problem(f"{origin} is not a setting: credentials stand in no file of ours", _CHAIN)
@@ -106,6 +109,11 @@ def explain(error: ErrorDetails, layer: Layer, table: str, file: Path) -> Iterat
         yield Problem(f"{origin} is {shown}: {needs}")
 
 
+def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """Returns the settings of a table by the names that stand in the file."""
+    return {field.alias or name: field for name, field in model.model_fields.items()}
+
+
 def may_be_secret(text: str) -> bool:
     """Returns whether a text may hold a password or a key."""
     return bool(_MAY_HOLD_A_PASSWORD.search(text) or _SECRET.search(text))
@@ -123,7 +131,7 @@ def _no_place(layer: Layer, table: str, file: Path) -> Problem:
 
 
 def _missing(key: str, table: str, file: Path) -> Problem:
-    name = key.partition(".")[2]
+    name = key.removeprefix(f"{key.rpartition('.')[0]}.")
     # A variable is for the target `remote`, where the file has others.
     variables = [one for one, known in ENVIRONMENT.items() if known == f"{table}.{name}"]
     ways = [*variables, f"{name} under [{table}] in {file}"]
@@ -154,16 +162,18 @@ class SettingInEffect(NamedTuple):
 def settings_in_effect(settings: CatalogConfig, layer: Layer) -> Iterator[SettingInEffect]:
     """Yields the settings of all tables. layer: the values that were set."""
     tables = {name: getattr(settings, name) for name in TABLES}
-    tables |= {f"snapshots.{name}": one for name, one in settings.snapshots.items()}
+    for of in NAMED_TABLES:
+        tables |= {f"{of}.{name}": one for name, one in getattr(settings, of).items()}
     for table, section in tables.items():
         if section is not None:
             yield from _of_table(table, section, layer)
 
 
 def _of_table(table: str, section: BaseModel, layer: Layer) -> Iterator[SettingInEffect]:
-    values = section.model_dump(mode="json")
+    values = section.model_dump(mode="json", by_alias=True)
     for name, field in type(section).model_fields.items():
-        key, value = f"{table}.{name}", values[name]
+        written = field.alias or name
+        key, value = f"{table}.{written}", values[written]
         origin = layer[key].origin if key in layer else DEFAULT
         if key not in layer and key in PLACE and value:
             origin = next((layer[one].origin for one in PLACE if one in layer), DEFAULT)

@@ -39,9 +39,11 @@ from ntt_backup.config.values import (
     Needs,
     Paths,
     Patterns,
+    Query,
     Recipients,
     Region,
     RemotePath,
+    RoleName,
     Seconds,
     Share,
     Size,
@@ -83,14 +85,60 @@ _PACKS: Mapping[str, int] = {
 SERVICE_HOME: Final = Path("/var/lib/ntt-backup")
 
 
+OnChange = Literal["report", "version"]
+
+
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class CatalogFromSettings(Section):
+    """The query of another database that lists the files of the store, see `audit.register`.
+
+    Attributes:
+        url: The database, as `url` of `CatalogSettings`.
+        role: The role that the query runs as; None for that of url.
+        query: Its column `path` has paths below the root of the store. Optional are `size`,
+            `checksum`, and `key`, which grows from row to row.
+        every: The seconds between two passes.
+        whole_every: The seconds between the passes that see all rows.
+        channel: A channel on which the other database may notify of new rows.
+        on_change: Whether a file that was changed since it was read is reported, or has a new
+            version.
+    """
+
+    url: Url = Field(repr=False)
+    query: Query
+    role: RoleName | None = None
+    every: Seconds = Field(default=300, ge=1, le=366 * 86400)
+    whole_every: Seconds = Field(default=86400, ge=0, le=366 * 86400)
+    channel: RoleName | None = None
+    on_change: OnChange = "report"
 
 
 class CatalogSettings(Section):
     """The database of the table `blobs`. url: a libpq connection string or URI, with password."""
 
     url: Url = Field(default="postgresql:///copyjob", repr=False)
+    from_: Annotated[CatalogFromSettings | None, Needs("a table with url and query")] = Field(
+        default=None, alias="from"
+    )
+
+
+class FilesSettings(Section):
+    """Directories of the store that are walked, `[files.NAME]`, see `audit.register`.
+
+    Attributes:
+        paths: The directories, below the root of the store.
+        exclude: Patterns of paths that are left out, see `snapshot.patterns`.
+        every: The seconds between two passes.
+        on_change: As for `CatalogFromSettings`.
+    """
+
+    paths: Paths
+    exclude: Patterns = ()
+    every: Seconds = Field(default=3600, ge=1, le=366 * 86400)
+    on_change: OnChange = "report"
 
 
 class SourceSettings(Section):
@@ -548,6 +596,7 @@ class CatalogConfig(BaseModel):
     metrics: MetricsSettings = MetricsSettings()
     notify: NotifySettings = NotifySettings()
     snapshots: Mapping[str, SnapshotSettings] = Field(default_factory=dict)
+    files: Mapping[str, FilesSettings] = Field(default_factory=dict, validate_default=True)
 
     # Of the whole file, in order; `config.examine` sets them.
     _targets: tuple[str, ...] = PrivateAttr(())
@@ -566,6 +615,23 @@ class CatalogConfig(BaseModel):
             )
         return run.for_packs() if packs else run
 
+    @field_validator("files")
+    @classmethod
+    def _files_of_the_store(
+        cls, files: Mapping[str, FilesSettings], info: ValidationInfo
+    ) -> Mapping[str, FilesSettings]:
+        catalog, source, checks = (info.data.get(name) for name in ("catalog", "source", "checks"))
+        if (files or (catalog and catalog.from_)) and checks and checks.scan.every is not None:
+            hint = "leave it out: every of [catalog.from] and [files.NAME] says how often"
+            raise conflict("{} is for a store whose names are hashes", "checks.scan", hint=hint)
+        for name, one in files.items():
+            if source and not all(path.is_relative_to(source.root) for path in one.paths):
+                hint = "name directories below it, or let source.root be above them all"
+                raise conflict(
+                    "{} is not below {}", f"files.{name}.paths", "source.root", hint=hint
+                )
+        return files
+
     @model_validator(mode="after")
     def _of_this_target(self) -> Self:
         lock, socket = str(self.lock.file).replace("{target}", self.target), self.control.socket
@@ -576,6 +642,20 @@ class CatalogConfig(BaseModel):
         self.__dict__["lock"] = LockSettings(file=Path(lock))
         self.__dict__["control"] = ControlSettings(socket=Path(named))
         return self
+
+    @property
+    def by_path(self) -> bool:
+        """Whether the files of the store go by their paths, and not by their hashes."""
+        return bool(self.origins)
+
+    @property
+    def origins(self) -> dict[str, float]:
+        """What lists the files that go by their paths, with the seconds between two passes.
+
+        The name of the query is empty.
+        """
+        found = {name: one.every for name, one in self.files.items()}
+        return found if self.catalog.from_ is None else {"": self.catalog.from_.every, **found}
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -645,8 +725,13 @@ class SendConfig(Settings):
     sends = True
 
 
+# The tables of tables whose names the operator chooses.
+NAMED_TABLES: Final[Mapping[str, type[Section]]] = {
+    "snapshots": SnapshotSettings,
+    "files": FilesSettings,
+}
 TABLES: Mapping[str, Any] = {
     name: field.annotation
     for name, field in Settings.model_fields.items()
-    if name not in ("target", "media", "snapshots")
+    if name not in ("target", "media", *NAMED_TABLES)
 }

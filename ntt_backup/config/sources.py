@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ntt_backup.config.sections import ENVIRONMENT, FORMER_LOG, TABLES, idle_for
+from ntt_backup.config.sections import ENVIRONMENT, FORMER_LOG, NAMED_TABLES, TABLES, idle_for
 from ntt_backup.errors import ConfigError
 from ntt_backup.model import DEFAULT_TARGET
 from ntt_backup.wire.stored_names import is_set
@@ -36,7 +36,6 @@ CONFIG_VARIABLE = "NTT_CONFIG"
 _RENAMED: Mapping[str, str] = {"dump.refresh": "dump.max_age"}
 # A target that sets one of these must not inherit the others.
 PLACE = ("remote.url", "remote.host", "remote.port", "remote.path", "remote.endpoint")
-_SNAPSHOTS = "snapshots."
 _TARGET_NAME = re.compile(r"[a-z][a-z0-9_]{0,30}")
 # Whether the setting is the content of the file, or else its path.
 _HELD: Final = {
@@ -52,14 +51,12 @@ _OF_A_TARGET: Final = {
     "remote.identity_file": "identity_file",
     "pack.identity_file": "pack.identity_file",
 }
-_SET_HINT = (
-    "a set's name is lowercase letters, digits, _ and -, at most 31, a letter or digit first"
-)
+_SET_HINT = "such a name is lowercase letters, digits, _ and -, at most 31, a letter or digit first"
 _TARGET_HINT = "a target's name is lowercase letters, digits and _, at most 31, a letter first"
 # Tables of tables whose names the operator chooses: an example of a setting, which names are valid.
 _NAMED: Final[Mapping[str, tuple[str, Callable[[str], object], str]]] = {
     "targets": ("url = ...", _TARGET_NAME.fullmatch, _TARGET_HINT),
-    "snapshots": ("paths = [...]", is_set, _SET_HINT),
+    **dict.fromkeys(NAMED_TABLES, ("paths = [...]", is_set, _SET_HINT)),
 }
 _TABLES_HINT: Final = (
     "settings stand below their table: [run], then workers = 4; the tables are "
@@ -97,10 +94,11 @@ class InFile(NamedTuple):
 
 
 def nested(layer: Layer) -> dict[str, Any]:
-    """Returns the values by table and key; of snapshots by `snapshots`, set and key."""
+    """Returns the values by table and key; those of named tables by table, name and key."""
     tables: dict[str, Any] = {}
     for key, setting in layer.items():
-        section, *of_set, name = key.split(".", 2 if key.startswith(_SNAPSHOTS) else 1)
+        is_named = key.partition(".")[0] in NAMED_TABLES
+        section, *of_set, name = key.split(".", 2 if is_named else 1)
         table = tables.setdefault(section, {})
         for one in of_set:
             table = table.setdefault(one, {})
@@ -213,9 +211,10 @@ def from_file(file: Path | None, environ: Mapping[str, str], target: str) -> InF
         )
     names = [name for name in _with_a_place(remotes, environ) if name != target]
     own, layer = remotes.pop(target), Layer()
-    for name, table in _by_name("snapshots", tables.pop("snapshots", {}), path, problems).items():
-        # A set without settings lacks its paths; the error then has the name of the set.
-        layer |= _layer(f"snapshots.{name}", {"paths": [], **table}, f"snapshots.{name}", path)
+    for of in NAMED_TABLES:
+        for name, table in _by_name(of, tables.pop(of, {}), path, problems).items():
+            # One without settings lacks its paths; the error then has its name.
+            layer |= _layer(f"{of}.{name}", {"paths": [], **table}, f"{of}.{name}", path)
     for section, table in tables.items():
         layer |= _layer(section, table, section, path)
     layer |= own

@@ -146,6 +146,15 @@ Url = Annotated[
     Field(min_length=1),
     Needs("a PostgreSQL connection string such as postgresql://user@host/database"),
 ]
+RoleName = Annotated[
+    Line, Field(min_length=1, max_length=63), Needs("a name of at most 63 characters")
+]
+Query = Annotated[
+    str,
+    AfterValidator(lambda text: text.strip().removesuffix(";").strip()),
+    Predicate(lambda text: bool(text) and "\0" not in text and len(text) < 20_000),
+    Needs("one SELECT, in less than 20000 characters,"),
+]
 Host = Annotated[
     Line,
     AfterValidator(check_host),

@@ -162,6 +162,9 @@ class _Coordinator:
                 self._jobs["dump"].start_if_due(time.monotonic())
                 if not settings.dump.beside:
                     self._finish_job("dump", "dumping the catalog")
+                if "files" in self._jobs and not self._watch:
+                    self._jobs["files"].start_if_due(time.monotonic())
+                    self._finish_job("files", "registering files")
                 pending = self._watch or preflight.pending or self._history.any_pending()
                 if pending and not self._inbox.stops:
                     self._work()

@@ -129,6 +129,37 @@ class CheckFailed(ErrorFields, Event):
         return f"{self.command or 'check'} failed: {with_detail(self.message, self.detail)}"
 
 
+class FilesRegistered(Event):
+    """What the origins of files gave, since the last such event."""
+
+    rows: Annotated[Count, doc("rows and files that the origins gave")]
+    registered: Annotated[Count, doc("files that are new, or new versions")]
+    changed: Annotated[Count, doc("files that were changed since they were read")]
+    gone: Annotated[Count, doc("files that an origin no longer gives")]
+    duration_s: Seconds
+
+    def _text(self) -> str:
+        changed = f", {self.changed:,} changed" if self.changed else ""
+        gone = f", {self.gone:,} gone" if self.gone else ""
+        return f"registered {many(self.registered, 'file')}{changed}{gone}"
+
+
+class FilesFailed(ErrorFields, Event):
+    """The files of the store could not be registered. It is tried again later."""
+
+    level = "error"
+
+    def _text(self) -> str:
+        return f"files are not registered: {with_detail(self.message, self.detail)}"
+
+
+class FilesRecovered(Event):
+    """Files are registered again, or are not to be registered any more."""
+
+    def _text(self) -> str:
+        return "files are registered again"
+
+
 class ChecksRecovered(Event):
     """No check of `[checks]` fails any more, or none is asked for any more."""
 

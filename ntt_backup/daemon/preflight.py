@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -25,6 +25,7 @@ from ntt_backup.catalog import (
     connection,
     history,
     identities,
+    places,
     privileges,
     proofs,
     selection,
@@ -45,7 +46,7 @@ from ntt_backup.errors import (
 from ntt_backup.format import duration, many, size
 from ntt_backup.model import Blob, PendingEstimate, Reason
 from ntt_backup.process.messages import Done, RemoteProbed
-from ntt_backup.source.store import Store
+from ntt_backup.source.store import Paths, Store
 from ntt_backup.upload.strategies.probe import NOT_APPEND_ONLY, Facts
 from ntt_backup.upload.worker_main import PLACE, PROBE, TRY_OUT
 
@@ -85,7 +86,7 @@ def require_known(catalog: Connection, settings: Settings) -> None:
     Nothing is pending then, and "done" would be true and a lie: it is the first day, or another
     database than the one that knows the blobs.
     """
-    if selection.any_known(catalog):
+    if settings.by_path or selection.any_known(catalog):
         return
     try:
         Store(settings.source.root).probe()
@@ -115,7 +116,8 @@ class Preflight:
         self._settings = settings
         self._check = check
         self._watch = watch
-        self._store = Store(settings.source.root)
+        paths = Paths(self._look_up_paths) if settings.by_path else None
+        self._store = Store(settings.source.root, paths=paths)
         self._catalog: Connection | None = None
         self._facts: Facts | None = None
         self._any_copied: bool | None = None
@@ -147,6 +149,10 @@ class Preflight:
                     yield guarded(name, lambda: self._look_for_place(catalog, ask, facts))
                 yield guarded("identity", lambda: self._look_for_identity(catalog, ask))
 
+    def _look_up_paths(self, blobids: Sequence[str]) -> Mapping[str, Sequence[bytes]]:
+        assert self._catalog is not None  # The blobs come from there.
+        return places.places_of(self._catalog, blobids)
+
     def close(self) -> None:
         if self._catalog is not None:
             self._catalog.close()
@@ -159,6 +165,8 @@ class Preflight:
             connection.refuse_shared_session(conn, settings.catalog.url)
             command = "check" if self._check else privileges.of("run", packs=self._packs)
             warnings = verify_schema(conn, settings.target, command)
+            if settings.by_path:
+                verify_schema(conn, settings.target, "files by path")
         except BaseException:
             conn.close()
             raise
@@ -191,6 +199,8 @@ class Preflight:
             )
             return CheckStep(warning=said)
         if not sample:
+            if self._settings.by_path:
+                return CheckStep("no file that was read is pending")
             try:
                 require_known(catalog, self._settings)
             except ConfigError as error:
@@ -234,6 +244,11 @@ class Preflight:
                 f" {remote.layout}",
                 detail=remote.where,
                 hint="set remote.layout as it was, or name another directory as the target",
+            )
+        if self.strategy == "tar" and self._settings.by_path:
+            raise ConfigError(
+                "files that go by their paths cannot be sent by the strategy tar",
+                hint="install python3 on the remote, or use a target with remote.layout = packs",
             )
         text = f"{where}: {found.system}, {found.program}; strategy {self.strategy}"
         signs = self._packs and self._settings.pack.recipients

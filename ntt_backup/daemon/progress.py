@@ -238,6 +238,8 @@ class RunProgress:
                 self.failed += message.failed
                 self.bytes += message.bytes
                 self._blobs_rate.add(now, message.copied + message.failed)
+            case events.FileFailed():
+                self.failed += 1
             case events.MarksLost():
                 one.copied -= message.blobs
                 self.copied -= message.blobs

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 from uuid import UUID
 
-from ntt_backup.catalog import connection, history, stats
+from ntt_backup.catalog import connection, history, places, stats
 from ntt_backup.catalog.range_locks import RANGES, Claims
 from ntt_backup.config import Settings, application_name
 from ntt_backup.daemon.progress import RunProgress, RunState
@@ -90,8 +90,10 @@ class RunHistory:
 
     def any_pending(self) -> bool:
         """Returns whether there is, or may be, anything to send. Raises CatalogError."""
-        claims = Claims(self._open(), self._settings.target, range(RANGES))
-        return claims.any_pending() is not False
+        conn = self._open()
+        claims = Claims(conn, self._settings.target, range(RANGES))
+        unread = self._settings.by_path and places.UnreadFiles(conn).any_left()
+        return unread or claims.any_pending() is not False
 
     def count_pending(self, progress: RunProgress, now: float) -> None:
         """Tells progress how much is pending, if that is due. now: monotonic seconds."""

@@ -31,7 +31,14 @@ from typing import ClassVar, Final
 from ntt_backup.client.backoff import Backoff, Restarts
 from ntt_backup.client.throttle import Limit, Pace, set_process_pace
 from ntt_backup.config import Settings
-from ntt_backup.daemon.events import CheckFailed, ChecksRecovered, CheckStart
+from ntt_backup.daemon.events import (
+    CheckFailed,
+    ChecksRecovered,
+    CheckStart,
+    FilesFailed,
+    FilesRecovered,
+    FilesRegistered,
+)
 from ntt_backup.dump.events import DumpFailed, DumpRecovered
 from ntt_backup.errors import BackupError, CatalogUnavailable, DumpImpossible
 from ntt_backup.events import Event, Outage, Warning
@@ -322,6 +329,64 @@ class CheckJob(SideJob):
         )
 
 
+class FilesJob(SideJob):
+    """Registers the files of a store that go by their paths.
+
+    Args:
+        settings: Of the run; backoff: as for `SideJob`.
+        stays: Whether the process waits for notifications, where there are any.
+    """
+
+    name = "ntt-files"
+    needs = frozenset({"catalog"})
+    recovered = FilesRecovered
+
+    def __init__(
+        self, settings: Settings, backoff: Backoff | None = None, *, stays: bool = False
+    ) -> None:
+        super().__init__(settings, backoff)
+        self._stays = stays
+
+    def interval(self) -> float | None:
+        return min(self.settings.origins.values(), default=None)
+
+    def work(self, patient: bool) -> JobOver:
+        from ntt_backup.audit.register import Registration, register_due
+
+        told = Registration()
+
+        def tell(done: Registration) -> None:
+            nonlocal told
+            new = done.since(told)
+            if new.registered or new.changed or new.gone:
+                tell_parent(
+                    FilesRegistered(
+                        rows=new.rows,
+                        registered=new.registered,
+                        changed=new.changed,
+                        gone=new.gone,
+                        duration_s=new.duration_s,
+                    )
+                )
+                told = done
+
+        try:
+            wait_s = register_due(self.settings, tell, stays=self._stays)
+        except BackupError as error:
+            if patient and isinstance(error, CatalogUnavailable):
+                reason, detail = error.message, error.detail
+                return JobOver(failed=False, away="catalog", reason=reason, detail=detail)
+            tell_parent(FilesFailed(**error.fields))
+            return JobOver(failed=True)
+        return JobOver(failed=False, again_s=wait_s)
+
+    def died(self, ended: ProcessEnded, last: Event | None) -> Event:
+        message = "the process that registers files died"
+        return FilesFailed(
+            pid=ended.pid, exit_code=1, message=message, detail=ended.detail, hint=""
+        )
+
+
 def jobs_of(
     settings: Settings, *, watch: bool, limit: Limit, targets: Sequence[str] = ()
 ) -> dict[str, SideJob]:
@@ -334,6 +399,8 @@ def jobs_of(
         "dump": DumpJob(settings, backoff, targets),
         "snapshot": SnapshotJob(settings, backoff),
     }
+    if settings.by_path:
+        jobs["files"] = FilesJob(settings, backoff, stays=watch)
     if watch:
         jobs["check"] = CheckJob(settings, backoff)
     for index, job in enumerate(jobs.values(), limit.senders - len(jobs)):

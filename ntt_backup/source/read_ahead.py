@@ -31,6 +31,7 @@ from ntt_backup.blobdir.descriptors import DIRECTORY, FILE, closing, open_untouc
 from ntt_backup.blobdir.layout import is_blobid, relative_path
 from ntt_backup.model import Blob
 from ntt_backup.process.memory import SharedNumber, new_buffer
+from ntt_backup.source.store import Paths
 
 Order = Literal["auto", "hash", "inode", "extent"]
 Claimed = list[tuple[Blob, int]]
@@ -71,6 +72,7 @@ class ReadAhead:
         order: The setting `source.read_order`; `auto` is `extent` if a sample of the claimed blobs
             is slow to read, else `hash`.
         alive: Is called during waits.
+        paths: The paths of blobs; None where their names say where they lie.
         turn: The end of the turn of a worker in monotonic seconds, shared by all workers.
     """
 
@@ -80,8 +82,10 @@ class ReadAhead:
         order: Order,
         alive: Callable[[], None] = lambda: None,
         turn: SharedNumber | None = None,
+        paths: Paths | None = None,
     ) -> None:
         self._root = root
+        self._paths = paths
         self._order = order
         self._alive = alive
         self._turn = turn or SharedNumber(0.0)
@@ -197,6 +201,8 @@ class ReadAhead:
         return median(took) > _SLOW_SECONDS
 
     def _by_inode(self, claimed: Claimed) -> Claimed:
+        if self._paths is not None:  # Neighbours were mostly written one after the other.
+            return sorted(claimed, key=lambda one: self._path(one[0]))
         prefixes = sorted({one.blobid[:4] for one, _ in claimed if is_blobid(one.blobid)})
         inodes: dict[str, int] = {}
         for found in self._threads.map(self._listed, prefixes):
@@ -222,7 +228,14 @@ class ReadAhead:
         return found
 
     def _opened(self, blob: Blob) -> AbstractContextManager[int]:
-        return closing(open_untouched(str(self._root / relative_path(blob.blobid)), FILE))
+        return closing(open_untouched(str(self._root / self._path(blob)), FILE))
+
+    def _path(self, blob: Blob) -> str:
+        if self._paths is None:
+            return relative_path(blob.blobid)
+        with suppress(OSError):
+            return self._paths.of(blob.blobid)
+        return ""
 
     def _read(self, blob: Blob) -> float:
         """Reads the start of a blob, and returns the time in seconds that the read took.

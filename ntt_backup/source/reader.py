@@ -15,7 +15,7 @@ from hashlib import sha256
 from blake3 import blake3
 
 from ntt_backup.blobdir.descriptors import DIRECTORY, FILE, NOATIME, closing
-from ntt_backup.blobdir.layout import is_blobid, relative_path
+from ntt_backup.blobdir.layout import is_blobid
 from ntt_backup.model import Blob, Failure, Reason
 from ntt_backup.source.store import SourceTree, Store
 
@@ -39,7 +39,7 @@ class Reader(SourceTree):
     """Reads the blobs of a batch in any order. Not thread-safe."""
 
     def __init__(self, store: Store) -> None:
-        super().__init__(store.root)
+        super().__init__(store.root, paths=store.paths)
         self._flags = FILE | NOATIME
         self._prefix = ""
         self._parent = -1
@@ -55,9 +55,12 @@ class Reader(SourceTree):
         if not is_blobid(blobid):
             return self._explain(blob, into)
         try:
-            if blobid[:4] != self._prefix:
-                self._enter(blobid[:4])
-            fd = os.open(blobid, self._flags, dir_fd=self._parent)
+            if self._paths is not None:
+                fd = self.open(self._paths.of(blobid))
+            else:
+                if blobid[:4] != self._prefix:
+                    self._enter(blobid[:4])
+                fd = os.open(blobid, self._flags, dir_fd=self._parent)
             try:
                 count = os.readv(fd, (into,))
             finally:
@@ -136,7 +139,7 @@ class Reader(SourceTree):
         at, end = begin, size if end is None else end
         hashes = hashes or PieceHashes(blob.blobid)
         try:
-            with closing(self.open(relative_path(blob.blobid))) as fd:
+            with closing(self.open(self.path_of(blob.blobid))) as fd:
                 if begin:
                     os.lseek(fd, begin, os.SEEK_SET)
                 while at < end:

@@ -13,7 +13,7 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -21,11 +21,11 @@ from typing import Final, Self
 
 from blake3 import blake3
 
-from ntt_backup.blobdir.descriptors import DIRECTORY, closing, open_untouched
-from ntt_backup.blobdir.layout import NotAFile, is_blobid, is_prefix, kind_of, relative_path
+from ntt_backup.blobdir.descriptors import DIRECTORY, closing, names_in, open_untouched
+from ntt_backup.blobdir.layout import is_blobid, is_prefix, kind_of, relative_path
 from ntt_backup.blobdir.walk import Stray, StrayKind, Tree
 from ntt_backup.errors import SourceError
-from ntt_backup.format import many
+from ntt_backup.format import many, printable
 from ntt_backup.model import OF_THE_STORE, Blob, Failure, Reason
 
 READ_SIZE: Final = 1024**2
@@ -54,16 +54,79 @@ _ABOUT_THE_STORE: Final = {
 }
 
 
+class Paths:
+    """The paths of blobs in a store whose files go by their paths.
+
+    Args:
+        look_up: Returns the paths of each of some blobs; None where `know` is told all that is
+            needed.
+    """
+
+    def __init__(
+        self, look_up: Callable[[Sequence[str]], Mapping[str, Sequence[bytes]]] | None = None
+    ) -> None:
+        self._look_up = look_up
+        self._known: dict[str, list[bytes]] = {}
+
+    def know(self, found: Mapping[str, Sequence[bytes]]) -> None:
+        """Takes the paths of blobs that are read next."""
+        self._known |= {blobid: list(paths) for blobid, paths in found.items()}
+
+    @property
+    def are_told(self) -> bool:
+        """Whether nothing is looked up here."""
+        return self._look_up is None
+
+    def found_for(self, blobids: Sequence[str]) -> Paths:
+        """Returns the paths of some blobs, looked up at once."""
+        found = Paths()
+        found.know(self._look_up(blobids) if self._look_up is not None else self._known)
+        return found
+
+    def forget(self, blobids: Iterable[str]) -> None:
+        """Forgets the paths of blobs that are done with."""
+        for blobid in blobids:
+            self._known.pop(blobid, None)
+
+    def of(self, blobid: str) -> str:
+        """Returns the path where a blob lies. Raises FileNotFoundError if there is none."""
+        if blobid not in self._known and self._look_up is not None:
+            self.know(self._look_up([blobid]))
+        if not (paths := self._known.get(blobid)):
+            text = "no file of the store is known to have this content"
+            raise FileNotFoundError(errno.ENOENT, text, blobid)
+        return os.fsdecode(paths[0])
+
+    def drop_first(self, blobid: str) -> bool:
+        """Has another path tried, where several files are equal. Returns whether there is one."""
+        paths = self._known.get(blobid, [])
+        if len(paths) > 1:
+            del paths[0]
+            return True
+        return False
+
+
 class SourceTree(Tree):
     """The opened root of the store, which alone may be a symlink.
 
     Every method may raise SourceError: the file system is unreachable, or this process is out of
     descriptors or memory.
+
+    Args:
+        root: The root.
+        alive: Is called regularly while content is hashed.
+        paths: The paths of blobs; None where their names say where they lie.
     """
 
-    def __init__(self, root: Path, alive: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        alive: Callable[[], None] = lambda: None,
+        paths: Paths | None = None,
+    ) -> None:
         self.root = root
         self._alive = alive
+        self._paths = paths
         try:
             fd = open_untouched(str(root), DIRECTORY & ~os.O_NOFOLLOW)
         except OSError as error:
@@ -93,6 +156,15 @@ class SourceTree(Tree):
         if error.errno in _ABOUT_THE_STORE:
             raise self._unusable(error) from error
 
+    def path_of(self, blobid: str) -> str:
+        """Returns the path of a blob below the root.
+
+        Raises:
+            ValueError: It is no blobid.
+            FileNotFoundError: No path of the blob is known.
+        """
+        return relative_path(blobid) if self._paths is None else self._paths.of(blobid)
+
     def examine(
         self, blob: Blob, *, verify: bool, also: Callable[[memoryview], object] | None = None
     ) -> tuple[Blob, Stamp] | Failure:
@@ -103,23 +175,33 @@ class SourceTree(Tree):
             verify: Whether its content is hashed, and compared with its name.
             also: Gets each piece of the content that is hashed.
         """
+        if not is_blobid(blob.blobid):
+            return Failure(blob.blobid, Reason.BAD_BLOBID, "not 64 lowercase hex digits")
+        outcome = self._examine(blob, verify, also)
+        while isinstance(outcome, Failure) and self._paths and self._paths.drop_first(blob.blobid):
+            outcome = self._examine(blob, verify, also)
+        return outcome
+
+    def _examine(
+        self, blob: Blob, verify: bool, also: Callable[[memoryview], object] | None
+    ) -> tuple[Blob, Stamp] | Failure:
         blobid = blob.blobid
-        if not is_blobid(blobid):
-            return Failure(blobid, Reason.BAD_BLOBID, "not 64 lowercase hex digits")
         try:
-            fd, status = self.open_blob(blobid)
-        except NotAFile:
-            return self._not_a_file(blob, relative_path(blobid))
+            path = self.path_of(blobid)
+            fd = self.open(path)
         except OSError as error:
             return self.failure(blob, error)
         with closing(fd):
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
+                return self._not_a_file(blob, path)
             if blob.size is not None and blob.size != status.st_size:
                 detail = f"{status.st_size} bytes in the store, {blob.size} expected"
                 return Failure(blobid, Reason.WRONG_SIZE, detail)
             if not verify:
                 return Blob(blobid, status.st_size), stamp(status)
             try:
-                digest, size = self._hash(fd, also)
+                digest, size = self.hash_content(fd, also)
             except OSError as error:
                 return self.failure(blob, error)
         if digest != blobid:
@@ -130,7 +212,7 @@ class SourceTree(Tree):
         """Returns the failure for an error of a blob. Raises SourceError for one of the store."""
         self._blame(error)
         said = error.strerror or str(error)
-        path = str(error.filename or relative_path(blob.blobid))
+        path = _shown(str(error.filename or blob.blobid))
         if error.errno == errno.ENOENT:
             return Failure(blob.blobid, Reason.MISSING, f"{path}: {said}")
         if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
@@ -144,10 +226,19 @@ class SourceTree(Tree):
             kind = kind_of(mode) + (", which is not followed" if stat.S_ISLNK(mode) else "")
         except OSError:
             kind = "gone by now"
-        return Failure(blob.blobid, Reason.NOT_A_FILE, f"{path} is {kind}")
+        return Failure(blob.blobid, Reason.NOT_A_FILE, f"{_shown(path)} is {kind}")
 
-    def _hash(self, fd: int, also: Callable[[memoryview], object] | None) -> tuple[str, int]:
-        """Returns BLAKE3 and length. Without mmap: truncation meanwhile would raise SIGBUS."""
+    def hash_content(
+        self, fd: int, also: Callable[[memoryview], object] | None = None
+    ) -> tuple[str, int]:
+        """Returns the BLAKE3 of a file, from its start on, and its length in bytes.
+
+        Without mmap: truncation meanwhile would raise SIGBUS.
+
+        Args:
+            fd: The descriptor of the file.
+            also: Gets each piece of the content.
+        """
         buffer = self._buffer = self._buffer or memoryview(bytearray(READ_SIZE))
         hasher = blake3()
         size = 0
@@ -172,7 +263,7 @@ class SourceTree(Tree):
         reasons = {failure.reason for failure in failed} - {Reason.BAD_BLOBID}
         if not nothing_sent or not reasons or not reasons <= _NO_SIGN_OF_LIFE:
             return
-        with SourceTree(self.root) as now:
+        with SourceTree(self.root, paths=self._paths) as now:
             now.sign_of_life()
             if not os.path.samestat(os.fstat(now.fd), os.fstat(self.fd)):
                 raise SourceError(
@@ -182,6 +273,8 @@ class SourceTree(Tree):
 
     def sign_of_life(self) -> str:
         """Returns a few words on the store. Raises SourceError if no blob can be read."""
+        if self._paths is not None:
+            return self._entries_at_the_root()
         prefixes: list[str] = []
         refused = linked = ""
         for found in self.level(""):
@@ -210,6 +303,19 @@ class SourceTree(Tree):
                 hint="mount its disk, or correct source.root; in a new store create 00/",
             )
         return seen
+
+    def _entries_at_the_root(self) -> str:
+        """Returns how many entries there are. Raises SourceError if there is none."""
+        try:
+            names = names_in(self.fd)
+        except OSError as error:
+            raise self._unusable(error) from error
+        if not names:
+            raise SourceError(
+                f"the store {self.root} is empty",
+                hint="mount its disk, or correct source.root",
+            )
+        return many(len(names), "entry", "entries")
 
     def _refusals(self, prefix: str) -> Iterator[str]:
         """Yields for blobs and directories below "aa" why they cannot be read; "" if they can."""
@@ -273,18 +379,31 @@ class Store:
         root: The directory, which need not exist yet.
         alive: Is called regularly while blobs are inspected and hashed.
         grace: The seconds since its last change for which a file may still be being written.
+        paths: The paths of blobs; None where their names say where they lie.
     """
 
     def __init__(
-        self, root: Path, alive: Callable[[], None] = lambda: None, grace: float = 0.0
+        self,
+        root: Path,
+        alive: Callable[[], None] = lambda: None,
+        grace: float = 0.0,
+        paths: Paths | None = None,
     ) -> None:
         self.root = root
         self._alive = alive
         self.grace = grace
+        self.paths = paths
 
     def tree(self) -> SourceTree:
         """Opens the root by its path. Raises SourceError."""
-        return SourceTree(self.root, self._alive)
+        return SourceTree(self.root, self._alive, self.paths)
+
+    def ready_for(self, blobs: Iterable[Blob]) -> Store:
+        """Returns the store with the paths of some blobs, for one thread. Looks all up at once."""
+        if self.paths is None or self.paths.are_told:
+            return self
+        paths = self.paths.found_for([blob.blobid for blob in blobs])
+        return Store(self.root, self._alive, self.grace, paths)
 
     def probe(self) -> str:
         """Returns a few words on the store. Raises SourceError if no blob can be read."""
@@ -316,7 +435,7 @@ class Store:
         ready: list[Blob] = []
         failed: list[Failure] = []
         stamps: list[Stamp] = []
-        with self.tree() as tree:
+        with self.ready_for(blobs).tree() as tree:
             for blob in self._alive_for(blobs):
                 outcome = tree.examine(blob, verify=verify)
                 if isinstance(outcome, Failure):
@@ -345,10 +464,14 @@ class Store:
             return found
         with self.tree() as tree:
             for blobid in suspects:
-                age = self._age_of_young(_last_change(tree, relative_path(blobid)))
+                age = self._age_of_young(_last_change(tree, _path_if_any(tree, blobid)))
                 if age is not None:
                     found[blobid] = age
         return found
+
+    def was_changed_lately(self, tree: SourceTree, path: str) -> bool:
+        """Returns whether a file, or the directory it is missing in, was changed a moment ago."""
+        return self._age_of_young(_last_change(tree, path)) is not None
 
     def is_young(self, status: os.stat_result) -> bool:
         """Returns whether a file may still be being written, so that its size is none yet."""
@@ -381,11 +504,13 @@ class Store:
             yield blob
 
 
-def _last_change(tree: SourceTree, path: str) -> float:
+def _last_change(tree: SourceTree, path: str | None) -> float:
     """Returns when a file was changed, or the last directory on its path that exists.
 
-    A path that cannot be examined was changed long ago.
+    A path that cannot be examined, or is not known, was changed long ago.
     """
+    if path is None:
+        return 0.0
     status: os.stat_result | None = None
     while status is None:
         try:
@@ -397,6 +522,18 @@ def _last_change(tree: SourceTree, path: str) -> float:
     return _changed(status)
 
 
+def _path_if_any(tree: SourceTree, blobid: str) -> str | None:
+    try:
+        return tree.path_of(blobid)
+    except OSError:
+        return None
+
+
+def _shown(path: str) -> str:
+    """Returns a path as a message may show it, whatever bytes it has."""
+    return printable(os.fsencode(path).decode("utf-8", "backslashreplace"))
+
+
 def _changed(status: os.stat_result) -> float:
     # A copy may have the times of its origin; the time of change is always its own.
     return max(status.st_mtime, status.st_ctime)
@@ -405,7 +542,7 @@ def _changed(status: os.stat_result) -> float:
 def _state(tree: SourceTree, blob: Blob) -> tuple[int | None, Stamp | None]:
     """Returns size and state of the file of a blob; None if it is not a file."""
     try:
-        status = tree.lstat(relative_path(blob.blobid))
+        status = tree.lstat(tree.path_of(blob.blobid))
     except (OSError, ValueError):
         return None, None
     return status.st_size if stat.S_ISREG(status.st_mode) else None, stamp(status)

@@ -7,13 +7,15 @@ two connections.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from ntt_backup.catalog.connection import connect, end_when_idle, show_life
 from ntt_backup.catalog.identities import known_identity
 from ntt_backup.catalog.ledger import Ledger
+from ntt_backup.catalog.places import UnreadFiles, places_of
 from ntt_backup.catalog.range_locks import Claims
+from ntt_backup.model import Blob
 
 # A stopped host still answers the server's keepalives: only statements show that a session lives.
 _SPEAK_SECONDS: Final = 10.0
@@ -21,7 +23,7 @@ _IDLE_SECONDS: Final = 45
 
 
 class CatalogSession:
-    """An open connection with `claims` and `ledger` on it. Raises as `connect` and they do.
+    """An open connection, and `claims`, `ledger`, `unread` on it. Raises as `connect` and they do.
 
     identity: of the target, as the catalog knows it.
 
@@ -40,6 +42,7 @@ class CatalogSession:
             end_when_idle(self._conn, _IDLE_SECONDS)
             self.claims = Claims(self._conn, target, order)
             self.ledger = Ledger(self._conn, target)
+            self.unread = UnreadFiles(self._conn)
             # Of the target whose copies the ledger marks.
             self.identity = known_identity(self._conn, target)
             if listen:
@@ -47,6 +50,10 @@ class CatalogSession:
         except BaseException:
             self._conn.close()
             raise
+
+    def paths_of(self, claimed: Sequence[tuple[Blob, int]]) -> Mapping[str, Sequence[bytes]]:
+        """Returns the paths where claimed blobs lie that go by their paths. Raises CatalogError."""
+        return places_of(self._conn, [blob.blobid for blob, _ in claimed])
 
     def keep(self) -> None:
         """Keeps the session alive, and with it the claims. Never raises: a lost connection shows at

@@ -46,6 +46,7 @@ from ntt_backup.upload.strategies.session import Outcome, Session
 
 if TYPE_CHECKING:
     from ntt_backup.upload.catalog_session import CatalogSession
+    from ntt_backup.upload.first_reads import FirstReads, Looked
 
 _COLLECT_SECONDS: Final = 0.5
 # From one look to the next whether a batch was read ahead.
@@ -59,7 +60,8 @@ _VOLATILE_SECONDS: Final = 1.0
 
 class Worker:
     """Runs until nothing is pending; with watch until it is told to stop. name: unique in a run.
-    interval: seconds from one look for new blobs to the next; its value may change.
+    interval: seconds from one look for new blobs to the next; its value may change. first_reads:
+    reads the files that go by their paths; None where names are hashes.
     """
 
     def __init__(
@@ -74,8 +76,10 @@ class Worker:
         *,
         watch: bool,
         interval: SharedNumber | None = None,
+        first_reads: FirstReads | None = None,
     ) -> None:
         self._run = run
+        self._first_reads = first_reads
         self._interval = interval or SharedNumber(run.poll_interval)
         self._watch = watch
         self._store = store
@@ -185,6 +189,9 @@ class Worker:
             taken = claims.take(wanted)
             self._dry = not taken and not claims.searching
             self._outages.back("catalog")
+            if self._first_reads is not None and taken:
+                assert self._store.paths is not None
+                self._store.paths.know(self._open_catalog().paths_of(taken))
             arranged = self._ahead.arranged(self._without_again(taken))
             sized = self._store.measure([blob for blob, _ in arranged])
             self._queue.add(zip(sized, (index for _, index in arranged), strict=True))
@@ -250,6 +257,8 @@ class Worker:
             self._outages.back("catalog")
             self._outcomes.receipts.popleft()
             self._note_recorded(receipt)
+            if self._store.paths is not None:
+                self._store.paths.forget(blob.blobid for blob in receipt.batch.blobs)
             for failure in receipt.failed:
                 self._pipe.emit(events.BlobFailed.of(failure))
             self._pipe.emit(events.BatchComplete.of(receipt))
@@ -299,6 +308,14 @@ class Worker:
         while (pending := claims.any_pending()) is None:
             if self._pipe.stopping:
                 return
+        looked: Looked = "none"
+        if not pending and self._first_reads is not None:
+            looked = self._first_reads.read_some(self._open_catalog().unread)
+            self._outages.back("source")
+            pending = looked == "others"
+        if looked == "some":
+            self._wait_s = _FIRST_WAIT_SECONDS
+            return
         if not pending:
             self._pipe.emit(Drained())
             self._done = not self._watch

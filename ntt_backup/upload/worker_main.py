@@ -27,7 +27,7 @@ from ntt_backup.errors import BackupError
 from ntt_backup.process.memory import SharedNumber
 from ntt_backup.process.messages import Done, Fatal, RemoteProbed
 from ntt_backup.source.read_ahead import ReadAhead
-from ntt_backup.source.store import Store
+from ntt_backup.source.store import Paths, Store
 from ntt_backup.upload.event_pipe import EventPipe
 from ntt_backup.upload.strategies import open_probe, open_session
 from ntt_backup.upload.strategies.probe import LINGERS, Ahead, SessionProbe
@@ -189,7 +189,14 @@ def make_worker(spec: WorkerSpec, store: Store, remote: Remote, pipe: EventPipe)
         remote.expect(session.identity)
         return session
 
-    ahead = ReadAhead(store.root, settings.source.read_order, lambda: pipe.sent(0), spec.turn)
+    ahead = ReadAhead(
+        store.root, settings.source.read_order, lambda: pipe.sent(0), spec.turn, store.paths
+    )
+    reads = None
+    if settings.by_path:
+        from ntt_backup.upload.first_reads import FirstReads
+
+        reads = FirstReads(store, settings.run, pipe, watch=spec.watch)
     return Worker(
         str(spec.worker),
         settings.run,
@@ -200,6 +207,7 @@ def make_worker(spec: WorkerSpec, store: Store, remote: Remote, pipe: EventPipe)
         pipe,
         watch=spec.watch,
         interval=spec.poll,
+        first_reads=reads,
     )
 
 
@@ -211,7 +219,8 @@ def work(spec: WorkerSpec) -> int:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     pipe = EventPipe(_STDIN, _STDOUT)
     source = spec.settings.source
-    store = Store(source.root, lambda: pipe.sent(0), source.grace)
+    paths = Paths() if spec.settings.by_path else None
+    store = Store(source.root, lambda: pipe.sent(0), source.grace, paths)
     try:
         remote = Remote(spec.strategy, session_spec(spec, pipe), store)
         worker = make_worker(spec, store, remote, pipe)

@@ -302,6 +302,8 @@ class FakeSession:
 class FakeStore:
     """Measures nothing, since every blob has its size. Nothing in it is young."""
 
+    paths = None
+
     def __init__(self) -> None:
         self.error: Exception | None = None
 

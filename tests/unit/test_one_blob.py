@@ -8,6 +8,7 @@ from pathlib import Path
 from ntt_backup.audit.one_blob import look_in_packs, look_in_store
 from ntt_backup.model import Blob, Reason
 from ntt_backup.pack.names import blob_key
+from ntt_backup.source.store import Store
 from tests.helpers.blobs import put
 from tests.helpers.bucket_packs import blobid_of, bucket_settings, put_large, put_pack
 from tests.helpers.fake_bucket import FakeBucket
@@ -17,14 +18,14 @@ def test_the_store_is_looked_at_and_hashed_only_on_request(tmp_path: Path) -> No
     blob = put(tmp_path, b"content")
     path = tmp_path / blob.blobid[:2] / blob.blobid[2:4] / blob.blobid
 
-    assert look_in_store(tmp_path, blob, verify=True).verified
+    assert look_in_store(Store(tmp_path), blob, verify=True).verified
     path.write_bytes(b"CONTENT")
-    assert look_in_store(tmp_path, blob, verify=False).size == 7
-    assert look_in_store(tmp_path, blob, verify=True).problem == Reason.CORRUPT_SOURCE
+    assert look_in_store(Store(tmp_path), blob, verify=False).size == 7
+    assert look_in_store(Store(tmp_path), blob, verify=True).problem == Reason.CORRUPT_SOURCE
     path.unlink()
-    assert look_in_store(tmp_path, blob, verify=True).problem == Reason.MISSING
-    assert look_in_store(tmp_path, Blob("../x"), verify=True).problem == Reason.BAD_BLOBID
-    assert look_in_store(tmp_path / "away", blob, verify=True).problem == "store-away"
+    assert look_in_store(Store(tmp_path), blob, verify=True).problem == Reason.MISSING
+    assert look_in_store(Store(tmp_path), Blob("../x"), verify=True).problem == Reason.BAD_BLOBID
+    assert look_in_store(Store(tmp_path / "away"), blob, verify=True).problem == "store-away"
 
 
 def test_every_object_that_has_the_blob_is_named(bucket: FakeBucket) -> None:

@@ -138,7 +138,7 @@ def test_the_sample_names_every_setting_and_variable() -> None:
             section = heading[1]
         elif setting := re.match(r"#?(\w+) =", line):
             named.add(f"{section}.{setting[1]}")
-    tables = load(Settings, environ={}, file=SAMPLE).model_dump(exclude={"target"})
+    tables = load(Settings, environ={}, file=SAMPLE).model_dump(exclude={"target"}, by_alias=True)
     known = {f"{section}.{name}" for section, table in tables.items() for name in table}
     assert named == known
     assert [variable for variable in ENVIRONMENT if variable not in text] == []

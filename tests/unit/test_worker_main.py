@@ -204,7 +204,7 @@ def test_a_worker_says_that_it_has_started_and_stopped(
     monkeypatch.setattr(worker_main, "session_spec", lambda *_: None)
     monkeypatch.setattr(worker_main, "make_worker", lambda *_: worker)
     monkeypatch.setattr(worker_main, "_prepare", lambda *_: goes)
-    settings = SimpleNamespace(source=SimpleNamespace(root="/", grace=0))
+    settings = SimpleNamespace(source=SimpleNamespace(root="/", grace=0), by_path=False)
     spec = SimpleNamespace(settings=settings, strategy="tar", probes=False)
     assert worker_main.work(cast(Any, spec)) == 0
     ran = [events.WorkerStart(strategy="tar"), "run", events.WorkerStop()]
@@ -231,7 +231,7 @@ def test_a_worker_says_why_it_ended_and_what_lingers(
     monkeypatch.setattr(worker_main, "make_worker", make)
     monkeypatch.setattr(worker_main, "_prepare", lambda *_: False)
     monkeypatch.setattr(Remote, "lingers", True)
-    settings = SimpleNamespace(source=SimpleNamespace(root="/", grace=0))
+    settings = SimpleNamespace(source=SimpleNamespace(root="/", grace=0), by_path=False)
     spec = cast(Any, SimpleNamespace(settings=settings, strategy="tar", probes=True))
     assert worker_main.work(spec) == status
     if isinstance(error, CatalogUnavailable):

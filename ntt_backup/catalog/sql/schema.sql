@@ -213,6 +213,58 @@ create table if not exists ntt_backup.targets (
     seen_at timestamptz not null default now()
 );
 
+-- Files that go by their paths, a row for each file, and one more for each version that was replaced.
+-- id: grows from row to row; of no sequence, which a role that dumps would have to read as well. origin: '' for the query, or the name of a table [files.NAME]. path: below source.root. blobid: null until
+-- the file was read, which also tells size, mtime_ns and mode. failed: why it could not be read, or
+-- 'changed'. wait_until: when a file is looked at again that was too young. gone_at: when its origin no
+-- longer gave it.
+create table if not exists ntt_backup.places (
+    id bigint primary key,
+    origin text not null,
+    path bytea not null,
+    size bigint,
+    checksum text,
+    blobid text,
+    mtime_ns bigint,
+    mode integer,
+    registered_at timestamptz not null default now(),
+    read_at timestamptz,
+    failed text,
+    detail text,
+    wait_until timestamptz,
+    gone_at timestamptz,
+    replaced_at timestamptz
+);
+create unique index if not exists places_path on ntt_backup.places (path) where replaced_at is null;
+create index if not exists places_blobid on ntt_backup.places (blobid);
+create index if not exists places_unread on ntt_backup.places (id)
+    where blobid is null and failed is null and gone_at is null and replaced_at is null;
+create index if not exists places_failed on ntt_backup.places (id) where failed is not null;
+
+-- How far the passes over each origin of places got. definition: of what. whole: whether the pass that
+-- began_at (null: none is under way) sees all rows, and how many it has seen that were known. key: of its last row. mark, last_mark: the keys at the
+-- ends of earlier passes, from the older of which a pass begins that does not see all rows.
+create table if not exists ntt_backup.origins (
+    origin text primary key,
+    definition text not null,
+    whole boolean not null,
+    began_at timestamptz,
+    seen bigint not null default 0,
+    key text,
+    mark text,
+    mark_at timestamptz,
+    last_mark text,
+    last_mark_at timestamptz,
+    whole_at timestamptz,
+    ended_at timestamptz
+);
+
+-- The places that the pass under way has seen.
+create unlogged table if not exists ntt_backup.seen_places (
+    origin text not null,
+    id bigint not null
+);
+
 -- How many rows of blobs we have updated ourselves, in all: the sum over the slots. A session has one
 -- of a few slots, so that workers do not wait for each other to count.
 create table if not exists ntt_backup.marks (

@@ -10,6 +10,7 @@ from typing import Any, Final
 import click
 
 from ntt_backup.audit.one_blob import InStore, Place, look_in_packs, look_in_store
+from ntt_backup.audit.register import open_store
 from ntt_backup.blobdir.layout import is_blobid
 from ntt_backup.catalog import ledger
 from ntt_backup.catalog.failures import (
@@ -21,6 +22,7 @@ from ntt_backup.catalog.failures import (
     iter_failed,
     ledger_of,
 )
+from ntt_backup.catalog.places import places_of, shown_path
 from ntt_backup.cli import options, results
 from ntt_backup.cli.global_options import Common, open_catalog
 from ntt_backup.cli.options import IDENTITY, JSON, JSON_LINES, TIME, flag, value
@@ -138,11 +140,18 @@ def show(common: Common, blobid: str, verify: bool) -> None:
     with open_catalog(settings, "show") as conn:
         name = find_blob(conn, blobid)
         targets = ledger_of(conn, name)
-    known = next((one.size for one in targets), None)
+        known = next((one.size for one in targets), None)
+        source: InStore | None = None
+        if settings.source is not None:
+            store = open_store(settings, conn)
+            source = look_in_store(store, Blob(name, known), verify=verify)
+        paths = places_of(conn, [name]).get(name, ()) if settings.by_path else ()
     rows = [("blob", name), ("size", "not known" if known is None else f"{known:,} bytes")]
     fields: dict[str, Any] = {"blobid": name, "size": known, "source": None}
-    if settings.source is not None:
-        source = look_in_store(settings.source.root, Blob(name, known), verify=verify)
+    if settings.by_path:
+        fields["paths"] = [shown_path(path) for path in paths]
+        rows += [("path", path) for path in fields["paths"]]
+    if source is not None:
         fields["source"] = results.fields_of(source)
         rows.append(("store", _in_store(source)))
     fields["targets"] = []

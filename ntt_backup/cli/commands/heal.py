@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from ntt_backup.cli import options, results
-from ntt_backup.cli.global_options import Common, open_catalog, require_blobids
+from ntt_backup.cli.global_options import Common, open_catalog, refuse_paths, require_blobids
 from ntt_backup.cli.options import IDENTITY, RESULT, flag, repeated
 from ntt_backup.config import ALL_TARGETS, Settings
 from ntt_backup.config.timetable import Timetable
@@ -60,6 +60,7 @@ def heal(
     if chosen.target == ALL_TARGETS:
         targets = nearest_first(targets)
     first = next(iter(targets.values()))
+    refuse_paths(first, "`ntt-backup-remote restore --as-paths` brings files back")
     suspects = Suspects(named, prefix, all=bool(everything or prefix))
     command = "heal --dry-run" if dry_run else "heal"
     told: list[Outcome] = []

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn, TextIO
 import click
 
 from ntt_backup.cli import options, results
-from ntt_backup.cli.global_options import Common, read_blobids, writing
+from ntt_backup.cli.global_options import Common, read_blobids, refuse_paths, writing
 from ntt_backup.cli.options import DIR, IDENTITY, PATH, RESULT, flag, repeated, unless, value
 from ntt_backup.config import RemoteConfig, StoreConfig
 from ntt_backup.config.sealing import Keyring, SealPolicy, require_sealing
@@ -95,7 +95,11 @@ def pack(
     if names is not None and prefix:
         raise click.UsageError("give only one of --list and --prefix")
     require_sealing(recipients)
-    root = source or common.load(StoreConfig).source.root
+    root = source
+    if root is None:
+        settings = common.load(StoreConfig)
+        refuse_paths(settings, "a target with remote.layout = packs takes its files")
+        root = settings.source.root
     with results.progress_line() as line:
         if names is not None:
             blobids = sorted(set(read_blobids(names)))

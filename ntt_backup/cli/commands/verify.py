@@ -12,6 +12,7 @@ import click
 
 from ntt_backup.audit.reconcile import SERIOUS, Adoption, Comparison, Difference
 from ntt_backup.audit.reconcile import reconcile as compare
+from ntt_backup.audit.register import register_files
 from ntt_backup.audit.scan import scan as scan_store
 from ntt_backup.audit.verify import Findings, Question, Way, verify_remote, verify_store
 from ntt_backup.audit.verify_packs import verify_packs
@@ -322,8 +323,14 @@ def scan(common: Common, restart: bool, strays: Path | None) -> None:
 
     Rows without a size get it. What is not a blob (another name, another place, a symlink) is a
     stray: it is reported and never registered. Exit code 7 when something could not be read.
+
+    Where files go by their paths ([catalog.from], [files.NAME]), what these list is registered. A
+    run does that by itself, and reads the files; with --restart all rows are read again.
     """
     settings = common.load(StoreConfig)
+    if settings.by_path:
+        _register_files(settings, whole=restart)
+        return
     with ExitStack() as stack:
         conn = stack.enter_context(open_catalog(settings, "scan"))
         line = stack.enter_context(results.progress_line())
@@ -368,6 +375,32 @@ def scan(common: Common, restart: bool, strays: Path | None) -> None:
     if result.exit_code:
         said.append("NOT known: which blobs lie in what could not be read; let this user read it")
     results.report_on(result, said, result.exit_code, target=settings.target)
+
+
+def _register_files(settings: StoreConfig, *, whole: bool) -> None:
+    with (
+        open_catalog(settings, "files by path", application="scan") as conn,
+        results.progress_line() as line,
+    ):
+        result = register_files(
+            conn,
+            settings,
+            whole=whole,
+            on_progress=lambda done: line.show(
+                lambda: f"{done.rows:,} rows, {done.registered:,} files registered"
+            ),
+        )
+    said = [
+        f"registered {many(result.registered, 'file')} of {many(result.rows, 'row')} in"
+        f" {duration(result.duration_s)}"
+    ]
+    if result.back:
+        said.append(f"listed again: {many(result.back, 'file')}")
+    if result.changed:
+        said.append(f"changed since it was read: {many(result.changed, 'file')}")
+    if result.gone:
+        said.append(f"no longer listed: {many(result.gone, 'file')}; what was copied stays")
+    results.report_on(result, said, 0, target=settings.target)
 
 
 # --- protect --------------------------------------------------------------------------------------

@@ -1,0 +1,186 @@
+"""A query of another database, as a rule that of an application, lists the files of the store.
+
+Nothing is required there but the right to read: the session is read-only and makes nothing, each
+statement has a time limit, and a superuser is refused, since the query would run whatever others
+have put into the tables. The rows come by COPY, and go to the catalog as they come.
+
+Paths are bytes. A text is sent in the encoding of that database, since this is what the application
+has written; a path may also be a bytea.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Final, Self
+
+from psycopg import sql
+
+from ntt_backup.catalog.connection import (
+    Connection,
+    configure,
+    connect,
+    fragment,
+    statement,
+    translated,
+)
+from ntt_backup.errors import CatalogError, CatalogRefused, ConfigError
+
+# The most rows of one step, and the longest time for one.
+STEP_ROWS: Final = 250_000
+_STEP_MS: Final = 1_800_000
+_WAIT_FOR_LOCKS_MS: Final = 10_000
+_COLUMNS: Final = ("path", "size", "checksum", "key")
+_TEXT: Final = frozenset({"text", "varchar", "bpchar", "name", "citext"})
+_NUMBERS: Final = frozenset({"int2", "int4", "int8", "numeric"})
+
+
+@dataclass(frozen=True, slots=True)
+class FileQuery:
+    """A query, and where it runs.
+
+    Attributes:
+        url: The connection string of the database.
+        query: The query; see the setting `catalog.from`.
+        role: The role that the query runs as; None for that of url.
+        channel: The channel of notifications; None for none.
+    """
+
+    url: str
+    query: str
+    role: str | None = None
+    channel: str | None = None
+
+    @property
+    def definition(self) -> str:
+        """The name of what is listed: where it is another, all passes begin anew."""
+        return sha256(self.query.encode()).hexdigest()
+
+    @contextmanager
+    def opened(self, application: str) -> Iterator[OpenQuery]:
+        """Opens a session. Raises CatalogError, and ConfigError for what must be set otherwise."""
+        with _of_the_other():
+            conn = connect(self.url, application, no_tables=True)
+        with conn:
+            yield OpenQuery.of(conn, self)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenQuery:
+    """A session with a query. Methods raise CatalogError."""
+
+    conn: Connection
+    query: FileQuery
+    types: Mapping[str, str]
+
+    @classmethod
+    def of(cls, conn: Connection, query: FileQuery) -> Self:
+        if conn.privileged:
+            raise ConfigError(
+                "catalog.from.url logs in as a role that has rights beyond that database",
+                detail=str(conn.info.user),
+                hint="make a role that may only read: create role ntt_reader login; grant select on"
+                " the tables of the query to it",
+            )
+        with _of_the_other(), translated("prepare the query"):
+            configure(conn, "default_transaction_read_only", "on")
+            configure(conn, "statement_timeout", _STEP_MS)
+            configure(conn, "lock_timeout", _WAIT_FOR_LOCKS_MS)
+            configure(conn, "search_path", conn.search_path)
+            if query.role is not None:
+                conn.rows("set_role", role=sql.Identifier(query.role))
+            if query.channel is not None:
+                conn.rows("listen_to", channel=sql.Identifier(query.channel))
+            described = conn.execute(statement("describe_query", query=sql.SQL(query.query)))
+        types = {one.name: _type_name(conn, one.type_code) for one in described.description or ()}
+        if wrong := _wrong(types):
+            raise CatalogRefused(
+                f"the query of catalog.from {wrong}",
+                detail=f"it has {', '.join(f'{name} {kind}' for name, kind in types.items())}",
+                hint="its columns are path (text or bytea), and if they are known size (a number),"
+                " checksum (text or bytea) and key, which grows from row to row",
+            )
+        return cls(conn, query, types)
+
+    @property
+    def keyed(self) -> bool:
+        """Whether the rows have keys."""
+        return "key" in self.types
+
+    def rows_from(self, key: str | None) -> Iterator[bytes]:
+        """Yields the next rows as blocks of a binary COPY.
+
+        Args:
+            key: The key of the last row so far; None for the first rows. Rows with this key come
+                again, since others may have the same.
+        """
+        parts = {name: self._column(name) for name in _COLUMNS}
+        order: sql.Composable = sql.SQL("")
+        past, limit = order, order
+        if self.keyed:
+            order, limit = sql.SQL("order by given.key"), sql.SQL(f"limit {STEP_ROWS}")
+            if key is not None:
+                past = sql.SQL("where given.key >= {}").format(sql.Literal(key))
+        query = statement(
+            "copy_from_query",
+            query=sql.SQL(self.query.query),
+            order=order,
+            past=past,
+            limit=limit,
+            **parts,
+        )
+        with (
+            _of_the_other(),
+            translated("run the query"),
+            self.conn.cursor().copy(query) as copy,
+        ):
+            yield from (bytes(block) for block in copy)
+
+    def wait(self, seconds: float) -> bool:
+        """Waits for a notification. Returns whether one came within the seconds."""
+        with _of_the_other(), translated("wait for notifications"):
+            return bool(list(self.conn.notifies(timeout=seconds, stop_after=1)))
+
+    def _column(self, name: str) -> sql.Composable:
+        kind = self.types.get(name)
+        wanted = {"size": "null_size", "path": "bytes_of"}.get(name, "text_of")
+        if kind is None:
+            return fragment("null_size" if name == "size" else "null_text")
+        if name == "size":
+            return fragment("number_of", column=sql.Identifier("given", name))
+        if kind == "bytea":
+            wanted = "bytes_as_they_are" if name == "path" else "hex_of"
+        return fragment(wanted, column=sql.Identifier("given", name))
+
+
+def _wrong(types: Mapping[str, str]) -> str:
+    """Returns what is wrong with the columns of a query, as the end of a sentence."""
+    if "path" not in types:
+        return "has no column path"
+    if unknown := sorted(types.keys() - set(_COLUMNS)):
+        return f"has a column that nobody asked for, {unknown[0]}"
+    for name, kind in types.items():
+        wanted = {"size": _NUMBERS, "path": _TEXT | {"bytea"}, "checksum": _TEXT | {"bytea"}}
+        if name in wanted and kind not in wanted[name]:
+            return f"has a column {name} of type {kind}"
+    return ""
+
+
+def _type_name(conn: Connection, oid: int) -> str:
+    with _of_the_other(), translated("name a type"):
+        return str(conn.rows("type_name", {"oid": oid})[0][0])
+
+
+@contextmanager
+def _of_the_other() -> Iterator[None]:
+    """Has errors name the database of the query instead of the catalog."""
+    try:
+        yield
+    except CatalogError as error:
+        message = error.message.replace("the catalog ", "the database of catalog.from ")
+        hint = error.hint.replace("catalog.url (NTT_DB_URL)", "catalog.from.url")
+        if "init-db" in hint:
+            hint = "correct the query of catalog.from, or grant its role what it reads"
+        raise type(error)(message, detail=error.detail, hint=hint) from error

@@ -1,0 +1,311 @@
+"""Files that go by their paths: what registers them, reads them for the first time, and finds them.
+
+Where the names of a store are no hashes, the catalog has a place for each file (the table
+`ntt_backup.places`). A pass over an origin registers what the origin gives: the query of another
+database, or a walk. A worker that has nothing to send reads files for the first time; from then on
+a file is a blob as any other, and its place says where it lies.
+
+A pass goes in steps, each of them one transaction, and goes on where it was interrupted. A pass
+that sees all rows also tells which files are gone. A query with a column `key`, which grows from
+row to row, need not give all rows each time: a pass then begins at the last key of an earlier pass,
+one that is an hour old or more, since rows become visible later than they get their keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Final, NamedTuple
+
+from ntt_backup.catalog import ledger
+from ntt_backup.catalog.connection import Connection, fragment, statement, translated
+from ntt_backup.catalog.range_locks import lock_class
+from ntt_backup.format import printable
+from ntt_backup.model import Blob
+
+# A row may become visible so long after it has got its key: that long its transaction lasted.
+_LATE: Final = timedelta(hours=1)
+# No target's name has a slash.
+_READING: Final = {"class": lock_class("places/")}
+_REGISTERING: Final = {"class": lock_class("origins/")}
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """The passes over an origin so far, and the one under way.
+
+    Attributes:
+        origin: The name of the origin.
+        definition: What the origin is; where it is another one, the pass begins anew.
+        whole: Whether the pass sees all rows.
+        began_at: When the pass began, by the clock of the server; None if none is under way.
+        seen: The number of rows it has seen that had a place before.
+        key: The key of its last row, or of the last pass.
+        mark: The key at which a pass begins that does not see all rows; mark_at: when that was the
+            last key.
+        last_mark: The key that follows as `mark`; last_mark_at as for mark.
+        whole_at: When the last pass ended that saw all rows.
+    """
+
+    origin: str
+    definition: str
+    whole: bool = True
+    began_at: datetime | None = None
+    seen: int = 0
+    key: str | None = None
+    mark: str | None = None
+    mark_at: datetime | None = None
+    last_mark: str | None = None
+    last_mark_at: datetime | None = None
+    whole_at: datetime | None = None
+
+
+class Registered(NamedTuple):
+    """The result of a step: how many files are new, came back, or were changed."""
+
+    new: int = 0
+    back: int = 0
+    changed: int = 0
+
+
+class Unread(NamedTuple):
+    """A file that was never read.
+
+    Attributes:
+        id: The key of its place.
+        path: Its path below the root of the store.
+        size: Its size in bytes, as its origin says.
+        checksum: Its checksum, as its origin says.
+    """
+
+    id: int
+    path: bytes
+    size: int | None
+    checksum: str | None
+
+
+class ReadFile(NamedTuple):
+    """A file that was read for the first time: the key of its place, its blob and attributes."""
+
+    id: int
+    blob: Blob
+    mtime_ns: int
+    mode: int
+
+
+class UnreadableFile(NamedTuple):
+    """A file that could not be read. wait_s: the seconds until it is tried again; None: failed."""
+
+    id: int
+    reason: str
+    detail: str
+    wait_s: float | None = None
+
+
+def lock_origins(conn: Connection) -> bool:
+    """Has no other session register files, as long as this one lives.
+
+    Returns:
+        False if another session does that already.
+    """
+    ((locked,),) = conn.ask("take turns in registering files", "try_turn", **_REGISTERING)
+    return bool(locked)
+
+
+def ages_of_passes(conn: Connection) -> dict[str, float]:
+    """Returns how many seconds ago the last pass over each origin ended, if none is under way."""
+    rows = conn.ask("look for files that are due", "ages_of_passes")
+    # A clock that was ahead must not stop the passes for as long.
+    return {origin: abs(age) for origin, age in rows}
+
+
+# --- passes ---------------------------------------------------------------------------------------
+
+
+def begin_pass(
+    conn: Connection, origin: str, definition: str, *, keyed: bool, whole_every: float, whole: bool
+) -> Pass:
+    """Returns the pass to go on with, or a new one.
+
+    Args:
+        conn: The connection.
+        origin: The name of the origin.
+        definition: What the origin is.
+        keyed: Whether its rows have keys, so that a pass can be continued or need not see all.
+        whole_every: The seconds between the passes that see all rows.
+        whole: Whether a new pass must see all rows.
+
+    Raises:
+        CatalogError: The catalog refuses, or is away.
+    """
+    with translated("begin to register files"), conn.transaction():
+        rows = conn.rows("load_origin", {"origin": origin})
+        before = Pass(origin, *rows[0]) if rows else Pass(origin, definition)
+        if before.definition != definition:
+            before = Pass(origin, definition)
+        ((now,),) = conn.rows("server_time")
+        ((seen,),) = conn.rows("count_seen", {"origin": origin})
+        if before.began_at is not None and keyed and before.seen == seen and not whole:
+            return before
+        due = before.whole_at is None or abs((now - before.whole_at).total_seconds()) >= whole_every
+        sees_all = whole or due or not keyed or before.mark is None
+        conn.rows("forget_seen", {"origin": origin})
+        key = None if sees_all else before.mark
+        begun = replace(before, whole=sees_all, began_at=now, seen=0, key=key)
+        _save(conn, begun)
+    return begun
+
+
+def register(
+    conn: Connection, current: Pass, blocks: Iterable[bytes], *, versions: bool
+) -> tuple[Pass, int, Registered]:
+    """Registers the next rows of a pass.
+
+    Args:
+        conn: The connection, in a transaction.
+        current: The pass.
+        blocks: The rows as a binary COPY: path, size, checksum, key, and a number in their order.
+        versions: Whether a file that was changed gets a new version, instead of a report.
+
+    Returns:
+        The pass so far, how many rows there were, and what came of them.
+    """
+    conn.rows("stage")
+    with conn.cursor().copy(statement("copy_staged")) as into:
+        for block in blocks:
+            into.write(block)
+    values = {"origin": current.origin, "versions": versions}
+    ((rows, key),) = conn.rows("last_staged")
+    conn.rows("match_staged")
+    back = conn.execute(statement("come_back")).rowcount
+    conn.rows("correct_unread")
+    changed = conn.execute(statement("replace_changed" if versions else "report_changed")).rowcount
+    seen = 0
+    if current.whole:
+        seen = conn.execute(statement("note_seen"), values).rowcount
+    new = conn.execute(statement("register_places"), values).rowcount
+    after = replace(current, key=key or current.key, seen=current.seen + seen)
+    _save(conn, after)
+    return after, rows, Registered(new, back, changed)
+
+
+def end_pass(conn: Connection, current: Pass) -> int:
+    """Ends a pass. Returns how many files are gone since the last pass that saw all rows."""
+    with translated("end the registering of files"), conn.transaction():
+        gone = 0
+        if current.whole:
+            values = {"origin": current.origin, "began": current.began_at}
+            ((gone,),) = conn.rows("mark_gone", values)
+            conn.rows("forget_seen", {"origin": current.origin})
+        ((now,),) = conn.rows("server_time")
+        ended = replace(current, began_at=None, seen=0)
+        if current.whole:
+            ended = replace(ended, whole_at=now)
+        if ended.mark is None:
+            ended = replace(ended, mark=ended.key, mark_at=now)
+        if ended.last_mark_at is None or now - ended.last_mark_at >= _LATE:
+            ended = replace(
+                ended,
+                mark=ended.last_mark or ended.mark,
+                mark_at=ended.last_mark_at or ended.mark_at,
+                last_mark=ended.key,
+                last_mark_at=now,
+            )
+        _save(conn, ended)
+    return int(gone)
+
+
+def _save(conn: Connection, current: Pass) -> None:
+    names = Pass.__slots__
+    conn.rows("save_origin", {name: getattr(current, name) for name in names})
+
+
+# --- files that are read for the first time -------------------------------------------------------
+
+
+class UnreadFiles:
+    """The files that were never read, of which one session at a time reads some.
+
+    Every method raises CatalogError.
+    """
+
+    def __init__(self, conn: Connection) -> None:
+        self._conn = conn
+        self._parts = {"unread": fragment("unread")}
+        # Behind the last place that was handed out: those before it left dead entries in the index.
+        self._past = 0
+
+    @contextmanager
+    def turn(self) -> Iterator[bool]:
+        """Yields whether it is the turn of this session, which then nobody else has meanwhile."""
+        with translated("take turns in reading files"):
+            ((taken,),) = self._conn.rows("try_turn", _READING)
+        try:
+            yield taken
+        finally:
+            if taken and not self._conn.closed:
+                self._conn.ask("take turns in reading files", "end_turn", **_READING)
+
+    def any_left(self) -> bool:
+        """Returns whether a file is to be read now."""
+        with translated("look for files to read"):
+            return bool(self._conn.rows("any_unread", **self._parts)[0][0])
+
+    def next(self, limit: int) -> list[Unread]:
+        """Returns the next files, at most `limit`; none if there are none to be read now."""
+        with translated("look for files to read"):
+            for past in dict.fromkeys((self._past, 0)):
+                values = {"past": past, "limit": limit}
+                rows = self._conn.rows("unread_places", values, **self._parts)
+                if rows:
+                    return [Unread(*row) for row in rows]
+        self._past = 0
+        return []
+
+    def record(self, found: Sequence[ReadFile], failed: Sequence[UnreadableFile]) -> None:
+        """Registers the blobs of files that were read, and why others were not, all or none."""
+        values = {
+            "ids": [one.id for one in found],
+            "blobids": [one.blob.blobid for one in found],
+            "sizes": [one.blob.size for one in found],
+            "mtimes": [one.mtime_ns for one in found],
+            "modes": [one.mode for one in found],
+        }
+        bad = {
+            "ids": [one.id for one in failed],
+            "reasons": [one.reason for one in failed],
+            "details": [ledger.storable(one.detail) for one in failed],
+            "waits": [one.wait_s for one in failed],
+        }
+        with translated("register files that were read"), self._conn.transaction():
+            if found:
+                ledger.register_blobs(self._conn, [one.blob for one in found])
+                self._conn.rows("record_read", values)
+            if failed:
+                self._conn.rows("record_unreadable", bad)
+        self._past = max([self._past, *(one.id for one in found), *(one.id for one in failed)])
+
+
+def places_of(conn: Connection, blobids: Iterable[str]) -> Mapping[str, Sequence[bytes]]:
+    """Returns the paths where blobs lie, those that their origin still gives first."""
+    found: dict[str, list[bytes]] = {}
+    for blobid, path in conn.ask("find files", "places_of", blobids=list(blobids)):
+        found.setdefault(blobid, []).append(path)
+    return found
+
+
+def listed_blobs(conn: Connection, prefix: str) -> Iterator[tuple[str, int]]:
+    """Yields the blobs with a prefix of which a file is listed, in order, each with its size."""
+    yield from conn.ask("list files", "listed_blobs", prefix=prefix)
+
+
+def shown_path(path: bytes) -> str:
+    """Returns a path as people see it, whatever bytes it has."""
+    return printable(path.decode("utf-8", "backslashreplace"))
+
+
+def wake_workers(conn: Connection) -> None:
+    """Wakes the daemons that wait for new blobs."""
+    conn.ask("wake the daemons", "wake_workers")

@@ -1,0 +1,236 @@
+-- Files that go by their paths: how they are registered, read for the first time, and found again.
+--
+-- A place is a file at a path. Its blobid is null until a worker has read it. A place that was replaced, or
+-- that its origin no longer gives, keeps its row: its blob was stored, and may be wanted.
+
+-- name: stage
+-- Where COPY puts what an origin gives; empty again after each transaction.
+create temporary table if not exists ntt_backup_staged (
+    path bytea, size bigint, checksum text, key text, nth bigint
+) on commit delete rows;
+
+-- name: copy_staged
+-- Fills the temporary table, as the other database sends the rows.
+copy ntt_backup_staged from stdin (format binary);
+
+-- name: match_staged
+-- Finds the place of each staged path, each path once.
+create temporary table ntt_backup_matched on commit drop as
+select distinct on (staged.path) staged.path, staged.size, nullif(staged.checksum, '') as checksum,
+    p.id, p.blobid is not null as is_read, p.failed,
+    p.gone_at is not null as was_gone,
+    (staged.size is not null and p.size is distinct from staged.size)
+        or (nullif(staged.checksum, '') is not null and p.checksum is distinct from staged.checksum)
+        as differs
+from ntt_backup_staged as staged
+left join ntt_backup.places as p on p.path = staged.path and p.replaced_at is null
+where staged.path is not null
+order by staged.path, staged.nth desc;
+
+-- name: come_back
+-- Notes that places that were gone are there again.
+update ntt_backup.places as p set gone_at = null
+from ntt_backup_matched as m where p.id = m.id and m.was_gone;
+
+-- name: correct_unread
+-- Takes over what the origin now says of files that were not read yet, or could not be.
+update ntt_backup.places as p
+set size = coalesce(m.size, p.size), checksum = coalesce(m.checksum, p.checksum),
+    failed = null, detail = null, wait_until = null
+from ntt_backup_matched as m where p.id = m.id and m.differs and not m.is_read;
+
+-- name: report_changed
+-- Notes which files were changed since they were read. Their blobs stay as they are.
+update ntt_backup.places as p
+set failed = 'changed', detail = 'its origin gives another size or checksum since it was read'
+from ntt_backup_matched as m
+where p.id = m.id and m.differs and m.is_read and p.failed is distinct from 'changed';
+
+-- name: replace_changed
+-- Puts a new version into the place of each file that was changed since it was read.
+update ntt_backup.places as p set replaced_at = now()
+from ntt_backup_matched as m where p.id = m.id and m.differs and m.is_read;
+
+-- name: register_places
+-- Registers the paths that have no place, or had one that was just replaced. One session registers at a
+-- time.
+insert into ntt_backup.places (id, origin, path, size, checksum)
+select (select coalesce(max(id), 0) from ntt_backup.places) + row_number() over (order by m.path),
+    %(origin)s, m.path, m.size, m.checksum
+from ntt_backup_matched as m
+where m.id is null or (%(versions)s and m.differs and m.is_read)
+order by m.path
+on conflict do nothing;
+
+-- name: note_seen
+-- Remembers which places this pass has seen that were there before it.
+insert into ntt_backup.seen_places (origin, id)
+select %(origin)s, m.id from ntt_backup_matched as m
+where m.id is not null and not (%(versions)s and m.differs and m.is_read);
+
+-- name: last_staged
+-- How many rows were staged, and the key of the last of them.
+select (select count(*) from ntt_backup_staged),
+    (select key from ntt_backup_staged order by nth desc limit 1);
+
+-- name: count_seen
+-- How many places this pass has seen: none where a crash of the server has emptied the table.
+select count(*) from ntt_backup.seen_places where origin = %(origin)s;
+
+-- name: forget_seen
+-- Begins a pass.
+delete from ntt_backup.seen_places where origin = %(origin)s;
+
+-- name: mark_gone
+-- Notes the places that a whole pass has not seen. Returns how many are gone by now.
+with gone as (
+    update ntt_backup.places as p set gone_at = now()
+    where p.origin = %(origin)s and p.replaced_at is null and p.gone_at is null
+        and p.registered_at < %(began)s
+        and not exists (
+            select from ntt_backup.seen_places as s where s.origin = %(origin)s and s.id = p.id
+        )
+    returning 1
+)
+select count(*) from gone;
+
+-- name: wake_workers
+-- Wakes the daemons that wait for new blobs.
+notify ntt_backup_blobs;
+
+-- name: load_origin
+-- What is known of the passes over an origin.
+select definition, whole, began_at, seen, key, mark, mark_at, last_mark, last_mark_at, whole_at
+from ntt_backup.origins where origin = %(origin)s;
+
+-- name: save_origin
+-- Notes how far the passes over an origin got.
+insert into ntt_backup.origins (
+    origin, definition, whole, began_at, seen, key, mark, mark_at, last_mark, last_mark_at, whole_at, ended_at
+)
+values (
+    %(origin)s, %(definition)s, %(whole)s, %(began_at)s, %(seen)s, %(key)s, %(mark)s, %(mark_at)s,
+    %(last_mark)s, %(last_mark_at)s, %(whole_at)s, case when %(began_at)s::timestamptz is null then now() end
+)
+on conflict (origin) do update
+set definition = excluded.definition, whole = excluded.whole, began_at = excluded.began_at,
+    seen = excluded.seen, key = excluded.key, mark = excluded.mark, mark_at = excluded.mark_at,
+    last_mark = excluded.last_mark, last_mark_at = excluded.last_mark_at,
+    whole_at = excluded.whole_at, ended_at = coalesce(excluded.ended_at, origins.ended_at);
+
+-- name: server_time
+-- The clock of the server.
+select clock_timestamp();
+
+-- name: unread_places
+-- The next files to be read for the first time.
+select id, path, size, checksum from ntt_backup.places
+where {unread} and id > %(past)s and (wait_until is null or wait_until < now())
+order by id limit %(limit)s;
+
+-- name: unread
+-- Whether a file is still to be read: the predicate of the index, as a part of other queries.
+blobid is null and failed is null and gone_at is null and replaced_at is null
+
+-- name: any_unread
+-- Whether any file is still to be read, now.
+select exists (
+    select from ntt_backup.places
+    where {unread} and (wait_until is null or wait_until < now())
+);
+
+-- name: record_read
+-- Notes which blobs lie at the places that were read.
+update ntt_backup.places as p
+set blobid = r.blobid, size = r.size, mtime_ns = r.mtime_ns, mode = r.mode, read_at = now(),
+    detail = null, wait_until = null
+from unnest(
+    %(ids)s::bigint[], %(blobids)s::text[], %(sizes)s::bigint[], %(mtimes)s::bigint[], %(modes)s::integer[]
+) as r (id, blobid, size, mtime_ns, mode)
+where p.id = r.id and p.blobid is null;
+
+-- name: record_unreadable
+-- Notes which places could not be read, and why; those with a time are to be looked at again then.
+update ntt_backup.places as p
+set failed = case when r.wait_s is null then r.reason end, detail = r.detail,
+    wait_until = now() + r.wait_s * interval '1 s'
+from unnest(%(ids)s::bigint[], %(reasons)s::text[], %(details)s::text[], %(waits)s::double precision[])
+    as r (id, reason, detail, wait_s)
+where p.id = r.id and p.blobid is null;
+
+-- name: places_of
+-- The paths where the given blobs lie, those that their origin still gives first.
+select blobid, path from ntt_backup.places
+where blobid = any(%(blobids)s::text[]) and replaced_at is null
+order by gone_at is not null, id;
+
+-- name: ages_of_passes
+-- The seconds since the last pass over each origin has ended, if none is under way.
+select origin, extract(epoch from clock_timestamp() - ended_at)::double precision
+from ntt_backup.origins where ended_at is not null and began_at is null;
+
+-- name: listed_blobs
+-- The blobs with a prefix of which a file is listed, in order of bytes.
+select blobid, max(size) from ntt_backup.places
+where blobid >= %(prefix)s and blobid < %(prefix)s || 'g' and gone_at is null and replaced_at is null
+group by blobid order by blobid collate "C";
+
+-- name: try_turn
+-- Takes a turn that one session has at a time, if nobody has it.
+select pg_try_advisory_lock(%(class)s, 0);
+
+-- name: end_turn
+-- Gives the turn back.
+select pg_advisory_unlock(%(class)s, 0);
+
+-- name: describe_query
+-- The columns of the query of another database, without a row.
+select * from ({query}) as given limit 0;
+
+-- name: set_role
+-- Has the query run as another role, which the role that logged in is a member of.
+set role {role};
+
+-- name: listen_to
+-- Has the other database tell us when it has new rows.
+listen {channel};
+
+-- name: type_name
+-- What the server calls a type.
+select typname from pg_catalog.pg_type where oid = %(oid)s::oid;
+
+-- name: bytes_of
+-- The bytes of a text as that database keeps them, as a part of other queries.
+pg_catalog.convert_to({column}::pg_catalog.text, pg_catalog.getdatabaseencoding())
+
+-- name: bytes_as_they_are
+-- A bytea, as a part of other queries.
+{column}
+
+-- name: hex_of
+-- The hex digits of a bytea, as a part of other queries.
+pg_catalog.encode({column}, 'hex')
+
+-- name: text_of
+-- Anything as text, as a part of other queries.
+{column}::pg_catalog.text
+
+-- name: number_of
+-- A size, as a part of other queries; one that no file can have is none.
+case when {column} between 0 and 9223372036854775807 then {column}::pg_catalog.int8 end
+
+-- name: null_size
+-- A size that is not known, as a part of other queries.
+null::pg_catalog.int8
+
+-- name: null_text
+-- A text that is not known, as a part of other queries.
+null::pg_catalog.text
+
+-- name: copy_from_query
+-- Sends what the query of another database gives, in the form of the staged rows.
+copy (
+    select {path}, {size}, {checksum}, {key}, row_number() over ({order})
+    from ({query}) as given
+    {past} {order} {limit}
+) to stdout (format binary);

@@ -1,0 +1,134 @@
+"""A file that goes by its path is read for the first time: its BLAKE3 becomes its name.
+
+A path comes from another program, and is bytes. It is checked before it is opened, and opened
+beneath the root of the store, level by level, without following a symlink. Whether the file is
+complete shows in a checksum of the application, or else in its age: a file that was changed a
+moment ago may still be being written.
+"""
+
+from __future__ import annotations
+
+import binascii
+import hashlib
+import os
+import re
+import stat
+from dataclasses import dataclass
+from typing import Final
+
+from ntt_backup.blobdir.descriptors import closing
+from ntt_backup.blobdir.layout import kind_of
+from ntt_backup.model import Blob, FileReason, Reason
+from ntt_backup.source.store import SourceTree, Store
+
+# A deeper path would be opened by as many calls within calls.
+_MOST_LEVELS: Final = 128
+_MOST_BYTES: Final = 4096
+_ALGORITHMS: Final = {16: "md5", 20: "sha1", 32: "sha256", 48: "sha384", 64: "sha512"}
+_PREFIXED: Final = re.compile(r"([a-z0-9]{3,8})[:=-]")
+_HEX: Final = re.compile(r"[0-9a-fA-F]+")
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFile:
+    """What was read: the blob, the time of the last change in nanoseconds, and the mode."""
+
+    blob: Blob
+    mtime_ns: int
+    mode: int
+
+
+@dataclass(frozen=True, slots=True)
+class BadFile:
+    """A file that could not be read. young: it may still be being written, so it is read later."""
+
+    reason: FileReason
+    detail: str
+    young: bool = False
+
+
+def checked_path(path: bytes, root: bytes) -> str:
+    """Returns a path below the root, as the functions of the store take it.
+
+    Args:
+        path: The path, relative to the root or below it.
+        root: The root of the store.
+
+    Raises:
+        ValueError: The path leads out of the root, or is none. The error says why, in one line.
+    """
+    within = path.removeprefix(root.rstrip(b"/") + b"/") if path.startswith(b"/") else path
+    parts = within.split(b"/")
+    if within.startswith(b"/"):
+        raise ValueError("it is not below source.root")
+    if len(path) > _MOST_BYTES or len(parts) > _MOST_LEVELS:
+        raise ValueError("it is too long")
+    if b"\0" in within or not {b"", b".", b".."}.isdisjoint(parts):
+        raise ValueError("an empty part, . or .., or a NUL is in it")
+    return os.fsdecode(within)
+
+
+def read_file(
+    tree: SourceTree, store: Store, path: bytes, size: int | None, checksum: str | None
+) -> FoundFile | BadFile:
+    """Reads a file, and compares it with what its origin says.
+
+    Args:
+        tree: The opened root.
+        store: The store of that root.
+        path: The path, as its origin gives it.
+        size: The size in bytes that its origin gives, if any.
+        checksum: The checksum that its origin gives, if any.
+
+    Raises:
+        SourceError: The store cannot be read.
+    """
+    try:
+        below = checked_path(path, os.fsencode(store.root))
+    except ValueError as error:
+        return BadFile(FileReason.BAD_PATH, str(error))
+    expected = parse_checksum(checksum) if checksum else None
+    if checksum and expected is None:
+        return BadFile(FileReason.WRONG_CHECKSUM, f"{checksum[:80]} is of no known form")
+    hasher = hashlib.new(expected[0], usedforsecurity=False) if expected else None
+    try:
+        with closing(tree.open(below)) as fd:
+            before = os.fstat(fd)
+            if not stat.S_ISREG(before.st_mode):
+                return BadFile(FileReason.NOT_A_FILE, f"it is {kind_of(before.st_mode)}")
+            digest, length = tree.hash_content(fd, hasher.update if hasher else None)
+            after = os.fstat(fd)
+    except OSError as error:
+        failure = tree.failure(Blob(""), error)
+        young = failure.reason is Reason.MISSING and store.was_changed_lately(tree, below)
+        return BadFile(FileReason(failure.reason.value), failure.detail, young)
+    young = store.is_young(after)
+    if (before.st_mtime_ns, before.st_size) != (after.st_mtime_ns, length):
+        return BadFile(FileReason.UNREADABLE, "it was changed while it was read", young=True)
+    if size is not None and size != length:
+        said = f"{length} bytes in the store, {size} expected"
+        return BadFile(FileReason.WRONG_SIZE, said, young)
+    if expected and hasher and hasher.digest() != expected[1]:
+        said = f"its {expected[0]} is {hasher.hexdigest()}, and {checksum} is expected"
+        return BadFile(FileReason.WRONG_CHECKSUM, said, young)
+    if young and not expected:
+        return BadFile(FileReason.UNREADABLE, "it was changed a moment ago", young=True)
+    return FoundFile(Blob(digest, length), after.st_mtime_ns, stat.S_IMODE(after.st_mode))
+
+
+def parse_checksum(text: str) -> tuple[str, bytes] | None:
+    """Returns algorithm and digest of a checksum in hex digits or base64; None for other text.
+
+    The algorithm may stand before it, as in `sha256:`; else its length says which it is.
+    """
+    text = text.strip()
+    named = _PREFIXED.match(text)
+    name = named[1] if named and named[1] in _ALGORITHMS.values() else ""
+    bare = text[named.end() :] if named and name else text
+    try:
+        is_hex = _HEX.fullmatch(bare) and len(bare) // 2 in _ALGORITHMS and len(bare) % 2 == 0
+        digest = bytes.fromhex(bare) if is_hex else binascii.a2b_base64(bare, strict_mode=True)
+    except ValueError:
+        return None
+    algorithm = _ALGORITHMS.get(len(digest))
+    return (algorithm, digest) if algorithm and name in ("", algorithm) else None

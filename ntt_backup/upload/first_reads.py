@@ -1,0 +1,124 @@
+"""Files that go by their paths are read for the first time by a worker that has nothing to send.
+
+So they are read shortly before they are sent, and mostly once from the disk: what was hashed is
+still in memory when it is sent. One worker of all at a time reads for some seconds, and registers
+what it has found; the others meanwhile claim and send what was registered before.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final, Literal
+
+from ntt_backup import events
+from ntt_backup.catalog.places import (
+    ReadFile,
+    Unread,
+    UnreadableFile,
+    UnreadFiles,
+    shown_path,
+)
+from ntt_backup.config import RunSettings
+from ntt_backup.errors import SourceError, StoreSuspect
+from ntt_backup.format import many
+from ntt_backup.model import FileReason
+from ntt_backup.source.by_path import BadFile, read_file
+from ntt_backup.source.store import Store
+from ntt_backup.upload.batch_outcomes import Suspicion
+from ntt_backup.upload.event_pipe import EventPipe
+
+# The most files that are asked for at once, and for how many seconds they are read.
+_MOST_FILES: Final = 10_000
+_SECONDS: Final = 2.0
+# Sooner a file that may still be being written is not looked at again, nor later.
+_LEAST_WAIT: Final = 2.0
+_MOST_WAIT: Final = 120.0
+_OF_THE_STORE: Final = frozenset(
+    {FileReason.MISSING, FileReason.UNREADABLE, FileReason.NOT_A_FILE, FileReason.WRONG_SIZE}
+)
+
+
+# Whether any files were read, or another worker has the turn.
+Looked = Literal["some", "none", "others"]
+
+
+class FirstReads:
+    """Reads files for the first time.
+
+    Args:
+        store: The store.
+        run: The settings of the run.
+        pipe: Gets events, and signs of life.
+        watch: Whether a store of which most cannot be read is waited for.
+    """
+
+    def __init__(self, store: Store, run: RunSettings, pipe: EventPipe, *, watch: bool) -> None:
+        self._store = store
+        self._run = run
+        self._pipe = pipe
+        self._watch = watch
+        self._suspicion = Suspicion(run.max_failed_share)
+
+    def read_some(self, unread: UnreadFiles) -> Looked:
+        """Reads the next files, if there are any, and registers them.
+
+        Raises:
+            SourceError: The store, or most of it, cannot be read. Then nothing is noted.
+            CatalogError: The catalog refuses, or is away.
+        """
+        with unread.turn() as ours:
+            if not ours:
+                return "others"
+            files = unread.next(_MOST_FILES)
+            if not files:
+                return "none"
+            found, failed, bad = self._read(files)
+            self._judge(len(found), bad)
+            unread.record(found, failed)
+        for one, what in bad:
+            if not what.young:
+                reason, detail = what.reason.value, what.detail
+                path = shown_path(one.path)
+                self._pipe.emit(events.FileFailed(path=path, reason=reason, detail=detail))
+        return "some"
+
+    def _read(
+        self, files: list[Unread]
+    ) -> tuple[list[ReadFile], list[UnreadableFile], list[tuple[Unread, BadFile]]]:
+        found: list[ReadFile] = []
+        failed: list[UnreadableFile] = []
+        bad: list[tuple[Unread, BadFile]] = []
+        until = time.monotonic() + _SECONDS
+        with self._store.tree() as tree:
+            for one in files:
+                what = read_file(tree, self._store, one.path, one.size, one.checksum)
+                if isinstance(what, BadFile):
+                    bad.append((one, what))
+                    wait_s = self._wait(what)
+                    failed.append(UnreadableFile(one.id, what.reason.value, what.detail, wait_s))
+                else:
+                    found.append(ReadFile(one.id, what.blob, what.mtime_ns, what.mode))
+                self._pipe.state("reading")
+                if time.monotonic() >= until or self._pipe.stopping:
+                    break
+            if not found and any(what.reason in _OF_THE_STORE for _, what in bad):
+                tree.sign_of_life()
+        return found, failed, bad
+
+    def _wait(self, what: BadFile) -> float | None:
+        """Returns after how many seconds a file is looked at again; None: it has failed."""
+        grace = self._store.grace
+        return min(max(grace / 4, _LEAST_WAIT), _MOST_WAIT) if what.young else None
+
+    def _judge(self, found: int, bad: list[tuple[Unread, BadFile]]) -> None:
+        ours = [one for one in bad if one[1].reason in _OF_THE_STORE and not one[1].young]
+        if self._suspicion.falls(found + len(bad), len(ours)):
+            first, what = ours[0]
+            path = shown_path(first.path)
+            raise (SourceError if self._watch else StoreSuspect)(
+                "most of the listed files cannot be read",
+                detail=f"{len(ours):,} of the last {many(found + len(bad), 'file')}, such as"
+                f" {path}: {what.detail}",
+                hint="none of these is marked as failed: mount what is missing, correct source.root"
+                " or the query; where they are really gone, run.max_failed_share = 1 marks them",
+            )

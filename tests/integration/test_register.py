@@ -1,0 +1,190 @@
+"""Register: what a query of another database lists becomes places, and nothing there changes."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from ntt_backup.audit.register import Registration, register_files
+from ntt_backup.catalog import file_query, places
+from ntt_backup.catalog.connection import Connection
+from ntt_backup.errors import CatalogError, CatalogRefused, CatalogUnavailable, ConfigError
+from ntt_backup.model import Blob
+from tests.helpers.application import Application
+
+
+def paths(
+    catalog: Connection, where: str = "gone_at is null and replaced_at is null"
+) -> set[bytes]:
+    query = sql.SQL("select path from ntt_backup.places where {}").format(sql.SQL(where))
+    return {path for (path,) in catalog.execute(query).fetchall()}
+
+
+def test_rows_become_places_once(catalog: Connection, application: Application) -> None:
+    application.add("a/1", "a/2", "ü/3")
+    application.add("a/2", size=None)
+    first = register_files(catalog, application.settings())
+    assert (first.rows, first.registered) == (4, 3)
+    assert paths(catalog) == {b"a/1", b"a/2", "ü/3".encode()}
+    again = register_files(catalog, application.settings())
+    assert (again.registered, again.changed, again.gone) == (0, 0, 0)
+    application.add("b")
+    assert register_files(catalog, application.settings()).registered == 1
+    assert b"b" in paths(catalog)
+
+
+def test_a_pass_reads_from_the_last_key_until_it_is_time_for_all(
+    catalog: Connection, application: Application
+) -> None:
+    application.add(*map(str, range(20)))
+    register_files(catalog, application.settings())
+    application.add("new")
+    later = register_files(catalog, application.settings())
+    assert later.registered == 1
+    assert later.rows == 2
+    assert register_files(catalog, application.settings(), whole=True).rows == 21
+    assert register_files(catalog, application.settings(whole_every=0)).rows == 21
+
+
+def test_what_is_no_longer_listed_is_gone_and_comes_back(
+    catalog: Connection, application: Application
+) -> None:
+    application.add("a", "b", "c")
+    register_files(catalog, application.settings())
+    application.owner.execute("delete from files where path = 'b'")
+    assert register_files(catalog, application.settings()).gone == 0
+    assert register_files(catalog, application.settings(), whole=True).gone == 1
+    assert paths(catalog) == {b"a", b"c"}
+    application.add("b")
+    assert register_files(catalog, application.settings()).back == 1
+    assert paths(catalog) == {b"a", b"b", b"c"}
+
+
+def test_a_pass_goes_on_where_it_was_interrupted(
+    catalog: Connection, application: Application, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_query, "STEP_ROWS", 7)
+    application.add(*map(str, range(30)))
+    register_files(catalog, application.settings())
+    application.owner.execute("delete from files where path in ('3', '28')")
+
+    class Interrupted(Exception):
+        pass
+
+    def interrupt(_: Registration) -> None:
+        raise Interrupted
+
+    for _ in range(2):
+        with pytest.raises(Interrupted):
+            register_files(catalog, application.settings(whole_every=0), on_progress=interrupt)
+    rest = register_files(catalog, application.settings(whole_every=0))
+    assert rest.rows < 28
+    assert rest.gone == 2
+    assert paths(catalog, "gone_at is not null") == {b"3", b"28"}
+
+
+def test_a_crash_of_the_server_in_between_takes_nothing_for_gone(
+    catalog: Connection, application: Application, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_query, "STEP_ROWS", 7)
+    application.add(*map(str, range(20)))
+    register_files(catalog, application.settings())
+    with pytest.raises(ZeroDivisionError):
+        register_files(
+            catalog,
+            application.settings(whole_every=0),
+            on_progress=lambda _: divmod(1, 0) and None,
+        )
+    catalog.execute("truncate ntt_backup.seen_places")
+    rest = register_files(catalog, application.settings(whole_every=0))
+    assert (rest.rows >= 20, rest.gone) == (True, 0)
+
+
+@pytest.mark.parametrize("on_change", ["report", "version"])
+def test_a_file_that_was_changed_is_reported_or_gets_a_new_version(
+    catalog: Connection, application: Application, on_change: str
+) -> None:
+    application.add("a", "b", sum="00")
+    register_files(catalog, application.settings(on_change=on_change))
+    unread = places.UnreadFiles(catalog)
+    read = [
+        places.ReadFile(one.id, file_query_blob(nth), 0, 0o644)
+        for nth, one in enumerate(unread.next(10))
+    ]
+    unread.record(read, [])
+    application.owner.execute("update files set size = 2, sum = '11' where path = 'b'")
+    found = register_files(catalog, application.settings(on_change=on_change), whole=True)
+    assert (found.changed, found.gone) == (1, 0)
+    assert found.registered == (on_change == "version")
+    if on_change == "report":
+        assert paths(catalog, "failed = 'changed'") == {b"b"}
+    else:
+        assert paths(catalog, "replaced_at is not null and blobid is not null") == {b"b"}
+        assert [one.path for one in unread.next(10)] == [b"b"]
+    again = register_files(catalog, application.settings(on_change=on_change), whole=True)
+    assert (again.changed, again.registered) == (0, 0)
+
+
+def file_query_blob(nth: int) -> Blob:
+    return Blob(f"{nth:064x}", 1)
+
+
+def test_paths_are_bytes(catalog: Connection, application: Application) -> None:
+    query = r"select '\x6100ff0a2f'::bytea as path union all select convert_to('ü', 'LATIN1')"
+    register_files(catalog, application.settings(query))
+    assert paths(catalog) == {b"a\0\xff\n/", b"\xfc"}
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("select 1 as path", "column path of type int4"),
+        ("select 'a' as name", "no column path"),
+        ("select 'a' as path, 1 as id", "nobody asked for, id"),
+        ("select 'a' as path, 'b' as size", "column size of type text"),
+        ("select path from nowhere", "does not exist"),
+        ("delete from files returning path", "syntax error"),
+        ("select 'a' as path) to stdout; drop table files; --", "syntax error"),
+    ],
+)
+def test_a_query_that_cannot_be_used_is_refused(
+    catalog: Connection, application: Application, query: str, said: str
+) -> None:
+    with pytest.raises(CatalogRefused) as caught:
+        register_files(catalog, application.settings(query))
+    text = f"{caught.value} {caught.value.hint}"
+    assert said in text
+    assert "catalog.from" in text
+    assert "init-db" not in text
+
+
+def test_the_role_may_read_and_nothing_else(catalog: Connection, application: Application) -> None:
+    application.owner.execute(
+        "create function writes() returns text language plpgsql as $$ begin"
+        " insert into files (path) values ('x'); return 'x'; end $$"
+    )
+    application.grant("insert")
+    with pytest.raises(CatalogError, match="read-only transaction"):
+        register_files(catalog, application.settings("select writes() as path"))
+    superuser = application.settings()
+    listed = superuser.catalog.from_
+    assert listed is not None
+    owner = psycopg.conninfo.make_conninfo(listed.url, user="postgres")
+    with pytest.raises(ConfigError, match="rights beyond"):
+        register_files(catalog, application.settings(url=owner))
+
+
+def test_a_database_that_is_away_is_named(catalog: Connection, application: Application) -> None:
+    away = application.settings(url="host=/nowhere dbname=app")
+    with pytest.raises(CatalogUnavailable, match=r"the database of catalog\.from"):
+        register_files(catalog, away)
+
+
+def test_many_rows_with_one_key_are_refused(
+    catalog: Connection, application: Application, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_query, "STEP_ROWS", 7)
+    application.add(*map(str, range(20)))
+    with pytest.raises(CatalogRefused, match="have the same key"):
+        register_files(catalog, application.settings("select path, 1 as key from files"))
