@@ -140,6 +140,7 @@ def reconcile(
     adoption: Adoption = Adoption.NO,
     workers: int = 2,
     first: int = 0,
+    on_wait: Callable[[], None] = lambda: None,
     on_progress: Callable[[Comparison], None],
     on_difference: Callable[[Difference, str, str], None],
     on_outage: Callable[[BackupError, float], None],
@@ -153,6 +154,7 @@ def reconcile(
         adoption: How blobs that are there and not marked come to be marked.
         workers: The number of connections that prove blobs.
         first: The two-digit prefix to begin with, as a number.
+        on_wait: Is called with each pack that is listed or read, and may raise.
         on_progress: Receives the counts after each range, and while blobs are proved.
         on_difference: Receives kind, blobid or path, and remark of each difference.
         on_outage: Receives the error of an outage, and the seconds of the wait.
@@ -163,7 +165,7 @@ def reconcile(
     names: RemoteNames
     if settings.remote.packs:
         packs, tables = open_to_read(settings, on_outage, threading.Event())
-        names = PackNames(packs, tables, lambda: iter_packs(conn, settings.target))
+        names = PackNames(packs, tables, lambda: iter_packs(conn, settings.target), on_wait=on_wait)
         # What a pack names was compared when the pack was made.
         adoption = Adoption.NO if adoption is Adoption.NO else Adoption.BY_SIZE
     else:
@@ -180,7 +182,7 @@ def reconcile(
                     hint="is its disk mounted, is it the right target? Nothing was marked. Without"
                     " --apply and --adopt the comparison is made nevertheless",
                 )
-            gone = work.compare_packs(names) if isinstance(names, PackNames) else []
+            gone = work.compare_packs(names, on_wait) if isinstance(names, PackNames) else []
             with settling(work.record):
                 if adoption is Adoption.BY_PROOF:
                     pool = SessionPool(settings, "reconcile", ("verify",), on_outage)
@@ -286,7 +288,7 @@ class _Work:
             self._judge(blobid, sizes, next(iter(row), None), next(iter(size), None))
         self.seen.duration_s = time.monotonic() - self.started
 
-    def compare_packs(self, names: PackNames) -> list[StoredPack]:
+    def compare_packs(self, names: PackNames, on_wait: Callable[[], None]) -> list[StoredPack]:
         """Compares the packs that the ledger knows with those of the target. Where blobs may be
         marked, it learns what the target has, before a blob is marked because of that: checks look
         at what the ledger has. Which blobs are copied is another question, see `reconcile`.
@@ -299,6 +301,7 @@ class _Work:
 
         def unrecorded() -> Iterator[PackObject]:
             for key, (recorded, objects) in _merge(rows, listed):
+                on_wait()
                 for pack in objects:
                     if not recorded:
                         self.tell(Difference.UNRECORDED, key, f"{pack.size} bytes")

@@ -71,6 +71,7 @@ class PackNames:
         recorded: Returns the packs that the ledger has.
         but: Keys of packs that count as if they were not there.
         signed: Sealed packs that this host has not signed do not count either, where it has a key.
+        on_wait: Is called with each pack whose table is read, and may raise.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class PackNames:
         but: Container[str] = frozenset(),
         *,
         signed: bool = False,
+        on_wait: Callable[[], None] = lambda: None,
     ) -> None:
         self.store = store
         self.tables = tables
@@ -88,6 +90,7 @@ class PackNames:
         self._recorded = recorded
         self._but = but
         self._signed = signed
+        self._on_wait = on_wait
         self._told: set[str] = set()
         self._sizes: dict[str, int] = {}
         self._asked_ledger = False
@@ -107,6 +110,7 @@ class PackNames:
         """
         foreign = False
         for pack, opened in self.tables.open_all(packs):
+            self._on_wait()
             if not isinstance(opened, PackReader):
                 foreign = foreign or isinstance(opened, SealedForOthers)
                 self._tell(pack, opened, on_stray)
@@ -137,6 +141,7 @@ class PackNames:
         lists = [self._large(prefix, on_stray)]
         packs = (pack for pack in packs_of(self.store, prefix) if self.knows(pack))
         for pack, opened in self.tables.open_all(packs):
+            self._on_wait()
             if isinstance(opened, PackReader):
                 if not (self._signed and pack.name.pack_id in self.tables.strangers):
                     lists.append((entry.digest, entry.raw) for entry in entries_of(opened, prefix))

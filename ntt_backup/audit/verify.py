@@ -41,8 +41,9 @@ from ntt_backup.audit.proof import (
 from ntt_backup.audit.register import open_store
 from ntt_backup.blobdir.layout import is_blobid
 from ntt_backup.catalog.connection import Connection
+from ntt_backup.catalog.history import BY_WORD, UNCHECKED
 from ntt_backup.catalog.identities import identified
-from ntt_backup.catalog.ledger import record_checks
+from ntt_backup.catalog.ledger import note_unchecked, record_checks
 from ntt_backup.catalog.selection import Checks, Choice
 from ntt_backup.client.pool import ReconnectingSession, SessionPool
 from ntt_backup.config import RemoteConfig, StoreConfig
@@ -73,7 +74,8 @@ class Question:
         prefix: Check only blobids that begin with this.
         shard: Check only these blobids, and packs whose smallest blobid is one of these.
         fraction: Check a random sample of this part, from 0 to 1.
-        max_duration: Start no new job after this time in seconds.
+        max_duration: Start no new job after this time in seconds. Where packs are lost, the second
+            half of the time is for what these held.
         max_bytes: Read at most this many bytes of content.
         older_than: Check only blobs whose last check is at least so many seconds ago.
         workers: The number of threads.
@@ -109,8 +111,12 @@ class Budget:
 
     @property
     def time_is_up(self) -> bool:
+        return self.is_spent(1.0)
+
+    def is_spent(self, part: float) -> bool:
+        """Returns whether a part of the time, from 0 to 1, has passed."""
         limit = self._question.max_duration
-        return limit is not None and time.monotonic() - self.started >= limit
+        return limit is not None and time.monotonic() - self.started >= limit * part
 
     @property
     def left(self) -> float:
@@ -163,6 +169,16 @@ class Findings:
     @property
     def exit_code(self) -> int:
         return SOME_FAILED if self.wrong or self.lost_packs else 0
+
+    @property
+    def doubts(self) -> str:
+        """Returns, for the history, how many blobs were found right or left without a proof."""
+        said = []
+        if self.by_remote_hash:
+            said.append(f"{many(self.by_remote_hash, 'blob')} {BY_WORD}")
+        if self.unchecked:
+            said.append(f"{many(self.unchecked, 'blob')} {UNCHECKED}")
+        return "; ".join(said)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +240,7 @@ class Check(ABC, Generic[Job]):
         # Whether the last job is in the queue.
         self._listed = False
         self._right: list[str] = []
+        self._tried: list[str] = []
         # A blob that is wrong in several places is found wrong in each of them.
         self._lost: dict[str, Failure] = {}
         self._recorded = self.budget.started
@@ -252,9 +269,9 @@ class Check(ABC, Generic[Job]):
         finally:
             self.jobs.close()
         self._settle()
+        self.found.complete = self.found.checked + self.found.unchecked >= self.found.total
         self.finish()
         self.found.duration_s = time.monotonic() - self.budget.started
-        self.found.complete = self.found.checked + self.found.unchecked >= self.found.total
         return self.found
 
     def finish(self) -> None:
@@ -286,19 +303,26 @@ class Check(ABC, Generic[Job]):
             found.wrong.add(failure)
             if failure.reason in _LOST:
                 self._lost[failure.blobid] = failure
+            else:
+                self._tried.append(failure.blobid)
+        self._tried += checked.unchecked
         # The size of a file proves nothing about its content.
         if not checked.by_size:
             self._right += [
                 b.blobid for b in self.blobs_of(checked.job) if b.blobid not in not_right
             ]
 
-    def record(self, right: list[str], lost: list[Failure]) -> None:
-        """Records which blobs are right, and makes pending those that are lost."""
+    def record(self, right: list[str], lost: list[Failure], tried: list[str]) -> None:
+        """Records which blobs are right, makes pending those that are lost, and has wait their turn
+        what was tried in vain.
+        """
         self.has_blobs = self.has_blobs or bool(right)
         if lost:
             self.require_blobs()
         if right or lost:
             self.found.requeued += record_checks(self.conn, self.target, right, lost)
+        if tried:
+            note_unchecked(self.conn, self.target, tried)
 
     def require_blobs(self) -> None:
         """Raises RemoteUnreachable where the remote has no blob at all."""
@@ -321,7 +345,7 @@ class Check(ABC, Generic[Job]):
                 self._listed = True
                 self.jobs.close()
         due = time.monotonic() - self._recorded > _RECORD_SECONDS
-        if due or len(self._right) + len(self._lost) >= _RECORD_BLOBS:
+        if due or len(self._right) + len(self._lost) + len(self._tried) >= _RECORD_BLOBS:
             self._record()
         self.on_progress(self.found)
 
@@ -337,9 +361,9 @@ class Check(ABC, Generic[Job]):
 
     def _record(self) -> None:
         self._recorded = time.monotonic()
-        right, lost = self._right, list(self._lost.values())
-        self._right, self._lost = [], {}
-        self.record(right, lost)
+        right, lost, tried = self._right, list(self._lost.values()), self._tried
+        self._right, self._lost, self._tried = [], {}, []
+        self.record(right, lost, tried)
 
 
 @contextmanager
@@ -425,7 +449,7 @@ class _StoreCheck(_BlobCheck):
     def is_empty(self) -> bool:
         return False
 
-    def record(self, right: list[str], lost: list[Failure]) -> None:
+    def record(self, right: list[str], lost: list[Failure], tried: list[str]) -> None:
         """Records nothing: the catalog tells of remotes."""
 
 

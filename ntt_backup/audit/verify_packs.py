@@ -53,7 +53,7 @@ from ntt_backup.pack.names import LARGE_BLOB, PackKey, blob_key
 from ntt_backup.pack.reader import jobs
 from ntt_backup.packstore.contents import give_blobs, give_elsewhere, give_large
 from ntt_backup.packstore.tables import PackObject, Tables, entries_of, open_to_read, pack_object
-from ntt_backup.process.threads import WorkQueue, run_threads
+from ntt_backup.process.threads import Cancelled, WorkQueue, run_threads
 from ntt_backup.wire.framing import FORMAT
 
 _PAGE: Final = 100
@@ -116,7 +116,7 @@ class _PackCheck(Check[_Stored]):
     # --- what is checked, and recorded ------------------------------------------------------------
 
     def next_job(self) -> _Stored | None:
-        while not self.budget.time_is_up:
+        while not self.budget.is_spent(0.5 if self._lost_packs else 1.0):
             if not self._ahead:
                 self._ahead.extend(self._packs.next(_PAGE) or self.next_blobs(self._large, _PAGE))
             if not self._ahead:
@@ -142,18 +142,20 @@ class _PackCheck(Check[_Stored]):
     def is_empty(self) -> bool:
         return self.names().is_empty()
 
-    def names(self) -> PackNames:
+    def names(self, on_wait: Callable[[], None] = lambda: None) -> PackNames:
         """Returns the names in all packs that are not lost."""
 
         def recorded() -> Iterator[StoredPack]:
             return iter_packs(self.conn, self.target)
 
         lost = self._lost_packs.keys()
-        return PackNames(self.store, self.tables, recorded, lost, signed=True)
+        return PackNames(self.store, self.tables, recorded, lost, signed=True, on_wait=on_wait)
 
     def take_result(self, checked: _Checked) -> None:
         super().take_result(checked)
         pack = checked.job
+        if self._hashes and checked.by_size:
+            self._tried.append(_key(pack))
         if isinstance(pack, Blob):
             return
         self.found.total += checked.blobs - pack.blobs
@@ -165,9 +167,9 @@ class _PackCheck(Check[_Stored]):
         if checked.whole and self._hashes and not checked.by_size:
             self._read_packs.append(pack.pack_id)
 
-    def record(self, right: list[str], lost: list[Failure]) -> None:
+    def record(self, right: list[str], lost: list[Failure], tried: list[str]) -> None:
         self.has_blobs = self.has_blobs or bool(right)
-        super().record(right if self._hashes else [], lost)
+        super().record(right if self._hashes else [], lost, tried)
         packs, self._read_packs = self._read_packs, []
         if packs:
             with translated("record a check"), self.conn.transaction():
@@ -263,12 +265,18 @@ class _PackCheck(Check[_Stored]):
     # --- what lost packs held ---------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Makes the blobs of lost packs pending. Finding out which these are takes long."""
+        """Makes the blobs of lost packs pending. Finding out which these are takes long: where the
+        time is up before, the next check begins with these packs, and goes on.
+        """
         if not self._lost_packs:
             return
         self.require_blobs()
         try:
-            self._requeue_ranges(self.names())
+            self._requeue_ranges(self.names(self._require_time))
+        except Cancelled:
+            self.found.complete = False
+            self._tell_lost("the next check goes on to find out which blobs it had")
+            return
         except ConfigError:  # Other packs are sealed, and no identity is given that opens them.
             self._tell_lost("which blobs it had is known by --identity alone")
             return
@@ -281,6 +289,10 @@ class _PackCheck(Check[_Stored]):
         ids = [pack.pack_id for pack, _ in self._lost_packs.values()]
         with translated("forget packs"), self.conn.transaction():
             forget_packs(self.conn, self.target, ids, self._packs.began)
+
+    def _require_time(self) -> None:
+        if self.budget.time_is_up:
+            raise Cancelled
 
     def _tell_lost(self, more: str) -> None:
         """Reports the lost packs themselves. They stay in the ledger for the next check."""
@@ -296,6 +308,7 @@ class _PackCheck(Check[_Stored]):
                 if pack.low[:2] <= name <= pack.high[:2]
             ]
             if held:
+                self._require_time()
                 self._requeue_range(one, name, held, names)
 
     def _requeue_range(

@@ -33,6 +33,9 @@ from ntt_backup.errors import ConfigError
 _NOTE_RUN = "note the run"
 _READ_RUNS = "read the history of runs"
 _READ_DUMPS = "read the history of dumps"
+# What the detail of a check says of blobs that it could not prove.
+BY_WORD = "by the remote's word alone"
+UNCHECKED = "could not be checked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +258,7 @@ class CheckRun:
     """One call of a command that checks or restores blobs.
 
     bytes: of content that were read. wrong: blobs that are lost or wrong. detail: which part was
-    selected, or why the command ended early.
+    selected, why the command ended early, or how many blobs it could not prove.
     """
 
     command: str
@@ -266,6 +269,11 @@ class CheckRun:
     bytes: int
     wrong: int
     detail: str
+
+    @property
+    def doubts(self) -> bool:
+        """Returns whether there are blobs that the check could not prove."""
+        return BY_WORD in self.detail or UNCHECKED in self.detail
 
 
 def lock_checks(conn: Connection, target: str) -> bool:

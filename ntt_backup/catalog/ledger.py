@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from psycopg import Cursor
+from psycopg import Cursor, errors
 
 from ntt_backup.catalog.connection import (
     WHO_KEEPS_ROWS,
@@ -158,6 +159,20 @@ def record_checks(
             ((requeued, unchanged, example),) = conn.rows("mark_lost", values, **parts)
             _require_changed(unchanged, example)
     return int(requeued)
+
+
+def note_unchecked(conn: Connection, target: str, names: Iterable[str]) -> None:
+    """Notes what a check could not check, blobids or keys of packs, so that it waits for its turn.
+
+    It is no check, and proves nothing. A catalog may still lack the table.
+    """
+    with (
+        translated("note what is unchecked"),
+        suppress(errors.UndefinedTable, errors.InsufficientPrivilege),
+        conn.transaction(),
+    ):
+        conn.rows("forget_unchecked", {"target": target})
+        conn.rows("note_unchecked", {"target": target, "names": sorted(set(names))})
 
 
 def requeue(

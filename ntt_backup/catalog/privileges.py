@@ -80,6 +80,7 @@ NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
     "the first contact": ("select contacts",),
     "the count of proofs": ("select proofs",),
     "a note of the count of proofs": ("select insert delete proofs",),
+    "a note of what is unchecked": ("select insert update delete unchecked",),
     "a note of the first contact": ("select insert contacts", "select runs"),
 }
 _VERBS: Final = frozenset({"select", "insert", "update", "delete", "temporary"})

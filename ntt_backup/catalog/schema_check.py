@@ -42,6 +42,7 @@ LATER_TABLES = frozenset(
         "runs.reason",
         "seen_places",
         "targets",
+        "unchecked",
     }
 )
 OWN_TABLES = LATER_TABLES | {"dumps", "failures", "marks", "runs", "scans", "schema_version"}

@@ -53,6 +53,15 @@ def any_copied(conn: Connection, target: str) -> bool:
         return bool(conn.rows("any_copied", **columns(target)))
 
 
+def any_copied_from(conn: Connection, target: str, point: str) -> str:
+    """Returns the first copied blob from a point on, or else the first of all; "" without any."""
+    with translated("look for copied blobs"):
+        for first in (point, ""):
+            for (blobid,) in conn.rows("copied_from", {"first": first}, **columns(target)):
+                return str(blobid)
+    return ""
+
+
 def first_pending(
     conn: Connection, target: str, limit: int, milliseconds: int
 ) -> list[Blob] | None:
@@ -154,6 +163,8 @@ class Choice(NamedTuple):
 class Checks:
     """The blobs to check, those first that were checked longest ago; total is their number.
 
+    What could not be checked (`ledger.note_unchecked`) has its turn by the time of the last try.
+
     local: what the store should have, instead of what was copied. least: only
     blobs of at least so many bytes which are not alone in a pack.
 
@@ -171,7 +182,7 @@ class Checks:
         least: int | None = None,
     ) -> None:
         self._conn = conn
-        parts = {**columns(target), "largest_size": fragment("largest_size")}
+        parts = {**columns(target), "largest_size": fragment("largest_size"), "tries": _tries(conn)}
         copied = "copied_blobs" if least is None else "copied_alone"
         chosen = "blobs_of_the_store" if local else copied
         parts["chosen"] = fragment(chosen, **parts)
@@ -189,6 +200,12 @@ class Checks:
         return [Blob(blobid, size) for blobid, size in rows]
 
 
+def _tries(conn: Connection) -> sql.Composable:
+    """Returns the relation of what could not be checked, as a part of a query."""
+    readable = conn.ask("list what was not checked", "may_read_tries")[0][0]
+    return fragment("tries" if readable else "no_tries")
+
+
 class PackChecks:
     """Lists the packs to check, those first that were checked longest ago.
 
@@ -198,7 +215,7 @@ class PackChecks:
     def __init__(self, conn: Connection, target: str, choice: Choice) -> None:
         self._conn = conn
         self._past: tuple[object, str] = ("-infinity", "")
-        self._chosen = fragment("packs_to_check")
+        self._chosen = fragment("packs_to_check", tries=_tries(conn))
         with translated("list the packs to check"):
             bound = conn.rows("check_bound", {"older_than": choice.older_than or 0})
             before, self.began = bound[0]
@@ -211,6 +228,7 @@ class PackChecks:
                 "hi": choice.hi,
                 "seed": secrets.token_hex(4),
                 "before": before,
+                "began": self.began,
             }
             rows = conn.rows("count_packs_to_check", self._values, chosen=self._chosen)
             self.blobs = int(rows[0][0])

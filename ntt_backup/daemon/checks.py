@@ -6,7 +6,8 @@ an advisory lock ensures. What they find is handled as after the commands of the
 are registered, and blobs that the target lacks become pending, so the workers send them.
 
 A check that reaches its `max_time` ends there. A scan and a `verify` go on where they ended, and
-`reconcile` begins at another range each time. A drill that was cut short has proved nothing.
+`reconcile` begins at another range each time. A drill that was cut short has proved nothing. The
+process says that it lives while its counts change: one that hangs is killed (`side_jobs`).
 
 At the start of a target's life there is nothing to compare: an empty target looks like a disk that
 is not mounted, and a dump in which nothing is copied proves nothing. So all but `scan` wait for the
@@ -54,6 +55,8 @@ Emit = Callable[[Event], None]
 _SOON_SECONDS: Final = 300.0
 _SCRATCH: Final = "ntt-backup-drill-"
 _DATABASE: Final = "ntt_backup_drill_"
+_LIFE_SECONDS: Final = 60.0
+_OF_DRILL: Final = "correct checks.drill.database"
 
 
 class _TimeIsUp(Exception):
@@ -69,25 +72,34 @@ class Result:
         bytes: The bytes of content that were read.
         wrong: The blobs that are lost or not right.
         changed: The blobs that were registered, or became pending.
+        by_remote_hash: The blobs that are right by the word of the target alone.
+        unchecked: The blobs that neither end can hash.
         exit_code: The exit code of the command of the same name.
         complete: Whether all was checked.
+        doubts: What is said of these two in the history.
     """
 
     blobs: int = 0
     bytes: int = 0
     wrong: int = 0
     changed: int = 0
+    by_remote_hash: int = 0
+    unchecked: int = 0
     exit_code: int = 0
     complete: bool = True
+    doubts: str = ""
 
 
-def check_due(settings: Settings, emit: Emit, *, patient: bool) -> JobOver:
+def check_due(
+    settings: Settings, emit: Emit, *, patient: bool, alive: Callable[[], None] = lambda: None
+) -> JobOver:
     """Does each check that is due. A check that fails does not keep the others back.
 
     Args:
         settings: The settings.
         emit: Receives each event.
         patient: Whether an outage ends the work without counting as a failure.
+        alive: Is called now and then while a check makes progress.
 
     Returns:
         Whether a check failed, and when the next one is due.
@@ -110,14 +122,12 @@ def check_due(settings: Settings, emit: Emit, *, patient: bool) -> JobOver:
                     if _is_too_early(conn, settings, name):
                         waits.append(_SOON_SECONDS)
                     else:
-                        _do(conn, settings, name, emit)
+                        _do(conn, settings, name, emit, alive)
                 except BackupError as error:
                     # A drill has a database of its own.
-                    own = name == "drill" and isinstance(error, CatalogUnavailable)
-                    if patient and error.retryable and not own:
+                    if patient and error.retryable and error.hint != _OF_DRILL:
                         raise
-                    hint = {"hint": "correct checks.drill.database"} if own else {}
-                    emit(CheckFailed(command=name, **{**error.fields, **hint}))
+                    emit(CheckFailed(command=name, **error.fields))
                     failed = True
     except BackupError as error:
         if patient and error.retryable:
@@ -149,16 +159,23 @@ def _is_too_early(conn: Connection, settings: Settings, name: str) -> bool:
     return bool(records) and not any(one is not None and one.copied for one in records)
 
 
-def _do(conn: Connection, settings: Settings, name: str, emit: Emit) -> None:
+def _do(
+    conn: Connection, settings: Settings, name: str, emit: Emit, alive: Callable[[], None]
+) -> None:
     """Does one check, tells of it, and notes it in the history."""
     needs = _NEEDS.get(name, name)
     verify_schema(conn, settings.target, privileges.of(needs, packs=settings.remote.packs))
     emit(CheckStart(command=name))
     limits: CheckSettings = getattr(settings.checks, name, CheckSettings())
-    began, found = time.monotonic(), Result()
+    began = told = time.monotonic()
+    found = Result()
 
     def tick() -> None:
-        if limits.max_time is not None and time.monotonic() - began >= limits.max_time:
+        nonlocal told
+        if (now := time.monotonic()) - told >= _LIFE_SECONDS:
+            told = now
+            alive()
+        if limits.max_time is not None and now - began >= limits.max_time:
             raise _TimeIsUp
 
     try:
@@ -166,6 +183,7 @@ def _do(conn: Connection, settings: Settings, name: str, emit: Emit) -> None:
     except _TimeIsUp:
         found.complete = False
     lasted = time.monotonic() - began
+    cut = "" if found.complete else f"checks.{name}.max_time or max_bytes was reached"
     history.note_check(
         conn,
         settings.target,
@@ -175,7 +193,7 @@ def _do(conn: Connection, settings: Settings, name: str, emit: Emit) -> None:
         blobs=found.blobs,
         bytes=found.bytes,
         wrong=found.wrong,
-        detail="" if found.complete else "checks." + name + ".max_time or max_bytes was reached",
+        detail="; ".join(filter(None, [found.doubts, cut])),
     )
     emit(
         CheckComplete(
@@ -184,6 +202,8 @@ def _do(conn: Connection, settings: Settings, name: str, emit: Emit) -> None:
             bytes=found.bytes,
             wrong=found.wrong,
             changed=found.changed,
+            by_remote_hash=found.by_remote_hash,
+            unchecked=found.unchecked,
             complete=found.complete,
             exit_code=found.exit_code,
             duration_s=lasted,
@@ -223,6 +243,7 @@ def _reconcile(
         settings,
         apply=True,
         first=secrets.randbelow(RANGES) if settings.checks.reconcile.max_time else 0,
+        on_wait=tick,
         on_progress=progress,
         on_difference=lambda what, name, remark: None,
         on_outage=_raise,
@@ -233,10 +254,21 @@ def _reconcile(
 def _verify(conn: Connection, settings: Settings, found: Result, tick: Callable[[], None]) -> None:
     limits = settings.checks.verify
     question = Question(max_duration=limits.max_time, max_bytes=limits.max_bytes, workers=1)
+    # Without the store the remote would be taken at its word. It is tried again as after any error.
+    Store(settings.source.root).probe()
+    before = None
 
     def progress(seen: Findings) -> None:
+        nonlocal before
         found.blobs, found.bytes, found.changed = seen.checked, seen.bytes, seen.requeued
         found.wrong, found.exit_code = len(seen.wrong), seen.exit_code
+        found.by_remote_hash, found.unchecked = seen.by_remote_hash, seen.unchecked
+        found.doubts = seen.doubts
+        now = seen.checked, seen.unchecked, seen.bytes, seen.requeued
+        if now != before:
+            before = now
+            with suppress(_TimeIsUp):  # It ends by itself.
+                tick()
 
     verify = verify_packs if settings.remote.packs else verify_remote
     seen = verify(conn, settings, question, on_progress=progress, on_outage=_raise)
@@ -262,31 +294,37 @@ def _drill(conn: Connection, settings: Settings, found: Result, tick: Callable[[
     limits = settings.checks.drill
     # It has proved nothing before its end.
     found.exit_code = SOME_FAILED
-    prefix = ""
+    digits = 0
     if limits.max_bytes is not None:
         left = estimated_bytes(conn, settings.target)
-        while left > limits.max_bytes and len(prefix) < 8:
-            prefix += f"{secrets.randbelow(16):x}"
+        while left > limits.max_bytes and digits < 8:
+            digits += 1
             left /= 16
-    with _scratch(limits) as (directory, url):
-        seen = drill(
-            settings.model_copy(
-                update={"catalog": settings.catalog.model_copy(update={"url": url})}
-            ),
-            directory / "blobs",
-            prefix,
-            1,
-            on_dump=lambda dump: tick(),
-            on_restored=lambda done: tick(),
-            on_proof=lambda proof: tick(),
-            on_outage=_raise,
-            on_warning=lambda text: None,
-            bwlimit=None,
-            lost=connection.database_name(settings.catalog.url),
-        )
+    try:
+        with _scratch(limits) as (directory, url):
+            seen = drill(
+                settings.model_copy(
+                    update={"catalog": settings.catalog.model_copy(update={"url": url})}
+                ),
+                directory / "blobs",
+                "",
+                1,
+                digits=digits,
+                on_wait=tick,
+                on_dump=lambda dump: tick(),
+                on_restored=lambda done: tick(),
+                on_proof=lambda proof: tick(),
+                on_outage=_raise,
+                on_warning=lambda text: None,
+                bwlimit=None,
+                lost=connection.database_name(settings.catalog.url),
+            )
+    except CatalogUnavailable as error:
+        # Not the catalog's, which the run waits for.
+        raise CatalogUnavailable(error.message, detail=error.detail, hint=_OF_DRILL) from error
     found.blobs, found.bytes = seen.proof.right, seen.proof.bytes
     found.wrong = len(seen.restored.wrong) + seen.proof.lost + seen.proof.wrong
-    found.exit_code, found.complete = seen.exit_code, not prefix
+    found.exit_code, found.complete = seen.exit_code, not digits
 
 
 @contextmanager

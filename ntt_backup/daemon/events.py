@@ -106,6 +106,10 @@ class CheckComplete(Event):
     bytes: Annotated[Count, doc("bytes of content that were read")]
     wrong: Annotated[Count, doc("blobs that are lost or not right")]
     changed: Annotated[Count, doc("blobs that were registered, or became pending again")]
+    by_remote_hash: Annotated[
+        Count, doc("blobs without a copy in the store, that are right by the word of the target")
+    ] = 0
+    unchecked: Annotated[Count, doc("blobs that neither end can hash")] = 0
     complete: Annotated[bool, doc("false where max_time or max_bytes was reached")]
     exit_code: Annotated[Count, doc("that of the command of the same name")]
     duration_s: Seconds
@@ -114,9 +118,11 @@ class CheckComplete(Event):
         found = f", {self.wrong:,} wrong" if self.wrong else ""
         changed = f", {self.changed:,} to be sent" if self.changed else ""
         part = "; not all of it" if self.command == "drill" else "; the next one continues"
+        word = f", {self.by_remote_hash:,} by the remote's word" if self.by_remote_hash else ""
+        word += f", {self.unchecked:,} not checked" if self.unchecked else ""
         ended = "" if self.complete else part
-        blobs = many(self.blobs, "blob")
-        return f"{self.command}: {blobs} in {duration(self.duration_s)}{found}{changed}{ended}"
+        blobs = f"{many(self.blobs, 'blob')} in {duration(self.duration_s)}"
+        return f"{self.command}: {blobs}{found}{changed}{word}{ended}"
 
 
 class CheckFailed(ErrorFields, Event):

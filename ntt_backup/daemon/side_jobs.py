@@ -18,6 +18,9 @@ loaded by the process that does it: no blob waits for that.
 
 A run that watches waits for a remote or a catalog that is unreachable with this work as with blobs:
 the outage is told, and no failure.
+
+A check that hangs would keep all later checks from being done, so it is killed. No dump is: it says
+nothing while its bytes travel, and may be slow because a limit says so.
 """
 
 from __future__ import annotations
@@ -42,8 +45,9 @@ from ntt_backup.daemon.events import (
 from ntt_backup.dump.events import DumpFailed, DumpRecovered
 from ntt_backup.errors import BackupError, CatalogUnavailable, DumpImpossible
 from ntt_backup.events import Event, Outage, Warning
+from ntt_backup.format import duration
 from ntt_backup.process.child import ChildProcess, tell_parent
-from ntt_backup.process.messages import JobOver, ProcessEnded
+from ntt_backup.process.messages import JobOver, ProcessEnded, Tick
 from ntt_backup.snapshot.events import (
     SnapshotFailed,
     SnapshotProgress,
@@ -55,7 +59,8 @@ RETRY_SECONDS: Final = 60.0
 MOST_RETRY_SECONDS: Final = 3600.0
 # So often in a row work that had begun may be broken by an outage before that is a failure.
 MOST_BROKEN: Final = 5
-# A dump says nothing while its bytes travel.
+# A check has hung that takes so much longer than twice its max_time, or is silent for a day.
+_LATE_SECONDS: Final = 600.0
 _QUIET_SECONDS: Final = 86400.0
 
 
@@ -95,7 +100,11 @@ class SideJob(ChildProcess):
         self._last: Event | None = None
         # Whether an error was told since all was well.
         self._wrong = False
-        self._heard = 0.0
+        self._killed = False
+        # The settings of its process.
+        self._used = settings
+        # When a message was heard last, and when the last event of work.
+        self._heard = self._told = 0.0
         # When it starts next, and when it was to start next as its process began.
         self._every = math.inf
         self._next = self._planned = math.inf
@@ -119,6 +128,10 @@ class SideJob(ChildProcess):
         """Returns the event of a process that ended without a word. last: but for warnings."""
         raise NotImplementedError
 
+    def hung(self, now: float) -> Event | None:
+        """Returns the event of a process that is killed because it hangs; None for any other."""
+        return None
+
     def adopt(self, settings: Settings) -> None:
         """Goes on with settings that were read again, from the next start on."""
         self.settings = settings
@@ -132,17 +145,14 @@ class SideJob(ChildProcess):
         """Returns whether its last process asked to be started again."""
         return self._over is not None and self._over.again_s is not None
 
-    def alive(self, now: float) -> bool:
-        """Returns whether the process works, as far as its last message tells."""
-        return self.running and now - self._heard < _QUIET_SECONDS
-
     def start_if_due(self, now: float, away: Collection[str] = ()) -> None:
         """Starts a due process, unless a side that the work needs is unreachable."""
         if now < self._next or self.running or not self.needs.isdisjoint(away):
             return
         self._next = self._planned = now + self._every
-        self._heard = now
+        self._heard = self._told = now
         self._over = self._last = None
+        self._killed, self._used = False, self.settings
         patient = self._waits is not None and self._broken < MOST_BROKEN
         self.begin(partial(_work, partial(self.work, patient), self.pace), self.name)
 
@@ -164,10 +174,16 @@ class SideJob(ChildProcess):
                 case JobOver():
                     self._over = message
                 case Event():
-                    self._last = self._last if isinstance(message, Warning) else message
+                    if not isinstance(message, Warning):
+                        self._last, self._told = message, now
                     yield message
                 case ProcessEnded():
                     yield from self._end(message, self._over, now)
+        if self.running and not self._killed and (event := self.hung(now)) is not None:
+            # A process that waits for a broken disk ends once that answers, or never.
+            self._killed = self.failed = True
+            self.kill()
+            yield event
 
     def _end(self, ended: ProcessEnded, over: JobOver | None, now: float) -> Iterator[Event]:
         """Takes in that the process has ended, and sets when the next one starts."""
@@ -184,7 +200,8 @@ class SideJob(ChildProcess):
             self._waits.count = 0
         self.failed = over is None or over.failed
         if over is None:
-            yield self.died(ended, self._last)
+            if not self._killed:
+                yield self.died(ended, self._last)
         elif over.again_s is not None and self._next == self._planned:
             # Else it was set meanwhile, for what the process did not know.
             self._next = now + over.again_s
@@ -319,7 +336,7 @@ class CheckJob(SideJob):
     def work(self, patient: bool) -> JobOver:
         from ntt_backup.daemon.checks import check_due
 
-        return check_due(self.settings, tell_parent, patient=patient)
+        return check_due(self.settings, tell_parent, patient=patient, alive=_tell_of_life)
 
     def died(self, ended: ProcessEnded, last: Event | None) -> Event:
         name = last.command if isinstance(last, CheckStart) else ""
@@ -327,6 +344,28 @@ class CheckJob(SideJob):
         return CheckFailed(
             command=name, pid=ended.pid, exit_code=1, message=message, detail=ended.detail, hint=""
         )
+
+    def hung(self, now: float) -> Event | None:
+        name = self._last.command if isinstance(self._last, CheckStart) else ""
+        limits = getattr(self._used.checks, name or "policy", None)
+        max_time = limits.max_time if limits is not None else None
+        took, silent = now - self._told, now - self._heard
+        if max_time is not None and took > 2 * max_time + _LATE_SECONDS:
+            why = f"it took {duration(took)}"
+            hint = f"it may hang, or checks.{name}.max_time is too short for one large blob"
+        elif silent > _QUIET_SECONDS:
+            why = f"it did nothing for {duration(silent)}"
+            hint = "the lines of the log before this, and `ntt-backup-remote check`, may say more"
+        else:
+            return None
+        message = f"a check was killed: {why}"
+        return CheckFailed(
+            command=name, pid=self.pid, exit_code=1, message=message, detail="", hint=hint
+        )
+
+
+def _tell_of_life() -> None:
+    tell_parent(Tick(state="checking"))
 
 
 class FilesJob(SideJob):

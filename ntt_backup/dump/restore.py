@@ -107,6 +107,7 @@ def restore_catalog(
     allow_superuser: bool = False,
     refresh: bool = True,
     database: str = "",
+    on_wait: Callable[[], None] = lambda: None,
 ) -> Recalled:
     """Fills the empty database of catalog.url from the newest good dump of this host.
 
@@ -123,6 +124,7 @@ def restore_catalog(
         allow_superuser: restore as the user of catalog.url, whatever that user may do.
         refresh: compute materialized views.
         database: the name of the database that was lost; "": that of catalog.url.
+        on_wait: is called while the dump comes and PostgreSQL works, and may raise.
 
     Raises:
         DumpFailed: No dump can be restored; the database is as it was.
@@ -177,7 +179,8 @@ def restore_catalog(
             if damaged in (member.name for member in needed):
                 warn(f"{one.name} cannot be read: {damaged} is damaged")
                 continue
-            text, others = DumpText(store, needed), tuple(sorted(databases - {one.record.database}))
+            text = DumpText(store, needed, on_wait)
+            others = tuple(sorted(databases - {one.record.database}))
             try:
                 if one not in mine:
                     left_out = _rows(settings, text)
@@ -190,6 +193,7 @@ def restore_catalog(
                     tell or warn,
                     allow_superuser=allow_superuser,
                     refresh=refresh,
+                    on_wait=on_wait,
                 )
                 rights, new = _rights(head, user, warn), owner != user
                 return Recalled(one, Origin.OURS, owner, rights, others, views=views, new_owner=new)
@@ -263,6 +267,7 @@ def _whole(
     *,
     allow_superuser: bool,
     refresh: bool,
+    on_wait: Callable[[], None] = lambda: None,
 ) -> tuple[str, bytes, tuple[str, ...]]:
     """Restores all of a dump that this host made, into a server of that version.
 
@@ -298,7 +303,7 @@ def _whole(
                         entries.write(contents.listing(without=comments, refresh=refresh))
                         entries.flush()
                         options.append(f"--use-list={entries.name}")
-                _pour(pieces, pg_restore, record, options, secret)
+                _pour(pieces, pg_restore, record, options, secret, on_wait)
             who.done = True
     return who.owner, head, () if refresh else tuple(views)
 
@@ -357,8 +362,9 @@ def _pour(
     record: DumpRecord,
     options: Sequence[str],
     secret: dict[str, str],
+    on_wait: Callable[[], None] = lambda: None,
 ) -> None:
-    """Restores a dump. What the pieces raise leaves the database as it was."""
+    """Restores a dump. What the pieces or on_wait raise leaves the database as it was."""
     argv = [str(pg_restore), "--single-transaction", "--exit-on-error", "--no-password", *options]
     child = start(argv, env={**os.environ, **secret, "LC_ALL": "C"})
     failed = partial(_failed, child, pg_restore, record)
@@ -369,14 +375,14 @@ def _pour(
                 held += data
                 # What pg_restore stumbles over may be damage: the end will tell.
                 try:
-                    _feed(child, held[:-_HELD], failed)
+                    _feed(child, held[:-_HELD], failed, on_wait)
                 except DumpFailed:
                     ended = True
                 held = held[-_HELD:]
-        _feed(child, held, failed)
+        _feed(child, held, failed, on_wait)
         child.close_stdin()
         while (status := child.wait(_WAIT_SECONDS)) is None:
-            continue  # Building the indexes of millions of rows takes as long as it takes.
+            on_wait()  # Building the indexes of millions of rows takes as long as it takes.
         if status != 0:
             raise failed()
     finally:
@@ -392,9 +398,12 @@ def _rights(head: bytes, user: str, warn: Callable[[str], None]) -> tuple[str, .
         return ()
 
 
-def _feed(child: Child, data: bytes, failed: Callable[[], DumpFailed]) -> None:
+def _feed(
+    child: Child, data: bytes, failed: Callable[[], DumpFailed], on_wait: Callable[[], None]
+) -> None:
     rest = memoryview(data)
     while rest:
+        on_wait()
         child.drain_stderr()
         wait_for(reading=child.fds, writing=[child.stdin_fd], timeout=_WAIT_SECONDS)
         try:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import IO, Final
@@ -193,6 +193,7 @@ class DumpText:
     Args:
         store: has the dumps.
         needed: The dumps that are read, as `needed_by` returns them.
+        on_piece: Is called with each piece that comes, and may raise.
 
     Attributes:
         damaged: After the last piece, the dump that is at fault where the pieces are not what was
@@ -200,9 +201,15 @@ class DumpText:
         why: What is wrong with that dump, in words.
     """
 
-    def __init__(self, store: ReadableStore, needed: Sequence[Stored]) -> None:
+    def __init__(
+        self,
+        store: ReadableStore,
+        needed: Sequence[Stored],
+        on_piece: Callable[[], None] = lambda: None,
+    ) -> None:
         self._store = store
         self._needed = needed
+        self._on_piece = on_piece
         self.damaged = self.why = ""
 
     def __iter__(self) -> Generator[bytes, None, None]:
@@ -241,6 +248,7 @@ class DumpText:
         digest, size, why = hashlib.sha256(), 0, "its SHA-256 is another"
         try:
             for piece in pieces:
+                self._on_piece()
                 digest.update(piece)
                 size += len(piece)
                 if size <= said[0]:  # The rest is read to its end, and dropped.

@@ -26,8 +26,10 @@ _LINE = re.compile(rb"([0-9a-f]{64})  (.+)")
 _OPTIONS = ("--no-mmap",)
 _READABLE, _SOME_UNREADABLE = 0, 1
 _LOOK_SECONDS = 1.0
-# Slower than any disk: what takes longer hangs.
+# Slower than any disk: what takes longer hangs. A program that always hangs is found out by a known
+# input: a session waits for that before it is ready, and goes on without the program.
 _PATIENCE_SECONDS = 120.0
+_PROOF_SECONDS = 5.0
 _BYTES_PER_SECOND = 1_000_000
 _LAST_WORDS_SECONDS = 10.0
 
@@ -71,7 +73,7 @@ class B3sum:
         try:
             os.write(fd, KNOWN_INPUT)
             name = by_descriptor(fd)
-            found = self._run([name], 0, lambda: None, -1, (fd,), key)
+            found = self._run([name], 0, lambda: None, -1, (fd,), key, _PROOF_SECONDS)
         finally:
             os.close(fd)
         if found != {name: output}:
@@ -85,6 +87,7 @@ class B3sum:
         directory: int,
         fds: Sequence[int],
         key: bytes = b"",
+        patience: float = 0.0,
     ) -> dict[str, bytes]:
         import subprocess
 
@@ -105,12 +108,13 @@ class B3sum:
             raise _broken(f"cannot be started: {problem.strerror}") from None
         finally:
             os.close(key_input)
-        deadline = time.monotonic() + _PATIENCE_SECONDS + size / _BYTES_PER_SECOND
+        patience = patience or _PATIENCE_SECONDS
+        deadline = time.monotonic() + patience + size / _BYTES_PER_SECOND
         most = sum(len(name.encode()) + 67 for name in files)
         with process:
             try:
                 said = _read(process, most, deadline, alive)
-                status = process.wait(_LAST_WORDS_SECONDS)
+                status = process.wait(min(_LAST_WORDS_SECONDS, patience))
             except subprocess.TimeoutExpired:
                 process.kill()
                 raise _broken("does not end") from None

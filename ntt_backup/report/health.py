@@ -248,6 +248,9 @@ def _others(facts: TargetFacts, now: datetime) -> Iterator[Point]:
             what = f"The last {check.command}, {_ago(check.ended_at, now)}, {found}"
             do = f"`ntt-backup-remote {check.command}` says more"
             yield _act(with_detail(what, check.detail), do)
+        elif newest and not check.exit_code and check.doubts:
+            what = f"The last {check.command}, {_ago(check.ended_at, now)}, did not prove all"
+            yield Point(Health.HEALTHY, with_detail(what, check.detail))
 
 
 def _safety(facts: TargetFacts, now: datetime) -> str:

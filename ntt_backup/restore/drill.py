@@ -12,8 +12,10 @@ absent; both are counted, and neither is wrong.
 from __future__ import annotations
 
 import os
+import secrets
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,7 +25,7 @@ from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.range_locks import prefix_ranges
 from ntt_backup.catalog.restore_role import logged_in
 from ntt_backup.catalog.schema_check import verify_schema
-from ntt_backup.catalog.selection import rows_in
+from ntt_backup.catalog.selection import any_copied_from, rows_in
 from ntt_backup.config import RemoteConfig, application_name
 from ntt_backup.config.signing_key import Origin
 from ntt_backup.config.timetable import Timetable
@@ -105,6 +107,8 @@ def drill(
     on_proof: Callable[[Proof], None],
     on_outage: Callable[[BackupError, float], None],
     on_warning: Callable[[str], None],
+    on_wait: Callable[[], None] = lambda: None,
+    digits: int = 0,
     bwlimit: Timetable | None,
     trust_target: bool = False,
     allow_superuser: bool = False,
@@ -114,7 +118,8 @@ def drill(
     """Restores all blobs, or those of a prefix or shard, into scratch, and the catalog into the
     database of catalog.url, both empty; checks all of it. bwlimit: of all blobs that come.
     trust_target, allow_superuser: see `dump.restore`. lost: the name of the database in production.
-    Raises BackupError.
+    digits: in place of a prefix, restore the blobs that share so many digits with a random copied
+    one. on_wait: is called while the catalog is restored, and may raise. Raises BackupError.
     """
     _require_empty(settings, scratch)
     application = application_name("drill")
@@ -134,10 +139,23 @@ def drill(
         trust_target=trust_target,
         allow_superuser=allow_superuser,
         database=lost,
+        on_wait=on_wait,
     )
+
+    @contextmanager
+    def restored_catalog() -> Iterator[Connection]:
+        with (
+            logged_in(settings.catalog.url, application, recalled.user) as url,
+            connection.connect(url, application) as conn,
+        ):
+            yield conn
+
     dump = recalled.dump
     catalog_s = time.monotonic() - started
     on_dump(dump)
+    if digits:
+        with restored_catalog() as conn:
+            prefix = any_copied_from(conn, settings.target, secrets.token_hex(4))[:digits]
     restored = restore(
         settings,
         scratch,
@@ -148,10 +166,7 @@ def drill(
         on_outage=on_outage,
         bwlimit=bwlimit,
     )
-    with (
-        logged_in(settings.catalog.url, application, recalled.user) as url,
-        connection.connect(url, application) as conn,
-    ):
+    with restored_catalog() as conn:
         verify_schema(conn, settings.target, "drill")
         proof = _prove(conn, settings.target, scratch, prefix, shard, on_proof)
     return Drilled(dump, recalled.origin, tuple(bad_dumps), catalog_s, restored, proof)

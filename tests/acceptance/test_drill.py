@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,11 +16,13 @@ from psycopg import conninfo
 
 from ntt_backup.config import Settings, load
 from ntt_backup.daemon.checks import check_due
+from ntt_backup.errors import CatalogUnavailable
 from ntt_backup.events import Event
 from tests.helpers.blobs import tree
 from tests.helpers.environment import Environment
 from tests.helpers.other_backup import EXTENSION
 from tests.helpers.postgres import Postgres
+from tests.helpers.waiting import PATIENCE
 
 
 @pytest.fixture
@@ -307,6 +310,55 @@ def test_a_drill_that_is_cut_short_proves_nothing(
     assert done.fields["exit_code"] == 7
     assert noted(env) == [(7, 0)]
     assert "NOT PROVED" in env.call("check").stdout
+
+
+def test_a_drill_whose_catalog_is_restored_for_too_long_ends_with_its_time(
+    daily: Environment, postgres: Postgres
+) -> None:
+    env = daily
+    env.fill_both(3)
+    env.call("dump", expect=0)
+    programs = env.root / "programs"
+    programs.mkdir()
+    for real in postgres.programs.iterdir():
+        (programs / real.name).symlink_to(real)
+    slow = programs / "pg_restore"
+    slow.unlink()
+    real = postgres.programs / "pg_restore"
+    slow.write_text(f'#!/bin/sh\ncase $1 in --version) exec {real} "$@";; esac\nexec sleep 600\n')
+    slow.chmod(0o755)
+    env.write_config(dump={"bin": str(programs)}, **{"checks.drill": {"max_time": "1s"}})
+    began = time.monotonic()
+    *_, done = checked(env)
+    assert time.monotonic() - began < PATIENCE
+    assert (done.fields["complete"], done.fields["exit_code"]) == (False, 7)
+    assert list((env.root / "space").iterdir()) == []
+
+
+def test_a_drill_of_a_random_part_has_blobs_in_it(daily: Environment) -> None:
+    daily.fill_both(3)
+    daily.call("dump", expect=0)
+    daily.write_config(**{"checks.drill": {"max_bytes": "1"}})
+    *_, done = checked(daily)
+    assert (done.fields["exit_code"], done.fields["complete"]) == (0, False)
+    assert noted(daily) == [(0, 1)]
+
+
+def test_an_outage_of_the_catalog_in_a_drill_is_none_of_the_drills_own_database(
+    daily: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daily.fill_both(3)
+    daily.call("dump", expect=0)
+    daily.write_config(**{"checks.drill": {"max_bytes": "1"}})
+    told: list[Event] = []
+
+    def gone(*_: object) -> NoReturn:
+        raise CatalogUnavailable("gone")
+
+    monkeypatch.setattr("ntt_backup.daemon.checks.estimated_bytes", gone)
+    over = check_due(load(Settings, file=daily.config, environ={}), told.append, patient=True)
+    assert (over.away, over.reason) == ("catalog", "gone")
+    assert [one.kind for one in told] == ["check_start"]
 
 
 def test_what_killed_drills_have_left_is_removed(daily: Environment) -> None:

@@ -12,6 +12,9 @@ import psycopg
 import pytest
 
 from ntt_backup.catalog.range_locks import lock_class
+from ntt_backup.config import Settings, load
+from ntt_backup.daemon.checks import check_due
+from ntt_backup.events import Event
 from tests.helpers.environment import Environment
 from tests.helpers.link import Link
 from tests.helpers.postgres import Postgres
@@ -266,6 +269,27 @@ def test_a_daemon_finds_lost_rows_and_copies_by_itself(env: Environment) -> None
     assert found["reconcile"]["wrong"] >= 1
     noted = env.query("select distinct command from ntt_backup.checks where exit_code = 0")
     assert {name for (name,) in noted} >= {"scan", "reconcile", "verify"}
+
+
+def test_a_check_does_not_take_the_remotes_word_while_the_store_is_away(env: Environment) -> None:
+    blobids = env.fill_both(3)
+    env.write_config(**{"checks.verify": {"every": "1h"}})
+    settings = load(Settings, file=env.config, environ={})
+    aside = env.store.rename(env.root / "aside")
+    told: list[Event] = []
+    assert check_due(settings, told.append, patient=True).failed
+    assert [one.kind for one in told] == ["check_start", "check_failed"]
+    assert env.query("select count(*) from ntt_backup.checks") == [(0,)]
+
+    aside.rename(env.store)
+    env.path(blobids[0]).unlink()
+    told.clear()
+    assert not check_due(settings, told.append, patient=True).failed
+    *_, done = told
+    assert (done.fields["by_remote_hash"], done.fields["unchecked"]) in {(1, 0), (0, 1)}
+    ((detail,),) = env.query("select detail from ntt_backup.checks")
+    assert detail.startswith("1 blob ")
+    assert "did not prove all" in env.call("status").stdout
 
 
 def test_checks_of_several_hosts_take_turns(env: Environment) -> None:

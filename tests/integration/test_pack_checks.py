@@ -11,11 +11,14 @@ from datetime import UTC, date, datetime
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ntt_backup.audit import verify
 from ntt_backup.audit.reconcile import Comparison, Difference, reconcile
+from ntt_backup.audit.remote_names import PackNames
 from ntt_backup.audit.verify import Findings, Question
 from ntt_backup.audit.verify_packs import verify_packs
 from ntt_backup.catalog.connection import Connection
@@ -552,6 +555,43 @@ def test_a_large_blob_whose_object_is_gone_is_pending_though_a_planted_pack_name
     assert pending(catalog) == {blobid_of(large)}
 
 
+def test_a_check_whose_time_ends_goes_on_with_lost_packs_next_time(
+    catalog: Connection, bucket: FakeBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packs = [back_up(catalog, bucket, contents(5, seed)) for seed in range(3)]
+    lost = min(packs, key=lambda pack: pack.key)
+    del bucket.objects[lost.key]
+    clock = [0.0]
+    monkeypatch.setattr(verify, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    of_packs = PackNames.below
+
+    def below(names: PackNames, *args: Any) -> Any:
+        clock[0] += step
+        return of_packs(names, *args)
+
+    monkeypatch.setattr(PackNames, "below", below)
+    step = 11.0
+    found = verified(catalog, code=7, max_duration=10.0)
+    assert (found.lost_packs, found.complete) == (1, False)
+    assert 0 < found.requeued < 5
+    assert len(list(iter_packs(catalog, TARGET))) == 3
+
+    step, clock[0] = 0.0, 0.0
+    assert found.requeued + verified(catalog, code=7, max_duration=10.0).requeued == 5
+    assert len(pending(catalog)) == 5
+    assert lost.key not in {one.key for one in iter_packs(catalog, TARGET)}
+
+
+def test_an_unreadable_pack_waits_for_its_turn(catalog: Connection, bucket: FakeBucket) -> None:
+    packs = [back_up(catalog, bucket, contents(20, seed)) for seed in range(3)]
+    first = min(packs, key=lambda pack: pack.key)
+    bucket.archived.add(first.key)
+    most = max(pack.size for pack in packs)
+    for code in (7, 0, 0, 7):
+        verified(catalog, code=code, way="download", max_bytes=most)
+    assert unproved(catalog) == {first.pack_id}
+
+
 # --- reconcile ------------------------------------------------------------------------------------
 
 
@@ -569,6 +609,7 @@ def compared(
         apply: bool = False,
         identity: Path | None = None,
         on_progress: Callable[[Comparison], None] = lambda seen: None,
+        on_wait: Callable[[], None] = lambda: None,
         **sealing: Any,
     ) -> tuple[Comparison, dict[str, int]]:
         for one in stored:
@@ -584,6 +625,7 @@ def compared(
             catalog,
             settings,
             apply=apply,
+            on_wait=on_wait,
             on_progress=on_progress,
             on_difference=lambda what, name, remark: None,
             on_outage=lambda error, seconds: None,
@@ -618,6 +660,26 @@ def test_an_empty_ledger_is_refilled_from_the_packs(
         one.pack_id: one for one in packs
     }
     assert compared(everything)[1] == {}
+
+
+@pytest.mark.parametrize("recorded", [False, True], ids=["tables are read", "packs are listed"])
+def test_a_comparison_can_be_ended_while_packs_are_listed_or_read(
+    catalog: Connection, bucket: FakeBucket, compared: Callable[..., Any], recorded: bool
+) -> None:
+    for seed in range(4):
+        back_up(catalog, bucket, contents(2, seed))
+    if not recorded:
+        catalog.execute("delete from ntt_backup.packs")
+    waits = iter(range(3))
+
+    def end() -> None:
+        if next(waits, None) is None:
+            raise TimeoutError
+
+    seen: list[Comparison] = []
+    with pytest.raises(TimeoutError):
+        compared([b"one"], apply=True, on_wait=end, on_progress=seen.append)
+    assert seen == []
 
 
 def test_what_was_found_before_an_error_is_applied(

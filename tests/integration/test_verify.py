@@ -163,3 +163,21 @@ def test_what_the_store_lacks_is_right_by_the_remotes_word(
         ]
     )
     assert check(catalog, root, None).by_remote_hash == len(blobs) - 1
+
+
+def test_blobs_that_cannot_be_checked_wait_for_their_turn_and_are_never_proved(
+    catalog: Connection, root: Path, store: Path, blobs: list[Blob], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Banner, "can_hash", False)
+    sourceless, others = blobs[:10], blobs[10:]
+    for blob in sourceless:
+        path_of(store, blob.blobid).unlink()
+
+    seen = [check(catalog, root, store, max_bytes=100).unchecked for _ in range(4)]
+
+    proved = catalog.execute(b"select blobid from blobs where remote_last_checked is not null")
+    assert {blobid for (blobid,) in proved} == {blob.blobid for blob in others}
+    assert sum(seen[:2]) == sum(seen[2:]) == len(sourceless)
+    # As in a catalog that was made before that was noted.
+    catalog.execute("drop table ntt_backup.unchecked")
+    assert check(catalog, root, store, max_bytes=100).unchecked == len(sourceless)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from ntt_backup.receiver.b3sum import B3sum
 from ntt_backup.receiver.read_session import HashJob
 from ntt_backup.receiver.workspace import Refusal, Workspace
 from tests.helpers.receivers import digest_of, put
+from tests.helpers.waiting import PATIENCE
 
 REAL = shutil.which("b3sum")
 needs_b3sum = pytest.mark.skipif(REAL is None, reason="b3sum is not installed")
@@ -149,6 +151,20 @@ def test_a_program_with_wrong_answers_is_not_used(
     (tmp_path / "b3sum").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert b3sum.find() is None
+
+
+def test_a_program_that_hangs_keeps_no_session_from_being_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client waits for that no longer than twice `remote.connect_timeout`, 30 seconds."""
+    (tmp_path / "b3sum").write_text("#!/bin/sh\nexec sleep 600\n")
+    (tmp_path / "b3sum").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert b3sum._PROOF_SECONDS <= 5
+    monkeypatch.setattr(b3sum, "_PROOF_SECONDS", 0.5)
+    began = time.monotonic()
+    assert b3sum.find() is None
+    assert time.monotonic() - began < PATIENCE
 
 
 @needs_b3sum

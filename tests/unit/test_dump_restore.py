@@ -97,8 +97,8 @@ class Back:
 
     def whole(self, text: Any, one: Stored) -> Any:
         assert one.record is not None
-        tell, how = self.told.append, {"allow_superuser": False, "refresh": True}
-        return restore._whole(SETTINGS, text, one.record, 160_004, tell, **how)
+        how: dict[str, Any] = {"allow_superuser": False, "refresh": True}
+        return restore._whole(SETTINGS, text, one.record, 160_004, self.told.append, **how)
 
     def rows(self, text: Any, _: Stored) -> Any:
         return restore._rows(SETTINGS, text)

@@ -12,10 +12,11 @@ import pytest
 
 from ntt_backup.client.backoff import Backoff
 from ntt_backup.config import Settings, load
-from ntt_backup.daemon.side_jobs import MOST_BROKEN, RETRY_SECONDS, DumpJob, SideJob
+from ntt_backup.daemon.events import CheckFailed, CheckStart
+from ntt_backup.daemon.side_jobs import MOST_BROKEN, RETRY_SECONDS, CheckJob, DumpJob, SideJob
 from ntt_backup.dump.events import DumpFailed, DumpSkipped, DumpStart
 from ntt_backup.events import Event, Outage, Warning
-from ntt_backup.process.messages import JobOver, Message, ProcessEnded
+from ntt_backup.process.messages import JobOver, Message, ProcessEnded, Tick
 from ntt_backup.process.spawn import Child, wait_for
 from ntt_backup.snapshot.events import SnapshotFailed, SnapshotsRecovered
 from tests.helpers.waiting import PATIENCE
@@ -25,6 +26,8 @@ OVER, FAILED = JobOver(failed=False), JobOver(failed=True)
 AWAY = JobOver(failed=False, away="remote", reason="the link is down", detail="refused")
 NO_DUMP = DumpFailed(exit_code=5, message="m", detail="", hint="")
 DIES = "import os, sys; print('oh no', file=sys.stderr, flush=True); os.abort()"
+
+HANGS = "import sys, time; sys.stdout.flush(); time.sleep(600)"
 
 Says = Callable[..., None]
 
@@ -52,7 +55,8 @@ def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Says:
 
 
 def printing(message: Message) -> str:
-    return f"print({message.encode().decode().strip()!r})"
+    # The line is written as a whole, and its end with it.
+    return f"print({message.encode().decode()!r}, end='')"
 
 
 class Job(SideJob):
@@ -272,3 +276,61 @@ def test_a_dump_that_the_link_breaks_each_time_fails_in_the_end(says: Says) -> N
         begin(dump)
         heard.append(end(dump)[0].kind)
     assert heard == ["warning"] * MOST_BROKEN + ["dump_start"]
+
+
+def heard(job: SideJob, count: int) -> None:
+    """Waits until a process has told so many events at the time 0."""
+    told: list[Event] = []
+    while len(told) < count:
+        wait_for(reading=job.fds, timeout=PATIENCE)
+        told += job.hear(0.0)
+
+
+@pytest.mark.parametrize(
+    ("max_time", "name", "works", "killed", "why"),
+    [
+        (100.0, "verify", 800.0, 801.0, "it took 13 min 21 s"),
+        (None, "verify", 86400.0, 86401.0, "it did nothing for 1 d 0 h"),
+        (None, "policy", 86400.0, 86401.0, "it did nothing for 1 d 0 h"),
+    ],
+)
+def test_a_check_that_hangs_is_killed_and_the_next_one_is_done(
+    says: Says, max_time: float | None, name: str, works: float, killed: float, why: str
+) -> None:
+    check = {"every": "1h", **({"max_time": max_time} if max_time else {})}
+    job = CheckJob(settings(**{"checks.verify": check}))
+    says(CheckStart(command=name), HANGS)
+    begin(job)
+    heard(job, 1)
+    # What is read meanwhile holds for the next one.
+    job.adopt(settings(**{"checks.verify": {"every": "1h", "max_time": 1}}))
+    assert list(job.hear(works)) == []
+    (event,) = end(job, killed)
+    assert isinstance(event, CheckFailed)
+    assert (event.command, event.message) == (name, f"a check was killed: {why}")
+    says(OVER)
+    begin(job, killed + RETRY_SECONDS)
+    assert [one.kind for one in end(job, killed + RETRY_SECONDS)] == ["checks_recovered"]
+
+
+def test_a_check_that_shows_signs_of_life_is_not_killed(says: Says) -> None:
+    job = CheckJob(settings(**{"checks.verify": {"every": "1h"}}))
+    flush = "import sys; sys.stdout.flush()"
+    says(CheckStart(command="verify"), flush, "input()", Tick(state="checking"), HANGS)
+    begin(job)
+    heard(job, 1)
+    job.tell(b"\n")
+    assert wait_for(reading=job.fds, timeout=PATIENCE)
+    assert list(job.hear(80_000.0)) == list(job.hear(160_000.0)) == []
+    assert job.running
+    assert [one.kind for one in end(job, 180_000.0)] == ["check_failed"]
+
+
+def test_a_dump_that_says_nothing_is_not_killed(says: Says) -> None:
+    says(DumpStart(reason="old", program="17"), HANGS)
+    dump = DumpJob(settings())
+    begin(dump)
+    heard(dump, 1)
+    assert list(dump.hear(1e9)) == []
+    assert dump.running
+    dump.discard()

@@ -28,7 +28,7 @@ class OneBlob(Check[Blobs]):
     def is_empty(self) -> bool:
         return False
 
-    def record(self, right: list[str], lost: object) -> None: ...
+    def record(self, right: list[str], lost: object, tried: object) -> None: ...
 
 
 def test_a_source_is_asked_for_nothing_more_once_it_had_no_more() -> None:

@@ -150,6 +150,18 @@ with marked as (
 ), counted as {counted}
 select count(*) from marked;
 
+-- name: forget_unchecked
+-- Forgets tries of a year ago: what they were about may be gone.
+delete from ntt_backup.unchecked
+where target = %(target)s and tried_at < now() - interval '1 year';
+
+-- name: note_unchecked
+-- Notes what could not be checked.
+insert into ntt_backup.unchecked (target, name, tried_at)
+select %(target)s, name, now() from unnest(%(names)s::text[]) as name
+order by name
+on conflict (target, name) do update set tried_at = excluded.tried_at;
+
 -- name: mark_lost
 -- Blobs that the remote has not, or not right: pending again, with the reason, which is forgotten
 -- when they are copied. Those that are not copied any more are left as they are.

@@ -33,10 +33,11 @@ select pack_id, key, low, high, blobs, size, checksum, sealed_at from ntt_backup
 where target = %(target)s order by sealed_at desc limit 1;
 
 -- name: packs_to_check
--- The packs that may hold blobids between two, those first that were checked longest ago. What is
--- checked meanwhile comes last, and is left out. A sample is the same for the same seed.
-select pack_id, key, low, high, blobs, size, checksum, checked_at from ntt_backup.packs
-where target = %(target)s
+-- The packs that may hold blobids between two, those first that were checked, or tried in vain, longest
+-- ago. What is checked or tried meanwhile comes last, and is left out. A sample is the same for the same seed.
+select pack_id, key, low, high, blobs, size, checksum, greatest(checked_at, tried_at) as checked_at
+from ntt_backup.packs left join {tries} on name = key
+where target = %(target)s and coalesce(tried_at, '-infinity') < %(began)s::timestamptz
     and low collate "C" <= %(last)s and high collate "C" >= %(first)s
     and low collate "C" >= %(lo)s::text
     and (%(hi)s::text is null or low collate "C" < %(hi)s::text)

@@ -206,6 +206,15 @@ create table if not exists ntt_backup.packs (
     primary key (target, pack_id)
 );
 
+-- What no check could check, blobs by blobid and packs by key, and when that was tried last: it waits for
+-- its turn as all else does, and counts as no check.
+create table if not exists ntt_backup.unchecked (
+    target text not null,
+    name text not null,
+    tried_at timestamptz not null,
+    primary key (target, name)
+);
+
 -- The identity of each target, which tells its place from another one; seen_at: by a run.
 create table if not exists ntt_backup.targets (
     target text primary key,

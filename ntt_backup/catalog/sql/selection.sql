@@ -19,12 +19,24 @@
 -- What `verify --local` checks: whatever the store should have.
 {copy_failed} is not true;
 
+-- name: tries
+-- What could not be checked, as a part of other queries.
+(select name, tried_at from ntt_backup.unchecked where target = %(target)s) as tries
+
+-- name: no_tries
+-- The same where the catalog has no such table, or this role may not read it.
+(select null::text as name, null::timestamptz as tried_at where false) as tries
+
+-- name: may_read_tries
+-- Whether there is a table of what could not be checked, and we may read it.
+select coalesce(has_table_privilege(to_regclass('ntt_backup.unchecked'), 'select'), false);
+
 -- name: begin_checks
--- The blobs to check, those first that were checked longest ago. Held beyond its transaction, the
+-- The blobs to check, those first that were checked, or tried in vain, longest ago. Held beyond its transaction, the
 -- server keeps the list itself, in its own temporary space: a check takes hours, and a transaction
 -- as long as that would keep vacuum from every table.
 declare ntt_backup_checks scroll cursor with hold for
-select blobid, {size} from {blobs}
+select blobid, {size} from {blobs} left join {tries} on name = blobid
 where {chosen} and blobid is not null and starts_with(blobid, %(prefix)s::text)
     and blobid >= %(lo)s::text and (%(hi)s::text is null or blobid < %(hi)s::text)
     and (
@@ -32,7 +44,7 @@ where {chosen} and blobid is not null and starts_with(blobid, %(prefix)s::text)
         or {last_checked} < now() - make_interval(secs => %(older_than)s::float8)
     )
     and (%(fraction)s::float8 is null or random() < %(fraction)s::float8)
-order by {last_checked} nulls first, blobid;
+order by greatest({last_checked}::timestamptz, tried_at) nulls first, blobid;
 
 -- name: count_checks
 -- Moves to the end of the list; the server answers how many rows that were.
@@ -85,6 +97,11 @@ cross join lateral (
 -- name: any_known
 -- One row, if there is any.
 select 1 from {blobs} limit 1;
+
+-- name: copied_from
+-- The first copied blob at or behind a point in the space of blobids.
+select blobid from {blobs}
+where {copied} and blobid >= %(first)s and blobid ~ '^[0-9a-f]{{64}}$' order by blobid limit 1;
 
 -- name: any_copied
 -- One copied blob, if there is any, in no order: the first that is met.

@@ -123,6 +123,7 @@ def verify(common: Common, /, local: bool, download: bool, **chosen: Any) -> Non
                     " ntt-backup-remote verify --download"
                 )
         progress(found)
+        note.detail = "; ".join(filter(None, [note.detail, found.doubts]))
         code = found.exit_code or (SOME_FAILED if missed else 0)
         if missed:
             note.exit_code, note.detail = code, "; ".join([*filter(None, [note.detail]), *missed])
