@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 from pydantic import Field
 
 from ntt_backup.errors import BackupError, BatchRejected, ProtocolViolation, complete
-from ntt_backup.format import duration, many, printable, rate, size
+from ntt_backup.formatting import duration, many, printable, rate, size
 from ntt_backup.model import OF_CHECKS, OF_THE_STORE, Failure, FileReason, Reason, Receipt
 from ntt_backup.process.messages import Count, ErrorFields, Message, Positive, doc
 

@@ -22,7 +22,7 @@ from pydantic import TypeAdapter
 
 from ntt_backup.config import CatalogConfig
 from ntt_backup.config.signing_key import SigningKeys
-from ntt_backup.format import moment
+from ntt_backup.formatting import moment
 from ntt_backup.process.durable import write_durably
 
 Kind = Literal["dump", "version", "pack"]

@@ -25,8 +25,8 @@ from blake3 import blake3
 
 from ntt_backup.audit.register import open_store
 from ntt_backup.catalog.connection import Connection
-from ntt_backup.client.pool import ReconnectingSession
 from ntt_backup.client.read_session import ReadSession, hash_mismatch, remote_failure
+from ntt_backup.client.session_pool import ReconnectingSession
 from ntt_backup.config import CatalogConfig
 from ntt_backup.errors import SourceError, Unsupported
 from ntt_backup.model import Blob, Failure, Reason, total_size

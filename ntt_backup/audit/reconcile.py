@@ -45,11 +45,11 @@ from ntt_backup.catalog.pending import rows_about
 from ntt_backup.catalog.places import listed_blobs
 from ntt_backup.catalog.range_locks import RANGES, ranges_below
 from ntt_backup.catalog.selection import Row, rows_in
-from ntt_backup.client.pool import ReconnectingSession, SessionPool
+from ntt_backup.client.session_pool import ReconnectingSession, SessionPool
 from ntt_backup.config import Settings
 from ntt_backup.errors import SOME_FAILED, BackupError, RemoteUnreachable
 from ntt_backup.filestore.contract import FileUnreadable
-from ntt_backup.format import many
+from ntt_backup.formatting import many
 from ntt_backup.model import Blob, BlobRange, Failure, Reason, StoredPack
 from ntt_backup.pack.names import PackKey
 from ntt_backup.packstore.tables import PackObject, open_to_read, packs_of

@@ -7,14 +7,14 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Protocol
 
 from ntt_backup.blobdir.walk import StrayKind
-from ntt_backup.client.pool import SessionPool
+from ntt_backup.client.session_pool import SessionPool
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.sealing import NOT_SEALED
 from ntt_backup.errors import BackupError, RemoteUnreachable, Unsupported
 from ntt_backup.filestore.contract import FileArchived, FileUnreadable, SharedStore
 from ntt_backup.model import StoredPack
 from ntt_backup.objects.bucket import proof_of
-from ntt_backup.pack.age import SealedForOthers
+from ntt_backup.pack.age_encryption import SealedForOthers
 from ntt_backup.pack.names import BLOBS, LARGE_BLOB, PACKS, TRIALS
 from ntt_backup.pack.reader import PackReader
 from ntt_backup.packstore.tables import (

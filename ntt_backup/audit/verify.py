@@ -45,11 +45,11 @@ from ntt_backup.catalog.history import BY_WORD, UNCHECKED
 from ntt_backup.catalog.identities import identified
 from ntt_backup.catalog.ledger import note_unchecked, record_checks
 from ntt_backup.catalog.selection import Checks, Choice
-from ntt_backup.client.pool import ReconnectingSession, SessionPool
+from ntt_backup.client.session_pool import ReconnectingSession, SessionPool
 from ntt_backup.config import RemoteConfig, StoreConfig
-from ntt_backup.config.timetable import Timetable
+from ntt_backup.config.bandwidth_timetable import Timetable
 from ntt_backup.errors import SOME_FAILED, BackupError, RemoteUnreachable
-from ntt_backup.format import many
+from ntt_backup.formatting import many
 from ntt_backup.model import WHOLE, Blob, Failure, Failures, Reason, Shard, total_size
 from ntt_backup.process.threads import WorkQueue, run_threads
 from ntt_backup.source.store import Store

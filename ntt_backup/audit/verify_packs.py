@@ -47,7 +47,7 @@ from ntt_backup.filestore.contract import (
 from ntt_backup.filestore.reconnecting import ReconnectingSharedStore
 from ntt_backup.model import Blob, BlobRange, Failure, Reason, StoredPack
 from ntt_backup.objects.bucket import still
-from ntt_backup.pack.age import NotSealed, SealedForOthers
+from ntt_backup.pack.age_encryption import NotSealed, SealedForOthers
 from ntt_backup.pack.format import PackError
 from ntt_backup.pack.names import LARGE_BLOB, PackKey, blob_key
 from ntt_backup.pack.reader import jobs

@@ -22,7 +22,7 @@ from ntt_backup.bench.helpers import Answer, Ready
 from ntt_backup.config import Settings
 from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.errors import BackupError, ConfigError, RemoteDenied
-from ntt_backup.format import many, size
+from ntt_backup.formatting import many, size
 from ntt_backup.objects.bucket import DEAD_SECONDS, Bucket, ObjectExists, ObjectInfo, sweep
 from ntt_backup.objects.s3 import open_bucket
 from ntt_backup.packstore.tables import ahead

@@ -34,7 +34,7 @@ from ntt_backup.config import Settings
 from ntt_backup.errors import ConfigError, SourceError, WorkerFailed
 from ntt_backup.filestore.by_bucket import FileStoreByBucket
 from ntt_backup.filestore.open import PACK_AREA
-from ntt_backup.format import many, size
+from ntt_backup.formatting import many, size
 from ntt_backup.model import Blob
 from ntt_backup.mount import kernel
 from ntt_backup.objects.s3 import open_bucket

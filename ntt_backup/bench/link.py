@@ -17,7 +17,7 @@ from ntt_backup.bench.results import MEGA, Figure
 from ntt_backup.bench.streams import download, round_trips, upload
 from ntt_backup.client.transport import Transport, transport_to
 from ntt_backup.config import RemoteConfig
-from ntt_backup.format import many
+from ntt_backup.formatting import many
 
 _PROBE_SECONDS: Final = 1.0
 _WARM_SECONDS: Final = 0.4

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from ntt_backup.bench.results import MEGA, Figure
 from ntt_backup.bench.runs import Findings, Runs
-from ntt_backup.format import amount, printable
+from ntt_backup.formatting import amount, printable
 
 _RUN_HEADS = ("median s", "min - max", "MB/s", "files/s", "wire MB", "CPU s", "ceiling")
 

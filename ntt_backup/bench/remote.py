@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from ntt_backup.client.channel import Channel
-from ntt_backup.client.shell import shell_script
+from ntt_backup.client.remote_shell import shell_script
 from ntt_backup.client.transport import Ssh, Transport
 from ntt_backup.errors import BackupError
 

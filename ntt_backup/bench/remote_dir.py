@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ntt_backup.client.remote_errors import explain_root
-from ntt_backup.client.shell import ask
+from ntt_backup.client.remote_shell import ask
 from ntt_backup.client.transport import Transport, transport_to
 from ntt_backup.config import Settings
 from ntt_backup.errors import BackupError

@@ -10,7 +10,7 @@ from ntt_backup.bench.helpers import Answer
 from ntt_backup.bench.results import MEGA, Spread
 from ntt_backup.bench.sample import Sample
 from ntt_backup.bench.sending import Way
-from ntt_backup.format import many
+from ntt_backup.formatting import many
 
 
 @dataclass(frozen=True, slots=True)

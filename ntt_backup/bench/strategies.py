@@ -30,7 +30,7 @@ from ntt_backup.catalog.selection import sample as draw_from_catalog
 from ntt_backup.client.transport import Ssh, Transport, transport_to
 from ntt_backup.config import RunSettings, Settings, application_name
 from ntt_backup.errors import RemoteCannotStore, RemoteDenied, SourceError
-from ntt_backup.format import many, size
+from ntt_backup.formatting import many, size
 from ntt_backup.model import Blob
 from ntt_backup.source.store import Store
 

@@ -6,7 +6,7 @@ from ntt_backup.bench import link
 from ntt_backup.bench.results import MARGIN, MEGA
 from ntt_backup.bench.runs import Findings, Runs
 from ntt_backup.bench.sending import COMPRESSED, UNCOMPRESSED, Way
-from ntt_backup.format import many
+from ntt_backup.formatting import many
 
 
 def of_link(found: link.Findings) -> list[str]:

@@ -31,7 +31,7 @@ from ntt_backup.errors import (
     ConfigError,
     SessionExpired,
 )
-from ntt_backup.format import printable
+from ntt_backup.formatting import printable
 
 # What the driver logs it raises as well; without a handler Python would print it over the screen.
 logging.getLogger("psycopg").addHandler(logging.NullHandler())

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 from ntt_backup.catalog import ledger
 from ntt_backup.catalog.connection import Connection, fragment, statement, translated
 from ntt_backup.catalog.range_locks import lock_class
-from ntt_backup.format import printable
+from ntt_backup.formatting import printable
 from ntt_backup.model import Blob
 
 # A row may become visible so long after it has got its key: that long its transaction lasted.

@@ -24,7 +24,7 @@ from psycopg import errors, sql
 from ntt_backup.catalog.connection import Connection, configure, fragment, translated
 from ntt_backup.catalog.history import CheckRun
 from ntt_backup.catalog.pending import columns, quick_rows, rows_about
-from ntt_backup.format import many
+from ntt_backup.formatting import many
 
 _MILLISECONDS: Final = 400
 # What compares the marks with the target.

@@ -64,7 +64,7 @@ from ntt_backup.catalog.schema_check import (
     warnings,
 )
 from ntt_backup.errors import CatalogRefused, CatalogUnavailable
-from ntt_backup.format import duration, many, printable
+from ntt_backup.formatting import duration, many, printable
 
 # Ends a query whose rows are the statements to execute.
 GENERATES: Final = " \\gexec"

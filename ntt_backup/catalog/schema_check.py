@@ -25,7 +25,7 @@ from ntt_backup.catalog.connection import (
 from ntt_backup.catalog.pending import bounds, read_indexes
 from ntt_backup.catalog.range_locks import prefix_ranges
 from ntt_backup.errors import CatalogRefused
-from ntt_backup.format import many
+from ntt_backup.formatting import many
 
 SCHEMA_VERSION = 1
 # What came later, tables and columns, is needed by those commands alone that use them.

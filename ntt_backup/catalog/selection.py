@@ -24,7 +24,7 @@ from ntt_backup.catalog.pending import (
     walk_indexes,
 )
 from ntt_backup.errors import ConfigError
-from ntt_backup.format import printable
+from ntt_backup.formatting import printable
 from ntt_backup.model import Blob, BlobRange, StoredPack
 
 _SAMPLE_POINTS: Final = 64

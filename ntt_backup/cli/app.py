@@ -24,7 +24,7 @@ from ntt_backup.cli import options
 from ntt_backup.cli.command_tree import PROGRAM, SECTIONS, LazyGroup
 from ntt_backup.cli.global_options import Common
 from ntt_backup.errors import BackupError, remember_global_options
-from ntt_backup.format import printable, render_error, use_iec
+from ntt_backup.formatting import printable, render_error, use_iec
 from ntt_backup.model import DEFAULT_TARGET
 
 

@@ -16,7 +16,7 @@ from click.core import ParameterSource
 from ntt_backup.blobdir.layout import is_blobid
 from ntt_backup.cli import options
 from ntt_backup.errors import ConfigError, remember_global_options
-from ntt_backup.format import printable
+from ntt_backup.formatting import printable
 from ntt_backup.model import DEFAULT_TARGET
 
 if TYPE_CHECKING:

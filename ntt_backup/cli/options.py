@@ -120,7 +120,7 @@ SIZE: Final = parsed(
 PART: Final = parsed("percent", _part, "a part such as 1% or 0.1%")
 RATE: Final = parsed(
     "rate",
-    _as_setting("timetable", "parse_timetable"),
+    _as_setting("bandwidth_timetable", "parse_timetable"),
     "a rate such as 10MB, or a timetable such as 08:00 4MB, 19:00 off",
 )
 _PREFIX: Final = parsed("prefix", _hex_prefix, "the beginning of a blobid: 1 to 64 of 0-9a-f")

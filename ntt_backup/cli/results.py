@@ -29,9 +29,9 @@ from ntt_backup.errors import (
     complete,
     worst,
 )
-from ntt_backup.format import json_value, many, printable, render_error
+from ntt_backup.formatting import json_value, many, printable, render_error
 from ntt_backup.model import Failure, Failures
-from ntt_backup.report.lines import ProgressLine, pace, time_left
+from ntt_backup.report.plain_output import ProgressLine, pace, time_left
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

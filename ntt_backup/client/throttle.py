@@ -19,7 +19,7 @@ from datetime import datetime
 from threading import Lock
 from typing import Final, Protocol
 
-from ntt_backup.config.timetable import Timetable, parse_timetable
+from ntt_backup.config.bandwidth_timetable import Timetable, parse_timetable
 
 _FLOAT_BYTES: Final = 8
 _SMALLEST_SHARE: Final = 4096

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ntt_backup.errors import ConfigError
-from ntt_backup.pack.age import (
+from ntt_backup.pack.age_encryption import (
     AgeContent,
     AgeWriter,
     Buffer,
@@ -83,7 +83,7 @@ class Keyring:
         self._refused = False
 
     def unseal(self, head: bytes, size: int) -> AgeContent:
-        """Returns the content of a sealed file, see `pack.age.AgeContent`. head: its first bytes.
+        """Returns the content of a sealed file, as `AgeContent`. head: its first bytes.
 
         Raises:
             PackError: This file cannot be opened.

@@ -24,7 +24,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from ntt_backup.config.timetable import Bandwidth
+from ntt_backup.config.bandwidth_timetable import Bandwidth
 from ntt_backup.config.values import (
     BlockSize,
     Command,

@@ -33,7 +33,7 @@ from ntt_backup.config import CatalogConfig
 from ntt_backup.daemon.listeners import Listener
 from ntt_backup.daemon.progress import OpenOutages, RunProgress, RunState
 from ntt_backup.errors import BackupError, ConfigError, NotRunning, WaitsToStart
-from ntt_backup.format import printable, utc
+from ntt_backup.formatting import printable, utc
 from ntt_backup.snapshot.events import SnapshotProgress
 
 # The kernel's field has 108 bytes, and the last one is 0.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from ntt_backup.events import Amount, Event, RestartFields, Seconds, one_of, with_detail
-from ntt_backup.format import duration, many, size
+from ntt_backup.formatting import duration, many, size
 from ntt_backup.process.messages import Count, ErrorFields, doc
 
 CheckName = Annotated[str, one_of("scan", "reconcile", "verify", "drill", "policy")]

@@ -43,7 +43,7 @@ from ntt_backup.errors import (
     RemoteCannotStore,
     SourceError,
 )
-from ntt_backup.format import duration, many, size
+from ntt_backup.formatting import duration, many, size
 from ntt_backup.model import Blob, PendingEstimate, Reason
 from ntt_backup.process.messages import Done, RemoteProbed
 from ntt_backup.source.store import Paths, Store

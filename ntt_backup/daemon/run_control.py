@@ -17,7 +17,7 @@ from typing import Any, Final
 from ntt_backup import events
 from ntt_backup.client.throttle import Limit
 from ntt_backup.config import Settings
-from ntt_backup.config.timetable import Timetable, limit_text, parse_timetable
+from ntt_backup.config.bandwidth_timetable import Timetable, limit_text, parse_timetable
 from ntt_backup.daemon.control_socket import ControlSocket, RunReport
 from ntt_backup.daemon.events import (
     Asked,

@@ -22,7 +22,7 @@ from ntt_backup.config import Settings, application_name
 from ntt_backup.daemon.progress import RunProgress, RunState
 from ntt_backup.daemon.signals import time_limit
 from ntt_backup.errors import CatalogError, CatalogUnavailable
-from ntt_backup.format import printable
+from ntt_backup.formatting import printable
 from ntt_backup.model import PendingEstimate
 from ntt_backup.process.pid_lock import process_exists
 

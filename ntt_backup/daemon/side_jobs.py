@@ -45,7 +45,7 @@ from ntt_backup.daemon.events import (
 from ntt_backup.dump.events import DumpFailed, DumpRecovered
 from ntt_backup.errors import BackupError, CatalogUnavailable, DumpImpossible
 from ntt_backup.events import Event, Outage, Warning
-from ntt_backup.format import duration
+from ntt_backup.formatting import duration
 from ntt_backup.process.child import ChildProcess, tell_parent
 from ntt_backup.process.messages import JobOver, ProcessEnded, Tick
 from ntt_backup.snapshot.events import (

@@ -34,7 +34,7 @@ from ntt_backup.daemon.signals import SignalInbox
 from ntt_backup.daemon.systemd import Systemd
 from ntt_backup.errors import BackupError, ConfigError, WaitsToStart, mildest, worst
 from ntt_backup.events import Event
-from ntt_backup.format import duration, printable
+from ntt_backup.formatting import duration, printable
 from ntt_backup.objects import s3
 from ntt_backup.process.child import ChildProcess
 from ntt_backup.process.messages import Fatal, Message, ProcessEnded

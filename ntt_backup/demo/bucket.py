@@ -17,7 +17,7 @@ from ntt_backup.demo.screen import say, step, tabulate
 from ntt_backup.demo.seaweedfs import ADMINISTER, WRITE, Account, SeaweedFS
 from ntt_backup.demo.sshd import LOOPBACK
 from ntt_backup.demo.store import Comparison, Listing, list_tree
-from ntt_backup.format import many, size
+from ntt_backup.formatting import many, size
 
 _NAME: Final = "vault"
 _PREFIX: Final = "backup"

@@ -17,7 +17,7 @@ from ntt_backup.demo.scratch import Scratch
 from ntt_backup.demo.screen import say, show_differences, step, tabulate
 from ntt_backup.demo.store import Comparison, Listing, list_tree
 from ntt_backup.errors import SOME_FAILED
-from ntt_backup.format import duration, many
+from ntt_backup.formatting import duration, many
 
 # After commands with these exit codes there is something to compare.
 _GO_ON: Final = (0, SOME_FAILED)

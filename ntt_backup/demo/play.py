@@ -17,7 +17,7 @@ from ntt_backup.demo.processes import Interrupts, end
 from ntt_backup.demo.scratch import Scratch
 from ntt_backup.demo.story import Remote, start_servers
 from ntt_backup.errors import BackupError
-from ntt_backup.format import render_error
+from ntt_backup.formatting import render_error
 
 
 def play(root: Path) -> int:

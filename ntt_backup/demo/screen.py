@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ntt_backup.demo.store import Comparison
-from ntt_backup.format import printable
+from ntt_backup.formatting import printable
 
 _DIFFERENCES_SHOWN: Final = 10
 

@@ -24,7 +24,7 @@ from blake3 import blake3
 from ntt_backup.blobdir.descriptors import FILE
 from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.errors import ConfigError, SourceError
-from ntt_backup.format import many
+from ntt_backup.formatting import many
 
 # Path below the root to the content's hash.
 Listing = dict[str, str]

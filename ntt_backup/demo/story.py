@@ -34,7 +34,7 @@ from ntt_backup.demo.store import (
     require_space,
 )
 from ntt_backup.errors import ConfigError
-from ntt_backup.format import duration, many, size
+from ntt_backup.formatting import duration, many, size
 from ntt_backup.process.spawn import die_with_parent
 
 Remote = Bucket | ssh.SshRemote

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 from pydantic import Field
 
 from ntt_backup.events import Amount, Event, Seconds, one_of, with_detail
-from ntt_backup.format import duration, size
+from ntt_backup.formatting import duration, size
 from ntt_backup.process.messages import Count, ErrorFields, Positive, doc
 
 _NAME: Final = r"^\d{8}T\d{6}Z-[0-9a-f]{8}\.dump$"

@@ -60,7 +60,7 @@ from ntt_backup.dump.toc import DumpDamaged
 from ntt_backup.errors import BackupError, CatalogError, DumpFailed, DumpImpossible
 from ntt_backup.filestore.contract import FileStore, NewFile
 from ntt_backup.filestore.pins import pins_that_count
-from ntt_backup.format import many, moment, size
+from ntt_backup.formatting import many, moment, size
 from ntt_backup.objects.bucket import DEAD_SECONDS
 from ntt_backup.packstore import marker
 from ntt_backup.process.spawn import wait_for

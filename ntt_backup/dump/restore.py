@@ -54,7 +54,7 @@ from ntt_backup.dump.record import DumpRecord, Stored
 from ntt_backup.dump.store import BaseUnusable, DumpText, list_dumps, needed_by, open_dumps
 from ntt_backup.dump.toc import DumpDamaged, Entry, Toc, drain
 from ntt_backup.errors import CatalogRefused, ConfigError, DumpFailed
-from ntt_backup.format import many
+from ntt_backup.formatting import many
 from ntt_backup.process.spawn import Child, start, wait_for, write
 
 # More than pg_restore needs to see that there is more to come: a dump ends within its last table.

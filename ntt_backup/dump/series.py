@@ -31,7 +31,7 @@ import zstandard
 from ntt_backup.config import RemoteConfig
 from ntt_backup.dump.record import PLAIN, SERIES, Stored
 from ntt_backup.dump.toc import DumpDamaged, PieceReader
-from ntt_backup.filestore.cache import directory_for
+from ntt_backup.filestore.local_cache import directory_for
 
 # Magic number of a skippable frame and its length; then the checksum of the segment's last line,
 # the first segment of the whole dump and how many, the bytes of the frame and of the segment.

@@ -36,8 +36,8 @@ from ntt_backup.blobdir.descriptors import closing as closing_fd
 from ntt_backup.catalog import connection
 from ntt_backup.dump.series import Writer, replay
 from ntt_backup.dump.toc import DumpDamaged
-from ntt_backup.filestore.cache import cache_directory
-from ntt_backup.format import size
+from ntt_backup.filestore.local_cache import cache_directory
+from ntt_backup.formatting import size
 
 _META: Final = ".json"
 _TEXT: Final = ".spool"

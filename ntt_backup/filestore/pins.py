@@ -30,7 +30,7 @@ from ntt_backup.filestore.contract import (
     ReadableStore,
     StoredFileDamaged,
 )
-from ntt_backup.format import many
+from ntt_backup.formatting import many
 from ntt_backup.wire.stored_names import MAX_RECORD, is_pin, pin_name, pin_parts
 
 # Of a reason, in characters: a character takes 12 bytes of a record at most.

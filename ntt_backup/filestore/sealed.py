@@ -31,7 +31,7 @@ from ntt_backup.filestore.contract import (
     Sum,
     WholeFileDamaged,
 )
-from ntt_backup.pack.age import HEAD, AgeContent, plain_size
+from ntt_backup.pack.age_encryption import HEAD, AgeContent, plain_size
 from ntt_backup.pack.format import PackError
 from ntt_backup.wire.stored_names import SEALED
 

@@ -25,7 +25,7 @@ from ntt_backup.blobdir.descriptors import closing
 from ntt_backup.blobdir.layout import is_blobid
 from ntt_backup.errors import MountImpossible
 from ntt_backup.mount.erofs import BLOCK, MAX_BLOB, MAX_DEVICES, RECORD, ImageWriter
-from ntt_backup.pack.age import HEAD, SealedForOthers, is_sealed
+from ntt_backup.pack.age_encryption import HEAD, SealedForOthers, is_sealed
 from ntt_backup.pack.format import DIGEST_BYTES, MAX_RAW, RAW, Entry, PackError
 from ntt_backup.pack.names import PackKey
 from ntt_backup.pack.reader import PackReader, Range, merge, other_content

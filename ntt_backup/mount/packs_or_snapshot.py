@@ -16,8 +16,8 @@ from typing import BinaryIO, Final
 
 from ntt_backup.config.sealing import SealPolicy
 from ntt_backup.errors import MountImpossible
-from ntt_backup.filestore.cache import Cache
 from ntt_backup.filestore.contract import FileArchived, FileMissing, FileStore, SharedStore
+from ntt_backup.filestore.local_cache import Cache
 from ntt_backup.mount import kernel
 from ntt_backup.mount.image import Built, Options, Source, build, find_packs, sealed
 from ntt_backup.mount.version import SuperBlockCache, VersionTree, write_lines

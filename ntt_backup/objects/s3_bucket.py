@@ -31,7 +31,7 @@ from ntt_backup import __version__
 from ntt_backup.client.throttle import SharedPace
 from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.errors import ConfigError, ProtocolViolation, RemoteCannotStore
-from ntt_backup.format import printable
+from ntt_backup.formatting import printable
 from ntt_backup.objects.bucket import (
     BucketFacts,
     Buffer,

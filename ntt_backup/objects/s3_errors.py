@@ -22,7 +22,7 @@ from ntt_backup.errors import (
     RemoteUnreachable,
     Unsupported,
 )
-from ntt_backup.format import duration, printable
+from ntt_backup.formatting import duration, printable
 from ntt_backup.objects.bucket import (
     ContentDamaged,
     ObjectArchived,

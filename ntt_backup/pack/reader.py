@@ -18,7 +18,14 @@ import zstandard
 from blake3 import blake3
 
 from ntt_backup.blobdir.layout import BY_HASH, is_blobid, relative_path
-from ntt_backup.pack.age import HEAD, SEALED_CHUNK, AgeContent, Unseal, is_sealed, no_identity
+from ntt_backup.pack.age_encryption import (
+    HEAD,
+    SEALED_CHUNK,
+    AgeContent,
+    Unseal,
+    is_sealed,
+    no_identity,
+)
 from ntt_backup.pack.format import (
     BLOCK,
     RAW,

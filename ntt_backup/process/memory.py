@@ -1,4 +1,4 @@
-"""Memory of a process: buffers, what happens when there is none, and numbers shared with forks."""
+"""Memory of a process: large buffers, the error where there is none, numbers shared with forks."""
 
 from __future__ import annotations
 

@@ -25,9 +25,9 @@ from ntt_backup.client.bootstrap import Banner
 from ntt_backup.client.connection import ReceiverConnection
 from ntt_backup.client.session_spec import SessionSpec
 from ntt_backup.config import RemoteConfig, Settings, application_name
+from ntt_backup.config.bandwidth_timetable import describe_limit
 from ntt_backup.config.sealing import require_sealing
 from ntt_backup.config.signing_key import SigningKeys
-from ntt_backup.config.timetable import describe_limit
 from ntt_backup.daemon.event_log import EventLog
 from ntt_backup.daemon.preflight import CheckStep, Preflight, guarded
 from ntt_backup.dump.job import rehearse
@@ -43,7 +43,7 @@ from ntt_backup.errors import (
 )
 from ntt_backup.filestore.contract import ReadableStore
 from ntt_backup.filestore.open import open_packs, open_store
-from ntt_backup.format import many, moment
+from ntt_backup.formatting import many, moment
 from ntt_backup.model import StoredPack
 from ntt_backup.objects.bucket import still
 from ntt_backup.objects.s3 import open_bucket

@@ -18,7 +18,7 @@ from ntt_backup.catalog.history import Run
 from ntt_backup.catalog.proofs import RECONCILE, ProofCount
 from ntt_backup.errors import CatalogUnavailable, WaitsToStart, complete
 from ntt_backup.events import with_detail
-from ntt_backup.format import about, duration, many, moment, printable
+from ntt_backup.formatting import about, duration, many, moment, printable
 from ntt_backup.process.pid_lock import process_exists
 from ntt_backup.report.target_facts import TargetFacts
 

@@ -21,12 +21,12 @@ from rich.table import Table
 from rich.text import Text
 
 from ntt_backup import events
-from ntt_backup.config.timetable import limit_text
+from ntt_backup.config.bandwidth_timetable import limit_text
 from ntt_backup.daemon.control_socket import DaemonReport
 from ntt_backup.daemon.listeners import Listener
 from ntt_backup.daemon.progress import RunState, WorkerStatus
 from ntt_backup.dump.events import DumpComplete, DumpFailed, DumpStart
-from ntt_backup.format import duration, many, moment, printable, rate, size
+from ntt_backup.formatting import duration, many, moment, printable, rate, size
 from ntt_backup.snapshot.events import SnapshotComplete, SnapshotFailed, SnapshotProgress
 
 _RECENT: Final = 5

@@ -41,7 +41,7 @@ from ntt_backup.daemon.signals import time_limit
 from ntt_backup.dump.events import DumpComplete, DumpFailed, DumpRecovered, DumpSkipped
 from ntt_backup.errors import BackupError, RemoteUnreachable, SourceError
 from ntt_backup.events import Event, Warning
-from ntt_backup.format import duration, utc, without_numbers
+from ntt_backup.formatting import duration, utc, without_numbers
 from ntt_backup.model import Reason
 from ntt_backup.process.child import tell_parent
 from ntt_backup.process.spawn import start, write

@@ -27,7 +27,7 @@ from ntt_backup import __version__
 from ntt_backup.catalog.history import Hour
 from ntt_backup.catalog.stats import Proved
 from ntt_backup.errors import complete
-from ntt_backup.format import about, duration, many, moment, printable, size, without_numbers
+from ntt_backup.formatting import about, duration, many, moment, printable, size, without_numbers
 from ntt_backup.report.health import Health, HealthVerdict, judge, lives
 from ntt_backup.report.target_facts import DAYS, TargetFacts
 

@@ -18,7 +18,7 @@ from ntt_backup.catalog.proofs import COPY_STATES, Kind, ProofCount, Unproved
 from ntt_backup.catalog.range_locks import range_name
 from ntt_backup.catalog.stats import Totals
 from ntt_backup.errors import complete
-from ntt_backup.format import (
+from ntt_backup.formatting import (
     about,
     amount,
     duration,

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from ntt_backup.config import RemoteConfig
-from ntt_backup.config.timetable import Timetable
+from ntt_backup.config.bandwidth_timetable import Timetable
 from ntt_backup.errors import SOME_FAILED, BackupError, DestinationError
 from ntt_backup.model import WHOLE, Failure, Failures, Reason, Shard
 from ntt_backup.process.threads import WorkQueue

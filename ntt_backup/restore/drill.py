@@ -27,8 +27,8 @@ from ntt_backup.catalog.restore_role import logged_in
 from ntt_backup.catalog.schema_check import verify_schema
 from ntt_backup.catalog.selection import any_copied_from, rows_in
 from ntt_backup.config import RemoteConfig, application_name
+from ntt_backup.config.bandwidth_timetable import Timetable
 from ntt_backup.config.signing_key import Origin
-from ntt_backup.config.timetable import Timetable
 from ntt_backup.dump.record import Stored
 from ntt_backup.dump.restore import restore_catalog
 from ntt_backup.errors import SOME_FAILED, BackupError, ConfigError

@@ -15,7 +15,7 @@ from typing import Final
 
 from ntt_backup.client.throttle import SharedPace
 from ntt_backup.config import RemoteConfig
-from ntt_backup.config.timetable import Timetable
+from ntt_backup.config.bandwidth_timetable import Timetable
 from ntt_backup.errors import BackupError
 from ntt_backup.filestore.contract import (
     FileArchived,
@@ -24,7 +24,7 @@ from ntt_backup.filestore.contract import (
     SharedStore,
 )
 from ntt_backup.model import Failure, Reason, Shard
-from ntt_backup.pack.age import NotSealed, SealedForOthers
+from ntt_backup.pack.age_encryption import NotSealed, SealedForOthers
 from ntt_backup.pack.format import (
     BLOCK,
     DIGEST_BYTES,

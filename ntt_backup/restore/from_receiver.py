@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from ntt_backup.blobdir.walk import StrayKind
-from ntt_backup.client.pool import ReconnectingSession, SessionPool
 from ntt_backup.client.read_session import ReadSession
+from ntt_backup.client.session_pool import ReconnectingSession, SessionPool
 from ntt_backup.config import RemoteConfig
-from ntt_backup.config.timetable import Timetable
+from ntt_backup.config.bandwidth_timetable import Timetable
 from ntt_backup.errors import BackupError
 from ntt_backup.model import Failure, Reason
 from ntt_backup.restore.blobs import Entry, Wanted, Work

@@ -32,7 +32,7 @@ from ntt_backup.catalog.failures import iter_damaged, ledger_of, targets_of
 from ntt_backup.catalog.ledger import requeue
 from ntt_backup.catalog.selection import Checks, Choice
 from ntt_backup.config import Settings
-from ntt_backup.config.timetable import Timetable
+from ntt_backup.config.bandwidth_timetable import Timetable
 from ntt_backup.errors import (
     SOME_FAILED,
     BackupError,
@@ -41,7 +41,7 @@ from ntt_backup.errors import (
     RemoteUnreachable,
     SourceError,
 )
-from ntt_backup.format import many
+from ntt_backup.formatting import many
 from ntt_backup.model import Blob, Failure, Failures, Reason
 from ntt_backup.packstore.tables import ahead
 from ntt_backup.process.threads import Cancelled

@@ -20,7 +20,7 @@ from typing import Any, Final
 from ntt_backup.config.sealing import Keyring
 from ntt_backup.errors import SOME_FAILED, ConfigError, DestinationError
 from ntt_backup.model import Failure, Failures, Reason
-from ntt_backup.pack.age import SealedForOthers
+from ntt_backup.pack.age_encryption import SealedForOthers
 from ntt_backup.pack.format import Entry, PackError
 from ntt_backup.pack.reader import PackFile, Salvage
 from ntt_backup.packstore.contents import give_blobs

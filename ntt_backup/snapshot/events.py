@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from ntt_backup.events import Amount, Event, Seconds, with_detail
-from ntt_backup.format import duration, many, size
+from ntt_backup.formatting import duration, many, size
 from ntt_backup.process.messages import Count, ErrorFields, doc
 
 SetName = Annotated[str, doc("the set: NAME of [snapshots.NAME]")]

@@ -23,7 +23,7 @@ from ntt_backup.config.signing_key import SigningKeys
 from ntt_backup.dump.retention import Retention
 from ntt_backup.errors import BackupError, CatalogError, LockHeld
 from ntt_backup.events import Event, Warning
-from ntt_backup.filestore.cache import directory_for
+from ntt_backup.filestore.local_cache import directory_for
 from ntt_backup.filestore.open import open_store
 from ntt_backup.process.messages import JobOver
 from ntt_backup.process.pid_lock import pid_lock

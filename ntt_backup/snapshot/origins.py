@@ -23,7 +23,7 @@ from typing import Final
 
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.signing_key import Origin, SigningKeys
-from ntt_backup.filestore.cache import directory_for
+from ntt_backup.filestore.local_cache import directory_for
 from ntt_backup.process.durable import write_durably
 from ntt_backup.snapshot.format.manifest import Header, Seal
 from ntt_backup.wire.stored_names import is_version

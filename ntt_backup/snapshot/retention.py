@@ -28,7 +28,7 @@ from ntt_backup.dump.retention import Retention, kept, newest_before, replayed
 from ntt_backup.errors import complete
 from ntt_backup.filestore.contract import FileStore, ReadableStore
 from ntt_backup.filestore.pins import pins_that_count, strange_pins
-from ntt_backup.format import many
+from ntt_backup.formatting import many
 from ntt_backup.snapshot.names import MANIFEST, SNAPSHOTS
 from ntt_backup.snapshot.origins import NO_KEYS, NOBODY, Origins
 from ntt_backup.snapshot.versions import Version, VersionFacts, facts, versions

@@ -25,7 +25,7 @@ from ntt_backup.blobdir.descriptors import DIRECTORY, closing, names_in, open_un
 from ntt_backup.blobdir.layout import is_blobid, is_prefix, kind_of, relative_path
 from ntt_backup.blobdir.walk import Stray, StrayKind, Tree
 from ntt_backup.errors import SourceError
-from ntt_backup.format import many, printable
+from ntt_backup.formatting import many, printable
 from ntt_backup.model import OF_THE_STORE, Blob, Failure, Reason
 
 READ_SIZE: Final = 1024**2

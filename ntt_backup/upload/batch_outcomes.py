@@ -26,7 +26,7 @@ from ntt_backup import events
 from ntt_backup.client.backoff import Backoff
 from ntt_backup.config import RunSettings
 from ntt_backup.errors import BackupError, BatchRejected, SourceError, StoreSuspect
-from ntt_backup.format import many
+from ntt_backup.formatting import many
 from ntt_backup.model import OF_THE_STORE, Batch, Blob, Failure, Reason, Receipt
 from ntt_backup.process.messages import Answered
 from ntt_backup.source.store import Store

@@ -20,7 +20,7 @@ from ntt_backup.catalog.places import (
 )
 from ntt_backup.config import RunSettings
 from ntt_backup.errors import SourceError, StoreSuspect
-from ntt_backup.format import many
+from ntt_backup.formatting import many
 from ntt_backup.model import FileReason
 from ntt_backup.source.by_path import BadFile, read_file
 from ntt_backup.source.store import Store

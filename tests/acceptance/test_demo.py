@@ -19,7 +19,7 @@ from ntt_backup.demo import store, story
 from ntt_backup.demo.processes import Interrupts
 from ntt_backup.demo.seaweedfs import ADMINISTER, Account, SeaweedFS
 from ntt_backup.errors import ConfigError, SourceError
-from ntt_backup.format import many
+from ntt_backup.formatting import many
 from tests.helpers.parallel import ports
 from tests.helpers.waiting import PATIENCE, wait_until
 

@@ -25,8 +25,8 @@ from ntt_backup.client.connection import ReceiverConnection
 from ntt_backup.client.session_spec import SessionSpec
 from ntt_backup.client.throttle import process_pace
 from ntt_backup.client.transport import Local, Transport
+from ntt_backup.config.bandwidth_timetable import parse_timetable
 from ntt_backup.config.sections import RunSettings
-from ntt_backup.config.timetable import parse_timetable
 from ntt_backup.errors import BackupError
 from ntt_backup.model import Batch, Blob, Failure, Receipt
 from ntt_backup.source.store import Inspection, Store

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from ntt_backup.client.read_session import ReadSession
+from ntt_backup.client.remote_shell import ask
 from ntt_backup.client.session_spec import SessionSpec
-from ntt_backup.client.shell import ask
 from ntt_backup.client.transport import Transport
 from ntt_backup.config.sections import RunSettings
 from ntt_backup.dump.record import Stored

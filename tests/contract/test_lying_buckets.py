@@ -18,7 +18,7 @@ import pytest
 
 from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.errors import RemoteDenied, RemoteError, RemoteUnreachable
-from ntt_backup.format import render_error
+from ntt_backup.formatting import render_error
 from ntt_backup.objects import s3_answers
 from ntt_backup.objects.bucket import sweep
 from ntt_backup.objects.s3 import open_bucket

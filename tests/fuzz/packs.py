@@ -14,7 +14,7 @@ from typing import Final
 import zstandard
 from blake3 import blake3
 
-from ntt_backup.pack.age import is_sealed
+from ntt_backup.pack.age_encryption import is_sealed
 from ntt_backup.pack.format import (
     BLOCK,
     ENTRY_BYTES,

@@ -13,7 +13,7 @@ from blake3 import blake3
 
 from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.model import Blob
-from ntt_backup.pack.age import AgeContent, AgeWriter, Unseal, is_sealed, no_identity
+from ntt_backup.pack.age_encryption import AgeContent, AgeWriter, Unseal, is_sealed, no_identity
 from ntt_backup.pack.format import Sign, pack_id, unsigned
 from ntt_backup.pack.names import PackKey
 from ntt_backup.pack.reader import PackReader

@@ -16,7 +16,7 @@ from ntt_backup.filestore.open import PACK_AREA
 from ntt_backup.model import StoredPack
 from ntt_backup.objects import s3
 from ntt_backup.objects.bucket import Bucket
-from ntt_backup.pack.age import no_identity
+from ntt_backup.pack.age_encryption import no_identity
 from ntt_backup.pack.format import ID_BYTES, Entry, Sign, unsigned
 from ntt_backup.pack.names import PackKey, blob_key
 from tests.helpers.blobs import Person, key_of, pack, pack_as, reader, seal

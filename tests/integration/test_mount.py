@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ntt_backup.errors import MountImpossible, RemoteUnreachable
-from ntt_backup.filestore.cache import Cache
+from ntt_backup.filestore.local_cache import Cache
 from ntt_backup.mount.image import Built, Options
 from ntt_backup.mount.packs_or_snapshot import mount_packs, mount_target
 from ntt_backup.pack.names import blob_key

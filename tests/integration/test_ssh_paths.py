@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.client.shell import ask
+from ntt_backup.client.remote_shell import ask
 from ntt_backup.client.transport import Ssh
 from ntt_backup.config.sections import RemoteSettings
 from tests.helpers.sshd import Sshd

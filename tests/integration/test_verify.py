@@ -11,7 +11,7 @@ import pytest
 from ntt_backup.audit.verify import Findings, Question, verify_remote
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.ledger import Ledger
-from ntt_backup.client import pool
+from ntt_backup.client import session_pool
 from ntt_backup.client.bootstrap import Banner
 from ntt_backup.client.read_session import ReadSession
 from ntt_backup.config import RemoteConfig
@@ -110,7 +110,7 @@ def test_a_remote_that_has_thrown_the_contents_away_is_caught_in_the_first_round
     Thrower.kept = {bytes.fromhex(one.blobid): one.size or 0 for one in blobs}
     for blob in blobs:
         path_of(root / "by-hash", blob.blobid).write_bytes(bytes(blob.size or 0))
-    monkeypatch.setattr(pool, "ReadSession", Thrower)
+    monkeypatch.setattr(session_pool, "ReadSession", Thrower)
     monkeypatch.setattr(Banner, "can_hash", hashed == "blake3")
     if hashed == "blake3":
         assert not check(catalog, root, store, trust_remote=True).wrong

@@ -28,14 +28,14 @@ from ntt_backup.errors import (
     ProtocolViolation,
 )
 from ntt_backup.filestore.by_bucket import FileStoreByBucket
-from ntt_backup.filestore.cache import cache_of
 from ntt_backup.filestore.contract import Area, Range, StoredFileDamaged
+from ntt_backup.filestore.local_cache import cache_of
 from ntt_backup.filestore.open import open_store
 from ntt_backup.filestore.sealed import SealedStore
 from ntt_backup.mount import kernel, packs_or_snapshot
 from ntt_backup.mount.image import Options as MountOptions
 from ntt_backup.objects import s3
-from ntt_backup.pack.age import HEAD, NotSealed
+from ntt_backup.pack.age_encryption import HEAD, NotSealed
 from ntt_backup.pack.format import PackError
 from ntt_backup.pack.names import PackKey
 from ntt_backup.packstore.tables import PackObject, open_to_read, packs_of

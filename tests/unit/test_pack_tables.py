@@ -17,7 +17,7 @@ from ntt_backup.blobdir.walk import StrayKind
 from ntt_backup.config import RunSettings
 from ntt_backup.config.sealing import Keyring
 from ntt_backup.errors import ConfigError
-from ntt_backup.filestore.cache import Cache, cache_directory
+from ntt_backup.filestore.local_cache import Cache, cache_directory
 from ntt_backup.filestore.reconnecting import ReconnectingSharedStore
 from ntt_backup.model import StoredPack
 from ntt_backup.packstore.tables import Tables, packs_for, packs_of

@@ -28,7 +28,7 @@ from ntt_backup.filestore.open import PACK_AREA
 from ntt_backup.model import Batch, Blob, Failure, Receipt
 from ntt_backup.objects import s3
 from ntt_backup.objects.bucket import Buffer, Protection, sweep
-from ntt_backup.pack.age import Unseal, is_sealed, no_identity
+from ntt_backup.pack.age_encryption import Unseal, is_sealed, no_identity
 from ntt_backup.pack.names import BLOBS, LARGE_BLOB, PACKS, blobid_of
 from ntt_backup.pack.reader import PackReader
 from ntt_backup.source.reader import Reader, TooLarge

@@ -13,11 +13,11 @@ import pytest
 
 from ntt_backup.cli.commands.restore import lines
 from ntt_backup.client.throttle import SharedPace
-from ntt_backup.config.timetable import parse_timetable
+from ntt_backup.config.bandwidth_timetable import parse_timetable
 from ntt_backup.errors import BackupError, ConfigError, RemoteDenied, RemoteUnreachable
 from ntt_backup.objects import s3
 from ntt_backup.objects.bucket import ObjectArchived, ObjectMissing
-from ntt_backup.pack.age import CHUNK, HEAD, SEALED_CHUNK
+from ntt_backup.pack.age_encryption import CHUNK, HEAD, SEALED_CHUNK
 from ntt_backup.pack.format import Entry
 from ntt_backup.pack.names import PackKey, blob_key
 from ntt_backup.packstore import marker

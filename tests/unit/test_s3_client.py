@@ -12,8 +12,8 @@ from botocore.response import StreamingBody
 from urllib3.exceptions import SSLError
 
 from ntt_backup.client.throttle import SharedPace
+from ntt_backup.config.bandwidth_timetable import parse_timetable
 from ntt_backup.config.sections import RemoteSettings
-from ntt_backup.config.timetable import parse_timetable
 from ntt_backup.errors import RemoteDenied
 from ntt_backup.objects.bucket import ContentDamaged, ObjectExists, ObjectInfo
 from ntt_backup.objects.s3_bucket import S3Bucket, make_client

@@ -1,6 +1,6 @@
 """Sealed packs: what opens them, what they do not tell, and that nothing in them can be altered.
 
-A sealed pack is a file of age, see test_age.py; here it is read as a pack.
+A sealed pack is a file of age, see test_age_encryption.py; here it is read as a pack.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ntt_backup.config.signing_key import OF_PACKS, Origin, SigningKey, SigningKeys
-from ntt_backup.pack.age import CHUNK, HEAD, SealedForOthers, SealUnusable
+from ntt_backup.pack.age_encryption import CHUNK, HEAD, SealedForOthers, SealUnusable
 from ntt_backup.pack.format import TAIL_BYTES, PackError, read_trailer, write_trailer
 from ntt_backup.pack.reader import PackReader
 from tests.helpers.blobs import MIX, Person, noise, pack, ranges, reader, seal, sealed, text

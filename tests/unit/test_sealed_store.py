@@ -24,7 +24,7 @@ from ntt_backup.filestore.contract import (
     WholeFileDamaged,
 )
 from ntt_backup.filestore.sealed import ReadableSealedStore, SealedStore
-from ntt_backup.pack.age import CHUNK, HEAD, SEALED_CHUNK, sealed_size
+from ntt_backup.pack.age_encryption import CHUNK, HEAD, SEALED_CHUNK, sealed_size
 from ntt_backup.snapshot.names import SNAPSHOTS
 from tests.helpers.blobs import Person, noise
 from tests.helpers.memory_store import MemoryStore

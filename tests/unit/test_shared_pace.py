@@ -11,7 +11,7 @@ import pytest
 from ntt_backup.client.channel import Channel
 from ntt_backup.client.throttle import Limit, SharedPace
 from ntt_backup.client.transport import Local
-from ntt_backup.config.timetable import parse_timetable
+from ntt_backup.config.bandwidth_timetable import parse_timetable
 from ntt_backup.objects.s3_bucket import content_of
 
 RATE = 4_000_000

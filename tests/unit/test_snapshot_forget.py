@@ -13,7 +13,7 @@ from ntt_backup.dump.retention import Retention
 from ntt_backup.errors import ConfigError, RemoteDenied, RemoteUnreachable
 from ntt_backup.filestore.contract import StoredFile
 from ntt_backup.filestore.pins import put_pin, read_pins, remove_pins
-from ntt_backup.format import moment
+from ntt_backup.formatting import moment
 from ntt_backup.snapshot.format.manifest import END_BYTES
 from ntt_backup.snapshot.names import SNAPSHOTS
 from ntt_backup.snapshot.origins import NO_KEYS, Origins

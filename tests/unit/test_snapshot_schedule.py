@@ -13,7 +13,7 @@ import pytest
 from ntt_backup.config import Settings, load
 from ntt_backup.errors import BackupError, LockHeld, RemoteDenied, RemoteUnreachable, SourceError
 from ntt_backup.events import Event, Warning
-from ntt_backup.filestore.cache import directory_for
+from ntt_backup.filestore.local_cache import directory_for
 from ntt_backup.snapshot import job
 from ntt_backup.snapshot.events import SnapshotComplete, SnapshotFailed, SnapshotProgress
 from ntt_backup.snapshot.job import due_in, take_due

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ntt_backup.client.throttle import Limit, Pace
-from ntt_backup.config.timetable import parse_timetable
+from ntt_backup.config.bandwidth_timetable import parse_timetable
 from ntt_backup.process.spawn import die_with_parent
 from tests.helpers.waiting import wait_until
 

@@ -16,7 +16,7 @@ from blake3 import blake3
 from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.config.sealing import Keyring
 from ntt_backup.errors import ConfigError, DestinationError
-from ntt_backup.pack.age import HEAD, SEALED_CHUNK
+from ntt_backup.pack.age_encryption import HEAD, SEALED_CHUNK
 from ntt_backup.pack.format import TAIL_BYTES
 from ntt_backup.pack.reader import _FIRST_READ
 from ntt_backup.packstore import contents as giving

@@ -20,8 +20,14 @@ from ntt_backup import events
 from ntt_backup.daemon.listeners import Listener
 from ntt_backup.daemon.progress import WorkerStatus
 from ntt_backup.dump.events import DumpStart
-from ntt_backup.report.lines import FAILURES_SHOWN, JsonResult, PlainView, QuietView, make_views
 from ntt_backup.report.live import LiveView
+from ntt_backup.report.plain_output import (
+    FAILURES_SHOWN,
+    JsonResult,
+    PlainView,
+    QuietView,
+    make_views,
+)
 from ntt_backup.snapshot.events import SnapshotFailed, SnapshotProgress
 from tests.unit.sample_events import (
     BLOB_FAILED,

@@ -22,7 +22,7 @@ from ntt_backup.cli import options
 from ntt_backup.cli.global_options import Common, writing
 from ntt_backup.cli.options import SIZE, flag, value
 from ntt_backup.config import RemoteConfig, Settings
-from ntt_backup.format import printable
+from ntt_backup.formatting import printable
 
 
 def _numbers(text: str) -> tuple[int, ...]:

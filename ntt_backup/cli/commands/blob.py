@@ -28,7 +28,7 @@ from ntt_backup.cli.global_options import Common, open_catalog
 from ntt_backup.cli.options import IDENTITY, JSON, JSON_LINES, TIME, flag, value
 from ntt_backup.config import CatalogConfig, RemoteConfig
 from ntt_backup.errors import BackupError, complete
-from ntt_backup.format import many, moment, printable, size
+from ntt_backup.formatting import many, moment, printable, size
 from ntt_backup.model import OF_CHECKS, Blob, Reason
 
 _REASONS: Final = [one.value for one in Reason if one not in OF_CHECKS]

@@ -41,7 +41,7 @@ from ntt_backup.filestore.pins import (
     read_pins,
     remove_pins,
 )
-from ntt_backup.format import many, moment, printable, size, utc
+from ntt_backup.formatting import many, moment, printable, size, utc
 from ntt_backup.process.durable import durable_file
 
 _OF_LEDGER: Final = 1000

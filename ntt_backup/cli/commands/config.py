@@ -24,7 +24,7 @@ from ntt_backup.config import (
 )
 from ntt_backup.config.display import SettingInEffect, settings_in_effect
 from ntt_backup.errors import ConfigError
-from ntt_backup.format import many, printable
+from ntt_backup.formatting import many, printable
 
 
 @options.command(JSON, name="check")

@@ -12,9 +12,9 @@ from ntt_backup.cli import options, results
 from ntt_backup.cli.global_options import Common, open_catalog, refuse_paths, require_blobids
 from ntt_backup.cli.options import IDENTITY, RESULT, flag, repeated
 from ntt_backup.config import ALL_TARGETS, Settings
-from ntt_backup.config.timetable import Timetable
-from ntt_backup.format import duration, many, printable, size
-from ntt_backup.report.lines import pace
+from ntt_backup.config.bandwidth_timetable import Timetable
+from ntt_backup.formatting import duration, many, printable, size
+from ntt_backup.report.plain_output import pace
 from ntt_backup.restore.heal import Healed, Healing, Outcome, Suspects, nearest_first
 
 _KEPT: Final = 1000

@@ -19,11 +19,11 @@ from ntt_backup.config import RemoteConfig, StoreConfig
 from ntt_backup.config.sealing import Keyring, SealPolicy, require_sealing
 from ntt_backup.config.signing_key import Origin
 from ntt_backup.errors import SOME_FAILED, ConfigError
-from ntt_backup.format import amount, duration, many, printable, size
-from ntt_backup.pack.age import SealedForOthers
+from ntt_backup.formatting import amount, duration, many, printable, size
+from ntt_backup.pack.age_encryption import SealedForOthers
 from ntt_backup.pack.format import MAX_ENTRIES, PackError
 from ntt_backup.pack.reader import PackFile
-from ntt_backup.report.lines import time_left
+from ntt_backup.report.plain_output import time_left
 from ntt_backup.source.pack_file import Packed, list_store, pack_blobs
 
 if TYPE_CHECKING:
@@ -274,7 +274,7 @@ def mount(
 
 def _mount_target(common: Common) -> Callable[..., Built]:
     """Returns what mounts the target's packs. Raises ConfigError."""
-    from ntt_backup.filestore.cache import cache_of
+    from ntt_backup.filestore.local_cache import cache_of
     from ntt_backup.filestore.open import open_packs
     from ntt_backup.mount.packs_or_snapshot import mount_target
 

@@ -15,10 +15,10 @@ from ntt_backup.cli import options, results
 from ntt_backup.cli.global_options import Common, NamedFile, connect, read_blobids, require_blobids
 from ntt_backup.cli.options import DIR, IDENTITY, PATH, RESULT, GivenPath, flag, repeated, value
 from ntt_backup.config import RemoteConfig
+from ntt_backup.config.bandwidth_timetable import Timetable
 from ntt_backup.config.signing_key import Origin
-from ntt_backup.config.timetable import Timetable
 from ntt_backup.errors import ConfigError, complete
-from ntt_backup.format import duration, many, moment, printable, size
+from ntt_backup.formatting import duration, many, moment, printable, size
 from ntt_backup.model import WHOLE, Shard
 from ntt_backup.restore.blobs import Restored, Thaw, Wanted
 from ntt_backup.restore.blobs import restore as restore_blobs

@@ -21,12 +21,12 @@ from ntt_backup.cli import options, results
 from ntt_backup.cli.global_options import Common, open_catalog
 from ntt_backup.cli.options import JSON, ONLY_ERRORS, flag, value
 from ntt_backup.config import CatalogConfig, SendConfig, Settings
-from ntt_backup.config.timetable import describe_limit
+from ntt_backup.config.bandwidth_timetable import describe_limit
 from ntt_backup.daemon.listeners import Listener
 from ntt_backup.errors import complete
-from ntt_backup.format import amount, many, printable, size
+from ntt_backup.formatting import amount, many, printable, size
 from ntt_backup.model import PendingEstimate
-from ntt_backup.report.lines import JsonResult, make_views
+from ntt_backup.report.plain_output import JsonResult, make_views
 
 if TYPE_CHECKING:
     from ntt_backup.daemon.listeners import ListenerProcess

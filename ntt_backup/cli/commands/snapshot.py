@@ -28,8 +28,8 @@ from ntt_backup.filestore.contract import Area, ReadableStore
 from ntt_backup.filestore.open import open_store, open_to_read
 from ntt_backup.filestore.pins import pin_words, put_pin, read_pins, remove_pins
 from ntt_backup.filestore.reconnecting import ReconnectingStore
-from ntt_backup.format import duration, many, moment, printable, size, utc
-from ntt_backup.report.lines import ProgressLine, pace
+from ntt_backup.formatting import duration, many, moment, printable, size, utc
+from ntt_backup.report.plain_output import ProgressLine, pace
 from ntt_backup.snapshot.format.entry import DIRECTORY, FIFO, FILE, HARD_LINK, SYMLINK, Entry
 from ntt_backup.snapshot.names import SNAPSHOTS, SnapshotDamaged, require_set
 from ntt_backup.snapshot.origins import Origins

@@ -24,7 +24,7 @@ from ntt_backup.cli.options import JSON, flag, repeated, value
 from ntt_backup.cli.results import EachTarget
 from ntt_backup.config import ALL_TARGETS, CatalogConfig
 from ntt_backup.errors import SOME_FAILED, BackupError, ConfigError
-from ntt_backup.format import duration, printable, render_error
+from ntt_backup.formatting import duration, printable, render_error
 from ntt_backup.report.live import Watch, console_for, print_to
 from ntt_backup.report.status import Status, policy_fields, policy_lines, run_line
 from ntt_backup.report.target_facts import FactsReader, TargetFacts

@@ -22,9 +22,9 @@ from ntt_backup.cli.global_options import Common, NamedFile, open_catalog, writi
 from ntt_backup.cli.options import IDENTITY, JSON, PART, PATH, RESULT, SIZE, TIME, flag, value
 from ntt_backup.config import RemoteConfig, Settings, StoreConfig
 from ntt_backup.errors import SOME_FAILED, BackupError, ConfigError
-from ntt_backup.format import amount, duration, many, moment, printable, size
+from ntt_backup.formatting import amount, duration, many, moment, printable, size
 from ntt_backup.model import WHOLE, Reason
-from ntt_backup.report.lines import pace, time_left
+from ntt_backup.report.plain_output import pace, time_left
 from ntt_backup.source.store import Store
 
 # A lock in compliance mode that is longer by a mistake costs its storage that long.

@@ -13,7 +13,7 @@ from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import suppress
 
-from ntt_backup.format import printable
+from ntt_backup.formatting import printable
 from ntt_backup.snapshot.format.entry import Entry
 
 _AS_OWNER = 0o6000

@@ -21,7 +21,7 @@ from blake3 import blake3
 
 from ntt_backup.blobdir.descriptors import closing, write_all
 from ntt_backup.filestore.contract import ReadableStore
-from ntt_backup.format import many, printable
+from ntt_backup.formatting import many, printable
 from ntt_backup.process.durable import sync_below
 from ntt_backup.snapshot.format.block_map import (
     SUM,

@@ -35,7 +35,7 @@ from ntt_backup.errors import (
     complete,
 )
 from ntt_backup.filestore.contract import FileMissing, FileStore, StoredFileDamaged
-from ntt_backup.format import many
+from ntt_backup.formatting import many
 from ntt_backup.snapshot import names
 from ntt_backup.snapshot.format.block_map import MapWriter
 from ntt_backup.snapshot.format.entry import DIRECTORY, FIFO, FILE, HARD_LINK, SYMLINK, beginning_of

@@ -16,7 +16,7 @@ from blake3 import blake3
 from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.client.channel import Channel
 from ntt_backup.errors import RemoteDenied, SourceError
-from ntt_backup.format import many
+from ntt_backup.formatting import many
 from ntt_backup.model import Batch, Blob
 from ntt_backup.source.store import Store
 

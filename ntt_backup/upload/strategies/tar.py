@@ -34,8 +34,8 @@ from ntt_backup.client.remote_errors import (
     explain_gone,
     explain_root,
 )
+from ntt_backup.client.remote_shell import shell_script
 from ntt_backup.client.session_spec import SessionSpec
-from ntt_backup.client.shell import shell_script
 from ntt_backup.errors import BatchRejected, ProtocolViolation, SourceError
 from ntt_backup.model import Batch, Blob, total_size
 from ntt_backup.process.spawn import Child, start

@@ -24,11 +24,18 @@ from ntt_backup.blobdir.layout import UNKNOWN_IDENTITY, marker_text, read_marker
 from ntt_backup.client.channel import Channel
 from ntt_backup.client.connection import identity_in
 from ntt_backup.client.remote_errors import explain_root
+from ntt_backup.client.remote_shell import (
+    ANSWER,
+    ScriptAnswer,
+    ask,
+    late,
+    require_success,
+    shell_script,
+)
 from ntt_backup.client.session_spec import SessionSpec
-from ntt_backup.client.shell import ANSWER, ScriptAnswer, ask, late, require_success, shell_script
 from ntt_backup.client.transport import Transport
 from ntt_backup.errors import BackupError, RemoteCannotStore
-from ntt_backup.format import many
+from ntt_backup.formatting import many
 from ntt_backup.model import Batch, Receipt
 from ntt_backup.source.store import Store
 from ntt_backup.upload.strategies.probe import TRIAL_SECONDS, Facts, described, require_time, trial

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ntt_backup.config.timetable import Timetable, describe_limit, parse_timetable
+from ntt_backup.config.bandwidth_timetable import Timetable, describe_limit, parse_timetable
 
 MONDAY = datetime(2026, 3, 2)
 NAMES = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")

@@ -1,5 +1,6 @@
-"""Files of age are written and read: `age -d` opens them without this program, and any range of one
-is read by itself.
+"""Writes and reads files that are sealed by age, of which any range can be read by itself.
+
+`age -d` opens them without this program.
 
 The format is C2SP's age (https://c2sp.org/age) with X25519 recipients. After a header, which has
 the key of the file sealed for each recipient, come chunks of 64 KiB, each sealed by

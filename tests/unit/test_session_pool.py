@@ -10,8 +10,8 @@ from typing import cast
 import pytest
 
 from ntt_backup.client.backoff import Backoff, OutageClock
-from ntt_backup.client.pool import FRUITLESS, ReconnectingSession, SessionPool
 from ntt_backup.client.read_session import ReadSession
+from ntt_backup.client.session_pool import FRUITLESS, ReconnectingSession, SessionPool
 from ntt_backup.config import RemoteConfig
 from ntt_backup.errors import BackupError, RemoteUnreachable
 from ntt_backup.process import threads
@@ -121,7 +121,7 @@ def test_a_first_connection_that_fails_waits_for_one_that_has_not_begun(
         first.join()
 
     monkeypatch.setattr(pool, "_connect", connect)
-    monkeypatch.setattr("ntt_backup.client.pool.run_threads", one_after_the_other)
+    monkeypatch.setattr("ntt_backup.client.session_pool.run_threads", one_after_the_other)
     done: list[str] = []
     pool.run(2, lambda session: done.append(session.do(lambda _: "done")), lambda: None)
     assert (done, said) == (["done"] * 2, [LOST.message])

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ntt_backup.client.shell import ScriptAnswer, ask
+from ntt_backup.client.remote_shell import ScriptAnswer, ask
 from ntt_backup.client.transport import Local, Ssh
 from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.errors import BackupError, RemoteDenied, RemoteUnreachable, SourceError

@@ -25,7 +25,7 @@ from ntt_backup.client.read_session import ReadSession
 from ntt_backup.client.session_spec import SessionSpec
 from ntt_backup.client.throttle import SharedPace
 from ntt_backup.config import RemoteConfig
-from ntt_backup.config.timetable import Timetable
+from ntt_backup.config.bandwidth_timetable import Timetable
 from ntt_backup.errors import (
     BackupError,
     ProtocolViolation,

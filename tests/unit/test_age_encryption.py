@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ntt_backup.pack import age
-from ntt_backup.pack.age import (
+from ntt_backup.pack import age_encryption
+from ntt_backup.pack.age_encryption import (
     CHUNK,
     HEAD,
     SEALED_CHUNK,
@@ -221,7 +221,7 @@ def header(*stanzas: bytes, dashes: bytes = b" " + b"A" * 43 + b"\n") -> bytes:
 
 
 def share(data: bytes = bytes(31) + b"\1") -> bytes:
-    return age._encode(data)
+    return age_encryption._encode(data)
 
 
 HOSTILE = {
@@ -355,10 +355,10 @@ def bech32(prefix: str, data: bytes) -> str:
     checksum = 1
     for number in [*expanded, *numbers, *[0] * 6]:
         top, checksum = checksum >> 25, (checksum & 0x1FFFFFF) << 5 ^ number
-        for bit, generator in enumerate(age._GENERATORS):
+        for bit, generator in enumerate(age_encryption._GENERATORS):
             checksum ^= generator if top >> bit & 1 else 0
     numbers += [(checksum ^ 1) >> 5 * (5 - at) & 31 for at in range(6)]
-    return f"{prefix}1" + "".join(age._BECH32[number] for number in numbers)
+    return f"{prefix}1" + "".join(age_encryption._BECH32[number] for number in numbers)
 
 
 def test_the_tests_own_keys_are_right() -> None:

@@ -1,4 +1,4 @@
-"""Directories for what this machine keeps of targets, and the tables of packs in one of them.
+"""What this machine keeps of targets: a directory for each, and the tables of packs in it.
 
 It is a help and nothing more: it may be deleted at any time, processes share it, what comes out of
 it is checked like what comes from the bucket, and where nothing can be written nothing is kept.

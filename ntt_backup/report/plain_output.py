@@ -16,7 +16,7 @@ from typing import Any, Final, Self, TextIO
 from ntt_backup import events
 from ntt_backup.daemon.listeners import Listener
 from ntt_backup.errors import SOME_FAILED, BackupError
-from ntt_backup.format import duration, printable, size
+from ntt_backup.formatting import duration, printable, size
 
 FAILURES_SHOWN: Final = 20
 _OF_AN_ERROR: Final = ("exit_code", "message", "detail", "hint")

@@ -8,7 +8,16 @@ from datetime import UTC, datetime
 import pytest
 
 from ntt_backup.errors import ConfigError, RemoteUnreachable
-from ntt_backup.format import duration, many, moment, printable, rate, render_error, size, use_iec
+from ntt_backup.formatting import (
+    duration,
+    many,
+    moment,
+    printable,
+    rate,
+    render_error,
+    size,
+    use_iec,
+)
 
 
 def test_printable_keeps_words_and_joins_lines() -> None:

@@ -21,7 +21,7 @@ from typing import Annotated, Final
 from pydantic import BeforeValidator
 
 from ntt_backup.config.values import Needs, parse_size, refused
-from ntt_backup.format import size
+from ntt_backup.formatting import size
 
 _LEAST: Final = 1024
 _MOST: Final = 10**15
