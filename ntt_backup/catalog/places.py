@@ -20,13 +20,22 @@ from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
 from ntt_backup.catalog import ledger
-from ntt_backup.catalog.connection import Connection, fragment, statement, translated
+from ntt_backup.catalog.connection import (
+    Connection,
+    configure,
+    fragment,
+    statement,
+    translated,
+)
 from ntt_backup.catalog.range_locks import lock_class
 from ntt_backup.formatting import printable
 from ntt_backup.model import Blob
 
 # A row may become visible so long after it has got its key: that long its transaction lasted.
 _LATE: Final = timedelta(hours=1)
+# What is counted at most, and how many rows are read at once.
+_COUNTED: Final = 100_000
+_PAGE: Final = 2000
 # No target's name has a slash.
 _READING: Final = {"class": lock_class("places/")}
 _REGISTERING: Final = {"class": lock_class("origins/")}
@@ -178,6 +187,9 @@ def register(
             into.write(block)
     values = {"origin": current.origin, "versions": versions}
     ((rows, key),) = conn.rows("last_staged")
+    # Of all places a step needs few: each is looked up.
+    for way in ("enable_hashjoin", "enable_mergejoin"):
+        configure(conn, way, "off", local=True)
     conn.rows("match_staged")
     back = conn.execute(statement("come_back")).rowcount
     conn.rows("correct_unread")
@@ -197,6 +209,8 @@ def end_pass(conn: Connection, current: Pass) -> int:
         gone = 0
         if current.whole:
             values = {"origin": current.origin, "began": current.began_at}
+            # What was seen has no statistics, and no index: it has to be read once.
+            configure(conn, "enable_nestloop", "off", local=True)
             ((gone,),) = conn.rows("mark_gone", values)
             conn.rows("forget_seen", {"origin": current.origin})
         ((now,),) = conn.rows("server_time")
@@ -294,6 +308,65 @@ def places_of(conn: Connection, blobids: Iterable[str]) -> Mapping[str, Sequence
     for blobid, path in conn.ask("find files", "places_of", blobids=list(blobids)):
         found.setdefault(blobid, []).append(path)
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """The numbers of files that go by their paths.
+
+    Attributes:
+        listed: Those that their origins give; an estimate where they are many.
+        unread: Those that were not read yet.
+        failed: Those that could not be read, or were changed since.
+        gone: Those that no origin gives any more.
+        registered_at: When the last pass over an origin has ended.
+    """
+
+    listed: int
+    unread: int
+    failed: int
+    gone: int
+    registered_at: datetime | None
+
+
+class FailedFile(NamedTuple):
+    """A file that could not be read, or was changed since it was read."""
+
+    path: bytes
+    reason: str
+    detail: str
+    registered_at: datetime
+
+
+def count_files(conn: Connection) -> Files:
+    """Counts the files; from 100,000 on, what is not listed at least so many."""
+    parts = {name: fragment(name) for name in ("unread", "failed", "gone")}
+    with translated("count its files"):
+        return Files(*conn.rows("files_of_origins", {"limit": _COUNTED}, **parts)[0])
+
+
+def iter_failed_files(conn: Connection, reason: str | None = None) -> Iterator[FailedFile]:
+    """Yields the files that failed, in constant memory. reason: of which alone; None for all."""
+    past, found = 0, _PAGE
+    while found == _PAGE:
+        values = {"past": past, "reason": reason, "limit": _PAGE}
+        with translated("list failed files"):
+            rows = conn.rows("failed_files", values, failed=fragment("failed"))
+        yield from (FailedFile(*row) for _, *row in rows)
+        found, past = len(rows), rows[-1][0] if rows else 0
+
+
+def requeue_files(conn: Connection, reason: str | None = None) -> int:
+    """Has failed files read again, all or those of a reason; returns how many.
+
+    A file that was changed since it was read gets a new version.
+    """
+    with translated("requeue failed files"), conn.transaction():
+        rows = conn.rows("requeue_files", {"reason": reason}, failed=fragment("failed"))
+        again = [(origin, path) for origin, path, is_read in rows if is_read]
+        values = {"origins": [one for one, _ in again], "paths": [path for _, path in again]}
+        conn.rows("register_again", values)
+    return len(rows)
 
 
 def listed_blobs(conn: Connection, prefix: str) -> Iterator[tuple[str, int]]:

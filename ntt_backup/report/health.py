@@ -187,6 +187,12 @@ def _blobs(facts: TargetFacts) -> Iterator[Point]:
             f"{many(totals.failed, 'blob')} could not be copied, which somebody said is known",
             "`ntt-backup-remote failed` lists them",
         )
+    if facts.files is not None and facts.files.failed:
+        yield _act(
+            f"{many(facts.files.failed, 'listed file')} could not be read, or was changed since",
+            "Fix the causes that `ntt-backup-remote failed` lists, then run `ntt-backup-remote"
+            " requeue`",
+        )
     yield from _marks(facts)
     if again := sum(totals.pending_by_reason.values()):
         yield _wait(

@@ -96,6 +96,7 @@ METRICS: Final[Mapping[str, Metric]] = {
     "blobs_still_failed": Metric(
         "Blobs that are failed now, by whatever run, without those that somebody says to know of."
     ),
+    "files": Metric("Files that go by their paths: listed, unread, failed and gone.", "state"),
     "blobs_pending": Metric("Blobs still to send; may be an estimate; missing until it is known."),
     "eta_seconds": Metric("Until nothing is pending; missing while that is not known."),
     "link_bytes_per_second": Metric(
@@ -324,6 +325,8 @@ class Figures:
                 when = one.ended_at.timestamp()
                 self.note("last_check_timestamp_seconds", when, target, one.command)
         self.set("blobs_still_failed", facts.unknown, target=target)
+        for state in ("listed", "unread", "failed", "gone") if facts.files is not None else ():
+            self.set("files", getattr(facts.files, state), target=target, state=state)
 
     def forget(self, name: str, **labels: str) -> None:
         """Removes a figure that is not known any more."""

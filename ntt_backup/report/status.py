@@ -14,6 +14,7 @@ from rich.text import Text
 from ntt_backup.audit.object_locks import TargetLock
 from ntt_backup.catalog.history import DumpRun, Run
 from ntt_backup.catalog.identities import Place
+from ntt_backup.catalog.places import Files
 from ntt_backup.catalog.proofs import COPY_STATES, Kind, ProofCount, Unproved
 from ntt_backup.catalog.range_locks import range_name
 from ntt_backup.catalog.stats import Totals
@@ -76,6 +77,7 @@ class Status:
             **asdict(facts.totals),
             "unproved": _plain(facts.unproved) if facts.unproved is not None else None,
             "policy": policy_fields(facts.count, facts.settings.policy.copies),
+            "files": _plain(facts.files) if facts.files is not None else None,
             "objects": asdict(facts.stored) if facts.stored is not None else None,
             "last_run": _plain(self._fresh_runs[0]) if facts.runs else None,
             "under_way": [
@@ -127,6 +129,8 @@ class Status:
         yield "safety", self._verdict.safety
         for point in self._verdict.points:
             yield point.level.words, f"{point.what}{f'; {point.do}' if point.do else ''}"
+        if (files := facts.files) is not None:
+            yield "files", files_line(files)
         yield from _totals(facts.totals)
         yield from self._objects()
         yield from self._work()
@@ -200,7 +204,9 @@ class Status:
         return None if taken is None or every is None else taken + timedelta(seconds=every)
 
 
-def _plain(record: Run | DumpRun | Last | Newest | TargetLock | Unproved | Place) -> dict[str, Any]:
+def _plain(
+    record: Run | DumpRun | Files | Last | Newest | TargetLock | Unproved | Place,
+) -> dict[str, Any]:
     return {name: json_value(value) for name, value in asdict(record).items()}
 
 
@@ -275,6 +281,15 @@ def _totals(totals: Totals) -> list[tuple[str, str]]:
         text = many(totals.without_blobid, "row has", "rows have")
         rows.append(("", f"{text} no blobid: never sent"))
     return rows
+
+
+def files_line(files: Files) -> str:
+    """Returns a line about the files that go by their paths."""
+    said = f"{many(files.listed, 'file')} listed"
+    if files.registered_at is not None:
+        said += f", last {moment(files.registered_at)}"
+    rest = (("not read yet", files.unread), ("failed", files.failed), ("gone", files.gone))
+    return "; ".join([said, *(f"{count:,} {what}" for what, count in rest if count)])
 
 
 def run_line(run: Run, lasted: str = "") -> str:

@@ -18,7 +18,15 @@ from datetime import UTC, datetime
 from typing import Any, Final, Self, TypeVar, cast
 
 from ntt_backup.audit.object_locks import TargetLock, known_lock
-from ntt_backup.catalog import connection, history, identities, proofs, range_locks, stats
+from ntt_backup.catalog import (
+    connection,
+    history,
+    identities,
+    places,
+    proofs,
+    range_locks,
+    stats,
+)
 from ntt_backup.catalog.failures import FailedBlob
 from ntt_backup.catalog.schema_check import verify_schema
 from ntt_backup.config import CatalogConfig, application_name
@@ -60,6 +68,7 @@ class TargetFacts:
         contact: The first contact with the target.
         unproved: The copied blobs that nobody has checked since.
         count: The last count of proved copies, on all targets.
+        files: The files that go by their paths; None where names are hashes.
 
     `holders` and `stored` are for `status` alone; `hours`, `examples` and `proved` for the page;
     `end` for listeners to runs.
@@ -79,6 +88,7 @@ class TargetFacts:
     contact: proofs.Contact | None = None
     unproved: proofs.Unproved | None = None
     count: proofs.ProofCount | None = None
+    files: places.Files | None = None
     runs: Sequence[history.Run] = ()
     dumps: Sequence[history.DumpRun] = ()
     checks: Sequence[history.CheckRun] = ()
@@ -126,6 +136,8 @@ class TargetFacts:
         self.contact = proofs.first_contact(conn, target)
         self.unproved = proofs.unproved(conn, target, self.contact, exact=exact)
         self.count = proofs.kept_count(conn, self.settings.targets, self.settings.policy.proved)
+        if self.settings.by_path:
+            self.files = places.count_files(conn)
         self.holders = range_locks.holders(conn, target)
         if remote is not None and remote.packs:
             self.stored = stats.stored_objects(conn, target, LARGE_BLOB, exact=exact)
@@ -220,6 +232,8 @@ class FactsReader:
             found.unproved = part(
                 lambda: proofs.unproved(conn, target, contact), None, "unproved", _SLOW_SECONDS
             )
+        if found.settings.by_path:
+            found.files = part(lambda: places.count_files(conn), None, "files", _SOON_SECONDS)
         if self._page:
             found.runs = part(lambda: history.recent_runs(conn, target, _RUNS), [])
             found.dumps = part(lambda: history.recent_dumps(conn, target, _DUMPS), [])

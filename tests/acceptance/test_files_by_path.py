@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import time
 from pathlib import Path
 
 import psycopg
@@ -85,7 +87,7 @@ def test_what_is_wrong_with_a_file_is_said_and_the_others_are_copied(
     application.add(str(outside), size=None)
     application.add("sum", size=3, sum="0" * 32)
     (listed / "a" / "one.txt").write_bytes(b"longer than it was")
-    done = env.call("run", expect=7)
+    env.call("run", expect=7)
     found = places(env)
     assert {name: why for name, why in found.items() if why is not None} == {
         "missing": "missing",
@@ -101,4 +103,100 @@ def test_what_is_wrong_with_a_file_is_said_and_the_others_are_copied(
     assert set(env.copied()) == blobids()  # b/same has the content of a/one.txt.
     assert blake3(b"secret").hexdigest() not in {Path(name).name for name in env.on_remote()}
     assert len(env.events("file_failed")) == 9
-    assert done.returncode == 7
+    status = env.status()
+    assert status["files"] == {
+        "listed": 13,
+        "unread": 0,
+        "failed": 9,
+        "gone": 0,
+        "registered_at": status["files"]["registered_at"],
+    }
+    assert status["health"]["level"] == "action_required"
+    said = env.call("failed", "--json", "--reason", "wrong-size", expect=0).stdout
+    assert [json.loads(line)["path"] for line in said.splitlines()] == ["a/one.txt"]
+
+    (listed / "missing").write_bytes(b"found")
+    application.owner.execute("update files set sum = null where path = 'sum'")
+    env.call("scan", "--restart", expect=0)
+    env.call("requeue", expect=0)
+    env.call("run", expect=7)
+    assert places(env)["missing"] is None
+    assert blake3(b"found").hexdigest() in env.copied()
+
+
+def test_a_watching_run_takes_what_is_listed_later(
+    env: Environment, listed: Path, application: Application
+) -> None:
+    listens = {"every": 3600, "channel": "new files"}
+    env.write_config(**{"catalog.from": listens}, run={"poll_interval": 0.2})
+    with env.running("run", "--watch"):
+        env.await_copied(blobids())
+        (listed / "later").write_bytes(b"later")
+        application.add("later", size=5)
+        application.owner.execute('notify "new files"')
+        env.await_copied(blobids() | {blake3(b"later").hexdigest()})
+
+
+def test_a_file_that_is_young_waits_unless_its_checksum_is_right(
+    env: Environment, listed: Path, application: Application
+) -> None:
+    env.write_config(source={"grace": 3600})
+    content = b"checked"
+    (listed / "checked").write_bytes(content)
+    application.add("checked", size=7, sum=hashlib.sha1(content).hexdigest())
+    old = time.time() - 7200
+    os.utime(listed / "large", (old, old))
+    env.call("run", expect=0)
+    # The time of change of a file cannot be set back.
+    assert set(env.copied()) == {blake3(content).hexdigest()}
+    assert env.status()["files"]["unread"] == len(CONTENTS)
+    env.write_config(source={"grace": 0})
+    with psycopg.connect(env.url) as conn:
+        conn.execute("update ntt_backup.places set wait_until = now()")
+    env.call("run", expect=0)
+    assert set(env.copied()) == blobids() | {blake3(content).hexdigest()}
+
+
+def test_a_changed_file_gets_a_version_where_that_is_wanted(
+    env: Environment, listed: Path, application: Application
+) -> None:
+    env.write_config(**{"catalog.from": {"on_change": "version"}})
+    env.call("run", expect=0)
+    (listed / "large").write_bytes(b"small")
+    application.owner.execute("update files set size = 5 where path = 'large'")
+    env.call("scan", "--restart", expect=0)
+    env.call("run", expect=0)
+    assert set(env.copied()) == blobids() | {blake3(b"small").hexdigest()}
+
+
+def test_a_root_that_is_not_mounted_loses_nothing(
+    env: Environment, listed: Path, application: Application
+) -> None:
+    application.add(*map(str, range(2000)), size=None)
+    env.call("scan", expect=0)
+    listed.rename(listed.with_name("elsewhere"))
+    listed.mkdir()
+    env.write_config(run={"outage_timeout": 0})
+    assert env.call("run").returncode == 2
+    assert set(places(env).values()) == {None}
+    (listed / "lost+found").mkdir()  # Of another disk: not empty, and most files are not on it.
+    assert env.call("run").returncode == 2
+    assert set(places(env).values()) == {None}
+    (listed / "lost+found").rmdir()
+    listed.rmdir()
+    listed.with_name("elsewhere").rename(listed)
+    env.write_config(run={"max_failed_share": 1})
+    env.call("run", expect=7)
+    assert set(env.copied()) == blobids()
+
+
+def test_the_database_of_the_query_may_be_away(
+    env: Environment, listed: Path, application: Application
+) -> None:
+    env.call("run", expect=0)
+    env.write_config(**{"catalog.from": {"url": "host=/nowhere dbname=application"}})
+    with psycopg.connect(env.url) as conn:
+        conn.execute("update ntt_backup.origins set ended_at = ended_at - interval '1 day'")
+    env.call("run", expect=7)
+    (event,) = env.events("files_failed")
+    assert "the database of catalog.from" in event["message"]

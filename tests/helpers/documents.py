@@ -22,6 +22,7 @@ import ntt_backup.snapshot.events  # noqa: F401 - their classes are events, too
 from ntt_backup.audit.object_locks import TargetLock
 from ntt_backup.catalog.history import DumpRun, Run
 from ntt_backup.catalog.identities import Place
+from ntt_backup.catalog.places import Files
 from ntt_backup.catalog.proofs import COPY_STATES, Unproved
 from ntt_backup.catalog.stats import StoredObjects, Totals
 from ntt_backup.daemon.control_socket import DaemonReport
@@ -115,6 +116,7 @@ def status_schema() -> dict[str, Any]:
         Totals,
         Place,
         Unproved,
+        Files,
         StoredObjects,
         Run,
         DumpRun,
@@ -167,6 +169,7 @@ def status_schema() -> dict[str, Any]:
                     kinds=_list(_object(blobs=count, first=text, targets=_each(state))),
                 )
             ),
+            files=_or_null(_ref("Files")),
             objects=_or_null(_ref("StoredObjects")),
             last_run=_or_null(_ref("Run")),
             under_way=_list(under_way),

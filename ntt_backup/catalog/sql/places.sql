@@ -169,6 +169,53 @@ order by gone_at is not null, id;
 select origin, extract(epoch from clock_timestamp() - ended_at)::double precision
 from ntt_backup.origins where ended_at is not null and began_at is null;
 
+-- name: files_of_origins
+-- How many files there are: listed, as the server estimates it where they are many, still to be read,
+-- failed, gone; and when the last pass has ended. The last three are counted up to a limit.
+select
+    case when reltuples > %(limit)s then reltuples::bigint else (
+        select count(*) from ntt_backup.places where gone_at is null and replaced_at is null
+    ) end,
+    (select count(*) from (select from ntt_backup.places where {unread} limit %(limit)s) as u),
+    (select count(*) from (select from ntt_backup.places where {failed} limit %(limit)s) as f),
+    (select count(*) from (select from ntt_backup.places where {gone} limit %(limit)s) as g),
+    (select max(ended_at) from ntt_backup.origins)
+from pg_class where oid = 'ntt_backup.places'::regclass;
+
+-- name: gone
+-- Whether a file is no longer listed, as a part of other queries.
+gone_at is not null and replaced_at is null
+
+-- name: failed
+-- Whether a listed file could not be read, or was changed, as a part of other queries.
+failed is not null and gone_at is null and replaced_at is null
+
+-- name: failed_files
+-- The next files that failed.
+select id, path, failed, coalesce(detail, ''), registered_at from ntt_backup.places
+where {failed} and id > %(past)s and (%(reason)s::text is null or failed = %(reason)s)
+order by id limit %(limit)s;
+
+-- name: requeue_files
+-- Has files that failed read again; those that were changed get a new version.
+with failed as (
+    select id, origin, path, blobid is not null as is_read from ntt_backup.places
+    where {failed} and (%(reason)s::text is null or failed = %(reason)s)
+), again as (
+    update ntt_backup.places as p
+    set failed = null, detail = null, replaced_at = case when f.is_read then now() end
+    from failed as f where p.id = f.id
+    returning p.id
+)
+select f.origin, f.path, f.is_read from failed as f join again as a on a.id = f.id;
+
+-- name: register_again
+-- Registers new versions of files.
+insert into ntt_backup.places (id, origin, path)
+select (select coalesce(max(id), 0) from ntt_backup.places) + row_number() over (order by path), origin, path
+from unnest(%(origins)s::text[], %(paths)s::bytea[]) as again (origin, path)
+on conflict do nothing;
+
 -- name: listed_blobs
 -- The blobs with a prefix of which a file is listed, in order of bytes.
 select blobid, max(size) from ntt_backup.places

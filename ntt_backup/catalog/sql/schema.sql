@@ -249,6 +249,7 @@ create index if not exists places_blobid on ntt_backup.places (blobid);
 create index if not exists places_unread on ntt_backup.places (id)
     where blobid is null and failed is null and gone_at is null and replaced_at is null;
 create index if not exists places_failed on ntt_backup.places (id) where failed is not null;
+create index if not exists places_gone on ntt_backup.places (gone_at) where gone_at is not null;
 
 -- How far the passes over each origin of places got. definition: of what. whole: whether the pass that
 -- began_at (null: none is under way) sees all rows, and how many it has seen that were known. key: of its last row. mark, last_mark: the keys at the

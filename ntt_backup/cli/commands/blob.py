@@ -22,16 +22,23 @@ from ntt_backup.catalog.failures import (
     iter_failed,
     ledger_of,
 )
-from ntt_backup.catalog.places import places_of, shown_path
+from ntt_backup.catalog.places import (
+    iter_failed_files,
+    places_of,
+    requeue_files,
+    shown_path,
+)
 from ntt_backup.cli import options, results
 from ntt_backup.cli.global_options import Common, open_catalog
 from ntt_backup.cli.options import IDENTITY, JSON, JSON_LINES, TIME, flag, value
 from ntt_backup.config import CatalogConfig, RemoteConfig
 from ntt_backup.errors import BackupError, complete
-from ntt_backup.formatting import many, moment, printable, size
-from ntt_backup.model import OF_CHECKS, Blob, Reason
+from ntt_backup.formatting import many, moment, printable, size, utc
+from ntt_backup.model import OF_CHECKS, Blob, FileReason, Reason
 
-_REASONS: Final = [one.value for one in Reason if one not in OF_CHECKS]
+_REASONS: Final = list(
+    dict.fromkeys(one.value for one in (*Reason, *FileReason) if one not in OF_CHECKS)
+)
 _CUT: Final = (
     "so much is pending that blobs which another program marked as failed were not found in time;"
     f" to look for them however long it takes: ntt-backup-remote failed --reason {UNKNOWN}"
@@ -87,9 +94,17 @@ def failed(
             print(json.dumps(results.fields_of(one)) if as_json else _line(one))
             count += 1
             reasons.add(one.reason)
+        files = iter_failed_files(conn, reason) if settings.by_path and since is None else ()
+        for file in islice(files, None if limit is None else limit - count):
+            path, at = shown_path(file.path), file.registered_at
+            fields = {"path": path, "reason": file.reason, "detail": file.detail}
+            said = printable(f"{path}  {file.reason}  since {moment(at)}  {file.detail}".rstrip())
+            print(json.dumps({**fields, "registered_at": utc(at)}) if as_json else said)
+            count += 1
     if not as_json:
         more = ", and perhaps more" if count == limit else ""
-        click.echo(f"{many(count, 'blob')} failed{more}" if count else "nothing failed")
+        what = ("blob or file", "blobs and files") if settings.by_path else ("blob", "blobs")
+        click.echo(f"{many(count, *what)} failed{more}" if count else "nothing failed")
         if reasons:
             click.echo(complete("what to do by reason, and then: ntt-backup-remote requeue"))
         for one_of_them, text in ADVICE.items():
@@ -122,10 +137,13 @@ def requeue(common: Common, blobids: tuple[str, ...], reason: str | None) -> Non
     with open_catalog(settings, "requeue") as conn:
         names = {find_blob(conn, one) for one in blobids}
         count = ledger.requeue(conn, settings.target, reason, sorted(names) if names else None)
+        files = requeue_files(conn, reason) if settings.by_path and not names else 0
     others = len(names) - count
     left = f"; {many(others, 'other was', 'others were')} not failed" if others > 0 else ""
     said = f"{many(count, 'blob')} pending again{left}"
-    results.tell({"target": settings.target, "requeued": count}, [said])
+    if files:
+        said += f"; {many(files, 'file is', 'files are')} read again"
+    results.tell({"target": settings.target, "requeued": count, "files": files}, [said])
 
 
 @options.command(IDENTITY, JSON)
