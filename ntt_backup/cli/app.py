@@ -59,15 +59,16 @@ class _Program(LazyGroup):
     default=DEFAULT_TARGET,
     show_default=True,
     shell_complete=options.target_names,
-    help="Name of the remote to work with. For run, status, serve, config check and the commands"
-    " to a daemon (pause, resume, bwlimit, now, stop) also several, as a,b, or all.",
+    help="Name of the target to work with. The commands run, status, serve, config check, and"
+    " those for a running daemon (pause, resume, bwlimit, now, stop) also accept several names"
+    " (a,b) or all.",
 )
 @click.option(
     "--sizes",
     type=click.Choice(["si", "iec"]),
     default="si",
     envvar="NTT_SIZES",
-    help="Units that are shown: si for MB (10^6 bytes), iec for MiB; default: NTT_SIZES, else si.",
+    help="Units in the output: si for MB (10^6 bytes), iec for MiB; default: NTT_SIZES, else si.",
 )
 @click.option("-v", "--verbose", is_flag=True, help="Show the traceback of an unforeseen error.")
 @click.version_option(__version__, prog_name=PROGRAM)
@@ -77,9 +78,9 @@ def cli(
 ) -> None:
     """Back up a content-addressed store: over ssh, to a disk, or to a bucket.
 
-    Exit codes: 0 done, 1 unforeseen, 2 usage or configuration, 3 another coordinator runs, 4
-    catalog, 5 remote unreachable, 6 remote cannot store, 7 finished but something failed or was
-    found wrong, 8 no daemon runs to be asked, 130/143 stopped by a signal.
+    Exit codes: 0 done, 1 unforeseen error, 2 usage or configuration, 3 another coordinator is
+    running, 4 catalog, 5 remote unreachable, 6 remote cannot store, 7 finished but something failed
+    or was found wrong, 8 no daemon is running, 130/143 stopped by a signal.
     """
     context.obj = Common(config, target)
     use_iec(iec=sizes == "iec")

@@ -22,46 +22,46 @@ PROGRAM: Final = "ntt-backup-remote"
 SECTIONS: Final = {
     "Every day": {
         "run": "Send the pending blobs to the remote.",
-        "status": "Show what is pending, copied and failed, and who works.",
+        "status": "Show what is pending, copied and failed, and which workers run.",
         "runs": "List the last runs: when, how they ended, what they copied.",
         "check": "Check everything that a run needs.",
         "verify": "Check the blobs on the remote by their hashes.",
         "drill": "Prove that everything can be restored.",
-        "protect": "Renew the object locks of all that is in a bucket.",
+        "protect": "Renew the object locks of everything in a bucket.",
         "dump": "Dump the catalog to the remote, and remove old dumps.",
-        "dumps": "List the dumps of the catalog on the remote, remove or pin some.",
-        "snapshot": "Keep versions of files that change in place, and bring them back.",
+        "dumps": "List dumps of the catalog on the remote; remove, pin or fetch them.",
+        "snapshot": "Keep versions of files that change in place, and restore them.",
     },
     "On a bad day": {
         "failed": "List the blobs that failed: why, since when, how often.",
-        "show": "Tell everything that is known of one blob.",
+        "show": "Show everything that is known about one blob.",
         "requeue": "Make failed blobs pending again.",
         "reconcile": "Compare catalog, store and remote by name and size.",
         "restore": "Restore blobs, or the catalog, from the remote.",
-        "heal": "Bring back into the store what it lost or what rotted in it.",
+        "heal": "Restore missing or damaged blobs of the store from the targets.",
     },
     "Set up": {
         "demo": "Back up an example store, all on this machine.",
         "config": "Show or check the configuration.",
         "init-db": "Create the catalog, or add what an existing one lacks.",
-        "scan": "Register in the catalog what only the store has.",
+        "scan": "Register blobs of the store that the catalog lacks.",
         "bench": "Measure the link, and the ways to send blobs over it.",
         "install-service": "Install the service for systemd, or remove it.",
         "install-receiver": "Prepare an ssh key that can only back up.",
-        "completion": "Print the code that lets a shell complete commands, options and names.",
+        "completion": "Print the shell code that completes commands, options and names.",
         "man": "Print the man page, or write it into a directory.",
     },
     "A running daemon": {
         "pause": "Make a running daemon send nothing until it is resumed.",
         "resume": "Make a paused daemon continue.",
-        "bwlimit": "Set how fast a running daemon may send.",
-        "now": "Make a running daemon look for work, and do what is due, at once.",
-        "stop": "End a running daemon after what is in flight.",
+        "bwlimit": "Limit the bandwidth of a running daemon.",
+        "now": "Make a running daemon look for work, and do what is due, immediately.",
+        "stop": "Stop a running daemon after the batches in flight.",
         "serve": "Show the state of all targets as a web page.",
-        "notify": "Send a notice, to see whether it arrives.",
+        "notify": "Send a test notice.",
     },
     "Pack files and mounts": {
-        "pack": "Pack blobs into one file, or look into one.",
+        "pack": "Pack blobs into one file, or examine such a file.",
         "unpack": "Unpack pack files into a directory.",
         "mount": "Mount packs as a directory of blobs, or a snapshot as a tree of files.",
     },
@@ -71,8 +71,8 @@ _GROUPS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     "bench": (
         """Measure the link, and the ways to send blobs over it.
 
-        Nothing is marked in the catalog, and what is sent is removed from the remote again. A
-        bucket that would keep it is left alone without --yes.
+        The catalog is not changed, and everything that is sent is removed from the remote again. A
+        bucket that would keep the objects is not used without --yes.
         """,
         {
             "link": "Measure the link: round trip, handshake, and throughput by number of streams.",
@@ -83,30 +83,29 @@ _GROUPS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     "config": (
         """Show or check the configuration.
 
-        Neither the catalog nor the remote is asked: the command `check`, without `config`, does
-        that.
+        These commands contact neither the catalog nor the remote; the command `check` does that.
         """,
         {
             "check": "Check the configuration, for all targets.",
-            "show": "Show every setting with its value, and where that comes from.",
+            "show": "Show every setting with its value, and the source of the value.",
         },
     ),
     "snapshot": (
-        """Keep versions of files that change in place, and bring them back.
+        """Keep versions of files that change in place, and restore them.
 
-        A set has a name and paths. Each `take` makes a version of it on the target, and sends what
-        has changed since the last one.
+        A set has a name and paths. Each `take` makes a version of the set on the target, and sends
+        what has changed since the last version.
         """,
         {
             "diff": "Show what differs between two versions.",
-            "forget": "Remove versions that are not to be kept.",
+            "forget": "Remove versions that the retention does not keep.",
             "list": "List the versions of a set, or of all.",
             "pin": "Keep a version until it is unpinned, whatever the retention says.",
             "restore": "Restore a version, or a part of it, into a directory.",
-            "show": "Show a version, the newest where none is named.",
+            "show": "Show a version; without VERSION the newest.",
             "take": "Make a version of a set on the target.",
-            "unpin": "Take the pins of a version away: the retention decides about it again.",
-            "verify": "Check that versions are there as they were taken.",
+            "unpin": "Remove the pins of a version; the retention applies to it again.",
+            "verify": "Check that versions are complete and unchanged.",
         },
     ),
 }

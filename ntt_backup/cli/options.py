@@ -194,7 +194,7 @@ def _quiet(text: str) -> click.Option:
 
 
 JSON: Final = _json("Print one JSON object.")
-JSON_LINES: Final = _json("Print one JSON object a line, for each.")
+JSON_LINES: Final = _json("Print one JSON object per line.")
 ONLY_ERRORS: Final = _quiet("Print only errors.")
 # Of a command that prints a result at the end.
 RESULT: Final = (JSON, _quiet("Print only the result at the end."))
@@ -223,13 +223,15 @@ def told() -> None:
 
 def prefix(verb: str) -> Decorator:
     """Returns the option --prefix of a command that does something with blobs."""
-    text = f"{verb} only blobids that begin so; 00 is 1/256 of all."
+    text = f"{verb} only blobids that begin with PREFIX; 00 is 1/256 of all."
     return value("--prefix", _PREFIX, text, default="")
 
 
 def shard(verb: str) -> Decorator:
     """Returns the option --shard of a command that does something with blobs."""
-    text = f"{verb} only part I of N equal parts of all blobs; auto: as Slurm or Kubernetes says."
+    text = (
+        f"{verb} only part I of N equal parts of all blobs; auto: as Slurm or Kubernetes assigns."
+    )
     kind = parsed("shard", _shard, "a part of N, from 1/N to N/N, or auto")
     return value("--shard", kind, text, metavar="I/N")
 
@@ -263,7 +265,7 @@ def destination(text: str) -> Decorator:
 
 def bwlimit(what: str) -> Decorator:
     """Returns the option --bwlimit of a command that fetches blobs. what: What is limited."""
-    text = f"Bytes a second {what}, for example 10MB, or a timetable as of run.bwlimit."
+    text = f"Bytes a second {what}, such as 10MB, or a timetable as in run.bwlimit."
     return value("--bwlimit", RATE, text)
 
 
@@ -271,13 +273,14 @@ def of_dump(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds --trust-target and --allow-superuser of a command that restores a dump."""
     trust_target = flag(
         "--trust-target",
-        "Where no dump is known to be of this host, take one of which nothing proves who made"
-        " it: only rows of blobs and of our own tables come back from that.",
+        "If no dump is proved to be of this host, use a dump of unknown origin. Only rows of"
+        " blobs and of our own tables are restored from it.",
     )
     allow_superuser = flag(
         "--allow-superuser",
-        "Restore the dump as the user of the database, even a superuser: what only a superuser"
-        " may make comes back, and code in the dump runs with that user's rights.",
+        "Restore the dump as the user of the database, even if that is a superuser. Objects"
+        " that only a superuser may create are restored, too, but code in the dump runs with"
+        " the rights of that user.",
     )
     return trust_target(allow_superuser(command))
 

@@ -1,4 +1,4 @@
-"""Heal brings back into the store what it lost, or what rotted in it, from the targets.
+"""Heal restores missing or damaged blobs of the store from the targets.
 
 No other module writes into the store. A blob is examined first, and right content stays as it is.
 The others are fetched as a restore fetches them: into scratch space of the store's own file system,

@@ -57,15 +57,15 @@ _QUIET = click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 
 @options.command(name="link")
 @_ROUNDS
-@value("--seconds", click.FloatRange(0.2), "Time for each measurement of throughput.", default=3.0)
-@value("--streams", _NUMBERS, "Numbers of connections side by side.", default="1,2,4,8")
+@value("--seconds", click.FloatRange(0.2), "Seconds for each throughput measurement.", default=3.0)
+@value("--streams", _NUMBERS, "Numbers of parallel connections.", default="1,2,4,8")
 @value("--round-trips", click.IntRange(3), "Round trips in all rounds.", "trips", default=1000)
 @_JSON
 @_QUIET
 def bench_link(common: Common, /, json_file: Path | None, quiet: bool, **chosen: Any) -> None:
     """Measure the link: round trip, handshake, and throughput by number of streams.
 
-    Random bytes are sent and received; nothing is stored. Takes about three minutes.
+    Random bytes are sent and received; nothing is stored. This takes about three minutes.
     """
     settings = common.load(RemoteConfig)
     report = _Report("link", settings, chosen, json_file)
@@ -77,11 +77,11 @@ def bench_link(common: Common, /, json_file: Path | None, quiet: bool, **chosen:
 
 @options.command(name="strategies")
 @_ROUNDS
-@value("--seconds", click.FloatRange(0.2), "Time for the ceiling: a bare stream.", default=3.0)
-@value("--sample", SIZE, "Bytes, such as 1GB; default: what the link carries in 10 s.")
+@value("--seconds", click.FloatRange(0.2), "Seconds for the ceiling: a bare stream.", default=3.0)
+@value("--sample", SIZE, "Size of the sample, such as 1GB; default: what the link carries in 10 s.")
 @value("--workers", _NUMBERS, "Numbers of workers to compare strategies with.", default="1,2,4,8")
 @value("--only", _ways, "Comma-separated names of ways; default: all.", metavar="LIST")
-@flag("--yes", "Let what is sent stay in an append-only bucket.")
+@flag("--yes", "Allow an append-only bucket, in which the sample stays.")
 @_JSON
 @_QUIET
 def bench_strategies(
@@ -95,8 +95,9 @@ def bench_strategies(
 ) -> None:
     """Compare the ways to send, on a sample of your blobs; for a bucket also the ways back.
 
-    They are stored in a directory on the remote, or below bench/ in the bucket, that is removed
-    again. Takes ten minutes and more, by the link and --sample; see docs/benchmarks.md.
+    The blobs are stored in a directory on the remote, or below bench/ in the bucket, which is
+    removed again. The comparison takes ten minutes or more, depending on the link and --sample; see
+    docs/benchmarks.md.
     """
     settings = common.load(Settings)
     bucket = settings.remote.kind == "s3"

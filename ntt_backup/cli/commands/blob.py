@@ -65,13 +65,13 @@ ADVICE: Final[Mapping[str, str]] = {
 )
 @value("--since", TIME, "Only blobs that failed, or failed again, within this time, such as 1d.")
 @value("--limit", click.IntRange(1), "Show only the first N.", metavar="N")
-@flag("--known", "Say that the failures of now are known: runs and mails are silent about them.")
+@flag("--known", "Acknowledge the present failures: runs and mails no longer report them.")
 def failed(
     common: Common, reason: str | None, since: float | None, limit: int | None, known: bool
 ) -> None:
     """List the blobs that failed: why, since when, how often.
 
-    `show BLOBID` tells more of one, `requeue` makes them pending again.
+    `show BLOBID` shows more about one blob; `requeue` makes failed blobs pending again.
     """
     if known and (since is not None or limit is not None or reason == UNKNOWN):
         raise click.UsageError("--known goes with --reason, and with no other choice")
@@ -129,7 +129,7 @@ def _line(one: FailedBlob) -> str:
 def requeue(common: Common, blobids: tuple[str, ...], reason: str | None) -> None:
     """Make failed blobs pending again. The next run sends them.
 
-    All, or those that are named: of each BLOBID its first digits are enough.
+    Without BLOBID, all failed blobs become pending. The first digits of each BLOBID are enough.
     """
     if blobids and reason is not None:
         raise click.UsageError("give blobs, or --reason")
@@ -148,11 +148,11 @@ def requeue(common: Common, blobids: tuple[str, ...], reason: str | None) -> Non
 
 @options.command(IDENTITY, JSON)
 @click.argument("blobid")
-@flag("--verify", "Hash the content that the store has.")
+@flag("--verify", "Hash the content in the store.")
 def show(common: Common, blobid: str, verify: bool) -> None:
-    """Tell everything that is known of one blob.
+    """Show everything that is known about one blob.
 
-    The first digits of BLOBID are enough, where no other blob begins so.
+    The first digits of BLOBID are enough if no other blob begins with them.
     """
     settings = common.load(CatalogConfig)
     with open_catalog(settings, "show") as conn:

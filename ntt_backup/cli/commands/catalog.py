@@ -48,19 +48,19 @@ _OF_LEDGER: Final = 1000
 
 
 @options.command(JSON)
-@flag("--notify", "Add a trigger: inserts into blobs wake a watching daemon.")
+@flag("--notify", "Add a trigger by which inserts into blobs wake a watching daemon.")
 @click.option(
     "--print-sql",
     "script",
     type=click.Choice(["all", *(who.value for who in Who)]),
     is_flag=False,
     flag_value="all",
-    help="Change nothing. Print the missing SQL as one script for each role, or the named one.",
+    help="Change nothing. Print the missing SQL as one script for each role, or for one role.",
 )
 @value(
     "--role",
     "ROLE",
-    "Print the SQL with the least rights for this role; default: our user.",
+    "Print the SQL that grants this role the least rights; default: our own user.",
 )
 @repeated("--monitor", "ROLE", "Print the SQL, also for a role that may only read the figures")
 def init_db(
@@ -68,7 +68,7 @@ def init_db(
 ) -> None:
     """Create the catalog, or add what an existing one lacks.
 
-    Existing rows are not changed. It is safe to call this again. The first call on a host also
+    Existing rows are not changed, and the command may be repeated. The first call on a host also
     makes its host key, which signs what the host writes to a target.
     """
     if role or monitor:
@@ -118,14 +118,14 @@ def dump(common: Common, force: bool, whole: bool) -> None:
 
 @options.command(IDENTITY, JSON)
 @flag("--all", "List the dumps of all targets.", "of_all")
-@repeated("--remove", "NAME", "Remove this dump from the remote, of whichever target", "unwanted")
+@repeated("--remove", "NAME", "Remove this dump, whichever target it belongs to", "unwanted")
 @repeated(
     "--pin", "NAME", "Keep this dump until it is unpinned, whatever the retention says", "pins"
 )
-@repeated("--unpin", "NAME", "Take the pins of this dump away", "unpinned")
+@repeated("--unpin", "NAME", "Remove the pins of this dump", "unpinned")
 @value("--fetch", "NAME", "Write this dump into a file that pg_restore reads.", "fetched")
-@value("--to", PATH, "With --fetch: the file; default: the dump's name, here.", "file")
-@value("--reason", "TEXT", "With --pin: why it is kept, for those who list dumps.", default="")
+@value("--to", PATH, "With --fetch: the file; default: the name of the dump, here.", "file")
+@value("--reason", "TEXT", "With --pin: the reason, which the list shows.", default="")
 def dumps(
     common: Common,
     of_all: bool,
@@ -136,14 +136,14 @@ def dumps(
     file: Path | None,
     reason: str,
 ) -> None:
-    """List the dumps of the catalog on the remote, remove or pin some.
+    """List dumps of the catalog on the remote; remove, pin or fetch them.
 
-    The newest comes first. Beside each stands who made it, as far as that can be proved, and what
-    is wrong with it. `restore --catalog --dump NAME` brings one back. This works without the
-    catalog, too, which only adds what it knows.
+    The newest dump comes first. The list says who made each dump, as far as that can be proved, and
+    what is wrong with a dump. `restore --catalog --dump NAME` restores one. The command also works
+    without the catalog, which only adds its own records.
 
-    Dumps that this host does not know are removed by nothing but --remove. A pin is a file beside a
-    dump on the remote, signed by the host key. The dump that a pinned one needs stays, too.
+    Only --remove removes dumps that this host does not know. A pin is a file beside the dump on the
+    remote, signed by the host key. The dump that a pinned dump needs is kept, too.
     """
     if sum(map(bool, (unwanted, pins, unpinned, fetched))) > 1:
         raise click.UsageError("give only one of --remove, --pin, --unpin and --fetch")

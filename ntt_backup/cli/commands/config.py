@@ -31,8 +31,9 @@ from ntt_backup.formatting import many, printable
 def config_check(common: Common) -> None:
     """Check the configuration, for all targets.
 
-    With --target, which may name several, check only these. All problems are told at once. Where
-    there are only snapshot sets, no store is needed. Exit code 2 when there is a problem.
+    With --target, which may name several, only these targets are checked. All problems are reported
+    together. A configuration that has only snapshot sets needs no store. The exit code is 2 if
+    there is a problem.
     """
     file, environ = common.config, os.environ
     path = sources.path_of(file, environ)
@@ -70,9 +71,9 @@ def config_check(common: Common) -> None:
 
 @options.command(JSON, name="show")
 def config_show(common: Common) -> None:
-    """Show every setting with its value, and where that comes from.
+    """Show every setting with its value, and the source of the value.
 
-    Sizes are in bytes, times in seconds. Passwords, and the addresses of notices, are not shown.
+    Sizes are in bytes, times in seconds. Passwords and the addresses for notices are not shown.
     """
     settings = common.load(CatalogConfig)
     found = examine(CatalogConfig, environ=os.environ, file=common.config, target=settings.target)
@@ -127,9 +128,9 @@ def check(common: Common) -> None:
 @options.command()
 @click.argument("text", default="this is a test")
 def notify(common: Common, text: str) -> None:
-    """Send a notice, to see whether it arrives.
+    """Send a test notice.
 
-    It goes to notify.command, notify.webhook_url and notify.ping_url, as far as they are set.
+    The notice goes to notify.command, notify.webhook_url and notify.ping_url, where they are set.
     """
     from ntt_backup.report.notices import Notice, send, told
 

@@ -17,7 +17,7 @@ from ntt_backup.cli.options import PATH, flag, value
 @value("--blobs", click.IntRange(1), "Number of blobs.", default=5000)
 @options.count("--workers", 4, "Number of workers that send in parallel.")
 @flag("--keep", "Remove nothing at the end, and say how to continue.")
-@value("--directory", PATH, "Where to work; must be absent or empty.")
+@value("--directory", PATH, "Working directory; must be missing or empty.")
 @value(
     "--ssh-server",
     click.Choice(["auto", "openssh", "embedded"]),
@@ -29,8 +29,8 @@ from ntt_backup.cli.options import PATH, flag, value
 def demo(**chosen: Any) -> None:
     """Back up an example store, all on this machine.
 
-    The servers are real, and every byte is compared. Exit code 1 when store and remote differ, 7
-    when the drill did not restore everything.
+    The servers are real, and every byte is compared. The exit code is 1 if store and remote differ,
+    and 7 if the drill did not restore everything.
     """
     if chosen["s3"] and chosen["ssh_server"] != "auto":
         raise click.UsageError("--s3 takes no --ssh-server: a bucket is reached without ssh")

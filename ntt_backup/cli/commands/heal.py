@@ -29,9 +29,9 @@ _WORDS: Final = {
 @options.command(IDENTITY, *RESULT)
 @repeated("--blobid", "ID", "Examine this blob", "blobids")
 @options.prefix("Examine")
-@flag("--all", "Hash all that the store should have, as `verify --local` does.", "everything")
+@flag("--all", "Hash all blobs that the store should have, as `verify --local` does.", "everything")
 @flag("--dry-run", "Examine, but fetch nothing and write nothing.")
-@options.bwlimit("that the blobs may take")
+@options.bwlimit("for fetching blobs")
 @options.sessions(default=2)
 def heal(
     common: Common,
@@ -42,13 +42,14 @@ def heal(
     bwlimit: Timetable | None,
     workers: int,
 ) -> None:
-    """Bring back into the store what it lost or what rotted in it.
+    """Restore missing or damaged blobs of the store from the targets.
 
-    Without a choice of blobs these are the failed ones that the store does not have right: missing,
-    unreadable, of another size or content. A --prefix is hashed as a whole. Each is fetched from
-    the nearest target that has it, or from those of --target in their order, hashed, and put in
-    place; right content is never replaced. Nothing else writes into the store. Failed marks of
-    healed blobs are removed, so the next run sends them. Exit code 7 when a blob was not healed.
+    Without --blobid, --prefix or --all, the command examines the failed blobs that are missing,
+    unreadable, or of another size or content in the store. With --prefix it hashes all blobs of
+    that prefix. Each missing or wrong blob is fetched from the nearest target that has it, or from
+    the targets of --target in their order, hashed, and put in place. Correct content is never
+    replaced. No other command writes into the store. The failed marks of healed blobs are removed,
+    so the next run sends these blobs. The exit code is 7 if a blob was not healed.
     """
     if bool(blobids) + bool(prefix) + everything > 1:
         raise click.UsageError("give only one of --blobid, --prefix and --all")

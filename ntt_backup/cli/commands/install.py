@@ -71,15 +71,15 @@ _LEFT: Final = (
 
 
 @click.command("install-service")
-@flag("--uninstall", "Remove what was installed; data stays.")
-@value("--user", "NAME", f"Run the service as this account, which exists.  [default: {USER}]")
+@flag("--uninstall", "Remove what was installed; data is kept.")
+@value("--user", "NAME", f"Run the service as this existing account.  [default: {USER}]")
 @click.option(
     "--read-all/--no-read-all", default=None, help="Let the service read every file of this host."
 )
-@flag("--log", "Make the log of the settings where it is missing, and do nothing else.")
+@flag("--log", "Only create the log of the settings if it is missing.")
 @value("--root", PATH, "Write below this directory, and run nothing.", default=Path("/"))
-@value("--prefix", PATH, "Write a package's files below PREFIX/lib and not /etc, such as /usr.")
-@value("--program", str, "What the units start.  [default: this program]")
+@value("--prefix", PATH, "Write a package's files below PATH/lib, such as /usr/lib, not /etc.")
+@value("--program", str, "Program that the units start.  [default: this program]")
 def install_service(
     uninstall: bool,
     user: str | None,
@@ -91,9 +91,10 @@ def install_service(
 ) -> None:
     """Install the service for systemd, or remove it.
 
-    Writes units, user, directories, log, its rotation and sample settings; enables and starts
-    nothing. What was changed by hand is kept, so it may be run again, such as after an upgrade.
-    --user and --read-all stay as they are until they are given again.
+    The command creates units, user, directories, the log and its rotation, and a sample
+    configuration; it enables and starts nothing. Files that were changed by hand are kept, so the
+    command may be repeated, for example after an upgrade. --user and --read-all keep their values
+    until they are given again.
     """
     here = root.resolve() == Path("/")
     former = service_user(root)
@@ -274,7 +275,7 @@ _NO_KEY: Final = "ssh-ed25519 AAAA... (the public half of the key for this job)"
 def install_receiver(common: Common, show: bool, write: str | None) -> None:
     """Prepare an ssh key that can only back up.
 
-    This command installs nothing: it writes the receiver, and says what to do with it.
+    The command installs nothing: it writes the receiver, and prints the steps to install it.
     """
     if not show and write is None:
         raise click.UsageError("give --print, --write FILE, or both")

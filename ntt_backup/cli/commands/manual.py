@@ -140,7 +140,7 @@ def _roff(text: str) -> str:
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the code that lets a shell complete commands, options and names.
+    """Print the shell code that completes commands, options and names.
 
     bash: eval "$(ntt-backup-remote completion bash)" in ~/.bashrc. zsh: the same with zsh, after
     compinit, in ~/.zshrc. fish: ntt-backup-remote completion fish | source, in

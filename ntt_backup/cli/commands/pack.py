@@ -40,22 +40,22 @@ _ANOTHER = "name another file, or replace this one by --force"
     "--source",
     "source",
     type=DIR,
-    help="Directory that holds aa/bb/<blobid>; by default source.root, where --list is given.",
+    help="Directory that contains aa/bb/<blobid>; with --list the default is source.root.",
 )
 @options.blob_list("Pack")
 @options.prefix("Pack")
-@unless("--no-compress", "Store small blobs as they are.", "compress")
-@flag("--force", "Replace FILE, or IMAGE.")
+@unless("--no-compress", "Do not compress small blobs.", "compress")
+@flag("--force", "Replace an existing FILE or IMAGE.")
 @flag("--check", "Check FILE instead: hash every blob in it.")
 @flag("--list-blobs", "Print the blobids in FILE instead.")
 @value(
     "--image",
     PATH,
-    "Write a file system instead, which shows the blobs of FILE, a pack or a directory of"
-    " packs; see docs/mount.md.",
+    "Write the image of a file system instead, which shows the blobs of FILE, a pack or a"
+    " directory of packs; see docs/mount.md.",
     metavar="IMAGE",
 )
-@repeated("--recipient", "AGE1...", "Seal FILE for this public key of age", "recipients")
+@repeated("--recipient", "AGE1...", "Seal FILE for this age public key", "recipients")
 def pack(
     common: Common,
     file: Path,
@@ -69,11 +69,11 @@ def pack(
     image: Path | None,
     recipients: tuple[str, ...],
 ) -> None:
-    """Pack blobs into one file, or look into one.
+    """Pack blobs into one file, or examine such a file.
 
-    FILE is a tar archive with an index at its end (docs/pack-format.md). It appears whole or not at
-    all. Every blob is compared with its name; one that is missing or wrong is left out. No catalog
-    and no remote is needed. Exit code 7 when a blob was wrong.
+    FILE is a tar archive with an index at its end (docs/pack-format.md). FILE appears complete or
+    not at all. Every blob is compared with its name; missing and wrong blobs are left out. Neither
+    a catalog nor a remote is needed. The exit code is 7 if a blob was wrong.
     """
     making = source is not None or names is not None
     if making + check + list_blobs + (image is not None) != 1:
@@ -192,9 +192,9 @@ def unpack(
 ) -> None:
     """Unpack pack files into a directory.
 
-    Blobs are unpacked into DIR/aa/bb/, each hashed before it appears under its name. Files in DIR
-    that are right are kept. Of a damaged pack, all that can be found and is right is unpacked. Exit
-    code 7 when a pack was damaged, or a blob wrong.
+    Blobs are unpacked into DIR/aa/bb/, and each blob is hashed before its file gets its name.
+    Correct files in DIR are kept. From a damaged pack, every correct blob that can be found is
+    unpacked. The exit code is 7 if a pack was damaged, or a blob was wrong.
     """
     from ntt_backup.restore.unpack import unpack as unpack_files
 
@@ -232,15 +232,16 @@ def unpack(
 @value(
     "--snapshot",
     "SET[@VERSION]",
-    "Mount the tree of a snapshot: the newest version of a set, or the one that is named.",
+    "Mount the tree of a snapshot: the newest version of a set, or the named version.",
     "version",
     shell_complete=options.set_names,
 )
 @value(
     "--scratch",
     DIR,
-    "Directory for the image: 150 bytes a blob, and what all blobs below 16 KiB have; of a"
-    " snapshot some 200 bytes a file.  [default: TMPDIR, else /var/tmp]",
+    "Directory for the image, which takes 150 bytes per blob and the content of all blobs"
+    " below 16 KiB; for a snapshot, about 200 bytes per file.  [default: TMPDIR, else"
+    " /var/tmp]",
 )
 def mount(
     common: Common,
@@ -252,13 +253,13 @@ def mount(
 ) -> None:
     """Mount packs as a directory of blobs, or a snapshot as a tree of files.
 
-    A blob is shown as DIR/aa/bb/BLOBID. The packs are those in a directory, or those of
-    the target. Root and Linux 6.12 are needed (6.4 for a target). umount DIR ends it. What is
-    read from DIR is not compared with its name: that is what verify does. Exit code 7 when a pack
-    or a blob is damaged and was left out.
+    Each blob appears as DIR/aa/bb/BLOBID. The packs are those of the target, or those in a
+    directory (--packs). The command needs root and Linux 6.12 (6.4 for a target). `umount DIR` ends
+    the mount. What is read from DIR is not compared with its name; `verify` does that. The exit
+    code is 7 if a pack or a blob is damaged and was left out.
 
-    Of a snapshot a file is shown as DIR/PATH, without unpacking anything. FUSE is needed, and root
-    is not; fusermount3 -u DIR ends it, too.
+    A file of a snapshot appears as DIR/PATH; nothing is unpacked. This needs FUSE, but not root;
+    `fusermount3 -u DIR` also ends the mount.
     """
     from ntt_backup.mount.packs_or_snapshot import mount_packs
 

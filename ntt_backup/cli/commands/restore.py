@@ -37,18 +37,18 @@ _NOBODY: Final = (
 @value("--to", DIR, "Directory for the blobs; may also be given without --to.", "destination")
 @flag(
     "--catalog",
-    "Restore the catalog into the empty database of catalog.url: this host's newest good dump.",
+    "Restore the newest good dump of this host into the empty database of catalog.url.",
     "of_catalog",
 )
-@value("--dump", "NAME", "With --catalog: this dump, and not the newest.")
+@value("--dump", "NAME", "With --catalog: restore this dump instead of the newest.")
 @flag("--no-refresh", "With --catalog: leave materialized views empty.", "no_refresh")
 @options.of_dump
 @options.prefix("Restore")
 @options.blob_list("Restore")
 @repeated("--blobid", "ID", "Restore this blob", "blobids")
-@value("--query", "SQL", "Restore the blobids that this query of the catalog's database gives.")
+@value("--query", "SQL", "Restore the blobids that SQL returns in the database of the catalog.")
 @options.shard("Restore")
-@options.bwlimit("that the blobs may take")
+@options.bwlimit("for fetching blobs")
 @options.sessions(default=4)
 @flag("--trust-size", "Keep a file in DIR that has the right size, without hashing it.")
 @value(
@@ -58,7 +58,7 @@ _NOBODY: Final = (
 @value(
     "--tier",
     click.Choice(["bulk", "standard", "expedited"]),
-    "With --thaw, how fast: standard by default; the slowest is the cheapest.",
+    "With --thaw: the speed, standard by default; the slowest is the cheapest.",
 )
 def restore(
     common: Common,
@@ -83,9 +83,9 @@ def restore(
 ) -> None:
     """Restore blobs, or the catalog, from the remote.
 
-    Blobs are restored into DIR/aa/bb/, without the catalog. Each is hashed before it appears under
-    its name. Files in DIR that are right are kept, so the same command continues after an
-    interruption. Exit code 7 when a blob could not be restored.
+    Blobs are restored into DIR/aa/bb/, without the catalog. Each blob is hashed before its file
+    gets its name. Correct files in DIR are kept, so the same command continues after an
+    interruption. The exit code is 7 if a blob could not be restored.
     """
     if directory is not None and destination is not None:
         raise click.UsageError("give one directory: --to DIR, or DIR alone")
@@ -254,17 +254,18 @@ def lines(done: Restored, destination: Path) -> list[str]:
 
 
 @options.command(IDENTITY, *RESULT)
-@value("--scratch", DIR, "Directory for the blobs; must be absent or empty.", required=True)
+@value("--scratch", DIR, "Directory for the blobs; must be missing or empty.", required=True)
 @value(
     "--database",
     "URL",
-    "Empty database for the catalog; others may see arguments: a password is for ~/.pgpass.",
+    "Empty database for the catalog. Other users can see arguments, so a password belongs in"
+    " ~/.pgpass.",
     required=True,
 )
 @options.of_dump
 @options.prefix("Restore")
 @options.shard("Restore")
-@options.bwlimit("that the blobs may take")
+@options.bwlimit("for fetching blobs")
 @options.sessions(default=4)
 def drill(
     common: Common,
@@ -279,7 +280,7 @@ def drill(
     """Prove that everything can be restored.
 
     Catalog and blobs are restored into scratch space, read back and checked. The production
-    database and the store are not touched. Exit code 7 when something is wrong.
+    database and the store are not touched. The exit code is 7 if something is wrong.
     """
     from ntt_backup.catalog.connection import database_name
     from ntt_backup.restore.drill import drill as restore_and_prove

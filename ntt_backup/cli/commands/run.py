@@ -37,10 +37,10 @@ _SIGNALLED = 128  # Who stops a run waits for its end alone.
 
 @options.command(JSON, ONLY_ERRORS)
 @flag("--once", "Send what is pending, then end. This is the default.")
-@flag("--watch", "Run until stopped, and send new blobs as they come.")
+@flag("--watch", "Run until stopped, and send new blobs as they arrive.")
 @value("--workers", "N", "Number of workers that send in parallel, 1 to 256.")
 @value("--batch-size", "N", "Largest number of blobs in a batch.")
-@value("--batch-bytes", "SIZE", "Largest content of a batch, such as 256MiB.")
+@value("--batch-bytes", "SIZE", "Largest total size of a batch, such as 256MiB.")
 @value(
     "--strategy",
     str,
@@ -63,7 +63,7 @@ def run(
 ) -> None:
     """Send the pending blobs to the remote.
 
-    What no option says is taken from the settings [run] and [log]: `config show` lists them.
+    Options that are not given are taken from the settings [run] and [log], see `config show`.
     """
     if once and watch:
         raise click.UsageError("give only one of --once and --watch")
@@ -185,8 +185,8 @@ def _ask(common: Common, do: str, **values: str) -> None:
 def pause(common: Common) -> None:
     """Make a running daemon send nothing until it is resumed.
 
-    It keeps its connections, and what it has begun. To a bucket it first ends the requests that
-    have begun. A pause ends with the daemon.
+    The daemon keeps its connections and the batches in flight. With a bucket it first completes the
+    requests that have begun. A pause ends with the daemon.
     """
     _ask(common, "pause")
 
@@ -200,28 +200,29 @@ def resume(common: Common) -> None:
 @options.command(JSON)
 @click.argument("rate")
 def bwlimit(common: Common, rate: str) -> None:
-    """Set how fast a running daemon may send.
+    """Limit the bandwidth of a running daemon.
 
-    RATE is bytes a second of all workers together, such as 4MB/s; `off` means no limit; `timetable`
-    means what run.bwlimit says. It holds until the daemon ends.
+    RATE limits all workers together, in bytes per second, such as 4MB/s. `off` removes the limit,
+    and `timetable` returns to run.bwlimit. The limit is in effect until the daemon ends.
     """
     _ask(common, "bwlimit", rate=rate)
 
 
 @options.command(JSON)
 def stop(common: Common) -> None:
-    """End a running daemon after what is in flight.
+    """Stop a running daemon after the batches in flight.
 
-    It ends with exit code 143, as by SIGTERM. One that is paused ends at once, and loses nothing.
+    The daemon ends with exit code 143, as after SIGTERM. A paused daemon ends immediately, and
+    nothing is lost.
     """
     _ask(common, "stop")
 
 
 @options.command(JSON)
 def now(common: Common) -> None:
-    """Make a running daemon look for work, and do what is due, at once.
+    """Make a running daemon look for work, and do what is due, immediately.
 
-    It tries at once whatever it waits for: new blobs, the end of an outage, the time of the next
-    dump or snapshot.
+    The daemon immediately tries everything that it waits for: new blobs, the end of an outage, the
+    next dump or snapshot.
     """
     _ask(common, "now")

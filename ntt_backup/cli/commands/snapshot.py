@@ -75,18 +75,18 @@ def _patient(
 @options.command(*RESULT, name="take")
 @_set_argument
 @click.argument("paths", type=click.Path(), nargs=-1, metavar="[PATH]...")
-@repeated("--exclude", "PATTERN", "With PATH, leave out what fits: '*.tmp', '/srv/cache/**'")
-@flag("--full", "Store everything, so that it needs no other version.")
-@flag("--paranoid", "Read files that seem unchanged, too.")
+@repeated("--exclude", "PATTERN", "With PATH: leave out paths that match: '*.tmp', '/srv/cache/**'")
+@flag("--full", "Store everything, so that the version needs no other one.")
+@flag("--paranoid", "Also read files that seem unchanged.")
 def snapshot_take(
     common: Common, /, set_name: str, paths: tuple[str, ...], exclude: tuple[str, ...], **how: bool
 ) -> None:
     """Make a version of a set on the target.
 
-    The paths of SET stand under [snapshots.SET] in the configuration; without that, PATHs are named
-    here each time. Only files that have changed since the last version are read: those with another
-    size, time, inode, mode or owner. Only what differs in them is stored. Neither the catalog nor
-    the store is needed. Exit code 7 when a file could not be read.
+    The paths of SET are in [snapshots.SET] of the configuration; without that table, they are given
+    as PATHs with each call. Only files that have changed since the last version (in size, time,
+    inode, mode or owner) are read, and only the parts that differ are stored. Neither the catalog
+    nor the store is needed. The exit code is 7 if a file could not be read.
     """
     from ntt_backup.snapshot.job import take_version
     from ntt_backup.snapshot.take.new_version import Report
@@ -134,9 +134,10 @@ def _taken(done: Taken) -> Iterator[str]:
 def snapshot_list(common: Common, set_name: str) -> None:
     """List the versions of a set, or of all.
 
-    Of versions that cannot be read, since they are sealed or the ssh key may not, only names and
-    sizes are listed. A version that is not signed by a key of this host is `not of this host`; one
-    whose signature is wrong is FORGED. Exit code 7 when a manifest is damaged.
+    For versions that cannot be read, since they are sealed or the ssh key has no right to read
+    them, only names and sizes are listed. A version that is not signed by a key of this host is
+    `not of this host`; a version with a wrong signature is FORGED. The exit code is 7 if a manifest
+    is damaged.
     """
     if set_name:
         require_set(set_name)
@@ -167,9 +168,9 @@ def snapshot_list(common: Common, set_name: str) -> None:
 
 @options.command(JSON, name="show")
 @_version_argument
-@flag("--files", "List its files.")
+@flag("--files", "List the files of the version.")
 def snapshot_show(common: Common, wanted: str, files: bool) -> None:
-    """Show a version, the newest where none is named.
+    """Show a version; without VERSION the newest.
 
     With --files and --json there is one JSON object for each file.
     """
@@ -294,9 +295,9 @@ _SIGNS: Final = {Kind.ADDED: "+", Kind.REMOVED: "-", Kind.CHANGED: "M", Kind.ATT
 def snapshot_diff(common: Common, old: str, new: str) -> None:
     """Show what differs between two versions.
 
-    SET alone compares its last two; one version is compared with the newest. A line begins with
-    `+` for a new file, `-` for one that is gone, `M` where the content is another, `a` where only
-    mode, owner, time or attributes are. With --json there is one JSON object for each.
+    SET alone compares its last two versions; a single version is compared with the newest. A line
+    begins with `+` for a new file, `-` for a removed file, `M` for changed content, and `a` if only
+    mode, owner, time or attributes have changed. With --json there is one JSON object per file.
     """
     name = old.partition("@")[0]
     settings = common.load(RemoteConfig)
@@ -357,19 +358,19 @@ def _difference_line(one: EntryDifference) -> str:
 @repeated(
     "--path",
     "GLOB",
-    "Restore only what fits, with all that is below it: '/etc/ssh', '*.conf', '/srv/**/a?'",
+    "Restore only paths that match, with everything below them: '/etc/ssh', '*.conf', '/srv/**/a?'",
     "patterns",
 )
-@flag("--delta", "Hash the files that are there, and fetch only those parts of them that differ.")
+@flag("--delta", "Hash existing files, and fetch only the parts of them that differ.")
 @flag(
     "--in-place",
-    "With --delta, write into the files to save room; an interruption leaves one half changed.",
+    "With --delta: write into the files to save space; an interruption leaves a file half changed.",
 )
 @options.jobs(", each with its own connection")
-@flag("--trust-target", "Restore the version also where nothing proves that this host made it.")
+@flag("--trust-target", "Restore the version even if nothing proves that this host made it.")
 @unless(
     "--no-privileges",
-    "Make files of this user's, and set no bits of set-user-id and set-group-id, and no"
+    "Give all files to this user, without set-user-ID and set-group-ID bits and without"
     " capabilities: for a version whose maker is not trusted.",
     "privileges",
 )
@@ -386,12 +387,12 @@ def snapshot_restore(
 ) -> None:
     """Restore a version, or a part of it, into a directory.
 
-    Without a version, the newest of this host. A version that this host did not make, as its host
-    key tells, is refused without --trust-target. Each file is compared with its hash. A file in DIR
-    that has the size and the time of the version's is taken for it, and hashed where an earlier
-    restore did not finish, so the same command continues after an interruption or a power cut. A
-    file that differs is replaced, and one that the version lacks is left alone. Exit code 7 when a
-    file could not be restored.
+    Without VERSION, the newest version of this host is restored. A version that the host key does
+    not prove to be of this host is refused without --trust-target. Each file is compared with its
+    hash. A file in DIR that has the size and time of the file in the version is assumed to be
+    equal, and is hashed if an earlier restore did not finish. So the same command continues after
+    an interruption or a power cut. A file that differs is replaced, and a file that the version
+    lacks is left alone. The exit code is 7 if a file could not be restored.
     """
     from ntt_backup.snapshot.restore.files import RestoreOptions
     from ntt_backup.snapshot.restore.tree import confine
@@ -452,14 +453,15 @@ def _restored(done: RestoredVersion, destination: Path) -> Iterator[str]:
 @click.argument("which", metavar="[SET[@VERSION]]", default="", shell_complete=options.set_names)
 @value("--sample", PART, "Fetch a random part, such as 5%.", "part")
 @flag("--download", "Fetch all content, and compare it.")
-@value("--since", "DAY|VERSION", "Check only versions from then on.", default="")
+@value("--since", "DAY|VERSION", "Check only versions from this day or version on.", default="")
 def snapshot_verify(
     common: Common, which: str, part: float | None, download: bool, since: str
 ) -> None:
-    """Check that versions are there as they were taken.
+    """Check that versions are complete and unchanged.
 
-    Manifests are read whole, and the sizes of all files compared. To prove contents, --sample
-    fetches a part of them, and --download all. Exit code 7 when a version is damaged.
+    Manifests are read completely, and the sizes of all files are compared. To prove contents,
+    --sample fetches a part of them, and --download fetches all. The exit code is 7 if a version is
+    damaged.
     """
     if part is not None and download:
         raise click.UsageError("give only one of --sample and --download")
@@ -521,12 +523,12 @@ def _checked(found: VersionFindings, share: float) -> Iterator[str]:
 
 @options.command(JSON, name="pin")
 @_version_argument
-@value("--reason", "TEXT", "Why it is kept, for those who list versions.", default="")
+@value("--reason", "TEXT", "The reason, which the list shows.", default="")
 def snapshot_pin(common: Common, wanted: str, reason: str) -> None:
     """Keep a version until it is unpinned, whatever the retention says.
 
-    Without a version, the newest of this host. The pin is a file beside the version on the target,
-    signed by the host key. The versions that it needs stay, too.
+    Without VERSION, the newest version of this host is pinned. The pin is a file beside the version
+    on the target, signed by the host key. The versions that a pinned version needs are kept, too.
     """
     settings = common.load(RemoteConfig)
     origins = Origins.of(settings)
@@ -541,7 +543,7 @@ def snapshot_pin(common: Common, wanted: str, reason: str) -> None:
 @options.command(JSON, name="unpin")
 @_version_argument
 def snapshot_unpin(common: Common, wanted: str) -> None:
-    """Take the pins of a version away: the retention decides about it again.
+    """Remove the pins of a version; the retention applies to it again.
 
     An append-only target keeps pins, as it keeps versions.
     """
@@ -565,15 +567,15 @@ _COUNT: Final = click.IntRange(0, 100_000)
 @_set_argument
 @value("--keep-last", _COUNT, "Keep the newest N versions.", metavar="N")
 @value("--keep-daily", _COUNT, "Keep one version of each of N days.", metavar="N")
-@value("--keep-weekly", _COUNT, "Keep one of each of N weeks.", metavar="N")
-@value("--keep-monthly", _COUNT, "Keep one of each of N months.", metavar="N")
-@value("--keep-yearly", _COUNT, "Keep one of each of N years.", metavar="N")
+@value("--keep-weekly", _COUNT, "Keep one version of each of N weeks.", metavar="N")
+@value("--keep-monthly", _COUNT, "Keep one version of each of N months.", metavar="N")
+@value("--keep-yearly", _COUNT, "Keep one version of each of N years.", metavar="N")
 @flag(
     "--trust-target",
-    "Count every version, by the time that it says itself, whoever made it: after the target"
-    " was copied, or the host key was lost.",
+    "Count every version, whoever made it, by the time in its name: after the target was"
+    " copied, or the host key was lost.",
 )
-@flag("--drop-doubtful", "Remove all doubtful versions that no other needs, too.")
+@flag("--drop-doubtful", "Also remove all doubtful versions that no other version needs.")
 @flag("--yes", "Do not ask.")
 def snapshot_forget(
     common: Common,
@@ -587,14 +589,15 @@ def snapshot_forget(
     drop_doubtful: bool,
     yes: bool,
 ) -> None:
-    """Remove versions that are not to be kept.
+    """Remove versions that the retention does not keep.
 
-    Without --keep-... the settings of the set decide. The newest version always stays, and so does
-    every one that a kept version needs: a full one goes with the last of its increments.
+    Without --keep-... the settings of the set apply. The newest version is always kept, and so is
+    every version that a kept version needs: a full version is removed with the last of its
+    increments.
 
-    Versions count by when they arrived on the target. Doubtful ones do not count, and stay: those
-    that are not of this host, as its host key tells, that say another time than that of their
-    arrival, or that arrived many at once.
+    Versions count by the time of their arrival on the target. Doubtful versions do not count, and
+    are kept: those that the host key does not prove to be of this host, that claim another time
+    than that of their arrival, or that arrived many at once.
     """
     from ntt_backup.snapshot.job import set_lock
 

@@ -33,21 +33,21 @@ _CATALOG_SECONDS: Final = 10.0
 
 
 @options.command(JSON)
-@flag("--exact", "Count everything. Without it, figures that take long to count are estimated.")
+@flag("--exact", "Count everything. Otherwise figures that take long to count are estimated.")
 @flag(
     "--policy", "Count the blobs with fewer proved copies, on all targets, than [policy] asks for."
 )
-@flag("--watch", "Show it again and again, until Ctrl-C ends it.")
+@flag("--watch", "Refresh the status until Ctrl-C ends the command.")
 @value(
     "--interval",
     click.FloatRange(0.2, 3600),
-    "With --watch: seconds between two looks; the catalog is asked every 10 seconds at most.",
+    "With --watch: seconds between two refreshes; the catalog is read at most every 10 seconds.",
     default=2.0,
 )
 def status(common: Common, exact: bool, policy: bool, watch: bool, interval: float) -> None:
-    """Show what is pending, copied and failed, and who works.
+    """Show what is pending, copied and failed, and which workers run.
 
-    With --policy, the process ends with 7 if blobs have fewer proved copies than promised.
+    With --policy, the exit code is 7 if blobs have fewer proved copies than promised.
     """
     if policy and watch:
         raise click.UsageError("--policy is shown once, not with --watch")
@@ -157,14 +157,12 @@ def runs(common: Common, limit: int) -> None:
 
 @options.command()
 @value("--listen", "ADDRESS:PORT", "Where to listen; port 0: a free one.", default="127.0.0.1:9188")
-@flag("--expose", "Listen on an address that other hosts reach, too. The page has no password.")
-@repeated(
-    "--name", "HOST", "Name by which a browser may ask for the page, as behind a proxy", "known_as"
-)
+@flag("--expose", "Allow an address that other hosts can reach. The page has no password.")
+@repeated("--name", "HOST", "Host name by which a browser may ask, as behind a proxy", "known_as")
 def serve(common: Common, listen: str, expose: bool, known_as: tuple[str, ...]) -> None:
     """Show the state of all targets as a web page.
 
-    The page renews itself. The command only reads.
+    The page refreshes itself. The command only reads.
     """
     from ntt_backup.report.health import Health
     from ntt_backup.report.page import Target, policy, render

@@ -39,10 +39,10 @@ _LONGEST_LOCK: Final = timedelta(days=3660)
 @options.prefix("Check")
 @options.shard("Check")
 @flag("--local", "Check the local store instead of the remote.")
-@flag("--download", "Fetch every blob and hash it locally, not on the remote.")
+@flag("--download", "Fetch every blob, and hash it locally instead of on the remote.")
 @flag(
     "--trust-remote",
-    "Trust the hashes that the remote computes, and do not read the store to have it prove them.",
+    "Trust the hashes that the remote computes, and do not read the store to have them proved.",
 )
 @options.bwlimit("that --download fetches")
 @options.sessions(default=2)
@@ -50,11 +50,11 @@ def verify(common: Common, /, local: bool, download: bool, **chosen: Any) -> Non
     """Check the content of the blobs on the remote.
 
     Only names and sums go over the link. The remote proves each blob by a sum under a new key,
-    which takes the content; the same sums are made of the store. Packs are hashed as a whole. A
-    bucket cannot hash: there size and checksum of each object are compared with what was sent, and
-    --download reads them. Blobs whose last check is oldest come first, and every check is recorded.
-    A blob that is missing or wrong becomes pending again, and the next run repairs it.
-    Exit code 7 when a blob was wrong.
+    which can only be computed from the content; the same sums are computed from the store. Packs
+    are hashed as a whole. A bucket cannot hash, so size and checksum of each object are compared
+    with what was sent, and --download reads the objects. Blobs whose last check is oldest come
+    first, and every check is recorded. A missing or wrong blob becomes pending again, and the next
+    run repairs it. The exit code is 7 if a blob was wrong.
     """
     if local and download:
         raise click.UsageError("give only one of --local and --download")
@@ -217,13 +217,13 @@ _ADVICE_FOR_PACKS: Final = _ADVICE | {
 @value(
     "--out",
     options.GivenPath("dir", file_okay=False),
-    "Write all differences, a file each kind, into DIR.",
+    "Write all differences into DIR, one file for each kind.",
 )
 @flag("--apply", "Make copied blobs pending again that the remote lacks or has with another size.")
 @flag(
     "--adopt",
-    "Mark blobs as copied that somebody else has put on the remote, once the remote has proved"
-    " that their content is right.",
+    "Mark blobs as copied that another program has put on the remote, after the remote has"
+    " proved their content.",
 )
 @flag(
     "--trust-size",
@@ -235,8 +235,8 @@ def reconcile(
 ) -> None:
     """Compare catalog, store and remote by name and size.
 
-    Contents are read for --adopt alone; `verify` checks what is marked. Exit code 7 when the remote
-    lacks what the catalog calls copied.
+    Contents are read only with --adopt; `verify` checks copied blobs. The exit code is 7 if the
+    remote lacks blobs that the catalog calls copied.
     """
     if trust_size and not adopt:
         raise click.UsageError("--trust-size is for --adopt")
@@ -312,7 +312,7 @@ def _comparison(seen: Comparison, *, applied: bool, adoption: Adoption, packs: b
 
 
 @options.command(JSON, options.ONLY_ERRORS)
-@flag("--restart", "Begin anew, even if an earlier scan did not finish.")
+@flag("--restart", "Start from the beginning, even if an earlier scan did not finish.")
 @value(
     "--strays",
     PATH,
@@ -320,10 +320,11 @@ def _comparison(seen: Comparison, *, applied: bool, adoption: Adoption, packs: b
     " interrupted one adds to the file, and may write a stray twice.",
 )
 def scan(common: Common, restart: bool, strays: Path | None) -> None:
-    """Register in the catalog what only the store has.
+    """Register blobs of the store that the catalog lacks.
 
-    Rows without a size get it. What is not a blob (another name, another place, a symlink) is a
-    stray: it is reported and never registered. Exit code 7 when something could not be read.
+    Rows without a size get their size. Everything else (another name, another place, a symlink) is
+    a stray, which is reported and never registered. The exit code is 7 if something could not be
+    read.
 
     Where files go by their paths ([catalog.from], [files.NAME]), what these list is registered. A
     run does that by itself, and reads the files; with --restart all rows are read again.
@@ -413,13 +414,13 @@ def _register_files(settings: StoreConfig, *, whole: bool) -> None:
 )
 @value("--for", TIME, "Lock for this time from now on, such as 90d.", "term")
 def protect(common: Common, until: datetime | None, term: float | None) -> None:
-    """Renew the object locks of all that is in a bucket.
+    """Renew the object locks of everything in a bucket.
 
-    Nobody removes or overwrites a locked object before its lock ends, and a lock never becomes
-    shorter. Packs, large blobs, dumps, versions of snapshots and the marker of the store are
-    locked, each in its own mode, else in the mode of the bucket's default, else in governance mode.
-    `status` and `check` warn before the locks end. Call it again before, from a timer: what was
-    stored meanwhile has the default lock of the bucket alone.
+    A locked object cannot be removed or overwritten before its lock ends, and no lock is shortened.
+    Packs, large blobs, dumps, versions of snapshots and the marker of the store are locked, each in
+    its present mode, else in the default mode of the bucket, else in governance mode. `status` and
+    `check` warn before the locks end. Repeat the command before that, from a timer: objects that
+    were stored in the meantime only have the default lock of the bucket.
     """
     from ntt_backup.audit.object_locks import Protected
     from ntt_backup.audit.object_locks import protect as lock_all
