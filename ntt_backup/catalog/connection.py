@@ -407,12 +407,13 @@ def database_name(url: str) -> str:
 
 
 @contextmanager
-def new_database(url: str, prefix: str) -> Iterator[str]:
+def new_database(url: str, prefix: str, *, keep: bool = False) -> Iterator[str]:
     """Yields the URL of a new database on the server of a URL, and drops that database at the end.
 
     Args:
         url: The URL.
         prefix: What the name of the database begins with.
+        keep: Drop the database only after an error.
 
     Raises:
         CatalogError: The database cannot be made, or the server is unreachable.
@@ -424,11 +425,14 @@ def new_database(url: str, prefix: str) -> Iterator[str]:
         with translated("create a database"):
             conn.rows("lock_database", {"key": _key_of(name)})
             conn.rows("create_database", database=sql.Identifier(name))
+        kept = False
         try:
             yield other
+            kept = keep
         finally:
-            with translated(f"drop the database {name}"):
-                conn.rows("drop_database", database=sql.Identifier(name))
+            if not kept:
+                with translated(f"drop the database {name}"):
+                    conn.rows("drop_database", database=sql.Identifier(name))
 
 
 def drop_left_databases(url: str, prefix: str) -> None:
@@ -490,6 +494,8 @@ def _translate(error: psycopg.Error, doing: str) -> CatalogError:
 def _refusal_hint(error: psycopg.Error, detail: str) -> str:
     if "row-level security" in detail:
         return WHO_KEEPS_ROWS
+    if "to create database" in detail:
+        return "as a superuser: alter role ROLE createdb; or name an empty one with --database"
     if error.sqlstate == "42501" and "must be owner" not in detail:
         return "`ntt-backup-remote init-db --print-sql` prints the SQL for who may grant it"
     if error.sqlstate == "23502":

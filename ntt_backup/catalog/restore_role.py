@@ -60,15 +60,18 @@ class Restorer:
 
 
 @contextmanager
-def restorer(url: str, application: str, *, allow_superuser: bool) -> Iterator[Restorer]:
+def restorer(
+    url: str, application: str, *, allow_superuser: bool, empty: bool = True
+) -> Iterator[Restorer]:
     """Yields the role that restores a dump into a database.
 
     A role that was created for the restore cannot log in afterwards, and is dropped unless the
     database was restored. allow_superuser: restore as the user of `url`, whatever that user may do.
+    empty: the database is; in one that others use nothing is lent to a role.
 
     Raises:
-        DumpFailed: The user may do more than a restore needs, and no lesser role can log in; or its
-            sessions begin as another role.
+        DumpFailed: The user may do more than a restore needs, and no lesser role can log in, or can
+            be made; or its sessions begin as another role.
         CatalogError: The server does not answer, or refuses.
     """
     with _session(url, application, "say what its user may do") as conn:
@@ -85,10 +88,11 @@ def restorer(url: str, application: str, *, allow_superuser: bool) -> Iterator[R
             hint="take the setting `role` out of the URL, the database or the role"
             f" (alter database, alter role: reset role); or {_ORDINARY.format(user=user)}",
         )
-    if not superuser:
+    if not (superuser and empty):
+        may = "a superuser" if superuser else ", ".join(dangerous)
         raise DumpFailed(
             f"the user {user} may do more than a restore needs",
-            detail=f"a dump is a program, and {user} is, or may become, {', '.join(dangerous)}",
+            detail=f"a dump is a program, and {user} is, or may become, {may}",
             hint=_ORDINARY.format(user=user),
         )
     role = f"{_PREFIX}{secrets.token_hex(6)}"
@@ -197,6 +201,15 @@ def given_extensions(url: str, application: str) -> set[str]:
     """Returns the extensions that a superuser has created in a database for its user."""
     with _session(url, application, "list its extensions") as conn:
         return {name for (name,) in conn.rows("given_extensions")}
+
+
+def relations_there(
+    url: str, application: str, names: Iterable[tuple[str, str]]
+) -> set[tuple[str, str | None]]:
+    """Returns schema and name of relations that a database has; None where only the schema."""
+    values = dict(zip(("schemas", "names"), map(list, zip(*names, strict=True)), strict=True))
+    with _session(url, application, "look for tables") as conn:
+        return set(conn.rows("relations_there", values))
 
 
 def require_extensions(url: str, application: str, names: Iterable[str]) -> None:

@@ -29,8 +29,8 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -44,6 +44,7 @@ from ntt_backup.catalog.restore_role import (
     NewTables,
     given_extensions,
     new_tables,
+    relations_there,
     require_extensions,
     restorer,
 )
@@ -72,6 +73,10 @@ _MOST_TARGETS: Final = 20
 _NULL: Final = b"\\N"
 
 
+class _NoTable(Exception):
+    """A dump lacks a table. The message says which."""
+
+
 @dataclass(frozen=True, slots=True)
 class Recalled:
     """The dump that came back.
@@ -80,7 +85,8 @@ class Recalled:
         dump: As it lies on the remote.
         origin: Who made the dump.
         user: Who owns what came back.
-        rights: The SQL that gives back the owners and grants which others had in it.
+        rights: The SQL that gives back the owners and grants which others had in it, and of tables
+            that were restored alone what else they had.
         others: Further databases of which the target has dumps.
         left_out: What else is in a dump of which only rows came back.
         views: The materialized views that were left empty, as SQL.
@@ -108,8 +114,13 @@ def restore_catalog(
     refresh: bool = True,
     database: str = "",
     on_wait: Callable[[], None] = lambda: None,
+    tables: Sequence[tuple[str, str]] = (),
+    schema: str = "",
 ) -> Recalled:
     """Fills the empty database of catalog.url from the newest good dump of this host.
+
+    Of tables that are restored alone it is the newest one that has them all, and the database may
+    have others. Only if it is empty, it gets what the tables need, such as types.
 
     Where several databases have dumps for the target, it is the newest of the one of that name, if
     there is any: those of another are as good, but may be what others have made.
@@ -125,6 +136,8 @@ def restore_catalog(
         refresh: compute materialized views.
         database: the name of the database that was lost; "": that of catalog.url.
         on_wait: is called while the dump comes and PostgreSQL works, and may raise.
+        tables: schema and name of the tables that are restored alone, of a dump of this host.
+        schema: the schema that these get; "": their own.
 
     Raises:
         DumpFailed: No dump can be restored; the database is as it was.
@@ -135,16 +148,18 @@ def restore_catalog(
     url, application = settings.catalog.url, application_name("restore")
     with connection.connect(url, application, no_tables=True) as conn:
         version, user = conn.info.server_version, conn.info.user
-        database = database or conn.info.dbname
+        database, empty = database or conn.info.dbname, True
         try:
             history.require_empty(conn)
         except ConfigError as error:
-            raise DumpFailed(
-                error.message,
-                detail=error.detail,
-                hint="it needs an empty database: createdb one, and name it in catalog.url",
-            ) from error
-    with closing(open_dumps(settings)) as store:
+            if empty := not tables:
+                raise DumpFailed(
+                    error.message,
+                    detail=error.detail,
+                    hint="it needs an empty database: createdb one, and name it in catalog.url",
+                ) from error
+    with ExitStack() as stack:
+        store = stack.enter_context(closing(open_dumps(settings)))
         ours = [
             (one, one.record)
             for one in list_dumps(store)
@@ -164,7 +179,7 @@ def restore_catalog(
         tries = [one for one in reversed(mine) if one in wanted]
         # In the order of arrival, which no record can claim.
         tries += sorted(trusted, key=lambda one: (one.arrived or one.begun, one.age), reverse=True)
-        damaged = ""
+        damaged = lacking = ""
         for one in tries:
             assert one.record is not None
             if not one.whole:
@@ -185,24 +200,36 @@ def restore_catalog(
                 if one not in mine:
                     left_out = _rows(settings, text)
                     return Recalled(one, one.origin(keys), user, (), others, left_out)
-                owner, head, views = _whole(
+                owner, rights, views = _whole(
                     settings,
                     text,
                     one.record,
-                    version,
+                    (version, user),
                     tell or warn,
                     allow_superuser=allow_superuser,
                     refresh=refresh,
                     on_wait=on_wait,
+                    tables=(tables, schema, empty),
                 )
-                rights, new = _rights(head, user, warn), owner != user
+                new = owner != user
                 return Recalled(one, Origin.OURS, owner, rights, others, views=views, new_owner=new)
+            except _NoTable as error:
+                lacking = str(error)
+                warn(f"{one.name} has no table {lacking}")
+                # What was asked of the target is not read to its end.
+                stack.close()
+                store = stack.enter_context(closing(open_dumps(settings)))
             except DumpDamaged:
                 damaged = text.damaged or one.name
                 why = "" if damaged == one.name else f" cannot be read: {damaged}"
                 warn(f"{one.name}{why} is damaged: {text.why}")
     if strangers and not tries:
         raise nobody_vouches(settings.target, keys, strangers, name, trust_target=trust_target)
+    if lacking:
+        raise DumpFailed(
+            f"no good dump of this host has the table {lacking}",
+            hint="name it as in the database, SCHEMA.NAME. Views are restored with all else",
+        )
     if name is not None:
         raise DumpFailed(
             f"the dump {name} is damaged" if chosen else f"there is no dump {name} on the remote",
@@ -262,22 +289,28 @@ def _whole(
     settings: RemoteConfig,
     text: DumpText,
     record: DumpRecord,
-    version: int,
+    session: tuple[int, str],
     tell: Callable[[str], None],
     *,
     allow_superuser: bool,
     refresh: bool,
     on_wait: Callable[[], None] = lambda: None,
-) -> tuple[str, bytes, tuple[str, ...]]:
-    """Restores all of a dump that this host made, into a server of that version.
+    tables: tuple[Sequence[tuple[str, str]], str, bool] = ((), "", True),
+) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+    """Restores a dump that this host made, or some tables of it, into the database of the settings.
+
+    session: The version of its server, and its user. tables: As in `restore_catalog`: their names,
+    their schema, and whether the database is empty.
 
     Returns:
-        The role that owns the restored objects, the beginning of the dump, and the materialized
+        The role that owns the restored objects, the SQL of `Recalled.rights`, and the materialized
         views that were left empty.
 
     Raises:
         DumpDamaged: The content of the dump is not right; the database is unchanged.
+        _NoTable: The dump lacks one of the tables; the database is unchanged.
     """
+    version, user = session
     pg_restore = pg_programs.find_restore(
         settings.dump.bin, version, pg_programs.major_of(record.program)
     )
@@ -285,27 +318,79 @@ def _whole(
     with _opened(text, record.head_bytes) as (head, pieces):
         if hashlib.sha256(head[: record.head_bytes]).hexdigest() != record.head_sha256:
             raise DumpDamaged("its SHA-256 is another")
-        with restorer(url, application, allow_superuser=allow_superuser) as who:
+        chosen: Sequence[Entry] = ()
+        if tables[0]:
+            pieces, chosen, rest = _only(pieces, head, *tables, url)
+        with restorer(url, application, allow_superuser=allow_superuser, empty=tables[2]) as who:
             place, secret = connection.for_program(who.url, application)
             with NamedTemporaryFile("w", prefix="ntt-entries-") as entries:
                 options = ["--no-owner", "--no-privileges", f"--dbname={place}"]
                 views: list[str] = []
+                listing = "".join(f"{one.number};\n" for one in chosen)
                 with suppress(DumpDamaged):  # As of a PostgreSQL that is not known here.
                     contents = toc.read(head)
-                    wanted = [one.name for one in contents.entries if one.kind == toc.EXTENSION]
+                    some = chosen or contents.entries
+                    wanted = [one.name for one in some if one.kind == toc.EXTENSION]
                     require_extensions(who.url, application, wanted)
-                    if views := contents.names_of(toc.VIEW_DATA):
+                    if not chosen and (views := contents.names_of(toc.VIEW_DATA)):
                         tell(_of_views(views, refresh=refresh))
                     # Nobody but its owner may comment on an extension.
                     given = given_extensions(who.url, application)
-                    if given or not refresh:
+                    if not chosen and (given or not refresh):
                         comments = {f"EXTENSION {name}" for name in given}
-                        entries.write(contents.listing(without=comments, refresh=refresh))
-                        entries.flush()
-                        options.append(f"--use-list={entries.name}")
+                        listing = contents.listing(without=comments, refresh=refresh)
+                if listing:
+                    entries.write(listing)
+                    entries.flush()
+                    options.append(f"--use-list={entries.name}")
                 _pour(pieces, pg_restore, record, options, secret, on_wait)
             who.done = True
-    return who.owner, head, () if refresh else tuple(views)
+    if not chosen:
+        return who.owner, _rights(head, user, tell), () if refresh else tuple(views)
+    owners = replace(toc.read(head), entries=tuple(chosen)).rights(user)
+    return who.owner, (*(one.definition for one in rest if one.definition), *owners), ()
+
+
+def _only(
+    pieces: Iterator[bytes],
+    head: bytes,
+    tables: Sequence[tuple[str, str]],
+    schema: str,
+    empty: bool,
+    url: str,
+) -> tuple[Iterator[bytes], list[Entry], list[Entry]]:
+    """Returns the pieces of a dump for a database, the entries of tables, and what else these had.
+
+    Raises:
+        _NoTable: The dump lacks a table.
+        DumpFailed: The database has one of the tables.
+    """
+    contents = toc.read(head)
+    there = {one.full_name for one in contents.entries if one.kind == toc.TABLE}
+    for name in tables:
+        if name not in there:
+            raise _NoTable(".".join(name))
+    chosen, needed, rest = contents.of_tables(tables)
+    new = {(schema or one.schema, one.name) for one in chosen if one.kind == toc.TABLE}
+    asked = new | {one.full_name for one in needed}
+    found = relations_there(url, application_name("restore"), asked)
+    for taken in sorted(new & found):
+        raise DumpFailed(
+            f"the database has a table {'.'.join(taken)}",
+            detail="nothing is overwritten, and the database is as it was",
+            hint="--schema NAME restores it beside that one, in another schema",
+        )
+    if not empty:  # What tables share with others is there; what they owned was dropped with them.
+        needed = [one for one in needed if one.kind == toc.SEQUENCE and one.full_name not in found]
+    if schema:
+        make, passed = schema not in (name for name, _ in found), 0
+        while passed < len(head):  # It is made of whole pieces.
+            passed += len(next(pieces))
+        moved = contents.moved(head, chosen, schema, make=make)
+        pieces = chain([moved, head[contents.size :]], pieces)
+    chosen = sorted([*chosen, *needed], key=lambda one: one.place)
+    numbers = {one.number for one in chosen}
+    return pieces, chosen, [one for one in rest if one.number not in numbers]
 
 
 def _of_views(views: Sequence[str], *, refresh: bool) -> str:
@@ -425,7 +510,8 @@ def _failed(child: Child, pg_restore: Path, record: DumpRecord) -> DumpFailed:
     hint = "pg_restore has to be as new as the server, and the database empty"
     if _DENIED.search(said):
         hint = "it is restored by a role that may do nothing else: have a superuser create the"
-        hint += " extensions in the empty database first (create extension NAME), or call it with"
+        hint += " extensions in the empty database first (create extension NAME), or the schema of"
+        hint += " a table (create schema NAME authorization ROLE), or call it with"
         hint += " --allow-superuser"
     return DumpFailed("pg_restore failed, and the database is as it was", detail=said, hint=hint)
 

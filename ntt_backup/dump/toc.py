@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Final, cast
 
@@ -50,11 +50,25 @@ _OWNED: Final = re.compile(
 # The computation of a materialized view, as its entry is called.
 VIEW_DATA: Final = "MATERIALIZED VIEW DATA"
 EXTENSION: Final = "EXTENSION"
+TABLE: Final = "TABLE"
+SEQUENCE: Final = "SEQUENCE"
+_SET: Final = "SEQUENCE SET"
+# What comes back with a table. Whatever else belongs to it may change other tables, or run code.
+_ATTACH: Final = frozenset({"TABLE ATTACH", "INDEX ATTACH"})
+_WITH_A_TABLE: Final = frozenset(
+    {"TABLE DATA", "CONSTRAINT", "CHECK CONSTRAINT", "INDEX", *_ATTACH}
+)
 _GRANTS: Final = ("ACL", "DEFAULT ACL")
 # A statement ends with the first semicolon that is in no quoted name and in no string.
 _STATEMENT: Final = re.compile(r"""(?:[^;"']|"[^"]*"|'[^']*')+;""")
 _RIGHT: Final = re.compile(r"\s*((?:GRANT|REVOKE|ALTER DEFAULT PRIVILEGES)\s.*;)", re.DOTALL)
 _COPY: Final = re.compile(r"COPY \S.* \(([^()]*)\) FROM stdin;\n?", re.DOTALL)
+_NAME: Final = r'("(?:[^"]|"")+"|[a-z_][a-z0-9_$]*)'
+# A name with its schema, but for what only looks so in a string or in a quoted name.
+_QUALIFIED: Final = re.compile(rf"""'(?:[^']|'')*'|{_NAME}\.{_NAME}|"(?:[^"]|"")+\"""")
+_PARTITION: Final = re.compile(
+    rf"ALTER TABLE ONLY {_NAME}\.{_NAME} ATTACH PARTITION {_NAME}\.{_NAME} "
+)
 _COLUMN: Final = re.compile(r'\s*(?:"((?:[^"]|"")+)"|([a-z_][a-z0-9_$]*))\s*(?:,|$)')
 _ENCODING: Final = re.compile(r"SET client_encoding = '(\w+)';\n", re.ASCII)
 
@@ -113,6 +127,8 @@ class Entry:
         definition: The statements that make the object.
         drop: The statement that drops the object.
         copy: The statement that copies the rows of a table.
+        needs: The numbers of the entries that must be restored before.
+        place: Where definition, drop, copy and schema begin and end in the head of the dump.
     """
 
     number: int
@@ -123,11 +139,17 @@ class Entry:
     definition: str
     drop: str
     copy: str
+    needs: tuple[int, ...] = ()
+    place: tuple[int, int] = (0, 0)
 
     def __str__(self) -> str:
         return (
             f"{self.kind} {self.schema}.{self.name}" if self.schema else f"{self.kind} {self.name}"
         )
+
+    @property
+    def full_name(self) -> tuple[str, str]:
+        return self.schema, self.name
 
     @property
     def columns(self) -> list[str]:
@@ -170,7 +192,7 @@ class Toc:
     def names_of(self, kind: str) -> list[str]:
         """Returns the names of all entries of a kind, as SQL."""
         of_kind = (one for one in self.entries if one.kind == kind)
-        return [".".join(map(_quoted, filter(None, (one.schema, one.name)))) for one in of_kind]
+        return [".".join(map(_quoted, filter(None, one.full_name))) for one in of_kind]
 
     def listing(self, *, without: Container[str], refresh: bool = True) -> str:
         """Returns the entries as a list for pg_restore.
@@ -186,6 +208,60 @@ class Toc:
             and (refresh or one.kind != VIEW_DATA)
         )
         return "".join(f"{one.number};\n" for one in chosen)
+
+    def of_tables(self, names: Iterable[tuple[str, str]]) -> tuple[list[Entry], ...]:
+        """Returns the entries of tables, those that these need, and the rest of what tables have.
+
+        Of a table and its partitions come definition, rows, keys, checks and indexes; they need
+        types or sequences. names: Schema and name of each table.
+        """
+        known = {one.number: one for one in self.entries}
+        of_tables = (one for one in self.entries if one.kind in (TABLE, "TABLE ATTACH"))
+        found = [_PARTITION.search(one.definition) for one in of_tables]
+        parts = [tuple(map(_plain_name, one.groups())) for one in found if one is not None]
+        ours: set[tuple[str, ...]] = set(names)
+        while more := {one[2:] for one in parts if one[:2] in ours} - ours:
+            ours |= more  # Partitions may have partitions.
+        tables = {n for n, one in known.items() if one.kind == TABLE and one.full_name in ours}
+        chosen = set(tables)
+        for number, one in known.items():
+            of_table = one.kind in _WITH_A_TABLE and not tables.isdisjoint(one.needs)
+            if of_table and (one.kind not in _ATTACH or chosen.issuperset(one.needs)):
+                chosen.add(number)
+        needed, left = set(chosen), [*chosen]
+        while left:
+            new = known.keys() & set(known[left.pop()].needs) - needed
+            needed |= new
+            left += new
+        rest = {n for n, one in known.items() if not tables.isdisjoint(one.needs)} - chosen
+        uses = (n for one in chosen | rest for n in known.keys() & set(known[one].needs))
+        rest |= {n for n in uses if known[n].kind == SEQUENCE}
+        rest |= {n for n, one in known.items() if one.kind == _SET and rest & set(one.needs)}
+        kinds = chosen, needed - chosen, rest
+        return tuple([one for n, one in known.items() if n in kind] for kind in kinds)
+
+    def moved(self, head: bytes, chosen: Sequence[Entry], schema: str, *, make: bool) -> bytes:
+        """Returns the head of a dump with the chosen entries of tables in another schema.
+
+        make: Whether the schema is made before the first table.
+        """
+        names = {one.full_name for one in chosen if one.kind in (TABLE, "INDEX")}
+        place = '"' + schema.replace('"', '""') + '"'
+        first = f"CREATE SCHEMA {place};\n" if make else ""
+        parts, at = [], 0
+        for one in chosen:
+            ours = None if one.kind in _ATTACH else names
+            definition, copy = (_moved(text, ours, place) for text in (one.definition, one.copy))
+            begin, end = one.place
+            texts = first + definition, one.drop, copy, schema
+            parts += [head[at:begin], *map(self._stored, texts)]
+            first, at = "", end
+        return b"".join([*parts, head[at : self.size]])
+
+    def _stored(self, text: str) -> bytes:
+        """Returns a text as it stands in the head of a dump."""
+        data = text.encode("utf-8", "surrogateescape")
+        return b"\0" + len(data).to_bytes(self.integer, "little") + data
 
     def rights(self, user: str) -> Iterator[str]:
         """Yields the statements that give back owners and grants, except for user as the owner."""
@@ -263,15 +339,16 @@ def _entry(file: _Archive, offset: int, *, relkind: bool) -> Entry:
     file.number()  # Whether it has data.
     _, _, name, kind = file.texts(4)  # After the OID of its table, and its own.
     file.number()  # Its section.
-    # And the tablespace, and the access method.
-    definition, drop, copy, schema, _, _ = file.texts(6)
+    begin = file.passed
+    definition, drop, copy, schema = file.texts(4)
+    place = begin, file.passed
+    file.texts(2)  # The tablespace, and the access method.
     if relkind:
         file.number()
     owner, _ = file.texts(2)  # And whether it has OIDs.
-    while file.text() is not None:
-        continue  # What it depends on.
+    needs = tuple(int(text[:10]) for text in iter(file.text, None) if text.isdecimal())
     file.take(1 + offset)  # Where its data are, which is not known of a stream.
-    return Entry(number, kind, schema, name, owner, definition, drop, copy)
+    return Entry(number, kind, schema, name, owner, definition, drop, copy, needs, place)
 
 
 def copy_rows(
@@ -360,6 +437,21 @@ def _lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
                 return
             yield line + b"\n"
     raise DumpDamaged("the end of a table's rows is missing")
+
+
+def _moved(text: str, names: Container[tuple[str, ...]] | None, schema: str) -> str:
+    """Returns a statement in which names (None: all) are in another schema, which is quoted."""
+
+    def moved(match: re.Match[str]) -> str:
+        if match[1] and (names is None or tuple(map(_plain_name, match.groups())) in names):
+            return f"{schema}.{match[2]}"
+        return match[0]
+
+    return _QUALIFIED.sub(moved, text)
+
+
+def _plain_name(name: str) -> str:
+    return name[1:-1].replace('""', '"') if name.startswith('"') else name
 
 
 def _quoted(name: str) -> str:

@@ -98,7 +98,9 @@ class Back:
     def whole(self, text: Any, one: Stored) -> Any:
         assert one.record is not None
         how: dict[str, Any] = {"allow_superuser": False, "refresh": True}
-        return restore._whole(SETTINGS, text, one.record, 160_004, self.told.append, **how)
+        return restore._whole(
+            SETTINGS, text, one.record, (160_004, "user"), self.told.append, **how
+        )
 
     def rows(self, text: Any, _: Stored) -> Any:
         return restore._rows(SETTINGS, text)
@@ -123,7 +125,7 @@ def dumped(content: bytes = CONTENT, **changes: Any) -> Stored:
 
 def test_pg_restore_gets_a_dump_as_it_is_stored(back: Back) -> None:
     text = Text()
-    assert back.whole(text, dumped()) == ("owner", CONTENT[:1200], ())
+    assert back.whole(text, dumped()) == ("owner", (), ())
     assert (b"".join(back.poured), text.left, text.closed) == (CONTENT, [], True)
     back.good = False
     with pytest.raises(DumpDamaged):
@@ -249,7 +251,7 @@ class Shelf:
 
     def whole(self, _: object, text: Any, *__: object, **___: object) -> Any:
         self._require_good(text, self.whole_of)
-        return "owner", HEAD_OF_GRANT, ()
+        return "owner", restore._rights(HEAD_OF_GRANT, "user", pytest.fail), ()
 
     def rows(self, _: object, text: Any) -> Any:
         self._require_good(text, self.rows_of)

@@ -42,6 +42,13 @@ where not exists (select from pg_extension as e where e.extname = wanted.name)
     )
 order by 1;
 
+-- name: relations_there
+-- The wanted relations that are there, and null for those of which only the schema is.
+select n.nspname::text, c.relname::text
+from unnest(%(schemas)s::text[], %(names)s::text[]) as wanted (schema, name)
+join pg_namespace as n on n.nspname = wanted.schema
+left join pg_class as c on c.relnamespace = n.oid and c.relname = wanted.name;
+
 -- name: owner_of_public
 -- The owner of the schema public of this database, if it has one.
 select pg_get_userbyid(nspowner) from pg_namespace where nspname = 'public';

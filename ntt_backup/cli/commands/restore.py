@@ -41,6 +41,9 @@ _NOBODY: Final = (
     "of_catalog",
 )
 @value("--dump", "NAME", "With --catalog: restore this dump instead of the newest.")
+@repeated("--table", "SCHEMA.NAME", "With --catalog: restore only this table", "tables")
+@value("--schema", "NAME", "With --table: restore the table into this schema.", default="")
+@value("--database", "URL", "With --table: restore the table into this database.", default="")
 @flag("--no-refresh", "With --catalog: leave materialized views empty.", "no_refresh")
 @options.of_dump
 @options.prefix("Restore")
@@ -66,6 +69,9 @@ def restore(
     destination: Path | None,
     of_catalog: bool,
     dump: str | None,
+    tables: tuple[str, ...],
+    schema: str,
+    database: str,
     no_refresh: bool,
     trust_target: bool,
     allow_superuser: bool,
@@ -95,17 +101,21 @@ def restore(
             raise click.UsageError(
                 "--catalog cannot be combined with --to, --thaw, --bwlimit or a choice of blobs"
             )
-        _restore_catalog(
-            common.load(RemoteConfig),
-            dump,
-            trust_target=trust_target,
-            allow_superuser=allow_superuser,
-            refresh=not no_refresh,
-        )
+        if (trust_target or no_refresh) if tables else (schema or database):
+            raise click.UsageError(
+                "--schema and --database are for --table, --trust-target and --no-refresh are not"
+            )
+        choice = {"name": dump, "allow_superuser": allow_superuser}
+        if tables:
+            _restore_tables(common, tables, schema, database, choice)
+        else:
+            choice |= {"trust_target": trust_target, "refresh": not no_refresh}
+            _restore_catalog(common.load(RemoteConfig), choice)
         return
-    if dump is not None or trust_target or allow_superuser or no_refresh:
+    if any((dump, tables, schema, database, trust_target, allow_superuser, no_refresh)):
         raise click.UsageError(
-            "--dump, --trust-target, --allow-superuser and --no-refresh are for --catalog"
+            "--dump, --table, --schema, --database, --trust-target, --allow-superuser and"
+            " --no-refresh are for --catalog"
         )
     if destination is None:
         raise click.UsageError("restore needs --to DIR, or --catalog")
@@ -159,25 +169,38 @@ def restore(
     results.report_on(done, lines(done, destination), done.exit_code, target=common.target)
 
 
-def _restore_catalog(
-    settings: RemoteConfig,
-    name: str | None,
-    *,
-    trust_target: bool,
-    allow_superuser: bool,
-    refresh: bool,
+def _restore_tables(
+    common: Common, names: tuple[str, ...], schema: str, database: str, choice: dict[str, Any]
 ) -> None:
+    """Restores tables of a dump into a new database or one that exists, and prints what is left."""
+    from ntt_backup.catalog.connection import database_name, new_database
+    from ntt_backup.dump.restore import restore_catalog
+
+    live = common.load(RemoteConfig).catalog.url
+    tables = [(one or "public", name) for one, _, name in (name.rpartition(".") for name in names)]
+    choice |= {"tables": tables, "schema": schema, "database": database_name(live)}
+    with ExitStack() as stack:
+        if not (database or schema):
+            prefix = f"{database_name(live)[:40] or 'catalog'}_tables_"
+            database = stack.enter_context(new_database(live, prefix, keep=True))
+        settings = common.load(RemoteConfig, {"catalog.url": database or live})
+        found = restore_catalog(settings, results.warn, **choice)
+    if not options.wants("quiet"):
+        shown = ", ".join(f"{schema or one}.{name}" for one, name in tables)
+        where = f"the database {database_name(database or live)}; the owner is {found.user}"
+        text = f"restored {shown} of {moment(found.dump.begun)} from {found.dump.name} into {where}"
+        click.echo(printable(text))
+    if found.rights:
+        click.echo("once a table is in its place, what else belonged to it, for a superuser:")
+        for text in found.rights:
+            click.echo("\n".join(map(printable, text.splitlines())))
+
+
+def _restore_catalog(settings: RemoteConfig, choice: dict[str, Any]) -> None:
     """Restores a dump, and prints what came back, what did not, and what to do next."""
     from ntt_backup.dump.restore import restore_catalog
 
-    found = restore_catalog(
-        settings,
-        results.warn,
-        name=name,
-        trust_target=trust_target,
-        allow_superuser=allow_superuser,
-        refresh=refresh,
-    )
+    found = restore_catalog(settings, results.warn, **choice)
     if found.others:
         others = ", ".join(found.others)
         results.warn(f"there are dumps of other databases, too: {others}; --dump NAME takes one")
