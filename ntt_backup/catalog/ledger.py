@@ -1,4 +1,4 @@
-"""The ledger: what was copied, what failed and why. The only writer of the target's columns.
+"""The ledger writes what is known of blobs: copied, checked, failed and why, registered.
 
 A batch is recorded in one transaction, so that a crash leaves all of it or nothing. The transaction
 need not wait for the disk (`synchronous_commit = off`): if the database server crashes, the last

@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from ntt_backup import rollback_detection
 from ntt_backup.catalog import (
     connection,
     history,
@@ -46,6 +45,7 @@ from ntt_backup.errors import (
 from ntt_backup.formatting import duration, many, size
 from ntt_backup.model import Blob, PendingEstimate, Reason
 from ntt_backup.process.messages import Done, RemoteProbed
+from ntt_backup.rollback_detection import lost_key
 from ntt_backup.source.store import Paths, Store
 from ntt_backup.upload.strategies.probe import NOT_APPEND_ONLY, Facts
 from ntt_backup.upload.worker_main import PLACE, PROBE, TRY_OUT
@@ -252,11 +252,7 @@ class Preflight:
             )
         text = f"{where}: {found.system}, {found.program}; strategy {self.strategy}"
         signs = self._packs and self._settings.pack.recipients
-        lost = (
-            rollback_detection.lost_key(self._settings, SigningKeys.of(self._settings))
-            if signs
-            else ""
-        )
+        lost = lost_key(self._settings, SigningKeys.of(self._settings)) if signs else ""
         return CheckStep(text, warning=lost)
 
     def _look_for_place(self, catalog: Connection, ask: Ask, facts: Facts) -> CheckStep:

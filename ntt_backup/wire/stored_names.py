@@ -107,11 +107,6 @@ def dump_begun(dump: str) -> datetime:
     return _begun(_DUMP, dump, "the name of a dump")
 
 
-def is_dump(name: str) -> bool:
-    """Returns whether name is the name of a dump, and so harmless in a path or a shell."""
-    return has_form(dump_begun, name)
-
-
 def dump_of(name: str) -> str:
     """Returns the dump to which a name in `pgdump` belongs. Raises ValueError."""
     pin = pin_parts(name)

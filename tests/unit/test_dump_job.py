@@ -33,7 +33,7 @@ from ntt_backup.errors import (
     RemoteCannotStore,
     RemoteUnreachable,
 )
-from ntt_backup.wire.stored_names import is_dump
+from ntt_backup.wire.stored_names import dump_begun
 from tests.unit.sample_records import a_dump
 
 KEYS = SigningKeys([SigningKey.of(bytes(32))], Path("host.key"))
@@ -209,7 +209,7 @@ def test_a_dump_is_sent_compared_named_signed_and_noted(world: World) -> None:
     assert world.run()
     assert world.sent == WHOLE
     ((name, made),) = world.named.items()
-    assert is_dump(name)
+    assert dump_begun(name)
     assert made.origin(name, KEYS).text == "of this host"
     assert (made.number, made.bytes, made.text, made.copied) == (1, 12, (12, made.sha256), True)
     assert made.sha256 == hashlib.sha256(WHOLE).hexdigest()

@@ -34,8 +34,7 @@ from ntt_backup.pack.reader import PackReader
 from ntt_backup.source.reader import Reader, TooLarge
 from ntt_backup.source.store import Store
 from ntt_backup.upload.strategies import packs, packs_probe
-from ntt_backup.upload.strategies.content_report import ContentReport
-from ntt_backup.upload.strategies.packs import PacksSession
+from ntt_backup.upload.strategies.packs import ContentReport, PacksSession
 from ntt_backup.upload.strategies.packs_probe import BucketProbe
 from ntt_backup.upload.strategies.session import Outcome, Rejection
 from tests.helpers.blobs import Person, put

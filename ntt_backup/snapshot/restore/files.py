@@ -103,7 +103,7 @@ class RestoreOptions:
 
 @dataclass(slots=True)
 class RestoreStep:
-    """What was done since the last step, see `version.Restored`.
+    """What was done since the last step, see `version.RestoredVersion`.
 
     Attributes:
         passed: Bytes of all files that are settled, one way or the other.

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final, cast
@@ -30,7 +30,7 @@ from ntt_backup.errors import (
     RemoteUnreachable,
     SourceError,
 )
-from ntt_backup.filestore.contract import CommittedFile, PackTarget, StoredFile
+from ntt_backup.filestore.contract import CommittedFile, PackTarget, Progress, StoredFile
 from ntt_backup.filestore.open import open_pack_target
 from ntt_backup.model import Batch, Blob, Failure, Reason, Receipt, StoredPack, total_size
 from ntt_backup.pack.format import ID_BYTES, pack_id, unsigned
@@ -40,7 +40,6 @@ from ntt_backup.packstore import marker
 from ntt_backup.process.memory import give_back_large_blocks, memory_needed, new_buffer
 from ntt_backup.source.reader import BadSourceBlob, Reader, TooLarge
 from ntt_backup.source.store import Store
-from ntt_backup.upload.strategies.content_report import ContentReport
 from ntt_backup.upload.strategies.probe import Ahead
 from ntt_backup.upload.strategies.session import Outcome, Rejection
 from ntt_backup.wire.framing import FORMAT
@@ -113,6 +112,45 @@ class _Flight:
     def answered(self) -> bool:
         """Returns whether each of its files has an outcome."""
         return self.whole > 0 and all(one.file.settled for one in self.files)
+
+
+class ContentReport:
+    """Reports content of batches when it is sent, and not when it was put into a buffer.
+
+    Two parts of an upload wait in buffers, of 32 MiB each: over a slow link they take minutes.
+    on_content gets what is to be added to all that was reported before.
+    """
+
+    def __init__(self, on_content: Callable[[int], None]) -> None:
+        self._on_content = on_content
+        self._put_ever = 0
+        # Of the batches in flight: all content, and how much of it was not reported yet.
+        self._in_flight = 0
+        self._waits = 0
+
+    def put(self, count: int) -> None:
+        """Counts content that was added. count: below 0 where it was taken back."""
+        self._put_ever += count
+        self._in_flight += count
+        self._waits += count
+
+    def hear(self, progress: Progress) -> None:
+        """Reports content that has been sent."""
+        # What is compressed has fewer bytes than content.
+        waits = self._put_ever * progress.unsent // max(1, progress.added)
+        self._report_but(min(self._waits, waits))
+
+    def settle(self, put: int, stored: int) -> None:
+        """Reports what was stored of a batch, in place of what was put for it."""
+        self._in_flight -= put
+        self._on_content(stored - put)
+        self._report_but(self._waits)
+
+    def _report_but(self, waits: int) -> None:
+        waits = max(0, min(waits, self._in_flight))
+        if count := self._waits - waits:
+            self._waits = waits
+            self._on_content(count)
 
 
 class PacksSession:
