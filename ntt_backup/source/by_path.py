@@ -9,6 +9,7 @@ moment ago may still be being written.
 from __future__ import annotations
 
 import binascii
+import errno
 import hashlib
 import os
 import re
@@ -16,16 +17,18 @@ import stat
 from dataclasses import dataclass
 from typing import Final
 
-from ntt_backup.blobdir.descriptors import closing
+from blake3 import blake3
+
 from ntt_backup.blobdir.layout import kind_of
 from ntt_backup.model import Blob, FileReason, Reason
-from ntt_backup.source.store import SourceTree, Store
+from ntt_backup.source.store import READ_SIZE, SourceTree, Store
 
 # A deeper path would be opened by as many calls within calls.
 _MOST_LEVELS: Final = 128
 _MOST_BYTES: Final = 4096
 _ALGORITHMS: Final = {16: "md5", 20: "sha1", 32: "sha256", 48: "sha384", 64: "sha512"}
 _PREFIXED: Final = re.compile(r"([a-z0-9]{3,8})[:=-]")
+_BAD_PART: Final = re.compile(rb"(?:^|/)(?:\.{0,2})(?:/|\Z)")
 _HEX: Final = re.compile(r"[0-9a-fA-F]+")
 
 
@@ -57,63 +60,96 @@ def checked_path(path: bytes, root: bytes) -> str:
     Raises:
         ValueError: The path leads out of the root, or is none. The error says why, in one line.
     """
-    within = path.removeprefix(root.rstrip(b"/") + b"/") if path.startswith(b"/") else path
-    parts = within.split(b"/")
-    if within.startswith(b"/"):
-        raise ValueError("it is not below source.root")
-    if len(path) > _MOST_BYTES or len(parts) > _MOST_LEVELS:
+    within = path
+    if path[:1] == b"/":
+        within = path.removeprefix(root.rstrip(b"/") + b"/")
+        if within[:1] == b"/":
+            raise ValueError("it is not below source.root")
+    if len(path) > _MOST_BYTES or within.count(b"/") >= _MOST_LEVELS:
         raise ValueError("it is too long")
-    if b"\0" in within or not {b"", b".", b".."}.isdisjoint(parts):
+    if b"\0" in within or _BAD_PART.search(within):
         raise ValueError("an empty part, . or .., or a NUL is in it")
     return os.fsdecode(within)
 
 
-def read_file(
-    tree: SourceTree, store: Store, path: bytes, size: int | None, checksum: str | None
-) -> FoundFile | BadFile:
-    """Reads a file, and compares it with what its origin says.
+class FirstReader:
+    """Reads files for the first time. Not thread-safe.
+
+    Every method raises SourceError: the store cannot be read.
 
     Args:
         tree: The opened root.
         store: The store of that root.
-        path: The path, as its origin gives it.
-        size: The size in bytes that its origin gives, if any.
-        checksum: The checksum that its origin gives, if any.
-
-    Raises:
-        SourceError: The store cannot be read.
     """
-    try:
-        below = checked_path(path, os.fsencode(store.root))
-    except ValueError as error:
-        return BadFile(FileReason.BAD_PATH, str(error))
-    expected = parse_checksum(checksum) if checksum else None
-    if checksum and expected is None:
-        return BadFile(FileReason.WRONG_CHECKSUM, f"{checksum[:80]} is of no known form")
-    hasher = hashlib.new(expected[0], usedforsecurity=False) if expected else None
-    try:
-        with closing(tree.open(below)) as fd:
-            before = os.fstat(fd)
-            if not stat.S_ISREG(before.st_mode):
-                return BadFile(FileReason.NOT_A_FILE, f"it is {kind_of(before.st_mode)}")
-            digest, length = tree.hash_content(fd, hasher.update if hasher else None)
-            after = os.fstat(fd)
-    except OSError as error:
-        failure = tree.failure(Blob(""), error)
-        young = failure.reason is Reason.MISSING and store.was_changed_lately(tree, below)
+
+    def __init__(self, tree: SourceTree, store: Store) -> None:
+        self._tree = tree
+        self._store = store
+        self._root = os.fsencode(store.root)
+        self._buffer = memoryview(bytearray(READ_SIZE))
+
+    def read(self, path: bytes, size: int | None, checksum: str | None) -> FoundFile | BadFile:
+        """Reads a file, and compares it with what its origin says.
+
+        Args:
+            path: The path, as its origin gives it.
+            size: The size in bytes that its origin gives, if any.
+            checksum: The checksum that its origin gives, if any.
+        """
+        try:
+            below = checked_path(path, self._root)
+        except ValueError as error:
+            return BadFile(FileReason.BAD_PATH, str(error))
+        expected = parse_checksum(checksum) if checksum else None
+        if checksum and expected is None:
+            return BadFile(FileReason.WRONG_CHECKSUM, f"{checksum[:80]} is of no known form")
+        hasher = hashlib.new(expected[0], usedforsecurity=False) if expected else None
+        try:
+            fd = self._tree.open(below)
+            try:
+                digest, length = self._hash(fd, hasher)
+                # Its time of change is from before, unless it was changed while it was read.
+                status = os.fstat(fd)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            return self._unreadable(below, error)
+        young = self._store.is_young(status)
+        if not stat.S_ISREG(status.st_mode):
+            return BadFile(FileReason.NOT_A_FILE, f"it is {kind_of(status.st_mode)}")
+        if status.st_size != length:
+            return BadFile(FileReason.UNREADABLE, "it was changed while it was read", young=True)
+        if size is not None and size != length:
+            said = f"{length} bytes in the store, {size} expected"
+            return BadFile(FileReason.WRONG_SIZE, said, young)
+        if expected and hasher and hasher.digest() != expected[1]:
+            said = f"its {expected[0]} is {hasher.hexdigest()}, and {checksum} is expected"
+            return BadFile(FileReason.WRONG_CHECKSUM, said, young)
+        if young and not expected:
+            return BadFile(FileReason.UNREADABLE, "it was changed a moment ago", young=True)
+        return FoundFile(Blob(digest, length), status.st_mtime_ns, stat.S_IMODE(status.st_mode))
+
+    def _hash(self, fd: int, hasher: hashlib._Hash | None) -> tuple[str, int]:
+        """Returns BLAKE3 and length of a file. Mostly it takes one read."""
+        count = os.readv(fd, (self._buffer,))
+        # A device may give bytes without end.
+        if count == len(self._buffer) and stat.S_ISREG(os.fstat(fd).st_mode):
+            os.lseek(fd, 0, os.SEEK_SET)
+            return self._tree.hash_content(fd, hasher.update if hasher else None)
+        content = self._buffer[:count]
+        if hasher is not None:
+            hasher.update(content)
+        return blake3(content).hexdigest(), count
+
+    def _unreadable(self, below: str, error: OSError) -> BadFile:
+        if error.errno in (errno.EISDIR, errno.EAGAIN):
+            kind = kind_of(self._tree.lstat(below).st_mode)
+            return BadFile(FileReason.NOT_A_FILE, f"it is {kind}")
+        failure = self._tree.failure(Blob(""), error)
+        young = failure.reason is Reason.MISSING and self._store.was_changed_lately(
+            self._tree, below
+        )
         return BadFile(FileReason(failure.reason.value), failure.detail, young)
-    young = store.is_young(after)
-    if (before.st_mtime_ns, before.st_size) != (after.st_mtime_ns, length):
-        return BadFile(FileReason.UNREADABLE, "it was changed while it was read", young=True)
-    if size is not None and size != length:
-        said = f"{length} bytes in the store, {size} expected"
-        return BadFile(FileReason.WRONG_SIZE, said, young)
-    if expected and hasher and hasher.digest() != expected[1]:
-        said = f"its {expected[0]} is {hasher.hexdigest()}, and {checksum} is expected"
-        return BadFile(FileReason.WRONG_CHECKSUM, said, young)
-    if young and not expected:
-        return BadFile(FileReason.UNREADABLE, "it was changed a moment ago", young=True)
-    return FoundFile(Blob(digest, length), after.st_mtime_ns, stat.S_IMODE(after.st_mode))
 
 
 def parse_checksum(text: str) -> tuple[str, bytes] | None:

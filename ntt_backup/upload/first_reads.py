@@ -22,13 +22,13 @@ from ntt_backup.config import RunSettings
 from ntt_backup.errors import SourceError, StoreSuspect
 from ntt_backup.formatting import many
 from ntt_backup.model import FileReason
-from ntt_backup.source.by_path import BadFile, read_file
+from ntt_backup.source.by_path import BadFile, FirstReader
 from ntt_backup.source.store import Store
 from ntt_backup.upload.batch_outcomes import Suspicion
 from ntt_backup.upload.event_pipe import EventPipe
 
 # The most files that are asked for at once, and for how many seconds they are read.
-_MOST_FILES: Final = 10_000
+_MOST_FILES: Final = 40_000
 _SECONDS: Final = 2.0
 # Sooner a file that may still be being written is not looked at again, nor later.
 _LEAST_WAIT: Final = 2.0
@@ -90,8 +90,9 @@ class FirstReads:
         bad: list[tuple[Unread, BadFile]] = []
         until = time.monotonic() + _SECONDS
         with self._store.tree() as tree:
+            reader = FirstReader(tree, self._store)
             for one in files:
-                what = read_file(tree, self._store, one.path, one.size, one.checksum)
+                what = reader.read(one.path, one.size, one.checksum)
                 if isinstance(what, BadFile):
                     bad.append((one, what))
                     wait_s = self._wait(what)

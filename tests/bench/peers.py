@@ -49,7 +49,8 @@ class Ours(Contender):
         job.postgres.query("create database bench")
         settings: dict[str, dict[str, object]] = {
             "catalog": {"url": self._url(job)},
-            "source": {"root": job.store.root},
+            # The store was made a moment ago, and stands for one that is older: its sizes are known.
+            "source": {"root": job.store.root, "grace": 0},
             "remote": self._remote(job),
             "log": {"jsonl": self._log(job)},
             "lock": {"file": job.scratch / "lock"},

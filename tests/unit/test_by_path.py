@@ -1,0 +1,69 @@
+"""Paths of other programs are checked, and their checksums are understood."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from ntt_backup.model import FileReason
+from ntt_backup.source.by_path import BadFile, FirstReader, FoundFile, checked_path, parse_checksum
+from ntt_backup.source.store import READ_SIZE, Paths, Store
+
+
+@pytest.mark.parametrize(
+    "path", [b"a", b"a/b", b"...", b"a/..b", b"a/\n", b"\n", b"a\xff/b", b"/srv/a", b".hidden/x"]
+)
+def test_a_path_below_the_root_is_taken(path: bytes) -> None:
+    assert not checked_path(path, b"/srv").startswith("/")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(b"", b".", b"..", b"/", b"a/", b"a//b", b"./a", b"a/.", b"a/../b", b"../a", b"a\0b"),
+        *(b"/srv", b"/srv/", b"/srv/../etc/passwd", b"/srvx/a", b"/etc/passwd", b"//srv/a"),
+        *(b"a/" * 200 + b"a", b"a" * 5000),
+    ],
+)
+def test_a_path_that_leads_out_or_is_none_is_refused(path: bytes) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        checked_path(path, b"/srv")
+
+
+@pytest.mark.parametrize("name", ["md5", "sha1", "sha256", "sha384", "sha512"])
+def test_checksums_are_told_by_their_length_or_their_prefix(name: str) -> None:
+    digest = hashlib.new(name, b"x").digest()
+    for text in (digest.hex(), digest.hex().upper(), base64.b64encode(digest).decode()):
+        assert parse_checksum(text) == (name, digest)
+        assert parse_checksum(f"{name}:{text}") == (name, digest)
+    wrong = "md5" if name != "md5" else "sha1"
+    assert parse_checksum(f"{wrong}:{digest.hex()}") is None
+
+
+@pytest.mark.parametrize("text", ["", "x", "abc", "0" * 33, "z" * 63, "crc32:00000000"])
+def test_other_text_is_no_checksum(text: str) -> None:
+    assert parse_checksum(text) is None
+
+
+@pytest.mark.parametrize("size", [0, 1, READ_SIZE - 1, READ_SIZE, READ_SIZE + 1, 3 * READ_SIZE])
+def test_a_file_of_any_size_is_hashed_as_a_whole(tmp_path: Path, size: int) -> None:
+    content = b"0123456789abcdef" * (size // 16 + 1)
+    (tmp_path / "file").write_bytes(content[:size])
+    store = Store(tmp_path, paths=Paths())
+    with store.tree() as tree:
+        found = FirstReader(tree, store).read(
+            b"file", size, hashlib.md5(content[:size], usedforsecurity=False).hexdigest()
+        )
+    assert isinstance(found, FoundFile)
+    assert found.blob.size == size
+
+
+def test_a_device_is_not_read_without_end(tmp_path: Path) -> None:
+    store = Store(Path("/dev"), paths=Paths())
+    with store.tree() as tree:
+        found = FirstReader(tree, store).read(b"zero", None, None)
+    assert isinstance(found, BadFile)
+    assert found.reason is FileReason.NOT_A_FILE
