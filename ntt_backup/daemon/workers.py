@@ -25,10 +25,10 @@ from ntt_backup.upload.event_pipe import NOW
 from ntt_backup.upload.worker_main import GO, STOP, WorkerSpec, work
 
 # One more worker pays for so many blobs, or bytes: it costs a quarter of a second of CPU, more than
-# it saves of a short run. To a bucket it costs a tenth of that, for it has neither ssh nor
-# receiver, and makes one more pack that is not full.
-_SHARE_BLOBS: Final = 20_000
-_SHARE_BYTES: Final = 256 * 1024 * 1024
+# it saves of a run that one alone does in two seconds. To a bucket it costs a tenth of that, for it
+# has neither ssh nor receiver, and makes one more pack that is not full.
+_SHARE_BLOBS: Final = 60_000
+_SHARE_BYTES: Final = 800 * 1000**2
 _PACK_SHARE_BYTES: Final = 64 * 1024 * 1024
 # Dumps and snapshots are sent beside the workers, and under the same limit.
 _BESIDE: Final = 3

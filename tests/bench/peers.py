@@ -49,7 +49,7 @@ class Ours(Contender):
         job.postgres.query("create database bench")
         settings: dict[str, dict[str, object]] = {
             "catalog": {"url": self._url(job)},
-            # The store was made a moment ago, and stands for one that is older: its sizes are known.
+            # The store was made a moment ago, and stands for an older one, whose sizes are known.
             "source": {"root": job.store.root, "grace": 0},
             "remote": self._remote(job),
             "log": {"jsonl": self._log(job)},

@@ -344,16 +344,16 @@ def estimate(blobs: int, size: int = 1_000_000, unsized: int = 0, *, exact: bool
 
 
 TO_BUCKET = Settings(source={"root": "/s"}, remote={"url": "s3://bucket/prefix"})
-LITTLE, MORE, MUCH = estimate(100), estimate(20_001), estimate(10**6)
+LITTLE, MORE, MUCH = estimate(100), estimate(60_001), estimate(10**6)
 
 
 @pytest.mark.parametrize(
     ("pending", "workers"),
     [
         (estimate(0, 0), 1),
-        (estimate(20_000, 1 << 28), 1),
+        (estimate(60_000, 800_000_000), 1),
         (MORE, 2),
-        (estimate(10, (1 << 29) + 1), 3),
+        (estimate(10, 1_600_000_001), 3),
         (MUCH, 4),
         (estimate(10, unsized=1), 4),
         (estimate(10, exact=False), 4),
@@ -393,10 +393,10 @@ def a_pool(settings: Settings = SETTINGS, *, watch: bool = False) -> WorkerPool:
 @pytest.mark.parametrize(
     ("pool", "pending", "first", "more", "then"),
     [
-        (a_pool(), LITTLE, [0.0, None, None, None], 20_000, [0.0, None, None, None]),
+        (a_pool(), LITTLE, [0.0, None, None, None], 60_000, [0.0, None, None, None]),
         (a_pool(), LITTLE, [0.0, None, None, None], None, [0.0, None, None, None]),
-        (a_pool(), LITTLE, [0.0, None, None, None], 20_001, [0.0, 5.0, 5.0, 5.0]),
-        (a_pool(), estimate(50_000), [0.0, 0.0, 0.0, None], 0, [0.0, 0.0, 0.0, None]),
+        (a_pool(), LITTLE, [0.0, None, None, None], 60_001, [0.0, 5.0, 5.0, 5.0]),
+        (a_pool(), estimate(150_000), [0.0, 0.0, 0.0, None], 0, [0.0, 0.0, 0.0, None]),
         # The work that one worker was started for, more than a pack, does not start the others.
         (a_pool(TO_BUCKET), estimate(24_000), [0.0] + [None] * 3, 24_000, [0.0] + [None] * 3),
         (a_pool(watch=True), LITTLE, [0.0] * 4, None, [0.0] * 4),
